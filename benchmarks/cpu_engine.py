@@ -76,11 +76,11 @@ class Ours:
 
     def __init__(self, path: str) -> None:
         from dynamo.cpu.architecture import Architecture
-        from dynamo.cpu.model import Model, load_weights
+        from dynamo.cpu.model import TransformerModel, load_weights
 
         shape = Architecture.read(path)
         self.blocks = 1024
-        self.model = Model(
+        self.model = TransformerModel(
             shape,
             load_weights(path, shape),
             slots=self.blocks * BLOCK_TOKENS,
@@ -89,19 +89,19 @@ class Ours:
         )
 
     def begin(self, prompts: list[list[int]]) -> Any:
-        from dynamo.cpu.blocks import BlockPool
+        from dynamo.cpu.blocks import KvBlockPool
         from dynamo.cpu.core import Core
-        from dynamo.cpu.generation import Choice, Generation, StopRules
+        from dynamo.cpu.generation import ActiveGeneration, GeneratedChoice, StopRules
         from dynamo.cpu.sampler import Sampling
         from dynamo.cpu.scheduler import Scheduler
-        from dynamo.cpu.sequence import Sequence
+        from dynamo.cpu.sequence import TokenSequence
 
-        pool = BlockPool(self.blocks)
+        pool = KvBlockPool(self.blocks)
         core = Core(self.model, Scheduler(pool, sequences_max=32, batched_tokens_max=PREFILL_TOKENS), BLOCK_TOKENS)
         rules = StopRules(max_tokens=2 * DECODE_STEPS)
         for prompt in prompts:
-            choice = Choice(0, Sequence(prompt, BLOCK_TOKENS), Sampling(temperature=0.0), rules)
-            core.add(Generation(Unheard(), [choice]))
+            choice = GeneratedChoice(0, TokenSequence(prompt, BLOCK_TOKENS), Sampling(temperature=0.0), rules)
+            core.add(ActiveGeneration(Unheard(), [choice]))
         return core
 
     def prefill(self, prompts: list[list[int]]) -> None:

@@ -78,16 +78,16 @@ class Engine:
     def __init__(self, path: str, disk_dir: str, **tiers: Any) -> None:
         from dynamo.core.metrics import MetricsRegistry
         from dynamo.cpu.architecture import Architecture
-        from dynamo.cpu.blocks import BlockPool
+        from dynamo.cpu.blocks import KvBlockPool
         from dynamo.cpu.core import Core
-        from dynamo.cpu.model import Model, load_weights
+        from dynamo.cpu.model import TransformerModel, load_weights
         from dynamo.cpu.scheduler import Scheduler
         from dynamo.cpu.tiers import open_tiers
         from dynamo.kvbm.config import KvbmConfig
 
         shape = Architecture.read(path)
         blocks = PROMPT_TOKENS // BLOCK_TOKENS + 2
-        model = Model(
+        model = TransformerModel(
             shape,
             load_weights(path, shape),
             slots=blocks * BLOCK_TOKENS,
@@ -99,19 +99,19 @@ class Engine:
             config = KvbmConfig(disk_dir=disk_dir, disk_filter=False, onboard_timeout_s=PATIENCE_S, **tiers)
             self.tiers = open_tiers(config, path, model.cache, BLOCK_TOKENS, "1", lambda: None)
             self.tiers.start(MetricsRegistry())
-        pool = BlockPool(blocks, notes_evicted=self.tiers is not None)
+        pool = KvBlockPool(blocks, notes_evicted=self.tiers is not None)
         scheduler = Scheduler(pool, sequences_max=8, batched_tokens_max=512, tiers=self.tiers)
         self.core = Core(model, scheduler, BLOCK_TOKENS, self.tiers)
 
     def ask(self, prompt: list[int]) -> tuple[float, int, list[int]]:
         """Seconds to the first token, tokens of the prompt that were not computed, and the answer."""
-        from dynamo.cpu.generation import Choice, Generation, StopRules
+        from dynamo.cpu.generation import ActiveGeneration, GeneratedChoice, StopRules
         from dynamo.cpu.sampler import Sampling
-        from dynamo.cpu.sequence import Sequence
+        from dynamo.cpu.sequence import TokenSequence
 
         rules = StopRules(max_tokens=OUTPUT_TOKENS)
-        sequence = Sequence(prompt, BLOCK_TOKENS)
-        generation = Generation(Unheard(), [Choice(0, sequence, Sampling(temperature=0.0), rules)])
+        sequence = TokenSequence(prompt, BLOCK_TOKENS)
+        generation = ActiveGeneration(Unheard(), [GeneratedChoice(0, sequence, Sampling(temperature=0.0), rules)])
         began = time.perf_counter()
         self.core.add(generation)
         first = 0.0

@@ -14,11 +14,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from dynamo.cpu.adapter import Adapted, Adapter, Delta, LayerDeltas, rows_of
+from dynamo.cpu.adapter import Adapted, Adapter, AdapterDelta, LayerDeltas, rows_of
 from dynamo.cpu.architecture import Architecture
-from dynamo.cpu.attention import Span
+from dynamo.cpu.attention import TokenSpan
 from dynamo.cpu.config import DEMO_MODEL
-from dynamo.cpu.model import Batch, Model, load_weights
+from dynamo.cpu.model import Batch, TransformerModel, load_weights
 
 CONTEXT = 100
 SLOTS = 128
@@ -31,10 +31,10 @@ def adapter(shape: Architecture, rank: int, number: int) -> Adapter:
     hidden, inner, dim = shape.hidden_size, shape.intermediate_size, shape.head_dim
     q, kv = shape.heads * dim, shape.kv_heads * dim
 
-    def delta(inputs: int, projections: int, outputs: int) -> Delta:
+    def delta(inputs: int, projections: int, outputs: int) -> AdapterDelta:
         ranks = rank * projections
         down, up = rng.standard_normal((inputs, ranks)), rng.standard_normal((ranks, outputs))
-        return Delta((down * 0.01).astype(np.float32), (up * 0.01).astype(np.float32))
+        return AdapterDelta((down * 0.01).astype(np.float32), (up * 0.01).astype(np.float32))
 
     layers = [
         LayerDeltas(
@@ -47,7 +47,7 @@ def adapter(shape: Architecture, rank: int, number: int) -> Adapter:
 
 def decoding(rows: int, adapted: Sequence[Adapted] = ()) -> Batch:
     """A token for each of so many sequences."""
-    spans = [Span(row, 1, CONTEXT, [(row * SLOTS, row * SLOTS + CONTEXT)]) for row in range(rows)]
+    spans = [TokenSpan(row, 1, CONTEXT, [(row * SLOTS, row * SLOTS + CONTEXT)]) for row in range(rows)]
     ids = np.arange(rows, dtype=np.intp)
     ones = np.ones(rows, dtype=np.intp)
     return Batch(ones, ones * (CONTEXT - 1), ids * SLOTS + CONTEXT - 1, spans, ids, adapted)
@@ -60,7 +60,9 @@ def main() -> None:
     parser.add_argument("--model", default=DEMO_MODEL)
     options = parser.parse_args()
     shape = Architecture.read(options.model)
-    model = Model(shape, load_weights(options.model, shape), slots=32 * SLOTS, rows_max=64, longest=2 * CONTEXT)
+    model = TransformerModel(
+        shape, load_weights(options.model, shape), slots=32 * SLOTS, rows_max=64, longest=2 * CONTEXT
+    )
     adapters = [adapter(shape, options.rank, number) for number in range(ADAPTERS)]
     print(f"{shape.layers} layers of {shape.hidden_size}, rank {options.rank}, {options.steps} steps of each")
     for rows in (1, 8, 32):

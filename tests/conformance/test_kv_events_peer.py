@@ -23,7 +23,7 @@ from tests.cluster.etcd import EtcdCluster
 from tests.cluster.nats import NatsServer
 from tests.cluster.peers import require_peer
 
-from dynamo.backend.worker import Worker
+from dynamo.backend.worker import EngineWorker
 from dynamo.core.codec import json_decode, msgpack_decode
 from dynamo.core.config import load
 from dynamo.kv_events.held_blocks import KvHoldings
@@ -228,11 +228,11 @@ def lone_router(peer: str, registry: dict[str, str]) -> Recipe:
 
 
 @contextlib.asynccontextmanager
-async def mocker_here(runtime: DistributedRuntime, *flags: str) -> AsyncIterator[Worker]:
+async def mocker_here(runtime: DistributedRuntime, *flags: str) -> AsyncIterator[EngineWorker]:
     """Our mocker in this process, where a test can see into it."""
     what = ["--model-path", bench_model(), "--model-name", MODEL_NAME, "--speedup-ratio", "0"]
     config = load(MockerConfig, [*what, *flags], {})
-    worker = Worker(config, MockerEngine(config), runtime)
+    worker = EngineWorker(config, MockerEngine(config), runtime)
     try:
         await worker.start()
         yield worker

@@ -15,7 +15,7 @@ from benchmarks.peer import peer_python
 from benchmarks.stacks import HOST, MODEL_NAME, Recipe, Stack, ours, theirs
 from tests.cluster.peers import require_peer
 
-from dynamo.backend.worker import Worker
+from dynamo.backend.worker import EngineWorker
 from dynamo.core.config import load
 from dynamo.kv_router.config import CostWeights, RoutingConfig
 from dynamo.kv_router.router import RouteRequest, WorkerFacts
@@ -140,7 +140,7 @@ async def meeting(
     for runtime in runtimes:
         argv = ["--model-path", bench_model(), "--model-name", MODEL_NAME, "--speedup-ratio", "20"]
         config = load(MockerConfig, [*argv, "--block-size", str(BLOCK)], {})
-        workers.append(Worker(config, MockerEngine(config), runtime))
+        workers.append(EngineWorker(config, MockerEngine(config), runtime))
         await workers[-1].start()
     recipe = Recipe(
         name="router", frontend=theirs(peer_python()), engine=ours(), workers=0,

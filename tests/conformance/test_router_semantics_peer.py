@@ -23,7 +23,7 @@ from benchmarks.stacks import HOST, MODEL_NAME, Recipe, Stack, ours, theirs
 from tests.cluster.peers import require_peer
 
 from dynamo.backend.engine import EngineConfig
-from dynamo.backend.worker import Worker
+from dynamo.backend.worker import EngineWorker
 from dynamo.core.config import load
 from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.hicache import RUNTIME_KEY, page_names
@@ -165,7 +165,7 @@ async def met(
         mocker = load(MockerConfig, [*argv, "--block-size", str(BLOCK)], {})
         engine = StoringEngine(mocker)
         engine.layout = layout if stores else None
-        workers.append(Worker(mocker, engine, runtime))
+        workers.append(EngineWorker(mocker, engine, runtime))
         await workers[-1].start()
     recipe = Recipe(
         name="router", frontend=theirs(peer_python()), engine=ours(), workers=0,

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from dynamo.cpu.architecture import Architecture
-from dynamo.cpu.attention import Span
-from dynamo.cpu.blocks import BlockPool
+from dynamo.cpu.attention import TokenSpan
+from dynamo.cpu.blocks import KvBlockPool
 from dynamo.cpu.core import Core
-from dynamo.cpu.generation import Choice, Generation, StopRules
-from dynamo.cpu.model import Batch, Model, load_weights
+from dynamo.cpu.generation import ActiveGeneration, GeneratedChoice, StopRules
+from dynamo.cpu.model import Batch, TransformerModel, load_weights
 from dynamo.cpu.sampler import Sampling
 from dynamo.cpu.scheduler import Scheduler
-from dynamo.cpu.sequence import Sequence
+from dynamo.cpu.sequence import TokenSequence
 
 pytestmark = [pytest.mark.integration, pytest.mark.reference, pytest.mark.filterwarnings("default")]
 
@@ -91,7 +91,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
 }
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
-Pair = tuple[Model, Any]
+Pair = tuple[TransformerModel, Any]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -118,7 +118,7 @@ def make_pair(tmp_path: Path) -> Callable[..., Pair]:
         theirs = type(made).from_pretrained(tmp_path, dtype=torch.float32).eval()
         shape = Architecture.read(str(tmp_path))
         weights = load_weights(str(tmp_path), shape)
-        return Model(shape, weights, slots=64 * BLOCK_TOKENS, rows_max=LONGEST, longest=LONGEST), theirs
+        return TransformerModel(shape, weights, slots=64 * BLOCK_TOKENS, rows_max=LONGEST, longest=LONGEST), theirs
 
     return make
 
@@ -128,10 +128,10 @@ def prompt(length: int, seed: int = 1) -> list[int]:
     return tokens
 
 
-def our_logits(model: Model, tokens: list[int]) -> Any:
+def our_logits(model: TransformerModel, tokens: list[int]) -> Any:
     rows = np.arange(len(tokens))
     return model.forward(
-        Batch(np.array(tokens), rows, rows, [Span(0, len(tokens), len(tokens), [(0, len(tokens))])], rows)
+        Batch(np.array(tokens), rows, rows, [TokenSpan(0, len(tokens), len(tokens), [(0, len(tokens))])], rows)
     )
 
 
@@ -160,10 +160,12 @@ class Reply:
         self.tokens: list[int] = []
 
 
-def begin(tokens: list[int]) -> Generation:
-    choice = Choice(0, Sequence(tokens, BLOCK_TOKENS), Sampling(temperature=0.0), StopRules(max_tokens=NEW_TOKENS))
+def begin(tokens: list[int]) -> ActiveGeneration:
+    choice = GeneratedChoice(
+        0, TokenSequence(tokens, BLOCK_TOKENS), Sampling(temperature=0.0), StopRules(max_tokens=NEW_TOKENS)
+    )
     reply: Any = Reply()
-    return Generation(reply, [choice])
+    return ActiveGeneration(reply, [choice])
 
 
 def our_texts(core: Core, prompts: list[list[int]]) -> list[list[int]]:
@@ -181,8 +183,8 @@ def our_texts(core: Core, prompts: list[list[int]]) -> list[list[int]]:
     ]
 
 
-def core_of(model: Model, *, blocks: int = 64, batched_tokens_max: int = LONGEST) -> Core:
-    scheduler = Scheduler(BlockPool(blocks), sequences_max=8, batched_tokens_max=batched_tokens_max)
+def core_of(model: TransformerModel, *, blocks: int = 64, batched_tokens_max: int = LONGEST) -> Core:
+    scheduler = Scheduler(KvBlockPool(blocks), sequences_max=8, batched_tokens_max=batched_tokens_max)
     return Core(model, scheduler, BLOCK_TOKENS)
 
 

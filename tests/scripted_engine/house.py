@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from tests.scripted_engine.engine import ScriptedEngine, ScriptedOptions
 from tests.scripted_engine.script import Script
 
-from dynamo.backend.worker import Worker
+from dynamo.backend.worker import EngineWorker
 from dynamo.core.config import load
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.cpu.config import DEMO_MODEL
@@ -161,7 +161,7 @@ async def open_house(*flags: str, model: str = DEMO_MODEL) -> AsyncIterator[Hous
 
     argv = ["--model-path", model, "--model-name", NAME, *flags]
     engine = ScriptedEngine(model, NAME)
-    worker = Worker(load(ScriptedOptions, argv), engine, runtime())
+    worker = EngineWorker(load(ScriptedOptions, argv), engine, runtime())
     frontend = runtime()
     house = House(frontend, engine)
     try:

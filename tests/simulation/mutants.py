@@ -7,7 +7,7 @@ from unittest import mock
 
 import msgspec
 
-from dynamo.backend.admission import Admission, Ticket
+from dynamo.backend.admission import Admission, AdmittedRequest
 from dynamo.runtime.client import Client
 from dynamo.runtime.discovery.base import Watch
 from dynamo.runtime.event_plane.memory import MemorySubscriber
@@ -110,7 +110,7 @@ def lets_the_worker_go_on_when_the_client_leaves() -> Iterator[None]:
 
 @contextmanager
 def does_not_tell_the_engine_of_a_cancellation() -> Iterator[None]:
-    def cancel(self: Admission, ticket: Ticket) -> None:
+    def cancel(self: Admission, ticket: AdmittedRequest) -> None:
         if ticket.is_open:
             ticket.inner.finish()
             self.leave(ticket)
@@ -132,7 +132,7 @@ def keeps_workers_that_left() -> Iterator[None]:
 
 @contextmanager
 def keeps_the_slot_of_a_cancelled_request() -> Iterator[None]:
-    def leave(self: Admission, ticket: Ticket) -> None:
+    def leave(self: Admission, ticket: AdmittedRequest) -> None:
         if not ticket.is_cancelled:
             real(self, ticket)
 

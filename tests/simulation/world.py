@@ -25,7 +25,7 @@ from tests.simulation.sockets import Sockets
 
 from dynamo.backend.config import DisaggregatedOptions, WorkerOptions
 from dynamo.backend.disagg import DisaggregationMode
-from dynamo.backend.worker import Worker
+from dynamo.backend.worker import EngineWorker
 from dynamo.core.logging import current_request
 from dynamo.http.server.service import SWEEP_S
 from dynamo.model_card.asset_cache import AssetCache
@@ -189,7 +189,7 @@ class WorkerMember(Member):
             engine_request_limit=self.world.scenario.slots,
             tool_call_parser=self._tool_parser,
         )
-        self.worker = Worker(options, self.engine, runtime, on_failure=lambda _: self.stop())
+        self.worker = EngineWorker(options, self.engine, runtime, on_failure=lambda _: self.stop())
         self.world.names[runtime.instance_id] = self.name
         await runtime.connect()
         await self.worker.start()

@@ -38,7 +38,7 @@ class NullWatcher:
     def answered(self, after_s: float) -> None: ...
 
 
-class Ticket:
+class AdmittedRequest:
     """One request's reply object for the engine, and its slot until the response ends.
 
     After the first piece of a response `token` and `item` are the request plane's own methods, without overhead.
@@ -101,8 +101,8 @@ class Admission:
     ) -> None:
         self.slots = SLOTS_MAX if slots is None else slots
         self.queue_max = queue_max
-        self.running: set[Ticket] = set()
-        self.queue: deque[Ticket] = deque()
+        self.running: set[AdmittedRequest] = set()
+        self.queue: deque[AdmittedRequest] = deque()
         self.entered = 0
         self.refusal: DynamoException | None = None
         """The error of new requests after `refuse`."""
@@ -121,7 +121,7 @@ class Admission:
         if self.refusal is not None:
             raise self.refusal
         self.entered += 1
-        ticket = Ticket(self, request, reply, self._clock.now())
+        ticket = AdmittedRequest(self, request, reply, self._clock.now())
         if len(self.running) < self.slots:
             self._run(ticket)
         elif len(self.queue) < self.queue_max:
@@ -131,11 +131,11 @@ class Admission:
             raise WorkerOverloaded("Server overloaded: worker at capacity")
         reply.on_cancel(lambda: self.cancel(ticket))
 
-    def answered(self, ticket: Ticket) -> None:
+    def answered(self, ticket: AdmittedRequest) -> None:
         """Record that the first piece of the response is about to be written."""
         self._watcher.answered(self._clock.now() - ticket.entered_s)
 
-    def cancel(self, ticket: Ticket) -> None:
+    def cancel(self, ticket: AdmittedRequest) -> None:
         """Cancel a request. A final `cancelled` item is sent for callers that still read after requesting a stop."""
         if not ticket.is_open:
             return
@@ -145,7 +145,7 @@ class Admission:
         ticket.inner.finish()
         self.leave(ticket)
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, ticket: AdmittedRequest) -> None:
         """Release the slot of a completed request; the request that has waited longest takes it."""
         ticket.is_open = False
         if ticket not in self.running:
@@ -181,7 +181,7 @@ class Admission:
             except Exception:  # The engine may be broken; the callers have received the error already.
                 logger.exception("failed to cancel request %s in the engine", ticket.request_id)
 
-    def _run(self, ticket: Ticket) -> None:
+    def _run(self, ticket: AdmittedRequest) -> None:
         self.running.add(ticket)
         try:
             self._begin(ticket.request, ticket)

@@ -18,7 +18,7 @@ from dynamo.core.errors import EngineShutdown
 from dynamo.core.tasks import TaskOwner
 
 
-class State(enum.Enum):
+class DrainState(enum.Enum):
     """Service state of a worker."""
 
     SERVING = "serving"
@@ -29,14 +29,14 @@ class State(enum.Enum):
 
 NOT_APPLICABLE, PENDING, COMPLETE, UNKNOWN = "not_applicable", "pending", "complete", "unknown"
 
-ORDER = (State.STOPPING, State.SERVING, State.DRAINING, State.DRAINED)
+ORDER = (DrainState.STOPPING, DrainState.SERVING, DrainState.DRAINING, DrainState.DRAINED)
 """Priority of states: several workers together have the first of these states that one of them has."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
     """The response of all three routes."""
 
-    state: State
+    state: DrainState
     inflight_requests: int
     kv_transfers: str
     """State of block fetches from this worker: `pending`, `complete`, `unknown` if the engine cannot report it.
@@ -76,19 +76,19 @@ class Service:
         self._is_stopping = False
 
     @property
-    def state(self) -> State:
+    def state(self) -> DrainState:
         if self._is_stopping:
-            return State.STOPPING
+            return DrainState.STOPPING
         if self._closing is None:
-            return State.SERVING
+            return DrainState.SERVING
         is_over = self._closing.done() and self._admission.requests == 0
-        return State.DRAINED if is_over else State.DRAINING
+        return DrainState.DRAINED if is_over else DrainState.DRAINING
 
     def status(self) -> WorkerStatus:
         """Return the current status."""
         state, inflight = self.state, self._admission.requests
         transfers = self._transfers()
-        is_over = state is State.DRAINED or (state is State.STOPPING and inflight == 0)
+        is_over = state is DrainState.DRAINED or (state is DrainState.STOPPING and inflight == 0)
         return WorkerStatus(state, inflight, transfers, is_over and transfers != PENDING, self._is_registered)
 
     def opened(self) -> None:
@@ -98,7 +98,7 @@ class Service:
     async def drain(self) -> None:
         """Leave discovery and reject requests soon; running requests continue. No effect if already draining."""
         async with self._one_at_a_time:
-            if self.state is State.SERVING:
+            if self.state is DrainState.SERVING:
                 await self._leave()
                 self._is_registered = False
                 self._closing = self._tasks.start(self._close(), "drain")
@@ -147,7 +147,7 @@ class ControlRoutes:
 
     def is_serving(self) -> bool:
         """Return False while any worker is drained, so that probes send it no traffic."""
-        return not any(service.state in (State.DRAINING, State.DRAINED) for service in self._services())
+        return not any(service.state in (DrainState.DRAINING, DrainState.DRAINED) for service in self._services())
 
     def _status(self) -> dict[str, Any]:
         value: dict[str, Any] = msgspec.to_builtins(joint([service.status() for service in self._services()]))
@@ -157,7 +157,7 @@ class ControlRoutes:
 def joint(statuses: Sequence[WorkerStatus]) -> WorkerStatus:
     """Return the joint status of several workers; without workers, that of one not yet registered."""
     return WorkerStatus(
-        state=min((status.state for status in statuses), key=ORDER.index, default=State.SERVING),
+        state=min((status.state for status in statuses), key=ORDER.index, default=DrainState.SERVING),
         inflight_requests=sum(status.inflight_requests for status in statuses),
         kv_transfers=next(
             (kind for kind in (PENDING, UNKNOWN, COMPLETE) if kind in {status.kv_transfers for status in statuses}),

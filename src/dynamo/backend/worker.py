@@ -23,7 +23,7 @@ from dynamo.backend.auxiliary import serve_auxiliary
 from dynamo.backend.card import canary_payload, make_card
 from dynamo.backend.config import WorkerOptions, grace_period_s, request_queue_limit
 from dynamo.backend.disagg import DisaggregationMode, drain_timeout_s
-from dynamo.backend.drain import COMPLETE, NOT_APPLICABLE, PENDING, UNKNOWN, ControlRoutes, Service, State
+from dynamo.backend.drain import COMPLETE, NOT_APPLICABLE, PENDING, UNKNOWN, ControlRoutes, DrainState, Service
 from dynamo.backend.engine import EngineConfig, KvExportingEngine, LLMEngine
 from dynamo.backend.metrics import WorkerMetrics
 from dynamo.backend.traced import TracedReply
@@ -62,7 +62,7 @@ EXIT_AT_ONCE = 70  # Upstream's exit status of a worker that received a second s
 MakeEngine = Callable[[], LLMEngine]
 
 
-class Worker:
+class EngineWorker:
     """One engine with one endpoint and one instance id; implements `EngineHost` for the engine."""
 
     def __init__(
@@ -252,7 +252,7 @@ class Worker:
             self._on_failure(error)
 
     async def leave_service(self) -> bool:
-        was_serving = self.service.state is State.SERVING
+        was_serving = self.service.state is DrainState.SERVING
         await self.service.drain()
         while self._admission.requests:
             await self._clock.sleep(QUIET_S)
@@ -352,7 +352,7 @@ class WorkerProcess:
         self._make_engine = make_engine
         self._count = count
         self._delay_before_s = delay_before_s
-        self._workers: list[Worker] = []
+        self._workers: list[EngineWorker] = []
         self._ending = asyncio.Event()
 
     async def live(self) -> None:
@@ -386,7 +386,9 @@ class WorkerProcess:
             runtime = DistributedRuntime.from_options(self._options, metrics)
             metrics = runtime.metrics
             first = self._workers[0].runtime if self._workers else runtime
-            worker = Worker(self._options, self._make_engine(), runtime, on_failure=self._fail, asset_runtime=first)
+            worker = EngineWorker(
+                self._options, self._make_engine(), runtime, on_failure=self._fail, asset_runtime=first
+            )
             self._workers.append(worker)
             if runtime is not first:
                 first.health.checks.append(runtime.health.passes)

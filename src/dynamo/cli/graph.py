@@ -31,7 +31,7 @@ class Graph:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class GraphLocation:
     """Location and environment of the graph."""
 
     discovery: str
@@ -44,7 +44,7 @@ class Place:
 
 
 def plan(
-    place: Place,
+    place: GraphLocation,
     *,
     engine: str,
     workers: int,
@@ -97,7 +97,7 @@ def _roles(workers: int, prefill_workers: int) -> Iterator[tuple[str, tuple[str,
         yield f"prefill-{number}", ("--disaggregation-mode=prefill",)
 
 
-def _command(place: Place, module: str, flags: Sequence[str]) -> tuple[str, ...]:
+def _command(place: GraphLocation, module: str, flags: Sequence[str]) -> tuple[str, ...]:
     # -P: a file of the current directory must not replace one of our modules or of a library.
     return (place.python, "-P", "-m", module, *flags)
 

@@ -22,7 +22,7 @@ class Phase(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Restart:
+class RestartProcess:
     """Restart this process after `delay_s`; `reason` is the message for the user."""
 
     name: str
@@ -31,7 +31,7 @@ class Restart:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class EndGraph:
     """End the whole graph with this exit status; `culprit` is the process whose log shows the cause."""
 
     status: int
@@ -39,7 +39,7 @@ class End:
     culprit: str | None = None
 
 
-class Life:
+class GraphLife:
     """State machine that decides whether a graph continues, from the events of its processes."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Life:
         self._complete_since: float | None = None
         self._restarts: dict[str, deque[float]] = {}
 
-    def progressed(self, *, workers_left: int, is_listed: bool, now: float) -> End | None:
+    def progressed(self, *, workers_left: int, is_listed: bool, now: float) -> EndGraph | None:
         """Record the missing workers and whether the frontend lists the model; only listing has a time limit."""
         assert self.phase is Phase.STARTING, "a graph becomes ready once"
         if workers_left > 0:
@@ -58,15 +58,17 @@ class Life:
             self._complete_since = now
         elif now - self._complete_since > LISTING_S_MAX:
             self.phase = Phase.ENDING
-            return End(1, f"{FRONTEND} lists no model {LISTING_S_MAX:.0f} s after its workers were ready", FRONTEND)
+            return EndGraph(
+                1, f"{FRONTEND} lists no model {LISTING_S_MAX:.0f} s after its workers were ready", FRONTEND
+            )
         return None
 
-    def stop(self, reason: str) -> End:
+    def stop(self, reason: str) -> EndGraph:
         """End the graph at the request of the user or the system."""
         self.phase = Phase.ENDING
-        return End(0, reason)
+        return EndGraph(0, reason)
 
-    def exited(self, name: str, status: int, now: float) -> Restart | End | None:
+    def exited(self, name: str, status: int, now: float) -> RestartProcess | EndGraph | None:
         """Decide what follows the exit of a process; None while the graph is ending.
 
         The frontend is restarted like a worker: the workers keep running, and it finds them in discovery.
@@ -76,19 +78,19 @@ class Life:
         reason = describe_exit(name, status)
         if self.phase is Phase.STARTING:
             self.phase = Phase.ENDING
-            return End(2 if status == 2 else 1, f"{reason} before it was ready", name)
+            return EndGraph(2 if status == 2 else 1, f"{reason} before it was ready", name)
         return self._restart(name, reason, now)
 
-    def _restart(self, name: str, reason: str, now: float) -> Restart | End:
+    def _restart(self, name: str, reason: str, now: float) -> RestartProcess | EndGraph:
         restarts = self._restarts.setdefault(name, deque(maxlen=RESTARTS_MAX))
         while restarts and now - restarts[0] > RESTART_WINDOW_S:
             restarts.popleft()
         if len(restarts) == RESTARTS_MAX:
             self.phase = Phase.ENDING
-            return End(1, f"{reason}, the {RESTARTS_MAX + 1}th time within {RESTART_WINDOW_S:.0f} s", name)
+            return EndGraph(1, f"{reason}, the {RESTARTS_MAX + 1}th time within {RESTART_WINDOW_S:.0f} s", name)
         delay_s = RESTART_DELAYS_S[len(restarts)]
         restarts.append(now)
-        return Restart(name, reason, delay_s)
+        return RestartProcess(name, reason, delay_s)
 
 
 def describe_exit(name: str, status: int) -> str:

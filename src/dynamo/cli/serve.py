@@ -14,8 +14,8 @@ from typing import TextIO
 
 from dynamo.cli import options
 from dynamo.cli.announcement import Announcement
-from dynamo.cli.graph import FRONTEND, Graph, Place, plan
-from dynamo.cli.life import End, Life, Phase, Restart
+from dynamo.cli.graph import FRONTEND, Graph, GraphLocation, plan
+from dynamo.cli.life import EndGraph, GraphLife, Phase, RestartProcess
 from dynamo.core.config import environ
 from dynamo.core.errors import ConfigError, DynamoException, StartupError
 from dynamo.core.known_variables import warnings as unknown_variables
@@ -48,7 +48,7 @@ def serve(argv: list[str], started: float) -> int:
         keys = dataclasses.replace(keys, keys=(*keys.keys, session_key))
     home = LockedDirectory(PREFIX, logs_kept=LOGS_KEPT)
     graph = plan(
-        Place(
+        GraphLocation(
             discovery=variables.get("DYN_FILE_KV") or str(home.path / "discovery"),
             is_private=not variables.get("DYN_FILE_KV"),
             variables=variables,
@@ -74,11 +74,11 @@ def serve(argv: list[str], started: float) -> int:
         api=options.api_of(chosen.engine),
     )
     verbose = chosen.serve.verbose or bool(variables.get("DYN_LOG"))  # Setting a level implies showing the logs.
-    progress = Progress(started=started)
-    return Session(graph, announcement, home, variables, progress, verbose=verbose, key=session_key).run()
+    progress = ProgressLine(started=started)
+    return ServeSession(graph, announcement, home, variables, progress, verbose=verbose, key=session_key).run()
 
 
-class Progress:
+class ProgressLine:
     """Display of the state of an operation that takes a while."""
 
     def __init__(self, stream: TextIO | None = None, started: float | None = None) -> None:
@@ -118,7 +118,7 @@ class Progress:
             self._stream.flush()
 
 
-class Session:
+class ServeSession:
     """One graph from its start to its end."""
 
     def __init__(
@@ -127,7 +127,7 @@ class Session:
         announcement: Announcement,
         home: LockedDirectory,
         variables: Mapping[str, str],
-        progress: Progress,
+        progress: ProgressLine,
         *,
         verbose: bool = False,
         key: str | None = None,
@@ -139,7 +139,7 @@ class Session:
         self._announcement = announcement
         self._home = home
         self._supervisor = Supervisor(variables, None if verbose else home.logs)
-        self._life = Life()
+        self._life = GraphLife()
         self._progress = progress
         self._are_logs_named = False
         """Whether a message named a log file, so that the logs must be kept."""
@@ -158,7 +158,7 @@ class Session:
             self._home.close(keep_logs=self._are_logs_named)
         return end.status
 
-    def _await_ready(self) -> End | None:
+    def _await_ready(self) -> EndGraph | None:
         """Return None once every worker serves the model, or the reason why the graph ended before."""
         from dynamo.http.client import Client, Health  # Imported late, while the children are loading.
 
@@ -169,7 +169,7 @@ class Session:
             self._progress.show(loading(health.generate_instances, wanted))
             for event in self._supervisor.wait(POLL_S):
                 outcome = self._decide(event)
-                if isinstance(outcome, End):
+                if isinstance(outcome, EndGraph):
                     return outcome
             with contextlib.suppress(DynamoException):
                 health = client.health()
@@ -180,14 +180,14 @@ class Session:
         self._progress.print_line(self._announcement.ready(health.models[0], self._progress.elapsed_s))
         return None
 
-    def _serve(self) -> End:
+    def _serve(self) -> EndGraph:
         """Restart processes that crash; return the reason for the end of the graph."""
         while True:
             for event in self._supervisor.wait():
                 outcome = self._decide(event)
-                if isinstance(outcome, End):
+                if isinstance(outcome, EndGraph):
                     return outcome
-                if isinstance(outcome, Restart):
+                if isinstance(outcome, RestartProcess):
                     self._supervisor.restart(self._processes[outcome.name], outcome.delay_s)
                     self._progress.print_line(restart_message(outcome, self._log_named(outcome.name)))
 
@@ -197,12 +197,12 @@ class Session:
         self._are_logs_named = self._are_logs_named or path is not None
         return None if path is None else str(path)
 
-    def _decide(self, event: Event) -> End | Restart | None:
+    def _decide(self, event: Event) -> EndGraph | RestartProcess | None:
         if isinstance(event, Exited):
             return self._life.exited(event.name, event.status, time.monotonic())
         return self._life.stop("Ctrl-C" if event.number == signal.SIGINT else signal.Signals(event.number).name)
 
-    def _explain(self, end: End) -> None:
+    def _explain(self, end: EndGraph) -> None:
         """Print why the graph ends; after a failure also the end of the log that shows the cause."""
         self._progress.clear()
         if end.culprit is None:
@@ -219,7 +219,7 @@ class Session:
             sys.stderr.write(f"Complete log: {self._log_named(end.culprit)}\n")
 
 
-def restart_message(restart: Restart, log: str | None) -> str:
+def restart_message(restart: RestartProcess, log: str | None) -> str:
     """Return the message about a crashed process."""
     when = f" in {restart.delay_s:.0f} s" if restart.delay_s else ""
     where = f" (log: {log})" if log else ""

@@ -52,7 +52,7 @@ def client_context(authority: PemFile, certificate: PemFile, key: PemFile, *, is
     return context
 
 
-class Identity:
+class TlsIdentity:
     """A context's certificate and key, reloaded when their files change: they are renewed while the process runs."""
 
     def __init__(self, context: ssl.SSLContext, certificate: PemFile, key: PemFile) -> None:

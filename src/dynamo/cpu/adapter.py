@@ -15,7 +15,7 @@ Rows = slice | npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class AdapterDelta:
     """Low-rank term that is added to one matrix.
 
     Where the model stores several projections as one matrix, `up` is zero between the ranks of one projection and the
@@ -36,10 +36,10 @@ class Delta:
 class LayerDeltas:
     """Low-rank terms for the matrices of one layer."""
 
-    qkv: Delta | None = None
-    out: Delta | None = None
-    gate_up: Delta | None = None
-    down: Delta | None = None
+    qkv: AdapterDelta | None = None
+    out: AdapterDelta | None = None
+    gate_up: AdapterDelta | None = None
+    down: AdapterDelta | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -26,7 +26,7 @@ Run = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TokenSpan:
     """Rows of one sequence in a batch: `count` rows from `row`, which attend to `context` tokens including themselves."""
 
     row: int
@@ -86,7 +86,7 @@ class KvCache:
 class DecodeGroup:
     """Sequences of similar length with one new token each, whose softmax is computed in one operation."""
 
-    def __init__(self, spans: Sequence[Span], kv_heads: int, heads_per_kv: int) -> None:
+    def __init__(self, spans: Sequence[TokenSpan], kv_heads: int, heads_per_kv: int) -> None:
         self.spans = spans
         self.first = spans[0].row
         longest = max(span.context for span in spans)
@@ -111,7 +111,7 @@ class DecodeGroup:
 class Prefill:
     """Consecutive tokens of one sequence; each attends to itself and to all tokens before it."""
 
-    def __init__(self, span: Span, kv_heads: int, heads_per_kv: int) -> None:
+    def __init__(self, span: TokenSpan, kv_heads: int, heads_per_kv: int) -> None:
         self.span = span
         row_scores = kv_heads * heads_per_kv * span.context
         queries = min(QUERIES_MAX, max(QUERIES_MIN, SCORES_MAX // row_scores))
@@ -162,7 +162,7 @@ class _Part:
         out /= totals
 
 
-def plan(spans: Sequence[Span], kv_heads: int, heads_per_kv: int) -> "list[DecodeGroup | Prefill]":
+def plan(spans: Sequence[TokenSpan], kv_heads: int, heads_per_kv: int) -> "list[DecodeGroup | Prefill]":
     """Return the operations that compute a batch's attention. Spans of one row come first, ordered by context."""
     single = groupby((span for span in spans if span.count == 1), key=_magnitude)
     return [
@@ -171,7 +171,7 @@ def plan(spans: Sequence[Span], kv_heads: int, heads_per_kv: int) -> "list[Decod
     ]
 
 
-def _magnitude(span: Span) -> int:
+def _magnitude(span: TokenSpan) -> int:
     """Return the power of two of the context; within one magnitude, padding at most doubles the work."""
     return span.context.bit_length()
 

@@ -20,7 +20,7 @@ _GAP = re.compile(rb"\x01+")
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class BlockContent:
     """Content of a block whose tokens are all computed."""
 
     block: int
@@ -38,7 +38,7 @@ class Evicted:
     parent_hash: int | None
 
 
-class BlockPool:
+class KvBlockPool:
     """All blocks of one cache, with events for every change of their content."""
 
     def __init__(self, blocks: int, *, is_caching: bool = True, notes_evicted: bool = False) -> None:
@@ -115,7 +115,7 @@ class BlockPool:
                 self._empty[block] = 1
                 self._empty_count += 1
 
-    def store(self, parent_hash: int | None, contents: Sequence[Content]) -> None:
+    def store(self, parent_hash: int | None, contents: Sequence[BlockContent]) -> None:
         """Index consecutive blocks of a sequence by their content.
 
         Content that another block already stores, and content whose parent was evicted, is skipped because a lookup would

@@ -19,7 +19,7 @@ STORED: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _TensorEntry:
     file: str
     dtype: str
     shape: tuple[int, ...]
@@ -33,7 +33,7 @@ class Checkpoint:
     def __init__(self, path: str, *, single: str = SINGLE) -> None:
         """`single`: file name of a checkpoint that consists of one file."""
         self.path = path
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _TensorEntry] = {}
         self._maps: dict[str, npt.NDArray[np.uint8]] = {}
         self._read: set[str] = set()
         for file in _files(path, single):
@@ -100,7 +100,7 @@ def _files(path: str, name: str) -> list[str]:
     return [os.path.join(path, name) for name in sorted(set(map(str, shards.values())))]
 
 
-def _header(file: str) -> dict[str, _Entry]:
+def _header(file: str) -> dict[str, _TensorEntry]:
     try:
         with open(file, "rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
@@ -118,5 +118,5 @@ def _header(file: str) -> dict[str, _Entry]:
         begin, end = meta["data_offsets"]
         if end > size:
             raise ConfigError(f"{file}: truncated: {name} ends at byte {end} of {size}")
-        entries[name] = _Entry(file, meta["dtype"], tuple(meta["shape"]), 8 + length + begin)
+        entries[name] = _TensorEntry(file, meta["dtype"], tuple(meta["shape"]), 8 + length + begin)
     return entries

@@ -10,7 +10,7 @@ from dynamo.cpu.attention import F32
 from dynamo.cpu.config import CpuConfig
 from dynamo.cpu.embedder import Embedder, Job, Pooling
 from dynamo.cpu.embedding_engine import EmbeddingEngine, to_job
-from dynamo.cpu.model import Model
+from dynamo.cpu.model import TransformerModel
 from dynamo.protocols.embeddings import ClassifyRequest, EmbeddingWork, inputs_of
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.runtime.request_plane.base import Reply
@@ -25,7 +25,7 @@ class ClassifyEngine(EmbeddingEngine):
         self._labels: tuple[str, ...] = ()
         self._tokenizer: Tokenizer
 
-    def embedder_of(self, model: Model, path: str) -> Embedder:
+    def embedder_of(self, model: TransformerModel, path: str) -> Embedder:
         if not model.shape.labels:
             raise ConfigError(f"{path}: the model has no labels; --classify-worker requires a classification model")
         self._labels = model.shape.labels

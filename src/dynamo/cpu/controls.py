@@ -25,7 +25,7 @@ from dynamo.cpu.architecture import Architecture
 from dynamo.cpu.config import CpuConfig
 from dynamo.cpu.core import Core
 from dynamo.cpu.layout import fingerprint
-from dynamo.cpu.model import Weights, load_weights
+from dynamo.cpu.model import TransformerWeights, load_weights
 from dynamo.cpu.trace import StepTrace
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
@@ -51,7 +51,7 @@ class Stepping(Protocol):
         """Abort a request."""
 
 
-class Controls:
+class CpuControls:
     """Control routes of one engine and their implementation."""
 
     def __init__(
@@ -162,7 +162,7 @@ class Controls:
         """Return the fingerprint that identifies blocks of these weights in the tiers; None without tiers."""
         return await asyncio.to_thread(fingerprint, path) if self._has_tiers else None
 
-    def _exchange(self, weights: Weights, identity: str | None) -> None:
+    def _exchange(self, weights: TransformerWeights, identity: str | None) -> None:
         """Replace the weights. The tiers keep blocks of the same weights, so that a wake-up finds them again."""
         core = self._engine.core
         core.model.load(weights)

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.cpu.adapter import Adapter
 from dynamo.cpu.checkpoint import read_json
-from dynamo.cpu.generation import Choice, Generation, PromptLogprobs, StopRules
+from dynamo.cpu.generation import ActiveGeneration, GeneratedChoice, PromptLogprobs, StopRules
 from dynamo.cpu.sampler import History, Sampling
-from dynamo.cpu.sequence import Sequence
+from dynamo.cpu.sequence import TokenSequence
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, resumed_of
 from dynamo.protocols.native import VLLM_EXTRA, VllmSampling
 from dynamo.routing.kv_peers import HINT
@@ -65,7 +65,7 @@ class Defaults:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class CpuLimits:
     """Limits of this engine."""
 
     vocab_size: int
@@ -75,8 +75,8 @@ class Limits:
 
 
 def to_generation(
-    request: PreprocessedRequest, reply: Reply, limits: Limits, defaults: Defaults, adapter: Adapter | None = None
-) -> Generation:
+    request: PreprocessedRequest, reply: Reply, limits: CpuLimits, defaults: Defaults, adapter: Adapter | None = None
+) -> ActiveGeneration:
     """Convert a request. Raise `InvalidArgument` for a request that this engine cannot serve."""
     _check_prompt(request.token_ids, limits)
     _refuse_unsupported(request)
@@ -88,17 +88,19 @@ def to_generation(
     hash_seed = seed_of(adapter.name if adapter else None, routing.cache_salt if routing else None)
     seed = request.sampling_options.seed
     seed = secrets.randbits(64) if seed is None else seed & U64
-    generation = Generation(reply, [])
-    leader: Sequence | None = None
+    generation = ActiveGeneration(reply, [])
+    leader: TokenSequence | None = None
     for index in range(choices):
-        sequence = Sequence(request.token_ids, limits.block_tokens, hash_seed=hash_seed, leader=leader, adapter=adapter)
+        sequence = TokenSequence(
+            request.token_ids, limits.block_tokens, hash_seed=hash_seed, leader=leader, adapter=adapter
+        )
         sequence.priority = min(100, max(0, (routing.priority or 0) if routing else 0))
         sequence.peer = _peer(request)
         sampling = _sampling(request, limits, defaults, seed, index)
         history = None
         if sampling.has_penalties:
             history = History.of(request.token_ids, limits.vocab_size, resumed_of(request).output_tokens)
-        generation.choices.append(Choice(index, sequence, sampling, rules, history))
+        generation.choices.append(GeneratedChoice(index, sequence, sampling, rules, history))
         leader = leader or sequence
     generation.unfinished = choices
     scored = _alternatives("prompt_logprobs", request.output_options.prompt_logprobs)
@@ -119,7 +121,7 @@ def _peer(request: PreprocessedRequest) -> tuple[str, int] | None:
     return (address, blocks) if isinstance(address, str) and isinstance(blocks, int) and blocks > 0 else None
 
 
-def _check_prompt(tokens: list[int], limits: Limits) -> None:
+def _check_prompt(tokens: list[int], limits: CpuLimits) -> None:
     if not tokens:
         raise InvalidArgument("the prompt is empty", param="prompt")
     if len(tokens) >= limits.context_length:
@@ -198,7 +200,7 @@ def _refuse_native(request: PreprocessedRequest) -> None:
             raise InvalidArgument(f"{name} is not supported by the embedded engine", param=name)
 
 
-def _rules(request: PreprocessedRequest, limits: Limits, defaults: Defaults) -> StopRules:
+def _rules(request: PreprocessedRequest, limits: CpuLimits, defaults: Defaults) -> StopRules:
     stop = request.stop_conditions
     tokens_left = limits.context_length - len(request.token_ids)
     max_tokens = tokens_left if stop.max_tokens is None else min(stop.max_tokens, tokens_left)
@@ -219,12 +221,12 @@ def _rules(request: PreprocessedRequest, limits: Limits, defaults: Defaults) -> 
     )
 
 
-def _within(tokens: set[int], limits: Limits) -> set[int]:
+def _within(tokens: set[int], limits: CpuLimits) -> set[int]:
     """Return the tokens that are in the vocabulary; others are never generated."""
     return {token for token in tokens if 0 <= token < limits.vocab_size}
 
 
-def _sampling(request: PreprocessedRequest, limits: Limits, defaults: Defaults, seed: int, index: int) -> Sampling:
+def _sampling(request: PreprocessedRequest, limits: CpuLimits, defaults: Defaults, seed: int, index: int) -> Sampling:
     options = request.sampling_options
     logprobs = _alternatives("logprobs", request.output_options.logprobs)
     return Sampling(
@@ -259,7 +261,7 @@ def _number(options: SamplingOptions, name: str, default: float, *, low: float, 
     return float(value)
 
 
-def _allowed(request: PreprocessedRequest, limits: Limits) -> npt.NDArray[np.bool_] | None:
+def _allowed(request: PreprocessedRequest, limits: CpuLimits) -> npt.NDArray[np.bool_] | None:
     """Return a mask of the tokens in `allowed_token_ids`."""
     listed = _own_options(request).get("allowed_token_ids")
     if listed is None:
@@ -274,7 +276,7 @@ def _allowed(request: PreprocessedRequest, limits: Limits) -> npt.NDArray[np.boo
     return allowed
 
 
-def _logit_bias(request: PreprocessedRequest, limits: Limits) -> tuple[tuple[int, float], ...]:
+def _logit_bias(request: PreprocessedRequest, limits: CpuLimits) -> tuple[tuple[int, float], ...]:
     given = _own_options(request).get("logit_bias") or {}
     try:
         bias = tuple((int(token), float(value)) for token, value in given.items())

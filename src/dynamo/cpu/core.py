@@ -8,13 +8,13 @@ import numpy as np
 
 from dynamo.core.tally import Tally
 from dynamo.cpu.adapter import Adapted, Adapter, rows_of
-from dynamo.cpu.attention import F32, Ids, Span
+from dynamo.cpu.attention import F32, Ids, TokenSpan
 from dynamo.cpu.disagg import Borrower, Lender, params_of
-from dynamo.cpu.generation import Choice, Fetch, Generation
-from dynamo.cpu.model import Batch, Model
+from dynamo.cpu.generation import ActiveGeneration, Fetch, GeneratedChoice
+from dynamo.cpu.model import Batch, TransformerModel
 from dynamo.cpu.sampler import Sampled, greedy, sample, score
 from dynamo.cpu.scheduler import Chunk, Scheduler
-from dynamo.cpu.sequence import Sequence
+from dynamo.cpu.sequence import TokenSequence
 from dynamo.cpu.tiers import CacheTiers
 from dynamo.kvbm.logical.consolidator import Told
 from dynamo.protocols.engine import EngineOutput
@@ -28,13 +28,13 @@ SCORED_LOGITS_MAX = 1 << 21  # Logits of prompt tokens computed at a time: 16 MB
 class StepOutput:
     """Result of one step for one request: a token, an output with more data, or the error that ends the request."""
 
-    generation: Generation
+    generation: ActiveGeneration
     word: int | EngineOutput | Exception
     is_last: bool
 
 
 @dataclass(slots=True)
-class Outcome:
+class StepOutcome:
     """All results of a step."""
 
     outputs: list[StepOutput] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Outcome:
 class ScoredRows:
     """Rows of a batch whose logits score tokens of one prompt."""
 
-    sequence: Sequence
+    sequence: TokenSequence
     positions: range
     """Positions in the sequence; the logits at each one score the token that follows it."""
     rows: Ids
@@ -63,7 +63,7 @@ class Core:
 
     def __init__(
         self,
-        model: Model,
+        model: TransformerModel,
         scheduler: Scheduler,
         block_tokens: int,
         tiers: CacheTiers | None = None,
@@ -80,13 +80,13 @@ class Core:
         """Results for requests whose first token arrived with the request."""
         self._model = model
         self._block_tokens = block_tokens
-        self._choices: dict[Sequence, tuple[Generation, Choice]] = {}
+        self._choices: dict[TokenSequence, tuple[ActiveGeneration, GeneratedChoice]] = {}
 
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work or bool(self._early)
 
-    def add(self, generation: Generation) -> None:
+    def add(self, generation: ActiveGeneration) -> None:
         for choice in generation.choices:
             self._choices[choice.sequence] = (generation, choice)
             self.scheduler.add(choice.sequence)
@@ -96,7 +96,7 @@ class Core:
             else:
                 self._borrow(generation, generation.fetch)
 
-    def drop(self, generation: Generation) -> None:
+    def drop(self, generation: ActiveGeneration) -> None:
         """Remove a request; no effect if it has already ended."""
         for choice in generation.choices:
             if self._choices.pop(choice.sequence, None) is not None:
@@ -110,9 +110,9 @@ class Core:
         assert fetch.sequence is not None, "a fetch ended that was never started"
         self.scheduler.end_fetch(fetch.sequence, is_whole=is_whole)
 
-    def step(self) -> Outcome:
+    def step(self) -> StepOutcome:
         """Compute the scheduler's plan and sample a token for each sequence whose tokens are all computed."""
-        outcome = Outcome()
+        outcome = StepOutcome()
         if self._early:  # Emitted before anything is computed, because it is already known.
             outcome.outputs, self._early = self._early, []
             outcome.load = self.load()
@@ -168,7 +168,7 @@ class Core:
         self._model.cache.release()
 
     @property
-    def model(self) -> Model:
+    def model(self) -> TransformerModel:
         return self._model
 
     def load(self) -> WorkerLoad:
@@ -188,7 +188,7 @@ class Core:
             waiting_requests=len(scheduler.waiting),
         )
 
-    def _score(self, scored: Items[ScoredRows], states: F32, outcome: Outcome) -> None:
+    def _score(self, scored: Items[ScoredRows], states: F32, outcome: StepOutcome) -> None:
         """Keep the log-probabilities of prompt tokens; `states` has the normalised rows of all of them, in order."""
         rows_max = max(1, SCORED_LOGITS_MAX // self._model.shape.vocab_size)
         row = 0
@@ -209,7 +209,7 @@ class Core:
                 outcome.outputs.append(StepOutput(generation, error, is_last=True))
             row += len(positions)
 
-    def _sample(self, sequences: Items[Sequence], logits: F32, outcome: Outcome) -> None:
+    def _sample(self, sequences: Items[TokenSequence], logits: F32, outcome: StepOutcome) -> None:
         likeliest = greedy(logits) if any(self._choices[sequence][1].is_plain for sequence in sequences) else []
         for row, sequence in enumerate(sequences):
             if sequence not in self._choices:
@@ -230,7 +230,9 @@ class Core:
             output = choice.with_prompt_logprobs(token, output)
             outcome.outputs.append(self._output_of(generation, choice, token, output))
 
-    def _output_of(self, generation: Generation, choice: Choice, token: int, output: EngineOutput | None) -> StepOutput:
+    def _output_of(
+        self, generation: ActiveGeneration, choice: GeneratedChoice, token: int, output: EngineOutput | None
+    ) -> StepOutput:
         if output is None:
             return StepOutput(generation, token, is_last=False)
         if output.finish_reason is None:
@@ -260,7 +262,7 @@ class Core:
         if self._lender is not None and self.scheduler.is_starved:
             self._lender.relieve()
 
-    def _pass_on(self, lender: Lender, sequence: Sequence) -> None:
+    def _pass_on(self, lender: Lender, sequence: TokenSequence) -> None:
         """Export the completed blocks of a prompt to the decode worker that waits for them."""
         generation, _ = self._choices[sequence]
         meeting, end = generation.meeting, sequence.computed // self._block_tokens
@@ -276,7 +278,9 @@ class Core:
         lender.pass_on(meeting, generation.lent, descriptor)
         generation.lent = end
 
-    def _lend(self, lender: Lender, generation: Generation, choice: Choice, output: EngineOutput) -> None:
+    def _lend(
+        self, lender: Lender, generation: ActiveGeneration, choice: GeneratedChoice, output: EngineOutput
+    ) -> None:
         """Keep the blocks of a prompt for the decode worker and put their location into the output."""
         blocks = self.scheduler.lend(choice.sequence, generation.lent)
         descriptor = lender.lend(blocks)
@@ -291,7 +295,7 @@ class Core:
             lender.conclude(generation.meeting, output.disaggregated_params)
         output.finish_reason, output.stop_reason = "length", None  # The decode worker determines the finish reason.
 
-    def _borrow(self, generation: Generation, fetch: Fetch) -> None:
+    def _borrow(self, generation: ActiveGeneration, fetch: Fetch) -> None:
         """Continue the first choice from the token computed with the prompt and fetch its blocks."""
         generation.choices[0].sequence.is_remote = True
         self._emit_first(generation, fetch)
@@ -301,7 +305,7 @@ class Core:
         if fetch.sequence in self._choices:
             self._emit_first(self._choices[fetch.sequence][0], fetch)
 
-    def _emit_first(self, generation: Generation, fetch: Fetch) -> None:
+    def _emit_first(self, generation: ActiveGeneration, fetch: Fetch) -> None:
         choice, first = generation.choices[0], fetch.first
         choice.sequence.cached_tokens = fetch.cached_tokens
         if first is None or first.token in choice.rules.forbidden(0):
@@ -312,7 +316,7 @@ class Core:
             self.drop(generation)
             self._early.append(StepOutput(generation, error, is_last=True))
 
-    def _abandon(self, generation: Generation) -> None:
+    def _abandon(self, generation: ActiveGeneration) -> None:
         """Cancel a fetch that is no longer needed and notify the prefill worker."""
         fetch = generation.fetch
         if fetch is not None and self._borrower is not None and not fetch.is_abandoned:
@@ -341,7 +345,7 @@ def _in_rows(chunks: list[Chunk]) -> list[Chunk]:
     return sorted(chunks, key=lambda chunk: (chunk.count > 1, chunk.sequence.computed))
 
 
-def _passed(chunks: Items[Chunk], waiting: Iterable[Sequence]) -> ForwardPass:
+def _passed(chunks: Items[Chunk], waiting: Iterable[TokenSequence]) -> ForwardPass:
     """Return the measurements of a step and of the waiting sequences."""
     prompts, cached, computed, contexts = Tally(), 0, 0, Tally()
     for chunk in chunks:
@@ -371,13 +375,13 @@ def _batch(chunks: Items[Chunk], ending: Items[bool], block_tokens: int) -> Batc
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    spans: list[Span] = []
+    spans: list[TokenSpan] = []
     wanted: list[int] = []
     adapted: dict[Adapter, list[int]] = {}
     for chunk, is_last in zip(chunks, ending, strict=True):
         sequence, first = chunk.sequence, chunk.sequence.computed
         end = first + chunk.count
-        spans.append(Span(len(tokens), chunk.count, end, sequence.visible_runs(end)))
+        spans.append(TokenSpan(len(tokens), chunk.count, end, sequence.visible_runs(end)))
         if sequence.adapter is not None:
             adapted.setdefault(sequence.adapter, []).extend(range(len(tokens), len(tokens) + chunk.count))
         tokens += sequence.tokens[first:end]

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dynamo.core.errors import ConfigError
-from dynamo.cpu.attention import F32, Span
-from dynamo.cpu.model import Batch, Model
+from dynamo.cpu.attention import F32, TokenSpan
+from dynamo.cpu.model import Batch, TransformerModel
 
 POOLING_FILE = os.path.join("1_Pooling", "config.json")
 """File in which sentence-transformers configures the pooling of a model."""
@@ -91,7 +91,7 @@ class Embedder:
     """The model and its queue of jobs."""
 
     def __init__(
-        self, model: Model, pooling: Pooling, rows_max: int, finish: Callable[[F32], F32] | None = None
+        self, model: TransformerModel, pooling: Pooling, rows_max: int, finish: Callable[[F32], F32] | None = None
     ) -> None:
         """`finish` turns a pooled state into a vector (default: `unit`). The model needs a slot for every token of its longest
         text and for every row of a step.
@@ -147,7 +147,7 @@ class Embedder:
         texts = [job.texts[place] for job, place in taken]
         ends = np.cumsum([len(text) for text in texts])
         spans = [
-            Span(int(end) - len(text), len(text), len(text), [(int(end) - len(text), int(end))])
+            TokenSpan(int(end) - len(text), len(text), len(text), [(int(end) - len(text), int(end))])
             for text, end in zip(texts, ends, strict=True)
         ]
         slots = np.arange(int(ends[-1]), dtype=np.intp)
@@ -175,7 +175,7 @@ class Embedder:
         rows = np.arange(count, dtype=np.intp)
         wanted = {Pooling.MEAN: rows, Pooling.LAST: rows[-1:], Pooling.CLS: rows[:1]}[self._pooling]
         tokens = np.fromiter(text[first:end], np.intp, count)
-        states = self._model.states(Batch(tokens, positions, positions, [Span(0, count, end, [(0, end)])], wanted))
+        states = self._model.states(Batch(tokens, positions, positions, [TokenSpan(0, count, end, [(0, end)])], wanted))
         if self._pooling is Pooling.MEAN and long.pooled is not None:
             long.pooled += states.sum(axis=0)
         elif self._pooling is Pooling.MEAN:

@@ -16,7 +16,7 @@ from dynamo.cpu.architecture import Architecture
 from dynamo.cpu.config import CpuConfig
 from dynamo.cpu.embedder import Embedder, Job, read_pooling
 from dynamo.cpu.engine import STOP_TIMEOUT_S
-from dynamo.cpu.model import Model, load_weights
+from dynamo.cpu.model import TransformerModel, load_weights
 from dynamo.protocols.embeddings import ClassifyRequest, EmbeddingOutput, EmbeddingWork
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.runtime.request_plane.base import Reply
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EmbeddingLimits:
     """Limits of a request."""
 
     vocab_size: int
@@ -49,7 +49,7 @@ class EmbeddingEngine:
         self._loop: asyncio.AbstractEventLoop
         self._host: EngineHost
         self._embedder: Embedder
-        self._limits: Limits
+        self._limits: EmbeddingLimits
 
     async def start(self, host: EngineHost) -> EngineConfig:
         self._loop = asyncio.get_running_loop()
@@ -107,8 +107,8 @@ class EmbeddingEngine:
         if longest > shape.rope.reach:
             raise ConfigError(f"--max-model-len {longest}: must be at most {shape.rope.reach}, the model's maximum")
         slots = max(longest, rows)
-        model = Model(shape, load_weights(path, shape), slots=slots, rows_max=rows, longest=longest)
-        self._limits = Limits(shape.vocab_size, longest, shape.hidden_size)
+        model = TransformerModel(shape, load_weights(path, shape), slots=slots, rows_max=rows, longest=longest)
+        self._limits = EmbeddingLimits(shape.vocab_size, longest, shape.hidden_size)
         self._embedder = self.embedder_of(model, path)
         return EngineConfig(
             model_path=path,
@@ -121,7 +121,7 @@ class EmbeddingEngine:
             **self.kind(config.name),
         )
 
-    def embedder_of(self, model: Model, path: str) -> Embedder:
+    def embedder_of(self, model: TransformerModel, path: str) -> Embedder:
         """Return the embedder. Raise `ConfigError` for an unsuitable model."""
         pooling = read_pooling(path, self._config.pooling)
         logger.info("embeddings of %d numbers, %s pooling", model.shape.hidden_size, pooling.value)
@@ -184,7 +184,7 @@ class EmbeddingEngine:
         self._host.fail(error)
 
 
-def to_job(request: EmbeddingWork, limits: Limits) -> Job:
+def to_job(request: EmbeddingWork, limits: EmbeddingLimits) -> Job:
     """Convert an upstream request into a job. Raise `InvalidArgument` that names the field."""
     if request.dimensions is not None and not 1 <= request.dimensions <= limits.width:
         raise InvalidArgument(

@@ -26,21 +26,21 @@ from dynamo.cpu.adapter import Adapter
 from dynamo.cpu.adapters import Adapters
 from dynamo.cpu.architecture import Architecture, cache_size
 from dynamo.cpu.attention import cache_bytes
-from dynamo.cpu.blocks import BlockPool
+from dynamo.cpu.blocks import KvBlockPool
 from dynamo.cpu.compiler import ChildTrial, Compiler, CompilerMetrics
 from dynamo.cpu.config import DEMO_MODEL, CpuConfig
-from dynamo.cpu.controls import Controls
-from dynamo.cpu.convert import Defaults, Limits, to_generation
-from dynamo.cpu.core import Core, Outcome, StepOutput
+from dynamo.cpu.controls import CpuControls
+from dynamo.cpu.convert import CpuLimits, Defaults, to_generation
+from dynamo.cpu.core import Core, StepOutcome, StepOutput
 from dynamo.cpu.disagg import fetch_from, fetch_of, meeting_of
 from dynamo.cpu.events import Reporter
 from dynamo.cpu.fetching import Fetching, FetchMetrics, open_puller
-from dynamo.cpu.generation import Fetch, Generation
+from dynamo.cpu.generation import ActiveGeneration, Fetch
 from dynamo.cpu.guided import Grammars, Guide
 from dynamo.cpu.layout import layout_of
 from dynamo.cpu.lending import Lending
-from dynamo.cpu.model import Model, load_weights
-from dynamo.cpu.orders import Add, Call, Drop, Fetched, FirstCame, Look, Order, Stop, TakeBack
+from dynamo.cpu.model import TransformerModel, load_weights
+from dynamo.cpu.orders import Add, ControlCall, Drop, Fetched, FirstCame, Look, Order, Stop, TakeBack
 from dynamo.cpu.scheduler import Scheduler
 from dynamo.cpu.tiers import CacheTiers, open_tiers
 from dynamo.cpu.trace import StepTrace
@@ -69,11 +69,11 @@ class CpuEngine:
         self._orders: SimpleQueue[Order] = SimpleQueue()
         self._steps_ahead = threading.BoundedSemaphore(STEPS_AHEAD_MAX)
         self._thread: threading.Thread | None = None
-        self._calls: set[Call] = set()
+        self._calls: set[ControlCall] = set()
         self.trace: StepTrace | None = None
         """Recorder of every step, while a profile is running."""
         self.is_asleep = False
-        self._live: dict[int, Generation] = {}
+        self._live: dict[int, ActiveGeneration] = {}
         """Running requests by the identity of their reply."""
         self._is_quiet = asyncio.Event()
         self._is_quiet.set()
@@ -83,7 +83,7 @@ class CpuEngine:
         self._reporter: Reporter
         self._core: Core
         self._tiers: CacheTiers | None = None
-        self._limits: Limits
+        self._limits: CpuLimits
         self._adapters: Adapters
         self._defaults: Defaults
         self._compiler: Compiler
@@ -107,7 +107,7 @@ class CpuEngine:
                 routes={**config.routes, "kvbm": self._tiers.route},
                 runtime_data={**config.runtime_data, **self._tiers.runtime_data},
             )
-        controls = Controls(self, host, self._config, self._adapters, has_tiers=self._tiers is not None)
+        controls = CpuControls(self, host, self._config, self._adapters, has_tiers=self._tiers is not None)
         config = replace(
             config,
             routes={**config.routes, **controls.routes()},
@@ -144,7 +144,7 @@ class CpuEngine:
         if guided is None:
             self._orders.put(Add(generation))
 
-    def _generation(self, request: PreprocessedRequest, reply: Reply) -> Generation:
+    def _generation(self, request: PreprocessedRequest, reply: Reply) -> ActiveGeneration:
         """Return this worker's part of a request."""
         adapter = self._adapters.of(request.routing.lora_name if request.routing is not None else None)
         if self._lending is not None:
@@ -211,7 +211,7 @@ class CpuEngine:
         """Run `work` on the engine's thread between two steps. Raise the exception of `work`."""
         if self._is_stopping or self._thread is None:
             raise EngineShutdown("the engine is stopped")
-        call = Call(work, self._loop.create_future())
+        call = ControlCall(work, self._loop.create_future())
         self._calls.add(call)
         self._orders.put(call)
         try:
@@ -256,7 +256,7 @@ class CpuEngine:
         if shape.labels:
             raise ConfigError(f"{path}: the model is a classifier; add --classify-worker")
         context_length, blocks = cache_size(config, shape)
-        model = Model(
+        model = TransformerModel(
             shape,
             load_weights(path, shape),
             slots=blocks * config.block_size,
@@ -271,7 +271,7 @@ class CpuEngine:
             self._tiers = open_tiers(kvbm, path, model.cache, config.block_size, worker_id, wake, tls)
         self._open_transfers(model, path)
         scheduler = Scheduler(
-            BlockPool(blocks, is_caching=config.enable_prefix_caching, notes_evicted=self._tiers is not None),
+            KvBlockPool(blocks, is_caching=config.enable_prefix_caching, notes_evicted=self._tiers is not None),
             sequences_max=config.max_num_seqs,
             batched_tokens_max=config.max_num_batched_tokens,
             tiers=self._tiers,
@@ -282,7 +282,7 @@ class CpuEngine:
         )
         self._adapters = Adapters(config, shape)
         self._defaults = Defaults.read(path)
-        self._limits = Limits(
+        self._limits = CpuLimits(
             vocab_size=shape.vocab_size,
             context_length=context_length,
             block_tokens=config.block_size,
@@ -315,7 +315,7 @@ class CpuEngine:
     def _transports(self) -> list[Transport]:
         return [Transport(name) for name in self._config.kv_transfer]
 
-    def _open_transfers(self, model: Model, path: str) -> None:
+    def _open_transfers(self, model: TransformerModel, path: str) -> None:
         """Start the block exporter of a prefill worker or the block fetcher of a decode worker."""
         config = self._config
         if config.role is DisaggregationMode.AGGREGATED:
@@ -399,14 +399,14 @@ class CpuEngine:
                 self._core.scheduler.take_back(order.blocks)
                 if not self._core.has_work:
                     return True
-            elif isinstance(order, Call):
+            elif isinstance(order, ControlCall):
                 self._carry_out(order)
                 if not self._core.has_work:
                     return True
             else:
                 return isinstance(order, Look)
 
-    def _carry_out(self, call: Call) -> None:
+    def _carry_out(self, call: ControlCall) -> None:
         error: Exception | None = None
         try:
             call.work()
@@ -417,7 +417,7 @@ class CpuEngine:
 
     # The loop's thread.
 
-    def _deliver(self, outcome: Outcome, is_idle: bool) -> None:
+    def _deliver(self, outcome: StepOutcome, is_idle: bool) -> None:
         self._steps_ahead.release()
         for output in outcome.outputs:
             if output.generation.is_open:
@@ -448,7 +448,7 @@ class CpuEngine:
             self._close(output.generation)
             reply.fail(Unknown(str(word)))
 
-    def _guide(self, generation: Generation, outcome: Guide | DynamoException) -> None:
+    def _guide(self, generation: ActiveGeneration, outcome: Guide | DynamoException) -> None:
         """Continue a request whose grammar is compiled, or fail it."""
         if not generation.is_open:
             return
@@ -460,7 +460,7 @@ class CpuEngine:
             choice.guide = outcome.fresh()
         self._orders.put(Add(generation))
 
-    def _close(self, generation: Generation) -> None:
+    def _close(self, generation: ActiveGeneration) -> None:
         generation.is_open = False
         self._live.pop(id(generation.reply), None)
         if not self._live:

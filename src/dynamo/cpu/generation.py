@@ -7,7 +7,7 @@ from typing import Any
 
 from dynamo.cpu.guided import Guide
 from dynamo.cpu.sampler import Draw, History, Sampled, Sampling, Scored
-from dynamo.cpu.sequence import Sequence
+from dynamo.cpu.sequence import TokenSequence
 from dynamo.kvbm.transfer.base import Deadline, Descriptor
 from dynamo.kvbm.transfer.rooms import Meeting
 from dynamo.protocols.engine import CompletionUsage, EngineOutput, PromptTokensDetails, TopLogprob
@@ -54,11 +54,11 @@ class PromptLogprobs:
 
 
 @dataclass(eq=False, slots=True)
-class Choice:
+class GeneratedChoice:
     """One choice of a request."""
 
     index: int
-    sequence: Sequence
+    sequence: TokenSequence
     sampling: Sampling
     rules: StopRules
     history: History | None = None
@@ -137,7 +137,7 @@ class Fetch:
     """First output token, if known."""
     cached_tokens: int | None = None
     """Prompt tokens that the prefill worker found in its cache."""
-    sequence: Sequence | None = None
+    sequence: TokenSequence | None = None
     """Sequence that receives the blocks, once it is scheduled."""
     is_abandoned: bool = False
     meeting: Meeting | None = None
@@ -147,11 +147,11 @@ class Fetch:
 
 
 @dataclass(eq=False, slots=True)
-class Generation:
+class ActiveGeneration:
     """One request. Owned by the engine's thread, except `is_open`, which belongs to the loop."""
 
     reply: Reply
-    choices: list[Choice]
+    choices: list[GeneratedChoice]
     is_prefill: bool = False
     """True on a prefill worker: the blocks are kept for the decode worker that continues."""
     meeting: Meeting | None = None

@@ -13,7 +13,7 @@ import numpy as np
 from xxhash import xxh3_64
 
 from dynamo.core.errors import ConfigError
-from dynamo.cpu.adapter import F32, Adapter, Delta, LayerDeltas
+from dynamo.cpu.adapter import F32, Adapter, AdapterDelta, LayerDeltas
 from dynamo.cpu.architecture import Architecture
 from dynamo.cpu.checkpoint import Checkpoint, read_json
 from dynamo.cpu.model import interleaved
@@ -202,7 +202,7 @@ class _Reader:
 
     def _joined(
         self, norm: str | None, inputs: int, pairs: Sequence[tuple[F32, F32] | None], sizes: Sequence[int]
-    ) -> Delta | None:
+    ) -> AdapterDelta | None:
         """Return the term for a matrix that joins these projections and follows a norm."""
         ranks = sum(len(pair[0]) for pair in pairs if pair is not None)
         if ranks == 0:
@@ -218,7 +218,7 @@ class _Reader:
             column += size
         if norm is not None:
             down *= self._base.tensor(f"{self._name}.{norm}.weight", self._shape.hidden_size)[:, None]
-        return Delta(down, up)
+        return AdapterDelta(down, up)
 
 
 def _texts(value: Any, what: str) -> list[str]:

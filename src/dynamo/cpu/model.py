@@ -19,7 +19,7 @@ import numpy.typing as npt
 from dynamo.core.errors import ConfigError
 from dynamo.cpu.adapter import Adapted
 from dynamo.cpu.architecture import Architecture
-from dynamo.cpu.attention import Ids, KvCache, Span, plan
+from dynamo.cpu.attention import Ids, KvCache, TokenSpan, plan
 from dynamo.cpu.checkpoint import Checkpoint
 
 F32 = npt.NDArray[np.float32]
@@ -36,7 +36,7 @@ class Batch:
     positions: Ids
     slots: Ids
     """Cache slot for the keys and values of each token."""
-    spans: Sequence[Span]
+    spans: Sequence[TokenSpan]
     wanted: Ids
     """Rows whose logits are needed."""
     adapted: Sequence[Adapted] = ()
@@ -59,7 +59,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class TransformerWeights:
     """All trained parameters."""
 
     embedding: F32
@@ -68,13 +68,13 @@ class Weights:
     head: F32
 
 
-class Model:
+class TransformerModel:
     """Transformer with its cache. Not thread-safe: its buffers are reused by every step."""
 
     def __init__(
         self,
         shape: Architecture,
-        weights: Weights,
+        weights: TransformerWeights,
         *,
         slots: int,
         rows_max: int,
@@ -84,7 +84,7 @@ class Model:
         """`memory`: existing memory for the cache, if other processes read it."""
         self.shape = shape
         self.cache = KvCache(shape.layers, shape.kv_heads, slots, shape.head_dim, memory)
-        self._loaded: Weights | None = weights
+        self._loaded: TransformerWeights | None = weights
         self._rotations = shape.rope.rotations(longest)
         self._buffers = _Buffers(shape, rows_max)
 
@@ -92,7 +92,7 @@ class Model:
     def is_loaded(self) -> bool:
         return self._loaded is not None
 
-    def load(self, weights: Weights) -> None:
+    def load(self, weights: TransformerWeights) -> None:
         """Use these weights from now on. The caller must discard cached blocks of other weights."""
         self._loaded = weights
 
@@ -101,7 +101,7 @@ class Model:
         self._loaded = None
 
     @property
-    def _weights(self) -> Weights:
+    def _weights(self) -> TransformerWeights:
         assert self._loaded is not None, "a step without weights"
         return self._loaded
 
@@ -250,12 +250,12 @@ def gated_silu(half_gate: F32, up: F32, out: F32) -> None:
     out *= up
 
 
-def load_weights(path: str, shape: Architecture) -> Weights:
+def load_weights(path: str, shape: Architecture) -> TransformerWeights:
     """Load a checkpoint. Raise `ConfigError` if a tensor is missing, of the wrong shape or unused."""
     checkpoint = Checkpoint(path)
     hidden, vocab = shape.hidden_size, shape.vocab_size
     embedding = checkpoint.tensor("model.embed_tokens.weight", vocab, hidden)
-    weights = Weights(
+    weights = TransformerWeights(
         embedding=embedding,
         layers=[_load_layer(checkpoint, shape, f"model.layers.{number}") for number in range(shape.layers)],
         norm=checkpoint.tensor("model.norm.weight", hidden),

@@ -4,17 +4,17 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dynamo.cpu.generation import Fetch, Generation
+from dynamo.cpu.generation import ActiveGeneration, Fetch
 
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    generation: Generation
+    generation: ActiveGeneration
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    generation: Generation
+    generation: ActiveGeneration
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class TakeBack:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ControlCall:
     """Function to be executed between two steps."""
 
     work: Callable[[], None]
@@ -58,4 +58,4 @@ class Stop:
     """Stop computing."""
 
 
-Order = Add | Drop | Fetched | FirstCame | TakeBack | Call | Look | Stop
+Order = Add | Drop | Fetched | FirstCame | TakeBack | ControlCall | Look | Stop

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dynamo.cpu.adapter import Adapter
-from dynamo.cpu.blocks import BlockPool, Content
-from dynamo.cpu.sequence import Sequence
+from dynamo.cpu.blocks import BlockContent, KvBlockPool
+from dynamo.cpu.sequence import TokenSequence
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """The next `count` tokens of a sequence that are not computed yet."""
 
-    sequence: Sequence
+    sequence: TokenSequence
     count: int
 
     @property
@@ -32,22 +32,22 @@ class Chunk:
         return self.count == self.sequence.pending
 
 
-class Tiers(Protocol):
+class LowerTiers(Protocol):
     """Storage of blocks below the cache."""
 
-    def is_ready(self, sequence: Sequence, pool: BlockPool) -> bool:
+    def is_ready(self, sequence: TokenSequence, pool: KvBlockPool) -> bool:
         """Return False while more of the prefix than the pool's part is being loaded for `take`."""
 
-    def take(self, sequence: Sequence, cached: int) -> list[int]:
+    def take(self, sequence: TokenSequence, cached: int) -> list[int]:
         """Acquire blocks that can be copied into the cache at once and continue the cached part of a prefix."""
 
     def load(self, slots: list[int], blocks: list[int]) -> None:
         """Queue copies into the cache that must be done before the next step."""
 
-    def save(self, sequence: Sequence, parent_hash: int | None, contents: list[Content]) -> None:
+    def save(self, sequence: TokenSequence, parent_hash: int | None, contents: list[BlockContent]) -> None:
         """Save computed blocks."""
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: TokenSequence) -> None:
         """Cancel a sequence's pending loads."""
 
 
@@ -56,24 +56,24 @@ class Scheduler:
 
     def __init__(
         self,
-        pool: BlockPool,
+        pool: KvBlockPool,
         *,
         sequences_max: int,
         batched_tokens_max: int,
-        tiers: Tiers | None = None,
+        tiers: LowerTiers | None = None,
         adapters_max: int | None = None,
     ) -> None:
         """`adapters_max`: number of adapters that may run at the same time."""
         assert batched_tokens_max >= sequences_max, "every running sequence needs a token of the budget"
         self.pool = pool
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
-        self.fetching: list[Sequence] = []
+        self.waiting: deque[TokenSequence] = deque()
+        self.running: list[TokenSequence] = []
+        self.fetching: list[TokenSequence] = []
         self.lent: Counter[int] = Counter()
         """Number of fetches of each lent block."""
         self.preemptions = 0
         self._tiers = tiers
-        self._begun: list[Sequence] = []
+        self._begun: list[TokenSequence] = []
         self._is_stuck = False
         """True if no waiting sequence can start until something is freed."""
         self._is_loading = False
@@ -91,11 +91,11 @@ class Scheduler:
         """Return whether lent blocks prevent waiting sequences from starting."""
         return self._is_stuck and bool(self.waiting and self.lent) and not (self.running or self.fetching)
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: TokenSequence) -> None:
         self.waiting.append(sequence)
         self._is_stuck = False
 
-    def finish(self, sequence: Sequence) -> None:
+    def finish(self, sequence: TokenSequence) -> None:
         """Remove a sequence in any state; no effect if it was already removed."""
         if sequence.is_finished:
             return
@@ -109,13 +109,13 @@ class Scheduler:
         elif sequence not in self.fetching:  # The transfer still writes to its blocks; they are freed at its end.
             self.waiting.remove(sequence)
 
-    def lend(self, sequence: Sequence, first: int = 0) -> list[int]:
+    def lend(self, sequence: TokenSequence, first: int = 0) -> list[int]:
         """Remove a running sequence but hold its blocks from `first` on until `take_back`; return them."""
         blocks = self.lend_part(sequence, first, len(sequence.blocks))
         self.finish(sequence)
         return blocks
 
-    def lend_part(self, sequence: Sequence, first: int, end: int) -> list[int]:
+    def lend_part(self, sequence: TokenSequence, first: int, end: int) -> list[int]:
         """Lend some blocks of a sequence that continues to run; return them."""
         blocks = sequence.blocks[first:end]
         self.pool.share(blocks)
@@ -132,12 +132,12 @@ class Scheduler:
         self.pool.release(blocks)
         self._is_stuck = False
 
-    def take_begun(self) -> list[Sequence]:
+    def take_begun(self) -> list[TokenSequence]:
         """Return the sequences that started fetching since the last call."""
         begun, self._begun = self._begun, []
         return begun
 
-    def end_fetch(self, sequence: Sequence, *, is_whole: bool) -> None:
+    def end_fetch(self, sequence: TokenSequence, *, is_whole: bool) -> None:
         """Run a sequence whose blocks arrived; on failure, queue it first to compute its own prompt."""
         self.fetching.remove(sequence)
         self._is_stuck = False
@@ -155,7 +155,7 @@ class Scheduler:
 
     def plan(self) -> list[Chunk]:
         """Return the next step. Its blocks are held on return."""
-        chunks: dict[Sequence, Chunk] = {}
+        chunks: dict[TokenSequence, Chunk] = {}
         preemptions = self.preemptions
         budget = self._batched_tokens_max
         for sequence in sorted(self.running, key=_is_prefilling):
@@ -196,7 +196,7 @@ class Scheduler:
         assert len(set(everyone)) == len(everyone), "a sequence is in two places"
         assert not any(sequence.is_finished for sequence in everyone), "a finished sequence was not removed"
 
-    def _free_blocks(self, sequence: Sequence, count: int, chunks: dict[Sequence, Chunk]) -> bool:
+    def _free_blocks(self, sequence: TokenSequence, count: int, chunks: dict[TokenSequence, Chunk]) -> bool:
         """Acquire blocks for the next `count` tokens; return False if the sequence itself was preempted."""
         missing = sequence.blocks_missing(sequence.computed + count)
         if missing <= 0:
@@ -212,13 +212,13 @@ class Scheduler:
             if youngest is sequence:
                 return False
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: TokenSequence) -> None:
         self.preemptions += 1
         self.running.remove(sequence)
         self.pool.release(sequence.drop())
         self.waiting.appendleft(sequence)
 
-    def _admit(self, chunks: dict[Sequence, Chunk], budget: int) -> None:
+    def _admit(self, chunks: dict[TokenSequence, Chunk], budget: int) -> None:
         """Start waiting sequences in order of arrival while slots, tokens and blocks are available."""
         is_held_back = False
         for sequence in [sequence for sequence in self.waiting if sequence.is_ready]:
@@ -248,7 +248,7 @@ class Scheduler:
         used = {id(one.adapter) for one in (*self.running, *self.fetching) if one.adapter is not None}
         return id(adapter) in used or len(used) < adapters_max
 
-    def _start(self, sequence: Sequence, budget: int) -> int:
+    def _start(self, sequence: TokenSequence, budget: int) -> int:
         """Acquire blocks for a waiting sequence and return its first token count; return 0 if it must keep waiting.
 
         It starts only if all its tokens fit, plus one block for each running sequence, so that it is not preempted right
@@ -271,7 +271,7 @@ class Scheduler:
         self.running.append(sequence)
         return count
 
-    def _load(self, sequence: Sequence, cached: list[int], tiers: Tiers) -> list[int]:
+    def _load(self, sequence: TokenSequence, cached: list[int], tiers: LowerTiers) -> list[int]:
         """Extend the cached part of a prefix by the tiers' blocks. There must be space for the whole sequence."""
         slots = tiers.take(sequence, len(cached)) if self.pool.is_caching else []
         tiers.forget(sequence)
@@ -284,7 +284,7 @@ class Scheduler:
         tiers.load(slots, blocks)
         return [*cached, *blocks]
 
-    def _fetch(self, sequence: Sequence) -> bool:
+    def _fetch(self, sequence: TokenSequence) -> bool:
         """Acquire blocks for a prompt computed elsewhere; return False if it must keep waiting."""
         cached = self._reuse(sequence)
         if cached is None:
@@ -299,7 +299,7 @@ class Scheduler:
         self._begun.append(sequence)
         return True
 
-    def _reuse(self, sequence: Sequence) -> list[int] | None:
+    def _reuse(self, sequence: TokenSequence) -> list[int] | None:
         """Acquire the cached blocks of the prefix; return None if the rest would not fit."""
         cached = self.pool.acquire(sequence.reusable_hashes()) if self.pool.is_caching else []
         sequence.hold(cached, is_cached=True)
@@ -309,7 +309,7 @@ class Scheduler:
             return None
         return cached
 
-    def _store(self, sequence: Sequence) -> None:
+    def _store(self, sequence: TokenSequence) -> None:
         """Index the completed blocks by their content."""
         if not self.pool.is_caching:
             return
@@ -319,5 +319,5 @@ class Scheduler:
             self._tiers.save(sequence, parent_hash, contents)
 
 
-def _is_prefilling(sequence: Sequence) -> bool:
+def _is_prefilling(sequence: TokenSequence) -> bool:
     return sequence.pending > 1

@@ -3,11 +3,11 @@
 from collections.abc import Sequence as Items
 
 from dynamo.cpu.adapter import Adapter
-from dynamo.cpu.blocks import Content
+from dynamo.cpu.blocks import BlockContent
 from dynamo.tokens.hashing import SEED, block_hashes, next_sequence_hash
 
 
-class Sequence:
+class TokenSequence:
     """Growing list of tokens, of which a prefix is computed."""
 
     def __init__(
@@ -16,7 +16,7 @@ class Sequence:
         block_tokens: int,
         *,
         hash_seed: int = SEED,
-        leader: "Sequence | None" = None,
+        leader: "TokenSequence | None" = None,
         adapter: Adapter | None = None,
     ) -> None:
         self.tokens = list(prompt)
@@ -107,21 +107,24 @@ class Sequence:
         self.blocks, self.runs, self.computed, self._stored = [], [], 0, 0
         return blocks
 
-    def newly_complete(self) -> tuple[int | None, list[Content]]:
+    def newly_complete(self) -> tuple[int | None, list[BlockContent]]:
         """Return the hash of the preceding block and the contents of the blocks completed since the last call."""
         first, end = self._stored, self.computed // self._block_tokens
         if first == end:
             return None, []
         self._hash_complete_blocks()
-        contents = [Content(self.blocks[at], self._hashes[at], self._tokens_hashes[at]) for at in range(first, end)]
+        contents = [
+            BlockContent(self.blocks[at], self._hashes[at], self._tokens_hashes[at]) for at in range(first, end)
+        ]
         self._stored = end
         return (self._hashes[first - 1] if first else None), contents
 
-    def contents(self, blocks: Items[int], first: int) -> tuple[int | None, list[Content]]:
+    def contents(self, blocks: Items[int], first: int) -> tuple[int | None, list[BlockContent]]:
         """Return the hash of the preceding block and the contents of these blocks, the first at index `first`."""
         self._hash_complete_blocks()
         contents = [
-            Content(block, self._hashes[at], self._tokens_hashes[at]) for at, block in enumerate(blocks, start=first)
+            BlockContent(block, self._hashes[at], self._tokens_hashes[at])
+            for at, block in enumerate(blocks, start=first)
         ]
         return (self._hashes[first - 1] if first else None), contents
 

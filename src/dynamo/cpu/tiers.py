@@ -15,9 +15,9 @@ from typing import Any
 
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.cpu.attention import F32, KvCache
-from dynamo.cpu.blocks import BlockPool, Content, Evicted
+from dynamo.cpu.blocks import BlockContent, Evicted, KvBlockPool
 from dynamo.cpu.layout import fingerprint
-from dynamo.cpu.sequence import Sequence
+from dynamo.cpu.sequence import TokenSequence
 from dynamo.kvbm.config import KvbmConfig
 from dynamo.kvbm.logical.blocks import Identity
 from dynamo.kvbm.logical.consolidator import Consolidator, Told
@@ -41,7 +41,7 @@ class CacheTiers:
         self.manager = manager
         self._cache = cache
         self._block_tokens = block_tokens
-        self._tickets: dict[Sequence, Ticket | None] = {}
+        self._tickets: dict[TokenSequence, Ticket | None] = {}
         """Pending load of each waiting sequence; None if there is nothing to load."""
         self._loads: list[tuple[int, int]] = []
         self._consolidator = Consolidator()
@@ -75,7 +75,7 @@ class CacheTiers:
 
     # Called by the scheduler.
 
-    def is_ready(self, sequence: Sequence, pool: BlockPool) -> bool:
+    def is_ready(self, sequence: TokenSequence, pool: KvBlockPool) -> bool:
         """Return False while more of the prefix than the cached part is being loaded into the host tier."""
         if sequence not in self._tickets:
             hashes = sequence.reusable_hashes()
@@ -89,7 +89,7 @@ class CacheTiers:
         ticket = self._tickets[sequence]
         return ticket is None or self.manager.is_over(ticket)
 
-    def take(self, sequence: Sequence, cached: int) -> list[int]:
+    def take(self, sequence: TokenSequence, cached: int) -> list[int]:
         """Acquire the host tier's blocks that continue the cached part of a prefix."""
         hashes = sequence.reusable_hashes()
         if cached:
@@ -100,7 +100,7 @@ class CacheTiers:
         """Queue copies into the cache that must be done before the next step."""
         self._loads += zip(slots, blocks, strict=True)
 
-    def save(self, sequence: Sequence, parent_hash: int | None, contents: list[Content]) -> None:
+    def save(self, sequence: TokenSequence, parent_hash: int | None, contents: list[BlockContent]) -> None:
         """Save computed blocks."""
         outgoing = []
         for content in contents:
@@ -109,7 +109,7 @@ class CacheTiers:
             parent_hash = content.sequence_hash
         self.manager.offload(outgoing)
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: TokenSequence) -> None:
         """Cancel a sequence's pending loads."""
         ticket = self._tickets.pop(sequence, None)
         if ticket is not None:
@@ -174,7 +174,7 @@ def open_tiers(
     return CacheTiers(manager, cache, block_tokens)
 
 
-def _identities(sequence: Sequence, first: int, end: int) -> list[Identity]:
+def _identities(sequence: TokenSequence, first: int, end: int) -> list[Identity]:
     parent_hash, contents = sequence.contents(range(end - first), first)
     identities = []
     for content in contents:

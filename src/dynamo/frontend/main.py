@@ -61,7 +61,7 @@ def main() -> int:
     raise_fd_limit(setting("DYN_FRONTEND_FD_LIMIT_TARGET", 8192, int))
     shared_folder = setting(FOLDER_VARIABLE, "", str)
     is_parent = config.http_workers > 1 and not shared_folder
-    plan = Plan.of(config, shared_folder)
+    plan = HttpPlan.of(config, shared_folder)
     if config.http_workers > 1:
         check_platform()
     host = "127.0.0.1" if config.interactive else config.http_host
@@ -87,7 +87,7 @@ def main() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class HttpPlan:
     """Validated settings of the HTTP service, read before anything is started."""
 
     tls: ssl.SSLContext | None
@@ -95,7 +95,7 @@ class Plan:
     trace: TraceOptions | None
 
     @classmethod
-    def of(cls, config: FrontendConfig, shared_folder: str = "") -> "Plan":
+    def of(cls, config: FrontendConfig, shared_folder: str = "") -> "HttpPlan":
         """Return the plan of a configuration. Raises `ConfigError`."""
         given = api_keys(config)
         keys = None if config.interactive else Keys.of(given.keys, config.api_keys_file, given.admin_keys)
@@ -127,7 +127,7 @@ class Plan:
         return cls(tls, http, TraceOptions.from_environment())
 
 
-async def serve(config: FrontendConfig, listener: socket.socket, plan: Plan) -> int:
+async def serve(config: FrontendConfig, listener: socket.socket, plan: HttpPlan) -> int:
     """Run the service on a bound socket; return the exit status."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -192,7 +192,7 @@ async def serve(config: FrontendConfig, listener: socket.socket, plan: Plan) -> 
 
 
 def kserve_of(
-    config: FrontendConfig, plan: Plan, pipeline: Pipeline, models: Models, runtime: DistributedRuntime
+    config: FrontendConfig, plan: HttpPlan, pipeline: Pipeline, models: Models, runtime: DistributedRuntime
 ) -> "KserveService":
     """Return the gRPC service (`--kserve-grpc-server`) with its port bound. Raises `ConfigError`."""
     from dynamo.grpc.service import OPEN_PATHS, KserveOptions, KserveService

@@ -1,6 +1,6 @@
 """Entrypoint: the mocker as an engine of `make_engine` and `run_input` in upstream's Python API."""
 
-from dynamo.backend.worker import Worker
+from dynamo.backend.worker import EngineWorker
 from dynamo.llm.entrypoint import EntrypointArgs
 from dynamo.mocker.canonical import read_settings, settings_of
 from dynamo.mocker.config import MockerConfig
@@ -14,7 +14,7 @@ class MockerService:
     def __init__(self, runtime: DistributedRuntime, args: EntrypointArgs, path: str) -> None:
         config = config_of(args, path)
         self._runtime = runtime
-        self._worker = Worker(config, MockerEngine(config), runtime, on_failure=self._fail)
+        self._worker = EngineWorker(config, MockerEngine(config), runtime, on_failure=self._fail)
 
     async def start(self) -> None:
         """Serve the endpoint and register the model. Raise `ConfigError`."""

@@ -11,7 +11,7 @@ from dynamo.core import logging as log
 from dynamo.core.config import exit_on_config_error
 from dynamo.core.unsupported_flags import load
 from dynamo.openai_proxy.config import ProxyConfig
-from dynamo.openai_proxy.facts import Offer, find_offers
+from dynamo.openai_proxy.facts import ModelOffer, find_offers
 from dynamo.openai_proxy.text_engine import TextEngine
 from dynamo.openai_proxy.token_engine import TokenEngine
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     left = iter(offers)
 
     def make() -> LLMEngine:
-        offer: Offer = next(left)
+        offer: ModelOffer = next(left)
         return TextEngine(config, facts, offer) if config.takes_text else TokenEngine(config, facts, offer)
 
     return run_worker(config, make, count=len(offers))

@@ -6,9 +6,9 @@ from typing import Any
 from dynamo.backend.request_fields import ends_of, json_text, own_options, thinking_budget
 from dynamo.core.errors import Unknown
 from dynamo.openai_proxy.tokens import (
-    Limits,
+    ProxyLimits,
     ServerRequest,
-    TokenAnswer,
+    TokenResponseParser,
     biases_of,
     check_plain,
     max_output_tokens,
@@ -24,7 +24,7 @@ STRUCTURED_SINCE = (0, 11)
 """First vLLM version with `structured_outputs`; older ones, and other servers, have one field for each kind."""
 
 
-class CompletionsForm:
+class CompletionsFormat:
     """`/v1/completions` with the prompt as token ids."""
 
     is_api_path = True
@@ -34,7 +34,7 @@ class CompletionsForm:
         self._tells_ids = returns_ids
         self._is_structured = tuple(version) >= STRUCTURED_SINCE
 
-    def server_request(self, request: PreprocessedRequest, limits: Limits) -> ServerRequest:
+    def server_request(self, request: PreprocessedRequest, limits: ProxyLimits) -> ServerRequest:
         check_plain(request)
         options, stop, output, routing = (
             request.sampling_options, request.stop_conditions, request.output_options, request.routing,
@@ -76,8 +76,8 @@ class CompletionsForm:
         rank = wanted_rank(request, limits)
         return ServerRequest("/completions", body, {} if rank is None else {RANK_HEADER: str(rank)})
 
-    def answer(self, request: PreprocessedRequest) -> "CompletionsAnswer":
-        return CompletionsAnswer(request, returns_ids=self._tells_ids)
+    def answer(self, request: PreprocessedRequest) -> "CompletionsResponseParser":
+        return CompletionsResponseParser(request, returns_ids=self._tells_ids)
 
     def _guided(self, guided: GuidedDecoding | None) -> dict[str, Any]:
         if guided is None:
@@ -97,7 +97,7 @@ class CompletionsForm:
         return {f"guided_{name}": value for name, value in given.items()}
 
 
-class CompletionsAnswer(TokenAnswer):
+class CompletionsResponseParser(TokenResponseParser):
     """Parser of the chunks of `/v1/completions`."""
 
     def __init__(self, request: PreprocessedRequest, *, returns_ids: bool) -> None:

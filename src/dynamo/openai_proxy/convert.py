@@ -45,7 +45,7 @@ def text_request(given: Mapping[str, Any], model: str) -> TextRequest:
     return TextRequest(path, body, is_stream=True, drops_usage=streams and not options.get("include_usage"))
 
 
-class Chunks:
+class ChunkConverter:
     """Converter of the chunks of one response for the client."""
 
     __slots__ = ("_name", "_request", "_unfinished")

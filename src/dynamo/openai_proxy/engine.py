@@ -21,7 +21,7 @@ from dynamo.core.http_client import HttpClient, HttpResponse
 from dynamo.core.tasks import TaskOwner
 from dynamo.openai_proxy.config import ProxyConfig
 from dynamo.openai_proxy.convert import DONE, refusal
-from dynamo.openai_proxy.facts import Facts, Offer, get, make_client
+from dynamo.openai_proxy.facts import ModelOffer, ServerFacts, get, make_client
 from dynamo.openai_proxy.health import HealthWatch
 from dynamo.openai_proxy.metrics import loads_of, samples_of
 from dynamo.openai_proxy.tokens import ServerRequest
@@ -38,7 +38,7 @@ REQUEST_ID = "x-request-id"
 class ProxyEngine(abc.ABC):
     """Common part of the text and token engines: `dynamo.backend.engine.LLMEngine` without `submit`."""
 
-    def __init__(self, config: ProxyConfig, facts: Facts, offer: Offer, clock: Clock | None = None) -> None:
+    def __init__(self, config: ProxyConfig, facts: ServerFacts, offer: ModelOffer, clock: Clock | None = None) -> None:
         self._config = config
         self._facts = facts
         self._offer = offer

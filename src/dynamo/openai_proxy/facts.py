@@ -28,7 +28,7 @@ TOKEN_IDS_SINCE = (0, 10, 2)
 BLOCK_TOKENS = 16  # vLLM's default.
 
 
-class Kind(Enum):
+class ServerKind(Enum):
     """Kind of server."""
 
     VLLM = "vllm"
@@ -38,7 +38,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class ModelOffer:
     """One model of the server."""
 
     model: str
@@ -50,10 +50,10 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class ServerFacts:
     """Properties common to all models of the server."""
 
-    kind: Kind = Kind.OTHER
+    kind: ServerKind = ServerKind.OTHER
     version: tuple[int, ...] = ()
     health_path: str
     has_metrics: bool = False
@@ -66,11 +66,11 @@ class Facts:
     def token_api(self) -> TokenApi:
         """Return the default API for tokens of this kind and version of server."""
         match self.kind:
-            case Kind.SGLANG:
+            case ServerKind.SGLANG:
                 return TokenApi.SGLANG
-            case Kind.LLAMA_CPP:
+            case ServerKind.LLAMA_CPP:
                 return TokenApi.LLAMA_CPP
-            case Kind.VLLM if self.version >= TOKEN_IDS_SINCE:
+            case ServerKind.VLLM if self.version >= TOKEN_IDS_SINCE:
                 return TokenApi.TOKEN_IDS
             case _:
                 return TokenApi.LOGPROBS
@@ -88,14 +88,14 @@ def make_client(config: ProxyConfig) -> HttpClient:
     return HttpClient(config.base_url, deadlines, headers=config.request_headers(), tls=tls)
 
 
-async def find_offers(config: ProxyConfig, clock: Clock | None = None) -> tuple[Facts, list[Offer]]:
+async def find_offers(config: ProxyConfig, clock: Clock | None = None) -> tuple[ServerFacts, list[ModelOffer]]:
     """Wait for the server and detect its properties and models. Raises `ConfigError` if it is not available in time."""
     client = make_client(config)
     try:
         listed = await _wait_for_models(client, config, clock or SystemClock())
         facts = await _facts(client, config, kind_of(listed))
         offers = offers_of(config, listed)
-        if not config.takes_text and facts.kind is Kind.LLAMA_CPP and offers[0].context_length is None:
+        if not config.takes_text and facts.kind is ServerKind.LLAMA_CPP and offers[0].context_length is None:
             offers = [await _with_context(client, offers[0])]
         logger.info("%s serves %s (%s)", config.url, ", ".join(one.model for one in offers), facts.kind.value)
         return facts, offers
@@ -145,13 +145,13 @@ def models_in(body: bytes) -> list[dict[str, Any]]:
     return data
 
 
-def kind_of(listed: Sequence[dict[str, Any]]) -> Kind:
+def kind_of(listed: Sequence[dict[str, Any]]) -> ServerKind:
     """Return the kind of server, from its list of models."""
     owners = {str(one.get("owned_by") or "").lower() for one in listed}
-    return next((kind for kind in Kind if kind.value in owners), Kind.OTHER)
+    return next((kind for kind in ServerKind if kind.value in owners), ServerKind.OTHER)
 
 
-def offers_of(config: ProxyConfig, listed: Sequence[dict[str, Any]]) -> list[Offer]:
+def offers_of(config: ProxyConfig, listed: Sequence[dict[str, Any]]) -> list[ModelOffer]:
     """Return the models to serve. Raises `ConfigError` for one that the server does not list."""
     known = {str(one["id"]): one for one in listed}
     wanted = [*config.models, *(one for one in config.embedding_models if one not in config.models)]
@@ -166,7 +166,7 @@ def offers_of(config: ProxyConfig, listed: Sequence[dict[str, Any]]) -> list[Off
     if not config.takes_text and len(wanted) > 1:
         raise ConfigError(f"--model is missing: --model-path requires exactly one of {', '.join(wanted)}")
     return [
-        Offer(
+        ModelOffer(
             model=model,
             name=name,
             embeds=model in config.embedding_models,
@@ -181,17 +181,17 @@ def _length(entry: dict[str, Any]) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
-async def _facts(client: HttpClient, config: ProxyConfig, kind: Kind) -> Facts:
+async def _facts(client: HttpClient, config: ProxyConfig, kind: ServerKind) -> ServerFacts:
     health = config.health_path
     if health is None:
         status, _ = await _try(client, "/health")
         health = "/health" if status == 200 else config.api("/models")
     version: tuple[int, ...] = ()
     block_tokens, blocks, ranks = config.kv_cache_block_size, config.total_kv_blocks, 1
-    if kind is Kind.VLLM:
+    if kind is ServerKind.VLLM:
         _, body = await _try(client, "/version")
         version = version_of(_object(body).get("version"))
-    elif kind is Kind.SGLANG:
+    elif kind is ServerKind.SGLANG:
         info = await _sglang_info(client)
         version = version_of(info.get("version"))
         page, tokens = info.get("page_size"), info.get("max_total_num_tokens")
@@ -207,7 +207,7 @@ async def _facts(client: HttpClient, config: ProxyConfig, kind: Kind) -> Facts:
         shape = cache_shape(samples_of(body.decode("utf-8", "replace"))) if has_metrics else None
         if shape is not None:
             block_tokens, blocks, ranks = block_tokens or shape.block_tokens, blocks or shape.blocks, shape.ranks
-    return Facts(
+    return ServerFacts(
         kind=kind,
         version=version,
         health_path=health,
@@ -226,14 +226,14 @@ async def _sglang_info(client: HttpClient) -> dict[str, Any]:
     return {}
 
 
-async def _with_context(client: HttpClient, offer: Offer) -> Offer:
+async def _with_context(client: HttpClient, offer: ModelOffer) -> ModelOffer:
     """Return the offer with the context length of a llama.cpp slot."""
     _, body = await _try(client, "/props")
     settings = _object(body).get("default_generation_settings")
     length = settings.get("n_ctx") if isinstance(settings, dict) else None
     if not isinstance(length, int) or length < 1:
         return offer
-    return Offer(model=offer.model, name=offer.name, embeds=offer.embeds, context_length=length)
+    return ModelOffer(model=offer.model, name=offer.name, embeds=offer.embeds, context_length=length)
 
 
 async def _try(client: HttpClient, path: str) -> tuple[int, bytes]:
@@ -259,6 +259,6 @@ def version_of(text: Any) -> tuple[int, ...]:
     return () if numbers is None else tuple(int(one) for one in numbers[1].split("."))
 
 
-def token_api_of(config: ProxyConfig, facts: Facts) -> TokenApi:
+def token_api_of(config: ProxyConfig, facts: ServerFacts) -> TokenApi:
     """Return the API of `--token-api`, or the server's default."""
     return facts.token_api if config.token_api == AUTO else TokenApi(config.token_api)

@@ -7,9 +7,9 @@ from dynamo.backend.request_fields import ends_of, json_text
 from dynamo.core.codec import json_encode
 from dynamo.core.errors import HttpError, InvalidArgument
 from dynamo.openai_proxy.tokens import (
-    Limits,
+    ProxyLimits,
     ServerRequest,
-    TokenAnswer,
+    TokenResponseParser,
     biases_of,
     check_plain,
     max_output_tokens,
@@ -19,12 +19,12 @@ from dynamo.openai_proxy.tokens import (
 from dynamo.protocols.engine import EngineOutput, GuidedDecoding, PreprocessedRequest
 
 
-class SglangForm:
+class SglangFormat:
     """`/generate` with `input_ids`."""
 
     is_api_path = False
 
-    def server_request(self, request: PreprocessedRequest, limits: Limits) -> ServerRequest:
+    def server_request(self, request: PreprocessedRequest, limits: ProxyLimits) -> ServerRequest:
         check_plain(request)
         options, stop, logprobs = request.sampling_options, request.stop_conditions, request.output_options.logprobs
         max_tokens, biases, rank = max_output_tokens(request, limits), biases_of(request), wanted_rank(request, limits)
@@ -60,11 +60,11 @@ class SglangForm:
         }
         return ServerRequest("/generate", body)
 
-    def answer(self, request: PreprocessedRequest) -> "SglangAnswer":
-        return SglangAnswer(request)
+    def answer(self, request: PreprocessedRequest) -> "SglangResponseParser":
+        return SglangResponseParser(request)
 
 
-class SglangAnswer(TokenAnswer):
+class SglangResponseParser(TokenResponseParser):
     """Parser of the chunks of `/generate`, which contain the whole output so far or only the new part."""
 
     def __init__(self, request: PreprocessedRequest) -> None:
@@ -120,12 +120,12 @@ def _sglang_guided(guided: GuidedDecoding | None) -> dict[str, Any]:
     }
 
 
-class LlamaCppForm:
+class LlamaCppFormat:
     """`/completion` with the prompt as token ids."""
 
     is_api_path = False
 
-    def server_request(self, request: PreprocessedRequest, limits: Limits) -> ServerRequest:
+    def server_request(self, request: PreprocessedRequest, limits: ProxyLimits) -> ServerRequest:
         check_plain(request)
         options, stop, logprobs = request.sampling_options, request.stop_conditions, request.output_options.logprobs
         for name, value in (
@@ -161,11 +161,11 @@ class LlamaCppForm:
         }
         return ServerRequest("/completion", body)
 
-    def answer(self, request: PreprocessedRequest) -> "LlamaCppAnswer":
-        return LlamaCppAnswer(request)
+    def answer(self, request: PreprocessedRequest) -> "LlamaCppResponseParser":
+        return LlamaCppResponseParser(request)
 
 
-class LlamaCppAnswer(TokenAnswer):
+class LlamaCppResponseParser(TokenResponseParser):
     """Parser of the chunks of `/completion`. Other stop tokens than the server's own end of text are applied here."""
 
     def __init__(self, request: PreprocessedRequest) -> None:

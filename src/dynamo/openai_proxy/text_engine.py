@@ -5,7 +5,7 @@ from typing import Any
 from dynamo.backend.engine import EngineConfig
 from dynamo.core.errors import StreamIncomplete, Unknown
 from dynamo.core.http_client import HttpResponse
-from dynamo.openai_proxy.convert import Chunks, TextRequest, text_request
+from dynamo.openai_proxy.convert import ChunkConverter, TextRequest, text_request
 from dynamo.openai_proxy.engine import ProxyEngine, chunks_of
 from dynamo.openai_proxy.tokens import ServerRequest
 from dynamo.protocols.engine import PreprocessedRequest
@@ -49,7 +49,7 @@ class TextEngine(ProxyEngine):
 
     async def _stream(self, answer: HttpResponse, server_request: TextRequest, reply: Reply) -> None:
         """Forward a stream. Raises `StreamIncomplete` if it ends before all choices have finished."""
-        chunks = Chunks(server_request, self._offer.name)
+        chunks = ChunkConverter(server_request, self._offer.name)
         async for one in chunks_of(answer):
             chunk = chunks.take(one)
             if chunk is not None:

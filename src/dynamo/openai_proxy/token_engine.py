@@ -15,13 +15,13 @@ from dynamo.core.http_client import HttpResponse
 from dynamo.core.tasks import TaskOwner
 from dynamo.model_card.card import architectural_context_length, read_json
 from dynamo.model_card.hub import resolve_model
-from dynamo.openai_proxy.completions import CompletionsAnswer, CompletionsForm
+from dynamo.openai_proxy.completions import CompletionsFormat, CompletionsResponseParser
 from dynamo.openai_proxy.config import TokenApi
 from dynamo.openai_proxy.engine import ProxyEngine, chunks_of
 from dynamo.openai_proxy.events import kv_listeners
-from dynamo.openai_proxy.facts import BLOCK_TOKENS, Facts, token_api_of
-from dynamo.openai_proxy.native import LlamaCppForm, SglangForm
-from dynamo.openai_proxy.tokens import Form, Limits, ServerRequest, TokenAnswer
+from dynamo.openai_proxy.facts import BLOCK_TOKENS, ServerFacts, token_api_of
+from dynamo.openai_proxy.native import LlamaCppFormat, SglangFormat
+from dynamo.openai_proxy.tokens import ProxyLimits, ServerRequest, TokenFormat, TokenResponseParser
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.runtime.request_plane.base import Reply
 
@@ -37,22 +37,22 @@ PREFILL_TRANSFER_PARAMS = {
 """Parameters with which vLLM's NIXL connector keeps a prompt's blocks for transfer."""
 
 
-def form_of(api: TokenApi, facts: Facts) -> Form:
+def form_of(api: TokenApi, facts: ServerFacts) -> TokenFormat:
     """Return the request and response format of an API."""
     match api:
         case TokenApi.SGLANG:
-            return SglangForm()
+            return SglangFormat()
         case TokenApi.LLAMA_CPP:
-            return LlamaCppForm()
+            return LlamaCppFormat()
         case _:
-            return CompletionsForm(returns_ids=api is TokenApi.TOKEN_IDS, version=facts.version)
+            return CompletionsFormat(returns_ids=api is TokenApi.TOKEN_IDS, version=facts.version)
 
 
 class TokenEngine(ProxyEngine):
     """`dynamo.backend.engine.LLMEngine` for requests in tokens."""
 
-    _form: Form
-    _limits: Limits
+    _form: TokenFormat
+    _limits: ProxyLimits
 
     async def describe(self) -> EngineConfig:
         config, facts, offer = self._config, self._facts, self._offer
@@ -67,7 +67,7 @@ class TokenEngine(ProxyEngine):
         if config.kv_events_endpoint is not None and not facts.total_blocks:
             raise ConfigError("--total-kv-blocks is missing: the server does not report the size of its cache")
         self._form = form_of(api, facts)
-        self._limits = Limits(model=offer.model, context_length=length, ranks=facts.ranks)
+        self._limits = ProxyLimits(model=offer.model, context_length=length, ranks=facts.ranks)
         return EngineConfig(
             model_path=path,
             served_model_name=offer.name,
@@ -108,7 +108,7 @@ class TokenEngine(ProxyEngine):
         server_request = with_transfer(self._form.server_request(request, self._limits), PREFILL_TRANSFER_PARAMS)
         body = {name: value for name, value in server_request.body.items() if name not in ("stream", "stream_options")}
         answer = self._form.answer(request)
-        assert isinstance(answer, CompletionsAnswer), "checked by the configuration"
+        assert isinstance(answer, CompletionsResponseParser), "checked by the configuration"
 
         async def read(response: HttpResponse) -> None:
             async for whole in chunks_of(response):
@@ -129,7 +129,7 @@ class TokenEngine(ProxyEngine):
         )
 
 
-async def stream(response: HttpResponse, answer: TokenAnswer, reply: Reply) -> None:
+async def stream(response: HttpResponse, answer: TokenResponseParser, reply: Reply) -> None:
     """Write the server's output to the reply; single responses of bare tokens use the fast path."""
     async for chunk in chunks_of(response):
         for piece in answer.take(chunk):

@@ -12,7 +12,7 @@ from dynamo.protocols.engine import CompletionUsage, EngineOutput, PreprocessedR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ProxyLimits:
     """Limits of the server."""
 
     model: str
@@ -30,20 +30,20 @@ class ServerRequest:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-class Form(Protocol):
+class TokenFormat(Protocol):
     """Request and response format of one API for tokens."""
 
     is_api_path: bool
     """Whether its path is below the API's path; otherwise it is below the server's URL."""
 
-    def server_request(self, request: PreprocessedRequest, limits: Limits) -> ServerRequest:
+    def server_request(self, request: PreprocessedRequest, limits: ProxyLimits) -> ServerRequest:
         """Return the server's request. Raises `InvalidArgument` for an unsupported one."""
 
-    def answer(self, request: PreprocessedRequest) -> "TokenAnswer":
+    def answer(self, request: PreprocessedRequest) -> "TokenResponseParser":
         """Return the parser of the response."""
 
 
-class TokenAnswer(abc.ABC):
+class TokenResponseParser(abc.ABC):
     """State of one response. The last piece is held back until the token counts have arrived."""
 
     def __init__(self, request: PreprocessedRequest) -> None:
@@ -137,7 +137,7 @@ def ranked(tops: list[tuple[int, float]]) -> list[TopLogprob]:
     return [TopLogprob(rank, token, logprob=logprob) for rank, (token, logprob) in enumerate(tops, 1)]
 
 
-def max_output_tokens(request: PreprocessedRequest, limits: Limits) -> int:
+def max_output_tokens(request: PreprocessedRequest, limits: ProxyLimits) -> int:
     """Return the maximum number of output tokens. Raises `InvalidArgument` for a prompt that leaves none."""
     check_prompt(request, limits.context_length)
     max_tokens = limits.context_length - len(request.token_ids)
@@ -145,7 +145,7 @@ def max_output_tokens(request: PreprocessedRequest, limits: Limits) -> int:
     return max_tokens if wanted is None else min(wanted, max_tokens)
 
 
-def wanted_rank(request: PreprocessedRequest, limits: Limits) -> int | None:
+def wanted_rank(request: PreprocessedRequest, limits: ProxyLimits) -> int | None:
     """Return the requested rank; None if there is only one. Raises `InvalidArgument` for an unknown rank."""
     return rank_of(request.routing.dp_rank if request.routing is not None else None, limits.ranks, 0)
 

@@ -52,7 +52,7 @@ def read_engine_route(text: str) -> EngineRoute:
     return EngineRoute(path, method, target or None)
 
 
-class Controls:
+class SglangControls:
     """The routes of one engine."""
 
     def __init__(

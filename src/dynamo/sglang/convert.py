@@ -35,7 +35,7 @@ BAD_REQUEST, SERVER_ERROR = 400, 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SglangLimits:
     """Limits of the engine."""
 
     context_length: int
@@ -49,7 +49,7 @@ class Limits:
     """Whether low priorities are scheduled first."""
 
 
-def to_arguments(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
+def to_arguments(request: PreprocessedRequest, limits: SglangLimits) -> dict[str, Any]:
     """Return the arguments of `Engine.async_generate`. Raise `InvalidArgument` that names the field."""
     check_prompt(request, limits.context_length)
     routing, output = request.routing, request.output_options
@@ -78,7 +78,7 @@ def to_arguments(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]
     return arguments
 
 
-def sampling_of(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
+def sampling_of(request: PreprocessedRequest, limits: SglangLimits) -> dict[str, Any]:
     """Return the arguments of `SamplingParams`. The frontend handles text: stop strings are not passed."""
     options, stop = request.sampling_options, request.stop_conditions
     if options.use_beam_search:
@@ -142,7 +142,7 @@ def guided_of(guided: GuidedDecoding | None, *, has_grammars: bool) -> dict[str,
     return found
 
 
-class Answer:
+class SglangOutput:
     """Output state of one request: the tokens sent so far, and the pieces still to be sent."""
 
     __slots__ = ("_cached_tokens", "_hidden", "_logprobs", "_prompt_logprobs", "_prompt_tokens", "_sent", "unfinished")

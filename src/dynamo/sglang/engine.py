@@ -35,13 +35,13 @@ from dynamo.model_card.hub import resolve_model
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.runtime.request_plane.base import Reply
 from dynamo.sglang.config import STORE_EVENTS_VARIABLE, SglangConfig, wants_forward_passes
-from dynamo.sglang.controls import Controls, read_engine_route
-from dynamo.sglang.convert import Answer, Limits, has_media, refuse_media_options, to_arguments
+from dynamo.sglang.controls import SglangControls, read_engine_route
+from dynamo.sglang.convert import SglangLimits, SglangOutput, has_media, refuse_media_options, to_arguments
 from dynamo.sglang.events import kv_listeners, publisher_of
 from dynamo.sglang.handshake import SglangBootstrap, decode_bootstrap, prefill_bootstrap
 from dynamo.sglang.hicache import layout_of
-from dynamo.sglang.library import Library
-from dynamo.sglang.metrics import LoadReporter
+from dynamo.sglang.library import SglangLibrary
+from dynamo.sglang.metrics import SglangLoadReporter
 from dynamo.sglang.processes import check_alive, sigquit_handler
 from dynamo.text.multimodal.source import Media
 
@@ -56,7 +56,7 @@ MEDIA = {"image": "image_data", "video": "video_data", "audio": "audio_data"}
 class SglangEngine:
     """`dynamo.backend.engine.LLMEngine` over SGLang."""
 
-    def __init__(self, config: SglangConfig, args: Any, library: Library) -> None:
+    def __init__(self, config: SglangConfig, args: Any, library: SglangLibrary) -> None:
         """Set `args`, SGLang's `ServerArgs`."""
         self._config = config
         self._args = args
@@ -69,7 +69,7 @@ class SglangEngine:
         """SGLang's ids of the choices of each request."""
         self._closing = contextlib.ExitStack()
         self._engine: Any = None
-        self._limits: Limits
+        self._limits: SglangLimits
         self._host: EngineHost
         self._adapters: LoadedAdapters[str]
 
@@ -90,7 +90,7 @@ class SglangEngine:
         listen()
         if self._liveness.is_dead:
             raise died
-        self._limits = Limits(
+        self._limits = SglangLimits(
             context_length=manager.context_len,
             ranks=args.dp_size,
             has_grammars=not args.skip_tokenizer_init,
@@ -101,13 +101,13 @@ class SglangEngine:
             await self._warm_up()
         self._listen(publisher)
         block = args.page_size or 1
-        reporter = LoadReporter(manager, host, block, is_busy=lambda: len(self._requests) > 0)
+        reporter = SglangLoadReporter(manager, host, block, is_busy=lambda: len(self._requests) > 0)
         self._tasks.start(reporter.run(), "load")
         self._tasks.start(watch(self._look, self._liveness.die), "health")
         if args.enable_metrics:
             host.metrics.add_text(library.render_metrics)
         is_prefill = self._role is DisaggregationMode.PREFILL
-        controls = Controls(
+        controls = SglangControls(
             engine,
             library.io_struct,
             host,
@@ -314,7 +314,7 @@ class SglangEngine:
 
     async def _answer(self, request: PreprocessedRequest, arguments: dict[str, Any], reply: Reply) -> None:
         """Process one request; tokens of a single choice are written without an item."""
-        answer = Answer(request)
+        answer = SglangOutput(request)
         async for chunk in self._chunks(request, arguments, reply):
             piece = answer.take(chunk)
             if piece.finish_reason is None and piece.log_probs is None and piece.index == 0:
@@ -332,7 +332,7 @@ class SglangEngine:
         If the router created the room, the decode request runs concurrently. Otherwise it is sent after this response,
         which ends at once; SGLang's own response ends when the blocks were fetched.
         """
-        answer = Answer(request)
+        answer = SglangOutput(request)
         if bootstrap_of(request) is None:
             reply.item(prefill_output([], bootstrap.fields(), finish_reason="length"))
             reply.finish()
@@ -349,7 +349,7 @@ class SglangEngine:
             )
         self._finish(answer, reply)
 
-    def _finish(self, answer: Answer, reply: Reply) -> None:
+    def _finish(self, answer: SglangOutput, reply: Reply) -> None:
         if self._requests.is_dropped(reply):
             return
         if answer.unfinished > 0:

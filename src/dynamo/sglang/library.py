@@ -13,7 +13,7 @@ from dynamo.core.extras import install_command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Library:
+class SglangLibrary:
     """SGLang's classes. Tests replace them with others of the same signatures."""
 
     Engine: Any
@@ -37,7 +37,7 @@ def check_installed() -> None:
         raise ConfigError(f"SGLang is not installed: {install_command('sglang')} (requires a GPU, see docs/sglang.md)")
 
 
-def load_library() -> Library:
+def load_library() -> SglangLibrary:
     """Import SGLang, which takes some seconds. Raise `ConfigError` if it is missing, too old or cannot run here."""
     check_installed()
     try:
@@ -55,7 +55,7 @@ def load_library() -> Library:
     def is_mla(manager: Any) -> bool:
         return bool(manager.model_config.attention_arch == AttentionArch.MLA)
 
-    return Library(
+    return SglangLibrary(
         Engine=Engine,
         io_struct=io_struct,
         read_server_args=_read_server_args,

@@ -10,7 +10,7 @@ from dynamo.protocols.load import WorkerLoad
 LOAD_INTERVAL_S = 0.25  # Routing decisions concern seconds of work; each poll reads shared memory.
 
 
-class LoadReporter:
+class SglangLoadReporter:
     """Poller that publishes changes of each rank's load; runs until it is cancelled."""
 
     def __init__(

@@ -15,7 +15,7 @@ EXTENSION = "tensorrt_llm.llmapi.rlhf_utils.WorkerExtension"
 """Extension of the workers for weight updates, cache resets and profiles."""
 
 
-class Controls:
+class TrtllmControls:
     """The routes of one engine."""
 
     def __init__(self, llm: Any, host: EngineHost, args: dict[str, Any]) -> None:

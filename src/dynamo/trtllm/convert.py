@@ -26,7 +26,7 @@ NEITHER = ("logit_bias", "allowed_token_ids", "bad_words")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class TrtllmLimits:
     """Limits of the engine."""
 
     context_length: int
@@ -50,7 +50,7 @@ class TrtllmArguments:
     """The rank that must serve the request; None: any rank."""
 
 
-def to_trtllm(request: PreprocessedRequest, limits: Limits) -> TrtllmArguments:
+def to_trtllm(request: PreprocessedRequest, limits: TrtllmLimits) -> TrtllmArguments:
     """Return the request in TensorRT-LLM's format. Raise `InvalidArgument` that names the field."""
     check_prompt(request, limits.context_length)
     if request.multi_modal_data:
@@ -66,7 +66,7 @@ def to_trtllm(request: PreprocessedRequest, limits: Limits) -> TrtllmArguments:
     )
 
 
-def sampling_of(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
+def sampling_of(request: PreprocessedRequest, limits: TrtllmLimits) -> dict[str, Any]:
     """Return the arguments of `SamplingParams`. The frontend handles text: nothing is detokenized here."""
     options, stop, output = request.sampling_options, request.stop_conditions, request.output_options
     if stop.max_thinking_tokens is not None:
@@ -132,7 +132,7 @@ def guided_of(guided: GuidedDecoding | None, *, has_grammars: bool) -> dict[str,
     return found or None
 
 
-class Answer:
+class TrtllmOutput:
     """Output state of one request: the tokens sent so far, and the pieces still to be sent.
 
     Outputs of TensorRT-LLM contain all tokens of a choice; new tokens are found by counting.

@@ -28,12 +28,12 @@ from dynamo.model_card.hub import resolve_model
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.runtime.request_plane.base import Reply
 from dynamo.trtllm.config import TrtllmConfig, engine_args
-from dynamo.trtllm.controls import Controls
-from dynamo.trtllm.convert import NO_END, Answer, Limits, TrtllmArguments, to_trtllm
-from dynamo.trtllm.events import CacheEvents, follow, publisher_of
+from dynamo.trtllm.controls import TrtllmControls
+from dynamo.trtllm.convert import NO_END, TrtllmArguments, TrtllmLimits, TrtllmOutput, to_trtllm
+from dynamo.trtllm.events import TrtllmCacheEvents, follow, publisher_of
 from dynamo.trtllm.handshake import RequestIds, from_wire, to_wire
-from dynamo.trtllm.library import Library
-from dynamo.trtllm.metrics import StepReporter
+from dynamo.trtllm.library import TrtllmLibrary
+from dynamo.trtllm.metrics import TrtllmStepReporter
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ FIRST_STEP_S = 600.0  # The first prompt may compile kernels.
 class TrtllmEngine:
     """`dynamo.backend.engine.LLMEngine` over TensorRT-LLM."""
 
-    def __init__(self, config: TrtllmConfig, patches: dict[str, Any], library: Library) -> None:
+    def __init__(self, config: TrtllmConfig, patches: dict[str, Any], library: TrtllmLibrary) -> None:
         """Set `patches`, arguments of `LLM` that override all others."""
         self._config = config
         self._patches = patches
@@ -55,7 +55,7 @@ class TrtllmEngine:
         self._results: dict[Reply, Any] = {}
         self._llm: Any = None
         self._known = frozenset(one.name for one in dataclasses.fields(library.DisaggregatedParams))
-        self._limits: Limits
+        self._limits: TrtllmLimits
         self._host: EngineHost
         self._ids: RequestIds
         self._adapters: LoadedAdapters[Any]
@@ -70,7 +70,7 @@ class TrtllmEngine:
         self._liveness.began(host.fail)
         ranks = args["tensor_parallel_size"] if args["enable_attention_dp"] else 1
         settings = llm.args
-        self._limits = Limits(
+        self._limits = TrtllmLimits(
             context_length=int(settings.max_seq_len or await asyncio.to_thread(model_length, path)),
             ranks=ranks,
             has_grammars=args.get("guided_decoding_backend") is not None,
@@ -79,12 +79,12 @@ class TrtllmEngine:
         block_tokens = args["kv_cache_config"]["tokens_per_block"]
         publishes = config.publish_kv_events and bool(args["kv_cache_config"].get("enable_block_reuse", True))
         if publishes and self._role.tells_cache:
-            publish = publisher_of(CacheEvents(block_tokens), host)
+            publish = publisher_of(TrtllmCacheEvents(block_tokens), host)
             self._tasks.start(follow(llm.get_kv_cache_events_async, publish), "KV events")
         if config.publish_metrics:
-            self._tasks.start(follow(llm.get_stats_async, StepReporter(host).on_step), "statistics")
+            self._tasks.start(follow(llm.get_stats_async, TrtllmStepReporter(host).on_step), "statistics")
         self._tasks.start(watch(self._look, self._liveness.die), "health")
-        controls = Controls(llm, host, args)
+        controls = TrtllmControls(llm, host, args)
         self._adapters = self._lora(args)
         return EngineConfig(
             model_path=path,
@@ -196,7 +196,7 @@ class TrtllmEngine:
         """Process one request until its end or its error."""
         if self._requests.is_dropped(reply):
             return
-        answer = Answer(request)
+        answer = TrtllmOutput(request)
         try:
             result = self._begin(arguments, params, lora)
             self._results[reply] = result
@@ -242,7 +242,7 @@ class TrtllmEngine:
             **given,
         )
 
-    def _write(self, output: Any, answer: Answer, reply: Reply) -> None:
+    def _write(self, output: Any, answer: TrtllmOutput, reply: Reply) -> None:
         """Write the new output, tokens of a single choice without an item."""
         for piece in answer.take(output):
             if piece.finish_reason is None and piece.log_probs is None and piece.index == 0:
@@ -251,7 +251,7 @@ class TrtllmEngine:
             else:
                 reply.item(piece)
 
-    def _write_prefill(self, output: Any, answer: Answer, reply: Reply) -> None:
+    def _write_prefill(self, output: Any, answer: TrtllmOutput, reply: Reply) -> None:
         """Write the output of a prefill worker: one token and the parameters for decode."""
         for piece in answer.take(output):
             if piece.finish_reason is None:

@@ -26,7 +26,7 @@ PARTIAL_MAX = 100_000
 """Maximum number of partial blocks that are tracked; the oldest are dropped first."""
 
 
-class CacheEvents:
+class TrtllmCacheEvents:
     """Converter of one engine's consecutive events. Pure."""
 
     def __init__(self, block_tokens: int) -> None:
@@ -115,7 +115,7 @@ async def follow(
         await clock.sleep(pause_s)
 
 
-def publisher_of(events: CacheEvents, host: EngineHost) -> Callable[[Mapping[str, Any]], None]:
+def publisher_of(events: TrtllmCacheEvents, host: EngineHost) -> Callable[[Mapping[str, Any]], None]:
     """Return a callback that publishes the converted events to the host."""
 
     def publish(message: Mapping[str, Any]) -> None:

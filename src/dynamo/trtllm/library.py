@@ -9,7 +9,7 @@ from dynamo.core.extras import install_command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Library:
+class TrtllmLibrary:
     """TensorRT-LLM's classes. Tests replace them with others of the same signatures."""
 
     LLM: Any
@@ -31,7 +31,7 @@ def check_installed() -> None:
         )
 
 
-def load_library() -> Library:
+def load_library() -> TrtllmLibrary:
     """Import TensorRT-LLM, which takes some seconds. Raise `ConfigError` if it is missing, too old or cannot run."""
     check_installed()
     try:
@@ -43,7 +43,7 @@ def load_library() -> Library:
         from tensorrt_llm.scheduling_params import SchedulingParams
     except (ImportError, OSError) as error:  # The import loads shared libraries, which may be missing.
         raise ConfigError(f"unsupported TensorRT-LLM: 1.2 or newer is required: {error}") from None
-    return Library(
+    return TrtllmLibrary(
         LLM=LLM,
         SamplingParams=SamplingParams,
         GuidedDecodingParams=GuidedDecodingParams,

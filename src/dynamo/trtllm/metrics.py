@@ -7,7 +7,7 @@ from dynamo.backend.engine import EngineHost
 from dynamo.protocols.load import ForwardPass, QueuedRequests, ScheduledRequests, WorkerLoad
 
 
-class StepReporter:
+class TrtllmStepReporter:
     """Receiver of the statistics of consecutive steps."""
 
     def __init__(self, host: EngineHost) -> None:

@@ -9,7 +9,7 @@ from dynamo.backend.disagg import DisaggregationMode
 from dynamo.core.config import build_parser, environ, from_namespace, option, setting
 from dynamo.core.errors import ConfigError
 from dynamo.core.unsupported_flags import UnsupportedFlag, declared_flags, drop_unsupported
-from dynamo.vllm.library import Library
+from dynamo.vllm.library import VllmLibrary
 
 PROG = "python -m dynamo.vllm"
 FORWARD_PASS_PORT = 20380
@@ -95,7 +95,7 @@ def read_command_line(argv: Sequence[str]) -> tuple[VllmConfig, list[str]]:
     return from_namespace(VllmConfig, namespace), rest
 
 
-def read_engine_args(library: Library, rest: Sequence[str]) -> Any:
+def read_engine_args(library: VllmLibrary, rest: Sequence[str]) -> Any:
     """Return vLLM's `AsyncEngineArgs`. Raise `ConfigError` with vLLM's error text."""
 
     def refuse(message: str) -> NoReturn:

@@ -9,7 +9,7 @@ from dynamo.core.errors import InvalidArgument
 PAUSES = ("abort", "wait", "keep")
 
 
-class Controls:
+class VllmControls:
     """The routes of one engine."""
 
     def __init__(self, llm: Any, host: EngineHost, *, has_training: bool = False) -> None:

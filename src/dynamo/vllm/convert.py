@@ -34,7 +34,7 @@ EXTRAS = ("logit_bias", "allowed_token_ids", "bad_words")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class VllmLimits:
     """Limits of the engine, and the model's default sampling options."""
 
     context_length: int
@@ -65,7 +65,7 @@ class VllmArguments:
     """Rank of this worker, counted from 0; None: vLLM balances."""
 
 
-def to_vllm(request: PreprocessedRequest, limits: Limits) -> VllmArguments:
+def to_vllm(request: PreprocessedRequest, limits: VllmLimits) -> VllmArguments:
     """Return the request in vLLM's format. Raise `InvalidArgument` that names the field."""
     tokens = request.token_ids
     if request.prompt_embeds:
@@ -109,7 +109,7 @@ def media_io_of(request: PreprocessedRequest) -> dict[str, dict[str, Any]]:
     return given
 
 
-def check_embeds(arguments: VllmArguments, length: int, limits: Limits) -> VllmArguments:
+def check_embeds(arguments: VllmArguments, length: int, limits: VllmLimits) -> VllmArguments:
     """Return the request for a prompt of `length` embeddings. Raise `InvalidArgument` if no output token fits."""
     max_tokens = limits.context_length - length
     if not length or max_tokens < 1:
@@ -124,7 +124,7 @@ def check_embeds(arguments: VllmArguments, length: int, limits: Limits) -> VllmA
     return replace(arguments, sampling=sampling)
 
 
-def sampling_of(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
+def sampling_of(request: PreprocessedRequest, limits: VllmLimits) -> dict[str, Any]:
     """Return the arguments of `SamplingParams`. The frontend handles text: nothing is detokenized here."""
     options, stop, output = request.sampling_options, request.stop_conditions, request.output_options
     max_tokens = limits.context_length - len(request.token_ids)
@@ -179,7 +179,7 @@ FINISH_REASONS = {"stop": "stop", "length": "length", "repetition": "stop"}
 """vLLM's finish reasons of complete responses."""
 
 
-class Answer:
+class VllmOutput:
     """Output state of one request: the tokens sent so far, and the pieces still to be sent."""
 
     __slots__ = ("_cached_tokens", "_hidden", "_logprobs", "_prompt_logprobs", "_prompt_tokens", "_sent", "unfinished")

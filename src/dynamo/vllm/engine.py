@@ -28,11 +28,11 @@ from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.runtime.request_plane.base import Reply
 from dynamo.vllm import transfer
 from dynamo.vllm.config import SCHEDULER, VllmConfig, forward_pass_port, wants_forward_passes
-from dynamo.vllm.controls import Controls
-from dynamo.vllm.convert import Answer, Limits, VllmArguments, check_embeds, to_vllm
+from dynamo.vllm.controls import VllmControls
+from dynamo.vllm.convert import VllmArguments, VllmLimits, VllmOutput, check_embeds, to_vllm
 from dynamo.vllm.events import kv_listeners, publishes
-from dynamo.vllm.library import Library
-from dynamo.vllm.metrics import LoadReporter
+from dynamo.vllm.library import VllmLibrary
+from dynamo.vllm.metrics import VllmLoadReporter
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ STOP_S = 5.0  # Time for requests to be dropped before the engine's processes ar
 class VllmEngine:
     """`dynamo.backend.engine.LLMEngine` over vLLM."""
 
-    def __init__(self, config: VllmConfig, args: Any, library: Library) -> None:
+    def __init__(self, config: VllmConfig, args: Any, library: VllmLibrary) -> None:
         """Set `args`, vLLM's `AsyncEngineArgs`."""
         self._config = config
         self._args = args
@@ -52,11 +52,11 @@ class VllmEngine:
         self._running: dict[Reply, asyncio.Task[None]] = {}
         self._is_quiet = asyncio.Event()
         self._is_quiet.set()
-        self._reporters: list[LoadReporter] = []
+        self._reporters: list[VllmLoadReporter] = []
         self._llm: Any = None
         self._is_dead = False
-        self._handshake: transfer.Handshake | None = None
-        self._limits: Limits
+        self._handshake: transfer.NixlHandshake | None = None
+        self._limits: VllmLimits
         self._host: EngineHost
         self._adapters: LoadedAdapters[Any]
 
@@ -77,7 +77,7 @@ class VllmEngine:
         self._tasks.start(watch(self._llm.check_health, self.die), "health")
         host.metrics.add_text(self._library.render_metrics)
         names = list(self._args.served_model_name)
-        controls = Controls(self._llm, host, has_training=self._config.enable_rl)
+        controls = VllmControls(self._llm, host, has_training=self._config.enable_rl)
         config = EngineConfig(
             model_path=path,
             served_model_name=names[0],
@@ -166,8 +166,8 @@ class VllmEngine:
         args = self._args
         self.adjust(args)
 
-        def reporter(settings: Any, index: int = 0) -> LoadReporter:
-            made = LoadReporter(self._host, limits_of(settings).first_rank + index, loop)
+        def reporter(settings: Any, index: int = 0) -> VllmLoadReporter:
+            made = VllmLoadReporter(self._host, limits_of(settings).first_rank + index, loop)
             self._reporters.append(made)
             return made
 
@@ -247,7 +247,7 @@ class VllmEngine:
                 data_parallel_rank=arguments.rank,
             )
             write = self._write_prefill if self._is_prefill else self._write
-            answer = Answer(request, length)
+            answer = VllmOutput(request, length)
             async for one in outputs:
                 write(one, answer, params, reply)
             reply.finish()
@@ -298,7 +298,7 @@ class VllmEngine:
             output_kind=library.RequestOutputKind.DELTA,
         )
 
-    def _write(self, output: Any, answer: Answer, params: dict[str, Any] | None, reply: Reply) -> None:
+    def _write(self, output: Any, answer: VllmOutput, params: dict[str, Any] | None, reply: Reply) -> None:
         """Write the new output; tokens of a single choice need no item. Raise an error if vLLM aborted the request."""
         for piece in answer.take(output):
             reason = piece.finish_reason
@@ -310,7 +310,7 @@ class VllmEngine:
             else:
                 reply.item(piece)
 
-    def _write_prefill(self, output: Any, answer: Answer, params: dict[str, Any] | None, reply: Reply) -> None:
+    def _write_prefill(self, output: Any, answer: VllmOutput, params: dict[str, Any] | None, reply: Reply) -> None:
         """Write the output of a prefill worker: one token and the location of the blocks."""
         for piece in answer.take(output):
             if piece.finish_reason in ("abort", "error"):
@@ -351,11 +351,11 @@ def given_up(reason: str, *, has_transfer: bool) -> DynamoException:
     return Unknown("vLLM could not compute the request")
 
 
-def limits_of(settings: Any) -> Limits:
+def limits_of(settings: Any) -> VllmLimits:
     """Return the limits of an engine with this configuration (`VllmConfig`)."""
     parallel, model = settings.parallel_config, settings.model_config
     is_part = parallel.local_engines_only
-    return Limits(
+    return VllmLimits(
         context_length=model.max_model_len,
         ranks=(parallel.data_parallel_size_local if is_part else parallel.data_parallel_size) or 1,
         first_rank=(parallel.data_parallel_rank or 0) if is_part else 0,

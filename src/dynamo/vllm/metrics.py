@@ -9,7 +9,7 @@ from dynamo.protocols.load import WorkerLoad
 LOAD_INTERVAL_S = 0.1  # Routing decisions concern seconds of work: a report per step would only add load.
 
 
-class LoadReporter:
+class VllmLoadReporter:
     """A stat logger of vLLM that publishes the load of one rank.
 
     A report that follows the previous one too early is delayed, so that the latest load is always published.

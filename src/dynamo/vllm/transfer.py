@@ -21,7 +21,7 @@ STORES = frozenset({"LMCacheMPConnector", "LMCacheConnector", "LMCacheConnectorV
 MOONCAKE_PORT = 8998  # Of Mooncake's bootstrap server, unless VLLM_MOONCAKE_BOOTSTRAP_PORT is set.
 
 
-class Handshake(Protocol):
+class NixlHandshake(Protocol):
     """Transfer parameters of one connector."""
 
     def prefill_params(self) -> dict[str, Any] | None:
@@ -91,7 +91,7 @@ class Store:
         return None
 
 
-def handshake_of(config: Any, role: DisaggregationMode, variable: Callable[[str], str | None]) -> Handshake | None:
+def handshake_of(config: Any, role: DisaggregationMode, variable: Callable[[str], str | None]) -> NixlHandshake | None:
     """Return the handshake of `--kv-transfer-config`'s connector; None for an aggregated worker.
 
     Raise `ConfigError` for a disaggregated worker without a connector, and for ambiguous connectors.
@@ -103,7 +103,9 @@ def handshake_of(config: Any, role: DisaggregationMode, variable: Callable[[str]
     return _handshake(config.kv_connector, config.kv_connector_extra_config or {}, config.engine_id or "", variable)
 
 
-def _handshake(name: str, extra: Mapping[str, Any], engine_id: str, variable: Callable[[str], str | None]) -> Handshake:
+def _handshake(
+    name: str, extra: Mapping[str, Any], engine_id: str, variable: Callable[[str], str | None]
+) -> NixlHandshake:
     if name == "NixlConnector":
         return Nixl()
     if name == "MooncakeConnector":
@@ -118,7 +120,7 @@ def _handshake(name: str, extra: Mapping[str, Any], engine_id: str, variable: Ca
     raise ConfigError(f"--kv-transfer-config: connector {name!r} is not supported; must be one of {known}")
 
 
-def _only_exchanging(extra: Mapping[str, Any], engine_id: str, variable: Callable[[str], str | None]) -> Handshake:
+def _only_exchanging(extra: Mapping[str, Any], engine_id: str, variable: Callable[[str], str | None]) -> NixlHandshake:
     """Return the only connector that exchanges parameters; vLLM merges those of all, so two would be ambiguous."""
     children = extra.get("connectors") or []
     found = [

@@ -12,7 +12,7 @@ from tests.asgi import request
 from dynamo.backend.config import WorkerOptions
 from dynamo.backend.engine import EngineConfig, EngineHost
 from dynamo.backend.sample import EchoEngine
-from dynamo.backend.worker import Worker
+from dynamo.backend.worker import EngineWorker
 from dynamo.core.config import load
 from dynamo.core.errors import DynamoException, NotFound
 from dynamo.protocols.discovery import MODEL_CARDS
@@ -87,7 +87,7 @@ class Bench:
 @pytest.fixture
 async def bench(model_dir: str) -> AsyncIterator[Bench]:
     made = Bench()
-    worker = Worker(load(WorkerOptions, [], {}), Offering(model_dir), made.runtime)
+    worker = EngineWorker(load(WorkerOptions, [], {}), Offering(model_dir), made.runtime)
     await worker.start()
     yield made
     await worker.stop()

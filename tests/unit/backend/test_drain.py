@@ -7,7 +7,7 @@ import pytest
 from tests.settle import turns
 
 from dynamo.backend.admission import Admission
-from dynamo.backend.drain import ControlRoutes, Service, State, WorkerStatus, joint
+from dynamo.backend.drain import ControlRoutes, DrainState, Service, WorkerStatus, joint
 from dynamo.core.errors import EngineShutdown
 from dynamo.core.tasks import TaskOwner
 from dynamo.protocols.engine import PreprocessedRequest
@@ -53,7 +53,7 @@ class Stage:
     def ask(self) -> None:
         self.admission.enter(PreprocessedRequest("m", [1]), Reply())
 
-    def told(self) -> tuple[State, int, bool, bool]:
+    def told(self) -> tuple[DrainState, int, bool, bool]:
         status = self.service.status()
         return status.state, status.inflight_requests, status.safe_to_delete, status.discovery_registered
 
@@ -71,14 +71,14 @@ async def test_late_requests_are_taken_until_it_is_quiet_and_refused_then(stage:
     await stage.service.drain()
     stage.ask()
     await turn()
-    assert stage.told() == (State.DRAINING, 1, False, False)
+    assert stage.told() == (DrainState.DRAINING, 1, False, False)
     stage.is_quiet.set()
     await turn()
     with pytest.raises(EngineShutdown, match="draining"):
         stage.ask()
-    assert stage.told() == (State.DRAINING, 1, False, False)
+    assert stage.told() == (DrainState.DRAINING, 1, False, False)
     stage.running[0].finish()
-    assert stage.told() == (State.DRAINED, 0, True, False)
+    assert stage.told() == (DrainState.DRAINED, 0, True, False)
 
 
 async def test_draining_twice_is_draining_once(stage: Stage) -> None:
@@ -95,7 +95,7 @@ async def test_one_that_resumes_is_found_and_takes_requests(stage: Stage, is_qui
     await stage.service.resume()
     await turn()
     stage.ask()
-    assert stage.told() == (State.SERVING, 1, False, True)
+    assert stage.told() == (DrainState.SERVING, 1, False, True)
     await stage.service.resume()
     assert stage.said == ["leave", "join"]
 
@@ -105,7 +105,7 @@ async def test_one_that_stops_does_not_come_back(stage: Stage) -> None:
     await stage.service.stop()
     await stage.service.resume()
     await stage.service.drain()
-    assert stage.told() == (State.STOPPING, 0, True, False)
+    assert stage.told() == (DrainState.STOPPING, 0, True, False)
     assert stage.said == ["leave", "leave"]
 
 
@@ -133,8 +133,8 @@ async def test_the_routes_speak_for_all_workers_of_a_process(stage: Stage) -> No
 
 
 def test_several_workers_are_what_the_least_ready_to_go_is() -> None:
-    drained = WorkerStatus(State.DRAINED, 0, "not_applicable", True, False)
-    serving = WorkerStatus(State.SERVING, 2, "not_applicable", False, True)
-    assert joint([drained, serving]) == WorkerStatus(State.SERVING, 2, "not_applicable", False, True)
+    drained = WorkerStatus(DrainState.DRAINED, 0, "not_applicable", True, False)
+    serving = WorkerStatus(DrainState.SERVING, 2, "not_applicable", False, True)
+    assert joint([drained, serving]) == WorkerStatus(DrainState.SERVING, 2, "not_applicable", False, True)
     assert joint([drained, drained]).safe_to_delete
     assert not joint([]).safe_to_delete

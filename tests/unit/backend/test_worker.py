@@ -11,9 +11,9 @@ import pytest
 from tests.settle import turns
 
 from dynamo.backend.config import DisaggregatedOptions, WorkerOptions
-from dynamo.backend.drain import State, joint
+from dynamo.backend.drain import DrainState, joint
 from dynamo.backend.sample import EchoEngine
-from dynamo.backend.worker import Worker
+from dynamo.backend.worker import EngineWorker
 from dynamo.core.clock import ManualClock
 from dynamo.core.codec import MSGPACK, encode
 from dynamo.core.config import load
@@ -109,7 +109,7 @@ class Held(EchoEngine):
 class Bench:
     """A worker and somebody who calls it."""
 
-    def __init__(self, worker: Worker, caller: DistributedRuntime, client: Client, clock: ManualClock) -> None:
+    def __init__(self, worker: EngineWorker, caller: DistributedRuntime, client: Client, clock: ManualClock) -> None:
         self.worker = worker
         self.caller = caller
         self.client = client
@@ -137,7 +137,7 @@ class Bench:
 async def serving(engine: EchoEngine, *argv: str) -> AsyncIterator[Bench]:
     cluster, clock = Cluster(), ManualClock()
     caller = cluster.runtime()
-    worker = Worker(load(WorkerOptions, argv, {}), engine, cluster.runtime(), clock=clock)
+    worker = EngineWorker(load(WorkerOptions, argv, {}), engine, cluster.runtime(), clock=clock)
     await worker.start()
     client = await caller.endpoint("dynamo.backend.generate").client()
     await client.wait_for_instances(5)
@@ -306,7 +306,7 @@ async def test_a_worker_whose_engine_does_not_start_leaves_nothing_behind(model_
             raise DynamoException("no memory")
 
     cluster = Cluster()
-    worker = Worker(load(WorkerOptions, [], {}), Broken(model_dir), cluster.runtime())
+    worker = EngineWorker(load(WorkerOptions, [], {}), Broken(model_dir), cluster.runtime())
     with pytest.raises(DynamoException, match="no memory"):
         await worker.start()
     await worker.stop()
@@ -365,7 +365,7 @@ async def test_a_drained_worker_is_not_found_and_comes_back_with_the_same_identi
         assert not bench.worker.runtime.health.is_ready()
         late, _ = await bench.ask(5, 6)
         assert (await late.end()).error is None
-        while bench.worker.service.state is not State.DRAINED:
+        while bench.worker.service.state is not DrainState.DRAINED:
             bench.clock.advance(1.0)
             await turns(10)
         with pytest.raises(WorkerUnavailable):
@@ -407,7 +407,7 @@ class Lender(EchoEngine):
 async def stopping(engine: Lender, *argv: str) -> tuple[asyncio.Task[None], ManualClock]:
     clock = ManualClock()
     runtime = Cluster().runtime()
-    worker = Worker(role_options(*argv), engine, runtime, clock=clock)
+    worker = EngineWorker(role_options(*argv), engine, runtime, clock=clock)
     await worker.start()
     records = await runtime.discovery.snapshot(MODEL_CARDS)
     assert [json.loads(value)["card_json"]["worker_type"] for value in records.values()] == [
@@ -467,10 +467,10 @@ async def test_its_status_says_whether_its_blocks_are_still_fetched(
     engine, clock = Lender(model_dir), ManualClock()
     engine.lent = lent
     runtime = Cluster().runtime()
-    worker = Worker(role_options(f"--disaggregation-mode={role}"), engine, runtime, clock=clock)
+    worker = EngineWorker(role_options(f"--disaggregation-mode={role}"), engine, runtime, clock=clock)
     await worker.start()
     await worker.service.drain()
-    while worker.service.state is not State.DRAINED:
+    while worker.service.state is not DrainState.DRAINED:
         clock.advance(1.0)
         await turns(10)
     status = worker.service.status()

@@ -2,11 +2,11 @@
 
 import pytest
 
-from dynamo.cli.graph import FRONTEND, GRACE_VARIABLE, LOOPBACK, Place, plan
+from dynamo.cli.graph import FRONTEND, GRACE_VARIABLE, LOOPBACK, GraphLocation, plan
 
 
-def place(**variables: str) -> Place:
-    return Place(discovery="/kv", variables=variables, python="python3")
+def place(**variables: str) -> GraphLocation:
+    return GraphLocation(discovery="/kv", variables=variables, python="python3")
 
 
 def test_every_process_is_one_that_could_be_started_by_hand() -> None:
@@ -34,7 +34,7 @@ def test_workers_that_nobody_else_can_find_listen_where_nobody_else_can_reach_th
 
 
 def test_workers_in_a_directory_that_may_be_shared_listen_as_they_would_by_hand() -> None:
-    shared = Place(discovery="/kv", is_private=False, variables={}, python="python3")
+    shared = GraphLocation(discovery="/kv", is_private=False, variables={}, python="python3")
     for process in plan(shared, engine="cpu", workers=1).processes:
         assert not LOOPBACK.keys() & process.variables.keys()
 

@@ -11,16 +11,16 @@ from dynamo.cli.life import (
     RESTART_DELAYS_S,
     RESTART_WINDOW_S,
     RESTARTS_MAX,
-    End,
-    Life,
+    EndGraph,
+    GraphLife,
     Phase,
-    Restart,
+    RestartProcess,
     describe_exit,
 )
 
 
-def serving() -> Life:
-    life = Life()
+def serving() -> GraphLife:
+    life = GraphLife()
     assert life.progressed(workers_left=0, is_listed=True, now=0.0) is None
     assert life.phase is Phase.SERVING
     return life
@@ -28,47 +28,49 @@ def serving() -> Life:
 
 def test_a_process_that_ends_before_all_are_ready_ends_the_graph() -> None:
     for name in (FRONTEND, "worker-1"):
-        assert Life().exited(name, -9, 0.0) == End(1, f"{name} was killed by SIGKILL before it was ready", name)
+        assert GraphLife().exited(name, -9, 0.0) == EndGraph(
+            1, f"{name} was killed by SIGKILL before it was ready", name
+        )
 
 
 def test_workers_may_load_as_long_as_they_like() -> None:
-    life = Life()
+    life = GraphLife()
     assert life.progressed(workers_left=1, is_listed=False, now=0.0) is None
     assert life.progressed(workers_left=1, is_listed=True, now=100_000.0) is None
     assert life.phase is Phase.STARTING
 
 
 def test_a_frontend_that_never_lists_the_model_of_workers_that_came_ends_the_graph() -> None:
-    life = Life()
+    life = GraphLife()
     assert life.progressed(workers_left=0, is_listed=False, now=10.0) is None
     assert life.progressed(workers_left=0, is_listed=False, now=10.0 + LISTING_S_MAX) is None
     end = life.progressed(workers_left=0, is_listed=False, now=11.0 + LISTING_S_MAX)
-    assert isinstance(end, End)
+    assert isinstance(end, EndGraph)
     assert (end.status, end.culprit) == (1, FRONTEND)
 
 
 def test_a_worker_that_left_and_came_back_gives_the_frontend_its_time_again() -> None:
-    life = Life()
+    life = GraphLife()
     for now, left in ((0.0, 0), (50.0, 1), (60.0, 0), (100.0, 0)):
         assert life.progressed(workers_left=left, is_listed=False, now=now) is None
 
 
 def test_a_process_that_was_given_a_wrong_option_says_so_with_its_status() -> None:
-    end = Life().exited("worker-1", 2, 0.0)
-    assert isinstance(end, End)
+    end = GraphLife().exited("worker-1", 2, 0.0)
+    assert isinstance(end, EndGraph)
     assert end.status == 2
 
 
 def test_a_worker_that_dies_while_serving_is_started_again() -> None:
-    assert serving().exited("worker-1", -11, 5.0) == Restart("worker-1", "worker-1 was killed by SIGSEGV")
+    assert serving().exited("worker-1", -11, 5.0) == RestartProcess("worker-1", "worker-1 was killed by SIGSEGV")
 
 
 def test_a_worker_that_dies_too_often_ends_the_graph() -> None:
     life = serving()
     for number in range(RESTARTS_MAX):
-        assert isinstance(life.exited("worker-1", 1, float(number)), Restart)
+        assert isinstance(life.exited("worker-1", 1, float(number)), RestartProcess)
     end = life.exited("worker-1", 1, 10.0)
-    assert isinstance(end, End)
+    assert isinstance(end, EndGraph)
     assert (end.status, end.culprit, life.phase) == (1, "worker-1", Phase.ENDING)
 
 
@@ -76,21 +78,21 @@ def test_deaths_of_one_worker_do_not_count_against_another() -> None:
     life = serving()
     for number in range(RESTARTS_MAX):
         life.exited("worker-1", 1, float(number))
-    assert isinstance(life.exited("worker-2", 1, 10.0), Restart)
+    assert isinstance(life.exited("worker-2", 1, 10.0), RestartProcess)
 
 
 def test_deaths_long_ago_are_forgiven() -> None:
     life = serving()
     for number in range(10):
-        assert isinstance(life.exited("worker-1", 1, number * (RESTART_WINDOW_S + 1)), Restart)
+        assert isinstance(life.exited("worker-1", 1, number * (RESTART_WINDOW_S + 1)), RestartProcess)
 
 
 def test_frontend_that_dies_while_serving_is_restarted_within_the_same_budget_as_a_worker() -> None:
     life = serving()
     restarts = [life.exited(FRONTEND, -9, 0.0) for _ in range(RESTARTS_MAX)]
-    assert restarts == [Restart(FRONTEND, "frontend was killed by SIGKILL", delay) for delay in RESTART_DELAYS_S]
+    assert restarts == [RestartProcess(FRONTEND, "frontend was killed by SIGKILL", delay) for delay in RESTART_DELAYS_S]
     end = life.exited(FRONTEND, -9, 1.0)
-    assert isinstance(end, End)
+    assert isinstance(end, EndGraph)
     assert (end.status, end.culprit, life.phase) == (1, FRONTEND, Phase.ENDING)
 
 
@@ -98,13 +100,13 @@ def test_restart_is_immediate_again_after_the_window() -> None:
     life = serving()
     for now, delay in ((0.0, 0.0), (1.0, RESTART_DELAYS_S[1]), (2 * RESTART_WINDOW_S, 0.0)):
         outcome = life.exited("worker-1", 1, now)
-        assert isinstance(outcome, Restart)
+        assert isinstance(outcome, RestartProcess)
         assert outcome.delay_s == delay
 
 
 def test_being_asked_to_stop_is_no_failure_and_what_then_ends_was_meant_to() -> None:
-    for life in (Life(), serving()):
-        assert life.stop("Ctrl-C") == End(0, "Ctrl-C")
+    for life in (GraphLife(), serving()):
+        assert life.stop("Ctrl-C") == EndGraph(0, "Ctrl-C")
         assert life.exited("worker-1", -15, 0.0) is None
         assert life.exited(FRONTEND, 0, 0.0) is None
 
@@ -116,10 +118,10 @@ def test_no_process_is_restarted_more_often_than_the_window_allows(deaths: list[
     for name, later in deaths:
         now += later
         outcome = life.exited(name, 1, now)
-        if isinstance(outcome, Restart):
+        if isinstance(outcome, RestartProcess):
             restarts[name].append(now)
             assert sum(now - then <= RESTART_WINDOW_S for then in restarts[name]) <= RESTARTS_MAX
-        if isinstance(outcome, End):
+        if isinstance(outcome, EndGraph):
             assert life.phase is Phase.ENDING
             break
 

@@ -3,7 +3,7 @@
 import io
 import time
 
-from dynamo.cli.serve import Progress
+from dynamo.cli.serve import ProgressLine
 
 
 class Terminal(io.StringIO):
@@ -13,7 +13,7 @@ class Terminal(io.StringIO):
 
 def test_in_a_log_a_state_is_written_once_per_change() -> None:
     stream = io.StringIO()
-    progress = Progress(stream)
+    progress = ProgressLine(stream)
     for state in ("loading", "loading", "nearly", "loading"):
         progress.show(state)
     progress.print_line("done")
@@ -22,7 +22,7 @@ def test_in_a_log_a_state_is_written_once_per_change() -> None:
 
 def test_on_a_terminal_the_state_is_rewritten_and_gone_before_a_line_that_stays() -> None:
     stream = Terminal()
-    progress = Progress(stream)
+    progress = ProgressLine(stream)
     progress.show("loading")
     progress.show("loading")
     progress.print_line("done")
@@ -32,12 +32,12 @@ def test_on_a_terminal_the_state_is_rewritten_and_gone_before_a_line_that_stays(
 
 def test_on_a_terminal_a_line_that_stays_takes_the_place_of_an_echoed_key() -> None:
     stream = Terminal()
-    Progress(stream).print_line("done")
+    ProgressLine(stream).print_line("done")
     assert stream.getvalue() == "\r\x1b[2Kdone\n"
 
 
 def test_time_counts_from_where_it_is_told() -> None:
-    assert Progress(io.StringIO(), started=time.monotonic() - 60).elapsed_s >= 60
+    assert ProgressLine(io.StringIO(), started=time.monotonic() - 60).elapsed_s >= 60
 
 
 def test_a_reader_that_left_does_not_end_what_runs() -> None:
@@ -45,4 +45,4 @@ def test_a_reader_that_left_does_not_end_what_runs() -> None:
         def write(self, text: str) -> int:
             raise BrokenPipeError
 
-    Progress(Closed()).print_line("done")
+    ProgressLine(Closed()).print_line("done")

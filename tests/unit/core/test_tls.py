@@ -9,7 +9,7 @@ import pytest
 from tests.certificates import Certificates
 
 from dynamo.core.errors import ConfigError
-from dynamo.core.tls import Identity, PemFile, check_pair, client_context, server_context
+from dynamo.core.tls import PemFile, TlsIdentity, check_pair, client_context, server_context
 
 NONE = PemFile("--none", "")
 
@@ -115,7 +115,7 @@ def test_a_renewed_certificate_is_shown_and_a_broken_one_changes_nothing(
     shutil.copy(certificates.cert, cert.path)
     shutil.copy(certificates.key, key.path)
     context = server_context(cert, key, NONE)
-    identity = Identity(context, cert, key)
+    identity = TlsIdentity(context, cert, key)
     first = shown(context)
     assert first is not None
     identity.refresh()

@@ -15,13 +15,13 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from dynamo.cpu.adapter import Adapter
 from dynamo.cpu.architecture import Architecture
-from dynamo.cpu.blocks import BlockPool
-from dynamo.cpu.core import Core, Outcome
-from dynamo.cpu.generation import Choice, Generation, StopRules
-from dynamo.cpu.model import Model, load_weights
+from dynamo.cpu.blocks import KvBlockPool
+from dynamo.cpu.core import Core, StepOutcome
+from dynamo.cpu.generation import ActiveGeneration, GeneratedChoice, StopRules
+from dynamo.cpu.model import TransformerModel, load_weights
 from dynamo.cpu.sampler import History, Sampling
 from dynamo.cpu.scheduler import Scheduler
-from dynamo.cpu.sequence import Sequence as Tokens
+from dynamo.cpu.sequence import TokenSequence as Tokens
 
 BLOCK_TOKENS = 4
 CONFIG = {
@@ -189,12 +189,12 @@ def naive_logits() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TransformerModel:
     path = tmp_path_factory.mktemp("tiny")
     (path / "config.json").write_text(json.dumps(CONFIG))
     save_file(random_tensors(CONFIG), path / "model.safetensors")
     shape = Architecture.read(str(path))
-    return Model(shape, load_weights(str(path), shape), slots=128 * BLOCK_TOKENS, rows_max=128, longest=256)
+    return TransformerModel(shape, load_weights(str(path), shape), slots=128 * BLOCK_TOKENS, rows_max=128, longest=256)
 
 
 class Heard:
@@ -233,7 +233,7 @@ def heard() -> type[Heard]:
 
 
 @pytest.fixture
-def make_core(tiny_model: Model) -> Callable[..., Core]:
+def make_core(tiny_model: TransformerModel) -> Callable[..., Core]:
     def make(
         *,
         blocks: int = 128,
@@ -242,7 +242,7 @@ def make_core(tiny_model: Model) -> Callable[..., Core]:
         is_caching: bool = True,
         adapters_max: int | None = None,
     ) -> Core:
-        pool = BlockPool(blocks, is_caching=is_caching)
+        pool = KvBlockPool(blocks, is_caching=is_caching)
         scheduler = Scheduler(
             pool, sequences_max=sequences_max, batched_tokens_max=batched_tokens_max, adapters_max=adapters_max
         )
@@ -252,25 +252,27 @@ def make_core(tiny_model: Model) -> Callable[..., Core]:
 
 
 @pytest.fixture
-def make_generation() -> Callable[..., Generation]:
+def make_generation() -> Callable[..., ActiveGeneration]:
     def make(
         prompt: list[int], *, max_tokens: int = 12, choices: int = 1, adapter: Adapter | None = None, **sampling: Any
-    ) -> Generation:
+    ) -> ActiveGeneration:
         rules = StopRules(max_tokens=max_tokens, **sampling.pop("rules", {}))
-        made: list[Choice] = []
+        made: list[GeneratedChoice] = []
         for index in range(choices):
             leader = made[0].sequence if made else None
             chosen = Sampling(index=index, **({"temperature": 0.0} | sampling))
             history = History.of(prompt, CONFIG["vocab_size"]) if chosen.has_penalties else None
             made.append(
-                Choice(index, Tokens(prompt, BLOCK_TOKENS, leader=leader, adapter=adapter), chosen, rules, history)
+                GeneratedChoice(
+                    index, Tokens(prompt, BLOCK_TOKENS, leader=leader, adapter=adapter), chosen, rules, history
+                )
             )
-        return Generation(Heard(), made)
+        return ActiveGeneration(Heard(), made)
 
     return make
 
 
-def deliver_to_replies(outcome: Outcome) -> None:
+def deliver_to_replies(outcome: StepOutcome) -> None:
     for said in outcome.outputs:
         reply: Any = said.generation.reply
         if isinstance(said.word, int):
@@ -284,7 +286,7 @@ def deliver_to_replies(outcome: Outcome) -> None:
 
 
 @pytest.fixture
-def deliver() -> Callable[[Outcome], None]:
+def deliver() -> Callable[[StepOutcome], None]:
     """Tells a step's words to their replies, as the engine would."""
     return deliver_to_replies
 

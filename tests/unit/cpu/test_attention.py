@@ -5,12 +5,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo.cpu.attention import DecodeGroup, KvCache, Prefill, Span, plan
+from dynamo.cpu.attention import DecodeGroup, KvCache, Prefill, TokenSpan, plan
 
 KV_HEADS, GROUP, DIM, SLOTS = 2, 2, 4, 400
 
 
-def naive(queries: Any, keys: Any, values: Any, span: Span) -> Any:
+def naive(queries: Any, keys: Any, values: Any, span: TokenSpan) -> Any:
     slots = [slot for start, stop in span.runs for slot in range(start, stop)]
     out = np.empty((span.count, KV_HEADS, GROUP, DIM))
     for row in range(span.count):
@@ -24,7 +24,7 @@ def naive(queries: Any, keys: Any, values: Any, span: Span) -> Any:
 
 
 @st.composite
-def batches(draw: Any) -> list[Span]:
+def batches(draw: Any) -> list[TokenSpan]:
     """Sequences cut into runs at random, single rows first and ordered, no two in the same slots."""
     sizes = draw(st.lists(st.tuples(st.integers(1, 70), st.booleans()), min_size=1, max_size=5))
     spans, at, row = [], 0, 0
@@ -35,20 +35,20 @@ def batches(draw: Any) -> list[Span]:
             runs.append((at, at + end - begin))
             at += end - begin + draw(st.integers(0, 2))
         count = 1 if is_single else draw(st.integers(1, context))
-        spans.append(Span(row, count, context, runs))
+        spans.append(TokenSpan(row, count, context, runs))
         row += count
     singles = [span for span in spans if span.count == 1]
     spans = sorted(singles, key=lambda span: span.context) + [span for span in spans if span.count > 1]
     row = 0
     for place, span in enumerate(spans):
-        spans[place] = Span(row, span.count, span.context, span.runs)
+        spans[place] = TokenSpan(row, span.count, span.context, span.runs)
         row += span.count
     return spans
 
 
 @settings(max_examples=60, deadline=None)
 @given(batches())
-def test_paged_attention_is_plain_attention(spans: list[Span]) -> None:
+def test_paged_attention_is_plain_attention(spans: list[TokenSpan]) -> None:
     rng = np.random.default_rng(1)
     rows = sum(span.count for span in spans)
     queries = rng.standard_normal((rows, KV_HEADS, GROUP, DIM)).astype(np.float32)
@@ -63,7 +63,12 @@ def test_paged_attention_is_plain_attention(spans: list[Span]) -> None:
 
 
 def test_sequences_of_very_different_length_are_not_padded_together() -> None:
-    spans = [Span(0, 1, 5, [(0, 5)]), Span(1, 1, 7, [(8, 15)]), Span(2, 1, 300, [(20, 320)]), Span(3, 2, 2, [(16, 18)])]
+    spans = [
+        TokenSpan(0, 1, 5, [(0, 5)]),
+        TokenSpan(1, 1, 7, [(8, 15)]),
+        TokenSpan(2, 1, 300, [(20, 320)]),
+        TokenSpan(3, 2, 2, [(16, 18)]),
+    ]
     groups = plan(spans, KV_HEADS, GROUP)
     assert [type(group) for group in groups] == [DecodeGroup, DecodeGroup, Prefill]
     assert [group.scores.shape[-1] for group in groups if isinstance(group, DecodeGroup)] == [7, 300]

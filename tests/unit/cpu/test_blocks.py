@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dynamo.cpu.blocks import BlockPool, Content
+from dynamo.cpu.blocks import BlockContent, KvBlockPool
 from dynamo.protocols.kv_events import Cleared, Removed, Stored
 from dynamo.tokens.hashing import next_sequence_hash
 
@@ -18,12 +18,12 @@ def chain(*tokens_hashes: int) -> list[int]:
     return hashes
 
 
-def stored(pool: BlockPool, *tokens_hashes: int) -> list[int]:
+def stored(pool: KvBlockPool, *tokens_hashes: int) -> list[int]:
     """Blocks with this content, held."""
     blocks = pool.allocate(len(tokens_hashes))
     assert blocks is not None
     contents = [
-        Content(block, hash_, tokens_hash)
+        BlockContent(block, hash_, tokens_hash)
         for block, hash_, tokens_hash in zip(blocks, chain(*tokens_hashes), tokens_hashes, strict=True)
     ]
     pool.store(None, contents)
@@ -31,7 +31,7 @@ def stored(pool: BlockPool, *tokens_hashes: int) -> list[int]:
 
 
 def test_a_prefix_that_is_stored_is_found() -> None:
-    pool = BlockPool(8)
+    pool = KvBlockPool(8)
     blocks = stored(pool, 1, 2, 3)
     assert pool.acquire(chain(1, 2, 9)) == blocks[:2]
     assert pool.acquire(chain(4)) == []
@@ -39,7 +39,7 @@ def test_a_prefix_that_is_stored_is_found() -> None:
 
 
 def test_a_released_block_serves_again_until_it_is_needed() -> None:
-    pool = BlockPool(4)
+    pool = KvBlockPool(4)
     blocks = stored(pool, 1, 2)
     pool.release(blocks)
     assert (pool.free, pool.used) == (4, 0)
@@ -51,7 +51,7 @@ def test_a_released_block_serves_again_until_it_is_needed() -> None:
 
 
 def test_a_shared_block_stays_until_all_have_let_go() -> None:
-    pool = BlockPool(2)
+    pool = KvBlockPool(2)
     blocks = stored(pool, 1)
     assert pool.acquire(chain(1)) == blocks
     pool.release(blocks)
@@ -61,14 +61,14 @@ def test_a_shared_block_stays_until_all_have_let_go() -> None:
 
 
 def test_the_end_of_a_sequence_is_forgotten_first() -> None:
-    pool = BlockPool(20)
+    pool = KvBlockPool(20)
     pool.release(stored(pool, *range(20)))
     assert pool.allocate(3) is not None
     assert len(pool.acquire(chain(*range(20)))) == 17
 
 
 def test_a_large_cache_makes_room_for_several_at_once() -> None:
-    pool = BlockPool(640)
+    pool = KvBlockPool(640)
     pool.release(stored(pool, *range(640)))
     blocks = pool.allocate(1)
     assert blocks is not None
@@ -77,7 +77,7 @@ def test_a_large_cache_makes_room_for_several_at_once() -> None:
 
 
 def test_the_longest_unused_is_forgotten_first() -> None:
-    pool = BlockPool(20)
+    pool = KvBlockPool(20)
     old, new = stored(pool, *range(10)), stored(pool, *range(100, 110))
     pool.release(old)
     pool.release(new)
@@ -88,7 +88,7 @@ def test_the_longest_unused_is_forgotten_first() -> None:
 
 
 def test_blocks_come_in_a_row_where_there_is_room() -> None:
-    pool = BlockPool(32)
+    pool = KvBlockPool(32)
     first = pool.allocate(5)
     second = pool.allocate(5)
     assert first is not None
@@ -101,13 +101,13 @@ def test_blocks_come_in_a_row_where_there_is_room() -> None:
 
 
 def test_too_many_blocks_are_not_given_at_all() -> None:
-    pool = BlockPool(3)
+    pool = KvBlockPool(3)
     assert pool.allocate(4) is None
     assert pool.free == 3
 
 
 def test_events_tell_the_story_in_order() -> None:
-    pool = BlockPool(2)
+    pool = KvBlockPool(2)
     pool.release(stored(pool, 1, 2))
     again = pool.allocate(2)
     assert again is not None
@@ -126,7 +126,7 @@ def test_events_tell_the_story_in_order() -> None:
 
 
 def test_content_that_is_there_already_is_not_told_twice() -> None:
-    pool = BlockPool(8)
+    pool = KvBlockPool(8)
     stored(pool, 1, 2)
     pool.take_events()
     stored(pool, 1, 2, 3)
@@ -138,10 +138,10 @@ def test_content_that_is_there_already_is_not_told_twice() -> None:
 
 
 def test_content_whose_parent_was_forgotten_is_passed_over() -> None:
-    pool = BlockPool(8)
+    pool = KvBlockPool(8)
     blocks = pool.allocate(1)
     assert blocks is not None
-    pool.store(chain(1)[0], [Content(blocks[0], chain(1, 2)[1], 2)])
+    pool.store(chain(1)[0], [BlockContent(blocks[0], chain(1, 2)[1], 2)])
     assert pool.take_events() == []
     pool.release(blocks)
     assert pool.free == 8
@@ -149,7 +149,7 @@ def test_content_whose_parent_was_forgotten_is_passed_over() -> None:
 
 
 def test_a_cleared_cache_finds_nothing_and_users_keep_their_blocks() -> None:
-    pool = BlockPool(8)
+    pool = KvBlockPool(8)
     blocks = stored(pool, 1, 2)
     pool.release(stored(pool, 5))
     pool.clear()
@@ -161,14 +161,14 @@ def test_a_cleared_cache_finds_nothing_and_users_keep_their_blocks() -> None:
 
 
 def test_without_caching_nothing_is_remembered_or_told() -> None:
-    pool = BlockPool(4, is_caching=False)
+    pool = KvBlockPool(4, is_caching=False)
     pool.release(stored(pool, 1))
     assert pool.acquire(chain(1)) == []
     assert pool.take_events() == []
 
 
 def test_releasing_twice_is_a_broken_invariant() -> None:
-    pool = BlockPool(2)
+    pool = KvBlockPool(2)
     blocks = pool.allocate(1)
     assert blocks is not None
     pool.release(blocks)
@@ -181,7 +181,7 @@ class Pool(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(24)
+        self.pool = KvBlockPool(24)
         self.held: list[list[int]] = []
         self.told: set[int] = set()
 

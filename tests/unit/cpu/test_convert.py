@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from dynamo.core.errors import ConfigError, InvalidArgument
-from dynamo.cpu.convert import Defaults, Limits, to_generation
-from dynamo.cpu.generation import Generation
+from dynamo.cpu.convert import CpuLimits, Defaults, to_generation
+from dynamo.cpu.generation import ActiveGeneration
 from dynamo.protocols.engine import (
     OutputOptions,
     PreprocessedRequest,
@@ -16,10 +16,10 @@ from dynamo.protocols.engine import (
 )
 from dynamo.tokens.hashing import block_hashes, seed_of
 
-LIMITS = Limits(vocab_size=100, context_length=20, block_tokens=4, choices_max=4)
+LIMITS = CpuLimits(vocab_size=100, context_length=20, block_tokens=4, choices_max=4)
 
 
-def converted(heard: Any, defaults: Defaults | None = None, **fields: Any) -> Generation:
+def converted(heard: Any, defaults: Defaults | None = None, **fields: Any) -> ActiveGeneration:
     request = PreprocessedRequest(**({"model": "m", "token_ids": [1, 2, 3]} | fields))
     return to_generation(request, heard(), LIMITS, defaults or Defaults())
 

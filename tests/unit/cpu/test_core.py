@@ -15,7 +15,7 @@ from tests.unit.cpu.conftest import CONFIG, random_tensors
 from dynamo.core.errors import InvalidArgument
 from dynamo.cpu import core as core_module
 from dynamo.cpu.core import Core
-from dynamo.cpu.generation import Generation, PromptLogprobs
+from dynamo.cpu.generation import ActiveGeneration, PromptLogprobs
 from dynamo.cpu.guided import Grammars, key_of
 from dynamo.protocols.engine import EngineOutput, GuidedDecoding
 from dynamo.protocols.kv_events import Stored
@@ -38,7 +38,7 @@ def alone(make_core: Make, make_generation: Make, run: Make) -> Callable[..., li
     return tokens
 
 
-def together(core: Core, generations: list[Generation], run: Make) -> list[list[int]]:
+def together(core: Core, generations: list[ActiveGeneration], run: Make) -> list[list[int]]:
     for generation in generations:
         core.add(generation)
     run(core)
@@ -229,8 +229,8 @@ def guided(make_generation: Make, letters_model: Path, letters: str) -> Callable
     """A request whose text must fit a constraint, and what reads the text of its choices."""
     grammars = Grammars(str(letters_model), 96)
 
-    def make(constraint: dict[str, Any], **options: Any) -> tuple[Generation, Callable[[int], str]]:
-        generation: Generation = make_generation(PROMPTS[1], **({"max_tokens": 100, "rules": ENDS} | options))
+    def make(constraint: dict[str, Any], **options: Any) -> tuple[ActiveGeneration, Callable[[int], str]]:
+        generation: ActiveGeneration = make_generation(PROMPTS[1], **({"max_tokens": 100, "rules": ENDS} | options))
         wanted = GuidedDecoding(**constraint)
         guide = grammars.compile(wanted, key_of(wanted, None))
         for choice in generation.choices:
@@ -246,7 +246,7 @@ def guided(make_generation: Make, letters_model: Path, letters: str) -> Callable
     return make
 
 
-def reasons(generation: Generation) -> dict[int, str]:
+def reasons(generation: ActiveGeneration) -> dict[int, str]:
     reply: Any = generation.reply
     return {word.index: word.finish_reason for word in reply.said if not isinstance(word, int) and word.finish_reason}
 
@@ -420,7 +420,7 @@ def test_where_only_the_end_may_be_said_it_is(make_core: Make, make_generation: 
 # ---- log-probabilities of the prompt ---------------------------------------------------------------------------------
 
 
-def scoring(generation: Generation, count: int = 2) -> Generation:
+def scoring(generation: ActiveGeneration, count: int = 2) -> ActiveGeneration:
     """The request, asking for log-probabilities of its prompt."""
     generation.choices[0].prompt_logprobs = PromptLogprobs(count)
     generation.choices[0].sequence.scored = 1

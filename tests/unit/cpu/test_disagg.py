@@ -19,7 +19,7 @@ from tests.unit.cpu.conftest import CONFIG, Heard, random_adapter, random_tensor
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.cpu.architecture import Architecture
-from dynamo.cpu.blocks import BlockPool
+from dynamo.cpu.blocks import KvBlockPool
 from dynamo.cpu.config import CpuConfig
 from dynamo.cpu.core import Core
 from dynamo.cpu.disagg import fetch_of
@@ -27,7 +27,7 @@ from dynamo.cpu.engine import CpuEngine
 from dynamo.cpu.generation import Fetch
 from dynamo.cpu.layout import layout_of
 from dynamo.cpu.lora import TARGETS
-from dynamo.cpu.model import Model, load_weights
+from dynamo.cpu.model import TransformerModel, load_weights
 from dynamo.cpu.scheduler import Scheduler
 from dynamo.kvbm.transfer.base import Deadline, Descriptor, Region, TransferError
 from dynamo.kvbm.transfer.local import LocalPuller, LocalSource
@@ -486,16 +486,18 @@ class Keeper:
 
 
 @pytest.fixture(scope="module")
-def models(model: str) -> list[Model]:
+def models(model: str) -> list[TransformerModel]:
     shape = Architecture.read(model)
-    return [Model(shape, load_weights(model, shape), slots=30 * 4, rows_max=64, longest=200) for _ in range(2)]
+    return [
+        TransformerModel(shape, load_weights(model, shape), slots=30 * 4, rows_max=64, longest=200) for _ in range(2)
+    ]
 
 
 class TwoCores:
     """A prefill and a decode core; `chance` is who decides what happens next."""
 
     def __init__(
-        self, model: str, models: list[Model], make_generation: Callable[..., Any], chance: random.Random
+        self, model: str, models: list[TransformerModel], make_generation: Callable[..., Any], chance: random.Random
     ) -> None:
         layout = layout_of(model, models[0].shape, 4)
         here, there = Region(layout, models[1].cache.pages), Region(layout, models[0].cache.pages)
@@ -506,7 +508,7 @@ class TwoCores:
         self.layout = layout
         self.chance = chance
         self.make = make_generation
-        schedulers = [Scheduler(BlockPool(30), sequences_max=4, batched_tokens_max=16) for _ in models]
+        schedulers = [Scheduler(KvBlockPool(30), sequences_max=4, batched_tokens_max=16) for _ in models]
         self.prefill = Core(models[0], schedulers[0], 4, lender=Keeper(self.source))
         self.decode = Core(models[1], schedulers[1], 4, borrower=self.hand)
         self.firsts: dict[Any, int] = {}
@@ -573,7 +575,7 @@ class TwoCores:
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 1 << 30))
 def test_whatever_happens_in_whatever_order_the_tokens_are_the_same(
-    seed: int, model: str, models: list[Model], make_generation: Any, deliver: Any, run: Any
+    seed: int, model: str, models: list[TransformerModel], make_generation: Any, deliver: Any, run: Any
 ) -> None:
     chance = random.Random(seed)
     common = [chance.randrange(90) for _ in range(12)]
@@ -581,7 +583,7 @@ def test_whatever_happens_in_whatever_order_the_tokens_are_the_same(
     options: list[dict[str, Any]] = [{"max_tokens": chance.randint(1, 8)} | chance.choice(SAMPLINGS) for _ in prompts]
     want = []
     for prompt, asked in zip(prompts, options, strict=True):
-        core = Core(models[1], Scheduler(BlockPool(30, is_caching=False), sequences_max=4, batched_tokens_max=64), 4)
+        core = Core(models[1], Scheduler(KvBlockPool(30, is_caching=False), sequences_max=4, batched_tokens_max=64), 4)
         generation = make_generation(prompt, **asked)
         core.add(generation)
         run(core)

@@ -15,7 +15,7 @@ from dynamo.core.errors import ConfigError
 from dynamo.cpu.architecture import Architecture
 from dynamo.cpu.checkpoint import read_json
 from dynamo.cpu.embedder import Embedder, Job, Pooling, read_pooling, unit
-from dynamo.cpu.model import Model, load_weights
+from dynamo.cpu.model import TransformerModel, load_weights
 
 
 def run(embedder: Embedder, *jobs: Job) -> list[Job]:
@@ -37,7 +37,7 @@ def test_a_vector_is_that_of_a_naive_model(
     tensors["lm_head.weight"] = np.eye(config["hidden_size"], dtype=np.float32)  # Then logits are the states.
     texts = [np.random.default_rng(size).integers(0, 96, size).tolist() for size in (1, 20, 3, 8, 9)]
     shape = Architecture.read(path)
-    model = Model(shape, load_weights(path, shape), slots=128, rows_max=rows, longest=128)
+    model = TransformerModel(shape, load_weights(path, shape), slots=128, rows_max=rows, longest=128)
     job = Job(texts)
     assert run(Embedder(model, pooling, rows), job) == [job]
     for text, vector in zip(texts, job.vectors, strict=True):
@@ -54,7 +54,7 @@ def test_a_vector_is_that_of_a_naive_model(
 )
 @settings(max_examples=30)
 def test_every_open_job_is_done_once_and_as_if_it_were_alone(
-    tiny_model: Model, sizes: list[list[int]], pooling: Pooling, rows: int, closed: set[int]
+    tiny_model: TransformerModel, sizes: list[list[int]], pooling: Pooling, rows: int, closed: set[int]
 ) -> None:
     rng = np.random.default_rng(5)
     jobs = [Job([rng.integers(0, 96, size).tolist() for size in texts]) for texts in sizes]
@@ -71,7 +71,7 @@ def test_every_open_job_is_done_once_and_as_if_it_were_alone(
             assert abs(float(np.dot(vector, vector)) - 1) < 1e-4
 
 
-def test_a_small_request_does_not_wait_for_all_of_a_large_one(tiny_model: Model) -> None:
+def test_a_small_request_does_not_wait_for_all_of_a_large_one(tiny_model: TransformerModel) -> None:
     embedder = Embedder(tiny_model, Pooling.LAST, 16)
     large, small = Job([[1] * 10] * 20), Job([[2] * 10])
     embedder.add(large)
@@ -83,7 +83,7 @@ def test_a_small_request_does_not_wait_for_all_of_a_large_one(tiny_model: Model)
     assert large.left > 10
 
 
-def test_a_job_that_was_dropped_is_not_computed(tiny_model: Model) -> None:
+def test_a_job_that_was_dropped_is_not_computed(tiny_model: TransformerModel) -> None:
     embedder = Embedder(tiny_model, Pooling.MEAN, 4)
     job = Job([[1] * 10, [2]])
     embedder.add(job)
@@ -93,7 +93,7 @@ def test_a_job_that_was_dropped_is_not_computed(tiny_model: Model) -> None:
     assert job.left == 2
 
 
-def test_fewer_dimensions_are_a_vector_of_length_one_too(tiny_model: Model) -> None:
+def test_fewer_dimensions_are_a_vector_of_length_one_too(tiny_model: TransformerModel) -> None:
     whole, cut = Job([[1, 2, 3]]), Job([[1, 2, 3]], dimensions=8)
     run(Embedder(tiny_model, Pooling.LAST, 16), whole, cut)
     assert whole.vectors[0] is not None

@@ -10,11 +10,11 @@ import pytest
 
 from dynamo.core.errors import ConfigError, EngineShutdown, InvalidArgument, WorkerOverloaded
 from dynamo.cpu.config import CpuConfig
-from dynamo.cpu.embedding_engine import EmbeddingEngine, Limits, to_job
+from dynamo.cpu.embedding_engine import EmbeddingEngine, EmbeddingLimits, to_job
 from dynamo.protocols.embeddings import EmbeddingWork
 from dynamo.text.vectors import from_base64
 
-LIMITS = Limits(vocab_size=96, context_length=10, width=32)
+LIMITS = EmbeddingLimits(vocab_size=96, context_length=10, width=32)
 
 
 class Host:

@@ -16,9 +16,9 @@ from dynamo.core.errors import ConfigError
 from dynamo.cpu.adapter import Adapter
 from dynamo.cpu.architecture import Architecture
 from dynamo.cpu.core import Core
-from dynamo.cpu.generation import Generation
+from dynamo.cpu.generation import ActiveGeneration
 from dynamo.cpu.lora import TARGETS, read_adapter
-from dynamo.cpu.model import Model
+from dynamo.cpu.model import TransformerModel
 
 Write = Callable[..., str]
 PROMPT = [5, 17, 3, 88, 41, 2, 9, 60, 33, 71, 4]
@@ -39,7 +39,7 @@ def read(tmp_path: Path) -> Callable[..., Adapter]:
     return of
 
 
-def answers(core: Core, run: Any, *generations: Generation) -> list[list[int]]:
+def answers(core: Core, run: Any, *generations: ActiveGeneration) -> list[list[int]]:
     for generation in generations:
         core.add(generation)
     run(core)
@@ -81,7 +81,12 @@ def test_an_adapter_answers_as_its_merged_weights_do(
     ],
 )
 def test_scales_are_those_of_peft(
-    settings_of: dict[str, Any], scale: float, read: Any, write_adapter: Write, naive_logits: Any, tiny_model: Model
+    settings_of: dict[str, Any],
+    scale: float,
+    read: Any,
+    write_adapter: Write,
+    naive_logits: Any,
+    tiny_model: TransformerModel,
 ) -> None:
     tensors = {
         name: tensor

@@ -7,23 +7,32 @@ from safetensors.numpy import load_file, save_file
 
 from dynamo.core.errors import ConfigError
 from dynamo.cpu.architecture import Architecture
-from dynamo.cpu.attention import Span
+from dynamo.cpu.attention import TokenSpan
 from dynamo.cpu.checkpoint import read_json
-from dynamo.cpu.model import GEMV_ROWS_MAX, THIN_ROWS_MAX, Batch, Model, gated_silu, load_weights, normalise, project
+from dynamo.cpu.model import (
+    GEMV_ROWS_MAX,
+    THIN_ROWS_MAX,
+    Batch,
+    TransformerModel,
+    gated_silu,
+    load_weights,
+    normalise,
+    project,
+)
 
 Runs = list[tuple[int, int]]
 
 
-def loaded(path: str) -> Model:
+def loaded(path: str) -> TransformerModel:
     shape = Architecture.read(path)
-    return Model(shape, load_weights(path, shape), slots=512, rows_max=128, longest=256)
+    return TransformerModel(shape, load_weights(path, shape), slots=512, rows_max=128, longest=256)
 
 
-def forward(model: Model, tokens: list[int], first: int, runs: Runs) -> Any:
+def forward(model: TransformerModel, tokens: list[int], first: int, runs: Runs) -> Any:
     """Computes `tokens[first:]`; `runs` hold all of them."""
     slots = np.concatenate([np.arange(start, stop) for start, stop in runs])
     positions = np.arange(first, len(tokens))
-    span = Span(0, len(positions), len(tokens), runs)
+    span = TokenSpan(0, len(positions), len(tokens), runs)
     return model.forward(Batch(np.array(tokens[first:]), positions, slots[first:], [span], np.arange(len(positions))))
 
 
@@ -47,7 +56,7 @@ def test_the_logits_are_those_of_a_naive_model(
     assert np.abs(got - want).max() / np.abs(want).max() < 1e-5
 
 
-def test_one_token_at_a_time_gives_the_same(tiny_model: Model) -> None:
+def test_one_token_at_a_time_gives_the_same(tiny_model: TransformerModel) -> None:
     tokens = list(range(20))
     whole = forward(tiny_model, tokens, 0, [(0, 20)])
     runs: Runs = [(64, 76), (32, 40)]
@@ -57,7 +66,7 @@ def test_one_token_at_a_time_gives_the_same(tiny_model: Model) -> None:
     assert np.allclose(np.vstack([first, rest]), whole, atol=1e-4)
 
 
-def test_sequences_of_one_batch_do_not_see_each_other(tiny_model: Model) -> None:
+def test_sequences_of_one_batch_do_not_see_each_other(tiny_model: TransformerModel) -> None:
     short, long, prompt = [5, 6, 7], list(range(40)), [9] * 10
     alone = [forward(tiny_model, tokens, 0, [(0, len(tokens))])[-1] for tokens in (short, long, prompt)]
     forward(tiny_model, short[:-1], 0, [(100, 102)])
@@ -67,16 +76,20 @@ def test_sequences_of_one_batch_do_not_see_each_other(tiny_model: Model) -> None
             tokens=np.array([short[-1], long[-1], *prompt]),
             positions=np.array([2, 39, *range(10)]),
             slots=np.array([102, 239, *range(300, 310)]),
-            spans=[Span(0, 1, 3, [(100, 103)]), Span(1, 1, 40, [(200, 240)]), Span(2, 10, 10, [(300, 310)])],
+            spans=[
+                TokenSpan(0, 1, 3, [(100, 103)]),
+                TokenSpan(1, 1, 40, [(200, 240)]),
+                TokenSpan(2, 10, 10, [(300, 310)]),
+            ],
             wanted=np.array([0, 1, 11]),
         )
     )
     assert np.allclose(together, alone, atol=1e-4)
 
 
-def test_only_wanted_rows_have_logits(tiny_model: Model) -> None:
+def test_only_wanted_rows_have_logits(tiny_model: TransformerModel) -> None:
     nothing = np.array([], dtype=np.intp)
-    batch = Batch(np.array([1, 2]), np.array([0, 1]), np.array([0, 1]), [Span(0, 2, 2, [(0, 2)])], nothing)
+    batch = Batch(np.array([1, 2]), np.array([0, 1]), np.array([0, 1]), [TokenSpan(0, 2, 2, [(0, 2)])], nothing)
     assert tiny_model.forward(batch).shape == (0, 96)
 
 

@@ -4,22 +4,22 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dynamo.cpu.blocks import BlockPool
+from dynamo.cpu.blocks import KvBlockPool
 from dynamo.cpu.scheduler import Chunk, Scheduler
-from dynamo.cpu.sequence import Sequence
+from dynamo.cpu.sequence import TokenSequence
 
 BLOCK_TOKENS = 4
 
 
 def scheduler(*, blocks: int = 64, sequences_max: int = 4, batched_tokens_max: int = 16) -> Scheduler:
-    return Scheduler(BlockPool(blocks), sequences_max=sequences_max, batched_tokens_max=batched_tokens_max)
+    return Scheduler(KvBlockPool(blocks), sequences_max=sequences_max, batched_tokens_max=batched_tokens_max)
 
 
-def sequence(length: int, first: int = 0) -> Sequence:
-    return Sequence(range(first, first + length), BLOCK_TOKENS)
+def sequence(length: int, first: int = 0) -> TokenSequence:
+    return TokenSequence(range(first, first + length), BLOCK_TOKENS)
 
 
-def step(machine: Scheduler) -> list[tuple[Sequence, int]]:
+def step(machine: Scheduler) -> list[tuple[TokenSequence, int]]:
     """One step in which every sequence that can says something new."""
     chunks = machine.plan()
     speaking = [chunk.sequence for chunk in chunks if chunk.is_last]
@@ -107,7 +107,7 @@ def test_nobody_starts_only_to_be_preempted() -> None:
 
 def test_followers_wait_for_their_leader_and_share_its_blocks() -> None:
     machine, leader = scheduler(batched_tokens_max=32), sequence(9)
-    followers = [Sequence(range(9), BLOCK_TOKENS, leader=leader) for _ in range(2)]
+    followers = [TokenSequence(range(9), BLOCK_TOKENS, leader=leader) for _ in range(2)]
     for who in (leader, *followers):
         machine.add(who)
     assert step(machine) == [(leader, 9)]
@@ -117,7 +117,7 @@ def test_followers_wait_for_their_leader_and_share_its_blocks() -> None:
 
 def test_a_follower_that_is_not_ready_lets_others_pass() -> None:
     machine, leader, other = scheduler(batched_tokens_max=8), sequence(20), sequence(3, first=100)
-    for who in (leader, Sequence(range(20), BLOCK_TOKENS, leader=leader), other):
+    for who in (leader, TokenSequence(range(20), BLOCK_TOKENS, leader=leader), other):
         machine.add(who)
     for _ in range(3):
         done = step(machine)
@@ -143,7 +143,7 @@ class Schedule(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.machine = scheduler(blocks=16, sequences_max=4, batched_tokens_max=12)
-        self.lengths: dict[Sequence, int] = {}
+        self.lengths: dict[TokenSequence, int] = {}
 
     @rule(length=st.integers(1, 40), kind=st.integers(0, 2), says=st.integers(1, 23))
     def arrive(self, length: int, kind: int, says: int) -> None:
@@ -156,7 +156,7 @@ class Schedule(RuleBasedStateMachine):
     def follow(self, data: Any) -> None:
         leader = data.draw(st.sampled_from(list(self.lengths)))
         prompt = leader.tokens[: leader.prompt_tokens]
-        who = Sequence(prompt, BLOCK_TOKENS, leader=leader)
+        who = TokenSequence(prompt, BLOCK_TOKENS, leader=leader)
         self.lengths[who] = len(prompt) + 5
         self.machine.add(who)
 
@@ -192,7 +192,7 @@ class Schedule(RuleBasedStateMachine):
             if len(who.tokens) >= self.lengths[who]:
                 self.end(who)
 
-    def end(self, who: Sequence) -> None:
+    def end(self, who: TokenSequence) -> None:
         self.machine.finish(who)
         del self.lengths[who]
 

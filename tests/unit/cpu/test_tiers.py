@@ -10,11 +10,11 @@ import pytest
 from tests.settle import until, until_blocking
 
 from dynamo.core.metrics import MetricsRegistry
-from dynamo.cpu.blocks import BlockPool
+from dynamo.cpu.blocks import KvBlockPool
 from dynamo.cpu.config import CpuConfig
 from dynamo.cpu.core import Core
 from dynamo.cpu.engine import CpuEngine
-from dynamo.cpu.model import Model
+from dynamo.cpu.model import TransformerModel
 from dynamo.cpu.scheduler import Scheduler
 from dynamo.cpu.tiers import CacheTiers, open_tiers
 from dynamo.kv_router.events import apply
@@ -36,7 +36,7 @@ PATIENCE_S = 20.0
 
 
 @pytest.fixture
-def tiered(tiny_model: Model, tmp_path: Path) -> Any:
+def tiered(tiny_model: TransformerModel, tmp_path: Path) -> Any:
     """A core whose cache is a quarter of what is worked with."""
     opened: list[CacheTiers] = []
     (tmp_path / "model").mkdir()
@@ -48,7 +48,7 @@ def tiered(tiny_model: Model, tmp_path: Path) -> Any:
         tiers = open_tiers(config, str(tmp_path / "model"), tiny_model.cache, BLOCK_TOKENS, "1", lambda: None)
         opened.append(tiers)
         tiers.start(MetricsRegistry())
-        pool = BlockPool(blocks, notes_evicted=True)
+        pool = KvBlockPool(blocks, notes_evicted=True)
         scheduler = Scheduler(pool, sequences_max=8, batched_tokens_max=64, tiers=tiers)
         return Core(tiny_model, scheduler, BLOCK_TOKENS, tiers), tiers
 
@@ -175,7 +175,7 @@ def test_what_is_cleared_is_computed_again(tiered: Make, answers: Make) -> None:
 
 
 def test_with_other_weights_no_block_of_the_former_ones_is_used(
-    tiered: Make, answers: Make, make_core: Make, tiny_model: Model, tmp_path: Path
+    tiered: Make, answers: Make, make_core: Make, tiny_model: TransformerModel, tmp_path: Path
 ) -> None:
     objects = {"object_enabled": True, "object_endpoint": f"file://{tmp_path}/objects"}
     core, tiers = tiered(cpu_blocks=24, disk_blocks=BLOCKS, **objects)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dynamo.openai_proxy.tokens import Limits, TokenAnswer
+from dynamo.openai_proxy.tokens import ProxyLimits, TokenResponseParser
 from dynamo.protocols.engine import (
     EngineOutput,
     OutputOptions,
@@ -12,7 +12,7 @@ from dynamo.protocols.engine import (
     StopConditions,
 )
 
-LIMITS = Limits(model="theirs", context_length=100, ranks=2)
+LIMITS = ProxyLimits(model="theirs", context_length=100, ranks=2)
 
 
 def request(**given: Any) -> PreprocessedRequest:
@@ -32,7 +32,7 @@ def request(**given: Any) -> PreprocessedRequest:
     return PreprocessedRequest("ours", own.pop("token_ids", [1, 2, 3]), **made, **own)
 
 
-def told(answer: TokenAnswer, *chunks: Any) -> list[EngineOutput]:
+def told(answer: TokenResponseParser, *chunks: Any) -> list[EngineOutput]:
     """All that comes of these chunks."""
     found = [piece for chunk in chunks for piece in answer.take(chunk)]
     return [*found, answer.end()]

@@ -6,11 +6,11 @@ import pytest
 from tests.unit.openai_proxy.requests import LIMITS, request, told
 
 from dynamo.core.errors import EngineShutdown, InvalidArgument, StreamIncomplete, Unknown
-from dynamo.openai_proxy.completions import CompletionsForm
+from dynamo.openai_proxy.completions import CompletionsFormat
 from dynamo.protocols.engine import GuidedDecoding
 
-NEW = CompletionsForm(returns_ids=True, version=(0, 32, 0))
-OLD = CompletionsForm(returns_ids=False, version=(0, 8, 5))
+NEW = CompletionsFormat(returns_ids=True, version=(0, 32, 0))
+OLD = CompletionsFormat(returns_ids=False, version=(0, 8, 5))
 
 
 def choice(token_ids: list[int], reason: str | None = None, **more: Any) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def logged(*tokens: tuple[int, dict[int, float]]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("form", [NEW, OLD])
-def test_logprobs_are_of_the_tokens_said(form: CompletionsForm) -> None:
+def test_logprobs_are_of_the_tokens_said(form: CompletionsFormat) -> None:
     answer = form.answer(request(logprobs=2))
     rows = logged((5, {5: -2.0, 6: -0.5, 7: -1.0}), (6, {6: -0.1, 5: -3.0}))
     first, last = told(answer, choice([5, 6], logprobs=rows), choice([], "length"))
@@ -175,7 +175,7 @@ def test_a_request_that_the_server_dropped_may_go_on_elsewhere() -> None:
         (NEW, 5),
     ],
 )
-def test_what_cannot_be_read_is_said_in_one_line(form: CompletionsForm, chunk: Any) -> None:
+def test_what_cannot_be_read_is_said_in_one_line(form: CompletionsFormat, chunk: Any) -> None:
     with pytest.raises(Unknown):
         form.answer(request()).take(chunk)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dynamo.core.errors import HttpError, InvalidArgument, Unknown, WorkerUnavailable
-from dynamo.openai_proxy.convert import Chunks, message_of, refusal, text_request
+from dynamo.openai_proxy.convert import ChunkConverter, message_of, refusal, text_request
 
 CHAT: dict[str, Any] = {"model": "ours", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -46,7 +46,7 @@ def test_what_is_no_request_is_refused(given: dict[str, Any]) -> None:
     [({}, False), ({"stream": True}, True), ({"stream": True, "stream_options": {"include_usage": True}}, False)],
 )
 def test_counts_are_dropped_where_a_streaming_client_did_not_ask(more: dict[str, Any], drops: bool) -> None:
-    chunks = Chunks(text_request({**CHAT, **more}, "m"), "ours")
+    chunks = ChunkConverter(text_request({**CHAT, **more}, "m"), "ours")
     told = chunks.take({"choices": [], "usage": {"total_tokens": 3}})
     assert (told is None) is drops
     last = chunks.take({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": {"total_tokens": 3}})
@@ -55,7 +55,7 @@ def test_counts_are_dropped_where_a_streaming_client_did_not_ask(more: dict[str,
 
 
 def test_chunks_bear_our_name_and_end_with_every_choice() -> None:
-    chunks = Chunks(text_request({**CHAT, "n": 2}, "theirs"), "ours")
+    chunks = ChunkConverter(text_request({**CHAT, "n": 2}, "theirs"), "ours")
     for index in (1, 0):
         assert not chunks.is_finished
         told = chunks.take({"model": "theirs", "choices": [{"index": index, "delta": {}, "finish_reason": "stop"}]})
@@ -65,7 +65,7 @@ def test_chunks_bear_our_name_and_end_with_every_choice() -> None:
 
 
 def test_a_whole_message_is_a_chunk_of_its_own() -> None:
-    chunks = Chunks(text_request(CHAT, "m"), "ours")
+    chunks = ChunkConverter(text_request(CHAT, "m"), "ours")
     message = {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}, {"id": "2"}]}
     told = chunks.take({"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]})
     assert told is not None
@@ -74,14 +74,14 @@ def test_a_whole_message_is_a_chunk_of_its_own() -> None:
 
 
 def test_thoughts_are_called_as_the_frontend_calls_them() -> None:
-    chunks = Chunks(text_request(CHAT, "m"), "ours")
+    chunks = ChunkConverter(text_request(CHAT, "m"), "ours")
     told = chunks.take({"choices": [{"index": 0, "delta": {"reasoning": "hm"}}]})
     assert told is not None
     assert told["choices"][0]["delta"] == {"reasoning_content": "hm"}
 
 
 def test_an_error_inside_a_stream_is_raised() -> None:
-    chunks = Chunks(text_request(CHAT, "m"), "ours")
+    chunks = ChunkConverter(text_request(CHAT, "m"), "ours")
     with pytest.raises(HttpError, match="too long") as caught:
         chunks.take({"error": {"message": "too long", "code": 400}})
     assert caught.value.code == 400

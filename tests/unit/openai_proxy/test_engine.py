@@ -29,16 +29,16 @@ from dynamo.core.errors import (
 from dynamo.cpu.config import DEMO_MODEL
 from dynamo.openai_proxy.config import ProxyConfig, TokenApi
 from dynamo.openai_proxy.engine import ProxyEngine
-from dynamo.openai_proxy.facts import Facts, Kind, Offer
+from dynamo.openai_proxy.facts import ModelOffer, ServerFacts, ServerKind
 from dynamo.openai_proxy.text_engine import TextEngine
 from dynamo.openai_proxy.token_engine import TokenEngine
 from dynamo.protocols.engine import PrefillResult
 from dynamo.protocols.load import WorkerLoad
 
 CHAT: dict[str, Any] = {"model": "ours", "messages": [{"role": "user", "content": "hi"}], "stream": True}
-FACTS = Facts(health_path="/health")
-VLLM = replace(FACTS, kind=Kind.VLLM, version=(0, 32, 0), has_metrics=True, total_blocks=100)
-OFFER = Offer(model="theirs", name="ours", context_length=100)
+FACTS = ServerFacts(health_path="/health")
+VLLM = replace(FACTS, kind=ServerKind.VLLM, version=(0, 32, 0), has_metrics=True, total_blocks=100)
+OFFER = ModelOffer(model="theirs", name="ours", context_length=100)
 
 
 @asynccontextmanager
@@ -56,7 +56,7 @@ def text(server: Server, **options: Any) -> TextEngine:
     return TextEngine(ProxyConfig(url=server.url, **options), FACTS, OFFER)
 
 
-def tokens(server: Server, facts: Facts = VLLM, **options: Any) -> TokenEngine:
+def tokens(server: Server, facts: ServerFacts = VLLM, **options: Any) -> TokenEngine:
     return TokenEngine(ProxyConfig(url=server.url, model_path=DEMO_MODEL, **options), facts, OFFER)
 
 

@@ -14,7 +14,15 @@ from dynamo.core.errors import ConfigError
 from dynamo.core.tls import PemFile, server_context
 from dynamo.cpu.config import DEMO_MODEL
 from dynamo.openai_proxy.config import ProxyConfig, TokenApi
-from dynamo.openai_proxy.facts import Facts, Kind, Offer, find_offers, make_client, token_api_of, version_of
+from dynamo.openai_proxy.facts import (
+    ModelOffer,
+    ServerFacts,
+    ServerKind,
+    find_offers,
+    make_client,
+    token_api_of,
+    version_of,
+)
 
 VLLM_METRICS = b'vllm:cache_config_info{block_size="32",engine="0",num_gpu_blocks="200"} 1.0\n'
 
@@ -26,15 +34,19 @@ def models(*names: str, owner: str = "someone", **more: Any) -> dict[str, Any]:
 async def test_all_models_are_served_under_their_names(server: Server) -> None:
     server.page("/v1/models", models("a", "b", "e"))
     facts, offers = await find_offers(ProxyConfig(url=f"{server.url}/v1", embedding_models=["e"]))
-    assert offers == [Offer(model="a", name="a"), Offer(model="b", name="b"), Offer(model="e", name="e", embeds=True)]
-    assert (facts.kind, facts.health_path, facts.has_metrics) == (Kind.OTHER, "/health", False)
+    assert offers == [
+        ModelOffer(model="a", name="a"),
+        ModelOffer(model="b", name="b"),
+        ModelOffer(model="e", name="e", embeds=True),
+    ]
+    assert (facts.kind, facts.health_path, facts.has_metrics) == (ServerKind.OTHER, "/health", False)
     assert facts.token_api is TokenApi.LOGPROBS
 
 
 async def test_some_may_be_chosen_and_called_otherwise(server: Server) -> None:
     server.page("/v1/models", models("a", "b"))
     _, offers = await find_offers(ProxyConfig(url=server.url, models=["b"], served_model_names=["ours"]))
-    assert offers == [Offer(model="b", name="ours")]
+    assert offers == [ModelOffer(model="b", name="ours")]
 
 
 @pytest.mark.parametrize(
@@ -57,8 +69,13 @@ async def test_vllm_says_its_version_and_its_cache(server: Server) -> None:
     server.page("/metrics", VLLM_METRICS)
     facts, (offer,) = await find_offers(ProxyConfig(url=server.url, model_path=DEMO_MODEL))
     assert offer.context_length == 4096
-    assert facts == Facts(
-        kind=Kind.VLLM, version=(0, 32, 0), health_path="/health", has_metrics=True, block_tokens=32, total_blocks=200
+    assert facts == ServerFacts(
+        kind=ServerKind.VLLM,
+        version=(0, 32, 0),
+        health_path="/health",
+        has_metrics=True,
+        block_tokens=32,
+        total_blocks=200,
     )
     assert facts.token_api is TokenApi.TOKEN_IDS
 
@@ -68,7 +85,7 @@ async def test_sglang_says_its_pages_and_ranks(server: Server) -> None:
     info = {"version": "0.5.2", "page_size": 64, "max_total_num_tokens": 6400, "dp_size": 2}
     server.page("/get_server_info", info)
     facts, _ = await find_offers(ProxyConfig(url=server.url))
-    assert (facts.kind, facts.block_tokens, facts.total_blocks, facts.ranks) == (Kind.SGLANG, 64, 100, 2)
+    assert (facts.kind, facts.block_tokens, facts.total_blocks, facts.ranks) == (ServerKind.SGLANG, 64, 100, 2)
     assert facts.token_api is TokenApi.SGLANG
 
 
@@ -97,7 +114,7 @@ async def test_a_server_that_loads_is_waited_for(server: Server) -> None:
     clock = ManualClock()
     finding = asyncio.create_task(find_offers(ProxyConfig(url=server.url), clock))
     await repeat(lambda: clock.advance(1.0), finding.done)
-    assert (await finding)[1] == [Offer(model="a", name="a")]
+    assert (await finding)[1] == [ModelOffer(model="a", name="a")]
 
 
 async def test_a_server_that_never_answers_is_given_up() -> None:
@@ -118,7 +135,7 @@ async def test_a_wrong_key_is_said_at_once(server: Server) -> None:
 async def test_a_server_without_a_list_is_told_its_model(server: Server) -> None:
     del server.pages["/v1/models"]
     _, offers = await find_offers(ProxyConfig(url=server.url, models=["a"]))
-    assert offers == [Offer(model="a", name="a")]
+    assert offers == [ModelOffer(model="a", name="a")]
     with pytest.raises(ConfigError, match="404"):
         await find_offers(ProxyConfig(url=server.url))
 
@@ -129,7 +146,7 @@ async def test_a_secured_server_is_trusted_where_its_authority_is(tmp_path: Path
     async with running(tls) as server:
         server.page("/v1/models", models("a"))
         _, offers = await find_offers(ProxyConfig(url=server.url, tls_ca=files.ca))
-        assert offers == [Offer(model="a", name="a")]
+        assert offers == [ModelOffer(model="a", name="a")]
         with pytest.raises(ConfigError, match="certificate"):
             await find_offers(ProxyConfig(url=server.url, tls_ca=files.other_ca, ready_timeout_s=0.01))
     with pytest.raises(ConfigError, match="--tls-ca"):
@@ -150,6 +167,6 @@ def test_versions_are_their_numbers(text: Any, numbers: tuple[int, ...]) -> None
 
 
 def test_an_old_vllm_is_asked_for_logprobs_unless_told() -> None:
-    old = Facts(kind=Kind.VLLM, version=(0, 9, 1), health_path="/health")
+    old = ServerFacts(kind=ServerKind.VLLM, version=(0, 9, 1), health_path="/health")
     assert token_api_of(ProxyConfig(url="h"), old) is TokenApi.LOGPROBS
     assert token_api_of(ProxyConfig(url="h", token_api="sglang"), old) is TokenApi.SGLANG

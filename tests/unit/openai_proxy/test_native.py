@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tests.unit.openai_proxy.requests import LIMITS, request, told
 
 from dynamo.core.errors import HttpError, InvalidArgument
-from dynamo.openai_proxy.native import LlamaCppForm, SglangForm
+from dynamo.openai_proxy.native import LlamaCppFormat, SglangFormat
 from dynamo.protocols.engine import GuidedDecoding
 
-SGLANG, LLAMA = SglangForm(), LlamaCppForm()
+SGLANG, LLAMA = SglangFormat(), LlamaCppFormat()
 
 
 def test_sglang_is_asked_in_its_own_words() -> None:

@@ -12,12 +12,12 @@ from tests.unit.vllm.conftest import Heard, Host, request
 
 from dynamo.sglang.config import SglangConfig
 from dynamo.sglang.engine import SglangEngine
-from dynamo.sglang.library import Library
+from dynamo.sglang.library import SglangLibrary
 
 __all__ = ["Heard", "Host", "Running", "Start", "request"]
 
 
-def library(made: list[scripted.Engine], script: list[Any]) -> Library:
+def library(made: list[scripted.Engine], script: list[Any]) -> SglangLibrary:
     """One whose engines are kept in `made` and begin with this script."""
 
     def make(**kwargs: Any) -> scripted.Engine:
@@ -26,7 +26,7 @@ def library(made: list[scripted.Engine], script: list[Any]) -> Library:
         made.append(engine)
         return engine
 
-    return Library(
+    return SglangLibrary(
         Engine=make,
         io_struct=scripted.io_struct,
         read_server_args=lambda words: scripted.ServerArgs(),

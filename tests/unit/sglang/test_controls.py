@@ -7,7 +7,7 @@ from tests.unit.sglang import scripted
 from tests.unit.vllm.conftest import Host
 
 from dynamo.core.errors import InvalidArgument
-from dynamo.sglang.controls import Controls, EngineRoute, read_engine_route
+from dynamo.sglang.controls import EngineRoute, SglangControls, read_engine_route
 
 
 class Scripted:
@@ -16,7 +16,7 @@ class Scripted:
         self.manager = self.engine.tokenizer_manager
         self.host = Host()
         routes = [read_engine_route(text) for text in own]
-        self.controls = Controls(self.engine, scripted.io_struct, self.host, own=routes, **more)
+        self.controls = SglangControls(self.engine, scripted.io_struct, self.host, own=routes, **more)
 
     async def ask(self, name: str, /, **body: Any) -> dict[str, Any]:
         routes = {**self.controls.routes(), **self.controls.endpoints()}

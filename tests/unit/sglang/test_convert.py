@@ -6,9 +6,9 @@ from tests.unit.vllm.conftest import request
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.engine import GuidedDecoding, OutputOptions, Routing, SamplingOptions, StopConditions
-from dynamo.sglang.convert import Limits, guided_of, to_arguments
+from dynamo.sglang.convert import SglangLimits, guided_of, to_arguments
 
-LIMITS = Limits(context_length=16, ranks=2, first_rank=2, has_priorities=True)
+LIMITS = SglangLimits(context_length=16, ranks=2, first_rank=2, has_priorities=True)
 
 
 def test_a_request_is_asked_in_sglangs_words() -> None:
@@ -39,10 +39,10 @@ def test_a_request_is_asked_in_sglangs_words() -> None:
 
 
 def test_low_priorities_come_first_where_sglang_is_told_so() -> None:
-    low = Limits(context_length=16, has_priorities=True, is_low_first=True)
+    low = SglangLimits(context_length=16, has_priorities=True, is_low_first=True)
     asked = request(routing=Routing(priority=4))
     assert to_arguments(asked, low)["priority"] == -4
-    assert "priority" not in to_arguments(asked, Limits(context_length=16))
+    assert "priority" not in to_arguments(asked, SglangLimits(context_length=16))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from tests.unit.sglang import scripted
 from tests.unit.vllm.conftest import Host
 
 from dynamo.core.clock import ManualClock
-from dynamo.sglang.metrics import LoadReporter
+from dynamo.sglang.metrics import SglangLoadReporter
 
 
 def snapshot(used: int, rank: int = 0) -> SimpleNamespace:
@@ -19,7 +19,7 @@ def snapshot(used: int, rank: int = 0) -> SimpleNamespace:
 
 async def test_each_ranks_load_is_told_when_it_changes() -> None:
     manager, host = scripted.TokenizerManager(), Host()
-    reporter = LoadReporter(manager, host, 16, first_rank=2, is_busy=lambda: True)
+    reporter = SglangLoadReporter(manager, host, 16, first_rank=2, is_busy=lambda: True)
     manager.loads = [snapshot(17), snapshot(0, 1)]
     await reporter.look()
     await reporter.look()
@@ -32,7 +32,7 @@ async def test_each_ranks_load_is_told_when_it_changes() -> None:
 async def test_an_idle_engine_is_looked_at_once_more() -> None:
     manager, host, clock, busy = scripted.TokenizerManager(), Host(), ManualClock(), [True]
     looks = []
-    reporter = LoadReporter(manager, host, 16, is_busy=lambda: busy[0], clock=clock)
+    reporter = SglangLoadReporter(manager, host, 16, is_busy=lambda: busy[0], clock=clock)
 
     async def look() -> None:
         looks.append(clock.now())

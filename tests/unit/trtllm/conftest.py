@@ -13,19 +13,19 @@ from tests.unit.vllm.conftest import Heard, Host, request
 
 from dynamo.trtllm.config import TrtllmConfig
 from dynamo.trtllm.engine import TrtllmEngine
-from dynamo.trtllm.library import Library
+from dynamo.trtllm.library import TrtllmLibrary
 
 __all__ = ["Heard", "Host", "Running", "Start", "request"]
 
 
-def library(made: list[scripted.LLM]) -> Library:
+def library(made: list[scripted.LLM]) -> TrtllmLibrary:
     """One whose engines are kept in `made`."""
 
     def make(**kwargs: Any) -> scripted.LLM:
         made.append(scripted.LLM(**kwargs))
         return made[-1]
 
-    return Library(
+    return TrtllmLibrary(
         LLM=make,
         SamplingParams=scripted.SamplingParams,
         GuidedDecodingParams=scripted.GuidedDecodingParams,

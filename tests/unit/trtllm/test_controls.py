@@ -5,14 +5,14 @@ from typing import Any
 from tests.unit.trtllm import scripted
 from tests.unit.vllm.conftest import Host
 
-from dynamo.trtllm.controls import EXTENSION, Controls
+from dynamo.trtllm.controls import EXTENSION, TrtllmControls
 
 RAY = {"orchestrator_type": "ray"}
 
 
-def made(**args: Any) -> tuple[scripted.LLM, Host, Controls]:
+def made(**args: Any) -> tuple[scripted.LLM, Host, TrtllmControls]:
     llm, host = scripted.LLM("m"), Host()
-    return llm, host, Controls(llm, host, args)
+    return llm, host, TrtllmControls(llm, host, args)
 
 
 def test_what_the_workers_cannot_hear_is_no_route() -> None:

@@ -12,7 +12,7 @@ from tests.unit.vllm.conftest import Host
 from dynamo.core.clock import ManualClock
 from dynamo.protocols.kv_events import Removed, Stored
 from dynamo.text.multimodal.routing_hashes import hashes_of
-from dynamo.trtllm.events import CacheEvents, follow, publisher_of
+from dynamo.trtllm.events import TrtllmCacheEvents, follow, publisher_of
 
 SIZE = 2
 
@@ -30,7 +30,7 @@ def removed(*keys: int, **more: Any) -> dict[str, Any]:
 
 
 def test_full_blocks_are_told_with_their_parent_and_their_tokens() -> None:
-    ((event, rank, tier),) = CacheEvents(SIZE).read(
+    ((event, rank, tier),) = TrtllmCacheEvents(SIZE).read(
         stored(block(5, 1, 2), block(-6, 3, 4), parent=-1, attention_dp_rank=3)
     )
     assert isinstance(event, Stored)
@@ -40,7 +40,7 @@ def test_full_blocks_are_told_with_their_parent_and_their_tokens() -> None:
 
 
 def test_a_block_that_is_not_full_is_neither_told_nor_taken_away() -> None:
-    events = CacheEvents(SIZE)
+    events = TrtllmCacheEvents(SIZE)
     ((event, _, _),) = events.read(stored(block(5, 1, 2), block(6, 3)))
     assert [one.block_hash for one in event.blocks] == [5]
     assert events.read(stored(block(7, 3))) == []
@@ -52,7 +52,7 @@ def test_a_block_that_is_not_full_is_neither_told_nor_taken_away() -> None:
 
 
 def test_a_block_that_became_full_is_taken_away() -> None:
-    events = CacheEvents(SIZE)
+    events = TrtllmCacheEvents(SIZE)
     events.read(stored(block(6, 3)))
     events.read(stored(block(6, 3, 4)))
     ((event, _, _),) = events.read(removed(6))
@@ -60,7 +60,7 @@ def test_a_block_that_became_full_is_taken_away() -> None:
 
 
 def test_only_the_longest_window_counts() -> None:
-    events = CacheEvents(SIZE)
+    events = TrtllmCacheEvents(SIZE)
     for window in (8, 64):
         assert (
             events.read({"data": {"type": "created", "num_blocks_per_cache_level": [9, 0]}, "window_size": window})
@@ -73,13 +73,13 @@ def test_only_the_longest_window_counts() -> None:
 
 
 def test_a_block_in_host_memory_is_told_as_such() -> None:
-    ((_, _, tier),) = CacheEvents(SIZE).read(stored(block(5, 1, 2, level=1)))
+    ((_, _, tier),) = TrtllmCacheEvents(SIZE).read(stored(block(5, 1, 2, level=1)))
     assert tier == "host_pinned"
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.integers(1, SIZE)), max_size=60))
 def test_what_is_told_as_removed_was_never_told_as_partial_alone(steps: list[tuple[int, bool, int]]) -> None:
-    events = CacheEvents(SIZE)
+    events = TrtllmCacheEvents(SIZE)
     full: set[int] = set()
     partial: set[int] = set()
     for key, is_stored, count in steps:
@@ -103,7 +103,7 @@ async def test_the_engine_is_asked_again_and_again_and_a_slip_ends_nothing() -> 
         for one in answers.pop(0) if answers else []:
             yield one
 
-    following = asyncio.ensure_future(follow(look, publisher_of(CacheEvents(SIZE), host), clock=clock))
+    following = asyncio.ensure_future(follow(look, publisher_of(TrtllmCacheEvents(SIZE), host), clock=clock))
     for _ in range(30):
         await turns()
         clock.advance(0.1)

@@ -15,7 +15,7 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, StopConditions
 from dynamo.vllm.config import VllmConfig
 from dynamo.vllm.engine import VllmEngine
-from dynamo.vllm.library import Library
+from dynamo.vllm.library import VllmLibrary
 
 
 class Host:
@@ -81,7 +81,7 @@ def request(*tokens: int, **changes: Any) -> PreprocessedRequest:
     return PreprocessedRequest("m", list(tokens) or [1, 2, 3], stop, eos_token_ids=[9], **changes)
 
 
-def library(llm: scripted.AsyncLLM) -> Library:
+def library(llm: scripted.AsyncLLM) -> VllmLibrary:
     """Whose engine is this one."""
 
     class Made(scripted.AsyncLLM):
@@ -102,7 +102,7 @@ def library(llm: scripted.AsyncLLM) -> Library:
             raise InvalidArgument("prompt_embeds is not a valid tensor", param="prompt_embeds")
         return SimpleNamespace(shape=(int(text), 8))
 
-    return Library(
+    return VllmLibrary(
         AsyncLLM=Made,
         AsyncEngineArgs=scripted.AsyncEngineArgs,
         FlexibleArgumentParser=None,

@@ -6,13 +6,13 @@ import pytest
 from tests.unit.vllm import scripted
 from tests.unit.vllm.conftest import Host
 
-from dynamo.vllm.controls import Controls
+from dynamo.vllm.controls import VllmControls
 
 
 class Panel:
     def __init__(self, *, has_training: bool = True) -> None:
         self.llm, self.host = scripted.AsyncLLM(None), Host()
-        self.controls = Controls(self.llm, self.host, has_training=has_training)
+        self.controls = VllmControls(self.llm, self.host, has_training=has_training)
 
     async def press(self, name: str, **body: Any) -> dict[str, Any]:
         return await (self.controls.routes() | self.controls.endpoints())[name](body)

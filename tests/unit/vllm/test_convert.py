@@ -8,12 +8,12 @@ from tests.unit.vllm.scripted import SAMPLING, Logprob, said
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.engine import GuidedDecoding, OutputOptions, Routing, SamplingOptions, StopConditions
-from dynamo.vllm.convert import Answer, Limits, guided_of, to_vllm
+from dynamo.vllm.convert import VllmLimits, VllmOutput, guided_of, to_vllm
 
-LIMITS = Limits(context_length=16)
+LIMITS = VllmLimits(context_length=16)
 
 
-def sampling(limits: Limits = LIMITS, **changes: Any) -> dict[str, Any]:
+def sampling(limits: VllmLimits = LIMITS, **changes: Any) -> dict[str, Any]:
     return dict(to_vllm(request(**changes), limits).sampling)
 
 
@@ -42,11 +42,11 @@ def test_everything_said_is_known_to_vllm() -> None:
 def test_the_answer_fits_into_the_context() -> None:
     assert sampling(stop=StopConditions())["max_tokens"] == 13
     assert sampling(stop=StopConditions(max_tokens=99, min_tokens=50))["min_tokens"] == 13
-    assert sampling(Limits(context_length=16, defaults={"max_tokens": 4}), stop=StopConditions())["max_tokens"] == 4
+    assert sampling(VllmLimits(context_length=16, defaults={"max_tokens": 4}), stop=StopConditions())["max_tokens"] == 4
 
 
 def test_the_makers_defaults_hold_where_a_request_does_not_say() -> None:
-    limits = Limits(context_length=16, defaults={"temperature": 0.6, "top_k": 20})
+    limits = VllmLimits(context_length=16, defaults={"temperature": 0.6, "top_k": 20})
     assert sampling(limits)["temperature"] == 0.6
     found = sampling(limits, sampling_options=SamplingOptions(temperature=0.0))
     assert (found["temperature"], found["top_k"]) == (0.0, 20)
@@ -82,7 +82,7 @@ def test_prompts_that_do_not_fit_are_refused() -> None:
 
 
 def test_ranks_are_counted_from_this_workers_first() -> None:
-    limits = Limits(context_length=16, ranks=2, first_rank=4)
+    limits = VllmLimits(context_length=16, ranks=2, first_rank=4)
     assert to_vllm(request(routing=Routing(dp_rank=5)), limits).rank == 1
     assert to_vllm(request(routing=Routing(dp_rank=0)), LIMITS).rank is None
     with pytest.raises(InvalidArgument, match="4 to 5"):
@@ -92,7 +92,7 @@ def test_ranks_are_counted_from_this_workers_first() -> None:
 def test_priorities_are_told_to_a_scheduler_that_looks_at_them() -> None:
     routing = Routing(priority=3)
     assert to_vllm(request(routing=routing), LIMITS).priority == 0
-    assert to_vllm(request(routing=routing), Limits(context_length=16, has_priorities=True)).priority == -3
+    assert to_vllm(request(routing=routing), VllmLimits(context_length=16, has_priorities=True)).priority == -3
 
 
 def test_a_salt_keeps_caches_apart() -> None:
@@ -108,20 +108,20 @@ def test_guided_text_of_each_kind() -> None:
 
 def test_the_end_of_a_text_is_told_from_a_stop() -> None:
     def end(token: int, **changes: Any) -> tuple[str | None, Any]:
-        (piece,) = Answer(request(**changes)).take(said(token, finish="stop", stop=changes.pop("reason", None)))
+        (piece,) = VllmOutput(request(**changes)).take(said(token, finish="stop", stop=changes.pop("reason", None)))
         return piece.finish_reason, piece.stop_reason
 
     assert end(9) == ("eos", None)
     stop = StopConditions(stop_token_ids=[5])
-    (piece,) = Answer(request(stop=stop)).take(said(5, finish="stop", stop=5))
+    (piece,) = VllmOutput(request(stop=stop)).take(said(5, finish="stop", stop=5))
     assert (piece.finish_reason, piece.stop_reason) == ("stop", 5)
-    (piece,) = Answer(request()).take(said(9, finish="stop", stop=9))
+    (piece,) = VllmOutput(request()).take(said(9, finish="stop", stop=9))
     assert (piece.finish_reason, piece.stop_reason) == ("eos", None)
 
 
 def test_logprobs_go_from_the_likeliest_on() -> None:
     row = {8: Logprob(-3.0, 5), 4: Logprob(-0.1, 1), 5: Logprob(-0.2, 2)}
-    answer = Answer(request(output_options=OutputOptions(logprobs=2)))
+    answer = VllmOutput(request(output_options=OutputOptions(logprobs=2)))
     (piece,) = answer.take(said(8, logprobs=[row]))
     assert piece.log_probs == [-3.0]
     assert piece.top_logprobs is not None
@@ -129,11 +129,11 @@ def test_logprobs_go_from_the_likeliest_on() -> None:
 
 
 def test_prompt_logprobs_come_with_the_end() -> None:
-    answer = Answer(request())
+    answer = VllmOutput(request())
     answer.take(said(4, prompt_logprobs=[None, {2: Logprob(-1.0, 1)}]))
     (last,) = answer.take(said(5, finish="length"))
     assert last.engine_data == {"prompt_logprobs": [None, {"2": {"logprob": -1.0, "rank": 1}}]}
 
 
 def test_steps_without_news_say_nothing() -> None:
-    assert Answer(request()).take(said()) == []
+    assert VllmOutput(request()).take(said()) == []

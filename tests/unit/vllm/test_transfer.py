@@ -7,12 +7,12 @@ import pytest
 
 from dynamo.backend.disagg import DisaggregationMode
 from dynamo.core.errors import ConfigError, InvalidArgument
-from dynamo.vllm.transfer import Handshake, Mooncake, Nixl, Store, decode_params, handshake_of
+from dynamo.vllm.transfer import Mooncake, Nixl, NixlHandshake, Store, decode_params, handshake_of
 
 PREFILL = DisaggregationMode.PREFILL
 
 
-def made(name: str | None, **extra: Any) -> Handshake | None:
+def made(name: str | None, **extra: Any) -> NixlHandshake | None:
     config = SimpleNamespace(kv_connector=name, kv_connector_extra_config=extra, engine_id="e")
     return handshake_of(config, PREFILL, {"VLLM_HOST_IP": "10.0.0.1"}.get)
 

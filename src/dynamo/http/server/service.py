@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 from dynamo.core.config import setting
 from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import MetricsRegistry
-from dynamo.core.tls import Identity, PemFile, server_context
+from dynamo.core.tls import PemFile, TlsIdentity, server_context
 from dynamo.http.extensions import FrontendRoute
 from dynamo.http.routes.api_options import ApiOptions
 from dynamo.http.routes.groups import GROUPS, all_routes
@@ -55,7 +55,7 @@ class HttpOptions:
     extensions: Sequence[FrontendRoute] = ()
     siblings: Siblings | None = None
     """The other processes that share the port."""
-    identity: Identity | None = None
+    identity: TlsIdentity | None = None
     """Certificate of the listener, reloaded while it serves."""
     groups: Sequence[RouteGroup] = GROUPS
     """Groups of routes that it serves."""
@@ -196,9 +196,9 @@ def tls_context(certificate: str | None, key: str | None, client_ca: str | None)
     return server_context(*_identity_files(certificate, key), PemFile("--tls-client-ca-cert-path", client_ca or ""))
 
 
-def tls_identity(context: ssl.SSLContext, certificate: str | None, key: str | None) -> Identity:
+def tls_identity(context: ssl.SSLContext, certificate: str | None, key: str | None) -> TlsIdentity:
     """Return the object that reloads the listener's certificate when it was renewed."""
-    return Identity(context, *_identity_files(certificate or "", key or ""))
+    return TlsIdentity(context, *_identity_files(certificate or "", key or ""))
 
 
 def _identity_files(certificate: str, key: str) -> tuple[PemFile, PemFile]:

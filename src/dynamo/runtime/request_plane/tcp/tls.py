@@ -9,7 +9,7 @@ import ssl
 from dataclasses import dataclass
 
 from dynamo.core.errors import ConfigError
-from dynamo.core.tls import Identity, PemFile, check_pair, client_context, server_context
+from dynamo.core.tls import PemFile, TlsIdentity, check_pair, client_context, server_context
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class TcpTls:
     server_name: str = ""
     """Name expected in the certificates of servers; empty: the host that is connected to."""
     handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
-    identities: tuple[Identity, ...] = ()
+    identities: tuple[TlsIdentity, ...] = ()
     """Certificates used by the contexts."""
 
     @classmethod
@@ -66,14 +66,14 @@ class TcpTls:
         if files.is_insecure:
             logger.warning("--tcp-tls-insecure: certificates of other processes are not verified")
         server = client = None
-        identities: list[Identity] = []
+        identities: list[TlsIdentity] = []
         if certificate:
             server = server_context(certificate, key, client_authority)
-            identities.append(Identity(server, certificate, key))
+            identities.append(TlsIdentity(server, certificate, key))
         if trusts:
             client = client_context(authority, own_certificate, own_key, is_insecure=files.is_insecure)
             if own_certificate:
-                identities.append(Identity(client, own_certificate, own_key))
+                identities.append(TlsIdentity(client, own_certificate, own_key))
         return cls(
             server=server,
             client=client,
