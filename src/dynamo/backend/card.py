@@ -30,7 +30,7 @@ def canary_payload(config: EngineConfig, role: DisaggregationMode = Disaggregati
 def make_card(options: WorkerOptions, config: EngineConfig) -> ModelDeploymentCard:
     """Return the model's card. Raise `ConfigError` for a model without the files that a frontend needs."""
     role = options.role
-    tells_cache = config.total_kv_blocks > 0 and role.tells_cache and config.publishes_kv_events
+    publishes_cache = config.total_kv_blocks > 0 and role.publishes_cache and config.publishes_kv_events
     runtime_config = RuntimeConfig(
         context_length=config.context_length,
         total_kv_blocks=config.total_kv_blocks,
@@ -41,8 +41,8 @@ def make_card(options: WorkerOptions, config: EngineConfig) -> ModelDeploymentCa
         exclude_tools_when_tool_choice_none=options.exclude_tools_when_tool_choice_none,
         data_parallel_size=config.data_parallel_size,
         data_parallel_start_rank=config.data_parallel_start_rank,
-        enable_local_indexer=tells_cache,
-        kv_event_publishing_enabled=tells_cache,
+        enable_local_indexer=publishes_cache,
+        kv_event_publishing_enabled=publishes_cache,
         runtime_data=dict(config.runtime_data),
     )
     if options.default_thinking_mode is not None:

@@ -66,7 +66,7 @@ class DisaggregationMode(enum.Enum):
         return self in (DisaggregationMode.AGGREGATED, DisaggregationMode.DECODE)
 
     @property
-    def tells_cache(self) -> bool:
+    def publishes_cache(self) -> bool:
         """Whether KV cache events are published: prompts are not routed to decode workers by cached blocks."""
         return self in (DisaggregationMode.AGGREGATED, DisaggregationMode.PREFILL)
 

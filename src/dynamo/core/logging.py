@@ -17,8 +17,8 @@ from typing import Any, TextIO
 
 from dynamo.core.config import environ, read_bool, setting
 from dynamo.core.errors import ConfigError
-from dynamo.core.flood import FloodFilter
 from dynamo.core.known_variables import warnings as unknown_variables
+from dynamo.core.log_rate_limit import LogRateLimitFilter
 from dynamo.core.tracing import exports, make_exporter, service_name, set_component
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ def setup(
     logging.addLevelName(logging.WARNING, "WARN")
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(local) if style == "jsonl" else ReadableFormatter(local))
-    handler.addFilter(FloodFilter())
+    handler.addFilter(LogRateLimitFilter())
     handlers: list[logging.Handler] = [handler]
     if exports(variables) and setting("OTEL_EXPORT_LOGS_ENABLED", False, read_bool, variables):
         handlers.append(exporting_handler(variables))
@@ -137,7 +137,7 @@ def exporting_handler(variables: Mapping[str, str]) -> logging.Handler:
     """Return a handler that exports lines over OTLP with the fields of a JSON line. Raises `ConfigError`."""
     exporter, otel_logs = make_exporter("LOGS", "dynamo.core.otel_logs", variables)
     handler: logging.Handler = otel_logs.OtelLogHandler(exporter, service_name(variables), extra_fields)
-    handler.addFilter(FloodFilter())
+    handler.addFilter(LogRateLimitFilter())
     return handler
 
 

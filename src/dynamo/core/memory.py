@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 
-def give_back(find: Callable[[], object] = lambda: ctypes.CDLL(None).malloc_trim) -> bool:
+def trim_memory(find: Callable[[], object] = lambda: ctypes.CDLL(None).malloc_trim) -> bool:
     """Return free pages to the system, in a few milliseconds in which other threads run; False if unsupported.
 
     Call it after rare work that took much memory, such as loading a model.
@@ -19,7 +19,7 @@ def give_back(find: Callable[[], object] = lambda: ctypes.CDLL(None).malloc_trim
     return bool(trim(0))
 
 
-def forget(address: int, size: int) -> bool:
+def release_pages(address: int, size: int) -> bool:
     """Release the whole pages of a memory range, which stays mapped and reads as zero when it is next used.
 
     Only for memory that is private to this process. Return False, without effect, if the system does not support it.

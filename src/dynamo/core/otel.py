@@ -34,7 +34,7 @@ class OtelSpan:
     def event(self, name: str, facts: Mapping[str, Value]) -> None:
         self._span.add_event(name, facts)
 
-    def judge(self, *, is_well: bool, why: str = "") -> None:
+    def set_status(self, *, is_well: bool, why: str = "") -> None:
         self._span.set_status(StatusCode.OK if is_well else StatusCode.ERROR, None if is_well else why)
 
     def end(self, error: BaseException | None = None) -> None:

@@ -46,7 +46,7 @@ class Span(Protocol):
     def event(self, name: str, facts: Mapping[str, Value]) -> None:
         """Add an event with the current time."""
 
-    def judge(self, *, is_well: bool, why: str = "") -> None:
+    def set_status(self, *, is_well: bool, why: str = "") -> None:
         """Set the status, before the span ends."""
 
     def end(self, error: BaseException | None = None) -> None:
@@ -147,7 +147,7 @@ class OwnSpan:
     def event(self, name: str, facts: Mapping[str, Value]) -> None:
         """Do nothing: the span is not exported."""
 
-    def judge(self, *, is_well: bool, why: str = "") -> None:
+    def set_status(self, *, is_well: bool, why: str = "") -> None:
         """Do nothing: the span is not exported."""
 
     def end(self, error: BaseException | None = None) -> None:
@@ -179,8 +179,8 @@ class LoggedSpan:
         identity = {key: self._fields[key] for key in ("span_name", "trace_id", "span_id")}
         logger.info(name, extra={**_named(facts), **identity})
 
-    def judge(self, *, is_well: bool, why: str = "") -> None:
-        self._span.judge(is_well=is_well, why=why)
+    def set_status(self, *, is_well: bool, why: str = "") -> None:
+        self._span.set_status(is_well=is_well, why=why)
         if not is_well:
             self._fields["error"] = why
 

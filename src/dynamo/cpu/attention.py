@@ -56,7 +56,7 @@ class KvCache:
 
     def release(self) -> None:
         """Return the memory to the system; it is allocated again on use. The content is lost."""
-        if not memory.forget(self._pages.ctypes.data, self._pages.nbytes):
+        if not memory.release_pages(self._pages.ctypes.data, self._pages.nbytes):
             self._pages[...] = 0
 
     @property

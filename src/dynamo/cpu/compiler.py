@@ -131,7 +131,7 @@ class Compiler:
         self._callbacks: dict[bytes, list[OnCompiled]] = {}
         """Callbacks of requests that wait for a grammar under compilation, by key."""
 
-    def want(self, guided: GuidedDecoding, thoughts_end: str | None, on_compiled: OnCompiled) -> None:
+    def request_guide(self, guided: GuidedDecoding, thoughts_end: str | None, on_compiled: OnCompiled) -> None:
         """Invoke the callback once, immediately for a cached grammar. Raise `InvalidArgument` for a grammar that is too large."""
         key = key_of(guided, thoughts_end)
         guide = self._grammars.kept(key)

@@ -90,7 +90,7 @@ class CpuControls:
             self._engine.is_asleep = False
             raise
         self._asleep = set(PARTS)
-        await asyncio.to_thread(memory.give_back)
+        await asyncio.to_thread(memory.trim_memory)
 
     async def wake_up(self, tags: list[str] | None) -> bool:
         """Restore parts of the engine; return True if it is completely awake. Raise `InvalidArgument`."""
@@ -150,7 +150,7 @@ class CpuControls:
                 if is_serving:
                     await self._host.return_to_service()
         del weights
-        await asyncio.to_thread(memory.give_back)
+        await asyncio.to_thread(memory.trim_memory)
 
     async def get_weight_version(self) -> str:
         return self._version

@@ -9,7 +9,7 @@ import numpy as np
 from dynamo.core.tally import Tally
 from dynamo.cpu.adapter import Adapted, Adapter, rows_of
 from dynamo.cpu.attention import F32, Ids, TokenSpan
-from dynamo.cpu.disagg import Borrower, Lender, params_of
+from dynamo.cpu.disagg import BlockExporter, BlockPuller, params_of
 from dynamo.cpu.generation import ActiveGeneration, Fetch, GeneratedChoice
 from dynamo.cpu.model import Batch, TransformerModel
 from dynamo.cpu.sampler import Sampled, greedy, sample, score
@@ -68,14 +68,14 @@ class Core:
         block_tokens: int,
         tiers: CacheTiers | None = None,
         *,
-        lender: Lender | None = None,
-        borrower: Borrower | None = None,
+        exporter: BlockExporter | None = None,
+        puller: BlockPuller | None = None,
     ) -> None:
-        """`lender` keeps blocks for decode workers, `borrower` fetches them from prefill workers."""
+        """`exporter` keeps blocks for decode workers, `puller` fetches them from prefill workers."""
         self.scheduler = scheduler
         self._tiers = tiers
-        self._lender = lender
-        self._borrower = borrower
+        self._exporter = exporter
+        self._puller = puller
         self._early: list[StepOutput] = []
         """Results for requests whose first token arrived with the request."""
         self._model = model
@@ -94,7 +94,7 @@ class Core:
             if any(choice.prompt_logprobs is not None for choice in generation.choices):
                 self._abandon(generation)  # Fetched blocks have no logits, so this worker computes the prompt.
             else:
-                self._borrow(generation, generation.fetch)
+                self._pull_blocks(generation, generation.fetch)
 
     def drop(self, generation: ActiveGeneration) -> None:
         """Remove a request; no effect if it has already ended."""
@@ -102,8 +102,8 @@ class Core:
             if self._choices.pop(choice.sequence, None) is not None:
                 self.scheduler.finish(choice.sequence)
         self._abandon(generation)
-        if generation.meeting is not None and self._lender is not None:
-            self._lender.break_off(generation.meeting, "the request ended")
+        if generation.meeting is not None and self._exporter is not None:
+            self._exporter.fail_session(generation.meeting, "the request ended")
 
     def end_fetch(self, fetch: Fetch, *, is_whole: bool) -> None:
         """Record that the fetch of a request's blocks completed or failed."""
@@ -120,10 +120,10 @@ class Core:
         tiers = self._tiers
         chunks = _in_rows(self.scheduler.plan())
         if tiers is not None:
-            tiers.carry_out(
+            tiers.execute(
                 self.scheduler.pool.take_evicted()
             )  # Must run before anything is fetched into evicted blocks.
-        self._trade()
+        self._exchange_blocks()
         if tiers is not None and not chunks and self.has_work:
             tiers.wait()
         if chunks:
@@ -135,10 +135,10 @@ class Core:
             logits = self._model.logits(states[: len(batch.wanted)])
             self.scheduler.advance(chunks)
             self._score(scored, states[len(batch.wanted) :], outcome)
-            if self._lender is not None:
+            if self._exporter is not None:
                 for chunk, is_last in zip(chunks, ending, strict=True):
                     if not is_last:
-                        self._pass_on(self._lender, chunk.sequence)
+                        self._send_part(self._exporter, chunk.sequence)
             sequences = [chunk.sequence for chunk, is_last in zip(chunks, ending, strict=True) if is_last]
             self._sample(sequences, logits, outcome)
         events = self.scheduler.pool.take_events()
@@ -241,8 +241,8 @@ class Core:
         if generation.unfinished == 0:
             output.completion_usage = generation.usage()
         del self._choices[choice.sequence]
-        if generation.is_prefill and self._lender is not None:
-            self._lend(self._lender, generation, choice, output)
+        if generation.is_prefill and self._exporter is not None:
+            self._export(self._exporter, generation, choice, output)
         else:
             self.scheduler.finish(choice.sequence)
         if generation.unfinished == 0:
@@ -251,51 +251,51 @@ class Core:
 
     # Block transfer between prefill and decode workers.
 
-    def _trade(self) -> None:
+    def _exchange_blocks(self) -> None:
         """Start the transfers that the plan requires."""
-        if self._borrower is not None:
-            for sequence in self.scheduler.take_begun():
+        if self._puller is not None:
+            for sequence in self.scheduler.take_started():
                 fetch = self._choices[sequence][0].fetch
                 assert fetch is not None, "a sequence is fetching without a source"
                 fetch.sequence = sequence
-                self._borrower.begin(fetch)
-        if self._lender is not None and self.scheduler.is_starved:
-            self._lender.relieve()
+                self._puller.begin(fetch)
+        if self._exporter is not None and self.scheduler.is_starved:
+            self._exporter.release_oldest()
 
-    def _pass_on(self, lender: Lender, sequence: TokenSequence) -> None:
+    def _send_part(self, exporter: BlockExporter, sequence: TokenSequence) -> None:
         """Export the completed blocks of a prompt to the decode worker that waits for them."""
         generation, _ = self._choices[sequence]
         meeting, end = generation.meeting, sequence.computed // self._block_tokens
-        if meeting is None or end <= generation.lent:
+        if meeting is None or end <= generation.exported:
             return
-        blocks = self.scheduler.lend_part(sequence, generation.lent, end)
-        descriptor = lender.lend(blocks)
+        blocks = self.scheduler.export_part(sequence, generation.exported, end)
+        descriptor = exporter.export(blocks)
         if descriptor is None:  # The hold limit is reached; the decode worker computes the prompt.
-            self.scheduler.take_back(blocks)
-            lender.break_off(meeting, "no more blocks can be kept")
+            self.scheduler.release_export(blocks)
+            exporter.fail_session(meeting, "no more blocks can be kept")
             generation.meeting = None
             return
-        lender.pass_on(meeting, generation.lent, descriptor)
-        generation.lent = end
+        exporter.send_part(meeting, generation.exported, descriptor)
+        generation.exported = end
 
-    def _lend(
-        self, lender: Lender, generation: ActiveGeneration, choice: GeneratedChoice, output: EngineOutput
+    def _export(
+        self, exporter: BlockExporter, generation: ActiveGeneration, choice: GeneratedChoice, output: EngineOutput
     ) -> None:
         """Keep the blocks of a prompt for the decode worker and put their location into the output."""
-        blocks = self.scheduler.lend(choice.sequence, generation.lent)
-        descriptor = lender.lend(blocks)
+        blocks = self.scheduler.export(choice.sequence, generation.exported)
+        descriptor = exporter.export(blocks)
         if descriptor is None:
-            self.scheduler.take_back(blocks)
+            self.scheduler.release_export(blocks)
         sequence = choice.sequence
         output.disaggregated_params = params_of(
             descriptor, output, sequence.prompt_tokens, sequence.cached_tokens,
             None if sequence.adapter is None else sequence.adapter.fingerprint,
         )  # fmt: skip
         if generation.meeting is not None:
-            lender.conclude(generation.meeting, output.disaggregated_params)
+            exporter.finish_session(generation.meeting, output.disaggregated_params)
         output.finish_reason, output.stop_reason = "length", None  # The decode worker determines the finish reason.
 
-    def _borrow(self, generation: ActiveGeneration, fetch: Fetch) -> None:
+    def _pull_blocks(self, generation: ActiveGeneration, fetch: Fetch) -> None:
         """Continue the first choice from the token computed with the prompt and fetch its blocks."""
         generation.choices[0].sequence.is_remote = True
         self._emit_first(generation, fetch)
@@ -319,9 +319,9 @@ class Core:
     def _abandon(self, generation: ActiveGeneration) -> None:
         """Cancel a fetch that is no longer needed and notify the prefill worker."""
         fetch = generation.fetch
-        if fetch is not None and self._borrower is not None and not fetch.is_abandoned:
+        if fetch is not None and self._puller is not None and not fetch.is_abandoned:
             fetch.is_abandoned = True
-            self._borrower.abandon(fetch)
+            self._puller.abandon(fetch)
 
 
 def _rows_to_score(chunks: Items[Chunk], batch: Batch) -> list[ScoredRows]:

@@ -16,26 +16,26 @@ from dynamo.kvbm.transfer.rooms import WHOLE_S, Meeting
 from dynamo.protocols.engine import BootstrapInfo, EngineOutput
 
 
-class Lender(Protocol):
+class BlockExporter(Protocol):
     """Keep blocks for decode workers. Called on the engine's thread."""
 
-    def lend(self, blocks: Sequence[int]) -> Descriptor | None:
+    def export(self, blocks: Sequence[int]) -> Descriptor | None:
         """Export blocks and return their descriptor; return None if no more can be kept."""
 
-    def relieve(self) -> None:
+    def release_oldest(self) -> None:
         """Release the export that has waited longest, because its blocks are needed."""
 
-    def pass_on(self, meeting: Meeting, first: int, descriptor: Descriptor) -> None:
+    def send_part(self, meeting: Meeting, first: int, descriptor: Descriptor) -> None:
         """Send completed blocks of a prompt to the waiting decode worker."""
 
-    def conclude(self, meeting: Meeting, params: dict[str, Any]) -> None:
+    def finish_session(self, meeting: Meeting, params: dict[str, Any]) -> None:
         """Finish the session: the prompt is computed."""
 
-    def break_off(self, meeting: Meeting, reason: str) -> None:
+    def fail_session(self, meeting: Meeting, reason: str) -> None:
         """End the session of a prompt that will not be computed; no effect if it has ended."""
 
 
-class Borrower(Protocol):
+class BlockPuller(Protocol):
     """Fetch blocks from prefill workers. Called on the engine's thread; does not block."""
 
     def begin(self, fetch: Fetch) -> None:

@@ -117,7 +117,7 @@ class Embedder:
             taken = self._take()
             if self._long is None:
                 return self._pack(taken) if taken else []
-        return self._go_on(self._long)
+        return self._continue(self._long)
 
     def _take(self) -> list[tuple[Job, int]]:
         """Take the next texts that fit together, one job at a time in turn; a longer text is taken alone."""
@@ -163,7 +163,7 @@ class Embedder:
         done = [self._finish(job, place, pooled[row]) for row, (job, place) in enumerate(taken)]
         return [job for job in done if job is not None]
 
-    def _go_on(self, long: _Long) -> list[Job]:
+    def _continue(self, long: _Long) -> list[Job]:
         """Compute the next chunk of a long text."""
         text, first = long.job.texts[long.place], long.computed
         if not long.job.is_open:

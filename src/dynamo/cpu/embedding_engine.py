@@ -139,16 +139,16 @@ class EmbeddingEngine:
 
     def _compute(self) -> None:
         try:
-            while self._obey():
+            while self._apply():
                 done = self._embedder.step()
                 if done:
                     self._loop.call_soon_threadsafe(self._deliver, done)
         except Exception as error:  # Task owner: the error is not reported anywhere else.
             logger.exception("the engine failed")
             with contextlib.suppress(RuntimeError):  # The loop is closed; the process is exiting.
-                self._loop.call_soon_threadsafe(self._die, error)
+                self._loop.call_soon_threadsafe(self._fail, error)
 
-    def _obey(self) -> bool:
+    def _apply(self) -> bool:
         """Take the queued jobs; block if there is nothing to compute. Return False to stop."""
         while True:
             try:
@@ -178,7 +178,7 @@ class EmbeddingEngine:
             self._close(job, reply)
             reply.fail(error)
 
-    def _die(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         self._is_stopping = True
         self._fail_all(EngineShutdown(f"the engine failed: {error}"))
         self._host.fail(error)

@@ -34,13 +34,23 @@ from dynamo.cpu.convert import CpuLimits, Defaults, to_generation
 from dynamo.cpu.core import Core, StepOutcome, StepOutput
 from dynamo.cpu.disagg import fetch_from, fetch_of, meeting_of
 from dynamo.cpu.events import Reporter
-from dynamo.cpu.fetching import Fetching, FetchMetrics, open_puller
 from dynamo.cpu.generation import ActiveGeneration, Fetch
 from dynamo.cpu.guided import Grammars, Guide
+from dynamo.cpu.kv_exporter import KvExporter
+from dynamo.cpu.kv_fetcher import FetchMetrics, KvFetcher, open_puller
 from dynamo.cpu.layout import layout_of
-from dynamo.cpu.lending import Lending
 from dynamo.cpu.model import TransformerModel, load_weights
-from dynamo.cpu.orders import Add, ControlCall, Drop, Fetched, FirstCame, Look, Order, Stop, TakeBack
+from dynamo.cpu.orders import (
+    Add,
+    ControlCall,
+    Drop,
+    Fetched,
+    FirstTokenReceived,
+    Order,
+    ReleaseExport,
+    Stop,
+    TiersChanged,
+)
 from dynamo.cpu.scheduler import Scheduler
 from dynamo.cpu.tiers import CacheTiers, open_tiers
 from dynamo.cpu.trace import StepTrace
@@ -87,9 +97,9 @@ class CpuEngine:
         self._adapters: Adapters
         self._defaults: Defaults
         self._compiler: Compiler
-        self._lending: Lending | None = None
+        self._exporter: KvExporter | None = None
         """Block exporter of a prefill worker."""
-        self._fetching: Fetching | None = None
+        self._fetcher: KvFetcher | None = None
         """Block fetcher of a decode worker."""
         self._fetch_metrics: FetchMetrics | None = None
         self._layout: Layout
@@ -117,9 +127,9 @@ class CpuEngine:
         grammars = Grammars(config.model_path, self._limits.vocab_size)
         trial = ChildTrial(config.model_path, self._limits.vocab_size)
         self._compiler = Compiler(grammars, CompilerMetrics(host.metrics, config.served_model_name), trial)
-        if self._lending is not None:
-            self._lending.show(host.metrics, config.served_model_name)
-        if self._fetching is not None:
+        if self._exporter is not None:
+            self._exporter.show(host.metrics, config.served_model_name)
+        if self._fetcher is not None:
             self._fetch_metrics = FetchMetrics(host.metrics, config.served_model_name)
         self._reporter.report([], self._core.load(), self._loop.time(), is_idle=True)
         self._thread = threading.Thread(target=self._compute, name="dynamo-cpu-engine", daemon=True)
@@ -138,7 +148,7 @@ class CpuEngine:
         guided = request.sampling_options.guided_decoding
         if guided is not None:
             thoughts_end = self._thoughts_end if request.require_reasoning is True else None
-            self._compiler.want(guided, thoughts_end, partial(self._guide, generation))
+            self._compiler.request_guide(guided, thoughts_end, partial(self._guide, generation))
         self._live[id(reply)] = generation
         self._is_quiet.clear()
         if guided is None:
@@ -147,16 +157,16 @@ class CpuEngine:
     def _generation(self, request: PreprocessedRequest, reply: Reply) -> ActiveGeneration:
         """Return this worker's part of a request."""
         adapter = self._adapters.of(request.routing.lora_name if request.routing is not None else None)
-        if self._lending is not None:
+        if self._exporter is not None:
             generation = to_generation(prompt_of(request), reply, self._limits, self._defaults, adapter)
             generation.is_prefill = True
             info = bootstrap_of(request)
-            if info is not None and self._lending.server is not None:
+            if info is not None and self._exporter.server is not None:
                 generation.meeting = meeting_of(info)
-                self._lending.server.open(generation.meeting.room, generation.meeting.key)
+                self._exporter.server.open(generation.meeting.room, generation.meeting.key)
             return generation
         generation = to_generation(request, reply, self._limits, self._defaults, adapter)
-        if self._fetching is not None:
+        if self._fetcher is not None:
             generation.fetch = self._fetch(request, adapter)
             if generation.fetch is not None and request.output_options.prompt_logprobs is not None:
                 assert self._fetch_metrics is not None, "a decode worker without its metrics"
@@ -194,7 +204,7 @@ class CpuEngine:
 
     def is_quiescent(self) -> bool:
         """Return whether no decode worker still has blocks to fetch from this worker."""
-        return self._lending is None or self._lending.is_quiescent
+        return self._exporter is None or self._exporter.is_quiescent
 
     def cancel(self, reply: Reply) -> None:
         generation = self._live.get(id(reply))
@@ -241,10 +251,10 @@ class CpuEngine:
             self._thread = None
         if self._tiers is not None:
             await asyncio.to_thread(self._tiers.close)
-        if self._lending is not None:
-            await asyncio.to_thread(self._lending.close)
-        if self._fetching is not None:
-            await asyncio.to_thread(self._fetching.close)
+        if self._exporter is not None:
+            await asyncio.to_thread(self._exporter.close)
+        if self._fetcher is not None:
+            await asyncio.to_thread(self._fetcher.close)
         self._fail_all(EngineShutdown("the engine was stopped"))
 
     def _load(self) -> EngineConfig:
@@ -266,7 +276,7 @@ class CpuEngine:
         )
         kvbm = KvbmConfig.read()
         if kvbm.is_enabled and config.enable_prefix_caching:
-            worker_id, wake = f"{self._host.worker_id:x}", lambda: self._orders.put(Look())
+            worker_id, wake = f"{self._host.worker_id:x}", lambda: self._orders.put(TiersChanged())
             tls = tcp_options(options=config).tls
             self._tiers = open_tiers(kvbm, path, model.cache, config.block_size, worker_id, wake, tls)
         self._open_transfers(model, path)
@@ -278,7 +288,7 @@ class CpuEngine:
             adapters_max=config.max_loras if config.enable_lora else None,
         )
         self._core = Core(
-            model, scheduler, config.block_size, self._tiers, lender=self._lending, borrower=self._fetching
+            model, scheduler, config.block_size, self._tiers, exporter=self._exporter, puller=self._fetcher
         )
         self._adapters = Adapters(config, shape)
         self._defaults = Defaults.read(path)
@@ -288,7 +298,7 @@ class CpuEngine:
             block_tokens=config.block_size,
             choices_max=config.max_num_seqs,
         )
-        server = None if self._lending is None else self._lending.server
+        server = None if self._exporter is None else self._exporter.server
         return EngineConfig(
             model_path=path,
             served_model_name=config.name,
@@ -300,7 +310,7 @@ class CpuEngine:
             bootstrap_host=None if server is None else server.host,
             bootstrap_port=None if server is None else server.port,
             runtime_data={VLLM_CAPABILITY: True, RESUMES_SAMPLING: True}
-            | ({LOCAL_PREFILL: True} if self._fetching is not None else {}),
+            | ({LOCAL_PREFILL: True} if self._fetcher is not None else {}),
         )
 
     def _memory(self, shape: Architecture, blocks: int) -> npt.NDArray[np.uint8] | None:
@@ -308,8 +318,8 @@ class CpuEngine:
         if self._config.role is not DisaggregationMode.PREFILL:
             return None
         size = cache_bytes(shape.layers, shape.kv_heads, blocks * self._config.block_size, shape.head_dim)
-        self._lending = Lending(self._transports, size)
-        return self._lending.memory
+        self._exporter = KvExporter(self._transports, size)
+        return self._exporter.memory
 
     @property
     def _transports(self) -> list[Transport]:
@@ -322,7 +332,7 @@ class CpuEngine:
             return
         self._layout = layout_of(path, model.shape, config.block_size)
         tcp = tcp_options(options=config)
-        if self._lending is not None:
+        if self._exporter is not None:
             blocks = model.cache.pages.shape[2] // config.block_size
             options = SourceOptions(
                 host=config.kv_transfer_host or tcp.host,
@@ -331,20 +341,20 @@ class CpuEngine:
                 blocks_max=max(1, int(blocks * config.kv_hold_share)),
                 tls=tcp.tls,
             )
-            self._lending.open(
-                self._layout, model.cache.pages, options, lambda freed: self._orders.put(TakeBack(freed))
+            self._exporter.open(
+                self._layout, model.cache.pages, options, lambda freed: self._orders.put(ReleaseExport(freed))
             )
             if config.bootstrap_port is not None:
-                self._lending.open_server(options.host, config.bootstrap_port, tcp.tls)
+                self._exporter.open_server(options.host, config.bootstrap_port, tcp.tls)
         elif config.role is DisaggregationMode.DECODE:
             puller = open_puller(Region(self._layout, model.cache.pages), self._transports, tcp.tls)
-            self._fetching = Fetching(
+            self._fetcher = KvFetcher(
                 puller,
                 config.block_size,
                 config.kv_transfer_timeout,
                 ended=lambda fetch, is_whole: self._orders.put(Fetched(fetch, is_whole)),
                 on_fetched=self._on_fetched,
-                first=lambda fetch: self._orders.put(FirstCame(fetch)),
+                first=lambda fetch: self._orders.put(FirstTokenReceived(fetch)),
                 tls=tcp.tls,
             )
 
@@ -358,7 +368,7 @@ class CpuEngine:
 
     def _compute(self) -> None:
         try:
-            while self._obey():
+            while self._apply():
                 began = time.perf_counter()
                 outcome = self._core.step()
                 if outcome.passed is not None:
@@ -374,9 +384,9 @@ class CpuEngine:
         except Exception as error:  # Task owner: the error is not reported anywhere else.
             logger.exception("the engine failed")
             with contextlib.suppress(RuntimeError):  # The loop is closed; the process is exiting.
-                self._loop.call_soon_threadsafe(self._die, error)
+                self._loop.call_soon_threadsafe(self._fail, error)
 
-    def _obey(self) -> bool:
+    def _apply(self) -> bool:
         """Execute the queued orders; block if there is nothing to compute. Return False to stop."""
         while True:
             try:
@@ -393,20 +403,20 @@ class CpuEngine:
                 self._core.end_fetch(order.fetch, is_whole=order.is_whole)
                 if not self._core.has_work:
                     return True
-            elif isinstance(order, FirstCame):
+            elif isinstance(order, FirstTokenReceived):
                 self._core.emit_first(order.fetch)
-            elif isinstance(order, TakeBack):
-                self._core.scheduler.take_back(order.blocks)
+            elif isinstance(order, ReleaseExport):
+                self._core.scheduler.release_export(order.blocks)
                 if not self._core.has_work:
                     return True
             elif isinstance(order, ControlCall):
-                self._carry_out(order)
+                self._execute(order)
                 if not self._core.has_work:
                     return True
             else:
-                return isinstance(order, Look)
+                return isinstance(order, TiersChanged)
 
-    def _carry_out(self, call: ControlCall) -> None:
+    def _execute(self, call: ControlCall) -> None:
         error: Exception | None = None
         try:
             call.work()
@@ -473,7 +483,7 @@ class CpuEngine:
             self._close(generation)
             generation.reply.fail(error)
 
-    def _die(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         self._is_stopping = True
         self._fail_all(EngineShutdown(f"the engine failed: {error}"))
         self._host.fail(error)

@@ -156,7 +156,7 @@ class ActiveGeneration:
     """True on a prefill worker: the blocks are kept for the decode worker that continues."""
     meeting: Meeting | None = None
     """Session in which a decode worker waits for the blocks while they are computed."""
-    lent: int = 0
+    exported: int = 0
     """Number of blocks announced in the session."""
     fetch: Fetch | None = None
     """Blocks of the prompt at a prefill worker."""

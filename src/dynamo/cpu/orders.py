@@ -24,12 +24,12 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstCame:
+class FirstTokenReceived:
     fetch: Fetch
 
 
 @dataclass(frozen=True, slots=True)
-class TakeBack:
+class ReleaseExport:
     blocks: Sequence[int]
 
 
@@ -50,7 +50,7 @@ class ControlCall:
             self.done.set_exception(error)
 
 
-class Look:
+class TiersChanged:
     """Report a change in the tiers below the cache."""
 
 
@@ -58,4 +58,4 @@ class Stop:
     """Stop computing."""
 
 
-Order = Add | Drop | Fetched | FirstCame | TakeBack | ControlCall | Look | Stop
+Order = Add | Drop | Fetched | FirstTokenReceived | ReleaseExport | ControlCall | TiersChanged | Stop

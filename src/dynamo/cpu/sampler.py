@@ -169,7 +169,7 @@ def _adjusted(logits: F32, draw: Draw) -> F32:
     for token, bias in sampling.logit_bias:
         adjusted[token] += bias
     if draw.history is not None:
-        _punish(adjusted, sampling, draw.history)
+        _penalize(adjusted, sampling, draw.history)
     if draw.forbidden:
         adjusted[list(draw.forbidden)] = -np.inf
     if draw.allowed is not None:
@@ -177,7 +177,7 @@ def _adjusted(logits: F32, draw: Draw) -> F32:
     return adjusted
 
 
-def _punish(logits: F32, sampling: Sampling, history: History) -> None:
+def _penalize(logits: F32, sampling: Sampling, history: History) -> None:
     if sampling.repetition_penalty != 1.0:
         factor = np.float32(sampling.repetition_penalty)
         seen = logits[history.is_seen]

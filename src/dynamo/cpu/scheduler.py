@@ -5,7 +5,7 @@ rest of the token budget goes to prompts, in chunks. When blocks run out, the yo
 and is recomputed later: its output is kept, and many of its blocks may still be in the cache.
 
 Blocks are transferred between prefill and decode workers. On the prefill worker, the blocks of a finished sequence are
-*lent*: no local sequence uses them, but they are not free until the decode worker has fetched them. On the decode worker, a
+*exported*: no local sequence uses them, but they are not free until the decode worker has fetched them. On the decode worker, a
 sequence whose prompt was computed elsewhere holds its blocks while it is *fetching*, and runs once they have arrived.
 """
 
@@ -69,11 +69,11 @@ class Scheduler:
         self.waiting: deque[TokenSequence] = deque()
         self.running: list[TokenSequence] = []
         self.fetching: list[TokenSequence] = []
-        self.lent: Counter[int] = Counter()
-        """Number of fetches of each lent block."""
+        self.exported: Counter[int] = Counter()
+        """Number of fetches of each exported block."""
         self.preemptions = 0
         self._tiers = tiers
-        self._begun: list[TokenSequence] = []
+        self._started: list[TokenSequence] = []
         self._is_stuck = False
         """True if no waiting sequence can start until something is freed."""
         self._is_loading = False
@@ -88,8 +88,8 @@ class Scheduler:
 
     @property
     def is_starved(self) -> bool:
-        """Return whether lent blocks prevent waiting sequences from starting."""
-        return self._is_stuck and bool(self.waiting and self.lent) and not (self.running or self.fetching)
+        """Return whether exported blocks prevent waiting sequences from starting."""
+        return self._is_stuck and bool(self.waiting and self.exported) and not (self.running or self.fetching)
 
     def add(self, sequence: TokenSequence) -> None:
         self.waiting.append(sequence)
@@ -109,32 +109,32 @@ class Scheduler:
         elif sequence not in self.fetching:  # The transfer still writes to its blocks; they are freed at its end.
             self.waiting.remove(sequence)
 
-    def lend(self, sequence: TokenSequence, first: int = 0) -> list[int]:
-        """Remove a running sequence but hold its blocks from `first` on until `take_back`; return them."""
-        blocks = self.lend_part(sequence, first, len(sequence.blocks))
+    def export(self, sequence: TokenSequence, first: int = 0) -> list[int]:
+        """Remove a running sequence but hold its blocks from `first` on until `release_export`; return them."""
+        blocks = self.export_part(sequence, first, len(sequence.blocks))
         self.finish(sequence)
         return blocks
 
-    def lend_part(self, sequence: TokenSequence, first: int, end: int) -> list[int]:
+    def export_part(self, sequence: TokenSequence, first: int, end: int) -> list[int]:
         """Lend some blocks of a sequence that continues to run; return them."""
         blocks = sequence.blocks[first:end]
         self.pool.share(blocks)
-        self.lent.update(blocks)
+        self.exported.update(blocks)
         return blocks
 
-    def take_back(self, blocks: Items[int]) -> None:
-        """Release lent blocks."""
-        self.lent.subtract(blocks)
+    def release_export(self, blocks: Items[int]) -> None:
+        """Release exported blocks."""
+        self.exported.subtract(blocks)
         for block in blocks:
-            assert self.lent[block] >= 0, "a block was taken back twice"
-            if not self.lent[block]:
-                del self.lent[block]
+            assert self.exported[block] >= 0, "a block was released twice"
+            if not self.exported[block]:
+                del self.exported[block]
         self.pool.release(blocks)
         self._is_stuck = False
 
-    def take_begun(self) -> list[TokenSequence]:
+    def take_started(self) -> list[TokenSequence]:
         """Return the sequences that started fetching since the last call."""
-        begun, self._begun = self._begun, []
+        begun, self._started = self._started, []
         return begun
 
     def end_fetch(self, sequence: TokenSequence, *, is_whole: bool) -> None:
@@ -166,7 +166,7 @@ class Scheduler:
         if preemptions == self.preemptions:
             self._is_loading = False
             self._admit(chunks, budget)
-        self._is_stuck = not chunks and not self._begun and not self._is_loading
+        self._is_stuck = not chunks and not self._started and not self._is_loading
         return list(chunks.values())
 
     def advance(self, chunks: list[Chunk]) -> None:
@@ -179,7 +179,7 @@ class Scheduler:
         """Assert the invariants between any two calls."""
         self.pool.validate()
         holders = [*self.running, *self.fetching]
-        held = {block for sequence in holders for block in sequence.blocks} | self.lent.keys()
+        held = {block for sequence in holders for block in sequence.blocks} | self.exported.keys()
         assert len(held) == self.pool.used, "a block is held by no running sequence"
         assert len(holders) <= self._sequences_max, "too many sequences run"
         for sequence in self.running:
@@ -296,7 +296,7 @@ class Scheduler:
         sequence.hold(blocks)
         self.waiting.remove(sequence)
         self.fetching.append(sequence)
-        self._begun.append(sequence)
+        self._started.append(sequence)
         return True
 
     def _reuse(self, sequence: TokenSequence) -> list[int] | None:

@@ -117,7 +117,7 @@ class CacheTiers:
 
     # Called by the core.
 
-    def carry_out(self, evicted: Iterable[Evicted]) -> None:
+    def execute(self, evicted: Iterable[Evicted]) -> None:
         """Save evicted blocks and execute the queued copies. Must run before anything is written to the cache."""
         for one in evicted:
             identity = Identity(one.sequence_hash, one.tokens_hash, one.parent_hash)

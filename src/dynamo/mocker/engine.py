@@ -198,7 +198,7 @@ class MockerEngine:
                 host,
                 EngineMetrics(host.metrics, engine, facts.name),
                 simulation,
-                tells_cache=config.role.tells_cache and config.enable_prefix_caching,
+                publishes_cache=config.role.publishes_cache and config.enable_prefix_caching,
                 native_events=self._open_native_events(rank_index),
                 is_traced=is_traced,
             )

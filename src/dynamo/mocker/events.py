@@ -54,13 +54,13 @@ class SimulatedStepReporter:
         metrics: EngineMetrics,
         simulation: Batching[Any],
         *,
-        tells_cache: bool = True,
+        publishes_cache: bool = True,
         native_events: NativeEvents | None = None,
         is_traced: bool = False,
     ) -> None:
-        """`tells_cache`: publish KV events. `is_traced`: log cache changes."""
+        """`publishes_cache`: publish KV events. `is_traced`: log cache changes."""
         self._host = host
-        self._tells_cache = tells_cache
+        self._tells_cache = publishes_cache
         self._native_events = native_events
         self._is_traced = is_traced
         if native_events is not None:

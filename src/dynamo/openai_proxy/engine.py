@@ -121,7 +121,7 @@ class ProxyEngine(abc.ABC):
                 await read(answer)
         except WorkerUnavailable as error:
             logger.warning("request %s: %s", reply.request_id, error)
-            self._watch.suspect()
+            self._watch.check_now()
             raise
         except HttpError as error:
             if is_movable and error.code >= 500:

@@ -18,7 +18,7 @@ HealthCheck = Callable[[], Awaitable[int]]
 
 
 class HealthWatch:
-    """Periodic health check, which also runs at once after `suspect`."""
+    """Periodic health check, which also runs at once after `check_now`."""
 
     def __init__(self, check: HealthCheck, host: EngineHost, clock: Clock, interval_s: float, name: str) -> None:
         self._check = check
@@ -33,7 +33,7 @@ class HealthWatch:
         self._has_left = False
         """Whether this object took the worker out of service: an operator's drain must not be undone."""
 
-    def suspect(self) -> None:
+    def check_now(self) -> None:
         """Request an immediate check, after a request failed to reach the server."""
         self._suspected.set()
 
@@ -59,7 +59,7 @@ class HealthWatch:
             await self._leave(why)
 
     async def _pause(self) -> None:
-        """Wait until the next check is due or requested by `suspect`."""
+        """Wait until the next check is due or requested by `check_now`."""
         self._suspected.clear()
         timer = asyncio.ensure_future(self._clock.sleep(self._interval_s))
         alarm = asyncio.ensure_future(self._suspected.wait())

@@ -82,7 +82,7 @@ class TokenEngine(ProxyEngine):
 
     def listen(self, tasks: TaskOwner) -> None:
         config, facts = self._config, self._facts
-        if config.kv_events_endpoint is None or not config.role.tells_cache:
+        if config.kv_events_endpoint is None or not config.role.publishes_cache:
             return
         block = facts.block_tokens or BLOCK_TOKENS
         listeners = kv_listeners(

@@ -33,7 +33,7 @@ class SpanProxy:
         if status not in STATUSES:
             raise InvalidArgument(f"span status {status!r}: must be one of {', '.join(STATUSES)}", param="status")
         if self._span is not None:
-            self._span.judge(is_well=status == "ok", why=description or "")
+            self._span.set_status(is_well=status == "ok", why=description or "")
 
     def close(self) -> None:
         """End a span that was started by `start_span`. Further calls do nothing."""

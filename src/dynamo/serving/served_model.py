@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from dynamo.core.codec import msgpack_decoder
 from dynamo.core.errors import NotReady, Overloaded, WorkerUnavailable
-from dynamo.core.memory import give_back
+from dynamo.core.memory import trim_memory
 from dynamo.kv_router.router import Decision
 from dynamo.model_card.asset_cache import AssetCache
 from dynamo.model_card.assets import has_remote
@@ -379,5 +379,5 @@ def load(card: ModelDeploymentCard, assets: AssetCache, tokenizers: Sequence[str
         card = assets.localise(card)
     preprocessor = Preprocessor(ModelFiles.from_card(card), card, tokenizers)
     preprocessor.tokenizer.table(skip_special_tokens=True)
-    give_back()  # Reading a tokenizer needs several times the memory that it keeps.
+    trim_memory()  # Reading a tokenizer needs several times the memory that it keeps.
     return preprocessor

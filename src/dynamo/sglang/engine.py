@@ -219,7 +219,7 @@ class SglangEngine:
     def _listen(self, publisher: Any) -> None:
         """Subscribe to the events and steps that the engine's processes publish."""
         args = self._args
-        if publisher is not None and self._role.tells_cache:
+        if publisher is not None and self._role.publishes_cache:
             is_eagle = self._library.is_eagle(args.speculative_algorithm)
             block = args.page_size or 1
             for listener in kv_listeners(publisher, args.dp_size, block, self._host, is_eagle=is_eagle):

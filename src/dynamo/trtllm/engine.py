@@ -78,7 +78,7 @@ class TrtllmEngine:
         blocks = await self._block_count()
         block_tokens = args["kv_cache_config"]["tokens_per_block"]
         publishes = config.publish_kv_events and bool(args["kv_cache_config"].get("enable_block_reuse", True))
-        if publishes and self._role.tells_cache:
+        if publishes and self._role.publishes_cache:
             publish = publisher_of(TrtllmCacheEvents(block_tokens), host)
             self._tasks.start(follow(llm.get_kv_cache_events_async, publish), "KV events")
         if config.publish_metrics:

@@ -179,7 +179,7 @@ class VllmEngine:
     def _listen(self, settings: Any) -> None:
         """Subscribe to the events and steps that the engine's processes publish."""
         assert self._tasks is not None
-        if publishes(settings) and self._role.tells_cache:
+        if publishes(settings) and self._role.publishes_cache:
             sources = self._llm.get_kv_event_sources()
             block, first = settings.cache_config.block_size, self._limits.first_rank
             for listener in kv_listeners(sources, block, first, self._host):

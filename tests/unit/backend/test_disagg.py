@@ -52,8 +52,8 @@ def test_the_roles_are_what_upstream_s_cards_say() -> None:
         DisaggregationMode.AGGREGATED,
         DisaggregationMode.DECODE,
     ]
-    assert DisaggregationMode.PREFILL.tells_cache
-    assert not DisaggregationMode.DECODE.tells_cache
+    assert DisaggregationMode.PREFILL.publishes_cache
+    assert not DisaggregationMode.DECODE.publishes_cache
 
 
 def test_a_prefill_worker_makes_one_choice_of_one_token() -> None:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from dynamo.core.memory import forget, give_back
+from dynamo.core.memory import release_pages, trim_memory
 
 
 def test_the_library_is_asked_for_all_that_is_free() -> None:
@@ -15,7 +15,7 @@ def test_the_library_is_asked_for_all_that_is_free() -> None:
         asked.append(keep)
         return 1
 
-    assert give_back(lambda: trim)
+    assert trim_memory(lambda: trim)
     assert asked == [0]
 
 
@@ -23,7 +23,7 @@ def test_a_library_that_cannot_is_left_alone() -> None:
     def missing() -> object:
         raise AttributeError("malloc_trim")
 
-    assert give_back(missing) is False
+    assert trim_memory(missing) is False
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere nothing is promised")
@@ -31,10 +31,10 @@ def test_pages_are_given_back_and_come_again_empty() -> None:
     size = 1 << 20
     memory = ctypes.create_string_buffer(b"x" * size, size)
     address = ctypes.addressof(memory)
-    assert forget(address, size)
+    assert release_pages(address, size)
     assert memory.raw.count(b"\0") >= size - 2 * 65536, "all but what shares a page with others"
     assert memory.raw[0:1] == b"x" or address % 4096 == 0, "what shares a page with others stays"
     ctypes.memset(address, ord("y"), size)
     assert memory.raw.count(b"y") == size
-    assert forget(address, 10), "there is no whole page in it"
+    assert release_pages(address, 10), "there is no whole page in it"
     assert memory.raw.count(b"y") == size

@@ -175,7 +175,7 @@ def test_an_exported_span_is_logged_under_the_same_identity(
 def test_events_and_judgements_are_lines_and_fields(log: pytest.LogCaptureFixture) -> None:
     span = LoggedTracer(None).start("http-request", {})
     span.event("first block", {"name": "b", "size": 3})
-    span.judge(is_well=False, why="too slow")
+    span.set_status(is_well=False, why="too slow")
     span.end()
     _, event, last = (vars(line) for line in log.records)
     assert (event["message"], event["name_"], event["size"]) == ("first block", "b", 3)

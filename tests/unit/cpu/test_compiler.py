@@ -91,7 +91,7 @@ async def make(letters_model: Path) -> AsyncIterator[Callable[..., Any]]:
 
 def want(compiler: Compiler, pattern: str) -> Asked:
     asked = Asked()
-    compiler.want(GuidedDecoding(regex=pattern), None, asked)
+    compiler.request_guide(GuidedDecoding(regex=pattern), None, asked)
     return asked
 
 
@@ -171,7 +171,7 @@ async def test_plain_schema_is_compiled_without_a_trial(make: Callable[..., Any]
     compiler, _, _ = make(trials=trials)
     for guided in (GuidedDecoding(json={"type": "object"}), GuidedDecoding(choice=["a", "b"])):
         asked = Asked()
-        compiler.want(guided, None, asked)
+        compiler.request_guide(guided, None, asked)
         assert isinstance(await asked.told(), Guide)
     assert not trials.measured
 

@@ -478,10 +478,10 @@ class Keeper:
         self.source = source
         self.freed: list[list[int]] = []
 
-    def lend(self, blocks: Any) -> Descriptor | None:
+    def export(self, blocks: Any) -> Descriptor | None:
         return self.source.publish(blocks)
 
-    def relieve(self) -> None:
+    def release_oldest(self) -> None:
         self.source.drop_oldest()
 
 
@@ -509,8 +509,8 @@ class TwoCores:
         self.chance = chance
         self.make = make_generation
         schedulers = [Scheduler(KvBlockPool(30), sequences_max=4, batched_tokens_max=16) for _ in models]
-        self.prefill = Core(models[0], schedulers[0], 4, lender=Keeper(self.source))
-        self.decode = Core(models[1], schedulers[1], 4, borrower=self.hand)
+        self.prefill = Core(models[0], schedulers[0], 4, exporter=Keeper(self.source))
+        self.decode = Core(models[1], schedulers[1], 4, puller=self.hand)
         self.firsts: dict[Any, int] = {}
         self.decoding: dict[int, Any] = {}
         self.gone: set[int] = set()
@@ -538,7 +538,7 @@ class TwoCores:
         elif what == "expire" and self.chance.random() < 0.1:
             self.source.drop_oldest()
         while self.freed:
-            self.prefill.scheduler.take_back(self.freed.pop())
+            self.prefill.scheduler.release_export(self.freed.pop())
         self.prefill.scheduler.validate()
         self.decode.scheduler.validate()
 
@@ -603,7 +603,7 @@ def test_whatever_happens_in_whatever_order_the_tokens_are_the_same(
     assert cores.decoding.keys() == set(range(len(prompts)))
     cores.source.close()
     while cores.freed:
-        cores.prefill.scheduler.take_back(cores.freed.pop())
+        cores.prefill.scheduler.release_export(cores.freed.pop())
     assert cores.prefill.scheduler.pool.used == cores.decode.scheduler.pool.used == 0
 
 

@@ -67,7 +67,7 @@ async def test_a_suspicion_is_looked_into_at_once() -> None:
     task = asyncio.create_task(one.run())
     await turns(3)
     assert not page.asked.is_set()
-    one.suspect()
+    one.check_now()
     async with asyncio.timeout(DEADLINE_S):
         await page.asked.wait()
     task.cancel()

@@ -1,4 +1,4 @@
-"""Flood: a burst of equal warnings is a few lines and a count."""
+"""LogRateLimit: a burst of equal warnings is a few lines and a count."""
 
 import io
 import json
@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.core.flood import Flood, FloodFilter
+from dynamo.core.log_rate_limit import LogRateLimit, LogRateLimitFilter
 from dynamo.core.logging import JsonFormatter
 
 KEY = ("dynamo.x", "garbage from %s")
 
 
 def test_the_first_of_a_kind_are_written_and_a_later_window_says_how_many_were_not() -> None:
-    flood = Flood(burst=2, window_s=10.0)
+    flood = LogRateLimit(burst=2, window_s=10.0)
     assert [flood.admit(KEY, float(t)) for t in range(5)] == [0, 0, None, None, None]
     assert flood.admit(("dynamo.x", "another"), 5.0) == 0
     assert flood.admit(KEY, 10.0) == 3
@@ -32,7 +32,7 @@ def test_the_first_of_a_kind_are_written_and_a_later_window_says_how_many_were_n
 def test_no_line_is_lost_from_the_count_unless_its_kind_was_forgotten(
     lines: list[tuple[str, float]], burst: int, keys_max: int
 ) -> None:
-    flood, now, told, written = Flood(burst, 10.0, keys_max), 0.0, 0, 0
+    flood, now, told, written = LogRateLimit(burst, 10.0, keys_max), 0.0, 0, 0
     for word, after in lines:
         now += after
         kept_back = flood.admit(("x", word), now)
@@ -53,7 +53,7 @@ def test_warnings_of_one_kind_are_limited_whatever_their_details(level: int, cou
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter())
     now = 0.0
-    handler.addFilter(FloodFilter(Flood(burst=3), lambda: now))
+    handler.addFilter(LogRateLimitFilter(LogRateLimit(burst=3), lambda: now))
     logger = logging.Logger("dynamo.x")  # noqa: LOG001 - one that no other test hears of
     logger.addHandler(handler)
     for number in range(1000):

@@ -1,4 +1,4 @@
-"""Flood: rate limit of similar log lines: a few are written per window, the rest are counted.
+"""LogRateLimit: rate limit of similar log lines: a few are written per window, the rest are counted.
 
 A peer that sends invalid data, or a record that cannot be read, may cause the same warning a million times. The first
 lines of a window are written; the others are suppressed, and the first line of a later window contains their number.
@@ -17,7 +17,7 @@ KEYS_MAX = 1000  # More than our own messages; a library may produce a new messa
 Key = tuple[str, str]
 
 
-class Flood:
+class LogRateLimit:
     """Number of lines of each kind in the current window."""
 
     def __init__(self, burst: int = BURST, window_s: float = WINDOW_S, keys_max: int = KEYS_MAX) -> None:
@@ -46,12 +46,12 @@ class Flood:
         return None
 
 
-class FloodFilter(logging.Filter):
+class LogRateLimitFilter(logging.Filter):
     """Applies the rate limit to warnings and errors; lower levels are chosen by the operator and pass."""
 
-    def __init__(self, flood: Flood | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limit: LogRateLimit | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self._flood = flood or Flood()
+        self._limit = limit or LogRateLimit()
         self._clock = clock
         self._lock = threading.Lock()
 
@@ -59,7 +59,7 @@ class FloodFilter(logging.Filter):
         if record.levelno < logging.WARNING:
             return True
         with self._lock:
-            kept_back = self._flood.admit((record.name, str(record.msg)), self._clock())
+            kept_back = self._limit.admit((record.name, str(record.msg)), self._clock())
         if kept_back:
             record.kept_back = kept_back
         return kept_back is not None

@@ -9,7 +9,7 @@ from functools import partial
 
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.cpu.generation import Fetch
-from dynamo.cpu.lending import agent_of
+from dynamo.cpu.kv_exporter import agent_of
 from dynamo.kvbm.transfer import shared
 from dynamo.kvbm.transfer.base import Deadline, Descriptor, PullMember, Region, TransferError, Transport
 from dynamo.kvbm.transfer.nixl import NixlPuller
@@ -33,8 +33,8 @@ OnFetched = Callable[[str, Pulled | None], None]
 """Callback on a pool thread with the outcome of a fetch and the amount moved."""
 
 
-class Fetching:
-    """`Borrower` over a `Puller`."""
+class KvFetcher:
+    """`BlockPuller` over a `Puller`."""
 
     def __init__(
         self,
@@ -63,10 +63,10 @@ class Fetching:
         cached, blocks = sequence.computed // self._block_tokens, list(sequence.blocks)
         if (meeting := fetch.meeting) is not None:
             fetch.deadline.at = time.monotonic() + WHOLE_S
-            work = partial(self._carry_out, fetch, lambda: self._meet(fetch, meeting, blocks, cached))
+            work = partial(self._execute, fetch, lambda: self._meet(fetch, meeting, blocks, cached))
         else:
             fetch.deadline.at = time.monotonic() + self._timeout_s
-            work = partial(self._carry_out, fetch, lambda: self._pull(fetch, blocks, cached))
+            work = partial(self._execute, fetch, lambda: self._pull(fetch, blocks, cached))
         if not self._submit(work, is_meeting=meeting is not None):
             self._ended(fetch, False)
 
@@ -122,7 +122,7 @@ class Fetching:
         size, seconds = sum(one.bytes for one in all_pulled), sum(one.seconds for one in all_pulled)
         return Pulled(all_pulled[-1].transport, size, seconds)
 
-    def _carry_out(self, fetch: Fetch, work: Callable[[], Pulled | None]) -> None:
+    def _execute(self, fetch: Fetch, work: Callable[[], Pulled | None]) -> None:
         pulled: Pulled | None = None
         try:
             pulled = work()

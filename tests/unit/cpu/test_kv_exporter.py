@@ -23,7 +23,7 @@ TRANSPORTS = ("shm", "tcp")
 
 async def pair(begin: Begin, **options: Any) -> tuple[Side, Side, tuple[str, int]]:
     prefill = await begin("prefill", bootstrap_port=0, **(SMALL_STEPS | options))
-    found = prefill.engine._lending.server
+    found = prefill.engine._exporter.server
     return prefill, await begin("decode", **options), (found.host, found.port)
 
 
@@ -68,7 +68,7 @@ async def test_blocks_move_while_the_prompt_is_computed(begin: Begin, monkeypatc
             words.append(word)
             yield word
 
-    monkeypatch.setattr("dynamo.cpu.fetching.attend", listen)
+    monkeypatch.setattr("dynamo.cpu.kv_fetcher.attend", listen)
     await at_once(prefill, decode, meet(ask(LONG), where))
     parts = [word for word in words if isinstance(word, rooms.Part)]
     assert [part.first for part in parts] == list(range(0, 36, 4))
@@ -97,7 +97,7 @@ async def test_either_may_come_first(begin: Begin) -> None:
     assert (await decode.answer(request)).tokens == want
     request, reply = meet(ask(LONG), where), Reply()
     decode.engine.submit(request, reply)
-    await decode.until(lambda: bool(prefill.engine._lending.server._rooms), "nobody entered")  # type: ignore[union-attr]
+    await decode.until(lambda: bool(prefill.engine._exporter.server._rooms), "nobody entered")  # type: ignore[union-attr]
     await prefill.answer(prefill_leg(request))
     await reply.end()
     await decode.until(lambda: outcomes(decode, "ok") == 2, "they were not fetched")
@@ -126,7 +126,7 @@ async def test_a_prefill_worker_that_ends_in_between_costs_nothing_but_time(begi
     prefill, decode, where = await pair(begin)
     reply = Reply()
     decode.engine.submit(meet(ask(LONG), where), reply)
-    await decode.until(lambda: bool(prefill.engine._lending.server._rooms), "nobody entered")  # type: ignore[union-attr]
+    await decode.until(lambda: bool(prefill.engine._exporter.server._rooms), "nobody entered")  # type: ignore[union-attr]
     await prefill.engine.stop()
     await reply.end()
     assert reply.tokens == want
@@ -166,10 +166,10 @@ async def test_what_nobody_wants_any_more_is_given_up(begin: Begin) -> None:
     decode.engine.cancel(reply)
     await decode.is_clean()
     await prefill.until(
-        lambda: not any(one.visitors for one in prefill.engine._lending.server._rooms.values()), "stays"
+        lambda: not any(one.visitors for one in prefill.engine._exporter.server._rooms.values()), "stays"
     )  # type: ignore[union-attr]
     meeting = meeting_of(request.bootstrap_info)  # type: ignore[arg-type]
-    found = prefill.engine._lending.server._rooms.get((meeting.room, meeting.key))  # type: ignore[union-attr]
+    found = prefill.engine._exporter.server._rooms.get((meeting.room, meeting.key))  # type: ignore[union-attr]
     assert found is None or found.is_left
     if found is not None:
         await prefill.answer(prefill_leg(request))
@@ -189,7 +189,7 @@ async def test_a_prompt_without_a_meeting_still_moves_in_one_piece(begin: Begin)
 async def test_a_cache_too_small_to_keep_parts_ends_in_local_prefill(begin: Begin) -> None:
     alone = await begin()
     prefill, decode, where = await pair(begin)
-    prefill.engine._lending._source._leases._blocks_max = 6  # type: ignore[union-attr]
+    prefill.engine._exporter._source._leases._blocks_max = 6  # type: ignore[union-attr]
     got = await at_once(prefill, decode, meet(ask(LONG), where))
     assert got.tokens == (await alone.answer(ask(LONG))).tokens
     await prefill.is_clean()

@@ -20,8 +20,8 @@ from dynamo.runtime.request_plane.tcp import TcpTls
 logger = logging.getLogger(__name__)
 
 
-class Lending:
-    """`Lender` over a `Source`. The memory is allocated before the cache and exported once the cache lies in it."""
+class KvExporter:
+    """`BlockExporter` over a `Source`. The memory is allocated before the cache and exported once the cache lies in it."""
 
     def __init__(self, transports: Sequence[Transport], size: int) -> None:
         self._transports = transports
@@ -63,15 +63,15 @@ class Lending:
         except OSError as error:
             raise listen_error(f"--disaggregation-bootstrap-port {port}", host, error) from None
 
-    def pass_on(self, meeting: Meeting, first: int, descriptor: Descriptor) -> None:
+    def send_part(self, meeting: Meeting, first: int, descriptor: Descriptor) -> None:
         if self.server is not None:
             self.server.add(meeting.room, meeting.key, first, descriptor)
 
-    def conclude(self, meeting: Meeting, params: dict[str, Any]) -> None:
+    def finish_session(self, meeting: Meeting, params: dict[str, Any]) -> None:
         if self.server is not None:
             self.server.end(meeting.room, meeting.key, params)
 
-    def break_off(self, meeting: Meeting, reason: str) -> None:
+    def fail_session(self, meeting: Meeting, reason: str) -> None:
         if self.server is not None:
             self.server.fail(meeting.room, meeting.key, reason)
 
@@ -80,11 +80,11 @@ class Lending:
         """Return whether no block is held for a decode worker."""
         return self._source is None or self._source.leases == 0
 
-    def lend(self, blocks: Sequence[int]) -> Descriptor | None:
-        assert self._source is not None, "blocks were lent before the source was open"
+    def export(self, blocks: Sequence[int]) -> Descriptor | None:
+        assert self._source is not None, "blocks were exported before the source was open"
         return self._source.publish(blocks)
 
-    def relieve(self) -> None:
+    def release_oldest(self) -> None:
         if self._source is not None:
             self._source.drop_oldest()
 
