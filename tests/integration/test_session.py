@@ -27,8 +27,7 @@ import json, os, sys
 from pathlib import Path
 from dynamo.cli.announcement import Announcement
 from dynamo.cli.graph import Graph
-from dynamo.cli.progress import Progress
-from dynamo.cli.serve import LOGS_KEPT, PREFIX, Session
+from dynamo.cli.serve import LOGS_KEPT, PREFIX, ProgressLine, ServeSession
 from dynamo.core.locked_directory import LockedDirectory
 from dynamo.core.supervisor import Process
 
@@ -43,7 +42,7 @@ graph = Graph(
 announcement = Announcement(
     engine="cpu", workers=len(graph.workers), is_demo=True, host="127.0.0.1", port=spec["port"], command="dynamo"
 )
-sys.exit(Session(graph, announcement, home, os.environ, Progress()).run())
+sys.exit(ServeSession(graph, announcement, home, os.environ, ProgressLine()).run())
 """
 
 # Answers /health with as many instances as workers have left a file, and notes its pid.
