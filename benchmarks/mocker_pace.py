@@ -26,7 +26,8 @@ from dynamo.runtime.client import Client
 from dynamo.runtime.discovery.file import FileDiscovery
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.request_plane.base import Item
-from dynamo.runtime.request_plane.tcp import TcpOptions, TcpPlane
+from dynamo.runtime.request_plane.tcp.common import TcpOptions
+from dynamo.runtime.request_plane.tcp.plane import TcpPlane
 
 PROMPT_TOKENS = 512
 ANSWER_TOKENS = 128

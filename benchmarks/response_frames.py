@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.runtime.request_plane import frame
 from dynamo.runtime.request_plane.base import Item, Reply, Request, Target
-from dynamo.runtime.request_plane.tcp import TcpOptions, TcpPlane
 from dynamo.runtime.request_plane.tcp.batched_caller import BatchedCall, BatchedLink
 from dynamo.runtime.request_plane.tcp.batched_worker import BatchedSession
-from dynamo.runtime.request_plane.tcp.common import TcpLimits, TcpMetrics
+from dynamo.runtime.request_plane.tcp.common import TcpLimits, TcpMetrics, TcpOptions
+from dynamo.runtime.request_plane.tcp.plane import TcpPlane
 from dynamo.runtime.server import Dispatcher
 
 T = TypeVar("T")

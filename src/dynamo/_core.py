@@ -17,7 +17,7 @@ ELSEWHERE = {
     "ModelDeploymentCard": ("dynamo.protocols.model_card", "ModelDeploymentCard"),
     "PyAsyncRequestStream": ("dynamo.runtime.streams", "RequestStream"),
     "RuntimeMetrics": ("dynamo.runtime.component", "EndpointExposition"),
-    "SpanProxy": ("dynamo.runtime.spans", "SpanProxy"),
+    "SpanProxy": ("dynamo.runtime.context", "SpanProxy"),
     "TransportType": ("dynamo.protocols.discovery", "TransportAddress"),
     "get_reasoning_parser_names": ("dynamo.parsers.registry", "reasoning_names"),
     "get_tool_parser_names": ("dynamo.parsers.registry", "tool_call_names"),

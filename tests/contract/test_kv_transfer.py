@@ -34,7 +34,7 @@ from dynamo.kvbm.transfer.puller import Puller
 from dynamo.kvbm.transfer.shared import SharedMemoryPuller, SharedPages
 from dynamo.kvbm.transfer.source import Source, SourceOptions
 from dynamo.kvbm.transfer.tcp import TcpPuller
-from dynamo.runtime.request_plane.tcp import TcpTls, TcpTlsFiles
+from dynamo.runtime.request_plane.tcp.tls import TcpTls, TcpTlsFiles
 
 WAIT_S = 20.0
 LAYOUT = Layout(model="m-1", dtype="float32", item_bytes=4, block_tokens=4, layers=3, kv_heads=2, head_dim=8)

@@ -10,7 +10,8 @@ from dynamo.core.errors import Unknown
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.request_plane.base import Item, Reply, Request
-from dynamo.runtime.request_plane.tcp import TcpOptions, TcpPlane
+from dynamo.runtime.request_plane.tcp.common import TcpOptions
+from dynamo.runtime.request_plane.tcp.plane import TcpPlane
 
 TIMEOUT_S = 5.0
 

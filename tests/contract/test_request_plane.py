@@ -27,7 +27,9 @@ from dynamo.runtime.request_plane import frame
 from dynamo.runtime.request_plane.base import Bare, Call, Item, Reply, Request, RequestPlane, Target
 from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
 from dynamo.runtime.request_plane.nats import NatsPlane
-from dynamo.runtime.request_plane.tcp import TcpLimits, TcpOptions, TcpPlane, TcpTls
+from dynamo.runtime.request_plane.tcp.common import TcpLimits, TcpOptions
+from dynamo.runtime.request_plane.tcp.plane import TcpPlane
+from dynamo.runtime.request_plane.tcp.tls import TcpTls
 from dynamo.runtime.server import Dispatcher, ServeOptions
 from dynamo.runtime.transports.nats.options import NatsOptions
 

@@ -17,7 +17,7 @@ from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.runtime.config import nats_options
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.request_plane.nats import NatsPlane
-from dynamo.runtime.request_plane.tcp import TcpOptions
+from dynamo.runtime.request_plane.tcp.common import TcpOptions
 from dynamo.runtime.transports.nats.connection import NatsConnection
 from dynamo.runtime.transports.nats.options import NatsOptions
 

@@ -14,7 +14,7 @@ from dynamo.runtime.event_plane.memory import MemorySubscriber
 from dynamo.runtime.push_router import PushRouter
 from dynamo.runtime.request_plane import frame
 from dynamo.runtime.request_plane.tcp.batched_caller import BatchedLink
-from dynamo.runtime.request_plane.tcp.keep_alive import KeepAlive
+from dynamo.runtime.request_plane.tcp.liveness_probe import KeepAlive
 from dynamo.runtime.request_plane.tcp.upstream_caller import ResponseConnection
 from dynamo.serving import migration, prefill_router
 from dynamo.serving.answers import BaseAnswer, StreamAnswer

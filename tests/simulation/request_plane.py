@@ -16,9 +16,10 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.protocols.discovery import TransportAddress
 from dynamo.runtime.request_plane.base import Call, Item, OnDone, Receiver, Request, Target
 from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
-from dynamo.runtime.request_plane.tcp import TcpOptions, TcpPlane
 from dynamo.runtime.request_plane.tcp.batched_caller import BatchedLink, leaves_silent_worker
 from dynamo.runtime.request_plane.tcp.batched_worker import BatchedSession
+from dynamo.runtime.request_plane.tcp.common import TcpOptions
+from dynamo.runtime.request_plane.tcp.plane import TcpPlane
 from dynamo.runtime.request_plane.tcp.upstream_caller import UpstreamLink
 from dynamo.runtime.server import Dispatcher
 

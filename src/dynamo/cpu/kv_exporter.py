@@ -15,7 +15,7 @@ from dynamo.kvbm.transfer.nixl import NixlAgent
 from dynamo.kvbm.transfer.rooms import Meeting, Rooms
 from dynamo.kvbm.transfer.shared import SharedPages
 from dynamo.kvbm.transfer.source import Source, SourceOptions
-from dynamo.runtime.request_plane.tcp import TcpTls
+from dynamo.runtime.request_plane.tcp.tls import TcpTls
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from dynamo.kvbm.transfer.puller import Pulled, Puller
 from dynamo.kvbm.transfer.rooms import WHOLE_S, End, Meeting, attend, leave
 from dynamo.kvbm.transfer.shared import SharedMemoryPuller
 from dynamo.kvbm.transfer.tcp import PLAIN, TcpPuller
-from dynamo.runtime.request_plane.tcp import TcpTls
+from dynamo.runtime.request_plane.tcp.tls import TcpTls
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from dynamo.kvbm.physical.layout import BlockLayout
 from dynamo.kvbm.transfer.tcp import PLAIN
 from dynamo.protocols.kv_events import Cleared, KvEvent
 from dynamo.routing.kv_peers import ADDRESS
-from dynamo.runtime.request_plane.tcp import TcpTls
+from dynamo.runtime.request_plane.tcp.tls import TcpTls
 
 WAITING_MAX = 16  # Prompts whose blocks are loaded at the same time; each occupies host blocks.
 WAIT_S = 0.02  # Polling interval of the order queue while there is nothing to compute.

@@ -34,7 +34,7 @@ from dynamo.kvbm.physical.objects import ObjectBlocks, ObjectFailure, ObjectStor
 from dynamo.kvbm.tiers import open_tiers, reopen_disk
 from dynamo.kvbm.transfer.base import TransferError
 from dynamo.kvbm.transfer.tcp import PLAIN
-from dynamo.runtime.request_plane.tcp import TcpTls
+from dynamo.runtime.request_plane.tcp.tls import TcpTls
 
 logger = logging.getLogger(__name__)
 

@@ -37,7 +37,8 @@ from dynamo.kvbm.transfer.puller import Puller
 from dynamo.kvbm.transfer.shared import SharedMemoryPuller, SharedPages, is_available
 from dynamo.kvbm.transfer.source import Source, SourceOptions
 from dynamo.kvbm.transfer.tcp import PLAIN, TcpPuller
-from dynamo.runtime.request_plane.tcp import TcpTls, local_address
+from dynamo.runtime.request_plane.tcp.common import local_address
+from dynamo.runtime.request_plane.tcp.tls import TcpTls
 
 logger = logging.getLogger(__name__)
 

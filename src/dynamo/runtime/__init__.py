@@ -11,11 +11,11 @@ from dynamo.core.lazy import lazy_names
 _PUBLIC = {
     "Annotated": "dynamo.runtime.streams",
     "Client": "dynamo.runtime.client",
-    "Component": "dynamo.runtime.names",
+    "Component": "dynamo.runtime.component",
     "Context": "dynamo.runtime.context",
     "DistributedRuntime": "dynamo.runtime.distributed",
     "Endpoint": "dynamo.runtime.component",
-    "Namespace": "dynamo.runtime.names",
+    "Namespace": "dynamo.runtime.component",
     "ResponseStream": "dynamo.runtime.streams",
     "UnaryClient": "dynamo.runtime.unary",
     "dynamo_endpoint": "dynamo.runtime.decorators",

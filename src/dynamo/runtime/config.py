@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from dynamo.core.config import environ, load, option, read_bool, setting
 from dynamo.core.errors import ConfigError
 from dynamo.runtime.push_router import DEVICE_RATIO
-from dynamo.runtime.request_plane.tcp import TcpLimits, TcpOptions, TcpTls, TcpTlsFiles
-from dynamo.runtime.request_plane.tcp.tls import HANDSHAKE_TIMEOUT_S
+from dynamo.runtime.request_plane.tcp.common import TcpLimits, TcpOptions
+from dynamo.runtime.request_plane.tcp.tls import HANDSHAKE_TIMEOUT_S, TcpTls, TcpTlsFiles
 from dynamo.runtime.transports.nats.options import DEFAULT_SERVER, NatsOptions
 
 DISCOVERY_BACKENDS = ("file", "etcd", "mem")

@@ -6,7 +6,7 @@ import functools
 import logging
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dynamo.core.api_keys import ADMIN_API_KEYS, keys_of_variable
 from dynamo.core.clock import SystemClock
@@ -23,18 +23,25 @@ from dynamo.runtime.health import SystemHealth
 from dynamo.runtime.request_plane.base import RequestPlane
 from dynamo.runtime.request_plane.tcp.common import advertised
 from dynamo.runtime.server import Dispatcher, EngineRoute, Served
-from dynamo.runtime.transports.base import ServerPlane
 
 if TYPE_CHECKING:
     from dynamo.runtime.client import Client
+    from dynamo.runtime.component import Namespace
     from dynamo.runtime.event_plane.base import EventPlane
-    from dynamo.runtime.names import Namespace
     from dynamo.runtime.system import SystemServer
     from dynamo.runtime.transports.nats.connection import NatsConnection
 
 logger = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S = 30.0  # Duration of a long response of a slow engine; the default of `shutdown`.
+
+
+@runtime_checkable
+class ServerPlane(Protocol):
+    """Plane that requires a server connection."""
+
+    async def start(self) -> None:
+        """Wait for the connection. Raise `ConfigError` when the server is unreachable or rejects the credentials."""
 
 
 class DistributedRuntime:
@@ -112,7 +119,7 @@ class DistributedRuntime:
 
     def namespace(self, name: str) -> "Namespace":
         """Return a namespace, for `namespace(n).component(c).endpoint(e)`."""
-        from dynamo.runtime.names import Namespace
+        from dynamo.runtime.component import Namespace
 
         return Namespace(self, name)
 
@@ -252,7 +259,7 @@ def make_request_plane(
     if not isinstance(choice, str):
         return choice(dispatcher, registry)
     if choice == "tcp":
-        from dynamo.runtime.request_plane.tcp import TcpPlane
+        from dynamo.runtime.request_plane.tcp.plane import TcpPlane
 
         return TcpPlane(dispatcher, tcp_options(options=options), registry)
     if choice in {"mem", "memory"}:

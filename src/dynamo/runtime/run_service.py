@@ -1,13 +1,32 @@
 """Service runner: runs one service as the process, from its start to SIGTERM or SIGINT and the end of its shutdown."""
 
+import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from dynamo.core import logging as logs
 from dynamo.core.parent import die_with_parent
-from dynamo.core.signals import stop_event
 from dynamo.runtime.config import RuntimeOptions
 from dynamo.runtime.distributed import DistributedRuntime
+
+EXIT_AT_ONCE = 70  # The same status as workers.
+
+
+def stop_event() -> asyncio.Event:
+    """Return an event that SIGTERM and SIGINT set. A second signal ends the process immediately."""
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(EXIT_AT_ONCE)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    return stop
 
 
 def run_service(component: str, service: AbstractAsyncContextManager[None]) -> int:

@@ -24,7 +24,7 @@ from dynamo.runtime.event_plane.base import Event
 from dynamo.runtime.event_plane.nats import NatsEventPlane, NatsPublisher, NatsSubscriber
 from dynamo.runtime.request_plane.base import Item, Reply, Request
 from dynamo.runtime.request_plane.nats import NatsPlane
-from dynamo.runtime.request_plane.tcp import TcpOptions
+from dynamo.runtime.request_plane.tcp.common import TcpOptions
 from dynamo.runtime.transports.nats import outbox
 from dynamo.runtime.transports.nats.connection import NatsConnection
 from dynamo.runtime.transports.nats.options import NatsOptions

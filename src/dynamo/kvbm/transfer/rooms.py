@@ -25,7 +25,8 @@ from dynamo.kvbm.transfer.accepting import accept_connections
 from dynamo.kvbm.transfer.base import Deadline, Descriptor, SourceUnreachable, TransferError, TransferTimeout
 from dynamo.kvbm.transfer.tcp import PLAIN
 from dynamo.kvbm.transfer.wire import read_frame, write_frame
-from dynamo.runtime.request_plane.tcp import TcpTls, local_address
+from dynamo.runtime.request_plane.tcp.common import local_address
+from dynamo.runtime.request_plane.tcp.tls import TcpTls
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,8 @@ from dynamo.kvbm.transfer.leases import Lease, Leases
 from dynamo.kvbm.transfer.nixl import NixlAgent
 from dynamo.kvbm.transfer.shared import SLOTS, SharedPages
 from dynamo.kvbm.transfer.tcp import PLAIN
-from dynamo.runtime.request_plane.tcp import TcpTls, local_address
+from dynamo.runtime.request_plane.tcp.common import local_address
+from dynamo.runtime.request_plane.tcp.tls import TcpTls
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from dynamo.kvbm.transfer.base import (
     TransferTimeout,
     Transport,
 )
-from dynamo.runtime.request_plane.tcp import TcpTls
+from dynamo.runtime.request_plane.tcp.tls import TcpTls
 
 KEPT_MAX = 4  # Idle connections per source; the number of concurrent pulls of this process.
 SOURCES_MAX = 256  # Sources with idle connections.

@@ -26,9 +26,8 @@ from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.errors import ConfigError, DynamoException, InvalidArgument, WorkerUnavailable
 from dynamo.core.tasks import TaskOwner
 from dynamo.protocols.discovery import INSTANCES
-from dynamo.runtime.discovery.base import Watch, new_id
+from dynamo.runtime.discovery.base import Roster, Watch, new_id
 from dynamo.runtime.discovery.contact import Contact
-from dynamo.runtime.discovery.roster import Roster
 from dynamo.runtime.transports.etcd.client import EtcdMember, Listing
 from dynamo.runtime.transports.etcd.options import Address, EtcdOptions, etcd_options
 from dynamo.runtime.transports.etcd.protocol import (

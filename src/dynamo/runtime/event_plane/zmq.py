@@ -25,7 +25,7 @@ from dynamo.runtime.discovery.base import Delete, Discovery, Put, Synced
 from dynamo.runtime.event_plane.envelope import Envelope
 from dynamo.runtime.event_plane.zmq_broker import BrokerPublisher, Brokers, BrokerSubscriber
 from dynamo.runtime.event_plane.zmq_sockets import ZmqPublisherSocket, ZmqSubscriberSocket
-from dynamo.runtime.request_plane.tcp import local_address
+from dynamo.runtime.request_plane.tcp.common import local_address
 
 logger = logging.getLogger(__name__)
 

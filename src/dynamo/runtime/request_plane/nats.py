@@ -21,8 +21,15 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
 from dynamo.protocols.discovery import TransportAddress
 from dynamo.runtime.request_plane.base import OnDone, Receiver, Request, Target
-from dynamo.runtime.request_plane.tcp.common import AckWatch, TcpLimits, TcpMetrics, advertised, local_address
-from dynamo.runtime.request_plane.tcp.plane import CLOSE_TIMEOUT_S, TcpOptions
+from dynamo.runtime.request_plane.tcp.common import (
+    AckWatch,
+    TcpLimits,
+    TcpMetrics,
+    TcpOptions,
+    advertised,
+    local_address,
+)
+from dynamo.runtime.request_plane.tcp.plane import CLOSE_TIMEOUT_S
 from dynamo.runtime.request_plane.tcp.sockets import Listener, Sockets
 from dynamo.runtime.request_plane.tcp.upstream_caller import ResponseListener, UpstreamCall, encode_message, refusal
 from dynamo.runtime.request_plane.tcp.upstream_worker import ResponseConnections, dial_back, read_message, refusal_text

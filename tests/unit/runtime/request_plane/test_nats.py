@@ -14,7 +14,7 @@ from dynamo.protocols.discovery import Instance, TransportAddress
 from dynamo.runtime.request_plane import frame, nats
 from dynamo.runtime.request_plane.base import Request, Target
 from dynamo.runtime.request_plane.nats import NatsPlane, subject_of
-from dynamo.runtime.request_plane.tcp import TcpOptions
+from dynamo.runtime.request_plane.tcp.common import TcpOptions
 from dynamo.runtime.server import Dispatcher, ServeOptions
 from dynamo.runtime.transports.nats.options import NatsOptions
 

@@ -12,8 +12,7 @@ from dynamo.core.errors import ConnectionTimeout, Disconnected, InvalidArgument,
 from dynamo.runtime.request_plane import frame
 from dynamo.runtime.request_plane.base import Item, MovableReceiver, OnDone, Receiver, Request, Target
 from dynamo.runtime.request_plane.tcp.common import NO_VALID_FRAME_HINT, AckWatch, TcpLimits, TcpMetrics, tune
-from dynamo.runtime.request_plane.tcp.keep_alive import LOOKS, KeepAlive
-from dynamo.runtime.request_plane.tcp.liveness_probe import LivenessProbe
+from dynamo.runtime.request_plane.tcp.liveness_probe import LOOKS, KeepAlive, LivenessProbe
 from dynamo.runtime.request_plane.wire_errors import from_wire
 
 logger = logging.getLogger(__name__)

@@ -1,12 +1,13 @@
-"""Shared parts of both TCP framings: limits, metrics, addresses, socket options and acknowledgement timeouts."""
+"""Shared parts of both TCP framings: options, limits, metrics, addresses, socket options and acknowledgement timeouts."""
 
 import asyncio
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
 
 from dynamo.core.metrics import MetricsRegistry, log_buckets
+from dynamo.runtime.request_plane.tcp.tls import TcpTls
 
 C = TypeVar("C")
 
@@ -37,6 +38,23 @@ class TcpLimits:
 
 NO_VALID_FRAME_HINT = ", before any valid frame; set the same DYN_TCP_TLS_* for both processes"
 """Hint for connections that close before any valid frame: a TLS server closes connections without a handshake."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TcpOptions:
+    """Addresses to listen on, limits and TLS."""
+
+    host: str = ""
+    """Host to bind and advertise; empty: this machine's address, which is also advertised for a bound wildcard."""
+    port: int = 0
+    answer_host: str = ""
+    """Host that released workers connect to with responses; empty: as `host`."""
+    answer_port: int = 0
+    backlog: int = 1024
+    speaks_batched: bool = True
+    """Whether batched frames are supported; False uses Dynamo framing only, as a released peer does."""
+    limits: TcpLimits = field(default_factory=TcpLimits)
+    tls: TcpTls = field(default_factory=TcpTls)
 
 
 class TcpMetrics:

@@ -1,4 +1,4 @@
-"""Liveness probe of a worker that left the registry while calls to it are running.
+"""Liveness of workers: `KeepAlive` of those with running calls, `LivenessProbe` of those that left the registry meanwhile.
 
 A removed record does not show whether running streams will end. A worker that drains removes its record first and
 continues, possibly silent during a long prefill; a worker that only lost its registry connection is healthy. A
@@ -8,7 +8,7 @@ which a live worker rejects immediately. Without a response within the acknowled
 closed, so that its calls end and can migrate.
 
 Workers in the registry are not probed this way: requests that cannot migrate wait for an unresponsive worker, and
-requests that can migrate have left it before (`tcp.keep_alive`).
+requests that can migrate have left it before (`KeepAlive`).
 """
 
 import asyncio
@@ -22,6 +22,42 @@ from dynamo.runtime.request_plane.base import Item
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 5.0  # Interval between probes: the worker may fail after a response; bounds how long a stream waits.
+
+
+LOOKS = 8  # Checks per period. More cost wakeups; fewer detect later, because silence may begin just after a check.
+
+
+class KeepAlive:
+    """Liveness of a worker with running calls, determined by periodic checks; holds receptions as of the last ones.
+
+    While calls are running, the caller checks at equal intervals whether data arrived since the last check. After the
+    first check without data it sends a probe, which a live worker answers immediately from its event loop, whatever its
+    engine does. A worker that was silent at all other checks of a period is unresponsive (SIGSTOP, frozen machine,
+    hanging loop).
+
+    Checks are counted instead of seconds: a caller that was suspended itself checks late, but only once, so that a
+    response in its socket is read before the next check. A suspended caller therefore does not declare live workers
+    unresponsive.
+    """
+
+    __slots__ = ("_quiet", "_received")
+
+    def __init__(self) -> None:
+        self._received = 0
+        self._quiet = 0
+
+    def look(self, received: int) -> bool:
+        """Check once; `received` is the number of receptions so far. Return True when a probe must be sent."""
+        if received != self._received:
+            self._received = received
+            self._quiet = 0
+            return False
+        self._quiet += 1
+        return self._quiet == 1
+
+    def is_silent(self, received: int) -> bool:
+        """Return True from the last check of a silent period until data arrives."""
+        return self._quiet >= LOOKS - 1 and received == self._received
 
 
 class Connection(Protocol):

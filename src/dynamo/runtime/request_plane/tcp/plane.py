@@ -7,7 +7,6 @@ frames). A worker's discovery record contains the framing that it supports.
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import cast
 
 from dynamo.core.errors import CannotConnect, Disconnected
@@ -18,9 +17,8 @@ from dynamo.runtime.request_plane import frame
 from dynamo.runtime.request_plane.base import Call, OnDone, Receiver, Request, Target
 from dynamo.runtime.request_plane.tcp.batched_caller import BatchedLink
 from dynamo.runtime.request_plane.tcp.batched_worker import BatchedSession
-from dynamo.runtime.request_plane.tcp.common import TcpLimits, TcpMetrics, advertised, local_address, peer_of
+from dynamo.runtime.request_plane.tcp.common import TcpMetrics, TcpOptions, advertised, local_address, peer_of
 from dynamo.runtime.request_plane.tcp.sockets import Listener, Sockets
-from dynamo.runtime.request_plane.tcp.tls import TcpTls
 from dynamo.runtime.request_plane.tcp.unfinished import FRAMES_HELD_MAX, UnfinishedFrames
 from dynamo.runtime.request_plane.tcp.upstream_caller import ResponseListener, UpstreamLink
 from dynamo.runtime.request_plane.tcp.upstream_worker import ResponseConnections, UpstreamSession
@@ -34,23 +32,6 @@ Session = BatchedSession | UpstreamSession
 Link = BatchedLink | UpstreamLink
 LinkKey = tuple[str, bool]
 """Worker address, and whether batched frames are used."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TcpOptions:
-    """Addresses to listen on, limits and TLS."""
-
-    host: str = ""
-    """Host to bind and advertise; empty: this machine's address, which is also advertised for a bound wildcard."""
-    port: int = 0
-    answer_host: str = ""
-    """Host that released workers connect to with responses; empty: as `host`."""
-    answer_port: int = 0
-    backlog: int = 1024
-    speaks_batched: bool = True
-    """Whether batched frames are supported; False uses Dynamo framing only, as a released peer does."""
-    limits: TcpLimits = field(default_factory=TcpLimits)
-    tls: TcpTls = field(default_factory=TcpTls)
 
 
 class TcpPlane:

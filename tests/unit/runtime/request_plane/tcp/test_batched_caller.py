@@ -14,7 +14,7 @@ from dynamo.runtime.request_plane import frame
 from dynamo.runtime.request_plane.base import Item, Request, Target
 from dynamo.runtime.request_plane.tcp.batched_caller import SILENT_S, STREAMS_MAX, BatchedCall, BatchedLink
 from dynamo.runtime.request_plane.tcp.common import TcpLimits, TcpMetrics
-from dynamo.runtime.request_plane.tcp.keep_alive import LOOKS
+from dynamo.runtime.request_plane.tcp.liveness_probe import LOOKS
 from dynamo.runtime.request_plane.wire_errors import to_wire
 
 TARGET = Target(0x1F, "host:1", "1f/n/c/e", "msgpack", True)

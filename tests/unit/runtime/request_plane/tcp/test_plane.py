@@ -8,8 +8,8 @@ import pytest
 
 from dynamo.runtime.request_plane.base import Target
 from dynamo.runtime.request_plane.tcp.batched_caller import BatchedLink
-from dynamo.runtime.request_plane.tcp.common import advertised, local_address
-from dynamo.runtime.request_plane.tcp.plane import TcpOptions, TcpPlane
+from dynamo.runtime.request_plane.tcp.common import TcpOptions, advertised, local_address
+from dynamo.runtime.request_plane.tcp.plane import TcpPlane
 from dynamo.runtime.request_plane.tcp.upstream_caller import UpstreamLink
 from dynamo.runtime.server import Dispatcher
 

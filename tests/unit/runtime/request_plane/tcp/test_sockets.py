@@ -17,7 +17,9 @@ from dynamo.core.errors import CannotConnect, Disconnected, WorkerUnavailable
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.runtime.config import tcp_options
 from dynamo.runtime.request_plane.base import Item, Reply, Request, Target
-from dynamo.runtime.request_plane.tcp import TcpLimits, TcpOptions, TcpPlane, TcpTls
+from dynamo.runtime.request_plane.tcp.common import TcpLimits, TcpOptions
+from dynamo.runtime.request_plane.tcp.plane import TcpPlane
+from dynamo.runtime.request_plane.tcp.tls import TcpTls
 from dynamo.runtime.server import Dispatcher, ServeOptions
 
 PATH = "1f/ns/comp/generate"

@@ -6,7 +6,7 @@ import signal
 
 from tests.settle import until
 
-from dynamo.core import signals
+from dynamo.runtime import run_service
 
 
 async def test_a_signal_sets_the_event_and_a_second_one_ends_the_process() -> None:
@@ -14,7 +14,7 @@ async def test_a_signal_sets_the_event_and_a_second_one_ends_the_process() -> No
     exit_now, os._exit = os._exit, ended.append  # type: ignore[assignment]
     loop = asyncio.get_running_loop()
     try:
-        told = signals.stop_event()
+        told = run_service.stop_event()
         assert not told.is_set()
         os.kill(os.getpid(), signal.SIGTERM)
         async with asyncio.timeout(10):
@@ -22,7 +22,7 @@ async def test_a_signal_sets_the_event_and_a_second_one_ends_the_process() -> No
         assert ended == []
         os.kill(os.getpid(), signal.SIGINT)
         await until(lambda: ended)
-        assert ended == [signals.EXIT_AT_ONCE]
+        assert ended == [run_service.EXIT_AT_ONCE]
     finally:
         os._exit = exit_now
         for number in (signal.SIGTERM, signal.SIGINT):
