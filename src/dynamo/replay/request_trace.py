@@ -13,7 +13,6 @@ from dynamo.replay.load import ReplaySession, Turn
 from dynamo.replay.names import Namer
 from dynamo.replay.outcome import RunOutcome
 from dynamo.serving.request_trace.rows import SCHEMA, AgentContext, Replay, RequestEnd, TraceRow, Worker
-from dynamo.serving.request_trace.trace import SCHEMA, AgentContext, Replay, RequestEnd, TraceRow, Worker
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True):
