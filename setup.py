@@ -25,7 +25,7 @@ def can_compile() -> bool:
         customize_compiler(compiler)
         with tempfile.TemporaryDirectory() as folder:
             compiler.compile([SOURCE], output_dir=folder, include_dirs=[sysconfig.get_path("include")])
-    except Exception:  # Every compiler of setuptools has errors of its own.
+    except Exception:  # noqa: BLE001 - every compiler of setuptools has errors of its own
         return False
     return True
 

@@ -92,6 +92,27 @@ def test_pickle_check_finds_every_way_to_pickle() -> None:
     assert pickling_in("np.load(path, allow_pickle=False)\nimport json") == []
 
 
+BROAD_EXCEPTS_MAX = 40
+BROAD = {"Exception", "BaseException"}
+
+
+def broad_excepts() -> Iterator[tuple[str, str]]:
+    """Each handler of every error: its place, and the comment on its line."""
+    for path in MODULES:
+        source = path.read_text(encoding="utf-8")
+        lines = source.splitlines()
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ExceptHandler) and (node.type is None or ast.unparse(node.type) in BROAD):
+                comment = lines[node.lineno - 1].partition("#")[2].partition("noqa: BLE001 -")
+                yield f"{relative(path)}:{node.lineno}", (comment[2] or comment[0]).strip()
+
+
+def test_broad_excepts_are_few_and_each_has_its_reason() -> None:
+    found = list(broad_excepts())
+    assert len(found) <= BROAD_EXCEPTS_MAX, "name the errors, or use dynamo.core.boundaries"
+    assert [place for place, reason in found if len(reason.split()) < 4] == []
+
+
 def test_no_file_knows_the_machine_it_was_written_on() -> None:
     machine = re.compile(r"/(?:" + "|".join(("wo" + "rk", "ro" + "ot", "fa" + "rm")) + r")/")
     assert [relative(path) for path, text in texts() if machine.search(text)] == []

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import UNSET
 
 from dynamo.backend.adapter_files import AdapterFiles
+from dynamo.core.boundaries import Rollback
 from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import ConfigError, DynamoException, InvalidArgument, NotFound, WorkerUnavailable
 from dynamo.llm.register import lora_name_to_id
@@ -98,7 +99,7 @@ class LoadedAdapters(Generic[A]):
             self._loaded[name] = await self._take(name, number, path)
         except InvalidArgument as error:
             raise InvalidArgument(f"LoRA adapter {name!r}: {error}") from error
-        except Exception as error:  # The engine may raise any error.
+        except Exception as error:  # The engine may raise any error for an unusable adapter.
             raise InvalidArgument(f"LoRA adapter {name!r} at {path}: {error}") from error
         return number
 
@@ -203,11 +204,8 @@ class AdapterService:
         if any(slug_of(one) == slug_of(name) for one in (self._base.display_name, *self._engine.ids)):
             raise InvalidArgument(f"lora_name {name!r} has the same slug as another model")
         path = await asyncio.to_thread(self._files.hold, uri)
-        try:
+        with Rollback(lambda: self._files.release(path)):
             number = await self._engine.load(name, path)
-        except BaseException:
-            self._files.release(path)
-            raise
         self._paths[name] = path
         if self._is_found:
             await self._announce(slug_of(name), self._card(name, number))

@@ -3,8 +3,10 @@
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
+from dynamo.core.boundaries import ErrorBoundary, Rollback, logged
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.errors import DynamoException, EngineShutdown, WorkerOverloaded
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
@@ -154,10 +156,8 @@ class Admission:
         self.running.discard(ticket)
         while self.queue and len(self.running) < self.slots:
             waiting = self.queue.popleft()
-            try:
+            with ErrorBoundary(waiting.inner.fail):
                 self._run(waiting)
-            except Exception as error:  # Request boundary: every error is sent to the caller.
-                waiting.inner.fail(error)
 
     def refuse(self, refusal: DynamoException | None = None) -> None:
         """Reject new requests from now on; present requests continue."""
@@ -176,17 +176,16 @@ class Admission:
             ticket.is_open = False
             ticket.inner.fail(error)
         for ticket in running:
-            try:
+            # The engine may be broken; the callers have received the error already.
+            with logged(logger, "failed to cancel request %s in the engine", ticket.request_id):
                 self._cancel(ticket)
-            except Exception:  # The engine may be broken; the callers have received the error already.
-                logger.exception("failed to cancel request %s in the engine", ticket.request_id)
+
+    def _discard(self, ticket: Ticket) -> None:
+        ticket.is_open = False
+        self.running.discard(ticket)
 
     def _run(self, ticket: AdmittedRequest) -> None:
         self.running.add(ticket)
-        try:
+        with Rollback(partial(self._discard, ticket)):
             self._begin(ticket.request, ticket)
-        except BaseException:
-            ticket.is_open = False
-            self.running.discard(ticket)
-            raise
         self._watcher.began(self._clock.now() - ticket.entered_s)

@@ -41,6 +41,6 @@ class _Handler:
             reply.finish()
         except DynamoException as error:
             reply.fail(error)
-        except Exception as error:  # Request boundary.
+        except Exception as error:  # Request boundary: the caller gets the error, the task owner logs it.
             reply.fail(Unknown(f"{self._name}: {error}"))
             raise

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from dynamo.backend.engine import EngineHost
+from dynamo.core.boundaries import AsyncRollback
 from dynamo.core.errors import InvalidArgument
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class Panel:
                     return await work(body if isinstance(body, dict) else {})
                 except InvalidArgument as error:
                     return {"status": "error", "message": str(error)}
-                except Exception as error:  # Request boundary: the engine may raise any error.
+                except Exception as error:  # Request boundary: the operator gets an answer, whatever failed.
                     logger.exception("engine route %s failed", name)
                     return {"status": "error", "message": f"{type(error).__name__}: {error}"}
 
@@ -72,11 +73,8 @@ class SleepControls:
         if self._is_asleep:
             return {"status": "ok", "message": "Engine already asleep"}
         await out_of_service(self._host)
-        try:
+        async with AsyncRollback(self._host.return_to_service):
             await self._engine.sleep(level)
-        except BaseException:
-            await self._host.return_to_service()
-            raise
         self._is_asleep = True
         return {"status": "ok", "message": f"Engine slept (level={level})"}
 
@@ -213,9 +211,5 @@ class TrainerControls:
 
 async def out_of_service(host: EngineHost) -> None:
     """Leave service and return when no request runs; on timeout return to service and raise `TimeoutError`."""
-    try:
-        async with asyncio.timeout(DRAIN_S):
-            await host.leave_service()
-    except BaseException:
-        await host.return_to_service()
-        raise
+    async with AsyncRollback(host.return_to_service), asyncio.timeout(DRAIN_S):
+        await host.leave_service()

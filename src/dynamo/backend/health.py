@@ -28,6 +28,6 @@ async def watch(
         except TimeoutError:
             on_death(TimeoutError(f"the engine did not respond to the liveness check within {timeout_s:g} s"))
             return
-        except Exception as error:  # An engine that reports any error cannot continue.
+        except Exception as error:  # noqa: BLE001 - an engine that reports any error cannot continue
             on_death(error)
             return

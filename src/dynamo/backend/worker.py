@@ -29,6 +29,7 @@ from dynamo.backend.metrics import WorkerMetrics
 from dynamo.backend.traced import TracedReply
 from dynamo.core import logging as log
 from dynamo.core import tracing
+from dynamo.core.boundaries import logged
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.codec import decode, json_encode
 from dynamo.core.config import dump
@@ -189,7 +190,7 @@ class EngineWorker:
         span = tracer.start("engine.generate", request.headers, **facts)
         try:
             self._admission.enter(prepared, TracedReply(reply, span))
-        except BaseException as error:
+        except BaseException as error:  # The span ends with whatever the request ended with.
             span.end(error)
             raise
 
@@ -204,10 +205,8 @@ class EngineWorker:
             if self.failure is None and self.options.role is DisaggregationMode.PREFILL:
                 await self._until_fetched(drain_timeout_s())
         self._admission.cut(EngineShutdown("the worker is shutting down"))
-        try:
+        with logged(logger, "failed to stop the engine"):
             await self.engine.stop()
-        except Exception:
-            logger.exception("failed to stop the engine")
         for source in self.kv_sources.values():
             await source.close()
         if self._kv_stream is not None:
@@ -369,7 +368,7 @@ class WorkerProcess:
                 await ending
         except ConfigError:
             raise
-        except Exception:
+        except Exception:  # The process's boundary: every cause ends in the log and the exit status.
             logger.exception("failed to start the worker")
             self.status = 1
         finally:

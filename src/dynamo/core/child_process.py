@@ -51,7 +51,7 @@ def _answer(handle: Callable[[Any], Any], frame: bytes, data: bytes) -> tuple[st
         return HTTP_ERROR, (error.code, error.message)
     except MemoryError:
         return OUT_OF_MEMORY, None
-    except Exception as error:  # The boundary of the child: any failure is returned to the parent.
+    except Exception as error:  # noqa: BLE001 - the boundary of the child: any failure is returned to the parent
         return FAILED, f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
 
 

@@ -1,5 +1,6 @@
 """Private paths: directories and files that only this process's user can change, and the checks of this property."""
 
+import contextlib
 import os
 import stat
 import tempfile
@@ -52,6 +53,13 @@ def make_private_directories(path: str) -> None:
         except FileExistsError:  # Created concurrently by another process; or a file, then the next line raises.
             if not os.path.isdir(directory):
                 raise
+
+
+def unlink_all(*paths: str) -> None:
+    """Remove files; those that cannot be removed stay."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def private_opener(path: str, flags: int) -> int:

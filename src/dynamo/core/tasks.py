@@ -88,7 +88,7 @@ class TaskOwner:
             began = clock.now()
             try:
                 await (self._prove(work, name, clock) if name in self.down else work())
-            except Exception:
+            except Exception:  # Task owner: a supervised loop restarts after every failure.
                 self.restarts += 1
                 self.down.add(name)
                 logger.exception("task %s.%s failed; restarting it", self.name, name)

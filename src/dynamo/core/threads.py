@@ -22,7 +22,7 @@ class _DaemonThreads(concurrent.futures.Executor):
         def run() -> None:
             try:
                 result = fn(*args, **kwargs)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - raised in the waiting task
                 outcome.set_exception(error)
             else:
                 outcome.set_result(result)

@@ -19,6 +19,7 @@ from dynamo.backend.controls import (
 from dynamo.backend.disagg import DisaggregationMode
 from dynamo.backend.engine import EngineHost
 from dynamo.core import memory
+from dynamo.core.boundaries import Rollback
 from dynamo.core.errors import InvalidArgument
 from dynamo.cpu.adapters import Adapters
 from dynamo.cpu.architecture import Architecture
@@ -84,13 +85,13 @@ class CpuControls:
     async def sleep(self, level: int) -> None:
         """Free the weights and the cache, at any level: both are restored from the checkpoint and from prompts."""
         self._engine.is_asleep = True
-        try:
+        with Rollback(self._wake):
             await self._engine.between_steps(self._forget)
-        except BaseException:
-            self._engine.is_asleep = False
-            raise
         self._asleep = set(PARTS)
         await asyncio.to_thread(memory.trim_memory)
+
+    def _wake(self) -> None:
+        self._engine.is_asleep = False
 
     async def wake_up(self, tags: list[str] | None) -> bool:
         """Restore parts of the engine; return True if it is completely awake. Raise `InvalidArgument`."""

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from dynamo.backend.disagg import DisaggregationMode, bootstrap_of, prefill_source_of
 from dynamo.backend.engine import EngineConfig, EngineHost
+from dynamo.core.boundaries import ErrorBoundary
 from dynamo.core.errors import ConfigError, DynamoException, EngineShutdown, InvalidArgument, Unknown, WorkerOverloaded
 from dynamo.cpu.adapter import Adapter
 from dynamo.cpu.adapters import Adapters
@@ -420,10 +421,8 @@ class CpuEngine:
         error: Exception | None = None
         try:
             call.work()
-        except Exception as raised:  # Passed on to the caller.
-            error = raised
         with contextlib.suppress(RuntimeError):  # The loop is closed; no caller is waiting.
-            self._loop.call_soon_threadsafe(call.end, error)
+            self._loop.call_soon_threadsafe(call.end, errors[0] if errors else None)
 
     # The loop's thread.
 

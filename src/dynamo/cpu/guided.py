@@ -257,7 +257,7 @@ def grammar_of(guided: GuidedDecoding, markers: Mapping[str, int]) -> str:
             return lark(any_to_lark(guided.grammar))
     except InvalidArgument:
         raise
-    except Exception as error:  # The library's translators raise various exception types for invalid input.
+    except Exception as error:  # noqa: BLE001 - the library's translators raise many types for invalid input
         raise InvalidArgument(f"{named(guided)}: {str(error)[:ERROR_CHARS_MAX]}", param=param_of(guided)) from None
     rules = Rules(markers, guided.whitespace_pattern or WHITESPACE)
     body = translate(guided.structural_tag, rules)

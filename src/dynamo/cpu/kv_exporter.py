@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dynamo.core.boundaries import ErrorBoundary
 from dynamo.core.listening import listen_error
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.kvbm.transfer import nixl, shared
@@ -121,10 +123,11 @@ def agent_of(region: Region, transports: Sequence[Transport]) -> NixlAgent | Non
     """Return the NIXL agent of a cache, if NIXL is enabled, installed and working."""
     if Transport.NIXL not in transports or not nixl.is_available():
         return None
-    try:
+    # The library's errors have no common base class.
+    with ErrorBoundary(partial(logger.warning, "NIXL is installed but failed to start: %s")):
         agent = NixlAgent(region)
-    except Exception as error:  # The library's errors have no common base class.
-        logger.warning("NIXL is installed but failed to start: %s", error)
-        return None
-    logger.warning("--kv-transfer nixl: a worker that is granted one transfer can access this worker's whole KV cache")
-    return agent
+        logger.warning(
+            "--kv-transfer nixl: a worker that is granted one transfer can access this worker's whole KV cache"
+        )
+        return agent
+    return None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from dynamo.core.boundaries import logged
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.cpu.generation import Fetch
 from dynamo.cpu.kv_exporter import agent_of
@@ -124,30 +125,29 @@ class KvFetcher:
 
     def _execute(self, fetch: Fetch, work: Callable[[], Pulled | None]) -> None:
         pulled: Pulled | None = None
-        try:
-            pulled = work()
-            outcome = "ok"
-        except TransferError as error:
-            outcome = error.kind
-            logger.info("failed to fetch the blocks of a prompt (%s): %s; computing it on this worker", outcome, error)
-        except Exception:  # Request boundary: this worker computes the prompt.
-            outcome = "failed"
-            logger.exception("failed to fetch the blocks of a prompt; computing it on this worker")
+        outcome = "failed"
+        with logged(logger, "failed to fetch the blocks of a prompt; computing it on this worker"):
+            try:
+                pulled = work()
+                outcome = "ok"
+            except TransferError as error:
+                outcome = error.kind
+                message = "failed to fetch the blocks of a prompt (%s): %s; computing it on this worker"
+                logger.info(message, outcome, error)
         self._ended(fetch, outcome == "ok")
         self._on_fetched(outcome, pulled)
         self._release(fetch)
 
     def _release(self, fetch: Fetch) -> None:
         """Release the blocks at the prefill worker. A session that failed is released by its connection."""
-        try:
-            if fetch.descriptor is not None:
-                self._puller.release(fetch.descriptor)
-            elif fetch.meeting is not None and fetch.sequence is None:
-                leave(fetch.meeting, fetch.deadline, self._tls)
-        except TransferError as error:
-            logger.info("failed to cancel a transfer at a prefill worker: %s", error)
-        except Exception:  # The source releases the blocks after its timeout.
-            logger.exception("failed to release fetched blocks at the source")
+        with logged(logger, "failed to release fetched blocks at the source"):  # It releases them after its timeout.
+            try:
+                if fetch.descriptor is not None:
+                    self._puller.release(fetch.descriptor)
+                elif fetch.meeting is not None and fetch.sequence is None:
+                    leave(fetch.meeting, fetch.deadline, self._tls)
+            except TransferError as error:
+                logger.info("failed to cancel a transfer at a prefill worker: %s", error)
 
 
 def open_puller(region: Region, transports: Sequence[Transport], tls: TcpTls) -> Puller:

@@ -112,7 +112,7 @@ class KserveCalls:
                 async for response in responses:
                     yield await _built(message, response_message, response, bool(message.raw_input_contents))
             label = ""
-        except Exception as error:
+        except Exception as error:  # The metrics count every kind of error.
             label = answer_to(error).label
             raise
         finally:

@@ -212,7 +212,7 @@ class KserveService:
         async def answer(message: Any, context: Any) -> Any:
             try:
                 return await method(message, headers_of(context))
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - request boundary: the client gets a status
                 await abort(context, error)
 
         return answer
@@ -237,7 +237,7 @@ class KserveService:
             async with aclosing(self.model_stream_infer(messages, headers_of(context))) as answers:
                 async for answer in answers:
                     yield answer
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - request boundary: the client gets a status
             await abort(context, error)
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dynamo.core.boundaries import ErrorBoundary, Rollback, logged
 from dynamo.core.errors import ConfigError
 from dynamo.kvbm.config import KvbmConfig
 from dynamo.kvbm.logical.blocks import Identity, Tier
@@ -269,28 +270,32 @@ class BlockManager:
             self.book.clear()
             self._is_exchanging = True
             try:
-                for ticket in (*self._tickets, *self._begun):
-                    self._finish(ticket)
-                self._tickets.clear()
-                self._fall_quiet()
-                self.layout = replace(self.layout, model=model)
-                self.host.layout = self.layout
-                if self._disk is not None:
-                    self._disk.discard()
-                    self._disk = reopen_disk(self.config, self.layout, self.book)
-                    if self._disk is None:
-                        self._resume_at.pop(Tier.DISK, None)
-                if self._objects is not None:
-                    self._objects = ObjectBlocks(self._objects.store, self.layout, self.config.object_timeout_s)
-                for one in (self._peers, self._server):
-                    if one is not None:
-                        one.reidentify(self.host)
-            except BaseException:
-                self._close_by = self._clock()  # Stop all reads and writes, rather than use blocks of a wrong model.
-                raise
+                with Rollback(self._stop_copies):  # Rather than use blocks of a wrong model.
+                    self._exchange_model(model)
             finally:
                 self._is_exchanging = False
                 self._has_work.notify_all()
+
+    def _stop_copies(self) -> None:
+        self._close_by = self._clock()
+
+    def _exchange_model(self, model: str) -> None:
+        for ticket in (*self._tickets, *self._begun):
+            self._finish(ticket)
+        self._tickets.clear()
+        self._fall_quiet()
+        self.layout = replace(self.layout, model=model)
+        self.host.layout = self.layout
+        if self._disk is not None:
+            self._disk.discard()
+            self._disk = reopen_disk(self.config, self.layout, self.book)
+            if self._disk is None:
+                self._resume_at.pop(Tier.DISK, None)
+        if self._objects is not None:
+            self._objects = ObjectBlocks(self._objects.store, self.layout, self.config.object_timeout_s)
+        for one in (self._peers, self._server):
+            if one is not None:
+                one.reidentify(self.host)
 
     def status(self) -> dict[str, Any]:
         """Return the fill of the tiers and the copies in progress."""
@@ -326,13 +331,14 @@ class BlockManager:
         thread.start()
 
     def _watched(self, run: Callable[..., None], *args: Any) -> None:
-        try:
+        with ErrorBoundary(self._disable_tiers):  # No caller receives the exception.
             run(*args)
-        except Exception:  # Thread boundary: no caller receives the exception.
-            logger.exception("a thread of the block manager failed: its tier is disabled")
-            with self._lock:
-                self.book.paused.update(self.book.lower)
-                self._resume_at = dict.fromkeys(self.book.lower, float("inf"))
+
+    def _disable_tiers(self, error: Exception) -> None:
+        logger.error("a thread of the block manager failed: its tier is disabled", exc_info=error)
+        with self._lock:
+            self.book.paused.update(self.book.lower)
+            self._resume_at = dict.fromkeys(self.book.lower, float("inf"))
 
     def _run_offloads(self, tier: Tier, write: Callable[[list[Copy]], list[bool]]) -> None:
         while True:
@@ -423,11 +429,9 @@ class BlockManager:
             while ticket.copies and ticket.copies[0].tier is tier and len(part) < limit:
                 part.append(ticket.copies.popleft())
         reads = {Tier.DISK: self._read_disk, Tier.OBJECT: self._read_objects, Tier.PEER: self._read_peer}
-        try:
+        outcomes: Sequence[Exception | None] = [TransferError("failed to read")] * len(part)
+        with logged(logger, "failed to read blocks from %s", tier.value):  # This prompt is computed; others are served.
             outcomes = reads[tier](part, ticket)
-        except Exception as failure:  # Request boundary: this prompt is computed, and other tickets are served on.
-            logger.exception("failed to read blocks from %s", tier.value)
-            outcomes = [failure] * len(part)
         came: list[int] = []
         with self._lock:
             for copy, error in zip(part, outcomes, strict=True):

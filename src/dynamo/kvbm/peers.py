@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from dynamo.core.boundaries import logged
 from dynamo.core.errors import ConfigError
 from dynamo.kvbm.physical.host import HostArena
 from dynamo.kvbm.physical.layout import BlockLayout
@@ -173,19 +174,18 @@ class PeerServer:
     def _answer(self, raw: socket.socket) -> None:
         raw.settimeout(QUESTION_S)
         link = raw
-        try:
-            if self._tls.server is not None:
-                self._tls.refresh()
-                link = self._tls.server.wrap_socket(raw, server_side=True)
-            want = _wants.decode(_read(link))
-            wire.write_frame(link, _encoder.encode(Lent(self._lend(want))))
-        except (OSError, TransferError, msgspec.DecodeError) as error:
-            logger.info("closed the connection of a peer: %s", error)
-        except Exception:  # Request boundary: other peers are served on.
-            logger.exception("closed the connection of a peer: its request failed")
-        finally:
-            link.close()
-            self._pending.release()
+        with logged(logger, "closed the connection of a peer: its request failed"):
+            try:
+                if self._tls.server is not None:
+                    self._tls.refresh()
+                    link = self._tls.server.wrap_socket(raw, server_side=True)
+                want = _wants.decode(_read(link))
+                wire.write_frame(link, _encoder.encode(Lent(self._lend(want))))
+            except (OSError, TransferError, msgspec.DecodeError) as error:
+                logger.info("closed the connection of a peer: %s", error)
+            finally:
+                link.close()
+                self._pending.release()
 
     def _lend(self, want: Want) -> Descriptor | None:
         if want.fingerprint != self._fingerprint:

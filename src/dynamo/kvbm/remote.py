@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from dynamo.core.boundaries import Rollback, logged
 from dynamo.core.errors import ConfigError
 from dynamo.core.private_paths import FILE_MODE, runtime_directory
 from dynamo.kvbm.logical.blocks import Identity
@@ -141,6 +142,18 @@ class ManagerServer:
     def _serve(self, link: socket.socket) -> None:
         tickets: dict[int, Ticket] = {}
         try:
+            with logged(logger, "closed a connection to the block manager: its request failed"):
+                self._answer_requests(link, tickets)
+        finally:
+            for ticket in tickets.values():
+                self._manager.end(ticket)
+            with self._guard:
+                self._links.discard(link)
+            link.close()
+
+    def _answer_requests(self, link: socket.socket, tickets: dict[int, Ticket]) -> None:
+        """Answer the requests of a connection until it ends."""
+        try:
             link.settimeout(None)  # An idle scheduler sends nothing.
             while (body := wire.read_frame(link, FRAME_BYTES_MAX)) is not None:
                 reply = self._answer(_requests.decode(body), tickets)
@@ -151,14 +164,6 @@ class ManagerServer:
         except (msgspec.DecodeError, TransferError, OSError) as error:
             if not self._is_closed.is_set():
                 logger.warning("closed a connection to the block manager: %s", error)
-        except Exception:  # Connection boundary: other connections are served on.
-            logger.exception("closed a connection to the block manager: its request failed")
-        finally:
-            for ticket in tickets.values():
-                self._manager.end(ticket)
-            with self._guard:
-                self._links.discard(link)
-            link.close()
 
     def _answer(self, request: Request, tickets: dict[int, Ticket]) -> Reply:
         manager = self._manager
@@ -193,12 +198,9 @@ class RemoteManager:
     def __init__(self, engine_id: str) -> None:
         """Raise `OSError` if no server listens yet, `ConfigError` if its path is unusable."""
         link = socket.socket(socket.AF_UNIX)
-        try:
+        with Rollback(link.close):
             link.settimeout(ANSWER_S)
             link.connect(socket_path(engine_id))
-        except BaseException:
-            link.close()
-            raise
         self._link: socket.socket | None = link
 
     def begin(self, identities: Sequence[Identity]) -> int | None:
@@ -251,21 +253,18 @@ def _listen(path: str) -> socket.socket:
     """
     fresh = f"{path[: -len(SUFFIX)]}.{os.getpid()}"
     listener = socket.socket(socket.AF_UNIX)
-    try:
-        _remove_abandoned(os.path.dirname(path))
-        _check_unused(path)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(fresh)
-        listener.bind(fresh)
-        os.chmod(fresh, FILE_MODE)
-        listener.listen(CONNECTIONS_MAX)
-        os.rename(fresh, path)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot serve the block manager at {path!r}: {error.strerror}") from None
-    except BaseException:
-        listener.close()
-        raise
+    with Rollback(listener.close):
+        try:
+            _remove_abandoned(os.path.dirname(path))
+            _check_unused(path)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(fresh)
+            listener.bind(fresh)
+            os.chmod(fresh, FILE_MODE)
+            listener.listen(CONNECTIONS_MAX)
+            os.rename(fresh, path)
+        except OSError as error:
+            raise ConfigError(f"cannot serve the block manager at {path!r}: {error.strerror}") from None
     return listener
 
 

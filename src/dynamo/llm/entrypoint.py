@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+from dynamo.core.boundaries import AsyncRollback
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.http.embedded import FrontendOptions, ServedFrontend, run_frontend
 from dynamo.http.extensions import FrontendRoute
@@ -238,7 +239,7 @@ async def _serve_echo(runtime: DistributedRuntime, args: EntrypointArgs, path: s
     assert args.model_path is not None, "make_engine checks model_path"
     endpoint = runtime.endpoint(path)
     await endpoint.serve(GeneratorHandler(echo, runtime.tasks))
-    try:
+    async with AsyncRollback(lambda: unregister_model(endpoint)):
         await register_model(
             ModelInput.Tokens,
             ModelType.Chat | ModelType.Completions,
@@ -250,9 +251,6 @@ async def _serve_echo(runtime: DistributedRuntime, args: EntrypointArgs, path: s
             custom_template_path=args.template_file,
             ignore_weights=True,
         )
-    except BaseException:
-        await unregister_model(endpoint)
-        raise
 
 
 async def echo(request: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:

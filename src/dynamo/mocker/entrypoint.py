@@ -1,6 +1,7 @@
 """Entrypoint: the mocker as an engine of `make_engine` and `run_input` in upstream's Python API."""
 
 from dynamo.backend.worker import EngineWorker
+from dynamo.core.boundaries import AsyncRollback
 from dynamo.llm.entrypoint import EntrypointArgs
 from dynamo.mocker.canonical import read_settings, settings_of
 from dynamo.mocker.config import MockerConfig
@@ -18,11 +19,8 @@ class MockerService:
 
     async def start(self) -> None:
         """Serve the endpoint and register the model. Raise `ConfigError`."""
-        try:
+        async with AsyncRollback(self.stop):
             await self._worker.start()
-        except BaseException:
-            await self.stop()
-            raise
 
     def _fail(self, _: BaseException) -> None:
         """Shut the runtime down after a fatal error of the worker."""

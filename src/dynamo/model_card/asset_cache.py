@@ -21,10 +21,12 @@ from urllib.parse import urljoin, urlsplit
 
 from blake3 import blake3
 
+from dynamo.core.boundaries import Rollback
 from dynamo.core.codec import json_decode
 from dynamo.core.config import environ
 from dynamo.core.errors import CannotConnect, ConfigError, DynamoException, InvalidArgument, WorkerUnavailable
 from dynamo.core.http_client import BlockingHttpClient, Deadlines
+from dynamo.core.private_paths import unlink_all
 from dynamo.model_card.assets import PROCESSOR_FILE, is_remote, moved
 from dynamo.model_card.card import CHECKSUM_PREFIX, mdc_sum, read_json, slug_of
 from dynamo.protocols.model_card import FileReference, ModelDeploymentCard
@@ -156,17 +158,13 @@ class AssetCache:
         """Write the content to a temporary file, and rename it to the blob once its hash is verified."""
         began = time.monotonic()
         handle, partial = tempfile.mkstemp(prefix=PARTIAL, dir=self._blobs)
-        try:
+        with Rollback(lambda: unlink_all(partial)):
             with os.fdopen(handle, "wb") as out:
                 hasher = blake3()
                 size = self._transfer(file, lambda chunk: (hasher.update(chunk), out.write(chunk)))
             _check(file, hasher.hexdigest(), digest)
             os.chmod(partial, 0o644)
             os.replace(partial, blob)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(partial)
-            raise
         logger.info("fetched %s: %d bytes in %.0f ms", file.path, size, (time.monotonic() - began) * 1e3)
 
     def _transfer(self, file: FileReference, take: Callable[[bytes], object], size_max: int | None = None) -> int:

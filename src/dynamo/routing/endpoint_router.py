@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from dynamo.core.boundaries import Rollback
 from dynamo.core.clock import SystemClock
 from dynamo.core.codec import MSGPACK, UNREADABLE, decode, encode, json_decoder, msgpack_decoder
 from dynamo.core.errors import CannotConnect, InvalidArgument
@@ -223,7 +224,7 @@ class EndpointRouter:
         metadata = context.metadata_to_send() if context is not None else {}
         headers = context.propagated() if context is not None else {}
         tried: set[int] = set()
-        try:
+        with Rollback(stream.release):
             while True:
                 exclude = frozenset(tried)
                 decision = await self.kv.choose(
@@ -245,9 +246,6 @@ class EndpointRouter:
                     tried.add(decision.worker_id)
                     if tried >= set(self.client.instance_ids()):
                         raise
-        except BaseException:
-            stream.release()
-            raise
         stream.decision = decision
         stream.bind(call, context)
         return stream

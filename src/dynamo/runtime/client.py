@@ -239,7 +239,7 @@ class Client:
                     raise
                 tried.add(target.instance_id)
                 last_error = error
-            except BaseException:
+            except BaseException:  # Without a context manager: this runs for every request.
                 self._end(target.instance_id)
                 raise
             else:

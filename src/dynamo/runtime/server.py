@@ -129,7 +129,7 @@ class Served:
             self._handler(request, reply)
         except DynamoException as error:
             reply.fail(error)
-        except Exception as error:
+        except Exception as error:  # Request boundary: the caller gets the error.
             logger.exception("handler of %s failed on request %s", self.path, request.id)
             reply.fail(error)
         finally:

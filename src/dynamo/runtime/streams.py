@@ -228,7 +228,7 @@ class GeneratorHandler:
                 return
             reply.fail(EngineShutdown("engine shutting down"))
             raise
-        except Exception as error:
+        except Exception as error:  # Request boundary: the caller gets the error.
             logger.exception("handler failed on request %s", reply.request_id)
             reply.fail(error)
 

@@ -71,7 +71,7 @@ class Flusher:
             if frame is None or not pieces or answer.is_over:
                 try:
                     answer.flush(choice, now_s)
-                except Exception as error:  # The request boundary: the other streams of this turn are written.
+                except Exception as error:  # noqa: BLE001 - request boundary: the other streams of this turn are written
                     answer.fail(error)
                 continue
             text = pieces[0] if len(pieces) == 1 else frame.separator.join(pieces)
@@ -146,7 +146,7 @@ class BaseAnswer(abc.ABC):
         """Write what remains of the response and close it; an exception becomes its error."""
         try:
             write()
-        except Exception as error:  # The request boundary: the client gets an error response, whatever failed.
+        except Exception as error:  # noqa: BLE001 - request boundary: the client gets an error response, whatever failed
             self.fail(error)
             return
         self.is_over = True

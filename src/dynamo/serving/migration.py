@@ -196,7 +196,7 @@ class Dispatch:
                     self.release()
                     raise
                 tried.add(instance_id)
-            except BaseException:
+            except BaseException:  # Without a context manager: this runs for every request.
                 self.release()
                 raise
         sessions = self._model.current.sessions
@@ -327,7 +327,7 @@ class Dispatch:
                     return
                 self._request = again
             await self._send_on()
-        except Exception as last:  # The request boundary: the request ends with every kind of error.
+        except Exception as last:  # noqa: BLE001 - request boundary: the request ends with every kind of error
             outcome = "cancelled" if generation.is_over else "failure"
             logger.warning("Cannot recreate stream: request=%s error=%s", self._request_id, last)
             self._attempts.end()

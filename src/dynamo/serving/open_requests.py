@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from dynamo.core import tracing
+from dynamo.core.boundaries import ErrorBoundary, logged
 from dynamo.core.codec import msgpack_encode
 from dynamo.core.errors import DynamoException, EngineShutdown, ResponseTimeout
 from dynamo.core.logging import current_request, scope_fields
@@ -78,7 +79,7 @@ class OpenRequests:
                 span = self._tracer.start(SPAN, trace_headers(exchange), endpoint=endpoint)
                 span.end(error)
             exchange.refuse(response)
-        except Exception as error:
+        except Exception as error:  # The request boundary: the client gets an error response, whatever failed.
             logger.exception("request failed")
             self.metrics.count_end(endpoint, "", "unary", "internal")
             exchange.refuse(answer_to(error))
@@ -124,8 +125,7 @@ class OpenRequests:
                 self._trace.begin(answer, model.card.kv_cache_block_size)
         return answer
 
-    @contextlib.contextmanager
-    def _observing(self, answer: BaseAnswer) -> Iterator[None]:
+    def _observing(self, answer: BaseAnswer) -> ErrorBoundary:
         """Log exceptions of the block: a request does not depend on its trace."""
         try:
             yield
@@ -138,7 +138,7 @@ class OpenRequests:
         if self.is_draining and not self._answers:
             self._quiet.set()
         usage, now_s = None, time.perf_counter()
-        try:
+        with logged(logger, "failed to release the workers of request %s", answer.record.request_id):
             self._release(answer)
             usage = answer.usage()
         except Exception:  # The request boundary: metrics are closed whatever failed.

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from dynamo.core.boundaries import ErrorBoundary
 from dynamo.core.codec import decode, msgpack_encode
 from dynamo.core.errors import CannotConnect, DynamoException, InvalidArgument, Unknown
 from dynamo.core.tasks import TaskOwner
@@ -273,11 +274,8 @@ class RelayAnswer(TextAnswer):
             self._end(self._form.end)
 
     async def _end_in_thread(self) -> None:
-        try:
+        with ErrorBoundary(self.fail):
             last = await asyncio.to_thread(self._form.end)
-        except Exception as error:  # The request boundary: the request ends with every kind of error.
-            self.fail(error)
-        else:
             if not self.is_over:
                 self._end(lambda: last)
 

@@ -5,6 +5,7 @@ of a body are those of SGLang's own request; unknown fields are rejected.
 """
 
 import asyncio
+import contextlib
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 from dynamo.backend.controls import Panel, Work, out_of_service
 from dynamo.backend.engine import EngineHost
+from dynamo.core.boundaries import AsyncRollback
 from dynamo.core.errors import InvalidArgument
 
 MEMORY_TAGS = ("kv_cache", "weights", "cuda_graph")
@@ -124,12 +126,8 @@ class SglangControls:
         was_whole = not self._released
         if was_whole:
             await out_of_service(self._host)
-        try:
+        async with AsyncRollback(self._host.return_to_service) if was_whole else contextlib.nullcontext():
             await self._manager.release_memory_occupation(message, None)
-        except BaseException:
-            if was_whole:
-                await self._host.return_to_service()
-            raise
         self._released |= set(tags or MEMORY_TAGS)
         return {"status": "ok", "message": "Memory released"}
 

@@ -4,10 +4,12 @@ Its workers support them only if Ray runs them (`orchestrator_type: ray`): other
 """
 
 import asyncio
+import contextlib
 from typing import Any
 
 from dynamo.backend.controls import Panel, Work, out_of_service
 from dynamo.backend.engine import EngineHost
+from dynamo.core.boundaries import AsyncRollback
 from dynamo.core.errors import InvalidArgument
 
 MEMORY_TAGS = ("model", "kv_cache")
@@ -77,12 +79,8 @@ class TrtllmControls:
         was_whole = not self._released
         if was_whole:
             await out_of_service(self._host)
-        try:
+        async with AsyncRollback(self._host.return_to_service) if was_whole else contextlib.nullcontext():
             await self._call_workers("sleep", tags)
-        except BaseException:
-            if was_whole:
-                await self._host.return_to_service()
-            raise
         self._released |= set(tags)
         return {"status": "ok", "message": "Memory released"}
 

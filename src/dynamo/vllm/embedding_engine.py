@@ -3,12 +3,14 @@
 import asyncio
 import logging
 from base64 import b64encode
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dynamo.backend.engine import EngineConfig
-from dynamo.core.errors import DynamoException, EngineShutdown, InvalidArgument, Unknown
+from dynamo.core.boundaries import ErrorBoundary
+from dynamo.core.errors import EngineShutdown, InvalidArgument, Unknown
 from dynamo.protocols.embeddings import EmbeddingOutput, EmbeddingWork
 from dynamo.runtime.request_plane.base import Reply
 from dynamo.vllm.engine import VllmEngine
@@ -44,7 +46,7 @@ class VllmEmbeddingEngine(VllmEngine):
     async def _embed(self, texts: list[list[int]], dimensions: int | None, reply: Reply) -> None:
         """Embed all inputs concurrently: vLLM batches them into as many steps as necessary."""
         library = self._library
-        try:
+        with ErrorBoundary(partial(self.answer_error, reply)):
             params = library.PoolingParams(task="embed", dimensions=dimensions)
             vectors = await asyncio.gather(
                 *(self._vector(text, params, f"{reply.request_id}-{place}") for place, text in enumerate(texts))
@@ -52,15 +54,6 @@ class VllmEmbeddingEngine(VllmEngine):
             tokens = sum(map(len, texts))
             reply.item(EmbeddingOutput(embeddings=list(vectors), prompt_tokens=tokens, total_tokens=tokens))
             reply.finish()
-        except asyncio.CancelledError:
-            raise
-        except library.dead_errors as error:
-            reply.fail(EngineShutdown("the engine died"))
-            self.die(error)
-        except DynamoException as error:
-            reply.fail(error)
-        except Exception as error:  # Request boundary: every error is sent to the caller.
-            reply.fail(self.failure_of(error, reply))
 
     async def _vector(self, tokens: list[int], params: Any, request_id: str) -> str:
         """Return the vector as little-endian float32 in base64. Raise vLLM's errors."""

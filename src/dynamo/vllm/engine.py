@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from dynamo.backend.adapters import LoadedAdapters
@@ -20,6 +21,7 @@ from dynamo.backend.health import watch
 from dynamo.backend.listeners import PassListener
 from dynamo.backend.media import media_items
 from dynamo.backend.request_fields import refusal_of
+from dynamo.core.boundaries import ErrorBoundary
 from dynamo.core.config import environ
 from dynamo.core.errors import ConfigError, DynamoException, EngineShutdown, InvalidArgument, Unknown, WorkerUnavailable
 from dynamo.core.tasks import TaskOwner
@@ -226,7 +228,7 @@ class VllmEngine:
     ) -> None:
         """Process one request until its end or its error."""
         library = self._library
-        try:
+        with ErrorBoundary(partial(self.answer_error, reply)):
             prompt = dict(arguments.prompt)
             length: int | None = None
             if request.prompt_embeds:
@@ -251,15 +253,14 @@ class VllmEngine:
             async for one in outputs:
                 write(one, answer, params, reply)
             reply.finish()
-        except asyncio.CancelledError:
-            raise
-        except library.dead_errors as error:
+
+    def answer_error(self, reply: Reply, error: Exception) -> None:
+        """Send a request's error to its caller; if it is the engine's death, end the worker."""
+        if isinstance(error, self._library.dead_errors):
             reply.fail(EngineShutdown("the engine died"))
             self.die(error)
-        except DynamoException as error:
-            reply.fail(error)
-        except Exception as error:  # Request boundary: every error is sent to the caller.
-            reply.fail(self.failure_of(error, reply))
+        else:
+            reply.fail(error if isinstance(error, DynamoException) else self.failure_of(error, reply))
 
     def failure_of(self, error: Exception, reply: Reply) -> DynamoException:
         """Return a request's error: the client's if vLLM rejected the request, else the engine's, which is logged."""

@@ -112,7 +112,7 @@ def _load_embeds(model_config: Any, text: str) -> Any:
         return safe_load_prompt_embeds(model_config, text.encode())
     except MemoryError:
         raise
-    except Exception as error:  # PyTorch raises many error types for undecodable bytes; all are the client's fault.
+    except Exception as error:  # noqa: BLE001 - PyTorch raises many types for undecodable bytes: the client's fault
         lines = str(error).strip().splitlines() or [type(error).__name__]
         message = f"prompt_embeds is not a valid tensor: {lines[0][:EMBEDS_ERROR_CHARS]}"
         raise InvalidArgument(message, param="prompt_embeds") from None

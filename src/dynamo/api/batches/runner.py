@@ -174,7 +174,7 @@ class BatchRunner:
         except OSError as error:
             logger.warning("batch %s: %s; trying again in %g s", key, error, REST_S)
             self._resting[key] = self._clock.now() + REST_S
-        except Exception:
+        except Exception:  # Task owner: other batches are run.
             self._failures[key] = self._failures.get(key, 0) + 1
             if self._failures[key] < FAILURES_MAX:
                 logger.exception("batch %s failed; trying again in %g s", key, REST_S)

@@ -32,9 +32,11 @@ from dynamo.api.batches.records import (
     FileObject,
     FileRecord,
 )
+from dynamo.core.boundaries import Rollback
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.codec import UNREADABLE, json_decoder, json_encode
 from dynamo.core.errors import ConfigError, HttpError, NotFound
+from dynamo.core.private_paths import unlink_all
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +125,7 @@ class BatchStore:
         if count >= self.limits.files_max:
             raise HttpError(413, f"--batch-files: limit of {count} files reached; delete some")
         unfinished = os.path.join(self._files, f"{secrets.token_hex(8)}.part")
-        try:
+        with Rollback(lambda: unlink_all(unfinished, self.path(file.id))):
             with open_private(unfinished) as out:
                 while piece := source.read(PIECE_BYTES):
                     used += len(piece)
@@ -133,11 +135,6 @@ class BatchStore:
                 os.fsync(out.fileno())
             os.replace(unfinished, self.path(file.id))
             self._write(self._record_path(self._files, file.id), FileRecord(file=file, owner=owner))
-        except BaseException:
-            for path in (unfinished, self.path(file.id)):
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
-            raise
         return file
 
     def _require_space(self, used: int) -> None:
@@ -241,12 +238,9 @@ class BatchStore:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with open(file, "ab", buffering=0) as out:
             before = os.fstat(file).st_size
-            try:
+            with Rollback(lambda: os.ftruncate(file, before)):  # A later line must not be appended to a partial one.
                 write_whole(out, b"".join(json_encode(line) + b"\n" for line in lines))
                 os.fsync(file)
-            except BaseException:  # A later line must not be appended to a partial one.
-                os.ftruncate(file, before)
-                raise
         if is_new:
             sync_folder(self._batches)
 
@@ -341,15 +335,11 @@ class BatchStore:
     def _replace(self, path: str, data: bytes) -> None:
         """Replace a file atomically; the data is on disk on return. Raise `OSError`."""
         unfinished = f"{path}-{secrets.token_hex(4)}.part"
-        try:
+        with Rollback(lambda: unlink_all(unfinished)):
             with open_private(unfinished) as out:
                 write_whole(out, data)
                 os.fsync(out.fileno())
             os.replace(unfinished, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(unfinished)
-            raise
         sync_folder(os.path.dirname(path))
 
     def _read(self, folder: str, key: str, kind: type[Record]) -> Record | None:

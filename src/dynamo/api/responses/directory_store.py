@@ -16,8 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from dynamo.api.responses.store import Dropped, StoreLimits
+from dynamo.core.boundaries import Rollback
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.errors import ConfigError
+from dynamo.core.private_paths import unlink_all
 
 logger = logging.getLogger(__name__)
 
@@ -133,15 +135,11 @@ class DirectoryStore:
     def _write(self, key: str, record: bytes) -> _Swept:
         unfinished = os.path.join(self._folder, f"{key}-{secrets.token_hex(4)}{UNFINISHED}")
         file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
+        with Rollback(lambda: unlink_all(unfinished)):
             with open(file, "wb") as out:
                 out.write(record)
             self._stamp(unfinished)
             os.replace(unfinished, self._path(key))
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(unfinished)
-            raise
         self._entries += 1
         self._bytes += len(record)
         self._writes += 1

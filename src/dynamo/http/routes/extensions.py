@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
+from dynamo.core.boundaries import logged
 from dynamo.core.codec import json_encode
 from dynamo.core.errors import ConfigError
 from dynamo.core.threads import in_daemon_thread
@@ -51,14 +52,13 @@ class Extensions:
         async def answer(request: Request) -> Response:
             if self._running >= RUNNING_MAX:
                 return refuse(ErrorAnswer(overload_status(), "Service temporarily overloaded", code="overloaded"))
-            try:
-                async with asyncio.timeout(HANDLER_S):
-                    return await in_daemon_thread(lambda: self._call(handler), "route extension")
-            except TimeoutError:
-                return as_json({"error": "frontend route extension timed out"}, 503)
-            except Exception:
-                logger.exception("route extension failed: %s", request.url.path)
-                return as_json(FAILED, 500)
+            with logged(logger, "route extension failed: %s", request.url.path):
+                try:
+                    async with asyncio.timeout(HANDLER_S):
+                        return await in_daemon_thread(lambda: self._call(handler), "route extension")
+                except TimeoutError:
+                    return as_json({"error": "frontend route extension timed out"}, 503)
+            return as_json(FAILED, 500)
 
         return answer
 

@@ -18,6 +18,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from dynamo.core.boundaries import Rollback
 from dynamo.core.errors import ConfigError
 from dynamo.core.private_paths import FILE_MODE, user_id
 from dynamo.kvbm.logical.blocks import Identity
@@ -66,12 +67,9 @@ class Disk:
         self._stride = PAGE_BYTES + layout.stride_bytes
         self._headers = mmap.mmap(-1, TOGETHER_MAX * PAGE_BYTES)  # For writing; page-aligned.
         self.path, self._file = _own_file(directory, self._fingerprint)
-        try:
+        with Rollback(lambda: os.close(self._file)):
             self._prepare(fills_with_zeros=fills_with_zeros)
             self.is_direct = is_direct and self._go_direct()
-        except BaseException:
-            os.close(self._file)
-            raise
 
     @property
     def size_bytes(self) -> int:

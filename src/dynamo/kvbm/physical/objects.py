@@ -3,15 +3,16 @@
 The store is opaque: blocks are written, read and looked up by name, and never deleted here. Every call has a deadline.
 """
 
-import contextlib
 import os
 import tempfile
 from typing import Protocol
 
 import numpy as np
 
+from dynamo.core.boundaries import Rollback
 from dynamo.core.errors import ConfigError
 from dynamo.core.locked_directory import remove_abandoned_files
+from dynamo.core.private_paths import unlink_all
 from dynamo.kvbm.logical.blocks import Identity
 from dynamo.kvbm.physical.layout import HEADER_BYTES, BlockLayout, Bytes, Corrupt, pack_header, unpack_header
 
@@ -61,14 +62,10 @@ class LocalObjects:
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             file, temporary = tempfile.mkstemp(dir=self._unfinished, prefix=NEW)
-            try:
+            with Rollback(lambda: unlink_all(temporary)):
                 with os.fdopen(file, "wb") as out:
                     out.writelines(parts)
                 os.replace(temporary, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-                raise
         except OSError as error:
             raise ObjectFailure(f"{path}: {error.strerror}") from error
 

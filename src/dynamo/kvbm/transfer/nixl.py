@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from dynamo.core.boundaries import ErrorBoundary
 from dynamo.kvbm.transfer import wire
 from dynamo.kvbm.transfer.base import (
     Deadline,
@@ -38,6 +39,15 @@ def is_available() -> bool:
     return importlib.util.find_spec("nixl") is not None
 
 
+def _translated(message: str) -> ErrorBoundary:
+    """Return a boundary that raises `TransferError`: the library's errors have no common base class."""
+
+    def fail(error: Exception) -> None:
+        raise error if isinstance(error, TransferError) else SourceUnreachable(f"{message}: {error}") from None
+
+    return ErrorBoundary(fail)
+
+
 class NixlAgent:
     """NIXL agent of this process, with one region of memory."""
 
@@ -59,11 +69,8 @@ class NixlAgent:
 
     def meet(self, other: wire.AgentIs) -> None:
         """Add a remote agent. Raise `TransferError`."""
-        with self._guard:
-            try:
-                self._agent.add_remote_agent(other.metadata)
-            except Exception as error:
-                raise SourceUnreachable(f"NIXL rejected the source's metadata: {error}") from None
+        with self._guard, _translated("NIXL rejected the source's metadata"):
+            self._agent.add_remote_agent(other.metadata)
 
     def forget(self, name: str) -> None:
         """Remove a remote agent that ended."""
@@ -77,24 +84,21 @@ class NixlAgent:
         local = [place for _, here, count in pair_runs(pairs) for place in ours(here, count, self.address)]
         handle: Any = None
         try:
-            with self._guard:
-                handle = self._agent.initialize_xfer(
-                    "READ",
-                    self._agent.get_xfer_descs(local, MEMORY),
-                    self._agent.get_xfer_descs(remote, MEMORY),
-                    other.name,
-                )
-                state = self._agent.transfer(handle)
-            wait_s = POLL_FIRST_S
-            while state == "PROC":
-                time.sleep(min(wait_s, deadline.left()))
-                wait_s = min(wait_s * 2, POLL_MAX_S)
+            with _translated("NIXL"):
                 with self._guard:
-                    state = self._agent.check_xfer_state(handle)
-        except TransferError:
-            raise
-        except Exception as error:  # The library's errors have no common base class.
-            raise SourceUnreachable(f"NIXL: {error}") from None
+                    handle = self._agent.initialize_xfer(
+                        "READ",
+                        self._agent.get_xfer_descs(local, MEMORY),
+                        self._agent.get_xfer_descs(remote, MEMORY),
+                        other.name,
+                    )
+                    state = self._agent.transfer(handle)
+                wait_s = POLL_FIRST_S
+                while state == "PROC":
+                    time.sleep(min(wait_s, deadline.left()))
+                    wait_s = min(wait_s * 2, POLL_MAX_S)
+                    with self._guard:
+                        state = self._agent.check_xfer_state(handle)
         finally:
             if handle is not None:
                 self._finish(handle)

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from dynamo.core.boundaries import Rollback, logged
 from dynamo.kvbm.transfer.accepting import accept_connections
 from dynamo.kvbm.transfer.base import Deadline, Descriptor, SourceUnreachable, TransferError, TransferTimeout
 from dynamo.kvbm.transfer.tcp import PLAIN
@@ -192,23 +193,22 @@ class Rooms:
 
     def _serve(self, raw: socket.socket) -> None:
         link = raw
-        try:
-            raw.settimeout(QUESTION_S)
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._tls.server is not None:
-                self._tls.refresh()
-                link = self._tls.server.wrap_socket(raw, server_side=True)
-            body = read_frame(link)
-            if body is not None:
-                self._attend(link, _questions.decode(body))
-        except (OSError, TransferError, msgspec.DecodeError) as error:
-            logger.debug("the connection of a transfer session ended: %s", error)
-        except Exception:
-            logger.exception("the connection of a transfer session failed")
-        finally:
-            with self._changed:
-                self._links.discard(raw)
-            link.close()
+        with logged(logger, "the connection of a transfer session failed"):
+            try:
+                raw.settimeout(QUESTION_S)
+                raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._tls.server is not None:
+                    self._tls.refresh()
+                    link = self._tls.server.wrap_socket(raw, server_side=True)
+                body = read_frame(link)
+                if body is not None:
+                    self._attend(link, _questions.decode(body))
+            except (OSError, TransferError, msgspec.DecodeError) as error:
+                logger.debug("the connection of a transfer session ended: %s", error)
+            finally:
+                with self._changed:
+                    self._links.discard(raw)
+                link.close()
 
     def _attend(self, link: socket.socket, question: Subscribe) -> None:
         with self._changed:
@@ -293,15 +293,12 @@ def leave(meeting: Meeting, deadline: Deadline, tls: TcpTls = PLAIN) -> None:
 def _enter(meeting: Meeting, deadline: Deadline, tls: TcpTls, *, is_leaving: bool) -> socket.socket:
     try:
         link = socket.create_connection((meeting.host, meeting.port), SILENCE_S)
-        try:
+        with Rollback(lambda: link.close()):  # noqa: PLW0108 - TLS wraps the link in another
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if tls.client is not None:
                 link = tls.client.wrap_socket(link, server_hostname=tls.server_name or meeting.host)
             link.settimeout(SILENCE_S)
             write_frame(link, _encoder.encode(Subscribe(meeting.room, meeting.key, is_leaving)))
-        except BaseException:
-            link.close()
-            raise
     except TimeoutError:
         raise TransferTimeout("the prefill worker did not respond in time") from None
     except (OSError, ValueError, OverflowError) as error:

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dynamo.core.boundaries import Rollback
 from dynamo.kvbm.transfer import wire
 from dynamo.kvbm.transfer.accepting import is_own_user
 from dynamo.kvbm.transfer.base import (
@@ -178,17 +179,13 @@ class SharedMemoryPuller:
 
     def _map(self, descriptor: Descriptor, offer: Offer, deadline: Deadline) -> _Mapping:
         link = _connect(offer, deadline.left())
-        try:
-            return _mapped(link, descriptor, deadline)
-        except TimeoutError:
-            link.close()
-            raise TransferTimeout("the source did not respond in time") from None
-        except (OSError, ValueError) as error:
-            link.close()
-            raise SourceUnreachable(f"cannot map the source's memory: {error}") from None
-        except BaseException:
-            link.close()
-            raise
+        with Rollback(link.close):
+            try:
+                return _mapped(link, descriptor, deadline)
+            except TimeoutError:
+                raise TransferTimeout("the source did not respond in time") from None
+            except (OSError, ValueError) as error:
+                raise SourceUnreachable(f"cannot map the source's memory: {error}") from None
 
     def _watch(self, address: str, link: socket.socket) -> None:
         """Unmap the memory when the source ends, because mapped memory is not freed."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dynamo.core.boundaries import logged
 from dynamo.kvbm.transfer import shared, wire
 from dynamo.kvbm.transfer.accepting import accept_connections, is_own_user
 from dynamo.kvbm.transfer.base import Descriptor, Freed, Offer, Region, TransferError, Transport
@@ -196,27 +197,26 @@ class Source:
 
     def _serve(self, raw: socket.socket) -> None:
         link = raw
-        try:
-            raw.settimeout(QUESTION_S)
-            if raw.family != socket.AF_UNIX:
-                raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if self._options.tls.server is not None:
-                    self._options.tls.refresh()
-                    link = self._options.tls.server.wrap_socket(raw, server_side=True)
-            while (question := wire.read_question(link)) is not None and not self._is_closed.is_set():
-                link.settimeout(STALL_S)
-                if not self._answer(link, question):
-                    return
-                # A local puller keeps its connection for as long as it maps our memory.
-                link.settimeout(None if raw.family == socket.AF_UNIX else IDLE_S)
-        except (OSError, TransferError) as error:
-            logger.debug("a connection of a puller ended: %s", error)
-        except Exception:
-            logger.exception("a connection of a puller failed")
-        finally:
-            with self._changed:
-                self._links.discard(raw)
-            link.close()
+        with logged(logger, "a connection of a puller failed"):
+            try:
+                raw.settimeout(QUESTION_S)
+                if raw.family != socket.AF_UNIX:
+                    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    if self._options.tls.server is not None:
+                        self._options.tls.refresh()
+                        link = self._options.tls.server.wrap_socket(raw, server_side=True)
+                while (question := wire.read_question(link)) is not None and not self._is_closed.is_set():
+                    link.settimeout(STALL_S)
+                    if not self._answer(link, question):
+                        return
+                    # A local puller keeps its connection for as long as it maps our memory.
+                    link.settimeout(None if raw.family == socket.AF_UNIX else IDLE_S)
+            except (OSError, TransferError) as error:
+                logger.debug("a connection of a puller ended: %s", error)
+            finally:
+                with self._changed:
+                    self._links.discard(raw)
+                link.close()
 
     def _answer(self, link: socket.socket, question: wire.Question) -> bool:
         """Answer a request; return whether the connection is kept."""

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
+from dynamo.core.boundaries import Rollback
 from dynamo.kvbm.transfer import wire
 from dynamo.kvbm.transfer.base import (
     Deadline,
@@ -45,12 +46,9 @@ class TcpPuller:
         batch = wire.batch_of(self._region)
         question = wire.Pull(descriptor.transfer_id, places, batch, self._is_checked)
         link, answer = self._request(offer.address, question, deadline)
-        try:
+        with Rollback(link.close):
             _check_granted(answer, len(blocks) * self._region.layout.block_bytes)
             wire.receive_blocks(link, self._region, blocks, batch, deadline, is_checked=self._is_checked)
-        except BaseException:
-            link.close()
-            raise
         self._keep(offer.address, link)
 
     def release(self, descriptor: Descriptor, offer: Offer) -> None:
@@ -75,19 +73,11 @@ class TcpPuller:
         """Send a request; if a kept connection turns out to be closed, use a new one."""
         kept = self._take(address)
         if kept is not None:
-            try:
+            with contextlib.suppress(SourceUnreachable), Rollback(kept.close):
                 return kept, wire.request(kept, question, deadline)
-            except SourceUnreachable:
-                kept.close()
-            except BaseException:
-                kept.close()
-                raise
         link = self._connect(address, deadline)
-        try:
+        with Rollback(link.close):
             return link, wire.request(link, question, deadline)
-        except BaseException:
-            link.close()
-            raise
 
     def _connect(self, address: str, deadline: Deadline) -> socket.socket:
         host, _, port = address.rpartition(":")

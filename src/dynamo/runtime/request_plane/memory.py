@@ -5,6 +5,7 @@ import itertools
 import logging
 from typing import Any
 
+from dynamo.core.boundaries import ErrorBoundary
 from dynamo.core.codec import encode
 from dynamo.core.errors import CannotConnect, Disconnected, DynamoException, InvalidArgument
 from dynamo.protocols.discovery import TransportAddress
@@ -170,12 +171,13 @@ class MemoryReply(ReplyBase):
         super()._done(error)
 
     def _deliver(self, deliver: Any) -> None:
-        try:
+        with ErrorBoundary(self._receiver_failed):
             deliver()
-        except Exception as error:
-            logger.exception("receiver of request %s failed", self.request_id)
-            self.call.end(DynamoException(f"receiver failed: {error}"))
-            self.kill()
+
+    def _receiver_failed(self, error: Exception) -> None:
+        logger.error("receiver of request %s failed", self.request_id, exc_info=error)
+        self.call.end(DynamoException(f"receiver failed: {error}"))
+        self.kill()
 
 
 PROCESS_HUB = MemoryHub()

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+from dynamo.core.boundaries import logged
 from dynamo.core.errors import Cancelled
 from dynamo.core.metrics import Counter
 
@@ -111,7 +112,5 @@ class ReplyBase(ABC):
     def _call_back(self) -> None:
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            try:
+            with logged(logger, "cancellation callback of request %s failed", self.request_id):
                 callback()
-            except Exception:
-                logger.exception("cancellation callback of request %s failed", self.request_id)

@@ -38,7 +38,7 @@ class TemplateRenderer:
             return joined(template.root_render_func(template.new_context(values, shared=True)), bounds)
         except MemoryError:
             raise
-        except Exception as error:  # Any failure of an untrusted template is reported as the template's error.
+        except Exception as error:  # noqa: BLE001 - any failure of an untrusted template is the template's error
             raise InvalidArgument((str(error) or type(error).__name__)[:MESSAGE_CHARS_MAX]) from None
 
     def _template(self, source: str) -> Template:

@@ -40,6 +40,6 @@ def fast_tokens_for(data: bytes) -> FastTokens | str:
         library = fastokens.Tokenizer.from_json_str(data.decode())
         library.no_truncation()
         library.no_padding()
-    except Exception as error:  # The library does not document what it raises for an unsupported tokenizer.
+    except Exception as error:  # noqa: BLE001 - the library does not document its errors for unsupported tokenizers
         return str(error)
     return FastTokens(library)

@@ -90,7 +90,7 @@ class Tokenizer:
 
         try:
             self._library = tokenizers.Tokenizer.from_buffer(data)
-        except Exception as error:  # The library raises bare `Exception` for a file that it cannot read.
+        except Exception as error:  # noqa: BLE001 - the library raises bare `Exception` for a file that it cannot read
             raise ConfigError(f"{name}: {error}") from None
         self._library.no_truncation()
         self._library.no_padding()

@@ -3,10 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import cast
 
 import msgspec
 
+from dynamo.core.boundaries import ErrorBoundary, logged
 from dynamo.core.codec import JSON, MSGPACK, UNREADABLE, msgpack_encode
 from dynamo.core.errors import ConnectionTimeout, Disconnected, InvalidArgument, Unknown
 from dynamo.runtime.request_plane import frame
@@ -244,7 +246,7 @@ class BatchedLink(asyncio.Protocol):
                 for on_token, stream, token in pairs:  # noqa: B007 - used by the except clause below
                     if on_token is not None:
                         on_token(token)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - a failed receiver ends its own call only
                 self._receiver_failed(stream, error)
                 continue
             return
@@ -285,10 +287,8 @@ class BatchedLink(asyncio.Protocol):
     def _deliver_item(self, call: BatchedCall, flags: int, data: bytes) -> None:
         self._on_response_started(call)
         item = Item(data, JSON if flags & frame.ITEM_JSON else MSGPACK)
-        try:
+        with ErrorBoundary(partial(self._receiver_failed, call.stream)):
             call.receiver.on_item(item)
-        except Exception as error:
-            self._receiver_failed(call.stream, error)
 
     def _end_stream(self, stream: int, error: Exception | None) -> None:
         call = self._calls.get(stream)
@@ -298,13 +298,11 @@ class BatchedLink(asyncio.Protocol):
     def _end(self, call: BatchedCall, error: Exception | None) -> None:
         self._forget(call)
         call.on_done(call.instance_id, error)
-        try:
+        with logged(logger, "receiver of a call to %s failed at its end", self.address):
             if error is None:
                 call.receiver.on_end()
             else:
                 call.receiver.on_error(error)
-        except Exception:
-            logger.exception("receiver of a call to %s failed at its end", self.address)
 
     def _forget(self, call: BatchedCall) -> None:
         self._calls.pop(call.stream, None)

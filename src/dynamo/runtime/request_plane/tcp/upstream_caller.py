@@ -13,6 +13,7 @@ from typing import Protocol, cast
 
 from msgspec import UnsetType
 
+from dynamo.core.boundaries import logged
 from dynamo.core.codec import JSON, UNREADABLE, json_encode
 from dynamo.core.errors import (
     ConnectionTimeout,
@@ -115,13 +116,11 @@ class UpstreamCall:
             return
         self._close()
         self.on_done(self.instance_id, error)
-        try:
+        with logged(logger, "receiver of a call to %s failed at its end", self._link.address):
             if error is None:
                 self.receiver.on_end()
             else:
                 self.receiver.on_error(error)
-        except Exception:
-            logger.exception("receiver of a call to %s failed at its end", self._link.address)
 
     def _close(self) -> None:
         self.is_over = True
@@ -288,7 +287,7 @@ class ResponseConnection(asyncio.Protocol):
                 self._deliver_item(call, envelope.data, body, JSON if is_json else "msgpack")
         except UNREADABLE:
             raise
-        except Exception as error:
+        except Exception as error:  # Request boundary: a failed receiver ends its own call only.
             logger.exception("receiver of a call failed")
             self._end(Unknown(f"receiver failed: {error}"))
 

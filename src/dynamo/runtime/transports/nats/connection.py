@@ -11,8 +11,10 @@ import os
 import random
 import ssl
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dynamo.core.boundaries import AsyncRollback, ErrorBoundary, logged
 from dynamo.core.errors import CannotConnect, ConfigError
 from dynamo.core.extras import install_command
 from dynamo.core.metrics import MetricsRegistry
@@ -37,6 +39,20 @@ NEVER_S = 1e9
 Deliver = Callable[["Msg"], None]
 
 
+def _tolerated(message: str, *args: object, level: int = logging.DEBUG) -> ErrorBoundary:
+    """Return a boundary that logs an error of the library as the message's last argument: the connection is renewed."""
+    return ErrorBoundary(lambda error: logger.log(level, message, *args, error))
+
+
+def _nkey_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of unusable NKEY credentials."""
+    try:
+        from nkeys import NkeysError
+    except ImportError:
+        return ()
+    return (NkeysError,)
+
+
 class Subscription:
     """Subject subscription that survives reconnections."""
 
@@ -48,10 +64,8 @@ class Subscription:
         self.live: LiveSubscription | None = None
 
     async def handle(self, message: "Msg") -> None:
-        try:
+        with logged(logger, "handler of a message on %s failed", self.subject):
             self._deliver(message)
-        except Exception:
-            logger.exception("handler of a message on %s failed", self.subject)
 
 
 class NatsConnection:
@@ -164,11 +178,9 @@ class NatsConnection:
             return
         self._is_closed = True
         if self._client is not None:
-            try:
+            with _tolerated("%s: pending messages were not sent to NATS: %s", self.purpose):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await self._flush(self._client)
-            except Exception as error:
-                logger.debug("%s: pending messages were not sent to NATS: %s", self.purpose, error)
         self._is_ending = True
         await self._tasks.cancel_and_wait()
         client, self._client = self._client, None
@@ -212,22 +224,21 @@ class NatsConnection:
             broken = asyncio.Event()
             client = self._client_type()
             try:
-                async with asyncio.timeout(self.options.connect_timeout_s):
+                async with (
+                    AsyncRollback(partial(self._abandon, client)),
+                    asyncio.timeout(self.options.connect_timeout_s),
+                ):
                     await self._connect(client, broken)
                     await client.rtt(PING_GIVEN_UP_S)
                     while missing := [one for one in self._subscriptions if one.client is not client]:
                         for subscription in missing:
                             await self._subscribe(client, subscription)
                         await client.rtt(PING_GIVEN_UP_S)
-            except Exception as error:  # The library raises many types; all of them are retried.
+            except Exception as error:  # noqa: BLE001 - the library raises many types; all of them are retried
                 self._last_error = self._describe(error)
                 self._consider_refusal(error)
-                await self._abandon(client)
                 if self._is_ending:
                     raise asyncio.CancelledError from None
-            except BaseException:
-                await self._abandon(client)
-                raise
             else:
                 if self._outages.value or logged_at > 0:
                     logger.info("%s: connected to NATS at %s", self.purpose, self.options.where)
@@ -290,10 +301,8 @@ class NatsConnection:
             )
         except ImportError:
             raise ConfigError(f"NATS_AUTH_NKEY: nkeys is missing; install it: {install_command('nats')}") from None
-        except Exception as error:
-            if type(error).__module__ == "nkeys":
-                raise ConfigError(f"NATS_AUTH_NKEY or NATS_AUTH_CREDENTIALS_FILE: {error}") from None
-            raise
+        except _nkey_errors() as error:
+            raise ConfigError(f"NATS_AUTH_NKEY or NATS_AUTH_CREDENTIALS_FILE: {error}") from None
         broken.clear()  # Servers of a cluster that were tried before may have failed.
 
     async def _until_broken(self, client: "Client", broken: asyncio.Event) -> str:
@@ -306,7 +315,7 @@ class NatsConnection:
                 return self._last_error
             try:
                 await self._pings.until_answered(client, self.options.ping_interval_s)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - the library raises many types; all end the connection
                 return self._describe(error)
         return "closed by this process"
 
@@ -317,11 +326,9 @@ class NatsConnection:
         writer = getattr(client._transport, "_io_writer", None)
         if writer is not None:
             writer.transport.abort()
-        try:
+        with _tolerated("failed to close a NATS connection: %s"):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await client.close()
-        except Exception as error:
-            logger.debug("failed to close a NATS connection: %s", error)
         self._pings.end()
 
     def _describe(self, error: BaseException) -> str:
@@ -351,44 +358,37 @@ class NatsConnection:
         self._subscriptions.add(subscription)
         client = self._client
         if client is not None:
-            try:
+            message = "%s: failed to subscribe to %s: %s; retrying"
+            with _tolerated(message, self.purpose, subject, level=logging.WARNING):
                 await self._subscribe(client, subscription)
                 await self._pings.once(client, self.options.connect_timeout_s)
-            except Exception as error:
-                logger.warning("%s: failed to subscribe to %s: %s; retrying", self.purpose, subject, error)
         return subscription
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         self._subscriptions.discard(subscription)
         live, subscription.live = subscription.live, None
         if live is not None:
-            try:
+            with _tolerated("%s: failed to unsubscribe from %s: %s", self.purpose, subscription.subject):
                 await live.unsubscribe()
-            except Exception as error:
-                logger.debug("%s: failed to unsubscribe from %s: %s", self.purpose, subscription.subject, error)
 
     async def settle(self, subscription: Subscription) -> None:
         """Wait until the messages sent by the server before this call are delivered, or the server does not respond."""
         client, live = self._client, subscription.live
         if client is None or live is None:
             return
-        try:
+        with _tolerated("%s: failed to settle %s: %s", self.purpose, subscription.subject):
             async with asyncio.timeout(self.options.connect_timeout_s):
                 await self._pings.once(client, self.options.connect_timeout_s)
                 while live.pending_msgs:  # noqa: ASYNC110 - the library delivers without notification
                     await asyncio.sleep(0)
-        except Exception as error:
-            logger.debug("%s: failed to settle %s: %s", self.purpose, subscription.subject, error)
 
     async def flush(self) -> None:
         """Wait until the server has received what was published before, or does not respond."""
         if self._client is None:
             return
-        try:
+        with _tolerated("%s: pending messages were not sent to NATS: %s", self.purpose):
             async with asyncio.timeout(self.options.connect_timeout_s):
                 await self._flush(self._client)
-        except Exception as error:
-            logger.debug("%s: pending messages were not sent to NATS: %s", self.purpose, error)
 
     async def _flush(self, client: "Client") -> None:
         await self._outbox.wait_empty()

@@ -74,7 +74,7 @@ class Outbox:
                 except asyncio.CancelledError:  # The connection was lost: whether the server got it is unknown.
                     self._count_dropped(1)
                     raise
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001 - the library raises many types; later messages are sent
                     if client.is_closed:
                         self._messages.appendleft(message)
                         self._bytes += len(message.data)
