@@ -180,7 +180,7 @@ class Admission:
             with logged(logger, "failed to cancel request %s in the engine", ticket.request_id):
                 self._cancel(ticket)
 
-    def _discard(self, ticket: Ticket) -> None:
+    def _discard(self, ticket: AdmittedRequest) -> None:
         ticket.is_open = False
         self.running.discard(ticket)
 

@@ -3,9 +3,11 @@
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
+from dynamo.core.boundaries import ErrorBoundary
 from dynamo.core.tally import Tally
 from dynamo.cpu.adapter import Adapted, Adapter, rows_of
 from dynamo.cpu.attention import F32, Ids, TokenSpan
@@ -197,16 +199,13 @@ class Core:
             generation, choice = self._choices[sequence]
             requested = choice.prompt_logprobs
             assert requested is not None, "scores were computed for a sequence that did not request them"
-            try:
+            with ErrorBoundary(partial(self._drop_failed, generation, outcome.outputs)):
                 for first in range(positions.start, positions.stop, rows_max):
                     end = min(first + rows_max, positions.stop)
                     at = row + first - positions.start
                     logits = self._model.logits(states[at : at + end - first])
                     requested.scores += score(logits, sequence.tokens[first + 1 : end + 1], requested.count)
                     sequence.scored = end + 1
-            except Exception as error:  # Request boundary: other requests of this step continue.
-                self.drop(generation)
-                outcome.outputs.append(StepOutput(generation, error, is_last=True))
             row += len(positions)
 
     def _sample(self, sequences: Items[TokenSequence], logits: F32, outcome: StepOutcome) -> None:
@@ -223,9 +222,8 @@ class Core:
                 else:
                     sampled = sample(logits[row], draw)
                     token, output = sampled.token, choice.emit(sampled)
-            except Exception as error:  # Request boundary: other requests of this step continue.
-                self.drop(generation)
-                outcome.outputs.append(StepOutput(generation, error, is_last=True))
+            except Exception as error:  # noqa: BLE001 - request boundary; no context manager: this runs for every token
+                self._drop_failed(generation, outcome.outputs, error)
                 continue
             output = choice.with_prompt_logprobs(token, output)
             outcome.outputs.append(self._output_of(generation, choice, token, output))
@@ -310,11 +308,13 @@ class Core:
         choice.sequence.cached_tokens = fetch.cached_tokens
         if first is None or first.token in choice.rules.forbidden(0):
             return
-        try:
+        with ErrorBoundary(partial(self._drop_failed, generation, self._early)):
             self._early.append(self._output_of(generation, choice, first.token, choice.emit(first)))
-        except Exception as error:  # Request boundary.
-            self.drop(generation)
-            self._early.append(StepOutput(generation, error, is_last=True))
+
+    def _drop_failed(self, generation: ActiveGeneration, outputs: list[StepOutput], error: Exception) -> None:
+        """Drop a request whose output failed; other requests of this step continue."""
+        self.drop(generation)
+        outputs.append(StepOutput(generation, error, is_last=True))
 
     def _abandon(self, generation: ActiveGeneration) -> None:
         """Cancel a fetch that is no longer needed and notify the prefill worker."""

@@ -368,7 +368,7 @@ class CpuEngine:
     # The engine's thread.
 
     def _compute(self) -> None:
-        try:
+        with ErrorBoundary(self._crashed):
             while self._apply():
                 began = time.perf_counter()
                 outcome = self._core.step()
@@ -382,10 +382,11 @@ class CpuEngine:
                     if self._is_stopping:
                         return
                 self._loop.call_soon_threadsafe(self._deliver, outcome, is_idle)
-        except Exception as error:  # Task owner: the error is not reported anywhere else.
-            logger.exception("the engine failed")
-            with contextlib.suppress(RuntimeError):  # The loop is closed; the process is exiting.
-                self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _crashed(self, error: Exception) -> None:
+        logger.error("the engine failed", exc_info=error)
+        with contextlib.suppress(RuntimeError):  # The loop is closed; the process is exiting.
+            self._loop.call_soon_threadsafe(self._fail, error)
 
     def _apply(self) -> bool:
         """Execute the queued orders; block if there is nothing to compute. Return False to stop."""
@@ -418,8 +419,8 @@ class CpuEngine:
                 return isinstance(order, TiersChanged)
 
     def _execute(self, call: ControlCall) -> None:
-        error: Exception | None = None
-        try:
+        errors: list[Exception] = []
+        with ErrorBoundary(errors.append):
             call.work()
         with contextlib.suppress(RuntimeError):  # The loop is closed; no caller is waiting.
             self._loop.call_soon_threadsafe(call.end, errors[0] if errors else None)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from dynamo.core.config import option
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.core.unsupported_flags import load
-from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.policy import PolicyProfile
 from dynamo.kv_router.router import RouteRequest
 from dynamo.protocols.discovery import EndpointId
@@ -79,7 +79,7 @@ class RouterOptions(RuntimeOptions, KvRouterOptions):
         assert self.endpoint is not None, "checked by __post_init__"
         return EndpointId.parse(self.endpoint)
 
-    def meaning(self) -> tuple[RouterConfig, PolicyProfile | None]:
+    def meaning(self) -> tuple[RoutingConfig, PolicyProfile | None]:
         """Return the router configuration of the flags, and the policy file's. Raises `ConfigError`."""
         config = router_config(self, self.block_size)
         if self.router_policy_config is None:

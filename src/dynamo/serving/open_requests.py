@@ -127,10 +127,7 @@ class OpenRequests:
 
     def _observing(self, answer: BaseAnswer) -> ErrorBoundary:
         """Log exceptions of the block: a request does not depend on its trace."""
-        try:
-            yield
-        except Exception:
-            logger.exception("request trace of %s failed", answer.state.request_id)
+        return logged(logger, "request trace of %s failed", answer.state.request_id)
 
     def _closed(self, answer: BaseAnswer, error_type: str, error: Exception | None) -> None:
         """Release the workers of a finished response, close its metrics, and report it."""
@@ -138,13 +135,10 @@ class OpenRequests:
         if self.is_draining and not self._answers:
             self._quiet.set()
         usage, now_s = None, time.perf_counter()
-        with logged(logger, "failed to release the workers of request %s", answer.record.request_id):
+        with logged(logger, "failed to release the workers of request %s", answer.state.request_id):
             self._release(answer)
             usage = answer.usage()
-        except Exception:  # The request boundary: metrics are closed whatever failed.
-            logger.exception("failed to release the workers of request %s", answer.state.request_id)
-        finally:
-            answer.state.close(error_type, usage, now_s)
+        answer.state.close(error_type, usage, now_s)
         if answer.exchange.account is not None and usage is not None:
             answer.exchange.account.spend(usage.total_tokens)
         if answer.state.next_turn_prefill is not None and not error_type and not self.is_draining:

@@ -18,7 +18,7 @@ from dynamo.core.errors import CannotConnect, DynamoException, InvalidArgument, 
 from dynamo.core.tasks import TaskOwner
 from dynamo.kv_router.router import Decision
 from dynamo.protocols.engine import CompletionUsage, PreprocessedRequest, Routing
-from dynamo.routing.kv_push_router import KvPushRouter, Progress
+from dynamo.routing.kv_push_router import KvPushRouter, RequestProgress
 from dynamo.routing.session_affinity import SessionAffinity
 from dynamo.runtime.request_plane.base import Call, Item
 from dynamo.serving.answers import BaseAnswer, Closed
@@ -110,7 +110,7 @@ class Placement:
         return self.chosen is None
 
     async def choose(
-        self, request_id: str, progress: Progress, tried: frozenset[int], metadata: Mapping[str, str]
+        self, request_id: str, progress: RequestProgress, tried: frozenset[int], metadata: Mapping[str, str]
     ) -> tuple[bytes, int | None]:
         """Return body and worker; None if the client's mode chooses. Raise the errors of the router."""
         self.release()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+
 from dynamo.core.boundaries import ErrorBoundary
 from dynamo.core.codec import decode, json_decode, json_encode, msgpack_encode
 from dynamo.core.errors import DynamoException, NotFound, StreamIncomplete, Unknown
@@ -333,10 +334,8 @@ class TextAnswer(BaseAnswer):
 
     async def _repeat(self, error: Exception) -> None:
         assert self._send is not None, "a request is repeated only after it was sent"
-        with ErrorBoundary(lambda last: self.fail(telling(error, last))):
+        with ErrorBoundary(lambda last: self.fail(more_informative(error, last))):
             await self._send()
-        except Exception as last:  # The request boundary: the request ends with every kind of error.
-            self.fail(more_informative(error, last))
 
     # The response's side.
 

@@ -137,7 +137,7 @@ class Talk:
         try:
             model.admit()
             await answer.open(answer.state.headers, answer.state.metadata)
-        except Exception as error:  # The request boundary: the request ends with every kind of error.
+        except Exception as error:  # noqa: BLE001 - the request boundary: the request ends with every kind of error.
             answer.fail(error)
             return
         except asyncio.CancelledError:
