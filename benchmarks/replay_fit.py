@@ -2,7 +2,7 @@
 
     python -m benchmarks.replay_fit
 
-NVIDIA measured MiniMax on four B200 (tensor parallel), prompts and answers of 1,024 tokens, 4 to 64 at once (published-results R7),
+NVIDIA measured MiniMax on four B200 (tensor parallel), prompts and answers of 1,024 tokens, 4 to 64 at once,
 and the released mocker's errors against them, without a fit: those are the ones to be below.
 """
 

@@ -6,7 +6,7 @@
 The first half of the trace is for tuning (`--tune` prints what upstream's knobs do on it), the second half for the tables;
 caches are empty at the start of each. A seed is a window of its own: so many requests from another place of the half on,
 around its end. Beside the trace there are made-up loads, made anew for each seed: shared prefixes, conversations, and agents
-that call tools, which is like the trace of the published figures (R1: prompts of 8,600 tokens, answers of 182, 59 % known,
+that call tools, which is like the trace of NVIDIA's published figures (prompts of 8,600 tokens, answers of 182, 59 % known,
 batches of 2,048). Closed loops from light to saturated, and arrivals at the trace's times, faster and faster. A cell that is in
 the results file already is not run again. Every run checks itself: nothing lost, blocks conserved, the router's index equal
 to the caches. The routers and the points that matter most run with every seed, the others (not `SEEDED`, or `ONCE`) with the first.
@@ -54,7 +54,7 @@ KNOBS += [
     {"prefill_load_scale": 8.0, **QUEUE},
     {"prefill_load_scale": 32.0, **QUEUE},
 ]
-"""Upstream's own search grid (control-plane.md §6.4), one knob after the other around the best."""
+"""The search grid of upstream's own router benchmark, one knob after the other around the best."""
 FIGURES = ("ttft", "ttft_later", "ttft_p99", "tpot", "e2e", "tok_s", "reuse")
 STARTING = 2
 """How many requests of each place of a closed loop are its start: all of the first come at once, and wait for each other."""

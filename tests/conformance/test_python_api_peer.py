@@ -145,7 +145,7 @@ STATUSES = {
     "Unknown": 500, "DynamoException": 500, "RuntimeError": 500, "KeyError": 500, "NotImplementedError": 500,
     "MemoryError": 500, "OSError": 500,
 }  # fmt: skip
-"""The error table of serving-plane.md §1.3."""
+"""HTTP status of each error that a handler of the released package raises."""
 
 
 def ask(frontend: Frontend, words: str, **more: Any) -> httpx.Response:

@@ -118,6 +118,24 @@ def test_no_file_knows_the_machine_it_was_written_on() -> None:
     assert [relative(path) for path, text in texts() if machine.search(text)] == []
 
 
+ABSENT = re.compile(
+    r"(?:serving|control)-plane\.md|(?:published-results|lessons|restructure|real-engines)\b(?:\.md| R\d)|\bstyle\.md"
+    r"|architecture\.md §|\bissue \d+\b|\(R\d{1,2}\b|figures R\d"
+)
+"""Documents that are not in the repository, and citations of their numbered parts."""
+
+
+def test_nothing_refers_to_a_document_outside_the_repository() -> None:
+    here = Path(__file__).name
+    found = [
+        f"{relative(path)}: {match[0]}"
+        for path, text in texts()
+        if path.name != here
+        for match in ABSENT.finditer(text)
+    ]
+    assert found == [], "state the fact, or link a page of docs/"
+
+
 def test_nothing_is_left_for_later_in_the_source() -> None:
     later = re.compile(r"\b(TODO|FIXME|XXX|raise NotImplementedError)\b")
     assert [relative(path) for path in MODULES if later.search(path.read_text(encoding="utf-8"))] == []

@@ -1,4 +1,4 @@
-"""Invariants: what must hold of every run, whatever its seed (lessons.md D3)."""
+"""Invariants: what must hold of every run, whatever its seed."""
 
 from typing import TYPE_CHECKING
 
