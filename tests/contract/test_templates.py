@@ -9,7 +9,7 @@ import tokenizers
 from tests.template_styles import STYLES
 
 from dynamo.core.errors import InvalidArgument
-from dynamo.protocols.openai import ContentPart, FunctionCall, Message, ToolCall
+from dynamo.protocols.openai import ChatMessage, ContentPart, FunctionCall, ToolCall
 from dynamo.text.chat_template.template import ChatTemplate
 
 pytestmark = pytest.mark.reference
@@ -77,7 +77,7 @@ def both() -> dict[str, tuple[ChatTemplate, HuggingFace]]:
 Both = dict[str, tuple[ChatTemplate, HuggingFace]]
 
 
-def turn_of(message: Message, name: str) -> dict[str, Any]:
+def turn_of(message: ChatMessage, name: str) -> dict[str, Any]:
     """What somebody who knows the template would hand to it."""
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_call_id is not None:
@@ -105,12 +105,12 @@ def call(call_id: str = "abcdefghi") -> ToolCall:
     return ToolCall(id=call_id, function=FunctionCall(name="weather", arguments=ARGUMENTS))
 
 
-SYSTEM = Message(role="system", content=" Be <brief> & exact.\n")
-USER = Message(role="user", content="Grüße! \n")
-ANSWER = Message(role="assistant", content=" Hallo. ")
-AGAIN = Message(role="user", content="And <think>now</think>?")
-CALLING = Message(role="assistant", content=None, tool_calls=[call()])
-RESULT = Message(role="tool", content='{"t": 4.5}', tool_call_id="abcdefghi")
+SYSTEM = ChatMessage(role="system", content=" Be <brief> & exact.\n")
+USER = ChatMessage(role="user", content="Grüße! \n")
+ANSWER = ChatMessage(role="assistant", content=" Hallo. ")
+AGAIN = ChatMessage(role="user", content="And <think>now</think>?")
+CALLING = ChatMessage(role="assistant", content=None, tool_calls=[call()])
+RESULT = ChatMessage(role="tool", content='{"t": 4.5}', tool_call_id="abcdefghi")
 
 CONVERSATIONS = {
     "user": [USER],
@@ -120,7 +120,7 @@ CONVERSATIONS = {
     "not alternating": [USER, AGAIN],
     "thought": [
         USER,
-        Message(role="assistant", content="<think>\nHm.\n</think>\n\nJa.", reasoning_content=None),
+        ChatMessage(role="assistant", content="<think>\nHm.\n</think>\n\nJa.", reasoning_content=None),
         AGAIN,
     ],
 }
@@ -129,11 +129,11 @@ CALLED = {
     "called after a thought": [
         SYSTEM,
         USER,
-        Message(role="assistant", content=None, reasoning_content="I look.", tool_calls=[call()]),
+        ChatMessage(role="assistant", content=None, reasoning_content="I look.", tool_calls=[call()]),
         RESULT,
     ],
-    "called with words": [USER, Message(role="assistant", content="I look.", tool_calls=[call()]), RESULT],
-    "answered after a call": [USER, CALLING, RESULT, Message(role="assistant", content="4.5 °C"), AGAIN],
+    "called with words": [USER, ChatMessage(role="assistant", content="I look.", tool_calls=[call()]), RESULT],
+    "answered after a call": [USER, CALLING, RESULT, ChatMessage(role="assistant", content="4.5 °C"), AGAIN],
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -179,8 +179,8 @@ def test_a_conversation_is_rendered_as_hugging_face_renders_it(both: Both, name:
 
 @pytest.mark.parametrize("name", [name for name in STYLES if name not in NO_SYSTEM])
 def test_developer_and_second_system_turns_lose_nothing_and_are_never_refused(both: Both, name: str) -> None:
-    developer = Message(role="developer", content="Second.")
-    late = Message(role="system", content="Third.")
+    developer = ChatMessage(role="developer", content="Second.")
+    late = ChatMessage(role="system", content="Third.")
     for messages in ([SYSTEM, developer, USER], [developer, USER], [SYSTEM, USER, ANSWER, late, AGAIN]):
         prompt = both[name][0].render(messages)
         for message in messages:
@@ -196,8 +196,8 @@ def test_a_template_without_system_turns_says_so(both: Both) -> None:
 @pytest.mark.parametrize("name", [name for name in STYLES if name not in NO_CALLS])
 def test_a_call_is_shown_whatever_its_id_and_with_or_without_content(both: Both, name: str) -> None:
     for content in (None, ""):
-        calling = Message(role="assistant", content=content, tool_calls=[call("call-0b1d2c3e4f")])
-        result = Message(role="tool", content="4.5", tool_call_id="call-0b1d2c3e4f")
+        calling = ChatMessage(role="assistant", content=content, tool_calls=[call("call-0b1d2c3e4f")])
+        result = ChatMessage(role="tool", content="4.5", tool_call_id="call-0b1d2c3e4f")
         prompt = both[name][0].render([USER, calling, result], tools=TOOLS)
         assert "weather" in prompt.split("Grüße!")[-1] or name == "kimi"
         assert "Köln" in prompt
@@ -205,8 +205,8 @@ def test_a_call_is_shown_whatever_its_id_and_with_or_without_content(both: Both,
 
 
 def test_an_id_that_is_shortened_is_the_same_for_the_call_and_its_result(both: Both) -> None:
-    calling = Message(role="assistant", tool_calls=[call("call-0b1d2c3e4f")])
-    result = Message(role="tool", content="4.5", tool_call_id="call-0b1d2c3e4f")
+    calling = ChatMessage(role="assistant", tool_calls=[call("call-0b1d2c3e4f")])
+    result = ChatMessage(role="tool", content="4.5", tool_call_id="call-0b1d2c3e4f")
     prompt = both["mistral v3"][0].render([USER, calling, result], tools=TOOLS)
     short = prompt.split('"call_id": "')[1].split('"')[0]
     assert len(short) == 9
@@ -219,7 +219,7 @@ def test_an_id_that_is_shortened_is_the_same_for_the_call_and_its_result(both: B
 def test_an_image_has_its_place_where_the_template_has_one(both: Both, name: str, mark: str | None) -> None:
     parts = [ContentPart(type="text", text="See "), ContentPart(type="image_url"), ContentPart(type="text", text="!")]
     ours, theirs = both[name]
-    prompt = ours.render([Message(role="user", content=parts)])
+    prompt = ours.render([ChatMessage(role="user", content=parts)])
     if mark is None:
         assert prompt == theirs.render([{"role": "user", "content": "See \n!"}])
         return
@@ -231,21 +231,21 @@ def test_an_image_has_its_place_where_the_template_has_one(both: Both, name: str
 @pytest.mark.parametrize("name", STYLES)
 def test_the_parts_of_a_text_are_its_lines(both: Both, name: str) -> None:
     parts = [ContentPart(type="text", text="a"), ContentPart(type="text", text="b")]
-    assert both[name][0].render([Message(role="user", content=parts)]) == both[name][0].render(
-        [Message(role="user", content="a\nb")]
+    assert both[name][0].render([ChatMessage(role="user", content=parts)]) == both[name][0].render(
+        [ChatMessage(role="user", content="a\nb")]
     )
 
 
 @pytest.mark.parametrize("name", [name for name in STYLES if name not in ("glm", "gpt-oss", "command-r")])
 def test_a_final_message_is_continued_as_hugging_face_continues_it(both: Both, name: str) -> None:
     ours, theirs = both[name]
-    messages = [USER, Message(role="assistant", content="The answer is ")]
+    messages = [USER, ChatMessage(role="assistant", content="The answer is ")]
     turns = [turn_of(message, name) for message in messages]
     expected = theirs.render(turns, add_generation_prompt=False, continue_final_message=True)
     assert ours.render(messages, continue_final_message=True) == expected
 
 
 def test_thoughts_beside_content_are_left_out_where_the_template_refuses_both(both: Both) -> None:
-    calling = Message(role="assistant", content="I look.", reasoning_content="Hm.", tool_calls=[call()])
+    calling = ChatMessage(role="assistant", content="I look.", reasoning_content="Hm.", tool_calls=[call()])
     prompt = both["gpt-oss"][0].render([USER, calling, RESULT], tools=TOOLS)
     assert "<|channel|>analysis<|message|>I look.<|end|>" in prompt

@@ -6,11 +6,11 @@ import pytest
 from tests.unit.text.chat_template.test_sandbox import EXCESSIVE
 
 from dynamo.core.errors import ConfigError, InvalidArgument
-from dynamo.protocols.openai import Message
+from dynamo.protocols.openai import ChatMessage
 from dynamo.text.chat_template.sandbox import QUICK, OverBudget
 from dynamo.text.chat_template.template import ChatTemplate
 
-USER = [Message(role="user", content="x" * 100)]
+USER = [ChatMessage(role="user", content="x" * 100)]
 SQUARES = "{% set ns = namespace(x=messages[0].content | length) %}{% for a in range(99999) %}{% set ns.x = ns.x ** 9 %}{% endfor %}"
 INDENT = "{% for m in messages %}{{ m.content | indent(2) }}{{ '%s' % m.role }}{% endfor %}"
 

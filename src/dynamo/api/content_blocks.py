@@ -13,7 +13,7 @@ from typing import NoReturn
 import msgspec
 
 from dynamo.core.codec import json_encode
-from dynamo.parsers.base import CallArguments, CallBegin, Content, Event, Reasoning
+from dynamo.parsers.base import CallArguments, CallBegin, ContentDelta, Event, ReasoningDelta
 from dynamo.protocols.engine import CompletionUsage
 from dynamo.serving.postprocessor import FinishedChoice, TokenEntry
 
@@ -99,9 +99,9 @@ class BlockRow:
         """Yield the changes caused by parsed events."""
         for event in events:
             match event:
-                case Content():
+                case ContentDelta():
                     yield from self._text(event.text)
-                case Reasoning():
+                case ReasoningDelta():
                     yield from self._grow(BlockKind.THOUGHT, event.text)
                 case CallBegin():
                     yield from self._begin(ContentBlock(0, BlockKind.CALL, event.name, event.call_id or ""))
@@ -115,7 +115,7 @@ class BlockRow:
         if block is None or block.kind is not BlockKind.TEXT or len(events) != 1:
             return None
         event = events[0]
-        if event.__class__ is not Content or not event.text:
+        if event.__class__ is not ContentDelta or not event.text:
             return None
         block.parts.append(event.text)
         return block

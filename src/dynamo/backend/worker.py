@@ -39,7 +39,7 @@ from dynamo.core.parent import die_with_parent
 from dynamo.kv_events.forward_pass import FORWARD_PASS_TOPIC, ForwardPassPublisher
 from dynamo.kv_events.jetstream import KvStreamPublisher
 from dynamo.kv_events.source import KvEventSource
-from dynamo.kv_events.worker_publishers import KV_METRICS_TOPIC, WorkerMetricsPublisher
+from dynamo.kv_events.worker_publishers import KV_METRICS_TOPIC, WorkerLoadPublisher
 from dynamo.model_card.assets import self_hosted
 from dynamo.protocols.discovery import MODEL_CARDS
 from dynamo.protocols.engine import PreprocessedRequest
@@ -112,7 +112,7 @@ class EngineWorker:
         self._adapters: AdapterService | None = None
         self.kv_sources: dict[int, KvEventSource] = {}
         self._kv_stream: KvStreamPublisher | None = None
-        self._load: WorkerMetricsPublisher | None = None
+        self._load: WorkerLoadPublisher | None = None
         self._passes: ForwardPassPublisher | None = None
 
     async def start(self) -> None:
@@ -123,7 +123,7 @@ class EngineWorker:
             self._kv_stream = KvStreamPublisher(runtime, endpoint.id)
             self._kv_stream.start()
         load = await runtime.event_plane.publisher(endpoint.id, KV_METRICS_TOPIC)
-        self._load = WorkerMetricsPublisher(load.publish, runtime.instance_id)
+        self._load = WorkerLoadPublisher(load.publish, runtime.instance_id)
 
         topology = await read_topology(clock=self._clock)
         config = await self.engine.start(self)

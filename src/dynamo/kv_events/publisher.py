@@ -83,7 +83,7 @@ class LiveEvents:
     def __init__(self, endpoint: Endpoint, worker_id: int, stream: KvStreamPublisher | None = None) -> None:
         self._late = None if stream is not None else LatePublisher(endpoint, publishers.KV_EVENTS_TOPIC)
         publish = _unsent if self._late is None else self._late.publish
-        self._events = publishers.KvEventPublisher(publish, worker_id, None if stream is None else stream.put)
+        self._events = publishers.WorkerKvEventPublisher(publish, worker_id, None if stream is None else stream.put)
 
     def put(self, event: KvEvent, dp_rank: int, tier: str) -> None:
         self._events.put(event, dp_rank, tier)

@@ -14,7 +14,7 @@ import logging
 from dynamo.core.codec import decode, json_encode
 from dynamo.kv_events.held_blocks import KvHoldings
 from dynamo.kv_events.jetstream import KvStreamPublisher
-from dynamo.kv_events.worker_publishers import KV_EVENTS_TOPIC, KvEventPublisher
+from dynamo.kv_events.worker_publishers import KV_EVENTS_TOPIC, WorkerKvEventPublisher
 from dynamo.protocols.discovery import (
     EVENT_SOURCES,
     EndpointId,
@@ -45,7 +45,7 @@ class KvEventSource:
         self._stream = stream
         self._worker = WorkerRank(worker_id, dp_rank)
         self.holdings = KvHoldings(worker_id, dp_rank)
-        self._events = KvEventPublisher(self._publish, worker_id, self._note)
+        self._events = WorkerKvEventPublisher(self._publish, worker_id, self._note)
         self._publisher: Publisher | None = None
         self._serving: Serving | None = None
         self._record: EventSource | None = None

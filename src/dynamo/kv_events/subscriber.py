@@ -45,7 +45,7 @@ decode_events = msgpack_decoder(list[WorkerKvEvent]).decode
 Rank = tuple[int, int]
 
 
-class Listener(Protocol):
+class KvEventListener(Protocol):
     """Receiver of cache changes, for example a router's state."""
 
     def apply(self, kv_event: WorkerKvEvent) -> bool:
@@ -73,7 +73,7 @@ class KvView:
     """Follow the KV events of one endpoint's workers."""
 
     def __init__(
-        self, runtime: DistributedRuntime, endpoint: EndpointId, listener: Listener, *, is_durable: bool = False
+        self, runtime: DistributedRuntime, endpoint: EndpointId, listener: KvEventListener, *, is_durable: bool = False
     ) -> None:
         """`is_durable`: events are stored elsewhere (`kv_events.durable`), so that new ranks need no full query."""
         self.endpoint = endpoint

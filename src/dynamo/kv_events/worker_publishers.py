@@ -28,7 +28,7 @@ OnKvEvent = Callable[[WorkerKvEvent], None]
 """Callback that receives an event before it is sent."""
 
 
-class KvEventPublisher:
+class WorkerKvEventPublisher:
     """Number the events of each rank and send them in order."""
 
     def __init__(self, publish: Publish, worker_id: int, on_event: OnKvEvent | None = None) -> None:
@@ -62,7 +62,7 @@ class KvEventPublisher:
             self._publish(msgpack_encode(pending))
 
 
-class WorkerMetricsPublisher:
+class WorkerLoadPublisher:
     """Send the newest load of each rank after a change, at most once per interval, and repeat it periodically.
 
     The last load is always sent.

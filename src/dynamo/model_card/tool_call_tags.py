@@ -93,7 +93,7 @@ class TaggedTool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calls:
+class AllowedCalls:
     """Allowed tool calls of a response."""
 
     tools: Sequence[TaggedTool]
@@ -113,7 +113,7 @@ GLM_EXCLUDES = ["<think>", "</think>", "</tool_call>", "<arg_key>", "</arg_key>"
 INKLING = "<|content_invoke_tool_json|>"
 
 
-def structural_tag(parser: str | None, calls: Calls) -> dict[str, Any] | None:
+def structural_tag(parser: str | None, calls: AllowedCalls) -> dict[str, Any] | None:
     """Return the tag for the calls of a parser's family; None for a family whose format cannot be expressed as a tag."""
     make = FAMILIES.get(parser or "")
     return None if make is None else {"type": "structural_tag", "format": make(calls)}
@@ -127,7 +127,7 @@ def _arguments(tool: TaggedTool, style: str = "json") -> Format:
     return {"type": "json_schema", "json_schema": tool.schema, "style": style}
 
 
-def _triggered(trigger: str, tags: Sequence[Format], calls: Calls, **more: Any) -> Format:
+def _triggered(trigger: str, tags: Sequence[Format], calls: AllowedCalls, **more: Any) -> Format:
     return {
         "type": "triggered_tags",
         "triggers": [trigger],
@@ -138,7 +138,7 @@ def _triggered(trigger: str, tags: Sequence[Format], calls: Calls, **more: Any) 
     }
 
 
-def _in_a_row(tags: Sequence[Format], calls: Calls) -> Format:
+def _in_a_row(tags: Sequence[Format], calls: AllowedCalls) -> Format:
     return {
         "type": "tags_with_separator",
         "tags": list(tags),
@@ -148,26 +148,26 @@ def _in_a_row(tags: Sequence[Format], calls: Calls) -> Format:
     }
 
 
-def _hermes(calls: Calls) -> Format:
+def _hermes(calls: AllowedCalls) -> Format:
     begin, end = JSON_CALL
     tags = [_tag(f'{begin}{{"name": {json.dumps(tool.name)}, "arguments": ', tool, end) for tool in calls.tools]
     return _triggered("<tool_call>", tags, calls)
 
 
-def _qwen3_coder(calls: Calls) -> Format:
+def _qwen3_coder(calls: AllowedCalls) -> Format:
     tags = [_tag(f"{XML_CALL}{tool.name}>\n", tool, "\n</function>\n</tool_call>", "qwen_xml") for tool in calls.tools]
     return _triggered(XML_CALL, tags, calls)
 
 
-def _glm47(calls: Calls) -> Format:
+def _glm47(calls: AllowedCalls) -> Format:
     tags = [_tag(f"<tool_call>{tool.name}", tool, "</tool_call>", "glm_xml") for tool in calls.tools]
     if calls.is_named:
         return tags[0]
     return _triggered("<tool_call>", tags, calls, excludes=GLM_EXCLUDES)
 
 
-def _deepseek(block: str) -> Callable[[Calls], Format]:
-    def make(calls: Calls) -> Format:
+def _deepseek(block: str) -> Callable[[AllowedCalls], Format]:
+    def make(calls: AllowedCalls) -> Format:
         tags = [
             _tag(f'<｜DSML｜invoke name="{tool.name}">\n', tool, "</｜DSML｜invoke>\n", "deepseek_xml")
             for tool in calls.tools
@@ -184,7 +184,7 @@ def _deepseek(block: str) -> Callable[[Calls], Format]:
     return make
 
 
-def _kimi_k2(calls: Calls) -> Format:
+def _kimi_k2(calls: AllowedCalls) -> Format:
     opening, closing = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
     tags: list[Format] = [
         {
@@ -215,14 +215,14 @@ def _kimi_k2(calls: Calls) -> Format:
     }
 
 
-def _inkling(calls: Calls) -> Format:
+def _inkling(calls: AllowedCalls) -> Format:
     tags = [
         _tag(f'{INKLING}{{"name": {json.dumps(tool.name)}, "args": ', tool, "}<|end_message|>") for tool in calls.tools
     ]
     return _triggered(INKLING, tags, calls)
 
 
-FAMILIES: Mapping[str, Callable[[Calls], Format]] = {
+FAMILIES: Mapping[str, Callable[[AllowedCalls], Format]] = {
     "hermes": _hermes,
     "qwen25": _hermes,
     "qwen3_coder": _qwen3_coder,

@@ -23,14 +23,14 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class ContentDelta:
     """Text of the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoning:
+class ReasoningDelta:
     """Text of the model's reasoning."""
 
     text: str
@@ -54,7 +54,7 @@ class CallArguments:
     text: str
 
 
-Event = Content | Reasoning | CallBegin | CallArguments
+Event = ContentDelta | ReasoningDelta | CallBegin | CallArguments
 
 
 class Parser(Protocol):
@@ -144,7 +144,7 @@ class Chain:
     def _through(self, events: Sequence[Event]) -> list[Event]:
         found: list[Event] = []
         for event in events:
-            if isinstance(event, Content):
+            if isinstance(event, ContentDelta):
                 found += self._second.feed(event.text)
             else:
                 found.append(event)

@@ -10,7 +10,7 @@ like calls is content.
 
 import re
 
-from dynamo.parsers.base import CallArguments, CallBegin, Content, Event
+from dynamo.parsers.base import CallArguments, CallBegin, ContentDelta, Event
 from dynamo.parsers.tool_calls.reader import Reader, Reading, ignore
 from dynamo.parsers.tool_calls.values import Values, object_value
 
@@ -48,7 +48,7 @@ class GuidedCalls:
             self._has_ended = next(self._reading, self) is not None
         self._close_arguments()
         if self._content:
-            self._events.append(Content("".join(self._content)))
+            self._events.append(ContentDelta("".join(self._content)))
             self._content.clear()
         events, self._events = self._events, []
         return events

@@ -17,10 +17,10 @@ from enum import Enum
 from dynamo.parsers.base import (
     CallArguments,
     CallBegin,
-    Content,
+    ContentDelta,
     Event,
     Parser,
-    Reasoning,
+    ReasoningDelta,
     ReasoningFamily,
     Tool,
     ToolCallFamily,
@@ -42,7 +42,7 @@ SEPARATOR = "\n"  # Between two messages to the same output.
 _RECIPIENT = re.compile(r"(?:^|\s)to=([^\s<]+)")
 
 
-class _At(Enum):
+class _HarmonyState(Enum):
     """Position in the format."""
 
     OUTSIDE = "between messages"
@@ -60,11 +60,11 @@ class HarmonyParser:
         self._output = Output(MARKERS)
         self._has_calls = tools is not None
         self._tools = frozenset(tool.name for tool in tools or ())
-        self._at = _At.TEXT if is_inside else _At.OUTSIDE
+        self._at = _HarmonyState.TEXT if is_inside else _HarmonyState.OUTSIDE
         self._header = ""
         self._channel_at: int | None = None
         """Offset of the channel in the header; None if there is none yet."""
-        self._kind: TextKind = Reasoning if is_inside else Content
+        self._kind: TextKind = ReasoningDelta if is_inside else ContentDelta
         self._is_new = False
         """Whether a message has begun of which nothing was emitted."""
         self._spoken: set[TextKind] = set()
@@ -90,14 +90,14 @@ class HarmonyParser:
 
     def _read(self, text: str) -> None:
         match self._at:
-            case _At.CALL:
+            case _HarmonyState.CALL:
                 self._argue(self._arguments.feed(text))
-            case _At.HEADER:
+            case _HarmonyState.HEADER:
                 self._read_header(text)
-            case _At.OUTSIDE:
-                self._output.emit(Content, text)
-                self._spoken.add(Content)
-            case _At.TEXT:
+            case _HarmonyState.OUTSIDE:
+                self._output.emit(ContentDelta, text)
+                self._spoken.add(ContentDelta)
+            case _HarmonyState.TEXT:
                 if self._is_new and self._kind in self._spoken:
                     self._output.emit(self._kind, SEPARATOR)
                 self._is_new = False
@@ -107,25 +107,25 @@ class HarmonyParser:
     def _read_header(self, text: str) -> None:
         self._header += text
         if len(self._header) > HEADER_CHARS_MAX:
-            self._open(Content)
+            self._open(ContentDelta)
             text, self._header = self._header, ""
             self._read(text)
 
     def _pass(self, marker: str) -> None:
         if marker in (START, CHANNEL):
-            if self._at is not _At.HEADER or marker == START:
+            if self._at is not _HarmonyState.HEADER or marker == START:
                 self._end_message()
-                self._at, self._header, self._channel_at = _At.HEADER, "", None
+                self._at, self._header, self._channel_at = _HarmonyState.HEADER, "", None
             if marker == CHANNEL:
                 self._header += " "
                 self._channel_at = len(self._header)
         elif marker == MESSAGE:
-            if self._at is _At.HEADER:
+            if self._at is _HarmonyState.HEADER:
                 self._begin_message()
-            elif self._at is _At.OUTSIDE:
-                self._open(Content)
+            elif self._at is _HarmonyState.OUTSIDE:
+                self._open(ContentDelta)
         elif marker == CONSTRAIN:
-            if self._at is _At.HEADER:
+            if self._at is _HarmonyState.HEADER:
                 self._header += " "
         else:
             self._end_message()
@@ -138,11 +138,11 @@ class HarmonyParser:
         name = self._tool_of(recipient)
         if name is not None:
             self._output.add(CallBegin(self._calls, name))
-            self._at, self._arguments = _At.CALL, JsonObject()
+            self._at, self._arguments = _HarmonyState.CALL, JsonObject()
         elif recipient is not None or channel[:1] == [ANALYSIS]:
-            self._open(Reasoning)
+            self._open(ReasoningDelta)
         else:
-            self._open(Content)
+            self._open(ContentDelta)
 
     def _tool_of(self, recipient: str | None) -> str | None:
         """Return the tool that a message calls, or None if it is no call."""
@@ -152,13 +152,13 @@ class HarmonyParser:
         return name if name and (name != recipient or name in self._tools) else None
 
     def _open(self, kind: TextKind) -> None:
-        self._at, self._kind, self._is_new = _At.TEXT, kind, True
+        self._at, self._kind, self._is_new = _HarmonyState.TEXT, kind, True
 
     def _end_message(self) -> None:
-        if self._at is _At.CALL:
+        if self._at is _HarmonyState.CALL:
             self._argue(self._arguments.close())
             self._calls += 1
-        self._at = _At.OUTSIDE
+        self._at = _HarmonyState.OUTSIDE
 
     def _argue(self, text: str) -> None:
         if text:

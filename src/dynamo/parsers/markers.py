@@ -9,9 +9,9 @@ import re
 from collections.abc import Sequence
 from functools import cache
 
-from dynamo.parsers.base import Content, Event, Reasoning
+from dynamo.parsers.base import ContentDelta, Event, ReasoningDelta
 
-TextKind = type[Content] | type[Reasoning]
+TextKind = type[ContentDelta] | type[ReasoningDelta]
 
 
 class Markers:
@@ -93,9 +93,12 @@ class Output:
 
     def __init__(self, texts: tuple[str, ...]) -> None:
         self._events: list[Event] = []
-        self._kind: TextKind = Content
+        self._kind: TextKind = ContentDelta
         self._parts: list[str] = []
-        self._seams: dict[TextKind, _Seam] = {Content: _Seam(markers(texts)), Reasoning: _Seam(markers(texts))}
+        self._seams: dict[TextKind, _Seam] = {
+            ContentDelta: _Seam(markers(texts)),
+            ReasoningDelta: _Seam(markers(texts)),
+        }
 
     def emit(self, kind: TextKind, text: str) -> None:
         """Emit more content or reasoning."""

@@ -24,11 +24,11 @@ class CacheControl(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
     scope: Any = None
 
 
-class Block(msgspec.Struct, tag_field="type", forbid_unknown_fields=True, omit_defaults=True):
+class ContentBlock(msgspec.Struct, tag_field="type", forbid_unknown_fields=True, omit_defaults=True):
     """One part of a message's content."""
 
 
-class TextBlock(Block, tag="text"):
+class TextBlock(ContentBlock, tag="text"):
     """Text."""
 
     text: str
@@ -49,7 +49,7 @@ class UrlSource(msgspec.Struct, tag_field="type", tag="url", forbid_unknown_fiel
     url: str
 
 
-class ImageBlock(Block, tag="image"):
+class ImageBlock(ContentBlock, tag="image"):
     """An image."""
 
     source: Base64Source | UrlSource
@@ -63,7 +63,7 @@ class TextSource(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fi
     media_type: str = "text/plain"
 
 
-class DocumentBlock(Block, tag="document"):
+class DocumentBlock(ContentBlock, tag="document"):
     """A plain-text document; other formats cannot be part of a text prompt."""
 
     source: TextSource
@@ -73,20 +73,20 @@ class DocumentBlock(Block, tag="document"):
     cache_control: CacheControl | None = None
 
 
-class ThinkingBlock(Block, tag="thinking"):
+class ThinkingBlock(ContentBlock, tag="thinking"):
     """The model's reasoning."""
 
     thinking: str
     signature: str = ""
 
 
-class RedactedThinkingBlock(Block, tag="redacted_thinking"):
+class RedactedThinkingBlock(ContentBlock, tag="redacted_thinking"):
     """Encrypted reasoning that only its provider can read."""
 
     data: str
 
 
-class ToolUseBlock(Block, tag="tool_use"):
+class ToolUseBlock(ContentBlock, tag="tool_use"):
     """A tool call of the model."""
 
     id: str
@@ -100,7 +100,7 @@ class ToolUseBlock(Block, tag="tool_use"):
 ResultPart = TextBlock | ImageBlock | DocumentBlock
 
 
-class ToolResultBlock(Block, tag="tool_result"):
+class ToolResultBlock(ContentBlock, tag="tool_result"):
     """The result of a tool call."""
 
     tool_use_id: str
@@ -202,7 +202,7 @@ class Metadata(msgspec.Struct, forbid_unknown_fields=True):
     user_id: str | None = None
 
 
-class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class AnthropicPromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The fields that define the prompt, shared by message and token count requests."""
 
     model: str
@@ -223,7 +223,7 @@ class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     workspace_id: str | None = None
 
 
-class MessagesRequest(PromptFields, kw_only=True):
+class MessagesRequest(AnthropicPromptFields, kw_only=True):
     """The body of `POST /v1/messages`."""
 
     max_tokens: int
@@ -242,7 +242,7 @@ class MessagesRequest(PromptFields, kw_only=True):
     service_tier: str | None = None
 
 
-class MessageCountRequest(PromptFields, kw_only=True):
+class MessageCountRequest(AnthropicPromptFields, kw_only=True):
     """The body of `POST /v1/messages/count_tokens`."""
 
 
@@ -305,7 +305,7 @@ class AnswerToolUse(msgspec.Struct, tag_field="type", tag="tool_use"):
 AnswerBlock = AnswerText | AnswerThinking | AnswerToolUse
 
 
-class Message(msgspec.Struct, tag_field="type", tag="message", kw_only=True):
+class AnthropicMessage(msgspec.Struct, tag_field="type", tag="message", kw_only=True):
     """A whole response, or the start of a streamed one."""
 
     id: str

@@ -84,7 +84,7 @@ EFFECTS: Mapping[type[msgspec.Struct], Mapping[str, FieldEffect]] = {
         "service_tier": TO_TEXT_WORKERS,
         "prompt_embeds": _carried("vLLM reads it with `--enable-prompt-embeds`; other engines reject it by name"),
     },
-    openai.Message: {"function_call": _refused("`tool_calls` replaces it")},
+    openai.ChatMessage: {"function_call": _refused("`tool_calls` replaces it")},
     openai.MediaUrl: {"detail": WITH_MEDIA, "uuid": WITH_MEDIA},
     nvext.NvExt: {
         "metadata_upload": _carried("in `extra_args.nvext`"),
@@ -92,8 +92,8 @@ EFFECTS: Mapping[type[msgspec.Struct], Mapping[str, FieldEffect]] = {
         "router": CARRIED,
     },
     nvext.AgentHints: {"latency_sensitivity": IGNORED},
-    nvext.RoutingConstraints: {"required_taints": BY_ROUTERS, "preferred_taints": BY_ROUTERS},
-    responses.PromptFields: {
+    nvext.RequestRoutingConstraints: {"required_taints": BY_ROUTERS, "preferred_taints": BY_ROUTERS},
+    responses.ResponsesPromptFields: {
         "conversation": _refused("use `previous_response_id`"),
         "personality": _refused("use `instructions`"),
     },
@@ -129,12 +129,12 @@ EFFECTS: Mapping[type[msgspec.Struct], Mapping[str, FieldEffect]] = {
     responses.InputImage: {"prompt_cache_breakpoint": KV_CACHE, "file_id": _refused("use `image_url`")},
     responses.OutputText: {"annotations": KEPT, "logprobs": KEPT},
     responses.Logprob: dict.fromkeys(responses.Logprob.__struct_fields__, KEPT),
-    responses.TopLogprob: dict.fromkeys(responses.TopLogprob.__struct_fields__, KEPT),
+    responses.ResponseTopLogprob: dict.fromkeys(responses.ResponseTopLogprob.__struct_fields__, KEPT),
     responses.MessageItem: {"id": KEPT, "status": KEPT, "phase": KEPT},
     responses.FunctionCallItem: {"id": KEPT, "status": KEPT, "namespace": KEPT, "caller": KEPT, "is_async": KEPT},
     responses.FunctionOutputItem: {"id": KEPT, "status": KEPT, "name": KEPT, "namespace": KEPT, "caller": KEPT},
     responses.ReasoningItem: {"id": KEPT, "status": KEPT, "encrypted_content": KEPT},
-    anthropic.PromptFields: {
+    anthropic.AnthropicPromptFields: {
         "mcp_servers": _refused(),
         "context_management": _refused("for edits other than `clear_thinking_…`, which the chat template decides"),
         "cache_control": KV_CACHE,
@@ -212,7 +212,7 @@ ENDPOINTS: Mapping[str, type[msgspec.Struct]] = {
 }
 """The request type of each route that calls a model."""
 
-ITEMS: Mapping[type[msgspec.Struct], Any] = {responses.PromptFields: responses.InputItem}
+ITEMS: Mapping[type[msgspec.Struct], Any] = {responses.ResponsesPromptFields: responses.InputItem}
 """Types that are decoded later than the request that contains them."""
 
 

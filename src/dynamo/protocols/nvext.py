@@ -22,7 +22,7 @@ class AgentHints(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True)
     latency_sensitivity: float | None = None
 
 
-class RoutingConstraints(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+class RequestRoutingConstraints(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """Required and preferred workers of a request."""
 
     required_taints: list[str] = msgspec.field(default_factory=list)
@@ -48,5 +48,5 @@ class NvExt(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     prefill_dp_rank: U32 | None = None
     agent_hints: AgentHints | None = None
     request_timestamp_ms: float | None = None
-    routing_constraints: RoutingConstraints | None = None
+    routing_constraints: RequestRoutingConstraints | None = None
     router: dict[str, Any] | None = None

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from dynamo.core.errors import InvalidArgument
-from dynamo.protocols.nvext import I32, U32, AgentHints, NvExt, RoutingConstraints
+from dynamo.protocols.nvext import I32, U32, AgentHints, NvExt, RequestRoutingConstraints
 from dynamo.protocols.openai_ranges import check_chat, check_common, check_completion
 from dynamo.protocols.strict import MALFORMED, MISSING_FIELD, NAME_CHARS_MAX, UNKNOWN_FIELD, StrictDecoder
 
@@ -84,7 +84,7 @@ class ContentPart(msgspec.Struct, omit_defaults=True):
     input_audio: InputAudio | None = None
 
 
-class Message(msgspec.Struct):
+class ChatMessage(msgspec.Struct):
     """One message of a conversation."""
 
     role: Role
@@ -151,7 +151,7 @@ class CommonRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ChatCompletionRequest(CommonRequest, kw_only=True):
     """The body of `POST /v1/chat/completions`."""
 
-    messages: list[Message]
+    messages: list[ChatMessage]
     max_completion_tokens: U32 | None = None
     logprobs: bool | None = None
     top_logprobs: U32 | None = None
@@ -196,7 +196,7 @@ class CompletionRequest(CommonRequest, kw_only=True):
 STRICT: Mapping[str, type[msgspec.Struct]] = {
     "nvext": NvExt,
     "nvext.agent_hints": AgentHints,
-    "nvext.routing_constraints": RoutingConstraints,
+    "nvext.routing_constraints": RequestRoutingConstraints,
 }
 """The nested objects in which an unknown field is an error."""
 

@@ -86,7 +86,7 @@ class ChatCompletion(msgspec.Struct):
     nvext: dict[str, Any] | UnsetType = UNSET
 
 
-class Delta(msgspec.Struct):
+class ChoiceDelta(msgspec.Struct):
     """The part of the message that a chunk adds."""
 
     content: str | UnsetType | None = UNSET
@@ -99,7 +99,7 @@ class ChunkChoice(msgspec.Struct):
     """A choice of a chat chunk."""
 
     index: int
-    delta: Delta
+    delta: ChoiceDelta
     finish_reason: str | None = None
     logprobs: ChatLogprobs | None = None
 

@@ -28,10 +28,10 @@ from dynamo.protocols.strict import INVALID, MALFORMED, NAME_CHARS_MAX
 if TYPE_CHECKING:
     from dynamo.protocols.openai import (
         ChatCompletionRequest,
+        ChatMessage,
         CommonRequest,
         CompletionRequest,
         ContentPart,
-        Message,
         Role,
     )
 
@@ -230,7 +230,7 @@ def _check_conversation(request: "ChatCompletionRequest") -> None:
         refuse_count(chars, bounds.text_chars, "messages", "characters of text", TEXT_VARIABLE)
 
 
-def _check_unusual_message(message: "Message", where: str) -> None:
+def _check_unusual_message(message: "ChatMessage", where: str) -> None:
     """Check a tool message, or a message whose content is not plain text."""
     if message.function_call is not None:
         _invalid(f"{where}.function_call is deprecated. Please migrate to use `tool_calls` instead.", where)

@@ -33,18 +33,18 @@ Includable = Literal[
 # ---- content parts --------------------------------------------------------------------------------------------------
 
 
-class Part(msgspec.Struct, tag_field="type", forbid_unknown_fields=True):
+class ResponsePart(msgspec.Struct, tag_field="type", forbid_unknown_fields=True):
     """One part of a message's content."""
 
 
-class InputText(Part, tag="input_text", omit_defaults=True):
+class InputText(ResponsePart, tag="input_text", omit_defaults=True):
     """Text of a user, a developer or a tool."""
 
     text: str
     prompt_cache_breakpoint: Any = None
 
 
-class InputImage(Part, tag="input_image", omit_defaults=True):
+class InputImage(ResponsePart, tag="input_image", omit_defaults=True):
     """An image, by its address or inline as a data URL."""
 
     image_url: str | None = None
@@ -53,7 +53,7 @@ class InputImage(Part, tag="input_image", omit_defaults=True):
     prompt_cache_breakpoint: Any = None
 
 
-class TopLogprob(msgspec.Struct):
+class ResponseTopLogprob(msgspec.Struct):
     """An alternative for a token."""
 
     token: str
@@ -67,10 +67,10 @@ class Logprob(msgspec.Struct):
     token: str
     logprob: float
     bytes: list[int] | None = None
-    top_logprobs: list[TopLogprob] = msgspec.field(default_factory=list)
+    top_logprobs: list[ResponseTopLogprob] = msgspec.field(default_factory=list)
 
 
-class OutputText(Part, tag="output_text"):
+class OutputText(ResponsePart, tag="output_text"):
     """Text of the assistant."""
 
     text: str
@@ -78,19 +78,19 @@ class OutputText(Part, tag="output_text"):
     logprobs: list[Logprob] | None = msgspec.field(default_factory=list)
 
 
-class Refusal(Part, tag="refusal"):
+class Refusal(ResponsePart, tag="refusal"):
     """The assistant's refusal."""
 
     refusal: str
 
 
-class ReasoningText(Part, tag="reasoning_text"):
+class ReasoningText(ResponsePart, tag="reasoning_text"):
     """A piece of the model's reasoning."""
 
     text: str
 
 
-class SummaryText(Part, tag="summary_text"):
+class SummaryText(ResponsePart, tag="summary_text"):
     """A piece of a reasoning summary."""
 
     text: str
@@ -99,11 +99,11 @@ class SummaryText(Part, tag="summary_text"):
 # ---- items ----------------------------------------------------------------------------------------------------------
 
 
-class Item(msgspec.Struct, tag_field="type", forbid_unknown_fields=True, omit_defaults=True):
+class ResponseItem(msgspec.Struct, tag_field="type", forbid_unknown_fields=True, omit_defaults=True):
     """One item of a conversation: a message, reasoning, a tool call or its result."""
 
 
-class MessageItem(Item, tag="message"):
+class MessageItem(ResponseItem, tag="message"):
     """A message of any role."""
 
     role: Literal["user", "assistant", "system", "developer"]
@@ -113,7 +113,7 @@ class MessageItem(Item, tag="message"):
     phase: Literal["commentary", "final_answer"] | None = None
 
 
-class FunctionCallItem(Item, tag="function_call"):
+class FunctionCallItem(ResponseItem, tag="function_call"):
     """A tool call of the model; `arguments` is a JSON text."""
 
     arguments: str
@@ -126,7 +126,7 @@ class FunctionCallItem(Item, tag="function_call"):
     is_async: bool | None = msgspec.field(default=None, name="async")
 
 
-class FunctionOutputItem(Item, tag="function_call_output"):
+class FunctionOutputItem(ResponseItem, tag="function_call_output"):
     """The result of a tool call."""
 
     call_id: str
@@ -138,7 +138,7 @@ class FunctionOutputItem(Item, tag="function_call_output"):
     caller: Any = None
 
 
-class ReasoningItem(Item, tag="reasoning"):
+class ReasoningItem(ResponseItem, tag="reasoning"):
     """Reasoning of the model."""
 
     summary: list[SummaryText]
@@ -148,7 +148,7 @@ class ReasoningItem(Item, tag="reasoning"):
     status: ItemStatus | None = None
 
 
-class CompactionItem(Item, tag="compaction"):
+class CompactionItem(ResponseItem, tag="compaction"):
     """A conversation that `/v1/responses/compact` has compacted; opaque to the client."""
 
     encrypted_content: str
@@ -156,7 +156,7 @@ class CompactionItem(Item, tag="compaction"):
     created_by: str | None = None
 
 
-class ItemReference(Item, tag="item_reference"):
+class ItemReference(ResponseItem, tag="item_reference"):
     """An item of a stored response, by its id."""
 
     id: str
@@ -253,7 +253,7 @@ class TextFormat(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fi
     """Free text."""
 
 
-class JsonFormat(msgspec.Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
+class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
     """Any JSON object."""
 
 
@@ -269,7 +269,7 @@ class SchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", forbid_u
 class TextOptions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Format and verbosity of the text."""
 
-    format: TextFormat | JsonFormat | SchemaFormat | None = None
+    format: TextFormat | JsonObjectFormat | SchemaFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
@@ -299,7 +299,7 @@ class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 ToolChoice = Literal["none", "auto", "required"] | ChosenFunction | AllowedTools
 
 
-class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponsesPromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The fields that define the prompt, shared by response and token count requests."""
 
     model: str | None = None
@@ -316,7 +316,7 @@ class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     personality: str | None = None
 
 
-class ResponseRequest(PromptFields, kw_only=True):
+class ResponseRequest(ResponsesPromptFields, kw_only=True):
     """The body of `POST /v1/responses`."""
 
     max_output_tokens: int | None = None
@@ -355,7 +355,7 @@ class ResponseRequest(PromptFields, kw_only=True):
     prompt_cache_options: Any = None
 
 
-class TokenCountRequest(PromptFields, kw_only=True):
+class TokenCountRequest(ResponsesPromptFields, kw_only=True):
     """The body of `POST /v1/responses/input_tokens`."""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from dynamo.core.codec import json_encode
-from dynamo.parsers.base import CallArguments, CallBegin, Event, Reasoning
+from dynamo.parsers.base import CallArguments, CallBegin, Event, ReasoningDelta
 from dynamo.protocols.openai_answers import FunctionCalled, ResponseToolCall
 from dynamo.serving.postprocessor import REASONING_FIELD, ChatChunks, TokenEntry
 
@@ -66,7 +66,7 @@ class AnnouncingChunks(ChatChunks):
             pending.call.function.arguments = "".join(pending.arguments)
             written += _event("tool_call_dispatch", {"choice_index": index, "tool_call": pending.call})
             pending.call = None
-        if self._thoughts and pending.thoughts and not isinstance(event, Reasoning):
+        if self._thoughts and pending.thoughts and not isinstance(event, ReasoningDelta):
             written += _event("reasoning_dispatch", {"index": index, self._field: "".join(pending.thoughts)})
             pending.thoughts.clear()
         match event:
@@ -75,7 +75,7 @@ class AnnouncingChunks(ChatChunks):
                 pending.arguments.clear()
             case CallArguments():
                 pending.arguments.append(event.text)
-            case Reasoning():
+            case ReasoningDelta():
                 pending.thoughts.append(event.text)
         return written
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from dynamo.core.codec import json_decode
-from dynamo.parsers.base import Content, Event
+from dynamo.parsers.base import ContentDelta, Event
 from dynamo.serving.postprocessor import TOOL_CALLS, TokenEntry
 from dynamo.text.answer_parsing import Reading, joined
 from dynamo.text.detokenizer import Detokenizer, json_text
@@ -204,7 +204,7 @@ class Choice:
     def text(self) -> str:
         """Return all text for the user that is not written yet."""
         if self.reading is not None:
-            return "".join(event.text for event in self.reading.events if isinstance(event, Content))
+            return "".join(event.text for event in self.reading.events if isinstance(event, ContentDelta))
         whole: str = json_decode(b'"' + b"".join(self.pieces) + b'"')
         return whole
 
@@ -213,4 +213,4 @@ class Choice:
         if self.reading is not None:
             return joined(self.reading.events)
         text = self.text()
-        return [Content(text)] if text else []
+        return [ContentDelta(text)] if text else []

@@ -22,7 +22,7 @@ from dynamo.runtime.request_plane.base import Call, Item
 from dynamo.serving.choice import Choice, Touched
 from dynamo.serving.postprocessor import FINISH_REASONS, TokenEntry, alternatives
 from dynamo.serving.prefill_phase import PrefillPhase
-from dynamo.text.answer_parsers import Reader
+from dynamo.text.answer_parsers import AnswerReader
 from dynamo.text.detokenizer import Detokenizer, TokenTable
 
 _decode = {"msgpack": msgpack_decoder(EngineOutput).decode, "json": json_decoder(EngineOutput).decode}
@@ -91,7 +91,7 @@ class Generation:
         table: TokenTable,
         answer: Answer,
         first_index: int,
-        reader: Reader | None = None,
+        reader: AnswerReader | None = None,
         *,
         keeps_ids: bool = False,
         is_muted: bool = False,

@@ -9,12 +9,12 @@ is discarded, to the worker that generated the answer; with separate prefill wor
 import msgspec
 
 from dynamo.protocols.engine import PreprocessedRequest, Routing, SamplingOptions, StopConditions
-from dynamo.protocols.openai import ChatCompletionRequest, FunctionCall, Message, ToolCall
+from dynamo.protocols.openai import ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
 from dynamo.runtime.request_plane.base import Item
 from dynamo.serving.generation import Generation
 from dynamo.serving.postprocessor import chat_message
 from dynamo.serving.served_model import ServedModel
-from dynamo.text.answer_parsers import PLAIN, Reader
+from dynamo.text.answer_parsers import PLAIN, AnswerReader
 
 MODEL = "speculative_prefill"
 """Model name of such a request, as upstream."""
@@ -23,7 +23,7 @@ MODEL = "speculative_prefill"
 class NextTurnPrefill:
     """Prefill of one conversation's next turn."""
 
-    def __init__(self, model: ServedModel, request: ChatCompletionRequest, reader: Reader | None) -> None:
+    def __init__(self, model: ServedModel, request: ChatCompletionRequest, reader: AnswerReader | None) -> None:
         self.model = model
         self._preprocessor = model.preprocessor
         self._request = request
@@ -54,7 +54,7 @@ class NextTurnPrefill:
             routing=generation.request.routing,
         )
 
-    def _answer(self, token_ids: list[int]) -> Message:
+    def _answer(self, token_ids: list[int]) -> ChatMessage:
         """Return the model's answer as a client sends it back."""
         reading = self._reader.reading()
         reading.feed(self._preprocessor.tokenizer.decode(token_ids, skip_special_tokens=False))
@@ -64,11 +64,11 @@ class NextTurnPrefill:
             ToolCall(FunctionCall(call.function.name, call.function.arguments), call.id)
             for call in message.tool_calls or ()
         ]
-        return Message("assistant", content=message.content or "", tool_calls=calls or None)
+        return ChatMessage("assistant", content=message.content or "", tool_calls=calls or None)
 
 
 def next_turn_prefill_of(
-    model: ServedModel, request: ChatCompletionRequest, reader: Reader | None
+    model: ServedModel, request: ChatCompletionRequest, reader: AnswerReader | None
 ) -> NextTurnPrefill | None:
     """Return the next-turn prefill requested by a client; None for several choices, as any may be continued."""
     hints = request.nvext.agent_hints if request.nvext is not None else None

@@ -40,7 +40,7 @@ from dynamo.serving.request_trace.trace import RequestTrace
 from dynamo.serving.response_stream import ResponseStream
 from dynamo.serving.served_model import ServedModel
 from dynamo.serving.text_models import TextAnswer
-from dynamo.text.answer_parsers import PLAIN, Reader
+from dynamo.text.answer_parsers import PLAIN, AnswerReader
 
 GenerationRequest = ChatCompletionRequest | CompletionRequest
 
@@ -147,7 +147,7 @@ class Pipeline(OpenRequests):
         prepared: Sequence[PreprocessedRequest],
     ) -> None:
         """Create the receivers of the engine requests' tokens; choices are numbered across them."""
-        reader: Reader | None = None
+        reader: AnswerReader | None = None
         is_muted = False
         if isinstance(request, ChatCompletionRequest):
             reader = model.preprocessor.readers.of_chat(request, prepared[0])

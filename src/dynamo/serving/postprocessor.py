@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from msgspec import UNSET, UnsetType
 
 from dynamo.core.codec import json_encode
-from dynamo.parsers.base import CallArguments, CallBegin, Content, Event, Reasoning
+from dynamo.parsers.base import CallArguments, CallBegin, ContentDelta, Event, ReasoningDelta
 from dynamo.protocols.engine import CompletionUsage, TopLogprob
 from dynamo.protocols.openai_answers import (
     ChatChoice,
@@ -182,9 +182,9 @@ class ChatChunks(OpenAiChunks):
 
     def _delta(self, event: Event) -> bytes:
         match event:
-            case Content():
+            case ContentDelta():
                 return b'"content":"%b"' % json_text(event.text)
-            case Reasoning():
+            case ReasoningDelta():
                 return b'%b%b"' % (self._reasoning, json_text(event.text))
             case CallBegin():
                 call = ResponseToolCall(event.call_id or "", FunctionCalled(event.name, ""), index=event.index)
@@ -224,7 +224,7 @@ class CompletionChunks(OpenAiChunks):
         self, index: int, events: Sequence[Event], usage: bytes, entries: Sequence[TokenEntry], offset: int
     ) -> bytes:
         """Return one chunk with all text: completions have no other events."""
-        text = json_text("".join(event.text for event in events if isinstance(event, Content)))
+        text = json_text("".join(event.text for event in events if isinstance(event, ContentDelta)))
         if entries:
             return self.text_with_logprobs(index, text, entries, offset)
         return self.head(index) + text + self.tail(usage)
@@ -300,9 +300,9 @@ def chat_message(events: Sequence[Event], reasoning_field: str = REASONING_FIELD
                 calls[event.index].function.arguments += event.text
             case _:
                 texts[event.__class__] = texts.get(event.__class__, "") + event.text
-    message = ResponseMessage(content=texts.get(Content), tool_calls=list(calls.values()) or UNSET)
-    if Reasoning in texts:
-        setattr(message, reasoning_field, texts[Reasoning])
+    message = ResponseMessage(content=texts.get(ContentDelta), tool_calls=list(calls.values()) or UNSET)
+    if ReasoningDelta in texts:
+        setattr(message, reasoning_field, texts[ReasoningDelta])
     return message
 
 

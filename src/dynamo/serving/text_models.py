@@ -16,7 +16,7 @@ from dynamo.core.boundaries import ErrorBoundary
 from dynamo.core.codec import decode, json_decode, json_encode, msgpack_encode
 from dynamo.core.errors import DynamoException, NotFound, StreamIncomplete, Unknown
 from dynamo.core.tasks import TaskOwner
-from dynamo.parsers.base import CallArguments, CallBegin, Content, Event, Reasoning
+from dynamo.parsers.base import CallArguments, CallBegin, ContentDelta, Event, ReasoningDelta
 from dynamo.protocols.engine import CompletionUsage
 from dynamo.runtime.request_plane.base import Call, Item
 from dynamo.serving.answers import BaseAnswer, Closed
@@ -122,7 +122,7 @@ class ChoiceState:
 
     def text(self) -> str:
         """See `FinishedChoice.text`."""
-        return "".join(event.text for event in self.found if isinstance(event, Content))
+        return "".join(event.text for event in self.found if isinstance(event, ContentDelta))
 
     def events(self) -> list[Event]:
         """See `FinishedChoice.events`."""
@@ -141,9 +141,9 @@ class ChoiceState:
         events: list[Event] = []
         thought = delta.get("reasoning_content") or delta.get("reasoning")
         if thought:
-            events.append(Reasoning(thought))
+            events.append(ReasoningDelta(thought))
         if delta.get("content"):
-            events.append(Content(delta["content"]))
+            events.append(ContentDelta(delta["content"]))
         for part in delta.get("tool_calls") or ():
             events += self._add_call(part)
         return events

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from dynamo.core.errors import ConfigError
 from dynamo.parsers import harmony
-from dynamo.parsers.base import Content, Event, Parser, ReasoningFamily, tools_of
+from dynamo.parsers.base import ContentDelta, Event, Parser, ReasoningFamily, tools_of
 from dynamo.parsers.guided_calls import GuidedCalls
 from dynamo.parsers.reasoning import opened_by_prompt
 from dynamo.parsers.registry import before_calls, reasoning_family, tool_call_family
@@ -28,7 +28,7 @@ F = TypeVar("F")
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class AnswerReader:
     """Parsing of the answers to one request."""
 
     make: Callable[[], Parser] | None = None
@@ -45,7 +45,7 @@ class Reader:
         return Reading(None if self.make is None else self.make(), self.calls_max)
 
 
-PLAIN = Reader()
+PLAIN = AnswerReader()
 
 
 class ForcedCalls:
@@ -74,7 +74,7 @@ class ForcedCalls:
         """Process the end of the text; see `Parser.finish`."""
         if self._chosen is not None:
             return self._chosen.finish()
-        return [Content(self._space)] if self._space else []
+        return [ContentDelta(self._space)] if self._space else []
 
 
 class Readers:
@@ -92,7 +92,7 @@ class Readers:
         """Whether the model's reasoning is separated from the rest of its text."""
         return self._thoughts is not None
 
-    def of_chat(self, request: ChatCompletionRequest, prepared: PreprocessedRequest) -> Reader | None:
+    def of_chat(self, request: ChatCompletionRequest, prepared: PreprocessedRequest) -> AnswerReader | None:
         """Return the reader of this request's answers; None if they are plain text."""
         make_calls, call_markers = self._calls_of(request, prepared)
         thoughts = self._thoughts
@@ -114,7 +114,7 @@ class Readers:
 
         markers = (*call_markers, *(thoughts.markers if thoughts else ()))
         calls_max = 1 if request.parallel_tool_calls is False else None
-        return Reader(make, self._specials_in(markers), thoughts is not None, calls_max)
+        return AnswerReader(make, self._specials_in(markers), thoughts is not None, calls_max)
 
     def _calls_of(
         self, request: ChatCompletionRequest, prepared: PreprocessedRequest

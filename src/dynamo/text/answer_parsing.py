@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dynamo.parsers.base import CallArguments, CallBegin, Content, Event, Parser, Reasoning
+from dynamo.parsers.base import CallArguments, CallBegin, ContentDelta, Event, Parser, ReasoningDelta
 
 
 class ThoughtsFirst:
@@ -31,12 +31,12 @@ class ThoughtsFirst:
 
     def _pass(self, events: list[Event]) -> list[Event]:
         if events:
-            self.is_thought = any(isinstance(event, Reasoning) for event in events)
+            self.is_thought = any(isinstance(event, ReasoningDelta) for event in events)
         if self._calls is None:
             return events
         found: list[Event] = []
         for event in events:
-            if isinstance(event, Content):
+            if isinstance(event, ContentDelta):
                 found += self._calls.feed(event.text)
             else:
                 found.append(event)
@@ -71,14 +71,14 @@ class Reading:
         self.fresh_tokens += 1
         found = False
         if text:
-            found = self._add([Content(text)] if self._parser is None else self._parser.feed(text))
+            found = self._add([ContentDelta(text)] if self._parser is None else self._parser.feed(text))
         self.reasoning_tokens += self._is_thought if self._order is None else self._order.is_thought
         return found
 
     def close(self, text: str) -> bool:
         """Process the last text, which belongs to no token; return whether an event was found."""
         if self._parser is None:
-            return bool(text) and self._add([Content(text)])
+            return bool(text) and self._add([ContentDelta(text)])
         found = self._parser.feed(text) if text else []
         return self._add([*found, *self._parser.finish()])
 
@@ -98,7 +98,7 @@ class Reading:
                 self.calls += 1
                 self.events.append(event if event.call_id else replace(event, call_id=new_call_id()))
         if events:
-            self._is_thought = any(isinstance(event, Reasoning) for event in events)
+            self._is_thought = any(isinstance(event, ReasoningDelta) for event in events)
         return len(self.events) > before
 
     def _is_reported(self, index: int) -> bool:

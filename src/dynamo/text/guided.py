@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from dynamo.core.errors import InvalidArgument
-from dynamo.model_card.tool_call_tags import Calls, TaggedTool, TagPolicy, structural_tag
+from dynamo.model_card.tool_call_tags import AllowedCalls, TaggedTool, TagPolicy, structural_tag
 from dynamo.protocols.engine import GuidedDecoding
 from dynamo.protocols.model_card import RuntimeConfig
 from dynamo.protocols.openai import ChatCompletionRequest, CommonRequest
@@ -207,7 +207,7 @@ def _forced_call(request: ChatCompletionRequest, config: RuntimeConfig) -> Guide
     if policy is not None:
         tag = structural_tag(
             config.tool_call_parser,
-            Calls(
+            AllowedCalls(
                 tools=_tagged(chosen, policy),
                 is_needed=True,
                 is_single=request.parallel_tool_calls is False,
@@ -238,7 +238,7 @@ def _free_calls(request: ChatCompletionRequest, config: RuntimeConfig) -> Guided
         if isinstance(function.get("parameters"), dict):
             check_schema(function["parameters"], f"tools[{number}].function.parameters")
     is_single = request.parallel_tool_calls is False
-    calls = Calls(tools=_tagged(functions, policy), is_needed=False, is_single=is_single)
+    calls = AllowedCalls(tools=_tagged(functions, policy), is_needed=False, is_single=is_single)
     tag = structural_tag(config.tool_call_parser, calls)
     return None if tag is None else GuidedDecoding(structural_tag=tag)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.unit.kv_events.found_events import answers, cut
 
 from dynamo.api.content_blocks import BlockKind, BlockRow, Change, Closed, Grown, Opened
-from dynamo.parsers.base import CallArguments, CallBegin, Content, Event, Reasoning
+from dynamo.parsers.base import CallArguments, CallBegin, ContentDelta, Event, ReasoningDelta
 
 Row = list[tuple[BlockKind, str, str]]
 
@@ -44,8 +44,8 @@ def read(changes: Iterable[Change]) -> Row:
 
 def test_thoughts_text_and_calls_are_blocks_in_the_order_of_the_answer() -> None:
     events = [
-        Reasoning("hm"),
-        Content("Let me."),
+        ReasoningDelta("hm"),
+        ContentDelta("Let me."),
         CallBegin(0, "f", "c0"),
         CallArguments(0, '{"a"'),
         CallArguments(0, ":1}"),
@@ -63,19 +63,25 @@ def test_two_calls_are_two_blocks_and_a_call_without_arguments_has_an_empty_obje
 
 
 def test_blank_text_around_calls_is_layout_and_no_block() -> None:
-    events = [Content("\n\n"), CallBegin(0, "f", "c0"), Content("\n"), CallBegin(1, "g", "c1"), Content(" \n")]
+    events = [
+        ContentDelta("\n\n"),
+        CallBegin(0, "f", "c0"),
+        ContentDelta("\n"),
+        CallBegin(1, "g", "c1"),
+        ContentDelta(" \n"),
+    ]
     assert [kind for kind, *_ in row_of(events)] == [BlockKind.CALL, BlockKind.CALL]
 
 
 def test_blank_text_before_other_text_is_kept() -> None:
-    assert row_of([Reasoning("r")], [Content("\n")], [Content("\n")], [Content("Hi")]) == [
+    assert row_of([ReasoningDelta("r")], [ContentDelta("\n")], [ContentDelta("\n")], [ContentDelta("Hi")]) == [
         (BlockKind.THOUGHT, "", "r"),
         (BlockKind.TEXT, "", "\n\nHi"),
     ]
 
 
 def test_an_answer_that_is_all_blank_is_that_text() -> None:
-    assert row_of([Content(" ")]) == [(BlockKind.TEXT, "", " ")]
+    assert row_of([ContentDelta(" ")]) == [(BlockKind.TEXT, "", " ")]
 
 
 def test_an_answer_of_nothing_is_an_empty_text_only_where_one_is_needed() -> None:
@@ -90,7 +96,7 @@ def test_arguments_of_a_call_that_is_over_are_not_given_to_another() -> None:
 
 def test_only_the_last_block_is_cut_off() -> None:
     row = BlockRow()
-    changes = [*row.take([Reasoning("r"), Content("t")]), *row.finish(is_cut=True)]
+    changes = [*row.take([ReasoningDelta("r"), ContentDelta("t")]), *row.finish(is_cut=True)]
     assert [change.is_cut for change in changes if isinstance(change, Closed)] == [False, True]
     assert row.is_only_text is False and row.has_calls is False
 

@@ -4,7 +4,7 @@ from itertools import chain
 
 from hypothesis import strategies as st
 
-from dynamo.parsers.base import CallArguments, CallBegin, Content, Event, Reasoning
+from dynamo.parsers.base import CallArguments, CallBegin, ContentDelta, Event, ReasoningDelta
 from dynamo.text.answer_parsing import joined
 
 VALUES = ("", "ä", "€😀", "a b")
@@ -18,9 +18,9 @@ def answers(draw: st.DrawFn) -> list[Event]:
     calls = 0
     for kind in draw(st.lists(st.sampled_from(["text", "thought", "call"]), max_size=6)):
         if kind == "text":
-            events.append(Content(draw(texts)))
+            events.append(ContentDelta(draw(texts)))
         elif kind == "thought":
-            events.append(Reasoning(draw(texts)))
+            events.append(ReasoningDelta(draw(texts)))
         else:
             arguments = f'{{"a": "{draw(st.sampled_from(VALUES))}"}}'
             events += [

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 from tests.settle import turns
 
-from dynamo.kv_events.worker_publishers import EVENTS_MAX, KvEventPublisher, WorkerMetricsPublisher
+from dynamo.kv_events.worker_publishers import EVENTS_MAX, WorkerKvEventPublisher, WorkerLoadPublisher
 from dynamo.protocols.kv_events import Cleared, Removed, Stored, StoredBlock, WorkerKvEvent
 from dynamo.protocols.load import KvMetrics, WorkerLoad
 
@@ -31,7 +31,7 @@ async def turn() -> None:
 
 async def test_the_events_of_one_turn_are_one_message_in_upstreams_words() -> None:
     topic = Topic()
-    publisher = KvEventPublisher(topic.publish, 42)
+    publisher = WorkerKvEventPublisher(topic.publish, 42)
     publisher.put(Stored(None, 0, [StoredBlock(11, 12)]))
     publisher.put(Removed([5, 6]), dp_rank=1)
     publisher.put(Cleared())
@@ -53,7 +53,7 @@ async def test_the_events_of_one_turn_are_one_message_in_upstreams_words() -> No
 
 async def test_what_is_sent_can_be_read_back_with_its_type() -> None:
     topic = Topic()
-    publisher = KvEventPublisher(topic.publish, 42)
+    publisher = WorkerKvEventPublisher(topic.publish, 42)
     publisher.put(Removed([5]))
     publisher.put(Cleared())
     publisher.flush()
@@ -65,7 +65,7 @@ async def test_what_is_sent_can_be_read_back_with_its_type() -> None:
 
 async def test_many_events_are_several_messages_without_a_gap() -> None:
     topic = Topic()
-    publisher = KvEventPublisher(topic.publish, 1)
+    publisher = WorkerKvEventPublisher(topic.publish, 1)
     for number in range(EVENTS_MAX + 10):
         publisher.put(Removed([number]))
     await turn()
@@ -76,7 +76,7 @@ async def test_many_events_are_several_messages_without_a_gap() -> None:
 
 async def test_a_quiet_turn_sends_nothing() -> None:
     topic = Topic()
-    publisher = KvEventPublisher(topic.publish, 1)
+    publisher = WorkerKvEventPublisher(topic.publish, 1)
     publisher.put(Cleared())
     await turn()
     publisher.flush()
@@ -86,7 +86,7 @@ async def test_a_quiet_turn_sends_nothing() -> None:
 
 async def test_the_first_load_goes_out_at_once_and_the_newest_when_the_interval_is_over() -> None:
     topic = Topic()
-    publisher = WorkerMetricsPublisher(topic.publish, 42, interval_s=0.001)
+    publisher = WorkerLoadPublisher(topic.publish, 42, interval_s=0.001)
     for used in range(5):
         publisher.put(WorkerLoad(kv_used_blocks=used, active_decode_blocks=used, active_prefill_tokens=9))
     assert [load.kv_used_blocks for load in topic.loads()] == [0]
@@ -98,7 +98,7 @@ async def test_the_first_load_goes_out_at_once_and_the_newest_when_the_interval_
 
 async def test_each_rank_has_its_newest_load() -> None:
     topic = Topic()
-    publisher = WorkerMetricsPublisher(topic.publish, 42)
+    publisher = WorkerLoadPublisher(topic.publish, 42)
     publisher.put(WorkerLoad(dp_rank=0, kv_used_blocks=1))
     publisher.put(WorkerLoad(dp_rank=1, kv_used_blocks=2))
     publisher.put(WorkerLoad(dp_rank=0, kv_used_blocks=3))
@@ -108,7 +108,7 @@ async def test_each_rank_has_its_newest_load() -> None:
 
 async def test_after_closing_nothing_is_sent_by_itself() -> None:
     topic = Topic()
-    publisher = WorkerMetricsPublisher(topic.publish, 42, interval_s=0)
+    publisher = WorkerLoadPublisher(topic.publish, 42, interval_s=0)
     publisher.put(WorkerLoad())
     publisher.close()
     for _ in range(5):
@@ -118,7 +118,7 @@ async def test_after_closing_nothing_is_sent_by_itself() -> None:
 
 async def test_a_load_whose_blocks_are_the_same_is_not_sent_again() -> None:
     topic = Topic()
-    publisher = WorkerMetricsPublisher(topic.publish, 42)
+    publisher = WorkerLoadPublisher(topic.publish, 42)
     publisher.put(WorkerLoad(kv_used_blocks=1, running_requests=1))
     publisher.put(WorkerLoad(kv_used_blocks=1, running_requests=2))
     publisher.close()
@@ -127,7 +127,7 @@ async def test_a_load_whose_blocks_are_the_same_is_not_sent_again() -> None:
 
 async def test_a_load_that_does_not_change_is_repeated_for_those_who_lost_it() -> None:
     topic = Topic()
-    publisher = WorkerMetricsPublisher(topic.publish, 42, interval_s=0, repeat_s=0.001)
+    publisher = WorkerLoadPublisher(topic.publish, 42, interval_s=0, repeat_s=0.001)
     publisher.put(WorkerLoad(kv_used_blocks=1))
     for _ in range(2):
         topic.heard.clear()

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from dynamo.core.errors import InvalidArgument
-from dynamo.model_card.tool_call_tags import FAMILIES, Calls, TaggedTool, TagPolicy, structural_tag
+from dynamo.model_card.tool_call_tags import FAMILIES, AllowedCalls, TaggedTool, TagPolicy, structural_tag
 from dynamo.protocols.model_card import RuntimeConfig
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
 WEATHER, NOW = TaggedTool("get_weather", CITY), TaggedTool("now", True)
-NEEDED = Calls(tools=[WEATHER, NOW], is_needed=True, is_single=False)
-FREE = Calls(tools=[WEATHER], is_needed=False, is_single=True)
-NAMED = Calls(tools=[WEATHER], is_needed=True, is_single=False, is_named=True)
+NEEDED = AllowedCalls(tools=[WEATHER, NOW], is_needed=True, is_single=False)
+FREE = AllowedCalls(tools=[WEATHER], is_needed=False, is_single=True)
+NAMED = AllowedCalls(tools=[WEATHER], is_needed=True, is_single=False, is_named=True)
 
 
 def written(schema: Any, style: str = "json") -> dict[str, Any]:
@@ -23,7 +23,7 @@ def tag(begin: str, content: Any, end: str) -> dict[str, Any]:
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
-def form(parser: str, calls: Calls) -> Any:
+def form(parser: str, calls: AllowedCalls) -> Any:
     whole = structural_tag(parser, calls)
     assert whole is not None
     assert whole["type"] == "structural_tag"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from dynamo.parsers.base import CallArguments, CallBegin, Content, Event, Parser, Reasoning
+from dynamo.parsers.base import CallArguments, CallBegin, ContentDelta, Event, Parser, ReasoningDelta
 
 
 @dataclass
@@ -30,9 +30,9 @@ def joined(events: Sequence[Event]) -> Read:
     found = Read()
     for event in events:
         match event:
-            case Content(text):
+            case ContentDelta(text):
                 found.content += text
-            case Reasoning(text):
+            case ReasoningDelta(text):
                 found.reasoning += text
             case CallBegin(index, name):
                 assert index == len(found.calls), "calls are counted from 0"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.parsers.base import CallArguments, CallBegin, Content, Event
+from dynamo.parsers.base import CallArguments, CallBegin, ContentDelta, Event
 from dynamo.parsers.guided_calls import GuidedCalls
 
 ARGUMENTS = '{"city": "Os\\u006co \\"}{\\\\", "days": [1, 2.5e3, {"deep": null}], "is": true}'
@@ -39,7 +39,7 @@ def calls_of(events: list[Event]) -> list[tuple[str, Any]]:
 
 
 def content_of(events: list[Event]) -> str:
-    return "".join(event.text for event in events if isinstance(event, Content))
+    return "".join(event.text for event in events if isinstance(event, ContentDelta))
 
 
 def test_a_list_of_calls_becomes_calls() -> None:
@@ -78,7 +78,7 @@ def test_calls_that_are_written_otherwise_are_calls_too(text: str, calls: list[t
 def test_prose_is_content(text: str, tool: str | None) -> None:
     events = read(text, tool)
     assert content_of(events) == text
-    assert all(isinstance(event, Content) for event in events)
+    assert all(isinstance(event, ContentDelta) for event in events)
 
 
 @given(cuts=st.lists(st.integers(0, len(LIST)), max_size=12), end=st.integers(0, len(LIST)))
@@ -86,10 +86,10 @@ def test_neither_cuts_nor_the_end_change_what_was_said(cuts: list[int], end: int
     whole = calls_of(read(LIST))
     text = LIST[:end]
     events = [
-        event for event in read(text, None, [cut for cut in cuts if cut <= end]) if not isinstance(event, Content)
+        event for event in read(text, None, [cut for cut in cuts if cut <= end]) if not isinstance(event, ContentDelta)
     ]
     calls = calls_of(events)
-    assert calls == calls_of([event for event in read(text) if not isinstance(event, Content)])
+    assert calls == calls_of([event for event in read(text) if not isinstance(event, ContentDelta)])
     assert [name for name, _ in calls] == [name for name, _ in whole[: len(calls)]]
     assert all(isinstance(arguments, dict) for _, arguments in calls)
     if end == len(LIST):
@@ -107,9 +107,9 @@ def test_arguments_that_break_off_are_made_whole(end: int, cuts: list[int]) -> N
 @given(text=st.text(alphabet='[]{}",:\\ namepratsu1tfl\n', max_size=60), tool=st.sampled_from([None, "now"]))
 def test_no_text_is_an_error(text: str, tool: str | None) -> None:
     events = read(text, tool)
-    calls_of([event for event in events if not isinstance(event, Content)])
-    letters = [event for event in read(text, tool, list(range(len(text)))) if not isinstance(event, Content)]
-    assert calls_of(letters) == calls_of([event for event in events if not isinstance(event, Content)])
+    calls_of([event for event in events if not isinstance(event, ContentDelta)])
+    letters = [event for event in read(text, tool, list(range(len(text)))) if not isinstance(event, ContentDelta)]
+    assert calls_of(letters) == calls_of([event for event in events if not isinstance(event, ContentDelta)])
 
 
 def test_a_long_answer_is_read_once() -> None:

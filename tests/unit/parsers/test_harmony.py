@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from tests.unit.parsers.reading import Read, outcome, read, texts
 
-from dynamo.parsers.base import CallArguments, CallBegin, Reasoning, Tool
+from dynamo.parsers.base import CallArguments, CallBegin, ReasoningDelta, Tool
 from dynamo.parsers.harmony import HEADER_CHARS_MAX, MARKERS, HarmonyParser
 from dynamo.parsers.registry import output_parser
 
@@ -100,8 +100,8 @@ def test_the_prompt_may_have_opened_the_thoughts() -> None:
 
 def test_everything_comes_as_it_is_written() -> None:
     parser = HarmonyParser(TOOLS)
-    assert parser.feed(analysis("")[: -len("<|end|>")] + "Let") == [Reasoning("Let")]
-    assert parser.feed(" me") == [Reasoning(" me")]
+    assert parser.feed(analysis("")[: -len("<|end|>")] + "Let") == [ReasoningDelta("Let")]
+    assert parser.feed(" me") == [ReasoningDelta(" me")]
     assert parser.feed("<|end|>" + call("functions.f", '{"a', "")) == [CallBegin(0, "f"), CallArguments(0, '{"a')]
     assert parser.feed('bc": 1') == [CallArguments(0, 'bc": ')]
     assert parser.feed("2}") == [CallArguments(0, "12}")]

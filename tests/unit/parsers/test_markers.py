@@ -2,7 +2,7 @@
 
 import pytest
 
-from dynamo.parsers.base import CallBegin, Content, Reasoning
+from dynamo.parsers.base import CallBegin, ContentDelta, ReasoningDelta
 from dynamo.parsers.markers import Markers, Output, Scanner
 
 THINK = ("<think>", "</think>")
@@ -31,37 +31,37 @@ def test_a_set_that_no_scanner_could_tell_apart_is_a_mistake(texts: tuple[str, .
 
 def test_output_is_joined_and_kept_in_order() -> None:
     output = Output(THINK)
-    output.emit(Content, "a")
-    output.emit(Content, "b")
-    output.emit(Reasoning, "c")
+    output.emit(ContentDelta, "a")
+    output.emit(ContentDelta, "b")
+    output.emit(ReasoningDelta, "c")
     output.add(CallBegin(0, "f"))
-    output.emit(Content, "d")
-    assert output.take() == [Content("ab"), Reasoning("c"), CallBegin(0, "f"), Content("d")]
+    output.emit(ContentDelta, "d")
+    assert output.take() == [ContentDelta("ab"), ReasoningDelta("c"), CallBegin(0, "f"), ContentDelta("d")]
     assert output.take() == []
 
 
 def test_what_was_held_at_a_cut_is_said_in_the_end() -> None:
     output = Output(THINK)
-    output.emit(Content, "<thi")
+    output.emit(ContentDelta, "<thi")
     output.cut()
-    output.emit(Content, "n")
-    assert output.take() == [Content("<thi")]
-    assert output.finish() == [Content("n")]
+    output.emit(ContentDelta, "n")
+    assert output.take() == [ContentDelta("<thi")]
+    assert output.finish() == [ContentDelta("n")]
 
 
 def test_text_for_the_next_reader_comes_after_what_was_held() -> None:
     output = Output(THINK)
-    output.emit(Content, "<thi")
+    output.emit(ContentDelta, "<thi")
     output.cut()
-    output.emit(Content, "n")
-    output.emit_as_is(Content, "<think>")
-    assert output.take() == [Content("<thin<think>")]
+    output.emit(ContentDelta, "n")
+    output.emit_as_is(ContentDelta, "<think>")
+    assert output.take() == [ContentDelta("<thin<think>")]
 
 
 def test_output_keeps_markers_apart_whose_beginning_came_in_pieces() -> None:
     output = Output(("[CALLS]", "[ARGS]"))
     for piece in ("[", "CAL"):
-        output.emit(Content, piece)
+        output.emit(ContentDelta, piece)
     output.cut()
-    output.emit(Content, "LS]x")
-    assert "".join(event.text for event in output.finish() if isinstance(event, Content)) == "[CALx"
+    output.emit(ContentDelta, "LS]x")
+    assert "".join(event.text for event in output.finish() if isinstance(event, ContentDelta)) == "[CALx"

@@ -8,10 +8,10 @@ import pytest
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.anthropic import (
     AnswerText,
+    AnthropicMessage,
     Base64Source,
     DocumentBlock,
     ImageBlock,
-    Message,
     MessageUsage,
     NamedChoice,
     RedactedThinkingBlock,
@@ -83,7 +83,7 @@ def test_a_count_needs_no_limit_and_a_message_does() -> None:
 
 
 def test_a_message_is_written_as_anthropic_writes_it() -> None:
-    message = Message(id="msg_1", content=[AnswerText("t")], model="m", usage=MessageUsage(3, 1))
+    message = AnthropicMessage(id="msg_1", content=[AnswerText("t")], model="m", usage=MessageUsage(3, 1))
     assert msgspec.json.decode(msgspec.json.encode(message)) == {
         "type": "message", "id": "msg_1", "role": "assistant", "content": [{"type": "text", "text": "t"}], "model": "m",
         "stop_reason": None, "stop_sequence": None,

@@ -18,7 +18,7 @@ def test_a_whole_chat_answer_is_written_as_upstream_writes_it() -> None:
 
 
 def test_a_chat_chunk_is_written_as_upstream_writes_it() -> None:
-    choice = answers.ChunkChoice(index=0, delta=answers.Delta(content="hi", role="assistant"))
+    choice = answers.ChunkChoice(index=0, delta=answers.ChoiceDelta(content="hi", role="assistant"))
     chunk = answers.ChatCompletionChunk(id="chatcmpl-1", choices=[choice], created=5, model="m")
     assert msgspec.json.encode(chunk).decode() == (
         '{"id":"chatcmpl-1","choices":[{"index":0,"delta":{"content":"hi","role":"assistant"},"finish_reason":null,'

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dynamo.parsers.base import CallArguments, CallBegin, Content, Event, Reasoning
+from dynamo.parsers.base import CallArguments, CallBegin, ContentDelta, Event, ReasoningDelta
 from dynamo.serving.announcing import AnnouncingChunks, AnswerOptions
 from dynamo.serving.postprocessor import ChatChunks
 
@@ -44,8 +44,8 @@ def test_a_call_is_announced_when_something_else_begins() -> None:
 
 def test_thoughts_are_announced_once_and_whole() -> None:
     chunks = make()
-    say(chunks, 1, Reasoning("a"))
-    names = say(chunks, 1, Reasoning("b"), Content("c"))
+    say(chunks, 1, ReasoningDelta("a"))
+    names = say(chunks, 1, ReasoningDelta("b"), ContentDelta("c"))
     assert [name for name, _ in names] == ["", "reasoning_dispatch", ""]
     assert names[1][1] == {"index": 1, "reasoning_content": "ab"}
     assert [name for name, _ in said(chunks.finish(1, "stop", None))] == [""]
@@ -53,13 +53,13 @@ def test_thoughts_are_announced_once_and_whole() -> None:
 
 def test_choices_are_announced_on_their_own() -> None:
     chunks = make()
-    say(chunks, 0, Reasoning("a"))
-    assert [name for name, _ in say(chunks, 1, Content("x"))] == [""]
-    assert [name for name, _ in say(chunks, 0, Content("x"))] == ["reasoning_dispatch", ""]
+    say(chunks, 0, ReasoningDelta("a"))
+    assert [name for name, _ in say(chunks, 1, ContentDelta("x"))] == [""]
+    assert [name for name, _ in say(chunks, 0, ContentDelta("x"))] == ["reasoning_dispatch", ""]
 
 
 def test_what_is_not_wanted_is_not_announced() -> None:
-    events = (Reasoning("a"), Content("b"), CallBegin(0, "f", "c"), CallArguments(0, "{}"), Content("d"))
+    events = (ReasoningDelta("a"), ContentDelta("b"), CallBegin(0, "f", "c"), CallArguments(0, "{}"), ContentDelta("d"))
     assert [name for name, _ in say(make(thoughts=False), 0, *events) if name] == ["tool_call_dispatch"]
     assert [name for name, _ in say(make(calls=False), 0, *events) if name] == ["reasoning_dispatch"]
 
@@ -69,4 +69,4 @@ def test_a_frontend_that_announces_nothing_has_plain_chunks(wanted: dict[str, bo
     options = AnswerOptions(reasoning_field="reasoning", **wanted)
     chunks = options.chunks("i", "m", 1)
     assert type(chunks) is (AnnouncingChunks if wanted else ChatChunks)
-    assert b'"reasoning":"hm"' in chunks.events(0, [Reasoning("hm")], b"", [], 0)
+    assert b'"reasoning":"hm"' in chunks.events(0, [ReasoningDelta("hm")], b"", [], 0)

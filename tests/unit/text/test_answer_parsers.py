@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dynamo.cpu.config import DEMO_MODEL
-from dynamo.parsers.base import CallArguments, CallBegin, Content, Event, Reasoning
+from dynamo.parsers.base import CallArguments, CallBegin, ContentDelta, Event, ReasoningDelta
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions
 from dynamo.protocols.model_card import RuntimeConfig
 from dynamo.protocols.openai import decode_chat
@@ -66,20 +66,20 @@ def test_an_answer_that_is_continued_goes_on_where_it_broke_off(tokenizer: Token
         messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": begun}]
         return read(tokenizer, THINKS, "so</think>yes", messages=messages, continue_final_message=True)
 
-    assert found("<think>Let me see, and") == [Reasoning("so"), Content("yes")]
-    assert found("<think>Hm.</think>Well, ") == [Content("soyes")]
+    assert found("<think>Let me see, and") == [ReasoningDelta("so"), ContentDelta("yes")]
+    assert found("<think>Hm.</think>Well, ") == [ContentDelta("soyes")]
 
 
 def test_json_that_was_asked_for_is_content_even_where_it_looks_like_a_call(tokenizer: Tokenizer) -> None:
     form = {"type": "json_object"}
     assert read(tokenizer, HERMES, HERMES_CALL, tools=[TOOL], response_format=form) is None
     found = read(tokenizer, THINKS, '<think>hm</think>{"name": "now"}', tools=[TOOL], response_format=form)
-    assert found == [Reasoning("hm"), Content('{"name": "now"}')]
+    assert found == [ReasoningDelta("hm"), ContentDelta('{"name": "now"}')]
 
 
 def test_thoughts_come_before_calls(tokenizer: Tokenizer) -> None:
     found = read(tokenizer, THINKS, f"<think>hm</think>\n\n{JSON_CALLS}", tools=[TOOL], tool_choice="required")
-    assert found == [Reasoning("hm"), *CALL]
+    assert found == [ReasoningDelta("hm"), *CALL]
 
 
 OFFERED: dict[str, Any] = {"tools": [TOOL]}
@@ -107,7 +107,7 @@ def test_thoughts_in_channels_are_counted_by_the_one_parser_of_them_all(tokenize
     said += ["<|channel|>", "commentary to=functions.now", "<|message|>", "{}", "<|call|>"]
     assert counted(tokenizer, config, *said, **OFFERED) >= 2
     assert read(tokenizer, config, "".join(said), **OFFERED) == [
-        Reasoning("ab"),
+        ReasoningDelta("ab"),
         CallBegin(0, "now"),
         CallArguments(0, "{}"),
     ]
@@ -116,9 +116,9 @@ def test_thoughts_in_channels_are_counted_by_the_one_parser_of_them_all(tokenize
 @pytest.mark.parametrize(
     ("prompt", "text", "expected"),
     [
-        ("Hi<|im_end|>\n<|im_start|>assistant\n<think>\n", "a</think>b", [Reasoning("a"), Content("b")]),
-        ("Hi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n", "b", [Content("b")]),
-        ("Do you know <think>?<|im_end|>\n<|im_start|>assistant\n", "b", [Content("b")]),
+        ("Hi<|im_end|>\n<|im_start|>assistant\n<think>\n", "a</think>b", [ReasoningDelta("a"), ContentDelta("b")]),
+        ("Hi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n", "b", [ContentDelta("b")]),
+        ("Do you know <think>?<|im_end|>\n<|im_start|>assistant\n", "b", [ContentDelta("b")]),
     ],
 )
 @pytest.mark.parametrize("family", ["qwen3", "deepseek_r1"])
@@ -135,5 +135,5 @@ def test_the_end_of_a_prompt_says_whether_thoughts_are_open(
     reading.feed(text)
     reading.close("")
     if "know" in prompt and family == "deepseek_r1":
-        expected = [Reasoning("b")]  # Its text begins inside where nobody says otherwise.
+        expected = [ReasoningDelta("b")]  # Its text begins inside where nobody says otherwise.
     assert reading.take() == expected

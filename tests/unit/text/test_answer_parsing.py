@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.parsers.base import CallArguments, CallBegin, Content, Event, Reasoning
+from dynamo.parsers.base import CallArguments, CallBegin, ContentDelta, Event, ReasoningDelta
 from dynamo.text.answer_parsing import Reading, joined
 
 
@@ -28,8 +28,8 @@ class Scripted:
 def test_a_text_that_nobody_parses_is_content() -> None:
     reading = Reading(None)
     assert reading.feed("Hel") and reading.feed("lo") and not reading.feed("")
-    assert reading.take() == [Content("Hello")]
-    assert reading.close("!") and reading.take() == [Content("!")]
+    assert reading.take() == [ContentDelta("Hello")]
+    assert reading.close("!") and reading.take() == [ContentDelta("!")]
 
 
 def test_a_call_without_an_id_is_given_one_and_a_given_id_stays() -> None:
@@ -42,7 +42,7 @@ def test_a_call_without_an_id_is_given_one_and_a_given_id_stays() -> None:
 
 
 def test_tokens_are_counted_until_the_answer_takes_them() -> None:
-    reading = Reading(Scripted([], [Content("a")], [Content("b")]))
+    reading = Reading(Scripted([], [ContentDelta("a")], [ContentDelta("b")]))
     reading.feed("x")
     reading.feed("y")
     assert reading.fresh_tokens == 2
@@ -52,14 +52,14 @@ def test_tokens_are_counted_until_the_answer_takes_them() -> None:
 
 
 def test_thoughts_are_counted_up_to_the_token_that_closes_them() -> None:
-    reading = Reading(Scripted([], [Reasoning("a")], [], [Reasoning("bc")], [], [Content("d")], []))
+    reading = Reading(Scripted([], [ReasoningDelta("a")], [], [ReasoningDelta("bc")], [], [ContentDelta("d")], []))
     for text in ("<think>", "a", "b", "c", "</think>", "d", "e"):
         reading.feed(text)
     assert reading.reasoning_tokens == 4
 
 
 def test_calls_beyond_the_limit_are_not_told() -> None:
-    said = [CallBegin(0, "f"), CallArguments(0, "{}"), CallBegin(1, "g"), CallArguments(1, "{}"), Content("x")]
+    said = [CallBegin(0, "f"), CallArguments(0, "{}"), CallBegin(1, "g"), CallArguments(1, "{}"), ContentDelta("x")]
     reading = Reading(Scripted(said), calls_max=1)
     assert reading.feed("all")
     assert [getattr(event, "index", None) for event in reading.take()] == [0, 0, None]
@@ -67,15 +67,15 @@ def test_calls_beyond_the_limit_are_not_told() -> None:
 
 
 def test_the_end_says_what_was_held_back() -> None:
-    reading = Reading(Scripted([], [Content("tail")]))
+    reading = Reading(Scripted([], [ContentDelta("tail")]))
     assert not reading.feed("<")
-    assert reading.close("") and reading.take() == [Content("tail")]
+    assert reading.close("") and reading.take() == [ContentDelta("tail")]
 
 
 EVENTS = st.lists(
     st.one_of(
-        st.text(min_size=1).map(Content),
-        st.text(min_size=1).map(Reasoning),
+        st.text(min_size=1).map(ContentDelta),
+        st.text(min_size=1).map(ReasoningDelta),
         st.builds(CallBegin, st.integers(0, 2), st.just("f")),
         st.builds(CallArguments, st.integers(0, 2), st.text(min_size=1)),
     )

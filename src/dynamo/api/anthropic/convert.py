@@ -21,6 +21,7 @@ from dynamo.api.sealed_text import unsealed
 from dynamo.core.codec import json_encode
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.anthropic import (
+    AnthropicPromptFields,
     AnyChoice,
     Base64Source,
     CustomTool,
@@ -32,7 +33,6 @@ from dynamo.protocols.anthropic import (
     MessagesRequest,
     NamedChoice,
     NoChoice,
-    PromptFields,
     RedactedThinkingBlock,
     ResultPart,
     TextBlock,
@@ -44,9 +44,9 @@ from dynamo.protocols.anthropic import (
 )
 from dynamo.protocols.openai import (
     ChatCompletionRequest,
+    ChatMessage,
     ContentPart,
     FunctionCall,
-    Message,
     ResponseFormat,
     ToolCall,
     validate_chat,
@@ -63,7 +63,7 @@ KEEP_THOUGHTS = "clear_thinking_"
 """Prefix of context edits for old reasoning, which are ignored: the chat template decides which reasoning is shown."""
 
 
-def to_chat(request: PromptFields, *, strip_preamble: bool = True) -> ChatCompletionRequest:
+def to_chat(request: AnthropicPromptFields, *, strip_preamble: bool = True) -> ChatCompletionRequest:
     """Return the chat request for the prompt. Raise `InvalidArgument`."""
     refuse_prompt(request)
     messages = system_messages(request.system, strip_preamble=strip_preamble)
@@ -99,7 +99,7 @@ def sample(request: MessagesRequest, chat: ChatCompletionRequest) -> None:
 # ---- the conversation -----------------------------------------------------------------------------------------------
 
 
-def system_messages(system: str | Sequence[TextBlock] | None, *, strip_preamble: bool) -> list[Message]:
+def system_messages(system: str | Sequence[TextBlock] | None, *, strip_preamble: bool) -> list[ChatMessage]:
     """Return the system prompt as one message, or none."""
     if system is None:
         return []
@@ -107,7 +107,7 @@ def system_messages(system: str | Sequence[TextBlock] | None, *, strip_preamble:
     if strip_preamble:
         texts = [without_preamble(text) for text in texts]
     text = SYSTEM_SEPARATOR.join(one for one in texts if one)
-    return [Message(role="system", content=text)] if text else []
+    return [ChatMessage(role="system", content=text)] if text else []
 
 
 def without_preamble(text: str) -> str:
@@ -116,19 +116,19 @@ def without_preamble(text: str) -> str:
     return text[match.end() :] if match else text
 
 
-def turns_of(message: InputMessage, where: str) -> list[Message]:
+def turns_of(message: InputMessage, where: str) -> list[ChatMessage]:
     """Return the chat messages of one message; tool results become messages of their own."""
     if isinstance(message.content, str):
-        return [Message(role=message.role, content=message.content)]
+        return [ChatMessage(role=message.role, content=message.content)]
     if message.role == "assistant":
         return assistant_turn(message.content, where)
-    turns: list[Message] = []
+    turns: list[ChatMessage] = []
     spoken: list[InputBlock] = []
     for number, block in enumerate(message.content):
         if isinstance(block, ToolResultBlock):
             turns += speaker_turn(message.role, spoken)
             spoken = []
-            turns.append(Message(role="tool", content=result_of(block), tool_call_id=block.tool_use_id))
+            turns.append(ChatMessage(role="tool", content=result_of(block), tool_call_id=block.tool_use_id))
         elif isinstance(block, TextBlock | ImageBlock | DocumentBlock):
             spoken.append(block)
         elif not isinstance(block, RedactedThinkingBlock):
@@ -136,14 +136,14 @@ def turns_of(message: InputMessage, where: str) -> list[Message]:
     return turns + speaker_turn(message.role, spoken)
 
 
-def speaker_turn(role: Any, blocks: Sequence[InputBlock]) -> list[Message]:
+def speaker_turn(role: Any, blocks: Sequence[InputBlock]) -> list[ChatMessage]:
     """Return the message of a user or the system; none for empty content."""
-    return [Message(role=role, content=content_of(blocks))] if blocks else []
+    return [ChatMessage(role=role, content=content_of(blocks))] if blocks else []
 
 
-def assistant_turn(blocks: Sequence[InputBlock], where: str) -> list[Message]:
+def assistant_turn(blocks: Sequence[InputBlock], where: str) -> list[ChatMessage]:
     """Return the assistant's message: reasoning, text and tool calls. Reasoning signed by another server is dropped."""
-    turn = Message(role="assistant")
+    turn = ChatMessage(role="assistant")
     thoughts: list[str] = []
     spoken: list[InputBlock] = []
     calls: list[ToolCall] = []
@@ -215,7 +215,7 @@ def continue_final(final: InputMessage, chat: ChatCompletionRequest) -> None:
 # ---- tools, reasoning and formats -----------------------------------------------------------------------------------
 
 
-def choose_tools(request: PromptFields, chat: ChatCompletionRequest) -> None:
+def choose_tools(request: AnthropicPromptFields, chat: ChatCompletionRequest) -> None:
     """Set the tools and the tool choice of the chat. Raise `InvalidArgument`."""
     tools = request.tools or []
     for number, tool in enumerate(tools):
@@ -247,7 +247,7 @@ def chat_tool(tool: CustomTool) -> dict[str, Any]:
     )
 
 
-def think(request: PromptFields, chat: ChatCompletionRequest) -> None:
+def think(request: AnthropicPromptFields, chat: ChatCompletionRequest) -> None:
     """Set whether and how much the model reasons; without the field, the chat template decides."""
     if request.output_config is not None:
         chat.reasoning_effort = request.output_config.effort
@@ -263,13 +263,13 @@ def think(request: PromptFields, chat: ChatCompletionRequest) -> None:
         refuse("thinking.budget_tokens", f"must be at least {BUDGET_MIN}, got {thinking.budget_tokens}")
 
 
-def hides_thoughts(request: PromptFields) -> bool:
+def hides_thoughts(request: AnthropicPromptFields) -> bool:
     """Return whether the client requested hidden reasoning."""
     thinking = request.thinking
     return thinking is not None and not isinstance(thinking, ThinkingDisabled) and thinking.display == "omitted"
 
 
-def response_format(request: PromptFields) -> ResponseFormat | None:
+def response_format(request: AnthropicPromptFields) -> ResponseFormat | None:
     """Return the response format, None for free text."""
     given = request.output_format if request.output_config is None else request.output_config.format
     wanted: JsonOutput | None = given or request.output_format
@@ -287,7 +287,7 @@ REFUSED_ANSWER: UnsupportedFields = tuple(
 )
 
 
-def refuse_prompt(request: PromptFields) -> None:
+def refuse_prompt(request: AnthropicPromptFields) -> None:
     """Raise `InvalidArgument` for unsupported fields that would change the prompt."""
     refuse_fields(request, REFUSED_PROMPT)
     edits = request.context_management.get("edits") if isinstance(request.context_management, dict) else None

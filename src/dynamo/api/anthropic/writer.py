@@ -20,7 +20,7 @@ from dynamo.protocols.anthropic import (
     AnswerText,
     AnswerThinking,
     AnswerToolUse,
-    Message,
+    AnthropicMessage,
     MessageUsage,
     StopReason,
     ThinkingTokens,
@@ -47,7 +47,7 @@ class MessageWriter(BlockWriter):
         self, message_id: str, model: str, *, stop_sequences: Sequence[str] = (), hides_thoughts: bool = False
     ) -> None:
         super().__init__()
-        self.message = Message(id=message_id, model=model, usage=MessageUsage(0, 0))
+        self.message = AnthropicMessage(id=message_id, model=model, usage=MessageUsage(0, 0))
         self._stop_sequences = stop_sequences
         self._hides_thoughts = hides_thoughts
 
@@ -89,7 +89,7 @@ class MessageWriter(BlockWriter):
 
     # The whole message.
 
-    def whole(self, choice: FinishedChoice, usage: CompletionUsage) -> Message:
+    def whole(self, choice: FinishedChoice, usage: CompletionUsage) -> AnthropicMessage:
         """Return the whole message."""
         self.events(0, choice.events(), b"", (), 0)
         self.finish(0, choice.finish_reason or "stop", choice.stop_reason)

@@ -19,9 +19,9 @@ from dynamo.api.responses.compaction import SUMMARY_HEAD, unsealed_summary
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.openai import (
     ChatCompletionRequest,
+    ChatMessage,
     ContentPart,
     FunctionCall,
-    Message,
     ResponseFormat,
     ToolCall,
     validate_chat,
@@ -35,14 +35,14 @@ from dynamo.protocols.responses import (
     FunctionTool,
     InputImage,
     InputText,
-    JsonFormat,
+    JsonObjectFormat,
     MessageItem,
     OutputText,
-    PromptFields,
     ReasoningItem,
     Refusal,
     Response,
     ResponseRequest,
+    ResponsesPromptFields,
     SchemaFormat,
     ShownReasoning,
     ShownTool,
@@ -69,10 +69,10 @@ PARAMETERS: Mapping[str, str] = {
 """Field of the Responses API request, by the chat field it was converted to; used in error messages."""
 
 
-def to_chat(request: PromptFields, items: Iterable[StoredItem]) -> ChatCompletionRequest:
+def to_chat(request: ResponsesPromptFields, items: Iterable[StoredItem]) -> ChatCompletionRequest:
     """Return the chat request for these items. Raise `InvalidArgument`."""
     refuse_prompt(request)
-    messages = [] if request.instructions is None else [Message(role="system", content=request.instructions)]
+    messages = [] if request.instructions is None else [ChatMessage(role="system", content=request.instructions)]
     messages += messages_of(items)
     if request.model is None:
         raise InvalidArgument(f"{MALFORMED}missing field `model`", param="model")
@@ -178,10 +178,10 @@ def shown_reasoning(request: ResponseRequest) -> ShownReasoning | None:
 # ---- the conversation -----------------------------------------------------------------------------------------------
 
 
-def messages_of(items: Iterable[StoredItem]) -> list[Message]:
+def messages_of(items: Iterable[StoredItem]) -> list[ChatMessage]:
     """Return the chat messages of items. Consecutive reasoning, text and calls of the assistant form one message."""
-    messages: list[Message] = []
-    turn: Message | None = None
+    messages: list[ChatMessage] = []
+    turn: ChatMessage | None = None
     """The assistant's message that may still be extended."""
     for item in items:
         match item:
@@ -197,18 +197,18 @@ def messages_of(items: Iterable[StoredItem]) -> list[Message]:
                 turn.content = content_of(item.content)
             case MessageItem():
                 turn = None
-                messages.append(Message(role=item.role, content=content_of(item.content)))
+                messages.append(ChatMessage(role=item.role, content=content_of(item.content)))
             case CompactionItem():
                 turn = None
-                messages.append(Message(role="user", content=SUMMARY_HEAD + unsealed_summary(item)))
+                messages.append(ChatMessage(role="user", content=SUMMARY_HEAD + unsealed_summary(item)))
             case FunctionOutputItem():
                 turn = None
-                messages.append(Message(role="tool", content=content_of(item.output), tool_call_id=item.call_id))
+                messages.append(ChatMessage(role="tool", content=content_of(item.output), tool_call_id=item.call_id))
     return messages
 
 
-def _assistant(messages: list[Message]) -> Message:
-    turn = Message(role="assistant")
+def _assistant(messages: list[ChatMessage]) -> ChatMessage:
+    turn = ChatMessage(role="assistant")
     messages.append(turn)
     return turn
 
@@ -262,7 +262,7 @@ def _part(part: InputText | InputImage | OutputText | Refusal) -> ContentPart:
 # ---- tools and formats ----------------------------------------------------------------------------------------------
 
 
-def choose_tools(request: PromptFields, chat: ChatCompletionRequest) -> None:
+def choose_tools(request: ResponsesPromptFields, chat: ChatCompletionRequest) -> None:
     """Set the tools and the tool choice of the chat. Raise `InvalidArgument`."""
     tools = request.tools or []
     for number, tool in enumerate(tools):
@@ -300,7 +300,7 @@ def known_tools(names: Iterable[str], tools: Sequence[FunctionTool]) -> None:
 def response_format(text: TextOptions) -> ResponseFormat | None:
     """Return the response format, None for free text."""
     match text.format:
-        case JsonFormat():
+        case JsonObjectFormat():
             return ResponseFormat(type="json_object")
         case SchemaFormat():
             schema = {"name": text.format.name, "schema": text.format.schema, "strict": text.format.strict}
@@ -330,7 +330,7 @@ REFUSED_ANSWER: UnsupportedFields = (
 )
 
 
-def refuse_prompt(request: PromptFields) -> None:
+def refuse_prompt(request: ResponsesPromptFields) -> None:
     """Raise `InvalidArgument` for unsupported fields that would change the prompt."""
     refuse_fields(request, REFUSED_PROMPT)
     reasoning = request.reasoning

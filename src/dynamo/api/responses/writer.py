@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dynamo.api.content_blocks import BlockKind, BlockWriter, ContentBlock
 from dynamo.api.responses.ids import item_id
 from dynamo.core.codec import json_encode
-from dynamo.parsers.base import Content, Event
+from dynamo.parsers.base import ContentDelta, Event
 from dynamo.protocols.engine import CompletionUsage
 from dynamo.protocols.responses import (
     CachedTokens,
@@ -24,8 +24,8 @@ from dynamo.protocols.responses import (
     ReasoningTokens,
     Response,
     ResponseFailure,
+    ResponseTopLogprob,
     ResponseUsage,
-    TopLogprob,
 )
 from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.postprocessor import DONE, FinishedChoice, TokenEntry
@@ -205,15 +205,15 @@ def usage_of(usage: CompletionUsage) -> ResponseUsage:
 
 def logprob_of(entry: TokenEntry) -> Logprob:
     """Return a token's logprob in the form of a message's text."""
-    tops = [TopLogprob(text, logprob, list(raw)) for text, raw, logprob in entry.top]
+    tops = [ResponseTopLogprob(text, logprob, list(raw)) for text, raw, logprob in entry.top]
     return Logprob(entry.text, entry.logprob or 0.0, list(entry.raw), tops)
 
 
 def entries_of_text(events: Sequence[Event], entries: Sequence[TokenEntry]) -> Sequence[TokenEntry]:
     """Return the tokens of the text before any other event: all tokens if there is only text."""
-    if all(isinstance(event, Content) for event in events):
+    if all(isinstance(event, ContentDelta) for event in events):
         return entries
-    left = len(events[0].text) if isinstance(events[0], Content) else 0
+    left = len(events[0].text) if isinstance(events[0], ContentDelta) else 0
     count = 0
     while left > 0 and count < len(entries):
         left -= len(entries[count].text)

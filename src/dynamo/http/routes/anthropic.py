@@ -16,8 +16,8 @@ from dynamo.core.config import read_bool, setting
 from dynamo.http.routes.prompt_count import count_prompt, counted_model
 from dynamo.http.routes.table import ENGINE_REFUSALS, Operation, RouteContext, RouteTable
 from dynamo.protocols.anthropic import (
+    AnthropicMessage,
     ErrorMessage,
-    Message,
     MessageCountRequest,
     MessagesRequest,
     MessageTokens,
@@ -57,7 +57,12 @@ def add(routes: RouteTable, context: RouteContext) -> None:
         PATH,
         pages.handle_message,
         Operation(
-            "Create a message", MessagesRequest, Message, streams=True, refusals=ENGINE_REFUSALS, error=ErrorMessage
+            "Create a message",
+            MessagesRequest,
+            AnthropicMessage,
+            streams=True,
+            refusals=ENGINE_REFUSALS,
+            error=ErrorMessage,
         ),
         variable=VARIABLE,
         error_body=error_body,

@@ -43,10 +43,10 @@ from dynamo.protocols.responses import (
     InputItem,
     ItemPage,
     MessageItem,
-    PromptFields,
     Response,
     ResponseDeleted,
     ResponseRequest,
+    ResponsesPromptFields,
     StoredItem,
     TokenCount,
     TokenCountRequest,
@@ -66,7 +66,7 @@ from dynamo.serving.response_stream import RequestAccount, ResponseStream
 
 ITEMS_HERE_MAX = 256  # More items are converted in a thread.
 
-P = TypeVar("P", bound=PromptFields)
+P = TypeVar("P", bound=ResponsesPromptFields)
 
 
 def add(routes: RouteTable, context: RouteContext) -> None:
@@ -233,7 +233,7 @@ class ResponsePages:
 
     async def _items(
         self,
-        request: PromptFields,
+        request: ResponsesPromptFields,
         given: list[InputItem],
         account: RequestAccount | None,
         session: ResponseSession | None = None,
@@ -265,7 +265,11 @@ class ResponsePages:
         return before
 
     async def _chat(
-        self, request: PromptFields, items: list[StoredItem], account: RequestAccount | None, answer_tokens: int
+        self,
+        request: ResponsesPromptFields,
+        items: list[StoredItem],
+        account: RequestAccount | None,
+        answer_tokens: int,
     ) -> ChatCompletionRequest:
         """Return the chat of these items; `truncation: auto` drops the oldest if they are too many. Raise `InvalidArgument`."""
         chat = (

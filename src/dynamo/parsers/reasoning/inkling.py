@@ -11,7 +11,7 @@ import re
 from collections import deque
 from enum import Enum
 
-from dynamo.parsers.base import Content, Reasoning
+from dynamo.parsers.base import ContentDelta, ReasoningDelta
 from dynamo.parsers.json_object import JsonObject
 from dynamo.parsers.markers import MarkedText, Output, Scanner
 
@@ -26,7 +26,7 @@ _INSIDE = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
 _MAY_BE_NAME = re.compile(r"[ \t]*[\w.:-]*")
 
 
-class _At(Enum):
+class _InklingState(Enum):
     """Position in the format."""
 
     HEAD = "at the beginning of a message, where a tool's name may follow"
@@ -74,7 +74,7 @@ class InklingParser(MarkedText):
         self._scanner = Scanner(MARKERS)
         self._output = Output(MARKERS)
         self._leaves_calls = leaves_calls
-        self._at = _At.THOUGHTS if is_inside else _At.HEAD
+        self._at = _InklingState.THOUGHTS if is_inside else _InklingState.HEAD
         self._name = ""
         """Text that may be the name of a tool."""
         self._call = JsonObject()
@@ -108,7 +108,7 @@ class InklingParser(MarkedText):
                     self._decide(is_closed=is_closed)
             elif not marker:
                 self._read_text(text)
-            elif self._at is _At.TOOL and self._call.is_in_string:
+            elif self._at is _InklingState.TOOL and self._call.is_in_string:
                 self._string_end = StringEnd()
                 self._undecided.append(("", marker))
             else:
@@ -129,61 +129,61 @@ class InklingParser(MarkedText):
         if text:
             self._emit_call(text)
         elif self._leaves_calls:
-            self._output.emit_as_is(Content, marker)
+            self._output.emit_as_is(ContentDelta, marker)
         else:
             self._output.cut()
 
     def _read_text(self, text: str) -> None:
         match self._at:
-            case _At.HEAD:
+            case _InklingState.HEAD:
                 self._name += text
                 if len(self._name) > NAME_CHARS_MAX or not _MAY_BE_NAME.fullmatch(self._name):
                     self._release()
-                    self._at = _At.CONTENT
-            case _At.CONTENT:
-                self._output.emit(Content, text)
-            case _At.THOUGHTS:
-                self._output.emit(Reasoning, text)
-            case _At.TOOL:
+                    self._at = _InklingState.CONTENT
+            case _InklingState.CONTENT:
+                self._output.emit(ContentDelta, text)
+            case _InklingState.THOUGHTS:
+                self._output.emit(ReasoningDelta, text)
+            case _InklingState.TOOL:
                 self._call.feed(text)
                 self._emit_call(text)
-            case _At.DROPPED:
+            case _InklingState.DROPPED:
                 pass
 
     def _read_marker(self, marker: str) -> None:
-        if marker == INVOKE and self._at is _At.HEAD:
+        if marker == INVOKE and self._at is _InklingState.HEAD:
             self._output.cut()
             self._begin_call()
             return
         self._release()
         self._output.cut()
-        if self._at is _At.TOOL:
+        if self._at is _InklingState.TOOL:
             self._emit_call(END if self._leaves_calls else "")
-        self._at = _AFTER.get(marker, _At.CONTENT)
+        self._at = _AFTER.get(marker, _InklingState.CONTENT)
 
     def _begin_call(self) -> None:
         name, self._name = self._name, ""
-        self._at, self._call = _At.TOOL, JsonObject()
+        self._at, self._call = _InklingState.TOOL, JsonObject()
         if self._leaves_calls:
             self._emit_call(MESSAGE + name + INVOKE)
 
     def _emit_call(self, text: str) -> None:
         if self._leaves_calls:
-            self._output.emit_as_is(Content, text)
+            self._output.emit_as_is(ContentDelta, text)
         else:
-            self._output.emit(Reasoning, text)
+            self._output.emit(ReasoningDelta, text)
 
     def _release(self) -> None:
         """Emit the text held back, which is no name."""
         text, self._name = self._name, ""
-        self._output.emit(Content, text)
+        self._output.emit(ContentDelta, text)
 
 
 _AFTER = {
-    MESSAGE: _At.HEAD,
-    THINKING: _At.THOUGHTS,
-    TEXT: _At.CONTENT,
-    IMAGE: _At.DROPPED,
-    AUDIO: _At.DROPPED,
+    MESSAGE: _InklingState.HEAD,
+    THINKING: _InklingState.THOUGHTS,
+    TEXT: _InklingState.CONTENT,
+    IMAGE: _InklingState.DROPPED,
+    AUDIO: _InklingState.DROPPED,
 }
 """Position after each marker; the others end a message."""

@@ -6,7 +6,7 @@
 The channel `tools` is passed on unchanged if a parser of tool calls follows, and counts as reasoning otherwise.
 """
 
-from dynamo.parsers.base import Content, Reasoning
+from dynamo.parsers.base import ContentDelta, ReasoningDelta
 from dynamo.parsers.markers import MarkedText, Output, Scanner, TextKind
 
 OPEN, CLOSE, SEP, END = "<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"
@@ -25,14 +25,14 @@ class KimiK3Parser(MarkedText):
         self._scanner = Scanner(MARKERS)
         self._output = Output(MARKERS)
         self._leaves_calls = leaves_calls
-        self._kind: TextKind = Reasoning if is_inside else Content
+        self._kind: TextKind = ReasoningDelta if is_inside else ContentDelta
         self._is_in_tools = False
         self._tag: str | None = None
         """The tag being read, from its first marker on."""
 
     def _end(self) -> None:
         if self._tag is not None and self._is_in_tools and self._leaves_calls:
-            self._output.emit_as_is(Content, self._tag)
+            self._output.emit_as_is(ContentDelta, self._tag)
 
     def _read(self, text: str) -> None:
         if self._tag is None:
@@ -69,21 +69,21 @@ class KimiK3Parser(MarkedText):
         name = words[0] if words else ""
         if name == TOOLS:
             if is_opening:
-                self._is_in_tools, self._kind = True, Reasoning
+                self._is_in_tools, self._kind = True, ReasoningDelta
             self._emit_tag(tag)
             if not is_opening:
-                self._is_in_tools, self._kind = False, Content
+                self._is_in_tools, self._kind = False, ContentDelta
         elif self._is_in_tools:
             self._emit_tag(tag)
         else:
-            self._kind = Reasoning if is_opening and name == THINK else Content
+            self._kind = ReasoningDelta if is_opening and name == THINK else ContentDelta
 
     def _emit_tag(self, tag: str) -> None:
         if self._leaves_calls:
-            self._output.emit_as_is(Content, tag + SEP)
+            self._output.emit_as_is(ContentDelta, tag + SEP)
 
     def _emit(self, text: str) -> None:
         if self._is_in_tools and self._leaves_calls:
-            self._output.emit_as_is(Content, text)
+            self._output.emit_as_is(ContentDelta, text)
         else:
             self._output.emit(self._kind, text)

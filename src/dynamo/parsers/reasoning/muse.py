@@ -10,7 +10,7 @@ other recipients are tool calls: passed on unchanged if a parser of tool calls f
 import re
 from enum import Enum
 
-from dynamo.parsers.base import Content, Reasoning
+from dynamo.parsers.base import ContentDelta, ReasoningDelta
 from dynamo.parsers.markers import MarkedText, Output, Scanner
 
 START, MESSAGE, EOM, EOT = "<|start|>", "<|message|>", "<|eom|>", "<|eot|>"
@@ -26,7 +26,7 @@ _MAY_BE_HEADER = re.compile(r"\s*(?:t|to|to=[^\s<]*\s*)?")
 _HEADER_IN_THOUGHTS = re.compile(r"(?:(?<=\s)|^)(?:t|to|to=[^\s<]*)\Z")
 
 
-class _At(Enum):
+class _MuseState(Enum):
     """Position in the format."""
 
     BEGINNING = "where a header without its beginning may follow"
@@ -44,7 +44,7 @@ class MuseParser(MarkedText):
         self._scanner = Scanner(MARKERS)
         self._output = Output(MARKERS)
         self._leaves_calls = leaves_calls
-        self._at = _At.THOUGHTS if is_inside else _At.BEGINNING
+        self._at = _MuseState.THOUGHTS if is_inside else _MuseState.BEGINNING
         self._held = ""
         """Text that is, or may be, a header."""
         self._last = ""
@@ -56,20 +56,20 @@ class MuseParser(MarkedText):
 
     def _read(self, text: str) -> None:
         match self._at:
-            case _At.CONTENT:
-                self._output.emit(Content, text)
-            case _At.TOOL:
+            case _MuseState.CONTENT:
+                self._output.emit(ContentDelta, text)
+            case _MuseState.TOOL:
                 self._call(text)
-            case _At.THOUGHTS:
+            case _MuseState.THOUGHTS:
                 self._think(text)
             case _:
                 self._read_header(text)
 
     def _read_header(self, text: str) -> None:
         self._held += text
-        is_bare = self._at is _At.BEGINNING
+        is_bare = self._at is _MuseState.BEGINNING
         if len(self._held) > HEADER_CHARS_MAX or (is_bare and not _MAY_BE_HEADER.fullmatch(self._held)):
-            self._at = _At.CONTENT
+            self._at = _MuseState.CONTENT
             self._release()
 
     def _think(self, text: str) -> None:
@@ -81,56 +81,58 @@ class MuseParser(MarkedText):
             text = text[: len(text) - len(self._held)]
         if text:
             self._last = text[-1]
-            self._output.emit(Reasoning, text)
+            self._output.emit(ReasoningDelta, text)
 
     def _release(self) -> None:
         """Emit the text held back, which is no header."""
         text, self._held = self._held, ""
-        if self._at is _At.THOUGHTS:
-            self._output.emit(Reasoning, text)
-        elif self._at is not _At.HEADER:
-            self._output.emit(Content, text)
+        if self._at is _MuseState.THOUGHTS:
+            self._output.emit(ReasoningDelta, text)
+        elif self._at is not _MuseState.HEADER:
+            self._output.emit(ContentDelta, text)
 
     def _pass(self, marker: str) -> None:
         if marker == MESSAGE:
             found = _RECIPIENT.search(self._held)
-            if self._at in (_At.HEADER, _At.BEGINNING) or (self._at is _At.THOUGHTS and found is not None):
+            if self._at in (_MuseState.HEADER, _MuseState.BEGINNING) or (
+                self._at is _MuseState.THOUGHTS and found is not None
+            ):
                 if found is None:
                     self._release()
                 self._output.cut()
                 self._begin_message(found[1] if found else None)
                 return
-            if self._at is _At.THOUGHTS:
+            if self._at is _MuseState.THOUGHTS:
                 self._release()
             self._output.cut()
             return
-        if self._at is not _At.HEADER:
+        if self._at is not _MuseState.HEADER:
             self._release()
         self._output.cut()
         self._end_message(marker)
-        self._at = _At.HEADER if marker == START else _At.CONTENT
+        self._at = _MuseState.HEADER if marker == START else _MuseState.CONTENT
         self._held = ""
 
     def _begin_message(self, recipient: str | None) -> None:
         self._held = self._last = ""
         if recipient == "self":
-            self._at = _At.THOUGHTS
+            self._at = _MuseState.THOUGHTS
             if self._has_thought:
-                self._output.emit(Reasoning, SEPARATOR)
+                self._output.emit(ReasoningDelta, SEPARATOR)
             self._has_thought = True
         elif recipient in (None, "user"):
-            self._at = _At.CONTENT
+            self._at = _MuseState.CONTENT
         else:
-            self._at = _At.TOOL
+            self._at = _MuseState.TOOL
             if self._leaves_calls:
-                self._output.emit_as_is(Content, f"{START}assistant to={recipient}{MESSAGE}")
+                self._output.emit_as_is(ContentDelta, f"{START}assistant to={recipient}{MESSAGE}")
 
     def _end_message(self, marker: str) -> None:
-        if self._at is _At.TOOL and self._leaves_calls:
-            self._output.emit_as_is(Content, marker if marker in (EOM, EOT) else EOM)
+        if self._at is _MuseState.TOOL and self._leaves_calls:
+            self._output.emit_as_is(ContentDelta, marker if marker in (EOM, EOT) else EOM)
 
     def _call(self, text: str) -> None:
         if self._leaves_calls:
-            self._output.emit_as_is(Content, text)
+            self._output.emit_as_is(ContentDelta, text)
         else:
-            self._output.emit(Reasoning, text)
+            self._output.emit(ReasoningDelta, text)

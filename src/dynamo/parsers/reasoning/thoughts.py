@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dynamo.parsers.base import Content, Event, Reasoning
+from dynamo.parsers.base import ContentDelta, Event, ReasoningDelta
 from dynamo.parsers.markers import MarkedText, Output, Scanner
 
 
@@ -72,16 +72,16 @@ class BracketParser(MarkedText):
 
     def _read(self, text: str) -> None:
         if self._until is not None:
-            self._output.emit_as_is(Content, text)
+            self._output.emit_as_is(ContentDelta, text)
             return
         if self._label:
             text = self._without_label(text)
-        self._output.emit(Reasoning if self._is_inside else Content, text)
+        self._output.emit(ReasoningDelta if self._is_inside else ContentDelta, text)
 
     def _pass(self, marker: str) -> None:
         brackets = self._brackets
         if self._until is not None:
-            self._output.emit_as_is(Content, marker)
+            self._output.emit_as_is(ContentDelta, marker)
             self._until = None if marker == self._until else self._until
             return
         self._end_label()
@@ -89,7 +89,7 @@ class BracketParser(MarkedText):
             self._is_inside = False
             self._output.cut()
         if marker not in brackets.markers:
-            self._output.emit(Reasoning if self._is_inside else Content, marker)
+            self._output.emit(ReasoningDelta if self._is_inside else ContentDelta, marker)
             if not self._is_inside:
                 self._until = self._blocks.get(marker)
             return
@@ -109,7 +109,7 @@ class BracketParser(MarkedText):
     def _end_label(self) -> None:
         """Emit the beginning of a label that was not completed as reasoning."""
         text, self._label, self._label_read = self._label_read, "", ""
-        self._output.emit(Reasoning, text)
+        self._output.emit(ReasoningDelta, text)
 
 
 class InlineParser:
@@ -123,7 +123,7 @@ class InlineParser:
         if not text:
             return []
         opening, self._opening = self._opening, ""
-        return [Content(opening + text)]
+        return [ContentDelta(opening + text)]
 
     def finish(self) -> list[Event]:
         """See `Parser.finish`."""

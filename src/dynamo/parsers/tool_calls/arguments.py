@@ -55,7 +55,7 @@ class Arguments:
     def parameter(self, name: str, types: frozenset[str], *, is_framed: bool = False) -> "Parameter":
         """Return a parameter whose text follows. Framed text is on lines of its own."""
         if types == STRING or types == STRING | {"null"}:
-            return Text(self, name, is_nullable="null" in types, is_framed=is_framed)
+            return StringArgument(self, name, is_nullable="null" in types, is_framed=is_framed)
         return Typed(self, name, types, is_framed=is_framed)
 
 
@@ -69,7 +69,7 @@ class Parameter(Protocol):
         """End its text."""
 
 
-class Text:
+class StringArgument:
     """A string."""
 
     def __init__(self, arguments: Arguments, name: str, *, is_nullable: bool, is_framed: bool) -> None:

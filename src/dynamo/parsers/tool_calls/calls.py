@@ -15,7 +15,7 @@ Malformed text is handled in the same way in all formats:
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from dynamo.parsers.base import CallArguments, CallBegin, Content, Event, Tool
+from dynamo.parsers.base import CallArguments, CallBegin, ContentDelta, Event, Tool
 from dynamo.parsers.markers import Output
 from dynamo.parsers.tool_calls.reader import Reader, Reading, ignore, landmarks
 from dynamo.parsers.tool_calls.schemas import Schemas
@@ -72,7 +72,7 @@ class CallParser(ABC):
 
     def content(self, text: str) -> None:
         """Emit content."""
-        self._output.emit(Content, text)
+        self._output.emit(ContentDelta, text)
 
     def unstop(self, tape: Sequence[str]) -> None:
         """Turn a stop that begins no call into content, and read the text after it again."""

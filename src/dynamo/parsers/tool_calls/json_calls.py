@@ -21,7 +21,7 @@ EXAMPLE = '{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}'
 
 
 @dataclass(frozen=True, slots=True)
-class JsonFormat:
+class JsonCallFormat:
     """Markers around the objects, and names of their keys."""
 
     openers: tuple[str, ...]
@@ -38,7 +38,7 @@ class JsonCallParser(CallParser):
     """Parser of one choice."""
 
     def __init__(
-        self, tools: Sequence[Tool], form: JsonFormat, markers: Sequence[str] = (), stops: Sequence[str] = ()
+        self, tools: Sequence[Tool], form: JsonCallFormat, markers: Sequence[str] = (), stops: Sequence[str] = ()
     ) -> None:
         """`markers` and `stops` are those that the format has in addition to its openers and closers."""
         super().__init__(tools, (*form.openers, *form.closers, *markers), (*stops, *(BARE if form.is_bare else ())))
@@ -299,7 +299,7 @@ class Phi4CallParser(JsonCallParser):
             self.unstop([mark, space, opening, inside])
 
 
-def family(name: str, form: JsonFormat, example: str, aliases: tuple[str, ...] = ()) -> ToolCallFamily:
+def family(name: str, form: JsonCallFormat, example: str, aliases: tuple[str, ...] = ()) -> ToolCallFamily:
     """Return a family of this kind."""
     return ToolCallFamily(
         name=name,
@@ -310,23 +310,23 @@ def family(name: str, form: JsonFormat, example: str, aliases: tuple[str, ...] =
     )
 
 
-HERMES = JsonFormat(openers=("<tool_call>",), closers=("</tool_call>",))
-MISTRAL = JsonFormat(openers=(TOOL_CALLS_MARK,), closers=("[/TOOL_CALLS]",), unclosed=(TOOL_CALLS_MARK,))
-PHI4 = JsonFormat(openers=("functools[",), unclosed=("functools[", FUNCTOOLS))
-INKLING = JsonFormat(openers=(INVOKE,), closers=(END,), argument_keys=("args", "arguments"), is_bare=False)
+HERMES = JsonCallFormat(openers=("<tool_call>",), closers=("</tool_call>",))
+MISTRAL = JsonCallFormat(openers=(TOOL_CALLS_MARK,), closers=("[/TOOL_CALLS]",), unclosed=(TOOL_CALLS_MARK,))
+PHI4 = JsonCallFormat(openers=("functools[",), unclosed=("functools[", FUNCTOOLS))
+INKLING = JsonCallFormat(openers=(INVOKE,), closers=(END,), argument_keys=("args", "arguments"), is_bare=False)
 _INKLING_OTHERS = (MESSAGE, TEXT, THINKING, END_SAMPLING)
 
 FAMILIES = (
     family("hermes", HERMES, f"<tool_call>\n{EXAMPLE}\n</tool_call>", aliases=("qwen25",)),
     family(
         "default",
-        JsonFormat(("<TOOLCALL>", "<|python_tag|>"), ("</TOOLCALL>",), unclosed=("<|python_tag|>",)),
+        JsonCallFormat(("<TOOLCALL>", "<|python_tag|>"), ("</TOOLCALL>",), unclosed=("<|python_tag|>",)),
         EXAMPLE,
     ),
-    family("nemotron_deci", JsonFormat(("<TOOLCALL>",), ("</TOOLCALL>",)), f"<TOOLCALL>[{EXAMPLE}]</TOOLCALL>"),
+    family("nemotron_deci", JsonCallFormat(("<TOOLCALL>",), ("</TOOLCALL>",)), f"<TOOLCALL>[{EXAMPLE}]</TOOLCALL>"),
     family(
         "llama3_json",
-        JsonFormat(("<|python_tag|>",), unclosed=("<|python_tag|>",)),
+        JsonCallFormat(("<|python_tag|>",), unclosed=("<|python_tag|>",)),
         '<|python_tag|>{"name": "get_weather", "parameters": {"city": "Oslo", "days": 2}}',
     ),
     ToolCallFamily(
@@ -335,7 +335,7 @@ FAMILIES = (
         markers=(*MISTRAL.openers, *MISTRAL.closers, ARGS, CALL_ID),
         example=f"[TOOL_CALLS][{EXAMPLE}]",
     ),
-    family("jamba", JsonFormat(("<tool_calls>",), ("</tool_calls>",)), f"<tool_calls>[{EXAMPLE}]</tool_calls>"),
+    family("jamba", JsonCallFormat(("<tool_calls>",), ("</tool_calls>",)), f"<tool_calls>[{EXAMPLE}]</tool_calls>"),
     ToolCallFamily(
         name="phi4",
         make=lambda tools: Phi4CallParser(tools, PHI4, stops=(FUNCTOOLS,)),

@@ -57,7 +57,7 @@ WIDE = re.compile(r"\d{7,}|%[-+ #0]*\*|\{[^{}]*\{")
 """Pattern of formats with a width of a million or more, or with a width taken from a value."""
 
 
-class Refused(TemplateError):
+class TemplateRefused(TemplateError):
     """A template called `raise_exception`, or exceeded a bound."""
 
 
@@ -108,7 +108,7 @@ class Bounds:
         self._deadline_s = self._now() + budget.seconds
 
     def loop(self, values: Any) -> Any:
-        """Return the values to iterate over. Raise `Refused` or `OverBudget`."""
+        """Return the values to iterate over. Raise `TemplateRefused` or `OverBudget`."""
         self._check_time()
         try:
             turns = len(values)
@@ -199,7 +199,7 @@ class Bounds:
     def fail(self, reason: str) -> NoReturn:
         if self.is_local:
             raise OverBudget(reason)
-        raise Refused(reason)
+        raise TemplateRefused(reason)
 
     def _check_time(self) -> None:
         if self._now() > self._deadline_s:
@@ -275,7 +275,7 @@ class Environment(ImmutableSandboxedEnvironment):
         """Return `text.format` as the sandbox allows it."""
         wrapped = super().wrap_str_format(value)
         if wrapped is not None and WIDE.search(value.__self__):
-            raise Refused("it formats text with a width that is not a small number")
+            raise TemplateRefused("it formats text with a width that is not a small number")
         return wrapped
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -365,7 +365,7 @@ def _filtered(node: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Filter:
     return nodes.Filter(cast("nodes.Expr", node), name, list(args), [], None, None, lineno=node.lineno)
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """`{% generation %}…{% endgeneration %}` marks the assistant's text, for training; rendering ignores it."""
 
     tags = {"generation"}  # noqa: RUF012  (Jinja's interface)
@@ -387,7 +387,7 @@ class BoundedNamespace(Namespace):
 
 def environment(now: Callable[[], datetime]) -> Environment:
     """Return the environment that Hugging Face gives templates, with bounds."""
-    made = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    made = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
     made.globals["raise_exception"] = _raise_exception
     made.globals["strftime_now"] = _Clock(now).strftime_now
     made.globals["namespace"] = BoundedNamespace
@@ -406,7 +406,7 @@ class _Clock:
 
     def strftime_now(self, format: str) -> str:
         if len(format) > DATE_FORMAT_CHARS_MAX:
-            raise Refused(f"it formats a date with more than {DATE_FORMAT_CHARS_MAX} characters")
+            raise TemplateRefused(f"it formats a date with more than {DATE_FORMAT_CHARS_MAX} characters")
         return self.now().strftime(format)
 
 
@@ -592,4 +592,4 @@ def _check_replacement(text: str, args: tuple[Any, ...], bounds: Bounds) -> None
 
 
 def _raise_exception(message: str) -> NoReturn:
-    raise Refused(message)
+    raise TemplateRefused(message)

@@ -18,7 +18,7 @@ from jinja2 import TemplateError
 from dynamo.core.child_pool import ChildError, ChildOutOfMemory, ChildPool, ChildPoolBusy, ChildTimeout
 from dynamo.core.errors import ConfigError, InvalidArgument, Overloaded, Unknown
 from dynamo.model_card.card import ModelFiles, read_bytes, read_json
-from dynamo.protocols.openai import Message
+from dynamo.protocols.openai import ChatMessage
 from dynamo.text.chat_template.child import MESSAGE_CHARS_MAX
 from dynamo.text.chat_template.sandbox import (
     BOUNDS_KEY,
@@ -33,7 +33,7 @@ from dynamo.text.chat_template.sandbox import (
     joined,
     may_be_local,
 )
-from dynamo.text.chat_template.turns import INSTRUCTIONS, MEDIA, Form, Turn, conversation
+from dynamo.text.chat_template.turns import INSTRUCTIONS, MEDIA, TemplateForm, Turn, conversation
 
 SPECIAL_TOKENS = (
     "bos_token",
@@ -130,7 +130,7 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -206,7 +206,7 @@ class ChatTemplate:
             raise _refused(f"its values cannot be sent to a child process: {error}") from None
         return prompt
 
-    def _find_form(self, templates: Mapping[str, str]) -> Form:
+    def _find_form(self, templates: Mapping[str, str]) -> TemplateForm:
         """Determine the template's form from renderings of conversations that differ in one aspect."""
         has_parts = self._shows([_user([_text(PROBE)])]) and not self._shows([_user(PROBE)])
         has_developers = any("developer" in source for source in templates.values())
@@ -220,7 +220,7 @@ class ChatTemplate:
             CALLED in with_text or with_null is None or CALLED not in with_null
         )
         with_both = _calling("!", arguments, reasoning_content=".")
-        return Form(
+        return TemplateForm(
             has_developers=has_developers,
             has_parts=has_parts,
             media=self._media(has_parts),

@@ -1,7 +1,7 @@
 """Turns: conversion of messages into the form that a chat template expects. Pure.
 
 Templates differ in their input: content as text or as parts, arguments as text or as an object, one system turn or
-several. A template's form is determined once, from renderings of conversations that differ in one aspect (`Form`,
+several. A template's form is determined once, from renderings of conversations that differ in one aspect (`TemplateForm`,
 created by `text.chat_template.template`); if the template accepts the client's form, messages are passed unchanged.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from dynamo.protocols.openai import ContentPart, Message
+from dynamo.protocols.openai import ChatMessage, ContentPart
 
 TEXT_SEPARATOR = "\n"  # Joins the text parts of one message, as upstream does.
 SYSTEM_SEPARATOR = "\n\n"  # Joins several system turns into one.
@@ -33,7 +33,7 @@ Turn = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class TemplateForm:
     """Features of a template's input form."""
 
     has_developers: bool = False
@@ -58,7 +58,7 @@ class Form:
     """The id of a call is unrestricted; otherwise it is nine letters and digits."""
 
 
-def conversation(messages: Sequence[Message], form: Form) -> list[Turn]:
+def conversation(messages: Sequence[ChatMessage], form: TemplateForm) -> list[Turn]:
     """Convert messages into the template's form."""
     turns: list[Turn] = []
     is_leading = True
@@ -81,7 +81,7 @@ def _join_instructions(turns: list[Turn], turn: Turn) -> None:
         turns.insert(0, turn)
 
 
-def _turn(message: Message, form: Form) -> Turn:
+def _turn(message: ChatMessage, form: TemplateForm) -> Turn:
     role = "system" if message.role == "developer" and not form.has_developers else message.role
     turn: Turn = {"role": role, "content": _content(message, form)}
     if message.name is not None:
@@ -105,7 +105,7 @@ def _turn(message: Message, form: Form) -> Turn:
     return turn
 
 
-def _content(message: Message, form: Form) -> str | list[Turn] | None:
+def _content(message: ChatMessage, form: TemplateForm) -> str | list[Turn] | None:
     content = message.content
     if (
         not content
@@ -122,7 +122,7 @@ def _content(message: Message, form: Form) -> str | list[Turn] | None:
     return TEXT_SEPARATOR.join(_text(part) for part in content if part.type not in MEDIA)
 
 
-def _part(part: ContentPart, form: Form) -> Turn | None:
+def _part(part: ContentPart, form: TemplateForm) -> Turn | None:
     """Convert a part into the template's form; None if the template does not support it."""
     kind = MEDIA.get(part.type)
     if kind is None:
@@ -140,7 +140,7 @@ def _join(first: str | list[Turn], second: str | list[Turn]) -> str | list[Turn]
     return [*first, *second]
 
 
-def _arguments(arguments: str | dict[str, Any], form: Form) -> Any:
+def _arguments(arguments: str | dict[str, Any], form: TemplateForm) -> Any:
     """Convert a call's arguments into the template's form; text that is not a JSON object is unchanged."""
     if isinstance(arguments, str) and not form.has_text_arguments:
         try:
@@ -150,7 +150,7 @@ def _arguments(arguments: str | dict[str, Any], form: Form) -> Any:
     return arguments
 
 
-def _id(call_id: str | None, form: Form) -> str | None:
+def _id(call_id: str | None, form: TemplateForm) -> str | None:
     """Convert the id of a call into the template's form; equal for the call and its result."""
     if call_id is None or form.has_long_ids or SHORT_ID.fullmatch(call_id):
         return call_id

@@ -128,13 +128,13 @@ class _Fetch:
                 raise InvalidArgument(f"{remote.host} redirects to an invalid URL") from None
         raise InvalidArgument(f"more than {self._limits.redirects_max} redirects")
 
-    def _judged(self, response: "_Response") -> Media:
+    def _judged(self, response: "_MediaResponse") -> Media:
         if not response.is_good:
             raise InvalidArgument(f"the media's host responded with status {response.status}")
         return Media(bytes(response.body), response.content_type)
 
-    async def _get(self, remote: Remote) -> "_Response":
-        response = _Response(self._limits.file_bytes_max, self._accepts, self._head_bytes)
+    async def _get(self, remote: Remote) -> "_MediaResponse":
+        response = _MediaResponse(self._limits.file_bytes_max, self._accepts, self._head_bytes)
         part = "" if self._head_bytes is None else f"range: bytes=0-{self._head_bytes - 1}\r\n"
         async with self._connected(remote) as (reader, writer):
             writer.write(
@@ -184,7 +184,7 @@ class _Fetch:
         raise last
 
 
-class _Response:
+class _MediaResponse:
     """A response as it arrives; bytes above the limit are discarded. httptools calls its `on_` methods."""
 
     def __init__(self, bytes_max: int, accepts: tuple[str, ...], head_bytes: int | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from dynamo.core.errors import InvalidArgument
-from dynamo.protocols.openai import ContentPart, InputAudio, MediaUrl, Message
+from dynamo.protocols.openai import ChatMessage, ContentPart, InputAudio, MediaUrl
 from dynamo.protocols.openai_ranges import MEDIA_PARTS
 from dynamo.text.multimodal.source import FetchLimits, check_base64, check_data_url, environment_limits, is_data
 
@@ -18,7 +18,7 @@ SCHEMES = ("http://", "https://", "file://")
 ACCEPTS = {"image_url": ("image/",), "video_url": ("video/",), "audio_url": ("audio/",)}
 
 
-def media_of(messages: Sequence[Message], limits: FetchLimits | None = None) -> dict[str, list[dict[str, str]]]:
+def media_of(messages: Sequence[ChatMessage], limits: FetchLimits | None = None) -> dict[str, list[dict[str, str]]]:
     """Return all media in conversation order, by kind; empty if there are none.
 
     Raise `InvalidArgument` that names the part whose media cannot be fetched or read.
@@ -61,7 +61,7 @@ def check_sound(audio: InputAudio, spot: str, limits: FetchLimits) -> None:
         raise InvalidArgument(f"{spot}: {error}", param=spot) from None
 
 
-def has_media(messages: Sequence[Message]) -> bool:
+def has_media(messages: Sequence[ChatMessage]) -> bool:
     """Return whether there are any media; cheaper than `media_of`."""
     return any(
         part.type in MEDIA_PARTS or part.type == "input_audio"
@@ -76,7 +76,7 @@ def data_url(audio: InputAudio) -> str:
     return f"data:audio/{audio.format};base64,{audio.data}"
 
 
-def shown_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def shown_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """Return the conversation that the worker receives in addition to the tokens, with `data:` URLs emptied."""
     return [
         {key: value for key, value in msgspec.to_builtins(_without_data(message)).items() if value is not None}
@@ -84,7 +84,7 @@ def shown_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     ]
 
 
-def _without_data(message: Message) -> Message:
+def _without_data(message: ChatMessage) -> ChatMessage:
     if not isinstance(message.content, list):
         return message
     return msgspec.structs.replace(message, content=[_emptied(part) for part in message.content])

@@ -12,7 +12,7 @@ from dynamo.api.anthropic.convert import SEALED, hides_thoughts, to_chat
 from dynamo.api.sealed_text import sealed
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.anthropic import MessagesRequest, decode_message_count, decode_messages
-from dynamo.protocols.openai import ChatCompletionRequest, ContentPart, FunctionCall, Message, ToolCall
+from dynamo.protocols.openai import ChatCompletionRequest, ChatMessage, ContentPart, FunctionCall, ToolCall
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
@@ -26,7 +26,7 @@ def chat_of(*messages: Any, strip_preamble: bool = True, **fields: Any) -> ChatC
 
 def test_a_message_becomes_a_chat() -> None:
     chat = chat_of()
-    assert (chat.model, chat.messages, chat.max_tokens) == ("m", [Message("user", "hi")], 4096)
+    assert (chat.model, chat.messages, chat.max_tokens) == ("m", [ChatMessage("user", "hi")], 4096)
     assert (chat.tools, chat.thinking, chat.stop, chat.continue_final_message) == (None, None, None, None)
 
 
@@ -41,8 +41,8 @@ def test_what_concerns_the_answer_finds_its_place() -> None:
 
 def test_blocks_of_the_system_prompt_are_one_turn() -> None:
     chat = chat_of(system=[{"type": "text", "text": "one"}, {"type": "text", "text": "two"}])
-    assert chat.messages[0] == Message("system", "one\ntwo")
-    assert chat_of(system="").messages == [Message("user", "hi")]
+    assert chat.messages[0] == ChatMessage("system", "one\ntwo")
+    assert chat_of(system="").messages == [ChatMessage("user", "hi")]
 
 
 BILLING = "x-anthropic-billing-header: cc_version=2; cch=a1b2;"
@@ -53,8 +53,8 @@ BILLING = "x-anthropic-billing-header: cc_version=2; cch=a1b2;"
     [f"{BILLING}\nYou help.", [{"type": "text", "text": BILLING}, {"type": "text", "text": "You help."}]],
 )
 def test_the_billing_line_of_a_client_is_left_out(system: Any) -> None:
-    assert chat_of(system=system).messages[0] == Message("system", "You help.")
-    assert chat_of(system=system, strip_preamble=False).messages[0] == Message("system", f"{BILLING}\nYou help.")
+    assert chat_of(system=system).messages[0] == ChatMessage("system", "You help.")
+    assert chat_of(system=system, strip_preamble=False).messages[0] == ChatMessage("system", f"{BILLING}\nYou help.")
 
 
 def test_the_billing_line_is_only_looked_for_at_the_beginning() -> None:
@@ -78,14 +78,14 @@ def test_what_the_assistant_did_is_one_turn_and_results_are_turns_of_their_own()
         tools=[TOOL],
     )  # fmt: skip
     assert chat.messages == [
-        Message("user", "hi"),
-        Message(
+        ChatMessage("user", "hi"),
+        ChatMessage(
             "assistant", "Let me.", tool_calls=[ToolCall(FunctionCall("f", '{"a":1}'), "t1")], reasoning_content="hm"
         ),
-        Message("tool", "42", tool_call_id="t1"),
-        Message("tool", "43", tool_call_id="t2"),
-        Message("tool", "", tool_call_id="t3"),
-        Message("user", "Well?"),
+        ChatMessage("tool", "42", tool_call_id="t1"),
+        ChatMessage("tool", "43", tool_call_id="t2"),
+        ChatMessage("tool", "", tool_call_id="t3"),
+        ChatMessage("user", "Well?"),
     ]
 
 
@@ -106,7 +106,7 @@ def test_an_answer_that_was_begun_is_gone_on_with() -> None:
 
 def test_an_answer_of_nothing_was_not_begun() -> None:
     chat = chat_of(USER, {"role": "assistant", "content": []})
-    assert (chat.messages, chat.continue_final_message) == ([Message("user", "hi")], None)
+    assert (chat.messages, chat.continue_final_message) == ([ChatMessage("user", "hi")], None)
 
 
 def test_tools_and_choices_are_those_of_a_chat() -> None:
@@ -184,7 +184,7 @@ def test_what_asks_for_nothing_is_accepted() -> None:
         mcp_servers=[],
         speed="standard",
     )
-    assert chat.messages == [Message("user", "hi")]
+    assert chat.messages == [ChatMessage("user", "hi")]
 
 
 @given(bodies(MessagesRequest.__struct_encode_fields__, model="m", max_tokens=5, messages=[USER]))

@@ -13,7 +13,7 @@ from dynamo.api.anthropic.convert import SEALED
 from dynamo.api.anthropic.writer import MessageWriter
 from dynamo.api.sealed_text import unsealed
 from dynamo.core.codec import json_encode
-from dynamo.parsers.base import CallArguments, CallBegin, Content, Event, Reasoning
+from dynamo.parsers.base import CallArguments, CallBegin, ContentDelta, Event, ReasoningDelta
 from dynamo.protocols.engine import CompletionTokensDetails, CompletionUsage, PromptTokensDetails
 from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.postprocessor import TokenEntry
@@ -32,7 +32,7 @@ class Choice:
         self._events = list(events)
 
     def text(self) -> str:
-        return "".join(event.text for event in self._events if isinstance(event, Content))
+        return "".join(event.text for event in self._events if isinstance(event, ContentDelta))
 
     def events(self) -> list[Event]:
         return self._events
@@ -99,7 +99,7 @@ def assembled(events: list[Any]) -> Any:
 
 
 def test_a_text_is_told_in_anthropics_order() -> None:
-    events = stream([[Content("Hel")], [Content("lo")]])
+    events = stream([[ContentDelta("Hel")], [ContentDelta("lo")]])
     assert [event["type"] for event in events] == [
         "message_start", "ping", "content_block_start", "content_block_delta", "content_block_delta", "content_block_stop",
         "message_delta", "message_stop",
@@ -122,7 +122,7 @@ def test_however_an_answer_is_cut_its_stream_makes_the_whole_message(data: st.Da
 
 
 def test_thoughts_carry_a_signature_and_calls_their_input() -> None:
-    message = whole([Reasoning("hm"), CallBegin(0, "f", "call-0a-0b"), CallArguments(0, '{"a":1}')], "tool_calls")
+    message = whole([ReasoningDelta("hm"), CallBegin(0, "f", "call-0a-0b"), CallArguments(0, '{"a":1}')], "tool_calls")
     thought, call = message["content"]
     assert thought["thinking"] == "hm" and thought["signature"]
     assert call == {"type": "tool_use", "id": "toolu_0a0b", "name": "f", "input": {"a": 1}}
@@ -135,7 +135,7 @@ def test_the_id_that_a_model_gave_its_call_stays() -> None:
 
 
 def test_hidden_thoughts_are_in_the_signature_alone() -> None:
-    events = stream([[Reasoning("hm"), Content("x")]], hides_thoughts=True)
+    events = stream([[ReasoningDelta("hm"), ContentDelta("x")]], hides_thoughts=True)
     block = assembled(events)["content"][0]
     assert block["thinking"] == "" and unsealed(SEALED, block["signature"]) == "hm"
     assert all(event.get("delta", {}).get("type") != "thinking_delta" for event in events)
@@ -155,7 +155,7 @@ def test_hidden_thoughts_are_in_the_signature_alone() -> None:
 def test_why_a_message_ends_is_said_in_anthropics_words(
     reason: str, stop_reason: Any, told: tuple[str, str | None]
 ) -> None:
-    message = whole([Content("x")], reason, stop_reason, stop_sequences=["END"])
+    message = whole([ContentDelta("x")], reason, stop_reason, stop_sequences=["END"])
     assert (message["stop_reason"], message["stop_sequence"]) == told
 
 
@@ -171,6 +171,6 @@ def test_a_failure_is_an_error_event() -> None:
 
 def test_thoughts_are_counted_where_somebody_counts_them() -> None:
     counted = CompletionUsage(5, 3, 8, None, CompletionTokensDetails(2))
-    message = MessageWriter("msg_1", "m").whole(Choice([Content("x")]), counted)
+    message = MessageWriter("msg_1", "m").whole(Choice([ContentDelta("x")]), counted)
     assert json.loads(json_encode(message.usage))["output_tokens_details"] == {"thinking_tokens": 2}
     assert message.usage.input_tokens == 5

@@ -7,7 +7,7 @@ from dynamo.api.responses.convert import messages_of
 from dynamo.api.responses.ids import new_response_id
 from dynamo.api.sealed_text import sealed
 from dynamo.core.errors import InvalidArgument
-from dynamo.protocols.openai import Message
+from dynamo.protocols.openai import ChatMessage
 from dynamo.protocols.responses import (
     CachedTokens,
     CompactionItem,
@@ -43,7 +43,7 @@ def test_compaction_keeps_messages_of_the_caller_and_ends_in_the_summary() -> No
     assert isinstance(developer, MessageItem) and isinstance(user, MessageItem)
     assert (developer.content, user.content, user.id) == ([InputText("be brief")], [InputText("hi")], "msg_1")
     assert isinstance(summary, CompactionItem) and unsealed_summary(summary) == "All said. €"
-    assert messages_of(found.output)[-1] == Message(
+    assert messages_of(found.output)[-1] == ChatMessage(
         role="user", content="Summary of the conversation so far:\nAll said. €"
     )
 

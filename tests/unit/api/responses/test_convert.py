@@ -10,7 +10,7 @@ from tests.unit.any_json import bodies
 
 from dynamo.api.responses.convert import check_results, messages_of, to_chat, to_response, without_oldest
 from dynamo.core.errors import InvalidArgument
-from dynamo.protocols.openai import ChatCompletionRequest, ContentPart, FunctionCall, Message, ToolCall
+from dynamo.protocols.openai import ChatCompletionRequest, ChatMessage, ContentPart, FunctionCall, ToolCall
 from dynamo.protocols.responses import (
     FunctionCallItem,
     FunctionOutputItem,
@@ -44,7 +44,7 @@ def chat_of(**fields: Any) -> ChatCompletionRequest:
 def test_a_text_becomes_a_chat() -> None:
     chat = chat_of()
     assert chat.model == "m"
-    assert chat.messages == [Message("user", "hi")]
+    assert chat.messages == [ChatMessage("user", "hi")]
     assert (chat.stream, chat.tools, chat.response_format, chat.logprobs) == (None, None, None, None)
 
 
@@ -54,7 +54,7 @@ def test_what_concerns_the_answer_finds_its_place() -> None:
         reasoning={"effort": "low", "summary": "auto"}, parallel_tool_calls=False, include=["message.output_text.logprobs"],
         top_logprobs=2, text={"verbosity": "low"}, nvext={"greed_sampling": True},
     )  # fmt: skip
-    assert chat.messages[0] == Message("system", "be brief")
+    assert chat.messages[0] == ChatMessage("system", "be brief")
     assert (chat.max_completion_tokens, chat.temperature, chat.top_p, chat.stream) == (7, 0.5, 0.9, True)
     assert (chat.reasoning_effort, chat.parallel_tool_calls, chat.logprobs, chat.top_logprobs) == (
         "low",
@@ -79,11 +79,11 @@ def test_what_the_assistant_did_in_one_go_is_one_message() -> None:
     ])  # fmt: skip
     calls = [ToolCall(FunctionCall("f", '{"a":1}'), "c1"), ToolCall(FunctionCall("g", "{}"), "c2")]
     assert found == [
-        Message("user", "u"),
-        Message("assistant", "Let me.", tool_calls=calls, reasoning_content="think hard"),
-        Message("tool", "42", tool_call_id="c1"),
-        Message("tool", [ContentPart("text", "a"), ContentPart("text", "b")], tool_call_id="c2"),
-        Message("assistant", "Done."),
+        ChatMessage("user", "u"),
+        ChatMessage("assistant", "Let me.", tool_calls=calls, reasoning_content="think hard"),
+        ChatMessage("tool", "42", tool_call_id="c1"),
+        ChatMessage("tool", [ContentPart("text", "a"), ContentPart("text", "b")], tool_call_id="c2"),
+        ChatMessage("assistant", "Done."),
     ]
 
 
@@ -95,9 +95,9 @@ def test_new_thoughts_and_new_words_begin_a_new_message() -> None:
         MessageItem("assistant", [Refusal("no")]),
     ])  # fmt: skip
     assert found == [
-        Message("assistant", "one"),
-        Message("assistant", "two"),
-        Message("assistant", [ContentPart("refusal", refusal="no")], reasoning_content="s1\n\ns2"),
+        ChatMessage("assistant", "one"),
+        ChatMessage("assistant", "two"),
+        ChatMessage("assistant", [ContentPart("refusal", refusal="no")], reasoning_content="s1\n\ns2"),
     ]
 
 
@@ -171,7 +171,7 @@ def test_what_cannot_be_honoured_is_refused_by_its_name(fields: dict[str, Any], 
     ],
 )  # fmt: skip
 def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:
-    assert chat_of(**fields).messages == [Message("user", "hi")]
+    assert chat_of(**fields).messages == [ChatMessage("user", "hi")]
 
 
 def test_the_response_repeats_what_was_asked() -> None:

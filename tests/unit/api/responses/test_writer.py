@@ -10,7 +10,7 @@ from tests.unit.kv_events.found_events import answers, cut
 
 from dynamo.api.responses.writer import ResponseWriter
 from dynamo.core.codec import json_encode
-from dynamo.parsers.base import CallArguments, CallBegin, Content, Event, Reasoning
+from dynamo.parsers.base import CallArguments, CallBegin, ContentDelta, Event, ReasoningDelta
 from dynamo.protocols.engine import CompletionTokensDetails, CompletionUsage, PromptTokensDetails
 from dynamo.protocols.responses import Response
 from dynamo.serving.errors import ErrorAnswer
@@ -35,7 +35,7 @@ class Choice:
         self._events = list(events)
 
     def text(self) -> str:
-        return "".join(event.text for event in self._events if isinstance(event, Content))
+        return "".join(event.text for event in self._events if isinstance(event, ContentDelta))
 
     def events(self) -> list[Event]:
         return self._events
@@ -100,7 +100,7 @@ def assembled(events: list[Any]) -> list[Any]:
 
 
 def test_a_text_is_told_in_openais_order() -> None:
-    events = stream([[Content("Hel")], [Content("lo")]])
+    events = stream([[ContentDelta("Hel")], [ContentDelta("lo")]])
     assert [event["type"].removeprefix("response.") for event in events] == [
         "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta", "output_text.delta",
         "output_text.done", "content_part.done", "output_item.done", "completed",
@@ -118,7 +118,7 @@ def test_a_text_is_told_in_openais_order() -> None:
 
 
 def test_thoughts_and_calls_are_items_of_their_own() -> None:
-    events = stream([[Reasoning("hm"), CallBegin(0, "f", "call-1"), CallArguments(0, '{"a":1}')]])
+    events = stream([[ReasoningDelta("hm"), CallBegin(0, "f", "call-1"), CallArguments(0, '{"a":1}')]])
     thought, call = events[-1]["response"]["output"]
     assert thought["content"] == [{"type": "reasoning_text", "text": "hm"}] and thought["summary"] == []
     assert (call["call_id"], call["name"], call["arguments"]) == ("call-1", "f", '{"a":1}')
@@ -141,19 +141,19 @@ def test_an_answer_of_nothing_is_an_empty_message() -> None:
 
 
 def test_an_answer_that_was_cut_off_is_incomplete_and_says_why() -> None:
-    last = stream([[Reasoning("hm"), Content("and")]], "length")[-1]
+    last = stream([[ReasoningDelta("hm"), ContentDelta("and")]], "length")[-1]
     response = last["response"]
     assert last["type"] == "response.incomplete"
     assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert [item["status"] for item in response["output"]] == ["completed", "incomplete"]
     assert response["completed_at"] is None
-    filtered = stream([[Content("and")]], "content_filter")[-1]["response"]
+    filtered = stream([[ContentDelta("and")]], "content_filter")[-1]["response"]
     assert filtered["incomplete_details"] == {"reason": "content_filter"}
 
 
 def test_a_failure_closes_what_is_open_and_says_why() -> None:
     one = writer()
-    said = one.begin(5) + one.events(0, [Content("so far")], b"", (), 0)
+    said = one.begin(5) + one.events(0, [ContentDelta("so far")], b"", (), 0)
     events = read(said + one.failure(ErrorAnswer(500, "Internal server error")))
     response = events[-1]["response"]
     assert events[-1]["type"] == "response.failed"
@@ -174,10 +174,10 @@ def entry(text: str) -> TokenEntry:
 
 def test_logprobs_go_with_the_text_of_their_tokens() -> None:
     one = writer(logprobs=True)
-    said = one.begin(5) + one.events(0, [Content("a")], b"", [entry("a")], 0)
+    said = one.begin(5) + one.events(0, [ContentDelta("a")], b"", [entry("a")], 0)
     said += one.events(0, [], b"", [entry("b1")], 1)
     said += (
-        one.events(0, [Content("b")], b"", [entry("b2")], 3)
+        one.events(0, [ContentDelta("b")], b"", [entry("b2")], 3)
         + one.finish(0, "stop", None)
         + one.usage(USAGE)
         + one.end()
@@ -193,7 +193,9 @@ def test_logprobs_go_with_the_text_of_their_tokens() -> None:
             "top_logprobs": [{"token": "x", "logprob": -1.5, "bytes": [120]}],
         }
     ]
-    whole = writer(logprobs=True).whole(Choice([Content("ab")], entries=[entry("a"), entry("b1"), entry("b2")]), USAGE)
+    whole = writer(logprobs=True).whole(
+        Choice([ContentDelta("ab")], entries=[entry("a"), entry("b1"), entry("b2")]), USAGE
+    )
     assert json.loads(json_encode(whole)) == events[-1]["response"]
     assert assembled(events) == events[-1]["response"]["output"]
 
@@ -201,15 +203,17 @@ def test_logprobs_go_with_the_text_of_their_tokens() -> None:
 def test_logprobs_are_told_of_the_text_before_a_call_and_of_no_thoughts() -> None:
     entries = [entry("ab"), entry("<call>")]
     call = [CallBegin(0, "f", "c"), CallArguments(0, "{}")]
-    whole = json.loads(json_encode(writer(logprobs=True).whole(Choice([Content("ab"), *call], entries=entries), USAGE)))
+    whole = json.loads(
+        json_encode(writer(logprobs=True).whole(Choice([ContentDelta("ab"), *call], entries=entries), USAGE))
+    )
     assert [one["token"] for one in whole["output"][0]["content"][0]["logprobs"]] == ["ab"]
-    thought = writer(logprobs=True).whole(Choice([Reasoning("ab"), Content("c")], entries=entries), USAGE)
+    thought = writer(logprobs=True).whole(Choice([ReasoningDelta("ab"), ContentDelta("c")], entries=entries), USAGE)
     assert json.loads(json_encode(thought))["output"][1]["content"][0]["logprobs"] == []
 
 
 def test_a_complete_response_is_kept_and_a_failed_one_is_not() -> None:
     kept: list[Response] = []
-    stream([[Content("x")]], keep=kept.append)
+    stream([[ContentDelta("x")]], keep=kept.append)
     assert [one.status for one in kept] == ["completed"]
     one = writer(keep=kept.append)
     one.begin(1)

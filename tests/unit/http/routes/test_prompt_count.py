@@ -7,12 +7,12 @@ from tests.scripted_engine.house import NAME, open_house
 
 from dynamo.core.errors import InvalidArgument, NotFound
 from dynamo.http.routes.prompt_count import count_prompt, counted_model
-from dynamo.protocols.openai import ChatCompletionRequest, Message
+from dynamo.protocols.openai import ChatCompletionRequest, ChatMessage
 
 
 @pytest.mark.parametrize("repeats", [1, 5000])
 async def test_a_count_is_what_a_worker_would_be_sent(repeats: int) -> None:
-    chat = ChatCompletionRequest(model=NAME, messages=[Message("user", "hi there " * repeats)])
+    chat = ChatCompletionRequest(model=NAME, messages=[ChatMessage("user", "hi there " * repeats)])
     async with open_house() as house:
         preprocessor = counted_model(house.models, NAME, None).preprocessor
         count = await count_prompt(preprocessor, chat)

@@ -2,7 +2,7 @@
 
 from tests.unit.parsers.reading import outcome
 
-from dynamo.parsers.base import CallArguments, CallBegin, Content
+from dynamo.parsers.base import CallArguments, CallBegin, ContentDelta
 from dynamo.parsers.tool_calls.calls import CallParser, joined
 from dynamo.parsers.tool_calls.reader import landmarks
 
@@ -51,10 +51,10 @@ def test_a_stop_that_begins_no_call_is_content():
 
 def test_plain_text_is_passed_on_at_once():
     parser = Smallest()
-    assert parser.feed("a") == [Content("a")]
-    assert parser.feed("b <") == [Content("b ")]
+    assert parser.feed("a") == [ContentDelta("a")]
+    assert parser.feed("b <") == [ContentDelta("b ")]
     assert parser.feed("") == []
-    assert parser.feed("d") == [Content("<d")]
+    assert parser.feed("d") == [ContentDelta("<d")]
     assert parser.finish() == []
 
 

@@ -13,7 +13,7 @@ from dynamo.text.chat_template.sandbox import (
     Bounds,
     Budget,
     OverBudget,
-    Refused,
+    TemplateRefused,
     Unlisted,
     environment,
     joined,
@@ -68,7 +68,7 @@ EXCESSIVE = [
     "{{ range(99999) | map('string') | join }}",
     "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
 ]
-STOPPED = (Refused, OverBudget, RecursionError)
+STOPPED = (TemplateRefused, OverBudget, RecursionError)
 
 
 @pytest.mark.parametrize("source", EXCESSIVE)
@@ -96,7 +96,7 @@ def test_local_budget_allows_listed_operations_only(source: str) -> None:
 
 @pytest.mark.parametrize("budget", [QUICK, LONG, FULL])
 def test_product_of_large_numbers_is_not_computed(budget: Budget) -> None:
-    with pytest.raises((Refused, OverBudget), match="more than 512 bits"):
+    with pytest.raises((TemplateRefused, OverBudget), match="more than 512 bits"):
         render("{% for a in range(40) %}{% set x = x * x %}{% endfor %}{{ x * x }}", budget, x=1 << 300)
 
 
@@ -104,24 +104,24 @@ def test_deadline_is_checked_within_loops_and_macros() -> None:
     now = iter(range(0, 1000, 3))
     bounds = Bounds(FULL, lambda: float(next(now)))
     assert [bounds.loop([1]) for _ in range(3)] == [[1]] * 3
-    with pytest.raises(Refused, match="takes longer than 10 s"):
+    with pytest.raises(TemplateRefused, match="takes longer than 10 s"):
         bounds.loop([1])
-    with pytest.raises(Refused, match="takes longer than 10 s"):
+    with pytest.raises(TemplateRefused, match="takes longer than 10 s"):
         bounds.call()
-    with pytest.raises(Refused, match="takes longer than 10 s"):
+    with pytest.raises(TemplateRefused, match="takes longer than 10 s"):
         bounds.charge(10_000)
     long = Bounds(FULL, iter([0.0, 1.0, *[20.0] * 99]).__next__)
-    with pytest.raises(Refused, match="takes longer than 10 s"):
+    with pytest.raises(TemplateRefused, match="takes longer than 10 s"):
         list(long.loop(range(100)))
 
 
 def test_bounds_count_turns_of_loops_without_length() -> None:
     assert render("{% for a in values | select('odd') %}{{ a }}{% endfor %}", values=range(6)) == "135"
     three = Budget(turns=2, chars=100, value_chars=100, seconds=1.0)
-    with pytest.raises(Refused, match="more than 2 steps"):
+    with pytest.raises(TemplateRefused, match="more than 2 steps"):
         Bounds(three).loop([1, 2, 3])
     values = Bounds(three).loop(iter([1, 2, 3]))
-    with pytest.raises(Refused):
+    with pytest.raises(TemplateRefused):
         list(values)
 
 
@@ -129,7 +129,7 @@ def test_total_of_characters_is_bounded() -> None:
     bounds = Bounds(Budget(turns=2, chars=250, value_chars=100, seconds=1.0))
     bounds.charge(100)
     bounds.charge(100)
-    with pytest.raises(Refused, match="more than 250 characters in total"):
+    with pytest.raises(TemplateRefused, match="more than 250 characters in total"):
         bounds.charge(100)
 
 

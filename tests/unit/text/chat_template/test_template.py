@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.model_card.card import ModelFiles
-from dynamo.protocols.openai import ContentPart, FunctionCall, Message, ToolCall
+from dynamo.protocols.openai import ChatMessage, ContentPart, FunctionCall, ToolCall
 from dynamo.text.chat_template.template import ChatTemplate, special_tokens_of
 
 CHATML = """{%- if tools %}
@@ -95,16 +95,16 @@ TOOLS = [
 ]
 
 
-def user(content: Any) -> Message:
-    return Message(role="user", content=content)
+def user(content: Any) -> ChatMessage:
+    return ChatMessage(role="user", content=content)
 
 
-def assistant(content: str | None = None, **fields: Any) -> Message:
-    return Message(role="assistant", content=content, **fields)
+def assistant(content: str | None = None, **fields: Any) -> ChatMessage:
+    return ChatMessage(role="assistant", content=content, **fields)
 
 
-def system(content: str) -> Message:
-    return Message(role="system", content=content)
+def system(content: str) -> ChatMessage:
+    return ChatMessage(role="system", content=content)
 
 
 def template(source: str) -> ChatTemplate:
@@ -228,7 +228,7 @@ def test_a_template_that_wants_parts_is_given_parts() -> None:
 
 
 def test_developers_speak_as_system_unless_the_template_knows_them() -> None:
-    message = Message(role="developer", content="x")
+    message = ChatMessage(role="developer", content="x")
     assert "<|im_start|>system\nx" in template(CHATML).render([message])
     knows = "{% for m in messages %}{% if m.role == 'developer' %}DEV {% endif %}{{ m.content }}{% endfor %}"
     assert template(knows).render([message]) == "DEV x"
@@ -236,7 +236,7 @@ def test_developers_speak_as_system_unless_the_template_knows_them() -> None:
 
 def test_leading_system_turns_are_joined_where_the_template_would_lose_one() -> None:
     only_first = "{% if messages[0].role == 'system' %}<{{ messages[0].content }}>{% endif %}{{ messages[-1].content }}"
-    turns = [system("a"), Message(role="developer", content="b"), user("c")]
+    turns = [system("a"), ChatMessage(role="developer", content="b"), user("c")]
     assert template(only_first).render(turns) == "<a\n\nb>c"
     assert template(CHATML).render(turns, add_generation_prompt=False).count("<|im_start|>system") == 2
 
@@ -285,8 +285,8 @@ def test_the_day_comes_from_the_clock_that_was_given() -> None:
 def test_earlier_reasoning_and_names_reach_the_template() -> None:
     source = "{{ messages[-1].reasoning_content }}|{{ messages[0].name }}|{{ messages[1].tool_call_id }}"
     turns = [
-        Message(role="user", content="q", name="Ada"),
-        Message(role="tool", content="42", tool_call_id="c1"),
+        ChatMessage(role="user", content="q", name="Ada"),
+        ChatMessage(role="tool", content="42", tool_call_id="c1"),
         assistant("a", reasoning="because"),
     ]
     assert template(source).render(turns) == "because|Ada|c1"

@@ -2,18 +2,18 @@
 
 import pytest
 
-from dynamo.protocols.openai import ContentPart, FunctionCall, Message, ToolCall
-from dynamo.text.chat_template.turns import Form, Turn, conversation
+from dynamo.protocols.openai import ChatMessage, ContentPart, FunctionCall, ToolCall
+from dynamo.text.chat_template.turns import TemplateForm, Turn, conversation
 
-SYSTEM = Message(role="system", content="s")
-DEVELOPER = Message(role="developer", content="d")
-USER = Message(role="user", content="u")
-LATE = Message(role="system", content="l")
+SYSTEM = ChatMessage(role="system", content="s")
+DEVELOPER = ChatMessage(role="developer", content="d")
+USER = ChatMessage(role="user", content="u")
+LATE = ChatMessage(role="system", content="l")
 
 
-def call(arguments: str = "", call_id: str | None = "call-0123456789", content: str | None = None) -> Message:
+def call(arguments: str = "", call_id: str | None = "call-0123456789", content: str | None = None) -> ChatMessage:
     function = FunctionCall(name="f", arguments=arguments)
-    return Message(role="assistant", content=content, tool_calls=[ToolCall(function=function, id=call_id)])
+    return ChatMessage(role="assistant", content=content, tool_calls=[ToolCall(function=function, id=call_id)])
 
 
 def roles(turns: list[Turn]) -> list[tuple[str, str]]:
@@ -23,38 +23,41 @@ def roles(turns: list[Turn]) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("form", "expected"),
     [
-        (Form(), [("system", "s"), ("system", "d"), ("user", "u"), ("system", "l")]),
-        (Form(has_developers=True), [("system", "s"), ("developer", "d"), ("user", "u"), ("system", "l")]),
-        (Form(has_several_systems=False), [("system", "s\n\nd"), ("user", "u"), ("system", "l")]),
-        (Form(has_several_systems=False, has_late_systems=False), [("system", "s\n\nd\n\nl"), ("user", "u")]),
-        (Form(has_several_systems=False, has_developers=True), [("system", "s\n\nd"), ("user", "u"), ("system", "l")]),
+        (TemplateForm(), [("system", "s"), ("system", "d"), ("user", "u"), ("system", "l")]),
+        (TemplateForm(has_developers=True), [("system", "s"), ("developer", "d"), ("user", "u"), ("system", "l")]),
+        (TemplateForm(has_several_systems=False), [("system", "s\n\nd"), ("user", "u"), ("system", "l")]),
+        (TemplateForm(has_several_systems=False, has_late_systems=False), [("system", "s\n\nd\n\nl"), ("user", "u")]),
+        (
+            TemplateForm(has_several_systems=False, has_developers=True),
+            [("system", "s\n\nd"), ("user", "u"), ("system", "l")],
+        ),
     ],
 )
-def test_instructions_are_joined_only_where_they_must_be(form: Form, expected: list[tuple[str, str]]) -> None:
+def test_instructions_are_joined_only_where_they_must_be(form: TemplateForm, expected: list[tuple[str, str]]) -> None:
     assert roles(conversation([SYSTEM, DEVELOPER, USER, LATE], form)) == expected
 
 
 def test_late_instructions_begin_a_conversation_that_had_none() -> None:
-    assert roles(conversation([USER, LATE], Form(has_late_systems=False))) == [("system", "l"), ("user", "u")]
+    assert roles(conversation([USER, LATE], TemplateForm(has_late_systems=False))) == [("system", "l"), ("user", "u")]
 
 
 def test_joined_instructions_keep_their_parts() -> None:
-    turns = conversation([SYSTEM, DEVELOPER], Form(has_parts=True, has_several_systems=False))
+    turns = conversation([SYSTEM, DEVELOPER], TemplateForm(has_parts=True, has_several_systems=False))
     assert [part["text"] for part in turns[0]["content"]] == ["s", "d"]
 
 
 @pytest.mark.parametrize(
     ("form", "content", "expected"),
     [
-        (Form(), None, ""),
-        (Form(has_null_content=True), None, None),
-        (Form(has_null_content=True), "", ""),
-        (Form(has_null_content=True, has_empty_content=False), "", None),
-        (Form(has_null_content=True), "x", "x"),
+        (TemplateForm(), None, ""),
+        (TemplateForm(has_null_content=True), None, None),
+        (TemplateForm(has_null_content=True), "", ""),
+        (TemplateForm(has_null_content=True, has_empty_content=False), "", None),
+        (TemplateForm(has_null_content=True), "x", "x"),
     ],
 )
 def test_a_turn_of_calls_has_the_content_the_template_takes(
-    form: Form, content: str | None, expected: str | None
+    form: TemplateForm, content: str | None, expected: str | None
 ) -> None:
     assert conversation([call(content=content)], form)[0]["content"] == expected
 
@@ -64,36 +67,39 @@ def test_a_turn_of_calls_has_the_content_the_template_takes(
     [('{"a": 1}', {"a": 1}), ("", {}), ("[1]", "[1]"), ("\ud800", "\ud800"), ({"b": 2}, {"b": 2})],
 )
 def test_arguments_become_an_object_where_they_can(arguments: str, expected: object) -> None:
-    turn = conversation([call(arguments)], Form(has_text_arguments=False))[0]
+    turn = conversation([call(arguments)], TemplateForm(has_text_arguments=False))[0]
     assert turn["tool_calls"][0]["function"]["arguments"] == expected
 
 
 def test_ids_are_shortened_alike_and_only_where_they_must_be() -> None:
-    answer = Message(role="tool", content="4", tool_call_id="call-0123456789")
-    calling, answering = conversation([call(), answer], Form(has_long_ids=False))
+    answer = ChatMessage(role="tool", content="4", tool_call_id="call-0123456789")
+    calling, answering = conversation([call(), answer], TemplateForm(has_long_ids=False))
     assert calling["tool_calls"][0]["id"] == answering["tool_call_id"]
     assert len(answering["tool_call_id"]) == 9
-    assert conversation([answer], Form())[0]["tool_call_id"] == "call-0123456789"
-    assert conversation([call(call_id="abcdefgh9")], Form(has_long_ids=False))[0]["tool_calls"][0]["id"] == "abcdefgh9"
-    assert conversation([call(call_id=None)], Form(has_long_ids=False))[0]["tool_calls"][0]["id"] is None
+    assert conversation([answer], TemplateForm())[0]["tool_call_id"] == "call-0123456789"
+    assert (
+        conversation([call(call_id="abcdefgh9")], TemplateForm(has_long_ids=False))[0]["tool_calls"][0]["id"]
+        == "abcdefgh9"
+    )
+    assert conversation([call(call_id=None)], TemplateForm(has_long_ids=False))[0]["tool_calls"][0]["id"] is None
 
 
 def test_parts_without_a_place_are_left_out() -> None:
     parts = [ContentPart(type="text", text="a"), ContentPart(type="image_url"), ContentPart(type="input_audio")]
-    message = Message(role="user", content=[*parts, ContentPart(type="refusal", refusal="no")])
-    assert conversation([message], Form())[0]["content"] == "a\nno"
-    shown = conversation([message], Form(media=frozenset({"image"})))[0]["content"]
+    message = ChatMessage(role="user", content=[*parts, ContentPart(type="refusal", refusal="no")])
+    assert conversation([message], TemplateForm())[0]["content"] == "a\nno"
+    shown = conversation([message], TemplateForm(media=frozenset({"image"})))[0]["content"]
     assert shown == [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "no"}]
-    only_text = Message(role="user", content=parts[:1])
-    assert conversation([only_text], Form(media=frozenset({"image"})))[0]["content"] == "a"
+    only_text = ChatMessage(role="user", content=parts[:1])
+    assert conversation([only_text], TemplateForm(media=frozenset({"image"})))[0]["content"] == "a"
 
 
 def test_thoughts_go_by_every_name_that_templates_know() -> None:
-    message = Message(role="assistant", content="a", reasoning="r", name="n")
-    turn = conversation([message], Form())[0]
+    message = ChatMessage(role="assistant", content="a", reasoning="r", name="n")
+    turn = conversation([message], TemplateForm())[0]
     assert (turn["reasoning_content"], turn["thinking"], turn["name"]) == ("r", "r", "n")
     both = call(content="x")
     both.reasoning_content = "r"
-    assert "thinking" not in conversation([both], Form(has_thoughts_with_content=False))[0]
+    assert "thinking" not in conversation([both], TemplateForm(has_thoughts_with_content=False))[0]
     both.content = None
-    assert conversation([both], Form(has_thoughts_with_content=False))[0]["thinking"] == "r"
+    assert conversation([both], TemplateForm(has_thoughts_with_content=False))[0]["thinking"] == "r"

@@ -7,7 +7,7 @@ from tests.scripted_engine.house import open_house
 
 from dynamo.core.codec import json_encode
 from dynamo.core.errors import InvalidArgument
-from dynamo.protocols.openai import Message, decode_chat
+from dynamo.protocols.openai import ChatMessage, decode_chat
 from dynamo.text.multimodal.media import has_media, media_of, shown_messages
 from dynamo.text.multimodal.source import FetchLimits
 
@@ -19,7 +19,7 @@ SOUND = {"type": "input_audio", "input_audio": {"data": "BBBB", "format": "wav"}
 TEXT = {"type": "text", "text": "what?"}
 
 
-def messages(*contents: Any) -> list[Message]:
+def messages(*contents: Any) -> list[ChatMessage]:
     turns = [{"role": "user", "content": content} for content in contents]
     return decode_chat(json_encode({"model": "m", "messages": turns})).messages
 
