@@ -26,7 +26,7 @@ from tests.cluster.peers import require_peer
 from dynamo.backend.worker import EngineWorker
 from dynamo.core.codec import json_decode, msgpack_decode
 from dynamo.core.config import load
-from dynamo.kv_events.held_blocks import KvHoldings
+from dynamo.kv_events.held_blocks import CachedBlocks
 from dynamo.mocker.config import MockerConfig
 from dynamo.mocker.engine import MockerEngine
 from dynamo.protocols.discovery import EVENT_SOURCES, EndpointId, EventSource
@@ -413,7 +413,7 @@ async def test_we_hear_their_kv_events_and_ask_for_those_we_missed(peer: str, re
         assert held_after(whole) == held_after(after.dump.events)
         assert len(held_after(whole)) > len(held_after(before.dump.events))
 
-        ours_of_theirs = KvHoldings(whose.worker_id, whose.dp_rank)
+        ours_of_theirs = CachedBlocks(whose.worker_id, whose.dp_rank)
         for told in whole:
             ours_of_theirs.apply(told)
         assert ours_of_theirs.held() == held_after(whole)

@@ -6,7 +6,6 @@ from tools import language
 BUDGETS: dict[tuple[str, str], int] = {
     ("core", language.IDENTIFIERS): 1,
     ("http", language.IDENTIFIERS): 1,
-    ("kv_events", language.IDENTIFIERS): 1,
     ("kvbm", language.IDENTIFIERS): 4,
     ("mocker", language.IDENTIFIERS): 1,
     ("protocols", language.IDENTIFIERS): 1,

@@ -34,7 +34,7 @@ class PaceListener:
 
     async def start(self) -> None:
         """Start listening."""
-        await self._topic.start(speaks=False)
+        await self._topic.start(publishes=False)
 
     async def close(self) -> None:
         """Stop listening."""

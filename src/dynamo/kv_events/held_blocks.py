@@ -50,7 +50,7 @@ class PendingDump:
     last_event_id: int
 
 
-class KvHoldings:
+class CachedBlocks:
     """Blocks of one rank. Events must be applied in the order of their ids, from 1, without gaps."""
 
     def __init__(

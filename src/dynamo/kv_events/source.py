@@ -12,7 +12,7 @@ import asyncio
 import logging
 
 from dynamo.core.codec import decode, json_encode
-from dynamo.kv_events.held_blocks import KvHoldings
+from dynamo.kv_events.held_blocks import CachedBlocks
 from dynamo.kv_events.jetstream import KvStreamPublisher
 from dynamo.kv_events.worker_publishers import KV_EVENTS_TOPIC, WorkerKvEventPublisher
 from dynamo.protocols.discovery import (
@@ -44,7 +44,7 @@ class KvEventSource:
         self._endpoint = endpoint
         self._stream = stream
         self._worker = WorkerRank(worker_id, dp_rank)
-        self.holdings = KvHoldings(worker_id, dp_rank)
+        self.holdings = CachedBlocks(worker_id, dp_rank)
         self._events = WorkerKvEventPublisher(self._publish, worker_id, self._note)
         self._publisher: Publisher | None = None
         self._serving: Serving | None = None

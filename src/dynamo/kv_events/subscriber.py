@@ -23,7 +23,7 @@ from dynamo.core.errors import DynamoException, StreamIncomplete
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
 from dynamo.kv_events.worker_publishers import KV_EVENTS_TOPIC
-from dynamo.protocols.discovery import EVENT_SOURCES, Callee, EndpointId, EventSource, topic_prefix
+from dynamo.protocols.discovery import EVENT_SOURCES, EndpointId, EventSource, InstanceAddress, topic_prefix
 from dynamo.protocols.kv_events import KvSourceAnswer, WorkerKvEvent
 from dynamo.runtime.discovery.base import Put, Synced
 from dynamo.runtime.distributed import DistributedRuntime
@@ -371,7 +371,9 @@ class ViewMetrics:
         self.unreadable = registry.counter(prefix + "unreadable_events_total", "Malformed messages").labels()
 
 
-async def query_source(runtime: DistributedRuntime, callee: Callee, question: dict[str, object]) -> KvSourceAnswer:
+async def query_source(
+    runtime: DistributedRuntime, callee: InstanceAddress, question: dict[str, object]
+) -> KvSourceAnswer:
     """Query a source. Raise a `DynamoException`, or a decoding error."""
     target = Target.of(callee)
     receiver = OneAnswer("the source")

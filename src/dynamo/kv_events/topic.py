@@ -34,11 +34,11 @@ class Topic:
         """False while the subscription is interrupted."""
         return self._tasks.is_sound
 
-    async def start(self, *, speaks: bool) -> None:
-        """Subscribe, and register as a publisher if `speaks`."""
+    async def start(self, *, publishes: bool) -> None:
+        """Subscribe, and register as a publisher if `publishes`."""
         plane = self._runtime.event_plane
         self._subscriber = await plane.subscriber(self._endpoint, self._name)
-        if speaks:
+        if publishes:
             self._publisher = await plane.publisher(self._endpoint, self._name)
         self._tasks.supervise(self._listen, "events")
 
@@ -49,7 +49,7 @@ class Topic:
             if end is not None:
                 await end.close()
 
-    def tell(self, payload: bytes) -> bool:
+    def publish(self, payload: bytes) -> bool:
         """Publish a message to all subscribers. Return False before the publisher is ready."""
         if self._publisher is None:
             return False

@@ -66,7 +66,7 @@ class TransportAddress(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.tcp or self.nats_tcp or ""
 
 
-class Callee(msgspec.Struct, frozen=True, omit_defaults=True):
+class InstanceAddress(msgspec.Struct, frozen=True, omit_defaults=True):
     """One instance of an endpoint, as embedded in other records."""
 
     component: str
@@ -92,12 +92,12 @@ class Callee(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{self.endpoint_id.path}/{self.instance_id}"
 
 
-class Instance(Callee, frozen=True, omit_defaults=True, tag_field="type", tag="Endpoint"):
+class Instance(InstanceAddress, frozen=True, omit_defaults=True, tag_field="type", tag="Endpoint"):
     """The discovery record of one instance of an endpoint."""
 
-    def callee(self) -> Callee:
+    def callee(self) -> InstanceAddress:
         """Return the form for other records, without the fields that upstream does not define."""
-        return Callee(*msgspec.structs.astuple(msgspec.structs.replace(self, response_frames=0)))
+        return InstanceAddress(*msgspec.structs.astuple(msgspec.structs.replace(self, response_frames=0)))
 
 
 class EventScope(msgspec.Struct, frozen=True):
@@ -159,7 +159,7 @@ class EventSourceMetadata(msgspec.Struct, frozen=True):
     """The endpoint that receives the requests which use these blocks."""
     worker: WorkerRank
     publisher_id: int
-    recovery_target: Callee
+    recovery_target: InstanceAddress
 
 
 class EventSource(msgspec.Struct, frozen=True, tag_field="type", tag="EventSource"):

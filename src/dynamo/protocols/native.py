@@ -227,7 +227,7 @@ def _check_ids(ids: list[int], param: str) -> None:
         raise InvalidArgument(f"{MALFORMED}{param}: expected token ids", param=param)
 
 
-def vllm_work(request: VllmRequest, fields: dict[str, Any], request_id: str) -> PreprocessedRequest:
+def vllm_worker_request(request: VllmRequest, fields: dict[str, Any], request_id: str) -> PreprocessedRequest:
     """Return the worker's request for a vLLM request."""
     params = request.sampling_params
     carried = {name: value for name, value in fields.items() if name != "token_ids"}
@@ -289,7 +289,7 @@ def _guided(constraint: VllmStructuredOutputs | None) -> GuidedDecoding | None:
     )
 
 
-def sglang_work(request: SglangRequest, fields: dict[str, Any], request_id: str) -> PreprocessedRequest:
+def sglang_worker_request(request: SglangRequest, fields: dict[str, Any], request_id: str) -> PreprocessedRequest:
     """Return the worker's request for an SGLang request."""
     params = request.sampling_params or SglangSampling()
     carried = {name: value for name, value in fields.items() if name != "input_ids"}

@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 from dynamo.protocols.engine import CompletionUsage
 
 
-class FunctionCalled(msgspec.Struct):
+class ResponseFunctionCall(msgspec.Struct):
     """The function of a tool call in a response; `arguments` is a JSON string."""
 
     name: str
@@ -19,7 +19,7 @@ class ResponseToolCall(msgspec.Struct):
     """A tool call in a response. `index` is set in streams only."""
 
     id: str
-    function: FunctionCalled
+    function: ResponseFunctionCall
     type: str = "function"
     index: int | UnsetType = UNSET
 

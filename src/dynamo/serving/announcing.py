@@ -9,7 +9,7 @@ from functools import partial
 
 from dynamo.core.codec import json_encode
 from dynamo.parsers.base import CallArguments, CallBegin, Event, ReasoningDelta
-from dynamo.protocols.openai_answers import FunctionCalled, ResponseToolCall
+from dynamo.protocols.openai_answers import ResponseFunctionCall, ResponseToolCall
 from dynamo.serving.postprocessor import REASONING_FIELD, ChatChunks, TokenEntry
 
 REASONING_FIELDS = (REASONING_FIELD, "reasoning")
@@ -71,7 +71,9 @@ class AnnouncingChunks(ChatChunks):
             pending.thoughts.clear()
         match event:
             case CallBegin():
-                pending.call = ResponseToolCall(event.call_id or "", FunctionCalled(event.name, ""), index=event.index)
+                pending.call = ResponseToolCall(
+                    event.call_id or "", ResponseFunctionCall(event.name, ""), index=event.index
+                )
                 pending.arguments.clear()
             case CallArguments():
                 pending.arguments.append(event.text)

@@ -20,7 +20,7 @@ from dynamo.protocols.openai_answers import (
     ChatChoice,
     ChatCompletion,
     ChatLogprobs,
-    FunctionCalled,
+    ResponseFunctionCall,
     ResponseMessage,
     ResponseToolCall,
     TextChoice,
@@ -187,7 +187,7 @@ class ChatChunks(OpenAiChunks):
             case ReasoningDelta():
                 return b'%b%b"' % (self._reasoning, json_text(event.text))
             case CallBegin():
-                call = ResponseToolCall(event.call_id or "", FunctionCalled(event.name, ""), index=event.index)
+                call = ResponseToolCall(event.call_id or "", ResponseFunctionCall(event.name, ""), index=event.index)
                 return b'"tool_calls":[%b]' % json_encode(call)
             case CallArguments():
                 function = b'{"arguments":"%b"}' % json_text(event.text)
@@ -295,7 +295,7 @@ def chat_message(events: Sequence[Event], reasoning_field: str = REASONING_FIELD
     for event in events:
         match event:
             case CallBegin():
-                calls[event.index] = ResponseToolCall(event.call_id or "", FunctionCalled(event.name, ""))
+                calls[event.index] = ResponseToolCall(event.call_id or "", ResponseFunctionCall(event.name, ""))
             case CallArguments():
                 calls[event.index].function.arguments += event.text
             case _:

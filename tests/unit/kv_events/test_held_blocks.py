@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dynamo.kv_events.dump import TIERS
-from dynamo.kv_events.held_blocks import KvHoldings
+from dynamo.kv_events.held_blocks import CachedBlocks
 from dynamo.protocols.kv_events import (
     KvEventData,
     KvSourceAnswer,
@@ -38,15 +38,15 @@ def stored(parent_hash: int | None, *hashes: int) -> Stored:
     return Stored(parent_hash, None, [StoredBlock(one, one * 10) for one in hashes])
 
 
-def holdings(*changes: Stored | Removed | None, **limits: int) -> KvHoldings:
-    made = KvHoldings(WORKER, **limits)
+def holdings(*changes: Stored | Removed | None, **limits: int) -> CachedBlocks:
+    made = CachedBlocks(WORKER, **limits)
     for number, change in enumerate(changes, 1):
         made.apply(tell(number, change))
     made.validate()
     return made
 
 
-def ask(made: KvHoldings, start: int | None = None, end: int | None = None) -> KvSourceAnswer:
+def ask(made: CachedBlocks, start: int | None = None, end: int | None = None) -> KvSourceAnswer:
     return made.answer(KvSourceQuery(WORKER, 0, start, end))
 
 
@@ -88,8 +88,8 @@ class Router:
         return found
 
 
-def tiered(*changes: tuple[str, Stored | Removed | None], **limits: int) -> KvHoldings:
-    made = KvHoldings(WORKER, **limits)
+def tiered(*changes: tuple[str, Stored | Removed | None], **limits: int) -> CachedBlocks:
+    made = CachedBlocks(WORKER, **limits)
     for number, (tier, change) in enumerate(changes, 1):
         made.apply(tell(number, change, tier))
     made.validate()
@@ -236,7 +236,7 @@ PARENTS = st.one_of(st.none(), HASHES)
 NAMES = st.sampled_from(TIERS)
 
 
-def everything(made: KvHoldings) -> dict[str, dict[int, int]]:
+def everything(made: CachedBlocks) -> dict[str, dict[int, int]]:
     return {tier: made.held(tier) for tier in TIERS}
 
 
@@ -245,7 +245,7 @@ class HoldingsMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.made = KvHoldings(WORKER, recent_max=RECENT)
+        self.made = CachedBlocks(WORKER, recent_max=RECENT)
         self.model = Router()
         self.late = Router()
         self.late_id = 0

@@ -22,7 +22,7 @@ def runtime_of(bus: MemoryBus) -> DistributedRuntime:
     )
 
 
-async def test_what_one_tells_the_others_hear_until_they_close() -> None:
+async def test_publisher_reaches_subscribers_until_they_close() -> None:
     runtime = runtime_of(MemoryBus())
     heard: list[bytes] = []
     came = asyncio.Event()
@@ -34,18 +34,18 @@ async def test_what_one_tells_the_others_hear_until_they_close() -> None:
 
     teller = Topic(runtime, HERE, "topic", lambda _: None)
     listener = Topic(runtime, HERE, "topic", hear, gone.append)
-    assert not teller.tell(b"early")
-    await teller.start(speaks=True)
-    await listener.start(speaks=False)
-    assert teller.tell(b"one")
-    assert not listener.tell(b"it only listens")
+    assert not teller.publish(b"early")
+    await teller.start(publishes=True)
+    await listener.start(publishes=False)
+    assert teller.publish(b"one")
+    assert not listener.publish(b"it only listens")
     async with asyncio.timeout(10.0):
         await came.wait()
     assert heard == [b"one"]
     assert teller.is_sound
     assert listener.is_sound
     await listener.close()
-    teller.tell(b"two")
+    teller.publish(b"two")
     await teller.close()
     await runtime.shutdown()
     assert heard == [b"one"]

@@ -24,8 +24,8 @@ from dynamo.protocols.native import (
     VllmStreamOptions,
     decode_sglang,
     decode_vllm,
-    sglang_work,
-    vllm_work,
+    sglang_worker_request,
+    vllm_worker_request,
 )
 from dynamo.serving.bodies import decoded
 from dynamo.serving.endpoints import relayed
@@ -100,7 +100,7 @@ class NativePages:
 
         def make(request_id: str) -> PreprocessedRequest:
             form.request_id = form.request_id or request_id
-            work = vllm_work(request, fields, request_id)
+            work = vllm_worker_request(request, fields, request_id)
             work.model = model.name
             return work
 
@@ -113,7 +113,7 @@ class NativePages:
 
         def make(request_id: str) -> PreprocessedRequest:
             form.request_id = form.request_id or request_id
-            work = sglang_work(request, fields, request_id)
+            work = sglang_worker_request(request, fields, request_id)
             work.model = model.name
             return work
 

@@ -78,7 +78,7 @@ class AffinitySync:
 
     async def start(self) -> None:
         """Start the subscriber and the publisher."""
-        await self._topic.start(speaks=True)
+        await self._topic.start(publishes=True)
 
     async def close(self) -> None:
         """Stop."""
@@ -87,7 +87,7 @@ class AffinitySync:
     def bound(self, session: str, rank: Rank) -> None:
         """Publish the binding of a session that this router placed on a rank."""
         version = self._affinity.version_of(session)
-        if version is not None and self._topic.tell(msgpack_encode(SessionAffinityUpdate(session, *rank, *version))):
+        if version is not None and self._topic.publish(msgpack_encode(SessionAffinityUpdate(session, *rank, *version))):
             self._metrics.sent.inc()
 
     def apply(self, payload: bytes) -> None:

@@ -103,7 +103,7 @@ class ReplicaSync:
 
     async def start(self) -> None:
         """Start the subscriber and the publisher."""
-        await self._topic.start(speaks=True)
+        await self._topic.start(publishes=True)
 
     async def close(self) -> None:
         """Send pending events and stop."""
@@ -152,7 +152,7 @@ class ReplicaSync:
             self._timer.cancel()
             self._timer = None
         unsent, self._unsent = self._unsent, []
-        if unsent and self._topic.tell(msgpack_encode(ActiveSequenceEvents(unsent))):
+        if unsent and self._topic.publish(msgpack_encode(ActiveSequenceEvents(unsent))):
             self._metrics.sent.inc(len(unsent))
 
     def _publish(self, request_id: str, rank: Rank, data: AddRequest | Mark) -> None:

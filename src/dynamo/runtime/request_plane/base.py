@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from dynamo.core.tracing import Span
-from dynamo.protocols.discovery import Callee, TransportAddress
+from dynamo.protocols.discovery import InstanceAddress, TransportAddress
 from dynamo.runtime.request_plane.request_frames import RequestFrames
 
 
@@ -143,7 +143,7 @@ class Target:
     """True if the worker answers liveness probes."""
 
     @classmethod
-    def of(cls, instance: Callee) -> "Target":
+    def of(cls, instance: InstanceAddress) -> "Target":
         """Return the target of a discovery record."""
         address, _, path = (instance.transport.tcp or "").partition("/")
         if instance.transport.nats_tcp is not None:
