@@ -12,8 +12,8 @@ import itertools
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,9 @@ import msgspec
 from dynamo.core.config import as_flags, build_parser, environ, exit_on_config_error, from_namespace, option
 from dynamo.core.errors import ConfigError
 from dynamo.replay.config import ReplayConfig
-from dynamo.replay.engine import EngineArgs, flat, given
 from dynamo.replay.page import plot, small_page
-from dynamo.replay.report import rows_of, summary_of
-from dynamo.replay.sweep_processes import run_in_processes
+from dynamo.replay.sweep_processes import run, run_in_processes, tuned
 
-OWN = {"num_workers", "num_prefill_workers", "num_decode_workers", "router_mode"}
-"""Knobs that are flags of the replay command."""
 COMBINATIONS_MAX = 10_000  # More would take days and are probably a mistake.
 
 
@@ -88,33 +84,6 @@ def _value(text: str) -> Any:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
         return text
-
-
-def tuned(config: ReplayConfig, knobs: Mapping[str, Any]) -> ReplayConfig:
-    """Return the configuration with the knobs applied."""
-    engine = flat(given(config.extra_engine_args, "--extra-engine-args"), "--extra-engine-args")
-    router = given(config.router_config, "--router-config")
-    own: dict[str, Any] = {}
-    for name, value in knobs.items():
-        if name in OWN:
-            own[name] = value
-        elif name in EngineArgs.__struct_fields__:
-            engine[name] = value
-        else:
-            router[name] = value
-    texts = {"extra_engine_args": engine, "router_config": router}
-    own |= {name: json.dumps(value, sort_keys=True) for name, value in texts.items() if value}
-    return replace(config, **own)
-
-
-def run(task: tuple[ReplayConfig, dict[str, Any]]) -> dict[str, Any]:
-    """Return the summary of one combination."""
-    config, knobs = task
-    chosen = tuned(config, knobs)
-    (scenario,) = chosen.scenarios(chosen.source()).values()
-    outcome = scenario.run()
-    summary = summary_of(outcome, rows_of(outcome.flights), chosen.objectives())
-    return {"knobs": knobs, "workers": chosen.workers + (chosen.num_prefill_workers or 0), "summary": summary}
 
 
 def run_all(config: ReplayConfig, sweep: SweepConfig) -> list[dict[str, Any]]:

@@ -1,19 +1,25 @@
 """Sweep processes: combinations computed by child processes, which read tasks and write results as JSON lines."""
 
+import json
 import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from dynamo.core.errors import ConfigError, DynamoException
 from dynamo.replay.config import ReplayConfig
+from dynamo.replay.engine import EngineArgs, flat, given
+from dynamo.replay.report import rows_of, summary_of
 
 Task = tuple[ReplayConfig, dict[str, Any]]
 """A configuration and the knobs to apply."""
+OWN = {"num_workers", "num_prefill_workers", "num_decode_workers", "router_mode"}
+"""Knobs that are flags of the replay command."""
 END_S = 10.0  # Timeout for the exit of a child; an idle child exits immediately.
 
 
@@ -51,6 +57,33 @@ def run_in_processes(tasks: Sequence[Task], jobs: int) -> Iterator[dict[str, Any
     finally:
         for child in children:
             _end(child)
+
+
+def tuned(config: ReplayConfig, knobs: Mapping[str, Any]) -> ReplayConfig:
+    """Return the configuration with the knobs applied."""
+    engine = flat(given(config.extra_engine_args, "--extra-engine-args"), "--extra-engine-args")
+    router = given(config.router_config, "--router-config")
+    own: dict[str, Any] = {}
+    for name, value in knobs.items():
+        if name in OWN:
+            own[name] = value
+        elif name in EngineArgs.__struct_fields__:
+            engine[name] = value
+        else:
+            router[name] = value
+    texts = {"extra_engine_args": engine, "router_config": router}
+    own |= {name: json.dumps(value, sort_keys=True) for name, value in texts.items() if value}
+    return replace(config, **own)
+
+
+def run(task: tuple[ReplayConfig, dict[str, Any]]) -> dict[str, Any]:
+    """Return the summary of one combination."""
+    config, knobs = task
+    chosen = tuned(config, knobs)
+    (scenario,) = chosen.scenarios(chosen.source()).values()
+    outcome = scenario.run()
+    summary = summary_of(outcome, rows_of(outcome.flights), chosen.objectives())
+    return {"knobs": knobs, "workers": chosen.workers + (chosen.num_prefill_workers or 0), "summary": summary}
 
 
 def serve(run: Callable[[Task], dict[str, Any]]) -> None:
@@ -106,6 +139,4 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
 
 
 if __name__ == "__main__":
-    from dynamo.replay.sweep import run
-
     serve(run)
