@@ -5,7 +5,6 @@ from typing import Any
 
 import httpx
 from benchmarks.ports import free_port
-from prometheus_client.parser import text_string_to_metric_families
 from tests.cluster.cluster import MODEL, Cluster
 
 
@@ -33,9 +32,9 @@ class WorkerProcess:
         return self._http.request(method, f"{self._system}{path}", json=body)
 
     def metric(self, name: str) -> float:
-        """Return the sum of the series of that name."""
-        families = text_string_to_metric_families(self.request("GET", "/metrics").text)
-        return sum(one.value for family in families for one in family.samples if one.name == name)
+        """Return the sum of the series of exactly that name, whatever their labels."""
+        lines = self.request("GET", "/metrics").text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
 
     @property
     def inflight(self) -> float:

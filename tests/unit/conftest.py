@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tokenizers
 from tests.scripted_engine.house import Street
+from tests.unit_guards import SOCKETS_LEFT, no_sockets
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 QWEN = (
@@ -102,6 +103,16 @@ def write_model(path: Path, library: tokenizers.Tokenizer, **tokenizer_config: A
     settings = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE, **tokenizer_config}
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
     return path
+
+
+@pytest.fixture(autouse=True)
+def _without_sockets(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Make tests that open network sockets fail."""
+    if request.path.relative_to(Path(__file__).parent).as_posix() in SOCKETS_LEFT:
+        yield
+        return
+    with no_sockets():
+        yield
 
 
 @pytest.fixture(scope="session")

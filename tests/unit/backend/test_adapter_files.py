@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.object_server import ObjectServer
 
 from dynamo.backend.adapter_files import ABANDONED_S, FILES, FRESH, AdapterFiles, fetch_from_hub, fetch_from_s3
 from dynamo.core.errors import ConfigError, InvalidArgument
@@ -128,6 +127,7 @@ def test_the_cache_is_where_the_variable_says(tmp_path: Path, monkeypatch: pytes
         store.hold("a")
 
 
+<<<<<<< HEAD
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Any:
     with ObjectServer() as server:
@@ -169,6 +169,8 @@ def test_a_store_that_does_not_deliver_is_named(
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+=======
+>>>>>>> fb3ab47 (tests: move tests that open sockets to tests/integration and forbid sockets in tests/unit)
 @pytest.mark.parametrize("uri", ["bucket", "/a", "bucket/"])
 def test_an_address_without_bucket_or_prefix_is_refused(uri: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="expected s3://bucket/prefix"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.cpu.test_disagg import KINDS, Reply, Side, ask, begin, decode_leg, model, prefill_leg
+from tests.integration.cpu.test_disagg import KINDS, Reply, Side, ask, begin, decode_leg, model, prefill_leg
 
 from dynamo.cpu.disagg import meeting_of
 from dynamo.kvbm.transfer import rooms

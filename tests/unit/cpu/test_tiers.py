@@ -21,7 +21,6 @@ from dynamo.kv_router.events import apply
 from dynamo.kv_router.index import KvIndex
 from dynamo.kv_router.runs import pack
 from dynamo.kvbm.config import KvbmConfig
-from dynamo.kvbm.logical.blocks import Tier
 from dynamo.kvbm.logical.policies import Rule
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, StopConditions
 from dynamo.protocols.kv_events import Cleared, KvEventData, NumberedKvEvent, Removed, Stored, WorkerKvEvent
@@ -249,21 +248,6 @@ def test_routers_hear_where_every_block_is(tiered: Make, make_generation: Make, 
     assert index.depth_by_rank(recent) == {(1, 0): 10}
     assert index.beyond(recent, index.slot_of(1), 0, 1) == 10
     index.validate()
-
-
-def test_a_worker_copies_from_its_peer_what_the_router_says_it_has(
-    tiered: Make, answers: Make, make_generation: Make, run: Make
-) -> None:
-    options = {"cpu_blocks": BLOCKS, "has_peers": True, "peer_host": "127.0.0.1"}
-    (one, tiers), (other, other_tiers) = tiered(**options), tiered(**options)
-    want = answers(one, PROMPTS[:1])[0][0]
-    generation = make_generation(PROMPTS[0])
-    generation.choices[0].sequence.peer = (tiers.manager.peer_address, 10)
-    other.add(generation)
-    run(other)
-    assert generation.reply.tokens == want
-    assert generation.choices[0].sequence.cached_tokens == 36
-    assert other_tiers.manager.book.counts.onboarded[Tier.PEER] == 9
 
 
 async def test_an_engine_reads_its_tiers_from_the_environment(

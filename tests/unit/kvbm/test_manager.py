@@ -2,7 +2,6 @@
 
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.kvbm.config import KvbmConfig
 from dynamo.kvbm.logical.blocks import Identity, Tier
 from dynamo.kvbm.manager import PAUSE_S, BlockManager
-from dynamo.kvbm.metrics import MetricsServer, show
+from dynamo.kvbm.metrics import show
 from dynamo.kvbm.orders import Outgoing, Ticket
 from dynamo.kvbm.physical import disk as disk_module
 from dynamo.kvbm.physical.layout import BlockLayout
@@ -233,19 +232,6 @@ def test_the_metrics_have_upstreams_names(make: Make) -> None:
         'kvbm_inactive_pool_size{pool="host"} 2',
     ):
         assert line in lines
-
-
-def test_the_metrics_have_a_port_of_their_own() -> None:
-    registry = MetricsRegistry()
-    registry.counter("kvbm_matched_tokens", "what").labels().inc(3)
-    server = MetricsServer(registry, 0)
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=PATIENCE_S) as answer:
-            assert b"kvbm_matched_tokens 3" in answer.read()
-        with pytest.raises(ConfigError, match="DYN_KVBM_METRICS_PORT"):
-            MetricsServer(registry, server.port)
-    finally:
-        server.close()
 
 
 def test_blocks_of_other_weights_are_never_found_again(make: Make, tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.ports import free_port
-from tests.settle import repeat, turns
+from tests.settle import turns
 
 from dynamo.backend.engine import EngineConfig
 from dynamo.core.clock import ManualClock
@@ -20,7 +19,6 @@ from dynamo.mocker.config import MockerConfig
 from dynamo.mocker.engine import LATE_MAX_S, TURN_TOKENS, MockerEngine
 from dynamo.mocker.simulation.timing import Timing
 from dynamo.protocols.engine import (
-    BootstrapInfo,
     EngineOutput,
     PrefillResult,
     PreprocessedRequest,
@@ -344,31 +342,6 @@ async def test_a_decode_worker_begins_with_the_first_token_and_tells_no_cache(mo
         assert bench.host.events == []
         with pytest.raises(InvalidArgument, match="prefill_result"):
             bench.ask(3)
-
-
-async def test_both_legs_meet_over_a_room(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DYN_HTTP_RPC_HOST", "127.0.0.1")
-    port = free_port()
-    prefill = running(model_dir, "--disaggregation-mode=prefill", f"--bootstrap-ports={port}")
-    async with prefill as source, running(model_dir, "--disaggregation-mode=decode") as target:
-        assert source.config.bootstrap_port == port
-        heard: list[Heard] = []
-        for bench, max_tokens in ((target, 3), (source, 1)):
-            heard.append(Heard())
-            request = PreprocessedRequest(
-                model="m",
-                token_ids=[1] * 20,
-                stop_conditions=StopConditions(max_tokens=max_tokens),
-                bootstrap_info=BootstrapInfo("127.0.0.1", port, 7),
-            )
-            bench.engine.submit(request, heard[-1])
-
-        async def pass_time() -> None:
-            await source.pass_ms(2)
-            await target.pass_ms(2)
-
-        await repeat(pass_time, lambda: all(one.is_finished for one in heard))
-        assert len(heard[0].tokens) == 2, "and the last one"
 
 
 async def test_thoughts_and_recorded_answers_are_said(model_dir: Path, tmp_path: Path) -> None:

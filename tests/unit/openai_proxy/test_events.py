@@ -1,7 +1,7 @@
 """Events: where a server's ranks are listened to."""
 
 import pytest
-from tests.unit.openai_proxy.conftest import Host
+from tests.unit.openai_proxy.hosts import Host
 
 from dynamo.core.errors import ConfigError
 from dynamo.openai_proxy.events import kv_listeners

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from tests.settle import turns
-from tests.unit.openai_proxy.conftest import DEADLINE_S, Host
+from tests.unit.openai_proxy.hosts import DEADLINE_S, Host
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import CannotConnect

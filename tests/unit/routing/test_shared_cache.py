@@ -2,15 +2,10 @@
 
 import struct
 from collections.abc import Iterator
-from functools import partial
-from itertools import count
 from typing import Any
 
 import msgspec
 import pytest
-import zmq
-import zmq.asyncio
-from tests.settle import repeat
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.core.metrics import MetricsRegistry
@@ -115,6 +110,7 @@ async def publish(store: Any, place: int, numbers: Iterator[int]) -> None:
 
 def holds(found: Any, place: int) -> bool:
     return bool(found.find(TOKENS) == ((place, place + 1),))
+<<<<<<< HEAD
 
 
 async def test_a_store_is_followed_where_the_workers_say_that_it_is() -> None:
@@ -132,3 +128,5 @@ async def test_a_store_is_followed_where_the_workers_say_that_it_is() -> None:
         first.close(0)
         second.close(0)
         context.term()
+=======
+>>>>>>> fb3ab47 (tests: move tests that open sockets to tests/integration and forbid sockets in tests/unit)

@@ -146,19 +146,6 @@ async def test_an_engine_may_append_its_own_metrics(join: Join) -> None:
     assert "dynamo_component_uptime_seconds" in text
 
 
-async def test_the_system_server_is_there_when_its_port_is_set(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = join()
-    assert await runtime.start_system_server() is None
-    monkeypatch.setenv("DYN_SYSTEM_PORT", "0")
-    monkeypatch.setenv("DYN_SYSTEM_HOST", "127.0.0.1")
-    port = await runtime.start_system_server()
-    assert port is not None
-    assert await runtime.start_system_server() == port
-    runtime.register_engine_route("sleep", echo)  # type: ignore[arg-type]
-    runtime.set_health_status(True)
-    assert runtime.health.is_ready()
-
-
 async def test_the_members_are_chosen_by_name(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_FILE_KV", str(tmp_path))
     runtime = DistributedRuntime.from_options(RuntimeOptions())

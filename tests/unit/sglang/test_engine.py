@@ -301,8 +301,3 @@ async def test_a_stopped_engine_is_shut_down_once(start: Start) -> None:
 async def test_events_by_another_way_than_zmq_are_refused(start: Start) -> None:
     with pytest.raises(ConfigError, match="publisher"):
         await start({"kv_events_config": '{"publisher": "kafka"}'})
-
-
-async def test_events_are_announced_where_they_are_published(start: Start) -> None:
-    running = await start({"kv_events_config": '{"publisher": "zmq", "endpoint": "tcp://127.0.0.1:1"}'})
-    assert running.config.publishes_kv_events

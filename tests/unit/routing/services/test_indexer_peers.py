@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.unit.routing.services.test_indexed_models import PLACE, PROMPT, full
+from tests.integration.routing.services.test_indexed_models import PLACE, PROMPT, full
 
 from dynamo.core.codec import json_encode
 from dynamo.core.errors import CannotConnect, HttpError

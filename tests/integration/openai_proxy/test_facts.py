@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from tests.certificates import Certificates
+from tests.integration.openai_proxy.conftest import Asked, Server, running
 from tests.settle import repeat
-from tests.unit.openai_proxy.conftest import Asked, Server, running
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import ConfigError

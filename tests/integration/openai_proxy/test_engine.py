@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.integration.openai_proxy.conftest import Asked, Server
 from tests.settle import until
-from tests.unit.openai_proxy.conftest import DEADLINE_S, Asked, Heard, Host, Server
+from tests.unit.openai_proxy.hosts import DEADLINE_S, Heard, Host
 from tests.unit.openai_proxy.requests import request
 
 from dynamo.backend.engine import EngineConfig

@@ -1,0 +1,195 @@
+"""Prefill and decode at the same time: blocks move as they are complete, and the tokens are those of one engine."""
+
+import asyncio
+import random
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from tests.integration.cpu.test_disagg import KINDS, Reply, Side, ask, begin, decode_leg, model, prefill_leg
+
+from dynamo.cpu.disagg import meeting_of
+from dynamo.kvbm.transfer import rooms
+from dynamo.protocols.engine import BootstrapInfo, PreprocessedRequest
+
+__all__ = ["begin", "model"]  # Fixtures.
+Begin = Callable[..., Any]
+LONG = [(11 * place) % 89 for place in range(150)]
+SMALL_STEPS = {"max_num_batched_tokens": 16, "max_num_seqs": 8}
+TRANSPORTS = ("shm", "tcp")
+
+
+async def pair(begin: Begin, **options: Any) -> tuple[Side, Side, tuple[str, int]]:
+    prefill = await begin("prefill", bootstrap_port=0, **(SMALL_STEPS | options))
+    found = prefill.engine._exporter.server
+    return prefill, await begin("decode", **options), (found.host, found.port)
+
+
+def meet(request: PreprocessedRequest, where: tuple[str, int]) -> PreprocessedRequest:
+    """As a frontend sends it to both."""
+    return msgspec.structs.replace(
+        request, bootstrap_info=BootstrapInfo(*where, random.getrandbits(63), random.randbytes(16))
+    )
+
+
+async def at_once(prefill: Side, decode: Side, request: PreprocessedRequest) -> Reply:
+    _, answer = await asyncio.gather(prefill.answer(prefill_leg(request)), decode.answer(request))
+    return answer
+
+
+def outcomes(decode: Side, outcome: str) -> float:
+    return decode.host.number("dynamo_component_kv_fetches_total", outcome=outcome)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_tokens_are_those_of_one_engine(begin: Begin, kind: str, transport: str) -> None:
+    alone = await begin()
+    prefill, decode, where = await pair(begin, kv_transfer=[transport])
+    request = ask(**({"prompt": LONG} | KINDS[kind]))
+    want = await alone.answer(request)
+    got = await at_once(prefill, decode, meet(request, where))
+    for index in range(request.sampling_options.n or 1):
+        assert got.tokens_of(index) == want.tokens_of(index)
+    await decode.until(lambda: outcomes(decode, "ok") + outcomes(decode, "aborted") == 1, "nothing was fetched")
+    await prefill.is_clean()
+    await decode.is_clean()
+
+
+async def test_blocks_move_while_the_prompt_is_computed(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefill, decode, where = await pair(begin)
+    words: list[rooms.Part | rooms.End] = []
+    attend = rooms.attend
+
+    def listen(*given: Any) -> Any:
+        for word in attend(*given):
+            words.append(word)
+            yield word
+
+    monkeypatch.setattr("dynamo.cpu.kv_fetcher.attend", listen)
+    await at_once(prefill, decode, meet(ask(LONG), where))
+    parts = [word for word in words if isinstance(word, rooms.Part)]
+    assert [part.first for part in parts] == list(range(0, 36, 4))
+    assert isinstance(words[-1], rooms.End)
+    assert len(words[-1].params["kv"]["blocks"]) == 2
+
+
+async def test_many_at_once_are_answered_the_same(begin: Begin) -> None:
+    alone = await begin()
+    prefill, decode, where = await pair(begin)
+    requests = [ask([(place * (at + 3)) % 90 for place in range(30 + 7 * at)]) for at in range(12)]
+    want = [(await alone.answer(request)).tokens for request in requests]
+    got = await asyncio.gather(*(at_once(prefill, decode, meet(request, where)) for request in requests))
+    assert [one.tokens for one in got] == want
+    await decode.until(lambda: outcomes(decode, "ok") == 12, "they were not fetched")
+    await prefill.is_clean()
+    await decode.is_clean()
+
+
+async def test_either_may_come_first(begin: Begin) -> None:
+    alone = await begin()
+    want = (await alone.answer(ask())).tokens
+    prefill, decode, where = await pair(begin)
+    request = meet(ask(), where)
+    await prefill.answer(prefill_leg(request))
+    assert (await decode.answer(request)).tokens == want
+    request, reply = meet(ask(LONG), where), Reply()
+    decode.engine.submit(request, reply)
+    await decode.until(lambda: bool(prefill.engine._exporter.server._rooms), "nobody entered")  # type: ignore[union-attr]
+    await prefill.answer(prefill_leg(request))
+    await reply.end()
+    await decode.until(lambda: outcomes(decode, "ok") == 2, "they were not fetched")
+    await prefill.is_clean()
+    await decode.is_clean()
+
+
+async def test_a_prefill_that_breaks_off_is_computed_by_the_decode_worker(begin: Begin) -> None:
+    alone = await begin()
+    want = (await alone.answer(ask(LONG))).tokens
+    prefill, decode, where = await pair(begin)
+    request, lost, reply = meet(ask(LONG), where), Reply(), Reply()
+    prefill.engine.submit(prefill_leg(request), lost)
+    prefill.engine.cancel(lost)
+    decode.engine.submit(request, reply)
+    await reply.end()
+    assert reply.tokens == want
+    await decode.until(lambda: outcomes(decode, "failed") == 1, "it was fetched")
+    await prefill.is_clean()
+    await decode.is_clean()
+
+
+async def test_a_prefill_worker_that_ends_in_between_costs_nothing_but_time(begin: Begin) -> None:
+    alone = await begin()
+    want = (await alone.answer(ask(LONG))).tokens
+    prefill, decode, where = await pair(begin)
+    reply = Reply()
+    decode.engine.submit(meet(ask(LONG), where), reply)
+    await decode.until(lambda: bool(prefill.engine._exporter.server._rooms), "nobody entered")  # type: ignore[union-attr]
+    await prefill.engine.stop()
+    await reply.end()
+    assert reply.tokens == want
+    await decode.is_clean()
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+async def test_a_prefill_worker_that_does_not_answer_is_done_without(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch, is_silent: bool
+) -> None:
+    alone, decode = await begin(), await begin("decode")
+    monkeypatch.setattr(rooms, "SILENCE_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        where = listener.getsockname()
+        if not is_silent:
+            listener.close()
+        got = await decode.answer(meet(ask(), where))
+    assert got.tokens == (await alone.answer(ask())).tokens
+    outcome = "timeout" if is_silent else "unreachable"
+    await decode.until(lambda: outcomes(decode, outcome) == 1, "it was fetched")
+    await decode.is_clean()
+
+
+async def test_a_prompt_that_never_comes_is_not_waited_for(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rooms, "ARRIVAL_S", 0.1)
+    monkeypatch.setattr(rooms, "BEAT_S", 0.05)
+    prefill, decode, where = await pair(begin)
+    alone = await begin()
+    assert (await decode.answer(meet(ask(), where))).tokens == (await alone.answer(ask())).tokens
+    await prefill.is_clean()
+
+
+async def test_what_nobody_wants_any_more_is_given_up(begin: Begin) -> None:
+    prefill, decode, where = await pair(begin, kv_hold_timeout=1000.0)
+    request, reply = meet(ask(LONG), where), Reply()
+    decode.engine.submit(request, reply)
+    decode.engine.cancel(reply)
+    await decode.is_clean()
+    await prefill.until(
+        lambda: not any(one.visitors for one in prefill.engine._exporter.server._rooms.values()), "stays"
+    )  # type: ignore[union-attr]
+    meeting = meeting_of(request.bootstrap_info)  # type: ignore[arg-type]
+    found = prefill.engine._exporter.server._rooms.get((meeting.room, meeting.key))  # type: ignore[union-attr]
+    assert found is None or found.is_left
+    if found is not None:
+        await prefill.answer(prefill_leg(request))
+        await prefill.is_clean()
+
+
+async def test_a_prompt_without_a_meeting_still_moves_in_one_piece(begin: Begin) -> None:
+    alone = await begin()
+    prefill, decode, _ = await pair(begin)
+    first = await prefill.answer(prefill_leg(ask(LONG)))
+    (output,) = first.outputs
+    assert output.disaggregated_params is not None
+    got = await decode.answer(decode_leg(ask(LONG), output.disaggregated_params))
+    assert got.tokens == (await alone.answer(ask(LONG))).tokens
+
+
+async def test_a_cache_too_small_to_keep_parts_ends_in_local_prefill(begin: Begin) -> None:
+    alone = await begin()
+    prefill, decode, where = await pair(begin)
+    prefill.engine._exporter._source._leases._blocks_max = 6  # type: ignore[union-attr]
+    got = await at_once(prefill, decode, meet(ask(LONG), where))
+    assert got.tokens == (await alone.answer(ask(LONG))).tokens
+    await prefill.is_clean()

@@ -1,0 +1,51 @@
+"""What unit tests must not do: open network sockets. Tests that need them belong to tests/integration."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import zmq
+
+SOCKETS_LEFT = frozenset(
+    {
+        "core/test_http_client.py",
+        "frontend/test_interactive.py",
+        "indexer/test_main.py",
+        "indexer/test_routes.py",
+        "kvbm/test_metrics.py",
+        "routing/services/test_indexer_peers.py",
+        "routing/sync/test_replica_peers.py",
+        "runtime/test_json_service.py",
+        "runtime/test_system.py",
+    }
+)
+"""Unit tests below tests/unit that still open sockets; the list only shrinks."""
+
+
+class SocketInUnitTest(AssertionError):
+    """A unit test bound or connected a socket."""
+
+
+@contextmanager
+def no_sockets() -> Iterator[None]:
+    """Make every bind and connect fail, but for sockets that stay inside the process."""
+
+    def refuse(opened: socket.socket, *address: Any) -> None:
+        raise SocketInUnitTest(f"{opened.family.name} {address}: move the test to tests/integration")
+
+    def refuse_zmq(method: Any) -> Any:
+        def guarded(opened: Any, address: Any, *more: Any) -> Any:
+            if not str(address).startswith("inproc:"):
+                raise SocketInUnitTest(f"ZMQ {address}: move the test to tests/integration")
+            return method(opened, address, *more)
+
+        return guarded
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("bind", "connect", "connect_ex"):
+            patch.setattr(socket.socket, name, refuse)
+        for name in ("bind", "connect"):
+            patch.setattr(zmq.Socket, name, refuse_zmq(getattr(zmq.Socket, name)))
+        yield
