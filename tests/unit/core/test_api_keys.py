@@ -26,7 +26,7 @@ def test_api_keys_variable_without_a_usable_key_is_an_error_that_shows_no_key(te
     assert not text.strip(' ,[]"') or text not in str(raised.value)
 
 
-def test_a_presented_key_is_compared_whole() -> None:
+def test_api_keys_compare_the_whole_key() -> None:
     assert is_one_of("sk-secret-1", ["sk-secret-2", "sk-secret-1"])
     assert not is_one_of("sk-secret", ["sk-secret-1"]) and not is_one_of(None, ["sk-secret-1"])
     assert presented_key({"authorization": "Bearer sk-secret-1", "x-api-key": "b"}) == "sk-secret-1"

@@ -7,7 +7,7 @@ from dynamo.core.backoff import Backoff
 
 
 @given(tries=st.integers(1, 40), chances=st.lists(st.floats(0, 1), min_size=40, max_size=40))
-def test_waits_grow_to_their_limit_and_never_beyond(tries: int, chances: list[float]) -> None:
+def test_backoff_grows_up_to_its_limit(tries: int, chances: list[float]) -> None:
     backoff = Backoff(0.1, 10.0)
     waits = [backoff.next(chance) for chance in chances[:tries]]
     for index, wait in enumerate(waits):

@@ -8,14 +8,14 @@ from tests.settle import turns
 from dynamo.core.clock import ManualClock, SystemClock
 
 
-def test_manual_time_stands_still_until_it_is_advanced() -> None:
+def test_manual_clock_changes_only_when_advanced() -> None:
     clock = ManualClock(start=5.0, wall=1000.0)
     assert (clock.now(), clock.wall()) == (5.0, 1000.0)
     clock.advance(2.5)
     assert (clock.now(), clock.wall()) == (7.5, 1002.5)
 
 
-async def test_sleepers_wake_in_the_order_of_their_times() -> None:
+async def test_manual_clock_wakes_sleepers_in_order_of_their_times() -> None:
     clock = ManualClock()
     woken: list[str] = []
 
@@ -33,7 +33,7 @@ async def test_sleepers_wake_in_the_order_of_their_times() -> None:
     assert woken == ["early", "late"]
 
 
-async def test_a_cancelled_sleeper_does_not_disturb_the_others() -> None:
+async def test_manual_clock_ignores_a_cancelled_sleeper() -> None:
     clock = ManualClock()
     gone, stays = asyncio.create_task(clock.sleep(1)), asyncio.create_task(clock.sleep(1))
     await turns()
@@ -44,12 +44,12 @@ async def test_a_cancelled_sleeper_does_not_disturb_the_others() -> None:
     assert gone.cancelled()
 
 
-def test_manual_time_does_not_run_backwards() -> None:
+def test_manual_clock_does_not_run_backwards() -> None:
     with pytest.raises(AssertionError, match="backwards"):
         ManualClock().advance(-1)
 
 
-async def test_the_system_clock_only_grows() -> None:
+async def test_system_clock_is_monotonic() -> None:
     clock = SystemClock()
     before = clock.now()
     await clock.sleep(0)

@@ -21,12 +21,12 @@ class Point(msgspec.Struct):
 
 @pytest.mark.parametrize("codec", ["json", "msgpack"])
 @given(value=VALUES)
-def test_what_is_written_is_read_back(codec: str, value: object) -> None:
+def test_codec_round_trips_values(codec: str, value: object) -> None:
     assert decode(encode(value, codec), codec) == value
 
 
 @pytest.mark.parametrize("codec", ["json", "msgpack"])
-def test_a_value_of_another_kind_is_the_senders_fault(codec: str) -> None:
+def test_codec_reports_a_value_of_the_wrong_type_as_invalid_input(codec: str) -> None:
     assert decode(encode(Point(3), codec), codec, Point) == Point(3)
     with pytest.raises(InvalidArgument, match=codec):
         decode(encode({"x": "three"}, codec), codec, Point)
@@ -34,19 +34,19 @@ def test_a_value_of_another_kind_is_the_senders_fault(codec: str) -> None:
         decode(b"\xc1", codec)
 
 
-def test_an_unknown_codec_is_named() -> None:
+def test_codec_error_names_an_unknown_codec() -> None:
     for act in (lambda: encode(1, "bson"), lambda: decode(b"", "bson")):
         with pytest.raises(InvalidArgument, match="bson"):
             act()
 
 
 @pytest.mark.parametrize("codec", ["json", "msgpack"])
-def test_a_value_that_cannot_be_written_is_refused(codec: str) -> None:
+def test_codec_refuses_values_it_cannot_encode(codec: str) -> None:
     with pytest.raises(InvalidArgument, match="cannot be written"):
         encode(object(), codec)
 
 
-def test_decoders_are_made_once() -> None:
+def test_codec_caches_decoders() -> None:
     assert json_decoder(Point) is json_decoder(Point)
     assert msgpack_decoder(Point) is msgpack_decoder(Point)
 
@@ -61,6 +61,6 @@ def test_decoders_are_made_once() -> None:
         (b"", "json"),
     ],
 )
-def test_whatever_bytes_are_sent_are_at_worst_the_senders_fault(data: bytes, codec: str) -> None:
+def test_codec_reports_random_bytes_as_invalid_input(data: bytes, codec: str) -> None:
     with pytest.raises(InvalidArgument):
         decode(data, codec)

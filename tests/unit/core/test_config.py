@@ -68,68 +68,68 @@ def kitchen(*argv: str, **variables: str) -> Kitchen:
     return load(Kitchen, argv, variables, prog="kitchen")
 
 
-def test_defaults_hold_when_nothing_is_said() -> None:
+def test_config_uses_defaults_without_flags_and_variables() -> None:
     assert kitchen() == Kitchen()
 
 
-def test_the_environment_beats_the_default_and_the_command_line_beats_both() -> None:
+def test_config_prefers_flag_over_variable_over_default() -> None:
     assert kitchen(KITCHEN_PORT="1").port == 1
     assert kitchen("--port", "2", KITCHEN_PORT="1").port == 2
     assert kitchen("--port=3").port == 3
 
 
-def test_an_empty_variable_counts_as_unset() -> None:
+def test_config_treats_an_empty_variable_as_unset() -> None:
     assert kitchen(KITCHEN_PORT="").port == 8000
 
 
 @pytest.mark.parametrize("word", sorted(TRUE))
-def test_every_word_for_true_is_read(word: str) -> None:
+def test_config_reads_every_spelling_of_true(word: str) -> None:
     assert read_bool(f" {word.upper()} ")
 
 
 @pytest.mark.parametrize("word", sorted(FALSE))
-def test_every_word_for_false_is_read(word: str) -> None:
+def test_config_reads_every_spelling_of_false(word: str) -> None:
     assert not read_bool(word)
 
 
-def test_a_boolean_has_a_flag_for_each_answer_and_a_variable() -> None:
+def test_config_boolean_has_a_positive_and_a_negative_flag_and_a_variable() -> None:
     assert kitchen("--gas").gas
     assert not kitchen("--no-wash").wash
     assert kitchen(KITCHEN_GAS="on").gas
     assert not kitchen("--no-gas", KITCHEN_GAS="1").gas
 
 
-def test_a_list_takes_commas_and_drops_what_is_empty() -> None:
+def test_config_list_splits_at_commas_and_drops_empty_items() -> None:
     assert kitchen("--spices", "pepper, thyme,").spices == ["pepper", "thyme"]
     assert kitchen("--counts", "1,2").counts == [1, 2]
     assert kitchen(KITCHEN_SPICES="mint").spices == ["mint"]
 
 
-def test_a_repeated_list_flag_adds_to_the_list() -> None:
+def test_config_appends_repeated_list_flags() -> None:
     assert kitchen("--spices", "pepper", "--spices", "thyme,mint").spices == ["pepper", "thyme", "mint"]
 
 
-def test_a_default_list_is_not_shared_between_instances() -> None:
+def test_config_default_list_is_not_shared_between_instances() -> None:
     kitchen().spices.append("chili")
     assert kitchen().spices == ["salt"]
 
 
-def test_a_repeated_list_flag_does_not_change_the_default() -> None:
+def test_config_repeated_list_flag_does_not_change_the_default() -> None:
     kitchen("--spices", "pepper")
     assert kitchen().spices == ["salt"]
 
 
-def test_an_alias_means_the_same() -> None:
+def test_config_alias_sets_the_same_option() -> None:
     assert kitchen("--called", "Anna").name == "Anna"
 
 
-def test_a_positional_word_is_found_before_after_and_between_flags() -> None:
+def test_config_finds_a_positional_argument_before_after_and_between_flags() -> None:
     assert kitchen("soup", "--port", "1").dish == "soup"
     assert kitchen("--port", "1", "soup").dish == "soup"
     assert kitchen("--port", "1", "soup", "--gas").dish == "soup"
 
 
-def test_a_member_of_a_closed_set_is_read_as_that_member() -> None:
+def test_config_reads_a_choice_as_its_enum_member() -> None:
     assert kitchen("--mode", "fast").mode is Mode.FAST
     assert kitchen(KITCHEN_MODE="fast").mode is Mode.FAST
 
@@ -151,19 +151,19 @@ def test_a_member_of_a_closed_set_is_read_as_that_member() -> None:
         ([], {"KITCHEN_MODE": "slow"}, "KITCHEN_MODE='slow': expected one of fast, safe"),
     ],
 )
-def test_a_mistake_is_one_line_that_names_it(argv: list[str], variables: dict[str, str], said: str) -> None:
+def test_config_error_is_one_line_that_names_the_option(argv: list[str], variables: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(Kitchen, argv, variables, prog="kitchen")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_flag_is_never_guessed_from_its_beginning() -> None:
+def test_config_does_not_accept_abbreviated_flags() -> None:
     with pytest.raises(ConfigError, match="unknown argument --por"):
         kitchen("--por", "1")
 
 
-def test_help_names_flag_variable_default_and_percent_signs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_flag_variable_default_and_percent_signs(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         kitchen("--help")
     page = capsys.readouterr().out
@@ -185,7 +185,7 @@ def test_help_names_flag_variable_default_and_percent_signs(capsys: pytest.Captu
     "name", ["frontend.config.FrontendConfig", "cpu.config.CpuConfig", "mocker.config.MockerConfig",
              "openai_proxy.config.ProxyConfig", "router.config.RouterOptions", "trtllm.config.TrtllmConfig"],
 )  # fmt: skip
-def test_common_options_exist_and_the_short_help_is_short(name: str) -> None:
+def test_help_lists_common_options_and_its_summary_is_short(name: str) -> None:
     module, _, type_name = name.rpartition(".")
     config_type = getattr(importlib.import_module(f"dynamo.{module}"), type_name)
     parser = build_parser(config_type, variables={}, prog="program")
@@ -197,7 +197,7 @@ def test_common_options_exist_and_the_short_help_is_short(name: str) -> None:
     assert "program --help-all describes all of them." in short
 
 
-def test_options_are_grouped_by_the_class_that_declares_them() -> None:
+def test_help_groups_options_by_the_class_that_declares_them() -> None:
     @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
     class Flat(Hall):
         """Has rooms."""
@@ -208,14 +208,14 @@ def test_options_are_grouped_by_the_class_that_declares_them() -> None:
     assert page.index("options:") < page.index("--rooms") < page.index("\nServes:") < page.index("--port")
 
 
-def test_a_parser_of_several_declares_a_shared_field_once() -> None:
+def test_config_parser_of_several_classes_declares_a_shared_field_once() -> None:
     parser = build_parser(Kitchen, Hall, variables={"HALL_PORT": "1"}, prog="house")
     namespace = parser.parse_args(["--tables", "7"])
     assert from_namespace(Hall, namespace) == Hall(port=8000, tables=7)
     assert from_namespace(Kitchen, namespace) == Kitchen()
 
 
-def test_flags_say_only_what_differs_from_the_defaults() -> None:
+def test_config_to_flags_lists_only_non_default_options() -> None:
     assert as_flags(Kitchen()) == []
     assert as_flags(Kitchen(port=1, gas=True, wash=False)) == ["--port=1", "--gas", "--no-wash"]
 
@@ -236,11 +236,11 @@ configurations = st.builds(
 
 @settings(max_examples=40)
 @given(configurations)
-def test_flags_reproduce_the_configuration_they_were_made_from(config: Kitchen) -> None:
+def test_config_to_flags_reproduces_the_configuration(config: Kitchen) -> None:
     assert load(Kitchen, as_flags(config), {}, prog="kitchen") == config
 
 
-def test_a_setting_is_read_judged_and_defaulted() -> None:
+def test_setting_is_read_validated_and_defaulted() -> None:
     assert setting("N", 3, int, {}) == 3
     assert setting("N", 3, int, {"N": ""}) == 3
     assert setting("N", 3, int, {"N": "4"}) == 4
@@ -248,7 +248,7 @@ def test_a_setting_is_read_judged_and_defaulted() -> None:
         setting("N", 3, int, {"N": "x"})
 
 
-def test_a_wrong_option_ends_the_program_with_one_line_and_status_two(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_exits_with_one_line_and_status_two_for_a_wrong_option(capsys: pytest.CaptureFixture[str]) -> None:
     def main() -> int:
         raise ConfigError("no such flour")
 
@@ -258,7 +258,7 @@ def test_a_wrong_option_ends_the_program_with_one_line_and_status_two(capsys: py
     assert capsys.readouterr().err == "error: no such flour\n"
 
 
-def test_refusal_by_the_machine_ends_the_program_with_one_line_and_status_one(
+def test_main_exits_with_one_line_and_status_one_when_the_machine_refuses(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def main() -> int:
@@ -271,25 +271,25 @@ def test_refusal_by_the_machine_ends_the_program_with_one_line_and_status_one(
 
 
 @pytest.mark.parametrize(("returned", "status"), [(None, 0), (0, 0), (3, 3)])
-def test_a_program_ends_with_the_status_its_main_returns(returned: int | None, status: int) -> None:
+def test_main_exits_with_the_returned_status(returned: int | None, status: int) -> None:
     with pytest.raises(SystemExit) as ended:
         exit_on_config_error(lambda: returned)
     assert ended.value.code == status
 
 
-def test_a_dumped_configuration_can_be_read_back(tmp_path: Path) -> None:
+def test_config_dump_can_be_read_back(tmp_path: Path) -> None:
     dump(Kitchen(mode=Mode.FAST, name="Anna"), str(tmp_path / "config.json"))
     written = typing.cast("dict[str, dict[str, object]]", json.loads((tmp_path / "config.json").read_text()))
     assert written["config"]["name"] == "Anna"
     assert written["config"]["mode"] == "fast"
 
 
-def test_a_dump_that_cannot_be_written_says_where(tmp_path: Path) -> None:
+def test_config_dump_error_names_the_path(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--dump-config-to"):
         dump(Kitchen(), str(tmp_path / "no" / "config.json"))
 
 
-def test_secrets_are_on_no_command_line() -> None:
+def test_config_to_flags_contains_no_secrets() -> None:
     @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
     class Safe:
         """Locks."""
@@ -303,7 +303,7 @@ def test_secrets_are_on_no_command_line() -> None:
     assert without_secrets(Safe, ["--code", "a,b", "--code=c", "--port", "2"]) == ["--port", "2"]
 
 
-def test_an_option_that_allows_no_blank_is_refused_by_name() -> None:
+def test_option_without_blank_refuses_a_blank_value_by_name() -> None:
     @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
     class Safe:
         """Locks."""

@@ -71,7 +71,7 @@ async def got(client: HttpClient) -> tuple[int, bytes]:
         return answer.status, await answer.read()
 
 
-async def test_a_whole_answer_leaves_its_connection_for_the_next_request(lines: Lines) -> None:
+async def test_http_client_reuses_the_connection_after_a_complete_response(lines: Lines) -> None:
     lines.says = [whole(b"one")]
     client = HttpClient("http://h:1/base/", DEADLINES, headers={"authorization": "Bearer k"})
     assert await got(client) == (200, b"one")
@@ -85,7 +85,7 @@ async def test_a_whole_answer_leaves_its_connection_for_the_next_request(lines: 
     assert lines.opened[0][1].is_closed
 
 
-async def test_who_leaves_before_the_end_closes_the_connection(lines: Lines) -> None:
+async def test_http_client_closes_the_connection_when_the_caller_stops_reading(lines: Lines) -> None:
     lines.says = [HEAD + chunk(b"data: 1\n\n")]
     client = HttpClient("http://h:1", DEADLINES)
     async with client.request("POST", "/x", b"{}") as answer:
@@ -93,7 +93,7 @@ async def test_who_leaves_before_the_end_closes_the_connection(lines: Lines) -> 
     assert lines.opened[0][1].is_closed
 
 
-async def test_a_cancelled_request_closes_the_connection(lines: Lines) -> None:
+async def test_http_client_closes_the_connection_of_a_cancelled_request(lines: Lines) -> None:
     lines.says = [HEAD + chunk(b"data: 1\n\n")]
     client = HttpClient("http://h:1", DEADLINES)
     began = asyncio.Event()
@@ -111,7 +111,7 @@ async def test_a_cancelled_request_closes_the_connection(lines: Lines) -> None:
     assert lines.opened[0][1].is_closed
 
 
-async def test_a_cancelled_wait_for_the_first_byte_closes_the_connection(lines: Lines) -> None:
+async def test_http_client_closes_the_connection_when_waiting_for_the_response_is_cancelled(lines: Lines) -> None:
     client = HttpClient("http://h:1", DEADLINES)
     task = asyncio.create_task(got(client))
     await turns(5)
@@ -123,7 +123,7 @@ async def test_a_cancelled_wait_for_the_first_byte_closes_the_connection(lines: 
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
-async def test_events_are_told_apart_wherever_they_are_cut(lines: Lines, size: int) -> None:
+async def test_http_client_splits_server_sent_events_at_any_chunk_boundary(lines: Lines, size: int) -> None:
     text = b'data: {"a": 1}\r\n\r\n: a comment\n\nevent: x\ndata: 2\n\ndata: [DONE]\n\n'
     cut = b"".join(chunk(text[at : at + size]) for at in range(0, len(text), size))
     lines.says = [HEAD + cut + b"0\r\n\r\n"]
@@ -136,7 +136,7 @@ async def test_events_are_told_apart_wherever_they_are_cut(lines: Lines, size: i
     assert not lines.opened[0][1].is_closed
 
 
-async def test_a_connection_that_was_closed_while_it_lay_idle_is_no_fault(lines: Lines) -> None:
+async def test_http_client_retries_when_an_idle_connection_was_closed(lines: Lines) -> None:
     lines.says = [whole(b"one"), whole(b"two")]
     client = HttpClient("http://h:1", DEADLINES)
     await got(client)
@@ -149,26 +149,26 @@ async def test_a_connection_that_was_closed_while_it_lay_idle_is_no_fault(lines:
     assert [wire.is_closed for _, wire in lines.opened] == [True, False]
 
 
-async def test_a_fresh_connection_that_ends_at_once_is_a_fault(lines: Lines) -> None:
+async def test_http_client_fails_when_a_new_connection_ends_at_once(lines: Lines) -> None:
     lines.ends = True
     with pytest.raises(Disconnected):
         await got(HttpClient("http://h:1", DEADLINES))
     assert len(lines.opened) == 1
 
 
-async def test_an_answer_that_breaks_off_is_a_fault(lines: Lines) -> None:
+async def test_http_client_fails_when_a_response_is_truncated(lines: Lines) -> None:
     lines.says, lines.ends = [HEAD + chunk(b"data: 1\n\n")], True
     with pytest.raises(Disconnected):
         await got(HttpClient("http://h:1", DEADLINES))
 
 
-async def test_a_body_may_end_with_its_connection(lines: Lines) -> None:
+async def test_http_client_accepts_a_body_that_ends_with_its_connection(lines: Lines) -> None:
     lines.says, lines.ends = [b"HTTP/1.1 200 OK\r\n\r\nall of it"], True
     assert await got(HttpClient("http://h:1", DEADLINES)) == (200, b"all of it")
     assert lines.opened[0][1].is_closed
 
 
-async def test_connections_that_the_server_closes_are_not_kept(lines: Lines) -> None:
+async def test_http_client_does_not_keep_connections_that_the_server_closes(lines: Lines) -> None:
     lines.says = [whole(b"one", more=b"connection: close\r\n"), b"HTTP/1.0 200 OK\r\ncontent-length: 1\r\n\r\n2"]
     client = HttpClient("http://h:1", DEADLINES)
     assert await got(client) == (200, b"one")
@@ -176,27 +176,27 @@ async def test_connections_that_the_server_closes_are_not_kept(lines: Lines) -> 
     assert [wire.is_closed for _, wire in lines.opened] == [True, True]
 
 
-async def test_an_answer_without_a_body_is_whole(lines: Lines) -> None:
+async def test_http_client_accepts_a_response_without_a_body(lines: Lines) -> None:
     lines.says = [b"HTTP/1.1 204 No Content\r\n\r\n"]
     client = HttpClient("http://h:1", DEADLINES)
     assert await got(client) == (204, b"")
 
 
 @pytest.mark.parametrize("limits", [Deadlines(5.0, 0.01, 5.0), Deadlines(5.0, 5.0, 0.01)])
-async def test_silence_before_and_between_has_its_own_deadline(lines: Lines, limits: Deadlines) -> None:
+async def test_http_client_has_deadlines_before_and_between_chunks(lines: Lines, limits: Deadlines) -> None:
     lines.says = [b""] if limits.first_s < 1 else [HEAD + chunk(b"data: 1\n\n")]
     with pytest.raises(ResponseTimeout, match=r"0\.01 s"):
         await got(HttpClient("http://h:1", limits))
     assert lines.opened[0][1].is_closed
 
 
-async def test_what_is_no_http_is_a_fault(lines: Lines) -> None:
+async def test_http_client_fails_on_bytes_that_are_not_http(lines: Lines) -> None:
     lines.says = [b"nonsense\r\n\r\n"]
     with pytest.raises(Disconnected, match="not valid HTTP"):
         await got(HttpClient("http://h:1", DEADLINES))
 
 
-async def test_an_answer_that_is_too_large_is_not_read_to_its_end(lines: Lines) -> None:
+async def test_http_client_stops_reading_a_response_that_is_too_large(lines: Lines) -> None:
     lines.says = [whole(b"x" * 100)]
     async with asyncio.timeout(5):
         with pytest.raises(Disconnected, match="exceeds 10 bytes"):
@@ -214,14 +214,14 @@ async def served(serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], N
         await server.wait_closed()
 
 
-async def test_a_server_that_is_not_there_is_named() -> None:
+async def test_http_client_error_names_an_unreachable_server() -> None:
     async with served(lambda _reader, writer: writer.close()) as port:
         pass
     with pytest.raises(CannotConnect, match=f"127.0.0.1:{port}: Connection refused"):
         await got(HttpClient(f"127.0.0.1:{port}", DEADLINES))
 
 
-async def test_a_connection_that_does_not_come_about_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_http_client_connect_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(*_: object, **__: object) -> None:
         await asyncio.Event().wait()
 
@@ -230,13 +230,13 @@ async def test_a_connection_that_does_not_come_about_has_a_deadline(monkeypatch:
         await got(HttpClient("http://h:1", Deadlines(0.01, 5.0, 5.0)))
 
 
-def test_an_address_of_version_six_keeps_its_brackets() -> None:
+def test_http_client_keeps_the_brackets_of_an_ipv6_address() -> None:
     assert HttpClient("http://[::1]:80", DEADLINES).authority == "[::1]:80"
     assert HttpClient("https://h", DEADLINES).authority == "h:443"
 
 
 @pytest.mark.parametrize("url", ["ftp://h", "http://", "http://h:x"])
-def test_a_url_that_is_none_is_refused(url: str) -> None:
+def test_http_client_refuses_an_invalid_url(url: str) -> None:
     with pytest.raises(ConfigError, match="--there"):
         HttpClient(url, DEADLINES, setting="--there")
 

@@ -40,7 +40,7 @@ def test_child_of_dynamo_serve_does_not_repeat_the_warnings() -> None:
     assert warnings(["DYN_QQQQ", "DYN_SERVE_CHILD"]) == []
 
 
-def test_what_is_read_here_is_not_listed_as_without_effect() -> None:
+def test_variables_that_are_read_are_not_listed_as_without_effect() -> None:
     assert KNOWN.isdisjoint(UPSTREAM_ONLY)
 
 

@@ -19,7 +19,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return made
 
 
-def test_a_name_is_loaded_when_it_is_asked_for(package: ModuleType) -> None:
+def test_lazy_module_loads_a_name_on_first_use(package: ModuleType) -> None:
     import collections
 
     assert package.OrderedDict is package.Ordered is collections.OrderedDict
@@ -27,11 +27,11 @@ def test_a_name_is_loaded_when_it_is_asked_for(package: ModuleType) -> None:
         _ = package.nothing
 
 
-def test_an_unknown_name_is_an_attribute_error_that_names_the_package(package: ModuleType) -> None:
+def test_lazy_module_reports_an_unknown_name_with_its_package(package: ModuleType) -> None:
     with pytest.raises(AttributeError, match="module 'somewhere' has no attribute 'other'"):
         _ = package.other
 
 
-def test_all_names_are_listed_beside_the_packages_own(package: ModuleType) -> None:
+def test_lazy_module_lists_lazy_and_own_names(package: ModuleType) -> None:
     package.own = 1  # type: ignore[attr-defined]
     assert {"own", "OrderedDict", "Ordered", "nothing", "__name__"} <= set(dir(package))

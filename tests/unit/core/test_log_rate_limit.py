@@ -14,7 +14,7 @@ from dynamo.core.logging import JsonFormatter
 KEY = ("dynamo.x", "garbage from %s")
 
 
-def test_the_first_of_a_kind_are_written_and_a_later_window_says_how_many_were_not() -> None:
+def test_log_flood_filter_writes_the_first_lines_and_counts_the_suppressed_ones() -> None:
     flood = LogRateLimit(burst=2, window_s=10.0)
     assert [flood.admit(KEY, float(t)) for t in range(5)] == [0, 0, None, None, None]
     assert flood.admit(("dynamo.x", "another"), 5.0) == 0
@@ -29,7 +29,7 @@ def test_the_first_of_a_kind_are_written_and_a_later_window_says_how_many_were_n
     st.integers(1, 3),
     st.integers(1, 4),
 )
-def test_no_line_is_lost_from_the_count_unless_its_kind_was_forgotten(
+def test_log_flood_filter_counts_every_line_of_a_remembered_kind(
     lines: list[tuple[str, float]], burst: int, keys_max: int
 ) -> None:
     flood, now, told, written = LogRateLimit(burst, 10.0, keys_max), 0.0, 0, 0
@@ -48,7 +48,7 @@ def test_no_line_is_lost_from_the_count_unless_its_kind_was_forgotten(
 
 
 @pytest.mark.parametrize(("level", "count"), [(logging.WARNING, 3), (logging.ERROR, 3), (logging.INFO, 1000)])
-def test_warnings_of_one_kind_are_limited_whatever_their_details(level: int, count: int) -> None:
+def test_log_flood_filter_limits_a_kind_whatever_its_arguments(level: int, count: int) -> None:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter())

@@ -25,7 +25,7 @@ def restored() -> Iterator[None]:
         logging.getLogger(name).setLevel(logging.NOTSET)
 
 
-def test_a_filter_names_a_level_for_all_and_for_targets() -> None:
+def test_log_filter_sets_levels_for_all_and_for_targets() -> None:
     assert parse_filters("warn,dynamo.runtime=debug,dynamo_llm::http=trace") == (
         logging.WARNING,
         {"dynamo.runtime": logging.DEBUG, "dynamo.http": TRACE},
@@ -38,14 +38,14 @@ def test_filter_of_upstreams_llm_crate_covers_the_packages_that_implement_it() -
     assert {"dynamo.llm", "dynamo.http", "dynamo.serving", "dynamo.text", "dynamo.routing"} <= targets.keys()
 
 
-def test_a_word_that_is_no_level_is_an_error_that_lists_them() -> None:
+def test_log_filter_refuses_an_unknown_level_and_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"loud.*trace, debug, info"):
         parse_filters("loud")
     with pytest.raises(ConfigError, match="DYN_LOGGING_CONSOLE_FORMAT"):
         setup({"DYN_LOGGING_CONSOLE_FORMAT": "xml"})
 
 
-def test_only_lines_that_pass_the_filter_are_written() -> None:
+def test_log_filter_drops_lines_below_their_level() -> None:
     stream = io.StringIO()
     setup({"DYN_LOG": "info,t.quiet=error,t.loud=debug"}, stream)
     logging.getLogger("t.quiet").warning("no")
@@ -54,7 +54,7 @@ def test_only_lines_that_pass_the_filter_are_written() -> None:
     assert [line.split()[-1] for line in stream.getvalue().splitlines()] == ["yes"]
 
 
-def test_a_readable_line_has_time_level_target_message_and_fields() -> None:
+def test_readable_log_line_has_time_level_target_message_and_fields() -> None:
     stream = io.StringIO()
     setup({}, stream)
     logging.getLogger("t.other").info("ready %d", 3, extra={"port": 8000})
@@ -63,7 +63,7 @@ def test_a_readable_line_has_time_level_target_message_and_fields() -> None:
     )
 
 
-def test_a_json_line_has_upstreams_keys() -> None:
+def test_json_log_line_has_the_keys_of_released_dynamo() -> None:
     stream = io.StringIO()
     setup({"DYN_LOGGING_CONSOLE_FORMAT": "jsonl"}, stream)
     try:
@@ -76,7 +76,7 @@ def test_a_json_line_has_upstreams_keys() -> None:
     assert "ValueError: invalid literal" in line["exception"]
 
 
-def test_setting_up_again_replaces_the_earlier_set_up() -> None:
+def test_logging_setup_replaces_an_earlier_setup() -> None:
     first, second = io.StringIO(), io.StringIO()
     setup({"DYN_LOGGING_JSONL": "1"}, first)
     setup({"DYN_LOG_USE_LOCAL_TZ": "1"}, second)
@@ -95,7 +95,7 @@ def log_line(scope: RequestScope | None, **extra: str) -> dict[str, str]:
     return {name: value for name, value in line.items() if name not in {"time", "level", "target", "message"}}
 
 
-def test_a_line_on_behalf_of_a_request_names_it_and_its_trace() -> None:
+def test_log_line_of_a_request_has_its_id_and_trace() -> None:
     headers = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "x-request-id": "x"}
     assert log_line(("r", headers, "handle_payload", "1/ns/comp/ep")) == {
         "request_id": "r",
@@ -111,7 +111,7 @@ def test_a_line_on_behalf_of_a_request_names_it_and_its_trace() -> None:
     assert log_line(None) == {}
 
 
-def test_what_a_line_says_itself_outweighs_its_request() -> None:
+def test_log_line_fields_take_precedence_over_request_fields() -> None:
     assert log_line(("r", {}, "", ""), request_id="other") == {"request_id": "other"}
 
 
@@ -120,7 +120,7 @@ def write(path: Path, text: str) -> dict[str, str]:
     return {"DYN_LOGGING_CONFIG_PATH": str(path)}
 
 
-def test_a_file_names_levels_and_stands_above_the_variable_for_its_targets(tmp_path: Path) -> None:
+def test_logging_file_sets_levels_and_takes_precedence_over_the_variable(tmp_path: Path) -> None:
     variables = write(
         tmp_path / "logging.toml",
         'log_level = "WARN"\n[log_filters]\n"dynamo_runtime::pipeline" = "debug"\n"t.loud" = "trace"\n',
@@ -133,7 +133,7 @@ def test_a_file_names_levels_and_stands_above_the_variable_for_its_targets(tmp_p
     )
 
 
-def test_without_a_file_the_variable_says_it_all(tmp_path: Path) -> None:
+def test_logging_variable_applies_without_a_file(tmp_path: Path) -> None:
     assert levels({"DYN_LOGGING_CONFIG_PATH": str(tmp_path / "none.toml")}) == (logging.INFO, {})
     assert levels(write(tmp_path / "empty.toml", "")) == (logging.INFO, {})
 
@@ -141,7 +141,7 @@ def test_without_a_file_the_variable_says_it_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["log_level = 5", 'log_level = "loud"', '[log_filters]\n"a" = 1', 'log_filters = "info"', "log_level ="]
 )
-def test_a_file_that_makes_no_sense_is_named(tmp_path: Path, text: str) -> None:
+def test_logging_file_error_names_the_file(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=r"DYN_LOGGING_CONFIG_PATH=.*wrong\.toml"):
         levels(write(tmp_path / "wrong.toml", text))
 

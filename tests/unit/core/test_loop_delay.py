@@ -13,7 +13,7 @@ def value(registry: MetricsRegistry, series: str) -> float:
     return float(lines[series])
 
 
-async def test_delays_are_counted_and_long_ones_are_stalls() -> None:
+async def test_loop_delay_counts_delays_and_reports_long_ones_as_stalls() -> None:
     registry = MetricsRegistry()
     delay = LoopDelay(registry, "dynamo_frontend")
     for late_s in (-0.001, 0.0005, 0.04, 0.3):
@@ -23,7 +23,7 @@ async def test_delays_are_counted_and_long_ones_are_stalls() -> None:
     assert value(registry, "dynamo_frontend_event_loop_stall_total") == 1
 
 
-async def test_a_callback_that_blocks_is_a_stall() -> None:
+async def test_loop_delay_reports_a_blocking_callback_as_a_stall() -> None:
     registry = MetricsRegistry()
     delay = LoopDelay(registry, "p")
     delay.start()

@@ -8,7 +8,7 @@ import pytest
 from dynamo.core.memory import release_pages, trim_memory
 
 
-def test_the_library_is_asked_for_all_that_is_free() -> None:
+def test_memory_trim_releases_all_free_memory() -> None:
     asked: list[int] = []
 
     def trim(keep: int) -> int:
@@ -19,7 +19,7 @@ def test_the_library_is_asked_for_all_that_is_free() -> None:
     assert asked == [0]
 
 
-def test_a_library_that_cannot_is_left_alone() -> None:
+def test_memory_trim_skips_a_libc_without_support() -> None:
     def missing() -> object:
         raise AttributeError("malloc_trim")
 
@@ -27,7 +27,7 @@ def test_a_library_that_cannot_is_left_alone() -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere nothing is promised")
-def test_pages_are_given_back_and_come_again_empty() -> None:
+def test_memory_discard_returns_pages_that_read_as_zero() -> None:
     size = 1 << 20
     memory = ctypes.create_string_buffer(b"x" * size, size)
     address = ctypes.addressof(memory)

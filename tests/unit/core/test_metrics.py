@@ -19,7 +19,7 @@ def parse(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
     return samples
 
 
-def test_the_text_is_what_prometheus_reads() -> None:
+def test_metrics_text_is_readable_by_prometheus() -> None:
     registry = MetricsRegistry()
     requests = registry.counter("d_requests_total", "Requests\nby \\model", ["model", "status"])
     requests.labels(model='a"b\\c\nd', status="ok").inc()
@@ -40,14 +40,14 @@ def test_the_text_is_what_prometheus_reads() -> None:
     assert samples["d_seconds_sum"] == {(("model", "m"),): 7.6}
 
 
-def test_a_family_without_labels_is_there_from_the_start_and_one_with_labels_is_not() -> None:
+def test_metrics_family_without_labels_is_exposed_before_its_first_sample() -> None:
     registry = MetricsRegistry()
     registry.counter("plain_total", "p")
     registry.counter("labelled_total", "l", ["model"])
     assert parse(registry.render()) == {"plain_total": {(): 0.0}}
 
 
-def test_a_followed_gauge_is_asked_when_the_text_is_made() -> None:
+def test_metrics_callback_gauge_is_read_when_rendered() -> None:
     registry = MetricsRegistry()
     size = [3]
     registry.gauge("g", "g").labels().follow(lambda: size[0])
@@ -55,7 +55,7 @@ def test_a_followed_gauge_is_asked_when_the_text_is_made() -> None:
     assert parse(registry.render())["g"] == {(): 4.0}
 
 
-def test_labels_give_the_same_child_and_removed_ones_vanish() -> None:
+def test_metrics_labels_return_the_same_child_and_removed_children_vanish() -> None:
     registry = MetricsRegistry()
     family = registry.gauge("g", "g", ["model", "rank"])
     child = family.labels(rank="0", model="a")
@@ -66,7 +66,7 @@ def test_labels_give_the_same_child_and_removed_ones_vanish() -> None:
     assert parse(registry.render())["g"] == {(("model", "b"), ("rank", "0")): -1.0}
 
 
-def test_a_child_may_have_labels_of_its_own() -> None:
+def test_metrics_child_may_have_constant_labels() -> None:
     registry = MetricsRegistry()
     family = registry.counter("c_total", "h", ["a"])
     family.labels(a="1").inc()
@@ -86,7 +86,7 @@ def test_a_child_may_have_labels_of_its_own() -> None:
             family.labels_and([(wrong, "v")], a="1")
 
 
-def test_a_wrong_label_is_an_error() -> None:
+def test_metrics_wrong_label_is_an_error() -> None:
     family = MetricsRegistry().counter("c", "c", ["model"])
     with pytest.raises(ValueError, match="missing"):
         family.labels()
@@ -94,7 +94,7 @@ def test_a_wrong_label_is_an_error() -> None:
         family.labels(model="m", other="x")
 
 
-def test_a_name_has_one_shape() -> None:
+def test_metrics_name_cannot_be_registered_with_another_type() -> None:
     registry = MetricsRegistry()
     family = registry.counter("c", "c", ["a"])
     assert registry.counter("c", "c", ["a"]) is family
@@ -104,7 +104,7 @@ def test_a_name_has_one_shape() -> None:
         registry.histogram("h", "h", (), [1.0, 1.0])
 
 
-def test_the_children_of_a_family_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_family_limits_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dynamo.core.metrics.SERIES_MAX", 2)
     family = MetricsRegistry().counter("c", "c", ["who"])
     for who in "abcd":
@@ -112,7 +112,7 @@ def test_the_children_of_a_family_are_bounded(monkeypatch: pytest.MonkeyPatch) -
     assert sum(line.startswith("c{") for line in family.render()) == 2
 
 
-def test_text_of_others_is_appended() -> None:
+def test_metrics_render_appends_text_of_other_sources() -> None:
     registry = MetricsRegistry()
     registry.counter("ours_total", "o")
     registry.add_text(lambda: "theirs_total 5")
@@ -120,7 +120,7 @@ def test_text_of_others_is_appended() -> None:
 
 
 @given(values=st.lists(st.floats(-5, 200), max_size=50), many=st.integers(0, 5))
-def test_every_value_is_in_exactly_one_bucket(values: list[float], many: int) -> None:
+def test_histogram_counts_every_value_in_exactly_one_bucket(values: list[float], many: int) -> None:
     histogram = Histogram([0.0, 1.0, 10.0, 100.0])
     for value in values:
         histogram.observe(value)
@@ -137,7 +137,7 @@ def test_every_value_is_in_exactly_one_bucket(values: list[float], many: int) ->
     ("low", "high", "count"),
     [(1, 512, 10), (50, 128000, 12), (50, 32000, 10), (0.001, 480, 18), (0.001, 80, 20), (0.001, 10, 14)],
 )
-def test_buckets_are_zero_and_log_spaced_to_two_digits(low: float, high: float, count: int) -> None:
+def test_histogram_buckets_are_zero_and_log_spaced_to_two_digits(low: float, high: float, count: int) -> None:
     buckets = log_buckets(low, high, count)
     assert buckets[0] == 0.0
     assert buckets[1] == low
@@ -148,12 +148,12 @@ def test_buckets_are_zero_and_log_spaced_to_two_digits(low: float, high: float, 
 
 
 @pytest.mark.parametrize("arguments", [(0, 1, 5), (2, 1, 5), (1, 2, 2)])
-def test_buckets_of_no_sense_are_refused(arguments: tuple[float, float, int]) -> None:
+def test_histogram_refuses_unsorted_or_empty_buckets(arguments: tuple[float, float, int]) -> None:
     with pytest.raises(ValueError, match="0 < min < max"):
         log_buckets(*arguments)
 
 
-def test_numbers_are_written_as_prometheus_reads_them() -> None:
+def test_metrics_numbers_are_written_as_prometheus_reads_them() -> None:
     assert [format_number(value) for value in (1, 2.0, 0.25, 1e20, math.inf, -math.inf, math.nan)] == [
         "1", "2", "0.25", "1e+20", "+Inf", "-Inf", "NaN",
     ]  # fmt: skip

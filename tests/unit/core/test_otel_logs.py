@@ -39,7 +39,7 @@ def begin(collector: Collector, **more: str) -> OtelLogHandler:
     return handler
 
 
-def test_lines_that_pass_the_filters_reach_the_collector(collector: Collector) -> None:
+def test_otel_log_export_sends_lines_that_pass_the_filters(collector: Collector) -> None:
     handler = begin(collector, OTEL_SERVICE_NAME="front", DYN_LOG="trace,t.quiet=error")
     logging.getLogger("t.quiet").warning("no")
     logging.getLogger("urllib3.connectionpool").error("how this very line is sent")
@@ -57,7 +57,7 @@ def test_lines_that_pass_the_filters_reach_the_collector(collector: Collector) -
     assert first.trace_id == b""
 
 
-def test_a_line_names_the_span_that_it_belongs_to(collector: Collector) -> None:
+def test_otel_log_record_names_its_span(collector: Collector) -> None:
     handler = begin(collector)
     headers = {"traceparent": f"00-{ID}-{SPAN}-01"}
     scope = current_request.set(("r", headers, "handle_payload", "ff/ns/back/generate"))
@@ -75,19 +75,19 @@ def test_a_line_names_the_span_that_it_belongs_to(collector: Collector) -> None:
     }
 
 
-def test_nothing_is_sent_unless_both_switches_are_on(collector: Collector) -> None:
+def test_otel_log_export_needs_both_switches(collector: Collector) -> None:
     for variables in ({**collector.variables}, {"OTEL_EXPORT_LOGS_ENABLED": "true"}):
         setup(variables, io.StringIO())
         assert not [one for one in logging.getLogger().handlers if isinstance(one, OtelLogHandler)]
 
 
-def test_setting_up_again_sends_what_is_left_and_begins_anew(collector: Collector) -> None:
+def test_otel_log_setup_flushes_before_it_starts_again(collector: Collector) -> None:
     begin(collector)
     logging.getLogger("t.other").info("first")
     begin(collector).close()
     assert [record.body.string_value for record in collector.logs] == ["first"]
 
 
-def test_a_wrong_protocol_is_named(collector: Collector) -> None:
+def test_otel_log_error_names_a_wrong_protocol(collector: Collector) -> None:
     with pytest.raises(ConfigError, match="http/json"):
         begin(collector, OTEL_EXPORTER_OTLP_LOGS_PROTOCOL="http/json")

@@ -10,7 +10,7 @@ from dynamo.core.tally import Tally
 
 
 @given(st.lists(st.integers(-100, 100_000)), st.lists(st.integers(-100, 100_000)))
-def test_it_agrees_with_statistics_after_additions_and_removals(stay: list[int], leave: list[int]) -> None:
+def test_tally_agrees_with_statistics_after_additions_and_removals(stay: list[int], leave: list[int]) -> None:
     tally = Tally()
     for value in [*leave, *stay]:
         tally.add(value)

@@ -11,7 +11,7 @@ from dynamo.core.errors import DynamoException
 from dynamo.core.tasks import PROVEN_S, RESTART_FIRST_S, TaskOwner
 
 
-async def test_a_crash_is_logged_with_its_traceback_and_reported(caplog: pytest.LogCaptureFixture) -> None:
+async def test_task_owner_logs_a_crash_with_traceback_and_reports_it(caplog: pytest.LogCaptureFixture) -> None:
     crashes: list[tuple[str, BaseException]] = []
     owner = TaskOwner("owner", lambda name, error: crashes.append((name, error)))
 
@@ -27,7 +27,7 @@ async def test_a_crash_is_logged_with_its_traceback_and_reported(caplog: pytest.
     assert len(owner) == 0
 
 
-async def test_one_crash_takes_no_other_task_with_it() -> None:
+async def test_task_owner_keeps_other_tasks_running_after_a_crash() -> None:
     owner = TaskOwner("owner")
     go = asyncio.Event()
     done: list[str] = []
@@ -47,7 +47,7 @@ async def test_one_crash_takes_no_other_task_with_it() -> None:
     assert done == ["survived"]
 
 
-async def test_closing_ends_what_runs_and_starts_no_more() -> None:
+async def test_task_owner_cancels_tasks_on_close_and_refuses_new_ones() -> None:
     owner = TaskOwner("owner")
     task = owner.start(asyncio.Event().wait(), "forever")  # type: ignore[arg-type]
     await owner.cancel_and_wait()
@@ -56,14 +56,14 @@ async def test_closing_ends_what_runs_and_starts_no_more() -> None:
         owner.start(turns(), "late")
 
 
-async def test_waiting_tells_when_the_time_is_over_first() -> None:
+async def test_task_owner_wait_reports_a_timeout() -> None:
     owner = TaskOwner("owner")
     owner.start(asyncio.Event().wait(), "forever")  # type: ignore[arg-type]
     assert not await owner.wait(0.0)
     await owner.cancel_and_wait()
 
 
-async def test_a_task_that_will_not_end_is_named_and_left(caplog: pytest.LogCaptureFixture) -> None:
+async def test_task_owner_names_and_abandons_a_task_that_ignores_cancellation(caplog: pytest.LogCaptureFixture) -> None:
     owner = TaskOwner("owner")
     release = asyncio.Event()
 
@@ -82,7 +82,7 @@ async def test_a_task_that_will_not_end_is_named_and_left(caplog: pytest.LogCapt
     await task
 
 
-async def test_an_owner_can_be_closed_by_a_task_of_its_own() -> None:
+async def test_task_owner_can_be_closed_by_one_of_its_tasks() -> None:
     owner = TaskOwner("owner")
     task = owner.start(owner.cancel_and_wait(), "suicide")
     await task
@@ -111,7 +111,7 @@ async def settle() -> None:
     await turns(10)
 
 
-async def test_supervised_work_that_dies_is_begun_anew_and_shows_until_it_has_proved_itself() -> None:
+async def test_supervised_task_restarts_after_a_crash_and_is_unhealthy_until_proven() -> None:
     owner, clock, work = TaskOwner("owner"), ManualClock(), Fragile(deaths=2)
     owner.supervise(work.run, "watch", clock=clock)
     await settle()
@@ -130,7 +130,7 @@ async def test_supervised_work_that_dies_is_begun_anew_and_shows_until_it_has_pr
     assert await owner.wait(1.0)
 
 
-async def test_supervised_work_that_ends_by_itself_is_not_begun_again() -> None:
+async def test_supervised_task_is_not_restarted_after_it_returns() -> None:
     owner, work = TaskOwner("owner"), Fragile(deaths=0)
     work.go.set()
     owner.supervise(work.run, "watch", clock=ManualClock())
@@ -139,7 +139,7 @@ async def test_supervised_work_that_ends_by_itself_is_not_begun_again() -> None:
 
 
 @pytest.mark.parametrize("deaths", [0, 1])
-async def test_closing_ends_supervised_work_however_often_it_died(deaths: int) -> None:
+async def test_task_owner_close_ends_a_supervised_task_that_crashed(deaths: int) -> None:
     owner, clock, work = TaskOwner("owner"), ManualClock(), Fragile(deaths)
     owner.supervise(work.run, "watch", clock=clock)
     await settle()

@@ -11,7 +11,7 @@ from tests.settle import turns
 from dynamo.core.threads import in_daemon_thread
 
 
-async def test_what_the_work_returns_or_raises_is_the_outcome() -> None:
+async def test_daemon_thread_returns_the_result_or_raises_the_error() -> None:
     def fail() -> int:
         raise ValueError("boom")
 
@@ -20,7 +20,7 @@ async def test_what_the_work_returns_or_raises_is_the_outcome() -> None:
         await in_daemon_thread(fail, "mine")
 
 
-async def test_work_that_is_given_up_goes_on_unheard() -> None:
+async def test_daemon_thread_continues_after_its_caller_is_cancelled() -> None:
     go, done = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -37,7 +37,7 @@ async def test_work_that_is_given_up_goes_on_unheard() -> None:
     await turns()
 
 
-def test_a_process_ends_though_the_work_does_not() -> None:
+def test_process_exits_while_a_daemon_thread_is_blocked() -> None:
     code = (
         "import asyncio, threading\n"
         "from dynamo.core.threads import in_daemon_thread\n"

@@ -19,13 +19,13 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
-def test_a_server_asks_for_certificates_where_it_knows_who_issues_them(certificates: Certificates) -> None:
+def test_tls_server_requires_client_certificates_when_it_has_a_client_ca(certificates: Certificates) -> None:
     own = PemFile("--cert", certificates.cert), PemFile("--key", certificates.key)
     assert server_context(*own, NONE).verify_mode is ssl.CERT_NONE
     assert server_context(*own, PemFile("--ca", certificates.ca)).verify_mode is ssl.CERT_REQUIRED
 
 
-def test_a_client_verifies_unless_it_is_told_not_to(certificates: Certificates) -> None:
+def test_tls_client_verifies_unless_disabled(certificates: Certificates) -> None:
     authority = PemFile("--ca", certificates.ca)
     careful = client_context(authority, NONE, NONE, is_insecure=False)
     assert (careful.verify_mode, careful.check_hostname) == (ssl.CERT_REQUIRED, True)
@@ -42,7 +42,7 @@ def test_a_client_verifies_unless_it_is_told_not_to(certificates: Certificates) 
         (b"-----BEGIN CERTIFICATE-----\nnonsense\n-----END CERTIFICATE-----\n", "--cert"),
     ],
 )
-def test_a_certificate_that_is_none_is_named(
+def test_tls_error_names_an_invalid_certificate(
     certificates: Certificates, tmp_path: Path, text: bytes | None, complaint: str
 ) -> None:
     path = tmp_path / "cert.pem"
@@ -54,14 +54,12 @@ def test_a_certificate_that_is_none_is_named(
     assert "\n" not in str(raised.value)
 
 
-def test_a_key_of_another_certificate_is_refused(certificates: Certificates) -> None:
+def test_tls_refuses_a_key_of_another_certificate(certificates: Certificates) -> None:
     with pytest.raises(ConfigError, match=r"--cert .* and --key .*mismatch"):
         server_context(PemFile("--cert", certificates.cert), PemFile("--key", certificates.client_key), NONE)
 
 
-def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(
-    certificates: Certificates, tmp_path: Path
-) -> None:
+def test_tls_refuses_an_encrypted_key_without_prompting(certificates: Certificates, tmp_path: Path) -> None:
     from cryptography.hazmat.primitives.serialization import (
         BestAvailableEncryption,
         Encoding,
@@ -76,13 +74,13 @@ def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(
         server_context(PemFile("--cert", certificates.cert), PemFile("--key", str(locked)), NONE)
 
 
-def test_an_authority_that_is_none_is_named(certificates: Certificates, tmp_path: Path) -> None:
+def test_tls_error_names_an_invalid_authority(certificates: Certificates, tmp_path: Path) -> None:
     for authority in (PemFile("--ca", certificates.key), PemFile("--ca", str(tmp_path / "nothing"))):
         with pytest.raises(ConfigError, match=f"--ca {authority.path}"):
             client_context(authority, NONE, NONE, is_insecure=False)
 
 
-def test_one_of_a_pair_alone_is_refused() -> None:
+def test_tls_refuses_a_certificate_without_key_and_a_key_without_certificate() -> None:
     one, other = PemFile("--cert", "c.pem"), PemFile("--key", "k.pem")
     check_pair(one, other)
     check_pair(PemFile("--cert", ""), PemFile("--key", ""))
@@ -108,7 +106,7 @@ def shown(server: ssl.SSLContext) -> bytes | None:
     return asking.getpeercert(binary_form=True)
 
 
-def test_a_renewed_certificate_is_shown_and_a_broken_one_changes_nothing(
+def test_tls_server_loads_a_renewed_certificate_and_keeps_the_old_one_when_invalid(
     certificates: Certificates, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cert, key = PemFile("--cert", str(tmp_path / "cert.pem")), PemFile("--key", str(tmp_path / "key.pem"))

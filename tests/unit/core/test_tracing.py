@@ -35,7 +35,7 @@ def tracer_to(collector: Collector, monkeypatch: pytest.MonkeyPatch, **more: str
     return tracer
 
 
-def test_tracing_that_is_off_imports_nothing() -> None:
+def test_tracing_imports_nothing_when_disabled() -> None:
     assert make_tracer({}) is None
     assert make_tracer({"OTEL_EXPORT_ENABLED": "0"}) is None
     code = "import sys, dynamo.core.tracing as t; t.tracer(); print('opentelemetry' in sys.modules)"
@@ -43,7 +43,7 @@ def test_tracing_that_is_off_imports_nothing() -> None:
     assert done.stdout == "False\n"
 
 
-def test_spans_reach_the_collector_under_their_parents(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracing_exports_spans_with_their_parents(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     tracer = tracer_to(collector, monkeypatch, OTEL_SERVICE_NAME="front")
     outer = tracer.start("http-request", CLIENT, request_id="r")
     inner = tracer.start("handle_payload", outer.headers())
@@ -64,7 +64,7 @@ def test_spans_reach_the_collector_under_their_parents(collector: Collector, mon
 
 
 @pytest.mark.parametrize("header", ["", "nonsense", f"00-{'0' * 32}-{PARENT}-01", f"00-{TRACE}-{'0' * 16}-01"])
-def test_a_request_without_a_valid_parent_begins_a_trace(
+def test_tracing_starts_a_new_trace_without_a_valid_parent(
     collector: Collector, monkeypatch: pytest.MonkeyPatch, header: str
 ) -> None:
     tracer = tracer_to(collector, monkeypatch)
@@ -78,7 +78,7 @@ def test_a_request_without_a_valid_parent_begins_a_trace(
     assert (heard.trace_id.hex(), heard.span_id.hex(), heard.parent_span_id) == (trace, own, b"")
 
 
-def test_a_sample_is_drawn_once_for_a_whole_trace(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracing_samples_once_per_trace(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     tracer = tracer_to(collector, monkeypatch, OTEL_TRACES_SAMPLE_RATIO="0")
     span = tracer.start("http-request", {})
     assert int(span.headers()["traceparent"][-2:], 16) & 1 == 0
@@ -89,7 +89,7 @@ def test_a_sample_is_drawn_once_for_a_whole_trace(collector: Collector, monkeypa
     assert [heard.trace_id.hex() for heard in collector.spans] == [TRACE]
 
 
-def test_a_missing_package_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracing_reports_a_missing_package_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
@@ -102,12 +102,12 @@ def test_a_missing_package_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("name", "value"), [("OTEL_TRACES_SAMPLE_RATIO", "2"), ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json")]
 )
-def test_a_wrong_setting_is_named(name: str, value: str) -> None:
+def test_tracing_error_names_a_wrong_setting(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match="OTEL_"):
         make_tracer({"OTEL_EXPORT_ENABLED": "true", name: value})
 
 
-def test_default_service_name_is_made_of_the_component(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracing_default_service_name_contains_the_component(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "_component", "")
     assert tracing.service_name({}) == "dynamo"
     tracing.set_component("worker-prefill")

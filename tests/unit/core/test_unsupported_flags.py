@@ -21,7 +21,7 @@ class Config:
     port: int = option(1, "--port", None, "Where", aliases=("--at",))
 
 
-def test_the_refusal_says_what_was_seen_and_what_to_do() -> None:
+def test_unsupported_flag_error_names_value_and_remedy() -> None:
     for argv, words in {
         ("--plane", "quic"): "--plane quic: not supported by this release; only tcp is",
         ("--way=quic",): "--way quic: not supported by this release; only tcp is",
@@ -32,12 +32,12 @@ def test_the_refusal_says_what_was_seen_and_what_to_do() -> None:
         assert str(caught.value) == words
 
 
-def test_a_variable_is_judged_as_its_flag_is() -> None:
+def test_unsupported_flag_check_applies_to_its_variable() -> None:
     with pytest.raises(ConfigError, match="PLANE=quic: --plane is not supported"):
         drop_unsupported(TABLE, [], {"PLANE": "quic"}, ())
     assert drop_unsupported(TABLE, [], {"PLANE": "tcp"}, ()) == []
 
 
-def test_what_a_configuration_declares_is_left_to_it() -> None:
+def test_unsupported_flag_check_skips_declared_options() -> None:
     assert declared_flags(Config) == {"--port", "--at"}
     assert load(Config, ["--no-sync", "--at", "7", "--plane=tcp"], TABLE).port == 7

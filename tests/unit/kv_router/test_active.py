@@ -75,7 +75,7 @@ AgainstSums.TestCase.settings = settings(max_examples=150, stateful_step_count=3
 TestAgainstSums = AgainstSums.TestCase
 
 
-def test_a_slot_occupies_what_its_requests_share_once() -> None:
+def test_active_slots_count_shared_blocks_once() -> None:
     load = ActiveLoad()
     load.book("a", 0, pack([1, 2, 3]), prefill_tokens=12, now=0)
     load.book("b", 0, pack([1, 2, 9, 9]), prefill_tokens=8, now=0)
@@ -85,7 +85,7 @@ def test_a_slot_occupies_what_its_requests_share_once() -> None:
     assert load.blocks == [4, 2]
 
 
-def test_where_nothing_is_shared_each_request_occupies_its_own() -> None:
+def test_active_slots_count_unshared_blocks_for_each_request() -> None:
     load = ActiveLoad(shares_blocks=False)
     for name in "ab":
         load.book(name, 0, pack([1, 2]), prefill_tokens=8, now=0)
@@ -93,7 +93,7 @@ def test_where_nothing_is_shared_each_request_occupies_its_own() -> None:
     assert load.overlap(pack([1, 2])) == []
 
 
-def test_output_counts_less_the_nearer_its_end_is() -> None:
+def test_active_slots_weight_output_by_its_remaining_length() -> None:
     load = ActiveLoad()
     load.book("a", 0, pack([1, 2]), prefill_tokens=8, now=0)
     load.book("b", 0, pack([1]), prefill_tokens=4, now=0)

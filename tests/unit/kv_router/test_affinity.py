@@ -5,7 +5,7 @@ from dynamo.kv_router.affinity import Affinity
 HERE, THERE = (1, 0), (2, 1)
 
 
-def test_a_session_keeps_its_rank_until_it_was_idle_for_too_long() -> None:
+def test_session_affinity_keeps_its_rank_until_idle_timeout() -> None:
     affinity = Affinity(10)
     affinity.bind("s", "a", HERE, 0)
     affinity.finish("a", 5)
@@ -14,7 +14,7 @@ def test_a_session_keeps_its_rank_until_it_was_idle_for_too_long() -> None:
     assert len(affinity) == 0
 
 
-def test_a_request_under_way_keeps_it() -> None:
+def test_session_affinity_does_not_expire_during_a_request() -> None:
     affinity = Affinity(10)
     affinity.bind("s", "a", HERE, 0)
     affinity.expire(99)
@@ -25,7 +25,7 @@ def test_a_request_under_way_keeps_it() -> None:
     assert len(affinity) == 0
 
 
-def test_a_session_may_be_bound_anew_or_ended() -> None:
+def test_session_affinity_can_be_rebound_or_ended() -> None:
     affinity = Affinity(10)
     affinity.bind("s", "a", HERE, 0)
     affinity.bind("s", "b", THERE, 1)
@@ -37,7 +37,7 @@ def test_a_session_may_be_bound_anew_or_ended() -> None:
     affinity.finish("b", 3)
 
 
-def test_who_is_used_least_goes_when_there_are_too_many() -> None:
+def test_session_affinity_evicts_the_least_recently_used_session() -> None:
     affinity = Affinity(10, sessions_max=2)
     for number, session in enumerate("aba"):
         affinity.bind(session, f"r{number}", HERE, number)
@@ -45,7 +45,7 @@ def test_who_is_used_least_goes_when_there_are_too_many() -> None:
     assert [affinity.find(session, 9) for session in "abc"] == [HERE, None, HERE]
 
 
-def test_the_newest_binding_is_in_force_whoever_made_it() -> None:
+def test_session_affinity_uses_the_newest_binding_of_any_router() -> None:
     affinity = Affinity(10)
     affinity.writer = 5
     affinity.bind("s", "a", HERE, 0)
@@ -58,7 +58,7 @@ def test_the_newest_binding_is_in_force_whoever_made_it() -> None:
     assert affinity.version_of("s") == (2, 5)
 
 
-def test_a_binding_that_was_heard_ends_like_another() -> None:
+def test_session_affinity_expires_a_received_binding() -> None:
     affinity = Affinity(10, sessions_max=1)
     assert affinity.apply("s", HERE, (3, 1), 0)
     assert affinity.apply("s", HERE, (3, 1), 5), "the same one again keeps it"
@@ -70,7 +70,7 @@ def test_a_binding_that_was_heard_ends_like_another() -> None:
     assert affinity.version_of("a") is None
 
 
-def test_requests_under_way_keep_a_session_that_another_router_moved() -> None:
+def test_session_affinity_keeps_a_moved_session_with_active_requests() -> None:
     affinity = Affinity(10)
     affinity.bind("s", "a", HERE, 0)
     affinity.apply("s", THERE, (9, 9), 1)

@@ -30,47 +30,47 @@ def prompt(tokens: int, **device: int) -> Prompt:
     return Prompt(tokens, tokens // BLOCK, held, {}, {}, {}, {})
 
 
-def test_who_holds_the_prompt_is_cheaper() -> None:
+def test_balanced_cost_prefers_cached_blocks() -> None:
     idle = RankLoads([0, 0], [0, 0], [0, 0])
     one, other = costs(idle, prompt(1600, s1=90))
     assert other < one
 
 
-def test_who_has_less_to_prefill_is_cheaper() -> None:
+def test_balanced_cost_prefers_less_queued_prefill() -> None:
     one, other = costs(RankLoads([5000, 100], [10, 10], [1, 1]), prompt(1600))
     assert other < one
 
 
-def test_a_long_prompt_goes_where_few_are_delayed_though_others_hold_more_of_it() -> None:
+def test_balanced_cost_prefers_few_delayed_requests_over_more_cached_blocks() -> None:
     busy, quiet = costs(RankLoads([0, 0], [200, 200], [60, 2]), prompt(16_000, s0=200))
     assert quiet < busy
 
 
-def test_a_held_prompt_is_worth_a_few_more_requests() -> None:
+def test_balanced_cost_accepts_some_load_for_cached_blocks() -> None:
     holder, other = costs(RankLoads([0, 0], [200, 200], [4, 3]), prompt(16_000, s0=900))
     assert holder < other
 
 
-def test_prefill_does_not_count_where_it_is_not_tracked() -> None:
+def test_balanced_cost_ignores_prefill_where_it_is_not_tracked() -> None:
     weights = CostWeights(track_prefill_tokens=False)
     one, other = costs(RankLoads([0, 90_000], [10, 10], [2, 2]), prompt(1600, s0=50), weights)
     assert one == other
 
 
-def test_a_longer_answer_weighs_a_loaded_worker_more() -> None:
+def test_balanced_cost_weights_load_by_expected_output_length() -> None:
     load = RankLoads([0, 0], [9000, 100], [50, 1])
     short, long = (costs(load, prompt(160), output=tokens) for tokens in (10, 1000))
     assert long[0] - long[1] > short[0] - short[1] > 0
 
 
-def test_a_full_cache_costs_the_wait_for_room_and_the_more_the_more_is_missing() -> None:
+def test_balanced_cost_of_a_full_cache_grows_with_the_missing_blocks() -> None:
     load = RankLoads([0, 0, 0], [900, 900, 900], [9, 9, 9])
     small, large, unknown = costs(load, prompt(1600), capacity=[1000, 4000, math.inf])
     assert small > large == unknown
     assert costs(load, prompt(3200), capacity=[1000, 4000, math.inf])[0] - large > small - large
 
 
-def test_what_others_hold_already_needs_no_room() -> None:
+def test_balanced_cost_needs_no_room_for_blocks_of_other_requests() -> None:
     load = RankLoads([0, 0], [500, 500], [2, 2])
     asked = Prompt(1600, 100, {}, {}, {}, {}, {0: 100})
     shared, new = costs(load, asked, capacity=[660, 660])
@@ -79,12 +79,12 @@ def test_what_others_hold_already_needs_no_room() -> None:
     assert new > unlimited_new
 
 
-def test_an_empty_worker_takes_a_prompt_that_is_larger_than_its_cache() -> None:
+def test_balanced_cost_accepts_a_prompt_larger_than_the_cache_on_an_idle_worker() -> None:
     assert costs(RankLoads([0], [0], [0]), prompt(1600), capacity=[10]) == costs(RankLoads([0], [0], [0]), prompt(1600))
 
 
 @pytest.mark.parametrize("truth", [(20e-3, 2e-4, 1e-8), (3e-3, 0.0, 2e-7), (10e-3, 1e-3, 0.0)])
-def test_the_pace_of_decoding_is_learned(truth: tuple[float, float, float]) -> None:
+def test_balanced_cost_learns_decode_speed(truth: tuple[float, float, float]) -> None:
     base, per_request, per_token = truth
     pace, chance = Pace(), random.Random(1)
     for _ in range(6000):
@@ -96,7 +96,7 @@ def test_the_pace_of_decoding_is_learned(truth: tuple[float, float, float]) -> N
         assert pace.step(requests, tokens) == pytest.approx(expected, rel=0.05)
 
 
-def test_steps_that_are_all_alike_teach_their_time_and_no_nonsense() -> None:
+def test_balanced_cost_learns_step_time_from_identical_steps() -> None:
     pace = Pace()
     for _ in range(3000):
         pace.observe(0, 8, 40_000, 0.03)
@@ -105,14 +105,14 @@ def test_steps_that_are_all_alike_teach_their_time_and_no_nonsense() -> None:
     assert pace.step(16, 80_000) >= pace.step(8, 40_000)
 
 
-def test_the_pace_of_prefill_is_learned_beside_decoding() -> None:
+def test_balanced_cost_learns_prefill_speed_during_decoding() -> None:
     pace = Pace()
     for _ in range(400):
         pace.observe(4000, 10, 50_000, 4000 * 8e-5 + pace.step(10, 50_000))
     assert pace.prefill_token_s == pytest.approx(8e-5, rel=0.01)
 
 
-def test_nothing_is_learned_from_steps_without_time() -> None:
+def test_balanced_cost_learns_nothing_from_steps_without_duration() -> None:
     pace = Pace()
     for _ in range(200):
         pace.observe(100, 0, 0, 0.0)
@@ -120,7 +120,7 @@ def test_nothing_is_learned_from_steps_without_time() -> None:
     assert pace == Pace()
 
 
-def test_the_length_of_answers_is_learned() -> None:
+def test_balanced_cost_learns_output_length() -> None:
     pace = Pace()
     for _ in range(300):
         pace.observe_output(1000)

@@ -28,29 +28,29 @@ def idle(slots: int = 1) -> RankLoads:
     ("tokens", "hits", "expected"),
     [(3, 0, 0.75), (6, 0, 2.5), (6, 1, 1.5), (9, 1, 3.25), (9, 2, 2.25), (8, 2, 2.0)],
 )
-def test_an_idle_worker_costs_what_the_released_router_logs(tokens: int, hits: int, expected: float) -> None:
+def test_cost_of_an_idle_worker_equals_that_of_the_released_router(tokens: int, hits: int, expected: float) -> None:
     assert costs([0], idle(), prompt(tokens, {0: hits} if hits else {}), CostWeights(), BLOCK) == [expected]
 
 
-def test_what_slower_tiers_hold_is_worth_less() -> None:
+def test_cost_credits_slower_tiers_less() -> None:
     asked = prompt(16, {0: 1}, host={0: 1}, disk={0: 1}, shared_beyond={0: 1})
     found = terms(0, idle(), asked, CostWeights(), BLOCK, 0)
     assert found.saved == 1 + 0.75 + 0.25 + 0.5
     assert found.cost == 4 - 2.5 + 4
 
 
-def test_the_credit_shrinks_where_more_prefill_waits_than_elsewhere() -> None:
+def test_cost_credit_shrinks_with_queued_prefill() -> None:
     load = RankLoads([32, 0], [0, 0], [0, 0])
     asked = prompt(16, {0: 4})
     assert terms(0, load, asked, CostWeights(overlap_score_credit_decay=1), BLOCK, 0).saved == 4 / (1 + 2)
 
 
-def test_a_decode_worker_is_judged_by_what_it_would_have_to_take() -> None:
+def test_cost_of_a_decode_worker_counts_blocks_to_transfer() -> None:
     weights = CostWeights(track_prefill_tokens=False, decode_active_request_weight=0.5)
     assert costs([0], RankLoads([99], [3], [2]), prompt(16, {0: 1}), weights, BLOCK) == [3 + 4 - 1 + 1]
 
 
-def test_blocks_that_a_running_request_occupies_are_not_new() -> None:
+def test_cost_does_not_count_active_blocks_as_new() -> None:
     asked = prompt(16, active={0: 3})
     assert costs([0], idle(), asked, CostWeights(), BLOCK) == [4 + 1]
     assert costs([0], idle(), asked, CostWeights(assume_kv_reuse=False), BLOCK) == [4 + 4]
@@ -74,7 +74,7 @@ overlaps = st.dictionaries(slots, st.integers(1, 5), max_size=3)
         track_prefill_tokens=st.booleans(),
     ),
 )
-def test_the_short_way_gives_the_same_as_the_long_one(
+def test_cost_fast_path_equals_the_general_path(
     tokens: int, load: list[tuple[int, int, int]], held: tuple[dict[int, int], ...], weights: CostWeights
 ) -> None:
     state = RankLoads(*zip(*load, strict=True))  # type: ignore[arg-type]
@@ -85,7 +85,7 @@ def test_the_short_way_gives_the_same_as_the_long_one(
     assert costs(range(6), state, asked, weights, BLOCK) == pytest.approx(long)
 
 
-def test_the_cheapest_is_chosen_and_ties_are_broken_evenly() -> None:
+def test_cost_selection_takes_the_minimum_and_breaks_ties_evenly() -> None:
     chance = random.Random(1)
     assert choose([3.0, 1.0, 2.0], 0, chance) == 1
     drawn = Counter(choose([1.0, 2.0, 1.0, NEVER], 0, chance) for _ in range(2000))
@@ -95,7 +95,7 @@ def test_the_cheapest_is_chosen_and_ties_are_broken_evenly() -> None:
         choose([NEVER], 0, chance)
 
 
-def test_temperature_spreads_the_choice_as_a_softmax() -> None:
+def test_cost_selection_with_temperature_follows_a_softmax() -> None:
     chance = random.Random(1)
     drawn = Counter(choose([0.0, 5.0, 10.0, NEVER], 0.5, chance) for _ in range(4000))
     odds = [math.exp(-x / 0.5) for x in (0, 0.5, 1)]
@@ -105,13 +105,13 @@ def test_temperature_spreads_the_choice_as_a_softmax() -> None:
     assert {choose([2.0, 2.0], 1.0, chance) for _ in range(50)} == {0, 1}
 
 
-def test_a_preferred_taint_makes_a_worker_cheaper_within_bounds() -> None:
+def test_cost_of_a_preferred_taint_is_lower_within_bounds() -> None:
     assert with_taints(2, frozenset("a"), {"a": 0.5}) == 2 * math.exp(-math.tanh(0.5))
     assert with_taints(2, frozenset("b"), {"a": 0.5}) == 2
     assert with_taints(1, frozenset("a"), {"a": -99}) == pytest.approx(math.e)
 
 
-def test_a_request_may_override_weights() -> None:
+def test_cost_weights_can_be_overridden_by_a_request() -> None:
     changed = CostWeights().overridden({"overlap_score_credit": 0, "assume_kv_reuse": False, "of_later": 1})
     assert (changed.overlap_score_credit, changed.assume_kv_reuse) == (0, False)
     assert CostWeights().overridden(None) is not None

@@ -31,7 +31,7 @@ def filled(layout: HicacheLayout, *numbers: int) -> HicachePages:
     return found
 
 
-def test_pages_have_the_names_that_sglang_gives_them() -> None:
+def test_hicache_page_names_equal_those_of_sglang() -> None:
     assert [name.hex() for name in page_names(range(1, 11), 4)] == [
         "cf97adeedb59e05bfd73a2b4c2a8885708c4f4f70c84c64b27120e72ab733b72",
         "4ebfa8a1f3c341517621838c6e1b9aa350307e3f00b3cbd1a07ef740f54396d6",
@@ -44,7 +44,7 @@ def test_pages_have_the_names_that_sglang_gives_them() -> None:
 
 @pytest.mark.parametrize("tokens", [[], [1], [1, 2, 3]])
 @pytest.mark.parametrize("is_eagle", [False, True])
-def test_a_prompt_shorter_than_a_page_has_none(tokens: list[int], is_eagle: bool) -> None:
+def test_hicache_prompt_shorter_than_a_page_has_no_pages(tokens: list[int], is_eagle: bool) -> None:
     assert page_names(tokens, 4, is_eagle=is_eagle) == []
 
 
@@ -64,18 +64,18 @@ def test_a_prompt_shorter_than_a_page_has_none(tokens: list[int], is_eagle: bool
         ),
     ],
 )
-def test_a_page_is_as_many_objects_as_the_engine_makes_of_it(layout: HicacheLayout, suffixes: list[str]) -> None:
+def test_hicache_page_has_as_many_objects_as_the_engine_stores(layout: HicacheLayout, suffixes: list[str]) -> None:
     assert layout.suffixes() == suffixes
 
 
-def test_the_prefix_of_the_engine_comes_before_its_tag() -> None:
+def test_hicache_key_has_the_engine_prefix_before_the_tag() -> None:
     assert HicacheLayout(page_size=4).prefix == ""
     assert HicacheLayout(page_size=4, extra_backend_tag="tag").prefix == "tag_"
     assert HicacheLayout(page_size=4, extra_backend_tag="tag", key_prefix="tag_model").prefix == "tag_model_"
 
 
 @pytest.mark.parametrize("prefix", [None, "tag_some-model"])
-def test_what_was_stored_is_found(prefix: str | None) -> None:
+def test_hicache_finds_stored_pages(prefix: str | None) -> None:
     found = filled(HicacheLayout(page_size=4, tp_size=2, key_prefix=prefix), 0, 1)
 
     assert found.find(TOKENS) == ((0, 2),)
@@ -83,7 +83,7 @@ def test_what_was_stored_is_found(prefix: str | None) -> None:
     assert found.find([99, *TOKENS[1:]]) == ()
 
 
-def test_a_page_of_which_an_object_is_missing_is_not_there() -> None:
+def test_hicache_page_with_a_missing_object_is_absent() -> None:
     layout = HicacheLayout(page_size=4, tp_size=2)
     found, name = pages(layout), page_names(TOKENS, 4)[0]
     found.apply(1, stored(*objects(layout, name)[:-1]))
@@ -96,19 +96,19 @@ def test_a_page_of_which_an_object_is_missing_is_not_there() -> None:
     assert found.find(TOKENS) == ()
 
 
-def test_holes_are_kept() -> None:
+def test_hicache_reports_holes() -> None:
     found = filled(HicacheLayout(page_size=4), 0, 2)
 
     assert found.find(TOKENS) == ((0, 1), (2, 3))
 
 
-def test_the_same_batch_twice_changes_nothing() -> None:
+def test_hicache_ignores_a_repeated_batch() -> None:
     found = filled(HicacheLayout(page_size=4), 0)
 
     assert found.apply(1, []) and found.find(TOKENS) == ((0, 1),)
 
 
-def test_a_missing_batch_forgets_what_was_before_it() -> None:
+def test_hicache_forgets_earlier_pages_after_a_missing_batch() -> None:
     layout = HicacheLayout(page_size=4)
     found = filled(layout, 0)
 
@@ -116,7 +116,7 @@ def test_a_missing_batch_forgets_what_was_before_it() -> None:
     assert found.find(TOKENS) == ((1, 2),)
 
 
-def test_another_layout_forgets_all() -> None:
+def test_hicache_forgets_all_pages_when_the_layout_changes() -> None:
     found = filled(HicacheLayout(page_size=4), 0)
 
     found.lay_out(HicacheLayout(page_size=4, tp_size=2))
@@ -136,13 +136,13 @@ def test_another_layout_forgets_all() -> None:
         ObjectEvent("renamed", "0" * 64 + "_0_k"),
     ],
 )
-def test_what_is_none_of_ours_is_passed_over(event: ObjectEvent) -> None:
+def test_hicache_ignores_foreign_keys(event: ObjectEvent) -> None:
     found = pages()
 
     assert found.apply(1, [event]) and len(found) == 0
 
 
-def test_the_page_that_came_first_is_forgotten_where_there_are_too_many() -> None:
+def test_hicache_evicts_the_oldest_page() -> None:
     layout = HicacheLayout(page_size=4, is_mla_model=True)
     found = pages(layout, pages_max=2)
     found.apply(1, stored(*(key for name in page_names(TOKENS, 4) for key in objects(layout, name))))
@@ -150,7 +150,7 @@ def test_the_page_that_came_first_is_forgotten_where_there_are_too_many() -> Non
     assert found.find(TOKENS) == ((1, 3),)
 
 
-def test_a_layout_is_read_from_a_card_and_what_it_does_not_know_is_left() -> None:
+def test_hicache_layout_is_read_from_a_card_and_ignores_unknown_fields() -> None:
     given = {"backend": "mooncake", "page_size": 64, "tp_size": 2, "pp_size": 1, "something": 1}
 
     assert read_layout(given) == HicacheLayout(page_size=64, tp_size=2)
@@ -159,13 +159,13 @@ def test_a_layout_is_read_from_a_card_and_what_it_does_not_know_is_left() -> Non
 @pytest.mark.parametrize(
     "given", ["text", {}, {"page_size": "x"}, {"page_size": 0}, {"page_size": 4, "tp_size": 1 << 20}]
 )
-def test_a_layout_that_makes_no_sense_is_refused(given: object) -> None:
+def test_hicache_refuses_an_invalid_layout(given: object) -> None:
     with pytest.raises(InvalidArgument, match="sglang_hicache_mooncake"):
         read_layout(given)
 
 
 @given(st.lists(st.booleans(), max_size=12), st.integers(0, 12))
-def test_held_from_counts_what_is_held_in_a_row(held: list[bool], depth: int) -> None:
+def test_hicache_held_from_counts_consecutive_pages(held: list[bool], depth: int) -> None:
     runs, begin = [], None
     for place, one in enumerate([*held, False]):
         if one and begin is None:

@@ -198,7 +198,7 @@ WithoutCompiler.TestCase.settings = settings(max_examples=50, stateful_step_coun
 TestWithoutCompiler = WithoutCompiler.TestCase
 
 
-def test_an_index_that_is_full_forgets_what_was_used_longest_ago() -> None:
+def test_kv_index_evicts_the_least_recently_used_blocks_when_full() -> None:
     index = KvIndex(blocks_max=8)
     for number in range(3):
         index.store(1, 0, None, [number * 10 + n for n in range(4)], pack([number * 10 + n for n in range(4)]))
@@ -212,7 +212,7 @@ def test_an_index_that_is_full_forgets_what_was_used_longest_ago() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_bound_holds_whatever_is_stored(seed: int) -> None:
+def test_kv_index_never_exceeds_its_bound(seed: int) -> None:
     chance, index = random.Random(seed), KvIndex(blocks_max=60)
     for _ in range(300):
         worker, start, length = chance.randrange(3), chance.randrange(6), chance.randrange(1, 12)
@@ -225,7 +225,7 @@ def test_the_bound_holds_whatever_is_stored(seed: int) -> None:
         index.validate()
 
 
-def test_a_worker_that_left_is_in_no_answer_and_its_place_is_given_to_another_only_when_swept() -> None:
+def test_kv_index_omits_a_removed_worker_and_reuses_its_slot_after_the_sweep() -> None:
     index = KvIndex()
     for worker in (1, 2):
         index.store(worker, 0, None, [7, 8, 9], pack([7, 8, 9]))
@@ -236,7 +236,7 @@ def test_a_worker_that_left_is_in_no_answer_and_its_place_is_given_to_another_on
     index.validate()
 
 
-def test_many_keys_are_kept_in_several_tables() -> None:
+def test_kv_index_spreads_many_keys_over_several_tables() -> None:
     index = KvIndex()
     before = None
     for start in range(0, 300_000, 1000):

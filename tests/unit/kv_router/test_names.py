@@ -21,7 +21,7 @@ def run() -> Run:
 @tables
 @settings(max_examples=200, deadline=None)
 @given(changes=st.lists(st.tuples(st.booleans(), keys), max_size=40))
-def test_it_does_what_a_dictionary_would(table: type[Names], changes: list[tuple[bool, list[int]]]) -> None:
+def test_name_table_behaves_like_a_dictionary(table: type[Names], changes: list[tuple[bool, list[int]]]) -> None:
     names, truth = table(), dict[int, Run]()
     for is_claim, some in changes:
         if is_claim:
@@ -41,7 +41,7 @@ def test_it_does_what_a_dictionary_would(table: type[Names], changes: list[tuple
 
 
 @tables
-def test_a_key_that_is_nobodys_cannot_be_taken_back(table: type[Names]) -> None:
+def test_name_table_release_of_an_unknown_key_is_an_error(table: type[Names]) -> None:
     names = table()
     names.claim([1, 2], run())
     with pytest.raises(KeyError, match="3"):
@@ -51,7 +51,7 @@ def test_a_key_that_is_nobodys_cannot_be_taken_back(table: type[Names]) -> None:
 
 
 @tables
-def test_many_keys_come_and_go(table: type[Names]) -> None:
+def test_name_table_survives_many_insertions_and_removals(table: type[Names]) -> None:
     names, one, other = table(), run(), run()
     some, more = list(range(0, 200_000, 2)), list(range(1, 100_000, 2))
     assert names.claim(some, one)
@@ -65,7 +65,7 @@ def test_many_keys_come_and_go(table: type[Names]) -> None:
 
 
 @tables
-def test_it_holds_a_run_as_long_as_it_has_a_key(table: type[Names]) -> None:
+def test_name_table_keeps_a_run_while_it_has_a_key(table: type[Names]) -> None:
     names, one = table(), run()
     before = sys.getrefcount(one)
     names.claim([1, 2, 3], one)
@@ -79,7 +79,7 @@ def test_it_holds_a_run_as_long_as_it_has_a_key(table: type[Names]) -> None:
 
 
 @pytest.mark.skipif(not IS_COMPILED, reason="there was no compiler")
-def test_the_compiled_table_refuses_what_is_no_list_of_numbers() -> None:
+def test_compiled_name_table_refuses_values_that_are_not_lists_of_numbers() -> None:
     names = CommonNames()
     with pytest.raises(TypeError):
         names.claim((1, 2), run())  # type: ignore[arg-type]

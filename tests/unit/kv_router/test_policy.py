@@ -30,11 +30,11 @@ PROFILE = PolicyProfile(
         ("unheard of", 0, "chat"),
     ],
 )
-def test_family_and_bucket_name_the_class(asked: str | None, uncached: int, expected: str) -> None:
+def test_policy_selects_the_class_by_family_and_bucket(asked: str | None, uncached: int, expected: str) -> None:
     assert PROFILE.check().class_of(asked, uncached).name == expected
 
 
-def test_without_a_file_all_are_of_one_class() -> None:
+def test_policy_without_a_file_has_one_class() -> None:
     assert PolicyProfile().check().class_of("anything", 10**6).name == "default"
 
 
@@ -49,6 +49,6 @@ def test_without_a_file_all_are_of_one_class() -> None:
         (PolicyProfile(default_policy_family="nobody"), "family nobody has no class"),
     ],
 )
-def test_classes_that_leave_a_request_without_one_are_refused(profile: PolicyProfile, message: str) -> None:
+def test_policy_refuses_classes_that_leave_a_request_without_one(profile: PolicyProfile, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         profile.check()

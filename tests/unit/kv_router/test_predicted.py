@@ -56,7 +56,7 @@ AgainstList.TestCase.settings = settings(max_examples=150, stateful_step_count=3
 TestAgainstList = AgainstList.TestCase
 
 
-def test_without_a_time_what_was_sent_longest_ago_makes_room() -> None:
+def test_predicted_index_without_ttl_evicts_the_oldest_prompt() -> None:
     predicted = Predicted(ttl_s=None)
     predicted.place(0, pack([1, 2, 3]), 0, capacity=5)
     predicted.place(0, pack([4, 5]), 1, capacity=5)
@@ -69,7 +69,7 @@ def test_without_a_time_what_was_sent_longest_ago_makes_room() -> None:
     predicted.validate()
 
 
-def test_a_prompt_larger_than_the_room_is_still_where_it_was_sent() -> None:
+def test_predicted_index_accepts_a_prompt_larger_than_its_bound() -> None:
     predicted = Predicted(ttl_s=None)
     predicted.place(0, pack([1, 2, 3]), 0, capacity=2)
     assert predicted.blocks(0) == 3

@@ -12,14 +12,14 @@ def load(decay: PrefillDecay, now: float, *tokens: float) -> list[float]:
     return found
 
 
-def test_the_oldest_prompt_shrinks_evenly() -> None:
+def test_prefill_decay_reduces_the_oldest_prompt_linearly() -> None:
     decay = PrefillDecay()
     decay.add(0, "a", 1000, 10.0, now=5.0)
 
     assert [load(decay, now, 1000)[0] for now in (5.0, 7.5, 10.0, 15.0, 99.0)] == [1000, 750, 500, 0, 0]
 
 
-def test_those_behind_it_count_in_full_until_it_is_done() -> None:
+def test_prefill_decay_counts_later_prompts_in_full() -> None:
     decay = PrefillDecay()
     decay.add(0, "a", 1000, 10.0, now=0.0)
     decay.add(0, "b", 600, 6.0, now=1.0)
@@ -31,7 +31,7 @@ def test_those_behind_it_count_in_full_until_it_is_done() -> None:
     assert load(decay, 11.0, 600) == [300]
 
 
-def test_who_hears_late_of_the_end_goes_by_what_was_expected() -> None:
+def test_prefill_decay_uses_the_expected_end_until_it_is_reported() -> None:
     decay = PrefillDecay()
     decay.add(0, "a", 1000, 10.0, now=0.0)
     decay.add(0, "b", 600, 6.0, now=1.0)
@@ -41,7 +41,7 @@ def test_who_hears_late_of_the_end_goes_by_what_was_expected() -> None:
     assert load(decay, 13.0, 600) == [300]
 
 
-def test_no_prompt_begins_before_it_came() -> None:
+def test_prefill_decay_starts_no_prompt_before_its_arrival() -> None:
     decay = PrefillDecay()
     decay.add(0, "a", 1000, 1.0, now=0.0)
     decay.add(0, "b", 600, 6.0, now=9.0)
@@ -51,7 +51,7 @@ def test_no_prompt_begins_before_it_came() -> None:
     assert load(decay, 12.0, 600) == [300]
 
 
-def test_one_that_leaves_the_queue_lets_the_first_go_on() -> None:
+def test_prefill_decay_lets_the_first_prompt_continue_when_another_leaves() -> None:
     decay = PrefillDecay()
     decay.add(0, "a", 1000, 10.0, now=0.0)
     decay.add(0, "b", 600, 6.0, now=0.0)
@@ -61,7 +61,7 @@ def test_one_that_leaves_the_queue_lets_the_first_go_on() -> None:
     assert load(decay, 5.0, 1000) == [500]
 
 
-def test_slots_are_apart() -> None:
+def test_prefill_decay_keeps_slots_separate() -> None:
     decay = PrefillDecay()
     decay.add(0, "a", 1000, 10.0, now=0.0)
     decay.add(2, "b", 100, 1.0, now=0.0)
@@ -69,14 +69,14 @@ def test_slots_are_apart() -> None:
     assert load(decay, 0.5, 1000, 7, 100) == [950, 7, 50]
 
 
-def test_a_prompt_of_no_duration_counts_nothing() -> None:
+def test_prefill_decay_counts_nothing_for_a_prompt_without_duration() -> None:
     decay = PrefillDecay()
     decay.add(0, "a", 1000, 0.0, now=0.0)
 
     assert load(decay, 0.0, 1000) == [0]
 
 
-def test_what_is_not_there_is_not_removed() -> None:
+def test_prefill_decay_ignores_removal_of_an_unknown_prompt() -> None:
     decay = PrefillDecay()
     decay.add(0, "a", 10, 1.0, now=0.0)
     decay.remove(0, "b")
@@ -90,7 +90,7 @@ def test_what_is_not_there_is_not_removed() -> None:
         st.tuples(st.integers(0, 2), st.integers(1, 1000), st.floats(0, 5), st.floats(0, 3), st.booleans()), max_size=30
     )
 )
-def test_nothing_is_ever_less_than_nothing_nor_more_than_there_is(
+def test_prefill_decay_stays_between_zero_and_the_total(
     steps: list[tuple[int, int, float, float, bool]],
 ) -> None:
     decay, now = PrefillDecay(), 0.0

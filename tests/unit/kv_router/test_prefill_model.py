@@ -7,17 +7,17 @@ import pytest
 from dynamo.kv_router.prefill_model import PrefillModel
 
 
-def test_a_prompt_that_is_cached_takes_no_time() -> None:
+def test_prefill_model_takes_no_time_for_a_cached_prompt() -> None:
     assert PrefillModel().seconds(0, 4096) == 0.0
 
 
-def test_longer_prompts_and_longer_contexts_take_longer() -> None:
+def test_prefill_model_takes_longer_for_longer_prompts_and_contexts() -> None:
     model = PrefillModel(pair_s=1e-9)
 
     assert 0 < model.seconds(100) < model.seconds(1000) < model.seconds(1000, 8000)
 
 
-def test_steps_are_learned() -> None:
+def test_prefill_model_learns_from_steps() -> None:
     truth, model, chance = PrefillModel(12e-3, 8e-5, 3e-9), PrefillModel(), random.Random(1)
     for _ in range(640):
         new, cached = chance.randrange(16, 8192), chance.randrange(0, 8192)
@@ -28,7 +28,7 @@ def test_steps_are_learned() -> None:
         assert model.seconds(new, cached) == pytest.approx(truth.seconds(new, cached), rel=0.05)
 
 
-def test_steps_that_are_all_alike_leave_what_they_do_not_tell() -> None:
+def test_prefill_model_keeps_parameters_that_identical_steps_do_not_determine() -> None:
     model = PrefillModel()
     for _ in range(320):
         model.observe(1, 1000, 0, 0.1)
@@ -38,7 +38,7 @@ def test_steps_that_are_all_alike_leave_what_they_do_not_tell() -> None:
 
 
 @pytest.mark.parametrize(("prompts", "tokens", "seconds"), [(0, 10, 1.0), (1, 0, 1.0), (1, 10, 0.0), (1, 10, -1.0)])
-def test_steps_without_prompts_or_time_say_nothing(prompts: int, tokens: int, seconds: float) -> None:
+def test_prefill_model_ignores_steps_without_prompts_or_duration(prompts: int, tokens: int, seconds: float) -> None:
     model = PrefillModel()
 
     model.observe(prompts, tokens, 0, seconds)

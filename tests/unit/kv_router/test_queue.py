@@ -25,21 +25,21 @@ def drain(queue: WaitingQueue[str]) -> str:
     return found
 
 
-def test_first_come_first_served_but_for_priorities() -> None:
+def test_queue_is_first_come_first_served_within_a_priority() -> None:
     queue: WaitingQueue[str] = WaitingQueue()
     for one in (waiting("a", at=1), waiting("b", at=2, jump=5), waiting("c", at=3), waiting("d", at=9, strict=1)):
         queue.push("default", one)
     assert drain(queue) == "dbac"
 
 
-def test_the_shortest_work_for_its_weight_goes_first() -> None:
+def test_queue_serves_the_shortest_weighted_work_first() -> None:
     queue: WaitingQueue[str] = WaitingQueue([PolicyClass(queue_policy="wspt")])
     for one in (waiting("a", 100), waiting("b", 100, cached=95), waiting("c", 50), waiting("d", 100, jump=9)):
         queue.push("default", one)
     assert drain(queue) == "bdca"
 
 
-def test_classes_share_by_their_quanta() -> None:
+def test_queue_shares_classes_by_quantum() -> None:
     queue: WaitingQueue[str] = WaitingQueue(
         [PolicyClass(name="big", quantum=300), PolicyClass(name="small", quantum=100)]
     )
@@ -50,7 +50,7 @@ def test_classes_share_by_their_quanta() -> None:
     assert first == {"B": 60, "s": 20}
 
 
-def test_a_class_that_may_not_go_waits_and_earns_nothing() -> None:
+def test_queue_gives_no_credit_to_a_blocked_class() -> None:
     queue: WaitingQueue[str] = WaitingQueue([PolicyClass(name="a", quantum=10), PolicyClass(name="b", quantum=10)])
     for _ in range(3):
         queue.push("a", waiting("a", 10))
@@ -60,7 +60,7 @@ def test_a_class_that_may_not_go_waits_and_earns_nothing() -> None:
     assert sorted(drain(queue)) == ["a", "a", "a", "b"]
 
 
-def test_a_full_class_refuses_and_names_its_limit() -> None:
+def test_queue_refuses_a_full_class_and_names_its_limit() -> None:
     queue: WaitingQueue[str] = WaitingQueue([PolicyClass(request_queue_limit_per_worker=1)])
     queue.push("default", waiting("a"), workers=2)
     queue.push("default", waiting("b"), workers=2)
@@ -76,7 +76,7 @@ def test_a_full_class_refuses_and_names_its_limit() -> None:
         small.push("default", waiting("b"))
 
 
-def test_who_left_is_taken_out() -> None:
+def test_queue_removes_a_cancelled_request() -> None:
     queue: WaitingQueue[str] = WaitingQueue([PolicyClass(raw_isl_token_queue_limit_per_worker=20)])
     for name in "ab":
         queue.push("default", waiting(name, 10))
@@ -85,7 +85,7 @@ def test_who_left_is_taken_out() -> None:
     assert (len(queue), drain(queue)) == (2, "bc")
 
 
-def test_a_rank_is_busy_by_tokens_or_by_its_part_of_a_batch() -> None:
+def test_queue_rank_is_busy_by_tokens_or_by_batch_fraction() -> None:
     assert PolicyClass(prefill_busy_threshold=10).is_busy(11, None)
     assert not PolicyClass(prefill_busy_threshold=10).is_busy(10, None)
     assert PolicyClass(prefill_busy_threshold_frac=0.5).is_busy(51, 100)
@@ -98,7 +98,7 @@ def test_a_rank_is_busy_by_tokens_or_by_its_part_of_a_batch() -> None:
     st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(1, 500)), max_size=60),
     st.tuples(st.integers(1, 300), st.integers(1, 300), st.integers(1, 300)),
 )
-def test_everybody_goes_exactly_once(pushed: list[tuple[str, int]], quanta: tuple[int, int, int]) -> None:
+def test_queue_serves_every_request_exactly_once(pushed: list[tuple[str, int]], quanta: tuple[int, int, int]) -> None:
     classes = [PolicyClass(name=name, quantum=quantum) for name, quantum in zip("abc", quanta, strict=True)]
     queue: WaitingQueue[str] = WaitingQueue(classes)
     for number, (name, tokens) in enumerate(pushed):

@@ -56,7 +56,7 @@ def placed(router: Router, asked: RouteRequest, now: float = 0) -> Decision:
 PROMPT = list(range(40))
 
 
-def test_a_prompt_goes_to_the_worker_that_holds_it() -> None:
+def test_kv_router_sends_a_prompt_to_the_worker_that_caches_it() -> None:
     router = make(4)
     router.apply(stored(3, PROMPT[:24]))
     decision = placed(router, ask("a", PROMPT))
@@ -64,7 +64,7 @@ def test_a_prompt_goes_to_the_worker_that_holds_it() -> None:
     assert router.loads()[(3, 0)] == (40 - 24, 10, 1)
 
 
-def test_until_its_queue_outweighs_what_it_holds() -> None:
+def test_kv_router_prefers_idle_worker_when_queue_cost_exceeds_overlap() -> None:
     router = make(2)
     router.apply(stored(1, PROMPT[:12]))
     counts = Counter(
@@ -73,7 +73,7 @@ def test_until_its_queue_outweighs_what_it_holds() -> None:
     assert counts[1] > 0 < counts[2]
 
 
-def test_load_is_taken_back_step_by_step() -> None:
+def test_kv_router_releases_load_step_by_step() -> None:
     router = make(1, track_output_blocks=True)
     placed(router, ask("a", PROMPT))
     assert router.loads() == {(1, 0): (40, 10, 1)}
@@ -85,7 +85,7 @@ def test_load_is_taken_back_step_by_step() -> None:
     assert router.loads() == {(1, 0): (0, 0, 0)}
 
 
-def test_slower_tiers_count_what_they_add() -> None:
+def test_kv_router_counts_blocks_added_by_slower_tiers() -> None:
     router = make(2)
     router.apply(stored(1, PROMPT[:8]))
     router.apply(stored(1, PROMPT[:16], "host_pinned"))
@@ -95,7 +95,7 @@ def test_slower_tiers_count_what_they_add() -> None:
     assert router.overlaps(packed_block_hashes(PROMPT, BLOCK), 0) == {(1, 0): (2, 2, 4)}
 
 
-def test_who_may_not_have_it_is_not_asked() -> None:
+def test_kv_router_skips_workers_that_are_not_allowed() -> None:
     router = make(3)
     router.set_worker(WorkerFacts(4, dp_size=2, taints=frozenset({"gpu=h200"})))
     router.apply(stored(1, PROMPT))
@@ -118,7 +118,7 @@ def test_who_may_not_have_it_is_not_asked() -> None:
         make(0).place(ask("k", PROMPT), 0)
 
 
-def test_a_preferred_taint_draws_a_request() -> None:
+def test_kv_router_prefers_a_preferred_taint() -> None:
     router = make(1)
     router.set_worker(WorkerFacts(2, taints=frozenset({"near"})))
     for n in range(5):
@@ -127,7 +127,7 @@ def test_a_preferred_taint_draws_a_request() -> None:
         assert decision.worker_id == 2
 
 
-def test_a_request_may_ask_for_no_credit() -> None:
+def test_kv_router_ignores_overlap_credit_when_a_request_disables_it() -> None:
     router = make(2)
     router.apply(stored(1, PROMPT))
     chosen = set()
@@ -138,13 +138,13 @@ def test_a_request_may_ask_for_no_credit() -> None:
     assert chosen == {1, 2}
 
 
-def test_asking_only_changes_nothing() -> None:
+def test_kv_router_query_changes_no_state() -> None:
     router = make(2)
     assert router.place(ask("a", PROMPT), 0, book=False) is not None
     assert set(router.loads().values()) == {(0, 0, 0)}
 
 
-def test_where_workers_tell_nothing_their_caches_are_guessed() -> None:
+def test_kv_router_predicts_caches_without_kv_events() -> None:
     router = make(2, use_kv_events=False, approximate_ttl_s=10.0)
     first = placed(router, ask("a", PROMPT))
     router.finish("a")
@@ -153,7 +153,7 @@ def test_where_workers_tell_nothing_their_caches_are_guessed() -> None:
     assert placed(router, ask("c", PROMPT), 16).overlap_blocks == 0
 
 
-def test_what_was_just_given_counts_until_the_worker_says_so() -> None:
+def test_kv_router_counts_a_placed_prompt_until_the_worker_reports_it() -> None:
     router = make(2, predicted_ttl_s=5.0)
     first = placed(router, ask("a", PROMPT))
     assert placed(router, ask("b", PROMPT), 1).device_blocks == 10
@@ -163,7 +163,7 @@ def test_what_was_just_given_counts_until_the_worker_says_so() -> None:
     assert first.device_blocks == 0
 
 
-def test_requests_wait_while_every_worker_is_busy_and_go_when_one_is_not() -> None:
+def test_kv_router_queues_requests_while_every_worker_is_busy() -> None:
     router = make(2, queue_threshold=0.3)
     assert {placed(router, ask(name, PROMPT)).worker_id for name in "ab"} == {1, 2}
     assert router.place(ask("c", PROMPT), 1) is None
@@ -179,7 +179,7 @@ def test_requests_wait_while_every_worker_is_busy_and_go_when_one_is_not() -> No
     assert router.admit(5) == []
 
 
-def test_who_waits_for_a_worker_that_left_is_told() -> None:
+def test_kv_router_fails_requests_queued_for_a_removed_worker() -> None:
     router = make(1, queue_threshold=0.0)
     placed(router, ask("a", PROMPT))
     assert router.place(ask("b", PROMPT, worker_id=1), 0) is None
@@ -189,7 +189,7 @@ def test_who_waits_for_a_worker_that_left_is_told() -> None:
     assert isinstance(error, InvalidArgument)
 
 
-def test_a_pinned_request_that_waits_does_not_stand_before_others() -> None:
+def test_kv_router_does_not_block_the_queue_with_a_pinned_request() -> None:
     router = make(2, queue_threshold=0.0)
     for worker_id in (1, 2):
         placed(router, ask(f"r{worker_id}", PROMPT, worker_id=worker_id))
@@ -199,7 +199,7 @@ def test_a_pinned_request_that_waits_does_not_stand_before_others() -> None:
     assert [asked.request_id for asked, _ in router.admit(2)] == ["free"]
 
 
-def test_a_class_has_its_own_threshold_and_limit() -> None:
+def test_kv_router_class_has_its_own_threshold_and_limit() -> None:
     classes = [
         PolicyClass(),
         PolicyClass(name="batch", policy_family="batch", prefill_busy_threshold=0, request_queue_limit_per_worker=1),
@@ -213,7 +213,7 @@ def test_a_class_has_its_own_threshold_and_limit() -> None:
     placed(router, ask("e", PROMPT, policy_class="of another world"))
 
 
-def test_a_worker_that_left_takes_everything_with_it() -> None:
+def test_kv_router_removes_all_state_of_a_removed_worker() -> None:
     router = make(2)
     router.apply(stored(1, PROMPT))
     placed(router, ask("a", PROMPT))
@@ -224,7 +224,7 @@ def test_a_worker_that_left_takes_everything_with_it() -> None:
     router.validate()
 
 
-def test_the_explanation_names_every_candidate() -> None:
+def test_kv_router_explanation_lists_every_candidate() -> None:
     router = make(3)
     router.apply(stored(2, PROMPT[:20]))
     decision = placed(router, ask("a", PROMPT, avoid=frozenset({3})))
@@ -239,7 +239,7 @@ def test_the_explanation_names_every_candidate() -> None:
     assert router.decisions[0] is decision
 
 
-def test_a_session_stays_with_its_worker_while_that_exists() -> None:
+def test_kv_router_keeps_a_session_on_its_worker_while_it_exists() -> None:
     router = make(3, affinity_ttl_s=60)
     first = placed(router, ask("a", PROMPT, session="s"))
     router.apply(stored(next(one for one in (1, 2, 3) if one != first.worker_id), PROMPT))
@@ -252,7 +252,7 @@ def test_a_session_stays_with_its_worker_while_that_exists() -> None:
     assert placed(router, ask("e", PROMPT, session="s")).worker_id != moved.worker_id
 
 
-def test_a_soft_session_leaves_a_busy_worker_and_a_final_turn_ends_it() -> None:
+def test_kv_router_soft_session_leaves_a_busy_worker_and_ends_with_its_final_turn() -> None:
     router = make(2, affinity_ttl_s=60, affinity_mode="soft")
     first = placed(router, ask("a", PROMPT, session="s"))
     assert placed(router, ask("b", PROMPT, session="s", busy=frozenset({first.worker_id}))).worker_id != first.worker_id
@@ -261,7 +261,7 @@ def test_a_soft_session_leaves_a_busy_worker_and_a_final_turn_ends_it() -> None:
     assert len(router.affinity) == 0
 
 
-def test_the_balanced_policy_spreads_a_popular_prefix_when_its_holder_is_loaded() -> None:
+def test_kv_router_balanced_policy_spreads_a_popular_prefix_when_its_worker_is_loaded() -> None:
     router = make(2, policy="balanced")
     router.apply(stored(1, PROMPT[:8]))
     assert placed(router, ask("first", PROMPT)).worker_id == 1
@@ -269,7 +269,7 @@ def test_the_balanced_policy_spreads_a_popular_prefix_when_its_holder_is_loaded(
     assert counts[1] > 0 < counts[2]
 
 
-def test_an_index_told_to_another_router_is_the_same() -> None:
+def test_kv_router_index_dump_restores_an_equal_index() -> None:
     router = make(2)
     for worker_id, length in ((1, 40), (2, 16)):
         router.apply(stored(worker_id, PROMPT[:length]))
@@ -364,12 +364,12 @@ AnyLife.TestCase.settings = settings(max_examples=100, stateful_step_count=30, d
 TestAnyLife = AnyLife.TestCase
 
 
-def test_weights_are_those_of_upstream() -> None:
+def test_kv_router_weights_equal_those_of_released_dynamo() -> None:
     assert CostWeights() == RoutingConfig().weights
     assert (CostWeights().overlap_score_credit, CostWeights().host_cache_hit_weight) == (1.0, 0.75)
 
 
-def test_a_session_ends_whose_request_nobody_ended() -> None:
+def test_kv_router_expires_a_session_whose_request_was_never_released() -> None:
     router = make(2, affinity_ttl_s=60, expiry_s=300.0)
     assert router.affinity is not None
     forgotten, lost = (RouteRequest(name, b"", 4, session=name) for name in ("forgotten", "lost"))
@@ -383,7 +383,7 @@ def test_a_session_ends_whose_request_nobody_ended() -> None:
     assert len(router.active) == 0
 
 
-def test_what_other_routers_placed_counts_by_sequence_hashes() -> None:
+def test_kv_router_counts_placements_of_other_routers_by_sequence_hash() -> None:
     router = make(2)
     router.share("theirs", (1, 0), b"\1" * 24, 8, 0.0)
     assert not router.share("nobody's", (9, 0), b"", 8, 0.0)
@@ -397,7 +397,7 @@ def test_what_other_routers_placed_counts_by_sequence_hashes() -> None:
     router.validate()
 
 
-def test_a_shared_cache_saves_what_lies_beyond_each_workers_own() -> None:
+def test_kv_router_credits_shared_cache_blocks_beyond_the_workers_own() -> None:
     router = make(2)
     router.apply(stored(1, PROMPT[:8]))
 
@@ -411,7 +411,7 @@ def test_a_shared_cache_saves_what_lies_beyond_each_workers_own() -> None:
     assert router.active.prefill_of("a") == 40 - 16
 
 
-def test_blocks_of_a_shared_cache_behind_a_hole_are_of_no_use() -> None:
+def test_kv_router_ignores_shared_cache_blocks_behind_a_hole() -> None:
     router = make(1)
 
     decision = placed(router, ask("a", PROMPT, shared=((2, 6),)))
@@ -419,7 +419,7 @@ def test_blocks_of_a_shared_cache_behind_a_hole_are_of_no_use() -> None:
     assert router.explain(decision).candidates[0].shared == 0
 
 
-def test_a_prompt_under_way_shrinks_over_the_time_that_it_takes() -> None:
+def test_kv_router_decays_active_prefill_over_its_expected_duration() -> None:
     router = make(2, prefill_load_model="ais", prefill_estimate=(10.0, 0.0, 0.0))
     first = placed(router, ask("a", PROMPT))
 
@@ -434,7 +434,7 @@ def test_a_prompt_under_way_shrinks_over_the_time_that_it_takes() -> None:
     assert router.active.decay is not None and len(router.active.decay) == 0
 
 
-def test_who_waits_goes_when_the_prompt_before_it_must_be_nearly_done() -> None:
+def test_kv_router_admits_a_queued_request_when_active_prefill_has_decayed() -> None:
     router = make(1, prefill_load_model="ais", prefill_estimate=(10.0, 0.0, 0.0), queue_threshold=0.2)
     placed(router, ask("a", PROMPT))
     assert router.place(ask("b", PROMPT[20:]), 1.0) is None
@@ -443,7 +443,7 @@ def test_who_waits_goes_when_the_prompt_before_it_must_be_nearly_done() -> None:
     assert [asked.request_id for asked, _ in router.admit(9.0)] == ["b"]
 
 
-def test_the_prompts_of_a_session_stay_known() -> None:
+def test_kv_router_remembers_the_prompts_of_a_session() -> None:
     router = make(1, session_prefixes=True)
     for length in (8, 16):
         placed(router, ask(f"r{length}", PROMPT[:length], session="s"))

@@ -10,7 +10,7 @@ def blocks(text: str) -> bytes:
     return b"".join(letter.encode() * 8 for letter in text)
 
 
-def test_a_prompt_that_goes_on_takes_the_place_of_the_one_before() -> None:
+def test_session_prefixes_replace_a_prompt_by_its_continuation() -> None:
     known = SessionPrefixes()
     known.note("s", blocks("ab"))
     known.note("s", blocks("abc"))
@@ -18,7 +18,7 @@ def test_a_prompt_that_goes_on_takes_the_place_of_the_one_before() -> None:
     assert known.of("s") == [blocks("abc")] and known.blocks == 3
 
 
-def test_a_branch_stands_beside_the_others() -> None:
+def test_session_prefixes_keep_branches_side_by_side() -> None:
     known = SessionPrefixes()
     known.note("s", blocks("abc"))
     known.note("s", blocks("abd"))
@@ -26,7 +26,7 @@ def test_a_branch_stands_beside_the_others() -> None:
     assert known.of("s") == [blocks("abd"), blocks("abc")]
 
 
-def test_a_shorter_prompt_says_nothing_new_but_is_used() -> None:
+def test_session_prefixes_refresh_on_a_shorter_prompt() -> None:
     known = SessionPrefixes()
     known.note("s", blocks("abc"))
     known.note("s", blocks("x"))
@@ -35,7 +35,7 @@ def test_a_shorter_prompt_says_nothing_new_but_is_used() -> None:
     assert known.of("s") == [blocks("abc"), blocks("x")]
 
 
-def test_a_session_that_is_over_is_forgotten() -> None:
+def test_session_prefixes_forget_an_ended_session() -> None:
     known = SessionPrefixes()
     known.note("s", blocks("abc"))
     known.end("s")
@@ -44,7 +44,7 @@ def test_a_session_that_is_over_is_forgotten() -> None:
     assert known.of("s") == [] and known.blocks == 0 and len(known) == 0
 
 
-def test_the_quietest_session_gives_way() -> None:
+def test_session_prefixes_evict_the_least_recently_used_session() -> None:
     known = SessionPrefixes(sessions_max=2)
     for name in ("a", "b", "a", "c"):
         known.note(name, blocks("x"))
@@ -52,7 +52,7 @@ def test_the_quietest_session_gives_way() -> None:
     assert known.names() == ["c", "a"]
 
 
-def test_blocks_are_bounded_too() -> None:
+def test_session_prefixes_bound_blocks() -> None:
     known = SessionPrefixes(bytes_max=8 * 4)
     known.note("a", blocks("abc"))
     known.note("b", blocks("def"))
@@ -62,7 +62,7 @@ def test_blocks_are_bounded_too() -> None:
     assert known.names() == ["b"]
 
 
-def test_branches_are_bounded() -> None:
+def test_session_prefixes_bound_branches() -> None:
     known = SessionPrefixes()
     for number in range(BRANCHES_MAX + 3):
         known.note("s", number.to_bytes(8))
@@ -71,7 +71,7 @@ def test_branches_are_bounded() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("pqr"), st.text("ab", max_size=4), st.booleans()), max_size=40))
-def test_every_prompt_of_a_living_session_is_the_beginning_of_one_that_is_known(
+def test_session_prefixes_keep_every_prompt_as_a_prefix_of_a_known_one(
     steps: list[tuple[str, str, bool]],
 ) -> None:
     known = SessionPrefixes(sessions_max=3)

@@ -16,7 +16,7 @@ def unpacked(sequence: bytes) -> list[int]:
     return list(struct.unpack(f">{len(sequence) // 8}Q", sequence))
 
 
-def test_seeds_and_chain_are_those_of_released_routers() -> None:
+def test_tracking_seeds_and_hash_chain_equal_those_of_released_routers() -> None:
     seeds = KEY.seeds("model-a", 4, group="tenant-a", cache_salt="cache-a", lora_name="adapter-a")
 
     found = unpacked(KEY.sequence(TOKENS, 4, seeds))
@@ -24,7 +24,7 @@ def test_seeds_and_chain_are_those_of_released_routers() -> None:
     assert found == [4_363_769_719_052_127_296, 14_998_523_962_162_619_427, 13_920_914_207_884_994_756]
 
 
-def test_images_and_engines_that_look_ahead_have_the_hashes_of_released_routers() -> None:
+def test_tracking_hashes_of_images_and_lookahead_equal_those_of_released_routers() -> None:
     key = TrackingKey("2026-01", b"\x41" * 32)
     tokens = list(range(10))
 
@@ -48,19 +48,19 @@ def test_images_and_engines_that_look_ahead_have_the_hashes_of_released_routers(
         KEY.seeds("m", 4, is_eagle=True),
     ],
 )
-def test_whatever_keeps_prompts_apart_changes_the_hashes(seeds: tuple[int, int]) -> None:
+def test_tracking_hash_changes_with_everything_that_separates_prompts(seeds: tuple[int, int]) -> None:
     assert KEY.sequence(TOKENS, 4, seeds) != KEY.sequence(TOKENS, 4, KEY.seeds("m", 4))
 
 
-def test_an_empty_salt_is_none() -> None:
+def test_tracking_treats_an_empty_salt_as_none() -> None:
     assert KEY.seeds("m", 4, cache_salt="", lora_name="") == KEY.seeds("m", 4)
 
 
-def test_a_prompt_shorter_than_a_block_has_no_hash() -> None:
+def test_tracking_prompt_shorter_than_a_block_has_no_hash() -> None:
     assert KEY.sequence([1, 2, 3], 4, KEY.seeds("m", 4)) == b""
 
 
-def test_the_secret_is_not_shown() -> None:
+def test_tracking_does_not_show_the_secret() -> None:
     assert "5a" not in repr(KEY) and "Z" not in repr(KEY)
 
 
@@ -74,19 +74,19 @@ def test_the_secret_is_not_shown() -> None:
         (KEYED, "key", " id", "--router-tracking-key-id"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(
+def test_tracking_refuses_contradictory_settings(
     algorithm: str, path: str | None, key_id: str | None, said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         check_tracking(algorithm, path, key_id)
 
 
-def test_settings_that_go_together_are_taken() -> None:
+def test_tracking_accepts_consistent_settings() -> None:
     check_tracking(PUBLIC, None, None)
     check_tracking(KEYED, "key", "2026-01")
 
 
-def test_a_key_is_read_as_it_is(tmp_path: Path) -> None:
+def test_tracking_key_is_read_verbatim(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_bytes(bytes(range(32)))
 
@@ -94,7 +94,7 @@ def test_a_key_is_read_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 31, 33])
-def test_a_key_of_another_length_is_refused(tmp_path: Path, length: int) -> None:
+def test_tracking_refuses_a_key_of_wrong_length(tmp_path: Path, length: int) -> None:
     path = tmp_path / "key"
     path.write_bytes(b"x" * length)
 
@@ -102,6 +102,6 @@ def test_a_key_of_another_length_is_refused(tmp_path: Path, length: int) -> None
         read_key(str(path), "a")
 
 
-def test_a_key_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_tracking_refuses_a_missing_key_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_key(str(tmp_path / "none"), "a")

@@ -9,7 +9,7 @@ from tests.settle import until
 from dynamo.runtime import run_service
 
 
-async def test_a_signal_sets_the_event_and_a_second_one_ends_the_process() -> None:
+async def test_first_signal_sets_the_event_and_the_second_ends_the_process() -> None:
     ended: list[int] = []
     exit_now, os._exit = os._exit, ended.append  # type: ignore[assignment]
     loop = asyncio.get_running_loop()
