@@ -9,7 +9,7 @@ from tests.settle import repeat
 from tests.unit.routing.test_shared_cache import card, holds, publish, shared
 
 
-async def test_a_store_is_followed_where_the_workers_say_that_it_is() -> None:
+async def test_shared_cache_follows_the_event_address_of_the_worker_cards() -> None:
     context = zmq.asyncio.Context()
     first, second = context.socket(zmq.PUB), context.socket(zmq.PUB)
     ports = [one.bind_to_random_port("tcp://127.0.0.1") for one in (first, second)]

@@ -4,7 +4,9 @@ import pytest
 from tests.unit.runtime.test_distributed import Join, echo
 
 
-async def test_the_system_server_is_there_when_its_port_is_set(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_runtime_starts_the_system_server_when_its_port_is_set(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runtime = join()
     assert await runtime.start_system_server() is None
     monkeypatch.setenv("DYN_SYSTEM_PORT", "0")

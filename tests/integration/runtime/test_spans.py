@@ -9,7 +9,7 @@ from dynamo.core.tracing import make_tracer
 from dynamo.runtime.context import Context
 
 
-def test_a_childs_facts_events_and_status_reach_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_span_attributes_events_and_status_reach_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     with Collector() as collector:
         for name, value in collector.variables.items():
             monkeypatch.setenv(name, value)

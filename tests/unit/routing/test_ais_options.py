@@ -36,14 +36,14 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_model_of_eight_billion_computes_some_thirty_thousand_tokens_a_second(model: Path) -> None:
+def test_ais_model_estimates_thirty_thousand_tokens_per_second_for_eight_billion_parameters(model: Path) -> None:
     base, token, pair = options(*FLAT, str(model)).prefill_estimate()
 
     assert 20_000 < 1 / token < 50_000
     assert 0 < base < 0.05 and 0 < pair * 8192 < token
 
 
-def test_more_accelerators_and_faster_ones_take_less(model: Path) -> None:
+def test_ais_model_is_faster_with_more_and_faster_accelerators(model: Path) -> None:
     one, two = estimate_of(engine(model)), estimate_of(engine(model, tp=2))
     slow = estimate_of(engine(model, system="a100-sxm"))
 
@@ -51,7 +51,7 @@ def test_more_accelerators_and_faster_ones_take_less(model: Path) -> None:
     assert slow[1] > 3 * one[1]
 
 
-def test_of_many_experts_those_that_a_token_meets_count(model: Path) -> None:
+def test_ais_model_counts_active_experts_only(model: Path) -> None:
     dense = estimate_of(engine(model))[1]
     (model / "config.json").write_text(
         json.dumps({**LLAMA_8B, "num_experts": 64, "num_experts_per_tok": 2, "moe_intermediate_size": 1024})
@@ -61,7 +61,7 @@ def test_of_many_experts_those_that_a_token_meets_count(model: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [{"system": "abacus"}, {"model": "org/name"}])
-def test_what_is_not_known_here_takes_what_a_mid_sized_model_takes(
+def test_ais_model_uses_a_mid_sized_model_by_default(
     model: Path, given: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert estimate_of({**engine(model), **given}) == ESTIMATE
@@ -69,14 +69,14 @@ def test_what_is_not_known_here_takes_what_a_mid_sized_model_takes(
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "{", '{"num_hidden_layers": "x"}'])
-def test_a_config_that_says_nothing_is_as_good_as_none(tmp_path: Path, text: str) -> None:
+def test_ais_model_treats_an_empty_config_as_missing(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
 
     assert estimate_of(engine(tmp_path)) == ESTIMATE
 
 
 @pytest.mark.parametrize("form", ["json", "file", "variable"])
-def test_a_whole_description_may_be_json_or_a_file(model: Path, tmp_path: Path, form: str) -> None:
+def test_ais_options_accept_json_or_a_file(model: Path, tmp_path: Path, form: str) -> None:
     text = json.dumps(engine(model, tp=4))
     path = tmp_path / "ais.yaml"
     path.write_text(text)
@@ -89,7 +89,7 @@ def test_a_whole_description_may_be_json_or_a_file(model: Path, tmp_path: Path, 
     assert given.prefill_estimate() == estimate_of(engine(model, tp=4))
 
 
-def test_the_older_spelling_is_taken(model: Path) -> None:
+def test_ais_options_accept_the_older_spelling(model: Path) -> None:
     older = [word.replace("--ais-", "--aic-") for word in FLAT]
 
     assert options(*older, str(model), "--aic-tp-size", "2").ais_config()["tp"] == 2
@@ -107,12 +107,12 @@ def test_the_older_spelling_is_taken(model: Path) -> None:
         ([*FLAT, "m", "--ais-tp-size", "0"], "--ais-tp-size"),
     ],
 )
-def test_too_little_or_too_much_is_refused(argv: list[str], said: str) -> None:
+def test_ais_options_refuse_missing_and_extra_fields(argv: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         options(*argv).ais_config()
 
 
-def test_the_engine_is_asked_for_only_where_the_model_is() -> None:
+def test_ais_options_require_an_engine_only_with_a_model() -> None:
     assert router_config(KvRouterOptions(), 16).prefill_load_model == "none"
     with pytest.raises(ConfigError, match="--router-prefill-load-model ais requires"):
         router_config(KvRouterOptions(router_prefill_load_model="ais"), 16)
@@ -120,7 +120,7 @@ def test_the_engine_is_asked_for_only_where_the_model_is() -> None:
     assert router_config(given, 16).prefill_load_model == "ais"
 
 
-def test_python_may_give_an_object_a_mapping_or_text() -> None:
+def test_ais_options_accept_an_object_a_mapping_or_text_from_python() -> None:
     class Config:
         def to_dict(self) -> dict[str, str]:
             return {"backend": "vllm"}

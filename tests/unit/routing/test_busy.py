@@ -29,7 +29,7 @@ def load(worker: int = 1, blocks: int | None = 0, tokens: int | None = 0, rank: 
         ),
     ],
 )  # fmt: skip
-def test_each_knob_has_its_border_and_gives_its_name(
+def test_busy_threshold_has_an_exact_border_and_reports_its_name(
     thresholds: Thresholds, calm: KvMetrics, busy: KvMetrics, knob: str
 ) -> None:
     workers = BusyWorkers(thresholds, CAPACITY)
@@ -39,14 +39,14 @@ def test_each_knob_has_its_border_and_gives_its_name(
     assert workers.why(1) == knob
 
 
-def test_without_thresholds_nobody_is_busy() -> None:
+def test_busy_detection_is_off_without_thresholds() -> None:
     workers = BusyWorkers(Thresholds(), CAPACITY)
     workers.apply(load(blocks=100, tokens=10**6))
     assert workers.busy([1]) == frozenset()
     assert not workers.thresholds.is_set
 
 
-def test_what_is_not_known_is_not_busy() -> None:
+def test_busy_detection_treats_unknown_load_as_not_busy() -> None:
     thresholds = Thresholds(active_decode_blocks_threshold=0, active_prefill_tokens_threshold_frac=0)
     workers = BusyWorkers(thresholds, Capacity(None, None))
     assert workers.why(7) is None
@@ -57,7 +57,7 @@ def test_what_is_not_known_is_not_busy() -> None:
     assert workers.why(1) is None
 
 
-def test_a_worker_is_busy_when_all_of_its_ranks_are() -> None:
+def test_busy_worker_has_only_busy_ranks() -> None:
     workers = BusyWorkers(Thresholds(active_prefill_tokens_threshold=0), CAPACITY)
     workers.apply(load(tokens=1, rank=0))
     workers.apply(load(tokens=0, rank=1))
@@ -66,7 +66,7 @@ def test_a_worker_is_busy_when_all_of_its_ranks_are() -> None:
     assert workers.busy([1, 2]) == {1}
 
 
-def test_a_worker_that_left_is_forgotten() -> None:
+def test_busy_detection_forgets_a_removed_worker() -> None:
     workers = BusyWorkers(Thresholds(active_prefill_tokens_threshold=0), CAPACITY)
     workers.apply(load(worker=1, tokens=1))
     workers.apply(load(worker=2, tokens=1))
@@ -83,6 +83,6 @@ def test_a_worker_that_left_is_forgotten() -> None:
         Thresholds(active_prefill_tokens_threshold_frac=-1.0),
     ],
 )
-def test_a_value_out_of_range_is_named(bad: Thresholds) -> None:
+def test_busy_threshold_error_names_a_value_out_of_range(bad: Thresholds) -> None:
     with pytest.raises(InvalidArgument, match="active_"):
         bad.check()

@@ -20,18 +20,18 @@ PEERS = {1: "one:1", 2: "two:2", 3: "three:3"}
     ],
     ids=["nobody", "one", "too little", "the most", "itself", "no peer"],
 )
-def test_the_hint_names_who_holds_most(holders: Any, best: int | None) -> None:
+def test_kv_peer_hint_names_the_worker_with_most_blocks(holders: Any, best: int | None) -> None:
     hint = hint_of(1, 0, holders, PEERS)
     assert (hint and hint["worker_id"]) == best
     if hint is not None:
         assert hint["address"] == PEERS[hint["worker_id"]]
 
 
-def test_what_the_worker_holds_itself_is_no_gain() -> None:
+def test_kv_peer_hint_excludes_blocks_the_worker_already_has() -> None:
     assert hint_of(1, 8, {(2, 0): (8 + GAIN_MIN - 1, 0, 0)}, PEERS) is None
 
 
-def test_a_hint_replaces_an_earlier_one() -> None:
+def test_kv_peer_hint_replaces_an_earlier_one() -> None:
     request = PreprocessedRequest("m", [1])
     assert with_hint(request, None) is request
     first = with_hint(request, {"blocks": 1})

@@ -81,7 +81,7 @@ async def house() -> AsyncIterator[House]:
     await made.close()
 
 
-async def test_the_worker_that_holds_the_prompt_gets_it(house: House) -> None:
+async def test_kv_push_router_sends_a_prompt_to_the_worker_that_caches_it(house: House) -> None:
     house.hold(2, PROMPT[:20])
     decision = await house.router.choose(request(), "a", Progress())
     assert (decision.worker_id, decision.dp_rank, decision.overlap_blocks) == (2, 0, 5)
@@ -90,7 +90,7 @@ async def test_the_worker_that_holds_the_prompt_gets_it(house: House) -> None:
     assert told.candidates[0].worker_id == 2
 
 
-async def test_its_first_token_and_its_end_are_seen(house: House) -> None:
+async def test_kv_push_router_observes_first_token_and_end(house: House) -> None:
     progress = Progress()
     decision = await house.router.choose(request(), "a", progress)
     rank = (decision.worker_id, 0)
@@ -102,7 +102,7 @@ async def test_its_first_token_and_its_end_are_seen(house: House) -> None:
     assert house.router.machine.loads()[rank] == (0, 0, 0)
 
 
-async def test_adapters_and_salts_have_caches_of_their_own(house: House) -> None:
+async def test_kv_push_router_separates_caches_of_adapters_and_salts(house: House) -> None:
     house.hold(2, PROMPT, seed_of("poet", "s"))
     for _ in range(5):
         decision = house.router.peek(request(lora_name="poet", cache_salt="s"))
@@ -110,7 +110,7 @@ async def test_adapters_and_salts_have_caches_of_their_own(house: House) -> None
     assert house.router.peek(request()).overlap_blocks == 0
 
 
-async def test_a_request_that_names_its_worker_or_what_it_needs_is_obeyed(house: House) -> None:
+async def test_kv_push_router_obeys_pinned_workers_and_required_taints(house: House) -> None:
     house.router.set_workers({1: card(), 2: card(taints=["fast"], data_parallel_size=2)})
     assert house.router.peek(request(backend_instance_id=1)).worker_id == 1
     assert house.router.peek(request(dp_rank=1)).worker_id == 2
@@ -123,7 +123,7 @@ async def test_a_request_that_names_its_worker_or_what_it_needs_is_obeyed(house:
         constraints_of({"preferred_taints": {"a": "much"}})
 
 
-async def test_requests_wait_for_room_and_go_when_there_is_some() -> None:
+async def test_kv_push_router_queues_requests_until_there_is_room() -> None:
     house = House(queue_threshold=0.5)
     first, second = Progress(), Progress()
     await house.router.choose(request(), "a", first)
@@ -153,7 +153,7 @@ async def test_requests_wait_for_room_and_go_when_there_is_some() -> None:
         await last
 
 
-async def test_a_request_that_waited_too_long_is_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_kv_push_router_rejects_a_request_that_was_queued_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_ROUTER_QUEUE_TIMEOUT_SECS", "0.01")
     house = House(queue_threshold=0.0)
     for name in "ab":
@@ -164,7 +164,7 @@ async def test_a_request_that_waited_too_long_is_told_to_come_back(monkeypatch: 
     await house.close()
 
 
-async def test_where_nobody_tells_what_it_holds_it_is_guessed_and_said(caplog: pytest.LogCaptureFixture) -> None:
+async def test_kv_push_router_predicts_caches_without_events_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     house = House()
     await house.router.choose(request(), "a", Progress())
     house.router.release("a")
@@ -177,7 +177,7 @@ async def test_where_nobody_tells_what_it_holds_it_is_guessed_and_said(caplog: p
     await house.close()
 
 
-async def test_output_blocks_are_counted_where_that_is_asked() -> None:
+async def test_kv_push_router_tracks_output_blocks_when_enabled() -> None:
     house = House(track_output_blocks=True)
     progress = Progress()
     decision = await house.router.choose(request(), "a", progress)
@@ -187,18 +187,18 @@ async def test_output_blocks_are_counted_where_that_is_asked() -> None:
     await house.close()
 
 
-async def test_a_worker_that_left_is_not_chosen(house: House) -> None:
+async def test_kv_push_router_skips_a_removed_worker(house: House) -> None:
     house.hold(1, PROMPT)
     house.router.set_workers({2: card()})
     assert house.router.peek(request()).worker_id == 2
 
 
-def test_a_card_says_what_a_worker_is() -> None:
+def test_kv_push_router_reads_worker_properties_from_the_card() -> None:
     facts = facts_of(7, card(data_parallel_start_rank=2, data_parallel_size=2, taints=["a"]))
     assert (facts.dp_start, facts.dp_size, facts.batch_tokens, facts.taints) == (2, 2, 40, frozenset("a"))
 
 
-async def test_workers_that_look_a_token_ahead_are_asked_for_their_own_blocks(house: House) -> None:
+async def test_kv_push_router_uses_lookahead_block_hashes(house: House) -> None:
     house.router.set_workers({1: card(enable_eagle=True), 2: card(enable_eagle=True)})
     hashes = mixed_block_hashes(PROMPT, BLOCK, is_eagle=True)
     house.router.machine.index.store(2, 0, None, hashes, pack(hashes))
@@ -206,7 +206,7 @@ async def test_workers_that_look_a_token_ahead_are_asked_for_their_own_blocks(ho
     assert (decision.worker_id, decision.device_blocks) == (2, len(PROMPT) // BLOCK - 1)
 
 
-async def test_images_make_other_blocks_of_a_prompt(house: House) -> None:
+async def test_kv_push_router_hashes_images_into_blocks(house: House) -> None:
     shown = {"mm_objects": [{"mm_hash": 5, "offsets": [[0, 2]]}]}
     hashes = mixed_block_hashes(PROMPT, BLOCK, media=[[5]])
     house.router.machine.index.store(2, 0, None, hashes, pack(hashes))
@@ -220,7 +220,7 @@ async def test_images_make_other_blocks_of_a_prompt(house: House) -> None:
         house.router.peek(asked)
 
 
-async def test_a_router_that_counts_seconds_learns_how_long_answers_are() -> None:
+async def test_kv_push_router_learns_output_lengths_with_latency_cost() -> None:
     house = House(policy="balanced")
     before, progress = house.router.machine.pace.output_tokens, Progress()
     await house.router.choose(request(), "a", progress)
@@ -230,7 +230,7 @@ async def test_a_router_that_counts_seconds_learns_how_long_answers_are() -> Non
     await house.close()
 
 
-async def test_what_a_shared_cache_has_enters_the_cost() -> None:
+async def test_kv_push_router_includes_shared_cache_hits_in_the_cost() -> None:
     house = House(shared_cache="hicache")
     layout = {"page_size": BLOCK, "is_mla_model": True}
     house.router.set_workers(dict.fromkeys((1, 2), card(runtime_data={RUNTIME_KEY: layout})))
@@ -248,7 +248,7 @@ async def test_what_a_shared_cache_has_enters_the_cost() -> None:
     await house.close()
 
 
-async def test_requests_under_way_are_known_by_keyed_hashes(tmp_path: Path) -> None:
+async def test_kv_push_router_tracks_requests_by_keyed_hashes(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(bytes(32))
     keyed = {"tracking_hash": "keyed-xxh3-v1", "tracking_key_file": str(tmp_path / "key"), "tracking_key_id": "a"}
     house = House(**keyed)
@@ -266,6 +266,6 @@ async def test_requests_under_way_are_known_by_keyed_hashes(tmp_path: Path) -> N
     await house.close()
 
 
-async def test_a_key_that_cannot_be_read_stops_the_router(tmp_path: Path) -> None:
+async def test_kv_push_router_refuses_to_start_with_an_unreadable_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--router-tracking-key-file"):
         House(tracking_hash="keyed-xxh3-v1", tracking_key_file=str(tmp_path / "none"), tracking_key_id="a")

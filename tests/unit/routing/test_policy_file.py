@@ -31,7 +31,7 @@ def read(folder: Path, text: str) -> RouterPolicy:
     return RouterPolicy.read(str(path))
 
 
-def test_a_file_beats_the_flags(tmp_path: Path) -> None:
+def test_policy_file_takes_precedence_over_flags(tmp_path: Path) -> None:
     policy = read(tmp_path, FILE)
     config = policy.applied(RoutingConfig(block_size=32))
     assert (config.block_size, config.use_kv_events, config.approximate_ttl_s, config.policy) == (
@@ -49,7 +49,7 @@ def test_a_file_beats_the_flags(tmp_path: Path) -> None:
     assert (small.class_of(None, 5).name, big.class_of(None, 5).name) == ("chat", "b")
 
 
-def test_a_file_may_say_little(tmp_path: Path) -> None:
+def test_policy_file_may_be_partial(tmp_path: Path) -> None:
     policy = read(tmp_path, "router: {router_event_threads: 4}")
     assert policy.profile("m") is None
     assert policy.applied(RoutingConfig()) == RoutingConfig()
@@ -78,18 +78,18 @@ def test_a_file_may_say_little(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_policy_file_error_names_the_problem(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match="--router-policy-config") as raised:
         read(tmp_path, text).applied(RoutingConfig())
     assert message in str(raised.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_policy_file_error_names_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         RouterPolicy.read(str(tmp_path / "none.yaml"))
 
 
-def test_shared_caches_keys_sessions_and_indexers_may_be_chosen_in_the_file(tmp_path: Path) -> None:
+def test_policy_file_selects_shared_caches_keys_sessions_and_indexers(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text(
         "router: {shared_cache_type: hicache, router_tracking_hash: keyed-xxh3-v1, router_tracking_key_file: key, "

@@ -32,7 +32,7 @@ def a_request(routing: Routing | None = None) -> PreprocessedRequest:
     return PreprocessedRequest("m", [1, 2, 3], StopConditions(max_tokens=20, min_tokens=3), routing=routing)
 
 
-def test_a_prefill_worker_is_asked_for_one_token_and_told_who_it_is() -> None:
+def test_prefill_plan_requests_one_token_with_the_worker_id() -> None:
     request = a_request(Routing(priority=2))
     leg = prefill_request(request, 5, None, None)
     assert (leg.stop_conditions.max_tokens, leg.stop_conditions.min_tokens) == (1, 3)
@@ -41,12 +41,12 @@ def test_a_prefill_worker_is_asked_for_one_token_and_told_who_it_is() -> None:
     assert (request.stop_conditions.max_tokens, request.routing) == (20, Routing(priority=2))
 
 
-def test_a_rank_that_a_router_chose_is_said_twice() -> None:
+def test_prefill_plan_sends_a_chosen_rank_in_both_fields() -> None:
     leg = prefill_request(a_request(), 5, 1, None)
     assert leg.routing == Routing(prefill_worker_id=5, dp_rank=1, prefill_dp_rank=1)
 
 
-def test_a_decode_worker_gets_the_result_and_is_chosen_by_its_load() -> None:
+def test_prefill_plan_routes_decode_by_load_with_the_prefill_result() -> None:
     leg = decode_request(a_request(), 5, 1, PrefillResult({"at": 1}))
     assert leg.stop_conditions.max_tokens == 20
     assert leg.routing == Routing(prefill_worker_id=5)
@@ -57,7 +57,7 @@ def test_a_decode_worker_gets_the_result_and_is_chosen_by_its_load() -> None:
     assert weights.router_temperature == 0.5, "a null changes nothing"
 
 
-def test_both_legs_meet_at_the_same_place() -> None:
+def test_prefill_plan_gives_both_phases_the_same_bootstrap() -> None:
     request = a_request()
     prefill, decode = prefill_request(request, 5, 1, MEETING), decode_request(request, 5, 1, MEETING)
     assert prefill.bootstrap_info == decode.bootstrap_info == MEETING
@@ -65,14 +65,14 @@ def test_both_legs_meet_at_the_same_place() -> None:
     assert decode.routing == Routing(prefill_worker_id=5, prefill_dp_rank=1)
 
 
-def test_one_request_s_override_is_not_another_s() -> None:
+def test_prefill_plan_overrides_are_per_request() -> None:
     leg = decode_request(a_request(), 5, None, MEETING)
     assert leg.router_config_override is not None
     leg.router_config_override["router_temperature"] = 3.0
     assert DECODE_OVERRIDE["router_temperature"] is None
 
 
-def test_the_prefill_workers_router_is_asked_for_the_prefill_worker_that_is_named() -> None:
+def test_prefill_plan_passes_a_named_prefill_worker_to_its_router() -> None:
     request = a_request(Routing(backend_instance_id=1, decode_worker_id=2, prefill_worker_id=3, prefill_dp_rank=4))
     assert prefill_routing_request(request).routing == Routing(
         backend_instance_id=3, dp_rank=4, prefill_worker_id=3, prefill_dp_rank=4
@@ -80,7 +80,7 @@ def test_the_prefill_workers_router_is_asked_for_the_prefill_worker_that_is_name
     assert prefill_routing_request(a_request()).routing is None
 
 
-def test_who_computes_the_prompt_itself_is_told_once() -> None:
+def test_prefill_plan_reports_local_prefill_once() -> None:
     told = whole(a_request())
     assert told.annotations == [BYPASS_REMOTE_PREFILL]
     assert whole(told) is told
@@ -89,7 +89,7 @@ def test_who_computes_the_prompt_itself_is_told_once() -> None:
 # Conditional disaggregation.
 
 
-def test_a_short_remainder_of_a_known_prompt_stays_with_the_decode_worker() -> None:
+def test_prefill_plan_keeps_a_short_remainder_on_the_decode_worker() -> None:
     rule = Conditional.read(None, None)
     assert (rule.policy, rule.eff_isl_threshold, rule.eff_isl_ratio_threshold) == ("isl_bounding", 2048, 0.7)
     assert rule.bypasses(PrefillFacts(10_000, 2047))
@@ -98,14 +98,14 @@ def test_a_short_remainder_of_a_known_prompt_stays_with_the_decode_worker() -> N
     assert rule.bypasses(PrefillFacts(100, 69))
 
 
-def test_a_busy_prefill_worker_is_spared() -> None:
+def test_prefill_plan_skips_a_busy_prefill_worker() -> None:
     rule = Conditional.read('{"policy": "prefill_load", "prefill_busy_threshold": 0.5}', None)
     assert rule.bypasses(PrefillFacts(10_000, 10_000, prefill_load=0.6))
     assert not rule.bypasses(PrefillFacts(10_000, 0, prefill_load=0.5))
     assert not rule.bypasses(PrefillFacts(10_000, 0)), "what is not known is not busy"
 
 
-def test_either_reason_is_enough_for_the_policy_that_has_both() -> None:
+def test_prefill_plan_combined_policy_accepts_either_reason() -> None:
     rule = Conditional.read('{"policy": "isl_or_load"}', 0.5)
     assert rule.prefill_busy_threshold == 0.5, "the queue's threshold stands in"
     assert rule.bypasses(PrefillFacts(10_000, 10, prefill_load=0.0))
@@ -114,7 +114,9 @@ def test_either_reason_is_enough_for_the_policy_that_has_both() -> None:
 
 
 @given(st.integers(0, 5000), st.floats(0, 3), st.floats(0, 1), st.sampled_from(["isl_bounding", "isl_or_load"]))
-def test_a_busy_decode_worker_never_gets_a_prompt(new: int, prefill: float, decode: float, policy: str) -> None:
+def test_prefill_plan_never_prefills_on_a_busy_decode_worker(
+    new: int, prefill: float, decode: float, policy: str
+) -> None:
     text = msgspec.json.encode({"policy": policy, "decode_busy_threshold": 0.5}).decode()
     rule = Conditional.read(text, 1.0)
     assert not (decode > 0.5 and rule.bypasses(PrefillFacts(5000, new, prefill, decode)))
@@ -135,6 +137,6 @@ def test_a_busy_decode_worker_never_gets_a_prompt(new: int, prefill: float, deco
         ('{"policy": "prefill_load"}', "prefill_busy_threshold"),
     ],
 )
-def test_a_rule_that_cannot_be_is_refused_by_name(text: str, said: str) -> None:
+def test_prefill_plan_refuses_an_unknown_rule_by_name(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Conditional.read(text, None)

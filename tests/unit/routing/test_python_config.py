@@ -13,7 +13,7 @@ from dynamo.routing.python_config import KvRouterConfig, RouterConfig, WantedRou
 from dynamo.runtime.push_router import RouterMode
 
 
-def test_defaults_are_those_of_the_flags() -> None:
+def test_python_router_config_defaults_equal_those_of_the_flags() -> None:
     config = KvRouterConfig().meaning(16)
     assert config.block_size == 16
     assert config.use_kv_events and config.track_active_blocks and config.weights.assume_kv_reuse
@@ -22,7 +22,7 @@ def test_defaults_are_those_of_the_flags() -> None:
     assert config.queue_threshold is None and config.affinity_ttl_s is None
 
 
-def test_the_older_weight_is_the_prefill_scale_and_nothing_of_it_means_no_credit() -> None:
+def test_python_router_config_maps_the_older_weight_to_prefill_scale() -> None:
     assert KvRouterConfig(2.0).prefill_load_scale == 2.0
     assert KvRouterConfig(2.0).overlap_score_weight == 2.0
     off = KvRouterConfig(0.0)
@@ -30,7 +30,7 @@ def test_the_older_weight_is_the_prefill_scale_and_nothing_of_it_means_no_credit
     assert not off.meaning(16).use_kv_events  # Nobody would look at them.
 
 
-def test_a_copy_with_overrides_leaves_the_first_as_it_was() -> None:
+def test_python_router_config_copy_with_overrides_leaves_the_original() -> None:
     first = KvRouterConfig(router_temperature=0.5)
     other = first.with_overrides(overlap_score_credit=0.5, decode_active_request_weight=2.0)
     assert (other.overlap_score_credit, other.decode_active_request_weight, other.router_temperature) == (0.5, 2.0, 0.5)
@@ -39,7 +39,7 @@ def test_a_copy_with_overrides_leaves_the_first_as_it_was() -> None:
     assert first.copy() == first and first.copy() is not first
 
 
-def test_json_says_the_same() -> None:
+def test_python_router_config_round_trips_json() -> None:
     assert KvRouterConfig.from_json('{"overlap_score_credit": 0.5}').overlap_score_credit == 0.5
     for text in ("{", "[]", '{"foo": 1}', '{"router_temperature": -1}'):
         with pytest.raises(ValueError, match="Failed to parse KvRouterConfig JSON"):
@@ -64,12 +64,12 @@ def test_json_says_the_same() -> None:
         ({"router_tracking_key_id": "2026"}, "keyed-xxh3-v1"),
     ],
 )
-def test_a_value_that_is_out_of_range_or_not_known_is_named(given: dict[str, Any], named: str) -> None:
+def test_python_router_config_error_names_an_invalid_value(given: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         KvRouterConfig(**given)
 
 
-def test_a_policy_file_beats_what_is_said_here(tmp_path: Path) -> None:
+def test_python_router_config_policy_file_takes_precedence(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text("router: {use_kv_events: false}\n")
     assert not KvRouterConfig(router_policy_config=path).meaning(16).use_kv_events
@@ -79,7 +79,7 @@ def test_a_policy_file_beats_what_is_said_here(tmp_path: Path) -> None:
         KvRouterConfig(router_policy_config=str(tmp_path / "missing.yaml")).profile()
 
 
-def test_shared_caches_sessions_and_keys_mean_what_the_flags_mean() -> None:
+def test_python_router_config_shared_caches_sessions_and_keys_match_the_flags() -> None:
     config = KvRouterConfig(
         shared_cache_type="hicache",
         shared_cache_multiplier=0.25,
@@ -101,7 +101,7 @@ def test_shared_caches_sessions_and_keys_mean_what_the_flags_mean() -> None:
     )
 
 
-def test_the_prefill_model_wants_to_know_the_engine() -> None:
+def test_python_router_config_prefill_model_requires_the_engine() -> None:
     wanted = KvRouterConfig(router_prefill_load_model="ais")
     with pytest.raises(ValueError, match="backend, system, model"):
         wanted.meaning(16)

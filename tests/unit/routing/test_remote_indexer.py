@@ -32,7 +32,7 @@ from dynamo.text.multimodal.routing_hashes import hashes_of
 HELD = {(7, 0): (2, 3, 0), (8, 1): (0, 0, 4)}
 
 
-def test_what_is_told_is_what_is_heard() -> None:
+def test_remote_indexer_returns_the_overlaps_of_the_served_index() -> None:
     wire = msgspec.msgpack.encode(answer_of(HELD))
     answer = msgspec.msgpack.decode(wire, type=IndexerAnswer)
     assert answer.scores is not None
@@ -41,7 +41,7 @@ def test_what_is_told_is_what_is_heard() -> None:
     assert device.scores is not None and held_of(device.scores) == {(7, 0): (2, 0, 0)}
 
 
-def test_the_words_are_the_released_ones() -> None:
+def test_remote_indexer_messages_equal_those_of_released_dynamo() -> None:
     """Observed of ai-dynamo 1.6.1, which asks and answers so."""
 
     def told(held: dict[tuple[int, int], tuple[int, int, int]]) -> object:
@@ -67,7 +67,7 @@ async def house() -> AsyncIterator[House]:
     await made.close()
 
 
-async def test_a_router_without_an_index_chooses_by_another_one_s(house: House) -> None:
+async def test_remote_indexer_router_without_index_uses_the_remote_one(house: House) -> None:
     house.publishers[1].publish_stored(PROMPT, [BLOCK] * 5, list(range(100, 105)))
     index = house.router.kv.machine.index
     await until(lambda: index.held(house.workers[1]) == 5)
@@ -89,7 +89,7 @@ async def test_a_router_without_an_index_chooses_by_another_one_s(house: House) 
     await asking.close()
 
 
-async def test_who_gets_no_answer_knows_nothing_and_goes_on(house: House) -> None:
+async def test_remote_indexer_routes_without_overlap_when_unanswered(house: House) -> None:
     endpoint = house.router.endpoint
     server = IndexerServer(endpoint, house.router.kv.machine, lambda: {"m"})
     remote = RemoteIndexer(house.runtime(), endpoint.id)
@@ -104,14 +104,14 @@ async def test_who_gets_no_answer_knows_nothing_and_goes_on(house: House) -> Non
     await remote.close()
 
 
-async def test_a_question_that_cannot_be_read_is_refused(house: House) -> None:
+async def test_remote_indexer_refuses_an_unreadable_request(house: House) -> None:
     server = IndexerServer(house.router.endpoint, house.router.kv.machine, lambda: {"m"})
     for body in (b"\xc1", msgspec.msgpack.encode({"x": 1}), msgspec.msgpack.encode(IndexerQuery("m", [-1]))):
         with pytest.raises(InvalidArgument):
             server.handle(Request("r", body, "msgpack", {}, {}), None)  # type: ignore[arg-type]
 
 
-async def test_a_router_that_asks_follows_no_events(house: House) -> None:
+async def test_remote_indexer_client_follows_no_events(house: House) -> None:
     config = RoutingConfig(block_size=BLOCK, use_remote_indexer=True)
     router = KvPushRouter(house.runtime(), house.router.endpoint.id, config)
     assert router.view is None and router.remote is not None

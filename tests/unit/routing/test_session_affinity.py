@@ -72,7 +72,7 @@ async def workers(mode: str, **options: Any) -> AsyncIterator[Workers]:
 
 
 @pytest.mark.parametrize("mode", ["round-robin", "random", "least-loaded", "power-of-two"])
-async def test_the_turns_of_a_session_go_to_one_worker(model_dir: Path, mode: str) -> None:
+async def test_session_affinity_sends_the_turns_of_a_session_to_one_worker(model_dir: Path, mode: str) -> None:
     async with workers(mode) as house:
         for _ in range(3):
             await house.serve(model_dir)
@@ -86,7 +86,7 @@ async def test_the_turns_of_a_session_go_to_one_worker(model_dir: Path, mode: st
             assert len({(await house.turn({}))[0] for _ in range(3)}) == 3, "others go on in turn"
 
 
-async def test_requests_with_one_prompt_cache_key_go_to_one_worker(model_dir: Path) -> None:
+async def test_session_affinity_sends_requests_with_one_prompt_cache_key_to_one_worker(model_dir: Path) -> None:
     async with workers("round-robin") as house:
         for _ in range(3):
             await house.serve(model_dir)
@@ -103,7 +103,7 @@ async def test_requests_with_one_prompt_cache_key_go_to_one_worker(model_dir: Pa
         )
 
 
-async def test_a_session_whose_worker_left_goes_on_with_another(model_dir: Path) -> None:
+async def test_session_affinity_rebinds_when_the_worker_left(model_dir: Path) -> None:
     async with workers("round-robin") as house:
         await house.serve(model_dir)
         await house.serve(model_dir)
@@ -115,7 +115,7 @@ async def test_a_session_whose_worker_left_goes_on_with_another(model_dir: Path)
         assert await house.turn(FIRST) == [other]
 
 
-async def test_a_session_whose_worker_cannot_be_reached_goes_elsewhere(
+async def test_session_affinity_rebinds_when_the_worker_is_unreachable(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with workers("round-robin") as house:
@@ -138,7 +138,7 @@ async def test_a_session_whose_worker_cannot_be_reached_goes_elsewhere(
         assert await house.turn(FIRST, "/generate", {"input_ids": [1, 2], "stream": True}) == [other]
 
 
-async def test_a_session_that_its_client_ends_is_bound_no_longer(model_dir: Path) -> None:
+async def test_session_affinity_ends_with_the_clients_final_turn(model_dir: Path) -> None:
     async with workers("round-robin") as house:
         await house.serve(model_dir)
         await house.serve(model_dir)
@@ -147,7 +147,7 @@ async def test_a_session_that_its_client_ends_is_bound_no_longer(model_dir: Path
         assert await house.turn(FIRST) != bound, "it begins anew, in turn"
 
 
-async def test_both_legs_of_a_session_stay(model_dir: Path) -> None:
+async def test_session_affinity_binds_both_phases(model_dir: Path) -> None:
     async with workers("round-robin") as house:
         for role in (WorkerType.Prefill, WorkerType.Decode) * 2:
             await house.serve(model_dir, role)
@@ -158,7 +158,7 @@ async def test_both_legs_of_a_session_stay(model_dir: Path) -> None:
             assert await house.turn(SECOND) == two
 
 
-async def test_a_model_waits_for_its_first_workers(model_dir: Path) -> None:
+async def test_session_affinity_waits_for_the_first_workers_of_a_model(model_dir: Path) -> None:
     async with open_relays(routes, workers_min=2) as relays:
         house = Workers(relays)
         await house.serve(model_dir)

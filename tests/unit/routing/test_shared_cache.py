@@ -35,11 +35,11 @@ def key(place: int) -> str:
     return page_names(TOKENS, 4)[place].hex() + "__k"
 
 
-def test_workers_without_a_store_have_none() -> None:
+def test_shared_cache_is_absent_without_a_store() -> None:
     assert agreed_layout([ModelDeploymentCard(display_name="m", slug="m")], 4) is None
 
 
-def test_one_worker_may_say_where_the_store_of_all_is() -> None:
+def test_shared_cache_address_may_come_from_one_worker() -> None:
     found = agreed_layout([card(), card(kv_events_endpoint="tcp://store:1")], 4)
 
     assert found is not None and found.kv_events_endpoint == "tcp://store:1"
@@ -55,12 +55,12 @@ def test_one_worker_may_say_where_the_store_of_all_is() -> None:
         ([card(page_size=0)], "pages of 0"),
     ],
 )
-def test_a_store_that_cannot_be_used_is_refused(cards: list[ModelDeploymentCard], said: str) -> None:
+def test_shared_cache_refuses_an_unusable_store(cards: list[ModelDeploymentCard], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         agreed_layout(cards, 4)
 
 
-def test_what_cannot_be_used_is_left_out_and_routing_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_shared_cache_errors_do_not_stop_routing(caplog: pytest.LogCaptureFixture) -> None:
     found = shared()
 
     found.apply_cards([card(page_size=8)])
@@ -71,7 +71,7 @@ def test_what_cannot_be_used_is_left_out_and_routing_goes_on(caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("by_name", [True, False])
-def test_objects_are_heard_with_their_fields_by_name_or_in_order(by_name: bool) -> None:
+def test_shared_cache_reads_objects_with_named_or_positional_fields(by_name: bool) -> None:
     found = shared()
     found.apply_cards([card()])
     events: list[Any] = [
@@ -94,7 +94,7 @@ def test_objects_are_heard_with_their_fields_by_name_or_in_order(by_name: bool) 
         [b"", struct.pack(">Q", 1), msgspec.msgpack.encode((0, [{"object_key": "x"}], 0))],
     ],
 )
-def test_what_cannot_be_read_is_counted_and_left_out(frames: list[bytes]) -> None:
+def test_shared_cache_counts_and_skips_malformed_events(frames: list[bytes]) -> None:
     registry = MetricsRegistry()
     found = SharedCache(4, registry, "router", "m")
     found.apply_cards([card()])

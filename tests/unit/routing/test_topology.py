@@ -27,11 +27,11 @@ def card(**more: object) -> RuntimeConfig:
 
 
 @pytest.mark.parametrize("word", ["", "false", "perhaps"])
-async def test_a_worker_that_was_not_told_to_says_nothing(tmp_path: Path, word: str) -> None:
+async def test_topology_is_absent_unless_configured(tmp_path: Path, word: str) -> None:
     assert await read_topology(variables(tmp_path, DYN_TOPOLOGY_ENABLED=word)) is None
 
 
-async def test_every_file_is_a_domain(tmp_path: Path) -> None:
+async def test_topology_reads_every_file_as_a_domain(tmp_path: Path) -> None:
     (tmp_path / "zone").write_text("a\n")
     (tmp_path / "rack").write_text(" 7 ")
     (tmp_path / "empty").write_text("\n")
@@ -43,7 +43,7 @@ async def test_every_file_is_a_domain(tmp_path: Path) -> None:
     assert found == Topology(domains={"zone": "a", "rack": "7"}, transfer_domain="zone")
 
 
-async def test_it_waits_for_the_domain_that_blocks_are_bound_to(tmp_path: Path) -> None:
+async def test_topology_waits_for_the_domain_required_for_transfers(tmp_path: Path) -> None:
     clock = ManualClock()
     reading = asyncio.ensure_future(read_topology(variables(tmp_path), clock))
     await turns()
@@ -59,7 +59,7 @@ async def test_it_waits_for_the_domain_that_blocks_are_bound_to(tmp_path: Path) 
     assert found is not None and found.domains == {"rack": "7", "zone": "a"}
 
 
-async def test_it_does_not_wait_for_ever(tmp_path: Path) -> None:
+async def test_topology_wait_is_bounded(tmp_path: Path) -> None:
     clock = ManualClock()
     reading = asyncio.ensure_future(read_topology(variables(tmp_path), clock))
     for _ in range(31):
@@ -80,16 +80,16 @@ async def test_it_does_not_wait_for_ever(tmp_path: Path) -> None:
         ({"DYN_KV_TRANSFER_PREFERRED_WEIGHT": "much"}, "0 to 1"),
     ],
 )
-async def test_variables_that_do_not_go_together_are_refused(tmp_path: Path, more: dict[str, str], said: str) -> None:
+async def test_topology_refuses_contradictory_variables(tmp_path: Path, more: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         await read_topology(variables(tmp_path, **more))
 
 
-def test_a_directory_that_is_not_there_has_no_domains(tmp_path: Path) -> None:
+def test_topology_of_a_missing_directory_is_empty(tmp_path: Path) -> None:
     assert read_domains(tmp_path / "none") == {}
 
 
-async def test_a_card_says_what_was_read(tmp_path: Path) -> None:
+async def test_topology_is_written_to_the_card(tmp_path: Path) -> None:
     (tmp_path / "zone").write_text("a")
     found = await read_topology(
         variables(tmp_path, DYN_KV_TRANSFER_ENFORCEMENT="preferred", DYN_KV_TRANSFER_PREFERRED_WEIGHT="0.85")
@@ -103,18 +103,18 @@ async def test_a_card_says_what_was_read(tmp_path: Path) -> None:
     assert transfer_constraints(config) == (frozenset(), {"dynamo.topology/zone=a": 0.85})
 
 
-def test_places_are_taints_beside_those_that_were_set() -> None:
+def test_topology_taints_are_added_to_configured_taints() -> None:
     assert taints_of(card(taints=["h200"])) == {"h200", "dynamo.topology/zone=a", "dynamo.topology/rack=7"}
     assert taints_of(RuntimeConfig()) == frozenset()
 
 
-def test_required_binds_decode_to_the_place_of_prefill() -> None:
+def test_topology_required_domain_binds_decode_to_the_domain_of_prefill() -> None:
     found = transfer_constraints(card(kv_transfer_enforcement="required"))
 
     assert found == (frozenset({"dynamo.topology/zone=a"}), {})
 
 
-def test_a_worker_without_a_domain_does_not_mind() -> None:
+def test_topology_does_not_restrict_a_worker_without_a_domain() -> None:
     assert transfer_constraints(card(kv_transfer_domain=UNSET)) == (frozenset(), {})
 
 
@@ -126,6 +126,6 @@ def test_a_worker_without_a_domain_does_not_mind() -> None:
         ({}, "its enforcement is neither"),
     ],
 )
-def test_a_card_that_contradicts_itself_is_not_taken_for_anywhere(more: dict[str, str], said: str) -> None:
+def test_topology_refuses_a_contradictory_card(more: dict[str, str], said: str) -> None:
     with pytest.raises(NotReady, match=said):
         transfer_constraints(card(**more))

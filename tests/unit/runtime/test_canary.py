@@ -23,7 +23,7 @@ from dynamo.runtime.server import Dispatcher, Served, ServeOptions
 # The decisions -----------------------------------------------------------------------------------------------------
 
 
-def test_a_check_is_due_after_the_wait_from_the_last_sign_of_life() -> None:
+def test_canary_check_is_due_after_the_interval_without_activity() -> None:
     canary = Canary(10.0, now=100.0)
     assert canary.due_s(alive_s=0.0) == 110.0
     assert canary.due_s(alive_s=105.0) == 115.0
@@ -31,7 +31,7 @@ def test_a_check_is_due_after_the_wait_from_the_last_sign_of_life() -> None:
     assert canary.due_s(alive_s=105.0) == 125.0
 
 
-def test_a_failed_check_is_healed_by_the_next_good_one_or_by_anybodys_answer_after_it() -> None:
+def test_canary_failure_is_cleared_by_a_good_check_or_any_later_answer() -> None:
     canary = Canary(10.0, now=0.0)
     canary.checked(10.0, is_well=False)
     canary.mark_alive(9.0)
@@ -44,7 +44,7 @@ def test_a_failed_check_is_healed_by_the_next_good_one_or_by_anybodys_answer_aft
 
 
 @given(st.lists(st.tuples(st.sampled_from(["answer", "good", "bad"]), st.floats(0.001, 100)), max_size=30))
-def test_it_is_ill_exactly_when_a_bad_check_was_the_last_thing_heard(steps: list[tuple[str, float]]) -> None:
+def test_canary_is_unhealthy_exactly_when_the_last_event_was_a_failed_check(steps: list[tuple[str, float]]) -> None:
     canary, now, alive, last = Canary(10.0, now=0.0), 0.0, -1.0, "good"
     for word, after in steps:
         now += after
@@ -94,21 +94,21 @@ def answer(*elements: Any, end: bool = True, error: Exception | None = None) -> 
         (answer({"finish_reason": "error: no memory"}), Unknown),
     ],
 )
-async def test_an_answer_is_good_when_it_has_an_element_and_no_error(handler: Any, verdict: type | None) -> None:
+async def test_canary_answer_is_good_with_an_element_and_no_error(handler: Any, verdict: type | None) -> None:
     served = served_by(handler)
     error = await check(served, b"", "msgpack", timeout_s=0.01)
     assert type(error) is (verdict or type(None))
     assert served.inflight == 0
 
 
-async def test_a_handler_that_raises_has_failed_the_check() -> None:
+async def test_canary_handler_exception_is_a_failed_check() -> None:
     def handle(request: Request, reply: Reply) -> None:
         raise ValueError("boom")
 
     assert isinstance(await check(served_by(handle), b"", "msgpack", 1.0), ValueError)
 
 
-async def test_who_is_full_or_leaving_gives_no_answer() -> None:
+async def test_canary_ignores_a_worker_that_is_full_or_draining() -> None:
     assert isinstance(await check(served_by(answer(7), inflight_max=0), b"", "msgpack", 1.0), WorkerOverloaded)
     served = served_by(answer(7))
     await served.drain(0.0)
@@ -157,7 +157,7 @@ async def ward() -> AsyncIterator[Ward]:
     await asyncio.wait({made.task})
 
 
-async def test_an_idle_endpoint_is_asked_with_its_payload_and_the_mark(ward: Ward) -> None:
+async def test_canary_sends_its_marked_payload_to_an_idle_endpoint(ward: Ward) -> None:
     assert await ward.after(9.9)
     assert ward.asked == []
     assert await ward.after(0.1)
@@ -166,7 +166,7 @@ async def test_an_idle_endpoint_is_asked_with_its_payload_and_the_mark(ward: War
     assert len(ward.asked) == 2
 
 
-async def test_a_failure_shows_until_an_answer_is_good_again(ward: Ward, caplog: pytest.LogCaptureFixture) -> None:
+async def test_canary_failure_is_shown_until_the_next_good_answer(ward: Ward, caplog: pytest.LogCaptureFixture) -> None:
     ward.error = Unknown("the engine broke")
     assert not await ward.after(10)
     assert not await ward.after(10)
@@ -175,20 +175,20 @@ async def test_a_failure_shows_until_an_answer_is_good_again(ward: Ward, caplog:
     assert await ward.after(10)
 
 
-async def test_a_busy_endpoint_is_not_asked(ward: Ward) -> None:
+async def test_canary_does_not_probe_a_busy_endpoint(ward: Ward) -> None:
     for _ in range(5):
         await ward.after(9)
         ward.served.alive_s = ward.clock.now()
     assert ward.asked == []
 
 
-async def test_watching_ends_with_the_endpoint(ward: Ward) -> None:
+async def test_canary_ends_with_its_endpoint(ward: Ward) -> None:
     await ward.served.drain(0.0)
     await ward.after(10)
     assert ward.task.done()
 
 
-async def test_a_failed_check_turns_the_process_unready_and_a_good_one_heals_it(
+async def test_canary_failed_check_makes_the_process_unready_until_a_good_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DYN_HEALTH_CHECK_ENABLED", "true")
@@ -212,12 +212,12 @@ async def test_a_failed_check_turns_the_process_unready_and_a_good_one_heals_it(
 # The settings ------------------------------------------------------------------------------------------------------
 
 
-def test_nobody_is_asked_unless_it_is_wanted() -> None:
+def test_canary_is_off_by_default() -> None:
     assert CanaryOptions.from_variables({}) is None
     assert CanaryOptions.from_variables({"DYN_HEALTH_CHECK_ENABLED": "1"}) == CanaryOptions(10.0, 3.0, None)
 
 
-def test_the_payload_is_json_or_a_file_of_it(tmp_path: Path) -> None:
+def test_canary_payload_is_json_or_a_json_file(tmp_path: Path) -> None:
     file = tmp_path / "payload.json"
     file.write_text('{"prompt": "hi"}')
     for text in ('{"prompt": "hi"}', f"@{file}"):
@@ -235,6 +235,6 @@ def test_the_payload_is_json_or_a_file_of_it(tmp_path: Path) -> None:
         ("DYN_HEALTH_CHECK_PAYLOAD", "@no/such/file"),
     ],
 )
-def test_a_wrong_setting_is_named(name: str, value: str) -> None:
+def test_canary_error_names_a_wrong_setting(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=name):
         CanaryOptions.from_variables({"DYN_HEALTH_CHECK_ENABLED": "1", name: value})

@@ -117,21 +117,21 @@ async def with_workers(house: House, *numbers: int) -> None:
     await house.until(sorted(numbers))
 
 
-async def test_instances_come_and_go(house: House) -> None:
+async def test_client_follows_instances_that_appear_and_disappear(house: House) -> None:
     await with_workers(house, 1, 2)
     assert [instance.instance_id for instance in house.client.instances()] == [1, 2]
     await house.registry.delete(INSTANCES, "ns/comp/ep/1")
     await house.until([2])
 
 
-async def test_instances_of_other_endpoints_are_not_ours(house: House) -> None:
+async def test_client_ignores_instances_of_other_endpoints(house: House) -> None:
     await house.put(1, endpoint="other")
     await house.put(2, endpoint="ep")
     await house.put(3, endpoint="ep2")
     await house.until([2])
 
 
-async def test_a_record_that_cannot_be_read_is_ignored(house: House, caplog: pytest.LogCaptureFixture) -> None:
+async def test_client_ignores_an_unreadable_record(house: House, caplog: pytest.LogCaptureFixture) -> None:
     await house.registry.put(INSTANCES, "ns/comp/ep/7", b"{nonsense")
     await with_workers(house, 1)
     assert "ns/comp/ep/7" in caplog.text
@@ -147,7 +147,7 @@ async def test_client_keeps_an_instance_whose_record_was_damaged_until_it_leaves
     await house.until([2])
 
 
-async def test_waiting_for_instances_ends_with_the_first_or_with_an_error(house: House) -> None:
+async def test_client_wait_for_instances_returns_on_the_first_or_raises(house: House) -> None:
     with pytest.raises(WorkerUnavailable, match="no instance"):
         await house.client.wait_for_instances(0.0)
     waiting = asyncio.ensure_future(house.client.wait_for_instances(TIMEOUT_S))
@@ -156,19 +156,19 @@ async def test_waiting_for_instances_ends_with_the_first_or_with_an_error(house:
     assert await waiting == [4]
 
 
-async def test_requests_go_round(house: House) -> None:
+async def test_client_round_robin_cycles_through_instances(house: House) -> None:
     await with_workers(house, 1, 2)
     assert [await house.send() for _ in range(4)] == [1, 2, 1, 2]
 
 
-async def test_a_request_may_name_its_instance(house: House) -> None:
+async def test_client_sends_to_a_named_instance(house: House) -> None:
     await with_workers(house, 1, 2)
     assert [await house.send(instance_id=2) for _ in range(3)] == [2, 2, 2]
     with pytest.raises(WorkerUnavailable, match="instance 9"):
         await house.send(instance_id=9)
 
 
-async def test_a_worker_that_cannot_be_connected_is_passed_over(house: House) -> None:
+async def test_client_skips_a_worker_that_cannot_be_connected(house: House) -> None:
     await with_workers(house, 1, 2)
     house.plane.down.add("host:1")
     assert [await house.send() for _ in range(4)] == [2, 2, 2, 2]
@@ -177,7 +177,7 @@ async def test_a_worker_that_cannot_be_connected_is_passed_over(house: House) ->
     assert (house.client.inflight(1), house.client.inflight(2)) == (0, 4)
 
 
-async def test_when_none_can_be_connected_the_last_error_is_raised(house: House) -> None:
+async def test_client_raises_the_last_error_when_no_worker_can_be_connected(house: House) -> None:
     await with_workers(house, 1, 2)
     house.plane.down.update({"host:1", "host:2"})
     with pytest.raises(CannotConnect):
@@ -186,19 +186,19 @@ async def test_when_none_can_be_connected_the_last_error_is_raised(house: House)
     assert await house.send() in {1, 2}
 
 
-async def test_no_worker_at_all_is_an_error(house: House) -> None:
+async def test_client_without_workers_raises(house: House) -> None:
     with pytest.raises(WorkerUnavailable, match=r"no instance of ns\.comp\.ep"):
         await house.send()
 
 
-async def test_an_excluded_worker_is_not_asked(house: House) -> None:
+async def test_client_does_not_send_to_an_excluded_worker(house: House) -> None:
     await with_workers(house, 1, 2)
     assert [await house.send(exclude={1}) for _ in range(3)] == [2, 2, 2]
     with pytest.raises(WorkerUnavailable):
         await house.send(exclude={1, 2})
 
 
-async def test_a_worker_that_failed_a_request_is_tried_last_for_a_while(house: House) -> None:
+async def test_client_deprioritizes_a_worker_after_a_failure(house: House) -> None:
     await with_workers(house, 1, 2)
     assert await house.send() == 1
     house.end(0, EngineShutdown("x"))
@@ -206,14 +206,14 @@ async def test_a_worker_that_failed_a_request_is_tried_last_for_a_while(house: H
 
 
 @pytest.mark.parametrize("error", [None, InvalidArgument("x"), WorkerOverloaded("x")])
-async def test_other_ends_say_nothing_against_the_worker(house: House, error: Exception | None) -> None:
+async def test_client_does_not_deprioritize_a_worker_for_other_endings(house: House, error: Exception | None) -> None:
     await with_workers(house, 1, 2)
     assert await house.send() == 1
     house.end(0, error)
     assert {await house.send() for _ in range(4)} == {1, 2}
 
 
-async def test_requests_are_counted_until_they_end(house: House) -> None:
+async def test_client_counts_active_requests(house: House) -> None:
     await with_workers(house, 1)
     await house.send()
     await house.send()
@@ -226,7 +226,7 @@ async def test_requests_are_counted_until_they_end(house: House) -> None:
     assert house.client.inflight(1) == 1
 
 
-async def test_what_is_sent_is_measured_under_upstreams_names() -> None:
+async def test_client_metrics_have_the_names_of_released_dynamo() -> None:
     house = House("round-robin")
     registry = MetricsRegistry()
     house.client._metrics = SendMetrics(registry)
@@ -242,7 +242,7 @@ async def test_what_is_sent_is_measured_under_upstreams_names() -> None:
     await house.client.close()
 
 
-async def test_the_least_loaded_takes_the_next() -> None:
+async def test_client_least_loaded_mode_picks_the_least_loaded() -> None:
     house = House(RouterMode.LEAST_LOADED)
     await house.client.start()
     await with_workers(house, 1, 2)
@@ -253,7 +253,7 @@ async def test_the_least_loaded_takes_the_next() -> None:
     await house.client.close()
 
 
-async def test_direct_routing_needs_an_instance() -> None:
+async def test_client_direct_mode_needs_an_instance() -> None:
     house = House("direct")
     await house.client.start()
     await with_workers(house, 1)
@@ -263,7 +263,7 @@ async def test_direct_routing_needs_an_instance() -> None:
     await house.client.close()
 
 
-async def test_a_worker_that_reads_json_alone_is_sent_json(house: House) -> None:
+async def test_client_sends_json_to_a_worker_that_reads_only_json(house: House) -> None:
     await house.put(1, codec="json")
     await house.until([1])
     await house.client.send(msgpack_encode({"n": 1}), Deaf(), request_id="r")
@@ -271,7 +271,7 @@ async def test_a_worker_that_reads_json_alone_is_sent_json(house: House) -> None
     assert (request.codec, request.body) == ("json", b'{"n":1}')
 
 
-async def test_the_iterators_send_by_their_own_mode(house: House) -> None:
+async def test_client_iterators_use_their_own_mode(house: House) -> None:
     await with_workers(house, 1, 2)
     ways = (house.client.generate, house.client.round_robin, house.client.random, house.client.device_aware_weighted)
     for send in ways:
@@ -282,7 +282,7 @@ async def test_the_iterators_send_by_their_own_mode(house: House) -> None:
     assert len({request.id for _, request, _, _ in house.plane.sent}) == 5
 
 
-async def test_a_watch_that_died_is_restarted_and_forgets_who_left_meanwhile(
+async def test_client_restarts_a_crashed_watch_and_forgets_departed_instances(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await with_workers(house, 1, 2)
@@ -304,7 +304,7 @@ async def test_a_watch_that_died_is_restarted_and_forgets_who_left_meanwhile(
     await until(lambda: house.client.is_sound)
 
 
-async def test_a_closed_client_sends_to_nobody(house: House) -> None:
+async def test_client_refuses_to_send_after_close(house: House) -> None:
     await with_workers(house, 1)
     await house.client.close()
     assert house.client.instances() == []
@@ -312,7 +312,7 @@ async def test_a_closed_client_sends_to_nobody(house: House) -> None:
         await house.send()
 
 
-async def test_an_instance_is_found_by_what_its_card_says(house: House) -> None:
+async def test_client_finds_an_instance_by_its_card(house: House) -> None:
     async def card(number: int) -> None:
         record = {"instance_id": number, "card_json": {"runtime_config": {"runtime_data": {"role": "draft"}}}}
         await house.registry.put(MODEL_CARDS, f"ns/comp/ep/{number:x}", json_encode(record))
@@ -326,7 +326,7 @@ async def test_an_instance_is_found_by_what_its_card_says(house: House) -> None:
         await house.client.wait_for_instance_by_runtime_data("role", "draft", TIMEOUT_S)
 
 
-async def test_an_instance_says_where_it_is(house: House) -> None:
+async def test_client_returns_the_address_of_an_instance(house: House) -> None:
     await with_workers(house, 10)
     (instance,) = house.client.instances()
     assert str(instance) == "ns/comp/ep/10"
@@ -336,7 +336,7 @@ async def test_an_instance_says_where_it_is(house: House) -> None:
 @pytest.mark.parametrize(
     "mode", ["RoundRobin", "Random", "PowerOfTwoChoices", "LeastLoaded", "DeviceAwareWeighted", "Direct", "KV"]
 )
-def test_upstreams_spelling_of_a_mode_is_the_mode(mode: str) -> None:
+def test_client_accepts_the_mode_names_of_released_dynamo(mode: str) -> None:
     assert RouterMode[mode] in set(RouterMode)
     assert len(RouterMode) == 7
 
@@ -378,7 +378,7 @@ async def watchful(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[House
     await made.client.close()
 
 
-async def test_a_worker_that_stands_still_is_tried_last(watchful: tuple[House, WatchfulFake]) -> None:
+async def test_client_deprioritizes_an_unresponsive_worker(watchful: tuple[House, WatchfulFake]) -> None:
     house, plane = watchful
     await with_workers(house, 1, 2)
     plane.silent.add("host:1")
@@ -387,7 +387,9 @@ async def test_a_worker_that_stands_still_is_tried_last(watchful: tuple[House, W
     assert {await house.send() for _ in range(4)} == {1, 2}, "nobody else is there"
 
 
-async def test_sound_is_who_neither_failed_lately_nor_stands_still(watchful: tuple[House, WatchfulFake]) -> None:
+async def test_client_healthy_instances_exclude_recent_failures_and_unresponsive_workers(
+    watchful: tuple[House, WatchfulFake],
+) -> None:
     house, plane = watchful
     assert not house.client.has_sound()
     await with_workers(house, 1, 2, 3)
@@ -401,7 +403,9 @@ async def test_sound_is_who_neither_failed_lately_nor_stands_still(watchful: tup
     assert house.client.has_sound()
 
 
-async def test_only_a_worker_that_left_during_a_call_is_doubted(watchful: tuple[House, WatchfulFake]) -> None:
+async def test_client_marks_a_call_doubtful_when_its_worker_left_during_it(
+    watchful: tuple[House, WatchfulFake],
+) -> None:
     house, plane = watchful
     await with_workers(house, 1, 2, 3)
     assert await house.send() == 1
@@ -413,7 +417,9 @@ async def test_only_a_worker_that_left_during_a_call_is_doubted(watchful: tuple[
     assert plane.suspected == ["host:1"]
 
 
-async def test_a_worker_that_left_as_its_client_closed_is_doubted_too(watchful: tuple[House, WatchfulFake]) -> None:
+async def test_client_marks_a_call_doubtful_when_its_worker_left_during_close(
+    watchful: tuple[House, WatchfulFake],
+) -> None:
     house, plane = watchful
     await with_workers(house, 1, 2)
     assert await house.send() == 1
@@ -421,7 +427,7 @@ async def test_a_worker_that_left_as_its_client_closed_is_doubted_too(watchful: 
     assert plane.suspected == ["host:1"]
 
 
-async def test_a_start_that_is_cancelled_as_the_view_comes_is_cancelled(house: House) -> None:
+async def test_client_start_can_be_cancelled_when_the_view_arrives(house: House) -> None:
     client = Client(ENDPOINT, house.registry, house.plane)  # type: ignore[arg-type]
     starting = asyncio.create_task(client.start())
     await until(client._synced.is_set)
@@ -437,7 +443,7 @@ class FramedFake(WatchfulFake):
     carries_frames = True
 
 
-async def test_a_request_in_frames_goes_where_they_can_be_carried(house: House) -> None:
+async def test_client_sends_request_frames_only_where_they_are_supported(house: House) -> None:
     frames = RequestFrames()
     with pytest.raises(InvalidArgument, match="request streams"):
         await house.send(frames=frames)

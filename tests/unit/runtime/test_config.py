@@ -7,19 +7,19 @@ from dynamo.core.errors import ConfigError
 from dynamo.runtime.config import RuntimeOptions, inhibited_duration_s, request_plane_codec, tcp_options
 
 
-def test_the_defaults_need_no_infrastructure() -> None:
+def test_runtime_config_defaults_need_no_infrastructure() -> None:
     assert load(RuntimeOptions, [], {}) == RuntimeOptions(
         discovery_backend="file", request_plane="tcp", event_plane="zmq"
     )
 
 
-def test_flag_beats_variable_beats_default() -> None:
+def test_runtime_config_prefers_flag_over_variable_over_default() -> None:
     variables = {"DYN_DISCOVERY_BACKEND": "mem"}
     assert load(RuntimeOptions, [], variables).discovery_backend == "mem"
     assert load(RuntimeOptions, ["--discovery-backend", "file"], variables).discovery_backend == "file"
 
 
-def test_a_registry_that_this_release_does_not_speak_is_refused() -> None:
+def test_runtime_config_refuses_an_unsupported_discovery_backend() -> None:
     with pytest.raises(ConfigError, match="DYN_DISCOVERY_BACKEND"):
         load(RuntimeOptions, [], {"DYN_DISCOVERY_BACKEND": "kubernetes"})
     with pytest.raises(ConfigError, match="--request-plane"):

@@ -31,25 +31,25 @@ class Fixed:
             self.closed = True
 
 
-async def test_one_answer_is_the_answer() -> None:
+async def test_unary_handler_returns_the_single_response() -> None:
     client = Fixed({"a": 1})
     assert await UnaryClient(client).complete({}) == {"a": 1}
     assert client.closed
 
 
 @pytest.mark.parametrize("answers", [(), (1, 2), (1, 2, 3)])
-async def test_no_answer_and_several_are_errors(answers: tuple[int, ...]) -> None:
+async def test_unary_handler_refuses_no_response_and_several(answers: tuple[int, ...]) -> None:
     client = Fixed(*answers)
     with pytest.raises(Unknown, match="must send exactly one"):
         await UnaryClient(client).complete({})
     assert client.closed
 
 
-async def test_none_is_an_answer_too() -> None:
+async def test_unary_handler_accepts_none_as_a_response() -> None:
     assert await UnaryClient(Fixed(None)).complete({}) is None
 
 
-async def test_a_unary_handler_is_served_with_its_context() -> None:
+async def test_unary_handler_receives_its_context() -> None:
     async def handler(request: Any, *, context: Context) -> Any:
         return [request, context.id()]
 

@@ -37,7 +37,7 @@ def full(models: IndexedModels) -> None:
     hear(models, 2, message(0, stored([1], None, TOKENS[:4])), message(1, stored([2, 3], 1, TOKENS[4:], medium="CPU")))
 
 
-async def test_counts_are_in_tokens_and_a_slower_tier_includes_the_faster(models: IndexedModels) -> None:
+async def test_indexed_models_count_tokens_and_slower_tiers_include_faster_ones(models: IndexedModels) -> None:
     full(models)
     found = models.find(PLACE, PROMPT)
     assert found.scores == {"1": {"0": 8, "1": 4}, "2": {"0": 4}}
@@ -46,7 +46,7 @@ async def test_counts_are_in_tokens_and_a_slower_tier_includes_the_faster(models
     assert (two.longest_matched, two.gpu, two.cpu, two.disk) == (12, 4, 12, 12)
 
 
-async def test_models_and_groups_are_kept_apart(models: IndexedModels) -> None:
+async def test_indexed_models_keep_models_and_groups_apart(models: IndexedModels) -> None:
     full(models)
     models.follow(3, 0, "tcp://localhost:4", ("m", "other"), 8)
     assert models.find(("m", "other"), PROMPT).scores == {}
@@ -56,7 +56,7 @@ async def test_models_and_groups_are_kept_apart(models: IndexedModels) -> None:
     assert [one.instance_id for one in models.workers("m")] == [1, 2, 3]
 
 
-async def test_what_contradicts_is_refused(models: IndexedModels) -> None:
+async def test_indexed_models_refuse_contradictory_registrations(models: IndexedModels) -> None:
     full(models)
     for status, given in (
         (409, (1, 0, "tcp://localhost:1", PLACE, 4)),
@@ -71,7 +71,7 @@ async def test_what_contradicts_is_refused(models: IndexedModels) -> None:
     assert ("n", "default") not in models.models
 
 
-async def test_who_leaves_holds_nothing(models: IndexedModels) -> None:
+async def test_indexed_models_drop_blocks_of_a_removed_worker(models: IndexedModels) -> None:
     full(models)
     models.leave(1, PLACE, 0)
     assert models.find(PLACE, PROMPT).scores == {"1": {"1": 4}, "2": {"0": 4}}
@@ -83,7 +83,7 @@ async def test_who_leaves_holds_nothing(models: IndexedModels) -> None:
         assert caught.value.code == 404
 
 
-async def test_a_dump_makes_the_same_again(models: IndexedModels) -> None:
+async def test_indexed_models_dump_restores_an_equal_index(models: IndexedModels) -> None:
     full(models)
     again = IndexedModels()
     assert await again.load(models.dump()) == sum(len(one.events) for one in models.dump().values())
@@ -95,7 +95,7 @@ async def test_a_dump_makes_the_same_again(models: IndexedModels) -> None:
     await again.close()
 
 
-async def test_a_listener_is_shown_as_it_is(models: IndexedModels) -> None:
+async def test_indexed_models_describe_listeners(models: IndexedModels) -> None:
     full(models)
     shown = models.workers()[0]
     assert (shown.instance_id, shown.source, shown.status, shown.block_size) == (1, "zmq", "pending", 4)

@@ -54,7 +54,7 @@ async def house() -> AsyncIterator[House]:
     await made.service.close()
 
 
-async def test_a_worker_is_schedulable_when_all_is_said_of_it(house: House) -> None:
+async def test_selection_service_schedules_a_worker_once_it_is_fully_described(house: House) -> None:
     record = await house.service.upsert_worker({"worker_id": 1})
     assert record["lifecycle"] == "incomplete"
     assert record["not_schedulable_reasons"] == [
@@ -73,7 +73,7 @@ async def test_a_worker_is_schedulable_when_all_is_said_of_it(house: House) -> N
     assert [one["worker_id"] for one in house.service.list_workers(model_name="m")] == [1, 2, 3]
 
 
-async def test_a_prompt_goes_where_its_beginning_is_held(house: House) -> None:
+async def test_selection_service_prefers_the_worker_that_caches_the_prefix(house: House) -> None:
     await house.service.upsert_worker(worker(1))
     await house.service.upsert_worker(worker(2))
     house.hear(
@@ -96,7 +96,7 @@ async def test_a_prompt_goes_where_its_beginning_is_held(house: House) -> None:
     assert house.load(2) == (0, 0, 0)
 
 
-async def test_a_selection_is_reserved_once(house: House) -> None:
+async def test_selection_service_reserves_a_selection_once(house: House) -> None:
     await house.service.upsert_worker(worker(1))
     assert (await house.service.select({**ASKED, "selection_id": "s"}))["selection_id"] == "s"
     assert house.load() == (0, 0, 0)
@@ -113,7 +113,7 @@ async def test_a_selection_is_reserved_once(house: House) -> None:
         assert await house.refused(gone) == ("not_found", 404)
 
 
-async def test_selecting_and_reserving_is_one_step(house: House) -> None:
+async def test_selection_service_selects_and_reserves_in_one_call(house: House) -> None:
     await house.service.upsert_worker(worker(1))
     found = await house.service.select_and_reserve({**ASKED, "selection_id": "s"})
     assert (found["isl_tokens"], len(found["sequence_hashes"]), found["track_prefill_tokens"]) == (13, 3, True)
@@ -125,7 +125,7 @@ async def test_selecting_and_reserving_is_one_step(house: House) -> None:
     assert house.load() == (26, 3, 2)
 
 
-async def test_a_caller_may_reserve_what_he_chose_himself(house: House) -> None:
+async def test_selection_service_reserves_a_worker_chosen_by_the_caller(house: House) -> None:
     await house.service.upsert_worker(worker(1))
     hashes = (await house.service.select_and_reserve({**ASKED, "selection_id": "a"}))["sequence_hashes"]
     given = {"selection_id": "b", "worker_id": 1, "sequence_hashes": hashes, "effective_prefill_tokens": 5, **M}
@@ -140,7 +140,7 @@ async def test_a_caller_may_reserve_what_he_chose_himself(house: House) -> None:
         assert (await house.refused(house.service.create_reservation(wrong)))[0] == kind
 
 
-async def test_selections_that_nobody_takes_up_are_forgotten() -> None:
+async def test_selection_service_expires_unused_selections() -> None:
     house = House(selection_cache=SelectionCacheConfig(ttl_secs=10.0, max_entries=2))
     await house.service.upsert_worker(worker(1))
     for name in ("a", "b", "c"):
@@ -155,7 +155,7 @@ async def test_selections_that_nobody_takes_up_are_forgotten() -> None:
     await house.service.close()
 
 
-async def test_who_may_not_be_chosen_is_not(house: House) -> None:
+async def test_selection_service_skips_workers_that_are_not_allowed(house: House) -> None:
     await house.service.upsert_worker(worker(1))
     await house.service.upsert_worker(worker(2, taints=["gold"]))
     golden = {**ASKED, "routing_constraints": {"required_taints": ["gold"]}}
@@ -171,7 +171,7 @@ async def test_who_may_not_be_chosen_is_not(house: House) -> None:
         assert (await house.refused(house.service.select(wrong)))[0] == kind
 
 
-async def test_who_leaves_takes_his_reservations_along(house: House) -> None:
+async def test_selection_service_drops_reservations_of_a_removed_worker(house: House) -> None:
     await house.service.upsert_worker(worker(1))
     await house.service.upsert_worker(worker(2))
     await house.service.select_and_reserve({**ASKED, "selection_id": "s", "allowed_worker_ids": [1]})
@@ -186,7 +186,7 @@ async def test_who_leaves_takes_his_reservations_along(house: House) -> None:
     assert (await house.refused(house.service.update_worker(1, {})))[0] == "not_found"
 
 
-async def test_a_session_stays_with_its_worker() -> None:
+async def test_selection_service_keeps_a_session_on_its_worker() -> None:
     house = House(session_affinity_ttl_secs=60.0)
     for number in range(1, 6):
         await house.service.upsert_worker(worker(number))
@@ -198,7 +198,7 @@ async def test_a_session_stays_with_its_worker() -> None:
     await house.service.close()
 
 
-async def test_what_peers_count_counts_here(house: House) -> None:
+async def test_selection_service_counts_load_of_peers(house: House) -> None:
     await house.service.upsert_worker(worker(1))
     mine = await house.service.select_and_reserve({**ASKED, "selection_id": "s"})
     sequence = [one % (1 << 64) for one in mine["sequence_hashes"]]
@@ -220,12 +220,12 @@ async def test_what_peers_count_counts_here(house: House) -> None:
         {"indexer_peers": ["bogus"]},
     ],
 )
-async def test_settings_that_cannot_be_meant_are_named(wrong: dict[str, Any]) -> None:
+async def test_selection_service_error_names_invalid_settings(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong)) if "indexer_peers" not in wrong else "bogus"):
         SelectionService(**wrong)
 
 
-async def test_sessions_that_a_peer_bound_go_there() -> None:
+async def test_selection_service_follows_sessions_bound_by_a_peer() -> None:
     house = House(session_affinity_ttl_secs=60.0)
     for number in range(1, 6):
         await house.service.upsert_worker(worker(number))
@@ -237,7 +237,7 @@ async def test_sessions_that_a_peer_bound_go_there() -> None:
     await house.service.close()
 
 
-async def test_with_a_key_requests_are_known_by_hashes_of_it() -> None:
+async def test_selection_service_tracks_requests_by_keyed_hashes() -> None:
     key = TrackingKey("2026", bytes(32))
     house, public = House(tracking_key=key), House()
     for one in (house, public):
@@ -255,7 +255,7 @@ async def test_with_a_key_requests_are_known_by_hashes_of_it() -> None:
     await public.service.close()
 
 
-async def test_places_of_workers_are_taints() -> None:
+async def test_selection_service_treats_locations_as_taints() -> None:
     house = House()
     for number, zone in ((1, "a"), (2, "b")):
         await house.service.upsert_worker({**worker(number), "topology_domains": {"zone": zone}})

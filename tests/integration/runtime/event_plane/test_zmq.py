@@ -51,7 +51,7 @@ async def take(subscriber: ZmqSubscriber) -> Any:
     return await asyncio.wait_for(anext(subscriber), 5.0)
 
 
-async def test_malformed_unknown_and_foreign_events_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
+async def test_zmq_event_plane_drops_malformed_unknown_and_foreign_events(caplog: pytest.LogCaptureFixture) -> None:
     plane = ZmqEventPlane(MemoryDiscovery(MemoryStore()), "127.0.0.1")
     subscriber = await subscriber_of(plane, 1)
     read(subscriber, [b"topic"], event(2, 0), event(1, 0, "topic-two"), event(1, 0))
@@ -60,7 +60,7 @@ async def test_malformed_unknown_and_foreign_events_are_dropped(caplog: pytest.L
     await plane.close()
 
 
-async def test_a_flood_is_read_in_parts() -> None:
+async def test_zmq_event_plane_reads_a_burst_in_batches() -> None:
     plane = ZmqEventPlane(MemoryDiscovery(MemoryStore()), "127.0.0.1")
     subscriber = await subscriber_of(plane, 1)
     flood = [event(1, sequence) for sequence in range(600)]
@@ -73,7 +73,7 @@ async def test_a_flood_is_read_in_parts() -> None:
     await plane.close()
 
 
-async def test_a_channel_that_cannot_be_read_is_ignored_and_one_that_moved_is_followed(
+async def test_zmq_event_plane_ignores_an_unreadable_channel_and_follows_a_moved_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = MemoryStore()
@@ -95,7 +95,7 @@ async def test_a_channel_that_cannot_be_read_is_ignored_and_one_that_moved_is_fo
     await plane.close()
 
 
-async def test_a_publisher_is_registered_as_upstream_registers_its_own() -> None:
+async def test_zmq_event_plane_registers_publishers_as_released_dynamo() -> None:
     registry = MemoryDiscovery(MemoryStore())
     plane = ZmqEventPlane(registry, "127.0.0.1")
     publisher = await plane.publisher(ENDPOINT, "kv-events")

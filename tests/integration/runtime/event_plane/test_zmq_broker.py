@@ -59,7 +59,7 @@ async def connected(publisher: Publisher, subscriber: Subscriber) -> int:
     return count
 
 
-async def test_members_that_share_no_registry_hear_each_other(
+async def test_zmq_broker_connects_members_without_a_shared_registry(
     broker: ZmqBroker, plane: Callable[[str], ZmqEventPlane]
 ) -> None:
     here, there = plane(broker.url), plane(broker.url)
@@ -74,7 +74,7 @@ async def test_members_that_share_no_registry_hear_each_other(
     assert await here._discovery.snapshot(EVENT_CHANNELS) == {}
 
 
-async def test_other_topics_and_endpoints_are_not_heard(
+async def test_zmq_broker_filters_topics_and_endpoints(
     broker: ZmqBroker, plane: Callable[[str], ZmqEventPlane]
 ) -> None:
     here = plane(broker.url)
@@ -88,7 +88,7 @@ async def test_other_topics_and_endpoints_are_not_heard(
     assert (event.payload, event.sequence) == (b"own", count)
 
 
-async def test_an_event_that_comes_through_two_brokers_counts_once(
+async def test_zmq_broker_events_through_two_brokers_count_once(
     broker: ZmqBroker, plane: Callable[[str], ZmqEventPlane]
 ) -> None:
     with ZmqBroker() as second:
@@ -102,7 +102,7 @@ async def test_an_event_that_comes_through_two_brokers_counts_once(
         await here.close()
 
 
-def test_brokers_are_named_as_upstream_names_them() -> None:
+def test_zmq_broker_names_equal_those_of_released_dynamo() -> None:
     assert Brokers.parse("xsub=tcp://a:1;tcp://b:1 , xpub=tcp://c:2") == Brokers(
         ("tcp://a:1", "tcp://b:1"), ("tcp://c:2",)
     )
@@ -110,12 +110,12 @@ def test_brokers_are_named_as_upstream_names_them() -> None:
 
 
 @pytest.mark.parametrize("text", ["tcp://a:1", "xsub=tcp://a:1", "xsub=a,xpub=", "pub=a,xpub=b", "xsub=a,xpub=b,c=d"])
-def test_what_names_no_broker_is_told(text: str) -> None:
+def test_zmq_broker_error_names_an_invalid_setting(text: str) -> None:
     with pytest.raises(ConfigError, match="DYN_ZMQ_BROKER_URL"):
         Brokers.parse(text)
 
 
-async def test_an_address_that_is_none_and_a_broker_without_one_are_told(
+async def test_zmq_broker_refuses_an_invalid_address_and_a_missing_one(
     plane: Callable[[str], ZmqEventPlane], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match="nonsense"):

@@ -114,22 +114,22 @@ async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
 # Addresses -------------------------------------------------------------------------------------------------------
 
 
-def test_a_subject_is_written_as_upstream_writes_it() -> None:
+def test_nats_request_plane_writes_subjects_as_released_dynamo() -> None:
     assert subject_of("4b65a24a0bab3ddc/Ns-a/back_end/gene-rate_X") == "Ns-a_back_end.gene-rate_X-4b65a24a0bab3ddc"
 
 
 @pytest.mark.parametrize("path", ["1/ns/comp/*", "1/>/comp/ep"])
-def test_a_name_that_is_a_wildcard_is_refused(path: str) -> None:
+def test_nats_request_plane_refuses_wildcard_names(path: str) -> None:
     with pytest.raises(InvalidArgument, match=r"must not contain \* or >"):
         subject_of(path)
 
 
-def test_a_target_is_read_from_a_released_peers_record() -> None:
+def test_nats_request_plane_reads_the_target_from_a_released_record() -> None:
     record = Instance("comp", "generate", "ns", 0x1F, TransportAddress(nats_tcp=SUBJECT), request_plane_codec="msgpack")
     assert Target.of(record) == Target(0x1F, SUBJECT, PATH, "msgpack", False)
 
 
-async def test_a_worker_on_tcp_cannot_be_called(rig: Rig) -> None:
+async def test_nats_request_plane_cannot_call_a_tcp_worker(rig: Rig) -> None:
     target = Target(1, "10.0.0.1:4000", PATH, "msgpack", False)
     await rig.plane.connect(rig.target)
     assert rig.plane.send(target, Request("r", b""), Heard(), lambda _, __: None) is None
@@ -140,7 +140,7 @@ async def test_a_worker_on_tcp_cannot_be_called(rig: Rig) -> None:
 # Calls -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_request_leaves_as_upstream_writes_it(rig: Rig) -> None:
+async def test_nats_request_plane_writes_requests_as_released_dynamo(rig: Rig) -> None:
     headers = {"traceparent": "00-a-b-01", "not a name": "x"}
     await rig.call(Request("r1", b"\x81\xa1n\x01", headers=headers, metadata={"tenant": "t"}))
     [(subject, message, reply, sent)] = rig.nats.sent
@@ -174,7 +174,7 @@ async def test_a_request_leaves_as_upstream_writes_it(rig: Rig) -> None:
         (b"Invalid request: what", InvalidArgument),
     ],
 )
-async def test_a_refusal_is_typed(rig: Rig, text: bytes, kind: type[Exception]) -> None:
+async def test_nats_request_plane_raises_typed_errors(rig: Rig, text: bytes, kind: type[Exception]) -> None:
     heard = await rig.call()
     rig.acknowledge(text)
     assert type(heard.error) is kind
@@ -183,14 +183,14 @@ async def test_a_refusal_is_typed(rig: Rig, text: bytes, kind: type[Exception]) 
     assert len(heard.done) == 1
 
 
-async def test_a_subject_without_listeners_is_an_error_at_once(rig: Rig) -> None:
+async def test_nats_request_plane_fails_at_once_without_subscribers(rig: Rig) -> None:
     heard = await rig.call()
     rig.acknowledge(Status="503")
     assert isinstance(heard.error, CannotConnect)
     assert SUBJECT in str(heard.error)
 
 
-async def test_losing_the_server_ends_what_it_did_not_deliver_and_nothing_else(rig: Rig) -> None:
+async def test_nats_request_plane_fails_undelivered_requests_when_the_server_is_lost(rig: Rig) -> None:
     delivered = await rig.call()
     rig.acknowledge()
     lost = await rig.call()
@@ -203,7 +203,7 @@ async def test_losing_the_server_ends_what_it_did_not_deliver_and_nothing_else(r
 @pytest.mark.parametrize(
     ("limit", "name"), [(500, "max_payload"), (100 << 20, "DYN_TCP_MAX_MESSAGE_SIZE|NATS request")]
 )
-async def test_a_request_that_does_not_fit_names_the_limit(rig: Rig, limit: int, name: str) -> None:
+async def test_nats_request_plane_error_names_the_payload_limit(rig: Rig, limit: int, name: str) -> None:
     rig.nats.payload_bytes_max = limit
     await rig.plane.connect(rig.target)
     with pytest.raises(InvalidArgument, match=f"exceeds the limit of .*{name}"):
@@ -211,7 +211,7 @@ async def test_a_request_that_does_not_fit_names_the_limit(rig: Rig, limit: int,
     assert rig.nats.sent == []
 
 
-async def test_without_room_or_server_nothing_is_begun(rig: Rig) -> None:
+async def test_nats_request_plane_starts_nothing_without_room_or_server(rig: Rig) -> None:
     await rig.plane.connect(rig.target)
     rig.nats.is_full = True
     heard = Heard()
@@ -223,7 +223,7 @@ async def test_without_room_or_server_nothing_is_begun(rig: Rig) -> None:
     assert heard.done == []
 
 
-async def test_closing_ends_what_is_under_way(rig: Rig) -> None:
+async def test_nats_request_plane_close_ends_active_requests(rig: Rig) -> None:
     heard = await rig.call()
     await rig.plane.close()
     assert isinstance(heard.error, Disconnected)
@@ -235,7 +235,7 @@ async def test_closing_ends_what_is_under_way(rig: Rig) -> None:
 # Handlers --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_handler_listens_on_its_subject_until_the_plane_closes(rig: Rig) -> None:
+async def test_nats_request_plane_handler_subscribes_until_close(rig: Rig) -> None:
     await rig.plane.listen()
     await rig.plane.open(PATH)
     await rig.plane.open(PATH)
@@ -245,7 +245,9 @@ async def test_a_handler_listens_on_its_subject_until_the_plane_closes(rig: Rig)
     assert rig.nats.subscribed == {}
 
 
-async def test_what_cannot_be_taken_is_refused_in_words(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_nats_request_plane_refuses_unreadable_requests_with_a_message(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
     await rig.plane.open(PATH)
     rig.arrive(b"")
     served = rig.dispatcher.add(PATH, lambda _, __: None, ServeOptions(inflight_max=0))
@@ -263,7 +265,7 @@ async def test_what_cannot_be_taken_is_refused_in_words(rig: Rig, caplog: pytest
     assert caplog.text.count("malformed requests, the last on ns_comp.generate-1f") == 3
 
 
-async def test_a_caller_that_cannot_be_dialled_harms_nobody(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_nats_request_plane_survives_an_unreachable_caller(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     taken: list[Request] = []
     rig.dispatcher.add(PATH, lambda request, _: taken.append(request))
     await rig.plane.open(PATH)

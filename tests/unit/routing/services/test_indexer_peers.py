@@ -12,7 +12,7 @@ from dynamo.routing.services.indexed_models import IndexedModels
 from dynamo.routing.services.indexer_peers import Peers, fetch
 
 
-async def test_the_first_that_answers_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_indexer_recovery_uses_the_first_peer_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     source = IndexedModels()
     full(source)
     asked = []
@@ -32,14 +32,14 @@ async def test_the_first_that_answers_is_believed(monkeypatch: pytest.MonkeyPatc
     await fresh.close()
 
 
-async def test_nobody_need_answer() -> None:
+async def test_indexer_recovery_works_without_peers() -> None:
     fresh = IndexedModels()
     await Peers().recover(fresh)
     assert fresh.models == {}
     await fresh.close()
 
 
-async def test_a_url_that_is_none_is_refused(tmp_path: Path) -> None:
+async def test_indexer_recovery_refuses_an_invalid_url(tmp_path: Path) -> None:
     with pytest.raises(HttpError, match="invalid peer URL"):
         Peers(["file:///etc/passwd"])
     peers = Peers([f"http://h{number}" for number in range(256)])

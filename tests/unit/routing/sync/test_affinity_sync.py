@@ -71,7 +71,7 @@ class House:
         return decision.worker_id
 
 
-async def test_a_session_has_one_worker_whichever_router_it_comes_to() -> None:
+async def test_affinity_sync_gives_a_session_one_worker_on_all_routers() -> None:
     house = await House(DECODE, DECODE, DECODE).start()
 
     for number in range(12):
@@ -80,7 +80,7 @@ async def test_a_session_has_one_worker_whichever_router_it_comes_to() -> None:
     await house.close()
 
 
-async def test_a_turn_at_one_router_keeps_the_session_with_the_other() -> None:
+async def test_affinity_sync_extends_a_session_on_other_routers() -> None:
     house = await House(DECODE, DECODE, ttl_s=10.0).start()
     first = await house.turn(0, "s", "a")
     for number in range(4):
@@ -94,7 +94,7 @@ async def test_a_turn_at_one_router_keeps_the_session_with_the_other() -> None:
     await house.close()
 
 
-async def test_prefill_and_decode_have_bindings_of_their_own() -> None:
+async def test_affinity_sync_binds_prefill_and_decode_separately() -> None:
     house = await House(DECODE, PREFILL).start()
     await house.turn(0, "s", "a")
 
@@ -103,7 +103,7 @@ async def test_prefill_and_decode_have_bindings_of_their_own() -> None:
     await house.close()
 
 
-async def test_two_that_bind_at_once_end_up_with_the_same_worker() -> None:
+async def test_affinity_sync_resolves_simultaneous_bindings_to_one_worker() -> None:
     house = House(DECODE, DECODE)
     told = []
     for number, router in enumerate(house.routers):
@@ -123,7 +123,7 @@ async def test_two_that_bind_at_once_end_up_with_the_same_worker() -> None:
     assert len(found) == 1
 
 
-async def test_what_cannot_be_read_or_names_nobody_is_left_out() -> None:
+async def test_affinity_sync_ignores_malformed_and_unknown_bindings() -> None:
     house = House(DECODE)
     router = house.routers[0]
     assert router.bindings is not None and router.machine.affinity is not None
@@ -136,7 +136,7 @@ async def test_what_cannot_be_read_or_names_nobody_is_left_out() -> None:
     assert router.machine.affinity.version_of("s") == (8, router.bindings.writer_id)
 
 
-def test_a_binding_is_written_as_released_routers_write_it() -> None:
+def test_affinity_sync_writes_bindings_as_released_routers() -> None:
     assert msgpack_decode(msgpack_encode(SessionAffinityUpdate("s", 1, 0, 2, 3))) == {
         "session_id": "s",
         "worker_id": 1,

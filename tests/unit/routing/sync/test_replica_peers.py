@@ -53,7 +53,7 @@ ADDED = {
 }
 
 
-def test_what_a_peer_counts_is_heard_under_the_peer_s_name() -> None:
+def test_replica_peers_apply_events_under_the_peers_id() -> None:
     books = Books()
     peers = ReplicaPeers(books)
     for data in (ADDED, "MarkPrefillCompleted", "Free"):
@@ -65,7 +65,7 @@ def test_what_a_peer_counts_is_heard_under_the_peer_s_name() -> None:
     ]
 
 
-def test_our_own_words_and_other_block_sizes_and_noise_are_passed_over() -> None:
+def test_replica_peers_ignore_own_events_other_block_sizes_and_malformed_messages() -> None:
     books = Books()
     peers = ReplicaPeers(books)
     peers.apply(told(ADDED, peers.router_id))
@@ -75,7 +75,7 @@ def test_our_own_words_and_other_block_sizes_and_noise_are_passed_over() -> None
     assert peers.unreadable == 1
 
 
-async def test_routes_add_and_remove_peers() -> None:
+async def test_replica_peers_are_added_and_removed_over_http() -> None:
     routes, peers = JsonRoutes(), ReplicaPeers(Books(), ["tcp://b:2"])
     add_peer_routes(routes, peers)
 
@@ -92,7 +92,7 @@ async def test_routes_add_and_remove_peers() -> None:
     assert (await ask("register_peer", b'{"endpoint": "bogus"}'))[0] == 400
 
 
-async def test_without_a_port_nothing_is_told() -> None:
+async def test_replica_peers_without_port_publish_nothing() -> None:
     routes = JsonRoutes()
     add_peer_routes(routes, None)
     headers = {"content-type": "application/json"}
@@ -102,14 +102,14 @@ async def test_without_a_port_nothing_is_told() -> None:
     assert status == 409
 
 
-def test_options_that_contradict_are_named() -> None:
+def test_replica_peers_error_names_contradictory_options() -> None:
     with pytest.raises(ConfigError, match="--replica-sync-port"):
         load(ReplicaOptions, ["--replica-sync-peers", "tcp://a:1"], {})
     with pytest.raises(ConfigError, match="bogus"):
         load(ReplicaOptions, ["--replica-sync-port", "0", "--replica-sync-peers", "bogus"], {})
 
 
-def test_the_number_of_peers_is_bounded() -> None:
+def test_replica_peers_are_bounded() -> None:
     peers = ReplicaPeers(Books(), [f"tcp://a:{port}" for port in range(1, 257)])
     with pytest.raises(HttpError, match="maximum of 256"):
         peers.add_peer("tcp://b:1")
@@ -136,7 +136,7 @@ def binding(writer_id: int = 7, dp_rank: int | None = 1) -> list[bytes]:
     return [AFFINITY_TOPIC.encode(), msgspec.msgpack.encode(message)]
 
 
-def test_where_a_peers_sessions_go_is_heard_by_who_keeps_sessions() -> None:
+def test_replica_peers_deliver_session_bindings_to_their_handler() -> None:
     books, sessions = Books(), Sessions()
     peers = ReplicaPeers(books, bindings=sessions)
 
@@ -150,7 +150,7 @@ def test_where_a_peers_sessions_go_is_heard_by_who_keeps_sessions() -> None:
     assert books.heard == [] and peers.unreadable == 1
 
 
-async def test_sessions_and_requests_go_over_one_socket() -> None:
+async def test_replica_peers_send_sessions_and_requests_over_one_socket() -> None:
     first = ReplicaPeers(Books(), bindings=Sessions())
     await first.start(0)
     sessions, books = Sessions(), Books()

@@ -94,7 +94,7 @@ def request(tokens: list[int] | None = None) -> PreprocessedRequest:
     return PreprocessedRequest(model="m", token_ids=PROMPT if tokens is None else tokens)
 
 
-async def test_what_one_router_places_counts_for_the_other_until_it_ends() -> None:
+async def test_replica_sync_counts_a_request_on_the_other_router_until_it_ends() -> None:
     house = await House().start()
     first, second = house.routers
     progress = Progress()
@@ -116,7 +116,7 @@ async def test_what_one_router_places_counts_for_the_other_until_it_ends() -> No
     await house.close()
 
 
-async def test_requests_that_begin_alike_share_their_blocks_whoever_placed_them() -> None:
+async def test_replica_sync_shares_blocks_of_requests_with_a_common_prefix() -> None:
     house = await House().start()
     decision = await house.routers[0].choose(request(), "a", Progress(tokens=1))
     house.routers[0].refresh()
@@ -130,7 +130,7 @@ async def test_requests_that_begin_alike_share_their_blocks_whoever_placed_them(
     await house.close()
 
 
-async def test_a_router_that_left_takes_its_requests_with_it() -> None:
+async def test_replica_sync_drops_requests_of_a_departed_router() -> None:
     house = await House(3).start()
     await house.routers[0].choose(request(), "a", Progress())
     await house.routers[1].choose(request(), "b", Progress())
@@ -143,7 +143,7 @@ async def test_a_router_that_left_takes_its_requests_with_it() -> None:
     await house.close()
 
 
-async def test_one_that_comes_late_begins_empty_and_hears_what_follows() -> None:
+async def test_replica_sync_of_a_late_router_starts_empty_and_follows_events() -> None:
     house = await House().start()
     await house.routers[0].choose(request(), "a", Progress())
     await house.settle()
@@ -158,7 +158,7 @@ async def test_one_that_comes_late_begins_empty_and_hears_what_follows() -> None
     await house.close()
 
 
-async def test_messages_look_as_upstream_writes_them() -> None:
+async def test_replica_sync_messages_equal_those_of_released_dynamo() -> None:
     house = await House(1).start()
     subscriber = await house.runtime().event_plane.subscriber(ENDPOINT, TOPIC)
     router = house.routers[0]
@@ -224,7 +224,7 @@ def event(request_id: str, data: object, worker_id: int = 1, router_id: int = 9)
 ADDED = AddRequest(AddedSequence([1, 2], prefill_load_hint=PrefillLoadHint(8)))
 
 
-async def test_others_end_only_what_they_began() -> None:
+async def test_replica_sync_ignores_ends_of_requests_of_other_routers() -> None:
     house, machine = House(1), Machine()
     sync = ReplicaSync(house.runtimes[0], ENDPOINT, machine, house.clock)
     machine.active.add("mine")
@@ -241,7 +241,7 @@ async def test_others_end_only_what_they_began() -> None:
     await sync.close()
 
 
-async def test_what_expired_is_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replica_sync_forgets_expired_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dynamo.routing.sync.replica_sync.PRUNE_MIN", 8)
     house, machine = House(1), Machine()
     sync = ReplicaSync(house.runtimes[0], ENDPOINT, machine, house.clock)
@@ -252,7 +252,7 @@ async def test_what_expired_is_not_remembered_for_ever(monkeypatch: pytest.Monke
     await sync.close()
 
 
-async def test_a_batch_is_never_larger_than_its_bound_and_what_cannot_be_read_is_counted() -> None:
+async def test_replica_sync_bounds_batches_and_counts_malformed_messages() -> None:
     house = await House(2).start()
     router, other = house.routers
     assert router.sync is not None and other.sync is not None
@@ -270,7 +270,7 @@ async def test_a_batch_is_never_larger_than_its_bound_and_what_cannot_be_read_is
     await house.close()
 
 
-async def test_how_long_a_prompt_takes_is_told_and_shrinks_it_for_the_other() -> None:
+async def test_replica_sync_sends_prefill_durations() -> None:
     house = await House(prefill_load_model="ais", prefill_estimate=(1.0, 0.0, 0.0)).start()
     decision = await house.routers[0].choose(request(), "a", Progress())
     await house.settle()
@@ -284,7 +284,7 @@ async def test_how_long_a_prompt_takes_is_told_and_shrinks_it_for_the_other() ->
     await house.close()
 
 
-def test_a_duration_goes_over_the_wire_as_released_routers_write_it() -> None:
+def test_replica_sync_writes_durations_as_released_routers() -> None:
     hint = PrefillLoadHint(8, Duration.of(1.25))
 
     assert msgpack_decode(msgpack_encode(hint)) == {
@@ -294,7 +294,7 @@ def test_a_duration_goes_over_the_wire_as_released_routers_write_it() -> None:
     assert Duration(2, 500_000_000).seconds == 2.5
 
 
-async def test_routers_with_one_key_share_blocks_and_those_with_another_do_not(tmp_path: Path) -> None:
+async def test_replica_sync_shares_blocks_only_between_routers_with_the_same_key(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).write_bytes(name.encode() * 10 + b"..")
     keyed: dict[str, Any] = {"tracking_hash": "keyed-xxh3-v1", "tracking_key_id": "2026"}

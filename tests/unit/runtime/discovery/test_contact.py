@@ -21,7 +21,7 @@ def contact(clock: ManualClock, timeout_s: float = 60.0) -> Contact:
     return Contact(EtcdOptions(addresses=(ONE, OTHER), startup_timeout_s=timeout_s), clock)
 
 
-async def test_who_waits_goes_on_when_a_member_answers() -> None:
+async def test_etcd_contact_resumes_when_a_member_answers() -> None:
     made = contact(ManualClock())
     waiting = asyncio.ensure_future(made.wait())
     await turns()
@@ -32,7 +32,7 @@ async def test_who_waits_goes_on_when_a_member_answers() -> None:
     await made.wait()
 
 
-async def test_the_startup_time_is_counted_from_the_first_attempt() -> None:
+async def test_etcd_contact_counts_startup_time_from_the_first_attempt() -> None:
     clock = ManualClock()
     made = contact(clock, timeout_s=60.0)
     made.lost(ONE, AWAY)
@@ -43,7 +43,7 @@ async def test_the_startup_time_is_counted_from_the_first_attempt() -> None:
         await made.wait()
 
 
-async def test_what_every_member_refuses_is_an_error_at_once() -> None:
+async def test_etcd_contact_fails_at_once_when_every_member_refuses() -> None:
     made = contact(ManualClock())
     made.lost(ONE, REFUSED)
     waiting = asyncio.ensure_future(made.wait())
@@ -56,7 +56,7 @@ async def test_what_every_member_refuses_is_an_error_at_once() -> None:
         await waiting
 
 
-async def test_a_member_that_does_not_answer_may_yet_do_so() -> None:
+async def test_etcd_contact_retries_a_member_that_does_not_answer() -> None:
     made = contact(ManualClock())
     made.lost(ONE, REFUSED)
     made.lost(OTHER, AWAY)
@@ -67,7 +67,7 @@ async def test_a_member_that_does_not_answer_may_yet_do_so() -> None:
     waiting.cancel()
 
 
-def test_an_outage_has_one_line_at_its_beginning_and_one_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_etcd_contact_logs_the_start_and_the_end_of_an_outage_once(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
     made = contact(clock)
     made.met("")
@@ -81,7 +81,7 @@ def test_an_outage_has_one_line_at_its_beginning_and_one_at_its_end(caplog: pyte
     ]
 
 
-def test_the_log_says_now_and_then_what_is_awaited(caplog: pytest.LogCaptureFixture) -> None:
+def test_etcd_contact_logs_periodically_while_waiting(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
     made = contact(clock)
     for _ in range(21):
@@ -90,7 +90,7 @@ def test_the_log_says_now_and_then_what_is_awaited(caplog: pytest.LogCaptureFixt
     assert caplog.messages == ["waiting for etcd (ETCD_ENDPOINTS), at most 60 s: https://one:1: no answer"] * 3
 
 
-def test_time_mends_what_is_no_fault() -> None:
+def test_etcd_contact_retries_transient_errors() -> None:
     assert fault_of(ONE, AWAY) is None
     untrusted = ssl.SSLCertVerificationError()
     untrusted.verify_message = "self-signed certificate"

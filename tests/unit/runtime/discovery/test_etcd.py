@@ -90,13 +90,13 @@ async def told(town: Town, watch: Watch) -> list[Change]:
 # Identity ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_process_is_known_by_one_lease_whose_id_is_its_own(town: Town) -> None:
+async def test_etcd_discovery_uses_one_lease_whose_id_is_its_instance_id(town: Town) -> None:
     await town.join().put(BUCKET, "a/b/c/1", b"here")
     assert town.etcd.leases == {ID}
     assert town.etcd.records == {b"v1/instances/a/b/c/1": Kept(b"here", ID)}
 
 
-async def test_the_lease_is_renewed_five_times_in_its_life(town: Town) -> None:
+async def test_etcd_discovery_renews_its_lease_five_times_per_ttl(town: Town) -> None:
     await town.join().put(BUCKET, "k", b"v")
     town.etcd.calls.clear()
     await town.pass_time(2 * TTL_S)
@@ -104,7 +104,7 @@ async def test_the_lease_is_renewed_five_times_in_its_life(town: Town) -> None:
     assert set(town.etcd.calls) == {"renew", "held_by"}
 
 
-async def test_a_lease_that_was_lost_is_taken_again_under_its_id_and_everything_is_written_again(town: Town) -> None:
+async def test_etcd_discovery_takes_a_lost_lease_again_and_rewrites_its_records(town: Town) -> None:
     member = town.join()
     await member.put(BUCKET, "a", b"1")
     await member.put("v1/mdc", "a", b"card")
@@ -115,20 +115,20 @@ async def test_a_lease_that_was_lost_is_taken_again_under_its_id_and_everything_
     assert (town.etcd.records, town.etcd.leases) == (kept, {ID})
 
 
-async def test_a_lease_whose_grant_was_never_heard_of_is_ours(town: Town) -> None:
+async def test_etcd_discovery_adopts_a_lease_whose_grant_response_was_lost(town: Town) -> None:
     town.etcd.leases.add(ID)
     await town.join().put(BUCKET, "k", b"v")
     assert town.etcd.records[name("k")] == Kept(b"v", ID)
 
 
-async def test_closing_takes_the_lease_and_its_records_along(town: Town) -> None:
+async def test_etcd_discovery_revokes_its_lease_on_close(town: Town) -> None:
     member = town.join()
     await member.put(BUCKET, "k", b"v")
     await member.close()
     assert (town.etcd.records, town.etcd.leases) == ({}, set())
 
 
-async def test_closing_during_an_outage_ends_all_the_same(town: Town, caplog: pytest.LogCaptureFixture) -> None:
+async def test_etcd_discovery_closes_during_an_outage(town: Town, caplog: pytest.LogCaptureFixture) -> None:
     member = town.join()
     await member.put(BUCKET, "k", b"v")
     watch = member.watch(BUCKET)
@@ -143,7 +143,7 @@ async def test_closing_during_an_outage_ends_all_the_same(town: Town, caplog: py
 # Outages -----------------------------------------------------------------------------------------------------------
 
 
-async def test_an_outage_of_any_length_changes_no_view(town: Town) -> None:
+async def test_etcd_discovery_keeps_views_during_an_outage(town: Town) -> None:
     owner, reader = town.join(1), town.join(2)
     await owner.put(BUCKET, "k", b"v")
     watch = reader.watch(BUCKET)
@@ -156,7 +156,7 @@ async def test_an_outage_of_any_length_changes_no_view(town: Town) -> None:
     assert await reader.snapshot(BUCKET) == {"k": b"v"}
 
 
-async def test_after_an_outage_the_story_goes_on_where_it_stopped(town: Town) -> None:
+async def test_etcd_discovery_resumes_watches_after_an_outage(town: Town) -> None:
     reader = town.join()
     town.etcd.put(name("old"), b"1")
     watch = reader.watch(BUCKET)
@@ -172,7 +172,7 @@ async def test_after_an_outage_the_story_goes_on_where_it_stopped(town: Town) ->
     assert "grant" not in town.etcd.calls
 
 
-async def test_a_registry_that_lost_its_memory_costs_no_watcher_anything(town: Town) -> None:
+async def test_etcd_discovery_keeps_views_when_etcd_loses_its_data(town: Town) -> None:
     owner, reader = town.join(1), town.join(2)
     await owner.put(BUCKET, "k", b"v")
     watch = reader.watch(BUCKET)
@@ -186,7 +186,7 @@ async def test_a_registry_that_lost_its_memory_costs_no_watcher_anything(town: T
     assert await told(town, watch) == []
 
 
-async def test_a_registry_that_began_anew_and_overtook_us_is_listed(town: Town) -> None:
+async def test_etcd_discovery_lists_again_when_etcd_restarted_with_a_higher_revision(town: Town) -> None:
     reader = town.join()
     town.etcd.put(name("old"), b"1")
     watch = reader.watch(BUCKET)
@@ -205,7 +205,7 @@ async def test_a_registry_that_began_anew_and_overtook_us_is_listed(town: Town) 
 
 
 @pytest.mark.parametrize("is_together", [True, False])
-async def test_a_watch_that_breaks_between_two_changes_loses_neither(town: Town, is_together: bool) -> None:
+async def test_etcd_discovery_loses_no_change_when_a_watch_breaks(town: Town, is_together: bool) -> None:
     watch = town.join().watch(BUCKET)
     assert await told(town, watch) == [Synced()]
     town.etcd.breaks_after_one = True
@@ -221,7 +221,7 @@ async def test_a_watch_that_breaks_between_two_changes_loses_neither(town: Town,
     assert "list" not in town.etcd.calls
 
 
-async def test_leases_that_ran_out_while_the_registry_stood_still_cost_no_watcher_anything(town: Town) -> None:
+async def test_etcd_discovery_keeps_views_when_leases_expire_during_an_outage(town: Town) -> None:
     owner, reader = town.join(1), town.join(2)
     await owner.put(BUCKET, "k", b"v")
     watch = reader.watch(BUCKET)
@@ -235,7 +235,7 @@ async def test_leases_that_ran_out_while_the_registry_stood_still_cost_no_watche
     assert await told(town, watch) == []
 
 
-async def test_who_does_not_come_back_after_an_outage_is_forgotten_when_patience_ends(town: Town) -> None:
+async def test_etcd_discovery_removes_instances_that_do_not_return_after_an_outage(town: Town) -> None:
     reader = town.join()
     town.etcd.put(name("dead"), b"1")
     watch = reader.watch(BUCKET)
@@ -252,7 +252,7 @@ async def test_who_does_not_come_back_after_an_outage_is_forgotten_when_patience
     assert await reader.snapshot(BUCKET) == {}
 
 
-async def test_without_an_outage_who_leaves_is_gone_at_once(town: Town) -> None:
+async def test_etcd_discovery_removes_an_instance_at_once_without_an_outage(town: Town) -> None:
     reader = town.join()
     town.etcd.put(name("k"), b"1")
     watch = reader.watch(BUCKET)
@@ -261,7 +261,7 @@ async def test_without_an_outage_who_leaves_is_gone_at_once(town: Town) -> None:
     assert await told(town, watch) == [Delete("k")]
 
 
-async def test_what_is_put_and_deleted_during_an_outage_is_told_after_it(town: Town) -> None:
+async def test_etcd_discovery_applies_changes_of_an_outage_afterwards(town: Town) -> None:
     member = town.join()
     await member.put(BUCKET, "leaves", b"1")
     watch = member.watch(BUCKET)
@@ -277,7 +277,7 @@ async def test_what_is_put_and_deleted_during_an_outage_is_told_after_it(town: T
     assert await told(town, watch) == [Put("comes", b"2")]
 
 
-async def test_a_record_that_changes_while_it_is_written_ends_as_it_was_put_last(town: Town) -> None:
+async def test_etcd_discovery_writes_the_last_value_of_a_record_changed_during_its_write(town: Town) -> None:
     member = town.join()
     await member.connect()
     first = asyncio.ensure_future(member.put(BUCKET, "k", b"1"))
@@ -288,7 +288,7 @@ async def test_a_record_that_changes_while_it_is_written_ends_as_it_was_put_last
     await first
 
 
-async def test_the_next_member_is_asked_when_one_falls(town: Town) -> None:
+async def test_etcd_discovery_uses_the_next_member_when_one_fails(town: Town) -> None:
     member = town.join(addresses=ADDRESSES)
     await member.put(BUCKET, "k", b"v")
     for port in (1, 2, 3):
@@ -299,7 +299,7 @@ async def test_the_next_member_is_asked_when_one_falls(town: Town) -> None:
         town.etcd.rise()
 
 
-async def test_an_outage_is_logged_once_and_its_end_once(town: Town, caplog: pytest.LogCaptureFixture) -> None:
+async def test_etcd_discovery_logs_an_outage_and_its_end_once(town: Town, caplog: pytest.LogCaptureFixture) -> None:
     await town.join().put(BUCKET, "k", b"v")
     town.etcd.fall()
     await town.pass_time(6 * TTL_S)
@@ -310,7 +310,7 @@ async def test_an_outage_is_logged_once_and_its_end_once(town: Town, caplog: pyt
     assert "etcd reachable again" in caplog.messages[1]
 
 
-async def test_attempts_become_rarer_but_never_rarer_than_a_renewal(town: Town) -> None:
+async def test_etcd_discovery_backs_off_up_to_the_renewal_interval(town: Town) -> None:
     await town.join().put(BUCKET, "k", b"v")
     town.etcd.fall()
     await town.pass_time(TTL_S, step_s=0.05)
@@ -322,7 +322,7 @@ async def test_attempts_become_rarer_but_never_rarer_than_a_renewal(town: Town) 
 # Being right again -------------------------------------------------------------------------------------------------
 
 
-async def test_what_was_compacted_away_is_listed_again(town: Town) -> None:
+async def test_etcd_discovery_lists_again_after_compaction(town: Town) -> None:
     reader = town.join()
     town.etcd.put(name("k"), b"1")
     watch = reader.watch(BUCKET)
@@ -337,7 +337,7 @@ async def test_what_was_compacted_away_is_listed_again(town: Town) -> None:
     assert await told(town, watch) == [Put("k", b"2"), Put("l", b"3")]
 
 
-async def test_a_view_that_went_wrong_is_right_after_the_next_listing(town: Town) -> None:
+async def test_etcd_discovery_corrects_a_wrong_view_at_the_next_listing(town: Town) -> None:
     reader = town.join()
     town.etcd.put(name("k"), b"1")
     watch = reader.watch(BUCKET)
@@ -364,7 +364,9 @@ async def test_owner_writes_a_record_again_that_another_client_removed_or_overwr
     assert caplog.messages == ["record v1/instances/k was removed or overwritten by another client; writing it again"]
 
 
-async def test_who_may_not_watch_is_told_so_and_goes_on_serving(town: Town, caplog: pytest.LogCaptureFixture) -> None:
+async def test_etcd_discovery_reports_a_denied_watch_and_keeps_serving(
+    town: Town, caplog: pytest.LogCaptureFixture
+) -> None:
     member = town.join()
     await member.put(BUCKET, "k", b"v")
     town.etcd.errors.append(EtcdRefused(PERMISSION_DENIED, "permission denied"))
@@ -376,7 +378,9 @@ async def test_who_may_not_watch_is_told_so_and_goes_on_serving(town: Town, capl
     assert await told(town, watch) == [Put("k", b"v"), Synced()]
 
 
-async def test_a_crash_of_the_watcher_shows_and_is_mended(town: Town, caplog: pytest.LogCaptureFixture) -> None:
+async def test_etcd_discovery_watcher_crash_is_visible_and_restarted(
+    town: Town, caplog: pytest.LogCaptureFixture
+) -> None:
     reader = town.join()
     await reader.connect()
     town.etcd.errors.append(RuntimeError("a bug"))
@@ -390,7 +394,7 @@ async def test_a_crash_of_the_watcher_shows_and_is_mended(town: Town, caplog: py
     assert await told(town, watch) == [Put("k", b"1"), Synced()]
 
 
-async def test_keys_that_are_no_text_are_nobodys(town: Town) -> None:
+async def test_etcd_discovery_ignores_keys_that_are_not_text(town: Town) -> None:
     town.etcd.put(BUCKET.encode() + b"/\xff", b"1")
     reader = town.join()
     watch = reader.watch(BUCKET)
@@ -404,7 +408,7 @@ async def test_keys_that_are_no_text_are_nobodys(town: Town) -> None:
 # Starting, and being refused ---------------------------------------------------------------------------------------
 
 
-async def test_an_etcd_that_never_answers_is_an_error_that_names_the_settings(town: Town) -> None:
+async def test_etcd_discovery_startup_error_names_the_settings(town: Town) -> None:
     town.etcd.fall()
     member = town.join(startup_timeout_s=0.02)
     message = (
@@ -416,7 +420,7 @@ async def test_an_etcd_that_never_answers_is_an_error_that_names_the_settings(to
         await member.put(BUCKET, "k", b"v")
 
 
-async def test_the_log_says_what_is_awaited(town: Town, caplog: pytest.LogCaptureFixture) -> None:
+async def test_etcd_discovery_logs_what_it_waits_for(town: Town, caplog: pytest.LogCaptureFixture) -> None:
     town.etcd.fall()
     watch = town.join().watch(BUCKET)
     await town.pass_time(15)
@@ -440,7 +444,7 @@ def untrusted() -> ssl.SSLCertVerificationError:
         (untrusted, "ETCD_AUTH_CA.*self-signed"),
     ],
 )
-async def test_what_only_the_user_can_mend_is_said_at_once(
+async def test_etcd_discovery_reports_user_errors_at_once(
     town: Town, make_error: Callable[[], Exception], setting: str
 ) -> None:
     town.etcd.errors.append(make_error())
@@ -452,7 +456,7 @@ async def test_what_only_the_user_can_mend_is_said_at_once(
     assert name("k") in town.etcd.records
 
 
-async def test_one_member_that_can_be_spoken_to_is_enough(town: Town) -> None:
+async def test_etcd_discovery_needs_one_reachable_member(town: Town) -> None:
     town.etcd.errors.append(untrusted())
     member = town.join(addresses=ADDRESSES)
     connecting = asyncio.ensure_future(member.connect())
@@ -461,7 +465,7 @@ async def test_one_member_that_can_be_spoken_to_is_enough(town: Town) -> None:
     assert member.is_reachable
 
 
-async def test_a_fault_that_gives_way_to_an_outage_is_waited_for(town: Town) -> None:
+async def test_etcd_discovery_waits_when_an_error_turns_into_an_outage(town: Town) -> None:
     town.etcd.errors.append(untrusted())
     member = town.join()
     with pytest.raises(ConfigError, match="ETCD_AUTH_CA"):
@@ -477,7 +481,7 @@ async def test_a_fault_that_gives_way_to_an_outage_is_waited_for(town: Town) -> 
 
 
 @pytest.mark.parametrize(("code", "kind"), [(INVALID_ARGUMENT, InvalidArgument), (PERMISSION_DENIED, ConfigError)])
-async def test_a_record_that_etcd_refuses_is_its_putters_error_and_nobody_elses(
+async def test_etcd_discovery_raises_a_refused_record_to_its_writer_only(
     town: Town, code: int, kind: type[Exception]
 ) -> None:
     member = town.join()
@@ -491,7 +495,7 @@ async def test_a_record_that_etcd_refuses_is_its_putters_error_and_nobody_elses(
     assert town.etcd.records == {name("good"): Kept(b"1", ID)}
 
 
-async def test_a_snapshot_of_what_nobody_knows_is_an_error_that_says_so(town: Town) -> None:
+async def test_etcd_discovery_snapshot_without_a_view_is_an_error(town: Town) -> None:
     member = town.join()
     await member.connect()
     town.etcd.errors.append(EtcdUnavailable("no answer"))
@@ -499,12 +503,12 @@ async def test_a_snapshot_of_what_nobody_knows_is_an_error_that_says_so(town: To
         await member.snapshot(BUCKET)
 
 
-async def test_a_registry_across_a_network_says_how_it_is(town: Town, tmp_path: str) -> None:
+async def test_etcd_discovery_describes_its_state(town: Town, tmp_path: str) -> None:
     assert isinstance(town.join(), RemoteDiscovery)
     assert not isinstance(FileDiscovery(str(tmp_path)), RemoteDiscovery)
 
 
-async def test_the_process_shows_how_its_registry_is(town: Town) -> None:
+async def test_etcd_discovery_exposes_its_health(town: Town) -> None:
     member = town.join()
     runtime = DistributedRuntime(None, member, "mem", event_plane="mem")
     gauge = "dynamo_component_discovery_reachable"
@@ -530,7 +534,7 @@ async def test_the_process_shows_how_its_registry_is(town: Town) -> None:
     await runtime.shutdown()
 
 
-async def test_the_runtimes_identity_is_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_runtime_instance_id_is_the_etcd_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ETCD_ENDPOINTS", "http://nowhere.invalid:1")
     runtime = DistributedRuntime(None, "etcd", "mem", event_plane="mem")
     assert isinstance(runtime.discovery, EtcdDiscovery)
@@ -545,7 +549,7 @@ ACTS = ("put", "drop", "fall", "rise", "wipe", "compact", "expire", "wait", "lon
 
 @settings(max_examples=40)
 @given(acts=st.lists(st.sampled_from(ACTS), max_size=14), seed=st.integers(0, 2**32))
-async def test_whatever_happened_every_view_is_right_in_the_end(acts: list[str], seed: int) -> None:
+async def test_etcd_discovery_views_converge_after_any_sequence_of_faults(acts: list[str], seed: int) -> None:
     random.seed(seed)
     town = Town()
     owner, reader = town.join(1), town.join(2)

@@ -53,24 +53,24 @@ def age(path: Path, clock: ManualClock, seconds: float) -> None:
     os.utime(path, (clock.wall() - seconds, clock.wall() - seconds))
 
 
-def test_names_are_upstreams_to_the_byte() -> None:
+def test_file_discovery_names_equal_those_of_released_dynamo() -> None:
     assert encode_name("ns-a/back_end/generate/9dca") == "ns%2Da%2Fback%5Fend%2Fgenerate%2F9dca"
     assert encode_name("ü.~") == "%C3%BC%2E%7E"
 
 
 @given(st.text(max_size=30))
-def test_every_key_comes_back_from_its_name(key: str) -> None:
+def test_file_discovery_names_round_trip_every_key(key: str) -> None:
     name = encode_name(key)
     assert name.replace("%", "").isascii()
     assert decode_name(name) == key
 
 
 @pytest.mark.parametrize("name", ["a-b", ".123-4", "a%2", "a%zz", "a%2d", "%FF", "a%41", "ü"])
-def test_other_files_are_no_records(name: str) -> None:
+def test_file_discovery_ignores_other_files(name: str) -> None:
     assert decode_name(name) is None
 
 
-async def test_a_record_is_one_file_and_nothing_else_is_left_beside_it(tmp_path: Path, clock: ManualClock) -> None:
+async def test_file_discovery_writes_one_file_per_record(tmp_path: Path, clock: ManualClock) -> None:
     registry = Registry(str(tmp_path), clock)
     await registry.put(BUCKET, "n/c/e/1", b"{}")
     files = files_under(tmp_path)
@@ -87,7 +87,7 @@ async def test_file_discovery_removes_records_that_a_killed_process_left_unfinis
     assert files_under(tmp_path) == []
 
 
-async def test_a_record_that_is_not_refreshed_expires_and_is_removed(tmp_path: Path, clock: ManualClock) -> None:
+async def test_file_discovery_expires_and_removes_a_stale_record(tmp_path: Path, clock: ManualClock) -> None:
     owner, reader = Registry(str(tmp_path), clock), Registry(str(tmp_path), clock)
     await owner.put(BUCKET, "k", b"v")
     age(path_of(tmp_path, "k"), clock, 0)
@@ -113,7 +113,7 @@ async def test_a_record_that_is_not_refreshed_expires_and_is_removed(tmp_path: P
     await reader.close()
 
 
-async def test_a_record_that_someone_removed_is_written_again(
+async def test_file_discovery_rewrites_a_removed_record(
     tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     owner = Registry(str(tmp_path), clock)
@@ -129,7 +129,7 @@ def files_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-async def test_a_full_disk_is_told_once_litters_nothing_and_is_got_over(
+async def test_file_discovery_logs_a_full_disk_once_and_recovers(
     tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner = Registry(str(tmp_path), clock)
@@ -153,7 +153,7 @@ async def test_a_full_disk_is_told_once_litters_nothing_and_is_got_over(
     await owner.close()
 
 
-async def test_after_a_pause_everyone_gets_a_second_chance(tmp_path: Path, clock: ManualClock) -> None:
+async def test_file_discovery_extends_expiry_after_a_pause_of_the_reader(tmp_path: Path, clock: ManualClock) -> None:
     """A laptop that slept wakes with every record stale; its workers are still there."""
     reader = Registry(str(tmp_path), clock)
     other = Registry(str(tmp_path), clock)
@@ -173,7 +173,7 @@ async def test_after_a_pause_everyone_gets_a_second_chance(tmp_path: Path, clock
     await other.close()
 
 
-async def test_a_directory_that_cannot_be_read_freezes_the_last_view(
+async def test_file_discovery_keeps_the_last_view_of_an_unreadable_directory(
     tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = tmp_path / "store"
@@ -196,7 +196,7 @@ async def test_a_directory_that_cannot_be_read_freezes_the_last_view(
     await reader.close()
 
 
-async def test_a_file_that_is_still_empty_is_no_record_yet(tmp_path: Path, clock: ManualClock) -> None:
+async def test_file_discovery_ignores_an_empty_file(tmp_path: Path, clock: ManualClock) -> None:
     reader = Registry(str(tmp_path), clock)
     reader.watch(BUCKET)
     path = path_of(tmp_path, "k")
@@ -210,7 +210,7 @@ async def test_a_file_that_is_still_empty_is_no_record_yet(tmp_path: Path, clock
     await reader.close()
 
 
-async def test_a_key_too_long_for_a_file_name_is_refused(tmp_path: Path) -> None:
+async def test_file_discovery_refuses_a_key_too_long_for_a_file_name(tmp_path: Path) -> None:
     registry = FileDiscovery(str(tmp_path))
     with pytest.raises(InvalidArgument, match="1 to 255"):
         await registry.put(BUCKET, "/" * 100, b"v")
@@ -219,13 +219,13 @@ async def test_a_key_too_long_for_a_file_name_is_refused(tmp_path: Path) -> None
     await registry.close()
 
 
-def test_a_root_that_cannot_be_made_is_a_wrong_setting(tmp_path: Path) -> None:
+def test_file_discovery_refuses_a_root_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="DYN_FILE_KV"):
         FileDiscovery(str(tmp_path / "file" / "store"))
 
 
-def test_the_root_is_the_variables_or_in_the_temporary_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_discovery_root_is_the_variable_or_the_temporary_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_FILE_KV", "somewhere")
     assert default_root() == "somewhere"
     monkeypatch.delenv("DYN_FILE_KV")
@@ -320,7 +320,7 @@ DAMAGES = [damage_truncate, damage_overwrite, damage_append, damage_link, damage
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-async def test_owner_repairs_its_damaged_record(
+async def test_file_discovery_owner_repairs_its_damaged_record(
     tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
 ) -> None:
     owner = Registry(str(tmp_path), clock)
@@ -336,7 +336,7 @@ async def test_owner_repairs_its_damaged_record(
 
 
 @pytest.mark.parametrize("damage", [damage_truncate, damage_link, damage_pipe, damage_grow])
-async def test_reader_keeps_the_last_value_of_a_damaged_record_until_it_expires(
+async def test_file_discovery_reader_keeps_the_last_value_of_a_damaged_record_until_it_expires(
     tmp_path: Path, clock: ManualClock, damage: Callable[[Path], None]
 ) -> None:
     reader = Registry(str(tmp_path), clock)
@@ -354,7 +354,7 @@ async def test_reader_keeps_the_last_value_of_a_damaged_record_until_it_expires(
     await reader.close()
 
 
-async def test_reader_does_not_read_a_huge_record(
+async def test_file_discovery_reader_skips_a_huge_record(
     tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     reader = Registry(str(tmp_path), clock)
@@ -372,7 +372,9 @@ async def test_reader_does_not_read_a_huge_record(
 
 
 @pytest.mark.parametrize("skew_s", [-3600.0, -15.0, -10.0, 10.0, 15.0, 3600.0])
-async def test_record_of_an_owner_with_another_clock_stays(tmp_path: Path, clock: ManualClock, skew_s: float) -> None:
+async def test_file_discovery_keeps_a_record_of_an_owner_with_another_clock(
+    tmp_path: Path, clock: ManualClock, skew_s: float
+) -> None:
     other_clock = ManualClock(wall=clock.wall() + skew_s)
     owner, reader = Registry(str(tmp_path), other_clock), Registry(str(tmp_path), clock)
     await owner.put(BUCKET, "k", b"v")
@@ -392,7 +394,7 @@ async def test_record_of_an_owner_with_another_clock_stays(tmp_path: Path, clock
 
 
 @pytest.mark.parametrize("skew_s", [0.0, 3600.0])
-async def test_record_of_a_dead_owner_expires_whatever_its_clock(
+async def test_file_discovery_expires_a_record_of_a_dead_owner_whatever_its_clock(
     tmp_path: Path, clock: ManualClock, skew_s: float
 ) -> None:
     reader = Registry(str(tmp_path), clock)
@@ -408,7 +410,7 @@ async def test_record_of_a_dead_owner_expires_whatever_its_clock(
     await reader.close()
 
 
-async def test_record_that_is_old_when_first_seen_is_shown_once_it_is_refreshed(
+async def test_file_discovery_shows_a_record_that_was_old_when_first_seen_once_it_is_refreshed(
     tmp_path: Path, clock: ManualClock
 ) -> None:
     path = path_of(tmp_path, "k")
@@ -424,7 +426,7 @@ async def test_record_that_is_old_when_first_seen_is_shown_once_it_is_refreshed(
     await reader.close()
 
 
-async def test_directory_that_was_removed_freezes_the_view_until_records_expire(
+async def test_file_discovery_keeps_the_view_of_a_removed_directory_until_records_expire(
     tmp_path: Path, clock: ManualClock
 ) -> None:
     owner, reader = Registry(str(tmp_path), clock), Registry(str(tmp_path), clock)
@@ -444,7 +446,7 @@ async def test_directory_that_was_removed_freezes_the_view_until_records_expire(
     await reader.close()
 
 
-async def test_a_record_that_cannot_be_read_keeps_its_last_value(
+async def test_file_discovery_keeps_the_last_value_of_an_unreadable_record(
     tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     reader = Registry(str(tmp_path), clock)
@@ -467,7 +469,7 @@ async def test_a_record_that_cannot_be_read_keeps_its_last_value(
     await reader.close()
 
 
-async def test_a_full_disk_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_file_discovery_reports_a_full_disk_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = FileDiscovery(str(tmp_path))
 
     def fail(*arguments: object) -> None:
@@ -479,7 +481,7 @@ async def test_a_full_disk_is_told_in_one_line(tmp_path: Path, monkeypatch: pyte
     await registry.close()
 
 
-async def test_refreshing_that_died_is_restarted_and_shows(
+async def test_file_discovery_refresh_crash_is_visible_and_restarted(
     tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry = Registry(str(tmp_path), clock)

@@ -10,7 +10,7 @@ from dynamo.runtime.discovery.inotify import DirectoryEvents
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="inotify is Linux's")
-async def test_a_change_in_a_directory_calls_back(tmp_path: Path) -> None:
+async def test_inotify_calls_back_on_a_change_in_a_directory(tmp_path: Path) -> None:
     changed = asyncio.Event()
     events = DirectoryEvents.open(changed.set)
     assert events is not None
@@ -23,6 +23,6 @@ async def test_a_change_in_a_directory_calls_back(tmp_path: Path) -> None:
     events.close()
 
 
-async def test_other_systems_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_inotify_is_absent_on_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert DirectoryEvents.open(lambda: None) is None

@@ -10,7 +10,7 @@ from dynamo.runtime.event_plane.base import Backlog, Event, GapDetector, Publish
 
 
 @given(heard=st.lists(st.integers(0, 40), max_size=30))
-def test_what_is_missed_and_what_is_heard_add_up(heard: list[int]) -> None:
+def test_event_subscriber_counts_received_and_missed_events(heard: list[int]) -> None:
     gaps = GapDetector()
     covered = 0
     for sequence in heard:
@@ -22,7 +22,7 @@ def test_what_is_missed_and_what_is_heard_add_up(heard: list[int]) -> None:
             assert covered == sequence + 1
 
 
-def test_publishers_are_counted_apart_and_forgotten() -> None:
+def test_event_subscriber_counts_publishers_separately_and_forgets_them() -> None:
     gaps = GapDetector()
     assert gaps.missed(1, 4) == 4
     assert gaps.missed(2, 0) == 0
@@ -31,7 +31,7 @@ def test_publishers_are_counted_apart_and_forgotten() -> None:
     assert gaps.missed(1, 0) == 0
 
 
-async def test_a_full_backlog_drops_the_newest_and_still_tells_who_left() -> None:
+async def test_event_subscriber_drops_the_newest_when_full_and_still_reports_departures() -> None:
     backlog = Backlog(size_max=2)
     for sequence in range(5):
         backlog.add(1, sequence, b"")
@@ -40,7 +40,7 @@ async def test_a_full_backlog_drops_the_newest_and_still_tells_who_left() -> Non
     assert [await anext(backlog) for _ in range(3)] == [Event(1, 0, b""), Event(1, 1, b""), PublisherGone(1)]
 
 
-async def test_a_waiting_reader_is_woken_by_an_event_and_by_the_end() -> None:
+async def test_event_subscriber_wakes_a_waiting_reader_on_event_and_on_close() -> None:
     backlog = Backlog()
     reading = asyncio.ensure_future(anext(backlog))
     await turns()

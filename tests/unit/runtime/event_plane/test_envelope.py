@@ -12,7 +12,7 @@ U64 = st.integers(0, 2**64 - 1)
 ENVELOPE = Envelope(0x197238FB8BD4F9, 3, 1_700_000_000_000, "kv-events", b"\x90")
 
 
-def test_the_frames_are_upstreams() -> None:
+def test_event_envelope_frames_equal_those_of_released_dynamo() -> None:
     topic, publisher, sequence, body = pack(ENVELOPE)
     assert topic == b"kv-events"
     assert publisher == bytes.fromhex("00197238fb8bd4f9")
@@ -29,13 +29,13 @@ def test_the_frames_are_upstreams() -> None:
 
 
 @given(publisher=U64, sequence=U64, topic=st.text(min_size=1, max_size=9), payload=st.binary(max_size=30))
-def test_what_is_packed_is_unpacked(publisher: int, sequence: int, topic: str, payload: bytes) -> None:
+def test_event_envelope_round_trips(publisher: int, sequence: int, topic: str, payload: bytes) -> None:
     envelope = Envelope(publisher, sequence, 1, topic, payload)
     assert unpack(pack(envelope)) == envelope
 
 
 @given(frames=st.lists(st.binary(max_size=30), max_size=5))
-def test_garbage_is_an_error(frames: list[bytes]) -> None:
+def test_event_envelope_refuses_garbage(frames: list[bytes]) -> None:
     with pytest.raises(InvalidArgument):
         unpack(frames)
 
@@ -50,7 +50,7 @@ def test_garbage_is_an_error(frames: list[bytes]) -> None:
         (3, b"\x01\0\0\0\x01\xc1", "malformed event body"),
     ],
 )
-def test_a_broken_frame_is_named(index: int, bad: bytes, complaint: str) -> None:
+def test_event_envelope_error_names_the_broken_frame(index: int, bad: bytes, complaint: str) -> None:
     frames = pack(ENVELOPE)
     frames[index] = bad
     with pytest.raises(InvalidArgument, match=complaint):

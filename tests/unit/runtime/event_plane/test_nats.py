@@ -76,7 +76,7 @@ async def take(subscriber: NatsSubscriber) -> Event | PublisherGone:
     return await asyncio.wait_for(anext(subscriber), 5.0)
 
 
-async def test_a_channel_and_an_event_are_written_as_upstream_writes_them(rig: type[Rig]) -> None:
+async def test_nats_event_plane_writes_channels_and_events_as_released_dynamo(rig: type[Rig]) -> None:
     made = rig()
     publisher = await made.plane.publisher(ENDPOINT, "topic")
     [(key, value)] = (await made.discovery.snapshot(EVENT_CHANNELS)).items()
@@ -104,7 +104,7 @@ async def test_a_channel_and_an_event_are_written_as_upstream_writes_them(rig: t
     await made.plane.close()
 
 
-async def test_a_publisher_leaves_the_registry_when_all_is_sent(rig: type[Rig]) -> None:
+async def test_nats_event_plane_publisher_deregisters_after_sending_everything(rig: type[Rig]) -> None:
     made = rig()
     publisher = await made.plane.publisher(ENDPOINT, "topic")
     await publisher.close()
@@ -116,7 +116,9 @@ async def test_a_publisher_leaves_the_registry_when_all_is_sent(rig: type[Rig]) 
     await made.plane.close()
 
 
-async def test_what_is_dropped_is_counted_and_numbered(rig: type[Rig], caplog: pytest.LogCaptureFixture) -> None:
+async def test_nats_event_plane_counts_and_numbers_dropped_events(
+    rig: type[Rig], caplog: pytest.LogCaptureFixture
+) -> None:
     made = rig()
     publisher = await made.plane.publisher(ENDPOINT, "topic")
     made.nats.is_full = True
@@ -130,7 +132,9 @@ async def test_what_is_dropped_is_counted_and_numbered(rig: type[Rig], caplog: p
     await made.plane.close()
 
 
-async def test_malformed_and_foreign_events_are_ignored(rig: type[Rig], caplog: pytest.LogCaptureFixture) -> None:
+async def test_nats_event_plane_ignores_malformed_and_foreign_events(
+    rig: type[Rig], caplog: pytest.LogCaptureFixture
+) -> None:
     made = rig()
     subscriber = await made.plane.subscriber(ENDPOINT, "topic")
     for _ in range(3):
@@ -143,7 +147,7 @@ async def test_malformed_and_foreign_events_are_ignored(rig: type[Rig], caplog: 
     await made.plane.close()
 
 
-async def test_nothing_follows_a_publisher_that_left_until_it_is_back(rig: type[Rig]) -> None:
+async def test_nats_event_plane_ignores_events_of_a_departed_publisher_until_it_returns(rig: type[Rig]) -> None:
     made = rig()
     subscriber = await made.plane.subscriber(ENDPOINT, "topic")
     key = f"{topic_prefix(ENDPOINT, 'topic')}1"
@@ -163,7 +167,7 @@ async def test_nothing_follows_a_publisher_that_left_until_it_is_back(rig: type[
     await made.plane.close()
 
 
-async def test_publishers_that_left_are_forgotten_in_the_end(rig: type[Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nats_event_plane_forgets_departed_publishers(rig: type[Rig], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nats, "GONE_MAX", 2)
     made = rig()
     subscriber = await made.plane.subscriber(ENDPOINT, "topic")
@@ -173,6 +177,6 @@ async def test_publishers_that_left_are_forgotten_in_the_end(rig: type[Rig], mon
     await made.plane.close()
 
 
-def test_a_name_that_is_a_wildcard_is_refused() -> None:
+def test_nats_event_plane_refuses_wildcard_names() -> None:
     with pytest.raises(InvalidArgument, match=r"must not contain \* or >"):
         subject_prefix(EndpointId("ns", ">", "ep"))

@@ -31,7 +31,9 @@ CUTS = st.lists(st.integers(0, 10_000), max_size=12)
 
 @FEW
 @given(messages=st.lists(st.tuples(BYTES, BYTES), max_size=6), cuts=CUTS)
-def test_two_part_messages_survive_any_chunking(messages: list[tuple[bytes, bytes]], cuts: list[int]) -> None:
+def test_frame_decoder_reads_two_part_messages_in_any_chunks(
+    messages: list[tuple[bytes, bytes]], cuts: list[int]
+) -> None:
     decoder = frame.TwoPartDecoder(LIMIT)
     data = b"".join(frame.two_part(header, body) for header, body in messages)
     assert feed_in_pieces(decoder, data, cuts) == messages
@@ -40,14 +42,16 @@ def test_two_part_messages_survive_any_chunking(messages: list[tuple[bytes, byte
 
 @FEW
 @given(texts=st.lists(BYTES, max_size=6), cuts=CUTS)
-def test_acknowledgements_survive_any_chunking(texts: list[bytes], cuts: list[int]) -> None:
+def test_frame_decoder_reads_acknowledgements_in_any_chunks(texts: list[bytes], cuts: list[int]) -> None:
     data = b"".join(frame.ack(text) for text in texts)
     assert feed_in_pieces(frame.AckDecoder(LIMIT), data, cuts) == texts
 
 
 @FEW
 @given(requests=st.lists(st.tuples(st.text(max_size=9), BYTES, BYTES), max_size=5), cuts=CUTS)
-def test_upstream_requests_survive_any_chunking(requests: list[tuple[str, bytes, bytes]], cuts: list[int]) -> None:
+def test_frame_decoder_reads_upstream_requests_in_any_chunks(
+    requests: list[tuple[str, bytes, bytes]], cuts: list[int]
+) -> None:
     data = b"".join(frame.upstream_request(*request) for request in requests)
     decoded = feed_in_pieces(frame.UpstreamRequestDecoder(LIMIT), data, cuts)
     assert decoded == [frame.UpstreamRequest(*request) for request in requests]
@@ -55,14 +59,14 @@ def test_upstream_requests_survive_any_chunking(requests: list[tuple[str, bytes,
 
 @FEW
 @given(frames=st.lists(st.tuples(st.integers(0, 255), BYTES), max_size=8), cuts=CUTS)
-def test_batched_frames_survive_any_chunking(frames: list[tuple[int, bytes]], cuts: list[int]) -> None:
+def test_frame_decoder_reads_batched_frames_in_any_chunks(frames: list[tuple[int, bytes]], cuts: list[int]) -> None:
     data = b"".join(frame.frame(kind, payload) for kind, payload in frames)
     assert feed_in_pieces(frame.FrameDecoder(LIMIT), data, cuts) == frames
 
 
 @FEW
 @given(pairs=st.lists(st.tuples(U32, U32), max_size=70))
-def test_tokens_come_back_with_their_streams(pairs: list[tuple[int, int]]) -> None:
+def test_frame_codec_round_trips_tokens_with_their_streams(pairs: list[tuple[int, int]]) -> None:
     streams, tokens = array("I", [s for s, _ in pairs]), array("I", [t for _, t in pairs])
     [(kind, payload)] = frame.FrameDecoder(LIMIT).feed(frame.tokens_frame(streams, tokens))
     numbers = frame.read_u32s(payload)
@@ -73,7 +77,7 @@ def test_tokens_come_back_with_their_streams(pairs: list[tuple[int, int]]) -> No
 
 @FEW
 @given(stream=U32, flags=st.integers(0, 255), data=BYTES, head=BYTES)
-def test_the_parts_of_a_payload_come_back(stream: int, flags: int, data: bytes, head: bytes) -> None:
+def test_frame_codec_round_trips_payload_parts(stream: int, flags: int, data: bytes, head: bytes) -> None:
     decoder = frame.FrameDecoder(LIMIT)
     everything = (
         frame.item_frame(stream, flags, data)
@@ -94,7 +98,9 @@ DECODERS = [frame.TwoPartDecoder, frame.AckDecoder, frame.UpstreamRequestDecoder
 @pytest.mark.parametrize("decoder_type", DECODERS)
 @FEW
 @given(data=st.binary(max_size=200), cuts=CUTS)
-def test_garbage_decodes_or_is_an_error(decoder_type: type[frame.Decoder], data: bytes, cuts: list[int]) -> None:
+def test_frame_decoder_reports_garbage_as_an_error(
+    decoder_type: type[frame.Decoder], data: bytes, cuts: list[int]
+) -> None:
     try:
         frames = feed_in_pieces(decoder_type(256), data, cuts)
     except frame.FrameError:
@@ -111,13 +117,13 @@ def test_garbage_decodes_or_is_an_error(decoder_type: type[frame.Decoder], data:
         (frame.FrameDecoder(9), struct.pack("<IB", 10, 1)),
     ],
 )
-def test_a_frame_over_the_limit_is_refused_before_it_is_kept(decoder: frame.Decoder, data: bytes) -> None:
+def test_frame_decoder_refuses_an_oversized_frame_before_buffering_it(decoder: frame.Decoder, data: bytes) -> None:
     with pytest.raises(InvalidArgument, match="DYN_TCP_MAX_MESSAGE_SIZE"):
         decoder.feed(data)
 
 
 @pytest.mark.parametrize("read", [frame.read_u32s, frame.read_item, frame.read_stream, frame.read_request])
-def test_a_payload_that_is_too_short_is_an_error(read) -> None:
+def test_frame_decoder_refuses_a_short_payload(read) -> None:
     with pytest.raises(frame.FrameError):
         read(b"\1\2\3")
     with pytest.raises(frame.FrameError):
@@ -126,7 +132,7 @@ def test_a_payload_that_is_too_short_is_an_error(read) -> None:
 
 @FEW
 @given(header=BYTES, body=BYTES)
-def test_exactly_one_two_part_message_is_split(header: bytes, body: bytes) -> None:
+def test_frame_decoder_splits_exactly_one_two_part_message(header: bytes, body: bytes) -> None:
     message = frame.two_part(header, body)
     assert frame.split_two_part(message) == (header, body)
     for broken in (message[:-1], message + b"x", message[:10]):
@@ -134,27 +140,27 @@ def test_exactly_one_two_part_message_is_split(header: bytes, body: bytes) -> No
             frame.split_two_part(broken)
 
 
-def test_request_headers_that_do_not_fit_are_refused() -> None:
+def test_frame_encoder_refuses_oversized_request_headers() -> None:
     with pytest.raises(InvalidArgument, match="too large for a frame"):
         frame.upstream_request("p", b"x" * 65536, b"")
 
 
-def test_a_path_that_is_no_text_is_an_error() -> None:
+def test_frame_decoder_refuses_a_path_that_is_not_text() -> None:
     with pytest.raises(frame.FrameError, match="UTF-8"):
         frame.UpstreamRequestDecoder(LIMIT).feed(b"\0\1\xff\0\0\0\0\0\0")
 
 
 @pytest.mark.parametrize("greeting", [b"\x16\x03\x01\x02", b"GET / HTTP/1.1", b"POST", b"SSH-2.0", b"\xff\xff"])
-def test_a_stranger_is_no_caller_with_a_long_path(greeting: bytes) -> None:
+def test_frame_decoder_does_not_take_unknown_bytes_for_a_long_path(greeting: bytes) -> None:
     with pytest.raises(frame.FrameError, match="path too long"):
         frame.UpstreamRequestDecoder(LIMIT).feed(greeting)
 
 
-def test_no_released_caller_can_send_the_greeting() -> None:
+def test_frame_greeting_cannot_be_sent_by_a_released_caller() -> None:
     assert frame.HELLO[:2] == struct.pack(">H", 0)
 
 
-def test_a_large_frame_in_small_pieces_is_put_together_once() -> None:
+def test_frame_decoder_joins_a_large_frame_once() -> None:
     body = bytes(range(256)) * 200
     decoder = frame.FrameDecoder(LIMIT)
     data = frame.frame(7, body)

@@ -28,7 +28,7 @@ class Written(ReplyBase):
         self.ends.append(error)
 
 
-def test_a_reply_ends_once() -> None:
+def test_reply_ends_once() -> None:
     error = ValueError()
     reply = Written()
     reply.fail(error)
@@ -39,7 +39,7 @@ def test_a_reply_ends_once() -> None:
     assert not reply.is_cancelled
 
 
-def test_a_stopped_reply_calls_back_once_and_can_still_end() -> None:
+def test_reply_stop_calls_back_once_and_leaves_it_open() -> None:
     reply = Written()
     calls: list[int] = []
     reply.on_cancel(lambda: calls.append(1))
@@ -50,7 +50,7 @@ def test_a_stopped_reply_calls_back_once_and_can_still_end() -> None:
     assert (reply.ends, reply.done) == ([None], [None])
 
 
-def test_a_killed_reply_is_over_and_writes_nothing_more() -> None:
+def test_reply_kill_ends_it_and_discards_output() -> None:
     reply = Written()
     calls: list[int] = []
     reply.on_cancel(lambda: calls.append(1))
@@ -63,14 +63,14 @@ def test_a_killed_reply_is_over_and_writes_nothing_more() -> None:
     assert [type(error) for error in reply.done] == [Cancelled]
 
 
-def test_a_callback_after_the_end_is_never_called() -> None:
+def test_reply_callback_added_after_the_end_is_never_called() -> None:
     reply = Written()
     reply.finish()
     reply.on_cancel(lambda: pytest.fail("called"))
     reply.kill()
 
 
-def test_a_callback_that_fails_does_not_keep_the_others_from_being_called(caplog: pytest.LogCaptureFixture) -> None:
+def test_reply_failing_callback_does_not_prevent_the_others(caplog: pytest.LogCaptureFixture) -> None:
     reply = Written()
     calls: list[int] = []
     reply.on_cancel(lambda: calls.append(int("no")))

@@ -21,7 +21,7 @@ class Tap:
         self.said.append("close")
 
 
-async def test_what_came_before_and_what_comes_later_is_read_until_the_end() -> None:
+async def test_request_frames_are_read_from_the_first_to_the_last() -> None:
     frames = RequestFrames()
     frames.add(b"1")
     reading = asyncio.ensure_future(_all(frames))
@@ -33,7 +33,7 @@ async def test_what_came_before_and_what_comes_later_is_read_until_the_end() -> 
     assert await asyncio.wait_for(reading, 5) == [b"1", b"2", b"3"]
 
 
-async def test_a_caller_who_is_far_ahead_waits() -> None:
+async def test_request_frames_apply_backpressure_to_the_caller() -> None:
     frames, tap = RequestFrames(), Tap()
     frames.follow(tap)
     for number in range(UNREAD_MAX + 1):
@@ -44,7 +44,7 @@ async def test_a_caller_who_is_far_ahead_waits() -> None:
     assert tap.said == ["pause", "resume"]
 
 
-async def test_frames_that_nobody_reads_any_more_are_dropped() -> None:
+async def test_request_frames_are_dropped_when_no_longer_read() -> None:
     frames, tap = RequestFrames(), Tap()
     frames.follow(tap)
     frames.add(b"1")

@@ -27,18 +27,18 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_error_comes_back_as_itself(kind: type[DynamoException]) -> None:
+def test_wire_errors_round_trip_every_class(kind: type[DynamoException]) -> None:
     error = from_wire(to_wire(kind("why")))
     assert type(error) is kind
     assert str(error) == "why"
 
 
 @pytest.mark.parametrize("kind", LOCAL)
-def test_an_error_of_this_process_alone_is_told_as_its_parent(kind: type[DynamoException]) -> None:
+def test_wire_error_of_a_local_class_is_sent_as_its_parent(kind: type[DynamoException]) -> None:
     assert type(from_wire(to_wire(kind("x")))) is LOCAL[kind]
 
 
-def test_the_parameter_that_is_wrong_is_named_across_the_wire() -> None:
+def test_wire_error_keeps_the_name_of_the_wrong_parameter() -> None:
     error = from_wire(to_wire(InvalidArgument("too long", param="messages")))
     assert isinstance(error, InvalidArgument)
     assert error.param == "messages"
@@ -46,14 +46,14 @@ def test_the_parameter_that_is_wrong_is_named_across_the_wire() -> None:
 
 
 @pytest.mark.parametrize("code", [200, 400, 401, 404, 408, 409, 413, 418, 429, 499, 500, 501, 502, 503, 504, 529])
-def test_a_chosen_http_status_comes_back(code: int) -> None:
+def test_wire_error_keeps_a_chosen_http_status(code: int) -> None:
     error = from_wire(to_wire(HttpError(code, "teapot")))
     assert isinstance(error, HttpError)
     assert (error.code, error.message) == (code, "teapot")
 
 
 @pytest.mark.parametrize("message", ['{"message": "m"}', '{"message": "m", "code": 1000}', "{", '{"code": 5, "x": 1}'])
-def test_a_message_that_only_looks_like_a_status_stays_a_message(message: str) -> None:
+def test_wire_error_message_that_resembles_a_status_stays_a_message(message: str) -> None:
     error = from_wire({"error_type": "ResourceExhausted", "message": message})
     assert type(error) is errors.Overloaded
     assert str(error) == message
@@ -73,13 +73,13 @@ def test_a_message_that_only_looks_like_a_status_stays_a_message(message: str) -
         (MemoryError("x"), errors.Unknown),
     ],
 )
-def test_pythons_own_exceptions_have_their_place_in_the_tree(
+def test_wire_errors_map_builtin_exceptions_to_error_classes(
     raised: BaseException, kind: type[DynamoException]
 ) -> None:
     assert type(from_wire(to_wire(raised))) is kind
 
 
-def test_what_an_engine_says_of_a_request_it_could_not_take_is_not_for_clients() -> None:
+def test_wire_error_hides_engine_messages_about_invalid_requests_from_clients() -> None:
     blamed = from_wire(to_wire(refused(UnicodeError("secret"))))
     assert isinstance(blamed, InvalidArgument)
     assert (str(blamed), blamed.is_public) == ("ValueError: secret", False)
@@ -88,7 +88,7 @@ def test_what_an_engine_says_of_a_request_it_could_not_take_is_not_for_clients()
     assert meant.is_public
 
 
-def test_a_programming_error_is_unknown_and_names_its_class() -> None:
+def test_wire_error_of_a_bug_is_unknown_and_names_its_class() -> None:
     error = from_wire(to_wire(RuntimeError("boom")))
     assert type(error) is errors.Unknown
     assert str(error) == "RuntimeError: boom"
@@ -119,13 +119,13 @@ def test_a_programming_error_is_unknown_and_names_its_class() -> None:
         ("m", errors.Unknown),
     ],
 )
-def test_upstreams_errors_are_understood(wire: object, kind: type[DynamoException]) -> None:
+def test_wire_errors_of_released_dynamo_are_understood(wire: object, kind: type[DynamoException]) -> None:
     error = from_wire(wire)
     assert type(error) is kind
     assert str(error) == "m"
 
 
-def test_upstream_reads_what_we_write() -> None:
+def test_wire_errors_are_readable_by_released_dynamo() -> None:
     wire = to_wire(InvalidArgument("bad thing"))
     assert wire == {
         "error_type": {"Backend": "InvalidArgument"},
@@ -137,5 +137,5 @@ def test_upstream_reads_what_we_write() -> None:
     }
 
 
-def test_a_message_is_cut_before_it_floods_the_wire() -> None:
+def test_wire_error_message_is_truncated() -> None:
     assert len(to_wire(errors.Unknown("x" * 100_000))["message"]) == 8192

@@ -14,28 +14,28 @@ from dynamo.runtime.request_plane.tcp.upstream_caller import UpstreamLink
 from dynamo.runtime.server import Dispatcher
 
 
-def test_the_machines_address_is_one() -> None:
+def test_tcp_plane_local_address_is_an_address_of_the_machine() -> None:
     ipaddress.ip_address(local_address())
 
 
 @pytest.mark.parametrize("wildcard", ["", "0.0.0.0", "::"])
-def test_a_wildcard_is_never_advertised(wildcard: str) -> None:
+def test_tcp_plane_never_advertises_a_wildcard(wildcard: str) -> None:
     assert advertised(wildcard) == local_address()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "worker-3.cluster.local"])
-def test_a_named_host_is_advertised_as_it_is(host: str) -> None:
+def test_tcp_plane_advertises_a_configured_host_unchanged(host: str) -> None:
     assert advertised(host) == host
 
 
-async def test_a_plane_bound_to_every_interface_advertises_one() -> None:
+async def test_tcp_plane_bound_to_every_interface_advertises_one() -> None:
     plane = TcpPlane(Dispatcher(), TcpOptions(host="0.0.0.0"))
     await plane.listen()
     assert (plane.address("p").tcp or "").startswith(local_address() + ":")
     await plane.close()
 
 
-async def test_a_plane_that_is_closed_dials_nobody_back() -> None:
+async def test_tcp_plane_close_cancels_response_connections() -> None:
     plane = TcpPlane(Dispatcher(), TcpOptions(host="127.0.0.1"))
     dialling = plane._responses.tasks.start(asyncio.Event().wait(), "request")  # type: ignore[arg-type]
     await plane.close()
@@ -43,7 +43,7 @@ async def test_a_plane_that_is_closed_dials_nobody_back() -> None:
     assert len(plane._responses.tasks) == 0
 
 
-async def test_who_was_first_asked_in_upstreams_framing_is_spoken_to_in_ours_afterwards() -> None:
+async def test_tcp_plane_switches_from_upstream_to_batched_framing() -> None:
     """A router asks a source what it holds by a record that does not tell of our frames, before any request goes."""
     worker, caller = (TcpPlane(Dispatcher(), TcpOptions(host="127.0.0.1")) for _ in range(2))
     await worker.listen()

@@ -108,12 +108,14 @@ async def pairs() -> AsyncIterator[Any]:
 
 
 @FRAMINGS
-async def test_both_show_and_verify_certificates(pairs: Any, certificates: Certificates, batched: bool) -> None:
+async def test_tcp_tls_both_sides_present_and_verify_certificates(
+    pairs: Any, certificates: Certificates, batched: bool
+) -> None:
     tls = tls_of(certificates)
     assert await pairs(tls, tls, batched=batched).ask() is None
 
 
-async def test_between_ourselves_a_certificate_there_and_an_authority_here_are_enough(
+async def test_tcp_tls_needs_only_server_certificate_and_client_authority_between_our_processes(
     pairs: Any, certificates: Certificates
 ) -> None:
     worker = TcpTls(server=tls_of(certificates, CLIENT_CA_CERT_PATH=None).server)
@@ -122,7 +124,7 @@ async def test_between_ourselves_a_certificate_there_and_an_authority_here_are_e
 
 
 @FRAMINGS
-async def test_a_plain_caller_is_turned_away_at_once(
+async def test_tcp_tls_worker_closes_a_plain_connection_at_once(
     pairs: Any, certificates: Certificates, batched: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     pair = pairs(tls_of(certificates), TcpTls(), batched=batched)
@@ -135,7 +137,7 @@ async def test_a_plain_caller_is_turned_away_at_once(
 
 
 @FRAMINGS
-async def test_a_caller_in_tls_cannot_connect_to_a_plain_worker(
+async def test_tcp_tls_caller_cannot_connect_to_a_plain_worker(
     pairs: Any, certificates: Certificates, batched: bool
 ) -> None:
     error = await pairs(TcpTls(), tls_of(certificates), batched=batched).ask()
@@ -149,7 +151,7 @@ async def test_a_caller_in_tls_cannot_connect_to_a_plain_worker(
         ({"SERVER_NAME": "elsewhere.test"}, "Hostname mismatch"),
     ],
 )
-async def test_a_worker_that_is_not_who_it_should_be_is_not_spoken_to(
+async def test_tcp_tls_caller_refuses_a_worker_with_another_name(
     pairs: Any, certificates: Certificates, changes: dict[str, str], complaint: str
 ) -> None:
     changes = {name: getattr(certificates, value, value) for name, value in changes.items()}
@@ -158,12 +160,12 @@ async def test_a_worker_that_is_not_who_it_should_be_is_not_spoken_to(
     assert complaint in str(error)
 
 
-async def test_insecure_takes_whoever_is_there(pairs: Any, certificates: Certificates) -> None:
+async def test_tcp_tls_insecure_caller_accepts_any_certificate(pairs: Any, certificates: Certificates) -> None:
     caller = tls_of(certificates, CA_CERT_PATH=certificates.other_ca, SERVER_NAME="elsewhere.test", INSECURE="1")
     assert await pairs(tls_of(certificates), caller).ask() is None
 
 
-async def test_a_name_stands_in_for_the_host(pairs: Any, tmp_path: Path) -> None:
+async def test_tcp_tls_server_name_overrides_the_host(pairs: Any, tmp_path: Path) -> None:
     certificates = Certificates(tmp_path, "worker.test")
     worker = tls_of(certificates)
     assert isinstance(await pairs(worker, tls_of(certificates)).ask(), CannotConnect)
@@ -172,7 +174,7 @@ async def test_a_name_stands_in_for_the_host(pairs: Any, tmp_path: Path) -> None
 
 @FRAMINGS
 @pytest.mark.parametrize("shown", ["nothing", "a stranger's"])
-async def test_a_caller_whom_nobody_vouches_for_is_turned_away(
+async def test_tcp_tls_worker_refuses_a_caller_without_trusted_certificate(
     pairs: Any, certificates: Certificates, batched: bool, shown: str
 ) -> None:
     worker = tls_of(certificates)
@@ -184,7 +186,7 @@ async def test_a_caller_whom_nobody_vouches_for_is_turned_away(
     assert isinstance(error, Disconnected | CannotConnect) and error.retry_elsewhere
 
 
-async def test_in_upstreams_framing_one_secured_role_is_not_enough(pairs: Any, certificates: Certificates) -> None:
+async def test_tcp_tls_upstream_framing_needs_both_roles(pairs: Any, certificates: Certificates) -> None:
     full = tls_of(certificates)
     error = await pairs(full, TcpTls(client=full.client), batched=False).ask()
     assert isinstance(error, CannotConnect)
@@ -194,7 +196,7 @@ async def test_in_upstreams_framing_one_secured_role_is_not_enough(pairs: Any, c
     assert "--tcp-tls-ca-cert-path" in str(error)
 
 
-async def test_who_never_begins_a_handshake_is_left(
+async def test_tcp_tls_worker_closes_a_connection_without_handshake(
     certificates: Certificates, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = TcpOptions(host="127.0.0.1", tls=replace(tls_of(certificates), handshake_timeout_s=0.05))
@@ -209,7 +211,7 @@ async def test_who_never_begins_a_handshake_is_left(
     assert "TLS handshake failed" in caplog.text
 
 
-async def test_a_worker_that_never_answers_a_handshake_is_given_up(certificates: Certificates) -> None:
+async def test_tcp_tls_caller_gives_up_on_an_unanswered_handshake(certificates: Certificates) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         tls = replace(tls_of(certificates), handshake_timeout_s=0.05)
         plane = TcpPlane(Dispatcher(), TcpOptions(host="127.0.0.1", tls=tls, limits=TcpLimits()))
@@ -221,7 +223,7 @@ async def test_a_worker_that_never_answers_a_handshake_is_given_up(certificates:
         await plane.close()
 
 
-async def test_a_plane_that_is_closed_shakes_no_hands(certificates: Certificates) -> None:
+async def test_tcp_tls_closed_plane_accepts_no_handshake(certificates: Certificates) -> None:
     plane = TcpPlane(Dispatcher(), TcpOptions(host="127.0.0.1", tls=tls_of(certificates)))
     await plane.listen()
     host, _, port = (plane.address("p").tcp or "").partition("/")[0].rpartition(":")

@@ -90,7 +90,7 @@ class Talk:
         return frame.FrameDecoder(1 << 20).feed(data)
 
 
-async def test_it_greets_and_sends_all_requests_of_a_tick_in_one_write() -> None:
+async def test_batched_caller_sends_greeting_and_all_requests_of_a_tick_in_one_write() -> None:
     talk = Talk()
     assert talk.transport.data == frame.HELLO
     calls = [talk.call()[0] for _ in range(3)]
@@ -100,7 +100,7 @@ async def test_it_greets_and_sends_all_requests_of_a_tick_in_one_write() -> None
     assert {body for _, _, body in sent} == {b"body"}
 
 
-async def test_elements_reach_their_receivers_and_strangers_are_ignored() -> None:
+async def test_batched_caller_delivers_items_and_ignores_unknown_streams() -> None:
     talk = Talk()
     (one, first), (two, second) = talk.call(), talk.call()
     talk.tokens((one.stream, 5), (two.stream, 6), (999, 7), (one.stream, 8))
@@ -115,7 +115,7 @@ async def test_elements_reach_their_receivers_and_strangers_are_ignored() -> Non
     assert [type(error) for error in talk.done] == [type(None), InvalidArgument]
 
 
-async def test_a_call_killed_by_a_receiver_in_the_midst_of_a_frame_hears_no_more_of_it() -> None:
+async def test_batched_caller_delivers_nothing_after_a_receiver_kills_its_call_within_a_frame() -> None:
     talk = Talk()
     call, heard = talk.call()
     heard.on_token = lambda token_id: (heard.told.append(token_id), call.kill())  # type: ignore[method-assign, assignment, func-returns-value]
@@ -125,7 +125,7 @@ async def test_a_call_killed_by_a_receiver_in_the_midst_of_a_frame_hears_no_more
     assert talk.sent()[-1] == (frame.KILL, frame._STREAM.pack(call.stream))
 
 
-async def test_a_killed_call_says_nothing_more_to_the_worker() -> None:
+async def test_batched_caller_sends_nothing_for_a_killed_call() -> None:
     talk = Talk()
     call, _ = talk.call()
     call.kill()
@@ -145,7 +145,7 @@ async def test_a_killed_call_says_nothing_more_to_the_worker() -> None:
         b"\xff\xff\xff\xff\x01",
     ],
 )
-async def test_a_worker_that_does_not_speak_our_frames_is_left(garbage: bytes) -> None:
+async def test_batched_caller_disconnects_from_a_worker_without_batched_frames(garbage: bytes) -> None:
     talk = Talk()
     talk.call()
     talk.link.data_received(garbage)
@@ -153,7 +153,7 @@ async def test_a_worker_that_does_not_speak_our_frames_is_left(garbage: bytes) -
     assert talk.metrics.errors.value == 1
 
 
-async def test_a_broken_connection_ends_every_call() -> None:
+async def test_batched_caller_fails_every_call_of_a_broken_connection() -> None:
     talk = Talk()
     everyone = [talk.call()[1] for _ in range(3)]
     talk.link.connection_lost(OSError("reset by peer"))
@@ -163,14 +163,16 @@ async def test_a_broken_connection_ends_every_call() -> None:
     assert not talk.link.is_open
 
 
-async def test_a_worker_that_does_not_read_is_left() -> None:
+async def test_batched_caller_disconnects_from_a_worker_that_does_not_read() -> None:
     talk = Talk()
     talk.link.pause_writing()
     assert talk.transport.is_aborted
     assert talk.metrics.slow_readers.value == 1
 
 
-async def test_a_receiver_that_fails_at_an_item_ends_its_stream(caplog: pytest.LogCaptureFixture) -> None:
+async def test_batched_caller_ends_the_stream_of_a_receiver_that_raises_on_an_item(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     talk = Talk()
     (bad, broken), (good, sound) = talk.call(), talk.call()
     broken.on_item = lambda item: int("no")  # type: ignore[method-assign, assignment, return-value]
@@ -181,7 +183,7 @@ async def test_a_receiver_that_fails_at_an_item_ends_its_stream(caplog: pytest.L
     assert "Traceback" in caplog.text
 
 
-async def test_a_receiver_that_fails_at_its_end_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+async def test_batched_caller_survives_a_receiver_that_raises_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     talk = Talk()
     (bad, broken), (good, sound) = talk.call(), talk.call()
     broken.on_end = lambda: int("no")  # type: ignore[method-assign, assignment, return-value]
@@ -191,7 +193,7 @@ async def test_a_receiver_that_fails_at_its_end_harms_nobody(caplog: pytest.LogC
     assert "failed at its end" in caplog.text
 
 
-async def test_stream_numbers_begin_anew_and_pass_over_those_in_use() -> None:
+async def test_batched_caller_reuses_stream_numbers_and_skips_those_in_use() -> None:
     talk = Talk()
     first, _ = talk.call()
     talk.link._next_stream = STREAMS_MAX - 1
@@ -210,7 +212,7 @@ class Clock:
         pass
 
 
-async def test_a_worker_that_owes_an_acknowledgement_is_silent() -> None:
+async def test_batched_caller_considers_a_worker_without_acknowledgement_unresponsive() -> None:
     clock = Clock()
     talk = Talk()
     talk.link._unacknowledged._loop = clock  # type: ignore[assignment]
@@ -223,7 +225,7 @@ async def test_a_worker_that_owes_an_acknowledgement_is_silent() -> None:
     assert [*seen, talk.link.is_silent] == [False, True, False]
 
 
-async def test_a_worker_that_the_registry_lost_is_asked_while_calls_are_under_way() -> None:
+async def test_batched_caller_probes_a_worker_missing_from_discovery_during_calls() -> None:
     talk = Talk()
     talk.link.suspect(TARGET.instance_id)
     assert talk.sent() == [], "nobody waits for it"
@@ -243,7 +245,7 @@ async def test_a_worker_that_the_registry_lost_is_asked_while_calls_are_under_wa
     assert isinstance(heard.told[0], Disconnected)
 
 
-async def test_a_worker_that_does_not_show_that_it_lives_loses_its_calls() -> None:
+async def test_batched_caller_fails_calls_of_a_worker_that_does_not_answer_probes() -> None:
     talk = Talk(TcpLimits(request_timeout_s=0.0))
     call, heard = talk.call()
     talk.link.data_received(frame.streams_frame(frame.ACK, array("I", [call.stream])))
@@ -264,7 +266,7 @@ class Fickle(Heard):
             self.other.kill()
 
 
-async def test_a_call_that_is_given_up_while_the_connection_breaks_ends_once() -> None:
+async def test_batched_caller_ends_a_call_once_when_cancelled_during_a_disconnect() -> None:
     talk = Talk()
     heard = Fickle()
     talk.link.send(TARGET, Request("r", b"body"), heard, lambda _, error: talk.done.append(error))
@@ -296,7 +298,7 @@ def kinds(talk: Talk) -> list[int]:
     return [kind for kind, _ in talk.sent()]
 
 
-async def test_a_worker_is_asked_whether_it_lives_only_while_it_owes_answers() -> None:
+async def test_batched_caller_probes_only_workers_with_open_calls() -> None:
     talk = Talk(has_pulse=True)
     assert talk.link._look_timer is None
     call, _ = talk.call()
@@ -308,7 +310,7 @@ async def test_a_worker_is_asked_whether_it_lives_only_while_it_owes_answers() -
     assert talk.link._look_timer is None, "nobody waits for it"
 
 
-async def test_a_worker_that_does_not_know_the_question_is_not_asked() -> None:
+async def test_batched_caller_does_not_probe_a_worker_without_probe_support() -> None:
     talk = Talk()
     talk.call()
     assert talk.link._look_timer is None
@@ -317,7 +319,7 @@ async def test_a_worker_that_does_not_know_the_question_is_not_asked() -> None:
     assert talk.link._look_timer is None
 
 
-async def test_who_can_go_elsewhere_leaves_a_worker_that_stands_still_and_the_others_wait() -> None:
+async def test_batched_caller_moves_migratable_calls_off_an_unresponsive_worker() -> None:
     talk = Talk(has_pulse=True)
     (leaving, movable), (_, patient) = talk.call(Movable()), talk.call()
     for _ in range(LOOKS):
@@ -330,7 +332,7 @@ async def test_who_can_go_elsewhere_leaves_a_worker_that_stands_still_and_the_ot
     assert (frame.KILL, frame._STREAM.pack(leaving.stream)) in talk.sent(), "should it come back, it need not go on"
 
 
-async def test_whoever_finds_an_elsewhere_later_leaves_then() -> None:
+async def test_batched_caller_moves_a_call_once_another_worker_appears() -> None:
     talk = Talk(has_pulse=True)
     receiver = Movable()
     receiver.there_is_somebody = False
@@ -343,7 +345,7 @@ async def test_whoever_finds_an_elsewhere_later_leaves_then() -> None:
     assert len(receiver.told) == 1
 
 
-async def test_a_worker_that_computes_for_long_but_answers_keeps_its_calls() -> None:
+async def test_batched_caller_keeps_calls_of_a_busy_worker_that_answers_probes() -> None:
     talk = Talk(has_pulse=True)
     _, receiver = talk.call(Movable())
     for _ in range(5 * LOOKS):
@@ -354,7 +356,7 @@ async def test_a_worker_that_computes_for_long_but_answers_keeps_its_calls() -> 
     assert not talk.link.is_silent
 
 
-async def test_a_worker_that_takes_a_large_request_off_us_lives_and_one_that_stopped_taking_it_does_not() -> None:
+async def test_batched_caller_counts_progress_of_a_large_request_as_a_sign_of_life() -> None:
     talk = Talk(has_pulse=True)
     _, receiver = talk.call(Movable())
     for unsent in range(5 * LOOKS, 0, -1):
@@ -367,7 +369,7 @@ async def test_a_worker_that_takes_a_large_request_off_us_lives_and_one_that_sto
     assert talk.metrics.left_silent.value == 1
 
 
-async def test_a_worker_that_is_back_is_silent_no_more() -> None:
+async def test_batched_caller_considers_a_worker_responsive_again_after_an_answer() -> None:
     talk = Talk(has_pulse=True)
     talk.call()
     for _ in range(LOOKS):
@@ -377,7 +379,7 @@ async def test_a_worker_that_is_back_is_silent_no_more() -> None:
     assert not talk.link.is_silent
 
 
-async def test_a_connection_that_broke_is_looked_at_no_more() -> None:
+async def test_batched_caller_stops_watching_a_broken_connection() -> None:
     talk = Talk(has_pulse=True)
     talk.call()
     timer = talk.link._look_timer

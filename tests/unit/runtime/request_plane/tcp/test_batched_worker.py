@@ -67,7 +67,7 @@ def kinds(frames: list[tuple[int, bytes]]) -> list[int]:
     return [kind for kind, _ in frames]
 
 
-async def test_all_tokens_of_a_tick_are_one_frame() -> None:
+async def test_batched_worker_sends_all_tokens_of_a_tick_in_one_frame() -> None:
     talk = Talk()
     for stream in range(64):
         talk.request(stream)
@@ -80,7 +80,7 @@ async def test_all_tokens_of_a_tick_are_one_frame() -> None:
     assert talk.tick() == []
 
 
-async def test_items_of_some_streams_do_not_split_the_tokens_of_others() -> None:
+async def test_batched_worker_keeps_tokens_together_when_other_streams_send_items() -> None:
     talk = Talk()
     for stream in range(4):
         talk.request(stream)
@@ -94,7 +94,7 @@ async def test_items_of_some_streams_do_not_split_the_tokens_of_others() -> None
     assert frame.read_u32s(frames[-1][1]) == (0, 1, 2, 3)
 
 
-async def test_a_token_after_an_item_of_its_stream_follows_it() -> None:
+async def test_batched_worker_sends_a_token_after_an_earlier_item_of_its_stream() -> None:
     talk = Talk()
     talk.request(0)
     talk.request(1)
@@ -110,7 +110,7 @@ async def test_a_token_after_an_item_of_its_stream_follows_it() -> None:
     assert kinds(talk.tick()) == [frame.TOKENS]
 
 
-async def test_an_error_comes_after_what_was_written_before_it() -> None:
+async def test_batched_worker_sends_an_error_after_earlier_output() -> None:
     talk = Talk()
     talk.request(0)
     talk.replies[0].token(1)
@@ -121,13 +121,13 @@ async def test_an_error_comes_after_what_was_written_before_it() -> None:
     assert (stream, msgpack_decode(data)["message"]) == (0, "no")
 
 
-async def test_a_refused_request_is_not_acknowledged() -> None:
+async def test_batched_worker_does_not_acknowledge_a_refused_request() -> None:
     talk = Talk()
     talk.request(0, path="nobody/there")
     assert kinds(talk.tick()) == [frame.ERROR]
 
 
-async def test_a_json_item_is_marked_so() -> None:
+async def test_batched_worker_marks_json_items() -> None:
     talk = Talk()
     talk.request(0, codec="json")
     talk.tick()
@@ -136,7 +136,7 @@ async def test_a_json_item_is_marked_so() -> None:
     assert frame.read_item(payload) == (0, frame.ITEM_JSON, b'{"a":1}')
 
 
-async def test_a_token_that_is_no_u32_fails_in_the_engine_and_harms_no_stream() -> None:
+async def test_batched_worker_rejects_a_token_that_is_not_u32_in_the_engine() -> None:
     talk = Talk()
     talk.request(0)
     talk.tick()
@@ -148,7 +148,7 @@ async def test_a_token_that_is_no_u32_fails_in_the_engine_and_harms_no_stream() 
     assert frame.read_u32s(payload) == (0, 9)
 
 
-async def test_a_stream_number_in_use_closes_the_connection() -> None:
+async def test_batched_worker_closes_the_connection_on_a_reused_stream_number() -> None:
     talk = Talk()
     talk.request(0)
     talk.request(0)
@@ -156,14 +156,14 @@ async def test_a_stream_number_in_use_closes_the_connection() -> None:
     assert talk.metrics.errors.value == 1
 
 
-async def test_a_word_about_a_stream_that_is_over_is_ignored() -> None:
+async def test_batched_worker_ignores_messages_of_finished_streams() -> None:
     talk = Talk()
     for kind in (frame.STOP, frame.KILL):
         talk.session.data_received(frame.stream_frame(kind, 5))
     assert not talk.transport.is_closed
 
 
-async def test_what_was_written_is_sent_before_a_close() -> None:
+async def test_batched_worker_flushes_before_close() -> None:
     talk = Talk()
     talk.request(0)
     talk.replies[0].finish()
@@ -172,7 +172,7 @@ async def test_what_was_written_is_sent_before_a_close() -> None:
     assert talk.transport.is_closed
 
 
-async def test_a_caller_that_left_cancels_its_requests_and_is_written_nothing() -> None:
+async def test_batched_worker_cancels_requests_of_a_disconnected_caller() -> None:
     talk = Talk()
     talk.request(0)
     talk.tick()
@@ -185,7 +185,7 @@ async def test_a_caller_that_left_cancels_its_requests_and_is_written_nothing() 
     assert talk.closed == [talk.session]
 
 
-async def test_the_request_is_handed_over_whole() -> None:
+async def test_batched_worker_hands_over_the_whole_request() -> None:
     talk = Talk()
     got: list[Request] = []
     talk.dispatcher.add(PATH, lambda request, _: got.append(request))
@@ -194,13 +194,13 @@ async def test_the_request_is_handed_over_whole() -> None:
     assert got == [Request("id", b"{}", "json", {"h": "1"}, {"m": "2"})]
 
 
-async def test_whoever_asks_whether_it_lives_is_answered_in_the_same_tick() -> None:
+async def test_batched_worker_answers_a_probe_in_the_same_tick() -> None:
     talk = Talk()
     talk.session.data_received(frame.frame(frame.PROBE, b""))
     assert talk.tick() == [(frame.ALIVE, b"")]
 
 
-async def test_session_reports_its_unfinished_frame_until_it_is_complete_or_lost() -> None:
+async def test_batched_worker_reports_its_unfinished_frame_until_it_is_complete_or_lost() -> None:
     talk = Talk()
     head = frame.RequestHead("r1", PATH, "msgpack", {}, {})
     whole = frame.request_frame(1, msgpack_encode(head), b"\x80" * 100)

@@ -44,7 +44,7 @@ async def watch(expired: list[str]) -> tuple[AckWatch[str], Timers]:
     return made, timers
 
 
-async def test_only_what_is_not_acknowledged_in_time_expires() -> None:
+async def test_expiry_timer_expires_only_unacknowledged_entries() -> None:
     expired: list[str] = []
     acks, timers = await watch(expired)
     acks.add("a")
@@ -64,14 +64,14 @@ async def test_only_what_is_not_acknowledged_in_time_expires() -> None:
     assert timers.timers == []
 
 
-async def test_one_timer_serves_all() -> None:
+async def test_expiry_timer_uses_one_loop_timer() -> None:
     acks, timers = await watch([])
     for number in range(100):
         acks.add(str(number))
     assert len(timers.timers) == 1
 
 
-async def test_closing_returns_who_still_waits_and_expires_nobody() -> None:
+async def test_expiry_timer_close_returns_waiting_entries_without_expiring_them() -> None:
     expired: list[str] = []
     acks, timers = await watch(expired)
     acks.add("a")
@@ -82,7 +82,7 @@ async def test_closing_returns_who_still_waits_and_expires_nobody() -> None:
     assert expired == []
 
 
-async def test_what_expires_may_begin_anew() -> None:
+async def test_expiry_timer_entry_may_start_again_when_it_expires() -> None:
     again: list[str] = []
 
     def expire(name: str) -> None:
@@ -99,7 +99,7 @@ async def test_what_expires_may_begin_anew() -> None:
     assert again == ["first", "second"]
 
 
-def test_an_answer_may_be_as_large_as_a_request_with_its_envelope() -> None:
+def test_tcp_response_limit_equals_request_limit_with_envelope() -> None:
     limits = TcpLimits(message_bytes_max=100)
     assert limits.answer_bytes_max > 100
     assert limits.write_buffer_bytes_max >= 2 * 100
@@ -117,7 +117,7 @@ class PairTransport:
         return self.sock
 
 
-def test_a_connection_sends_at_once_and_bounds_what_waits() -> None:
+def test_tcp_connection_disables_delay_and_bounds_unsent_data() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
         transport = PairTransport(sock)
         tune(transport, 7)  # type: ignore[arg-type]
@@ -127,7 +127,7 @@ def test_a_connection_sends_at_once_and_bounds_what_waits() -> None:
     tune(PairTransport(None), 7)  # type: ignore[arg-type]
 
 
-async def test_one_that_expires_may_give_up_another() -> None:
+async def test_expiry_timer_callback_may_remove_another_entry() -> None:
     expired: list[str] = []
 
     def expire(call: str) -> None:

@@ -53,7 +53,7 @@ class FakeConnection:
         callback()
 
 
-async def test_one_question_is_asked_at_a_time() -> None:
+async def test_liveness_probe_sends_one_probe_at_a_time() -> None:
     connection = FakeConnection()
     connection.probe.suspect(1)
     connection.probe.suspect(1)
@@ -63,7 +63,7 @@ async def test_one_question_is_asked_at_a_time() -> None:
     assert connection.questions == 1, "it has just shown that it lives"
 
 
-async def test_who_lives_is_asked_again_until_its_calls_are_over() -> None:
+async def test_liveness_probe_repeats_until_the_calls_end() -> None:
     connection = FakeConnection()
     connection.probe.suspect(1)
     connection.probe.on_error(WorkerUnavailable("unknown endpoint "))
@@ -80,7 +80,7 @@ async def test_who_lives_is_asked_again_until_its_calls_are_over() -> None:
     assert connection.questions == 2, "that doubt is over"
 
 
-async def test_who_does_not_answer_is_cut(caplog: pytest.LogCaptureFixture) -> None:
+async def test_liveness_probe_closes_a_connection_without_answer(caplog: pytest.LogCaptureFixture) -> None:
     connection = FakeConnection()
     connection.probe.suspect(1)
     connection.probe.on_error(ConnectionTimeout("no acknowledgement within 10 s"))
@@ -88,7 +88,7 @@ async def test_who_does_not_answer_is_cut(caplog: pytest.LogCaptureFixture) -> N
     assert "host:1" in caplog.text
 
 
-async def test_a_connection_that_broke_is_asked_nothing() -> None:
+async def test_liveness_probe_sends_nothing_on_a_broken_connection() -> None:
     connection = FakeConnection()
     connection.probe.suspect(1)
     connection.probe.on_error(Disconnected("broke"))

@@ -17,13 +17,13 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
-def test_without_settings_connections_are_plain() -> None:
+def test_tcp_tls_is_off_without_settings() -> None:
     tls = tcp_options({}).tls
     assert tls == TcpTls()
     assert not tls.is_half
 
 
-def test_every_setting_has_a_variable_and_a_flag() -> None:
+def test_tcp_tls_every_setting_has_a_variable_and_a_flag() -> None:
     names = {
         "--tcp-tls-cert-path": "DYN_TCP_TLS_CERT_PATH",
         "--tcp-tls-key-path": "DYN_TCP_TLS_KEY_PATH",
@@ -52,7 +52,7 @@ def test_every_setting_has_a_variable_and_a_flag() -> None:
     )
 
 
-def test_a_flag_beats_its_variable(tmp_path: Path) -> None:
+def test_tcp_tls_flag_takes_precedence_over_its_variable(tmp_path: Path) -> None:
     options = load(RuntimeOptions, ["--tcp-tls-cert-path", "mine.pem"], {"DYN_TCP_TLS_CERT_PATH": "theirs.pem"})
     assert tcp_tls_files({"DYN_TCP_TLS_CERT_PATH": "theirs.pem"}, options).cert_path == "mine.pem"
 
@@ -68,23 +68,23 @@ def test_a_flag_beats_its_variable(tmp_path: Path) -> None:
         ({"client_ca_cert_path"}, "--tcp-tls-client-ca-cert-path .*: requires --tcp-tls-cert-path"),
     ],
 )
-def test_what_is_half_given_is_refused(given: set[str], complaint: str) -> None:
+def test_tcp_tls_refuses_incomplete_settings(given: set[str], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         TcpTls.load(TcpTlsFiles(**dict.fromkeys(given, "some.pem")))
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan"])
-def test_a_handshake_that_may_take_no_time_is_refused(seconds: str) -> None:
+def test_tcp_tls_refuses_a_zero_handshake_timeout(seconds: str) -> None:
     with pytest.raises(ConfigError, match="--tcp-tls-handshake-timeout"):
         tcp_options({"DYN_TCP_TLS_HANDSHAKE_TIMEOUT_SECS": seconds})
 
 
-def test_a_file_that_is_not_there_is_named() -> None:
+def test_tcp_tls_error_names_a_missing_file() -> None:
     with pytest.raises(ConfigError, match=r"--tcp-tls-ca-cert-path nowhere\.pem: No such file"):
         tcp_options({"DYN_TCP_TLS_CA_CERT_PATH": "nowhere.pem"})
 
 
-def test_one_role_may_be_secured_alone(certificates: Certificates) -> None:
+def test_tcp_tls_can_be_enabled_for_one_role(certificates: Certificates) -> None:
     """A worker whose callers are ours dials nobody, and such a caller accepts nobody."""
     server = TcpTls.load(TcpTlsFiles(cert_path=certificates.cert, key_path=certificates.key))
     assert server.server is not None and server.client is None and server.is_half
@@ -93,6 +93,6 @@ def test_one_role_may_be_secured_alone(certificates: Certificates) -> None:
     assert client.client.verify_mode is ssl.CERT_REQUIRED
 
 
-def test_insecure_is_enough_to_be_a_client() -> None:
+def test_tcp_tls_insecure_flag_is_enough_for_a_client() -> None:
     client = TcpTls.load(TcpTlsFiles(is_insecure=True)).client
     assert client is not None and client.verify_mode is ssl.CERT_NONE

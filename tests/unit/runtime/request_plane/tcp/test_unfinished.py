@@ -81,7 +81,7 @@ def unfinished(bytes_max: int = 100) -> UnfinishedFrames:
     return UnfinishedFrames(bytes_max, TcpMetrics(MetricsRegistry()), timeout_s=30.0)
 
 
-def test_frame_that_is_not_completed_in_time_ends_its_connection(loop: FakeLoop) -> None:
+def test_unfinished_frame_watch_closes_a_connection_after_its_deadline(loop: FakeLoop) -> None:
     frames, slow, other = unfinished(), Reader(), Reader()
     frames.note(slow, 10, is_new=True)
     loop.advance(20)
@@ -93,7 +93,7 @@ def test_frame_that_is_not_completed_in_time_ends_its_connection(loop: FakeLoop)
     assert frames.size == 10
 
 
-def test_another_frame_of_the_same_connection_has_its_own_time(loop: FakeLoop) -> None:
+def test_unfinished_frame_watch_restarts_the_deadline_for_the_next_frame(loop: FakeLoop) -> None:
     frames, busy = unfinished(), Reader()
     for _ in range(10):
         frames.note(busy, 10, is_new=True)
@@ -103,7 +103,7 @@ def test_another_frame_of_the_same_connection_has_its_own_time(loop: FakeLoop) -
     assert (frames.size, len(frames)) == (0, 0)
 
 
-def test_connections_beyond_the_bound_wait_until_there_is_room(loop: FakeLoop) -> None:
+def test_unfinished_frame_watch_pauses_connections_beyond_the_bound(loop: FakeLoop) -> None:
     frames, first, second, third = unfinished(), Reader(), Reader(), Reader()
     frames.note(first, 60, is_new=True)
     frames.note(second, 60, is_new=True)
@@ -121,7 +121,7 @@ def test_connections_beyond_the_bound_wait_until_there_is_room(loop: FakeLoop) -
     assert not third.fake.is_paused
 
 
-def test_nothing_is_watched_after_the_close(loop: FakeLoop) -> None:
+def test_unfinished_frame_watch_ignores_closed_connections(loop: FakeLoop) -> None:
     frames, late = unfinished(), Reader()
     frames.note(Reader(), 10, is_new=True)
     frames.close()
@@ -131,7 +131,9 @@ def test_nothing_is_watched_after_the_close(loop: FakeLoop) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 70), st.booleans(), st.floats(0, 20)), max_size=60))
-def test_sizes_add_up_and_the_oldest_is_never_paused(steps: list[tuple[int, int, bool, float]]) -> None:
+def test_unfinished_frame_watch_sums_sizes_and_never_pauses_the_oldest(
+    steps: list[tuple[int, int, bool, float]],
+) -> None:
     with pytest.MonkeyPatch.context() as patched:
         loop = FakeLoop()
         patched.setattr("dynamo.runtime.request_plane.tcp.unfinished.asyncio.get_running_loop", lambda: loop)

@@ -102,7 +102,7 @@ class Conversation:
         self.say(b'{"error":null}')
 
 
-async def test_a_request_is_written_as_upstream_writes_it() -> None:
+async def test_upstream_caller_writes_a_request_as_released_dynamo() -> None:
     talk = Conversation()
     [sent] = frame.UpstreamRequestDecoder(1 << 20).feed(talk.requests.data)
     header, body = frame.split_two_part(sent.message)
@@ -122,7 +122,7 @@ async def test_a_request_is_written_as_upstream_writes_it() -> None:
     assert (request.id, request.metadata, address.subject) == ("r", {"tenant": "x"}, talk.call.subject)
 
 
-async def test_an_answer_is_heard_to_its_end() -> None:
+async def test_upstream_caller_reads_a_response_to_its_end() -> None:
     talk = Conversation()
     talk.open()
     talk.say(b"", ITEM)
@@ -134,7 +134,7 @@ async def test_an_answer_is_heard_to_its_end() -> None:
     assert talk.transport.is_closed
 
 
-async def test_a_value_without_the_usual_envelope_is_heard() -> None:
+async def test_upstream_caller_accepts_a_value_without_envelope() -> None:
     talk = Conversation()
     talk.open()
     talk.say(b"", b'{"data":{"Events":{"last_event_id":2}},"complete_final":false}')
@@ -150,7 +150,7 @@ async def test_a_value_without_the_usual_envelope_is_heard() -> None:
 
 
 @pytest.mark.parametrize("closing", ["sentinel", "connection"])
-async def test_an_answer_without_its_final_marker_is_incomplete(closing: str) -> None:
+async def test_upstream_caller_reports_a_response_without_final_marker_as_incomplete(closing: str) -> None:
     talk = Conversation()
     talk.open()
     talk.say(b"", ITEM)
@@ -162,7 +162,7 @@ async def test_an_answer_without_its_final_marker_is_incomplete(closing: str) ->
     assert isinstance(talk.heard.told[1], StreamIncomplete)
 
 
-async def test_a_stopped_answer_may_end_without_its_marker() -> None:
+async def test_upstream_caller_accepts_a_stopped_response_without_final_marker() -> None:
     talk = Conversation()
     talk.call.stop()
     talk.open()
@@ -171,7 +171,7 @@ async def test_a_stopped_answer_may_end_without_its_marker() -> None:
     assert talk.heard.told == ["end"]
 
 
-async def test_a_refusing_prologue_is_an_error() -> None:
+async def test_upstream_caller_raises_on_a_refusing_prologue() -> None:
     talk = Conversation()
     talk.say(json_encode({"subject": talk.call.subject, "stream_type": "response"}))
     talk.say(b'{"error":"engine is gone"}')
@@ -181,7 +181,9 @@ async def test_a_refusing_prologue_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-async def test_a_killed_call_turns_the_worker_away(caplog: pytest.LogCaptureFixture, at_once: bool) -> None:
+async def test_upstream_caller_refuses_the_response_connection_of_a_killed_call(
+    caplog: pytest.LogCaptureFixture, at_once: bool
+) -> None:
     talk = Conversation()
     errors = METRICS.errors.value
     talk.call.kill()
@@ -196,20 +198,20 @@ async def test_a_killed_call_turns_the_worker_away(caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.parametrize("garbage", [b"{", b'{"subject":5}'])
-async def test_an_answer_that_cannot_be_read_is_closed(garbage: bytes) -> None:
+async def test_upstream_caller_closes_an_unreadable_response(garbage: bytes) -> None:
     talk = Conversation()
     talk.say(garbage)
     assert talk.transport.is_closed
 
 
-async def test_a_broken_item_ends_the_call() -> None:
+async def test_upstream_caller_ends_the_call_on_a_malformed_item() -> None:
     talk = Conversation()
     talk.open()
     talk.say(b"", b"\x82\xa4data")
     assert isinstance(talk.heard.told[0], StreamIncomplete)
 
 
-async def test_a_lost_request_connection_ends_what_was_not_answered_yet() -> None:
+async def test_upstream_caller_fails_unanswered_calls_of_a_lost_connection() -> None:
     waiting, answered = Conversation(), Conversation()
     answered.open()
     for talk in (waiting, answered):
@@ -227,7 +229,9 @@ async def test_a_lost_request_connection_ends_what_was_not_answered_yet() -> Non
         ("something else", WorkerUnavailable),
     ],
 )
-async def test_a_refusing_acknowledgement_is_typed(text: str, kind: type[DynamoException]) -> None:
+async def test_upstream_caller_raises_a_typed_error_on_a_refusing_acknowledgement(
+    text: str, kind: type[DynamoException]
+) -> None:
     assert type(refusal(text)) is kind
     talk = Conversation()
     talk.link.data_received(frame.ack(text.encode()))
@@ -255,7 +259,7 @@ class Framed(Conversation):
         assert await self.desk.tasks.wait(30)
 
 
-async def test_a_request_in_frames_says_where_they_are_to_be_had() -> None:
+async def test_upstream_caller_announces_where_request_frames_are_offered() -> None:
     talk = Framed()
     [sent] = frame.UpstreamRequestDecoder(1 << 20).feed(talk.requests.data)
     address = read_stream_address(sent.message)
@@ -269,7 +273,7 @@ async def test_a_request_in_frames_says_where_they_are_to_be_had() -> None:
     assert control["request_type"] == "many_in"
 
 
-async def test_frames_are_written_in_order_and_end_in_the_last_word() -> None:
+async def test_upstream_caller_sends_request_frames_in_order_with_a_final_marker() -> None:
     talk = Framed()
     talk.frames.add(b"one")
     talk.dial_in()
@@ -281,7 +285,7 @@ async def test_frames_are_written_in_order_and_end_in_the_last_word() -> None:
     assert talk.heard.told == []
 
 
-async def test_a_worker_that_reads_slowly_is_waited_for() -> None:
+async def test_upstream_caller_waits_for_a_slow_reader_of_request_frames() -> None:
     talk = Framed()
     talk.answer.pause_writing()
     talk.frames.add(b"one")
@@ -294,7 +298,7 @@ async def test_a_worker_that_reads_slowly_is_waited_for() -> None:
     assert talk.transport.take()[0] == (b"", b"one")
 
 
-async def test_frames_that_nobody_offers_any_more_are_refused() -> None:
+async def test_upstream_caller_refuses_a_connection_for_withdrawn_request_frames() -> None:
     talk = Framed()
     subject = talk.call.frames_subject
     talk.call.kill()
@@ -302,7 +306,7 @@ async def test_frames_that_nobody_offers_any_more_are_refused() -> None:
     assert talk.transport.take() == [(b'"kill"', b"")]
 
 
-async def test_a_worker_that_hangs_up_on_its_frames_ends_their_writing() -> None:
+async def test_upstream_caller_stops_sending_frames_when_the_worker_disconnects() -> None:
     talk = Framed()
     talk.dial_in()
     talk.answer.connection_lost(None)
@@ -312,7 +316,7 @@ async def test_a_worker_that_hangs_up_on_its_frames_ends_their_writing() -> None
     assert talk.done == []
 
 
-async def test_answer_connection_without_a_handshake_is_watched_and_its_bytes_bounded() -> None:
+async def test_upstream_caller_bounds_and_watches_a_response_connection_without_handshake() -> None:
     _, desk, _ = caller_end()
     answer, transport = desk.connection(), FakeTransport()
     answer.connection_made(transport)  # type: ignore[arg-type]
@@ -324,7 +328,7 @@ async def test_answer_connection_without_a_handshake_is_watched_and_its_bytes_bo
     desk.close()
 
 
-async def test_answer_connection_with_a_handshake_takes_large_items() -> None:
+async def test_upstream_caller_accepts_large_items_after_the_handshake() -> None:
     talk = Conversation()
     assert len(talk.desk.silent) == 1
     handshake = frame.two_part(json_encode({"subject": talk.call.subject, "stream_type": "response"}), b"")

@@ -64,7 +64,7 @@ def worker_end(codec: str) -> tuple[UpstreamReply, FakeTransport]:
     return reply, transport
 
 
-async def test_a_dial_back_opens_with_handshake_and_prologue() -> None:
+async def test_upstream_worker_opens_the_response_connection_with_handshake_and_prologue() -> None:
     _, transport = worker_end("msgpack")
     assert transport.take() == [
         (b'{"subject":"subject-1","stream_type":"response"}', b""),
@@ -77,7 +77,7 @@ ITEM = b"\x82\xa4data\x81\xa4data\x82\xa9token_ids\x91\x00\xa5index\x00\xaecompl
 FINAL = b"\x81\xaecomplete_final\xc3"
 
 
-async def test_a_token_is_upstreams_item_to_the_byte() -> None:
+async def test_upstream_worker_writes_a_token_as_released_dynamo() -> None:
     reply, transport = worker_end("msgpack")
     transport.take()
     reply.token(0)
@@ -88,7 +88,7 @@ async def test_a_token_is_upstreams_item_to_the_byte() -> None:
     reply.connection_lost(None)
 
 
-async def test_a_json_answer_is_upstreams_to_the_byte() -> None:
+async def test_upstream_worker_writes_a_json_response_as_released_dynamo() -> None:
     reply, transport = worker_end("json")
     transport.take()
     reply.token(0)
@@ -103,7 +103,7 @@ async def test_a_json_answer_is_upstreams_to_the_byte() -> None:
     ]
 
 
-async def test_an_error_is_an_item_before_the_end() -> None:
+async def test_upstream_worker_sends_an_error_item_before_the_end() -> None:
     reply, transport = worker_end("json")
     transport.take()
     reply.fail(InvalidArgument("bad thing"))
@@ -114,7 +114,7 @@ async def test_an_error_is_an_item_before_the_end() -> None:
     assert (final[1], sentinel[0]) == (b'{"complete_final":true}', b'"sentinel"')
 
 
-async def test_many_tokens_of_one_tick_are_few_items() -> None:
+async def test_upstream_worker_merges_tokens_of_one_tick() -> None:
     reply, transport = worker_end("msgpack")
     transport.take()
     for token in range(40):
@@ -124,7 +124,7 @@ async def test_many_tokens_of_one_tick_are_few_items() -> None:
 
 
 @pytest.mark.parametrize(("control", "killed"), [(b'"stop"', False), (b'"kill"', True)])
-async def test_controls_stop_and_kill(control: bytes, killed: bool) -> None:
+async def test_upstream_worker_handles_stop_and_kill(control: bytes, killed: bool) -> None:
     reply, transport = worker_end("msgpack")
     reply.data_received(frame.two_part(control, b""))
     assert (reply.is_cancelled, reply.is_killed, transport.is_closed) == (True, killed, killed)
@@ -134,7 +134,7 @@ async def test_controls_stop_and_kill(control: bytes, killed: bool) -> None:
     "header",
     [b"", b"{}", b'{"id":"r","request_type":"s","response_type":"m","connection_info":{"transport":"t","info":"{"}}'],
 )
-def test_a_request_header_that_cannot_be_read_is_refused(header: bytes) -> None:
+def test_upstream_worker_refuses_an_unreadable_request_header(header: bytes) -> None:
     with pytest.raises(InvalidArgument):
         read_request(frame.UpstreamRequest("p", b"{}", frame.two_part(header, b"")))
 
@@ -147,7 +147,7 @@ STREAMED = (
 )
 
 
-def test_a_request_in_frames_says_where_they_are_to_be_had() -> None:
+def test_upstream_worker_reads_where_request_frames_are_offered() -> None:
     address = read_stream_address(frame.two_part(STREAMED, b""))
     assert address is not None
     assert (address.address, address.subject) == ("a:2", "two")
@@ -156,7 +156,7 @@ def test_a_request_in_frames_says_where_they_are_to_be_had() -> None:
         read_stream_address(frame.two_part(STREAMED.replace(b'\\"a:2\\"', b"2"), b""))
 
 
-async def test_frames_are_read_from_a_connection_of_their_own_until_the_caller_stops() -> None:
+async def test_upstream_worker_reads_request_frames_on_their_own_connection_until_the_end() -> None:
     frames, transport = RequestFrames(), FakeTransport()
     stream = UpstreamRequestStream(frames, "two", LIMITS, METRICS)
     stream.connection_made(transport)  # type: ignore[arg-type]
@@ -168,7 +168,7 @@ async def test_frames_are_read_from_a_connection_of_their_own_until_the_caller_s
     assert transport.is_closed
 
 
-async def test_a_broken_stream_of_frames_ends_the_request(caplog: pytest.LogCaptureFixture) -> None:
+async def test_upstream_worker_fails_a_request_with_a_broken_frame_stream(caplog: pytest.LogCaptureFixture) -> None:
     frames, transport = RequestFrames(), FakeTransport()
     stream = UpstreamRequestStream(frames, "two", LIMITS, METRICS)
     stream.connection_made(transport)  # type: ignore[arg-type]

@@ -69,7 +69,7 @@ async def member(wires: Wires, **settings: Any) -> EtcdMember:
     return made
 
 
-async def test_a_lease_is_renewed_on_a_connection_of_its_own(wires: Wires) -> None:
+async def test_etcd_client_renews_a_lease_on_its_own_connection(wires: Wires) -> None:
     one = await member(wires)
     wires.answers["/v3/lease/keepalive"] = [{"result": {"ID": "5", "TTL": "10"}}, {"result": {"ID": "5"}}]
     await one.put(b"k", b"v", 5)
@@ -84,7 +84,7 @@ async def test_a_lease_is_renewed_on_a_connection_of_its_own(wires: Wires) -> No
     assert wires.asked[0][2] == {"key": "aw==", "value": "dg==", "lease": 5}
 
 
-async def test_a_long_listing_is_read_in_pages_of_one_revision(wires: Wires) -> None:
+async def test_etcd_client_reads_a_long_listing_in_pages_of_one_revision(wires: Wires) -> None:
     one = await member(wires)
     wires.answers["/v3/kv/range"] = [
         {"header": HEADER, "kvs": [{"key": "YQ==", "value": "MQ=="}], "more": True},
@@ -94,7 +94,7 @@ async def test_a_long_listing_is_read_in_pages_of_one_revision(wires: Wires) -> 
     assert (wires.asked[1][2]["key"], wires.asked[1][2]["revision"]) == ("YQA=", 9)
 
 
-async def test_a_token_that_ran_out_is_replaced_and_the_request_made_again(wires: Wires) -> None:
+async def test_etcd_client_replaces_an_expired_token_and_repeats_the_request(wires: Wires) -> None:
     wires.answers["/v3/auth/authenticate"] = [{"token": "first"}, {"token": "second"}]
     wires.answers["/v3/lease/grant"] = [EtcdRefused(UNAUTHENTICATED, "invalid auth token"), {"ID": "5", "TTL": "10"}]
     one = await member(wires, username="u", password="p")
@@ -104,14 +104,14 @@ async def test_a_token_that_ran_out_is_replaced_and_the_request_made_again(wires
     assert wires.asked[0][2] == {"name": "u", "password": "p"}
 
 
-async def test_without_a_user_there_is_no_token_to_replace(wires: Wires) -> None:
+async def test_etcd_client_without_user_has_no_token(wires: Wires) -> None:
     one = await member(wires)
     wires.answers["/v3/lease/revoke"] = [EtcdRefused(UNAUTHENTICATED, "invalid auth token")]
     with pytest.raises(EtcdRefused):
         await one.revoke(5)
 
 
-async def test_a_watch_has_a_connection_of_its_own_for_as_long_as_it_lasts(wires: Wires) -> None:
+async def test_etcd_client_watch_uses_its_own_connection(wires: Wires) -> None:
     one = await member(wires)
     wires.lines = [
         {"header": HEADER, "created": True},
@@ -134,23 +134,21 @@ async def test_a_watch_has_a_connection_of_its_own_for_as_long_as_it_lasts(wires
         {"header": {"revision": "3"}, "created": True},
     ],
 )
-async def test_a_revision_that_is_forgotten_or_was_never_reached_cannot_be_resumed_from(
-    wires: Wires, line: Any
-) -> None:
+async def test_etcd_client_cannot_resume_from_a_compacted_or_future_revision(wires: Wires, line: Any) -> None:
     one = await member(wires)
     wires.lines = [line]
     with pytest.raises(Compacted):
         await anext(one.watch(b"v1/", 5))
 
 
-async def test_a_watch_that_is_cancelled_says_why(wires: Wires) -> None:
+async def test_etcd_client_reports_why_a_watch_was_cancelled(wires: Wires) -> None:
     one = await member(wires)
     wires.lines = [{"header": HEADER, "canceled": True, "cancel_reason": "etcdserver: permission denied"}]
     with pytest.raises(EtcdUnavailable, match="permission denied"):
         await anext(one.watch(b"v1/", 5))
 
 
-async def test_closing_ends_every_connection(wires: Wires) -> None:
+async def test_etcd_client_close_ends_every_connection(wires: Wires) -> None:
     one = await member(wires)
     wires.lines = [{"header": HEADER, "created": True}]
     watch = one.watch(b"v1/", 5)

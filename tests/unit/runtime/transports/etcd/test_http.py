@@ -51,7 +51,7 @@ def chunks(*parts: bytes) -> bytes:
     return head + b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
 
 
-async def test_a_request_says_where_what_and_who() -> None:
+async def test_etcd_http_request_has_host_path_and_authorization() -> None:
     wire = Wire()
     wire.reader.feed_data(answer(b"{}"))
     assert await wire.connection().post("/v3/kv/put", b'{"a":1}', {"Authorization": "token"}, TIMEOUT_S) == b"{}"
@@ -62,7 +62,7 @@ async def test_a_request_says_where_what_and_who() -> None:
     assert body == b'{"a":1}'
 
 
-async def test_a_connection_carries_one_request_after_another() -> None:
+async def test_etcd_http_connection_is_reused() -> None:
     wire = Wire()
     connection = wire.connection()
     asks = [asyncio.ensure_future(connection.post("/", b"%d" % number, {}, TIMEOUT_S)) for number in range(3)]
@@ -73,7 +73,7 @@ async def test_a_connection_carries_one_request_after_another() -> None:
         assert wire.sent.count(b"POST") <= number + 2
 
 
-async def test_a_refusal_leaves_the_connection_in_order() -> None:
+async def test_etcd_http_connection_is_reused_after_an_error_status() -> None:
     wire = Wire()
     connection = wire.connection()
     wire.reader.feed_data(answer(b'{"code":5,"message":"requested lease not found"}', "404 Not Found"))
@@ -84,14 +84,14 @@ async def test_a_refusal_leaves_the_connection_in_order() -> None:
     assert await connection.post("/", b"", {}, TIMEOUT_S) == b"{}"
 
 
-async def test_silence_ends_with_the_time_that_was_given() -> None:
+async def test_etcd_http_request_times_out() -> None:
     wire = Wire()
     with pytest.raises(EtcdUnavailable, match="no response to /v3/lease/keepalive within"):
         await wire.connection().post("/v3/lease/keepalive", b"", {}, 0.01)
     assert wire.is_aborted
 
 
-async def test_who_stops_listening_leaves_no_answer_behind_for_the_next() -> None:
+async def test_etcd_http_cancelled_request_leaves_no_response_for_the_next() -> None:
     wire = Wire()
     connection = wire.connection()
     ask = asyncio.ensure_future(connection.post("/", b"", {}, TIMEOUT_S))
@@ -111,7 +111,7 @@ async def test_who_stops_listening_leaves_no_answer_behind_for_the_next() -> Non
         (b"\x00\xff", "not valid HTTP"),
     ],
 )
-async def test_what_is_no_answer_is_an_error(data: bytes, message: str) -> None:
+async def test_etcd_http_refuses_an_invalid_response(data: bytes, message: str) -> None:
     wire = Wire()
     wire.reader.feed_data(data)
     wire.reader.feed_eof()
@@ -119,7 +119,7 @@ async def test_what_is_no_answer_is_an_error(data: bytes, message: str) -> None:
         await wire.connection().post("/", b"", {}, TIMEOUT_S)
 
 
-async def test_a_connection_that_breaks_says_why() -> None:
+async def test_etcd_http_reports_why_a_connection_broke() -> None:
     wire = Wire()
     wire.fails = ConnectionResetError(104, "Connection reset by peer")
     with pytest.raises(EtcdUnavailable, match="Connection reset by peer"):
@@ -130,7 +130,7 @@ async def test_a_connection_that_breaks_says_why() -> None:
         await wire.connection().post("/", b"", {}, TIMEOUT_S)
 
 
-async def test_an_answer_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_etcd_http_limits_the_response_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "MESSAGE_BYTES_MAX", 10)
     wire = Wire()
     wire.reader.feed_data(answer(b"x" * 11))
@@ -139,7 +139,7 @@ async def test_an_answer_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @given(cuts=st.lists(st.integers(0, 120), max_size=6))
-async def test_a_stream_is_read_line_by_line_wherever_it_is_cut(cuts: list[int]) -> None:
+async def test_etcd_http_stream_splits_lines_at_any_chunk_boundary(cuts: list[int]) -> None:
     wire = Wire()
     data = chunks(b'{"result":1}\n{"re', b'sult":2}\n', b'{"result":3}\n')
     edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
@@ -160,13 +160,13 @@ async def test_a_stream_is_read_line_by_line_wherever_it_is_cut(cuts: list[int])
     assert lines == [b'{"result":1}', b'{"result":2}', b'{"result":3}']
 
 
-async def test_a_stream_that_ends_in_order_just_ends() -> None:
+async def test_etcd_http_stream_ends_normally() -> None:
     wire = Wire()
     wire.reader.feed_data(chunks(b"a\n", b""))
     assert [line async for line in wire.connection().stream("/", b"", {})] == [b"a"]
 
 
-async def test_a_stream_that_is_refused_says_why() -> None:
+async def test_etcd_http_stream_reports_an_error_status() -> None:
     wire = Wire()
     wire.reader.feed_data(answer(b'{"code":16,"message":"invalid auth token"}', "401 Unauthorized"))
     with pytest.raises(EtcdRefused, match="invalid auth token"):

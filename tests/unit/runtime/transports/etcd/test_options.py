@@ -9,13 +9,13 @@ from dynamo.core.errors import ConfigError
 from dynamo.runtime.transports.etcd.options import Address, EtcdOptions, etcd_options
 
 
-def test_the_defaults_are_upstreams() -> None:
+def test_etcd_options_defaults_equal_those_of_released_dynamo() -> None:
     assert etcd_options({}) == EtcdOptions(
         addresses=(Address("localhost", 2379, is_tls=False),), lease_ttl_s=30, startup_timeout_s=120.0
     )
 
 
-def test_every_setting_has_its_variable() -> None:
+def test_etcd_options_have_a_variable_each() -> None:
     options = etcd_options(
         {
             "ETCD_ENDPOINTS": "http://a:1, https://[::1]:2,c:3,https://d",
@@ -56,23 +56,23 @@ def test_every_setting_has_its_variable() -> None:
         ("ETCD_AUTH_CLIENT_KEY", "alone"),
     ],
 )
-def test_a_wrong_setting_is_named(name: str, value: str) -> None:
+def test_etcd_options_error_names_a_wrong_setting(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=name):
         etcd_options({name: value})
 
 
-def test_without_an_encrypted_member_there_is_no_tls() -> None:
+def test_etcd_options_without_https_endpoint_have_no_tls() -> None:
     assert etcd_options({"ETCD_AUTH_CA": "no such file"}).tls() is None
 
 
-def test_with_one_the_member_must_prove_who_it_is() -> None:
+def test_etcd_options_with_https_endpoint_verify_the_server() -> None:
     context = etcd_options({"ETCD_ENDPOINTS": "https://a"}).tls()
     assert context is not None
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname
 
 
-def test_a_file_that_cannot_be_read_is_named_with_its_setting(tmp_path: Path) -> None:
+def test_etcd_options_error_names_an_unreadable_file_and_its_setting(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"ETCD_AUTH_CA='nowhere': No such file"):
         etcd_options({"ETCD_ENDPOINTS": "https://a", "ETCD_AUTH_CA": "nowhere"}).tls()
     junk = tmp_path / "junk.pem"

@@ -21,20 +21,20 @@ HEADER = {"cluster_id": "324952591200643719", "member_id": "3319814642761637952"
 RECORD = {"key": "YS9i", "create_revision": "2", "mod_revision": "9223372036854775807", "version": "1", "value": "AP8="}
 
 
-def test_keys_and_values_travel_as_base64_and_numbers_may_be_text() -> None:
+def test_etcd_protocol_encodes_keys_as_base64_and_reads_numbers_as_text() -> None:
     page = protocol.decode(Page, json.dumps({"header": HEADER, "kvs": [RECORD], "more": True, "count": "3"}).encode())
     assert page.kvs == [KeyValue(b"a/b", b"\x00\xff", 2**63 - 1)]
     assert (page.more, page.header.revision) == (True, 9)
     assert json.loads(protocol.encode({"key": b"a/b", "ID": 2**63 - 1})) == {"key": "YS9i", "ID": 2**63 - 1}
 
 
-def test_what_etcd_leaves_out_is_nothing() -> None:
+def test_etcd_protocol_reads_omitted_fields_as_defaults() -> None:
     assert protocol.decode(Page, json.dumps({"header": HEADER}).encode()).kvs == []
     gone = json.dumps({"result": {"header": HEADER, "ID": "812"}}).encode()
     assert protocol.decode_line(LeaseState, gone) == LeaseState(812, 0)
 
 
-def test_a_message_of_a_watch_says_what_changed() -> None:
+def test_etcd_protocol_reads_watch_messages() -> None:
     events = [{"kv": RECORD}, {"type": "DELETE", "kv": {"key": "YQ==", "mod_revision": "7"}}]
     line = json.dumps({"result": {"header": HEADER, "events": events}}).encode()
     message = protocol.decode_line(WatchMessage, line)
@@ -53,7 +53,7 @@ def test_a_message_of_a_watch_says_what_changed() -> None:
         (502, None, EtcdUnavailable, "HTTP status 502"),
     ],
 )
-def test_an_error_is_about_the_request_or_about_the_member(
+def test_etcd_protocol_tells_request_errors_from_member_errors(
     status: int, body: object, kind: type[Exception], message: str
 ) -> None:
     data = json.dumps(body).encode() if isinstance(body, dict) else str(body or "").encode()
@@ -69,33 +69,33 @@ def test_an_error_is_about_the_request_or_about_the_member(
         {"error": {"code": 16, "message": "invalid auth token", "details": []}},
     ],
 )
-def test_an_error_within_a_stream_is_read_as_either_release_of_the_gateway_writes_it(line: object) -> None:
+def test_etcd_protocol_reads_stream_errors_of_both_gateway_releases(line: object) -> None:
     with pytest.raises(EtcdRefused, match="invalid auth token") as caught:
         protocol.decode_line(WatchMessage, json.dumps(line).encode())
     assert caught.value.code == protocol.UNAUTHENTICATED
 
 
 @given(line=st.binary(max_size=60) | st.from_regex(rb"\{.{0,40}\}"))
-def test_what_is_no_answer_of_etcd_is_an_error_that_says_so(line: bytes) -> None:
+def test_etcd_protocol_refuses_a_response_that_is_not_from_etcd(line: bytes) -> None:
     with pytest.raises((EtcdUnavailable, EtcdRefused)):
         protocol.decode_line(WatchMessage, line)
 
 
 @given(prefix=st.binary(min_size=1, max_size=6).filter(lambda text: text[-1] < 255), rest=st.binary(max_size=4))
-def test_a_range_holds_what_has_the_prefix_and_nothing_else(prefix: bytes, rest: bytes) -> None:
+def test_etcd_protocol_range_covers_exactly_the_prefix(prefix: bytes, rest: bytes) -> None:
     end = protocol.range_end(prefix)
     assert prefix <= prefix + rest < end
     assert (prefix <= rest < end) == rest.startswith(prefix)
 
 
-def test_the_next_page_begins_after_the_last_key_at_the_same_revision() -> None:
+def test_etcd_protocol_next_page_starts_after_the_last_key_at_the_same_revision() -> None:
     first = protocol.list_request(b"v1/")
     assert (first["key"], first["range_end"], first["revision"]) == (b"v1/", b"v10", 0)
     assert protocol.list_request(b"v1/", b"v1/a", 7) == {**first, "key": b"v1/a\0", "revision": 7}
 
 
 @given(ttl_s=st.integers(1, 300), sent_at=st.floats(0, 1e6), answer_s=st.floats(0, 60))
-def test_a_lease_is_renewed_while_most_of_it_is_left_however_late_the_answer_came(
+def test_etcd_protocol_schedules_renewal_early_whatever_the_response_time(
     ttl_s: int, sent_at: float, answer_s: float
 ) -> None:
     lease = Lease(1, ttl_s)
@@ -105,7 +105,7 @@ def test_a_lease_is_renewed_while_most_of_it_is_left_however_late_the_answer_cam
     assert 2 * lease.interval_s < ttl_s / 2, "a stall is noticed before it can cost a lease renewed at half its time"
 
 
-def test_the_cluster_may_grant_more_than_was_asked_for() -> None:
+def test_etcd_protocol_uses_the_granted_ttl() -> None:
     lease = Lease(1, 1)
     lease.renewed(100.0, 5)
     assert (lease.renew_at, lease.expires_at) == (101.0, 105.0)

@@ -121,7 +121,7 @@ async def nats(server: FakeServer) -> AsyncIterator[NatsConnection]:
     await made.close()
 
 
-async def test_what_is_published_is_sent_in_order(nats: NatsConnection, server: FakeServer) -> None:
+async def test_nats_connection_sends_messages_in_order(nats: NatsConnection, server: FakeServer) -> None:
     for number in range(5):
         assert nats.publish("s", b"%d" % number)
     await nats.flush()
@@ -129,7 +129,7 @@ async def test_what_is_published_is_sent_in_order(nats: NatsConnection, server: 
     assert nats.dropped == 0
 
 
-async def test_what_was_subscribed_is_subscribed_again(nats: NatsConnection, server: FakeServer) -> None:
+async def test_nats_connection_subscribes_again_after_reconnect(nats: NatsConnection, server: FakeServer) -> None:
     heard: list[str] = []
     await nats.subscribe("a", heard.append)
     await server.clients[0].breaks()
@@ -142,9 +142,7 @@ async def test_what_was_subscribed_is_subscribed_again(nats: NatsConnection, ser
     assert server.told == ["down"]
 
 
-async def test_what_is_subscribed_during_an_outage_is_listened_to_afterwards(
-    nats: NatsConnection, server: FakeServer
-) -> None:
+async def test_nats_connection_subscribes_later_during_an_outage(nats: NatsConnection, server: FakeServer) -> None:
     server.is_there = False
     await server.clients[0].breaks()
     await until(lambda: not nats.is_up)
@@ -154,7 +152,7 @@ async def test_what_is_subscribed_during_an_outage_is_listened_to_afterwards(
     assert set(server.clients[1].subjects) == {"late"}
 
 
-async def test_a_message_that_cannot_be_handled_harms_no_other(
+async def test_nats_connection_survives_a_failing_handler(
     nats: NatsConnection, server: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     await nats.subscribe("a", lambda _: int("no number"))
@@ -163,13 +161,13 @@ async def test_a_message_that_cannot_be_handled_harms_no_other(
     assert nats.is_up
 
 
-async def test_a_silent_server_is_left(nats: NatsConnection, server: FakeServer) -> None:
+async def test_nats_connection_leaves_a_silent_server(nats: NatsConnection, server: FakeServer) -> None:
     server.clients[0].is_silent = True
     await until(lambda: len(server.clients) == 2 and nats.is_up)
     assert server.clients[0].is_closed
 
 
-async def test_a_server_that_is_busy_with_us_is_not_left(nats: NatsConnection, server: FakeServer) -> None:
+async def test_nats_connection_keeps_a_busy_server(nats: NatsConnection, server: FakeServer) -> None:
     """The answer to a ping may wait behind a large message."""
     client = server.clients[0]
     client.stats = Growing(in_msgs=0)
@@ -179,7 +177,7 @@ async def test_a_server_that_is_busy_with_us_is_not_left(nats: NatsConnection, s
     assert nats.is_up
 
 
-async def test_requests_of_an_outage_are_refused_and_never_sent_later(nats: NatsConnection, server: FakeServer) -> None:
+async def test_nats_connection_refuses_requests_during_an_outage(nats: NatsConnection, server: FakeServer) -> None:
     server.takes.clear()
     assert nats.publish("s", b"under way")
     assert nats.publish("s", b"waiting")
@@ -196,7 +194,7 @@ async def test_requests_of_an_outage_are_refused_and_never_sent_later(nats: Nats
     assert nats.dropped == 3
 
 
-async def test_events_of_an_outage_are_sent_later_as_far_as_they_fit(
+async def test_nats_connection_buffers_events_during_an_outage(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox, "UNSENT_MAX", 3)
@@ -214,7 +212,7 @@ async def test_events_of_an_outage_are_sent_later_as_far_as_they_fit(
     assert not nats.publish("s", b"")
 
 
-async def test_a_short_absence_is_waited_for_and_a_long_one_is_not(nats: NatsConnection, server: FakeServer) -> None:
+async def test_nats_connection_waits_out_a_short_outage_only(nats: NatsConnection, server: FakeServer) -> None:
     loop = asyncio.get_running_loop()
     server.is_there = False
     await server.clients[0].breaks()
@@ -230,7 +228,7 @@ async def test_a_short_absence_is_waited_for_and_a_long_one_is_not(nats: NatsCon
     await nats.wait_up()
 
 
-async def test_a_refusal_is_not_waited_out(server: FakeServer) -> None:
+async def test_nats_connection_does_not_retry_a_refusal(server: FakeServer) -> None:
     server.is_there = False
     server.error = Exception("nats: 'Authorization Violation'")
     nats = NatsConnection(NatsOptions(startup_timeout_s=1000), "test")
@@ -239,7 +237,7 @@ async def test_a_refusal_is_not_waited_out(server: FakeServer) -> None:
     await nats.close()
 
 
-async def test_closing_twice_is_harmless(nats: NatsConnection, server: FakeServer) -> None:
+async def test_nats_connection_can_be_closed_twice(nats: NatsConnection, server: FakeServer) -> None:
     await nats.close()
     await nats.close()
     assert server.clients[0].is_closed
@@ -247,7 +245,7 @@ async def test_closing_twice_is_harmless(nats: NatsConnection, server: FakeServe
         await nats.start()
 
 
-def test_without_the_library_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nats_connection_error_without_library_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nats.aio.client", None)
     with pytest.raises(ConfigError, match=r"pip install 'nats-py\[nkeys\]"):
         load_client()
@@ -263,7 +261,7 @@ STEPS = st.lists(
 
 @settings(max_examples=60)
 @given(STEPS)
-def test_whatever_happens_order_is_kept_losses_are_counted_and_everyone_is_listened_to(steps: list[str]) -> None:
+def test_nats_connection_keeps_order_counts_losses_and_resubscribes_after_any_faults(steps: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as runner:
         server = make_server(patch)
         runner.run(live(server, steps))

@@ -40,7 +40,7 @@ class Growing(dict[str, int]):
         return self._left
 
 
-def test_traffic_moves_when_something_came_or_went() -> None:
+def test_nats_liveness_counts_traffic_in_both_directions() -> None:
     before = Traffic((3, 10), 100)
     assert Traffic((4, 10), 100).has_moved(before)
     assert Traffic((3, 11), 100).has_moved(before)
@@ -48,7 +48,7 @@ def test_traffic_moves_when_something_came_or_went() -> None:
     assert not Traffic((3, 10), 101).has_moved(before), "what piles up does not move"
 
 
-async def test_an_answer_is_enough() -> None:
+async def test_nats_liveness_accepts_a_pong() -> None:
     client, pings = Client(), Pings()
     client.answer.set()
     await pings.once(client, 5.0)  # type: ignore[arg-type]
@@ -56,7 +56,7 @@ async def test_an_answer_is_enough() -> None:
     assert client.asked == 2
 
 
-async def test_silence_is_forgiven_once() -> None:
+async def test_nats_liveness_tolerates_one_missed_pong() -> None:
     client, pings = Client(), Pings()
     with pytest.raises(ConnectionError, match="no sign of life for"):
         await pings.until_answered(client, 0.001)  # type: ignore[arg-type]
@@ -66,13 +66,13 @@ async def test_silence_is_forgiven_once() -> None:
     assert SILENCES_MAX == 2
 
 
-async def test_an_answer_may_wait_behind_much_else() -> None:
+async def test_nats_liveness_accepts_a_pong_behind_other_traffic() -> None:
     client, pings = Client(), Pings()
     client.stats = Growing(client, looks=5 * SILENCES_MAX)
     await pings.until_answered(client, 0.001)  # type: ignore[arg-type]
 
 
-async def test_a_ping_ends_with_its_connection() -> None:
+async def test_nats_liveness_ping_ends_with_its_connection() -> None:
     client, pings = Client(), Pings()
     waiting = asyncio.ensure_future(pings.once(client, 5.0))  # type: ignore[arg-type]
     await until(lambda: client.asked)

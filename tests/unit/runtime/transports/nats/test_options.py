@@ -15,7 +15,7 @@ EVERYTHING = {
 }
 
 
-def test_without_a_word_it_is_a_local_server_and_upstreams_user() -> None:
+def test_nats_options_default_to_a_local_server_and_released_user() -> None:
     options = nats_options(variables={})
     assert options.servers == ["nats://localhost:4222"]
     assert (options.startup_timeout_s, options.request_timeout_s) == (120.0, 10.0)
@@ -23,7 +23,7 @@ def test_without_a_word_it_is_a_local_server_and_upstreams_user() -> None:
     assert options.tls() is None
 
 
-def test_user_and_password_go_before_token_before_nkey_before_file() -> None:
+def test_nats_options_prefer_user_over_token_over_nkey_over_file() -> None:
     variables = dict(EVERYTHING)
     assert nats_options(variables=variables).credentials() == {"user": "ann", "password": "secret"}
     del variables["NATS_AUTH_PASSWORD"]
@@ -34,11 +34,11 @@ def test_user_and_password_go_before_token_before_nkey_before_file() -> None:
     assert nats_options(variables=variables).credentials() == {"user_credentials": __file__}
 
 
-def test_a_user_in_the_url_is_left_to_it() -> None:
+def test_nats_options_leave_a_user_in_the_url() -> None:
     assert nats_options(variables={"NATS_SERVER": "nats://ann:secret@host:1"}).credentials() == {}
 
 
-def test_no_message_tells_a_password() -> None:
+def test_nats_options_messages_show_no_password() -> None:
     options = nats_options(variables={**EVERYTHING, "NATS_SERVER": "nats://ann:hidden@host:1, tls://b:2"})
     assert options.where == "nats://host:1,tls://b:2"
     assert not {"secret", "token'", "SUSEED"} & set(repr(options).split("'"))
@@ -55,18 +55,18 @@ def test_no_message_tells_a_password() -> None:
         ({"NATS_AUTH_CREDENTIALS_FILE": "/no/such/file"}, "file not found"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(variables: dict[str, str], complaint: str) -> None:
+def test_nats_options_report_contradictions_in_one_line(variables: dict[str, str], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         nats_options(variables=variables)
 
 
-def test_flags_go_before_the_environment() -> None:
+def test_nats_options_prefer_flags_over_variables() -> None:
     flags = RuntimeOptions(nats_tls_ca_cert_path="theirs.pem")
     variables = {"NATS_SERVER": "tls://host:1", "NATS_TLS_CA_CERT_PATH": "other.pem"}
     assert nats_options(flags, variables).tls_ca_cert_path == "theirs.pem"
     assert nats_options(variables=variables).tls_ca_cert_path == "other.pem"
 
 
-def test_a_certificate_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+def test_nats_options_error_names_an_unreadable_certificate(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read a certificate"):
         NatsOptions(server="tls://host:1", tls_ca_cert_path=str(tmp_path / "none.pem")).tls()

@@ -29,7 +29,7 @@ async def sent(outbox: Outbox, client: Client) -> None:
     sending.cancel()
 
 
-async def test_what_is_put_is_sent_in_order() -> None:
+async def test_nats_outbox_sends_in_order() -> None:
     outbox, client = Outbox(lambda _: None), Client()
     for number in range(3):
         assert outbox.put(Message("s", b"%d" % number))
@@ -38,7 +38,7 @@ async def test_what_is_put_is_sent_in_order() -> None:
     assert len(outbox) == 0
 
 
-async def test_what_does_not_fit_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nats_outbox_drops_and_counts_messages_beyond_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "UNSENT_MAX", 3)
     monkeypatch.setattr(module, "UNSENT_BYTES_MAX", 10)
     dropped: list[int] = []
@@ -50,7 +50,7 @@ async def test_what_does_not_fit_is_dropped_and_counted(monkeypatch: pytest.Monk
     assert outbox.put(Message("s", bytes(10))), "what was dropped takes no room"
 
 
-async def test_a_message_that_cannot_be_sent_is_counted_and_holds_up_no_other(caplog: pytest.LogCaptureFixture) -> None:
+async def test_nats_outbox_counts_an_unsendable_message_and_continues(caplog: pytest.LogCaptureFixture) -> None:
     dropped: list[int] = []
     outbox, client = Outbox(dropped.append), Client(ValueError("bad subject"))
     for data in (b"bad", b"good"):
@@ -60,7 +60,7 @@ async def test_a_message_that_cannot_be_sent_is_counted_and_holds_up_no_other(ca
     assert "failed to send a message to s: bad subject" in caplog.text
 
 
-async def test_what_a_closed_connection_did_not_take_goes_over_the_next() -> None:
+async def test_nats_outbox_sends_the_rest_over_the_next_connection() -> None:
     dropped: list[int] = []
     outbox, closed, client = Outbox(dropped.append), Client(ConnectionError("closed")), Client()
     closed.is_closed = True
