@@ -114,7 +114,9 @@ def blobs(tmp_path: Path) -> list[str]:
     return sorted(os.listdir(tmp_path / "mdc" / "blobs"))
 
 
-def test_a_file_is_fetched_once_and_kept_under_its_hash(worker: Worker, cache: AssetCache, tmp_path: Path) -> None:
+def test_asset_cache_fetches_a_file_once_and_keeps_it_by_hash(
+    worker: Worker, cache: AssetCache, tmp_path: Path
+) -> None:
     file = reference(worker.put("/a/tokenizer.json", DATA))
     blob = cache.fetch(file)
     assert Path(blob).read_bytes() == DATA
@@ -123,11 +125,11 @@ def test_a_file_is_fetched_once_and_kept_under_its_hash(worker: Worker, cache: A
     assert worker.asked == ["/a/tokenizer.json"]
 
 
-def test_a_file_without_a_size_is_fetched(worker: Worker, cache: AssetCache) -> None:
+def test_asset_cache_fetches_a_file_without_size(worker: Worker, cache: AssetCache) -> None:
     assert Path(cache.fetch(reference(worker.put("/t", DATA), size=None))).read_bytes() == DATA
 
 
-def test_a_blob_that_broke_is_fetched_again(worker: Worker, cache: AssetCache) -> None:
+def test_asset_cache_fetches_a_damaged_blob_again(worker: Worker, cache: AssetCache) -> None:
     file = reference(worker.put("/t", DATA))
     Path(cache.fetch(file)).write_bytes(DATA[:-1] + b"!")
     assert Path(cache.fetch(file)).read_bytes() == DATA
@@ -138,7 +140,7 @@ def test_a_blob_that_broke_is_fetched_again(worker: Worker, cache: AssetCache) -
     ("answer", "error"),
     [(cut_short, CannotConnect), (drip, CannotConnect), (fall_silent, CannotConnect)],
 )
-def test_a_worker_that_does_not_hand_it_over_leaves_nothing(
+def test_asset_cache_keeps_nothing_of_a_failed_download(
     worker: Worker, tmp_path: Path, answer: Callable[[BaseHTTPRequestHandler, bytes], None], error: type[Exception]
 ) -> None:
     worker.answer = answer
@@ -150,7 +152,7 @@ def test_a_worker_that_does_not_hand_it_over_leaves_nothing(
     assert Path(AssetCache(str(tmp_path / "mdc")).fetch(reference(worker.put("/t", DATA)))).read_bytes() == DATA
 
 
-def test_other_bytes_than_the_card_says_are_not_kept(worker: Worker, cache: AssetCache, tmp_path: Path) -> None:
+def test_asset_cache_refuses_bytes_of_another_checksum(worker: Worker, cache: AssetCache, tmp_path: Path) -> None:
     url = worker.put("/t", DATA[:-1] + b"!")
     with pytest.raises(InvalidArgument, match="has the hash"):
         cache.fetch(reference(url))
@@ -160,7 +162,7 @@ def test_other_bytes_than_the_card_says_are_not_kept(worker: Worker, cache: Asse
     assert blobs(tmp_path) == []
 
 
-def test_more_than_is_ever_fetched_is_not_even_asked_for(worker: Worker, tmp_path: Path) -> None:
+def test_asset_cache_does_not_request_a_file_beyond_the_limit(worker: Worker, tmp_path: Path) -> None:
     cache = AssetCache(str(tmp_path / "mdc"), CacheLimits(file_bytes_max=1000))
     url = worker.put("/t", DATA)
     with pytest.raises(InvalidArgument, match="1000"):
@@ -175,32 +177,32 @@ def test_more_than_is_ever_fetched_is_not_even_asked_for(worker: Worker, tmp_pat
     "checksum",
     ["blake3:../../../../etc/passwd", "blake3:" + "a" * 63, "blake3:" + "A" * 64, "sha256:" + "a" * 64, "", "blake3:"],
 )
-def test_a_checksum_that_is_none_names_no_file(worker: Worker, cache: AssetCache, checksum: str) -> None:
+def test_asset_cache_refuses_an_invalid_checksum(worker: Worker, cache: AssetCache, checksum: str) -> None:
     with pytest.raises(InvalidArgument, match="checksum"):
         cache.fetch(FileReference(worker.put("/t", DATA), checksum))
     assert worker.asked == []
 
 
 @pytest.mark.parametrize("url", ["http://", "http://[::1", "http://host:port/t", "http://127.0.0.1:99999/t"])
-def test_a_url_that_is_none_is_the_cards_fault(cache: AssetCache, url: str) -> None:
+def test_asset_cache_reports_an_invalid_url_as_an_error_of_the_card(cache: AssetCache, url: str) -> None:
     with pytest.raises(DynamoException):
         cache.fetch(reference(url))
 
 
-def test_a_worker_that_is_gone_is_named(cache: AssetCache, worker: Worker) -> None:
+def test_asset_cache_error_names_an_unreachable_worker(cache: AssetCache, worker: Worker) -> None:
     with pytest.raises(CannotConnect, match="404"):
         cache.fetch(reference(f"http://127.0.0.1:{worker.server.server_port}/nobody"))
     with pytest.raises(CannotConnect, match=r"127\.0\.0\.1:1/t"):
         cache.fetch(reference("http://127.0.0.1:1/t"))
 
 
-def test_a_cache_that_cannot_be_written_is_named(worker: Worker, tmp_path: Path) -> None:
+def test_asset_cache_error_names_an_unwritable_cache(worker: Worker, tmp_path: Path) -> None:
     (tmp_path / "mdc").write_text("a file, no directory")
     with pytest.raises(ConfigError, match="blobs"):
         AssetCache(str(tmp_path / "mdc")).fetch(reference(worker.put("/t", DATA)))
 
 
-def test_a_full_disk_is_told_as_such_and_leaves_nothing(
+def test_asset_cache_reports_a_full_disk_and_keeps_nothing(
     worker: Worker, cache: AssetCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Full:
@@ -221,7 +223,7 @@ def test_a_full_disk_is_told_as_such_and_leaves_nothing(
     assert blobs(tmp_path) == []
 
 
-def test_what_was_unused_longest_makes_room(worker: Worker, tmp_path: Path) -> None:
+def test_asset_cache_evicts_the_least_recently_used_file(worker: Worker, tmp_path: Path) -> None:
     cache = AssetCache(str(tmp_path / "mdc"), CacheLimits(total_bytes_max=2500))
     files = [reference(worker.put(f"/{n}", bytes([n]) * 1000), bytes([n]) * 1000, 1000) for n in range(4)]
     paths = [cache.fetch(file) for file in files[:2]]
@@ -232,7 +234,7 @@ def test_what_was_unused_longest_makes_room(worker: Worker, tmp_path: Path) -> N
     assert blobs(tmp_path) == sorted(file.checksum.removeprefix("blake3:") for file in (files[0], files[2]))
 
 
-def test_what_a_killed_process_left_is_removed_when_it_is_old(worker: Worker, tmp_path: Path) -> None:
+def test_asset_cache_removes_old_leftovers_of_killed_processes(worker: Worker, tmp_path: Path) -> None:
     directory = tmp_path / "mdc" / "blobs"
     directory.mkdir(parents=True)
     (directory / f"{PARTIAL}old").touch()
@@ -252,7 +254,7 @@ def card(worker: Worker, model_dir: Path) -> ModelDeploymentCard:
     return self_hosted(local, EndpointId("dynamo", "backend", "generate"), worker.show)
 
 
-def test_a_card_of_urls_leads_to_the_same_files(
+def test_asset_cache_resolves_a_card_of_urls_to_the_same_files(
     card: ModelDeploymentCard, cache: AssetCache, model_dir: Path, tmp_path: Path
 ) -> None:
     local = cache.localise(card)
@@ -263,14 +265,16 @@ def test_a_card_of_urls_leads_to_the_same_files(
         assert Path(one).read_bytes() == Path(other).read_bytes()
 
 
-def test_a_local_file_of_a_card_stays_where_it_is(
+def test_asset_cache_keeps_local_files_of_a_card_in_place(
     card: ModelDeploymentCard, cache: AssetCache, model_dir: Path
 ) -> None:
     mixed = moved(card, lambda name, file: str(model_dir / "config.json") if name == "hf_config_json" else file.path)
     assert ModelFiles.from_card(cache.localise(mixed)).config == str(model_dir / "config.json")
 
 
-def test_no_name_in_a_card_leads_out_of_the_cache(card: ModelDeploymentCard, cache: AssetCache, tmp_path: Path) -> None:
+def test_asset_cache_confines_names_of_a_card_to_the_cache(
+    card: ModelDeploymentCard, cache: AssetCache, tmp_path: Path
+) -> None:
     card = msgspec.structs.replace(card, slug="../../../../escape")
     assert card.model_info is not None
     card.model_info["../../odd"] = card.model_info["hf_config_json"]
@@ -300,7 +304,7 @@ def config_path(card: ModelDeploymentCard) -> Path:
     return Path(card.model_info["hf_config_json"].path)
 
 
-def test_the_processor_of_a_model_that_takes_images_is_fetched_once(worker: Worker, cache: AssetCache) -> None:
+def test_asset_cache_fetches_the_processor_of_an_image_model_once(worker: Worker, cache: AssetCache) -> None:
     card = card_of_images(worker, image_token_id=5)
     worker.put(SHOWN + PROCESSOR_FILE, b'{"patch_size": 14}')
     for _ in range(2):
@@ -309,13 +313,13 @@ def test_the_processor_of_a_model_that_takes_images_is_fetched_once(worker: Work
     assert worker.asked.count(SHOWN + PROCESSOR_FILE) == 1
 
 
-def test_that_of_a_model_of_text_alone_is_not_asked_for(worker: Worker, cache: AssetCache) -> None:
+def test_asset_cache_does_not_request_the_processor_of_a_text_model(worker: Worker, cache: AssetCache) -> None:
     cache.localise(card_of_images(worker))
     assert worker.asked == [SHOWN + "config.json"]
 
 
 @pytest.mark.parametrize("shown", [None, b"{", b" " * (PROCESSOR_BYTES_MAX + 1)])
-def test_a_model_without_a_usable_processor_is_served_all_the_same(
+def test_asset_cache_serves_a_model_without_usable_processor(
     worker: Worker, cache: AssetCache, shown: bytes | None
 ) -> None:
     if shown is not None:

@@ -27,7 +27,7 @@ def trees(draw: st.DrawFn) -> Tree:
 
 
 @given(trees(), st.integers(1, 7))
-def test_pieces_make_the_whole(tree: Tree, blocks: int) -> None:
+def test_kv_dump_pieces_join_to_the_whole(tree: Tree, blocks: int) -> None:
     whole, pieces = KvDump(*tree, tell), KvDump(*tree, tell)
     rounds = 0
     while not pieces.is_complete:
@@ -39,7 +39,7 @@ def test_pieces_make_the_whole(tree: Tree, blocks: int) -> None:
 
 
 @given(trees())
-def test_every_block_is_told_after_the_one_before_it_and_ends_where_it_is_held(tree: Tree) -> None:
+def test_kv_dump_lists_every_block_after_its_parent_with_its_tier(tree: Tree) -> None:
     blocks, parents, tiers = tree
     held: dict[int, set[str]] = {block.block_hash: set() for block in blocks}
     before = dict(zip(held, parents, strict=True))
@@ -68,7 +68,7 @@ def test_every_block_is_told_after_the_one_before_it_and_ends_where_it_is_held(t
 
 
 @given(trees())
-def test_what_is_told_of_the_device_needs_no_other_tier(tree: Tree) -> None:
+def test_kv_dump_of_device_blocks_needs_no_other_tier(tree: Tree) -> None:
     known: set[int] = set()
     for event in KvDump(*tree, tell).complete():
         assert isinstance(event.event.data, KvEventData)

@@ -80,7 +80,7 @@ def held(pieces: list[bytes]) -> dict[int, tuple[int, set[int]]]:
     return found
 
 
-async def test_others_have_turns_while_a_rank_is_told_and_its_own_events_wait(
+async def test_durable_events_yield_to_the_loop_and_defer_events_of_a_loading_rank(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_durable, "SLICE_S", 0.0)
@@ -103,7 +103,7 @@ async def test_others_have_turns_while_a_rank_is_told_and_its_own_events_wait(
     house.index.validate()
 
 
-async def test_a_worker_that_leaves_meanwhile_is_not_told(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_durable_events_skip_a_worker_removed_meanwhile(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_durable, "SLICE_S", 0.0)
     house.store(1, 20)
     house.store(2, 5)
@@ -115,7 +115,7 @@ async def test_a_worker_that_leaves_meanwhile_is_not_told(house: House, monkeypa
     assert set(held((await dumping)[2])) == {2}
 
 
-async def test_a_dump_begins_anew_where_the_index_had_to_forget(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_durable_events_restart_a_dump_after_eviction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_durable, "SLICE_S", 0.0)
     monkeypatch.setattr(kv_durable, "DUMP_AGAIN_S", 0.0)
     house = House(blocks_max=400)
@@ -130,7 +130,7 @@ async def test_a_dump_begins_anew_where_the_index_had_to_forget(monkeypatch: pyt
     await house.view.close()
 
 
-async def test_a_rank_that_holds_nothing_is_told_all_the_same(house: House) -> None:
+async def test_durable_events_report_an_empty_rank(house: House) -> None:
     house.store(3, 1)
     house.hear(3, 2, Removed([3_000_100 + at for at in range(16)]))
     _, _, pieces = await house.durable._dump()

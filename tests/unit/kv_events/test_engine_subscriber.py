@@ -56,7 +56,7 @@ class Heard:
         return self.index.depth_by_rank(found).get((7, 1), 0)
 
 
-def test_blocks_are_known_by_their_tokens_under_the_rank_that_was_registered() -> None:
+def test_engine_subscriber_hashes_tokens_under_the_registered_rank() -> None:
     heard = Heard()
     assert heard.live(message(0, stored([1, 2], None, TOKENS[:8])), message(1, stored([3], 2, TOKENS[8:]))) == [
         None,
@@ -69,7 +69,7 @@ def test_blocks_are_known_by_their_tokens_under_the_rank_that_was_registered() -
     assert heard.depth() == 0
 
 
-def test_a_message_that_is_missing_is_asked_for_and_heard_once() -> None:
+def test_engine_subscriber_requests_a_missing_message_and_applies_it_once() -> None:
     heard = Heard()
     first, second, third = (
         message(0, stored([1], None, TOKENS[:4])),
@@ -85,12 +85,12 @@ def test_a_message_that_is_missing_is_asked_for_and_heard_once() -> None:
     assert (heard.engine.gaps, heard.engine.lost) == (0, 0)
 
 
-def test_who_comes_late_asks_for_everything() -> None:
+def test_engine_subscriber_requests_a_full_replay_when_late() -> None:
     heard = Heard()
     assert heard.engine.arrived(message(5, stored([1], None, TOKENS[:4]))) == 0
 
 
-def test_what_nobody_tells_again_leaves_nothing_known() -> None:
+def test_engine_subscriber_clears_the_index_when_replay_fails() -> None:
     heard = Heard()
     heard.live(message(0, stored([1], None, TOKENS[:4])))
     assert heard.live(message(3, stored([9], None, [9, 9, 9, 9]))) == [1]
@@ -99,7 +99,7 @@ def test_what_nobody_tells_again_leaves_nothing_known() -> None:
     assert (heard.engine.gaps, heard.engine.lost) == (1, 2)
 
 
-def test_an_engine_that_counts_anew_was_restarted() -> None:
+def test_engine_subscriber_detects_an_engine_restart_by_its_sequence() -> None:
     heard = Heard()
     heard.live(message(0, stored([1], None, TOKENS[:4])), message(1, stored([2], 1, TOKENS[4:8])))
     assert heard.live(message(0, stored([5], None, [5, 5, 5, 5]))) == [None]
@@ -107,7 +107,7 @@ def test_an_engine_that_counts_anew_was_restarted() -> None:
     assert heard.depth([5, 5, 5, 5]) == 1
 
 
-def test_our_own_envelope_is_read_too() -> None:
+def test_engine_subscriber_reads_our_envelope() -> None:
     heard = Heard()
     blocks = [StoredBlock(1, hashes_of(TOKENS[:4], 4)[0])]
     event = NumberedKvEvent(1, KvEventData(stored=Stored(None, None, blocks)), 1)
@@ -120,7 +120,7 @@ def test_our_own_envelope_is_read_too() -> None:
     assert heard.depth() == 1
 
 
-def test_salts_and_adapters_keep_blocks_apart() -> None:
+def test_engine_subscriber_separates_salts_and_adapters() -> None:
     heard = Heard(salt="s")
     heard.live(message(0, stored([1], None, TOKENS[:4], lora_name="l")))
     assert heard.depth() == 0
@@ -138,27 +138,27 @@ def test_salts_and_adapters_keep_blocks_apart() -> None:
         message(0, stored([1, 2], None, [1, 2])),
     ],
 )
-def test_a_message_that_cannot_be_read_changes_nothing(frames: list[bytes]) -> None:
+def test_engine_subscriber_ignores_a_malformed_message(frames: list[bytes]) -> None:
     heard = Heard()
     heard.engine.arrived(frames)
     heard.engine.process(frames)
     assert heard.index.size == 0
 
 
-def test_the_end_of_a_replay_has_no_number() -> None:
+def test_engine_subscriber_replay_end_marker_has_no_number() -> None:
     assert number_of([b"", struct.pack(">q", -1), b""]) is None
     assert number_of(message(3)) == 3
 
 
 @pytest.mark.parametrize("topic", [b"", b"kv@model"])
-def test_a_replay_with_an_empty_frame_before_its_messages_is_read(topic: bytes) -> None:
+def test_engine_subscriber_reads_a_replay_with_an_empty_frame(topic: bytes) -> None:
     heard = Heard()
     heard.engine.process(replayed([b"", *message(0, stored([1], None, TOKENS[:4]), topic=topic)]))
     heard.engine.process(replayed([b"", *message(1, stored([2], 1, TOKENS[4:8]), topic=topic)[1:]]))
     assert heard.index.size == 2
 
 
-def test_an_address_that_is_none_is_named() -> None:
+def test_engine_subscriber_error_names_an_invalid_address() -> None:
     assert check_endpoint("tcp://host:1") == "tcp://host:1"
     for wrong, why in (("bogus", "missing scheme"), ("http://x", "expected tcp"), ("tcp://", "expected tcp")):
         with pytest.raises(InvalidArgument, match=why):

@@ -11,7 +11,7 @@ from dynamo.protocols.load import ForwardPass, QueuedRequests, ScheduledRequests
 STEP = ForwardPass(0.02, ScheduledRequests(1, 100, 0.0, 28, 2, 301, 0.25), QueuedRequests(3, 900, 2.5, 1, 50, 0.0))
 
 
-async def test_a_step_is_told_in_upstreams_words() -> None:
+async def test_forward_pass_event_equals_that_of_released_dynamo() -> None:
     sent: list[bytes] = []
     publisher = ForwardPassPublisher(sent.append, "5319637113295001620")
     publisher.put(STEP)
@@ -42,7 +42,7 @@ async def test_a_step_is_told_in_upstreams_words() -> None:
     }
 
 
-async def test_each_rank_counts_its_own_steps() -> None:
+async def test_forward_pass_counts_steps_per_rank() -> None:
     sent: list[bytes] = []
     publisher = ForwardPassPublisher(sent.append, "1", ranks=2)
     for rank in (0, 1, 1):
@@ -54,7 +54,7 @@ async def test_each_rank_counts_its_own_steps() -> None:
         publisher.put(STEP, 2)
 
 
-async def test_a_rank_that_rests_beats_and_one_that_steps_does_not() -> None:
+async def test_forward_pass_sends_heartbeats_for_idle_ranks_only() -> None:
     loop = asyncio.get_running_loop()
     beats: asyncio.Queue[dict[str, object]] = asyncio.Queue()
     publisher = ForwardPassPublisher(lambda data: beats.put_nowait(msgpack_decode(data)), "1", 1, heartbeat_s=0.02)
@@ -67,7 +67,7 @@ async def test_a_rank_that_rests_beats_and_one_that_steps_does_not() -> None:
     assert first["scheduled_requests"] == dict.fromkeys(first["scheduled_requests"], 0)  # type: ignore[call-overload]
 
 
-async def test_a_beat_is_due_a_second_after_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forward_pass_heartbeat_is_due_a_second_after_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
     sent: list[bytes] = []
     publisher = ForwardPassPublisher(sent.append, "1")

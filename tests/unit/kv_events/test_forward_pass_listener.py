@@ -21,7 +21,9 @@ def step(seconds: float, **done: int) -> bytes:
     return msgpack_encode(ForwardPassMetrics(1, "7", 0, 1, seconds, ScheduledRequests(**done), QueuedRequests()))
 
 
-async def test_it_hears_every_step_and_leaves_out_what_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
+async def test_forward_pass_listener_receives_every_step_and_skips_malformed_ones(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     bus = MemoryBus()
     runtime = DistributedRuntime(
         None,
@@ -45,7 +47,7 @@ async def test_it_hears_every_step_and_leaves_out_what_cannot_be_read(caplog: py
     await runtime.shutdown()
 
 
-async def test_how_long_prompts_take_is_learned_from_steps_that_compute_nothing_else() -> None:
+async def test_forward_pass_listener_learns_prefill_time_from_prefill_only_steps() -> None:
     runtime = DistributedRuntime(
         None, MemoryDiscovery(MemoryStore()), lambda dispatcher, _: MemoryPlane(dispatcher, MemoryHub())
     )

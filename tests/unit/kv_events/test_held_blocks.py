@@ -96,7 +96,7 @@ def tiered(*changes: tuple[str, Stored | Removed | None], **limits: int) -> Cach
     return made
 
 
-def test_a_dump_tells_every_tier_from_the_nearest_on() -> None:
+def test_held_blocks_dump_lists_every_tier_from_the_nearest() -> None:
     made = tiered(
         (DISK, stored(None, 1, 2, 3)), (DEVICE, stored(None, 1)), (HOST, stored(None, 1, 2)), ("external", stored(3, 4))
     )
@@ -110,19 +110,19 @@ def test_a_dump_tells_every_tier_from_the_nearest_on() -> None:
     ]
 
 
-def test_a_block_that_a_nearer_one_follows_is_told_there_and_taken_back() -> None:
+def test_held_blocks_dump_moves_a_block_needed_by_a_nearer_tier() -> None:
     made = tiered((DEVICE, stored(None, 1, 2)), (DISK, stored(None, 1)), (DEVICE, Removed([1])))
     assert made.dump() == [
         tell(1, stored(None, 1, 2)), tell(2, stored(None, 1), DISK), tell(3, Removed([1])),
     ]  # fmt: skip
 
 
-def test_a_block_that_nobody_holds_is_told_where_the_next_one_is() -> None:
+def test_held_blocks_dump_lists_a_missing_parent_with_its_child() -> None:
     made = tiered((HOST, stored(None, 1, 2)), (HOST, Removed([1])))
     assert made.dump() == [tell(1, stored(None, 1, 2), HOST), tell(2, Removed([1]), HOST)]
 
 
-def test_a_block_is_remembered_until_the_last_tier_gave_it_up() -> None:
+def test_held_blocks_keep_a_block_until_the_last_tier_evicts_it() -> None:
     made = tiered((DEVICE, stored(None, 1)), (HOST, stored(None, 1)), (DEVICE, Removed([1])), (DISK, Removed([1])))
     assert (made.held(), made.held(HOST)) == ({}, {1: 10})
     made.apply(tell(5, Removed([1]), HOST))
@@ -130,18 +130,18 @@ def test_a_block_is_remembered_until_the_last_tier_gave_it_up() -> None:
     assert made.dump() == []
 
 
-def test_an_engine_that_forgot_everything_holds_nothing_in_any_tier() -> None:
+def test_held_blocks_are_empty_after_an_engine_reset() -> None:
     made = tiered((DEVICE, stored(None, 1)), (HOST, stored(None, 1, 2)), (DEVICE, None))
     made.validate()
     assert made.dump() == []
 
 
-def test_each_tier_of_a_block_takes_room() -> None:
+def test_held_blocks_count_each_tier_of_a_block() -> None:
     made = tiered((DEVICE, stored(None, 1, 2)), (HOST, stored(None, 1, 2)), blocks_max=3)
     assert (made.held(), made.held(HOST)) == ({1: 10, 2: 20}, {1: 10})
 
 
-def test_a_tier_that_nobody_knows_is_told_live_but_not_held() -> None:
+def test_held_blocks_ignore_an_unknown_tier() -> None:
     made = tiered((DEVICE, stored(None, 1)), ("tape", stored(None, 7)))
     answer = ask(made, 2)
     assert answer.events is not None
@@ -149,7 +149,7 @@ def test_a_tier_that_nobody_knows_is_told_live_but_not_held() -> None:
     assert made.dump() == [tell(1, stored(None, 1))]
 
 
-def test_nothing_is_held_before_the_first_event() -> None:
+def test_held_blocks_are_empty_before_the_first_event() -> None:
     made = holdings()
     assert made.held() == {}
     assert ask(made).dump is not None
@@ -157,22 +157,22 @@ def test_nothing_is_held_before_the_first_event() -> None:
     assert made.dump() == []
 
 
-def test_blocks_that_were_stored_are_told_in_one_chain() -> None:
+def test_held_blocks_dump_stored_blocks_as_one_chain() -> None:
     made = holdings(stored(None, 1, 2), stored(2, 3))
     assert made.dump() == [tell(1, stored(None, 1, 2, 3))]
     assert made.held() == {1: 10, 2: 20, 3: 30}
 
 
-def test_a_chain_that_forks_is_told_parents_first() -> None:
+def test_held_blocks_dump_a_forked_chain_parents_first() -> None:
     made = holdings(stored(None, 1, 2), stored(2, 3), stored(2, 4, 5))
     assert made.dump() == [tell(1, stored(None, 1, 2)), tell(2, stored(2, 3)), tell(3, stored(2, 4, 5))]
 
 
-def test_a_block_whose_predecessor_is_unknown_is_not_held() -> None:
+def test_held_blocks_ignore_a_block_with_unknown_parent() -> None:
     assert holdings(stored(9, 1)).held() == {}
 
 
-def test_an_evicted_block_is_told_while_others_follow_it() -> None:
+def test_held_blocks_dump_an_evicted_block_with_children() -> None:
     made = holdings(stored(None, 1, 2), Removed([1]))
     assert made.held() == {2: 20}
     assert made.dump() == [tell(1, stored(None, 1, 2)), tell(2, Removed([1]))]
@@ -180,19 +180,19 @@ def test_an_evicted_block_is_told_while_others_follow_it() -> None:
     assert made.dump() == [tell(1, stored(None, 1, 2))]
 
 
-def test_what_is_evicted_and_followed_by_nothing_is_forgotten() -> None:
+def test_held_blocks_forget_an_evicted_leaf() -> None:
     made = holdings(stored(None, 1, 2, 3), Removed([1]), Removed([2]), Removed([3]))
     assert made.dump() == []
     assert made.last_event_id == 4
 
 
-def test_a_cleared_cache_holds_nothing() -> None:
+def test_held_blocks_are_empty_after_a_clear() -> None:
     made = holdings(stored(None, 1, 2), None)
     assert made.held() == {}
     assert made.dump() == []
 
 
-def test_recent_events_are_told_as_they_were() -> None:
+def test_held_blocks_return_recent_events_unchanged() -> None:
     changes = [stored(None, number) for number in range(1, 7)]
     made = holdings(*changes, recent_max=RECENT)
     events = [tell(number, change) for number, change in enumerate(changes, 1)]
@@ -202,7 +202,7 @@ def test_recent_events_are_told_as_they_were() -> None:
         assert (answer.events.events, answer.events.last_event_id) == (events[start - 1 :], 6)
 
 
-def test_events_that_are_too_old_become_a_dump() -> None:
+def test_held_blocks_answer_old_ranges_with_a_dump() -> None:
     made = holdings(*(stored(None, number) for number in range(1, 7)), recent_max=RECENT)
     for start in (None, 0, 1, 2):
         dump = ask(made, start).dump
@@ -210,23 +210,23 @@ def test_events_that_are_too_old_become_a_dump() -> None:
         assert (len(dump.events), dump.last_event_id, dump.reset_scope) == (6, 6, "all")
 
 
-def test_events_that_have_not_happened_are_too_new() -> None:
+def test_held_blocks_refuse_a_range_in_the_future() -> None:
     made = holdings(stored(None, 1))
     assert ask(made, 2, 9).too_new == KvSourceTooNew(2, 9, 1)
     assert ask(made, 2).too_new == KvSourceTooNew(2, 1, 1)
 
 
-def test_an_end_before_its_start_is_refused() -> None:
+def test_held_blocks_refuse_an_end_before_its_start() -> None:
     assert ask(holdings(stored(None, 1)), 5, 2).invalid_range == KvSourceInvalidRange(5, 2)
 
 
-def test_a_source_speaks_of_its_own_rank_alone() -> None:
+def test_held_blocks_source_answers_for_its_rank_only() -> None:
     made = holdings(stored(None, 1))
     assert "worker_id" in (made.answer(KvSourceQuery(1, 0)).error or "")
     assert "dp_rank" in (made.answer(KvSourceQuery(WORKER, 3)).error or "")
 
 
-def test_there_are_no_more_blocks_than_there_is_room_for() -> None:
+def test_held_blocks_are_bounded() -> None:
     made = holdings(stored(None, 1, 2, 3), stored(3, 4), Removed([3]), stored(2, 5), blocks_max=3)
     assert made.held() == {1: 10, 2: 20, 5: 50}
 
@@ -304,13 +304,13 @@ TestHoldings.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 @given(st.integers(0, 12), st.integers(0, 12))
-def test_every_range_is_answered_by_exactly_one_thing(start: int, end: int) -> None:
+def test_held_blocks_answer_every_range_in_exactly_one_way(start: int, end: int) -> None:
     answer = ask(holdings(*(stored(None, number) for number in range(1, 7)), recent_max=RECENT), start, end)
     parts = (answer.events, answer.dump, answer.too_new, answer.invalid_range, answer.error)
     assert sum(part is not None for part in parts) == 1
 
 
-def test_what_happens_while_a_dump_is_made_is_told_in_it() -> None:
+def test_held_blocks_dump_includes_concurrent_events() -> None:
     made = holdings(stored(None, 1, 2))
     pending = made.begin_dump()
     made.apply(tell(2, stored(2, 3)))
@@ -321,7 +321,7 @@ def test_what_happens_while_a_dump_is_made_is_told_in_it() -> None:
     assert dump.last_event_id == 3
 
 
-def test_a_dump_that_too_much_happened_after_says_so() -> None:
+def test_held_blocks_dump_reports_when_too_much_happened_since() -> None:
     made = holdings(stored(None, 1), recent_max=2)
     pending = made.begin_dump()
     for number in range(2, 6):

@@ -16,14 +16,14 @@ from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane
 from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
 
 
-def test_names_are_those_of_upstream_and_all_endpoints_of_a_component_share_them() -> None:
+def test_jetstream_names_equal_those_of_released_dynamo_and_are_shared_by_a_component() -> None:
     one, other = EndpointId.parse("My_ns.backend.generate"), EndpointId.parse("My_ns.backend.prefill")
     assert stream_name(one) == stream_name(other) == "namespace-my-ns-component-backend-kv-events"
     assert bucket_name(one) == "namespace-my-ns-component-backend-radix-bucket"
     assert event_subject(one) == "namespace-my-ns-component-backend-kv-events.queue"
 
 
-async def test_what_waits_for_an_absent_server_is_bounded_and_the_newest_is_dropped(
+async def test_jetstream_buffer_for_an_absent_server_is_bounded_and_drops_the_newest(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(kv_stream, "UNSENT_MAX", 3)
@@ -60,7 +60,7 @@ class FakeJetStream:
         self.made.append(config)
 
 
-async def test_stream_is_made_with_bounds_in_messages_bytes_and_age() -> None:
+async def test_jetstream_stream_is_bounded_in_messages_bytes_and_age() -> None:
     server = FakeJetStream()
     endpoint = EndpointId.parse("a.b.c")
     for _ in range(2):

@@ -57,7 +57,7 @@ async def house() -> AsyncIterator[House]:
     await runtime.shutdown()
 
 
-async def test_stored_and_removed_blocks_are_heard_in_order_with_numbers(house: House) -> None:
+async def test_kv_publisher_numbers_stored_and_removed_blocks_in_order(house: House) -> None:
     publisher = KvEventPublisher(house.endpoint, kv_block_size=4, dp_rank=2)
     publisher.publish_stored([1, 2, 3, 4, 5, 6, 7, 8], [4, 4], [-1, 11], parent_hash=-2)
     publisher.publish_removed([11, -1])
@@ -82,7 +82,7 @@ async def test_stored_and_removed_blocks_are_heard_in_order_with_numbers(house: 
     assert removed["event"]["data"] == {"removed": {"block_hashes": [11, (1 << 64) - 1]}}
 
 
-async def test_a_batch_is_judged_whole(house: House) -> None:
+async def test_kv_publisher_validates_a_whole_batch(house: House) -> None:
     publisher = KvEventPublisher(house.endpoint, worker_id=7, kv_block_size=2)
     good = {"type": "stored", "token_ids": [1, 2], "num_block_tokens": [2], "block_hashes": [5]}
     for bad in (
@@ -100,7 +100,7 @@ async def test_a_batch_is_judged_whole(house: House) -> None:
     assert (stored["worker_id"], stored["event"]["event_id"], removed["event"]["event_id"]) == (7, 1, 2)
 
 
-async def test_a_block_that_is_not_whole_ends_what_is_published(house: House) -> None:
+async def test_kv_publisher_stops_at_a_partial_block(house: House) -> None:
     publisher = KvEventPublisher(house.endpoint, kv_block_size=4)
     publisher.publish_stored([1, 2, 3, 4, 5], [4, 1], [10, 11])
     publisher.publish_stored([1, 2], [2], [12])
@@ -110,7 +110,7 @@ async def test_a_block_that_is_not_whole_ends_what_is_published(house: House) ->
     assert removed["event"]["event_id"] == 2
 
 
-async def test_an_engine_may_speak_from_a_thread_of_its_own(house: House) -> None:
+async def test_kv_publisher_accepts_events_from_another_thread(house: House) -> None:
     publisher = KvEventPublisher(house.endpoint, kv_block_size=4)
     thread = threading.Thread(target=lambda: publisher.publish_removed([1]))
     thread.start()
@@ -119,7 +119,7 @@ async def test_an_engine_may_speak_from_a_thread_of_its_own(house: House) -> Non
     assert removed["event"]["data"] == {"removed": {"block_hashes": [1]}}
 
 
-async def test_a_publisher_that_is_shut_down_leaves(house: House) -> None:
+async def test_kv_publisher_shutdown_deregisters(house: House) -> None:
     publisher = KvEventPublisher(house.endpoint, kv_block_size=4)
     publisher.publish_removed([1])
     await house.heard(1)
@@ -130,7 +130,7 @@ async def test_a_publisher_that_is_shut_down_leaves(house: House) -> None:
         assert isinstance(await anext(house.events), PublisherGone)
 
 
-async def test_with_a_local_indexer_it_can_be_asked_again(house: House) -> None:
+async def test_kv_publisher_with_local_indexer_answers_range_requests(house: House) -> None:
     publisher = KvEventPublisher(house.endpoint, worker_id=7, kv_block_size=2, enable_local_indexer=True)
     publisher.publish_stored([1, 2], [2], [5])
     sources = house.endpoint.discovery.watch(EVENT_SOURCES)
@@ -154,12 +154,12 @@ async def test_with_a_local_indexer_it_can_be_asked_again(house: House) -> None:
         ("kv_state_endpoint", "a.b.c"),
     ],
 )
-async def test_an_argument_that_is_not_honoured_is_named(house: House, argument: str, value: Any) -> None:
+async def test_kv_publisher_error_names_an_unsupported_argument(house: House, argument: str, value: Any) -> None:
     with pytest.raises(InvalidArgument, match=argument):
         KvEventPublisher(house.endpoint, **{"kv_block_size": 4, argument: value})
 
 
-async def test_placeholders_of_images_are_told_as_routers_write_them(house: House) -> None:
+async def test_kv_publisher_writes_image_placeholders_as_routers_do(house: House) -> None:
     """The released publisher tells these."""
     first, second = 0xC04E5527423BB9FB, 0xBE55E72A82F09A72
     shown = [{"mm_objects": [{"mm_hash": one, "offsets": []} for one in two]} for two in ((first,), (first, second))]
@@ -194,7 +194,7 @@ class Kept:
 
 
 @pytest.mark.parametrize("enable_local_indexer", [True, False])
-async def test_events_are_kept_by_a_stream_where_the_surroundings_ask_for_it(
+async def test_kv_publisher_writes_to_a_stream_where_configured(
     house: House, monkeypatch: pytest.MonkeyPatch, enable_local_indexer: bool
 ) -> None:
     monkeypatch.setattr(kv_event_publisher, "KvStreamPublisher", Kept)
@@ -213,7 +213,7 @@ async def test_events_are_kept_by_a_stream_where_the_surroundings_ask_for_it(
     assert heard["event"]["data"] == {"removed": {"block_hashes": [8]}}, "nothing else went over the event plane"
 
 
-def test_adapters_and_salts_keep_their_blocks_apart() -> None:
+def test_kv_publisher_separates_adapters_and_salts() -> None:
     plain = compute_block_hash_for_seq(BLOCK, 4)
     assert len(plain) == 1
     assert compute_block_hash_for_seq(BLOCK, 4, lora_name="l") != plain

@@ -56,12 +56,12 @@ STORED = {
         ("REMOTE", "external"),
     ],
 )
-def test_a_stored_block_is_told_with_its_tier(medium: str | None, tier: str) -> None:
+def test_kv_relay_forwards_a_stored_block_with_its_tier(medium: str | None, tier: str) -> None:
     stored = Stored(None, None, [StoredBlock(7, 4)])
     assert read({**STORED, "medium": medium}) == [Relayed(stored, 3, tier)]
 
 
-def test_maps_and_arrays_say_the_same() -> None:
+def test_kv_relay_reads_maps_and_arrays_alike() -> None:
     as_map = {**STORED, "parent_block_hash": 6, "lora_id": 1, "medium": "GPU", "lora_name": "adapter", "group_idx": 0}
     as_array = ["BlockStored", [7], 6, [1, 2, 3, 4], 4, 1, "GPU", "adapter"]
     assert read(as_map) == read(as_array) == [Relayed(Stored(6, None, [StoredBlock(7, 104)]), 3, "device")]
@@ -70,7 +70,7 @@ def test_maps_and_arrays_say_the_same() -> None:
     assert read({"type": "AllBlocksCleared"}) == read(["AllBlocksCleared"]) == [Relayed(Cleared(), 3, "device")]
 
 
-def test_images_are_told_by_the_names_that_an_engine_gives_them() -> None:
+def test_kv_relay_hashes_images_by_their_engine_names() -> None:
     """Observed of ai-dynamo 1.6.1: names that the frontend gave count, with or without where the image begins."""
     image, other = "c04e5527423bb9fb" + "0" * 48, "be55e72a82f09a72" + "0" * 48
     shown = {"mm_objects": [{"mm_hash": 0xC04E5527423BB9FB, "offsets": []}]}
@@ -93,12 +93,12 @@ def test_images_are_told_by_the_names_that_an_engine_gives_them() -> None:
     assert read([*array, 1]) == [], "another attention group"
 
 
-def test_a_message_without_a_rank_is_the_publishers_own() -> None:
+def test_kv_relay_uses_the_publishers_rank_by_default() -> None:
     payload = msgpack_encode([1.0, [["AllBlocksCleared"]]])
     assert [one.dp_rank for one in relayed(payload, 4, 5, make_stored)] == [5]
 
 
-def test_other_groups_and_other_block_sizes_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_kv_relay_skips_other_groups_and_block_sizes(caplog: pytest.LogCaptureFixture) -> None:
     assert read({**STORED, "group_idx": 1}) == []
     with caplog.at_level(logging.WARNING):
         assert read({**STORED, "block_size": 16}) == []
@@ -119,20 +119,20 @@ def test_other_groups_and_other_block_sizes_are_left_out(caplog: pytest.LogCaptu
         msgpack_encode([1.0, [{"type": "BlockRemoved", "block_hashes": ["x"]}]]),
     ],
 )
-def test_what_cannot_be_read_is_refused_whole(payload: bytes) -> None:
+def test_kv_relay_refuses_a_message_with_a_malformed_event(payload: bytes) -> None:
     with pytest.raises(InvalidArgument):
         relayed(payload, 4, 0, make_stored)
 
 
 @given(st.binary(max_size=64))
-def test_garbage_is_refused_and_nothing_else_happens(payload: bytes) -> None:
+def test_kv_relay_survives_garbage(payload: bytes) -> None:
     try:
         relayed(payload, 4, 0, make_stored)
     except InvalidArgument:
         return
 
 
-def test_hashes_are_sixty_four_bits() -> None:
+def test_kv_relay_masks_hashes_to_64_bits() -> None:
     assert hash_of(-1) == (1 << 64) - 1
     assert hash_of(b"\x01" * 24 + struct.pack(">Q", 77)) == 77
     for wrong in ("x", True, b"", None):
@@ -140,7 +140,7 @@ def test_hashes_are_sixty_four_bits() -> None:
             hash_of(wrong)  # type: ignore[arg-type]
 
 
-def test_lost_messages_are_told_and_the_rest_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_kv_relay_reports_lost_messages_and_continues(caplog: pytest.LogCaptureFixture) -> None:
     put: list[tuple[KvEvent, int, str]] = []
     relay = KvEventRelay(
         "tcp://engine", "", block_tokens=4, dp_rank=0, make_stored=make_stored, put=lambda *what: put.append(what)
@@ -157,7 +157,7 @@ def test_lost_messages_are_told_and_the_rest_goes_on(caplog: pytest.LogCaptureFi
     ]  # fmt: skip
 
 
-async def test_a_relay_is_ended_by_cancelling_it() -> None:
+async def test_kv_relay_ends_on_cancellation() -> None:
     relay = KvEventRelay("inproc://nobody", "", block_tokens=4, dp_rank=0, make_stored=make_stored, put=lambda *_: None)
     running = asyncio.ensure_future(relay.run())
     await turns()

@@ -70,7 +70,7 @@ def blocks(events: list[WorkerKvEvent]) -> list[int]:
     return [block.block_hash for told in events for block in told.event.data.stored.blocks]  # type: ignore[union-attr]
 
 
-async def test_its_record_says_whose_blocks_it_tells_of_and_who_answers_for_them(bench: Bench) -> None:
+async def test_kv_source_record_names_worker_and_responder(bench: Bench) -> None:
     await bench.source.open()
     record = await bench.record()
     publisher, worker = record["publisher_id"], bench.worker.instance_id
@@ -94,7 +94,7 @@ async def test_its_record_says_whose_blocks_it_tells_of_and_who_answers_for_them
     assert target["endpoint"] == name
 
 
-async def test_an_event_is_heard_and_can_be_asked_for(bench: Bench) -> None:
+async def test_kv_source_publishes_events_and_answers_range_requests(bench: Bench) -> None:
     await bench.source.open()
     subscriber = await bench.router.event_plane.subscriber(EndpointId.parse(ENDPOINT), "kv-events")
     bench.source.put(stored(None, 1, 2))
@@ -111,7 +111,7 @@ async def test_an_event_is_heard_and_can_be_asked_for(bench: Bench) -> None:
     assert answer.events.events == heard[1:]
 
 
-async def test_what_happened_before_it_was_open_is_in_the_first_dump(bench: Bench) -> None:
+async def test_kv_source_first_dump_includes_earlier_events(bench: Bench) -> None:
     bench.source.put(stored(None, 1, 2))
     await turns()
     await bench.source.open()
@@ -120,7 +120,7 @@ async def test_what_happened_before_it_was_open_is_in_the_first_dump(bench: Benc
     assert (blocks(dump.events), dump.last_event_id) == ([1, 2], 1)
 
 
-async def test_an_answer_is_never_older_than_what_was_sent(bench: Bench) -> None:
+async def test_kv_source_answer_is_never_older_than_published_events(bench: Bench) -> None:
     """The event is not on its way yet, and is in the answer already."""
     await bench.source.open()
     bench.source.put(stored(None, 1))
@@ -130,7 +130,7 @@ async def test_an_answer_is_never_older_than_what_was_sent(bench: Bench) -> None
     assert (dump.events, dump.last_event_id) == ([], 2)
 
 
-async def test_one_that_left_is_not_found_but_still_heard(bench: Bench) -> None:
+async def test_kv_source_publishes_after_it_is_removed_from_discovery(bench: Bench) -> None:
     await bench.source.open()
     subscriber = await bench.router.event_plane.subscriber(EndpointId.parse(ENDPOINT), "kv-events")
     await bench.source.leave()
@@ -140,19 +140,19 @@ async def test_one_that_left_is_not_found_but_still_heard(bench: Bench) -> None:
     assert isinstance(await asyncio.wait_for(anext(aiter(subscriber)), 5), Event)
 
 
-async def test_what_is_no_question_is_refused(bench: Bench) -> None:
+async def test_kv_source_refuses_a_malformed_request(bench: Bench) -> None:
     await bench.source.open()
     with pytest.raises(InvalidArgument):
         await bench.ask(worker_id="me")
 
 
-async def test_the_health_of_the_process_does_not_speak_of_it(bench: Bench) -> None:
+async def test_kv_source_is_not_part_of_process_health(bench: Bench) -> None:
     await bench.source.open()
     assert bench.worker.health.endpoints == {}
     assert not bench.worker.health.is_ready()
 
 
-async def test_a_large_dump_gives_the_loop_its_turns_and_misses_nothing(
+async def test_kv_source_large_dump_yields_to_the_loop_and_is_complete(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dynamo.kv_events.source.BLOCKS_PER_TURN", 10)

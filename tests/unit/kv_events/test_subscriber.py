@@ -78,7 +78,7 @@ def stored(parent_hash: int | None, *hashes: int) -> Stored:
     return Stored(parent_hash, None, [StoredBlock(one, one * 10) for one in hashes])
 
 
-async def test_what_was_held_before_and_what_comes_is_known(house: House) -> None:
+async def test_kv_subscriber_applies_the_dump_and_later_events(house: House) -> None:
     house.source.put(stored(None, 1, 2))
     await house.source.open()
     await house.view.start()
@@ -90,14 +90,14 @@ async def test_what_was_held_before_and_what_comes_is_known(house: House) -> Non
     assert house.view.is_whole
 
 
-async def test_a_source_that_comes_later_is_asked(house: House) -> None:
+async def test_kv_subscriber_requests_the_dump_of_a_later_source(house: House) -> None:
     await house.view.start()
     house.source.put(stored(None, 1))
     await house.source.open()
     await until(lambda: house.depth(10) == 1)
 
 
-async def test_an_event_that_was_lost_is_asked_for(house: House) -> None:
+async def test_kv_subscriber_requests_a_lost_event(house: House) -> None:
     await house.source.open()
     await house.view.start()
     await until(lambda: house.view.has_sources and house.view.is_whole)
@@ -115,7 +115,7 @@ async def test_an_event_that_was_lost_is_asked_for(house: House) -> None:
     house.listener.index.validate()
 
 
-async def test_an_event_that_is_heard_twice_counts_once(house: House) -> None:
+async def test_kv_subscriber_applies_a_repeated_event_once(house: House) -> None:
     await house.source.open()
     await house.view.start()
     await until(lambda: house.view.has_sources and house.view.is_whole)
@@ -125,7 +125,7 @@ async def test_an_event_that_is_heard_twice_counts_once(house: House) -> None:
     assert house.depth(10) == 0
 
 
-async def test_a_worker_that_left_is_forgotten(house: House) -> None:
+async def test_kv_subscriber_forgets_a_removed_worker(house: House) -> None:
     house.source.put(stored(None, 1))
     await house.source.open()
     await house.view.start()
@@ -135,7 +135,7 @@ async def test_a_worker_that_left_is_forgotten(house: House) -> None:
     assert not house.view.has_sources
 
 
-async def test_who_cannot_be_asked_is_known_from_what_it_says(house: House) -> None:
+async def test_kv_subscriber_follows_events_of_a_worker_without_source(house: House) -> None:
     await house.view.start()
     house.view.receive(house.told(1, stored(None, 1)))
     house.view.receive(house.told(2, stored(1, 2)))
@@ -144,7 +144,9 @@ async def test_who_cannot_be_asked_is_known_from_what_it_says(house: House) -> N
     assert (house.depth(10, 20), house.depth(70)) == (0, 1), "what came after a gap is all that is sure"
 
 
-async def test_a_source_that_does_not_answer_is_asked_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_kv_subscriber_retries_a_source_that_does_not_answer(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kv_view, "QUERY_RETRY_FIRST_S", 0.01)
     house.source.put(stored(None, 1))
     await house.source.open()
@@ -162,7 +164,7 @@ async def test_a_source_that_does_not_answer_is_asked_again(house: House, monkey
     assert len(tries) == 3
 
 
-async def test_a_record_that_cannot_be_read_harms_nobody(house: House) -> None:
+async def test_kv_subscriber_ignores_an_unreadable_record(house: House) -> None:
     key = "namespace/dynamo/component/backend/endpoint/generate/topic/kv-events/bad"
     await house.worker.discovery.put(EVENT_SOURCES, key, b"{")
     house.source.put(stored(None, 1))
@@ -171,7 +173,7 @@ async def test_a_record_that_cannot_be_read_harms_nobody(house: House) -> None:
     await until(lambda: house.depth(10) == 1)
 
 
-async def test_what_was_kept_is_taken_where_less_was_heard(house: House) -> None:
+async def test_kv_subscriber_loads_a_stored_snapshot_that_is_newer(house: House) -> None:
     view = KvView(house.router, EndpointId.parse(ENDPOINT), house.listener, is_durable=True)
     kept = [house.told(5, stored(None, 1, 2)), house.told(5, Removed([2]))]
     await view.adopt(kept)
@@ -188,7 +190,7 @@ async def test_what_was_kept_is_taken_where_less_was_heard(house: House) -> None
     assert (view.last_event_ids(), house.depth(10, 30)) == ({}, 0)
 
 
-async def test_a_new_source_is_asked_only_when_what_was_kept_says_nothing_of_it(house: House) -> None:
+async def test_kv_subscriber_requests_only_sources_missing_from_the_snapshot(house: House) -> None:
     view = KvView(house.router, EndpointId.parse(ENDPOINT), house.listener, is_durable=True)
     house.source.put(stored(None, 1, 2))
     house.source.flush()  # Before anybody listens.

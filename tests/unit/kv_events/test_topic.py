@@ -22,7 +22,7 @@ def runtime_of(bus: MemoryBus) -> DistributedRuntime:
     )
 
 
-async def test_publisher_reaches_subscribers_until_they_close() -> None:
+async def test_event_topic_delivers_to_subscribers_until_close() -> None:
     runtime = runtime_of(MemoryBus())
     heard: list[bytes] = []
     came = asyncio.Event()

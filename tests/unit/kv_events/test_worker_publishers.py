@@ -29,7 +29,7 @@ async def turn() -> None:
     await turns(2)
 
 
-async def test_the_events_of_one_turn_are_one_message_in_upstreams_words() -> None:
+async def test_worker_publisher_sends_events_of_one_turn_as_one_message_of_released_format() -> None:
     topic = Topic()
     publisher = WorkerKvEventPublisher(topic.publish, 42)
     publisher.put(Stored(None, 0, [StoredBlock(11, 12)]))
@@ -51,7 +51,7 @@ async def test_the_events_of_one_turn_are_one_message_in_upstreams_words() -> No
     ]
 
 
-async def test_what_is_sent_can_be_read_back_with_its_type() -> None:
+async def test_worker_publisher_messages_decode_to_their_type() -> None:
     topic = Topic()
     publisher = WorkerKvEventPublisher(topic.publish, 42)
     publisher.put(Removed([5]))
@@ -63,7 +63,7 @@ async def test_what_is_sent_can_be_read_back_with_its_type() -> None:
     assert cleared.event.data == "cleared"
 
 
-async def test_many_events_are_several_messages_without_a_gap() -> None:
+async def test_worker_publisher_splits_many_events_without_gaps() -> None:
     topic = Topic()
     publisher = WorkerKvEventPublisher(topic.publish, 1)
     for number in range(EVENTS_MAX + 10):
@@ -74,7 +74,7 @@ async def test_many_events_are_several_messages_without_a_gap() -> None:
     assert [event.event.event_id for event in read] == list(range(1, EVENTS_MAX + 11))
 
 
-async def test_a_quiet_turn_sends_nothing() -> None:
+async def test_worker_publisher_sends_nothing_for_an_idle_turn() -> None:
     topic = Topic()
     publisher = WorkerKvEventPublisher(topic.publish, 1)
     publisher.put(Cleared())
@@ -84,7 +84,7 @@ async def test_a_quiet_turn_sends_nothing() -> None:
     assert len(topic.messages) == 1
 
 
-async def test_the_first_load_goes_out_at_once_and_the_newest_when_the_interval_is_over() -> None:
+async def test_worker_publisher_sends_the_first_load_at_once_and_the_newest_after_the_interval() -> None:
     topic = Topic()
     publisher = WorkerLoadPublisher(topic.publish, 42, interval_s=0.001)
     for used in range(5):
@@ -96,7 +96,7 @@ async def test_the_first_load_goes_out_at_once_and_the_newest_when_the_interval_
     publisher.close()
 
 
-async def test_each_rank_has_its_newest_load() -> None:
+async def test_worker_publisher_sends_the_newest_load_of_each_rank() -> None:
     topic = Topic()
     publisher = WorkerLoadPublisher(topic.publish, 42)
     publisher.put(WorkerLoad(dp_rank=0, kv_used_blocks=1))
@@ -106,7 +106,7 @@ async def test_each_rank_has_its_newest_load() -> None:
     assert [(load.dp_rank, load.kv_used_blocks) for load in topic.loads()] == [(0, 1), (1, 2), (0, 3)]
 
 
-async def test_after_closing_nothing_is_sent_by_itself() -> None:
+async def test_worker_publisher_sends_nothing_after_close() -> None:
     topic = Topic()
     publisher = WorkerLoadPublisher(topic.publish, 42, interval_s=0)
     publisher.put(WorkerLoad())
@@ -116,7 +116,7 @@ async def test_after_closing_nothing_is_sent_by_itself() -> None:
     assert len(topic.messages) == 1
 
 
-async def test_a_load_whose_blocks_are_the_same_is_not_sent_again() -> None:
+async def test_worker_publisher_does_not_repeat_a_load_with_equal_blocks_at_once() -> None:
     topic = Topic()
     publisher = WorkerLoadPublisher(topic.publish, 42)
     publisher.put(WorkerLoad(kv_used_blocks=1, running_requests=1))
@@ -125,7 +125,7 @@ async def test_a_load_whose_blocks_are_the_same_is_not_sent_again() -> None:
     assert len(topic.messages) == 1
 
 
-async def test_a_load_that_does_not_change_is_repeated_for_those_who_lost_it() -> None:
+async def test_worker_publisher_repeats_an_unchanged_load_periodically() -> None:
     topic = Topic()
     publisher = WorkerLoadPublisher(topic.publish, 42, interval_s=0, repeat_s=0.001)
     publisher.put(WorkerLoad(kv_used_blocks=1))

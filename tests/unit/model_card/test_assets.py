@@ -28,7 +28,7 @@ def card(model_dir: Path) -> ModelDeploymentCard:
     return build_card(str(model_dir), "My/Model", context_length=512, kv_cache_block_size=16)
 
 
-def test_a_self_hosted_card_names_urls_and_is_otherwise_the_same(card: ModelDeploymentCard, model_dir: Path) -> None:
+def test_self_hosted_card_differs_only_in_its_urls(card: ModelDeploymentCard, model_dir: Path) -> None:
     server = Server()
     hosted = self_hosted(card, ENDPOINT, server.show)
     prefix = "/v1/metadata/dynamo/backend/generate/my_model/_base"
@@ -42,7 +42,7 @@ def test_a_self_hosted_card_names_urls_and_is_otherwise_the_same(card: ModelDepl
     assert [file.checksum for _, file in references(hosted)] == [file.checksum for _, file in references(card)]
 
 
-def test_a_models_processor_is_shown_beside_its_config(card: ModelDeploymentCard, model_dir: Path) -> None:
+def test_self_hosted_card_includes_the_processor_file(card: ModelDeploymentCard, model_dir: Path) -> None:
     server = Server()
     processor = model_dir / PROCESSOR_FILE
     processor.write_text("{}")
@@ -55,11 +55,11 @@ def test_a_models_processor_is_shown_beside_its_config(card: ModelDeploymentCard
     assert PROCESSOR_FILE not in str(hosted)
 
 
-def test_a_process_without_a_system_server_publishes_paths(card: ModelDeploymentCard) -> None:
+def test_card_of_a_process_without_system_server_contains_paths(card: ModelDeploymentCard) -> None:
     assert self_hosted(card, ENDPOINT, lambda path, file: None) == card
 
 
-def test_whoever_does_not_want_to_show_its_files_does_not(
+def test_card_contains_paths_when_hosting_is_disabled(
     card: ModelDeploymentCard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert self_hosted(card, ENDPOINT, Server().show, wanted=False) == card
@@ -68,7 +68,7 @@ def test_whoever_does_not_want_to_show_its_files_does_not(
     assert self_hosted(card, ENDPOINT, Server().show, wanted=True) != card
 
 
-def test_two_files_of_one_name_are_both_shown(model_dir: Path, tmp_path: Path) -> None:
+def test_self_hosted_card_serves_two_files_of_one_name(model_dir: Path, tmp_path: Path) -> None:
     template = tmp_path / "tokenizer.json"
     template.write_text("{{ messages }}")
     card = build_card(str(model_dir), "m", context_length=9, kv_cache_block_size=1, custom_template=str(template))

@@ -17,7 +17,7 @@ def card_of(path: Path, name: str = "tiny", **fields: Any) -> ModelDeploymentCar
     return build_card(str(path), name, **{"context_length": 512, "kv_cache_block_size": 16} | fields)
 
 
-def test_a_card_holds_what_the_files_say(model_dir: Path) -> None:
+def test_card_contains_what_the_model_files_state(model_dir: Path) -> None:
     card = card_of(model_dir, runtime_config=RuntimeConfig(max_num_seqs=8))
     assert (card.display_name, card.source_path, card.context_length) == ("tiny", str(model_dir), 512)
     assert card.architectural_max_context_length == 512
@@ -29,7 +29,7 @@ def test_a_card_holds_what_the_files_say(model_dir: Path) -> None:
     assert card.chat_template_file is msgspec.UNSET
 
 
-def test_a_checksum_is_blake3(tmp_path: Path, model_dir: Path) -> None:
+def test_card_checksum_is_blake3(tmp_path: Path, model_dir: Path) -> None:
     empty = tmp_path / "empty.jinja"
     empty.touch()
     card = card_of(model_dir, custom_template=str(empty))
@@ -39,21 +39,21 @@ def test_a_checksum_is_blake3(tmp_path: Path, model_dir: Path) -> None:
     assert template.file == FileReference(path=str(empty), checksum=f"blake3:{BLAKE3_OF_NOTHING}", size=0)
 
 
-def test_a_card_leads_back_to_its_files(model_dir: Path) -> None:
+def test_card_can_be_resolved_to_its_files(model_dir: Path) -> None:
     assert ModelFiles.from_card(card_of(model_dir)) == ModelFiles.from_dir(str(model_dir))
 
 
-def test_a_card_survives_the_wire(model_dir: Path) -> None:
+def test_card_round_trips(model_dir: Path) -> None:
     card = card_of(model_dir, needs=[["prefill"]], model_aliases=["small"], user_data={"a": 1})
     assert msgspec.json.decode(msgspec.json.encode(card), type=ModelDeploymentCard) == card
 
 
-def test_a_model_served_under_its_path_has_no_other_source(model_dir: Path) -> None:
+def test_card_of_a_model_named_by_its_path_has_no_other_source(model_dir: Path) -> None:
     assert card_of(model_dir, str(model_dir)).source_path is msgspec.UNSET
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
+def test_card_error_names_a_missing_file(tmp_path: Path, name: str) -> None:
     for other in ("config.json", "tokenizer.json"):
         if other != name:
             (tmp_path / other).write_text("{}")
@@ -61,12 +61,12 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
         ModelFiles.from_dir(str(tmp_path))
 
 
-def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+def test_card_error_names_a_missing_directory(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="absent: no such directory"):
         ModelFiles.from_dir(str(tmp_path / "absent"))
 
 
-def test_a_card_that_refers_to_an_absent_file_names_it(model_dir: Path, tmp_path: Path) -> None:
+def test_card_error_names_an_absent_referenced_file(model_dir: Path, tmp_path: Path) -> None:
     card = card_of(model_dir)
     card.tokenizer = {"hf_tokenizer_json": FileReference(str(tmp_path / "gone.json"), "blake3:x")}
     with pytest.raises(ConfigError, match=r"gone\.json is not a file on this machine"):
@@ -84,14 +84,14 @@ def test_a_card_that_refers_to_an_absent_file_names_it(model_dir: Path, tmp_path
         ({"gguf": FileReference("x", "blake3:x")}, "gguf is not supported"),
     ],
 )
-def test_a_card_whose_tokenizer_cannot_be_read_says_why(model_dir: Path, tokenizer: Any, message: str) -> None:
+def test_card_error_states_why_a_tokenizer_is_unreadable(model_dir: Path, tokenizer: Any, message: str) -> None:
     card = card_of(model_dir)
     card.tokenizer = tokenizer
     with pytest.raises(ConfigError, match=message):
         ModelFiles.from_card(card)
 
 
-def test_a_file_that_is_no_json_object_is_named(tmp_path: Path) -> None:
+def test_card_error_names_a_file_that_is_not_a_json_object(tmp_path: Path) -> None:
     for content in (b"[1]", b"{", b"\xff"):
         (tmp_path / "config.json").write_bytes(content)
         with pytest.raises(ConfigError, match=r"config\.json: not a JSON object"):
@@ -108,11 +108,11 @@ def test_a_file_that_is_no_json_object_is_named(tmp_path: Path) -> None:
         ({}, None),
     ],
 )
-def test_the_context_length_is_found_where_the_architecture_puts_it(config: dict[str, Any], length: int | None) -> None:
+def test_card_finds_the_context_length_of_each_architecture(config: dict[str, Any], length: int | None) -> None:
     assert architectural_context_length(config) == length
 
 
-def test_a_name_becomes_a_slug() -> None:
+def test_card_slug_is_made_of_the_name() -> None:
     assert slug_of("Qwen/Qwen3-0.6B") == "qwen_qwen3-0_6b"
     assert slug_of("/models/Tiny") == "models_tiny"
 
@@ -120,19 +120,19 @@ def test_a_name_becomes_a_slug() -> None:
 # ---- mdc_sum ------------------------------------------------------------------------------------------------------
 
 
-def test_the_sum_is_64_hex_digits_and_stable(model_dir: Path) -> None:
+def test_card_sum_is_64_stable_hex_digits(model_dir: Path) -> None:
     total = mdc_sum(card_of(model_dir))
     assert (len(total), int(total, 16) >= 0) == (64, True)
     assert mdc_sum(card_of(model_dir)) == total
 
 
-def test_the_same_files_elsewhere_have_the_same_sum(model_dir: Path, tmp_path: Path) -> None:
+def test_card_sum_does_not_depend_on_the_directory(model_dir: Path, tmp_path: Path) -> None:
     for path in model_dir.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     assert mdc_sum(card_of(tmp_path)) == mdc_sum(card_of(model_dir))
 
 
-def test_the_size_of_a_workers_cache_does_not_change_the_sum(model_dir: Path) -> None:
+def test_card_sum_does_not_depend_on_the_cache_size(model_dir: Path) -> None:
     assert mdc_sum(card_of(model_dir, runtime_config=RuntimeConfig(total_kv_blocks=9))) == mdc_sum(card_of(model_dir))
 
 
@@ -145,10 +145,10 @@ def test_the_size_of_a_workers_cache_does_not_change_the_sum(model_dir: Path) ->
         {"runtime_config": RuntimeConfig(reasoning_parser="qwen3")},
     ],
 )
-def test_what_changes_an_answer_changes_the_sum(model_dir: Path, fields: dict[str, Any]) -> None:
+def test_card_sum_changes_with_everything_that_changes_answers(model_dir: Path, fields: dict[str, Any]) -> None:
     assert mdc_sum(card_of(model_dir, **fields)) != mdc_sum(card_of(model_dir))
 
 
-def test_another_template_changes_the_sum(model_dir: Path, tmp_path: Path) -> None:
+def test_card_sum_changes_with_the_template(model_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "t.jinja").write_text("x")
     assert mdc_sum(card_of(model_dir, custom_template=str(tmp_path / "t.jinja"))) != mdc_sum(card_of(model_dir))

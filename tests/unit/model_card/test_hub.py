@@ -24,23 +24,23 @@ def failure(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
     return failures
 
 
-def test_a_directory_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_uses_a_directory_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_model(str(tmp_path)) == str(tmp_path)
     monkeypatch.chdir(tmp_path.parent)
     assert resolve_model(tmp_path.name) == str(tmp_path)
 
 
-def test_a_name_is_fetched_from_the_hub(failure: list[Exception]) -> None:
+def test_hub_downloads_a_model_by_name(failure: list[Exception]) -> None:
     assert resolve_model("owner/name") == "/cache/owner/name"
 
 
 @pytest.mark.parametrize("name", ["/no/such/dir", "./absent", "a/b/c"])
-def test_a_path_is_never_asked_of_the_hub(failure: list[Exception], name: str) -> None:
+def test_hub_is_not_contacted_for_a_path(failure: list[Exception], name: str) -> None:
     with pytest.raises(ConfigError, match="no such directory"):
         resolve_model(name)
 
 
-def test_a_file_is_no_model(tmp_path: Path) -> None:
+def test_hub_refuses_a_file(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(ConfigError, match="is a file"):
         resolve_model(str(tmp_path / "model.safetensors"))
@@ -54,7 +54,7 @@ def test_a_file_is_no_model(tmp_path: Path) -> None:
         (OSError("disk full\nmore"), "failed to download from the Hugging Face hub: disk full"),
     ],
 )
-def test_what_the_hub_answers_is_told_in_one_line(failure: list[Exception], error: Exception, reason: str) -> None:
+def test_hub_error_is_one_line(failure: list[Exception], error: Exception, reason: str) -> None:
     failure.append(error)
     with pytest.raises(ConfigError) as refused:
         resolve_model("owner/name")
@@ -63,6 +63,6 @@ def test_what_the_hub_answers_is_told_in_one_line(failure: list[Exception], erro
     assert str(refused.value).startswith("model owner/name: ")
 
 
-def test_a_name_that_cannot_be_one_is_told_so() -> None:
+def test_hub_refuses_an_invalid_name() -> None:
     with pytest.raises(ConfigError, match="not a valid name on the Hugging Face hub"):
         resolve_model("--bad--name--")

@@ -12,7 +12,7 @@ def card_of(config: ModelRuntimeConfig) -> dict[str, object]:
     return decoded
 
 
-def test_what_is_set_is_on_the_card() -> None:
+def test_runtime_config_fields_are_written_to_the_card() -> None:
     config = ModelRuntimeConfig()
     values = {
         "context_length": 10, "total_kv_blocks": 5, "max_num_seqs": 2, "max_num_batched_tokens": 7,
@@ -38,14 +38,14 @@ def test_what_is_set_is_on_the_card() -> None:
     assert (config.get_engine_specific("role"), config.get_engine_specific("nothing")) == ("draft", None)
 
 
-def test_what_is_not_set_is_left_out_as_upstream_leaves_it_out() -> None:
+def test_runtime_config_omits_unset_fields_like_released_dynamo() -> None:
     card = card_of(ModelRuntimeConfig())
     assert card["enable_local_indexer"] is True
     for name in ("taints", "topology_domains", "kv_transfer_domain", "disaggregated_endpoint", "stable_routing_id"):
         assert name not in card
 
 
-def test_what_nobody_could_read_is_refused() -> None:
+def test_runtime_config_refuses_values_that_cannot_be_encoded() -> None:
     config = ModelRuntimeConfig()
     with pytest.raises(AttributeError):
         config.contxt_length = 5  # type: ignore[attr-defined]
@@ -62,7 +62,7 @@ def test_what_nobody_could_read_is_refused() -> None:
         config.on_card()
 
 
-def test_structural_tags_are_put_on_the_card_in_both_forms() -> None:
+def test_runtime_config_writes_structural_tags_in_both_forms() -> None:
     config = ModelRuntimeConfig()
     assert config.structural_tag is None
     assert "structural_tag" not in card_of(config)

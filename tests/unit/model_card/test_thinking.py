@@ -41,7 +41,7 @@ def chat(**fields: Any) -> ChatCompletionRequest:
         ),
     ],
 )
-def test_a_request_decides_in_one_of_four_ways(fields: dict[str, Any], expected: Any) -> None:
+def test_thinking_mode_is_read_from_a_request_in_four_ways(fields: dict[str, Any], expected: Any) -> None:
     assert template_arguments(chat(**fields)) == expected
 
 
@@ -56,9 +56,9 @@ def test_a_request_decides_in_one_of_four_ways(fields: dict[str, Any], expected:
         ({"chat_template_args": {"thinking_mode": "x"}}, "enabled", {"thinking_mode": "x"}),
     ],
 )
-def test_the_worker_decides_where_the_request_does_not(fields: dict[str, Any], default: str, expected: Any) -> None:
+def test_thinking_mode_defaults_to_that_of_the_worker(fields: dict[str, Any], default: str, expected: Any) -> None:
     assert template_arguments(chat(**fields), default) == expected
 
 
-def test_a_request_that_says_nothing_has_no_mode() -> None:
+def test_thinking_mode_is_none_without_any_setting() -> None:
     assert thinking_mode(chat()) is None

@@ -30,19 +30,19 @@ def form(parser: str, calls: AllowedCalls) -> Any:
     return whole["format"]
 
 
-def test_a_family_whose_format_is_not_known_has_none() -> None:
+def test_tool_call_tags_are_none_for_an_unknown_family() -> None:
     assert structural_tag("pythonic", NEEDED) is None
     assert structural_tag(None, NEEDED) is None
 
 
 @pytest.mark.parametrize("parser", FAMILIES)
-def test_every_family_tells_each_of_its_tools(parser: str) -> None:
+def test_tool_call_tags_of_every_family_list_each_tool(parser: str) -> None:
     assert "get_weather" in str(form(parser, NEEDED))
     assert "now" in str(form(parser, NEEDED))
 
 
 @pytest.mark.parametrize("parser", ["hermes", "qwen25", "qwen3_coder", "nemotron_nano", "inkling"])
-def test_a_call_begins_at_a_trigger_and_the_text_before_is_free(parser: str) -> None:
+def test_tool_call_tags_start_at_a_trigger_after_free_text(parser: str) -> None:
     needed, free = form(parser, NEEDED), form(parser, FREE)
     assert needed["type"] == free["type"] == "triggered_tags"
     assert all(one["begin"].startswith(needed["triggers"][0]) for one in needed["tags"])
@@ -50,7 +50,7 @@ def test_a_call_begins_at_a_trigger_and_the_text_before_is_free(parser: str) -> 
     assert (free["at_least_one"], free["stop_after_first"]) == (False, True)
 
 
-def test_qwen3_coder_writes_parameters_between_tags() -> None:
+def test_tool_call_tags_of_qwen3_coder_write_parameters_between_tags() -> None:
     end = "\n</function>\n</tool_call>"
     assert form("qwen3_coder", NEEDED)["tags"] == [
         tag("<tool_call>\n<function=get_weather>\n", written(CITY, "qwen_xml"), end),
@@ -59,12 +59,12 @@ def test_qwen3_coder_writes_parameters_between_tags() -> None:
     assert form("qwen3_coder", NEEDED)["triggers"] == ["<tool_call>\n<function="]
 
 
-def test_inkling_writes_its_arguments_under_another_key() -> None:
+def test_tool_call_tags_of_inkling_use_another_arguments_key() -> None:
     begin = '<|content_invoke_tool_json|>{"name": "get_weather", "args": '
     assert form("inkling", FREE)["tags"] == [tag(begin, written(CITY), "}<|end_message|>")]
 
 
-def test_glm47_keeps_its_markers_out_of_the_text_and_a_named_call_stands_alone() -> None:
+def test_tool_call_tags_of_glm47_exclude_markers_from_text_and_allow_a_single_named_call() -> None:
     one = tag("<tool_call>get_weather", written(CITY, "glm_xml"), "</tool_call>")
     needed = form("glm47", NEEDED)
     assert needed["tags"][0] == one
@@ -73,7 +73,7 @@ def test_glm47_keeps_its_markers_out_of_the_text_and_a_named_call_stands_alone()
 
 
 @pytest.mark.parametrize(("parser", "block"), [("deepseek_v3_2", "function_calls"), ("deepseek_v4", "tool_calls")])
-def test_deepseek_writes_its_calls_in_one_block(parser: str, block: str) -> None:
+def test_tool_call_tags_of_deepseek_write_calls_in_one_block(parser: str, block: str) -> None:
     needed = form(parser, NEEDED)
     assert needed["triggers"] == [f"<｜DSML｜{block}>"]
     (whole,) = needed["tags"]
@@ -86,7 +86,7 @@ def test_deepseek_writes_its_calls_in_one_block(parser: str, block: str) -> None
     assert form(parser, FREE)["tags"][0]["content"]["at_least_one"] is True
 
 
-def test_kimi_k2_numbers_its_calls_within_a_section() -> None:
+def test_tool_call_tags_of_kimi_k2_number_calls_within_a_section() -> None:
     one = tag(
         "<|tool_call_begin|>functions.get_weather:",
         {
@@ -120,7 +120,7 @@ def test_kimi_k2_numbers_its_calls_within_a_section() -> None:
         ('{"reasoning_boundary": "backend"}', TagPolicy("always")),
     ],
 )
-def test_the_flag_is_a_word_or_an_object(text: str, policy: TagPolicy | None) -> None:
+def test_tool_call_tags_flag_is_a_word_or_an_object(text: str, policy: TagPolicy | None) -> None:
     assert TagPolicy.read(text) == policy
 
 
@@ -138,13 +138,13 @@ def test_the_flag_is_a_word_or_an_object(text: str, policy: TagPolicy | None) ->
         ('{"reasoning_boundary": "structural_tag"}', "reasoning_boundary"),
     ],
 )
-def test_what_the_flag_cannot_say_is_named(text: str, words: str) -> None:
+def test_tool_call_tags_error_names_an_unsupported_flag_value(text: str, words: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         TagPolicy.read(text)
     assert words in str(caught.value)
 
 
-def test_a_card_says_it_in_either_form() -> None:
+def test_tool_call_tags_are_written_to_the_card_in_either_form() -> None:
     card = RuntimeConfig()
     assert TagPolicy.on(card) is None
     TagPolicy("always", "strict").put_on(card)

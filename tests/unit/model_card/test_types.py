@@ -7,7 +7,7 @@ from dynamo.llm import ModelInput, ModelType, WorkerType
 BOTH = ModelType.Chat | ModelType.Completions
 
 
-def test_types_are_combined_and_compared() -> None:
+def test_model_types_are_combined_and_compared() -> None:
     assert ModelType.Completions | ModelType.Chat == BOTH
     assert len({BOTH, ModelType.Completions | ModelType.Chat}) == 1
     assert ModelType.Chat != BOTH
@@ -22,11 +22,11 @@ def test_types_are_combined_and_compared() -> None:
         (ModelType.TensorBased | ModelType.Chat, "Chat | TensorBased", "chat,tensorbased"),
     ],
 )
-def test_a_type_is_spelled_for_cards_and_for_people(kind: ModelType, on_card: str, text: str) -> None:
+def test_model_type_has_a_card_name_and_a_display_name(kind: ModelType, on_card: str, text: str) -> None:
     assert (kind.on_card, str(kind)) == (on_card, text)
 
 
-def test_a_type_says_what_it_supports() -> None:
+def test_model_type_states_what_it_supports() -> None:
     assert BOTH.supports_chat()
     assert not (BOTH.supports_embedding() or BOTH.supports_classify() or BOTH.supports_pooling())
     every = ModelType.Embedding | ModelType.Classify | ModelType.Pooling | ModelType.Rerank
@@ -34,6 +34,6 @@ def test_a_type_says_what_it_supports() -> None:
     assert every.supports_rerank() and not every.supports_chat()
 
 
-def test_inputs_and_workers_have_the_words_of_cards() -> None:
+def test_model_input_and_worker_type_have_the_names_of_cards() -> None:
     assert [one.value for one in ModelInput] == ["Text", "Tokens", "Tensor"]
     assert [str(one) for one in WorkerType] == ["prefill", "decode", "encode", "aggregated"]

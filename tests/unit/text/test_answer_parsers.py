@@ -45,23 +45,23 @@ THINKS = RuntimeConfig(tool_call_parser="hermes", reasoning_parser="qwen3")
 
 
 @pytest.mark.parametrize("config", [PLAIN, HERMES])
-def test_a_call_that_must_be_is_read_as_json(tokenizer: Tokenizer, config: RuntimeConfig) -> None:
+def test_answer_parser_reads_a_forced_call_as_json(tokenizer: Tokenizer, config: RuntimeConfig) -> None:
     assert read(tokenizer, config, JSON_CALLS, tools=[TOOL], tool_choice="required") == CALL
     assert read(tokenizer, config, '{"a": 1}', tools=[TOOL], tool_choice=NAMED) == CALL
 
 
-def test_a_call_that_must_be_in_the_models_own_format_is_read_as_that(tokenizer: Tokenizer) -> None:
+def test_answer_parser_reads_a_forced_call_in_the_models_format(tokenizer: Tokenizer) -> None:
     assert read(tokenizer, TAGGED, HERMES_CALL, tools=[TOOL], tool_choice="required") == CALL
     assert read(tokenizer, TAGGED, HERMES_CALL, tools=[TOOL], tool_choice=NAMED) == CALL
 
 
-def test_a_call_that_may_be_is_read_by_the_models_family(tokenizer: Tokenizer) -> None:
+def test_answer_parser_reads_an_optional_call_with_the_models_family(tokenizer: Tokenizer) -> None:
     assert read(tokenizer, HERMES, HERMES_CALL, tools=[TOOL]) == CALL
     assert read(tokenizer, PLAIN, HERMES_CALL, tools=[TOOL]) is None
     assert read(tokenizer, HERMES, HERMES_CALL, tools=[TOOL], tool_choice="none") is None
 
 
-def test_an_answer_that_is_continued_goes_on_where_it_broke_off(tokenizer: Tokenizer) -> None:
+def test_answer_parser_continues_a_continued_message(tokenizer: Tokenizer) -> None:
     def found(begun: str) -> list[Event] | None:
         messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": begun}]
         return read(tokenizer, THINKS, "so</think>yes", messages=messages, continue_final_message=True)
@@ -70,14 +70,14 @@ def test_an_answer_that_is_continued_goes_on_where_it_broke_off(tokenizer: Token
     assert found("<think>Hm.</think>Well, ") == [ContentDelta("soyes")]
 
 
-def test_json_that_was_asked_for_is_content_even_where_it_looks_like_a_call(tokenizer: Tokenizer) -> None:
+def test_answer_parser_treats_requested_json_as_content(tokenizer: Tokenizer) -> None:
     form = {"type": "json_object"}
     assert read(tokenizer, HERMES, HERMES_CALL, tools=[TOOL], response_format=form) is None
     found = read(tokenizer, THINKS, '<think>hm</think>{"name": "now"}', tools=[TOOL], response_format=form)
     assert found == [ReasoningDelta("hm"), ContentDelta('{"name": "now"}')]
 
 
-def test_thoughts_come_before_calls(tokenizer: Tokenizer) -> None:
+def test_answer_parser_reads_reasoning_before_calls(tokenizer: Tokenizer) -> None:
     found = read(tokenizer, THINKS, f"<think>hm</think>\n\n{JSON_CALLS}", tools=[TOOL], tool_choice="required")
     assert found == [ReasoningDelta("hm"), *CALL]
 
@@ -96,12 +96,12 @@ def counted(tokenizer: Tokenizer, config: RuntimeConfig, *texts: str, **fields: 
     return reading.reasoning_tokens
 
 
-def test_a_call_that_is_still_being_read_is_no_thought(tokenizer: Tokenizer) -> None:
+def test_answer_parser_does_not_read_reasoning_within_a_call(tokenizer: Tokenizer) -> None:
     said = ["<think>", "a", "</think>", "<tool_call>", '{"na', 'me": "n', 'ow", "arguments": {', "}}", "</tool_call>"]
     assert counted(tokenizer, THINKS, *said, **OFFERED) == 2
 
 
-def test_thoughts_in_channels_are_counted_by_the_one_parser_of_them_all(tokenizer: Tokenizer) -> None:
+def test_answer_parser_counts_reasoning_of_channel_formats(tokenizer: Tokenizer) -> None:
     config = RuntimeConfig(tool_call_parser="harmony", reasoning_parser="gpt_oss")
     said = ["<|channel|>", "analysis", "<|message|>", "a", "b", "<|end|>", "<|start|>", "assistant"]
     said += ["<|channel|>", "commentary to=functions.now", "<|message|>", "{}", "<|call|>"]
@@ -122,7 +122,7 @@ def test_thoughts_in_channels_are_counted_by_the_one_parser_of_them_all(tokenize
     ],
 )
 @pytest.mark.parametrize("family", ["qwen3", "deepseek_r1"])
-def test_the_end_of_a_prompt_says_whether_thoughts_are_open(
+def test_answer_parser_detects_open_reasoning_at_the_end_of_the_prompt(
     tokenizer: Tokenizer, family: str, prompt: str, text: str, expected: list[Event]
 ) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

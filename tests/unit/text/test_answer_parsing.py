@@ -25,14 +25,14 @@ class Scripted:
         return list(self.found.pop(0)) if self.found else []
 
 
-def test_a_text_that_nobody_parses_is_content() -> None:
+def test_answer_parsing_without_parsers_returns_content() -> None:
     reading = Reading(None)
     assert reading.feed("Hel") and reading.feed("lo") and not reading.feed("")
     assert reading.take() == [ContentDelta("Hello")]
     assert reading.close("!") and reading.take() == [ContentDelta("!")]
 
 
-def test_a_call_without_an_id_is_given_one_and_a_given_id_stays() -> None:
+def test_answer_parsing_keeps_call_ids_and_generates_missing_ones() -> None:
     reading = Reading(Scripted([CallBegin(0, "f"), CallBegin(1, "g", "own")]))
     reading.feed("x")
     first, second = reading.take()
@@ -41,7 +41,7 @@ def test_a_call_without_an_id_is_given_one_and_a_given_id_stays() -> None:
     assert reading.calls == 2
 
 
-def test_tokens_are_counted_until_the_answer_takes_them() -> None:
+def test_answer_parsing_counts_tokens_until_they_are_taken() -> None:
     reading = Reading(Scripted([], [ContentDelta("a")], [ContentDelta("b")]))
     reading.feed("x")
     reading.feed("y")
@@ -51,14 +51,14 @@ def test_tokens_are_counted_until_the_answer_takes_them() -> None:
     assert reading.fresh_tokens == 1
 
 
-def test_thoughts_are_counted_up_to_the_token_that_closes_them() -> None:
+def test_answer_parsing_counts_reasoning_tokens_up_to_the_closing_token() -> None:
     reading = Reading(Scripted([], [ReasoningDelta("a")], [], [ReasoningDelta("bc")], [], [ContentDelta("d")], []))
     for text in ("<think>", "a", "b", "c", "</think>", "d", "e"):
         reading.feed(text)
     assert reading.reasoning_tokens == 4
 
 
-def test_calls_beyond_the_limit_are_not_told() -> None:
+def test_answer_parsing_drops_calls_beyond_the_limit() -> None:
     said = [CallBegin(0, "f"), CallArguments(0, "{}"), CallBegin(1, "g"), CallArguments(1, "{}"), ContentDelta("x")]
     reading = Reading(Scripted(said), calls_max=1)
     assert reading.feed("all")
@@ -66,7 +66,7 @@ def test_calls_beyond_the_limit_are_not_told() -> None:
     assert reading.calls == 1
 
 
-def test_the_end_says_what_was_held_back() -> None:
+def test_answer_parsing_returns_held_text_at_the_end() -> None:
     reading = Reading(Scripted([], [ContentDelta("tail")]))
     assert not reading.feed("<")
     assert reading.close("") and reading.take() == [ContentDelta("tail")]
@@ -83,7 +83,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-def test_joined_events_say_the_same_and_no_two_neighbours_are_of_one_kind(events: list[Event]) -> None:
+def test_answer_parsing_merges_neighbouring_events_of_one_kind(events: list[Event]) -> None:
     whole = joined(events)
     assert spelled(whole) == spelled(events)
     for before, after in pairwise(whole):

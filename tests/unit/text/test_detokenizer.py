@@ -34,15 +34,13 @@ IDS = st.lists(st.integers(0, 550), max_size=60)
 
 @settings(max_examples=200, deadline=None)
 @given(ids=IDS, skip=st.booleans())
-def test_random_ids_give_the_librarys_text(tokenizer: Tokenizer, ids: list[int], skip: bool) -> None:
+def test_detokenizer_equals_the_library_for_random_ids(tokenizer: Tokenizer, ids: list[int], skip: bool) -> None:
     assert text_of(Detokenizer(tokenizer.table(skip)), ids) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
 @settings(max_examples=200, deadline=None)
 @given(ids=IDS, skip=st.booleans())
-def test_the_table_and_the_detokenizer_together_write_the_same_json(
-    tokenizer: Tokenizer, ids: list[int], skip: bool
-) -> None:
+def test_detokenizer_and_token_table_produce_the_same_json(tokenizer: Tokenizer, ids: list[int], skip: bool) -> None:
     table = tokenizer.table(skip)
     detokenizer = Detokenizer(table)
     body = b""
@@ -55,7 +53,7 @@ def test_the_table_and_the_detokenizer_together_write_the_same_json(
 
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
-def test_any_text_survives_the_way_through_sentencepiece(piece_tokenizer: Tokenizer, text: str) -> None:
+def test_detokenizer_round_trips_any_text_through_sentencepiece(piece_tokenizer: Tokenizer, text: str) -> None:
     ids = piece_tokenizer.encode(text)
     continued = text_of(Detokenizer(piece_tokenizer.table()), ids)
     assert continued.removeprefix(" ") == piece_tokenizer.decode(ids)
@@ -70,7 +68,7 @@ def byte_runs() -> st.SearchStrategy[list[bytes]]:
 
 @settings(max_examples=100, deadline=None)
 @given(runs=byte_runs())
-def test_runs_of_byte_tokens_give_the_librarys_text(piece_tokenizer: Tokenizer, runs: list[bytes]) -> None:
+def test_detokenizer_equals_the_library_for_runs_of_byte_tokens(piece_tokenizer: Tokenizer, runs: list[bytes]) -> None:
     comma = piece_tokenizer.encode(",")[-1]
     ids = [comma]
     for run in runs:
@@ -80,12 +78,12 @@ def test_runs_of_byte_tokens_give_the_librarys_text(piece_tokenizer: Tokenizer, 
     assert text == piece_tokenizer.decode(ids)
 
 
-def test_a_character_in_several_tokens_appears_when_it_is_whole() -> None:
+def test_detokenizer_returns_a_split_character_when_complete() -> None:
     detokenizer = Detokenizer(table_of(b"a\xe6", b"\x97", b"\xa5", b"b"))
     assert [detokenizer.push(token_id) for token_id in (0, 1, 2, 3)] == ["a", "", "日", "b"]
 
 
-def test_something_is_pending_until_the_character_is_whole() -> None:
+def test_detokenizer_is_pending_until_the_character_is_complete() -> None:
     detokenizer = Detokenizer(table_of(b"\xc3", b"\xa9"))
     states = [detokenizer.is_pending]
     for token_id in (0, 1):
@@ -94,23 +92,23 @@ def test_something_is_pending_until_the_character_is_whole() -> None:
     assert states == [False, True, False]
 
 
-def test_a_character_that_never_became_whole_is_replaced_at_the_end() -> None:
+def test_detokenizer_replaces_an_incomplete_character_at_the_end() -> None:
     detokenizer = Detokenizer(table_of(b"\xe6\x97"))
     assert (detokenizer.push(0), detokenizer.flush(), detokenizer.flush()) == ("", "\ufffd", "")
 
 
-def test_the_table_has_no_text_for_a_token_that_is_part_of_a_character() -> None:
+def test_token_table_has_no_text_for_a_partial_character() -> None:
     assert table_of(b"ok", b"\xe6", b'"\n\\', "é".encode()).text_json == [b"ok", None, b'\\"\\n\\\\', "é".encode()]
 
 
-def test_a_special_token_is_empty_in_the_table_where_it_is_skipped(tokenizer: Tokenizer) -> None:
+def test_token_table_has_empty_text_for_a_skipped_special_token(tokenizer: Tokenizer) -> None:
     token_id = tokenizer.token_to_id("<|im_end|>")
     assert token_id is not None
     assert tokenizer.table(skip_special_tokens=True).text_json[token_id] == b""
     assert tokenizer.table(skip_special_tokens=False).text_json[token_id] == b"<|im_end|>"
 
 
-def test_an_id_outside_the_vocabulary_has_no_text(tokenizer: Tokenizer) -> None:
+def test_token_table_has_no_text_for_an_id_outside_the_vocabulary(tokenizer: Tokenizer) -> None:
     assert Detokenizer(tokenizer.table()).push(tokenizer.vocab_size) == ""
 
 
@@ -132,7 +130,7 @@ def stopped(text: str, stops: list[str], include: bool) -> tuple[str, str | None
 
 @settings(max_examples=300, deadline=None)
 @given(ids=st.lists(st.integers(0, 7), max_size=30), stops=STOPS, include=st.booleans())
-def test_a_stop_string_is_found_wherever_the_tokens_cut_it(ids: list[int], stops: list[str], include: bool) -> None:
+def test_stop_string_is_found_across_token_boundaries(ids: list[int], stops: list[str], include: bool) -> None:
     whole = text_of(Detokenizer(LETTERS), ids)
     detokenizer = Detokenizer(LETTERS, stops, include_stop=include)
     assert (text_of(detokenizer, ids), detokenizer.stopped_by) == stopped(whole, stops, include)
@@ -140,7 +138,7 @@ def test_a_stop_string_is_found_wherever_the_tokens_cut_it(ids: list[int], stops
 
 @settings(max_examples=200, deadline=None)
 @given(ids=st.lists(st.integers(0, 7), max_size=30), stops=STOPS)
-def test_no_more_is_held_back_than_what_may_begin_a_stop_string(ids: list[int], stops: list[str]) -> None:
+def test_stop_string_search_holds_back_only_possible_prefixes(ids: list[int], stops: list[str]) -> None:
     detokenizer = Detokenizer(LETTERS, stops)
     plain = Detokenizer(LETTERS)
     given_out = seen = ""
@@ -154,24 +152,24 @@ def test_no_more_is_held_back_than_what_may_begin_a_stop_string(ids: list[int], 
         assert held == "" or any(stop.startswith(held) for stop in stops)
 
 
-def test_nothing_follows_a_stop_string() -> None:
+def test_stop_string_ends_the_text() -> None:
     detokenizer = Detokenizer(LETTERS, ["ab"])
     assert [detokenizer.push(token_id) for token_id in (1, 0, 1, 1)] == ["b", "", "", ""]
     assert (detokenizer.flush(), detokenizer.stopped_by, detokenizer.is_pending) == ("", "ab", False)
 
 
-def test_what_was_held_for_a_stop_string_comes_out_at_the_end() -> None:
+def test_stop_string_search_releases_held_text_at_the_end() -> None:
     detokenizer = Detokenizer(LETTERS, ["abb"])
     assert (detokenizer.push(2), detokenizer.is_pending, detokenizer.flush()) == ("", True, "ab")
 
 
-def test_a_stop_string_may_be_completed_by_the_replacement_of_a_broken_character() -> None:
+def test_stop_string_may_contain_the_replacement_character() -> None:
     detokenizer = Detokenizer(LETTERS, ["a\ufffd"])
     assert detokenizer.push(0) + detokenizer.push(5) + detokenizer.flush() == ""
     assert detokenizer.stopped_by == "a\ufffd"
 
 
-def test_a_stop_string_of_many_repetitions_is_searched_in_linear_time() -> None:
+def test_stop_string_of_many_repetitions_is_searched_in_linear_time() -> None:
     detokenizer = Detokenizer(table_of(b"a" * 1000), ["a" * 100_000 + "b"])
     stop = detokenizer._stops[0]
     for _ in range(300):

@@ -96,7 +96,7 @@ def schema_format(schema: Any, **more: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_form_is_sent_as_upstream_sends_it(fields: dict[str, Any], sent: Any) -> None:
+def test_guided_format_is_sent_as_released_dynamo(fields: dict[str, Any], sent: Any) -> None:
     assert wire(**fields) == sent
 
 
@@ -123,13 +123,13 @@ def test_a_form_is_sent_as_upstream_sends_it(fields: dict[str, Any], sent: Any) 
         ),
     ],
 )
-def test_a_call_that_must_be_is_sent_as_a_schema(fields: dict[str, Any], sent: Any) -> None:
+def test_guided_forced_call_is_sent_as_a_schema(fields: dict[str, Any], sent: Any) -> None:
     assert wire(**fields) == sent
     assert wire(RuntimeConfig(tool_call_parser="hermes"), **fields) == sent
     assert wire(RuntimeConfig(tool_call_parser="pythonic", structural_tag_mode="on"), **fields) == sent
 
 
-def test_definitions_move_to_the_top_of_the_calls_schema() -> None:
+def test_guided_call_schema_has_its_definitions_at_the_top() -> None:
     parameters = {"$defs": {"P": {"type": "integer"}}, "type": "object", "properties": {"p": {"$ref": "#/$defs/P"}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     bare = {key: value for key, value in parameters.items() if key != "$defs"}
@@ -193,11 +193,11 @@ def hermes(*tags: Any, needed: bool, single: bool = False) -> dict[str, Any]:
         ({"tools": [STRICT], "guided_regex": "a"}, {"regex": "a"}),
     ],
 )
-def test_a_worker_with_structural_tags_is_sent_its_familys_format(fields: dict[str, Any], sent: Any) -> None:
+def test_guided_worker_with_structural_tags_receives_the_family_format(fields: dict[str, Any], sent: Any) -> None:
     assert wire(TAGGED, **fields) == sent
 
 
-def test_the_scope_and_the_strictness_of_structural_tags_are_the_workers() -> None:
+def test_guided_structural_tag_scope_and_strictness_come_from_the_worker() -> None:
     always = RuntimeConfig(tool_call_parser="qwen25", structural_tag_mode="on", structural_tag_scope="always")
     assert wire(always, tools=[WEATHER]) == hermes(tag(WEATHER, CITY), needed=False)
     assert wire(always, tools=[WEATHER], tool_choice="none") is None
@@ -207,7 +207,7 @@ def test_the_scope_and_the_strictness_of_structural_tags_are_the_workers() -> No
     assert wire(unknown, tools=[STRICT]) is None
 
 
-def test_a_text_completion_can_be_guided_too() -> None:
+def test_guided_text_completion_is_supported() -> None:
     def sent(**fields: Any) -> Any:
         body = json.dumps({"model": "m", "prompt": "x", **fields}).encode()
         return guided_decoding(decode_completion(body), TAGGED)
@@ -294,13 +294,13 @@ def test_a_text_completion_can_be_guided_too() -> None:
         ),
     ],
 )
-def test_what_no_engine_could_take_is_refused_by_name(fields: dict[str, Any], param: str, words: str) -> None:
+def test_guided_error_names_an_unsupported_option(fields: dict[str, Any], param: str, words: str) -> None:
     with pytest.raises(InvalidArgument, match=re.escape(words)) as caught:
         wire(**fields)
     assert caught.value.param == param
 
 
-def test_the_tools_of_a_free_call_are_checked_where_they_become_a_grammar() -> None:
+def test_guided_tools_of_a_free_call_are_checked_when_compiled_to_a_grammar() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "x"}}}
     assert wire(tools=[tool]) is None
     with pytest.raises(InvalidArgument, match="is not a JSON type"):
@@ -308,7 +308,7 @@ def test_the_tools_of_a_free_call_are_checked_where_they_become_a_grammar() -> N
 
 
 @pytest.mark.parametrize("choice", ["none", "auto", "required"])
-def test_a_strict_tool_leaves_nothing_open(choice: str) -> None:
+def test_guided_strict_tool_has_a_closed_schema(choice: str) -> None:
     tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": CITY}}
     with pytest.raises(InvalidArgument, match="require additionalProperties: false") as caught:
         wire(tools=[STRICT, tool], tool_choice=choice)
@@ -338,13 +338,13 @@ def test_a_strict_tool_leaves_nothing_open(choice: str) -> None:
         ({"not": None, "if": 5}, ".if must be a JSON schema"),
     ],
 )
-def test_the_fault_in_a_schema_is_found_and_its_place_named(schema: Any, words: str) -> None:
+def test_guided_schema_error_names_the_place(schema: Any, words: str) -> None:
     with pytest.raises(InvalidArgument, match=re.escape(f"here{words}")) as caught:
         check_schema(schema, "here")
     assert caught.value.param == "here"
 
 
-def test_a_schema_that_is_right_is_let_through() -> None:
+def test_guided_valid_schema_is_accepted() -> None:
     check_schema(
         {
             "$defs": {"a/b": {"type": "integer"}, "list": {"items": [True, False]}},
@@ -366,7 +366,7 @@ def test_a_schema_that_is_right_is_let_through() -> None:
     )
 
 
-def test_a_schema_that_is_too_large_or_too_deep_is_refused() -> None:
+def test_guided_schema_that_is_too_large_or_too_deep_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="bytes"):
         check_schema({"enum": ["x" * (1 << 18)]}, "here")
     deep: Any = {"type": "string"}
@@ -382,7 +382,7 @@ def test_a_schema_that_is_too_large_or_too_deep_is_refused() -> None:
         check_schema({"anyOf": [{}] * 9000}, "here")
 
 
-def test_the_size_of_a_form_is_known_before_it_is_checked() -> None:
+def test_guided_format_size_is_checked_first() -> None:
     def size(**fields: Any) -> int:
         return form_bytes(decode_chat(json.dumps({"model": "m", "messages": MESSAGES, **fields}).encode()))
 
@@ -414,13 +414,13 @@ def test_the_size_of_a_form_is_known_before_it_is_checked() -> None:
         max_leaves=12,
     )
 )
-def test_no_schema_is_an_error_of_ours(schema: Any) -> None:
+def test_guided_schema_check_never_raises_internal_errors(schema: Any) -> None:
     with contextlib.suppress(InvalidArgument):
         check_schema(schema, "here")
 
 
 @given(st.text(alphabet="()[]\\^a|*", max_size=12))
-def test_what_python_can_read_is_let_through(pattern: str) -> None:
+def test_guided_regex_supported_by_python_is_accepted(pattern: str) -> None:
     try:
         re.compile(pattern)
     except (re.error, FutureWarning):

@@ -40,7 +40,7 @@ def completion(prompt: Any = "hi", **fields: Any) -> CompletionRequest:
     return decode_completion(json.dumps({"model": "m", "prompt": prompt} | fields).encode())
 
 
-def test_a_chat_is_rendered_and_tokenized(preprocessor: Preprocessor) -> None:
+def test_preprocessor_renders_and_tokenizes_a_chat(preprocessor: Preprocessor) -> None:
     request = preprocessor.chat(chat("hi"))
     prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert request.token_ids == preprocessor.tokenizer.encode_by_library(prompt)
@@ -48,18 +48,18 @@ def test_a_chat_is_rendered_and_tokenized(preprocessor: Preprocessor) -> None:
     assert (request.model, request.mdc_sum) == ("m", preprocessor.mdc_sum)
 
 
-def test_what_a_request_does_not_say_the_model_says(preprocessor: Preprocessor) -> None:
+def test_preprocessor_uses_model_defaults_for_missing_fields(preprocessor: Preprocessor) -> None:
     silent = preprocessor.chat(chat()).sampling_options
     assert (silent.temperature, silent.top_k, silent.top_p, silent.repetition_penalty) == (0.6, 20, None, None)
     spoken = preprocessor.chat(chat(temperature=0, top_k=-1, top_p=0.5, min_p=0.1, seed=3)).sampling_options
     assert (spoken.temperature, spoken.top_k, spoken.top_p, spoken.min_p, spoken.seed) == (0, -1, 0.5, 0.1, 3)
 
 
-def test_greed_wins_over_temperature(preprocessor: Preprocessor) -> None:
+def test_preprocessor_prefers_greedy_sampling_over_temperature(preprocessor: Preprocessor) -> None:
     assert preprocessor.chat(chat(temperature=1, nvext={"greed_sampling": True})).sampling_options.temperature == 0
 
 
-def test_the_ids_that_end_an_answer_are_the_models(preprocessor: Preprocessor) -> None:
+def test_preprocessor_eos_ids_come_from_the_model(preprocessor: Preprocessor) -> None:
     tokenizer = preprocessor.tokenizer
     eos = [tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")]
     request = preprocessor.chat(chat(stop_token_ids=[7]))
@@ -67,7 +67,7 @@ def test_the_ids_that_end_an_answer_are_the_models(preprocessor: Preprocessor) -
     assert request.stop_conditions.stop_token_ids == [7]
 
 
-def test_ignoring_eos_leaves_no_hidden_stop(preprocessor: Preprocessor) -> None:
+def test_preprocessor_ignore_eos_leaves_no_hidden_stop_ids(preprocessor: Preprocessor) -> None:
     request = preprocessor.chat(chat(ignore_eos=True, min_tokens=3))
     assert (request.eos_token_ids, request.stop_conditions.stop_token_ids_hidden) == ([], None)
     assert (request.stop_conditions.ignore_eos, request.stop_conditions.min_tokens) == (True, 3)
@@ -76,7 +76,7 @@ def test_ignoring_eos_leaves_no_hidden_stop(preprocessor: Preprocessor) -> None:
 # ---- how long -----------------------------------------------------------------------------------------------------
 
 
-def test_without_max_tokens_the_engine_decides(preprocessor: Preprocessor) -> None:
+def test_preprocessor_leaves_max_tokens_to_the_engine_when_missing(preprocessor: Preprocessor) -> None:
     assert preprocessor.chat(chat()).stop_conditions.max_tokens is None
 
 
@@ -84,16 +84,18 @@ def test_without_max_tokens_the_engine_decides(preprocessor: Preprocessor) -> No
     ("fields", "expected"),
     [({"max_tokens": 5}, 5), ({"max_tokens": 5, "max_completion_tokens": 7}, 7), ({"max_completion_tokens": 2}, 2)],
 )
-def test_max_completion_tokens_wins(preprocessor: Preprocessor, fields: dict[str, int], expected: int) -> None:
+def test_preprocessor_prefers_max_completion_tokens(
+    preprocessor: Preprocessor, fields: dict[str, int], expected: int
+) -> None:
     assert preprocessor.chat(chat(**fields)).stop_conditions.max_tokens == expected
 
 
-def test_max_tokens_never_exceeds_the_context(preprocessor: Preprocessor) -> None:
+def test_preprocessor_limits_max_tokens_to_the_context(preprocessor: Preprocessor) -> None:
     request = preprocessor.chat(chat(max_tokens=100_000))
     assert request.stop_conditions.max_tokens == 512 - len(request.token_ids)
 
 
-def test_a_prompt_that_fills_the_context_is_refused(preprocessor: Preprocessor) -> None:
+def test_preprocessor_refuses_a_prompt_that_fills_the_context(preprocessor: Preprocessor) -> None:
     ids = [5] * 512
     message = "maximum context length is 512 tokens, but the prompt has 512 tokens"
     with pytest.raises(InvalidArgument, match=message) as refused:
@@ -105,11 +107,11 @@ def test_a_prompt_that_fills_the_context_is_refused(preprocessor: Preprocessor) 
     assert refused.value.param == "messages"
 
 
-def test_where_the_worker_publishes_no_limit_the_architecture_does(model_dir: Path) -> None:
+def test_preprocessor_uses_the_architecture_limit_without_a_published_one(model_dir: Path) -> None:
     assert load(model_dir, context_length=0).context_length == 512
 
 
-def test_where_nobody_states_a_limit_max_tokens_stays_open(model_dir: Path, tmp_path: Path) -> None:
+def test_preprocessor_leaves_max_tokens_open_without_any_limit(model_dir: Path, tmp_path: Path) -> None:
     path = _copy(model_dir, tmp_path, **{"config.json": {"eos_token_id": 1}})
     preprocessor = load(path, context_length=0)
     assert preprocessor.chat(chat("word " * 600)).stop_conditions.max_tokens is None
@@ -119,7 +121,7 @@ def test_where_nobody_states_a_limit_max_tokens_stays_open(model_dir: Path, tmp_
 # ---- what else ----------------------------------------------------------------------------------------------------
 
 
-def test_stop_strings_are_a_list_or_nothing(preprocessor: Preprocessor) -> None:
+def test_preprocessor_stop_strings_are_a_list_or_none(preprocessor: Preprocessor) -> None:
     assert preprocessor.chat(chat(stop="x")).stop_conditions.stop == ["x"]
     assert preprocessor.chat(chat(stop=["x", "y"])).stop_conditions.stop == ["x", "y"]
     assert preprocessor.chat(chat()).stop_conditions.stop is None
@@ -129,25 +131,25 @@ def test_stop_strings_are_a_list_or_nothing(preprocessor: Preprocessor) -> None:
     ("fields", "logprobs"),
     [({}, None), ({"logprobs": False}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 3}, 3)],
 )
-def test_logprobs_are_a_number_of_alternatives(
+def test_preprocessor_logprobs_are_a_number_of_alternatives(
     preprocessor: Preprocessor, fields: dict[str, Any], logprobs: int | None
 ) -> None:
     assert preprocessor.chat(chat(**fields)).output_options.logprobs == logprobs
 
 
-def test_logprobs_of_a_completion_are_passed_on(preprocessor: Preprocessor) -> None:
+def test_preprocessor_passes_on_logprobs_of_a_completion(preprocessor: Preprocessor) -> None:
     request = preprocessor.completion(completion(logprobs=2, skip_special_tokens=False))[0]
     assert (request.output_options.logprobs, request.output_options.skip_special_tokens) == (2, False)
 
 
-def test_a_batch_becomes_one_request_for_each_prompt(preprocessor: Preprocessor) -> None:
+def test_preprocessor_splits_a_batch_into_one_request_per_prompt(preprocessor: Preprocessor) -> None:
     encode = preprocessor.tokenizer.encode_by_library
     assert [r.token_ids for r in preprocessor.completion(completion(["a b", "c"]))] == [encode("a b"), encode("c")]
     assert [r.token_ids for r in preprocessor.completion(completion([[5, 6], [7]]))] == [[5, 6], [7]]
     assert [r.token_ids for r in preprocessor.completion(completion([5, 6]))] == [[5, 6]]
 
 
-def test_a_completion_begins_as_the_model_expects(model_dirs: dict[str, Path]) -> None:
+def test_preprocessor_adds_bos_to_a_completion_where_the_model_expects_it(model_dirs: dict[str, Path]) -> None:
     llama = load(model_dirs["llama"])
     bos = llama.tokenizer.token_to_id("<|endoftext|>")
     assert llama.completion(completion("hello"))[0].token_ids[0] == bos
@@ -155,12 +157,12 @@ def test_a_completion_begins_as_the_model_expects(model_dirs: dict[str, Path]) -
 
 
 @pytest.mark.parametrize("prompt", [[1_000_000], [[5], [1_000_000]]])
-def test_an_id_outside_the_vocabulary_is_refused(preprocessor: Preprocessor, prompt: Any) -> None:
+def test_preprocessor_refuses_an_id_outside_the_vocabulary(preprocessor: Preprocessor, prompt: Any) -> None:
     with pytest.raises(InvalidArgument, match="token id 1000000 is not in the vocabulary"):
         preprocessor.completion(completion(prompt))
 
 
-def test_token_data_replaces_the_text(preprocessor: Preprocessor) -> None:
+def test_preprocessor_uses_token_data_instead_of_text(preprocessor: Preprocessor) -> None:
     for request in (
         preprocessor.chat(chat(nvext={"token_data": [5, 6]})),
         preprocessor.completion(completion(nvext={"token_data": [5, 6]}))[0],
@@ -169,17 +171,17 @@ def test_token_data_replaces_the_text(preprocessor: Preprocessor) -> None:
         assert request.extra_args == {"nvext": {"token_in": True}}
 
 
-def test_empty_token_data_is_refused(preprocessor: Preprocessor) -> None:
+def test_preprocessor_refuses_empty_token_data(preprocessor: Preprocessor) -> None:
     with pytest.raises(InvalidArgument, match=r"nvext\.token_data must not be empty"):
         preprocessor.chat(chat(nvext={"token_data": []}))
 
 
-def test_a_raw_prompt_goes_past_the_template(preprocessor: Preprocessor) -> None:
+def test_preprocessor_raw_prompt_skips_the_template(preprocessor: Preprocessor) -> None:
     request = preprocessor.chat(chat("<|im_start|>raw", nvext={"use_raw_prompt": True}))
     assert request.token_ids == preprocessor.tokenizer.encode_by_library("<|im_start|>raw")
 
 
-def test_a_model_without_a_template_does_not_chat(model_dir: Path, tmp_path: Path) -> None:
+def test_preprocessor_refuses_a_chat_for_a_model_without_template(model_dir: Path, tmp_path: Path) -> None:
     preprocessor = load(_copy(model_dir, tmp_path, **{"tokenizer_config.json": {}}))
     with pytest.raises(InvalidArgument, match="no chat template: use /v1/completions"):
         preprocessor.chat(chat())
@@ -190,7 +192,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 @pytest.mark.parametrize(("excluded", "expected"), [(True, "[]"), (False, "[1]")])
-def test_tools_are_hidden_when_none_may_be_called(
+def test_preprocessor_hides_tools_when_no_call_is_allowed(
     model_dir: Path, tmp_path: Path, excluded: bool, expected: str
 ) -> None:
     template = "[{{ tools | length if tools else '' }}]"
@@ -200,14 +202,14 @@ def test_tools_are_hidden_when_none_may_be_called(
     assert preprocessor.formatted_prompt(chat(tools=[TOOL])) == "[1]"
 
 
-def test_no_prompt_for_the_answer_is_added_where_none_is_wanted(preprocessor: Preprocessor) -> None:
+def test_preprocessor_omits_the_generation_prompt_when_disabled(preprocessor: Preprocessor) -> None:
     assert preprocessor.formatted_prompt(chat(add_generation_prompt=False)).endswith("<|im_end|>\n")
     turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "The answer"}]
     continued = preprocessor.formatted_prompt(chat(messages=turns, continue_final_message=True))
     assert continued.endswith("assistant\nThe answer")
 
 
-def test_a_logit_bias_travels_beside_the_typed_fields(preprocessor: Preprocessor) -> None:
+def test_preprocessor_passes_logit_bias(preprocessor: Preprocessor) -> None:
     request = preprocessor.chat(chat(logit_bias={"5": -100}, allowed_token_ids=[5], detokenize=True))
     assert request.extra_args == {
         "sampling_options": {"logit_bias": {"5": -100.0}, "allowed_token_ids": [5], "detokenize": True}
@@ -215,7 +217,7 @@ def test_a_logit_bias_travels_beside_the_typed_fields(preprocessor: Preprocessor
     assert preprocessor.chat(chat()).extra_args is UNSET
 
 
-def test_where_a_request_may_go_is_copied(preprocessor: Preprocessor) -> None:
+def test_preprocessor_copies_routing_constraints(preprocessor: Preprocessor) -> None:
     nvext = {
         "backend_instance_id": (1 << 64) - 1,
         "dp_rank": 1,
@@ -239,7 +241,7 @@ def test_where_a_request_may_go_is_copied(preprocessor: Preprocessor) -> None:
     assert request.extra_args == {"nvext": {"cache_salt": "inner", "extra_fields": ["timing"]}}
 
 
-def test_a_request_that_may_go_anywhere_has_no_routing(preprocessor: Preprocessor) -> None:
+def test_preprocessor_request_without_constraints_has_no_routing(preprocessor: Preprocessor) -> None:
     assert preprocessor.chat(chat(nvext={"annotations": ["token_ids"]})).routing is None
     assert preprocessor.chat(chat(cache_salt="")).routing is None
     assert preprocessor.chat(chat(cache_salt="x")).routing == Routing(cache_salt="x")
@@ -261,7 +263,9 @@ def _thread_of(monkeypatch: pytest.MonkeyPatch, preprocessor: Preprocessor) -> l
     return here
 
 
-async def test_long_prompts_leave_the_loop(monkeypatch: pytest.MonkeyPatch, preprocessor: Preprocessor) -> None:
+async def test_preprocessor_processes_long_prompts_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch, preprocessor: Preprocessor
+) -> None:
     monkeypatch.setattr(module, "THREAD_CHARS_MIN", 50)
     here = _thread_of(monkeypatch, preprocessor)
     short, long = "short", "word " * 20
@@ -276,14 +280,16 @@ async def test_long_prompts_leave_the_loop(monkeypatch: pytest.MonkeyPatch, prep
     assert here == [True, True, False, True, False, True, False, False, False, True]
 
 
-def test_tools_and_calls_count_as_text() -> None:
+def test_preprocessor_counts_tools_and_calls_as_text() -> None:
     call = {"id": "1", "function": {"name": "f", "arguments": "x" * 1000}}
     turns = [{"role": "user", "content": "abc"}, {"role": "assistant", "tool_calls": [call]}]
     assert module.size_of(chat(messages=turns)) == 1003
     assert module.size_of(chat("abc", tools=[TOOL] * 20)) > 8192
 
 
-async def test_an_error_off_the_loop_is_the_same_error(monkeypatch: pytest.MonkeyPatch, model_dir: Path) -> None:
+async def test_preprocessor_raises_the_same_error_from_a_thread(
+    monkeypatch: pytest.MonkeyPatch, model_dir: Path
+) -> None:
     monkeypatch.setattr(module, "THREAD_CHARS_MIN", 50)
     with pytest.raises(InvalidArgument, match="maximum context length"):
         await load(model_dir, context_length=8).chat_async(chat("word " * 20))
@@ -321,13 +327,13 @@ def _defaults(tmp_path: Path, config: Any, generation: Any) -> GenerationDefault
         ({}, None, ()),
     ],
 )
-def test_eos_ids_come_from_the_generation_config_or_else_the_model(
+def test_preprocessor_eos_ids_prefer_the_generation_config(
     tmp_path: Path, config: Any, generation: Any, ids: tuple[int, ...]
 ) -> None:
     assert _defaults(tmp_path, config, generation).eos_token_ids == ids
 
 
-def test_a_generation_config_of_the_wrong_shape_names_file_and_field(tmp_path: Path) -> None:
+def test_preprocessor_generation_config_error_names_file_and_field(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"generation_config\.json: .*temperature"):
         _defaults(tmp_path, {}, {"temperature": "hot"})
 

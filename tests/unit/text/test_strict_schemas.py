@@ -54,7 +54,7 @@ def nested(levels: int) -> Any:
         ),
     ],
 )  # fmt: skip
-def test_a_schema_that_leaves_nothing_open_is_let_through(schema: Any) -> None:
+def test_strict_schema_check_accepts_a_closed_schema(schema: Any) -> None:
     check_strict(schema, "f", "here")
 
 
@@ -100,7 +100,7 @@ def test_a_schema_that_leaves_nothing_open_is_let_through(schema: Any) -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_is_left_open_is_named_with_its_place(schema: Any, context: str) -> None:
+def test_strict_schema_error_names_the_open_place(schema: Any, context: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         check_strict(schema, "f", "here")
     assert str(caught.value).startswith(f"Validation: Invalid schema for function 'f': In context={context}, ")
@@ -121,6 +121,6 @@ def test_what_is_left_open_is_named_with_its_place(schema: Any, context: str) ->
         max_leaves=12,
     )
 )
-def test_no_schema_is_an_error_of_ours(schema: Any) -> None:
+def test_strict_schema_check_never_raises_internal_errors(schema: Any) -> None:
     with contextlib.suppress(InvalidArgument):
         check_strict(schema, "f", "here")

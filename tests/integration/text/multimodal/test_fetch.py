@@ -93,7 +93,7 @@ async def refused(url: str, told: str, limits: FetchLimits = OPEN, **more: Any) 
         ok(zlib.compress(b"picture"), "content-encoding: deflate"),
     ],
 )
-async def test_what_a_host_has_is_fetched(answer: bytes) -> None:
+async def test_media_fetch_reads_from_a_host(answer: bytes) -> None:
     async with hosted(answer) as host:
         media = await fetch(host.url("/a?b"), OPEN, accepts=("image/",), resolve=host.resolve)
         assert (media.data, media.content_type) == (b"picture", "image/png")
@@ -102,7 +102,7 @@ async def test_what_a_host_has_is_fetched(answer: bytes) -> None:
         assert f"host: media.example:{host.port}\r\n".encode() in asked
 
 
-async def test_a_certificate_must_be_the_hosts_own() -> None:
+async def test_media_fetch_verifies_the_certificate_of_the_host() -> None:
     authority = trustme.CA()
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
     authority.issue_cert("media.example").configure_cert(server)
@@ -115,7 +115,7 @@ async def test_a_certificate_must_be_the_hosts_own() -> None:
         await refused(url, "certificate", resolve=host.resolve)
 
 
-async def test_a_host_that_is_not_public_is_never_connected_to() -> None:
+async def test_media_fetch_never_connects_to_a_private_host() -> None:
     async with hosted(ok(b"secret")) as host:
         for name in ("localhost", "127.0.0.1", "2130706433", "[::1]", "[::ffff:127.0.0.1]"):
             await refused(f"https://{name}:{host.port}/", "not public", FetchLimits())
@@ -127,7 +127,7 @@ async def test_a_host_that_is_not_public_is_never_connected_to() -> None:
         assert host.connections == 0
 
 
-async def test_the_address_that_was_judged_is_the_one_that_is_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_media_fetch_connects_to_the_checked_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that means loopback when it is looked up a second time."""
     looked_up, connected = [], []
 
@@ -144,7 +144,7 @@ async def test_the_address_that_was_judged_is_the_one_that_is_connected_to(monke
     assert (looked_up, connected) == (["rebinding.example"], [(PUBLIC, "rebinding.example")])
 
 
-async def test_every_redirect_is_judged_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_media_fetch_checks_every_redirect(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first host is public; where it sends us is not."""
     addresses = {"public.example": PUBLIC, "inside.example": "10.0.0.1"}
     async with hosted(b"") as host:
@@ -174,7 +174,7 @@ async def test_every_redirect_is_judged_anew(monkeypatch: pytest.MonkeyPatch) ->
         assert host.connections == 9
 
 
-async def test_redirects_are_followed_and_end() -> None:
+async def test_media_fetch_follows_a_bounded_number_of_redirects() -> None:
     async with hosted(redirect("/b"), redirect("c", 308), ok(b"picture")) as host:
         assert (await fetch(host.url("/a/x"), OPEN, resolve=host.resolve)).data == b"picture"
         assert [asked.split()[1] for asked in host.asked] == [b"/a/x", b"/b", b"/c"]
@@ -203,12 +203,12 @@ async def test_redirects_are_followed_and_end() -> None:
         (ok(b"x", "content-encoding: gzip, gzip"), "unsupported content encoding"),
     ],
 )
-async def test_an_answer_that_is_none_is_told(answer: bytes, told: str) -> None:
+async def test_media_fetch_reports_an_invalid_response(answer: bytes, told: str) -> None:
     async with hosted(answer) as host:
         await refused(host.url(), told, accepts=("image/",), resolve=host.resolve)
 
 
-async def test_a_body_without_end_is_left() -> None:
+async def test_media_fetch_limits_the_body() -> None:
     async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(ok(b"", length=False))
         while True:
@@ -219,7 +219,7 @@ async def test_a_body_without_end_is_left() -> None:
         await refused(host.url(), "more than 100000 bytes", resolve=host.resolve)
 
 
-async def test_headers_without_end_are_left() -> None:
+async def test_media_fetch_limits_the_headers() -> None:
     async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\n")
         while True:
@@ -230,7 +230,7 @@ async def test_headers_without_end_are_left() -> None:
         await refused(host.url(), "headers", resolve=host.resolve)
 
 
-async def test_a_slow_body_is_left() -> None:
+async def test_media_fetch_times_out_on_a_slow_body() -> None:
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(ok(b"x", "content-length: 1000", length=False))
         await reader.read()  # Until the client goes.
@@ -240,7 +240,7 @@ async def test_a_slow_body_is_left() -> None:
         await refused(host.url(), "did not arrive within 0.2 s", limits, resolve=host.resolve)
 
 
-async def test_a_name_service_that_does_not_answer_is_left() -> None:
+async def test_media_fetch_times_out_on_name_resolution() -> None:
     async def silent(name: str, port: int) -> Sequence[str]:
         await asyncio.Event().wait()
         return []
@@ -249,14 +249,14 @@ async def test_a_name_service_that_does_not_answer_is_left() -> None:
     await refused("https://slow.example/", "took too long", limits, resolve=silent)
 
 
-async def test_a_host_without_address_is_told() -> None:
+async def test_media_fetch_reports_a_host_without_address() -> None:
     async def nothing(name: str, port: int) -> Sequence[str]:
         return []
 
     await refused("https://gone.example/", "connection failed", FetchLimits(), resolve=nothing)
 
 
-async def test_data_and_files_need_no_host(tmp_path: Path) -> None:
+async def test_media_fetch_reads_data_and_files_without_a_host(tmp_path: Path) -> None:
     assert (await fetch("data:image/png;base64,eHl6", FetchLimits(), accepts=("image/",))).data == b"xyz"
     (tmp_path / "a").write_bytes(b"x" * 10)
     limits = FetchLimits(local_path=str(tmp_path), file_bytes_max=10)
@@ -266,7 +266,7 @@ async def test_data_and_files_need_no_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", ["200 OK", "206 Partial Content"])
-async def test_no_more_than_the_head_is_waited_for(status: str) -> None:
+async def test_media_fetch_reads_only_the_head_where_that_is_enough(status: str) -> None:
     answer = f"HTTP/1.1 {status}\r\ncontent-type: image/png\r\ncontent-length: 90000\r\n\r\n".encode() + b"x" * 200
 
     async def stalls(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -279,7 +279,7 @@ async def test_no_more_than_the_head_is_waited_for(status: str) -> None:
         assert b"\r\nrange: bytes=0-99\r\n" in host.asked[0]
 
 
-async def test_so_many_are_fetched_at_a_time() -> None:
+async def test_media_fetch_limits_concurrency() -> None:
     now, most, open_gate = [0], [0], asyncio.Event()
 
     async def counted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -299,7 +299,7 @@ async def test_so_many_are_fetched_at_a_time() -> None:
         assert most[0] == 2
 
 
-async def test_no_message_says_what_is_behind_a_name() -> None:
+async def test_media_fetch_errors_do_not_reveal_addresses() -> None:
     async def inside(name: str, port: int) -> Sequence[str]:
         return ["10.11.12.13"]
 

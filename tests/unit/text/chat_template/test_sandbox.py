@@ -73,7 +73,7 @@ STOPPED = (TemplateRefused, OverBudget, RecursionError)
 
 @pytest.mark.parametrize("source", EXCESSIVE)
 @pytest.mark.parametrize("budget", [SMALL, SMALL_LOCAL], ids=["child", "local"])
-def test_bounds_stop_excessive_template(source: str, budget: Budget) -> None:
+def test_template_sandbox_stops_an_excessive_template(source: str, budget: Budget) -> None:
     with pytest.raises(STOPPED):
         render(source, budget)
 
@@ -89,18 +89,18 @@ def test_bounds_stop_excessive_template(source: str, budget: Budget) -> None:
         "{% set ns = namespace() %}{% set ns.a = [ns] %}", "{{ cycler(1, 2).next() }}", "{{ 'x'.encode() }}",
     ],
 )  # fmt: skip
-def test_local_budget_allows_listed_operations_only(source: str) -> None:
+def test_template_sandbox_local_budget_allows_listed_operations_only(source: str) -> None:
     with pytest.raises(Unlisted):
         render(source, QUICK)
 
 
 @pytest.mark.parametrize("budget", [QUICK, LONG, FULL])
-def test_product_of_large_numbers_is_not_computed(budget: Budget) -> None:
+def test_template_sandbox_refuses_a_product_of_large_numbers(budget: Budget) -> None:
     with pytest.raises((TemplateRefused, OverBudget), match="more than 512 bits"):
         render("{% for a in range(40) %}{% set x = x * x %}{% endfor %}{{ x * x }}", budget, x=1 << 300)
 
 
-def test_deadline_is_checked_within_loops_and_macros() -> None:
+def test_template_sandbox_checks_its_deadline_within_loops_and_macros() -> None:
     now = iter(range(0, 1000, 3))
     bounds = Bounds(FULL, lambda: float(next(now)))
     assert [bounds.loop([1]) for _ in range(3)] == [[1]] * 3
@@ -115,7 +115,7 @@ def test_deadline_is_checked_within_loops_and_macros() -> None:
         list(long.loop(range(100)))
 
 
-def test_bounds_count_turns_of_loops_without_length() -> None:
+def test_template_sandbox_counts_iterations_of_loops_without_length() -> None:
     assert render("{% for a in values | select('odd') %}{{ a }}{% endfor %}", values=range(6)) == "135"
     three = Budget(turns=2, chars=100, value_chars=100, seconds=1.0)
     with pytest.raises(TemplateRefused, match="more than 2 steps"):
@@ -125,7 +125,7 @@ def test_bounds_count_turns_of_loops_without_length() -> None:
         list(values)
 
 
-def test_total_of_characters_is_bounded() -> None:
+def test_template_sandbox_bounds_the_total_number_of_characters() -> None:
     bounds = Bounds(Budget(turns=2, chars=250, value_chars=100, seconds=1.0))
     bounds.charge(100)
     bounds.charge(100)
@@ -134,7 +134,7 @@ def test_total_of_characters_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("source", ["x" * 70_000, "{{ a == b }}" * 501, "{{ a in b }}" * 501])
-def test_large_template_is_not_compiled_in_serving_process(source: str) -> None:
+def test_template_sandbox_does_not_compile_a_large_template_in_the_serving_process(source: str) -> None:
     assert not may_be_local(source)
     assert may_be_local(source[:1000])
 
@@ -164,11 +164,11 @@ def test_large_template_is_not_compiled_in_serving_process(source: str) -> None:
         ("{{ 'é' | tojson(ensure_ascii=True) }}", '"\\u00e9"'),
     ],
 )  # fmt: skip
-def test_bounds_do_not_change_results(source: str, expected: str) -> None:
+def test_template_sandbox_bounds_do_not_change_results(source: str, expected: str) -> None:
     assert render(source) == expected
 
 
-def test_what_is_no_list_is_refused_as_jinja_refuses_it() -> None:
+def test_template_sandbox_refuses_non_lists_like_jinja() -> None:
     with pytest.raises(TypeError, match="'NoneType' object is not iterable"):
         render("{% for a in none %}{% endfor %}")
 
@@ -176,6 +176,6 @@ def test_what_is_no_list_is_refused_as_jinja_refuses_it() -> None:
 @pytest.mark.parametrize(
     "source", ["{% set ns = namespace() %}{% set ns._x = 1 %}", "{{ ''.__class__.mro() }}", "{{ [].append(1) }}"]
 )
-def test_there_is_no_way_out(source: str) -> None:
+def test_template_sandbox_cannot_be_escaped(source: str) -> None:
     with pytest.raises(TemplateError, match=r"unsafe|cannot store|not safely callable"):
         render(source)

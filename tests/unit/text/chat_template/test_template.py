@@ -141,7 +141,7 @@ def outcome(render: Callable[[], str]) -> tuple[str, str]:
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=60, deadline=None)
 @given(turns=CONVERSATIONS, add_generation_prompt=st.booleans(), with_tools=st.booleans())
-def test_any_conversation_is_rendered_as_hugging_face_renders_it(
+def test_chat_template_renders_any_conversation_like_hugging_face(
     hugging_face: Callable[..., str],
     family: str,
     turns: list[tuple[str, str]],
@@ -161,7 +161,7 @@ def test_any_conversation_is_rendered_as_hugging_face_renders_it(
 @pytest.mark.parametrize("family", ["chatml", "headers", "alternating"])
 @settings(max_examples=40, deadline=None)
 @given(text=TEXT)
-def test_a_final_message_is_continued_as_hugging_face_continues_it(
+def test_chat_template_continues_a_final_message_like_hugging_face(
     hugging_face: Callable[..., str], family: str, text: str
 ) -> None:
     dicts = [{"role": "user", "content": "q"}, {"role": "assistant", "content": text}]
@@ -175,73 +175,73 @@ def test_a_final_message_is_continued_as_hugging_face_continues_it(
     assert ours.render([user("q"), assistant(text)], continue_final_message=True) == expected
 
 
-def test_a_final_message_that_the_template_changes_cannot_be_continued() -> None:
+def test_chat_template_cannot_continue_a_final_message_that_it_changes() -> None:
     with pytest.raises(InvalidArgument, match="does not show the final message") as refused:
         template(LOOPS).render([user("q"), assistant("text")], continue_final_message=True)
     assert refused.value.param == "continue_final_message"
 
 
-def test_json_in_a_prompt_is_not_escaped_for_html() -> None:
+def test_chat_template_does_not_escape_json_for_html() -> None:
     prompt = template(CHATML).render([user("hi")], tools=TOOLS)
     assert json.dumps(TOOLS[0], ensure_ascii=False) in prompt
 
 
-def test_a_templates_refusal_reaches_the_caller() -> None:
+def test_chat_template_refusal_reaches_the_caller() -> None:
     with pytest.raises(InvalidArgument, match="chat template: Conversation roles must alternate") as refused:
         template(ALTERNATING).render([user("a"), user("b")])
     assert refused.value.param == "messages"
 
 
-def test_what_a_template_stumbles_over_is_named() -> None:
+def test_chat_template_error_names_its_cause() -> None:
     with pytest.raises(InvalidArgument, match="chat template: 'dict object' has no attribute 'colour'"):
         template("{{ messages[0].colour.name }}").render([user("a")])
 
 
-def test_a_template_cannot_leave_its_sandbox() -> None:
+def test_chat_template_cannot_leave_its_sandbox() -> None:
     with pytest.raises(InvalidArgument, match="unsafe"):
         template("{{ messages.__class__.__mro__ }}").render([user("a")])
     with pytest.raises(InvalidArgument, match="chat template"):
         template("{{ messages.append(1) }}").render([user("a")])
 
 
-def test_a_template_that_does_not_compile_is_a_configuration_error() -> None:
+def test_chat_template_that_does_not_compile_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match="chat template: "):
         template("{% if %}")
 
 
-def test_a_key_of_a_message_does_not_hide_a_method_of_the_dictionary() -> None:
+def test_chat_template_message_key_does_not_hide_a_dictionary_method() -> None:
     turns = [{"role": "user", "content": "x", "items": "mine"}]
     assert template("{% for key, value in messages[0].items() %}{{ key }},{% endfor %}").render_turns(turns) == (
         "role,content,items,"
     )
 
 
-def test_the_parts_of_a_message_are_joined_line_by_line() -> None:
+def test_chat_template_joins_message_parts_by_lines() -> None:
     parts = [ContentPart(type="text", text="a"), ContentPart(type="text", text="b")]
     assert "user\na\nb<|im_end|>" in template(CHATML).render([user(parts)])
 
 
-def test_a_template_that_wants_parts_is_given_parts() -> None:
+def test_chat_template_that_needs_parts_receives_parts() -> None:
     source = "{% for m in messages %}{% for part in m.content %}[{{ part.text }}]{% endfor %}{% endfor %}"
     parts = [ContentPart(type="text", text="a"), ContentPart(type="text", text="b")]
     assert template(source).render([system("s"), user(parts), user("c")]) == "[s][a][b][c]"
 
 
-def test_developers_speak_as_system_unless_the_template_knows_them() -> None:
+def test_chat_template_renders_developer_as_system_unless_it_knows_the_role() -> None:
     message = ChatMessage(role="developer", content="x")
     assert "<|im_start|>system\nx" in template(CHATML).render([message])
     knows = "{% for m in messages %}{% if m.role == 'developer' %}DEV {% endif %}{{ m.content }}{% endfor %}"
     assert template(knows).render([message]) == "DEV x"
 
 
-def test_leading_system_turns_are_joined_where_the_template_would_lose_one() -> None:
+def test_chat_template_joins_leading_system_messages_it_would_drop() -> None:
     only_first = "{% if messages[0].role == 'system' %}<{{ messages[0].content }}>{% endif %}{{ messages[-1].content }}"
     turns = [system("a"), ChatMessage(role="developer", content="b"), user("c")]
     assert template(only_first).render(turns) == "<a\n\nb>c"
     assert template(CHATML).render(turns, add_generation_prompt=False).count("<|im_start|>system") == 2
 
 
-def test_a_refusal_of_a_second_system_turn_is_avoided_by_joining() -> None:
+def test_chat_template_joins_system_messages_when_it_refuses_a_second_one() -> None:
     source = (
         "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('one system') }}"
         "{% endif %}{{ m.content }}|{% endfor %}"
@@ -252,37 +252,37 @@ def test_a_refusal_of_a_second_system_turn_is_avoided_by_joining() -> None:
 CALL = ToolCall(id="callabcde", function=FunctionCall(name="weather", arguments='{"city":  "Köln"}'))
 
 
-def test_arguments_stay_as_they_were_written_where_the_template_takes_text() -> None:
+def test_chat_template_receives_call_arguments_as_text_where_it_expects_text() -> None:
     assert '"arguments": {"city":  "Köln"}}' in template(CHATML).render([user("q"), assistant(tool_calls=[CALL])])
 
 
-def test_arguments_become_an_object_where_the_template_writes_json_itself() -> None:
+def test_chat_template_receives_call_arguments_as_an_object_where_it_writes_json() -> None:
     assert '"parameters": {"city": "Köln"}}' in template(HEADERS).render([user("q"), assistant(tool_calls=[CALL])])
 
 
-def test_arguments_that_are_no_object_stay_text() -> None:
+def test_chat_template_receives_call_arguments_that_are_not_objects_as_text() -> None:
     call = ToolCall(function=FunctionCall(name="weather", arguments="not json"))
     assert '"parameters": "not json"}' in template(HEADERS).render([user("q"), assistant(tool_calls=[call])])
 
 
-def test_tools_have_a_template_of_their_own_where_the_model_has_one() -> None:
+def test_chat_template_for_tools_is_used_where_the_model_has_one() -> None:
     chat = ChatTemplate({"default": "plain {{ messages[0].content }}", "tool_use": "tools {{ tools | length }}"})
     assert chat.render([user("x")]) == "plain x"
     assert chat.render([user("x")], tools=TOOLS) == "tools 1"
 
 
-def test_the_requests_arguments_reach_the_template_but_do_not_replace_the_conversation() -> None:
+def test_chat_template_arguments_of_a_request_do_not_replace_the_conversation() -> None:
     arguments = {"enable_thinking": False, "messages": [], "add_generation_prompt": False}
     prompt = template(CHATML).render([user("x")], arguments=arguments)
     assert prompt == "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
-def test_the_day_comes_from_the_clock_that_was_given() -> None:
+def test_chat_template_date_comes_from_the_given_clock() -> None:
     chat = ChatTemplate({"default": '{{ strftime_now("%Y-%m-%d") }}'}, now=lambda: datetime(2024, 7, 26))  # noqa: DTZ001
     assert chat.render([user("x")]) == "2024-07-26"
 
 
-def test_earlier_reasoning_and_names_reach_the_template() -> None:
+def test_chat_template_receives_earlier_reasoning_and_names() -> None:
     source = "{{ messages[-1].reasoning_content }}|{{ messages[0].name }}|{{ messages[1].tool_call_id }}"
     turns = [
         ChatMessage(role="user", content="q", name="Ada"),
@@ -308,36 +308,36 @@ def _files(tmp_path: Path, tokenizer_config: dict[str, Any], jinja: str | bytes 
     )
 
 
-def test_a_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
+def test_chat_template_file_takes_precedence_over_the_configuration(tmp_path: Path) -> None:
     chat = ChatTemplate.from_files(_files(tmp_path, {"chat_template": "config"}, "file"))
     assert chat is not None
     assert chat.render([user("x")]) == "file"
 
 
-def test_named_templates_are_read_from_a_list(tmp_path: Path) -> None:
+def test_chat_templates_with_names_are_read_from_a_list(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "d{{ eos_token }}"}, {"name": "tool_use", "template": "t"}]
     chat = ChatTemplate.from_files(_files(tmp_path, {"chat_template": named, "eos_token": {"content": "E"}}))
     assert chat is not None
     assert (chat.render([user("x")]), chat.render([user("x")], tools=TOOLS)) == ("dE", "t")
 
 
-def test_a_model_may_have_no_template(tmp_path: Path) -> None:
+def test_chat_template_is_optional(tmp_path: Path) -> None:
     assert ChatTemplate.from_files(_files(tmp_path, {})) is None
     assert ChatTemplate.from_files(ModelFiles(config="", tokenizer="")) is None
 
 
 @pytest.mark.parametrize("value", [5, [1], [{"name": "default"}], {"default": "x"}])
-def test_a_template_of_the_wrong_shape_names_its_file(tmp_path: Path, value: Any) -> None:
+def test_chat_template_of_wrong_type_is_reported_with_its_file(tmp_path: Path, value: Any) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer_config\.json: chat_template must be"):
         ChatTemplate.from_files(_files(tmp_path, {"chat_template": value}))
 
 
-def test_a_template_file_that_is_not_text_names_itself(tmp_path: Path) -> None:
+def test_chat_template_file_that_is_not_text_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"chat_template\.jinja: "):
         ChatTemplate.from_files(_files(tmp_path, {}, b"\xff"))
 
 
-def test_special_tokens_are_read_in_both_spellings() -> None:
+def test_chat_template_special_tokens_are_read_in_both_formats() -> None:
     config = {
         "bos_token": None,
         "eos_token": {"content": "</s>"},

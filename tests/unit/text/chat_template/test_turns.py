@@ -33,15 +33,15 @@ def roles(turns: list[Turn]) -> list[tuple[str, str]]:
         ),
     ],
 )
-def test_instructions_are_joined_only_where_they_must_be(form: TemplateForm, expected: list[tuple[str, str]]) -> None:
+def test_turns_join_instructions_only_where_required(form: TemplateForm, expected: list[tuple[str, str]]) -> None:
     assert roles(conversation([SYSTEM, DEVELOPER, USER, LATE], form)) == expected
 
 
-def test_late_instructions_begin_a_conversation_that_had_none() -> None:
+def test_turns_start_a_conversation_with_late_instructions() -> None:
     assert roles(conversation([USER, LATE], TemplateForm(has_late_systems=False))) == [("system", "l"), ("user", "u")]
 
 
-def test_joined_instructions_keep_their_parts() -> None:
+def test_turns_keep_the_parts_of_joined_instructions() -> None:
     turns = conversation([SYSTEM, DEVELOPER], TemplateForm(has_parts=True, has_several_systems=False))
     assert [part["text"] for part in turns[0]["content"]] == ["s", "d"]
 
@@ -56,7 +56,7 @@ def test_joined_instructions_keep_their_parts() -> None:
         (TemplateForm(has_null_content=True), "x", "x"),
     ],
 )
-def test_a_turn_of_calls_has_the_content_the_template_takes(
+def test_turns_give_a_message_with_calls_the_content_type_of_the_template(
     form: TemplateForm, content: str | None, expected: str | None
 ) -> None:
     assert conversation([call(content=content)], form)[0]["content"] == expected
@@ -66,12 +66,12 @@ def test_a_turn_of_calls_has_the_content_the_template_takes(
     ("arguments", "expected"),
     [('{"a": 1}', {"a": 1}), ("", {}), ("[1]", "[1]"), ("\ud800", "\ud800"), ({"b": 2}, {"b": 2})],
 )
-def test_arguments_become_an_object_where_they_can(arguments: str, expected: object) -> None:
+def test_turns_parse_arguments_into_objects_where_possible(arguments: str, expected: object) -> None:
     turn = conversation([call(arguments)], TemplateForm(has_text_arguments=False))[0]
     assert turn["tool_calls"][0]["function"]["arguments"] == expected
 
 
-def test_ids_are_shortened_alike_and_only_where_they_must_be() -> None:
+def test_turns_shorten_call_ids_consistently_and_only_where_required() -> None:
     answer = ChatMessage(role="tool", content="4", tool_call_id="call-0123456789")
     calling, answering = conversation([call(), answer], TemplateForm(has_long_ids=False))
     assert calling["tool_calls"][0]["id"] == answering["tool_call_id"]
@@ -84,7 +84,7 @@ def test_ids_are_shortened_alike_and_only_where_they_must_be() -> None:
     assert conversation([call(call_id=None)], TemplateForm(has_long_ids=False))[0]["tool_calls"][0]["id"] is None
 
 
-def test_parts_without_a_place_are_left_out() -> None:
+def test_turns_drop_unsupported_parts() -> None:
     parts = [ContentPart(type="text", text="a"), ContentPart(type="image_url"), ContentPart(type="input_audio")]
     message = ChatMessage(role="user", content=[*parts, ContentPart(type="refusal", refusal="no")])
     assert conversation([message], TemplateForm())[0]["content"] == "a\nno"
@@ -94,7 +94,7 @@ def test_parts_without_a_place_are_left_out() -> None:
     assert conversation([only_text], TemplateForm(media=frozenset({"image"})))[0]["content"] == "a"
 
 
-def test_thoughts_go_by_every_name_that_templates_know() -> None:
+def test_turns_pass_reasoning_under_every_known_name() -> None:
     message = ChatMessage(role="assistant", content="a", reasoning="r", name="n")
     turn = conversation([message], TemplateForm())[0]
     assert (turn["reasoning_content"], turn["thinking"], turn["name"]) == ("r", "r", "n")

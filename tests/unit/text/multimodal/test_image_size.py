@@ -27,18 +27,18 @@ RIFF = b"RIFF" + bytes(4) + b"WEBP"
     ],
     ids=["png", "gif", "bmp", "jpeg", "webp", "lossless webp", "lossy webp"],
 )
-def test_every_usual_format_is_read(head: bytes) -> None:
+def test_image_size_reads_every_common_format(head: bytes) -> None:
     assert size_of(head) == (640, 480)
     assert size_of(head[:-1]) is None or head[:4] == b"RIFF"
 
 
-def test_what_is_no_image_has_no_size() -> None:
+def test_image_size_of_other_data_is_none() -> None:
     assert size_of(b"") is None
     assert size_of(b"hello there") is None
     assert size_of(PNG[:16] + bytes(8)) is None
 
 
 @given(st.sampled_from([b"", b"\xff\xd8", b"GIF8", b"BM", RIFF, PNG[:8]]), st.binary(max_size=64))
-def test_garbage_has_a_size_or_none(start: bytes, rest: bytes) -> None:
+def test_image_size_survives_garbage(start: bytes, rest: bytes) -> None:
     size = size_of(start + rest)
     assert size is None or min(size) > 0

@@ -34,13 +34,15 @@ def model(folder: Path, processor: dict[str, Any]) -> list[str]:
         ((2010, 10), None),
     ],
 )
-def test_qwen_counts_as_the_released_frontend_does(tmp_path: Path, size: Size, count: int | None) -> None:
+def test_image_tokens_of_qwen_equal_those_of_the_released_frontend(
+    tmp_path: Path, size: Size, count: int | None
+) -> None:
     """Observed of ai-dynamo 1.6.1 with this processor."""
     rule = rule_of(QWEN, model(tmp_path, BOUNDS))
     assert (rule.token_id, rule.count(size)) == (9, count)
 
 
-def test_bounds_may_have_other_names(tmp_path: Path) -> None:
+def test_image_tokens_accept_alternative_bound_names(tmp_path: Path) -> None:
     size = {"shortest_edge": 65536, "longest_edge": 100_000}
     rule = rule_of({**QWEN, "model_type": "qwen3_vl"}, model(tmp_path, {"patch_size": 16, "size": size}))
     assert rule.count((10, 10)) == 64
@@ -48,7 +50,7 @@ def test_bounds_may_have_other_names(tmp_path: Path) -> None:
     assert resized((1000, 1000), 32, 65536, 100_000) == (288, 288)
 
 
-def test_llava_makes_every_image_equally_large(tmp_path: Path) -> None:
+def test_image_tokens_of_llava_are_equal_for_every_image(tmp_path: Path) -> None:
     vision = {"image_size": 336, "patch_size": 14}
     config = {"model_type": "llava", "image_token_index": 32000, "vision_config": vision}
     folders = model(tmp_path, {})
@@ -65,11 +67,11 @@ def test_llava_makes_every_image_equally_large(tmp_path: Path) -> None:
         ({**QWEN, "vision_config": {}}, "cannot be read"),
     ],
 )
-def test_a_model_without_a_rule_is_told(tmp_path: Path, config: dict[str, Any], told: str) -> None:
+def test_image_tokens_report_a_model_without_rule(tmp_path: Path, config: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         rule_of(config, model(tmp_path, {}))
 
 
-def test_without_the_processors_file_there_is_no_rule(tmp_path: Path) -> None:
+def test_image_tokens_have_no_rule_without_the_processor_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"preprocessor_config\.json is missing"):
         rule_of(QWEN, [str(tmp_path)])

@@ -24,7 +24,7 @@ def messages(*contents: Any) -> list[ChatMessage]:
     return decode_chat(json_encode({"model": "m", "messages": turns})).messages
 
 
-def test_media_are_listed_by_kind_in_their_order() -> None:
+def test_media_parts_are_listed_by_kind_in_order() -> None:
     said = messages([TEXT, IMAGE, SOUND], "hm", [VIDEO, INLINE, AUDIO])
     assert has_media(said)
     assert media_of(said) == {
@@ -34,13 +34,13 @@ def test_media_are_listed_by_kind_in_their_order() -> None:
     }
 
 
-def test_a_conversation_in_words_has_none() -> None:
+def test_media_list_of_a_text_conversation_is_empty() -> None:
     said = messages("hi", [TEXT])
     assert not has_media(said)
     assert media_of(said) == {}
 
 
-def test_what_is_inline_is_not_shown_twice() -> None:
+def test_media_list_omits_repeated_inline_data() -> None:
     assert shown_messages(messages([TEXT, IMAGE, INLINE, SOUND], "hm")) == [
         {
             "role": "user",
@@ -66,14 +66,14 @@ def test_what_is_inline_is_not_shown_twice() -> None:
         ({"type": "input_audio", "input_audio": {"data": "A" * 104, "format": "wav"}}, "input_audio.data", "at most"),
     ],
 )
-def test_a_part_that_nobody_could_read_is_named(part: Any, field: str, told: str) -> None:
+def test_media_error_names_an_unreadable_part(part: Any, field: str, told: str) -> None:
     said = messages("hm", [TEXT, part])
     with pytest.raises(InvalidArgument, match=told) as raised:
         media_of(said, FetchLimits(data_url_bytes_max=100))
     assert raised.value.param == f"messages[1].content[1].{field}"
 
 
-async def test_a_client_is_told_which_part() -> None:
+async def test_media_error_reaches_the_client_with_its_part() -> None:
     async with open_house() as house:
         part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAA"}}
         refused = await house.chat(messages=[{"role": "user", "content": [TEXT, part]}])

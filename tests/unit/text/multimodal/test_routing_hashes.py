@@ -29,7 +29,7 @@ def shown(*hashes: int) -> dict[str, Any]:
     return {"mm_objects": [{"mm_hash": one, "offsets": [[0, 4]]} for one in hashes]}
 
 
-def test_a_block_that_shows_an_image_is_another_block() -> None:
+def test_routing_hash_changes_with_the_image_of_a_block() -> None:
     plain = hashes_of(TOKENS, 4)
     with_image = hashes_of(TOKENS, 4, block_mm_infos=[None, shown(5)])
     assert len(plain) == len(with_image) == 3
@@ -37,14 +37,14 @@ def test_a_block_that_shows_an_image_is_another_block() -> None:
     assert with_image[1] != plain[1]
 
 
-def test_the_order_of_images_in_a_block_does_not_matter_but_their_number_does() -> None:
+def test_routing_hash_depends_on_the_number_but_not_the_order_of_images() -> None:
     both = hashes_of(TOKENS, 4, block_mm_infos=[shown(5, 7)])
     assert both == hashes_of(TOKENS, 4, block_mm_infos=[shown(7, 5)])
     assert both != hashes_of(TOKENS, 4, block_mm_infos=[shown(5)])
     assert hashes_of(TOKENS, 4, block_mm_infos=[shown(5)]) != hashes_of(TOKENS, 4, block_mm_infos=[shown(5, 5)])
 
 
-def test_the_released_hashes() -> None:
+def test_routing_hashes_equal_the_released_ones() -> None:
     """Observed of ai-dynamo 1.6.1."""
     assert hashes_of(TOKENS, 4, is_eagle=True) == [1914873892905420881, 1929047464662796003, 8175084615354468756]
     assert hashes_of(TOKENS, 4, block_mm_infos=[shown(7, 5)])[0] == 6213349302030360111
@@ -53,12 +53,12 @@ def test_the_released_hashes() -> None:
     ) == [12552169394050473350, 5939057069875308312, 18023383422306086102]  # fmt: skip
 
 
-def test_a_block_without_a_token_behind_it_has_no_hash_of_an_engine_that_looks_ahead() -> None:
+def test_routing_hash_with_lookahead_needs_a_following_token() -> None:
     assert len(hashes_of(TOKENS[:12], 4, is_eagle=True)) == 2
     assert hashes_of(TOKENS[:4], 4, is_eagle=True) == []
 
 
-def test_infos_of_blocks_that_show_nothing_change_nothing() -> None:
+def test_routing_hash_ignores_empty_block_infos() -> None:
     assert media_of([None, None]) == []
     assert hashes_of(TOKENS, 4, block_mm_infos=[None] * 9) == hashes_of(TOKENS, 4)
     assert hashes_of(TOKENS, 4, block_mm_infos=[{"mm_objects": []}]) == hashes_of(TOKENS, 4)
@@ -68,12 +68,12 @@ def test_infos_of_blocks_that_show_nothing_change_nothing() -> None:
     "info",
     [{}, {"mm_objects": "x"}, {"mm_objects": [{}]}, {"mm_objects": [{"mm_hash": 5}]}, shown(-1), shown(1 << 64), 7],
 )
-def test_an_info_that_cannot_be_read_is_named(info: Any) -> None:
+def test_routing_hash_error_names_an_unreadable_info(info: Any) -> None:
     with pytest.raises(InvalidArgument, match="block_mm_infos"):
         hashes_of(TOKENS, 4, block_mm_infos=[info])
 
 
-def test_tokens_and_block_sizes_out_of_range_are_refused() -> None:
+def test_routing_hash_refuses_tokens_and_block_sizes_out_of_range() -> None:
     with pytest.raises(InvalidArgument, match="kv_block_size"):
         hashes_of(TOKENS, 0)
     with pytest.raises(InvalidArgument, match="token_ids"):
@@ -119,7 +119,7 @@ def prompt(tokens: list[int], *urls: str, **more: Any) -> PreprocessedRequest:
     return PreprocessedRequest("m", tokens, multi_modal_data=shown, **more)
 
 
-async def test_each_placeholder_becomes_the_tokens_of_its_image() -> None:
+async def test_routing_tokens_replace_each_placeholder_by_its_image_tokens() -> None:
     request = prompt([1, 9, 2, 9, 3], url(2, 1), url(3, 1), extra_args={"messages": []})
     await routing().add(request, 4)
     first, second = hash_of_url(url(2, 1)), hash_of_url(url(3, 1))
@@ -133,7 +133,7 @@ async def test_each_placeholder_becomes_the_tokens_of_its_image() -> None:
     assert request.token_ids == [1, 9, 2, 9, 3], "what the engine is told is as it was"
 
 
-async def test_an_image_that_the_model_will_not_take_stays_one_token() -> None:
+async def test_routing_tokens_keep_one_token_for_an_unsupported_image() -> None:
     """As the released frontend has it; the worker will refuse it."""
     request = prompt([1, 9, 2, 3], url(2, 100))
     await routing().add(request, 4)
@@ -141,7 +141,7 @@ async def test_an_image_that_the_model_will_not_take_stays_one_token() -> None:
     assert request.mm_routing_info["routing_token_ids"] == [1, pad_of(hash_of_url(url(2, 100))), 2, 3]
 
 
-async def test_the_last_block_is_filled() -> None:
+async def test_routing_tokens_pad_the_last_block() -> None:
     request = prompt([1, 9], url(2, 1))
     await routing().add(request, 4)
     assert isinstance(request.mm_routing_info, dict)
@@ -149,7 +149,7 @@ async def test_the_last_block_is_filled() -> None:
     assert request.mm_routing_info["expanded_prompt_len"] == 3
 
 
-async def test_an_image_elsewhere_is_looked_at_once() -> None:
+async def test_routing_tokens_read_a_remote_image_once() -> None:
     host = Host(png(2, 1))
     images = routing(host)
     for _ in range(3):
@@ -173,14 +173,14 @@ async def test_an_image_elsewhere_is_looked_at_once() -> None:
         (lambda: prompt([9], OTHER), (b"hello",)),
     ],
 )
-async def test_what_is_not_known_exactly_is_not_told(request_of: Any, heads: tuple[Any, ...]) -> None:
+async def test_routing_tokens_omit_images_of_unknown_size(request_of: Any, heads: tuple[Any, ...]) -> None:
     request = request_of()
     await routing(Host(*heads)).add(request, 4)
     assert request.mm_routing_info is UNSET
     assert request.extra_args is UNSET
 
 
-async def test_with_a_video_beside_them_images_are_not_told() -> None:
+async def test_routing_tokens_omit_images_beside_a_video() -> None:
     request = prompt([9], url(2, 1))
     assert isinstance(request.multi_modal_data, dict)
     request.multi_modal_data["video_url"] = [{"Url": "https://example.com/v.mp4"}]
@@ -188,7 +188,7 @@ async def test_with_a_video_beside_them_images_are_not_told() -> None:
     assert request.mm_routing_info is UNSET
 
 
-def test_a_model_whose_images_nobody_can_count_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_routing_tokens_warn_about_a_model_without_image_rule(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl", "image_token_id": 9}')
     files = ModelFiles(str(tmp_path / "config.json"), "")
     assert image_routing(files, None, "m") is None
@@ -207,7 +207,7 @@ def test_a_model_whose_images_nobody_can_count_is_warned_of(tmp_path: Path, capl
         ([5, 6, 7, 8, 1, 2, 3, 4], [[5], None], "56781234", [[5], None]),
     ],
 )
-def test_placeholders_become_tokens_block_by_block(
+def test_routing_tokens_expand_placeholders_block_by_block(
     tokens: list[int], infos: list[list[int] | None], made: str, left: list[list[int] | None]
 ) -> None:
     """Observed of ai-dynamo 1.6.1."""

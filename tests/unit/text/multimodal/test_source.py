@@ -35,7 +35,7 @@ LIMITS, OPEN = FetchLimits(), FetchLimits(allows_internal=True)
         ("https://[2001:db8::1]/x", (True, "2001:db8::1", 443, "/x", "[2001:db8::1]")),
     ],
 )
-def test_a_url_says_whom_to_ask_for_what(url: str, expected: Any) -> None:
+def test_media_source_splits_a_url_into_host_and_path(url: str, expected: Any) -> None:
     remote = remote_of(url, LIMITS)
     assert (remote.is_tls, remote.host, remote.port, remote.target, remote.authority) == expected
 
@@ -58,17 +58,17 @@ def test_a_url_says_whom_to_ask_for_what(url: str, expected: Any) -> None:
         ("https://example.com/" + "x" * 9000, "characters"),
     ],
 )
-def test_what_is_not_fetched_is_told(url: str, told: str) -> None:
+def test_media_source_reports_unsupported_schemes(url: str, told: str) -> None:
     with pytest.raises(InvalidArgument, match=told):
         remote_of(url, LIMITS)
 
 
-def test_http_goes_where_internal_hosts_go() -> None:
+def test_media_source_fetches_http_where_internal_hosts_are_allowed() -> None:
     assert remote_of("http://localhost:8000/x", OPEN).authority == "localhost:8000"
 
 
 @pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1::1", "64:ff9b::5db8:d822"])
-def test_addresses_of_the_open_internet_are_public(address: str) -> None:
+def test_media_source_accepts_public_addresses(address: str) -> None:
     check_address(address, LIMITS)
 
 
@@ -81,7 +81,7 @@ def test_addresses_of_the_open_internet_are_public(address: str) -> None:
         "2001:db8::1", "fec0::1", "feff::1", "192.88.99.1", "161.26.0.10", "166.8.0.58", "199.36.153.8", "::127.0.0.1", "not an address", "fe80::1%lo",
     ],
 )  # fmt: skip
-def test_addresses_that_only_we_can_reach_are_refused(address: str) -> None:
+def test_media_source_refuses_private_addresses(address: str) -> None:
     with pytest.raises(InvalidArgument, match="not public"):
         check_address(address, LIMITS)
     check_address(address, OPEN)
@@ -95,7 +95,7 @@ def test_addresses_that_only_we_can_reach_are_refused(address: str) -> None:
         "fd00:ec2::23",
     ],
 )  # fmt: skip
-def test_metadata_services_of_clouds_are_never_fetched_from(address: str) -> None:
+def test_media_source_never_accepts_cloud_metadata_services(address: str) -> None:
     for limits in (LIMITS, OPEN):
         with pytest.raises(InvalidArgument, match="metadata service"):
             check_address(address, limits)
@@ -104,19 +104,19 @@ def test_metadata_services_of_clouds_are_never_fetched_from(address: str) -> Non
 
 @settings(max_examples=40, deadline=None)
 @given(st.ip_addresses(v=4))
-def test_an_address_within_another_is_judged_as_itself(address: Any) -> None:
+def test_media_source_checks_embedded_addresses(address: Any) -> None:
     for wrapped in (f"::ffff:{address}", f"64:ff9b::{int(address) >> 16:x}:{int(address) & 0xFFFF:x}"):
         assert is_public(wrapped) == is_public(str(address))
 
 
 @given(st.binary(max_size=200), st.sampled_from(["image/png", "IMAGE/PNG; x=y", ""]))
-def test_data_is_read_as_it_was_written(data: bytes, kind: str) -> None:
+def test_media_source_reads_data_urls(data: bytes, kind: str) -> None:
     url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
     media = decode_data_url(url, LIMITS, ("image/",))
     assert (media.data, media.content_type) == (data, "image/png" if kind else "")
 
 
-def test_data_may_be_written_with_percents() -> None:
+def test_media_source_reads_percent_encoded_data_urls() -> None:
     assert decode_data_url("data:image/svg+xml,%3Csvg/%3E", LIMITS, ("image/",)).data == b"<svg/>"
 
 
@@ -133,13 +133,13 @@ def test_data_may_be_written_with_percents() -> None:
         ("data:image/png;base64," + "A" * 1000, "at most 1000"),
     ],
 )
-def test_data_that_is_none_is_told(url: str, told: str) -> None:
+def test_media_source_reports_invalid_data_urls(url: str, told: str) -> None:
     with pytest.raises(InvalidArgument, match=told):
         decode_data_url(url, FetchLimits(data_url_bytes_max=1000), ("image/",))
 
 
 @given(st.text(alphabet="AB+/=!", max_size=12))
-def test_the_quick_look_at_base64_agrees_with_reading_it(text: str) -> None:
+def test_media_source_base64_check_agrees_with_decoding(text: str) -> None:
     def accepts(read: Callable[[], object]) -> bool:
         try:
             read()
@@ -152,7 +152,7 @@ def test_the_quick_look_at_base64_agrees_with_reading_it(text: str) -> None:
     assert accepts(lambda: check_base64(text)) == (strictly and is_padded_right)
 
 
-def test_files_are_read_from_one_directory_if_any(tmp_path: Path) -> None:
+def test_media_source_reads_files_from_the_configured_directory_only(tmp_path: Path) -> None:
     limits = FetchLimits(local_path=str(tmp_path / "media"))
     (tmp_path / "media").mkdir()
     (tmp_path / "media" / "a b.png").write_bytes(b"x")
@@ -167,7 +167,7 @@ def test_files_are_read_from_one_directory_if_any(tmp_path: Path) -> None:
         local_of(f"{folder}/a", LIMITS)
 
 
-def test_bytes_of_no_known_type_are_of_every_kind() -> None:
+def test_media_source_accepts_bytes_of_unknown_type_for_every_kind() -> None:
     for content_type in ("image/png", "", "application/octet-stream"):
         check_type(content_type, ("image/",))
     check_type("text/html", ())
@@ -175,7 +175,7 @@ def test_bytes_of_no_known_type_are_of_every_kind() -> None:
         check_type("text/html", ("image/",))
 
 
-def test_the_environment_sets_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_media_source_limits_are_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert FetchLimits.from_environment() == LIMITS
     for name, value in (
         ("DYN_MM_MAX_FILE_SIZE_MB", "2"),
@@ -193,7 +193,7 @@ def test_the_environment_sets_the_limits(monkeypatch: pytest.MonkeyPatch) -> Non
     ("name", "value"),
     [("DYN_MM_MAX_FILE_SIZE_MB", "0"), ("DYN_HTTP_TIMEOUT", "-1"), ("DYN_MM_TRUST_EGRESS_PROXY", "1")],
 )
-def test_a_limit_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_media_source_reports_an_invalid_limit(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=name):
         FetchLimits.from_environment()

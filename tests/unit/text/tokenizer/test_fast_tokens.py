@@ -51,7 +51,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> type[Double]:
     return fresh
 
 
-def test_it_encodes_where_it_is_installed(double: type[Double], model_dir: Path) -> None:
+def test_fast_tokens_encode_where_installed(double: type[Double], model_dir: Path) -> None:
     tokenizer = Tokenizer.from_dir(str(model_dir))
     assert (tokenizer.backend, tokenizer.is_fast) == ("fastokens", True)
     text = "The worker asks the router. Быстрая лиса."
@@ -60,19 +60,19 @@ def test_it_encodes_where_it_is_installed(double: type[Double], model_dir: Path)
     assert (tokenizer.cache_entries, tokenizer.cache_hits, tokenizer.cache_misses) == (0, 0, 1), "the text as a whole"
 
 
-def test_bos_is_added_around_its_ids(double: type[Double], model_dirs: dict[str, Path]) -> None:
+def test_fast_tokens_add_bos(double: type[Double], model_dirs: dict[str, Path]) -> None:
     tokenizer = Tokenizer.from_dir(str(model_dirs["llama"]))
     assert tokenizer.encode("hello", add_special_tokens=True) == tokenizer.encode_by_library("hello", True)
 
 
 @pytest.mark.parametrize("text", ["'\u017f", "\U0001fae8", "\u0378"])
-def test_it_is_not_asked_for_text_that_is_not_settled(double: type[Double], model_dir: Path, text: str) -> None:
+def test_fast_tokens_skip_unsettled_text(double: type[Double], model_dir: Path, text: str) -> None:
     tokenizer = Tokenizer.from_dir(str(model_dir))
     assert tokenizer.encode(text) == tokenizer.encode_by_library(text)
     assert text not in double.last.asked
 
 
-def test_our_own_words_are_used_where_it_differs(
+def test_fast_tokens_fall_back_where_results_differ(
     double: type[Double], model_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     double.is_wrong = True
@@ -80,7 +80,7 @@ def test_our_own_words_are_used_where_it_differs(
     assert "fastokens is not used: its result differs from tokenizers" in caplog.text
 
 
-def test_our_own_words_are_used_where_it_cannot_read_the_file(
+def test_fast_tokens_fall_back_where_the_file_is_unreadable(
     double: type[Double], model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(text: str) -> Double:
@@ -90,7 +90,7 @@ def test_our_own_words_are_used_where_it_cannot_read_the_file(
     assert Tokenizer.from_dir(str(model_dir)).backend == "words"
 
 
-def test_our_own_words_are_used_where_it_is_not_installed(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_tokens_fall_back_where_not_installed(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fastokens", None)
     assert Tokenizer.from_dir(str(model_dir)).backend == "words"
 
@@ -105,8 +105,6 @@ def real(model_dirs: dict[str, Path]) -> list[Tokenizer]:
 
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(max_size=60), add_special_tokens=st.booleans())
-def test_the_real_library_agrees_where_it_is_installed(
-    real: list[Tokenizer], text: str, add_special_tokens: bool
-) -> None:
+def test_fast_tokens_library_agrees_where_installed(real: list[Tokenizer], text: str, add_special_tokens: bool) -> None:
     for tokenizer in real:
         assert tokenizer.encode(text, add_special_tokens) == tokenizer.encode_by_library(text, add_special_tokens)

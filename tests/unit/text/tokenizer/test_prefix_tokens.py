@@ -33,7 +33,7 @@ def every(model_dirs: dict[str, Path], sentencepiece_dir: Path) -> dict[str, lis
 @pytest.mark.parametrize("name", ["qwen", "llama", "o200k", "gpt2", "sentencepiece"])
 @settings(max_examples=25, deadline=None)
 @given(turns=TURNS, odd=st.lists(st.sampled_from(ODD), max_size=12), add_special_tokens=st.booleans())
-def test_it_makes_no_difference_to_the_ids(
+def test_prefix_token_cache_does_not_change_ids(
     every: dict[str, list[Tokenizer]],
     name: str,
     turns: list[tuple[str, str]],
@@ -59,7 +59,7 @@ class Counting:
         return [ord(char) for char in text]
 
 
-def test_a_prefix_that_is_shared_is_remembered_when_it_comes_again() -> None:
+def test_prefix_token_cache_remembers_a_repeated_prefix() -> None:
     counting = Counting()
     prefixes = PrefixTokens(counting, ["<a>", "<b>"])
     assert prefixes.encode("one<a>two<b>three") == [ord(char) for char in "one<a>two<b>three"]
@@ -71,14 +71,14 @@ def test_a_prefix_that_is_shared_is_remembered_when_it_comes_again() -> None:
     assert (prefixes.cache_hits, prefixes.cache_misses, prefixes.cache_entries) == (2, 7, 2)
 
 
-def test_what_comes_once_takes_no_memory() -> None:
+def test_prefix_token_cache_does_not_store_a_single_use() -> None:
     prefixes = PrefixTokens(Counting(), ["<a>"])
     for number in range(1_000):
         prefixes.encode(f"{number}<a>")
     assert (prefixes.cache_entries, prefixes.cache_bytes) == (0, 0)
 
 
-def test_another_stretch_may_take_the_place_of_a_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefix_token_cache_survives_a_hash_collision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_tokens, "SEEN", 1)
     counting = Counting()
     prefixes = PrefixTokens(counting, ["<a>"])
@@ -90,7 +90,7 @@ def test_another_stretch_may_take_the_place_of_a_hash(monkeypatch: pytest.Monkey
     assert prefixes.cache_entries == 1
 
 
-def test_what_the_caller_does_to_the_ids_is_not_remembered() -> None:
+def test_prefix_token_cache_is_not_changed_by_the_caller() -> None:
     prefixes = PrefixTokens(Counting(), ["<a>"])
     for _ in range(3):
         ids = prefixes.encode("x")
@@ -98,7 +98,7 @@ def test_what_the_caller_does_to_the_ids_is_not_remembered() -> None:
         ids.append(1)
 
 
-def test_memory_is_bounded_and_the_longest_unused_goes_first() -> None:
+def test_prefix_token_cache_is_bounded_and_evicts_the_least_recently_used() -> None:
     counting = Counting()
     prefixes = PrefixTokens(counting, ["<a>"], bytes_max=20_000)
     prefixes.encode("kept<a>")
@@ -116,7 +116,7 @@ def test_memory_is_bounded_and_the_longest_unused_goes_first() -> None:
     assert counting.asked.count("kept<a>") == 2, "what is too large for it is not remembered"
 
 
-def test_several_threads_may_ask() -> None:
+def test_prefix_token_cache_is_thread_safe() -> None:
     prefixes = PrefixTokens(lambda text: [ord(char) for char in text], ["<a>"], bytes_max=5_000)
     wrong: list[str] = []
 
@@ -155,7 +155,7 @@ def token(content: str, **flags: Any) -> Mapping[str, Any]:
         ([], []),
     ],
 )
-def test_text_is_cut_only_after_tokens_that_nothing_can_reach_into(
+def test_prefix_token_cache_cuts_only_after_isolated_tokens(
     tokens: list[Mapping[str, Any]], expected: list[str]
 ) -> None:
     assert cuts_of(tokens) == expected
@@ -165,14 +165,14 @@ def test_text_is_cut_only_after_tokens_that_nothing_can_reach_into(
     texts=st.lists(st.text(st.sampled_from("ab|<("), min_size=1, max_size=5), min_size=1, max_size=8),
     text=st.text("ab|<("),
 )
-def test_the_regex_finds_the_longest_of_them(texts: list[str], text: str) -> None:
+def test_prefix_token_cache_regex_finds_the_longest_isolated_token(texts: list[str], text: str) -> None:
     import re
 
     longest_first = "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
     assert re.findall(alternatives(texts), text) == re.findall(longest_first, text)
 
 
-def test_a_tokenizer_that_may_not_be_cut_is_found_out(
+def test_prefix_token_cache_detects_a_tokenizer_that_cannot_be_cut(
     sentencepiece_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     spec = json.loads((sentencepiece_dir / "tokenizer.json").read_text())
@@ -195,7 +195,7 @@ def test_a_tokenizer_that_may_not_be_cut_is_found_out(
         ({"DYN_TOKENIZER_CACHE": "0", "DYN_TOKENIZER_CACHE_BYTES": "9000"}, 0),
     ],
 )
-def test_the_environment_says_how_much_is_remembered(
+def test_prefix_token_cache_size_is_a_variable(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: int, model_dir: Path
 ) -> None:
     for name in ("DYN_TOKENIZER_CACHE", "DYN_TOKENIZER_CACHE_BYTES"):

@@ -11,7 +11,7 @@ from dynamo.text.tokenizer import split_pattern, word_tokenizer
 
 
 @pytest.mark.parametrize("family", ["qwen", "o200k"])  # The two hold every property that the others use.
-def test_every_settled_character_is_split_as_the_library_splits_it(model_dirs: dict[str, Path], family: str) -> None:
+def test_split_pattern_splits_settled_characters_like_the_library(model_dirs: dict[str, Path], family: str) -> None:
     spec = json.loads((model_dirs[family] / "tokenizer.json").read_text())
     source = word_tokenizer._split_source(spec["pre_tokenizer"])
     assert source is not None
@@ -40,12 +40,12 @@ def test_every_settled_character_is_split_as_the_library_splits_it(model_dirs: d
         "[a",
     ],
 )
-def test_a_regex_that_the_engines_may_read_differently_is_not_translated(source: str) -> None:
+def test_split_pattern_refuses_an_ambiguous_regex(source: str) -> None:
     assert split_pattern.ascii_pattern(source) is None
     assert split_pattern.settled_pattern(source) is None
 
 
-def test_a_surrogate_and_an_unassigned_character_are_not_settled() -> None:
+def test_split_pattern_excludes_surrogates_and_unassigned_characters() -> None:
     assert split_pattern.unsettled().search("\ud800")
     assert split_pattern.unsettled().search("\u0378")
     assert split_pattern.unsettled().search(chr(sys.maxunicode))

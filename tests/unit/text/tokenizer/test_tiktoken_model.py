@@ -72,7 +72,9 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Pair]]:
 @pytest.mark.parametrize("model_type", ["kimi_k2", "qwen", "gpt_oss"])
 @settings(max_examples=60, deadline=None)
 @given(parts=st.lists(st.one_of(TEXT, st.sampled_from([*SPECIALS, "<|im", *CORPUS])), max_size=5))
-def test_the_ids_are_those_of_tiktoken(pairs: dict[str, list[Pair]], model_type: str, parts: list[str]) -> None:
+def test_tiktoken_model_ids_equal_those_of_tiktoken(
+    pairs: dict[str, list[Pair]], model_type: str, parts: list[str]
+) -> None:
     text = "".join(parts)
     for ours, theirs in pairs[model_type]:
         expected = theirs.encode(text, allowed_special="all")
@@ -82,7 +84,7 @@ def test_the_ids_are_those_of_tiktoken(pairs: dict[str, list[Pair]], model_type:
 
 
 @pytest.mark.parametrize("model_type", ["kimi_k2", "qwen", "gpt_oss"])
-def test_every_token_has_its_bytes(pairs: dict[str, list[Pair]], model_type: str) -> None:
+def test_tiktoken_model_has_the_bytes_of_every_token(pairs: dict[str, list[Pair]], model_type: str) -> None:
     for ours, theirs in pairs[model_type]:
         assert ours.vocab_size == theirs.n_vocab
         assert ours.token_bytes() == [theirs.decode_single_token_bytes(token_id) for token_id in range(theirs.n_vocab)]
@@ -90,12 +92,12 @@ def test_every_token_has_its_bytes(pairs: dict[str, list[Pair]], model_type: str
         assert table.raw[ours.token_to_id("[EOS]") or 0] == b""
 
 
-def test_words_are_used_where_they_can_be(pairs: dict[str, list[Pair]]) -> None:
+def test_tiktoken_model_uses_the_word_tokenizer_where_possible(pairs: dict[str, list[Pair]]) -> None:
     assert [tokenizer.backend for tokenizer, _ in pairs["qwen"][:2]] == ["tokenizers", "words"]
     assert pairs["kimi_k2"][1][0].backend == "tokenizers", "its pattern is beyond Python's `re`"
 
 
-def test_the_first_qwen_has_the_special_tokens_that_its_files_do_not_name(tmp_path: Path) -> None:
+def test_tiktoken_model_of_the_first_qwen_has_unlisted_special_tokens(tmp_path: Path) -> None:
     ranks = ranks_of(QWEN)
     tokenizer = Tokenizer.from_dir(str(write(tmp_path, ranks, "qwen", "qwen.tiktoken")))
     assert tokenizer.token_to_id("<|endoftext|>") == len(ranks)
@@ -103,7 +105,7 @@ def test_the_first_qwen_has_the_special_tokens_that_its_files_do_not_name(tmp_pa
     assert tokenizer.vocab_size == len(ranks) + 208
 
 
-def test_gpt_oss_without_a_tokenizer_takes_o200k_where_the_environment_says_it_lies(
+def test_tiktoken_model_of_gpt_oss_uses_o200k_from_the_configured_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = ranks_of(O200K)
@@ -122,13 +124,13 @@ def test_gpt_oss_without_a_tokenizer_takes_o200k_where_the_environment_says_it_l
         Tokenizer.from_dir(str(model))
 
 
-def test_a_tokenizer_json_is_read_before_a_tiktoken_file(tmp_path: Path, model_dir: Path) -> None:
+def test_tiktoken_model_is_read_after_a_tokenizer_json(tmp_path: Path, model_dir: Path) -> None:
     write(tmp_path, {b"a": 0}, "kimi")
     (tmp_path / "tokenizer.json").write_text((model_dir / "tokenizer.json").read_text())
     assert ModelFiles.from_dir(str(tmp_path)).tokenizer.endswith("tokenizer.json")
 
 
-def test_a_card_names_the_file_for_what_it_is(tmp_path: Path) -> None:
+def test_tiktoken_model_file_is_named_in_the_card(tmp_path: Path) -> None:
     ranks = ranks_of(QWEN)
     path = write(tmp_path, ranks, "kimi_k2", added_tokens_decoder=added(ranks))
     card: ModelDeploymentCard = build_card(str(path), "kimi", context_length=512, kv_cache_block_size=16)
@@ -137,19 +139,19 @@ def test_a_card_names_the_file_for_what_it_is(tmp_path: Path) -> None:
     assert tokenizer.encode("[EOS]") == [len(ranks) + 2]
 
 
-def test_a_configuration_may_say_how_text_is_split(tmp_path: Path) -> None:
+def test_tiktoken_model_split_pattern_may_be_configured(tmp_path: Path) -> None:
     ranks = ranks_of(QWEN)
     tokenizer = Tokenizer.from_dir(str(write(tmp_path, ranks, "unheard_of", pat_str=r"\S+|\s+")))
     assert tokenizer.decode(tokenizer.encode("The worker  asks")) == "The worker  asks"
 
 
-def test_a_family_whose_split_is_not_known_is_refused(tmp_path: Path) -> None:
+def test_tiktoken_model_of_an_unknown_family_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tiktoken\.model: the split pattern for model_type 'unheard_of'"):
         Tokenizer.from_dir(str(write(tmp_path, {b"a": 0}, "unheard_of")))
 
 
 @pytest.mark.parametrize("line", ["a", "not-base64! 1", "YQ== one", "YQ== 1 2"])
-def test_a_broken_line_is_named(tmp_path: Path, line: str) -> None:
+def test_tiktoken_model_error_names_a_broken_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "x.tiktoken"
     path.write_text(f"YQ== 0\n\n{line}\n")
     with pytest.raises(ConfigError, match=r"x\.tiktoken: line 3 is not a token"):
@@ -159,7 +161,7 @@ def test_a_broken_line_is_named(tmp_path: Path, line: str) -> None:
         read_ranks(str(path))
 
 
-def test_names_that_the_configuration_does_not_give_are_reserved() -> None:
+def test_tiktoken_model_reserves_unnamed_special_tokens() -> None:
     given = {"7": {"content": "<a>", "special": False}, "x": {"content": "<b>"}, "9": {"content": ""}, "10": "<c>"}
     found = special_tokens({b"a": 0, b"b": 5}, {"added_tokens_decoder": given})
     assert found[7] == ("<a>", False)
@@ -167,6 +169,6 @@ def test_names_that_the_configuration_does_not_give_are_reserved() -> None:
     assert sorted(found) == list(range(6, 6 + tiktoken_model.RESERVED_TOKENS))
 
 
-def test_a_merge_is_any_pair_that_makes_a_token() -> None:
+def test_tiktoken_model_merges_any_pair_that_makes_a_token() -> None:
     spec = json.loads(convert({b"a": 0, b"b": 1, b"ab": 2, b"bb": 3, b"abb": 4}, ".", {}))
     assert spec["model"]["merges"] == [["a", "b"], ["b", "b"], ["a", "bb"], ["ab", "b"]]

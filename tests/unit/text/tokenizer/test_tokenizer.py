@@ -79,14 +79,14 @@ def tokenizer(tokenizers_of: dict[str, Tokenizer]) -> Tokenizer:
     return tokenizers_of["qwen"]
 
 
-def test_every_byte_level_family_is_fast(tokenizers_of: dict[str, Tokenizer]) -> None:
+def test_tokenizer_supports_every_byte_level_family(tokenizers_of: dict[str, Tokenizer]) -> None:
     assert {name: tokenizer.is_fast for name, tokenizer in tokenizers_of.items()} == dict.fromkeys(tokenizers_of, True)
 
 
 @pytest.mark.parametrize("family", ["qwen", "llama", "o200k", "gpt2"])
 @settings(max_examples=60, deadline=None)
 @given(text=st.one_of(ASCII, WORDS, st.text(max_size=60)), add_special_tokens=st.booleans())
-def test_any_text_gives_the_librarys_ids(
+def test_tokenizer_ids_equal_those_of_the_library_for_any_text(
     tokenizers_of: dict[str, Tokenizer], family: str, text: str, add_special_tokens: bool
 ) -> None:
     tokenizer = tokenizers_of[family]
@@ -98,34 +98,34 @@ def test_any_text_gives_the_librarys_ids(
     assert tokenizer.encode(text, add_special_tokens) == expected, "a remembered text is the same"
 
 
-def test_a_composed_and_a_decomposed_accent_are_one_where_the_normalizer_says_so(tokenizer: Tokenizer) -> None:
+def test_tokenizer_normalizes_accents_where_configured(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("cafe\u0301") == tokenizer.encode("café")
 
 
-def test_bos_is_added_only_where_it_is_asked_for(tokenizers_of: dict[str, Tokenizer]) -> None:
+def test_tokenizer_adds_bos_only_on_request(tokenizers_of: dict[str, Tokenizer]) -> None:
     llama = tokenizers_of["llama"]
     bos = llama.token_to_id("<|endoftext|>")
     assert llama.encode("hello", add_special_tokens=True) == [bos, *llama.encode("hello")]
 
 
-def test_added_tokens_are_cut_out_of_the_text(tokenizer: Tokenizer) -> None:
+def test_tokenizer_cuts_added_tokens_out_of_the_text(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("<|im_start|>user\n<think>")
     assert ids[0] == tokenizer.token_to_id("<|im_start|>")
     assert ids[-1] == tokenizer.token_to_id("<think>")
 
 
-def test_special_ids_are_those_marked_special(tokenizer: Tokenizer) -> None:
+def test_tokenizer_special_ids_are_those_marked_special(tokenizer: Tokenizer) -> None:
     assert tokenizer.special_ids == {
         tokenizer.token_to_id(text) for text in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
     }
 
 
-def test_the_vocabulary_is_as_large_as_its_largest_id(tokenizer: Tokenizer) -> None:
+def test_tokenizer_vocabulary_size_is_its_largest_id_plus_one(tokenizer: Tokenizer) -> None:
     assert tokenizer.vocab_size == len(tokenizer.token_bytes())
     assert tokenizer.token_bytes()[tokenizer.vocab_size - 1] != b""
 
 
-def test_what_the_caller_does_to_the_ids_does_not_reach_the_cache(tokenizer: Tokenizer) -> None:
+def test_tokenizer_cache_is_not_changed_by_the_caller(tokenizer: Tokenizer) -> None:
     text = "A stretch of text that is long enough to be remembered as a whole, and then some."
     expected = tokenizer.encode_by_library(text)
     tokenizer.encode(text).clear()
@@ -133,7 +133,7 @@ def test_what_the_caller_does_to_the_ids_does_not_reach_the_cache(tokenizer: Tok
     assert tokenizer.encode(text) == expected
 
 
-def test_a_tokenizer_of_another_kind_is_left_to_the_library(sentencepiece_dir: Path) -> None:
+def test_tokenizer_of_another_kind_uses_the_library(sentencepiece_dir: Path) -> None:
     tokenizer = Tokenizer.from_dir(str(sentencepiece_dir), ["words"])
     assert not tokenizer.is_fast
     assert tokenizer.encode("The worker") == tokenizer.encode_by_library("The worker")
@@ -158,13 +158,13 @@ def _changed(model_dir: Path, tmp_path: Path, **changes: object) -> Tokenizer:
         {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}},
     ],
 )
-def test_what_the_words_cannot_honour_is_left_to_the_library(
+def test_tokenizer_with_unsupported_options_uses_the_library(
     model_dir: Path, tmp_path: Path, changes: dict[str, object]
 ) -> None:
     assert not _changed(model_dir, tmp_path, **changes).is_fast
 
 
-def test_an_added_token_that_takes_white_space_is_left_to_the_library(model_dir: Path, tmp_path: Path) -> None:
+def test_tokenizer_with_white_space_stripping_tokens_uses_the_library(model_dir: Path, tmp_path: Path) -> None:
     tokens = json.loads((model_dir / "tokenizer.json").read_text())["added_tokens"]
     tokens[0]["rstrip"] = True
     tokenizer = _changed(model_dir, tmp_path, added_tokens=tokens)
@@ -172,7 +172,7 @@ def test_an_added_token_that_takes_white_space_is_left_to_the_library(model_dir:
     assert tokenizer.encode("<|endoftext|>   x") == tokenizer.encode_by_library("<|endoftext|>   x")
 
 
-def test_a_difference_found_at_load_is_told_and_the_library_takes_over(
+def test_tokenizer_that_differs_at_load_is_reported_and_uses_the_library(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(word_tokenizer.WordTokenizer, "encode", lambda self, text: [0] * len(text))
@@ -182,24 +182,24 @@ def test_a_difference_found_at_load_is_told_and_the_library_takes_over(
     assert tokenizer.encode("hello") == tokenizer.encode_by_library("hello")
 
 
-def test_truncation_and_padding_of_the_file_are_not_applied(model_dir: Path, tmp_path: Path) -> None:
+def test_tokenizer_ignores_truncation_and_padding_of_the_file(model_dir: Path, tmp_path: Path) -> None:
     truncation = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
     tokenizer = _changed(model_dir, tmp_path, truncation=truncation)
     text = "é\u0345 many words that are not cut off"
     assert tokenizer.decode(tokenizer.encode_by_library(text)) == unicodedata.normalize("NFC", text)
 
 
-def test_a_broken_file_is_named(model_dir: Path, tmp_path: Path) -> None:
+def test_tokenizer_error_names_a_broken_file(model_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):
         _changed(model_dir, tmp_path, model={"type": "Unheard"})
 
 
-def test_a_decoder_no_language_model_uses_is_refused(model_dir: Path, tmp_path: Path) -> None:
+def test_tokenizer_refuses_an_unknown_decoder(model_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="decoder WordPiece is not supported"):
         _changed(model_dir, tmp_path, decoder={"type": "WordPiece", "prefix": "##", "cleanup": True})
 
 
-def test_the_self_test_tries_the_added_tokens(tokenizer: Tokenizer) -> None:
+def test_tokenizer_self_test_covers_added_tokens(tokenizer: Tokenizer) -> None:
     assert any("<|im_start|>" in text for text in self_test_texts(["<|im_start|>"]))
 
 
@@ -213,18 +213,20 @@ def test_the_self_test_tries_the_added_tokens(tokenizer: Tokenizer) -> None:
         ("basetenkenizer", True, ("fastokens", "words")),
     ],
 )
-def test_a_choice_is_tried_first(choice: str, falls_back: bool, expected: tuple[str, ...]) -> None:
+def test_tokenizer_backend_choice_is_tried_first(choice: str, falls_back: bool, expected: tuple[str, ...]) -> None:
     assert backends_wanted(choice, falls_back=falls_back) == expected
 
 
 @pytest.mark.parametrize("choice", ["basetenkenizer", "words", ""])
-def test_a_choice_that_cannot_be_had_is_refused(choice: str) -> None:
+def test_tokenizer_backend_choice_that_is_unavailable_is_refused(choice: str) -> None:
     with pytest.raises(ConfigError, match="--tokenizer"):
         backends_wanted(choice, falls_back=False)
 
 
 @pytest.mark.parametrize("backends", [[], ["words"], ["fastokens"]])
-def test_a_long_text_has_the_same_ids(model_dirs: dict[str, Path], backends: list[str]) -> None:
+def test_tokenizer_ids_of_a_long_text_equal_those_of_the_library(
+    model_dirs: dict[str, Path], backends: list[str]
+) -> None:
     text = "<|im_start|>user\n" + "It's a long document, with 12345 words and Umlaute äöü. " * 400
     for path in model_dirs.values():
         tokenizer = Tokenizer.from_dir(str(path), backends)

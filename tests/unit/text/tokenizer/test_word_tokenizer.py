@@ -10,7 +10,7 @@ from dynamo.text.tokenizer.tokenizer import Tokenizer
 from dynamo.text.tokenizer.word_tokenizer import byte_of_char
 
 
-def test_every_byte_has_a_character_of_its_own() -> None:
+def test_word_tokenizer_has_a_character_for_every_byte() -> None:
     assert sorted(byte_of_char().values()) == list(range(256))
     assert byte_of_char()["\u0120"] == ord(" ")
 
@@ -21,7 +21,7 @@ def words_of(path: Path) -> Tokenizer:
     return Tokenizer(json.loads(data), data, backends=["words"], cache_bytes=0)
 
 
-def test_words_are_counted(model_dir: Path) -> None:
+def test_word_tokenizer_counts_words(model_dir: Path) -> None:
     tokenizer = words_of(model_dir)
     before = tokenizer.cache_misses
     text = "unheardof " * 20
@@ -34,7 +34,7 @@ def test_words_are_counted(model_dir: Path) -> None:
     assert tokenizer.cache_bytes > 0
 
 
-def test_the_memory_of_words_is_bounded(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_word_tokenizer_cache_is_bounded(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(word_tokenizer, "WORDS_MAX", 50)
     tokenizer = words_of(model_dir)
     for number in range(400):
@@ -44,7 +44,7 @@ def test_the_memory_of_words_is_bounded(model_dir: Path, monkeypatch: pytest.Mon
     assert tokenizer.cache_entries <= 2 * 50
 
 
-def test_a_word_too_long_to_come_again_is_not_remembered(model_dir: Path) -> None:
+def test_word_tokenizer_does_not_cache_long_words(model_dir: Path) -> None:
     tokenizer = words_of(model_dir)
     entries = tokenizer.cache_entries
     text = "a" * 40_000
