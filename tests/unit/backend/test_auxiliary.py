@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.asgi import request
+from tests.cluster.memory import MemoryCluster
 
 from dynamo.backend.config import WorkerOptions
 from dynamo.backend.engine import EngineConfig, EngineHost
@@ -16,10 +17,6 @@ from dynamo.backend.worker import EngineWorker
 from dynamo.core.config import load
 from dynamo.core.errors import DynamoException, NotFound
 from dynamo.protocols.discovery import MODEL_CARDS
-from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
-from dynamo.runtime.distributed import DistributedRuntime
-from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane
-from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
 from dynamo.runtime.system import SystemServer
 
 
@@ -51,17 +48,8 @@ class Offering(EchoEngine):
 
 class Bench:
     def __init__(self) -> None:
-        store, hub, bus = MemoryStore(), MemoryHub(), MemoryBus()
-
-        def runtime() -> DistributedRuntime:
-            return DistributedRuntime(
-                None,
-                MemoryDiscovery(store),
-                lambda dispatcher, _: MemoryPlane(dispatcher, hub),
-                event_plane=lambda _: MemoryEventPlane(bus),
-            )
-
-        self.runtime, self.caller = runtime(), runtime()
+        cluster = MemoryCluster()
+        self.runtime, self.caller = cluster.runtime(), cluster.runtime()
         self.routes: dict[str, Any] = {}
         self.runtime.register_engine_route = self.routes.__setitem__  # type: ignore[method-assign]
         self.system = SystemServer(self.runtime.health, self.runtime.metrics, self.routes)

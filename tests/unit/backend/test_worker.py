@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.cluster.memory import MemoryCluster
 from tests.settle import turns
 
 from dynamo.backend.config import DisaggregatedOptions, WorkerOptions
@@ -29,29 +30,9 @@ from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, StopCondi
 from dynamo.protocols.kv_events import Cleared, WorkerKvEvent
 from dynamo.protocols.load import KvMetrics, WorkerLoad
 from dynamo.runtime.client import Client
-from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.event_plane.base import Event
-from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane
 from dynamo.runtime.request_plane.base import Call, Item
-from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
-
-
-class Cluster:
-    """A network in one process."""
-
-    def __init__(self) -> None:
-        self.store = MemoryStore()
-        self.hub = MemoryHub()
-        self.bus = MemoryBus()
-
-    def runtime(self) -> DistributedRuntime:
-        return DistributedRuntime(
-            None,
-            MemoryDiscovery(self.store),
-            lambda dispatcher, _: MemoryPlane(dispatcher, self.hub),
-            event_plane=lambda _: MemoryEventPlane(self.bus),
-        )
 
 
 class Heard:
@@ -135,7 +116,7 @@ class Bench:
 
 @asynccontextmanager
 async def serving(engine: EchoEngine, *argv: str) -> AsyncIterator[Bench]:
-    cluster, clock = Cluster(), ManualClock()
+    cluster, clock = MemoryCluster(), ManualClock()
     caller = cluster.runtime()
     worker = EngineWorker(load(WorkerOptions, argv, {}), engine, cluster.runtime(), clock=clock)
     await worker.start()

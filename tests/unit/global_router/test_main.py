@@ -5,40 +5,26 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.cluster.memory import MemoryCluster
 from tests.unit.global_router.test_pools import DISAGG
 
 from dynamo.core.errors import DynamoException, InvalidArgument, Overloaded
 from dynamo.global_router.main import PoolRelay
 from dynamo.global_router.pools import PoolsFile, pools_of
 from dynamo.runtime.context import Context
-from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
-from dynamo.runtime.distributed import DistributedRuntime
-from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane
-from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
 from dynamo.runtime.streams import GeneratorHandler
 
 SLOW = {"token_ids": list(range(20_000)), "router": {"ttft_target": 2900}}
 
 
-class House:
+class House(MemoryCluster):
     """Three pools' routers, and a relay to them."""
 
     def __init__(self) -> None:
-        self.store, self.hub, self.bus = MemoryStore(), MemoryHub(), MemoryBus()
-        self.runtimes: list[DistributedRuntime] = []
+        super().__init__()
         self.seen: list[str] = []
         self.failing: dict[str, tuple[int, Exception]] = {}
         """By pool: after how many elements it fails, and how."""
-
-    def runtime(self) -> DistributedRuntime:
-        made = DistributedRuntime(
-            None,
-            MemoryDiscovery(self.store),
-            lambda dispatcher, _: MemoryPlane(dispatcher, self.hub),
-            event_plane=lambda _: MemoryEventPlane(self.bus),
-        )
-        self.runtimes.append(made)
-        return made
 
     async def start(self) -> None:
         for name in DISAGG["prefill_pool_dynamo_namespaces"]:
@@ -64,8 +50,7 @@ class House:
         return [output["pool"] async for output in self.relay.generate(request, Context())]
 
     async def close(self) -> None:
-        for one in reversed(self.runtimes):
-            await one.shutdown(drain_timeout_s=0.0)
+        await self.shutdown()
 
 
 @pytest.fixture

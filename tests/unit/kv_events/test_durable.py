@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from unittest.mock import AsyncMock, Mock
 
 import pytest
+from tests.cluster.memory import MemoryCluster
 from tests.settle import turns
 
 from dynamo.core.codec import json_decoder
@@ -16,10 +17,6 @@ from dynamo.kv_router.index import KvIndex
 from dynamo.kv_router.runs import pack
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.kv_events import KvEventData, NumberedKvEvent, Removed, Stored, StoredBlock, WorkerKvEvent
-from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
-from dynamo.runtime.distributed import DistributedRuntime
-from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane
-from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
 
 ENDPOINT = EndpointId.parse("dynamo.backend.generate")
 
@@ -39,12 +36,7 @@ class House:
     """A router's end of the stream, without a server."""
 
     def __init__(self, blocks_max: int = 1 << 20) -> None:
-        self.runtime = DistributedRuntime(
-            None,
-            MemoryDiscovery(MemoryStore()),
-            lambda dispatcher, _: MemoryPlane(dispatcher, MemoryHub()),
-            event_plane=lambda _: MemoryEventPlane(MemoryBus()),
-        )
+        self.runtime = MemoryCluster().runtime()
         self.index = KvIndex(blocks_max)
         self.view = KvView(self.runtime, ENDPOINT, Listener(self.index), is_durable=True)
         self.durable = DurableEvents(self.runtime, ENDPOINT, self.view, self.index, threshold=10)

@@ -5,15 +5,12 @@ from typing import Any, cast
 import pytest
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
+from tests.cluster.memory import MemoryCluster
 
 from dynamo.kv_events import jetstream as kv_stream
 from dynamo.kv_events.jetstream import KvStreamPublisher, bucket_name, ensure_stream, event_subject, stream_name
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.kv_events import KvEventData, NumberedKvEvent, Removed, WorkerKvEvent
-from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
-from dynamo.runtime.distributed import DistributedRuntime
-from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane
-from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
 
 
 def test_jetstream_names_equal_those_of_released_dynamo_and_are_shared_by_a_component() -> None:
@@ -27,12 +24,7 @@ async def test_jetstream_buffer_for_an_absent_server_is_bounded_and_drops_the_ne
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(kv_stream, "UNSENT_MAX", 3)
-    runtime = DistributedRuntime(
-        None,
-        MemoryDiscovery(MemoryStore()),
-        lambda dispatcher, _: MemoryPlane(dispatcher, MemoryHub()),
-        event_plane=lambda _: MemoryEventPlane(MemoryBus()),
-    )
+    runtime = MemoryCluster().runtime()
     publisher = KvStreamPublisher(runtime, EndpointId.parse("a.b.c"))
     for number in range(1, 6):
         publisher.put(

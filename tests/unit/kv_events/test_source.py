@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.cluster.memory import MemoryCluster
 from tests.settle import turns
 
 from dynamo.core.codec import json_decode, msgpack_decode
@@ -13,11 +14,7 @@ from dynamo.core.errors import InvalidArgument
 from dynamo.kv_events.source import KvEventSource
 from dynamo.protocols.discovery import EVENT_SOURCES, INSTANCES, RESPONSE_FRAMES, EndpointId
 from dynamo.protocols.kv_events import KvSourceAnswer, Removed, Stored, StoredBlock, WorkerKvEvent
-from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
-from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.event_plane.base import Event
-from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane
-from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
 
 ENDPOINT = "dynamo.backend.generate"
 
@@ -26,17 +23,8 @@ class Bench:
     """A worker with one source, and a router."""
 
     def __init__(self) -> None:
-        store, hub, bus = MemoryStore(), MemoryHub(), MemoryBus()
-
-        def runtime() -> DistributedRuntime:
-            return DistributedRuntime(
-                None,
-                MemoryDiscovery(store),
-                lambda dispatcher, _: MemoryPlane(dispatcher, hub),
-                event_plane=lambda _: MemoryEventPlane(bus),
-            )
-
-        self.worker, self.router = runtime(), runtime()
+        cluster = MemoryCluster()
+        self.worker, self.router = cluster.runtime(), cluster.runtime()
         self.source = KvEventSource(self.worker.endpoint(ENDPOINT), self.worker.instance_id, dp_rank=1)
 
     async def record(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.cluster.memory import MemoryCluster
 from tests.settle import turns, until
 
 from dynamo.kv_events import subscriber as kv_view
@@ -13,10 +14,6 @@ from dynamo.kv_router.index import KvIndex
 from dynamo.kv_router.runs import pack
 from dynamo.protocols.discovery import EVENT_SOURCES, EndpointId
 from dynamo.protocols.kv_events import KvEventData, NumberedKvEvent, Removed, Stored, StoredBlock, WorkerKvEvent
-from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
-from dynamo.runtime.distributed import DistributedRuntime
-from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane
-from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
 
 ENDPOINT = "dynamo.backend.generate"
 
@@ -40,17 +37,9 @@ class House:
     """A worker and a router that see each other over memory planes."""
 
     def __init__(self) -> None:
-        self.store, hub, bus = MemoryStore(), MemoryHub(), MemoryBus()
-
-        def runtime() -> DistributedRuntime:
-            return DistributedRuntime(
-                None,
-                MemoryDiscovery(self.store),
-                lambda dispatcher, _: MemoryPlane(dispatcher, hub),
-                event_plane=lambda _: MemoryEventPlane(bus),
-            )
-
-        self.worker, self.router = runtime(), runtime()
+        cluster = MemoryCluster()
+        self.store = cluster.store
+        self.worker, self.router = cluster.runtime(), cluster.runtime()
         self.source = KvEventSource(self.worker.endpoint(ENDPOINT), self.worker.instance_id)
         self.listener = Listener()
         self.view = KvView(self.router, EndpointId.parse(ENDPOINT), self.listener)

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.cluster.memory import MemoryCluster
 from tests.settle import until
 
 from dynamo.core.clock import ManualClock
@@ -19,10 +20,6 @@ from dynamo.llm import (
     RoutingConstraints,
     compute_block_hash_for_seq,
 )
-from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
-from dynamo.runtime.distributed import DistributedRuntime
-from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane
-from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
 
 BLOCK = 4
 PROMPT = list(range(1, 23))
@@ -30,24 +27,13 @@ PATH = "dynamo.backend.generate"
 TIMEOUT_S = 10.0
 
 
-class House:
+class House(MemoryCluster):
     """Two workers that answer with the rank that they were asked for, and a runtime that calls them."""
 
     def __init__(self) -> None:
-        self.store, self.hub, self.bus = MemoryStore(), MemoryHub(), MemoryBus()
-        self.runtimes: list[DistributedRuntime] = []
+        super().__init__()
         self.workers: list[int] = []
         self.seen: list[tuple[int, dict[str, Any]]] = []
-
-    def runtime(self) -> DistributedRuntime:
-        made = DistributedRuntime(
-            None,
-            MemoryDiscovery(self.store),
-            lambda dispatcher, _: MemoryPlane(dispatcher, self.hub),
-            event_plane=lambda _: MemoryEventPlane(self.bus),
-        )
-        self.runtimes.append(made)
-        return made
 
     async def worker(self) -> KvEventPublisher:
         runtime = self.runtime()
@@ -65,8 +51,7 @@ class House:
         return KvEventPublisher(endpoint, kv_block_size=BLOCK, enable_local_indexer=True)
 
     async def close(self) -> None:
-        for one in reversed(self.runtimes):
-            await one.shutdown(drain_timeout_s=0.0)
+        await self.shutdown()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cluster.memory import MemoryCluster
 from tests.settle import until
 
 from dynamo.core.config import load
@@ -15,10 +16,6 @@ from dynamo.llm import KvEventPublisher
 from dynamo.router.main import RouterOptions, RouterService
 from dynamo.routing.endpoint_router import EndpointRouter
 from dynamo.runtime.context import Context
-from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
-from dynamo.runtime.distributed import DistributedRuntime
-from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane
-from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
 
 BLOCK = 4
 PROMPT = list(range(1, 23))
@@ -26,27 +23,16 @@ PATH = "dynamo.backend.generate"
 TIMEOUT_S = 10.0
 
 
-class House:
+class House(MemoryCluster):
     """Two workers, a router in front of them, and a caller."""
 
     def __init__(self) -> None:
-        self.store, self.hub, self.bus = MemoryStore(), MemoryHub(), MemoryBus()
-        self.runtimes: list[DistributedRuntime] = []
+        super().__init__()
         self.workers: list[int] = []
         self.publishers: list[KvEventPublisher] = []
         self.seen: list[int] = []
         self.cancelled = asyncio.Event()
         self.is_slow = False
-
-    def runtime(self) -> DistributedRuntime:
-        made = DistributedRuntime(
-            None,
-            MemoryDiscovery(self.store),
-            lambda dispatcher, _: MemoryPlane(dispatcher, self.hub),
-            event_plane=lambda _: MemoryEventPlane(self.bus),
-        )
-        self.runtimes.append(made)
-        return made
 
     async def worker(self) -> None:
         runtime = self.runtime()
@@ -83,8 +69,7 @@ class House:
 
     async def close(self) -> None:
         await self.service.close(0.0)
-        for one in reversed(self.runtimes):
-            await one.shutdown(drain_timeout_s=0.0)
+        await self.shutdown()
 
 
 @pytest.fixture

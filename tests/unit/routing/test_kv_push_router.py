@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cluster.memory import MemoryCluster
 from tests.settle import turns
 
 from dynamo.core.clock import ManualClock
@@ -19,10 +20,6 @@ from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.engine import PreprocessedRequest, Routing
 from dynamo.protocols.model_card import ModelDeploymentCard, RuntimeConfig
 from dynamo.routing.kv_push_router import KvPushRouter, constraints_of, facts_of
-from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
-from dynamo.runtime.distributed import DistributedRuntime
-from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane
-from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
 from dynamo.tokens.hashing import block_hashes, mixed_block_hashes, seed_of
 
 BLOCK = 4
@@ -50,12 +47,7 @@ class House:
 
     def __init__(self, **config: Any) -> None:
         self.clock = ManualClock()
-        self.runtime = DistributedRuntime(
-            None,
-            MemoryDiscovery(MemoryStore()),
-            lambda dispatcher, _: MemoryPlane(dispatcher, MemoryHub()),
-            event_plane=lambda _: MemoryEventPlane(MemoryBus()),
-        )
+        self.runtime = MemoryCluster().runtime()
         self.router = KvPushRouter(
             self.runtime,
             EndpointId.parse("dynamo.backend.generate"),

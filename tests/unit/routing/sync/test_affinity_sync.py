@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass
 
+from tests.cluster.memory import MemoryCluster
 from tests.settle import turns
 
 from dynamo.core.clock import ManualClock
@@ -13,10 +14,6 @@ from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.model_card import ModelDeploymentCard, RuntimeConfig
 from dynamo.routing.kv_push_router import KvPushRouter
 from dynamo.routing.sync.affinity_sync import SessionAffinityUpdate
-from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
-from dynamo.runtime.distributed import DistributedRuntime
-from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane
-from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
 
 DECODE, PREFILL = EndpointId.parse("dynamo.backend.generate"), EndpointId.parse("dynamo.prefill.generate")
 WORKERS = range(1, 9)
@@ -28,7 +25,7 @@ class Progress:
     is_over: bool = False
 
 
-class House:
+class House(MemoryCluster):
     """Routers of eight workers each."""
 
     def __init__(self, *endpoints: EndpointId, ttl_s: float = 60.0) -> None:
@@ -42,15 +39,6 @@ class House:
         card = ModelDeploymentCard(display_name="m", slug="m", runtime_config=RuntimeConfig(total_kv_blocks=100))
         for router in self.routers:
             router.set_workers(dict.fromkeys(WORKERS, card))
-
-    def runtime(self) -> DistributedRuntime:
-        hub = MemoryHub()
-        return DistributedRuntime(
-            None,
-            MemoryDiscovery(self.store),
-            lambda dispatcher, _: MemoryPlane(dispatcher, hub),
-            event_plane=lambda _: MemoryEventPlane(self.bus),
-        )
 
     async def start(self) -> "House":
         for router in self.routers:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cluster.memory import MemoryCluster
 from tests.settle import turns
 
 from dynamo.core.clock import ManualClock
@@ -24,11 +25,7 @@ from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.model_card import ModelDeploymentCard, RuntimeConfig
 from dynamo.routing.kv_push_router import KvPushRouter
 from dynamo.routing.sync.replica_sync import BATCH_MAX, TOPIC, ReplicaSync
-from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
-from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.event_plane.base import Event
-from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane
-from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
 
 ENDPOINT = EndpointId.parse("dynamo.backend.generate")
 BLOCK = 4
@@ -41,7 +38,7 @@ class Progress:
     is_over: bool = False
 
 
-class House:
+class House(MemoryCluster):
     """Routers of two workers that hear each other."""
 
     def __init__(self, count: int = 2, **config: object) -> None:
@@ -57,15 +54,6 @@ class House:
         )
         for router in self.routers:
             router.set_workers({1: card, 2: card})
-
-    def runtime(self) -> DistributedRuntime:
-        hub = MemoryHub()
-        return DistributedRuntime(
-            None,
-            MemoryDiscovery(self.store),
-            lambda dispatcher, _: MemoryPlane(dispatcher, hub),
-            event_plane=lambda _: MemoryEventPlane(self.bus),
-        )
 
     async def start(self) -> "House":
         for router in self.routers:
