@@ -5,7 +5,7 @@ import os
 from hypothesis import settings
 
 # A busy machine is slow; how long an example takes is no property of the code.
-settings.register_profile("dynamo", deadline=None, max_examples=50)
+settings.register_profile("dynamo", deadline=None, max_examples=30)
 # Continuous integration says the same of the same commit; everybody else draws new examples each time.
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dynamo"))

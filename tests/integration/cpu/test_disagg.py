@@ -232,7 +232,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_two_engines_say_what_one_says(begin: Any, kind: str) -> None:
+async def test_disaggregated_output_equals_that_of_one_engine(begin: Any, kind: str) -> None:
     whole, prefill, decode = await begin(), await begin("prefill"), await begin("decode")
     options = dict(KINDS[kind])
     request = ask(options.pop("prompt", None), **options)
@@ -255,7 +255,7 @@ async def test_two_engines_say_what_one_says(begin: Any, kind: str) -> None:
     assert decode.host.number("dynamo_component_local_prefills_total") == 0
 
 
-async def test_decode_worker_computes_the_prompt_itself_for_prompt_logprobs(begin: Any) -> None:
+async def test_disaggregated_decode_worker_computes_prompt_logprobs_itself(begin: Any) -> None:
     whole, prefill, decode = await begin(), await begin("prefill"), await begin("decode")
     request = ask(temperature=0.9, seed=3)
     request.output_options.prompt_logprobs = 1
@@ -273,7 +273,7 @@ async def test_decode_worker_computes_the_prompt_itself_for_prompt_logprobs(begi
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-async def test_blocks_move_by_the_way_that_is_open(begin: Any, transport: str) -> None:
+async def test_disaggregated_blocks_use_the_available_transport(begin: Any, transport: str) -> None:
     prefill, decode = await begin("prefill", kv_transfer=[transport]), await begin("decode", kv_transfer=["shm", "tcp"])
     await in_two(prefill, decode, ask())
     config: dict[str, Any] = CONFIG
@@ -286,7 +286,7 @@ async def test_blocks_move_by_the_way_that_is_open(begin: Any, transport: str) -
     assert decode.host.number("dynamo_component_kv_fetches_total", outcome="ok") == 1
 
 
-async def test_the_blocks_are_really_those_of_the_prefill_worker(begin: Any) -> None:
+async def test_disaggregated_blocks_are_those_of_the_prefill_worker(begin: Any) -> None:
     """Another prompt's blocks make another answer: nothing is computed again in secret."""
     whole, prefill, decode = await begin(), await begin("prefill"), await begin("decode", enable_prefix_caching=False)
     other = [(11 * place + 3) % 90 for place in range(41)]
@@ -299,7 +299,7 @@ async def test_the_blocks_are_really_those_of_the_prefill_worker(begin: Any) -> 
     assert (await decode.answer(decode_leg(ask(max_tokens=20), right))).tokens == want
 
 
-async def test_what_decode_has_is_not_fetched_again(begin: Any) -> None:
+async def test_disaggregated_decode_does_not_fetch_cached_blocks(begin: Any) -> None:
     prefill, decode = await begin("prefill"), await begin("decode")
     first = await in_two(prefill, decode, ask())
     bytes_of_one = decode.host.number("dynamo_component_kv_fetched_bytes_total")
@@ -314,7 +314,7 @@ async def test_what_decode_has_is_not_fetched_again(begin: Any) -> None:
     assert usage.prompt_tokens_details.cached_tokens == 40
 
 
-async def test_both_tell_what_their_caches_hold(begin: Any) -> None:
+async def test_disaggregated_workers_publish_their_cached_blocks(begin: Any) -> None:
     prefill, decode = await begin("prefill"), await begin("decode")
     await in_two(prefill, decode, ask())
     for side in (prefill, decode):
@@ -327,7 +327,7 @@ async def test_both_tell_what_their_caches_hold(begin: Any) -> None:
     assert hashes[0] == hashes[1]
 
 
-async def test_a_prompt_that_nobody_holds_is_computed_by_the_decode_worker(begin: Any) -> None:
+async def test_disaggregated_decode_computes_a_prompt_without_prefill_result(begin: Any) -> None:
     whole, prefill, decode = await begin(), await begin("prefill", kv_hold_timeout=0.05), await begin("decode")
     want = (await whole.answer(ask())).tokens
     output = (await prefill.answer(prefill_leg(ask()))).outputs[0]
@@ -340,7 +340,7 @@ async def test_a_prompt_that_nobody_holds_is_computed_by_the_decode_worker(begin
     assert prefill.host.number("dynamo_component_kv_holds_ended_total", outcome="given_up") == 1
 
 
-async def test_a_prefill_worker_that_died_costs_a_prompt_and_no_answer(begin: Any) -> None:
+async def test_disaggregated_prefill_failure_costs_recomputation_only(begin: Any) -> None:
     whole, prefill, decode = await begin(), await begin("prefill"), await begin("decode")
     want = (await whole.answer(ask())).tokens
     output = (await prefill.answer(prefill_leg(ask()))).outputs[0]
@@ -351,27 +351,27 @@ async def test_a_prefill_worker_that_died_costs_a_prompt_and_no_answer(begin: An
 
 
 @pytest.mark.parametrize("params", [{}, {"kv_transfer_params": {}}, {"prompt_tokens": 41}, {"prompt_tokens": "many"}])
-async def test_params_that_are_of_no_use_are_ignored(begin: Any, params: dict[str, Any]) -> None:
+async def test_disaggregated_decode_ignores_unusable_transfer_parameters(begin: Any, params: dict[str, Any]) -> None:
     whole, decode = await begin(), await begin("decode")
     want = (await whole.answer(ask())).tokens
     assert (await decode.answer(decode_leg(ask(), params))).tokens == want
     assert decode.host.number("dynamo_component_local_prefills_total") == 1
 
 
-async def test_another_block_size_is_computed_anew(begin: Any) -> None:
+async def test_disaggregated_decode_recomputes_blocks_of_another_size(begin: Any) -> None:
     whole, prefill, decode = await begin(), await begin("prefill", block_size=8), await begin("decode")
     want = (await whole.answer(ask())).tokens
     assert (await in_two(prefill, decode, ask())).tokens == want
     assert decode.host.number("dynamo_component_local_prefills_total", reason="layout") == 1
 
 
-async def test_a_request_that_no_prefill_router_saw_is_refused(begin: Any) -> None:
+async def test_disaggregated_decode_refuses_a_request_without_prefill_router(begin: Any) -> None:
     decode = await begin("decode")
     with pytest.raises(InvalidArgument, match="prefill_result"):
         decode.engine.submit(ask(), Reply())
 
 
-async def test_a_decode_worker_computes_a_prompt_where_it_is_told_to(begin: Any) -> None:
+async def test_disaggregated_decode_computes_locally_on_request(begin: Any) -> None:
     whole, decode = await begin(), await begin("decode")
     request = ask()
     want = (await whole.answer(request)).tokens
@@ -379,7 +379,7 @@ async def test_a_decode_worker_computes_a_prompt_where_it_is_told_to(begin: Any)
     assert (await decode.answer(request)).tokens == want
 
 
-async def test_abandoned_prefills_do_not_starve_the_pool(begin: Any) -> None:
+async def test_disaggregated_abandoned_prefills_are_released(begin: Any) -> None:
     prefill = await begin("prefill", kv_cache_blocks=64, kv_hold_share=1.0, max_model_len=200)
     for first in range(12):
         await prefill.answer(prefill_leg(ask([first, *PROMPT[1:]])))
@@ -389,7 +389,7 @@ async def test_abandoned_prefills_do_not_starve_the_pool(begin: Any) -> None:
     assert prefill.host.number("dynamo_component_kv_holds_ended_total", outcome="given_up") >= 8
 
 
-async def test_a_cancelled_prefill_holds_nothing(begin: Any) -> None:
+async def test_disaggregated_cancelled_prefill_holds_no_blocks(begin: Any) -> None:
     prefill = await begin("prefill")
     reply = Reply()
     prefill.engine.submit(prefill_leg(ask()), reply)
@@ -398,7 +398,7 @@ async def test_a_cancelled_prefill_holds_nothing(begin: Any) -> None:
     assert not reply.is_finished
 
 
-async def test_a_cancelled_decode_frees_both_sides(begin: Any) -> None:
+async def test_disaggregated_cancelled_decode_frees_both_sides(begin: Any) -> None:
     prefill, decode = await begin("prefill"), await begin("decode")
     for _ in range(5):
         output = (await prefill.answer(prefill_leg(ask()))).outputs[0]
@@ -411,7 +411,7 @@ async def test_a_cancelled_decode_frees_both_sides(begin: Any) -> None:
         assert not reply.is_finished
 
 
-async def test_many_at_once_say_what_each_says_alone(begin: Any) -> None:
+async def test_disaggregated_concurrent_output_equals_that_of_single_requests(begin: Any) -> None:
     """Fewer blocks and slots than all of them need at once."""
     whole = await begin()
     prefill = await begin("prefill", kv_cache_blocks=64, max_num_seqs=4, max_model_len=100)
@@ -441,7 +441,7 @@ async def test_many_at_once_say_what_each_says_alone(begin: Any) -> None:
         {"kv_transfer_port": 70000},
     ],
 )
-def test_settings_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
+def test_disaggregated_settings_that_contradict_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         CpuConfig(**options)
 
@@ -574,7 +574,7 @@ class TwoCores:
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 1 << 30))
-def test_whatever_happens_in_whatever_order_the_tokens_are_the_same(
+def test_disaggregated_output_is_equal_under_any_order_of_faults(
     seed: int, model: str, models: list[TransformerModel], make_generation: Any, deliver: Any, run: Any
 ) -> None:
     chance = random.Random(seed)
@@ -616,7 +616,7 @@ def spoken(reply: Any) -> list[list[int]]:
     return [said[index] for index in sorted(said)]
 
 
-async def test_blocks_travel_under_the_request_planes_certificates(begin: Any, tmp_path: Path) -> None:
+async def test_disaggregated_transfer_uses_request_plane_certificates(begin: Any, tmp_path: Path) -> None:
     files = Certificates(tmp_path)
     secured = {
         "tcp_tls_cert_path": files.cert,

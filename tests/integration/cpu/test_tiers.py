@@ -5,7 +5,7 @@ from tests.unit.cpu.test_tiers import BLOCKS, PROMPTS, Make
 from dynamo.kvbm.logical.blocks import Tier
 
 
-def test_a_worker_copies_from_its_peer_what_the_router_says_it_has(
+def test_tiers_copy_blocks_from_the_peer_named_by_the_router(
     tiered: Make, answers: Make, make_generation: Make, run: Make
 ) -> None:
     options = {"cpu_blocks": BLOCKS, "has_peers": True, "peer_host": "127.0.0.1"}

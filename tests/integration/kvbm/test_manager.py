@@ -10,7 +10,7 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.kvbm.metrics import MetricsServer
 
 
-def test_the_metrics_have_a_port_of_their_own() -> None:
+def test_block_manager_metrics_have_their_own_port() -> None:
     registry = MetricsRegistry()
     registry.counter("kvbm_matched_tokens", "what").labels().inc(3)
     server = MetricsServer(registry, 0)

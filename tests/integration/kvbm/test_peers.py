@@ -71,7 +71,7 @@ def address_of(manager: BlockManager) -> str:
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_a_prefix_is_copied_from_the_peer_that_has_it(
+def test_kv_peer_prefix_is_copied_from_the_peer_that_caches_it(
     make: Make, monkeypatch: pytest.MonkeyPatch, is_shared: bool
 ) -> None:
     one, other = make(), make()
@@ -91,13 +91,13 @@ def fetched_again(manager: BlockManager) -> bool:
     return manager.begin([block(1), block(2)], None) is None
 
 
-def test_a_peer_that_has_less_gives_what_it_has(make: Make) -> None:
+def test_kv_peer_with_fewer_blocks_sends_those_it_has(make: Make) -> None:
     one, other = make(), make()
     offload(one, 1, 2)
     assert fetched(other, address_of(one), 1, 2, 3, 4) == [1, 2]
 
 
-def test_what_is_here_already_is_not_copied(make: Make) -> None:
+def test_kv_peer_does_not_send_blocks_cached_locally(make: Make) -> None:
     one, other = make(), make()
     offload(one, 1, 2, 3)
     offload(other, 1, 2)
@@ -105,13 +105,13 @@ def test_what_is_here_already_is_not_copied(make: Make) -> None:
     assert other.book.counts.onboarded[Tier.PEER] == 1
 
 
-def test_another_model_gives_nothing(make: Make) -> None:
+def test_kv_peer_of_another_model_sends_nothing(make: Make) -> None:
     one, other = make(BlockLayout((2, 300), "float32", "another model")), make()
     offload(one, 1)
     assert fetched(other, address_of(one), 1) == []
 
 
-def test_peers_of_the_former_weights_are_given_nothing_and_those_of_the_new_ones_are(make: Make) -> None:
+def test_kv_peer_sends_only_to_workers_with_equal_weights(make: Make) -> None:
     one, other, third = make(), make(), make(BlockLayout((2, 300), "float32", "new"))
     offload(one, 1)
     one.reidentify("new")
@@ -123,7 +123,7 @@ def test_peers_of_the_former_weights_are_given_nothing_and_those_of_the_new_ones
     assert fetched(other, address_of(one), 1) == [1]
 
 
-def test_a_peer_that_left_gives_nothing(make: Make) -> None:
+def test_kv_peer_that_left_sends_nothing(make: Make) -> None:
     one, other = make(), make()
     offload(one, 1)
     address = address_of(one)
@@ -132,14 +132,14 @@ def test_a_peer_that_left_gives_nothing(make: Make) -> None:
     assert other.traffic.peer_failures == 1
 
 
-def test_a_peer_that_is_silent_gives_nothing(make: Make) -> None:
+def test_kv_peer_that_is_silent_sends_nothing(make: Make) -> None:
     other = make(onboard_timeout_s=0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert fetched(other, f"127.0.0.1:{silent.getsockname()[1]}", 1) == []
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x02xx", b"\xff\xff\xff\xff"])
-def test_nonsense_harms_nobody(make: Make, said: bytes) -> None:
+def test_kv_peer_survives_malformed_requests(make: Make, said: bytes) -> None:
     one, other = make(), make()
     offload(one, 1)
     host, port = address_of(one).split(":")
@@ -152,7 +152,7 @@ def test_nonsense_harms_nobody(make: Make, said: bytes) -> None:
     assert fetched(other, address_of(one), 1) == [1]
 
 
-def test_workers_that_are_no_peers_have_no_address(make: Make) -> None:
+def test_kv_peer_address_is_absent_when_disabled(make: Make) -> None:
     alone = make(has_peers=False)
     assert alone.peer_address is None
     assert alone.begin([block(1)], Peer("127.0.0.1:1", 1)) is None

@@ -58,7 +58,7 @@ def offload(manager: BlockManager, *keys: int) -> None:
     until_blocking(lambda: all(key in disk for key in keys) and not manager.book.host.held())
 
 
-def test_a_scheduler_elsewhere_finds_what_is_here(manager: BlockManager) -> None:
+def test_remote_manager_finds_blocks_from_another_process(manager: BlockManager) -> None:
     engine_id = secrets.token_hex(8)
     server = ManagerServer(manager, engine_id)
     away = RemoteManager(engine_id)
@@ -82,7 +82,7 @@ def test_a_scheduler_elsewhere_finds_what_is_here(manager: BlockManager) -> None
     server.close()
 
 
-def test_who_answers_no_more_has_nothing(manager: BlockManager) -> None:
+def test_remote_manager_reports_no_blocks_without_answer(manager: BlockManager) -> None:
     engine_id = secrets.token_hex(8)
     server = ManagerServer(manager, engine_id)
     away = RemoteManager(engine_id)
@@ -94,7 +94,7 @@ def test_who_answers_no_more_has_nothing(manager: BlockManager) -> None:
     away.close()
 
 
-def test_before_the_worker_is_there_nobody_listens() -> None:
+def test_remote_manager_fails_before_the_worker_listens() -> None:
     with pytest.raises(FileNotFoundError):
         RemoteManager(secrets.token_hex(8))
 

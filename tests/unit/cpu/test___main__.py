@@ -11,7 +11,7 @@ from dynamo.cpu import blas
 from dynamo.cpu.engine import CpuEngine
 
 
-def test_the_command_line_becomes_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_command_line_starts_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
 
     def run_worker(options: Any, make_engine: Any) -> int:
@@ -26,12 +26,12 @@ def test_the_command_line_becomes_a_worker(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(seen["engine"], CpuEngine)
 
 
-def test_an_unknown_flag_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_command_line_refuses_an_unknown_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["dynamo.cpu", "--thread", "2"])
     with pytest.raises(ConfigError, match="did you mean --threads"):
         command.main()
 
 
-def test_numpy_waits_until_openblas_was_told() -> None:
+def test_cpu_command_line_configures_openblas_before_importing_numpy() -> None:
     code = "import sys, dynamo.cpu.__main__; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

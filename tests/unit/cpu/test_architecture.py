@@ -9,13 +9,13 @@ from dynamo.core.errors import ConfigError
 from dynamo.cpu.architecture import Architecture
 
 
-def test_the_numbers_come_from_config_json(write_model: Callable[..., str]) -> None:
+def test_architecture_is_read_from_config_json(write_model: Callable[..., str]) -> None:
     shape = Architecture.read(write_model())
     assert (shape.layers, shape.heads, shape.kv_heads, shape.head_dim) == (2, 4, 2, 8)
     assert (shape.vocab_size, shape.context_length, shape.has_tied_embeddings) == (96, 256, False)
 
 
-def test_a_llama_shares_its_width_among_its_heads(tmp_path: Path) -> None:
+def test_architecture_of_llama_divides_its_width_among_heads(tmp_path: Path) -> None:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": 10,
@@ -45,7 +45,7 @@ def test_a_llama_shares_its_width_among_its_heads(tmp_path: Path) -> None:
         ({"rope_parameters": {"rope_type": "linear"}}, "factor is missing"),
     ],
 )
-def test_a_model_that_cannot_be_computed_is_refused(
+def test_architecture_refuses_an_unsupported_model(
     write_model: Callable[..., str], changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message) as raised:
@@ -53,19 +53,19 @@ def test_a_model_that_cannot_be_computed_is_refused(
     assert "config.json" in str(raised.value)
 
 
-def test_a_window_that_no_layer_uses_is_no_obstacle(write_model: Callable[..., str]) -> None:
+def test_architecture_accepts_a_window_that_no_layer_uses(write_model: Callable[..., str]) -> None:
     changes = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 28}
     assert Architecture.read(write_model(**changes)).layers == 2
 
 
-def test_a_missing_number_is_named(tmp_path: Path) -> None:
+def test_architecture_error_names_a_missing_field(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     with pytest.raises(ConfigError, match="hidden_size is missing"):
         Architecture.read(str(tmp_path))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", None])
-def test_a_config_that_is_no_object_is_refused(tmp_path: Path, text: str | None) -> None:
+def test_architecture_refuses_a_config_that_is_not_an_object(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"config\.json"):

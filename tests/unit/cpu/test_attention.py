@@ -48,7 +48,7 @@ def batches(draw: Any) -> list[TokenSpan]:
 
 @settings(max_examples=60, deadline=None)
 @given(batches())
-def test_paged_attention_is_plain_attention(spans: list[TokenSpan]) -> None:
+def test_paged_attention_equals_plain_attention(spans: list[TokenSpan]) -> None:
     rng = np.random.default_rng(1)
     rows = sum(span.count for span in spans)
     queries = rng.standard_normal((rows, KV_HEADS, GROUP, DIM)).astype(np.float32)
@@ -62,7 +62,7 @@ def test_paged_attention_is_plain_attention(spans: list[TokenSpan]) -> None:
     assert np.allclose(out, want, atol=1e-5)
 
 
-def test_sequences_of_very_different_length_are_not_padded_together() -> None:
+def test_paged_attention_does_not_pad_sequences_of_different_length_together() -> None:
     spans = [
         TokenSpan(0, 1, 5, [(0, 5)]),
         TokenSpan(1, 1, 7, [(8, 15)]),
@@ -74,7 +74,7 @@ def test_sequences_of_very_different_length_are_not_padded_together() -> None:
     assert [group.scores.shape[-1] for group in groups if isinstance(group, DecodeGroup)] == [7, 300]
 
 
-def test_what_is_written_is_read_back_by_slot() -> None:
+def test_paged_attention_reads_back_written_slots() -> None:
     cache = KvCache(2, KV_HEADS, 16, DIM)
     slots = np.array([3, 9, 4])
     written = np.random.default_rng(0).standard_normal((3, 2 * KV_HEADS, DIM)).astype(np.float32)

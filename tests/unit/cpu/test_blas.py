@@ -25,7 +25,7 @@ def without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.usefixtures("without_numpy")
-def test_openblas_is_told_what_the_processor_can(tmp_path: Path, text: str | None, expected: dict[str, Any]) -> None:
+def test_blas_setup_sets_the_processor_type(tmp_path: Path, text: str | None, expected: dict[str, Any]) -> None:
     file = tmp_path / "cpuinfo"
     if text is not None:
         file.write_text("processor\t: 0\n" + text)
@@ -34,7 +34,7 @@ def test_openblas_is_told_what_the_processor_can(tmp_path: Path, text: str | Non
     assert put == expected
 
 
-def test_once_numpy_is_there_it_is_too_late() -> None:
+def test_blas_setup_refuses_after_numpy_is_imported() -> None:
     import numpy  # noqa: F401, ICN001
 
     put: dict[str, str] = {}
@@ -42,7 +42,7 @@ def test_once_numpy_is_there_it_is_too_late() -> None:
     assert put == {}
 
 
-def test_a_small_model_is_computed_by_one_thread_and_a_larger_one_leaves_a_core(
+def test_blas_setup_uses_one_thread_for_small_models_and_spares_a_core_for_large_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blas, "cores", lambda: 7)
@@ -55,12 +55,12 @@ def test_a_small_model_is_computed_by_one_thread_and_a_larger_one_leaves_a_core(
     assert blas.suitable_threads(str(tmp_path / "nothing")) == 1
 
 
-def test_there_is_at_least_one_core() -> None:
+def test_blas_setup_uses_at_least_one_core() -> None:
     assert blas.cores() >= 1
 
 
 @pytest.mark.usefixtures("without_numpy")
-def test_what_the_user_chose_is_left_alone(tmp_path: Path) -> None:
+def test_blas_setup_keeps_variables_of_the_user(tmp_path: Path) -> None:
     file = tmp_path / "cpuinfo"
     file.write_text(AMD + FLAGS)
     put: dict[str, str] = {}

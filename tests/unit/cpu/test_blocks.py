@@ -30,7 +30,7 @@ def stored(pool: KvBlockPool, *tokens_hashes: int) -> list[int]:
     return blocks
 
 
-def test_a_prefix_that_is_stored_is_found() -> None:
+def test_block_pool_finds_a_stored_prefix() -> None:
     pool = KvBlockPool(8)
     blocks = stored(pool, 1, 2, 3)
     assert pool.acquire(chain(1, 2, 9)) == blocks[:2]
@@ -38,7 +38,7 @@ def test_a_prefix_that_is_stored_is_found() -> None:
     pool.validate()
 
 
-def test_a_released_block_serves_again_until_it_is_needed() -> None:
+def test_block_pool_reuses_a_released_block_until_evicted() -> None:
     pool = KvBlockPool(4)
     blocks = stored(pool, 1, 2)
     pool.release(blocks)
@@ -50,7 +50,7 @@ def test_a_released_block_serves_again_until_it_is_needed() -> None:
     pool.validate()
 
 
-def test_a_shared_block_stays_until_all_have_let_go() -> None:
+def test_block_pool_keeps_a_shared_block_until_all_release_it() -> None:
     pool = KvBlockPool(2)
     blocks = stored(pool, 1)
     assert pool.acquire(chain(1)) == blocks
@@ -60,14 +60,14 @@ def test_a_shared_block_stays_until_all_have_let_go() -> None:
     assert pool.allocate(2) is not None
 
 
-def test_the_end_of_a_sequence_is_forgotten_first() -> None:
+def test_block_pool_evicts_the_end_of_a_sequence_first() -> None:
     pool = KvBlockPool(20)
     pool.release(stored(pool, *range(20)))
     assert pool.allocate(3) is not None
     assert len(pool.acquire(chain(*range(20)))) == 17
 
 
-def test_a_large_cache_makes_room_for_several_at_once() -> None:
+def test_block_pool_of_a_large_cache_evicts_in_batches() -> None:
     pool = KvBlockPool(640)
     pool.release(stored(pool, *range(640)))
     blocks = pool.allocate(1)
@@ -76,7 +76,7 @@ def test_a_large_cache_makes_room_for_several_at_once() -> None:
     assert pool.allocate(1, after=blocks[0]) == [blocks[0] + 1]
 
 
-def test_the_longest_unused_is_forgotten_first() -> None:
+def test_block_pool_evicts_the_least_recently_used_first() -> None:
     pool = KvBlockPool(20)
     old, new = stored(pool, *range(10)), stored(pool, *range(100, 110))
     pool.release(old)
@@ -87,7 +87,7 @@ def test_the_longest_unused_is_forgotten_first() -> None:
     assert len(pool.acquire(chain(*range(100, 110)))) == 5
 
 
-def test_blocks_come_in_a_row_where_there_is_room() -> None:
+def test_block_pool_allocates_contiguous_blocks_where_possible() -> None:
     pool = KvBlockPool(32)
     first = pool.allocate(5)
     second = pool.allocate(5)
@@ -100,13 +100,13 @@ def test_blocks_come_in_a_row_where_there_is_room() -> None:
     pool.validate()
 
 
-def test_too_many_blocks_are_not_given_at_all() -> None:
+def test_block_pool_allocates_all_blocks_or_none() -> None:
     pool = KvBlockPool(3)
     assert pool.allocate(4) is None
     assert pool.free == 3
 
 
-def test_events_tell_the_story_in_order() -> None:
+def test_block_pool_emits_events_in_order() -> None:
     pool = KvBlockPool(2)
     pool.release(stored(pool, 1, 2))
     again = pool.allocate(2)
@@ -125,7 +125,7 @@ def test_events_tell_the_story_in_order() -> None:
     assert pool.take_events() == []
 
 
-def test_content_that_is_there_already_is_not_told_twice() -> None:
+def test_block_pool_does_not_emit_stored_content_twice() -> None:
     pool = KvBlockPool(8)
     stored(pool, 1, 2)
     pool.take_events()
@@ -137,7 +137,7 @@ def test_content_that_is_there_already_is_not_told_twice() -> None:
     pool.validate()
 
 
-def test_content_whose_parent_was_forgotten_is_passed_over() -> None:
+def test_block_pool_skips_content_whose_parent_was_evicted() -> None:
     pool = KvBlockPool(8)
     blocks = pool.allocate(1)
     assert blocks is not None
@@ -148,7 +148,7 @@ def test_content_whose_parent_was_forgotten_is_passed_over() -> None:
     pool.validate()
 
 
-def test_a_cleared_cache_finds_nothing_and_users_keep_their_blocks() -> None:
+def test_block_pool_clear_keeps_blocks_in_use() -> None:
     pool = KvBlockPool(8)
     blocks = stored(pool, 1, 2)
     pool.release(stored(pool, 5))
@@ -160,14 +160,14 @@ def test_a_cleared_cache_finds_nothing_and_users_keep_their_blocks() -> None:
     pool.validate()
 
 
-def test_without_caching_nothing_is_remembered_or_told() -> None:
+def test_block_pool_without_caching_stores_and_emits_nothing() -> None:
     pool = KvBlockPool(4, is_caching=False)
     pool.release(stored(pool, 1))
     assert pool.acquire(chain(1)) == []
     assert pool.take_events() == []
 
 
-def test_releasing_twice_is_a_broken_invariant() -> None:
+def test_block_pool_double_release_is_an_error() -> None:
     pool = KvBlockPool(2)
     blocks = pool.allocate(1)
     assert blocks is not None

@@ -62,7 +62,7 @@ async def ask(engine: ClassifyEngine, reply: Any, **fields: Any) -> Any:
     return reply.said[0]
 
 
-async def test_labels_and_scores_are_those_of_a_naive_model(
+async def test_classifier_labels_and_scores_equal_those_of_a_naive_model(
     write_classifier: Callable[..., str],
     naive_logits: Callable[..., Any],
     heard: type[Any],
@@ -85,7 +85,7 @@ async def test_labels_and_scores_are_those_of_a_naive_model(
     assert (said["id"], said["usage"]["prompt_tokens"]) == ("classify-r", 12)
 
 
-async def test_texts_are_cut_and_refused_as_the_request_says(
+async def test_classifier_truncates_or_refuses_long_texts_as_requested(
     write_classifier: Callable[..., str], heard: type[Any]
 ) -> None:
     async with running(write_classifier("yes")) as (engine, _):
@@ -100,7 +100,7 @@ async def test_texts_are_cut_and_refused_as_the_request_says(
             assert refusal.value.param == param
 
 
-async def test_a_model_serves_what_it_is_made_for(
+async def test_classifier_model_serves_only_its_task(
     write_classifier: Callable[..., str], write_model: Callable[..., str]
 ) -> None:
     with pytest.raises(ConfigError, match="no labels"):
@@ -111,12 +111,12 @@ async def test_a_model_serves_what_it_is_made_for(
         CpuEngine(CpuConfig(model_path=path))._load()
 
 
-def test_one_label_holds_or_not_and_several_share() -> None:
+def test_classifier_uses_sigmoid_for_one_label_and_softmax_for_several() -> None:
     assert probabilities(np.array([0.0], np.float32)).tolist() == [0.5]
     shares = probabilities(np.array([1000.0, 1000.0], np.float32))
     assert shares.tolist() == [0.5, 0.5]
 
 
-def test_a_worker_is_of_one_kind() -> None:
+def test_classifier_worker_has_one_task() -> None:
     with pytest.raises(ConfigError, match="--classify-worker"):
         CpuConfig(embedding_worker=True, classify_worker=True)

@@ -95,7 +95,7 @@ def want(compiler: Compiler, pattern: str) -> Asked:
     return asked
 
 
-async def test_a_grammar_is_compiled_once_and_then_there_at_once(make: Callable[..., Any]) -> None:
+async def test_grammar_compiler_caches_compiled_grammars(make: Callable[..., Any]) -> None:
     compiler, grammars, registry = make()
     assert isinstance(await want(compiler, "a").told(), Guide)
     again = want(compiler, "a")
@@ -108,7 +108,7 @@ async def test_a_grammar_is_compiled_once_and_then_there_at_once(make: Callable[
     assert 'dynamo_component_guided_grammar_compile_seconds_count{model="tiny"} 1' in text
 
 
-async def test_all_who_ask_while_it_is_compiled_are_told(make: Callable[..., Any]) -> None:
+async def test_grammar_compiler_answers_all_waiting_requests(make: Callable[..., Any]) -> None:
     compiler, grammars, _ = make(is_held=True)
     several = [want(compiler, "a") for _ in range(5)]
     grammars.may_go.set()
@@ -116,19 +116,19 @@ async def test_all_who_ask_while_it_is_compiled_are_told(make: Callable[..., Any
     assert grammars.begun == 1
 
 
-async def test_who_asks_for_nonsense_is_told_so(make: Callable[..., Any]) -> None:
+async def test_grammar_compiler_reports_an_invalid_grammar(make: Callable[..., Any]) -> None:
     compiler, _, registry = make()
     assert isinstance(await want(compiler, "(").told(), InvalidArgument)
     assert 'lookups_total{model="tiny",outcome="refused"} 1' in registry.render()
 
 
-async def test_a_grammar_that_breaks_the_library_is_an_error_of_that_request(make: Callable[..., Any]) -> None:
+async def test_grammar_compiler_reports_a_library_failure_to_its_request_only(make: Callable[..., Any]) -> None:
     compiler, _, _ = make()
     assert isinstance(await want(compiler, "breaks").told(), Unknown)
     assert isinstance(await want(compiler, "a").told(), Guide)
 
 
-async def test_a_grammar_that_takes_too_long_is_refused_and_others_have_to_wait(make: Callable[..., Any]) -> None:
+async def test_grammar_compiler_times_out_while_others_wait(make: Callable[..., Any]) -> None:
     compiler, grammars, _ = make(timeout_s=0.05, is_held=True)
     slow = [want(compiler, str(number)) for number in range(THREADS_MAX)]
     for one in slow:
@@ -140,7 +140,7 @@ async def test_a_grammar_that_takes_too_long_is_refused_and_others_have_to_wait(
     assert grammars.begun == THREADS_MAX
 
 
-async def test_nobody_is_told_after_the_end(make: Callable[..., Any]) -> None:
+async def test_grammar_compiler_sends_nothing_after_close(make: Callable[..., Any]) -> None:
     compiler, grammars, _ = make(is_held=True)
     asked = want(compiler, "a")
     await compiler.close()

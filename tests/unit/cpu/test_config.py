@@ -12,17 +12,17 @@ def read(*argv: str) -> CpuConfig:
     return load(CpuConfig, argv, {})
 
 
-def test_without_a_model_the_bundled_one_is_served() -> None:
+def test_cpu_config_serves_the_bundled_model_by_default() -> None:
     assert (read().directory, read().name) == (DEMO_MODEL, "dynamo-demo")
 
 
-def test_a_model_is_called_what_its_directory_is_called() -> None:
+def test_cpu_config_names_a_model_after_its_directory() -> None:
     assert read("--model-path", "some/where/Qwen3-0.6B/").name == "Qwen3-0.6B"
     assert read("--model-path", "x", "--served-model-name", "mine").name == "mine"
     assert os.path.isabs(read("--model-path", "x").directory)
 
 
-def test_flags_are_those_of_other_engines() -> None:
+def test_cpu_config_flags_equal_those_of_other_engines() -> None:
     config = read(
         "--num-gpu-blocks-override", "64", "--no-enable-prefix-caching", "--max-num-seqs", "4", "--block-size", "8"
     )
@@ -42,12 +42,12 @@ def test_flags_are_those_of_other_engines() -> None:
         (["--max-model-length", "8"], "did you mean --max-model-len"),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_refused(argv: list[str], message: Any) -> None:
+def test_cpu_config_refuses_invalid_settings(argv: list[str], message: Any) -> None:
     with pytest.raises(ConfigError, match=message):
         read(*argv)
 
 
-def test_the_bundled_model_writes_calls_that_are_read_unless_another_format_is_named() -> None:
+def test_cpu_config_uses_the_call_format_of_the_bundled_model_by_default() -> None:
     assert CpuConfig().tool_call_parser == "hermes"
     assert CpuConfig(tool_call_parser="mistral").tool_call_parser == "mistral"
     assert CpuConfig(model_path="somewhere").tool_call_parser is None

@@ -135,7 +135,7 @@ def trace_in(path: str) -> list[dict[str, Any]]:
     return found
 
 
-async def test_asleep_it_refuses_so_that_others_are_asked_and_awake_it_says_the_same(start: Any) -> None:
+async def test_engine_sleep_refuses_requests_and_wake_restores_answers(start: Any) -> None:
     stand = await start()
     want = await stand.ask()
     assert (await stand.press("control/sleep", level=2))["status"] == "ok"
@@ -153,7 +153,7 @@ async def test_asleep_it_refuses_so_that_others_are_asked_and_awake_it_says_the_
     assert await stand.ask() == want
 
 
-async def test_one_that_is_busy_does_not_sleep(start: Any) -> None:
+async def test_engine_sleep_is_refused_while_busy(start: Any) -> None:
     stand = await start()
     reply = stand.begin(count=200)
     found = await stand.press("control/sleep")  # This host does not wait until it is quiet.
@@ -164,7 +164,7 @@ async def test_one_that_is_busy_does_not_sleep(start: Any) -> None:
     assert await stand.ask()
 
 
-async def test_new_weights_are_used_by_the_model_and_under_adapters(
+async def test_engine_weight_update_applies_to_model_and_adapters(
     start: Any, write_adapter: Callable[..., str], tmp_path: Path
 ) -> None:
     stand = await start(enable_lora=True)
@@ -182,7 +182,7 @@ async def test_new_weights_are_used_by_the_model_and_under_adapters(
     assert (await stand.press("get_weight_version"))["version"] == "7"
 
 
-async def test_weights_that_come_while_it_sleeps_are_there_when_it_wakes(start: Any, tmp_path: Path) -> None:
+async def test_engine_weight_update_during_sleep_applies_after_wake(start: Any, tmp_path: Path) -> None:
     stand = await start()
     await stand.press("control/sleep")
     new = changed(stand.path, tmp_path)
@@ -193,7 +193,7 @@ async def test_weights_that_come_while_it_sleeps_are_there_when_it_wakes(start: 
     assert await stand.ask() == await fresh.ask()
 
 
-async def test_weights_of_another_model_are_refused_and_the_old_ones_stay(
+async def test_engine_weight_update_of_another_model_is_refused_and_keeps_the_old_weights(
     start: Any, write_model: Callable[..., str], tmp_path: Path
 ) -> None:
     stand = await start()
@@ -205,13 +205,13 @@ async def test_weights_of_another_model_are_refused_and_the_old_ones_stay(
     assert await stand.ask() == want
 
 
-async def test_weights_whose_blocks_change_hands_are_not_exchanged(start: Any, tmp_path: Path) -> None:
+async def test_engine_weight_update_is_refused_during_block_transfers(start: Any, tmp_path: Path) -> None:
     stand = await start(disaggregation_mode="decode")
     found = await stand.press("update_weights_from_disk", model_path=changed(stand.path, tmp_path))
     assert "disaggregated" in found["message"]
 
 
-async def test_weights_under_tiers_are_exchanged_with_their_blocks(
+async def test_engine_weight_update_invalidates_blocks_of_lower_tiers(
     start: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DYN_KVBM_CPU_CACHE_OVERRIDE_NUM_BLOCKS", "64")
@@ -228,7 +228,7 @@ async def test_weights_under_tiers_are_exchanged_with_their_blocks(
     assert await stand.ask() == before
 
 
-async def test_each_kind_of_worker_offers_what_it_can(start: Any) -> None:
+async def test_engine_routes_depend_on_the_kind_of_worker(start: Any) -> None:
     trainers = {"update_weights_from_disk", "get_weight_version", "set_weight_version", "flush_cache", "abort_request"}
     profile = {"control/start_profile", "control/stop_profile"}
     sleep = {"control/sleep", "control/wake_up"}
@@ -239,7 +239,7 @@ async def test_each_kind_of_worker_offers_what_it_can(start: Any) -> None:
     assert decode.config.endpoints.keys() == {"clear_kv_blocks"}
 
 
-async def test_a_request_is_aborted_by_its_id(start: Any) -> None:
+async def test_engine_abort_ends_a_request_by_id(start: Any) -> None:
     stand = await start()
     reply = stand.begin(count=200)
     assert await stand.press("abort_request", request_id="request") == {"status": "ok", "request_id": "request"}
@@ -249,7 +249,7 @@ async def test_a_request_is_aborted_by_its_id(start: Any) -> None:
     assert await stand.ask()
 
 
-async def test_a_profile_holds_every_step_since_it_began(start: Any, tmp_path: Path) -> None:
+async def test_engine_profile_contains_every_step_since_its_start(start: Any, tmp_path: Path) -> None:
     stand = await start()
     await stand.ask()
     assert (await stand.press("control/start_profile", profile_prefix="a/b"))["status"] == "ok"
@@ -266,14 +266,14 @@ async def test_a_profile_holds_every_step_since_it_began(start: Any, tmp_path: P
     assert (await stand.press("control/stop_profile"))["status"] == "error"
 
 
-async def test_a_profile_that_cannot_be_written_is_an_answer(start: Any, tmp_path: Path) -> None:
+async def test_engine_profile_reports_an_unwritable_path(start: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     stand = await start(profile_dir=str(tmp_path / "file"))
     await stand.press("control/start_profile")
     assert (await stand.press("control/stop_profile"))["status"] == "error"
 
 
-async def test_an_adapter_that_is_unloaded_ends_what_it_began(start: Any, write_adapter: Callable[..., str]) -> None:
+async def test_engine_unload_of_an_adapter_ends_its_requests(start: Any, write_adapter: Callable[..., str]) -> None:
     stand = await start(enable_lora=True)
     adapters = stand.config.adapters
     assert adapters.slots == 8
@@ -294,7 +294,7 @@ async def test_an_adapter_that_is_unloaded_ends_what_it_began(start: Any, write_
     assert await stand.ask("tuned") == want
 
 
-async def test_adapters_are_for_workers_that_were_started_with_them(start: Any, tmp_path: Path) -> None:
+async def test_engine_adapter_routes_require_lora_to_be_enabled(start: Any, tmp_path: Path) -> None:
     stand = await start()
     assert stand.config.adapters is None
     with pytest.raises(WorkerUnavailable):
@@ -305,14 +305,14 @@ async def test_adapters_are_for_workers_that_were_started_with_them(start: Any, 
         CpuConfig(enable_lora=True, max_loras=0)
 
 
-async def test_what_is_asked_of_a_stopped_engine_is_refused(start: Any) -> None:
+async def test_engine_controls_are_refused_after_stop(start: Any) -> None:
     stand = await start()
     await stand.engine.stop()
     with pytest.raises(EngineShutdown):
         await stand.engine.between_steps(lambda: None)
 
 
-async def test_what_goes_wrong_between_steps_is_heard_by_who_asked(start: Any) -> None:
+async def test_engine_control_error_between_steps_reaches_its_caller(start: Any) -> None:
     stand = await start()
 
     def fail() -> None:
@@ -323,7 +323,7 @@ async def test_what_goes_wrong_between_steps_is_heard_by_who_asked(start: Any) -
     assert await stand.ask()
 
 
-async def test_tiers_keep_adapters_apart_over_a_restart(
+async def test_engine_tiers_separate_adapters_across_a_restart(
     start: Any,
     write_model: Callable[..., str],
     write_adapter: Callable[..., str],

@@ -24,42 +24,42 @@ def converted(heard: Any, defaults: Defaults | None = None, **fields: Any) -> Ac
     return to_generation(request, heard(), LIMITS, defaults or Defaults())
 
 
-def test_without_a_limit_the_context_is_the_limit(heard: Any) -> None:
+def test_request_conversion_limits_output_to_the_context_by_default(heard: Any) -> None:
     assert converted(heard).choices[0].rules.max_tokens == 17
     assert converted(heard, stop_conditions=StopConditions(max_tokens=50)).choices[0].rules.max_tokens == 17
     assert converted(heard, stop_conditions=StopConditions(max_tokens=5)).choices[0].rules.max_tokens == 5
 
 
-def test_the_model_s_defaults_hold_where_the_request_is_silent(heard: Any) -> None:
+def test_request_conversion_uses_model_defaults(heard: Any) -> None:
     defaults = Defaults(temperature=0.6, top_p=0.9, top_k=20)
     sampling = converted(heard, defaults, sampling_options=SamplingOptions(top_p=0.5)).choices[0].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.6, 0.5, 20)
 
 
-def test_a_top_k_of_minus_one_means_all(heard: Any) -> None:
+def test_request_conversion_reads_top_k_minus_one_as_all(heard: Any) -> None:
     defaults = Defaults(top_k=20)
     assert converted(heard, defaults, sampling_options=SamplingOptions(top_k=-1)).choices[0].sampling.top_k == 0
 
 
-def test_a_seed_is_kept_and_no_seed_is_a_new_one(heard: Any) -> None:
+def test_request_conversion_keeps_a_seed_and_draws_a_missing_one(heard: Any) -> None:
     assert converted(heard, sampling_options=SamplingOptions(seed=-1)).choices[0].sampling.seed == 2**64 - 1
     seeds = {converted(heard).choices[0].sampling.seed for _ in range(3)}
     assert len(seeds) == 3
 
 
-def test_ends_and_stops_are_told_apart(heard: Any) -> None:
+def test_request_conversion_separates_eos_and_stop_tokens(heard: Any) -> None:
     stop = StopConditions(stop_token_ids=[5], stop_token_ids_visible=[6], stop_token_ids_hidden=[7, 1000])
     rules = converted(heard, stop_conditions=stop, eos_token_ids=[8]).choices[0].rules
     assert (rules.end_ids, rules.stop_ids) == ({7, 8}, {5, 6})
 
 
-def test_ignore_eos_leaves_the_named_stops(heard: Any) -> None:
+def test_request_conversion_ignore_eos_keeps_named_stops(heard: Any) -> None:
     stop = StopConditions(stop_token_ids=[5], ignore_eos=True)
     rules = converted(heard, stop_conditions=stop, eos_token_ids=[8]).choices[0].rules
     assert (rules.end_ids, rules.stop_ids) == (set(), {5})
 
 
-def test_choices_share_the_prompt_and_the_seed(heard: Any) -> None:
+def test_request_conversion_choices_share_prompt_and_seed(heard: Any) -> None:
     generation = converted(heard, sampling_options=SamplingOptions(n=3, seed=5))
     assert [choice.index for choice in generation.choices] == [0, 1, 2]
     assert [choice.sampling.index for choice in generation.choices] == [0, 1, 2]
@@ -68,14 +68,14 @@ def test_choices_share_the_prompt_and_the_seed(heard: Any) -> None:
     assert generation.unfinished == 3
 
 
-def test_history_is_kept_only_where_it_matters(heard: Any) -> None:
+def test_request_conversion_keeps_history_only_for_penalties(heard: Any) -> None:
     assert converted(heard).choices[0].history is None
     history = converted(heard, sampling_options=SamplingOptions(presence_penalty=0.5)).choices[0].history
     assert history is not None
     assert history.is_seen.sum() == 3
 
 
-def test_a_salt_keeps_blocks_apart(heard: Any) -> None:
+def test_request_conversion_salt_separates_blocks(heard: Any) -> None:
     tokens = list(range(9))
     sequence = converted(heard, token_ids=tokens, routing=Routing(cache_salt="a")).choices[0].sequence
     assert sequence.reusable_hashes()[0] == block_hashes(tokens, 4, seed_of(cache_salt="a"))[0]
@@ -86,7 +86,7 @@ def native(**sampling: Any) -> dict[str, Any]:
     return {"extra_args": {"vllm_tito": {"sampling_params": sampling}}}
 
 
-def test_an_answer_of_the_native_api_ends_with_the_models_own_tokens(heard: Any) -> None:
+def test_request_conversion_native_api_uses_the_models_eos_tokens(heard: Any) -> None:
     ends = Defaults(eos_token_ids=(8, 9))
     assert converted(heard, defaults=ends, **native()).choices[0].rules.end_ids == {8, 9}
     ignoring = {"stop_conditions": StopConditions(max_tokens=4, ignore_eos=True)}
@@ -94,13 +94,13 @@ def test_an_answer_of_the_native_api_ends_with_the_models_own_tokens(heard: Any)
     assert converted(heard, defaults=ends, eos_token_ids=[3]).choices[0].rules.end_ids == {3}
 
 
-def test_logit_bias_is_read_from_the_extras(heard: Any) -> None:
+def test_request_conversion_reads_logit_bias_from_extras(heard: Any) -> None:
     extra = {"sampling_options": {"logit_bias": {"5": -3, "7": 2.5}}}
     assert converted(heard, extra_args=extra).choices[0].sampling.logit_bias == ((5, -3.0), (7, 2.5))
     assert converted(heard, extra_args={"other": 1}).choices[0].sampling.logit_bias == ()
 
 
-def test_the_tokens_that_may_come_are_read_from_the_extras(heard: Any) -> None:
+def test_request_conversion_reads_allowed_tokens_from_extras(heard: Any) -> None:
     extra = {"sampling_options": {"allowed_token_ids": [5, 7, 500]}}
     allowed = converted(heard, extra_args=extra).choices[0].sampling.allowed
     assert allowed is not None
@@ -149,25 +149,27 @@ def test_the_tokens_that_may_come_are_read_from_the_extras(heard: Any) -> None:
         ({"extra_args": {"vllm_tito": {"kv_transfer_params": {"a": 1}}}}, "kv_transfer_params", "not supported"),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_name(heard: Any, fields: Any, param: str, message: str) -> None:
+def test_request_conversion_refuses_unsupported_fields_by_name(
+    heard: Any, fields: Any, param: str, message: str
+) -> None:
     with pytest.raises(InvalidArgument, match=message) as raised:
         converted(heard, **fields)
     assert raised.value.param == param
 
 
-def test_embedded_engine_takes_native_parameters_that_ask_for_nothing(heard: Any) -> None:
+def test_request_conversion_accepts_native_parameters_without_effect(heard: Any) -> None:
     assert converted(heard, **native(bad_words=[])).choices
     assert converted(heard, **native(detokenize=False)).choices
 
 
-def test_defaults_come_from_the_generation_config(tmp_path: Path) -> None:
+def test_request_conversion_defaults_come_from_the_generation_config(tmp_path: Path) -> None:
     assert Defaults.read(str(tmp_path)) == Defaults()
     given = {"temperature": 0.7, "top_k": 20, "top_p": None, "do_sample": True, "eos_token_id": [1, 2]}
     (tmp_path / "generation_config.json").write_text(json.dumps(given))
     assert Defaults.read(str(tmp_path)) == Defaults(temperature=0.7, top_k=20, eos_token_ids=(1, 2))
 
 
-def test_a_default_that_is_no_number_is_refused(tmp_path: Path) -> None:
+def test_request_conversion_refuses_a_default_that_is_not_a_number(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"temperature": "hot"}')
     with pytest.raises(ConfigError, match="is not a number"):
         Defaults.read(str(tmp_path))

@@ -48,7 +48,7 @@ def together(core: Core, generations: list[ActiveGeneration], run: Make) -> list
 
 
 @pytest.mark.parametrize("options", [{}, SAMPLED, {"repetition_penalty": 1.3, "presence_penalty": 0.5}])
-def test_a_batch_changes_no_token(
+def test_core_batching_changes_no_token(
     make_core: Make, make_generation: Make, run: Make, alone: Make, options: dict[str, Any]
 ) -> None:
     want = [alone(prompt, **options) for prompt in PROMPTS]
@@ -57,7 +57,7 @@ def test_a_batch_changes_no_token(
     assert all(len(tokens) == 12 for tokens in want)
 
 
-def test_preemption_changes_no_token(make_core: Make, make_generation: Make, run: Make, alone: Make) -> None:
+def test_core_preemption_changes_no_token(make_core: Make, make_generation: Make, run: Make, alone: Make) -> None:
     for options in ({}, SAMPLED):
         core = make_core(blocks=14)
         generations = [make_generation(prompt, max_tokens=14, **options) for prompt in PROMPTS]
@@ -65,9 +65,7 @@ def test_preemption_changes_no_token(make_core: Make, make_generation: Make, run
         assert core.scheduler.preemptions > 0
 
 
-def test_a_prefix_from_the_cache_changes_no_token(
-    make_core: Make, make_generation: Make, run: Make, alone: Make
-) -> None:
+def test_core_prefix_cache_changes_no_token(make_core: Make, make_generation: Make, run: Make, alone: Make) -> None:
     core, prompt = make_core(), PROMPTS[5]
     first = together(core, [make_generation(prompt)], run)
     again = make_generation(prompt)
@@ -86,7 +84,7 @@ def test_a_prefix_from_the_cache_changes_no_token(
     is_caching=st.booleans(),
     arrivals=st.lists(st.integers(0, 4), min_size=6, max_size=6),
 )
-def test_no_schedule_changes_a_token(
+def test_core_scheduling_changes_no_token(
     make_core: Make, make_generation: Make, run: Make, deliver: Make, alone: Make, arrivals: list[int], **limits: Any
 ) -> None:
     core = make_core(**limits)
@@ -100,7 +98,7 @@ def test_no_schedule_changes_a_token(
     assert [reply.tokens for reply in replies] == [alone(prompt, **SAMPLED) for prompt in PROMPTS]
 
 
-def test_choices_of_one_request_share_a_prompt(make_core: Make, make_generation: Make, run: Make) -> None:
+def test_core_choices_of_a_request_share_its_prompt(make_core: Make, make_generation: Make, run: Make) -> None:
     core, generation = make_core(), make_generation(PROMPTS[3], choices=3, max_tokens=6, **SAMPLED)
     core.add(generation)
     run(core)
@@ -117,7 +115,7 @@ def test_choices_of_one_request_share_a_prompt(make_core: Make, make_generation:
     assert ends[-1].completion_usage.completion_tokens == 18
 
 
-def test_the_last_word_has_the_reason_and_the_counts(make_core: Make, make_generation: Make, run: Make) -> None:
+def test_core_final_output_has_finish_reason_and_usage(make_core: Make, make_generation: Make, run: Make) -> None:
     core, generation = make_core(), make_generation(PROMPTS[1], max_tokens=3)
     core.add(generation)
     run(core)
@@ -127,7 +125,7 @@ def test_the_last_word_has_the_reason_and_the_counts(make_core: Make, make_gener
     assert (last.completion_usage.prompt_tokens, last.completion_usage.completion_tokens) == (len(PROMPTS[1]), 3)
 
 
-def test_an_end_of_sequence_ends_and_min_tokens_delays_it(
+def test_core_eos_ends_output_and_min_tokens_delays_it(
     make_core: Make, make_generation: Make, run: Make, alone: Make
 ) -> None:
     said = alone(PROMPTS[2])
@@ -142,7 +140,7 @@ def test_an_end_of_sequence_ends_and_min_tokens_delays_it(
     assert end not in delayed.reply.tokens[:7]
 
 
-def test_a_dropped_request_says_nothing_more(
+def test_core_sends_nothing_for_a_dropped_request(
     make_core: Make, make_generation: Make, run: Make, deliver: Make, alone: Make
 ) -> None:
     core = make_core()
@@ -159,7 +157,7 @@ def test_a_dropped_request_says_nothing_more(
     assert core.load().kv_used_blocks == 0
 
 
-def test_a_failing_request_takes_no_other_with_it(
+def test_core_failing_request_does_not_affect_others(
     make_core: Make, make_generation: Make, run: Make, alone: Make
 ) -> None:
     core = make_core()
@@ -172,7 +170,7 @@ def test_a_failing_request_takes_no_other_with_it(
     assert kept.reply.tokens == alone(PROMPTS[2])
 
 
-def test_every_complete_block_is_told_once(make_core: Make, make_generation: Make) -> None:
+def test_core_emits_every_complete_block_once(make_core: Make, make_generation: Make) -> None:
     core, generation = make_core(batched_tokens_max=8), make_generation(PROMPTS[3], max_tokens=9)
     core.add(generation)
     told = []
@@ -183,7 +181,7 @@ def test_every_complete_block_is_told_once(make_core: Make, make_generation: Mak
     assert len(told) == len(set(told)) == (len(PROMPTS[3]) + 9 - 1) // 4
 
 
-def test_the_load_is_what_runs_and_waits(make_core: Make, make_generation: Make) -> None:
+def test_core_load_counts_running_and_waiting_requests(make_core: Make, make_generation: Make) -> None:
     core = make_core(sequences_max=1)
     core.add(make_generation([1, 2, 3, 4, 5]))
     core.add(make_generation(PROMPTS[3]))
@@ -193,11 +191,11 @@ def test_the_load_is_what_runs_and_waits(make_core: Make, make_generation: Make)
     assert load.active_prefill_tokens == len(PROMPTS[3])
 
 
-def test_a_step_with_nothing_to_do_is_harmless(make_core: Make) -> None:
+def test_core_empty_step_is_harmless(make_core: Make) -> None:
     assert make_core().step().outputs == []
 
 
-def test_a_step_tells_planners_what_it_computed_and_who_waits(make_core: Make, make_generation: Make) -> None:
+def test_core_step_metrics_count_computed_and_waiting_requests(make_core: Make, make_generation: Make) -> None:
     core = make_core(sequences_max=2, batched_tokens_max=8)
     for prompt in ([1, 2, 3, 4, 5], PROMPTS[1], PROMPTS[0]):
         core.add(make_generation(prompt))
@@ -208,7 +206,7 @@ def test_a_step_tells_planners_what_it_computed_and_who_waits(make_core: Make, m
     assert third.scheduled_requests == ScheduledRequests(1, 2, 0.0, 10, 1, 7, 0.0)
 
 
-def test_a_step_that_computes_nothing_is_not_told_to_planners(make_core: Make) -> None:
+def test_core_step_without_computation_has_no_metrics(make_core: Make) -> None:
     assert make_core().step().passed is None
 
 
@@ -252,7 +250,7 @@ def reasons(generation: ActiveGeneration) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("options", [{}, SAMPLED, {"repetition_penalty": 1.3}, {"logit_bias": ((33, 50.0),)}])
-def test_a_random_model_writes_valid_json_when_it_must(
+def test_core_guided_random_model_writes_valid_json(
     make_core: Make, guided: Make, run: Make, options: dict[str, Any]
 ) -> None:
     generation, text = guided({"json": CITY}, **options)
@@ -263,7 +261,7 @@ def test_a_random_model_writes_valid_json_when_it_must(
     assert reasons(generation) == {0: "stop"}
 
 
-def test_every_choice_is_guided_on_its_own(make_core: Make, guided: Make, run: Make) -> None:
+def test_core_guides_every_choice_separately(make_core: Make, guided: Make, run: Make) -> None:
     generation, text = guided({"json": CITY}, choices=4, **SAMPLED)
     core = make_core()
     core.add(generation)
@@ -275,7 +273,7 @@ def test_every_choice_is_guided_on_its_own(make_core: Make, guided: Make, run: M
     assert reasons(generation) == dict.fromkeys(range(4), "stop")
 
 
-def test_a_seed_says_the_same_under_a_grammar_among_others(make_core: Make, guided: Make, run: Make) -> None:
+def test_core_seeded_guided_output_does_not_depend_on_other_requests(make_core: Make, guided: Make, run: Make) -> None:
     def said(others: int) -> str:
         generation, text = guided({"json": CITY}, **SAMPLED)
         core = make_core(blocks=64)
@@ -289,7 +287,7 @@ def test_a_seed_says_the_same_under_a_grammar_among_others(make_core: Make, guid
     assert said(0) == said(4)
 
 
-def test_who_is_not_guided_says_what_it_would_say_alone(
+def test_core_unguided_output_does_not_depend_on_guided_requests(
     make_core: Make, make_generation: Make, guided: Make, run: Make, alone: Make
 ) -> None:
     core, free = make_core(), make_generation(PROMPTS[2])
@@ -299,7 +297,7 @@ def test_who_is_not_guided_says_what_it_would_say_alone(
     assert free.reply.tokens == alone(PROMPTS[2])
 
 
-def test_preemption_does_not_lose_the_place_in_a_grammar(make_core: Make, guided: Make, run: Make) -> None:
+def test_core_preemption_keeps_the_grammar_state(make_core: Make, guided: Make, run: Make) -> None:
     core = make_core(blocks=14)
     several = [guided({"json": CITY}, **SAMPLED) for _ in range(4)]
     for generation, _ in several:
@@ -310,9 +308,7 @@ def test_preemption_does_not_lose_the_place_in_a_grammar(make_core: Make, guided
         jsonschema.validate(json.loads(text()), CITY)
 
 
-def test_a_text_that_is_cut_off_says_so_and_one_that_just_fits_does_not(
-    make_core: Make, guided: Make, run: Make
-) -> None:
+def test_core_guided_text_reports_length_only_when_truncated(make_core: Make, guided: Make, run: Make) -> None:
     core = make_core()
     (cut, _), (fits, text) = guided({"regex": "abcdef"}, max_tokens=3), guided({"regex": "abc"}, max_tokens=3)
     core.add(cut)
@@ -323,7 +319,7 @@ def test_a_text_that_is_cut_off_says_so_and_one_that_just_fits_does_not(
     assert text() == "abc"
 
 
-def test_a_text_that_may_go_on_ends_by_the_models_own_word(make_core: Make, guided: Make, run: Make) -> None:
+def test_core_guided_text_that_may_continue_ends_with_eos(make_core: Make, guided: Make, run: Make) -> None:
     generation, text = guided({"regex": "a+"}, logit_bias=((END, 100.0),))
     core = make_core()
     core.add(generation)
@@ -333,7 +329,7 @@ def test_a_text_that_may_go_on_ends_by_the_models_own_word(make_core: Make, guid
     assert reasons(generation) == {0: "eos"}
 
 
-def test_a_complete_text_ends_even_where_more_was_wanted(make_core: Make, guided: Make, run: Make) -> None:
+def test_core_complete_guided_text_ends_before_min_tokens(make_core: Make, guided: Make, run: Make) -> None:
     core = make_core()
     rules = ENDS | {"min_tokens": 9}
     exact, text = guided({"regex": "abc"}, rules=rules)
@@ -345,7 +341,7 @@ def test_a_complete_text_ends_even_where_more_was_wanted(make_core: Make, guided
     assert (more(), reasons(longer)) == ("abcabcabc", {0: "eos"})
 
 
-def test_a_text_with_nothing_to_say_ends_at_once(make_core: Make, guided: Make, run: Make) -> None:
+def test_core_guided_text_without_content_ends_at_once(make_core: Make, guided: Make, run: Make) -> None:
     generation, text = guided({"regex": ""}, rules={})
     core = make_core()
     core.add(generation)
@@ -355,7 +351,7 @@ def test_a_text_with_nothing_to_say_ends_at_once(make_core: Make, guided: Make, 
     assert generation.reply.is_finished
 
 
-def test_likelihoods_are_those_of_the_model_and_not_of_the_grammar(make_core: Make, guided: Make, run: Make) -> None:
+def test_core_guided_logprobs_are_those_of_the_model(make_core: Make, guided: Make, run: Make) -> None:
     generation, _ = guided({"regex": "abc"}, logprobs=2)
     core = make_core()
     core.add(generation)
@@ -365,7 +361,7 @@ def test_likelihoods_are_those_of_the_model_and_not_of_the_grammar(make_core: Ma
     assert all(one < -0.01 for one in likelihoods)
 
 
-def test_a_grammar_that_fails_on_the_way_ends_its_request_alone(make_core: Make, guided: Make, run: Make) -> None:
+def test_core_grammar_failure_ends_its_request_only(make_core: Make, guided: Make, run: Make) -> None:
     core = make_core()
     (broken, _), (sound, text) = guided({"regex": "abc"}), guided({"regex": "abc"})
     core.add(broken)
@@ -389,7 +385,7 @@ def only() -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_only_listed_tokens_are_said(
+def test_core_samples_only_allowed_tokens(
     make_core: Make, make_generation: Make, run: Make, only: Make, temperature: float
 ) -> None:
     core, generation = make_core(), make_generation(PROMPTS[1], allowed=only(3, 8), temperature=temperature)
@@ -399,7 +395,7 @@ def test_only_listed_tokens_are_said(
     assert set(generation.reply.tokens) <= {3, 8}
 
 
-def test_listed_tokens_hold_under_a_grammar_too(
+def test_core_combines_allowed_tokens_with_a_grammar(
     make_core: Make, guided: Make, run: Make, only: Make, letters: str
 ) -> None:
     generation, text = guided({"regex": "[ab]{4}"}, allowed=only(letters.index("b"), letters.index("c")))
@@ -409,7 +405,7 @@ def test_listed_tokens_hold_under_a_grammar_too(
     assert text() == "bbbb"
 
 
-def test_where_only_the_end_may_be_said_it_is(make_core: Make, make_generation: Make, run: Make, only: Make) -> None:
+def test_core_ends_when_only_eos_is_allowed(make_core: Make, make_generation: Make, run: Make, only: Make) -> None:
     rules = ENDS | {"min_tokens": 5}
     core, generation = make_core(), make_generation(PROMPTS[1], allowed=only(END), rules=rules)
     core.add(generation)

@@ -29,7 +29,7 @@ def run(embedder: Embedder, *jobs: Job) -> list[Job]:
 
 @pytest.mark.parametrize("pooling", Pooling)
 @pytest.mark.parametrize("rows", [8, 128])
-def test_a_vector_is_that_of_a_naive_model(
+def test_embedder_vector_equals_that_of_a_naive_model(
     write_model: Callable[..., str], naive_logits: Callable[..., Any], pooling: Pooling, rows: int
 ) -> None:
     path = write_model()
@@ -53,7 +53,7 @@ def test_a_vector_is_that_of_a_naive_model(
     st.sets(st.integers(0, 3)),
 )
 @settings(max_examples=30)
-def test_every_open_job_is_done_once_and_as_if_it_were_alone(
+def test_embedder_computes_every_job_once_as_if_alone(
     tiny_model: TransformerModel, sizes: list[list[int]], pooling: Pooling, rows: int, closed: set[int]
 ) -> None:
     rng = np.random.default_rng(5)
@@ -71,7 +71,7 @@ def test_every_open_job_is_done_once_and_as_if_it_were_alone(
             assert abs(float(np.dot(vector, vector)) - 1) < 1e-4
 
 
-def test_a_small_request_does_not_wait_for_all_of_a_large_one(tiny_model: TransformerModel) -> None:
+def test_embedder_small_request_does_not_wait_for_a_large_one(tiny_model: TransformerModel) -> None:
     embedder = Embedder(tiny_model, Pooling.LAST, 16)
     large, small = Job([[1] * 10] * 20), Job([[2] * 10])
     embedder.add(large)
@@ -83,7 +83,7 @@ def test_a_small_request_does_not_wait_for_all_of_a_large_one(tiny_model: Transf
     assert large.left > 10
 
 
-def test_a_job_that_was_dropped_is_not_computed(tiny_model: TransformerModel) -> None:
+def test_embedder_skips_a_dropped_job(tiny_model: TransformerModel) -> None:
     embedder = Embedder(tiny_model, Pooling.MEAN, 4)
     job = Job([[1] * 10, [2]])
     embedder.add(job)
@@ -93,7 +93,7 @@ def test_a_job_that_was_dropped_is_not_computed(tiny_model: TransformerModel) ->
     assert job.left == 2
 
 
-def test_fewer_dimensions_are_a_vector_of_length_one_too(tiny_model: TransformerModel) -> None:
+def test_embedder_truncated_dimensions_are_normalized(tiny_model: TransformerModel) -> None:
     whole, cut = Job([[1, 2, 3]]), Job([[1, 2, 3]], dimensions=8)
     run(Embedder(tiny_model, Pooling.LAST, 16), whole, cut)
     assert whole.vectors[0] is not None
@@ -102,11 +102,11 @@ def test_fewer_dimensions_are_a_vector_of_length_one_too(tiny_model: Transformer
     assert np.allclose(cut.vectors[0], unit(whole.vectors[0][:8]), atol=1e-6)
 
 
-def test_nothing_has_a_direction() -> None:
+def test_embedder_zero_vector_stays_zero() -> None:
     assert not unit(np.zeros(4, np.float32)).any()
 
 
-def test_how_states_become_a_vector_is_the_models_to_say(tmp_path: Path) -> None:
+def test_embedder_pooling_is_chosen_by_the_model(tmp_path: Path) -> None:
     assert read_pooling(str(tmp_path), "auto") is Pooling.LAST
     assert read_pooling(str(tmp_path), "cls") is Pooling.CLS
     (tmp_path / "1_Pooling").mkdir()

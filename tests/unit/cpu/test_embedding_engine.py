@@ -40,9 +40,7 @@ async def running(path: str, host: Host | None = None, **options: Any) -> AsyncI
         await engine.stop()
 
 
-async def test_requests_are_answered_with_vectors_in_their_order(
-    write_model: Callable[..., str], heard: type[Any]
-) -> None:
+async def test_embedding_engine_returns_vectors_in_order(write_model: Callable[..., str], heard: type[Any]) -> None:
     async with running(write_model(), max_num_batched_tokens=32) as (engine, config):
         assert (config.model_type, config.request_type) == ("Embedding", EmbeddingWork)
         replies = [heard(str(number)) for number in range(3)]
@@ -57,7 +55,9 @@ async def test_requests_are_answered_with_vectors_in_their_order(
         assert [len(from_base64(one)) for one in (*first.embeddings, *second.embeddings)] == [32, 32, 8]
 
 
-async def test_who_left_is_told_nothing_and_the_others_hear(write_model: Callable[..., str], heard: type[Any]) -> None:
+async def test_embedding_engine_sends_nothing_to_a_cancelled_request(
+    write_model: Callable[..., str], heard: type[Any]
+) -> None:
     async with running(write_model()) as (engine, _):
         left, stays = heard(), heard()
         engine.submit(work(*[[1] * 100] * 20), left)
@@ -70,14 +70,18 @@ async def test_who_left_is_told_nothing_and_the_others_hear(write_model: Callabl
         assert stays.is_finished
 
 
-async def test_more_than_may_wait_go_elsewhere(write_model: Callable[..., str], heard: type[Any]) -> None:
+async def test_embedding_engine_refuses_requests_beyond_its_queue(
+    write_model: Callable[..., str], heard: type[Any]
+) -> None:
     async with running(write_model(), max_num_seqs=1, max_waiting_requests=0) as (engine, _):
         engine.submit(work([1] * 200), heard())
         with pytest.raises(WorkerOverloaded):
             engine.submit(work([1]), heard())
 
 
-async def test_what_runs_at_the_end_may_go_elsewhere(write_model: Callable[..., str], heard: type[Any]) -> None:
+async def test_embedding_engine_fails_running_requests_at_stop_as_retryable(
+    write_model: Callable[..., str], heard: type[Any]
+) -> None:
     reply = heard()
     async with running(write_model()) as (engine, _):
         engine.submit(work(*[[1] * 200] * 200), reply)
@@ -86,7 +90,7 @@ async def test_what_runs_at_the_end_may_go_elsewhere(write_model: Callable[..., 
         engine.submit(work([1]), heard())
 
 
-async def test_a_model_that_breaks_ends_the_worker(
+async def test_embedding_engine_model_failure_ends_the_worker(
     write_model: Callable[..., str], heard: type[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, reply, failed = Host(), heard(), asyncio.Event()
@@ -99,7 +103,7 @@ async def test_a_model_that_breaks_ends_the_worker(
         assert isinstance(host.failure, ZeroDivisionError)
 
 
-async def test_a_context_beyond_the_model_is_refused(write_model: Callable[..., str]) -> None:
+async def test_embedding_engine_refuses_a_context_beyond_the_model(write_model: Callable[..., str]) -> None:
     with pytest.raises(ConfigError, match="--max-model-len"):
         async with running(write_model(), max_model_len=100_000):
             pass
@@ -118,13 +122,13 @@ async def test_a_context_beyond_the_model_is_refused(write_model: Callable[..., 
         (work([1], truncate_prompt_tokens=11), "truncate_prompt_tokens"),
     ],
 )
-def test_what_the_model_cannot_do_is_refused_by_name(asked: EmbeddingWork, param: str) -> None:
+def test_embedding_engine_refuses_unsupported_options_by_name(asked: EmbeddingWork, param: str) -> None:
     with pytest.raises(InvalidArgument) as refusal:
         to_job(asked, LIMITS)
     assert refusal.value.param == param
 
 
 @pytest.mark.parametrize(("cut", "left"), [(3, 3), (-1, 10), (10, 10)])
-def test_long_texts_are_cut_where_the_request_says_so(cut: int, left: int) -> None:
+def test_embedding_engine_truncates_long_texts_on_request(cut: int, left: int) -> None:
     (text,) = to_job(work(list(range(40)), truncate_prompt_tokens=cut), LIMITS).texts
     assert list(text) == list(range(left))

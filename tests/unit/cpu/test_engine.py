@@ -94,14 +94,14 @@ def request(prompt: list[int] | None = None, *, max_tokens: int | None = 8, **op
     )
 
 
-async def test_the_engine_says_what_it_is(begin: Any) -> None:
+async def test_cpu_engine_describes_itself(begin: Any) -> None:
     _, host, config = await begin(model_name="tiny", max_num_seqs=4, max_model_len=100)
     assert (config.served_model_name, config.context_length, config.kv_cache_block_size) == ("tiny", 100, 4)
     assert config.total_kv_blocks == 4 * 25
     assert host.loads == [WorkerLoad(kv_total_blocks=100)]
 
 
-async def test_a_request_is_answered_token_by_token(begin: Any, listening: Any) -> None:
+async def test_cpu_engine_answers_token_by_token(begin: Any, listening: Any) -> None:
     engine, host, _ = await begin()
     reply = listening()
     engine.submit(request(), reply)
@@ -117,7 +117,7 @@ async def test_a_request_is_answered_token_by_token(begin: Any, listening: Any) 
     assert all(one.wall_time > 0 for one in host.passes)
 
 
-async def test_the_same_seed_says_the_same_among_others(begin: Any, listening: Any) -> None:
+async def test_cpu_engine_seeded_output_does_not_depend_on_other_requests(begin: Any, listening: Any) -> None:
     engine, _, _ = await begin()
     alone, among, *others = [listening() for _ in range(6)]
     engine.submit(request(seed=5, temperature=1.0), alone)
@@ -131,7 +131,7 @@ async def test_the_same_seed_says_the_same_among_others(begin: Any, listening: A
     assert among.tokens == alone.tokens
 
 
-async def test_logprobs_come_with_every_token(begin: Any, listening: Any) -> None:
+async def test_cpu_engine_sends_logprobs_with_every_token(begin: Any, listening: Any) -> None:
     engine, _, _ = await begin()
     reply, asked = listening(), request()
     asked.output_options = OutputOptions(logprobs=2)
@@ -140,7 +140,7 @@ async def test_logprobs_come_with_every_token(begin: Any, listening: Any) -> Non
     assert all(len(word.log_probs) == 1 and len(word.top_logprobs[0]) == 2 for word in reply.said)
 
 
-async def test_a_cancelled_request_hears_nothing_more(begin: Any, listening: Any) -> None:
+async def test_cpu_engine_sends_nothing_after_cancellation(begin: Any, listening: Any) -> None:
     engine, host, _ = await begin()
     reply = listening()
     engine.submit(request(max_tokens=None), reply)
@@ -157,7 +157,7 @@ async def test_a_cancelled_request_hears_nothing_more(begin: Any, listening: Any
     assert host.loads[-1].kv_used_blocks == 0
 
 
-async def test_requests_beyond_the_queue_are_for_another_worker(begin: Any, listening: Any) -> None:
+async def test_cpu_engine_refuses_requests_beyond_its_queue_as_retryable(begin: Any, listening: Any) -> None:
     engine, _, _ = await begin(max_num_seqs=1, max_waiting_requests=1)
     replies = [listening(), listening()]
     for reply in replies:
@@ -172,14 +172,14 @@ async def test_requests_beyond_the_queue_are_for_another_worker(begin: Any, list
     assert len(again.tokens) == 8
 
 
-async def test_a_bad_request_is_refused_at_once(begin: Any, listening: Any) -> None:
+async def test_cpu_engine_refuses_an_invalid_request_at_once(begin: Any, listening: Any) -> None:
     engine, _, _ = await begin()
     with pytest.raises(InvalidArgument, match="vocabulary"):
         engine.submit(request([5000]), listening())
     await asyncio.wait_for(engine.drain(), TIMEOUT_S)
 
 
-async def test_a_request_that_fails_takes_no_other_with_it(
+async def test_cpu_engine_failing_request_does_not_affect_others(
     begin: Any, listening: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dynamo.cpu import core
@@ -198,7 +198,7 @@ async def test_a_request_that_fails_takes_no_other_with_it(
     assert len(fine.tokens) == 8
 
 
-async def test_a_reply_that_cannot_be_written_takes_no_other_with_it(begin: Any, listening: Any) -> None:
+async def test_cpu_engine_failing_reply_does_not_affect_others(begin: Any, listening: Any) -> None:
     engine, _, _ = await begin()
     broken, fine = listening(), listening()
 
@@ -213,7 +213,7 @@ async def test_a_reply_that_cannot_be_written_takes_no_other_with_it(begin: Any,
     assert not broken.is_finished
 
 
-async def test_a_broken_engine_fails_everyone_and_tells_its_host(
+async def test_cpu_engine_crash_fails_all_requests_and_notifies_its_host(
     begin: Any, listening: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def explode(core: Core) -> Any:
@@ -230,7 +230,7 @@ async def test_a_broken_engine_fails_everyone_and_tells_its_host(
         engine.submit(request(), listening())
 
 
-async def test_a_stopped_engine_ends_what_runs_and_takes_nothing_new(begin: Any, listening: Any) -> None:
+async def test_cpu_engine_stop_ends_requests_and_refuses_new_ones(begin: Any, listening: Any) -> None:
     engine, _, _ = await begin()
     reply = listening()
     engine.submit(request(max_tokens=None), reply)
@@ -240,7 +240,7 @@ async def test_a_stopped_engine_ends_what_runs_and_takes_nothing_new(begin: Any,
         engine.submit(request(), listening())
 
 
-async def test_a_cleared_cache_is_told(begin: Any, listening: Any) -> None:
+async def test_cpu_engine_emits_a_cleared_cache(begin: Any, listening: Any) -> None:
     engine, host, _ = await begin()
     first, second = listening(), listening()
     engine.submit(request(), first)
@@ -253,7 +253,7 @@ async def test_a_cleared_cache_is_told(begin: Any, listening: Any) -> None:
     assert not any(isinstance(event, Removed) for event in host.events)
 
 
-async def test_an_engine_that_cannot_load_can_be_stopped(begin: Any, tmp_path: Any) -> None:
+async def test_cpu_engine_can_be_stopped_after_a_failed_start(begin: Any, tmp_path: Any) -> None:
     with pytest.raises(ConfigError, match=r"config\.json: no such file"):
         await begin(model_path=str(tmp_path / "nothing"))
 
@@ -265,12 +265,12 @@ async def test_an_engine_that_cannot_load_can_be_stopped(begin: Any, tmp_path: A
         ({"max_model_len": 100, "kv_cache_blocks": 20}, "holds 20 blocks of 4 tokens"),
     ],
 )
-async def test_limits_that_do_not_fit_are_refused(begin: Any, options: dict[str, int], message: str) -> None:
+async def test_cpu_engine_refuses_contradictory_limits(begin: Any, options: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         await begin(**options)
 
 
-async def test_a_small_cache_shortens_the_context(begin: Any) -> None:
+async def test_cpu_engine_small_cache_shortens_the_context(begin: Any) -> None:
     _, _, config = await begin(kv_cache_blocks=10)
     assert config.context_length == 40
 
@@ -300,7 +300,7 @@ def read(reply: Any, letters: str) -> str:
     return "".join(letters[token] for token in reply.tokens if token != 95)
 
 
-async def test_a_guided_request_waits_for_its_grammar_and_then_follows_it(
+async def test_cpu_engine_guided_request_waits_for_its_grammar(
     guided_engine: CpuEngine, listening: Callable[[], Any], letters: str
 ) -> None:
     for _ in range(2):
@@ -311,7 +311,7 @@ async def test_a_guided_request_waits_for_its_grammar_and_then_follows_it(
         assert re.fullmatch("[0-9]{3}-[0-9]{2}", read(reply, letters))
 
 
-async def test_a_request_for_nonsense_is_refused_by_name(
+async def test_cpu_engine_refuses_an_invalid_grammar_by_name(
     guided_engine: CpuEngine, listening: Callable[[], Any]
 ) -> None:
     reply = listening()
@@ -326,7 +326,7 @@ async def test_a_request_for_nonsense_is_refused_by_name(
     await asyncio.wait_for(guided_engine.drain(), TIMEOUT_S)
 
 
-async def test_who_leaves_before_the_grammar_is_there_hears_nothing(
+async def test_cpu_engine_sends_nothing_to_a_request_cancelled_during_compilation(
     guided_engine: CpuEngine, listening: Callable[[], Any]
 ) -> None:
     gone, stays = listening(), listening()
@@ -339,7 +339,7 @@ async def test_who_leaves_before_the_grammar_is_there_hears_nothing(
     assert not gone.ended.is_set()
 
 
-async def test_a_constraint_waits_for_the_end_of_thoughts(
+async def test_cpu_engine_constraint_applies_after_reasoning(
     guided_engine: CpuEngine, listening: Callable[[], Any], letters: str
 ) -> None:
     bias = {"sampling_options": {"logit_bias": {str(letters.index(char)): 60.0 for char in "</think>"}}}
@@ -352,7 +352,7 @@ async def test_a_constraint_waits_for_the_end_of_thoughts(
         assert re.fullmatch("(.|\n)*</think>[ \n]{0,4}[0-9]{3}", text)
 
 
-async def test_a_grammar_that_proves_too_complex_is_the_callers_error(
+async def test_cpu_engine_reports_a_too_complex_grammar_as_a_client_error(
     guided_engine: CpuEngine, listening: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def too_complex(*_: Any) -> None:

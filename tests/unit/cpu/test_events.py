@@ -33,20 +33,20 @@ def told(*reports: tuple[WorkerLoad, float, bool]) -> list[Any]:
     return host.told
 
 
-def test_every_event_is_told_in_order() -> None:
+def test_event_sender_publishes_events_in_order() -> None:
     host = Host()
     Reporter(host).report([Removed([1]), Cleared()], BUSY, 0.0, is_idle=False)
     assert host.told == [Removed([1]), Cleared(), BUSY]
 
 
-def test_a_load_that_did_not_change_is_told_once() -> None:
+def test_event_sender_publishes_an_unchanged_load_once() -> None:
     assert told((BUSY, 0.0, False), (BUSY, 10.0, False), (BUSY, 20.0, True)) == [BUSY]
 
 
-def test_a_load_that_changes_often_is_told_now_and_then() -> None:
+def test_event_sender_throttles_frequent_loads() -> None:
     early, late = LOAD_INTERVAL_S / 2, LOAD_INTERVAL_S * 1.5
     assert told((BUSY, 0.0, False), (BUSIER, early, False), (BUSIER, late, False)) == [BUSY, BUSIER]
 
 
-def test_the_last_load_is_always_told() -> None:
+def test_event_sender_always_publishes_the_last_load() -> None:
     assert told((BUSY, 0.0, False), (IDLE, LOAD_INTERVAL_S / 10, True)) == [BUSY, IDLE]

@@ -12,28 +12,28 @@ RULES = StopRules(max_tokens=5, min_tokens=3, end_ids=frozenset({9}), stop_ids=f
     ("token", "said", "reason"),
     [(1, 4, None), (9, 3, "eos"), (8, 3, "stop"), (9, 2, None), (8, 2, None), (1, 5, "length"), (9, 5, "eos")],
 )
-def test_an_answer_ends_when_its_rules_say_so(token: int, said: int, reason: str | None) -> None:
+def test_generation_ends_by_its_stop_rules(token: int, said: int, reason: str | None) -> None:
     assert RULES.reason(token, said) == reason
 
 
 @pytest.mark.parametrize(("said", "forbidden"), [(0, [8, 9]), (1, [8, 9]), (2, [])])
-def test_what_would_end_the_answer_too_early_is_forbidden(said: int, forbidden: list[int]) -> None:
+def test_generation_forbids_tokens_that_would_end_it_too_early(said: int, forbidden: list[int]) -> None:
     assert list(RULES.forbidden(said)) == forbidden
 
 
-def test_a_plain_token_needs_no_output(make_generation: Callable[..., ActiveGeneration]) -> None:
+def test_generation_plain_token_needs_no_output_object(make_generation: Callable[..., ActiveGeneration]) -> None:
     (choice,) = make_generation([1, 2]).choices
     assert choice.emit(Sampled(5)) is None
     assert choice.generated == 1
 
 
-def test_another_choice_s_token_carries_its_index(make_generation: Callable[..., ActiveGeneration]) -> None:
+def test_generation_token_of_another_choice_carries_its_index(make_generation: Callable[..., ActiveGeneration]) -> None:
     output = make_generation([1, 2], choices=2).choices[1].emit(Sampled(5))
     assert output is not None
     assert (output.index, output.token_ids, output.finish_reason) == (1, [5], None)
 
 
-def test_logprobs_travel_with_their_token(make_generation: Callable[..., ActiveGeneration]) -> None:
+def test_generation_sends_logprobs_with_their_token(make_generation: Callable[..., ActiveGeneration]) -> None:
     (choice,) = make_generation([1, 2], logprobs=2).choices
     choice.emit(Sampled(5, -0.5, [(5, -0.5), (6, -1.5)]))
     output = choice.emit(Sampled(7, -2.0, []))
@@ -41,7 +41,7 @@ def test_logprobs_travel_with_their_token(make_generation: Callable[..., ActiveG
     assert (output.log_probs, output.cum_log_probs, output.top_logprobs) == ([-2.0], -2.5, [[]])
 
 
-def test_alternatives_are_ranked_from_one(make_generation: Callable[..., ActiveGeneration]) -> None:
+def test_generation_ranks_alternatives_from_one(make_generation: Callable[..., ActiveGeneration]) -> None:
     (choice,) = make_generation([1, 2], logprobs=2).choices
     output = choice.emit(Sampled(6, -1.5, [(5, -0.5), (6, -1.5)]))
     assert output is not None
@@ -49,14 +49,14 @@ def test_alternatives_are_ranked_from_one(make_generation: Callable[..., ActiveG
     assert [(top.rank, top.token_id, top.logprob) for top in output.top_logprobs[0]] == [(1, 5, -0.5), (2, 6, -1.5)]
 
 
-def test_a_named_stop_token_is_reported(make_generation: Callable[..., ActiveGeneration]) -> None:
+def test_generation_reports_a_matched_stop_token(make_generation: Callable[..., ActiveGeneration]) -> None:
     (choice,) = make_generation([1], rules={"stop_ids": frozenset({4})}).choices
     output = choice.emit(Sampled(4))
     assert output is not None
     assert (output.finish_reason, output.stop_reason, output.token_ids) == ("stop", 4, [4])
 
 
-def test_usage_counts_all_choices(make_generation: Callable[..., ActiveGeneration]) -> None:
+def test_generation_usage_counts_all_choices(make_generation: Callable[..., ActiveGeneration]) -> None:
     generation = make_generation([1, 2, 3], choices=2)
     generation.choices[0].sequence.cached_tokens = 2
     for choice in generation.choices:

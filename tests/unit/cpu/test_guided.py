@@ -94,14 +94,14 @@ def accepts(letters: str) -> Callable[[Guide, str], bool]:
         ({"json": CITY, "whitespace_pattern": "[ ]{3}"}, ['{   "city":"Oslo"}'], ['{ "city":"Oslo"}']),
     ],
 )
-def test_a_text_is_what_its_constraint_says(
+def test_guided_text_satisfies_its_constraint(
     compile_of: Make, accepts: Make, constraint: dict[str, Any], right: list[str], wrong: list[str]
 ) -> None:
     assert [text for text in right if not accepts(compile_of(**constraint), text)] == []
     assert [text for text in wrong if accepts(compile_of(**constraint), text)] == []
 
 
-def test_a_constraint_can_hold_after_thoughts(compile_of: Make, accepts: Make) -> None:
+def test_guided_constraint_may_start_after_reasoning(compile_of: Make, accepts: Make) -> None:
     def guide() -> Guide:
         guide: Guide = compile_of("</think>", regex="[0-9]+")
         return guide
@@ -127,7 +127,7 @@ def test_a_constraint_can_hold_after_thoughts(compile_of: Make, accepts: Make) -
         ({"structural_tag": {"format": {"type": "magic"}}}, "structural_tag", "magic"),
     ],
 )
-def test_a_constraint_that_cannot_be_is_refused_by_name(
+def test_guided_impossible_constraint_is_refused_by_name(
     compile_of: Make, constraint: dict[str, Any], param: str, words: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=re.escape(words)) as caught:
@@ -136,20 +136,20 @@ def test_a_constraint_that_cannot_be_is_refused_by_name(
     assert len(str(caught.value)) < 600
 
 
-def test_a_constraint_without_bounds_is_not_even_compiled() -> None:
+def test_guided_unbounded_constraint_is_refused_before_compilation() -> None:
     with pytest.raises(InvalidArgument, match="bytes") as caught:
         key_of(GuidedDecoding(regex="a" * BYTES_MAX), None)
     assert caught.value.param == "guided_regex"
 
 
-def test_a_model_without_a_tokenizer_cannot_be_guided(tmp_path: Path) -> None:
+def test_guided_model_needs_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     guided = GuidedDecoding(regex="a")
     with pytest.raises(InvalidArgument, match=re.escape("tokenizer.json")):
         Grammars(str(tmp_path), 96).compile(guided, key_of(guided, None))
 
 
-def test_the_least_used_grammars_are_forgotten(letters_model: Path) -> None:
+def test_guided_cache_evicts_the_least_used_grammars(letters_model: Path) -> None:
     grammars = Grammars(str(letters_model), 96)
     keys = []
     for number in range(GRAMMARS_MAX + 2):
@@ -161,7 +161,7 @@ def test_the_least_used_grammars_are_forgotten(letters_model: Path) -> None:
     assert [number for number, key in enumerate(keys) if grammars.kept(key) is None] == [1, 2]
 
 
-def test_the_end_is_allowed_only_where_the_text_is_complete(compile_of: Make, letters: str) -> None:
+def test_guided_eos_is_allowed_only_when_the_text_is_complete(compile_of: Make, letters: str) -> None:
     guide = compile_of(regex="ab?")
     assert not guide.allowed([END])[END]
     guide.take(letters.index("a"))
@@ -170,7 +170,7 @@ def test_the_end_is_allowed_only_where_the_text_is_complete(compile_of: Make, le
     assert not guide.is_complete
 
 
-def test_other_ends_than_the_models_own_are_allowed_there_too(compile_of: Make, letters: str) -> None:
+def test_guided_additional_eos_tokens_are_allowed_when_complete(compile_of: Make, letters: str) -> None:
     guide = compile_of(regex="ab?")
     other = letters.index("z")
     assert not guide.allowed([other])[other]
@@ -178,7 +178,7 @@ def test_other_ends_than_the_models_own_are_allowed_there_too(compile_of: Make, 
     assert guide.allowed([other])[other]
 
 
-def test_what_is_forbidden_is_not_allowed_and_a_complete_text_has_nothing_left(compile_of: Make, letters: str) -> None:
+def test_guided_mask_forbids_tokens_and_a_complete_text_allows_none(compile_of: Make, letters: str) -> None:
     guide = compile_of(regex="a+")
     guide.take(letters.index("a"))
     assert not guide.allowed([END], [END])[END]
@@ -190,13 +190,13 @@ def test_what_is_forbidden_is_not_allowed_and_a_complete_text_has_nothing_left(c
     assert guide.is_complete
 
 
-def test_a_token_that_does_not_fit_is_an_error(compile_of: Make, letters: str) -> None:
+def test_guided_refuses_a_token_outside_the_grammar(compile_of: Make, letters: str) -> None:
     guide = compile_of(regex="a")
     with pytest.raises(InvalidArgument, match="guided decoding"):
         guide.take(letters.index("b"))
 
 
-def test_there_may_be_thousands_of_choices(compile_of: Make, accepts: Make) -> None:
+def test_guided_supports_thousands_of_choices(compile_of: Make, accepts: Make) -> None:
     choices = [f"number {number} of them" for number in range(4000)]
     assert accepts(compile_of(choice=choices), choices[1234])
     assert not accepts(compile_of(choice=choices), "number 4000 of them")
@@ -207,7 +207,7 @@ def test_there_may_be_thousands_of_choices(compile_of: Make, accepts: Make) -> N
     choices=st.lists(st.text(alphabet="ab <>()[]{}|/\\^$.*+?-#&~'\"\n1", max_size=6), min_size=1, max_size=5),
     data=st.data(),
 )
-def test_every_choice_is_taken_as_it_is(
+def test_guided_choices_are_matched_literally(
     grammars: Grammars, accepts: Make, choices: list[str], data: st.DataObject
 ) -> None:
     guided = GuidedDecoding(choice=choices)
@@ -217,7 +217,7 @@ def test_every_choice_is_taken_as_it_is(
     assert accepts(kept.fresh(), other) == (other in choices)
 
 
-def test_copies_of_a_grammar_know_nothing_of_each_other(grammars: Grammars, letters: str) -> None:
+def test_guided_grammar_copies_are_independent(grammars: Grammars, letters: str) -> None:
     guided = GuidedDecoding(regex="ab")
     kept = grammars.compile(guided, key_of(guided, None))
     first, second = kept.fresh(), kept.fresh()
@@ -294,7 +294,7 @@ SCHEMAS = st.recursive(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(schema=SCHEMAS, seed=st.integers(0, 1000))
-def test_whatever_is_said_under_a_schema_is_valid(grammars: Grammars, letters: str, schema: Any, seed: int) -> None:
+def test_guided_text_under_a_schema_is_valid(grammars: Grammars, letters: str, schema: Any, seed: int) -> None:
     guided = GuidedDecoding(json=schema)
     said = walk(grammars.compile(guided, key_of(guided, None)).fresh(), seed)
     if said is not None:
@@ -306,7 +306,7 @@ def test_whatever_is_said_under_a_schema_is_valid(grammars: Grammars, letters: s
     pattern=st.sampled_from(["[a-z]{0,5}", "(ab|c)*d", "x?y{2,4}z*", "(red|green|blue)-[0-9]{1,3}", "a(b(c)?)?"]),
     seed=st.integers(0, 10_000),
 )
-def test_whatever_is_said_under_a_pattern_matches_it(grammars: Grammars, letters: str, pattern: str, seed: int) -> None:
+def test_guided_text_under_a_pattern_matches_it(grammars: Grammars, letters: str, pattern: str, seed: int) -> None:
     guided = GuidedDecoding(regex=pattern)
     said = walk(grammars.compile(guided, key_of(guided, None)).fresh(), seed)
     assert said is not None
@@ -315,7 +315,7 @@ def test_whatever_is_said_under_a_pattern_matches_it(grammars: Grammars, letters
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(schema=SCHEMAS, seed=st.integers(0, 1000))
-def test_whatever_a_random_model_says_under_a_schema_is_valid(
+def test_guided_random_model_under_a_schema_is_valid(
     grammars: Grammars, letters: str, make_core: Make, make_generation: Make, run: Make, schema: Any, seed: int
 ) -> None:
     guided = GuidedDecoding(json=schema)
@@ -345,7 +345,7 @@ def test_whatever_a_random_model_says_under_a_schema_is_valid(
         GuidedDecoding(choice=["a", "b"]),
     ],
 )  # fmt: skip
-def test_simple_constraints_are_plain(guided: GuidedDecoding) -> None:
+def test_guided_simple_constraints_skip_the_trial(guided: GuidedDecoding) -> None:
     assert is_plain(guided, key_of(guided, None))
 
 
@@ -367,5 +367,5 @@ def test_simple_constraints_are_plain(guided: GuidedDecoding) -> None:
         GuidedDecoding(structural_tag={"type": "structural_tag"}),
     ],
 )
-def test_constraints_of_unknown_cost_are_not_plain(guided: GuidedDecoding) -> None:
+def test_guided_constraints_of_unknown_cost_need_a_trial(guided: GuidedDecoding) -> None:
     assert not is_plain(guided, key_of(guided, None))

@@ -49,25 +49,25 @@ def write(grammars: Grammars, letters: str) -> Callable[..., str | None]:
     return written
 
 
-def test_an_unbounded_integer_of_an_object_closes(write: Callable[..., str]) -> None:
+def test_json_length_limit_ends_an_unbounded_integer_of_an_object(write: Callable[..., str]) -> None:
     text = write("7", json=ANSWER)
     assert json.loads(text) == {"answer": int("7" * DIGITS_MAX)}
 
 
 @pytest.mark.parametrize("wanted", ["7", "-7", ".7", "e7", "0", "7.", "+e.7"])
 @pytest.mark.parametrize("schema", [{"type": "integer"}, {"type": "number"}, {"type": ["number", "null"]}])
-def test_an_unbounded_number_ends(write: Callable[..., str], schema: Any, wanted: str) -> None:
+def test_json_length_limit_ends_an_unbounded_number(write: Callable[..., str], schema: Any, wanted: str) -> None:
     text = write(wanted, json=schema)
     assert isinstance(json.loads(text), int | float)
     assert sum(char.isdigit() for char in text) <= DIGITS_MAX + 1
 
 
-def test_numbers_of_a_list_end_each(write: Callable[..., str]) -> None:
+def test_json_length_limit_applies_to_each_number_of_a_list(write: Callable[..., str]) -> None:
     text = write("7,", json={"type": "array", "items": {"type": "integer"}, "minItems": 3, "maxItems": 3})
     assert json.loads(text) == [int("7" * DIGITS_MAX)] * 3
 
 
-def test_a_number_that_has_to_be_longer_is() -> None:
+def test_json_length_limit_permits_a_required_longer_number() -> None:
     starts = TokenStarts.of([b"1", b"}", b"a", b'"', b".5"])
     lengths = JsonLengths(starts)
     for _ in range(DIGITS_MAX + 10):
@@ -81,16 +81,16 @@ def test_a_number_that_has_to_be_longer_is() -> None:
     assert lengths.limited(closing, may_end=False) is closing
 
 
-def test_digits_in_a_string_are_not_counted(write: Callable[..., str]) -> None:
+def test_json_length_limit_ignores_digits_in_strings(write: Callable[..., str]) -> None:
     assert write("7", json={"type": "string", "minLength": 40, "maxLength": 60}) == '"' + "7" * 60 + '"'
     assert write("7", json={"type": "string", "pattern": "^[0-9]+$", "maxLength": 50}) == '"' + "7" * 50 + '"'
 
 
-def test_a_regular_expression_has_no_limit(write: Callable[..., str]) -> None:
+def test_json_length_limit_does_not_apply_to_regular_expressions(write: Callable[..., str]) -> None:
     assert write("7", regex="[0-9]{0,60}") == "7" * 60
 
 
-def test_arguments_of_a_tool_close(write: Callable[..., str]) -> None:
+def test_json_length_limit_closes_tool_arguments(write: Callable[..., str]) -> None:
     tag = {
         "format": {
             "type": "tag",
@@ -104,7 +104,7 @@ def test_arguments_of_a_tool_close(write: Callable[..., str]) -> None:
 
 
 @pytest.mark.parametrize("word", ["s", "so ", "la la!!"])
-def test_a_string_that_repeats_itself_closes(grammars: Grammars, letters: str, word: str) -> None:
+def test_json_length_limit_closes_a_repeating_string(grammars: Grammars, letters: str, word: str) -> None:
     guided = GuidedDecoding(json={"type": "string"})
     guide = grammars.compile(guided, key_of(guided, None)).fresh()
     text, place = '"', 0
@@ -121,12 +121,12 @@ def test_a_string_that_repeats_itself_closes(grammars: Grammars, letters: str, w
     assert REPEATED_TOKENS_MAX < len(json.loads(text)) <= REPEATED_TOKENS_MAX + 8
 
 
-def test_a_string_that_says_something_new_goes_on(write: Callable[..., str]) -> None:
+def test_json_length_limit_permits_a_string_with_new_content(write: Callable[..., str]) -> None:
     long = "".join(f"{number} " for number in range(400))
     assert json.loads(write('"', json={"const": long})) == long
 
 
-def test_tokens_without_text_begin_with_nothing() -> None:
+def test_json_length_limit_ignores_tokens_without_text() -> None:
     starts = TokenStarts.of([b"", b"1", b"a", b'"', b"-"])
     assert starts.number.tolist() == [False, True, False, False, True]
     assert starts.letter.tolist() == [False, False, True, False, False]

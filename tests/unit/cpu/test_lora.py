@@ -56,7 +56,7 @@ def greedily(naive_logits: Any, tensors: dict[str, Any], prompt: list[int], coun
 @pytest.mark.parametrize(
     "targets", [TARGETS, ("q_proj", "v_proj"), ("k_proj",), ("gate_proj", "down_proj"), ("up_proj",)]
 )
-def test_an_adapter_answers_as_its_merged_weights_do(
+def test_lora_output_equals_that_of_merged_weights(
     targets: tuple[str, ...],
     read: Any,
     write_adapter: Write,
@@ -80,7 +80,7 @@ def test_an_adapter_answers_as_its_merged_weights_do(
         ({"rank_pattern": {".*_proj": 4}, "rank": 9}, 8 / 4),
     ],
 )
-def test_scales_are_those_of_peft(
+def test_lora_scales_equal_those_of_peft(
     settings_of: dict[str, Any],
     scale: float,
     read: Any,
@@ -109,7 +109,7 @@ def test_scales_are_those_of_peft(
     asked=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 24)), min_size=2, max_size=8),
     adapters_max=st.integers(1, 3),
 )
-def test_a_mixed_batch_answers_as_separate_runs_do(
+def test_lora_mixed_batch_equals_separate_runs(
     asked: list[tuple[int, int]],
     adapters_max: int,
     read: Any,
@@ -140,7 +140,7 @@ def _adapters(read: Any, write_adapter: Write, tmp_path: Path) -> list[Adapter]:
     return [read(str(path), name=path.name) for path in found]
 
 
-def test_adapters_never_share_blocks_not_even_under_one_name(
+def test_lora_adapters_never_share_blocks(
     read: Any, write_adapter: Write, make_core: Any, make_generation: Any, run: Any
 ) -> None:
     old, new = (read(write_adapter(random_adapter(CONFIG, targets=TARGETS, seed=seed))) for seed in (1, 2))
@@ -157,7 +157,7 @@ def test_adapters_never_share_blocks_not_even_under_one_name(
     assert cached == [(len(prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS], "its own blocks are used again"
 
 
-def test_no_more_adapters_run_than_may_and_none_starves(
+def test_lora_limits_concurrent_adapters_without_starvation(
     read: Any, write_adapter: Write, make_core: Any, make_generation: Any, run: Any, deliver: Any
 ) -> None:
     first, second = (read(write_adapter(random_adapter(CONFIG, targets=TARGETS, seed=seed))) for seed in (1, 2))
@@ -195,7 +195,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("config", "message"), REFUSALS)
-def test_what_cannot_be_computed_is_refused_by_name(
+def test_lora_refuses_unsupported_adapters_by_name(
     config: dict[str, Any], message: str, read: Any, write_adapter: Write
 ) -> None:
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
@@ -205,7 +205,7 @@ def test_what_cannot_be_computed_is_refused_by_name(
 @pytest.mark.parametrize(
     "target", ["all-linear", r"model\.layers\.\d+\.self_attn\.q_proj", ["q_proj"], ["self_attn.q_proj"]]
 )
-def test_targets_are_named_as_peft_names_them(target: Any, read: Any, write_adapter: Write) -> None:
+def test_lora_targets_have_the_names_of_peft(target: Any, read: Any, write_adapter: Write) -> None:
     adapter = read(write_adapter(random_adapter(CONFIG, targets=("q_proj",)), target_modules=target))
     assert all(layer.qkv is not None and layer.down is None for layer in adapter.layers)
 
@@ -224,14 +224,12 @@ def test_targets_are_named_as_peft_names_them(target: Any, read: Any, write_adap
         (lambda tensors: {name: one * np.float32("nan") for name, one in tensors.items()}, "not finite"),
     ],
 )
-def test_a_file_that_is_not_this_models_adapter_is_refused(
-    change: Any, message: str, read: Any, write_adapter: Write
-) -> None:
+def test_lora_refuses_an_adapter_of_another_model(change: Any, message: str, read: Any, write_adapter: Write) -> None:
     with pytest.raises(ConfigError, match=message):
         read(write_adapter(change(random_adapter(CONFIG, targets=("q_proj",)))))
 
 
-def test_a_torn_file_is_refused(read: Any, write_adapter: Write) -> None:
+def test_lora_refuses_a_truncated_file(read: Any, write_adapter: Write) -> None:
     path = Path(write_adapter(random_adapter(CONFIG, targets=TARGETS)))
     file = path / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-10])

@@ -46,7 +46,7 @@ def forward(model: TransformerModel, tokens: list[int], first: int, runs: Runs) 
         {"num_key_value_heads": 1},
     ],
 )
-def test_the_logits_are_those_of_a_naive_model(
+def test_model_logits_equal_those_of_a_naive_model(
     write_model: Callable[..., str], naive_logits: Callable[..., Any], changes: dict[str, Any]
 ) -> None:
     path = write_model(**changes)
@@ -56,7 +56,7 @@ def test_the_logits_are_those_of_a_naive_model(
     assert np.abs(got - want).max() / np.abs(want).max() < 1e-5
 
 
-def test_one_token_at_a_time_gives_the_same(tiny_model: TransformerModel) -> None:
+def test_model_logits_do_not_depend_on_chunking(tiny_model: TransformerModel) -> None:
     tokens = list(range(20))
     whole = forward(tiny_model, tokens, 0, [(0, 20)])
     runs: Runs = [(64, 76), (32, 40)]
@@ -66,7 +66,7 @@ def test_one_token_at_a_time_gives_the_same(tiny_model: TransformerModel) -> Non
     assert np.allclose(np.vstack([first, rest]), whole, atol=1e-4)
 
 
-def test_sequences_of_one_batch_do_not_see_each_other(tiny_model: TransformerModel) -> None:
+def test_model_sequences_of_a_batch_are_independent(tiny_model: TransformerModel) -> None:
     short, long, prompt = [5, 6, 7], list(range(40)), [9] * 10
     alone = [forward(tiny_model, tokens, 0, [(0, len(tokens))])[-1] for tokens in (short, long, prompt)]
     forward(tiny_model, short[:-1], 0, [(100, 102)])
@@ -87,14 +87,14 @@ def test_sequences_of_one_batch_do_not_see_each_other(tiny_model: TransformerMod
     assert np.allclose(together, alone, atol=1e-4)
 
 
-def test_only_wanted_rows_have_logits(tiny_model: TransformerModel) -> None:
+def test_model_computes_logits_of_requested_rows_only(tiny_model: TransformerModel) -> None:
     nothing = np.array([], dtype=np.intp)
     batch = Batch(np.array([1, 2]), np.array([0, 1]), np.array([0, 1]), [TokenSpan(0, 2, 2, [(0, 2)])], nothing)
     assert tiny_model.forward(batch).shape == (0, 96)
 
 
 @pytest.mark.parametrize("rows", [1, GEMV_ROWS_MAX, GEMV_ROWS_MAX + 1, THIN_ROWS_MAX, THIN_ROWS_MAX + 1])
-def test_a_product_is_the_same_in_every_form(rows: int) -> None:
+def test_model_matrix_product_is_equal_in_every_layout(rows: int) -> None:
     rng = np.random.default_rng(rows)
     x, matrix = rng.standard_normal((rows, 24)).astype(np.float32), rng.standard_normal((40, 24)).astype(np.float32)
     out, scratch = np.empty((rows, 40), np.float32), np.empty(rows * 40, np.float32)
@@ -102,20 +102,20 @@ def test_a_product_is_the_same_in_every_form(rows: int) -> None:
     assert np.allclose(out, x @ matrix.T, atol=1e-5)
 
 
-def test_a_norm_may_be_written_over_its_input() -> None:
+def test_model_norm_may_overwrite_its_input() -> None:
     x = np.array([[3.0, 4.0], [0.0, 0.0]], np.float32)
     normalise(x, 1e-6, x)
     assert np.allclose(x, [[3 / 12.5**0.5, 4 / 12.5**0.5], [0, 0]], atol=1e-6)
 
 
-def test_silu_does_not_overflow() -> None:
+def test_model_silu_does_not_overflow() -> None:
     gate = np.array([-400.0, -1.0, 0.0, 2.0, 400.0], np.float32)
     out = np.empty(5, np.float32)
     gated_silu(gate / 2, np.full(5, 3.0, np.float32), out)
     assert np.allclose(out, [0, 3 * -1 / (1 + np.exp(1.0)), 0, 3 * 2 / (1 + np.exp(-2.0)), 1200], atol=1e-5)
 
 
-def test_a_tensor_without_a_place_is_refused(write_model: Callable[..., str]) -> None:
+def test_model_refuses_an_unexpected_tensor(write_model: Callable[..., str]) -> None:
     path = write_model()
     tensors = load_file(f"{path}/model.safetensors")
     save_file(tensors | {"model.layers.0.mlp.experts.0": np.ones(3, np.float32)}, f"{path}/model.safetensors")
@@ -123,7 +123,7 @@ def test_a_tensor_without_a_place_is_refused(write_model: Callable[..., str]) ->
         load_weights(path, Architecture.read(path))
 
 
-def test_a_missing_tensor_is_named(write_model: Callable[..., str]) -> None:
+def test_model_error_names_a_missing_tensor(write_model: Callable[..., str]) -> None:
     path = write_model()
     tensors = load_file(f"{path}/model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]

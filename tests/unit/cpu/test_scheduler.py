@@ -30,13 +30,13 @@ def step(machine: Scheduler) -> list[tuple[TokenSequence, int]]:
     return [(chunk.sequence, chunk.count) for chunk in chunks]
 
 
-def test_a_long_prompt_is_computed_in_chunks() -> None:
+def test_scheduler_computes_a_long_prompt_in_chunks() -> None:
     machine, long = scheduler(), sequence(40)
     machine.add(long)
     assert [step(machine) for _ in range(4)] == [[(long, 16)], [(long, 16)], [(long, 8)], [(long, 1)]]
 
 
-def test_those_who_speak_come_before_prompts() -> None:
+def test_scheduler_runs_decoding_requests_before_prompts() -> None:
     machine, first, long = scheduler(), sequence(3), sequence(40, first=100)
     machine.add(first)
     step(machine)
@@ -44,7 +44,7 @@ def test_those_who_speak_come_before_prompts() -> None:
     assert step(machine) == [(first, 1), (long, 15)]
 
 
-def test_prompts_share_a_step() -> None:
+def test_scheduler_batches_prompts_in_a_step() -> None:
     machine = scheduler()
     prompts = [sequence(5, first=10 * place) for place in range(4)]
     for prompt in prompts:
@@ -52,7 +52,7 @@ def test_prompts_share_a_step() -> None:
     assert step(machine) == [(prompts[0], 5), (prompts[1], 5), (prompts[2], 5), (prompts[3], 1)]
 
 
-def test_only_so_many_run_at_once() -> None:
+def test_scheduler_limits_running_requests() -> None:
     machine = scheduler(sequences_max=2)
     for place in range(3):
         machine.add(sequence(2, first=10 * place))
@@ -60,7 +60,7 @@ def test_only_so_many_run_at_once() -> None:
     assert (len(machine.running), len(machine.waiting)) == (2, 1)
 
 
-def test_a_prefix_is_computed_once() -> None:
+def test_scheduler_computes_a_shared_prefix_once() -> None:
     machine, first, second = scheduler(), sequence(14), sequence(15)
     machine.add(first)
     step(machine)
@@ -70,7 +70,7 @@ def test_a_prefix_is_computed_once() -> None:
     assert first.blocks[:3] == second.blocks[:3]
 
 
-def test_the_youngest_gives_way_when_blocks_run_out() -> None:
+def test_scheduler_preempts_the_youngest_request_without_blocks() -> None:
     machine, old, young = scheduler(blocks=6, batched_tokens_max=32), sequence(8), sequence(8, first=100)
     machine.add(old)
     machine.add(young)
@@ -85,7 +85,7 @@ def test_the_youngest_gives_way_when_blocks_run_out() -> None:
     assert young.blocks == []
 
 
-def test_a_preempted_sequence_finds_what_is_left_in_the_cache() -> None:
+def test_scheduler_resumes_a_preempted_request_from_the_cache() -> None:
     machine, old, young = scheduler(blocks=6, batched_tokens_max=32), sequence(8), sequence(8, first=100)
     machine.add(old)
     machine.add(young)
@@ -97,7 +97,7 @@ def test_a_preempted_sequence_finds_what_is_left_in_the_cache() -> None:
     assert young.cached_tokens == 0, "the caller is told what was cached when its request came"
 
 
-def test_nobody_starts_only_to_be_preempted() -> None:
+def test_scheduler_does_not_start_a_request_that_would_be_preempted() -> None:
     machine, old, young = scheduler(blocks=5), sequence(8), sequence(12, first=100)
     machine.add(old)
     machine.add(young)
@@ -105,7 +105,7 @@ def test_nobody_starts_only_to_be_preempted() -> None:
     assert machine.running == [old]
 
 
-def test_followers_wait_for_their_leader_and_share_its_blocks() -> None:
+def test_scheduler_followers_wait_for_their_leader_and_share_its_blocks() -> None:
     machine, leader = scheduler(batched_tokens_max=32), sequence(9)
     followers = [TokenSequence(range(9), BLOCK_TOKENS, leader=leader) for _ in range(2)]
     for who in (leader, *followers):
@@ -115,7 +115,7 @@ def test_followers_wait_for_their_leader_and_share_its_blocks() -> None:
     assert followers[0].blocks[:2] == leader.blocks[:2]
 
 
-def test_a_follower_that_is_not_ready_lets_others_pass() -> None:
+def test_scheduler_waiting_follower_lets_others_pass() -> None:
     machine, leader, other = scheduler(batched_tokens_max=8), sequence(20), sequence(3, first=100)
     for who in (leader, TokenSequence(range(20), BLOCK_TOKENS, leader=leader), other):
         machine.add(who)
@@ -124,7 +124,7 @@ def test_a_follower_that_is_not_ready_lets_others_pass() -> None:
     assert other in [who for who, _ in done]
 
 
-def test_a_finished_sequence_leaves_from_anywhere() -> None:
+def test_scheduler_removes_a_finished_request_from_any_position() -> None:
     machine, runs, waits = scheduler(sequences_max=1), sequence(3), sequence(3, first=100)
     machine.add(runs)
     machine.add(waits)

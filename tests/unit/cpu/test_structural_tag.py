@@ -70,7 +70,7 @@ def accepts() -> Accepts:
         ({"at_least_one": True, "stop_after_first": True}, [WEATHER, NOW], ["", "hi", WEATHER + "x", WEATHER + NOW]),
     ],
 )
-def test_tags_begin_at_their_trigger(
+def test_structural_tags_start_at_their_trigger(
     accepts: Accepts, more: dict[str, Any], right: list[str], wrong: list[str]
 ) -> None:
     tag = {"type": "structural_tag", "format": hermes(**more)}
@@ -78,7 +78,7 @@ def test_tags_begin_at_their_trigger(
     assert [text for text in wrong if accepts(tag, text)] == []
 
 
-def test_a_marker_of_the_vocabulary_is_said_as_one_token() -> None:
+def test_structural_tag_vocabulary_marker_is_one_token() -> None:
     grammars, tokenizer = Grammars(DEMO_MODEL, 2048), Tokenizer.from_dir(DEMO_MODEL)
     guided = GuidedDecoding(structural_tag={"format": hermes(at_least_one=True)})
     allowed = grammars.compile(guided, key_of(guided, None)).fresh().allowed(ENDS)
@@ -86,7 +86,7 @@ def test_a_marker_of_the_vocabulary_is_said_as_one_token() -> None:
     assert [token for token, is_allowed in enumerate(allowed) if is_allowed] == [tokenizer.token_to_id("<tool_call>")]
 
 
-def test_the_older_form_with_triggers_of_plain_text(accepts: Accepts) -> None:
+def test_structural_tags_accept_the_older_form_with_text_triggers(accepts: Accepts) -> None:
     tag = {
         "structures": [
             {"begin": "<f=a>", "schema": {"type": "integer"}, "end": "</f>"},
@@ -122,7 +122,7 @@ STYLED = {
 
 
 @pytest.mark.parametrize("style", STYLED)
-def test_arguments_can_be_written_in_the_style_of_a_family(accepts: Accepts, style: str) -> None:
+def test_structural_tag_arguments_follow_the_family_style(accepts: Accepts, style: str) -> None:
     (begin, end), city, days = STYLED[style]
     content = {"type": "json_schema", "json_schema": CITY, "style": style}
     tag = {"format": {"type": "tag", "begin": begin, "content": content, "end": end}}
@@ -134,7 +134,7 @@ def test_arguments_can_be_written_in_the_style_of_a_family(accepts: Accepts, sty
 
 
 @pytest.mark.parametrize("style", STYLED)
-def test_without_a_schema_any_arguments_can_be_written(accepts: Accepts, style: str) -> None:
+def test_structural_tag_without_schema_allows_any_arguments(accepts: Accepts, style: str) -> None:
     (begin, end), city, days = STYLED[style]
     days = days.replace("false", "true")
     content = {"type": "json_schema", "json_schema": True, "style": style}
@@ -144,7 +144,7 @@ def test_without_a_schema_any_arguments_can_be_written(accepts: Accepts, style: 
 
 
 @pytest.mark.parametrize("style", STYLED)
-def test_parameters_that_are_not_required_can_be_left_out(accepts: Accepts, style: str) -> None:
+def test_structural_tag_optional_parameters_may_be_omitted(accepts: Accepts, style: str) -> None:
     properties = {name: {"type": "integer"} for name in ("a", "b", "c")} | {
         "d": {"type": "string", "enum": ["x y", "z"]}
     }
@@ -173,7 +173,7 @@ def test_parameters_that_are_not_required_can_be_left_out(accepts: Accepts, styl
         assert not accepts(tag, begin + written(whole | {"d": "w"}) + end)
 
 
-def test_a_parameter_may_refer_to_the_schemas_definitions(accepts: Accepts) -> None:
+def test_structural_tag_parameters_may_refer_to_schema_definitions(accepts: Accepts) -> None:
     schema = {
         "$defs": {"P": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}},
         "type": "object",
@@ -192,7 +192,7 @@ def test_a_parameter_may_refer_to_the_schemas_definitions(accepts: Accepts) -> N
     assert not accepts(tag, '<function=f>\n<parameter=p>\n{"x": "1"}\n</parameter>\n</function>')
 
 
-def test_sequences_separators_and_choices(accepts: Accepts) -> None:
+def test_structural_tags_support_sequences_separators_and_choices(accepts: Accepts) -> None:
     one = {
         "type": "tag",
         "begin": "<|b|>functions.f:",
@@ -218,7 +218,7 @@ def test_sequences_separators_and_choices(accepts: Accepts) -> None:
     assert not accepts(tag, "<|s|>" + first + ", " + first)
 
 
-def test_alternatives_repetitions_and_grammars(accepts: Accepts) -> None:
+def test_structural_tags_support_alternatives_repetitions_and_grammars(accepts: Accepts) -> None:
     tag = {
         "format": {
             "type": "or",
@@ -240,7 +240,7 @@ def test_alternatives_repetitions_and_grammars(accepts: Accepts) -> None:
         assert not accepts(tag, text), text
 
 
-def test_text_can_be_kept_free_of_words(accepts: Accepts) -> None:
+def test_structural_tag_text_may_exclude_words(accepts: Accepts) -> None:
     inner = {"type": "tag", "begin": "<a>", "content": {"type": "any_text", "excludes": ["no"]}, "end": "</a>"}
     tag = {"format": {"type": "sequence", "elements": [inner, {"type": "any_text", "excludes": ["END"]}]}}
     assert accepts(tag, "<a>hi</a> bye")
@@ -275,13 +275,13 @@ def test_text_can_be_kept_free_of_words(accepts: Accepts) -> None:
         ({"format": {"type": "json_schema", "style": "qwen_xml", "json_schema": False}}, "no value"),
     ],
 )
-def test_what_is_not_understood_is_refused_by_name(accepts: Accepts, tag: Any, words: str) -> None:
+def test_structural_tag_error_names_an_unsupported_format(accepts: Accepts, tag: Any, words: str) -> None:
     with pytest.raises(InvalidArgument, match=re.escape(words)) as caught:
         accepts(tag, "")
     assert caught.value.param == "structural_tag"
 
 
-def test_a_format_cannot_be_nested_without_end(accepts: Accepts) -> None:
+def test_structural_tags_limit_nesting(accepts: Accepts) -> None:
     inner: dict[str, Any] = {"type": "const_string", "value": "a"}
     for _ in range(100):
         inner = {"type": "star", "content": inner}

@@ -97,7 +97,7 @@ def answers(make_generation: Make, run: Make) -> Make:
     ],
     ids=["host", "host and disk", "disk alone", "host and objects", "all, too small"],
 )
-def test_answers_are_the_same_and_nothing_is_computed_twice(
+def test_tiers_return_equal_answers_without_recomputation(
     tiered: Make, make_core: Make, answers: Make, options: dict[str, Any], tmp_path: Path
 ) -> None:
     want = [tokens for tokens, _ in answers(make_core(is_caching=False), PROMPTS)]
@@ -109,7 +109,7 @@ def test_answers_are_the_same_and_nothing_is_computed_twice(
     assert [cached for _, cached in again] == [36] * 8
 
 
-def test_many_at_once_are_answered_the_same(
+def test_tiers_serve_concurrent_requests_equally(
     tiered: Make, make_core: Make, make_generation: Make, run: Make, answers: Make
 ) -> None:
     want = [tokens for tokens, _ in answers(make_core(is_caching=False), PROMPTS)]
@@ -124,7 +124,9 @@ def test_many_at_once_are_answered_the_same(
     assert tiers.manager.book.host.held() == sum(tiers.manager.book.waiting(tier) for tier in tiers.manager.book.lower)
 
 
-def test_a_request_that_leaves_while_it_waits_holds_nothing(tiered: Make, make_generation: Make, answers: Make) -> None:
+def test_tiers_release_blocks_of_a_cancelled_waiting_request(
+    tiered: Make, make_generation: Make, answers: Make
+) -> None:
     core, tiers = tiered(cpu_blocks=12, disk_blocks=BLOCKS)
     answers(core, PROMPTS[:3], tiers)
     generation = make_generation(PROMPTS[0])
@@ -135,7 +137,7 @@ def test_a_request_that_leaves_while_it_waits_holds_nothing(tiered: Make, make_g
     assert tiers.manager.book.host.held() == 0
 
 
-def test_blocks_that_come_too_late_are_computed(tiered: Make, answers: Make, make_core: Make) -> None:
+def test_tiers_recompute_blocks_that_arrive_too_late(tiered: Make, answers: Make, make_core: Make) -> None:
     want = [tokens for tokens, _ in answers(make_core(is_caching=False), PROMPTS[:3])]
     core, tiers = tiered(cpu_blocks=12, disk_blocks=BLOCKS, onboard_timeout_s=1e-9)
     answers(core, PROMPTS[:3], tiers)
@@ -143,7 +145,7 @@ def test_blocks_that_come_too_late_are_computed(tiered: Make, answers: Make, mak
     assert tiers.manager.traffic.tickets_late > 0
 
 
-def test_a_corrupt_block_on_disk_is_computed_again(tiered: Make, answers: Make, make_core: Make) -> None:
+def test_tiers_recompute_a_corrupt_disk_block(tiered: Make, answers: Make, make_core: Make) -> None:
     want = [tokens for tokens, _ in answers(make_core(is_caching=False), PROMPTS[:3])]
     core, tiers = tiered(cpu_blocks=12, disk_blocks=BLOCKS)
     answers(core, PROMPTS[:3], tiers)
@@ -156,7 +158,7 @@ def test_a_corrupt_block_on_disk_is_computed_again(tiered: Make, answers: Make, 
     assert tiers.manager.book.counts.corrupt > 0
 
 
-def test_a_restart_keeps_what_is_on_disk(tiered: Make, answers: Make) -> None:
+def test_tiers_keep_disk_blocks_across_a_restart(tiered: Make, answers: Make) -> None:
     core, tiers = tiered(cpu_blocks=24, disk_blocks=BLOCKS)
     first = answers(core, PROMPTS[:3], tiers)
     tiers.close()
@@ -166,14 +168,14 @@ def test_a_restart_keeps_what_is_on_disk(tiered: Make, answers: Make) -> None:
     assert [cached for _, cached in again] == [36] * 3
 
 
-def test_what_is_cleared_is_computed_again(tiered: Make, answers: Make) -> None:
+def test_tiers_recompute_cleared_blocks(tiered: Make, answers: Make) -> None:
     core, tiers = tiered(cpu_blocks=BLOCKS, disk_blocks=BLOCKS)
     first = answers(core, PROMPTS[:2], tiers)
     core.clear()
     assert answers(core, PROMPTS[:2], tiers) == first
 
 
-def test_with_other_weights_no_block_of_the_former_ones_is_used(
+def test_tiers_do_not_reuse_blocks_of_former_weights(
     tiered: Make, answers: Make, make_core: Make, tiny_model: TransformerModel, tmp_path: Path
 ) -> None:
     objects = {"object_enabled": True, "object_endpoint": f"file://{tmp_path}/objects"}
@@ -191,7 +193,7 @@ def test_with_other_weights_no_block_of_the_former_ones_is_used(
         tiny_model.load(former)
 
 
-def test_after_a_sleep_routers_hear_again_what_the_tiers_still_have(tiered: Make, answers: Make) -> None:
+def test_tiers_republish_their_blocks_after_sleep(tiered: Make, answers: Make) -> None:
     core, tiers = tiered(cpu_blocks=2 * BLOCKS)
     answers(core, PROMPTS[:2], tiers)
     core.reidentify(tiers.manager.layout.model)
@@ -203,19 +205,19 @@ def test_after_a_sleep_routers_hear_again_what_the_tiers_still_have(tiered: Make
     assert [cached for _, cached in answers(core, PROMPTS[:2], tiers)] == [36] * 2
 
 
-def test_blocks_of_little_worth_stay_on_the_device(tiered: Make, answers: Make) -> None:
+def test_tiers_keep_low_value_blocks_on_the_device(tiered: Make, answers: Make) -> None:
     core, tiers = tiered(cpu_blocks=BLOCKS, host_priority_min=1)
     answers(core, PROMPTS[:1], tiers)
     assert len(tiers.manager.book.host) == 0
 
 
-def test_seldom_blocks_can_be_left_out(tiered: Make, answers: Make) -> None:
+def test_tiers_may_skip_rarely_used_blocks(tiered: Make, answers: Make) -> None:
     core, tiers = tiered(cpu_blocks=BLOCKS, to_host=(Rule.PRESENCE_LFU,), to_host_lfu_min=2, blocks=BLOCKS)
     answers(core, PROMPTS[:1], tiers)
     assert len(tiers.manager.book.host) == 0
 
 
-def test_routers_hear_where_every_block_is(tiered: Make, make_generation: Make, deliver: Make) -> None:
+def test_tiers_publish_the_location_of_every_block(tiered: Make, make_generation: Make, deliver: Make) -> None:
     core, tiers = tiered(cpu_blocks=40, disk_blocks=BLOCKS)
     index, numbers = KvIndex(), iter(range(1, 10_000))
 
@@ -250,7 +252,7 @@ def test_routers_hear_where_every_block_is(tiered: Make, make_generation: Make, 
     index.validate()
 
 
-async def test_an_engine_reads_its_tiers_from_the_environment(
+async def test_tiers_are_configured_by_variables(
     write_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: type[Any]
 ) -> None:
     monkeypatch.setenv("DYN_KVBM_CPU_CACHE_OVERRIDE_NUM_BLOCKS", "64")

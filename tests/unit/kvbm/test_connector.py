@@ -82,7 +82,7 @@ class Engine:
         return found
 
 
-def test_what_was_computed_is_loaded_for_the_next_request(make: Callable[..., BlockManager]) -> None:
+def test_connector_loads_computed_blocks_for_the_next_request(make: Callable[..., BlockManager]) -> None:
     engine = Engine(make())
     assert engine.compute(Request("a", list(range(10))), [5, 6, 7]) == 0
     assert engine.compute(Request("b", list(range(10))), [1, 2, 3]) == 8
@@ -93,14 +93,14 @@ def test_what_was_computed_is_loaded_for_the_next_request(make: Callable[..., Bl
     assert len(engine.tracker) == 0
 
 
-def test_a_token_is_always_left_to_compute(make: Callable[..., BlockManager]) -> None:
+def test_connector_leaves_one_token_to_compute(make: Callable[..., BlockManager]) -> None:
     engine = Engine(make())
     engine.compute(Request("a", list(range(8))), [0, 1])
     assert engine.match(Request("b", list(range(8)))) == 4
     engine.tracker.finished(engine.manager, "b")
 
 
-def test_what_the_engine_has_itself_is_not_loaded(make: Callable[..., BlockManager]) -> None:
+def test_connector_does_not_load_blocks_cached_by_the_engine(make: Callable[..., BlockManager]) -> None:
     engine = Engine(make())
     engine.compute(Request("a", list(range(13))), [0, 1, 2, 3])
     request = Request("b", list(range(13)))
@@ -113,7 +113,7 @@ def test_what_the_engine_has_itself_is_not_loaded(make: Callable[..., BlockManag
     engine.tracker.finished(engine.manager, "b")
 
 
-def test_blocks_come_back_from_disk(make: Callable[..., BlockManager]) -> None:
+def test_connector_loads_blocks_from_disk(make: Callable[..., BlockManager]) -> None:
     engine = Engine(make(cpu_blocks=4, disk_blocks=32))
     for at in range(4):
         engine.compute(Request(str(at), [at] * 9), [0, 1, 2])
@@ -122,7 +122,7 @@ def test_blocks_come_back_from_disk(make: Callable[..., BlockManager]) -> None:
     engine.tracker.finished(engine.manager, "again")
 
 
-def test_blocks_that_are_completed_by_answers_are_saved_when_their_tokens_are_known(
+def test_connector_saves_blocks_completed_by_output_tokens(
     make: Callable[..., BlockManager],
 ) -> None:
     engine, request = Engine(make()), Request("a", list(range(6)))
@@ -136,7 +136,7 @@ def test_blocks_that_are_completed_by_answers_are_saved_when_their_tokens_are_kn
     engine.tracker.finished(engine.manager, "a")
 
 
-def test_a_request_that_was_found_and_never_started_holds_nothing(make: Callable[..., BlockManager]) -> None:
+def test_connector_releases_blocks_of_a_request_that_never_started(make: Callable[..., BlockManager]) -> None:
     engine = Engine(make())
     engine.compute(Request("a", list(range(10))), [0, 1, 2])
     request = Request("b", list(range(10)))
@@ -149,7 +149,7 @@ def test_a_request_that_was_found_and_never_started_holds_nothing(make: Callable
     engine.tracker.finished(engine.manager, "unknown")
 
 
-def test_a_request_that_was_preempted_has_other_blocks(make: Callable[..., BlockManager]) -> None:
+def test_connector_handles_new_blocks_of_a_preempted_request(make: Callable[..., BlockManager]) -> None:
     engine, request = Engine(make()), Request("a", list(range(9)))
     engine.compute(request, [0, 1, 2])
     request.all_token_ids += [1, 2, 3]

@@ -98,7 +98,7 @@ def check(manager: BlockManager, *keys: int) -> None:
 
 
 @pytest.mark.parametrize("tier", [Tier.DISK, Tier.OBJECT])
-def test_what_left_the_host_comes_back_as_it_was(make: Make, tier: Tier) -> None:
+def test_block_manager_returns_offloaded_blocks_unchanged(make: Make, tier: Tier) -> None:
     options: dict[str, Any] = {"disk_blocks": 16} if tier is Tier.DISK else {"object_enabled": True, "store": Store()}
     manager = make(cpu_blocks=8, **options)
     for first in (1, 5, 9):
@@ -114,7 +114,7 @@ def test_what_left_the_host_comes_back_as_it_was(make: Make, tier: Tier) -> None
     assert manager.book.counts.onboarded[tier] == 4
 
 
-def test_nothing_is_begun_where_nothing_is(make: Make) -> None:
+def test_block_manager_starts_nothing_without_blocks(make: Make) -> None:
     manager = make(cpu_blocks=8, disk_blocks=8)
     offload(manager, 1)
     until_blocking(lambda: 1 in manager.book.lower[Tier.DISK])
@@ -123,7 +123,7 @@ def test_nothing_is_begun_where_nothing_is(make: Make) -> None:
     assert not manager.reaches([7])
 
 
-def test_another_process_finds_what_is_in_the_store(make: Make) -> None:
+def test_block_manager_finds_blocks_of_another_process_in_the_store(make: Make) -> None:
     store = Store()
     first = make(cpu_blocks=8, object_enabled=True, store=store)
     offload(first, 1, 2)
@@ -136,7 +136,7 @@ def test_another_process_finds_what_is_in_the_store(make: Make) -> None:
     second.end(ticket)
 
 
-def test_who_waits_too_long_goes_on_without(make: Make) -> None:
+def test_block_manager_onboarding_times_out(make: Make) -> None:
     store, now = Store(), [0.0]
     manager = make(cpu_blocks=8, object_enabled=True, store=store, clock=lambda: now[0])
     store.may_answer.clear()
@@ -152,7 +152,7 @@ def test_who_waits_too_long_goes_on_without(make: Make) -> None:
     until_blocking(lambda: manager.book.host.held() == 0)
 
 
-def test_a_store_that_is_away_is_left_alone_for_a_while(make: Make) -> None:
+def test_block_manager_backs_off_from_an_unreachable_store(make: Make) -> None:
     store, now = Store(), [0.0]
     manager = make(cpu_blocks=8, object_enabled=True, store=store, clock=lambda: now[0])
     store.is_failing = True
@@ -168,7 +168,7 @@ def test_a_store_that_is_away_is_left_alone_for_a_while(make: Make) -> None:
     until_blocking(lambda: len(store.objects) == 1)
 
 
-def test_a_full_disk_costs_no_more_than_its_blocks(
+def test_block_manager_full_disk_costs_only_its_blocks(
     make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [0.0]
@@ -185,7 +185,7 @@ def test_a_full_disk_costs_no_more_than_its_blocks(
     until_blocking(lambda: 2 in manager.book.lower[Tier.DISK])
 
 
-def test_disk_alone_needs_no_host_tier(make: Make) -> None:
+def test_block_manager_disk_tier_works_without_host_tier(make: Make) -> None:
     manager = make(disk_blocks=8)
     offload(manager, 1, 2)
     until_blocking(lambda: 2 in manager.book.lower[Tier.DISK] and manager.book.host.held() == 0)
@@ -198,7 +198,7 @@ def test_disk_alone_needs_no_host_tier(make: Make) -> None:
     assert {tier for tier, _ in manager.take_changes()} == {Tier.DISK}
 
 
-def test_what_waits_is_written_at_the_end(make: Make) -> None:
+def test_block_manager_flushes_its_queue_at_close(make: Make) -> None:
     manager = make(cpu_blocks=16, disk_blocks=16)
     offload(manager, *range(1, 9))
     manager.close()
@@ -212,7 +212,7 @@ def test_what_waits_is_written_at_the_end(make: Make) -> None:
     again.end(ticket)
 
 
-def test_the_metrics_have_upstreams_names(make: Make) -> None:
+def test_block_manager_metrics_have_the_names_of_released_dynamo(make: Make) -> None:
     manager = make(cpu_blocks=8, disk_blocks=8)
     registry = MetricsRegistry()
     show(registry, manager, block_tokens=16)
@@ -234,7 +234,7 @@ def test_the_metrics_have_upstreams_names(make: Make) -> None:
         assert line in lines
 
 
-def test_blocks_of_other_weights_are_never_found_again(make: Make, tmp_path: Path) -> None:
+def test_block_manager_never_finds_blocks_of_other_weights(make: Make, tmp_path: Path) -> None:
     store = Store()
     manager = make(store=store, cpu_blocks=8, disk_blocks=16, object_enabled=True)
     offload(manager, 1, 2, 3)
@@ -261,14 +261,14 @@ def test_blocks_of_other_weights_are_never_found_again(make: Make, tmp_path: Pat
     manager.end(ticket)
 
 
-def test_equal_weights_keep_what_there_is(make: Make) -> None:
+def test_block_manager_keeps_blocks_of_equal_weights(make: Make) -> None:
     manager = make(cpu_blocks=8)
     offload(manager, 1, 2)
     manager.reidentify(LAYOUT.model)
     check(manager, 1, 2)
 
 
-def test_a_copy_that_runs_is_waited_for_and_belongs_to_the_former_weights(make: Make) -> None:
+def test_block_manager_weight_change_waits_for_running_copies(make: Make) -> None:
     store = Store()
     store.may_answer.clear()
     manager = make(store=store, cpu_blocks=8, object_enabled=True)
@@ -288,7 +288,7 @@ def test_a_copy_that_runs_is_waited_for_and_belongs_to_the_former_weights(make: 
     until_blocking(lambda: len(store.objects) == 2)
 
 
-def test_a_prompt_that_waits_for_blocks_of_the_former_weights_waits_no_longer(make: Make) -> None:
+def test_block_manager_weight_change_ends_waiting_onboarding(make: Make) -> None:
     store = Store()
     store.may_answer.clear()
     manager = make(store=store, cpu_blocks=8, object_enabled=True)
@@ -306,9 +306,7 @@ def test_a_prompt_that_waits_for_blocks_of_the_former_weights_waits_no_longer(ma
     until_blocking(lambda: manager.book.host.held() == 0)
 
 
-def test_copies_that_never_end_leave_no_tier_rather_than_a_wrong_one(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_block_manager_drops_a_tier_whose_copies_never_end(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store()
     store.may_answer.clear()
     manager = make(store=store, cpu_blocks=8, object_enabled=True)
@@ -322,7 +320,7 @@ def test_copies_that_never_end_leave_no_tier_rather_than_a_wrong_one(
     store.may_answer.set()
 
 
-def test_all_that_is_readable_is_told_each_block_after_its_parent(make: Make) -> None:
+def test_block_manager_republishes_readable_blocks_after_their_parents(make: Make) -> None:
     manager = make(cpu_blocks=2, disk_blocks=16)
     for key in range(1, 7):
         offload(manager, key)

@@ -92,7 +92,7 @@ def store(server: Server) -> Iterator[S3Objects]:
     store.close()
 
 
-def test_an_object_is_put_once_and_had(server: Server, store: S3Objects) -> None:
+def test_s3_store_puts_an_object_once_and_reads_it(server: Server, store: S3Objects) -> None:
     assert store.get("a/b", 100, TIMEOUT_S) is None
     assert not store.has("a/b", TIMEOUT_S)
     store.put("a/b", (b"one", memoryview(b"two")), TIMEOUT_S)
@@ -102,14 +102,14 @@ def test_an_object_is_put_once_and_had(server: Server, store: S3Objects) -> None
     assert list(server.objects) == ["/bucket/a/b"]
 
 
-def test_a_server_that_closes_connections_is_asked_again(server: Server, store: S3Objects) -> None:
+def test_s3_store_retries_when_the_server_closes_connections(server: Server, store: S3Objects) -> None:
     server.ends_connections = True
     for _ in range(3):
         store.put("x", (b"1", memoryview(b"")), TIMEOUT_S)
     assert store.get("x", 10, TIMEOUT_S) == b"1"
 
 
-def test_a_refusal_is_a_failure(server: Server, store: S3Objects) -> None:
+def test_s3_store_refused_request_is_a_failure(server: Server, store: S3Objects) -> None:
     server.status = 503
     with pytest.raises(ObjectFailure, match="503"):
         store.put("x", (b"", memoryview(b"")), TIMEOUT_S)
@@ -119,14 +119,14 @@ def test_a_refusal_is_a_failure(server: Server, store: S3Objects) -> None:
         store.has("x", TIMEOUT_S)
 
 
-def test_a_wrong_key_is_a_failure(server: Server) -> None:
+def test_s3_store_wrong_key_is_a_failure(server: Server) -> None:
     store = S3Objects(f"http://127.0.0.1:{server.server_port}", "bucket", Credentials("guessed", "secret", "here"))
     with pytest.raises(ObjectFailure, match="403"):
         store.get("x", 10, TIMEOUT_S)
     store.close()
 
 
-def test_silence_ends_at_the_deadline(server: Server, store: S3Objects) -> None:
+def test_s3_store_times_out(server: Server, store: S3Objects) -> None:
     server.delay.clear()
     began = time.monotonic()
     with pytest.raises(ObjectFailure):
@@ -134,20 +134,20 @@ def test_silence_ends_at_the_deadline(server: Server, store: S3Objects) -> None:
     assert time.monotonic() - began < TIMEOUT_S / 2
 
 
-def test_nobody_there_is_a_failure() -> None:
+def test_s3_store_unreachable_server_is_a_failure() -> None:
     store = S3Objects("http://127.0.0.1:9", "bucket", CREDENTIALS)
     with pytest.raises(ObjectFailure):
         store.get("x", 10, TIMEOUT_S)
     store.close()
 
 
-def test_an_object_that_is_too_large_is_not_read(server: Server, store: S3Objects) -> None:
+def test_s3_store_does_not_read_an_oversized_object(server: Server, store: S3Objects) -> None:
     server.objects["/bucket/x"] = bytes(1000)
     with pytest.raises(ObjectFailure, match="more than 10"):
         store.get("x", 10, TIMEOUT_S)
 
 
-def test_a_block_goes_there_and_back(server: Server, store: S3Objects) -> None:
+def test_s3_store_round_trips_a_block(server: Server, store: S3Objects) -> None:
     blocks = ObjectBlocks(store, LAYOUT, TIMEOUT_S)
     data = np.arange(LAYOUT.block_bytes, dtype=np.uint32).astype(np.uint8)
     blocks.write(Identity(7, 8, None), data)
@@ -158,7 +158,7 @@ def test_a_block_goes_there_and_back(server: Server, store: S3Objects) -> None:
 
 
 @pytest.mark.parametrize("change", ["shorter", "flipped", "another"])
-def test_a_block_that_is_not_as_it_was_written_is_found_out(server: Server, store: S3Objects, change: str) -> None:
+def test_s3_store_detects_a_corrupt_block(server: Server, store: S3Objects, change: str) -> None:
     blocks = ObjectBlocks(store, LAYOUT, TIMEOUT_S)
     data = np.ones(LAYOUT.block_bytes, np.uint8)
     blocks.write(Identity(7, 8, None), data)
@@ -171,7 +171,7 @@ def test_a_block_that_is_not_as_it_was_written_is_found_out(server: Server, stor
         blocks.read(9 if change == "another" else 7, np.zeros_like(data), TIMEOUT_S)
 
 
-def test_an_endpoint_that_is_none_is_refused() -> None:
+def test_s3_store_refuses_an_invalid_endpoint() -> None:
     with pytest.raises(ConfigError, match="DYN_KVBM_OBJECT_ENDPOINT"):
         S3Objects("ftp://host", "bucket", CREDENTIALS)
     with pytest.raises(ConfigError, match="DYN_KVBM_OBJECT_BUCKET"):

@@ -52,19 +52,19 @@ def to_disk(machine: Book) -> list[int]:
     return [copy.identity.sequence_hash for copy in copies]
 
 
-def test_a_block_is_offloaded_once() -> None:
+def test_kv_book_offloads_a_block_once() -> None:
     machine = book()
     assert offload(machine, 1, 2) == [1, 2]
     assert offload(machine, 1, 2, 3) == [3]
 
 
-def test_what_follows_a_block_of_little_worth_is_not_offloaded() -> None:
+def test_kv_book_does_not_offload_children_of_low_value_blocks() -> None:
     machine = book(priority_min=10)
     blocks = [block(1, 50), block(2, 9), block(3, 50)]
     assert machine.worthy(blocks, 0.0) == blocks[:1]
 
 
-def test_blocks_go_on_to_disk_and_come_back() -> None:
+def test_kv_book_moves_blocks_to_disk_and_back() -> None:
     machine = book(host=2)
     offload(machine, 1, 2)
     assert to_disk(machine) == [1, 2]
@@ -73,7 +73,7 @@ def test_blocks_go_on_to_disk_and_come_back() -> None:
     assert [copy.identity.sequence_hash for copy in machine.take_onboards([block(1), block(2)]).copies] == [1, 2]
 
 
-def test_onboarding_holds_both_ends_until_it_is_over() -> None:
+def test_kv_book_onboarding_holds_both_ends_until_done() -> None:
     machine = book(host=2, disk=4)
     offload(machine, 1)
     assert to_disk(machine) == [1]
@@ -91,7 +91,7 @@ def test_onboarding_holds_both_ends_until_it_is_over() -> None:
     machine.validate()
 
 
-def test_a_corrupt_block_is_forgotten() -> None:
+def test_kv_book_forgets_a_corrupt_block() -> None:
     machine = book(host=2)
     offload(machine, 1)
     to_disk(machine)
@@ -103,14 +103,14 @@ def test_a_corrupt_block_is_forgotten() -> None:
     assert machine.counts.corrupt == 1
 
 
-def test_a_full_queue_takes_nothing_more() -> None:
+def test_kv_book_rejects_blocks_beyond_its_queue() -> None:
     machine = book(queue_max=2)
     offload(machine, 1, 2, 3, 4)
     assert machine.waiting(Tier.DISK) == 2
     assert machine.counts.dropped == 2
 
 
-def test_only_what_is_wanted_again_goes_to_disk() -> None:
+def test_kv_book_writes_only_reused_blocks_to_disk() -> None:
     machine = book(repeats=True)
     offload(machine, 1, 2)
     assert to_disk(machine) == []
@@ -118,14 +118,14 @@ def test_only_what_is_wanted_again_goes_to_disk() -> None:
     assert to_disk(machine) == [1]
 
 
-def test_a_paused_tier_takes_nothing() -> None:
+def test_kv_book_skips_a_paused_tier() -> None:
     machine = book()
     machine.paused.add(Tier.DISK)
     offload(machine, 1)
     assert machine.waiting(Tier.DISK) == 0
 
 
-def test_an_object_that_nobody_knows_of_may_be_there() -> None:
+def test_kv_book_may_contain_unknown_objects() -> None:
     machine = book(disk=0, objects=4)
     assert machine.reach([1])
     found = machine.take_onboards([block(1), block(2)])
@@ -140,7 +140,7 @@ def test_an_object_that_nobody_knows_of_may_be_there() -> None:
     machine.validate()
 
 
-def test_what_is_on_its_way_when_all_is_forgotten_is_forgotten_too() -> None:
+def test_kv_book_clear_cancels_copies_in_flight() -> None:
     machine = book()
     offload(machine, 1)
     (copy,) = machine.take_offloads(Tier.DISK, 1)

@@ -16,25 +16,25 @@ def event(*keys: int) -> Stored:
     return Stored(keys[0] - 1 or None, None, [StoredBlock(key, key + 1000) for key in keys])
 
 
-def test_consecutive_blocks_are_one_event() -> None:
+def test_consolidator_merges_consecutive_blocks_into_one_event() -> None:
     told = list(Consolidator().lower(Tier.HOST, [stored(1), stored(2), removed(1), removed(2), stored(1)]))
     assert told == [(event(1, 2), "host_pinned"), (Removed([1, 2]), "host_pinned"), (event(1), "host_pinned")]
 
 
-def test_a_block_may_follow_one_of_another_tier() -> None:
+def test_consolidator_block_may_follow_one_of_another_tier() -> None:
     story = Consolidator()
     assert list(story.device([event(1)])) == [(event(1), "device")]
     assert list(story.lower(Tier.DISK, [stored(2)])) == [(event(2), "disk")]
 
 
-def test_what_follows_nothing_is_not_told() -> None:
+def test_consolidator_skips_a_block_without_parent() -> None:
     story = Consolidator()
     assert list(story.lower(Tier.HOST, [stored(2), removed(2)])) == []
     list(story.device([event(1), Removed([1])]))
     assert list(story.lower(Tier.HOST, [stored(2)])) == []
 
 
-def test_a_cache_that_is_cleared_is_cleared_everywhere() -> None:
+def test_consolidator_clears_all_tiers_together() -> None:
     story = Consolidator()
     list(story.lower(Tier.HOST, [stored(1)]))
     assert list(story.device([Cleared()])) == [(Cleared(), "device")]

@@ -29,7 +29,7 @@ def filled(machine: Pool, *keys: int, priority: int = 0) -> list[int]:
     return [machine.register(slot) for slot in slots]
 
 
-def test_a_block_is_found_once_it_is_registered() -> None:
+def test_tier_pool_finds_a_registered_block() -> None:
     machine = pool()
     slots = machine.allocate(1)
     assert slots is not None
@@ -41,14 +41,14 @@ def test_a_block_is_found_once_it_is_registered() -> None:
     machine.validate()
 
 
-def test_a_prefix_ends_at_the_first_block_that_is_missing() -> None:
+def test_tier_pool_prefix_ends_at_the_first_missing_block() -> None:
     machine = pool()
     slots = filled(machine, 1, 2, 4)
     assert machine.match([1, 2, 3, 4]) == slots[:2]
     assert machine.scan([1, 3, 4]) == {1: slots[0], 4: slots[2]}
 
 
-def test_what_is_held_is_not_given_away() -> None:
+def test_tier_pool_does_not_evict_held_blocks() -> None:
     machine = pool(2)
     slots = filled(machine, 1, 2)
     assert machine.allocate(1) is None
@@ -58,14 +58,14 @@ def test_what_is_held_is_not_given_away() -> None:
     assert 1 not in machine
 
 
-def test_the_end_of_a_sequence_goes_before_its_beginning() -> None:
+def test_tier_pool_evicts_the_end_of_a_sequence_first() -> None:
     machine = pool(3)
     machine.release(filled(machine, 1, 2, 3))
     machine.allocate(1)
     assert [key in machine for key in (1, 2, 3)] == [True, True, False]
 
 
-def test_what_is_worth_more_stays_longer() -> None:
+def test_tier_pool_keeps_valuable_blocks_longer() -> None:
     machine = pool(2)
     machine.release(filled(machine, 1, priority=50))
     machine.release(filled(machine, 2))
@@ -73,7 +73,7 @@ def test_what_is_worth_more_stays_longer() -> None:
     assert 1 in machine
 
 
-def test_what_is_asked_for_often_stays_longer() -> None:
+def test_tier_pool_keeps_frequently_used_blocks_longer() -> None:
     sketch = Sketch(16)
     machine = Pool(2, LevelledLru(sketch.estimate))
     for _ in range(4):
@@ -84,7 +84,7 @@ def test_what_is_asked_for_often_stays_longer() -> None:
     assert 1 in machine
 
 
-def test_a_duplicate_gives_its_place_back() -> None:
+def test_tier_pool_duplicate_returns_its_slot() -> None:
     machine = pool()
     first = filled(machine, 1)
     assert filled(machine, 1) == first
@@ -95,7 +95,7 @@ def test_a_duplicate_gives_its_place_back() -> None:
     machine.validate()
 
 
-def test_a_place_on_the_way_keeps_nothing() -> None:
+def test_tier_pool_cancelled_slot_stores_nothing() -> None:
     machine = pool(is_keeping=False)
     slots = filled(machine, 1)
     assert machine.match([1]) == slots
@@ -104,7 +104,7 @@ def test_a_place_on_the_way_keeps_nothing() -> None:
     assert (1 in machine, machine.reset) == (False, 4)
 
 
-def test_a_block_that_is_forgotten_stays_with_its_holder() -> None:
+def test_tier_pool_forgotten_block_stays_with_its_holder() -> None:
     machine = pool()
     slots = filled(machine, 1)
     assert machine.forget(1)
@@ -115,7 +115,7 @@ def test_a_block_that_is_forgotten_stays_with_its_holder() -> None:
     assert not machine.forget(1)
 
 
-def test_a_block_is_not_released_twice() -> None:
+def test_tier_pool_refuses_a_double_release() -> None:
     machine = pool()
     slots = filled(machine, 1)
     machine.release(slots)
@@ -123,7 +123,7 @@ def test_a_block_is_not_released_twice() -> None:
         machine.release(slots)
 
 
-def test_what_was_there_before_is_found_again() -> None:
+def test_tier_pool_finds_blocks_of_an_earlier_process() -> None:
     machine = pool()
     assert machine.restore({2: block(1), 0: block(2), 1: block(1)}) == [1]
     assert machine.match([1, 2]) == [2, 0]

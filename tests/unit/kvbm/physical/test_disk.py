@@ -39,7 +39,9 @@ def written(tmp_path: Path, arena: HostArena, *slots: int, **options: Any) -> Di
 
 @pytest.mark.parametrize("is_direct", [True, False])
 @pytest.mark.parametrize("slots", [(0, 1, 2), (0, 2)])
-def test_what_was_written_is_read(tmp_path: Path, arena: HostArena, is_direct: bool, slots: tuple[int, ...]) -> None:
+def test_disk_tier_round_trips_blocks(
+    tmp_path: Path, arena: HostArena, is_direct: bool, slots: tuple[int, ...]
+) -> None:
     disk = written(tmp_path, arena, *slots, is_direct=is_direct, syncs=True)
     outcomes = disk.read([(slot, slot + 1, arena.padded(4 + at)) for at, slot in enumerate(slots)])
     assert outcomes == [None] * len(slots)
@@ -48,7 +50,7 @@ def test_what_was_written_is_read(tmp_path: Path, arena: HostArena, is_direct: b
     disk.close()
 
 
-def test_a_restart_finds_what_is_intact_parents_first(tmp_path: Path, arena: HostArena) -> None:
+def test_disk_tier_restart_finds_intact_blocks_parents_first(tmp_path: Path, arena: HostArena) -> None:
     disk = Disk(str(tmp_path), LAYOUT, 8)
     disk.write([(5, block(1), arena.padded(0)), (2, block(2), arena.padded(1))])
     disk.close()
@@ -58,7 +60,7 @@ def test_a_restart_finds_what_is_intact_parents_first(tmp_path: Path, arena: Hos
 
 
 @pytest.mark.parametrize("place", [0, 30, PAGE_BYTES, PAGE_BYTES + LAYOUT.block_bytes - 1])
-def test_a_torn_block_is_found_out(tmp_path: Path, arena: HostArena, place: int) -> None:
+def test_disk_tier_detects_a_torn_block(tmp_path: Path, arena: HostArena, place: int) -> None:
     disk = written(tmp_path, arena, 0, 1)
     with open(disk.path, "r+b") as file:
         file.seek(PAGE_BYTES + STRIDE + place)
@@ -71,13 +73,13 @@ def test_a_torn_block_is_found_out(tmp_path: Path, arena: HostArena, place: int)
     disk.close()
 
 
-def test_a_block_under_a_wrong_name_is_found_out(tmp_path: Path, arena: HostArena) -> None:
+def test_disk_tier_detects_a_block_under_a_wrong_name(tmp_path: Path, arena: HostArena) -> None:
     disk = written(tmp_path, arena, 0)
     assert disk.read([(0, 99, arena.padded(4))]) != [None]
     disk.close()
 
 
-def test_a_file_that_was_cut_off_keeps_its_beginning(tmp_path: Path, arena: HostArena) -> None:
+def test_disk_tier_truncated_file_keeps_its_beginning(tmp_path: Path, arena: HostArena) -> None:
     disk = written(tmp_path, arena, 0, 1, 2)
     disk.close()
     os.truncate(disk.path, PAGE_BYTES + STRIDE + 5000)
@@ -90,7 +92,7 @@ def test_a_file_that_was_cut_off_keeps_its_beginning(tmp_path: Path, arena: Host
     again.close()
 
 
-def test_what_was_erased_is_gone_after_a_restart_too(tmp_path: Path, arena: HostArena) -> None:
+def test_disk_tier_erased_blocks_stay_erased_after_restart(tmp_path: Path, arena: HostArena) -> None:
     disk = written(tmp_path, arena, 0, 1)
     disk.erase(0)
     assert set(disk.restore()) == {1}
@@ -99,7 +101,7 @@ def test_what_was_erased_is_gone_after_a_restart_too(tmp_path: Path, arena: Host
     disk.close()
 
 
-def test_another_layout_has_another_file(tmp_path: Path, arena: HostArena) -> None:
+def test_disk_tier_has_one_file_per_layout(tmp_path: Path, arena: HostArena) -> None:
     disk = written(tmp_path, arena, 0)
     disk.close()
     other = Disk(str(tmp_path), BlockLayout((3, 500), "float32", "another model"), 8)
@@ -108,14 +110,14 @@ def test_another_layout_has_another_file(tmp_path: Path, arena: HostArena) -> No
     other.close()
 
 
-def test_two_processes_do_not_share_a_file(tmp_path: Path) -> None:
+def test_disk_tier_file_belongs_to_one_process(tmp_path: Path) -> None:
     one, other = Disk(str(tmp_path), LAYOUT, 8), Disk(str(tmp_path), LAYOUT, 8)
     assert one.path != other.path
     one.close()
     other.close()
 
 
-def test_a_file_may_grow_and_shrink(tmp_path: Path, arena: HostArena) -> None:
+def test_disk_tier_file_may_grow_and_shrink(tmp_path: Path, arena: HostArena) -> None:
     written(tmp_path, arena, 0, 1, 2).close()
     small = Disk(str(tmp_path), LAYOUT, 2)
     assert set(small.restore()) == {0, 1}
@@ -128,7 +130,7 @@ def test_a_file_may_grow_and_shrink(tmp_path: Path, arena: HostArena) -> None:
 @pytest.mark.parametrize(
     ("number", "expected"), [(errno.ENOSPC, DiskFull), (errno.EDQUOT, DiskFull), (errno.EIO, OSError)]
 )
-def test_a_disk_that_takes_no_more_says_so(
+def test_disk_tier_reports_a_failed_write(
     tmp_path: Path, arena: HostArena, monkeypatch: pytest.MonkeyPatch, number: int, expected: type[Exception]
 ) -> None:
     disk = Disk(str(tmp_path), LAYOUT, 8)
@@ -145,7 +147,7 @@ def test_a_disk_that_takes_no_more_says_so(
     disk.close()
 
 
-def test_a_disk_without_room_is_said_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_tier_reports_a_full_disk_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "full")
 
@@ -155,7 +157,7 @@ def test_a_disk_without_room_is_said_at_the_start(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("fills_with_zeros", [True, False])
-def test_a_file_system_that_reserves_nothing_is_used_all_the_same(
+def test_disk_tier_works_without_preallocation(
     tmp_path: Path, arena: HostArena, monkeypatch: pytest.MonkeyPatch, fills_with_zeros: bool
 ) -> None:
     def refuse(*_: Any) -> None:
@@ -168,7 +170,7 @@ def test_a_file_system_that_reserves_nothing_is_used_all_the_same(
     disk.close()
 
 
-def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_disk_tier_error_names_an_unusable_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="DYN_KVBM_DISK_CACHE_DIR"):
         Disk(str(tmp_path / "file" / "below"), LAYOUT, 8)

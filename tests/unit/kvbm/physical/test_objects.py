@@ -7,7 +7,7 @@ from dynamo.core.errors import ConfigError
 from dynamo.kvbm.physical.objects import LocalObjects, ObjectFailure
 
 
-def test_a_directory_is_a_store(tmp_path: Path) -> None:
+def test_object_store_may_be_a_directory(tmp_path: Path) -> None:
     store = LocalObjects(str(tmp_path / "deep" / "store"))
     assert store.get("a/b", 10, 1.0) is None
     store.put("a/b", (b"one", memoryview(b"two")), 1.0)
@@ -20,7 +20,7 @@ def test_a_directory_is_a_store(tmp_path: Path) -> None:
     store.close()
 
 
-def test_what_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
+def test_object_store_write_error_is_a_failure(tmp_path: Path) -> None:
     store = LocalObjects(str(tmp_path))
     (tmp_path / "a").write_text("a file where a directory is needed")
     with pytest.raises(ObjectFailure):

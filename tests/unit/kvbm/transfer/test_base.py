@@ -30,26 +30,26 @@ DESCRIPTOR = Descriptor(
 
 
 @given(st.lists(st.integers(0, 12), unique=True))
-def test_runs_are_the_blocks_in_their_order(blocks: list[int]) -> None:
+def test_transfer_runs_list_blocks_in_order(blocks: list[int]) -> None:
     found = list(runs(blocks))
     assert [block for first, end in found for block in range(first, end)] == blocks
     assert all(end != first for (_, end), (first, _) in pairwise(found))
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9))))
-def test_pair_runs_are_the_pairs_in_their_order(pairs: list[tuple[int, int]]) -> None:
+def test_transfer_pair_runs_list_pairs_in_order(pairs: list[tuple[int, int]]) -> None:
     found = [(theirs + at, ours + at) for theirs, ours, count in pair_runs(pairs) for at in range(count)]
     assert found == pairs
 
 
 @given(st.permutations(range(6)), st.integers(0, 6))
-def test_pieces_are_the_blocks_bytes_plane_by_plane(order: list[int], count: int) -> None:
+def test_transfer_pieces_are_block_bytes_by_plane(order: list[int], count: int) -> None:
     region = Region(LAYOUT, np.arange(6 * LAYOUT.block_bytes, dtype=np.uint8))
     blocks = order[:count]
     assert b"".join(region.pieces(blocks)) == region.pages[:, blocks].tobytes()
 
 
-def test_a_copy_touches_nothing_else() -> None:
+def test_transfer_copy_writes_only_its_target() -> None:
     source = Region(LAYOUT, np.arange(3 * LAYOUT.block_bytes, dtype=np.uint8))
     region = Region(LAYOUT, np.zeros(5 * LAYOUT.block_bytes, np.uint8))
     region.copy(source, [(2, 0), (0, 3), (1, 4)])
@@ -57,7 +57,7 @@ def test_a_copy_touches_nothing_else() -> None:
     assert not region.pages[:, [1, 2]].any()
 
 
-def test_a_region_sees_what_the_engine_writes() -> None:
+def test_transfer_region_reflects_engine_writes() -> None:
     pages = np.zeros((2, 2, 3 * 2, 3), np.float32)  # layers, keys and values of a head, slots, head_dim
     region = Region(LAYOUT, pages)
     pages[1, 0, 2:4] = 1.0
@@ -67,23 +67,23 @@ def test_a_region_sees_what_the_engine_writes() -> None:
 
 
 @pytest.mark.parametrize(("field", "other"), [("model", "n"), ("dtype", "int8"), ("block_tokens", 4), ("head_dim", 8)])
-def test_what_differs_is_named(field: str, other: object) -> None:
+def test_transfer_error_names_the_layout_difference(field: str, other: object) -> None:
     with pytest.raises(LayoutMismatch, match=field):
         LAYOUT.check(msgspec.structs.replace(LAYOUT, **{field: other}))
     LAYOUT.check(msgspec.structs.replace(LAYOUT))
 
 
 @pytest.mark.parametrize("value", [None, 5, {}, {"version": 1}, DESCRIPTOR.to_builtins() | {"version": 2}])
-def test_what_is_no_descriptor_is_refused(value: object) -> None:
+def test_transfer_refuses_an_invalid_descriptor(value: object) -> None:
     with pytest.raises(TransferError):
         Descriptor.read(value)
 
 
-def test_what_a_later_version_adds_is_ignored() -> None:
+def test_transfer_ignores_unknown_descriptor_fields() -> None:
     assert Descriptor.read(DESCRIPTOR.to_builtins() | {"colour": "red"}) == DESCRIPTOR
 
 
-def test_a_deadline_is_the_nearer_of_the_end_and_the_patience() -> None:
+def test_transfer_deadline_is_the_earlier_of_end_and_timeout() -> None:
     assert 0 < Deadline.after(100.0, stall_s=0.5).left() <= 0.5
     assert 0 < Deadline.after(0.5, stall_s=100.0).left() <= 0.5
     with pytest.raises(TransferTimeout):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from dynamo.kvbm.transfer.leases import Lease, Leases
 
 
-def test_a_lease_is_over_when_it_is_released() -> None:
+def test_lease_ends_on_release() -> None:
     leases = Leases(blocks_max=10, slots=4)
     lease, freed = leases.grant("a", [1, 2], 5.0)
     assert lease is not None
@@ -16,7 +16,7 @@ def test_a_lease_is_over_when_it_is_released() -> None:
     assert leases.held == 0
 
 
-def test_a_lease_is_over_when_its_time_has_come() -> None:
+def test_lease_ends_at_its_deadline() -> None:
     leases = Leases(blocks_max=10, slots=4)
     first, _ = leases.grant("a", [1], 5.0)
     second, _ = leases.grant("b", [2], 7.0)
@@ -28,7 +28,7 @@ def test_a_lease_is_over_when_its_time_has_come() -> None:
     assert leases.expired == 1
 
 
-def test_what_is_read_is_free_afterwards_only() -> None:
+def test_lease_frees_blocks_only_after_reading() -> None:
     leases = Leases(blocks_max=10, slots=4)
     lease, _ = leases.grant("a", [1], 5.0)
     assert leases.pin("a") is lease
@@ -40,7 +40,7 @@ def test_what_is_read_is_free_afterwards_only() -> None:
     assert leases.unpin(lease) == [lease]
 
 
-def test_the_oldest_that_nobody_reads_makes_room() -> None:
+def test_lease_table_evicts_the_oldest_unread_lease() -> None:
     leases = Leases(blocks_max=4, slots=4)
     read, _ = leases.grant("read", [1, 2], 9.0)
     idle, _ = leases.grant("idle", [3, 4], 9.0)
@@ -53,14 +53,14 @@ def test_the_oldest_that_nobody_reads_makes_room() -> None:
     assert leases.grant("more", [6, 7], 9.0) == (None, [])
 
 
-def test_what_is_larger_than_the_room_is_not_held_and_costs_nobody_theirs() -> None:
+def test_lease_table_skips_a_lease_larger_than_its_bound() -> None:
     leases = Leases(blocks_max=2, slots=4)
     leases.grant("a", [1], 9.0)
     assert leases.grant("b", [2, 3, 4], 9.0) == (None, [])
     assert leases.find("a") is not None
 
 
-def test_slots_are_a_bound_as_well() -> None:
+def test_lease_table_bounds_slots() -> None:
     leases = Leases(blocks_max=100, slots=2)
     first, _ = leases.grant("a", [1], 9.0)
     leases.grant("b", [2], 9.0)
@@ -71,7 +71,7 @@ def test_slots_are_a_bound_as_well() -> None:
     assert third.slot == first.slot
 
 
-def test_the_oldest_is_given_up_on_demand() -> None:
+def test_lease_table_releases_the_oldest_on_demand() -> None:
     leases = Leases(blocks_max=10, slots=4)
     assert leases.drop_oldest() == []
     first, _ = leases.grant("a", [1], 9.0)
@@ -89,7 +89,7 @@ STEP = st.tuples(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(STEP, max_size=60))
-def test_every_block_is_freed_once_and_never_under_a_reader(steps: list[tuple[str, int, int]]) -> None:
+def test_lease_table_frees_every_block_once_and_never_during_a_read(steps: list[tuple[str, int, int]]) -> None:
     leases = Leases(blocks_max=8, slots=3)
     granted: dict[str, Lease] = {}
     freed: set[str] = set()
