@@ -64,6 +64,11 @@ class DisaggregatedPeers(PeerCluster):
         before = self.records.count()
         status, answer = self.chat(name, body)
         assert status == 200, answer
+        if self.is_bootstrapped:  # The response may arrive before both workers have recorded their phase.
+            both = {"prefill", "decode"}
+            self.wait_until(
+                lambda: {line.get("role") for line in self.records.since(before)} >= both, "a phase is missing"
+            )
         lines = self.records.since(before)
         assert len({line["id"] for line in lines}) == 1, "both phases have the request's id"
         lines.sort(key=lambda line: line["role"], reverse=True)
