@@ -38,8 +38,8 @@ def test_an_adapter_comes_from_an_object_store(s3: ObjectServer, tmp_path: Path)
             lambda server: server.objects.pop("/bucket/a/adapter_model.safetensors"),
             "adapter_model.safetensors does not exist",
         ),
-        (lambda server: setattr(server, "cut", 5), "truncated response"),
-        (lambda server: setattr(server, "status", 403), "status 403"),
+        (lambda server: setattr(server, "cut", 5), "body error"),
+        (lambda server: setattr(server, "status", 403), "403 Forbidden"),
     ],
 )
 def test_a_store_that_does_not_deliver_is_named(

@@ -17,7 +17,7 @@ async def test_shared_cache_follows_the_event_address_of_the_worker_cards() -> N
     await found.start()
     try:
         for store, port, place in ((first, ports[0], 0), (second, ports[1], 1)):
-            found.hear_cards([card(kv_events_endpoint=f"tcp://127.0.0.1:{port}")])
+            found.apply_cards([card(kv_events_endpoint=f"tcp://127.0.0.1:{port}")])
             await repeat(partial(publish, store, place, count(1)), partial(holds, found, place))
     finally:
         await found.close()

@@ -127,50 +127,6 @@ def test_the_cache_is_where_the_variable_says(tmp_path: Path, monkeypatch: pytes
         store.hold("a")
 
 
-<<<<<<< HEAD
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Any:
-    with ObjectServer() as server:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        monkeypatch.setenv("AWS_SESSION_TOKEN", "lent")
-        yield server
-
-
-def test_an_adapter_comes_from_an_object_store(s3: ObjectServer, tmp_path: Path) -> None:
-    for name in FILES:
-        s3.objects[f"/bucket/some/where/{name}"] = name.encode() * 100_000
-    fetch_from_s3("bucket/some/where/", str(tmp_path))
-    assert all((tmp_path / name).read_bytes() == name.encode() * 100_000 for name in FILES)
-    assert {headers["x-amz-security-token"] for headers in s3.headers} == {"lent"}
-    assert all("x-amz-security-token" in headers["authorization"] for headers in s3.headers)
-
-
-@pytest.mark.parametrize(
-    ("prepare", "message"),
-    [
-        (
-            lambda server: server.objects.pop("/bucket/a/adapter_model.safetensors"),
-            "adapter_model.safetensors does not exist",
-        ),
-        (lambda server: setattr(server, "cut", 5), "body error"),
-        (lambda server: setattr(server, "status", 403), "403 Forbidden"),
-    ],
-)
-def test_a_store_that_does_not_deliver_is_named(
-    s3: ObjectServer, tmp_path: Path, prepare: Callable[[ObjectServer], Any], message: str
-) -> None:
-    for name in FILES:
-        s3.objects[f"/bucket/a/{name}"] = b"something"
-    prepare(s3)
-    with pytest.raises(InvalidArgument, match=message):
-        AdapterFiles(str(tmp_path / "cache")).hold("s3://bucket/a")
-    assert list((tmp_path / "cache").iterdir()) == []
-
-
-=======
->>>>>>> fb3ab47 (tests: move tests that open sockets to tests/integration and forbid sockets in tests/unit)
 @pytest.mark.parametrize("uri", ["bucket", "/a", "bucket/"])
 def test_an_address_without_bucket_or_prefix_is_refused(uri: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="expected s3://bucket/prefix"):

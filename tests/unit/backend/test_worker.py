@@ -286,7 +286,7 @@ async def test_a_worker_whose_engine_does_not_start_leaves_nothing_behind(model_
         async def start(self, host: Any) -> Any:
             raise DynamoException("no memory")
 
-    cluster = Cluster()
+    cluster = MemoryCluster()
     worker = EngineWorker(load(WorkerOptions, [], {}), Broken(model_dir), cluster.runtime())
     with pytest.raises(DynamoException, match="no memory"):
         await worker.start()
@@ -387,7 +387,7 @@ class Lender(EchoEngine):
 
 async def stopping(engine: Lender, *argv: str) -> tuple[asyncio.Task[None], ManualClock]:
     clock = ManualClock()
-    runtime = Cluster().runtime()
+    runtime = MemoryCluster().runtime()
     worker = EngineWorker(role_options(*argv), engine, runtime, clock=clock)
     await worker.start()
     records = await runtime.discovery.snapshot(MODEL_CARDS)
@@ -447,7 +447,7 @@ async def test_its_status_says_whether_its_blocks_are_still_fetched(
 ) -> None:
     engine, clock = Lender(model_dir), ManualClock()
     engine.lent = lent
-    runtime = Cluster().runtime()
+    runtime = MemoryCluster().runtime()
     worker = EngineWorker(role_options(f"--disaggregation-mode={role}"), engine, runtime, clock=clock)
     await worker.start()
     await worker.service.drain()

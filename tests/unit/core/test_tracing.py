@@ -9,7 +9,6 @@ import pytest
 
 from dynamo.core import tracing
 from dynamo.core.errors import ConfigError
-from dynamo.core.otel import OtelTracer
 from dynamo.core.tracing import LoggedTracer, make_tracer
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -91,23 +90,6 @@ def test_what_continues_a_span_is_in_its_headers(log: pytest.LogCaptureFixture) 
     assert TRACE not in alone.headers()["traceparent"]
     assert "tracestate" not in alone.headers()
     assert vars(log.records[0])["endpoint"] == "chat"
-
-
-def test_an_exported_span_is_logged_under_the_same_identity(
-    monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
-) -> None:
-    with Collector() as collector:
-        for name, value in collector.variables.items():
-            monkeypatch.setenv(name, value)
-        tracer = make_tracer({**collector.variables, **ON})
-        assert isinstance(tracer, LoggedTracer)
-        assert isinstance(tracer._inner, OtelTracer)
-        span = tracer.start("http-request", {}, request_id="r")
-        span.end()
-        tracer._inner.close()
-        (heard,) = collector.spans
-        assert {vars(line)["span_id"] for line in log.records} == {heard.span_id.hex()}
-        assert {vars(line)["trace_id"] for line in log.records} == {heard.trace_id.hex()}
 
 
 def test_events_and_judgements_are_lines_and_fields(log: pytest.LogCaptureFixture) -> None:

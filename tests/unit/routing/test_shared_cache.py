@@ -110,23 +110,3 @@ async def publish(store: Any, place: int, numbers: Iterator[int]) -> None:
 
 def holds(found: Any, place: int) -> bool:
     return bool(found.find(TOKENS) == ((place, place + 1),))
-<<<<<<< HEAD
-
-
-async def test_a_store_is_followed_where_the_workers_say_that_it_is() -> None:
-    context = zmq.asyncio.Context()
-    first, second = context.socket(zmq.PUB), context.socket(zmq.PUB)
-    ports = [one.bind_to_random_port("tcp://127.0.0.1") for one in (first, second)]
-    found = shared()
-    await found.start()
-    try:
-        for store, port, place in ((first, ports[0], 0), (second, ports[1], 1)):
-            found.apply_cards([card(kv_events_endpoint=f"tcp://127.0.0.1:{port}")])
-            await repeat(partial(publish, store, place, count(1)), partial(holds, found, place))
-    finally:
-        await found.close()
-        first.close(0)
-        second.close(0)
-        context.term()
-=======
->>>>>>> fb3ab47 (tests: move tests that open sockets to tests/integration and forbid sockets in tests/unit)

@@ -30,7 +30,7 @@ class House(MemoryCluster):
 
     def __init__(self, *endpoints: EndpointId, ttl_s: float = 60.0) -> None:
         self.clock = ManualClock()
-        self.store, self.bus = MemoryStore(), MemoryBus()
+        super().__init__()
         wanted = RoutingConfig(block_size=4, use_kv_events=False, affinity_ttl_s=ttl_s)
         self.routers = [
             KvPushRouter(self.runtime(), endpoint, wanted, rng=random.Random(number), clock=self.clock)

@@ -43,8 +43,9 @@ class House(MemoryCluster):
 
     def __init__(self, count: int = 2, **config: object) -> None:
         self.clock = ManualClock()
-        self.store, self.bus = MemoryStore(), MemoryBus()
-        self.runtimes = [self.runtime() for _ in range(count)]
+        super().__init__()
+        for _ in range(count):
+            self.runtime()
         wanted = RoutingConfig(block_size=BLOCK, use_kv_events=False, replica_sync=True, **config)  # type: ignore[arg-type]
         self.routers = [
             KvPushRouter(runtime, ENDPOINT, wanted, rng=random.Random(1), clock=self.clock) for runtime in self.runtimes
