@@ -1,3 +1,3 @@
 """The fixtures of the unit tests of core."""
 
-from tests.unit.core.test_span_events import log  # noqa: F401 - a fixture
+from tests.unit.core.test_tracing import log  # noqa: F401 - a fixture

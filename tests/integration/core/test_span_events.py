@@ -1,12 +1,11 @@
 """Spans that are both exported and logged."""
 
 import pytest
-from dynamo.core.span_events import LoggedTracer
 from tests.otlp_collector import Collector
-from tests.unit.core.test_span_events import ON
+from tests.unit.core.test_tracing import ON
 
 from dynamo.core.otel import OtelTracer
-from dynamo.core.tracing import make_tracer
+from dynamo.core.tracing import LoggedTracer, make_tracer
 
 
 def test_exported_span_is_logged_with_the_same_ids(
