@@ -219,7 +219,7 @@ def copying(path: str, scratch: str, rounds: int) -> dict[str, float]:
     import numpy as np
 
     from dynamo.cpu.attention import KvCache
-    from dynamo.kvbm.logical.blocks import Identity
+    from dynamo.kvbm.logical.blocks import BlockIdentity
     from dynamo.kvbm.physical.disk import Disk
     from dynamo.kvbm.physical.host import HostArena
     from dynamo.kvbm.physical.layout import BlockLayout
@@ -246,7 +246,7 @@ def copying(path: str, scratch: str, rounds: int) -> dict[str, float]:
     def put_objects() -> None:
         nonlocal written
         for at in range(blocks):
-            objects.write(Identity(written * blocks + at, at), arena.raw(at))
+            objects.write(BlockIdentity(written * blocks + at, at), arena.raw(at))
         written += 1
 
     def get_objects() -> None:
@@ -257,7 +257,7 @@ def copying(path: str, scratch: str, rounds: int) -> dict[str, float]:
         def write() -> None:
             for first in range(0, blocks, 16):
                 part = range(first, min(blocks, first + 16))
-                disk.write([(at, Identity(at + 1, at), arena.padded(at)) for at in part])
+                disk.write([(at, BlockIdentity(at + 1, at), arena.padded(at)) for at in part])
 
         def read() -> None:
             for first in range(0, blocks, 16):

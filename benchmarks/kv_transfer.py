@@ -24,8 +24,8 @@ from dynamo.kvbm.transfer import nixl, shared
 from dynamo.kvbm.transfer.base import Deadline, Descriptor, Layout, PullMember, Region
 from dynamo.kvbm.transfer.nixl import NixlAgent, NixlPuller
 from dynamo.kvbm.transfer.puller import Puller
-from dynamo.kvbm.transfer.shared import SharedMemoryPuller, SharedPages
-from dynamo.kvbm.transfer.source import Source, SourceOptions
+from dynamo.kvbm.transfer.shared import SharedMemoryPages, SharedMemoryPuller
+from dynamo.kvbm.transfer.source import SourceOptions, TransferSource
 from dynamo.kvbm.transfer.tcp import TcpPuller
 
 LAYOUT = Layout(model="bench", dtype="float16", item_bytes=2, block_tokens=16, layers=28, kv_heads=8, head_dim=128)
@@ -50,12 +50,12 @@ class Row:
 def source_process(way: str, blocks: int, line: Connection) -> None:
     """Publishes all of its blocks whenever it is asked, until it is told to end."""
     size = blocks * LAYOUT.block_bytes
-    pages = SharedPages(size) if way == "shm" else None
+    pages = SharedMemoryPages(size) if way == "shm" else None
     memory = np.empty(size, np.uint8) if pages is None else pages.array
     memory[:] = np.arange(size // 8, dtype=np.uint64).view(np.uint8)
     region = Region(LAYOUT, memory)
     agent = NixlAgent(region) if way == "nixl" else None
-    source = Source(region, lambda _: None, SourceOptions(host="127.0.0.1"), pages=pages, agent=agent)
+    source = TransferSource(region, lambda _: None, SourceOptions(host="127.0.0.1"), pages=pages, agent=agent)
     source.start()
     while line.recv():
         descriptor = source.publish(range(blocks))

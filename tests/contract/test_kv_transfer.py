@@ -31,8 +31,8 @@ from dynamo.kvbm.transfer.base import (
 from dynamo.kvbm.transfer.local import LocalPuller, LocalSource
 from dynamo.kvbm.transfer.nixl import NixlAgent, NixlPuller
 from dynamo.kvbm.transfer.puller import Puller
-from dynamo.kvbm.transfer.shared import SharedMemoryPuller, SharedPages
-from dynamo.kvbm.transfer.source import Source, SourceOptions
+from dynamo.kvbm.transfer.shared import SharedMemoryPages, SharedMemoryPuller
+from dynamo.kvbm.transfer.source import SourceOptions, TransferSource
 from dynamo.kvbm.transfer.tcp import TcpPuller
 from dynamo.runtime.request_plane.tcp.tls import TcpTls, TcpTlsFiles
 
@@ -55,7 +55,7 @@ class Ends:
     def __init__(self, kind: str, folder: Path, *, blocks_max: int = 100, ttl_s: float = 60.0) -> None:
         rng = np.random.default_rng(3)
         size = BLOCKS * LAYOUT.block_bytes
-        pages = SharedPages(size) if kind == "shm" else None
+        pages = SharedMemoryPages(size) if kind == "shm" else None
         memory = np.zeros(size, np.uint8) if pages is None else pages.array
         memory[:] = rng.integers(0, 256, size, dtype=np.uint8)
         self.there = Region(LAYOUT, memory)
@@ -72,7 +72,7 @@ class Ends:
             tls = _tls(folder) if kind == "tcp+tls" else TcpTls()
             options = SourceOptions(host="127.0.0.1", blocks_max=blocks_max, ttl_s=ttl_s, tls=tls)
             agent = NixlAgent(self.there) if kind == "nixl" else None
-            self.source = Source(
+            self.source = TransferSource(
                 self.there, self._free, options, pages=pages, agent=agent, is_tcp_offered=kind.startswith("tcp")
             )
             tcp = TcpPuller(self.here, tls, is_checked=kind == "tcp+digest")
@@ -386,7 +386,7 @@ def test_memory_is_let_go_when_its_source_ends(open_ends: Callable[..., Ends]) -
 
 
 def test_shared_memory_cannot_be_written_by_its_readers() -> None:
-    pages = SharedPages(1000)
+    pages = SharedMemoryPages(1000)
     file = pages.readable()
     with pytest.raises(OSError):
         os.write(file, b"x")

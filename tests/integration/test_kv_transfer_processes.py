@@ -12,8 +12,8 @@ import pytest
 
 from dynamo.kvbm.transfer.base import Deadline, Descriptor, Layout, Region, TransferError
 from dynamo.kvbm.transfer.puller import Puller
-from dynamo.kvbm.transfer.shared import SharedMemoryPuller, SharedPages
-from dynamo.kvbm.transfer.source import Source, SourceOptions
+from dynamo.kvbm.transfer.shared import SharedMemoryPages, SharedMemoryPuller
+from dynamo.kvbm.transfer.source import SourceOptions, TransferSource
 from dynamo.kvbm.transfer.tcp import TcpPuller
 
 pytestmark = pytest.mark.integration
@@ -25,10 +25,10 @@ WAIT_S = 30.0
 
 def serve(line: Connection) -> None:
     """A source that publishes all of its blocks, each full of its number."""
-    pages = SharedPages(BLOCKS * LAYOUT.block_bytes)
+    pages = SharedMemoryPages(BLOCKS * LAYOUT.block_bytes)
     region = Region(LAYOUT, pages.array)
     region.pages[:] = np.arange(BLOCKS, dtype=np.uint8)[None, :, None]
-    source = Source(region, lambda _: None, SourceOptions(host="127.0.0.1"), pages=pages)
+    source = TransferSource(region, lambda _: None, SourceOptions(host="127.0.0.1"), pages=pages)
     source.start()
     while line.recv():
         descriptor = source.publish(range(BLOCKS))

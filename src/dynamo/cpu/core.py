@@ -18,7 +18,6 @@ from dynamo.cpu.sampler import Sampled, greedy, sample, score
 from dynamo.cpu.scheduler import Chunk, Scheduler
 from dynamo.cpu.sequence import TokenSequence
 from dynamo.cpu.tiers import CacheTiers
-from dynamo.kvbm.logical.consolidator import Told
 from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.protocols.load import ForwardPass, QueuedRequests, ScheduledRequests, WorkerLoad
@@ -42,7 +41,7 @@ class StepOutcome:
     outputs: list[StepOutput] = field(default_factory=list)
     events: list[KvEvent] = field(default_factory=list)
     """KV events of the cache, if there are no tiers below it."""
-    tier_events: list[Told] = field(default_factory=list)
+    tier_events: list[TierEvent] = field(default_factory=list)
     """KV events of the cache and of the tiers below it."""
     load: WorkerLoad = field(default_factory=WorkerLoad)
     passed: ForwardPass | None = None

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from dynamo.backend.engine import EngineHost
-from dynamo.kvbm.logical.consolidator import Told
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.protocols.load import ForwardPass, WorkerLoad
 
@@ -26,7 +25,7 @@ class Reporter:
         *,
         is_idle: bool,
         passed: ForwardPass | None = None,
-        tier_events: Iterable[Told] = (),
+        tier_events: Iterable[TierEvent] = (),
     ) -> None:
         """Report after a step. The load is published if it changed and the interval has passed, or if the engine is idle."""
         for event in events:

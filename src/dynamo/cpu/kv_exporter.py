@@ -14,25 +14,25 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.kvbm.transfer import nixl, shared
 from dynamo.kvbm.transfer.base import Bytes, Descriptor, Layout, Region, Transport
 from dynamo.kvbm.transfer.nixl import NixlAgent
-from dynamo.kvbm.transfer.rooms import Meeting, Rooms
-from dynamo.kvbm.transfer.shared import SharedPages
-from dynamo.kvbm.transfer.source import Source, SourceOptions
+from dynamo.kvbm.transfer.rooms import Meeting, TransferServer
+from dynamo.kvbm.transfer.shared import SharedMemoryPages
+from dynamo.kvbm.transfer.source import SourceOptions, TransferSource
 from dynamo.runtime.request_plane.tcp.tls import TcpTls
 
 logger = logging.getLogger(__name__)
 
 
 class KvExporter:
-    """`BlockExporter` over a `Source`. The memory is allocated before the cache and exported once the cache lies in it."""
+    """`BlockExporter` over a `TransferSource`. The memory is allocated before the cache and exported once the cache lies in it."""
 
     def __init__(self, transports: Sequence[Transport], size: int) -> None:
         self._transports = transports
         has_shared = Transport.SHARED_MEMORY in transports and shared.is_available()
-        self._pages = SharedPages(size) if has_shared else None
+        self._pages = SharedMemoryPages(size) if has_shared else None
         self.memory: Bytes | None = None if self._pages is None else self._pages.array
         """Shared memory for the cache, if other processes may map it."""
-        self._source: Source | None = None
-        self.server: Rooms | None = None
+        self._source: TransferSource | None = None
+        self.server: TransferServer | None = None
         """Server to which decode workers connect while prompts are computed, if enabled."""
 
     def open(
@@ -44,7 +44,7 @@ class KvExporter:
     ) -> None:
         """Start to serve. Raise `ConfigError` if the address cannot be bound."""
         region = Region(layout, pages)
-        self._source = Source(
+        self._source = TransferSource(
             region,
             freed,
             options,
@@ -61,7 +61,7 @@ class KvExporter:
         """Accept decode workers before a prompt is computed. Raise `ConfigError` if the address cannot be bound."""
         assert self._source is not None, "the transfer server was opened without a source"
         try:
-            self.server = Rooms(host, port, release=self._source.release, tls=tls)
+            self.server = TransferServer(host, port, release=self._source.release, tls=tls)
         except OSError as error:
             raise listen_error(f"--disaggregation-bootstrap-port {port}", host, error) from None
 

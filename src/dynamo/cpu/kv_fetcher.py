@@ -15,7 +15,7 @@ from dynamo.kvbm.transfer import shared
 from dynamo.kvbm.transfer.base import Deadline, Descriptor, PullMember, Region, TransferError, Transport
 from dynamo.kvbm.transfer.nixl import NixlPuller
 from dynamo.kvbm.transfer.puller import Pulled, Puller
-from dynamo.kvbm.transfer.rooms import WHOLE_S, End, Meeting, attend, leave
+from dynamo.kvbm.transfer.rooms import WHOLE_S, Meeting, TransferEnd, attend, leave
 from dynamo.kvbm.transfer.shared import SharedMemoryPuller
 from dynamo.kvbm.transfer.tcp import PLAIN, TcpPuller
 from dynamo.runtime.request_plane.tcp.tls import TcpTls
@@ -99,7 +99,7 @@ class KvFetcher:
         reached, all_pulled = 0, list[Pulled]()
         assert fetch.understand is not None, "a session without a decoder"
         for word in attend(meeting, fetch.deadline, self._tls):
-            if isinstance(word, End):
+            if isinstance(word, TransferEnd):
                 fetch.understand(word.params, reached)
                 self._first(fetch)
                 part = fetch.descriptor

@@ -19,11 +19,11 @@ from dynamo.cpu.blocks import BlockContent, Evicted, KvBlockPool
 from dynamo.cpu.layout import fingerprint
 from dynamo.cpu.sequence import TokenSequence
 from dynamo.kvbm.config import KvbmConfig
-from dynamo.kvbm.logical.blocks import Identity
-from dynamo.kvbm.logical.consolidator import Consolidator, Told
+from dynamo.kvbm.logical.blocks import BlockIdentity
+from dynamo.kvbm.logical.consolidator import Consolidator
 from dynamo.kvbm.manager import BlockManager
 from dynamo.kvbm.metrics import MetricsServer, show
-from dynamo.kvbm.orders import Array, Outgoing, Peer, Ticket
+from dynamo.kvbm.orders import Array, LoadTicket, Outgoing, Peer
 from dynamo.kvbm.physical.layout import BlockLayout
 from dynamo.kvbm.transfer.tcp import PLAIN
 from dynamo.protocols.kv_events import Cleared, KvEvent
@@ -41,7 +41,7 @@ class CacheTiers:
         self.manager = manager
         self._cache = cache
         self._block_tokens = block_tokens
-        self._tickets: dict[TokenSequence, Ticket | None] = {}
+        self._tickets: dict[TokenSequence, LoadTicket | None] = {}
         """Pending load of each waiting sequence; None if there is nothing to load."""
         self._loads: list[tuple[int, int]] = []
         self._consolidator = Consolidator()
@@ -104,7 +104,7 @@ class CacheTiers:
         """Save computed blocks."""
         outgoing = []
         for content in contents:
-            identity = Identity(content.sequence_hash, content.tokens_hash, parent_hash, sequence.priority)
+            identity = BlockIdentity(content.sequence_hash, content.tokens_hash, parent_hash, sequence.priority)
             outgoing.append(Outgoing(identity, partial(self._copy_out, content.block)))
             parent_hash = content.sequence_hash
         self.manager.offload(outgoing)
@@ -120,7 +120,7 @@ class CacheTiers:
     def execute(self, evicted: Iterable[Evicted]) -> None:
         """Save evicted blocks and execute the queued copies. Must run before anything is written to the cache."""
         for one in evicted:
-            identity = Identity(one.sequence_hash, one.tokens_hash, one.parent_hash)
+            identity = BlockIdentity(one.sequence_hash, one.tokens_hash, one.parent_hash)
             self.manager.offload([Outgoing(identity, partial(self._copy_out, one.block))])
         if self._loads:
             for slot, block in self._loads:
@@ -132,7 +132,7 @@ class CacheTiers:
         """Wait for blocks while there is nothing to compute."""
         self.manager.wait(WAIT_S)
 
-    def consolidate(self, events: list[KvEvent]) -> list[Told]:
+    def consolidate(self, events: list[KvEvent]) -> list[TierEvent]:
         """Merge the events of the cache and of the tiers into one ordered list."""
         consolidated = list(self._consolidator.device(events))
         is_anew = any(isinstance(event, Cleared) for event in events)  # Routers apply `Cleared` to all tiers.
@@ -148,7 +148,7 @@ class CacheTiers:
         """Discard all blocks in all tiers after weights with another fingerprint were loaded."""
         self.manager.reidentify(fingerprint)
 
-    def _on_the_way(self) -> list[Ticket]:
+    def _on_the_way(self) -> list[LoadTicket]:
         return [ticket for ticket in self._tickets.values() if ticket is not None]
 
     def _block(self, block: int) -> F32:
@@ -174,10 +174,10 @@ def open_tiers(
     return CacheTiers(manager, cache, block_tokens)
 
 
-def _identities(sequence: TokenSequence, first: int, end: int) -> list[Identity]:
+def _identities(sequence: TokenSequence, first: int, end: int) -> list[BlockIdentity]:
     parent_hash, contents = sequence.contents(range(end - first), first)
     identities = []
     for content in contents:
-        identities.append(Identity(content.sequence_hash, content.tokens_hash, parent_hash, sequence.priority))
+        identities.append(BlockIdentity(content.sequence_hash, content.tokens_hash, parent_hash, sequence.priority))
         parent_hash = content.sequence_hash
     return identities

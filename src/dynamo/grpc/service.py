@@ -17,7 +17,7 @@ from dynamo.grpc.messages import CLASSES, SERVICE
 from dynamo.grpc.statuses import RequestRefused, status_of
 from dynamo.http.embedded import ServedFrontend
 from dynamo.http.server.gate import Account, Gate
-from dynamo.http.server.limits import Limits
+from dynamo.http.server.limits import HttpLimits
 from dynamo.serving.models import Models
 from dynamo.serving.pipeline import Pipeline
 
@@ -44,7 +44,7 @@ class KserveOptions:
     certificate: str | None = None
     key: str | None = None
     client_ca: str | None = None
-    message_bytes_max: int = field(default_factory=lambda: Limits.from_environment().body_bytes)
+    message_bytes_max: int = field(default_factory=lambda: HttpLimits.from_environment().body_bytes)
     window_bytes: int = field(default_factory=lambda: setting("DYN_GRPC_INITIAL_STREAM_WINDOW_SIZE", 65536, int))
 
 

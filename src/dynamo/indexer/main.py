@@ -22,7 +22,7 @@ from dynamo.kv_router.index import BLOCKS_MAX
 from dynamo.kv_router.runs import pack
 from dynamo.routing.services.indexed_models import IndexedModels
 from dynamo.routing.services.indexer_peers import Peers
-from dynamo.runtime.json_service import HttpCall, JsonRoutes, Served, Text
+from dynamo.runtime.json_service import AnsweredRequest, HttpCall, JsonRoutes, TextBody
 from dynamo.runtime.run_service import run_service
 from dynamo.text.multimodal.routing_hashes import hashes_of
 from dynamo.tokens.hashing import U64
@@ -110,7 +110,7 @@ class AccessLog:
         except OSError as error:
             raise ConfigError(f"--access-log {self._path}: {error.strerror}") from None
 
-    def note(self, served: Served) -> None:
+    def note(self, served: AnsweredRequest) -> None:
         """Write the line of a request. A write error is logged and does not affect the request."""
         now = datetime.now().astimezone() if self._is_local_time else datetime.now(UTC)
         line = {
@@ -159,7 +159,7 @@ class IndexerMetrics:
             PREFIX + "lost_messages", "KV event messages that were missed and could not be replayed"
         ).labels().follow(lambda: float(sum(one.events.lost for one in models.listeners())))
 
-    def served(self, served: Served) -> None:
+    def served(self, served: AnsweredRequest) -> None:
         """Record a served request."""
         if served.status in (404, 405) and not served.is_routed:
             return
@@ -176,7 +176,7 @@ def _count(models: IndexedModels, status: Status) -> float:
 Id = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class RegisterBody(msgspec.Struct):
+class FollowBody(msgspec.Struct):
     """A rank to follow."""
 
     instance_id: Id
@@ -189,7 +189,7 @@ class RegisterBody(msgspec.Struct):
     additional_salt: str | None = None
 
 
-class UnregisterBody(msgspec.Struct):
+class UnfollowBody(msgspec.Struct):
     """An instance, or one of its ranks, to stop following."""
 
     instance_id: Id
@@ -218,7 +218,7 @@ class QueryByHashBody(msgspec.Struct):
     cache_salt: str | None = None
 
 
-class PeerBody(msgspec.Struct):
+class IndexerPeerBody(msgspec.Struct):
     """Another indexer."""
 
     url: str
@@ -241,12 +241,12 @@ class IndexerRoutes:
         add("GET", "/workers", self.workers)
         add("GET", "/dump", self.dump)
         add("GET", "/peers", self.peers)
-        add("POST", "/register", self.register, RegisterBody)
-        add("POST", "/unregister", self.unregister, UnregisterBody)
+        add("POST", "/register", self.register, FollowBody)
+        add("POST", "/unregister", self.unregister, UnfollowBody)
         add("POST", "/query", self.query, QueryBody)
         add("POST", "/query_by_hash", self.query_by_hash, QueryByHashBody)
-        add("POST", "/register_peer", self.register_peer, PeerBody)
-        add("POST", "/deregister_peer", self.deregister_peer, PeerBody)
+        add("POST", "/register_peer", self.register_peer, IndexerPeerBody)
+        add("POST", "/deregister_peer", self.deregister_peer, IndexerPeerBody)
         add("POST", "/reopen_logs", self.reopen_logs)
 
     def _served(self, served: Any) -> None:
@@ -260,8 +260,8 @@ class IndexerRoutes:
     async def metrics(self, call: HttpCall[None]) -> tuple[int, Any]:
         text = self._registry.render()
         if prefers_openmetrics(call.headers.get("accept", "")):
-            return 200, Text(openmetrics(text), OPENMETRICS_TYPE)
-        return 200, Text(text, METRICS_TYPE)
+            return 200, TextBody(openmetrics(text), OPENMETRICS_TYPE)
+        return 200, TextBody(text, METRICS_TYPE)
 
     async def workers(self, call: HttpCall[None]) -> tuple[int, Any]:
         return 200, self._models.workers(call.query.get("model_name"), call.query.get("routing_group"))
@@ -269,7 +269,7 @@ class IndexerRoutes:
     async def dump(self, call: HttpCall[None]) -> tuple[int, Any]:
         return 200, self._models.dump()
 
-    async def register(self, call: HttpCall[RegisterBody]) -> tuple[int, Any]:
+    async def register(self, call: HttpCall[FollowBody]) -> tuple[int, Any]:
         body = call.body
         self._models.follow(
             body.instance_id,
@@ -282,7 +282,7 @@ class IndexerRoutes:
         )
         return 201, OK
 
-    async def unregister(self, call: HttpCall[UnregisterBody]) -> tuple[int, Any]:
+    async def unregister(self, call: HttpCall[UnfollowBody]) -> tuple[int, Any]:
         body = call.body
         self._models.leave(body.instance_id, (body.model_name, body.routing_group), body.dp_rank)
         return 200, OK
@@ -314,11 +314,11 @@ class IndexerRoutes:
     async def peers(self, call: HttpCall[None]) -> tuple[int, Any]:
         return 200, self._peers.urls
 
-    async def register_peer(self, call: HttpCall[PeerBody]) -> tuple[int, Any]:
+    async def register_peer(self, call: HttpCall[IndexerPeerBody]) -> tuple[int, Any]:
         self._peers.add(call.body.url)
         return 201, OK
 
-    async def deregister_peer(self, call: HttpCall[PeerBody]) -> tuple[int, Any]:
+    async def deregister_peer(self, call: HttpCall[IndexerPeerBody]) -> tuple[int, Any]:
         if not self._peers.remove(call.body.url):
             raise HttpError(404, "peer not found")
         return 200, OK

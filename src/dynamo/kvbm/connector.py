@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dynamo.kvbm.logical.blocks import Identity
+from dynamo.kvbm.logical.blocks import BlockIdentity
 from dynamo.tokens.hashing import block_hashes, next_sequence_hash, seed_of
 
 
 class Keeper(Protocol):
     """The block manager, in this process or in another one; its tickets are opaque to the caller."""
 
-    def begin(self, identities: Sequence[Identity]) -> Any: ...
+    def begin(self, identities: Sequence[BlockIdentity]) -> Any: ...
     def is_over(self, ticket: Any) -> bool: ...
     def end(self, ticket: Any) -> None: ...
     def find(self, hashes: Sequence[int]) -> list[int]: ...
@@ -37,7 +37,7 @@ class Tokens(Protocol):
 class Save:
     """A block completed by the step."""
 
-    identity: Identity
+    identity: BlockIdentity
     block: int
 
 
@@ -51,7 +51,7 @@ class Step:
     """Consecutive blocks, one list per sequence."""
 
 
-class _Followed:
+class _FollowedRequest:
     """State of one request."""
 
     def __init__(self, tokens: Sequence[int], seed: int) -> None:
@@ -65,9 +65,9 @@ class _Followed:
         self.held: list[int] = []
         self.ticket: Any = None
         self.has_begun = False
-        self._identities: list[Identity] = []
+        self._identities: list[BlockIdentity] = []
 
-    def identities(self, count: int, block_tokens: int) -> list[Identity]:
+    def identities(self, count: int, block_tokens: int) -> list[BlockIdentity]:
         """Return the identities of the first `count` blocks, which must be complete."""
         known = len(self._identities)
         if count > known:
@@ -75,7 +75,7 @@ class _Followed:
             parent = self._identities[-1].sequence_hash if known else None
             for tokens_hash in block_hashes(list(missing), block_tokens, self.seed):
                 sequence_hash = next_sequence_hash(parent, tokens_hash)
-                self._identities.append(Identity(sequence_hash, tokens_hash, parent))
+                self._identities.append(BlockIdentity(sequence_hash, tokens_hash, parent))
                 parent = sequence_hash
         return self._identities[:count]
 
@@ -85,7 +85,7 @@ class Tracker:
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
-        self._followed: dict[str, _Followed] = {}
+        self._followed: dict[str, _FollowedRequest] = {}
         self._loads: list[tuple[int, int]] = []
 
     def __len__(self) -> int:
@@ -103,7 +103,7 @@ class Tracker:
         """Return the number of tokens that can be loaded after the `computed` ones; None while they are being loaded."""
         one = self._followed.get(request.request_id)
         if one is None:
-            one = _Followed(request.all_token_ids, seed_of(lora_name, cache_salt))
+            one = _FollowedRequest(request.all_token_ids, seed_of(lora_name, cache_salt))
             self._followed[request.request_id] = one
         first = one.first = computed // self._block_tokens
         end = (len(one.tokens) - 1) // self._block_tokens  # At least one token is left to compute.
@@ -121,7 +121,7 @@ class Tracker:
 
     def allocated(self, manager: Keeper, request: Tokens, blocks: Sequence[int], loaded: int) -> None:
         """Record the blocks of a request; the first `loaded` tokens after the computed ones are to be loaded."""
-        one = self._followed.setdefault(request.request_id, _Followed(request.all_token_ids, seed_of()))
+        one = self._followed.setdefault(request.request_id, _FollowedRequest(request.all_token_ids, seed_of()))
         one.blocks = list(blocks)
         count = loaded // self._block_tokens
         if count and one.held:
@@ -166,7 +166,7 @@ class Tracker:
         if one is not None and manager is not None:
             self._let_go(manager, one)
 
-    def _let_go(self, manager: Keeper, one: _Followed, *, is_ticket: bool = True) -> None:
+    def _let_go(self, manager: Keeper, one: _FollowedRequest, *, is_ticket: bool = True) -> None:
         held, one.held = one.held, []
         manager.release(held)
         if is_ticket and one.ticket is not None:

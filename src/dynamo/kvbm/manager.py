@@ -24,13 +24,13 @@ import numpy.typing as npt
 from dynamo.core.boundaries import ErrorBoundary, Rollback, logged
 from dynamo.core.errors import ConfigError
 from dynamo.kvbm.config import KvbmConfig
-from dynamo.kvbm.logical.blocks import Identity, Tier
-from dynamo.kvbm.logical.book import Copy
+from dynamo.kvbm.logical.blocks import BlockIdentity, Tier
+from dynamo.kvbm.logical.book import TierCopy
 from dynamo.kvbm.logical.pool import Change, changes_from_empty
-from dynamo.kvbm.orders import Array, Outgoing, Peer, Ticket, Traffic
+from dynamo.kvbm.orders import Array, LoadTicket, Outgoing, Peer, TierTraffic
 from dynamo.kvbm.peers import PeerBlocks, PeerServer
 from dynamo.kvbm.physical.disk import DiskFull
-from dynamo.kvbm.physical.layout import BlockLayout, Corrupt
+from dynamo.kvbm.physical.layout import BlockLayout, CorruptBlock
 from dynamo.kvbm.physical.objects import ObjectBlocks, ObjectFailure, ObjectStore
 from dynamo.kvbm.tiers import open_tiers, reopen_disk
 from dynamo.kvbm.transfer.base import TransferError
@@ -70,7 +70,7 @@ class BlockManager:
         """
         self.config = config
         self.layout = layout
-        self.traffic = Traffic()
+        self.traffic = TierTraffic()
         self._clock = clock
         self._on_change = on_change
         tiers = open_tiers(config, layout, worker_id=worker_id, store=store)
@@ -87,8 +87,8 @@ class BlockManager:
         self._is_exchanging = False
         """While set, no copy begins."""
         self._is_over = threading.Condition(self._lock)
-        self._tickets: deque[Ticket] = deque()
-        self._begun: list[Ticket] = []
+        self._tickets: deque[LoadTicket] = deque()
+        self._begun: list[LoadTicket] = []
         """Tickets in progress on a thread."""
         self._resume_at: dict[Tier, float] = {}
         self._close_by: float | None = None
@@ -186,7 +186,7 @@ class BlockManager:
 
     # From slower tiers.
 
-    def begin(self, identities: Sequence[Identity], peer: Peer | None = None) -> Ticket | None:
+    def begin(self, identities: Sequence[BlockIdentity], peer: Peer | None = None) -> LoadTicket | None:
         """Start to copy the longest prefix in slower tiers or at a peer into the host tier; None if there is none."""
         now = self._clock()
         from_peer = peer.blocks if peer is not None and self._peers is not None else 0
@@ -201,7 +201,7 @@ class BlockManager:
             if not found.copies:
                 self.book.host.release(found.held)
                 return None
-            ticket = Ticket(now + self.config.onboard_timeout_s, deque(found.copies), peer, found.held)
+            ticket = LoadTicket(now + self.config.onboard_timeout_s, deque(found.copies), peer, found.held)
             self._tickets.append(ticket)
             self.traffic.tickets += 1
             self._has_work.notify_all()
@@ -212,11 +212,11 @@ class BlockManager:
         with self._lock:
             return self.book.reach(hashes)
 
-    def is_over(self, ticket: Ticket) -> bool:
+    def is_over(self, ticket: LoadTicket) -> bool:
         """Return whether all available blocks have arrived, or the deadline has passed."""
         return ticket.is_done or self._clock() >= ticket.deadline
 
-    def end(self, ticket: Ticket) -> None:
+    def end(self, ticket: LoadTicket) -> None:
         """End a ticket and release its blocks."""
         with self._lock:
             if ticket.is_ended:
@@ -340,7 +340,7 @@ class BlockManager:
             self.book.paused.update(self.book.lower)
             self._resume_at = dict.fromkeys(self.book.lower, float("inf"))
 
-    def _run_offloads(self, tier: Tier, write: Callable[[list[Copy]], list[bool]]) -> None:
+    def _run_offloads(self, tier: Tier, write: Callable[[list[TierCopy]], list[bool]]) -> None:
         while True:
             with self._lock:
                 while (not self.book.waiting(tier) or self._is_exchanging) and self._close_by is None:
@@ -367,7 +367,7 @@ class BlockManager:
                 self._working -= 1
                 self._is_quiet.notify_all()
 
-    def _write_disk(self, copies: list[Copy]) -> list[bool]:
+    def _write_disk(self, copies: list[TierCopy]) -> list[bool]:
         assert self._disk is not None, "a disk tier without a disk"
         blocks = [(copy.lower, copy.identity, self.host.padded(copy.host)) for copy in copies if copy.lower is not None]
         try:
@@ -379,7 +379,7 @@ class BlockManager:
             return [False] * len(copies)
         return [True] * len(copies)
 
-    def _write_objects(self, copies: list[Copy]) -> list[bool]:
+    def _write_objects(self, copies: list[TierCopy]) -> list[bool]:
         assert self._objects is not None, "an object tier without a store"
         outcomes: list[bool] = []
         for copy in copies:
@@ -418,7 +418,7 @@ class BlockManager:
                     self._finish(ticket)
             self._on_change()
 
-    def _take_part(self, ticket: Ticket) -> bool:
+    def _take_part(self, ticket: LoadTicket) -> bool:
         """Copy the next blocks of a ticket. Return False when it is over: complete, a block missing, or ended."""
         with self._lock:
             if not ticket.copies or ticket.is_ended or self._clock() >= ticket.deadline or self._close_by is not None:
@@ -435,7 +435,7 @@ class BlockManager:
         came: list[int] = []
         with self._lock:
             for copy, error in zip(part, outcomes, strict=True):
-                is_corrupt = isinstance(error, Corrupt)
+                is_corrupt = isinstance(error, CorruptBlock)
                 if is_corrupt:
                     logger.warning(
                         "failed to read block %016x from %s: %s", copy.identity.sequence_hash, copy.tier.value, error
@@ -446,7 +446,7 @@ class BlockManager:
             self._keep(ticket, came)
         return not any(outcomes)
 
-    def _read_disk(self, part: list[Copy], ticket: Ticket) -> list[Exception | None]:
+    def _read_disk(self, part: list[TierCopy], ticket: LoadTicket) -> list[Exception | None]:
         assert self._disk is not None, "a disk tier without a disk"
         places = [(copy.lower or 0, copy.identity.sequence_hash, self.host.padded(copy.host)) for copy in part]
         outcomes: list[Exception | None] = []
@@ -460,7 +460,7 @@ class BlockManager:
                 self._erase(copy)
         return outcomes
 
-    def _read_peer(self, part: list[Copy], ticket: Ticket) -> list[Exception | None]:
+    def _read_peer(self, part: list[TierCopy], ticket: LoadTicket) -> list[Exception | None]:
         assert self._peers is not None, "a peer without a client for peers"
         assert ticket.peer is not None, "a peer without an address"
         hashes, slots = [copy.identity.sequence_hash for copy in part], [copy.host for copy in part]
@@ -474,14 +474,14 @@ class BlockManager:
             count, missing = 0, error
         return [None if at < count else missing for at in range(len(part))]
 
-    def _erase(self, copy: Copy) -> None:
+    def _erase(self, copy: TierCopy) -> None:
         if self._disk is not None and copy.lower is not None:
             try:
                 self._disk.erase(copy.lower)
             except OSError as error:
                 logger.warning("failed to erase a corrupt block: %s", error)
 
-    def _read_objects(self, part: list[Copy], ticket: Ticket) -> list[Exception | None]:
+    def _read_objects(self, part: list[TierCopy], ticket: LoadTicket) -> list[Exception | None]:
         assert self._objects is not None, "an object tier without a store"
         outcomes: list[Exception | None] = []
         for copy in part:
@@ -494,7 +494,7 @@ class BlockManager:
                     count = self._objects.read(copy.identity.sequence_hash, self.host.raw(copy.host), left)
                     self.traffic.object_bytes_in += count
                     outcome = None if count else KeyError("no such object")
-                except (ObjectFailure, Corrupt) as error:
+                except (ObjectFailure, CorruptBlock) as error:
                     self.traffic.object_read_failures += 1
                     outcome = error
             outcomes.append(outcome)
@@ -511,13 +511,13 @@ class BlockManager:
         if not self._is_quiet.wait_for(lambda: not self._working, QUIET_S):
             raise ConfigError(f"the KV tiers still copy blocks of the former model after {QUIET_S:g} s")
 
-    def _keep(self, ticket: Ticket, slots: list[int]) -> None:
+    def _keep(self, ticket: LoadTicket, slots: list[int]) -> None:
         if ticket.is_ended:
             self.book.host.release(slots)
         else:
             ticket.held += slots
 
-    def _finish(self, ticket: Ticket) -> None:
+    def _finish(self, ticket: LoadTicket) -> None:
         for copy in ticket.copies:
             self.book.cancelled(copy)
         ticket.copies.clear()
@@ -536,5 +536,5 @@ class BlockManager:
             self.book.paused.discard(tier)
 
 
-def _place(block: tuple[int, Identity, npt.NDArray[np.uint8]]) -> int:
+def _place(block: tuple[int, BlockIdentity, npt.NDArray[np.uint8]]) -> int:
     return block[0]

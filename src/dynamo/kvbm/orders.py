@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from dynamo.kvbm.logical.blocks import Identity
-from dynamo.kvbm.logical.book import Copy
+from dynamo.kvbm.logical.blocks import BlockIdentity
+from dynamo.kvbm.logical.book import TierCopy
 
 Array = npt.NDArray[Any]
 Fill = Callable[[Array], None]
@@ -19,7 +19,7 @@ Fill = Callable[[Array], None]
 class Outgoing:
     """A complete block on the device, and the function that copies it."""
 
-    identity: Identity
+    identity: BlockIdentity
     fill: Fill
 
 
@@ -33,11 +33,11 @@ class Peer:
 
 
 @dataclass(eq=False, slots=True)
-class Ticket:
+class LoadTicket:
     """A prefix being copied into the host tier."""
 
     deadline: float
-    copies: deque[Copy]
+    copies: deque[TierCopy]
     peer: "Peer | None" = None
     held: list[int] = field(default_factory=list)
     is_done: bool = False
@@ -45,7 +45,7 @@ class Ticket:
 
 
 @dataclass(slots=True)
-class Traffic:
+class TierTraffic:
     """Counters of the threads since the start."""
 
     object_bytes_out: int = 0

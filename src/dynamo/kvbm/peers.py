@@ -35,8 +35,8 @@ from dynamo.kvbm.transfer.base import (
     TransferTimeout,
 )
 from dynamo.kvbm.transfer.puller import Puller
-from dynamo.kvbm.transfer.shared import SharedMemoryPuller, SharedPages, is_available
-from dynamo.kvbm.transfer.source import Source, SourceOptions
+from dynamo.kvbm.transfer.shared import SharedMemoryPages, SharedMemoryPuller, is_available
+from dynamo.kvbm.transfer.source import SourceOptions, TransferSource
 from dynamo.kvbm.transfer.tcp import PLAIN, TcpPuller
 from dynamo.runtime.request_plane.tcp.common import local_address
 from dynamo.runtime.request_plane.tcp.tls import TcpTls
@@ -99,7 +99,7 @@ class PeerServer:
     def __init__(
         self,
         arena: HostArena,
-        pages: SharedPages | None,
+        pages: SharedMemoryPages | None,
         find: Callable[[Sequence[int]], list[int]],
         release: Callable[[Sequence[int]], None],
         *,
@@ -120,7 +120,7 @@ class PeerServer:
         self._tls = tls
         options = SourceOptions(host=host, ttl_s=HOLD_S, blocks_max=blocks_max, tls=tls)
         self._region = region_of(arena)
-        self._source = Source(self._region, release, options, pages=pages)
+        self._source = TransferSource(self._region, release, options, pages=pages)
         try:
             self._source.start()
             self._listener = socket.create_server((host, 0))

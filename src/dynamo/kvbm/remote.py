@@ -18,9 +18,9 @@ import msgspec
 from dynamo.core.boundaries import Rollback, logged
 from dynamo.core.errors import ConfigError
 from dynamo.core.private_paths import FILE_MODE, runtime_directory
-from dynamo.kvbm.logical.blocks import Identity
+from dynamo.kvbm.logical.blocks import BlockIdentity
 from dynamo.kvbm.manager import BlockManager
-from dynamo.kvbm.orders import Ticket
+from dynamo.kvbm.orders import LoadTicket
 from dynamo.kvbm.transfer import wire
 from dynamo.kvbm.transfer.accepting import accept_connections, is_own_user
 from dynamo.kvbm.transfer.base import TransferError
@@ -40,7 +40,7 @@ PID_BYTES = 8  # While it is made, the name ends in the process's id.
 class Begin(msgspec.Struct, tag="begin", frozen=True):
     """Bring a prefix into the host."""
 
-    identities: list[Identity]
+    identities: list[BlockIdentity]
 
 
 class IsOver(msgspec.Struct, tag="is_over", frozen=True):
@@ -71,7 +71,7 @@ class ClearTiers(msgspec.Struct, tag="clear", frozen=True):
     """Drop all blocks."""
 
 
-class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
+class ManagerReply(msgspec.Struct, frozen=True, omit_defaults=True):
     """Answer to any request; each request sets its own field."""
 
     ticket: int | None = None
@@ -81,7 +81,7 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
 
 Request = Begin | IsOver | EndTicket | Find | ReleaseSlots | ClearTiers
 _requests = msgspec.msgpack.Decoder(Request)
-_replies = msgspec.msgpack.Decoder(Reply)
+_replies = msgspec.msgpack.Decoder(ManagerReply)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -140,7 +140,7 @@ class ManagerServer:
             link.close()
 
     def _serve(self, link: socket.socket) -> None:
-        tickets: dict[int, Ticket] = {}
+        tickets: dict[int, LoadTicket] = {}
         try:
             with logged(logger, "closed a connection to the block manager: its request failed"):
                 self._answer_requests(link, tickets)
@@ -151,7 +151,7 @@ class ManagerServer:
                 self._links.discard(link)
             link.close()
 
-    def _answer_requests(self, link: socket.socket, tickets: dict[int, Ticket]) -> None:
+    def _answer_requests(self, link: socket.socket, tickets: dict[int, LoadTicket]) -> None:
         """Answer the requests of a connection until it ends."""
         try:
             link.settimeout(None)  # An idle scheduler sends nothing.
@@ -165,31 +165,31 @@ class ManagerServer:
             if not self._is_closed.is_set():
                 logger.warning("closed a connection to the block manager: %s", error)
 
-    def _answer(self, request: Request, tickets: dict[int, Ticket]) -> Reply:
+    def _answer(self, request: Request, tickets: dict[int, LoadTicket]) -> ManagerReply:
         manager = self._manager
         if isinstance(request, Begin):
             ticket = manager.begin(request.identities) if len(tickets) < TICKETS_MAX else None
             if ticket is None:
-                return Reply()
+                return ManagerReply()
             number = max(tickets, default=0) + 1
             tickets[number] = ticket
-            return Reply(ticket=number)
+            return ManagerReply(ticket=number)
         if isinstance(request, IsOver):
             known = tickets.get(request.ticket)
-            return Reply(is_over=known is None or manager.is_over(known))
+            return ManagerReply(is_over=known is None or manager.is_over(known))
         if isinstance(request, EndTicket):
             ended = tickets.pop(request.ticket, None)
             if ended is not None:
                 manager.end(ended)
         elif isinstance(request, Find):
-            return Reply(slots=manager.find(request.hashes))
+            return ManagerReply(slots=manager.find(request.hashes))
         elif isinstance(request, ReleaseSlots):
             if any(not 0 <= slot < manager.book.host.total for slot in request.slots):
                 raise TransferError(f"the host has {manager.book.host.total} slots, the scheduler released others")
             manager.release(request.slots)
         else:
             manager.clear()
-        return Reply()
+        return ManagerReply()
 
 
 class RemoteManager:
@@ -203,7 +203,7 @@ class RemoteManager:
             link.connect(socket_path(engine_id))
         self._link: socket.socket | None = link
 
-    def begin(self, identities: Sequence[Identity]) -> int | None:
+    def begin(self, identities: Sequence[BlockIdentity]) -> int | None:
         return self._request(Begin(list(identities))).ticket
 
     def is_over(self, ticket: int) -> bool:
@@ -227,9 +227,9 @@ class RemoteManager:
             self._link.close()
             self._link = None
 
-    def _request(self, request: Request) -> Reply:
+    def _request(self, request: Request) -> ManagerReply:
         if self._link is None:
-            return Reply()
+            return ManagerReply()
         try:
             self._link.settimeout(ANSWER_S)
             wire.write_frame(self._link, _encoder.encode(request))
@@ -243,7 +243,7 @@ class RemoteManager:
             reason = str(error)
         logger.warning("the worker's block manager failed (%s): KV tiers are disabled", reason)
         self.close()
-        return Reply()
+        return ManagerReply()
 
 
 def _listen(path: str) -> socket.socket:

@@ -16,7 +16,7 @@ from dynamo.kvbm.physical.host import HostArena
 from dynamo.kvbm.physical.layout import BlockLayout
 from dynamo.kvbm.physical.objects import LocalObjects, ObjectBlocks, ObjectStore
 from dynamo.kvbm.physical.s3 import Credentials, S3Objects
-from dynamo.kvbm.transfer.shared import SharedPages, is_available
+from dynamo.kvbm.transfer.shared import SharedMemoryPages, is_available
 
 logger = logging.getLogger(__name__)
 
@@ -26,20 +26,20 @@ QUEUE_MAX = 4096
 
 
 @dataclass(slots=True)
-class Tiers:
+class BlockTiers:
     """All tiers below the device."""
 
     book: Book
     host: HostArena
     disk: Disk | None
     objects: ObjectBlocks | None
-    pages: SharedPages | None
+    pages: SharedMemoryPages | None
     """The host tier's memory, where peers may map it."""
 
 
 def open_tiers(
     config: KvbmConfig, layout: BlockLayout, *, worker_id: str = "", store: ObjectStore | None = None
-) -> Tiers:
+) -> BlockTiers:
     """Open the tiers. Raise `ConfigError` for invalid settings; a disk without space is logged and not used."""
     wanted = config.host_blocks(layout.stride_bytes)
     blocks = wanted or STATIONS
@@ -70,8 +70,8 @@ def open_tiers(
     )
     if disk is not None:
         _restore(disk, lower[Tier.DISK])
-    pages = SharedPages(blocks * layout.stride_bytes) if config.has_peers and is_available() else None
-    return Tiers(book, HostArena(layout, blocks, None if pages is None else pages.array), disk, objects, pages)
+    pages = SharedMemoryPages(blocks * layout.stride_bytes) if config.has_peers and is_available() else None
+    return BlockTiers(book, HostArena(layout, blocks, None if pages is None else pages.array), disk, objects, pages)
 
 
 def reopen_disk(config: KvbmConfig, layout: BlockLayout, book: Book) -> Disk | None:

@@ -55,7 +55,7 @@ class HttpCall(Generic[B]):
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextBody:
     """A body that is not JSON."""
 
     text: str
@@ -64,11 +64,11 @@ class Text:
 
 Handler = Callable[[HttpCall[Any]], Awaitable[tuple[int, Any]]]
 """Status, and what is encoded: None has no body."""
-Observer = Callable[["Served"], None]
+Observer = Callable[["AnsweredRequest"], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class AnsweredRequest:
     """One request that was answered."""
 
     method: str
@@ -99,7 +99,7 @@ class JsonRoutes:
             began = time.perf_counter()
             status, value = await self._call(request, handler, decode)
             if self.observer is not None:
-                self.observer(Served(method, path, status, time.perf_counter() - began, request.headers))
+                self.observer(AnsweredRequest(method, path, status, time.perf_counter() - began, request.headers))
             return _encoded(status, value)
 
         self._routes.append(Route(path.replace("{}", "{segment}"), respond, methods=[method]))
@@ -129,7 +129,7 @@ class JsonRoutes:
             segment = request.path_params.get("segment", "")
             return await handler(HttpCall(body, dict(request.query_params), segment, request.headers))
         except _UnreadableBody as error:
-            return error.code, Text(error.message) if self._errors_as_text else {"error": error.message}
+            return error.code, TextBody(error.message) if self._errors_as_text else {"error": error.message}
         except HttpError as error:
             return error.code, {"error": error.message}
         except Exception:
@@ -140,7 +140,9 @@ class JsonRoutes:
         """Return the response to a request without a route."""
         assert isinstance(error, HTTPException)
         if self.observer is not None:
-            served = Served(request.method, request.url.path, error.status_code, 0.0, request.headers, is_routed=False)
+            served = AnsweredRequest(
+                request.method, request.url.path, error.status_code, 0.0, request.headers, is_routed=False
+            )
             self.observer(served)
         message = "route not found" if error.status_code == 404 else "method not allowed"
         return _encoded(error.status_code, {"error": message} if self._names_missing_routes else None)
@@ -166,6 +168,6 @@ def _encoded(status: int, value: Any) -> Response:
     """Return the response with this value: text, or anything that msgspec encodes; None has no body."""
     if value is None:
         return Response(status_code=status)
-    if isinstance(value, Text):
+    if isinstance(value, TextBody):
         return Response(value.text, status, headers={"content-type": value.content_type})
     return Response(json_encode(value), status, headers={"content-type": JSON_TYPE})

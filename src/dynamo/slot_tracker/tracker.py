@@ -34,7 +34,7 @@ class TrackedWorker(msgspec.Struct, frozen=True):
     dp_size: int
 
 
-class RankLoad(msgspec.Struct):
+class TrackedRankLoad(msgspec.Struct):
     """The load of one rank."""
 
     model_name: str
@@ -56,7 +56,7 @@ class PotentialLoad(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class _Model:
+class _TrackedModel:
     """The ranks of one model and group, by slot."""
 
     load: ActiveLoad
@@ -76,7 +76,7 @@ class SlotTracker:
         self._clock = clock
         self._expiry_s = expiry_s
         self._workers: dict[tuple[Place, int], TrackedWorker] = {}
-        self._models: dict[Place, _Model] = {}
+        self._models: dict[Place, _TrackedModel] = {}
 
     # Workers.
 
@@ -105,7 +105,7 @@ class SlotTracker:
                 raise HttpError(409, message)
         model = self._models.get(place)
         if model is None:
-            model = self._models[place] = _Model(ActiveLoad(expiry_s=self._expiry_s), {}, [])
+            model = self._models[place] = _TrackedModel(ActiveLoad(expiry_s=self._expiry_s), {}, [])
         self._workers[(place, worker.worker_id)] = worker
         for dp_rank in range(worker.dp_start, worker.dp_start + worker.dp_size):
             model.reach((worker.worker_id, dp_rank))
@@ -149,7 +149,7 @@ class SlotTracker:
         """Remove a request. Return False for an unknown one, which may have ended before."""
         return self._model(place).load.finish(request_id)
 
-    def loads(self, model_name: str | None = None, routing_group: str | None = None) -> list[RankLoad]:
+    def loads(self, model_name: str | None = None, routing_group: str | None = None) -> list[TrackedRankLoad]:
         """Return the load of every rank."""
         found = []
         for place, model in sorted(self._models.items()):
@@ -157,7 +157,7 @@ class SlotTracker:
                 model.load.expire(self._clock.now())
                 for rank, slot in sorted(model.slots.items()):
                     load = model.load
-                    found.append(RankLoad(*place, *rank, load.prefill_tokens[slot], int(load.blocks[slot])))
+                    found.append(TrackedRankLoad(*place, *rank, load.prefill_tokens[slot], int(load.blocks[slot])))
         return found
 
     def potential_loads(self, place: Place, sequence_hashes: Sequence[int], prefill_tokens: int) -> list[PotentialLoad]:
@@ -216,7 +216,7 @@ class SlotTracker:
         if place in self._models:
             self._models[place].load.finish(request_id)
 
-    def _model(self, place: Place) -> _Model:
+    def _model(self, place: Place) -> _TrackedModel:
         model = self._models.get(place)
         if model is None:
             raise HttpError(404, f"no slot tracker for {shown(place)}")

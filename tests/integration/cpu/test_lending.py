@@ -60,7 +60,7 @@ async def test_the_tokens_are_those_of_one_engine(begin: Begin, kind: str, trans
 
 async def test_blocks_move_while_the_prompt_is_computed(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     prefill, decode, where = await pair(begin)
-    words: list[rooms.Part | rooms.End] = []
+    words: list[rooms.TransferPart | rooms.TransferEnd] = []
     attend = rooms.attend
 
     def listen(*given: Any) -> Any:
@@ -70,9 +70,9 @@ async def test_blocks_move_while_the_prompt_is_computed(begin: Begin, monkeypatc
 
     monkeypatch.setattr("dynamo.cpu.kv_fetcher.attend", listen)
     await at_once(prefill, decode, meet(ask(LONG), where))
-    parts = [word for word in words if isinstance(word, rooms.Part)]
+    parts = [word for word in words if isinstance(word, rooms.TransferPart)]
     assert [part.first for part in parts] == list(range(0, 36, 4))
-    assert isinstance(words[-1], rooms.End)
+    assert isinstance(words[-1], rooms.TransferEnd)
     assert len(words[-1].params["kv"]["blocks"]) == 2
 
 

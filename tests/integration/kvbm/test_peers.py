@@ -13,9 +13,9 @@ from tests.settle import until_blocking
 
 from dynamo.kvbm import peers
 from dynamo.kvbm.config import KvbmConfig
-from dynamo.kvbm.logical.blocks import Identity, Tier
+from dynamo.kvbm.logical.blocks import BlockIdentity, Tier
 from dynamo.kvbm.manager import BlockManager
-from dynamo.kvbm.orders import Outgoing, Peer, Ticket
+from dynamo.kvbm.orders import LoadTicket, Outgoing, Peer
 from dynamo.kvbm.physical.layout import BlockLayout
 from dynamo.kvbm.transfer.base import SourceUnreachable
 from dynamo.kvbm.transfer.tcp import TcpPuller
@@ -44,8 +44,8 @@ def make() -> Iterator[Make]:
         assert manager.book.host.held() == 0, "a block is held by nobody who lives"
 
 
-def block(key: int) -> Identity:
-    return Identity(key, key + 1000, key - 1 if key > 1 else None)
+def block(key: int) -> BlockIdentity:
+    return BlockIdentity(key, key + 1000, key - 1 if key > 1 else None)
 
 
 def offload(manager: BlockManager, *keys: int) -> None:
@@ -54,7 +54,7 @@ def offload(manager: BlockManager, *keys: int) -> None:
 
 def fetched(manager: BlockManager, address: str, *keys: int) -> list[int]:
     """How much of a prefix arrived, checked byte by byte."""
-    ticket: Ticket | None = manager.begin([block(key) for key in keys], Peer(address, len(keys)))
+    ticket: LoadTicket | None = manager.begin([block(key) for key in keys], Peer(address, len(keys)))
     assert ticket is not None
     until_blocking(lambda: manager.is_over(ticket), "the ticket never ended")
     slots = manager.find(keys)

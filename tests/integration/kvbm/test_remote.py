@@ -19,7 +19,7 @@ from tests.settle import until_blocking
 
 from dynamo.core.errors import ConfigError
 from dynamo.kvbm.config import KvbmConfig
-from dynamo.kvbm.logical.blocks import Identity, Tier
+from dynamo.kvbm.logical.blocks import BlockIdentity, Tier
 from dynamo.kvbm.manager import BlockManager
 from dynamo.kvbm.orders import Outgoing
 from dynamo.kvbm.physical.layout import BlockLayout
@@ -48,8 +48,8 @@ def manager(tmp_path: Path) -> Iterator[BlockManager]:
     assert manager.book.host.held() == 0
 
 
-def block(key: int) -> Identity:
-    return Identity(key, key + 1000, key - 1 if key > 1 else None)
+def block(key: int) -> BlockIdentity:
+    return BlockIdentity(key, key + 1000, key - 1 if key > 1 else None)
 
 
 def offload(manager: BlockManager, *keys: int) -> None:

@@ -112,10 +112,10 @@ def test_engine_subscriber_reads_our_envelope() -> None:
     blocks = [StoredBlock(1, hashes_of(TOKENS[:4], 4)[0])]
     event = NumberedKvEvent(1, KvEventData(stored=Stored(None, None, blocks)), 1)
     payload = msgspec.msgpack.encode([WorkerKvEvent(99, "device", "worker", event)])
-    frames = envelope.pack(envelope.Envelope(5, 0, 0, "kv-events", payload))
+    frames = envelope.pack(envelope.EventEnvelope(5, 0, 0, "kv-events", payload))
     heard.live(frames)
     assert heard.depth() == 1
-    frames = envelope.pack(envelope.Envelope(5, 1, 0, "kv-events", b"\xc1"))
+    frames = envelope.pack(envelope.EventEnvelope(5, 1, 0, "kv-events", b"\xc1"))
     heard.live(frames)  # Told, and left out.
     assert heard.depth() == 1
 

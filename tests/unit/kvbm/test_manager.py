@@ -14,10 +14,10 @@ from tests.settle import until_blocking
 from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.kvbm.config import KvbmConfig
-from dynamo.kvbm.logical.blocks import Identity, Tier
+from dynamo.kvbm.logical.blocks import BlockIdentity, Tier
 from dynamo.kvbm.manager import PAUSE_S, BlockManager
 from dynamo.kvbm.metrics import show
-from dynamo.kvbm.orders import Outgoing, Ticket
+from dynamo.kvbm.orders import LoadTicket, Outgoing
 from dynamo.kvbm.physical import disk as disk_module
 from dynamo.kvbm.physical.layout import BlockLayout
 from dynamo.kvbm.physical.objects import ObjectFailure
@@ -75,15 +75,15 @@ def make(tmp_path: Path) -> Iterator[Make]:
         assert manager.book.host.held() == 0, "a block of the host is held by nobody who lives"
 
 
-def block(key: int) -> Identity:
-    return Identity(key, key + 1000, key - 1 if key > 1 else None)
+def block(key: int) -> BlockIdentity:
+    return BlockIdentity(key, key + 1000, key - 1 if key > 1 else None)
 
 
 def offload(manager: BlockManager, *keys: int) -> int:
     return manager.offload([Outgoing(block(key), partial(np.copyto, src=np.float32(key))) for key in keys])
 
 
-def over(manager: BlockManager, ticket: Ticket | None) -> None:
+def over(manager: BlockManager, ticket: LoadTicket | None) -> None:
     assert ticket is not None
     until_blocking(lambda: manager.is_over(ticket))
 

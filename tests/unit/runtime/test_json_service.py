@@ -8,7 +8,7 @@ import pytest
 from tests.asgi import request_json
 
 from dynamo.core.errors import HttpError
-from dynamo.runtime.json_service import HttpCall, JsonRoutes, Served
+from dynamo.runtime.json_service import AnsweredRequest, HttpCall, JsonRoutes
 
 JSON = {"content-type": "application/json"}
 
@@ -91,7 +91,7 @@ async def test_a_bug_is_logged_and_told_as_one(caplog: pytest.LogCaptureFixture)
 
 
 async def test_an_observer_hears_of_every_request() -> None:
-    routes, seen = table(), list[Served]()
+    routes, seen = table(), list[AnsweredRequest]()
     routes.observer = seen.append
     await ask(routes, "GET", "/things/7", b"", {"x-trace-id": "t"})
     await ask(routes, "GET", "/nothing")

@@ -11,7 +11,7 @@ import msgspec
 from dynamo.core.codec import json_decode, msgpack_encode
 from dynamo.core.errors import InvalidArgument
 from dynamo.http.routes.table import ENGINE_REFUSALS, Operation, RouteContext, RouteTable
-from dynamo.http.server.multipart import Part, is_multipart, read_multipart
+from dynamo.http.server.multipart import FormPart, is_multipart, read_multipart
 from dynamo.protocols.media import (
     Clips,
     ImageRequest,
@@ -165,7 +165,7 @@ def read_body(body: bytes, media: bytes | None, kind: type[R]) -> R:
     return read_media(given, kind)
 
 
-def from_form(parts: Sequence[Part]) -> dict[str, Any]:
+def from_form(parts: Sequence[FormPart]) -> dict[str, Any]:
     """Return the fields of a form as in a JSON request: files as `data:` URLs, the first image as `input_reference`.
 
     Further images and a mask become fields of the engine. Raise `InvalidArgument`.
@@ -187,7 +187,7 @@ def from_form(parts: Sequence[Part]) -> dict[str, Any]:
     return fields
 
 
-def _value(name: str, part: Part) -> Any:
+def _value(name: str, part: FormPart) -> Any:
     text = part.text
     if name in NUMBERS and text.isascii() and text.isdigit() and len(text) < 10:
         return int(text)

@@ -21,7 +21,7 @@ from dynamo.http.realtime import (
 )
 from dynamo.http.routes.table import Operation, RouteContext, RouteTable
 from dynamo.http.server.protocol import Exchange
-from dynamo.http.server.websocket import Message, Op, WebSocket, accept_key
+from dynamo.http.server.websocket import Op, WebSocket, WebSocketMessage, accept_key
 from dynamo.serving.endpoints import relayed
 from dynamo.serving.errors import ErrorAnswer, answer_to
 from dynamo.serving.models import Models
@@ -92,7 +92,7 @@ class Talk:
         self._answer: RealtimeAnswer | None = None
         self._is_closed = False
 
-    def on_message(self, message: Message) -> None:
+    def on_message(self, message: WebSocketMessage) -> None:
         """Process one client event."""
         if message.op is Op.BINARY:
             self._refuse("binary frames not supported", "invalid_request")

@@ -17,7 +17,7 @@ from dynamo.core.errors import DynamoException, EngineShutdown
 from dynamo.http.realtime import read_event
 from dynamo.http.server.gate import Account, KeyMetrics, Keys
 from dynamo.http.server.protocol import Exchange
-from dynamo.http.server.websocket import Message, Op, WebSocket, accept_key
+from dynamo.http.server.websocket import Op, WebSocket, WebSocketMessage, accept_key
 from dynamo.serving.errors import ErrorAnswer, answer_to
 from dynamo.serving.local_requests import LocalRequest
 from dynamo.serving.pipeline import Pipeline
@@ -104,7 +104,7 @@ class ResponsesConnection:
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
-    def on_message(self, message: Message) -> None:
+    def on_message(self, message: WebSocketMessage) -> None:
         """Queue one message; see `Listener`."""
         if message.op is Op.BINARY:
             self._refuse(BINARY)

@@ -78,7 +78,7 @@ class KeysFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: tuple[KeyLimits, ...]
 
 
-class Bucket:
+class TokenBucket:
     """Token bucket: refills by `size` per minute and holds at most `size`."""
 
     __slots__ = ("_at_s", "_left", "_size")
@@ -110,7 +110,7 @@ class Bucket:
         self._at_s = now
 
 
-class Caller:
+class ApiCaller:
     """Owner of a key, with its usage."""
 
     def __init__(self, limits: KeyLimits) -> None:
@@ -118,8 +118,8 @@ class Caller:
         self.owner = owner_id(limits.plain_digest())
         """Owner that is stored with this caller's files, batches and responses."""
         self.concurrent = 0
-        self._requests = None if limits.requests_per_minute is None else Bucket(limits.requests_per_minute)
-        self._tokens = None if limits.tokens_per_minute is None else Bucket(limits.tokens_per_minute)
+        self._requests = None if limits.requests_per_minute is None else TokenBucket(limits.requests_per_minute)
+        self._tokens = None if limits.tokens_per_minute is None else TokenBucket(limits.tokens_per_minute)
 
     @property
     def name(self) -> str:
@@ -183,7 +183,7 @@ class KeyRing:
 
     def __init__(self, entries: Iterable[KeyLimits] = ()) -> None:
         """Raise `ConfigError` for invalid entries."""
-        self._callers: dict[bytes, Caller] = {}
+        self._callers: dict[bytes, ApiCaller] = {}
         self.replace(entries)
 
     def __len__(self) -> int:
@@ -200,17 +200,17 @@ class KeyRing:
                 raise ConfigError(f"key {entry.name!r}: duplicate name or key")
             names.add(entry.name)
             found[digest] = entry
-        callers: dict[bytes, Caller] = {}
+        callers: dict[bytes, ApiCaller] = {}
         for digest, entry in found.items():
             caller = known.get(entry.name)
             if caller is None:
-                caller = Caller(entry)
+                caller = ApiCaller(entry)
             else:
                 caller.change(entry)
             callers[digest] = caller
         self._callers = callers
 
-    def of_owner(self, owner: str) -> Caller | None:
+    def of_owner(self, owner: str) -> ApiCaller | None:
         """Return the caller that owns stored objects, for work that runs on its behalf later."""
         return next((one for one in self._callers.values() if one.owner == owner), None)
 
@@ -218,7 +218,7 @@ class KeyRing:
         """Return the owner of stored objects for the key with that name."""
         return next((one.owner for one in self._callers.values() if one.name == name), None)
 
-    def find(self, headers: Sequence[tuple[bytes, bytes]]) -> Caller | None:
+    def find(self, headers: Sequence[tuple[bytes, bytes]]) -> ApiCaller | None:
         """Return the caller whose key a request carries, in `authorization` (OpenAI) or `x-api-key` (Anthropic)."""
         for name, value in headers:
             if name == b"authorization" and value[:7].lower() == b"bearer ":
@@ -272,10 +272,10 @@ def read_keys(text: str, path: str) -> tuple[KeyLimits, ...]:
         raise ConfigError(f"--api-keys-file {path}: {error}") from None
 
 
-def _changed(bucket: Bucket | None, size: int | None) -> Bucket | None:
+def _changed(bucket: TokenBucket | None, size: int | None) -> TokenBucket | None:
     if size is None:
         return None
     if bucket is None:
-        return Bucket(size)
+        return TokenBucket(size)
     bucket.resize(size)
     return bucket

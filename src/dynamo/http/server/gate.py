@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import Counter, MetricsRegistry
-from dynamo.http.server.access import Caller, KeyLimits, KeyRing, plain_keys, read_keys
+from dynamo.http.server.access import ApiCaller, KeyLimits, KeyRing, plain_keys, read_keys
 from dynamo.http.server.cors import Cors
 from dynamo.serving.errors import ErrorAnswer
 
@@ -30,7 +30,7 @@ class Account:
 
     __slots__ = ("_caller", "_is_closed", "_metrics", "_now")
 
-    def __init__(self, caller: Caller, metrics: "KeyMetrics", now: Callable[[], float]) -> None:
+    def __init__(self, caller: ApiCaller, metrics: "KeyMetrics", now: Callable[[], float]) -> None:
         self._caller = caller
         self._metrics = metrics
         self._now = now

@@ -14,7 +14,7 @@ RESERVED_FILES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class HttpLimits:
     """Limits of all connections and of each; where stated, 0 disables a limit."""
 
     connections: int = 0
@@ -52,7 +52,7 @@ class Limits:
         return max(files - RESERVED_FILES, files // 2)
 
     @classmethod
-    def from_environment(cls) -> "Limits":
+    def from_environment(cls) -> "HttpLimits":
         """Return the limits that the environment sets. Raise `ConfigError`."""
         own = cls()
         return cls(

@@ -22,7 +22,7 @@ _PARAMETER = re.compile(rb';\s*([a-z*]+)=(?:"((?:[^"\\]|\\.)*)"|([^\s;]*))', re.
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FormPart:
     """One field of a form."""
 
     name: str
@@ -50,7 +50,7 @@ def is_multipart(content_type: bytes | None) -> bool:
     return content_type is not None and content_type.lower().startswith(b"multipart/form-data")
 
 
-def read_multipart(body: bytes, content_type: bytes) -> list[Part]:
+def read_multipart(body: bytes, content_type: bytes) -> list[FormPart]:
     """Return the parts in order. Raise `InvalidArgument` for a malformed form."""
     found = _BOUNDARY.search(content_type)
     boundary = b"" if found is None else found[1] or found[2] or b""
@@ -75,7 +75,7 @@ class _Form:
     """Receiver of the parser's callbacks."""
 
     def __init__(self) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[FormPart] = []
         self.is_complete = False
         self._headers: dict[bytes, bytes] = {}
         self._field = b""
@@ -115,7 +115,7 @@ class _Form:
         if name is None:
             raise InvalidArgument("multipart body: a part has no name")
         content_type = self._headers.get(b"content-type", b"application/octet-stream").decode("latin-1")
-        self.parts.append(Part(name, b"".join(self._data), _word(given.get(b"filename")), content_type))
+        self.parts.append(FormPart(name, b"".join(self._data), _word(given.get(b"filename")), content_type))
 
     def _end(self) -> None:
         self.is_complete = True

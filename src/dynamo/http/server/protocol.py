@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.server.cors import as_lines
 from dynamo.http.server.gate import OPEN, Account, AuthDecision, Gate
-from dynamo.http.server.limits import Limits
+from dynamo.http.server.limits import HttpLimits
 from dynamo.serving.errors import CLIENT_CLOSED_REQUEST, OVERLOADED, ErrorAnswer
 from dynamo.serving.request_trace.payload import Capture, Tap
 
@@ -293,7 +293,7 @@ class HttpProtocol(HttpToolsProtocol):
     """Handlers by (method, path)."""
     error_bodies: Mapping[bytes, Callable[[ErrorAnswer], bytes]] = {}
     """Formatters of paths whose errors are not in OpenAI's form."""
-    limits = Limits()
+    limits = HttpLimits()
     connections_max = 1 << 20
     counts: ConnectionCounts
     gate: Gate | None = None

@@ -28,7 +28,7 @@ from dynamo.http.routes.groups import GROUPS, all_routes
 from dynamo.http.routes.table import RouteContext, RouteGroup, refuse
 from dynamo.http.server.cors import Cors
 from dynamo.http.server.gate import Gate, KeyMetrics, Keys
-from dynamo.http.server.limits import Limits
+from dynamo.http.server.limits import HttpLimits
 from dynamo.http.server.protocol import BodyBudget, ConnectionCounts, HttpProtocol
 from dynamo.http.server.siblings import Siblings
 from dynamo.serving.errors import CLIENT_CLOSED_REQUEST, ErrorAnswer, answer_to
@@ -46,7 +46,7 @@ TLS_HANDSHAKE_S = 10.0  # Timeout of the handshake.
 class HttpOptions:
     """Options of one service."""
 
-    limits: Limits = field(default_factory=Limits.from_environment)
+    limits: HttpLimits = field(default_factory=HttpLimits.from_environment)
     cors: Cors | None = None
     keys: Keys | None = None
     metrics_prefix: str = "dynamo_frontend"

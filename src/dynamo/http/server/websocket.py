@@ -42,7 +42,7 @@ class Closing(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class WebSocketMessage:
     """A complete message."""
 
     op: Opcode
@@ -66,10 +66,10 @@ def accept_key(exchange: Exchange) -> bytes | None:
     return accept_value(key.decode("ascii")).encode()
 
 
-class Listener(Protocol):
+class WebSocketListener(Protocol):
     """Receiver of a WebSocket's messages. All methods are called on the loop."""
 
-    def on_message(self, message: Message) -> None:
+    def on_message(self, message: WebSocketMessage) -> None:
         """Handle a text or a binary message."""
 
     def on_close(self) -> None:
@@ -89,7 +89,7 @@ class WebSocket(asyncio.Protocol):
         """Opcode of the message whose frames are being received."""
         self._data = bytearray()
         """Data of that message."""
-        self._listener: Listener | None = None
+        self._listener: WebSocketListener | None = None
         self._is_closing = False
         """Whether this side has begun to close."""
         self._is_over = False
@@ -102,7 +102,7 @@ class WebSocket(asyncio.Protocol):
         chosen = b"" if subprotocol is None else b"sec-websocket-protocol: %b\r\n" % subprotocol
         self._transport.write(head + key + b"\r\n" + chosen + exchange.header_bytes + b"\r\n")
 
-    def listen(self, listener: Listener) -> None:
+    def listen(self, listener: WebSocketListener) -> None:
         """Forward messages to the listener from now on."""
         self._listener = listener
         self._transport.set_protocol(self)
@@ -173,7 +173,7 @@ class WebSocket(asyncio.Protocol):
             self._op = frame.opcode
         self._data += frame.data
         if frame.fin:
-            message, self._data = Message(self._op, bytes(self._data)), bytearray()
+            message, self._data = WebSocketMessage(self._op, bytes(self._data)), bytearray()
             if self._listener is not None and not self._is_closing:
                 self._listener.on_message(message)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class State(Enum):
+class BlockState(Enum):
     """The states of a slot in a pool; only registered blocks can be found."""
 
     RESET = "reset"
@@ -29,7 +29,7 @@ class Tier(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class BlockIdentity:
     """Identity of a block's content. The sequence hash covers the whole prefix, so equal hashes mean equal content."""
 
     sequence_hash: int

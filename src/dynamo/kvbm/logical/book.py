@@ -14,21 +14,21 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dynamo.kvbm.logical.blocks import Identity, Tier
+from dynamo.kvbm.logical.blocks import BlockIdentity, Tier
 from dynamo.kvbm.logical.frequency import Sketch
 from dynamo.kvbm.logical.policies import Policy, worthy_prefix
 from dynamo.kvbm.logical.pool import Pool
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class TierCopy:
     """A copy of one block between the host tier and a slower tier; both slots are held."""
 
     tier: Tier
     host: int
     lower: int | None
     """Slot in the slower tier; None for an object that is not in the index but may exist in the store."""
-    identity: Identity
+    identity: BlockIdentity
     age: int
     """Number of calls of `clear` before the copy began."""
 
@@ -38,11 +38,11 @@ class Onboarding:
     """Plan for onboarding a prefix: blocks already in the host tier (held), and the copies for the rest."""
 
     held: list[int] = field(default_factory=list)
-    copies: list[Copy] = field(default_factory=list)
+    copies: list[TierCopy] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Counts:
+class TierCounts:
     """Counters since the start."""
 
     offloaded: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
@@ -73,7 +73,7 @@ class Book:
     ) -> None:
         self.host = host
         self.lower = dict(lower)
-        self.counts = Counts()
+        self.counts = TierCounts()
         self.paused: set[Tier] = set()
         """Tiers to which no blocks are written at the moment."""
         self._to_host = to_host
@@ -87,7 +87,7 @@ class Book:
 
     # From the device.
 
-    def worthy(self, identities: Sequence[Identity], now: float) -> list[Identity]:
+    def worthy(self, identities: Sequence[BlockIdentity], now: float) -> list[BlockIdentity]:
         """Return the blocks, of a sequence's consecutive blocks, that are to be copied into the host tier."""
         chosen = worthy_prefix(identities, self._priority_min)
         return [one for one in chosen if self._to_host.passes(one, self.host, now)]
@@ -98,7 +98,7 @@ class Book:
         self.counts.dropped += count - len(slots)
         return slots
 
-    def admitted(self, slot: int, identity: Identity, now: float) -> None:
+    def admitted(self, slot: int, identity: BlockIdentity, now: float) -> None:
         """Register a block after its copy from the device is complete."""
         self.host.stage(slot, identity)
         slot = self.host.register(slot)
@@ -159,9 +159,9 @@ class Book:
         """Return the number of blocks waiting to be copied into a tier."""
         return len(self._queues[tier])
 
-    def take_offloads(self, tier: Tier, limit: int) -> list[Copy]:
+    def take_offloads(self, tier: Tier, limit: int) -> list[TierCopy]:
         """Return the next copies into a tier, at most `limit`."""
-        copies: list[Copy] = []
+        copies: list[TierCopy] = []
         queue, pool = self._queues[tier], self.lower[tier]
         while queue and len(copies) < limit:
             slot = queue.popleft()
@@ -172,10 +172,10 @@ class Book:
                 self._queued[tier].discard(identity.sequence_hash)
                 self.host.release([slot])
                 continue
-            copies.append(Copy(tier, slot, places[0], identity, self._age))
+            copies.append(TierCopy(tier, slot, places[0], identity, self._age))
         return copies
 
-    def offloaded(self, copy: Copy, *, is_whole: bool) -> None:
+    def offloaded(self, copy: TierCopy, *, is_whole: bool) -> None:
         """Record the end of a copy into a slower tier."""
         assert copy.lower is not None, "an offload without a slot"
         pool, slot = self.lower[copy.tier], copy.lower
@@ -192,10 +192,10 @@ class Book:
 
     # From slower tiers.
 
-    def take_onboards(self, identities: Sequence[Identity], from_peer: int = 0) -> Onboarding:
+    def take_onboards(self, identities: Sequence[BlockIdentity], from_peer: int = 0) -> Onboarding:
         """Return the copies that onboard the longest available prefix; a peer has its first `from_peer` blocks."""
         found = Onboarding()
-        places: list[tuple[Identity, Tier, int | None]] = []
+        places: list[tuple[BlockIdentity, Tier, int | None]] = []
         for at, identity in enumerate(identities):
             key = identity.sequence_hash
             here = self.host.match([key])
@@ -210,13 +210,13 @@ class Book:
             places.append((identity, tier, lower))
         slots = self.host.allocate(min(len(places), self.host.available)) or []
         for host, (identity, tier, lower) in zip(slots, places, strict=False):
-            found.copies.append(Copy(tier, host, lower, identity, self._age))
+            found.copies.append(TierCopy(tier, host, lower, identity, self._age))
         for _, tier, lower in places[len(slots) :]:
             if lower is not None:
                 self.lower[tier].release([lower])
         return found
 
-    def onboarded(self, copy: Copy, *, is_whole: bool, is_corrupt: bool = False) -> int | None:
+    def onboarded(self, copy: TierCopy, *, is_whole: bool, is_corrupt: bool = False) -> int | None:
         """Record the end of a copy into the host. Return the slot of the block, which must be released; None on failure."""
         pool = self.lower.get(copy.tier)
         if pool is not None and copy.lower is not None:
@@ -237,7 +237,7 @@ class Book:
         self.host.release([copy.host])
         return None
 
-    def cancelled(self, copy: Copy) -> None:
+    def cancelled(self, copy: TierCopy) -> None:
         """Cancel a copy into the host: a preceding block is missing, or the ticket was ended."""
         if copy.lower is not None:
             self.lower[copy.tier].release([copy.lower])
@@ -262,7 +262,7 @@ class Book:
             assert len(self._queues[tier]) <= self._queue_max, "a queue is longer than its limit"
             assert {self.host.identity(slot).sequence_hash for slot in self._queues[tier]} <= self._queued[tier]
 
-    def _note(self, pool: Pool, identity: Identity) -> None:
+    def _note(self, pool: Pool, identity: BlockIdentity) -> None:
         """Add an object to the index that was found in the store."""
         places = pool.allocate(1)
         if places is not None:

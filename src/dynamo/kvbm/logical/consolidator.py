@@ -10,7 +10,7 @@ from dynamo.kvbm.logical.blocks import Tier
 from dynamo.kvbm.logical.pool import Change
 from dynamo.protocols.kv_events import Cleared, KvEvent, Removed, Stored, StoredBlock
 
-Told = tuple[KvEvent, str]
+TierEvent = tuple[KvEvent, str]
 """An event and the tier that it applies to."""
 
 
@@ -21,7 +21,7 @@ class Consolidator:
         self._tiers: dict[int, set[Tier]] = {}
         """Tiers of each block, as published."""
 
-    def device(self, events: Iterable[KvEvent]) -> Iterator[Told]:
+    def device(self, events: Iterable[KvEvent]) -> Iterator[TierEvent]:
         """Yield the engine's own events."""
         for event in events:
             if isinstance(event, Cleared):
@@ -32,7 +32,7 @@ class Consolidator:
             else:
                 yield from self._stored(event, Tier.DEVICE)
 
-    def lower(self, tier: Tier, changes: Iterable[Change]) -> Iterator[Told]:
+    def lower(self, tier: Tier, changes: Iterable[Change]) -> Iterator[TierEvent]:
         """Yield the events for changes in another tier."""
         run: list[StoredBlock] = []
         first_parent: int | None = None
@@ -53,18 +53,18 @@ class Consolidator:
         yield from self._flush(tier, first_parent, run)
         yield from self._removed(gone, tier)
 
-    def _flush(self, tier: Tier, parent_hash: int | None, run: list[StoredBlock]) -> Iterator[Told]:
+    def _flush(self, tier: Tier, parent_hash: int | None, run: list[StoredBlock]) -> Iterator[TierEvent]:
         if run:
             yield from self._stored(Stored(parent_hash, None, run), tier)
 
-    def _stored(self, event: Stored, tier: Tier) -> Iterator[Told]:
+    def _stored(self, event: Stored, tier: Tier) -> Iterator[TierEvent]:
         if event.parent_hash is not None and event.parent_hash not in self._tiers:
             return
         for block in event.blocks:
             self._tiers.setdefault(block.block_hash, set()).add(tier)
         yield event, tier.value
 
-    def _removed(self, hashes: Iterable[int], tier: Tier) -> Iterator[Told]:
+    def _removed(self, hashes: Iterable[int], tier: Tier) -> Iterator[TierEvent]:
         removed = [one for one in hashes if tier in self._tiers.get(one, ())]
         for one in removed:
             tiers = self._tiers[one]

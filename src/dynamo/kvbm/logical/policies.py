@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from enum import Enum
 
-from dynamo.kvbm.logical.blocks import Identity
+from dynamo.kvbm.logical.blocks import BlockIdentity
 from dynamo.kvbm.logical.frequency import RepeatFilter, Sketch
 from dynamo.kvbm.logical.pool import Pool
 
@@ -32,7 +32,7 @@ class Policy:
         self._lfu_min = lfu_min
         self._repeats = repeats
 
-    def passes(self, identity: Identity, target: Pool, now: float) -> bool:
+    def passes(self, identity: BlockIdentity, target: Pool, now: float) -> bool:
         """Return whether the block is to be copied into `target`."""
         key = identity.sequence_hash
         if self._rules & {Rule.PRESENCE, Rule.PRESENCE_LFU} and key in target:
@@ -42,7 +42,7 @@ class Policy:
         return self._repeats is None or self._repeats.passes(key, now)
 
 
-def worthy_prefix(identities: Sequence[Identity], priority_min: int) -> Sequence[Identity]:
+def worthy_prefix(identities: Sequence[BlockIdentity], priority_min: int) -> Sequence[BlockIdentity]:
     """Return the blocks before the first whose priority is too low: later blocks could not be found without it."""
     if priority_min <= 0:
         return identities

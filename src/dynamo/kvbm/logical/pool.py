@@ -10,7 +10,7 @@ Slots are numbers. Each `allocate` or `match` adds a holder to its slots, and ea
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dynamo.kvbm.logical.blocks import Identity, State, Tier
+from dynamo.kvbm.logical.blocks import BlockIdentity, BlockState, Tier
 from dynamo.kvbm.logical.eviction import Inactive
 
 
@@ -36,7 +36,7 @@ class PoolCounts:
 class Change:
     """A block that became readable or unreadable."""
 
-    identity: Identity
+    identity: BlockIdentity
     is_stored: bool
 
 
@@ -49,9 +49,9 @@ class Pool:
         self.is_keeping = is_keeping
         self.counts = PoolCounts()
         self._inactive = inactive
-        self._states = [State.RESET] * blocks
+        self._states = [BlockState.RESET] * blocks
         self._holders = [0] * blocks
-        self._identities: list[Identity | None] = [None] * blocks
+        self._identities: list[BlockIdentity | None] = [None] * blocks
         self._slot_of: dict[int, int] = {}
         self._reset = list(range(blocks - 1, -1, -1))
         self._changes: list[Change] = []
@@ -89,21 +89,21 @@ class Pool:
                 slot = self._inactive.pop()
                 self.counts.evictions += 1
                 self._unregister(slot)
-            self._states[slot], self._holders[slot] = State.MUTABLE, 1
+            self._states[slot], self._holders[slot] = BlockState.MUTABLE, 1
             slots.append(slot)
         self.counts.allocations += count
         return slots
 
-    def stage(self, slot: int, identity: Identity) -> None:
+    def stage(self, slot: int, identity: BlockIdentity) -> None:
         """Mark a block as completely written."""
-        assert self._states[slot] is State.MUTABLE, "staged a block that is not being filled"
-        self._states[slot], self._identities[slot] = State.STAGED, identity
+        assert self._states[slot] is BlockState.MUTABLE, "staged a block that is not being filled"
+        self._states[slot], self._identities[slot] = BlockState.STAGED, identity
         self.counts.stagings += 1
 
     def register(self, slot: int) -> int:
         """Make a staged block findable. Return the slot of its content: that of an older copy if there is one."""
         identity = self._identities[slot]
-        assert self._states[slot] is State.STAGED, "registered a block that is not staged"
+        assert self._states[slot] is BlockState.STAGED, "registered a block that is not staged"
         assert identity is not None, "registered a block without an identity"
         older = self._slot_of.get(identity.sequence_hash)
         if older is not None:
@@ -111,7 +111,7 @@ class Pool:
             self._hold(older)
             self.release([slot])
             return older
-        self._states[slot] = State.REGISTERED
+        self._states[slot] = BlockState.REGISTERED
         self._slot_of[identity.sequence_hash] = slot
         self.counts.registrations += 1
         self._changes.append(Change(identity, is_stored=True))
@@ -156,7 +156,7 @@ class Pool:
             if self._holders[slot] > 0:
                 continue
             identity = self._identities[slot]
-            if self._states[slot] is not State.REGISTERED or identity is None:
+            if self._states[slot] is not BlockState.REGISTERED or identity is None:
                 self._empty(slot)
             elif self.is_keeping:
                 self._inactive.add(slot, identity.sequence_hash, identity.priority)
@@ -174,7 +174,7 @@ class Pool:
             self._inactive.remove(slot)
             self._empty(slot)
         else:
-            self._states[slot] = State.STAGED
+            self._states[slot] = BlockState.STAGED
         return True
 
     def clear(self) -> None:
@@ -182,7 +182,7 @@ class Pool:
         for sequence_hash in list(self._slot_of):
             self.forget(sequence_hash)
 
-    def identity(self, slot: int) -> Identity:
+    def identity(self, slot: int) -> BlockIdentity:
         """Return the identity of a registered or staged block."""
         identity = self._identities[slot]
         assert identity is not None, "an empty block has no content"
@@ -192,7 +192,7 @@ class Pool:
         """Return the number of held slots."""
         return self.total - self.available
 
-    def restore(self, content: Mapping[int, Identity]) -> list[int]:
+    def restore(self, content: Mapping[int, BlockIdentity]) -> list[int]:
         """Restore the content of an unused pool, parents first. Return the slots whose content is a duplicate."""
         assert len(self._reset) == self.total, "a pool in use was restored"
         duplicates = []
@@ -200,17 +200,17 @@ class Pool:
             if identity.sequence_hash in self._slot_of:
                 duplicates.append(slot)
                 continue
-            self._states[slot], self._identities[slot] = State.REGISTERED, identity
+            self._states[slot], self._identities[slot] = BlockState.REGISTERED, identity
             self._slot_of[identity.sequence_hash] = slot
             self._changes.append(Change(identity, is_stored=True))
-        self._reset = [slot for slot in self._reset if self._states[slot] is State.RESET]
+        self._reset = [slot for slot in self._reset if self._states[slot] is BlockState.RESET]
         for identity in reversed(list(content.values())):
             slot = self._slot_of[identity.sequence_hash]
             if identity is self._identities[slot]:
                 self._inactive.add(slot, identity.sequence_hash, identity.priority)
         return duplicates
 
-    def content(self) -> list[Identity]:
+    def content(self) -> list[BlockIdentity]:
         """Return the identities of all blocks that can be found."""
         return [self.identity(slot) for slot in self._slot_of.values()]
 
@@ -225,14 +225,14 @@ class Pool:
         assert held + self.available == self.total, "a slot was lost"
         assert len(set(self._reset)) == len(self._reset), "a slot is in the free list twice"
         for slot in self._reset:
-            assert self._states[slot] is State.RESET, "an empty slot has content"
+            assert self._states[slot] is BlockState.RESET, "an empty slot has content"
             assert self._holders[slot] == 0, "an empty slot is held"
         for sequence_hash, slot in self._slot_of.items():
             identity = self._identities[slot]
-            assert self._states[slot] is State.REGISTERED, "an indexed block is not registered"
+            assert self._states[slot] is BlockState.REGISTERED, "an indexed block is not registered"
             assert identity is not None, "an indexed block has no identity"
             assert identity.sequence_hash == sequence_hash, "a block is indexed under a wrong hash"
-        registered = sum(1 for state in self._states if state is State.REGISTERED)
+        registered = sum(1 for state in self._states if state is BlockState.REGISTERED)
         assert registered == len(self._slot_of), "a registered block is not indexed"
 
     def _hold(self, slot: int) -> None:
@@ -247,13 +247,13 @@ class Pool:
         self._changes.append(Change(identity, is_stored=False))
 
     def _empty(self, slot: int) -> None:
-        self._states[slot], self._identities[slot] = State.RESET, None
+        self._states[slot], self._identities[slot] = BlockState.RESET, None
         self._reset.append(slot)
 
 
-def changes_from_empty(content: Mapping[Tier, Sequence[Identity]]) -> list[tuple[Tier, list[Change]]]:
+def changes_from_empty(content: Mapping[Tier, Sequence[BlockIdentity]]) -> list[tuple[Tier, list[Change]]]:
     """Return the changes from an empty state to the tiers' content, each block after its parent in any tier."""
-    nearest: dict[int, tuple[Tier, Identity]] = {}
+    nearest: dict[int, tuple[Tier, BlockIdentity]] = {}
     found = [(tier, identity) for tier, identities in content.items() for identity in identities]
     for tier, identity in found:
         nearest.setdefault(identity.sequence_hash, (tier, identity))
@@ -261,7 +261,7 @@ def changes_from_empty(content: Mapping[Tier, Sequence[Identity]]) -> list[tuple
     following: dict[int | None, list[int]] = {}
     for key, (_, identity) in nearest.items():
         following.setdefault(identity.parent_hash if identity.parent_hash in nearest else None, []).append(key)
-    ordered: list[tuple[Tier, Identity]] = []
+    ordered: list[tuple[Tier, BlockIdentity]] = []
     waiting = following.get(None, [])[::-1]
     while waiting:
         key = waiting.pop()

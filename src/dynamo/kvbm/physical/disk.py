@@ -21,12 +21,12 @@ from typing import Any, TypeVar
 from dynamo.core.boundaries import Rollback
 from dynamo.core.errors import ConfigError
 from dynamo.core.private_paths import FILE_MODE, user_id
-from dynamo.kvbm.logical.blocks import Identity
+from dynamo.kvbm.logical.blocks import BlockIdentity
 from dynamo.kvbm.physical.layout import (
     PAGE_BYTES,
     BlockLayout,
     Bytes,
-    Corrupt,
+    CorruptBlock,
     pack_header,
     parents_first,
     unpack_header,
@@ -75,20 +75,20 @@ class Disk:
     def size_bytes(self) -> int:
         return PAGE_BYTES + self.blocks * self._stride
 
-    def restore(self) -> dict[int, Identity]:
+    def restore(self) -> dict[int, BlockIdentity]:
         """Return the content of the slots from before, parents first. Block bytes are checked only when they are read."""
-        found: list[tuple[int, Identity]] = []
+        found: list[tuple[int, BlockIdentity]] = []
         page = mmap.mmap(-1, PAGE_BYTES)
         for slot in range(self.blocks):
             if os.preadv(self._file, [page], self._place(slot)) < PAGE_BYTES:
                 break
-            with contextlib.suppress(Corrupt):
+            with contextlib.suppress(CorruptBlock):
                 header = unpack_header(page[:256], self._fingerprint)
                 if header.length == self.layout.block_bytes:
                     found.append((slot, header.identity))
         return parents_first(found)
 
-    def write(self, blocks: Sequence[tuple[int, Identity, Bytes]]) -> None:
+    def write(self, blocks: Sequence[tuple[int, BlockIdentity, Bytes]]) -> None:
         """Write blocks, given with their bytes padded to a page boundary. Raise `DiskFull` and `OSError`."""
         for run in _runs(blocks):
             parts: list[memoryview] = []
@@ -111,12 +111,12 @@ class Disk:
         if self.syncs:
             os.fdatasync(self._file)
 
-    def read(self, blocks: Sequence[tuple[int, int, Bytes]]) -> list[Corrupt | None]:
+    def read(self, blocks: Sequence[tuple[int, int, Bytes]]) -> list[CorruptBlock | None]:
         """Read slots, given with their sequence hashes and buffers; return the error of each, or None.
 
         Raise `OSError`.
         """
-        outcomes: list[Corrupt | None] = []
+        outcomes: list[CorruptBlock | None] = []
         for run in _runs(blocks):
             headers = mmap.mmap(-1, len(run) * PAGE_BYTES)
             parts: list[memoryview] = []
@@ -127,7 +127,7 @@ class Disk:
                 try:
                     header = unpack_header(parts[2 * number], self._fingerprint)
                     header.check(data[: self.layout.block_bytes], sequence_hash)
-                except Corrupt as error:
+                except CorruptBlock as error:
                     outcomes.append(error)
                 else:
                     outcomes.append(None)

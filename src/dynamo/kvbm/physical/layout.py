@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from dynamo.kvbm.logical.blocks import Identity
+from dynamo.kvbm.logical.blocks import BlockIdentity
 
 PAGE_BYTES = 4096
 """Alignment that direct I/O requires for addresses, lengths and file offsets."""
@@ -45,7 +45,7 @@ class BlockLayout:
         return xxh3_64_intdigest(repr((self.shape, self.dtype, self.model)).encode())
 
 
-class Corrupt(Exception):
+class CorruptBlock(Exception):
     """The bytes differ from those that were written."""
 
 
@@ -53,7 +53,7 @@ def checksum(data: Bytes) -> int:
     return xxh3_64_intdigest(data.data)
 
 
-def pack_header(identity: Identity, data: Bytes, fingerprint: int) -> bytes:
+def pack_header(identity: BlockIdentity, data: Bytes, fingerprint: int) -> bytes:
     """Return the header of a block."""
     parent = identity.parent_hash
     has_parent = 0 if parent is None else 1
@@ -72,45 +72,45 @@ def pack_header(identity: Identity, data: Bytes, fingerprint: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class BlockHeader:
     """Parsed header of a block."""
 
-    identity: Identity
+    identity: BlockIdentity
     length: int
     data_checksum: int
 
     def check(self, data: Bytes, sequence_hash: int) -> None:
-        """Raise `Corrupt` if the bytes do not match the header."""
+        """Raise `CorruptBlock` if the bytes do not match the header."""
         if self.identity.sequence_hash != sequence_hash:
-            raise Corrupt("another block")
+            raise CorruptBlock("another block")
         if self.length != data.nbytes:
-            raise Corrupt(f"wrong length: {self.length} bytes were written, {data.nbytes} expected")
+            raise CorruptBlock(f"wrong length: {self.length} bytes were written, {data.nbytes} expected")
         if self.data_checksum != checksum(data):
-            raise Corrupt("checksum mismatch")
+            raise CorruptBlock("checksum mismatch")
 
 
-def unpack_header(raw: bytes | memoryview, fingerprint: int) -> Header:
-    """Parse a header. Raise `Corrupt` for a missing or torn one, or one of another model or layout."""
+def unpack_header(raw: bytes | memoryview, fingerprint: int) -> BlockHeader:
+    """Parse a header. Raise `CorruptBlock` for a missing or torn one, or one of another model or layout."""
     body, seal = bytes(raw[: _HEADER.size]), bytes(raw[_HEADER.size : HEADER_BYTES])
     if len(seal) < 8 or not body.startswith(_MAGIC):
-        raise Corrupt("no block header found")
+        raise CorruptBlock("no block header found")
     if xxh3_64_intdigest(body) != int.from_bytes(seal, "little"):
-        raise Corrupt("the header is torn")
+        raise CorruptBlock("the header is torn")
     _, found, key, tokens_hash, parent, has_parent, priority, length, data_checksum = _HEADER.unpack(body)
     if found != fingerprint:
-        raise Corrupt("the block is of another model or layout")
-    return Header(Identity(key, tokens_hash, parent if has_parent else None, priority), length, data_checksum)
+        raise CorruptBlock("the block is of another model or layout")
+    return BlockHeader(BlockIdentity(key, tokens_hash, parent if has_parent else None, priority), length, data_checksum)
 
 
-def parents_first(content: Iterable[tuple[int, Identity]]) -> dict[int, Identity]:
+def parents_first(content: Iterable[tuple[int, BlockIdentity]]) -> dict[int, BlockIdentity]:
     """Order blocks such that each follows its parent, if the parent is among them."""
     items = list(content)
-    by_parent: dict[int | None, list[tuple[int, Identity]]] = {}
+    by_parent: dict[int | None, list[tuple[int, BlockIdentity]]] = {}
     present = {identity.sequence_hash for _, identity in items}
     for slot, identity in items:
         parent = identity.parent_hash if identity.parent_hash in present else None
         by_parent.setdefault(parent, []).append((slot, identity))
-    ordered: dict[int, Identity] = {}
+    ordered: dict[int, BlockIdentity] = {}
     seen: set[int] = set()
     waiting = by_parent.get(None, [])[::-1]
     while waiting:

@@ -13,8 +13,15 @@ from dynamo.core.boundaries import Rollback
 from dynamo.core.errors import ConfigError
 from dynamo.core.locked_directory import remove_abandoned_files
 from dynamo.core.private_paths import unlink_all
-from dynamo.kvbm.logical.blocks import Identity
-from dynamo.kvbm.physical.layout import HEADER_BYTES, BlockLayout, Bytes, Corrupt, pack_header, unpack_header
+from dynamo.kvbm.logical.blocks import BlockIdentity
+from dynamo.kvbm.physical.layout import (
+    HEADER_BYTES,
+    BlockLayout,
+    Bytes,
+    CorruptBlock,
+    pack_header,
+    unpack_header,
+)
 
 UNFINISHED = ".unfinished"
 """Directory for objects being written; on the same file system, so that they can be renamed into place."""
@@ -97,20 +104,20 @@ class ObjectBlocks:
     def name(self, sequence_hash: int) -> str:
         return f"{self._fingerprint:016x}/{sequence_hash:016x}"
 
-    def write(self, identity: Identity, data: Bytes) -> int:
+    def write(self, identity: BlockIdentity, data: Bytes) -> int:
         """Write a block and return the number of bytes written. Raise `ObjectFailure`."""
         header = pack_header(identity, data, self._fingerprint)
         self.store.put(self.name(identity.sequence_hash), (header, data.data), self.timeout_s)
         return len(header) + data.nbytes
 
     def read(self, sequence_hash: int, data: Bytes, timeout_s: float) -> int:
-        """Read a block into `data`; return the number of bytes, 0 if it does not exist. Raise `ObjectFailure`, `Corrupt`."""
+        """Read a block into `data`; return the number of bytes, 0 if it does not exist. Raise `ObjectFailure`, `CorruptBlock`."""
         size = HEADER_BYTES + data.nbytes
         found = self.store.get(self.name(sequence_hash), size + 1, min(timeout_s, self.timeout_s))
         if found is None:
             return 0
         if len(found) != size:
-            raise Corrupt(f"wrong size: {len(found)} bytes, expected {size}")
+            raise CorruptBlock(f"wrong size: {len(found)} bytes, expected {size}")
         header = unpack_header(found[:HEADER_BYTES], self._fingerprint)
         bytes_found = np.frombuffer(found, np.uint8, offset=HEADER_BYTES)
         header.check(bytes_found, sequence_hash)

@@ -72,7 +72,7 @@ class TransferAborted(TransferError):
     kind = "aborted"
 
 
-class Corrupt(TransferError):
+class CorruptTransfer(TransferError):
     """The bytes received differ from those sent."""
 
     kind = "corrupt"
@@ -139,7 +139,7 @@ Pair = tuple[int, int]
 """Source and destination of a block: its index in the descriptor or its source block, and the block in the own region."""
 
 
-class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TransferOffer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One transport to published blocks, and its address."""
 
     transport: str
@@ -159,7 +159,7 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     blocks: list[int]
     expires_at: float
     """Expiry by the source's clock, in seconds since 1970; informational, because only the source enforces it."""
-    offers: list[Offer]
+    offers: list[TransferOffer]
 
     def to_builtins(self) -> dict[str, Any]:
         """Convert to plain values."""
@@ -212,10 +212,10 @@ class PullMember(Protocol):
 
     transport: Transport
 
-    def pull(self, descriptor: Descriptor, offer: Offer, pairs: Sequence[Pair], deadline: Deadline) -> None:
+    def pull(self, descriptor: Descriptor, offer: TransferOffer, pairs: Sequence[Pair], deadline: Deadline) -> None:
         """Fill the destination blocks of `pairs` from their sources. Raise `TransferError`."""
 
-    def release(self, descriptor: Descriptor, offer: Offer) -> None:
+    def release(self, descriptor: Descriptor, offer: TransferOffer) -> None:
         """Release the blocks at the source. Raise `SourceUnreachable` if this transport does not reach it."""
 
     def close(self) -> None:

@@ -9,10 +9,10 @@ from dynamo.kvbm.transfer.base import (
     Descriptor,
     Freed,
     NotHeld,
-    Offer,
     Pair,
     Region,
     SourceUnreachable,
+    TransferOffer,
     Transport,
 )
 from dynamo.kvbm.transfer.leases import Leases
@@ -58,7 +58,7 @@ class LocalSource:
             layout=self.region.layout,
             blocks=list(blocks),
             expires_at=time.time() + self._ttl_s,
-            offers=[Offer(transport=Transport.LOCAL.value, address=self.engine_id)],
+            offers=[TransferOffer(transport=Transport.LOCAL.value, address=self.engine_id)],
         )
 
     def release(self, transfer_id: str) -> bool:
@@ -98,7 +98,7 @@ class LocalPuller:
         self._region = region
         self._sources = {source.engine_id: source for source in sources}
 
-    def pull(self, descriptor: Descriptor, offer: Offer, pairs: Sequence[Pair], deadline: Deadline) -> None:
+    def pull(self, descriptor: Descriptor, offer: TransferOffer, pairs: Sequence[Pair], deadline: Deadline) -> None:
         deadline.left()
         source = self._sources.get(offer.address)
         if source is None:
@@ -108,7 +108,7 @@ class LocalPuller:
             raise NotHeld("the source does not hold these blocks")
         self._region.copy(source.region, [(blocks[place], block) for place, block in pairs])
 
-    def release(self, descriptor: Descriptor, offer: Offer) -> None:
+    def release(self, descriptor: Descriptor, offer: TransferOffer) -> None:
         source = self._sources.get(offer.address)
         if source is not None:
             source.release(descriptor.transfer_id)

@@ -18,11 +18,11 @@ from dynamo.kvbm.transfer.base import (
     Deadline,
     Descriptor,
     NotHeld,
-    Offer,
     Pair,
     Region,
     SourceUnreachable,
     TransferError,
+    TransferOffer,
     Transport,
     pair_runs,
 )
@@ -131,7 +131,7 @@ class NixlPuller:
         self._known: dict[str, wire.AgentIs] = {}
         self._guard = threading.Lock()
 
-    def pull(self, descriptor: Descriptor, offer: Offer, pairs: Sequence[Pair], deadline: Deadline) -> None:
+    def pull(self, descriptor: Descriptor, offer: TransferOffer, pairs: Sequence[Pair], deadline: Deadline) -> None:
         other = self._met(descriptor, offer, deadline)
         of_source = [(descriptor.blocks[place], block) for place, block in pairs]
         blocks = other.size // descriptor.layout.block_bytes
@@ -146,14 +146,14 @@ class NixlPuller:
         if not isinstance(answer, wire.Released) or not answer.was_held:
             raise NotHeld("the source released the blocks while they were read")
 
-    def release(self, descriptor: Descriptor, offer: Offer) -> None:
+    def release(self, descriptor: Descriptor, offer: TransferOffer) -> None:
         self._tcp.release(descriptor, offer)
 
     def close(self) -> None:
         with self._guard:
             self._known.clear()
 
-    def _met(self, descriptor: Descriptor, offer: Offer, deadline: Deadline) -> wire.AgentIs:
+    def _met(self, descriptor: Descriptor, offer: TransferOffer, deadline: Deadline) -> wire.AgentIs:
         with self._guard:
             known = self._known.get(offer.address)
         if known is not None:
@@ -170,7 +170,7 @@ class NixlPuller:
                 self._known[offer.address] = known = answer
         return known
 
-    def _forget(self, offer: Offer, other: wire.AgentIs) -> None:
+    def _forget(self, offer: TransferOffer, other: wire.AgentIs) -> None:
         with self._guard:
             if self._known.pop(offer.address, None) is not None:
                 self._agent.forget(other.name)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from dynamo.kvbm.transfer.base import (
     Deadline,
     Descriptor,
-    Offer,
     Pair,
     PullMember,
     Region,
     SourceUnreachable,
+    TransferOffer,
     TransferTimeout,
     Transport,
 )
@@ -88,7 +88,7 @@ class Puller:
         for member in self._members.values():
             member.close()
 
-    def _ways(self, descriptor: Descriptor) -> list[tuple[PullMember, Offer]]:
+    def _ways(self, descriptor: Descriptor) -> list[tuple[PullMember, TransferOffer]]:
         """Return the offered transports in this process's order of preference."""
         offers = {offer.transport: offer for offer in descriptor.offers}
         return [

@@ -58,7 +58,7 @@ class Subscribe(msgspec.Struct, tag="enter", frozen=True):
     is_leaving: bool = False
 
 
-class Part(msgspec.Struct, tag="part", frozen=True):
+class TransferPart(msgspec.Struct, tag="part", frozen=True):
     """Descriptor of completed blocks of the prompt, from `first` on."""
 
     first: int
@@ -69,7 +69,7 @@ class Heartbeat(msgspec.Struct, tag="beat", frozen=True):
     """Keep-alive without news."""
 
 
-class End(msgspec.Struct, tag="end", frozen=True):
+class TransferEnd(msgspec.Struct, tag="end", frozen=True):
     """End of the prompt: the worker's `disaggregated_params`, for everything not sent in parts."""
 
     params: dict[str, Any]
@@ -81,7 +81,7 @@ class Broken(msgspec.Struct, tag="broken", frozen=True):
     reason: str
 
 
-Message = Part | Heartbeat | End | Broken
+Message = TransferPart | Heartbeat | TransferEnd | Broken
 _messages, _questions, _encoder = (
     msgspec.msgpack.Decoder(Message),
     msgspec.msgpack.Decoder(Subscribe),
@@ -101,10 +101,10 @@ class _Session:
 
     @property
     def is_over(self) -> bool:
-        return bool(self.messages) and isinstance(self.messages[-1], End | Broken)
+        return bool(self.messages) and isinstance(self.messages[-1], TransferEnd | Broken)
 
 
-class Rooms:
+class TransferServer:
     """Server of sessions, on the prefill worker."""
 
     def __init__(self, host: str, port: int, *, release: Callable[[str], object], tls: TcpTls = PLAIN) -> None:
@@ -130,11 +130,11 @@ class Rooms:
 
     def add(self, room: int, key: bytes, first: int, descriptor: Descriptor) -> None:
         """Send further completed blocks."""
-        self._append(room, key, Part(first, descriptor))
+        self._append(room, key, TransferPart(first, descriptor))
 
     def end(self, room: int, key: bytes, params: dict[str, Any]) -> None:
         """End a session whose prompt is computed."""
-        self._append(room, key, End(params))
+        self._append(room, key, TransferEnd(params))
 
     def fail(self, room: int, key: bytes, reason: str) -> None:
         """End a session whose prompt will not be computed; no effect if it has ended already."""
@@ -242,7 +242,7 @@ class Rooms:
                     messages = [Broken("the prefill worker is shutting down")]
             for message in messages:
                 write_frame(link, _encoder.encode(message))
-                if isinstance(message, End | Broken):
+                if isinstance(message, TransferEnd | Broken):
                     return
 
     def _has_more(self, session: _Session, sent: int) -> bool:
@@ -250,14 +250,14 @@ class Rooms:
 
     def _give_up(self, messages: list[Message]) -> None:
         for message in messages:
-            if isinstance(message, Part):
+            if isinstance(message, TransferPart):
                 self._release(message.descriptor.transfer_id)
-            elif isinstance(message, End) and isinstance(kv := message.params.get("kv"), dict):
+            elif isinstance(message, TransferEnd) and isinstance(kv := message.params.get("kv"), dict):
                 self._release(str(kv.get("transfer_id")))
 
 
-def attend(meeting: Meeting, deadline: Deadline, tls: TcpTls = PLAIN) -> Iterator[Part | End]:
-    """Yield the messages of a session on the decode worker, `End` last. Block the thread. Raise `TransferError`."""
+def attend(meeting: Meeting, deadline: Deadline, tls: TcpTls = PLAIN) -> Iterator[TransferPart | TransferEnd]:
+    """Yield the messages of a session on the decode worker, `TransferEnd` last. Block the thread. Raise `TransferError`."""
     link = _enter(meeting, deadline, tls, is_leaving=False)
     try:
         while True:
@@ -277,9 +277,9 @@ def attend(meeting: Meeting, deadline: Deadline, tls: TcpTls = PLAIN) -> Iterato
                 raise TransferError(f"cannot decode message: {error}") from None
             if isinstance(message, Broken):
                 raise TransferError(f"remote prefill failed: {message.reason}")
-            if isinstance(message, Part | End):
+            if isinstance(message, TransferPart | TransferEnd):
                 yield message
-                if isinstance(message, End):
+                if isinstance(message, TransferEnd):
                     return
     finally:
         link.close()

@@ -32,11 +32,11 @@ from dynamo.kvbm.transfer.base import (
     Descriptor,
     Layout,
     NotHeld,
-    Offer,
     Pair,
     Region,
     SourceUnreachable,
     TransferError,
+    TransferOffer,
     TransferTimeout,
     Transport,
 )
@@ -53,7 +53,7 @@ def is_available() -> bool:
     return hasattr(os, "memfd_create") and hasattr(socket, "AF_UNIX")
 
 
-class SharedPages:
+class SharedMemoryPages:
     """Memory of a cache, and the table of its leases. Pages are allocated when touched."""
 
     def __init__(self, size: int) -> None:
@@ -92,7 +92,7 @@ def listener() -> tuple[socket.socket, str]:
     return made, name
 
 
-def send_memory(link: socket.socket, shared: SharedPages) -> None:
+def send_memory(link: socket.socket, shared: SharedMemoryPages) -> None:
     """Answer a `Map`."""
     wire.write(link, wire.Mapped(shared.bytes_total, shared.pages_bytes))
     file = shared.readable()
@@ -128,7 +128,7 @@ class SharedMemoryPuller:
         """Number of sources whose memory is mapped."""
         return len(self._mappings)
 
-    def pull(self, descriptor: Descriptor, offer: Offer, pairs: Sequence[Pair], deadline: Deadline) -> None:
+    def pull(self, descriptor: Descriptor, offer: TransferOffer, pairs: Sequence[Pair], deadline: Deadline) -> None:
         mapping = self._mapping(descriptor, offer, deadline)
         if offer.slot is None or not 0 <= offer.slot < SLOTS:
             raise TransferError("the descriptor has no slot in the source's table")
@@ -142,7 +142,7 @@ class SharedMemoryPuller:
         if mapping.table[offer.slot].tobytes().hex() != descriptor.transfer_id:
             raise NotHeld("the source released the blocks while they were read")
 
-    def release(self, descriptor: Descriptor, offer: Offer) -> None:
+    def release(self, descriptor: Descriptor, offer: TransferOffer) -> None:
         mapping = self._mappings.get(offer.address)
         if mapping is None:
             with _connect(offer, 1.0) as link, contextlib.suppress(OSError):
@@ -159,7 +159,7 @@ class SharedMemoryPuller:
             with contextlib.suppress(OSError):
                 mapping.link.shutdown(socket.SHUT_RDWR)
 
-    def _mapping(self, descriptor: Descriptor, offer: Offer, deadline: Deadline) -> _Mapping:
+    def _mapping(self, descriptor: Descriptor, offer: TransferOffer, deadline: Deadline) -> _Mapping:
         known = self._mappings.get(offer.address)
         if known is not None:
             return known
@@ -177,7 +177,7 @@ class SharedMemoryPuller:
             raise TransferError("the puller is closed")
         return known
 
-    def _map(self, descriptor: Descriptor, offer: Offer, deadline: Deadline) -> _Mapping:
+    def _map(self, descriptor: Descriptor, offer: TransferOffer, deadline: Deadline) -> _Mapping:
         link = _connect(offer, deadline.left())
         with Rollback(link.close):
             try:
@@ -222,7 +222,7 @@ def _table_at(pages_bytes: int) -> int:
     return -(-pages_bytes // _PAGE) * _PAGE
 
 
-def _connect(offer: Offer, timeout_s: float) -> socket.socket:
+def _connect(offer: TransferOffer, timeout_s: float) -> socket.socket:
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         link.settimeout(timeout_s)

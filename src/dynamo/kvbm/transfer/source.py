@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from dynamo.core.boundaries import logged
 from dynamo.kvbm.transfer import shared, wire
 from dynamo.kvbm.transfer.accepting import accept_connections, is_own_user
-from dynamo.kvbm.transfer.base import Descriptor, Freed, Offer, Region, TransferError, Transport
-from dynamo.kvbm.transfer.leases import Lease, Leases
+from dynamo.kvbm.transfer.base import Descriptor, Freed, Region, TransferError, TransferOffer, Transport
+from dynamo.kvbm.transfer.leases import Leases, TransferLease
 from dynamo.kvbm.transfer.nixl import NixlAgent
-from dynamo.kvbm.transfer.shared import SLOTS, SharedPages
+from dynamo.kvbm.transfer.shared import SLOTS, SharedMemoryPages
 from dynamo.kvbm.transfer.tcp import PLAIN
 from dynamo.runtime.request_plane.tcp.common import local_address
 from dynamo.runtime.request_plane.tcp.tls import TcpTls
@@ -45,7 +45,7 @@ class SourceOptions:
     tls: TcpTls = PLAIN
 
 
-class Source:
+class TransferSource:
     """Publisher of blocks of one region. It offers TCP, and shared memory or NIXL if it was given them."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Source:
         freed: Freed,
         options: SourceOptions,
         *,
-        pages: SharedPages | None = None,
+        pages: SharedMemoryPages | None = None,
         agent: NixlAgent | None = None,
         is_tcp_offered: bool = True,
     ) -> None:
@@ -125,7 +125,7 @@ class Source:
             blocks=list(blocks),
             expires_at=time.time() + self._options.ttl_s,
             offers=[
-                Offer(
+                TransferOffer(
                     transport=transport.value,
                     address=address,
                     slot=lease.slot if transport is Transport.SHARED_MEMORY else None,
@@ -228,7 +228,7 @@ class Source:
         with self._changed:
             lease = self._leases.pin(question.transfer_id)
         if lease is None:
-            wire.write(link, wire.Refused("the source does not hold these blocks", is_not_held=True))
+            wire.write(link, wire.TransferRefused("the source does not hold these blocks", is_not_held=True))
             return False
         try:
             return self._give(link, question, lease)
@@ -238,10 +238,10 @@ class Source:
                 self._strike(freed)
             self._notify_freed(freed)
 
-    def _give(self, link: socket.socket, question: wire.Pull | wire.Map | wire.Agent, lease: Lease) -> bool:
+    def _give(self, link: socket.socket, question: wire.Pull | wire.Map | wire.Agent, lease: TransferLease) -> bool:
         if isinstance(question, wire.Pull):
             if question.batch < 1 or any(not 0 <= place < len(lease.blocks) for place in question.places):
-                wire.write(link, wire.Refused("requested blocks are outside the transfer"))
+                wire.write(link, wire.TransferRefused("requested blocks are outside the transfer"))
                 return False
             blocks = [lease.blocks[place] for place in question.places]
             wire.write(link, wire.Granted(len(blocks) * self._region.layout.block_bytes))
@@ -251,7 +251,7 @@ class Source:
         elif isinstance(question, wire.Agent) and self._agent is not None:
             wire.write(link, self._agent.description())
         else:
-            wire.write(link, wire.Refused("this source does not offer this transport"))
+            wire.write(link, wire.TransferRefused("this source does not offer this transport"))
             return False
         return True
 
@@ -269,12 +269,12 @@ class Source:
                     self._changed.wait(None if due is None else max(0.0, due - time.monotonic()))
             self._notify_freed(freed)
 
-    def _strike(self, leases: Sequence[Lease]) -> None:
+    def _strike(self, leases: Sequence[TransferLease]) -> None:
         """Clear the leases' rows in the shared table, before their blocks are reused."""
         if self._pages is not None:
             for lease in leases:
                 self._pages.strike(lease.slot)
 
-    def _notify_freed(self, leases: Sequence[Lease]) -> None:
+    def _notify_freed(self, leases: Sequence[TransferLease]) -> None:
         for lease in leases:
             self._freed(lease.blocks)

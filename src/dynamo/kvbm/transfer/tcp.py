@@ -12,11 +12,11 @@ from dynamo.kvbm.transfer import wire
 from dynamo.kvbm.transfer.base import (
     Deadline,
     Descriptor,
-    Offer,
     Pair,
     Region,
     SourceUnreachable,
     TransferError,
+    TransferOffer,
     TransferTimeout,
     Transport,
 )
@@ -40,7 +40,7 @@ class TcpPuller:
         self._guard = threading.Lock()
         self._is_closed = False
 
-    def pull(self, descriptor: Descriptor, offer: Offer, pairs: Sequence[Pair], deadline: Deadline) -> None:
+    def pull(self, descriptor: Descriptor, offer: TransferOffer, pairs: Sequence[Pair], deadline: Deadline) -> None:
         places = [place for place, _ in pairs]
         blocks = [block for _, block in pairs]
         batch = wire.batch_of(self._region)
@@ -51,11 +51,11 @@ class TcpPuller:
             wire.receive_blocks(link, self._region, blocks, batch, deadline, is_checked=self._is_checked)
         self._keep(offer.address, link)
 
-    def release(self, descriptor: Descriptor, offer: Offer) -> None:
+    def release(self, descriptor: Descriptor, offer: TransferOffer) -> None:
         with contextlib.suppress(TransferError):  # The source then releases them when the lease expires.
             self.request(offer, wire.Release(descriptor.transfer_id), Deadline.after(2.0))
 
-    def request(self, offer: Offer, question: wire.Question, deadline: Deadline) -> wire.Answer:
+    def request(self, offer: TransferOffer, question: wire.Question, deadline: Deadline) -> wire.Answer:
         """Send a request that is answered by a single message. Raise `TransferError`."""
         link, answer = self._request(offer.address, question, deadline)
         self._keep(offer.address, link)

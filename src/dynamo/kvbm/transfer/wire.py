@@ -15,7 +15,7 @@ import msgspec
 from xxhash import xxh3_64
 
 from dynamo.kvbm.transfer.base import (
-    Corrupt,
+    CorruptTransfer,
     Deadline,
     NotHeld,
     Region,
@@ -90,7 +90,7 @@ class Released(msgspec.Struct, tag="released", frozen=True):
     was_held: bool
 
 
-class Refused(msgspec.Struct, tag="refused", frozen=True):
+class TransferRefused(msgspec.Struct, tag="refused", frozen=True):
     """Rejection of a request; the connection is closed after it."""
 
     reason: str
@@ -98,7 +98,7 @@ class Refused(msgspec.Struct, tag="refused", frozen=True):
 
 
 Question = Pull | Map | Agent | Release
-Answer = Granted | Mapped | AgentIs | Released | Refused
+Answer = Granted | Mapped | AgentIs | Released | TransferRefused
 _questions = msgspec.msgpack.Decoder(Question)
 _answers = msgspec.msgpack.Decoder(Answer)
 _encoder = msgspec.msgpack.Encoder()
@@ -124,7 +124,7 @@ def read_question(link: socket.socket) -> Question | None:
 
 
 def request(link: socket.socket, question: Question, deadline: Deadline) -> Answer:
-    """Send a request and return the answer. Raise `TransferError`, also for a `Refused`."""
+    """Send a request and return the answer. Raise `TransferError`, also for a `TransferRefused`."""
     try:
         link.settimeout(deadline.left())
         write(link, question)
@@ -139,7 +139,7 @@ def request(link: socket.socket, question: Question, deadline: Deadline) -> Answ
         answer: Answer = _answers.decode(body)
     except msgspec.DecodeError as error:
         raise TransferError(f"cannot decode answer: {error}") from None
-    if isinstance(answer, Refused):
+    if isinstance(answer, TransferRefused):
         raise (NotHeld if answer.is_not_held else TransferError)(answer.reason)
     return answer
 
@@ -184,7 +184,7 @@ def receive_blocks(
             theirs = bytearray(_DIGEST.size)
             _receive(link, [memoryview(theirs)], deadline)
             if bytes(theirs) != _DIGEST.pack(digest.intdigest()):
-                raise Corrupt("the digest of the blocks does not match")
+                raise CorruptTransfer("the digest of the blocks does not match")
     except TimeoutError:
         deadline.left()  # Raises if the deadline has passed; else the source stalled.
         raise TransferTimeout(f"the source sent nothing for {deadline.stall_s:g} s") from None

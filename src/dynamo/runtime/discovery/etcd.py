@@ -35,9 +35,9 @@ from dynamo.runtime.transports.etcd.protocol import (
     NOT_FOUND,
     PERMISSION_DENIED,
     Compacted,
+    EtcdLease,
     EtcdRefused,
     EtcdUnavailable,
-    Lease,
     WatchMessage,
 )
 
@@ -81,7 +81,7 @@ class EtcdDiscovery:
     ) -> None:
         self._options = options if options is not None else etcd_options()
         self._clock = clock or SystemClock()
-        self._lease = Lease(lease_id or new_id(), self._options.lease_ttl_s)
+        self._lease = EtcdLease(lease_id or new_id(), self._options.lease_ttl_s)
         self._make_member = make_member or self._member_maker()
         self._tasks = TaskOwner("discovery.etcd")
         self._backoff = Backoff(RETRY_FIRST_S, self._lease.interval_s)

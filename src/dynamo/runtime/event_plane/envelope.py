@@ -16,7 +16,7 @@ _U64 = struct.Struct(">Q")
 _HEAD = struct.Struct(">BI")
 
 
-class Envelope(msgspec.Struct):
+class EventEnvelope(msgspec.Struct):
     """Map in the last frame."""
 
     publisher_id: int
@@ -28,10 +28,10 @@ class Envelope(msgspec.Struct):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Envelope).decode
+_decode = msgspec.msgpack.Decoder(EventEnvelope).decode
 
 
-def pack(envelope: Envelope, sent_as: bytes | None = None) -> list[bytes]:
+def pack(envelope: EventEnvelope, sent_as: bytes | None = None) -> list[bytes]:
     """Return the four frames; the first is the subscription topic, `sent_as` or else the envelope's topic."""
     body = _encode(envelope)
     return [
@@ -42,7 +42,7 @@ def pack(envelope: Envelope, sent_as: bytes | None = None) -> list[bytes]:
     ]
 
 
-def unpack(frames: list[bytes]) -> Envelope:
+def unpack(frames: list[bytes]) -> EventEnvelope:
     """Return the envelope of four frames. Raise `InvalidArgument` for anything else."""
     if len(frames) != 4 or len(frames[3]) < _HEAD.size:
         raise InvalidArgument(f"malformed event: {len(frames)} frames: expected topic, publisher, sequence, body")

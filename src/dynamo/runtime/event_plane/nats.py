@@ -27,7 +27,7 @@ from dynamo.protocols.discovery import (
 )
 from dynamo.runtime.discovery.base import Delete, Discovery, Put, Synced, new_id
 from dynamo.runtime.event_plane.base import BACKLOG_MAX, Backlog
-from dynamo.runtime.event_plane.envelope import PUBLISHER_ID_BITS, Envelope
+from dynamo.runtime.event_plane.envelope import PUBLISHER_ID_BITS, EventEnvelope
 from dynamo.runtime.transports.nats.connection import NatsConnection, Subscription
 from dynamo.runtime.transports.nats.options import NatsOptions
 
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 GONE_MAX = 10_000  # Ids of publishers that left, for late messages: more than leave while a message is in transit.
 
-_read_envelope = msgpack_decoder(Envelope).decode
+_read_envelope = msgpack_decoder(EventEnvelope).decode
 
 
 class NatsEventPlane:
@@ -114,7 +114,7 @@ class NatsPublisher:
         if self._is_closed:
             return
         sequence, self._sequence = self._sequence, self._sequence + 1
-        envelope = Envelope(self.id, sequence, int(self._clock.wall() * 1000), self._topic, payload)
+        envelope = EventEnvelope(self.id, sequence, int(self._clock.wall() * 1000), self._topic, payload)
         if not self._nats.publish(self._subject, msgpack_encode(envelope)):
             self._drop()
 

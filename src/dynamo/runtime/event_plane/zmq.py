@@ -22,7 +22,7 @@ from dynamo.protocols.discovery import (
     topic_prefix,
 )
 from dynamo.runtime.discovery.base import Delete, Discovery, Put, Synced
-from dynamo.runtime.event_plane.envelope import Envelope
+from dynamo.runtime.event_plane.envelope import EventEnvelope
 from dynamo.runtime.event_plane.zmq_broker import BrokerPublisher, Brokers, BrokerSubscriber
 from dynamo.runtime.event_plane.zmq_sockets import ZmqPublisherSocket, ZmqSubscriberSocket
 from dynamo.runtime.request_plane.tcp.common import local_address
@@ -117,7 +117,7 @@ class ZmqSubscriber(ZmqSubscriberSocket):
         """Return False while the crashed watch for publishers is being restarted."""
         return self._tasks.is_sound
 
-    def accepts(self, envelope: Envelope) -> bool:
+    def accepts(self, envelope: EventEnvelope) -> bool:
         """Accept events of registered publishers only."""
         return super().accepts(envelope) and envelope.publisher_id in self._publishers
 

@@ -11,7 +11,7 @@ from dynamo.core.clock import Clock
 from dynamo.core.errors import InvalidArgument
 from dynamo.runtime.discovery.base import new_id
 from dynamo.runtime.event_plane.base import BACKLOG_MAX, Backlog
-from dynamo.runtime.event_plane.envelope import PUBLISHER_ID_BITS, Envelope, pack, unpack
+from dynamo.runtime.event_plane.envelope import PUBLISHER_ID_BITS, EventEnvelope, pack, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class ZmqPublisherSocket:
     def publish(self, payload: bytes) -> None:
         if self._socket.closed:
             return
-        envelope = Envelope(self.id, self._sequence, int(self._clock.wall() * 1000), self._topic, payload)
+        envelope = EventEnvelope(self.id, self._sequence, int(self._clock.wall() * 1000), self._topic, payload)
         self._sequence += 1
         try:
             self._socket.send_multipart(pack(envelope, self._sent_as), self._zmq.NOBLOCK)
@@ -64,7 +64,7 @@ class ZmqSubscriberSocket(Backlog):
         self._descriptor = self._socket.getsockopt(zmq.FD)
         self._loop.add_reader(self._descriptor, self._read)
 
-    def accepts(self, envelope: Envelope) -> bool:
+    def accepts(self, envelope: EventEnvelope) -> bool:
         """Return whether an event has this subscriber's topic: ZMQ matches topics by prefix."""
         return envelope.topic == self._topic
 

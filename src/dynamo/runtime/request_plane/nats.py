@@ -30,7 +30,7 @@ from dynamo.runtime.request_plane.tcp.common import (
     local_address,
 )
 from dynamo.runtime.request_plane.tcp.plane import CLOSE_TIMEOUT_S
-from dynamo.runtime.request_plane.tcp.sockets import Listener, Sockets
+from dynamo.runtime.request_plane.tcp.sockets import Sockets, TcpListener
 from dynamo.runtime.request_plane.tcp.upstream_caller import ResponseListener, UpstreamCall, encode_message, refusal
 from dynamo.runtime.request_plane.tcp.upstream_worker import ResponseConnections, dial_back, read_message, refusal_text
 from dynamo.runtime.server import Dispatcher
@@ -70,8 +70,8 @@ class NatsPlane:
         ).labels()
         self._nats = NatsConnection(options, "request_plane", registry=registry, on_down=self._went_down)
         self._sockets = Sockets(tcp.tls, limits, metrics)
-        self._caller = Caller(self._nats, tcp, limits, metrics, self._sockets, self._check_gone)
-        self._worker = Worker(
+        self._caller = NatsCaller(self._nats, tcp, limits, metrics, self._sockets, self._check_gone)
+        self._worker = NatsWorker(
             self._nats,
             dispatcher,
             limits=limits,
@@ -147,12 +147,12 @@ class NatsCall(UpstreamCall):
 
     __slots__ = ("address",)
 
-    def __init__(self, owner: "Caller", subject: str, target: Target, receiver: Receiver, on_done: OnDone) -> None:
+    def __init__(self, owner: "NatsCaller", subject: str, target: Target, receiver: Receiver, on_done: OnDone) -> None:
         super().__init__(owner, subject, target, receiver, on_done)
         self.address = target.address
 
 
-class Caller:
+class NatsCaller:
     """Calling side: requests through the server, responses over the workers' TCP connections."""
 
     def __init__(
@@ -172,7 +172,7 @@ class Caller:
         self._sockets = sockets
         self._inbox = f"_INBOX.{uuid.uuid4().hex}"
         self._acks: Subscription | None = None
-        self._server: Listener | None = None
+        self._server: TcpListener | None = None
         self._answer_address = ""
         self._preparing = asyncio.Lock()
         self._unacknowledged: set[UpstreamCall] = set()
@@ -264,7 +264,7 @@ class Caller:
             raise InvalidArgument(f"request of {size} bytes exceeds the limit of {limits[name]} ({name})")
 
 
-class Worker:
+class NatsWorker:
     """Serving side: the handlers of this process, one subject each."""
 
     def __init__(

@@ -8,7 +8,7 @@ from typing import Protocol
 UNREAD_MAX = 256  # Frames; reading pauses beyond, so that a handler that does not read cannot exhaust memory.
 
 
-class Tap(Protocol):
+class FrameTap(Protocol):
     """Source of frames."""
 
     def pause_reading(self) -> None:
@@ -26,12 +26,12 @@ class RequestFrames:
 
     def __init__(self) -> None:
         self._unread: deque[bytes] = deque()
-        self._tap: Tap | None = None
+        self._tap: FrameTap | None = None
         self._is_over = False
         self._is_paused = False
         self._wake: asyncio.Future[None] | None = None
 
-    def follow(self, tap: Tap) -> None:
+    def follow(self, tap: FrameTap) -> None:
         """Set the source of the following frames."""
         self._tap = tap
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from dynamo.core.errors import ConfigError
-from dynamo.kvbm.logical.blocks import Identity
-from dynamo.kvbm.physical.layout import BlockLayout, Corrupt
+from dynamo.kvbm.logical.blocks import BlockIdentity
+from dynamo.kvbm.physical.layout import BlockLayout, CorruptBlock
 from dynamo.kvbm.physical.objects import ObjectBlocks, ObjectFailure
 from dynamo.kvbm.physical.s3 import Credentials, S3Objects
 
@@ -150,7 +150,7 @@ def test_s3_store_does_not_read_an_oversized_object(server: Server, store: S3Obj
 def test_s3_store_round_trips_a_block(server: Server, store: S3Objects) -> None:
     blocks = ObjectBlocks(store, LAYOUT, TIMEOUT_S)
     data = np.arange(LAYOUT.block_bytes, dtype=np.uint32).astype(np.uint8)
-    blocks.write(Identity(7, 8, None), data)
+    blocks.write(BlockIdentity(7, 8, None), data)
     found = np.zeros_like(data)
     assert blocks.read(7, found, TIMEOUT_S) > data.nbytes
     np.testing.assert_array_equal(found, data)
@@ -161,13 +161,13 @@ def test_s3_store_round_trips_a_block(server: Server, store: S3Objects) -> None:
 def test_s3_store_detects_a_corrupt_block(server: Server, store: S3Objects, change: str) -> None:
     blocks = ObjectBlocks(store, LAYOUT, TIMEOUT_S)
     data = np.ones(LAYOUT.block_bytes, np.uint8)
-    blocks.write(Identity(7, 8, None), data)
+    blocks.write(BlockIdentity(7, 8, None), data)
     (path,) = server.objects
     raw = server.objects[path]
     server.objects[path] = {"shorter": raw[:-1], "flipped": raw[:-1] + b"\0", "another": raw}[change]
     if change == "another":
         server.objects[path.replace(f"{7:016x}", f"{9:016x}")] = raw
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptBlock):
         blocks.read(9 if change == "another" else 7, np.zeros_like(data), TIMEOUT_S)
 
 

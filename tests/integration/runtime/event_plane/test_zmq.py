@@ -11,7 +11,7 @@ from dynamo.core.codec import json_decode
 from dynamo.protocols.discovery import EVENT_CHANNELS, EndpointId, topic_prefix
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
 from dynamo.runtime.event_plane.base import Event, PublisherGone
-from dynamo.runtime.event_plane.envelope import Envelope, pack
+from dynamo.runtime.event_plane.envelope import EventEnvelope, pack
 from dynamo.runtime.event_plane.zmq import ZmqEventPlane, ZmqSubscriber
 
 ENDPOINT = EndpointId("n", "c", "e")
@@ -44,7 +44,7 @@ def read(subscriber: ZmqSubscriber, *messages: list[bytes]) -> None:
 
 
 def event(publisher: int, sequence: int, topic: str = "topic") -> list[bytes]:
-    return pack(Envelope(publisher, sequence, 0, topic, b"x"))
+    return pack(EventEnvelope(publisher, sequence, 0, topic, b"x"))
 
 
 async def take(subscriber: ZmqSubscriber) -> Any:

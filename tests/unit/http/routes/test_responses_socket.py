@@ -13,7 +13,7 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.routes.responses_socket import WAITING_MAX, ResponsesConnection, ResponsesSocket, TurnAccounts
 from dynamo.http.server.gate import Account, Keys
 from dynamo.http.server.protocol import Exchange
-from dynamo.http.server.websocket import Message, Op
+from dynamo.http.server.websocket import Op, WebSocketMessage
 from dynamo.serving.errors import ErrorAnswer
 
 
@@ -71,7 +71,7 @@ class Scene:
         self.open.append(exchange)
 
     def say(self, **event: Any) -> None:
-        self.connection.on_message(Message(Op.TEXT, json.dumps(event).encode()))
+        self.connection.on_message(WebSocketMessage(Op.TEXT, json.dumps(event).encode()))
 
 
 async def settle() -> None:
@@ -142,8 +142,8 @@ async def test_connection_that_closes_stops_its_request_and_drops_the_waiting_on
 async def test_connection_refuses_what_is_no_request() -> None:
     async with open_house() as house:
         scene = Scene(house)
-        scene.connection.on_message(Message(Op.BINARY, b"x"))
-        scene.connection.on_message(Message(Op.TEXT, b"{"))
+        scene.connection.on_message(WebSocketMessage(Op.BINARY, b"x"))
+        scene.connection.on_message(WebSocketMessage(Op.TEXT, b"{"))
         scene.say(type="other")
         scene.say(type="response.create", stream_options={})
         await settle()

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dynamo.core.errors import ConfigError, HttpError
-from dynamo.http.server.access import Bucket, Caller, KeyLimits, KeyRing, plain_keys, read_keys
+from dynamo.http.server.access import ApiCaller, KeyLimits, KeyRing, TokenBucket, plain_keys, read_keys
 
 KEY = "sk-secret-1"
 
 
-def caller(**limits: object) -> Caller:
-    return Caller(KeyLimits(name="a", key=KEY, **limits))  # type: ignore[arg-type]
+def caller(**limits: object) -> ApiCaller:
+    return ApiCaller(KeyLimits(name="a", key=KEY, **limits))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_wrong_entry_is_refused(entry: KeyLimits, said: str) -> None:
     st.integers(1, 50),
 )
 def test_no_minute_gives_more_than_twice_its_share(steps: list[tuple[float, int]], size: int) -> None:
-    bucket, now, taken = Bucket(size), 0.0, []
+    bucket, now, taken = TokenBucket(size), 0.0, []
     for wait, amount in steps:
         now += wait
         if amount <= size and bucket.wait_s(now, amount) == 0.0:

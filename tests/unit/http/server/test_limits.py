@@ -5,7 +5,7 @@ import resource
 import pytest
 
 from dynamo.core.errors import ConfigError
-from dynamo.http.server.limits import Limits
+from dynamo.http.server.limits import HttpLimits
 
 
 def test_the_environment_sets_every_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +25,7 @@ def test_the_environment_sets_every_limit(monkeypatch: pytest.MonkeyPatch) -> No
         "DYN_HTTP_SSE_KEEP_ALIVE_INTERVAL_MS": "250",
     }.items():
         monkeypatch.setenv(variable, value)
-    assert Limits.from_environment() == Limits(
+    assert HttpLimits.from_environment() == HttpLimits(
         7, 8, 9 << 10, 10, 11 << 20, 100 << 20, 12.0, 13.0, 64 << 10, 15.0, 0.5, 600.0, 0.25
     )
 
@@ -34,9 +34,9 @@ def test_the_environment_sets_every_limit(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_is_no_limit_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("DYN_HTTP_SLOW_READER_TIMEOUT_SECS", value)
     with pytest.raises(ConfigError, match="DYN_HTTP_SLOW_READER_TIMEOUT_SECS"):
-        Limits.from_environment()
+        HttpLimits.from_environment()
 
 
 def test_connections_leave_files_for_everything_else() -> None:
-    assert Limits(connections=5).connections_max() == 5
-    assert 0 < Limits().connections_max() < resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert HttpLimits(connections=5).connections_max() == 5
+    assert 0 < HttpLimits().connections_max() < resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -7,21 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.core.errors import InvalidArgument
-from dynamo.http.server.multipart import PARTS_MAX, Part, is_multipart, read_multipart
+from dynamo.http.server.multipart import PARTS_MAX, FormPart, is_multipart, read_multipart
 
 BOUNDARY = b"----boundary7x"
 MEDIA = b'multipart/form-data; charset=utf-8; boundary="----boundary7x"'
 
 names = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=12)
 data = st.binary(max_size=64).filter(lambda value: BOUNDARY not in value)
-parts = st.lists(st.builds(Part, names, data, st.none() | names, st.just("image/png")), max_size=6)
+parts = st.lists(st.builds(FormPart, names, data, st.none() | names, st.just("image/png")), max_size=6)
 
 
 def quoted(text: str) -> bytes:
     return text.replace("\\", "\\\\").replace('"', '\\"').encode()
 
 
-def written(form: list[Part]) -> bytes:
+def written(form: list[FormPart]) -> bytes:
     body = b"a preamble that nobody reads\r\n" if len(form) % 2 else b""
     for part in form:
         body += b'--%b\r\nContent-Disposition: form-data; name="%b"' % (BOUNDARY, quoted(part.name))
@@ -32,7 +32,7 @@ def written(form: list[Part]) -> bytes:
 
 
 @given(parts)
-def test_a_form_is_read_as_it_was_written(form: list[Part]) -> None:
+def test_a_form_is_read_as_it_was_written(form: list[FormPart]) -> None:
     assert read_multipart(written(form), MEDIA) == form
 
 
@@ -51,8 +51,8 @@ def test_no_bytes_raise_anything_else(body: bytes) -> None:
         (written([])[:-5], MEDIA),
         (b"--" + BOUNDARY + b"\r\n\r\ndata\r\n--" + BOUNDARY + b"--", MEDIA),
         (b"--" + BOUNDARY + b"\r\nno headers\r\n--" + BOUNDARY + b"--", MEDIA),
-        (written([Part("x" * 8192, b"")]), MEDIA),
-        (written([Part("x", b"")] * (PARTS_MAX + 1)), MEDIA),
+        (written([FormPart("x" * 8192, b"")]), MEDIA),
+        (written([FormPart("x", b"")] * (PARTS_MAX + 1)), MEDIA),
     ],
 )
 def test_what_is_no_form_is_refused(body: bytes, media: bytes) -> None:
@@ -61,14 +61,14 @@ def test_what_is_no_form_is_refused(body: bytes, media: bytes) -> None:
 
 
 def test_as_many_parts_as_may_be_are_read() -> None:
-    assert len(read_multipart(written([Part("x", b"")] * PARTS_MAX), MEDIA)) == PARTS_MAX
+    assert len(read_multipart(written([FormPart("x", b"")] * PARTS_MAX), MEDIA)) == PARTS_MAX
 
 
 def test_a_file_is_a_url_and_a_field_is_text() -> None:
-    assert Part("image", b"\x00\x01", "a.png", "image/png").data_url == "data:image/png;base64,AAE="
-    assert Part("prompt", "ä".encode()).text == "ä"
+    assert FormPart("image", b"\x00\x01", "a.png", "image/png").data_url == "data:image/png;base64,AAE="
+    assert FormPart("prompt", "ä".encode()).text == "ä"
     with pytest.raises(InvalidArgument, match="prompt"):
-        Part("prompt", b"\xff").text  # noqa: B018 - what it raises is the test
+        FormPart("prompt", b"\xff").text  # noqa: B018 - what it raises is the test
 
 
 def test_a_form_is_told_by_its_type() -> None:

@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.server.cors import Cors
 from dynamo.http.server.gate import Gate, KeyMetrics, Keys
-from dynamo.http.server.limits import Limits
+from dynamo.http.server.limits import HttpLimits
 from dynamo.http.server.protocol import (
     BODY_BYTES_FREE,
     COMMENT,
@@ -28,7 +28,7 @@ from dynamo.http.server.protocol import (
 )
 from dynamo.serving.errors import ErrorAnswer
 
-LIMITS = Limits(body_bytes=10, header_bytes=1000, headers=20, requests_per_connection=0)
+LIMITS = HttpLimits(body_bytes=10, header_bytes=1000, headers=20, requests_per_connection=0)
 REQUEST = b"POST /hot HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello"
 
 
@@ -82,7 +82,7 @@ class Transport(asyncio.Transport):
 class Server:
     """One connection whose hot route keeps its exchanges."""
 
-    def __init__(self, limits: Limits = LIMITS, **more: Any) -> None:
+    def __init__(self, limits: HttpLimits = LIMITS, **more: Any) -> None:
         self.exchanges: list[Exchange] = []
         self.counts = ConnectionCounts(MetricsRegistry(), "p")
         routes = {(b"POST", b"/hot"): self.exchanges.append}
@@ -314,7 +314,7 @@ async def test_nothing_is_begun_on_a_connection_that_is_closing(server: Server) 
 
 
 async def test_a_connection_is_closed_after_its_share_of_requests() -> None:
-    server = Server(Limits(requests_per_connection=2))
+    server = Server(HttpLimits(requests_per_connection=2))
     server.protocol.data_received(REQUEST)
     server.exchanges[0].respond(200, b"{}")
     assert not server.transport.is_closed
@@ -379,7 +379,7 @@ async def test_a_plain_request_counts_until_it_is_answered_too(tmp_path: Path) -
 
 
 async def test_a_refused_requests_body_is_not_kept() -> None:
-    server = Server(Limits(), gate=gate(keys=Keys(["sk-secret-1"], None)))
+    server = Server(HttpLimits(), gate=gate(keys=Keys(["sk-secret-1"], None)))
     server.protocol.data_received(b"POST /hot HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhell")
     (exchange,) = server.protocol.exchanges
     assert exchange.body == b""
@@ -487,7 +487,7 @@ def upload(size: int, sent: int | None = None) -> bytes:
 
 async def test_an_aborted_upload_is_freed_without_the_garbage_collector() -> None:
     budget = BodyBudget(10 << 20)
-    server = Server(Limits(body_bytes=4 << 20), bodies=budget)
+    server = Server(HttpLimits(body_bytes=4 << 20), bodies=budget)
     server.protocol.data_received(upload(2 << 20, 1 << 20))
     assert budget.held == 1 << 20
     protocol = weakref.ref(server.protocol)
@@ -503,7 +503,7 @@ async def test_an_aborted_upload_is_freed_without_the_garbage_collector() -> Non
 
 async def test_the_body_of_an_answered_request_is_freed_while_its_connection_waits_for_the_next() -> None:
     budget = BodyBudget(10 << 20)
-    server = Server(Limits(body_bytes=4 << 20), bodies=budget)
+    server = Server(HttpLimits(body_bytes=4 << 20), bodies=budget)
     server.protocol.data_received(upload(1 << 20))
     (exchange,) = server.exchanges
     assert budget.held == len(exchange.body) == 1 << 20
@@ -513,7 +513,7 @@ async def test_the_body_of_an_answered_request_is_freed_while_its_connection_wai
 
 async def test_bodies_over_all_connections_are_bounded_and_small_ones_pass() -> None:
     budget = BodyBudget(1 << 20)
-    limits = Limits(body_bytes=4 << 20)
+    limits = HttpLimits(body_bytes=4 << 20)
     first, second, third = (Server(limits, bodies=budget) for _ in range(3))
     first.protocol.data_received(upload(2 << 20, 1 << 20))
     second.protocol.data_received(upload(2 << 20, 1 << 20))

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.http.server import websocket
-from dynamo.http.server.websocket import Closing, Message, Op, WebSocket, accept_key
+from dynamo.http.server.websocket import Closing, Op, WebSocket, WebSocketMessage, accept_key
 
 MASK = b"\x01\x02\x03\x04"
 
 payloads = st.binary(max_size=300) | st.integers(65530, 65540).map(bytes)
-messages = st.lists(st.builds(Message, st.sampled_from([Op.TEXT, Op.BINARY]), payloads), max_size=6)
+messages = st.lists(st.builds(WebSocketMessage, st.sampled_from([Op.TEXT, Op.BINARY]), payloads), max_size=6)
 
 
 def client_frame(op: int, data: bytes, *, is_last: bool = True) -> bytes:
@@ -121,10 +121,10 @@ class Line:
 
 class Ear:
     def __init__(self) -> None:
-        self.heard_messages: list[Message] = []
+        self.heard_messages: list[WebSocketMessage] = []
         self.closes = 0
 
-    def on_message(self, message: Message) -> None:
+    def on_message(self, message: WebSocketMessage) -> None:
         self.heard_messages.append(message)
 
     def on_close(self) -> None:
@@ -142,7 +142,9 @@ def opened() -> tuple[WebSocket, Line, Ear]:
 
 
 @given(messages, st.data())
-async def test_messages_are_read_however_they_are_fragmented_and_cut(sent: list[Message], data: st.DataObject) -> None:
+async def test_messages_are_read_however_they_are_fragmented_and_cut(
+    sent: list[WebSocketMessage], data: st.DataObject
+) -> None:
     wire = b""
     for message in sent:
         cut = data.draw(st.integers(0, len(message.data)))
@@ -221,7 +223,7 @@ async def test_no_message_is_delivered_after_this_side_has_begun_to_close() -> N
 async def test_messages_are_heard_and_pings_answered() -> None:
     socket, line, ear = opened()
     socket.data_received(client_frame(Op.TEXT, b"hi") + client_frame(Op.PING, b"?") + client_frame(Op.PONG, b""))
-    assert ear.heard_messages == [Message(Op.TEXT, b"hi")]
+    assert ear.heard_messages == [WebSocketMessage(Op.TEXT, b"hi")]
     assert line.data == frame(Op.PONG, b"?")
     socket.connection_lost(None)
     assert (ear.closes, line.said) == (1, ["taken over", "lost"])

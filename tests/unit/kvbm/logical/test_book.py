@@ -4,8 +4,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dynamo.kvbm.logical.blocks import Identity, Tier
-from dynamo.kvbm.logical.book import Book, Copy
+from dynamo.kvbm.logical.blocks import BlockIdentity, Tier
+from dynamo.kvbm.logical.book import Book, TierCopy
 from dynamo.kvbm.logical.eviction import Lru
 from dynamo.kvbm.logical.frequency import RepeatFilter, Sketch
 from dynamo.kvbm.logical.policies import Policy, Rule
@@ -31,8 +31,8 @@ def book(
     )
 
 
-def block(key: int, priority: int = 0) -> Identity:
-    return Identity(key, key + 1000, key - 1 if key > 1 else None, priority)
+def block(key: int, priority: int = 0) -> BlockIdentity:
+    return BlockIdentity(key, key + 1000, key - 1 if key > 1 else None, priority)
 
 
 def offload(machine: Book, *keys: int) -> list[int]:
@@ -160,9 +160,9 @@ class Machine(RuleBasedStateMachine):
         self.host: dict[int, int] = {}
         self.lower: dict[tuple[Tier, int], int] = {}
         self.store: set[int] = set()
-        self.filling: list[tuple[int, Identity]] = []
-        self.out: list[Copy] = []
-        self.back: list[Copy] = []
+        self.filling: list[tuple[int, BlockIdentity]] = []
+        self.out: list[TierCopy] = []
+        self.back: list[TierCopy] = []
         self.held: list[int] = []
 
     @rule(first=st.integers(1, 8), count=st.integers(1, 3))

@@ -1,15 +1,15 @@
-from dynamo.kvbm.logical.blocks import Identity, Tier
+from dynamo.kvbm.logical.blocks import BlockIdentity, Tier
 from dynamo.kvbm.logical.consolidator import Consolidator
 from dynamo.kvbm.logical.pool import Change
 from dynamo.protocols.kv_events import Cleared, Removed, Stored, StoredBlock
 
 
 def stored(key: int) -> Change:
-    return Change(Identity(key, key + 1000, key - 1 if key > 1 else None), is_stored=True)
+    return Change(BlockIdentity(key, key + 1000, key - 1 if key > 1 else None), is_stored=True)
 
 
 def removed(key: int) -> Change:
-    return Change(Identity(key, key + 1000, key - 1 if key > 1 else None), is_stored=False)
+    return Change(BlockIdentity(key, key + 1000, key - 1 if key > 1 else None), is_stored=False)
 
 
 def event(*keys: int) -> Stored:

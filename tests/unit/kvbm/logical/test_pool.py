@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dynamo.kvbm.logical.blocks import Identity
+from dynamo.kvbm.logical.blocks import BlockIdentity
 from dynamo.kvbm.logical.eviction import LevelledLru, Lru
 from dynamo.kvbm.logical.frequency import Sketch
 from dynamo.kvbm.logical.pool import Pool
@@ -17,8 +17,8 @@ def pool(blocks: int = 4, **options: Any) -> Pool:
     return Pool(blocks, Lru(), **options)
 
 
-def block(key: int, priority: int = 0) -> Identity:
-    return Identity(key, key + 1000, key - 1 if key > 1 else None, priority)
+def block(key: int, priority: int = 0) -> BlockIdentity:
+    return BlockIdentity(key, key + 1000, key - 1 if key > 1 else None, priority)
 
 
 def filled(machine: Pool, *keys: int, priority: int = 0) -> list[int]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dynamo.core.errors import ConfigError
-from dynamo.kvbm.logical.blocks import Identity
+from dynamo.kvbm.logical.blocks import BlockIdentity
 from dynamo.kvbm.physical import disk as module
 from dynamo.kvbm.physical.disk import Disk, DiskFull
 from dynamo.kvbm.physical.host import HostArena
@@ -27,8 +27,8 @@ def arena() -> HostArena:
     return arena
 
 
-def block(key: int) -> Identity:
-    return Identity(key, key + 1000, key - 1 if key > 1 else None, 7)
+def block(key: int) -> BlockIdentity:
+    return BlockIdentity(key, key + 1000, key - 1 if key > 1 else None, 7)
 
 
 def written(tmp_path: Path, arena: HostArena, *slots: int, **options: Any) -> Disk:

@@ -14,10 +14,10 @@ from dynamo.kvbm.transfer.base import (
     Descriptor,
     Layout,
     LayoutMismatch,
-    Offer,
     Region,
     TransferAborted,
     TransferError,
+    TransferOffer,
     TransferTimeout,
     pair_runs,
     runs,
@@ -25,7 +25,7 @@ from dynamo.kvbm.transfer.base import (
 
 LAYOUT = Layout(model="m", dtype="float32", item_bytes=4, block_tokens=2, layers=2, kv_heads=1, head_dim=3)
 DESCRIPTOR = Descriptor(
-    engine_id="e", transfer_id="t", layout=LAYOUT, blocks=[1, 2], expires_at=1.0, offers=[Offer(transport="tcp", address="h:1")]
+    engine_id="e", transfer_id="t", layout=LAYOUT, blocks=[1, 2], expires_at=1.0, offers=[TransferOffer(transport="tcp", address="h:1")]
 )  # fmt: skip
 
 

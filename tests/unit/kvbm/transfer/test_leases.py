@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo.kvbm.transfer.leases import Lease, Leases
+from dynamo.kvbm.transfer.leases import Leases, TransferLease
 
 
 def test_lease_ends_on_release() -> None:
@@ -91,11 +91,11 @@ STEP = st.tuples(
 @given(st.lists(STEP, max_size=60))
 def test_lease_table_frees_every_block_once_and_never_during_a_read(steps: list[tuple[str, int, int]]) -> None:
     leases = Leases(blocks_max=8, slots=3)
-    granted: dict[str, Lease] = {}
+    granted: dict[str, TransferLease] = {}
     freed: set[str] = set()
-    reading: list[Lease] = []
+    reading: list[TransferLease] = []
 
-    def free(ended: list[Lease]) -> None:
+    def free(ended: list[TransferLease]) -> None:
         for lease in ended:
             assert lease.transfer_id not in freed, "freed twice"
             assert lease not in reading, "freed under a reader"

@@ -12,11 +12,11 @@ from dynamo.runtime.transports.etcd.protocol import (
     FAILED_PRECONDITION,
     NOT_FOUND,
     Compacted,
+    EtcdHeader,
     EtcdRefused,
     EtcdUnavailable,
-    Event,
-    Header,
     KeyValue,
+    WatchEvent,
     WatchMessage,
 )
 
@@ -37,7 +37,7 @@ class FakeEtcd:
     ttl: int = 10
     down: set[int] = field(default_factory=set)
     """The ports of members that do not answer."""
-    history: list[Event] = field(default_factory=list)
+    history: list[WatchEvent] = field(default_factory=list)
     compacted: int = 0
     errors: list[Exception] = field(default_factory=list)
     """What the next requests fail with."""
@@ -52,20 +52,20 @@ class FakeEtcd:
     def put(self, key: bytes, value: bytes, lease: int = 0) -> None:
         self.revision += 1
         self.records[key] = Kept(value, lease)
-        self._tell(Event(KeyValue(key, value, self.revision)))
+        self._tell(WatchEvent(KeyValue(key, value, self.revision)))
 
     def put_together(self, records: dict[bytes, bytes]) -> None:
         """In one transaction, so at one revision."""
         self.revision += 1
         for key, value in records.items():
             self.records[key] = Kept(value, 0)
-            self.history.append(Event(KeyValue(key, value, self.revision)))
+            self.history.append(WatchEvent(KeyValue(key, value, self.revision)))
         self.wake()
 
     def delete(self, key: bytes) -> None:
         if self.records.pop(key, None) is not None:
             self.revision += 1
-            self._tell(Event(KeyValue(key, b"", self.revision), "DELETE"))
+            self._tell(WatchEvent(KeyValue(key, b"", self.revision), "DELETE"))
 
     def expire(self, lease: int) -> None:
         self.leases.discard(lease)
@@ -94,7 +94,7 @@ class FakeEtcd:
         self.news.set()
         self.news = asyncio.Event()
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: WatchEvent) -> None:
         self.history.append(event)
         self.wake()
 
@@ -154,7 +154,7 @@ class FakeMember:
         etcd = self._etcd
         if start_revision <= etcd.compacted or etcd.revision < start_revision - 1:
             raise Compacted
-        yield WatchMessage(Header(etcd.revision), created=True)
+        yield WatchMessage(EtcdHeader(etcd.revision), created=True)
         next_revision = start_revision
         while True:
             news = etcd.news
@@ -164,12 +164,12 @@ class FakeMember:
             if due and etcd.breaks_after_one:
                 etcd.breaks_after_one = False
                 is_cut = len(due) > 1 and due[1].kv.mod_revision == due[0].kv.mod_revision
-                yield WatchMessage(Header(etcd.revision), events=due[:1], fragment=is_cut)
+                yield WatchMessage(EtcdHeader(etcd.revision), events=due[:1], fragment=is_cut)
                 raise EtcdUnavailable("the connection was closed")
             if due:
                 next_revision = due[-1].kv.mod_revision + 1
                 yield WatchMessage(
-                    Header(etcd.revision), events=[event for event in due if event.kv.key.startswith(prefix)]
+                    EtcdHeader(etcd.revision), events=[event for event in due if event.kv.key.startswith(prefix)]
                 )
             else:
                 await news.wait()

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.core.errors import InvalidArgument
-from dynamo.runtime.event_plane.envelope import Envelope, pack, unpack
+from dynamo.runtime.event_plane.envelope import EventEnvelope, pack, unpack
 
 U64 = st.integers(0, 2**64 - 1)
-ENVELOPE = Envelope(0x197238FB8BD4F9, 3, 1_700_000_000_000, "kv-events", b"\x90")
+ENVELOPE = EventEnvelope(0x197238FB8BD4F9, 3, 1_700_000_000_000, "kv-events", b"\x90")
 
 
 def test_event_envelope_frames_equal_those_of_released_dynamo() -> None:

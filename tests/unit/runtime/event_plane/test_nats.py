@@ -14,7 +14,7 @@ from dynamo.protocols.discovery import EVENT_CHANNELS, EndpointId, topic_prefix
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
 from dynamo.runtime.event_plane import nats
 from dynamo.runtime.event_plane.base import Event, PublisherGone
-from dynamo.runtime.event_plane.envelope import Envelope
+from dynamo.runtime.event_plane.envelope import EventEnvelope
 from dynamo.runtime.event_plane.nats import NatsEventPlane, NatsSubscriber, subject_prefix
 from dynamo.runtime.transports.nats.options import NatsOptions
 
@@ -63,7 +63,7 @@ class Rig:
         self.nats: FakeNats = self.plane._nats
 
     def hear(self, publisher_id: int, sequence: int, topic: str = "topic") -> None:
-        self.nats.deliver(SimpleNamespace(data=msgpack_encode(Envelope(publisher_id, sequence, 0, topic, b"x"))))
+        self.nats.deliver(SimpleNamespace(data=msgpack_encode(EventEnvelope(publisher_id, sequence, 0, topic, b"x"))))
 
 
 @pytest.fixture

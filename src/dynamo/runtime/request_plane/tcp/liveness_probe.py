@@ -60,7 +60,7 @@ class KeepAlive:
         return self._quiet >= LOOKS - 1 and received == self._received
 
 
-class Connection(Protocol):
+class ProbedConnection(Protocol):
     """Connection that the probe uses."""
 
     address: str
@@ -78,7 +78,7 @@ class Connection(Protocol):
 class LivenessProbe:
     """Liveness probe of one connection, and the receiver of its responses."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ProbedConnection) -> None:
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         self._suspects: set[int] = set()

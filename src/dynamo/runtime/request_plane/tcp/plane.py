@@ -18,7 +18,7 @@ from dynamo.runtime.request_plane.base import Call, OnDone, Receiver, Request, T
 from dynamo.runtime.request_plane.tcp.batched_caller import BatchedLink
 from dynamo.runtime.request_plane.tcp.batched_worker import BatchedSession
 from dynamo.runtime.request_plane.tcp.common import TcpMetrics, TcpOptions, advertised, local_address, peer_of
-from dynamo.runtime.request_plane.tcp.sockets import Listener, Sockets
+from dynamo.runtime.request_plane.tcp.sockets import Sockets, TcpListener
 from dynamo.runtime.request_plane.tcp.unfinished import FRAMES_HELD_MAX, UnfinishedFrames
 from dynamo.runtime.request_plane.tcp.upstream_caller import ResponseListener, UpstreamLink
 from dynamo.runtime.request_plane.tcp.upstream_worker import ResponseConnections, UpstreamSession
@@ -54,8 +54,8 @@ class TcpPlane:
         self._unfinished = UnfinishedFrames(bytes_max, self._metrics)
         self._response_listener = ResponseListener(self._limits, self._metrics, self._check_gone)
         self._responses = ResponseConnections(self._sockets, self._check_gone)
-        self._server: Listener | None = None
-        self._answer_server: Listener | None = None
+        self._server: TcpListener | None = None
+        self._answer_server: TcpListener | None = None
         self._opening_answers = asyncio.Lock()
         self._is_closed = False
         self._gone = asyncio.Event()
@@ -280,7 +280,7 @@ class _Arrival(asyncio.Protocol):
     abort = close
 
 
-def _port(server: Listener) -> int:
+def _port(server: TcpListener) -> int:
     return int(server.sockets[0].getsockname()[1])
 
 

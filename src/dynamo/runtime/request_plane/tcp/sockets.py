@@ -20,7 +20,7 @@ HANDSHAKES_MAX = 1024  # Concurrent handshakes per listener; further connections
 ACCEPT_AGAIN_S = 1.0  # Retry delay of accept() without free file descriptors.
 
 
-class Listener(Protocol):
+class TcpListener(Protocol):
     """Listening socket."""
 
     @property
@@ -57,7 +57,7 @@ class Sockets:
             raise TimeoutError(f"no connection within {timeout_s:g} s") from None
         return protocol
 
-    async def listen(self, factory: Callable[[], asyncio.Protocol], host: str, port: int, backlog: int) -> Listener:
+    async def listen(self, factory: Callable[[], asyncio.Protocol], host: str, port: int, backlog: int) -> TcpListener:
         """Accept connections; with TLS, the protocol is created after a successful handshake."""
         loop = asyncio.get_running_loop()
         if self.tls.server is None:

@@ -39,10 +39,10 @@ from dynamo.runtime.request_plane.tcp.upstream_wire import (
     REQUEST_STREAM,
     SENTINEL,
     STOP,
-    Annotated,
     ConnectionInfo,
     ControlHeader,
     StreamAddress,
+    WireAnnotated,
     read_bare_json,
     read_bare_pack,
     read_handshake,
@@ -291,7 +291,7 @@ class ResponseConnection(asyncio.Protocol):
             logger.exception("receiver of a call failed")
             self._end(Unknown(f"receiver failed: {error}"))
 
-    def _deliver_item(self, call: UpstreamCall, item: Annotated, body: bytes, codec: str) -> None:
+    def _deliver_item(self, call: UpstreamCall, item: WireAnnotated, body: bytes, codec: str) -> None:
         if item.event == "error" or item.error is not None:
             self._end(from_wire(item.error if item.error is not None else " ".join(item.comment or ["unknown error"])))
             return

@@ -54,7 +54,7 @@ class ControlHeader(msgspec.Struct, omit_defaults=True):
     """Address of the frames of a `many_in` request, whose body is empty."""
 
 
-class Handshake(msgspec.Struct):
+class WireHandshake(msgspec.Struct):
     """First message of a worker on the response connection."""
 
     subject: str
@@ -67,7 +67,7 @@ class Prologue(msgspec.Struct):
     error: str | None = None
 
 
-class Annotated(msgspec.Struct):
+class WireAnnotated(msgspec.Struct):
     """One response element."""
 
     data: msgspec.Raw | UnsetType = UNSET
@@ -82,10 +82,10 @@ class Annotated(msgspec.Struct):
         return isinstance(self.data, UnsetType) and not (self.id or self.event or self.comment or self.error)
 
 
-class Envelope(msgspec.Struct):
+class WireEnvelope(msgspec.Struct):
     """One body of the response stream."""
 
-    data: Annotated | None = None
+    data: WireAnnotated | None = None
     complete_final: bool = False
 
 
@@ -97,11 +97,11 @@ class BareEnvelope(msgspec.Struct):
 
 read_control = msgspec.json.Decoder(ControlHeader).decode
 read_address = msgspec.json.Decoder(StreamAddress).decode
-read_handshake = msgspec.json.Decoder(Handshake).decode
+read_handshake = msgspec.json.Decoder(WireHandshake).decode
 read_prologue = msgspec.json.Decoder(Prologue).decode
 read_headers = msgspec.json.Decoder(dict[str, Any]).decode
-read_json_envelope = msgspec.json.Decoder(Envelope).decode
-read_pack_envelope = msgspec.msgpack.Decoder(Envelope).decode
+read_json_envelope = msgspec.json.Decoder(WireEnvelope).decode
+read_pack_envelope = msgspec.msgpack.Decoder(WireEnvelope).decode
 read_bare_json = msgspec.json.Decoder(BareEnvelope).decode
 read_bare_pack = msgspec.msgpack.Decoder(BareEnvelope).decode
 read_token = msgspec.msgpack.Decoder(int).decode

@@ -26,8 +26,8 @@ from dynamo.runtime.request_plane.tcp.upstream_wire import (
     PACK_TOKENS,
     PROLOGUE,
     SENTINEL,
-    Handshake,
     StreamAddress,
+    WireHandshake,
     read_address,
     read_control,
     read_headers,
@@ -89,7 +89,7 @@ class UpstreamReply(ReplyBase, asyncio.Protocol):
         self._connections = connections
         self._limits = limits
         self._metrics = metrics
-        self._handshake = frame.two_part(json_encode(Handshake(subject)), b"")
+        self._handshake = frame.two_part(json_encode(WireHandshake(subject)), b"")
         self._decoder = frame.TwoPartDecoder(limits.message_bytes_max)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -205,7 +205,7 @@ class UpstreamRequestStream(asyncio.Protocol):
         self._frames = frames
         self._limits = limits
         self._metrics = metrics
-        self._handshake = frame.two_part(json_encode(Handshake(subject, "request")), b"")
+        self._handshake = frame.two_part(json_encode(WireHandshake(subject, "request")), b"")
         self._decoder = frame.TwoPartDecoder(limits.message_bytes_max)
         self._transport: asyncio.Transport | None = None
 

@@ -39,7 +39,7 @@ class Compacted(Exception):
     """Error of a watch whose start revision is compacted or in the future: list the records again."""
 
 
-class Header(msgspec.Struct):
+class EtcdHeader(msgspec.Struct):
     """Revision of the cluster at the time of the response."""
 
     revision: int = 0
@@ -56,7 +56,7 @@ class KeyValue(msgspec.Struct):
 class Page(msgspec.Struct):
     """Page of a listing."""
 
-    header: Header
+    header: EtcdHeader
     kvs: list[KeyValue] = []
     more: bool = False
 
@@ -69,7 +69,7 @@ class LeaseState(msgspec.Struct):
     keys: list[bytes] = []
 
 
-class Event(msgspec.Struct):
+class WatchEvent(msgspec.Struct):
     """Change of one record."""
 
     kv: KeyValue
@@ -79,13 +79,13 @@ class Event(msgspec.Struct):
 class WatchMessage(msgspec.Struct):
     """Message of a watch: its creation, changes, or its cancellation."""
 
-    header: Header
+    header: EtcdHeader
     created: bool = False
     canceled: bool = False
     compact_revision: int = 0
     cancel_reason: str = ""
     fragment: bool = False
-    events: list[Event] = []
+    events: list[WatchEvent] = []
 
 
 class Token(msgspec.Struct):
@@ -173,7 +173,7 @@ def watch_request(prefix: bytes, start_revision: int) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class Lease:
+class EtcdLease:
     """Lease with its local expiry time, counted from the sending of its renewal: never later than etcd's own expiry."""
 
     id: int

@@ -21,7 +21,7 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
 from dynamo.runtime.transports.nats.liveness import PING_GIVEN_UP_S, Pings
 from dynamo.runtime.transports.nats.options import NatsOptions
-from dynamo.runtime.transports.nats.outbox import Message, Outbox
+from dynamo.runtime.transports.nats.outbox import Outbox, OutboxMessage
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -350,7 +350,7 @@ class NatsConnection:
         if self._is_closed or (self._client is None and not self._keeps_unsent):
             self._dropped.inc()
             return False
-        return self._outbox.put(Message(subject, data, reply, headers))
+        return self._outbox.put(OutboxMessage(subject, data, reply, headers))
 
     async def subscribe(self, subject: str, deliver: Deliver, queue: str = "") -> Subscription:
         """Subscribe; the server has the subscription on return, or once it is connected again."""

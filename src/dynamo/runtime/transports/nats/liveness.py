@@ -12,7 +12,7 @@ PING_GIVEN_UP_S = 3600  # Longer than any ping: they end with their connection.
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class NatsTraffic:
     """Traffic counters of a connection."""
 
     received: tuple[int, int]
@@ -20,12 +20,12 @@ class Traffic:
     unsent_bytes: int
 
     @classmethod
-    def of(cls, client: "Client") -> "Traffic":
+    def of(cls, client: "Client") -> "NatsTraffic":
         writer = getattr(client._transport, "_io_writer", None)
         unsent = writer.transport.get_write_buffer_size() if writer is not None else 0
         return cls((client.stats["in_msgs"], len(client._ps.buf)), unsent)
 
-    def has_moved(self, before: "Traffic") -> bool:
+    def has_moved(self, before: "NatsTraffic") -> bool:
         """Return True if data was received or sent since."""
         return self.received != before.received or self.unsent_bytes < before.unsent_bytes
 
@@ -55,12 +55,12 @@ class Pings:
         ping = self._begin(client)
         silences = 0
         while silences < SILENCES_MAX:
-            before = Traffic.of(client)
+            before = NatsTraffic.of(client)
             await asyncio.wait({ping}, timeout=silence_s)
             if ping.done():
                 _result(ping)
                 return
-            silences = 0 if Traffic.of(client).has_moved(before) else silences + 1
+            silences = 0 if NatsTraffic.of(client).has_moved(before) else silences + 1
         raise ConnectionError(f"no sign of life for {SILENCES_MAX * silence_s:g} s")
 
     def end(self) -> None:

@@ -17,7 +17,7 @@ UNSENT_BYTES_MAX = 64 << 20  # Some seconds of events of a busy worker, or four 
 
 
 @dataclass(slots=True)
-class Message:
+class OutboxMessage:
     """Queued message."""
 
     subject: str
@@ -31,7 +31,7 @@ class Outbox:
 
     def __init__(self, count_dropped: Callable[[int], None]) -> None:
         self._count_dropped = count_dropped
-        self._messages: deque[Message] = deque()
+        self._messages: deque[OutboxMessage] = deque()
         self._bytes = 0
         self._filled = asyncio.Event()
         self._empty = asyncio.Event()
@@ -40,7 +40,7 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._messages)
 
-    def put(self, message: Message) -> bool:
+    def put(self, message: OutboxMessage) -> bool:
         """Append a message; return False if it was dropped because of its size."""
         if len(self._messages) >= UNSENT_MAX or self._bytes + len(message.data) > UNSENT_BYTES_MAX:
             self._count_dropped(1)

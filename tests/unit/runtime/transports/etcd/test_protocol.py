@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from dynamo.runtime.transports.etcd import protocol
 from dynamo.runtime.transports.etcd.protocol import (
+    EtcdLease,
     EtcdRefused,
     EtcdUnavailable,
     KeyValue,
-    Lease,
     LeaseState,
     Page,
     WatchMessage,
@@ -98,7 +98,7 @@ def test_etcd_protocol_next_page_starts_after_the_last_key_at_the_same_revision(
 def test_etcd_protocol_schedules_renewal_early_whatever_the_response_time(
     ttl_s: int, sent_at: float, answer_s: float
 ) -> None:
-    lease = Lease(1, ttl_s)
+    lease = EtcdLease(1, ttl_s)
     lease.renewed(sent_at, ttl_s)
     assert lease.renew_at == pytest.approx(sent_at + ttl_s / 5)
     assert lease.expires_at == pytest.approx(sent_at + ttl_s)
@@ -106,6 +106,6 @@ def test_etcd_protocol_schedules_renewal_early_whatever_the_response_time(
 
 
 def test_etcd_protocol_uses_the_granted_ttl() -> None:
-    lease = Lease(1, 1)
+    lease = EtcdLease(1, 1)
     lease.renewed(100.0, 5)
     assert (lease.renew_at, lease.expires_at) == (101.0, 105.0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.settle import until
 
-from dynamo.runtime.transports.nats.liveness import SILENCES_MAX, Pings, Traffic
+from dynamo.runtime.transports.nats.liveness import SILENCES_MAX, NatsTraffic, Pings
 
 
 class Client:
@@ -41,11 +41,11 @@ class Growing(dict[str, int]):
 
 
 def test_nats_liveness_counts_traffic_in_both_directions() -> None:
-    before = Traffic((3, 10), 100)
-    assert Traffic((4, 10), 100).has_moved(before)
-    assert Traffic((3, 11), 100).has_moved(before)
-    assert Traffic((3, 10), 99).has_moved(before)
-    assert not Traffic((3, 10), 101).has_moved(before), "what piles up does not move"
+    before = NatsTraffic((3, 10), 100)
+    assert NatsTraffic((4, 10), 100).has_moved(before)
+    assert NatsTraffic((3, 11), 100).has_moved(before)
+    assert NatsTraffic((3, 10), 99).has_moved(before)
+    assert not NatsTraffic((3, 10), 101).has_moved(before), "what piles up does not move"
 
 
 async def test_nats_liveness_accepts_a_pong() -> None:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from dynamo.runtime.transports.nats import outbox as module
-from dynamo.runtime.transports.nats.outbox import Message, Outbox
+from dynamo.runtime.transports.nats.outbox import Outbox, OutboxMessage
 
 
 class Client:
@@ -32,7 +32,7 @@ async def sent(outbox: Outbox, client: Client) -> None:
 async def test_nats_outbox_sends_in_order() -> None:
     outbox, client = Outbox(lambda _: None), Client()
     for number in range(3):
-        assert outbox.put(Message("s", b"%d" % number))
+        assert outbox.put(OutboxMessage("s", b"%d" % number))
     await sent(outbox, client)
     assert client.taken == [b"0", b"1", b"2"]
     assert len(outbox) == 0
@@ -43,18 +43,18 @@ async def test_nats_outbox_drops_and_counts_messages_beyond_its_bound(monkeypatc
     monkeypatch.setattr(module, "UNSENT_BYTES_MAX", 10)
     dropped: list[int] = []
     outbox = Outbox(dropped.append)
-    assert [outbox.put(Message("s", bytes(size))) for size in (6, 5, 4, 0, 0)] == [True, False, True, True, False]
+    assert [outbox.put(OutboxMessage("s", bytes(size))) for size in (6, 5, 4, 0, 0)] == [True, False, True, True, False]
     assert dropped == [1, 1]
     outbox.drop_all()
     assert sum(dropped) == 5
-    assert outbox.put(Message("s", bytes(10))), "what was dropped takes no room"
+    assert outbox.put(OutboxMessage("s", bytes(10))), "what was dropped takes no room"
 
 
 async def test_nats_outbox_counts_an_unsendable_message_and_continues(caplog: pytest.LogCaptureFixture) -> None:
     dropped: list[int] = []
     outbox, client = Outbox(dropped.append), Client(ValueError("bad subject"))
     for data in (b"bad", b"good"):
-        outbox.put(Message("s", data))
+        outbox.put(OutboxMessage("s", data))
     await sent(outbox, client)
     assert (client.taken, dropped) == ([b"good"], [1])
     assert "failed to send a message to s: bad subject" in caplog.text
@@ -65,7 +65,7 @@ async def test_nats_outbox_sends_the_rest_over_the_next_connection() -> None:
     outbox, closed, client = Outbox(dropped.append), Client(ConnectionError("closed")), Client()
     closed.is_closed = True
     for data in (b"first", b"second"):
-        outbox.put(Message("s", data))
+        outbox.put(OutboxMessage("s", data))
     await sent(outbox, closed)
     await sent(outbox, client)
     assert (client.taken, dropped) == ([b"first", b"second"], [])
