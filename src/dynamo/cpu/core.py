@@ -18,6 +18,7 @@ from dynamo.cpu.sampler import Sampled, greedy, sample, score
 from dynamo.cpu.scheduler import Chunk, Scheduler
 from dynamo.cpu.sequence import TokenSequence
 from dynamo.cpu.tiers import CacheTiers
+from dynamo.kvbm.logical.consolidator import TierEvent
 from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.protocols.load import ForwardPass, QueuedRequests, ScheduledRequests, WorkerLoad

@@ -12,7 +12,7 @@ import msgspec
 from dynamo.cpu.generation import Fetch
 from dynamo.cpu.sampler import Sampled
 from dynamo.kvbm.transfer.base import Deadline, Descriptor, Layout, TransferError
-from dynamo.kvbm.transfer.rooms import WHOLE_S, Meeting
+from dynamo.kvbm.transfer.sessions import WHOLE_S, TransferSession
 from dynamo.protocols.engine import BootstrapInfo, EngineOutput
 
 
@@ -25,13 +25,13 @@ class BlockExporter(Protocol):
     def release_oldest(self) -> None:
         """Release the export that has waited longest, because its blocks are needed."""
 
-    def send_part(self, meeting: Meeting, first: int, descriptor: Descriptor) -> None:
+    def send_part(self, meeting: TransferSession, first: int, descriptor: Descriptor) -> None:
         """Send completed blocks of a prompt to the waiting decode worker."""
 
-    def finish_session(self, meeting: Meeting, params: dict[str, Any]) -> None:
+    def finish_session(self, meeting: TransferSession, params: dict[str, Any]) -> None:
         """Finish the session: the prompt is computed."""
 
-    def fail_session(self, meeting: Meeting, reason: str) -> None:
+    def fail_session(self, meeting: TransferSession, reason: str) -> None:
         """End the session of a prompt that will not be computed; no effect if it has ended."""
 
 
@@ -140,10 +140,10 @@ def fetch_of(
     return Fetch(descriptor, deadline, first, cached_tokens)
 
 
-def meeting_of(info: BootstrapInfo) -> Meeting:
+def meeting_of(info: BootstrapInfo) -> TransferSession:
     """Return the session in which the prefill and decode phases of a request connect."""
     key = info.handoff_id if isinstance(info.handoff_id, bytes) else b""
-    return Meeting(info.bootstrap_host, info.bootstrap_port, info.bootstrap_room, key)
+    return TransferSession(info.bootstrap_host, info.bootstrap_port, info.bootstrap_room, key)
 
 
 def fetch_from(

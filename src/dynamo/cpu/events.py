@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from dynamo.backend.engine import EngineHost
+from dynamo.kvbm.logical.consolidator import TierEvent
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.protocols.load import ForwardPass, WorkerLoad
 

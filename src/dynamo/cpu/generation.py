@@ -9,7 +9,7 @@ from dynamo.cpu.guided import Guide
 from dynamo.cpu.sampler import Draw, History, Sampled, Sampling, Scored
 from dynamo.cpu.sequence import TokenSequence
 from dynamo.kvbm.transfer.base import Deadline, Descriptor
-from dynamo.kvbm.transfer.rooms import Meeting
+from dynamo.kvbm.transfer.sessions import TransferSession
 from dynamo.protocols.engine import CompletionUsage, EngineOutput, PromptTokensDetails, TopLogprob
 from dynamo.runtime.request_plane.base import Reply
 
@@ -140,7 +140,7 @@ class Fetch:
     sequence: TokenSequence | None = None
     """Sequence that receives the blocks, once it is scheduled."""
     is_abandoned: bool = False
-    meeting: Meeting | None = None
+    meeting: TransferSession | None = None
     """Session in which the prefill worker announces completed blocks."""
     understand: "Callable[[dict[str, Any], int], None] | None" = None
     """Decode the params at the end of a session, given the blocks announced before. Raises `TransferError`."""
@@ -154,7 +154,7 @@ class ActiveGeneration:
     choices: list[GeneratedChoice]
     is_prefill: bool = False
     """True on a prefill worker: the blocks are kept for the decode worker that continues."""
-    meeting: Meeting | None = None
+    meeting: TransferSession | None = None
     """Session in which a decode worker waits for the blocks while they are computed."""
     exported: int = 0
     """Number of blocks announced in the session."""

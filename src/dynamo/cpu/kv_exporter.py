@@ -14,7 +14,7 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.kvbm.transfer import nixl, shared
 from dynamo.kvbm.transfer.base import Bytes, Descriptor, Layout, Region, Transport
 from dynamo.kvbm.transfer.nixl import NixlAgent
-from dynamo.kvbm.transfer.rooms import Meeting, TransferServer
+from dynamo.kvbm.transfer.sessions import TransferServer, TransferSession
 from dynamo.kvbm.transfer.shared import SharedMemoryPages
 from dynamo.kvbm.transfer.source import SourceOptions, TransferSource
 from dynamo.runtime.request_plane.tcp.tls import TcpTls
@@ -65,15 +65,15 @@ class KvExporter:
         except OSError as error:
             raise listen_error(f"--disaggregation-bootstrap-port {port}", host, error) from None
 
-    def send_part(self, meeting: Meeting, first: int, descriptor: Descriptor) -> None:
+    def send_part(self, meeting: TransferSession, first: int, descriptor: Descriptor) -> None:
         if self.server is not None:
             self.server.add(meeting.room, meeting.key, first, descriptor)
 
-    def finish_session(self, meeting: Meeting, params: dict[str, Any]) -> None:
+    def finish_session(self, meeting: TransferSession, params: dict[str, Any]) -> None:
         if self.server is not None:
             self.server.end(meeting.room, meeting.key, params)
 
-    def fail_session(self, meeting: Meeting, reason: str) -> None:
+    def fail_session(self, meeting: TransferSession, reason: str) -> None:
         if self.server is not None:
             self.server.fail(meeting.room, meeting.key, reason)
 

@@ -15,7 +15,7 @@ from dynamo.kvbm.transfer import shared
 from dynamo.kvbm.transfer.base import Deadline, Descriptor, PullMember, Region, TransferError, Transport
 from dynamo.kvbm.transfer.nixl import NixlPuller
 from dynamo.kvbm.transfer.puller import Pulled, Puller
-from dynamo.kvbm.transfer.rooms import WHOLE_S, Meeting, TransferEnd, attend, leave
+from dynamo.kvbm.transfer.sessions import WHOLE_S, TransferEnd, TransferSession, attend, leave
 from dynamo.kvbm.transfer.shared import SharedMemoryPuller
 from dynamo.kvbm.transfer.tcp import PLAIN, TcpPuller
 from dynamo.runtime.request_plane.tcp.tls import TcpTls
@@ -94,7 +94,7 @@ class KvFetcher:
         pairs = list(enumerate(blocks))[cached:]
         return self._puller.pull(fetch.descriptor, pairs, fetch.deadline) if pairs else None
 
-    def _meet(self, fetch: Fetch, meeting: Meeting, blocks: Sequence[int], cached: int) -> Pulled | None:
+    def _meet(self, fetch: Fetch, meeting: TransferSession, blocks: Sequence[int], cached: int) -> Pulled | None:
         """Pull completed blocks while the rest of the prompt is computed."""
         reached, all_pulled = 0, list[Pulled]()
         assert fetch.understand is not None, "a session without a decoder"

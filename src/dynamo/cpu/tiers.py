@@ -20,7 +20,7 @@ from dynamo.cpu.layout import fingerprint
 from dynamo.cpu.sequence import TokenSequence
 from dynamo.kvbm.config import KvbmConfig
 from dynamo.kvbm.logical.blocks import BlockIdentity
-from dynamo.kvbm.logical.consolidator import Consolidator
+from dynamo.kvbm.logical.consolidator import Consolidator, TierEvent
 from dynamo.kvbm.manager import BlockManager
 from dynamo.kvbm.metrics import MetricsServer, show
 from dynamo.kvbm.orders import Array, LoadTicket, Outgoing, Peer

@@ -30,7 +30,7 @@ def test_event_envelope_frames_equal_those_of_released_dynamo() -> None:
 
 @given(publisher=U64, sequence=U64, topic=st.text(min_size=1, max_size=9), payload=st.binary(max_size=30))
 def test_event_envelope_round_trips(publisher: int, sequence: int, topic: str, payload: bytes) -> None:
-    envelope = Envelope(publisher, sequence, 1, topic, payload)
+    envelope = EventEnvelope(publisher, sequence, 1, topic, payload)
     assert unpack(pack(envelope)) == envelope
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.cpu.test_disagg import KINDS, Reply, Side, ask, begin, decode_leg, model, prefill_leg
 
 from dynamo.cpu.disagg import meeting_of
-from dynamo.kvbm.transfer import rooms
+from dynamo.kvbm.transfer import sessions
 from dynamo.protocols.engine import BootstrapInfo, PreprocessedRequest
 
 __all__ = ["begin", "model"]  # Fixtures.
@@ -60,8 +60,8 @@ async def test_the_tokens_are_those_of_one_engine(begin: Begin, kind: str, trans
 
 async def test_blocks_move_while_the_prompt_is_computed(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     prefill, decode, where = await pair(begin)
-    words: list[rooms.TransferPart | rooms.TransferEnd] = []
-    attend = rooms.attend
+    words: list[sessions.TransferPart | sessions.TransferEnd] = []
+    attend = sessions.attend
 
     def listen(*given: Any) -> Any:
         for word in attend(*given):
@@ -70,9 +70,9 @@ async def test_blocks_move_while_the_prompt_is_computed(begin: Begin, monkeypatc
 
     monkeypatch.setattr("dynamo.cpu.kv_fetcher.attend", listen)
     await at_once(prefill, decode, meet(ask(LONG), where))
-    parts = [word for word in words if isinstance(word, rooms.TransferPart)]
+    parts = [word for word in words if isinstance(word, sessions.TransferPart)]
     assert [part.first for part in parts] == list(range(0, 36, 4))
-    assert isinstance(words[-1], rooms.TransferEnd)
+    assert isinstance(words[-1], sessions.TransferEnd)
     assert len(words[-1].params["kv"]["blocks"]) == 2
 
 
@@ -97,7 +97,7 @@ async def test_either_may_come_first(begin: Begin) -> None:
     assert (await decode.answer(request)).tokens == want
     request, reply = meet(ask(LONG), where), Reply()
     decode.engine.submit(request, reply)
-    await decode.until(lambda: bool(prefill.engine._exporter.server._rooms), "nobody entered")  # type: ignore[union-attr]
+    await decode.until(lambda: bool(prefill.engine._exporter.server._sessions), "nobody entered")  # type: ignore[union-attr]
     await prefill.answer(prefill_leg(request))
     await reply.end()
     await decode.until(lambda: outcomes(decode, "ok") == 2, "they were not fetched")
@@ -126,7 +126,7 @@ async def test_a_prefill_worker_that_ends_in_between_costs_nothing_but_time(begi
     prefill, decode, where = await pair(begin)
     reply = Reply()
     decode.engine.submit(meet(ask(LONG), where), reply)
-    await decode.until(lambda: bool(prefill.engine._exporter.server._rooms), "nobody entered")  # type: ignore[union-attr]
+    await decode.until(lambda: bool(prefill.engine._exporter.server._sessions), "nobody entered")  # type: ignore[union-attr]
     await prefill.engine.stop()
     await reply.end()
     assert reply.tokens == want
@@ -138,7 +138,7 @@ async def test_a_prefill_worker_that_does_not_answer_is_done_without(
     begin: Begin, monkeypatch: pytest.MonkeyPatch, is_silent: bool
 ) -> None:
     alone, decode = await begin(), await begin("decode")
-    monkeypatch.setattr(rooms, "SILENCE_S", 0.2)
+    monkeypatch.setattr(sessions, "SILENCE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         where = listener.getsockname()
         if not is_silent:
@@ -151,8 +151,8 @@ async def test_a_prefill_worker_that_does_not_answer_is_done_without(
 
 
 async def test_a_prompt_that_never_comes_is_not_waited_for(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooms, "ARRIVAL_S", 0.1)
-    monkeypatch.setattr(rooms, "BEAT_S", 0.05)
+    monkeypatch.setattr(sessions, "ARRIVAL_S", 0.1)
+    monkeypatch.setattr(sessions, "BEAT_S", 0.05)
     prefill, decode, where = await pair(begin)
     alone = await begin()
     assert (await decode.answer(meet(ask(), where))).tokens == (await alone.answer(ask())).tokens
@@ -166,10 +166,10 @@ async def test_what_nobody_wants_any_more_is_given_up(begin: Begin) -> None:
     decode.engine.cancel(reply)
     await decode.is_clean()
     await prefill.until(
-        lambda: not any(one.visitors for one in prefill.engine._exporter.server._rooms.values()), "stays"
+        lambda: not any(one.visitors for one in prefill.engine._exporter.server._sessions.values()), "stays"
     )  # type: ignore[union-attr]
     meeting = meeting_of(request.bootstrap_info)  # type: ignore[arg-type]
-    found = prefill.engine._exporter.server._rooms.get((meeting.room, meeting.key))  # type: ignore[union-attr]
+    found = prefill.engine._exporter.server._sessions.get((meeting.room, meeting.key))  # type: ignore[union-attr]
     assert found is None or found.is_left
     if found is not None:
         await prefill.answer(prefill_leg(request))

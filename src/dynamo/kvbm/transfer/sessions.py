@@ -1,10 +1,10 @@
-"""Rooms: transfer sessions, in which a decode worker receives a prompt's blocks while the prefill worker computes them.
+"""Transfer sessions, in which a decode worker receives a prompt's blocks while the prefill worker computes them.
 
     decode                      prefill
     Subscribe(room)    ──▶      may arrive before or after the prefill request
-                       ◀──      Part: completed blocks, and their position in the prompt
+                       ◀──      TransferPart: completed blocks, and their position in the prompt
                        ◀──      Heartbeat: keep-alive
-                       ◀──      End: the final response of the prefill worker
+                       ◀──      TransferEnd: the final response of the prefill worker
 
 Each part is a separate transfer, held and pulled like any other. Each connection has a thread of the server, which mostly
 waits for the engine. `open`, `add`, `end` and `fail` do not block.
@@ -41,7 +41,7 @@ WHOLE_S = 300.0  # Maximum time for a prompt to queue and be computed, as for a 
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound
 
 
-class Meeting(msgspec.Struct, frozen=True):
+class TransferSession(msgspec.Struct, frozen=True):
     """Address and secret name of a session, shared by its two sides."""
 
     host: str
@@ -112,7 +112,7 @@ class TransferServer:
         self._release = release
         self._tls = tls
         self._changed = threading.Condition()
-        self._rooms: dict[tuple[int, bytes], _Session] = {}
+        self._sessions: dict[tuple[int, bytes], _Session] = {}
         self._links: set[socket.socket] = set()
         self._is_closed = threading.Event()
         bound = host or local_address()
@@ -120,7 +120,7 @@ class TransferServer:
         self.host = local_address() if bound in WILDCARDS else bound
         self.port: int = self._listener.getsockname()[1]
         arguments = (self._listener, self._is_closed, self._take, "for transfer sessions")
-        threading.Thread(target=accept_connections, args=arguments, name="dynamo-kv-rooms", daemon=True).start()
+        threading.Thread(target=accept_connections, args=arguments, name="dynamo-kv-sessions", daemon=True).start()
 
     def open(self, room: int, key: bytes) -> None:
         """Open a session for a prompt that is to be computed."""
@@ -155,7 +155,7 @@ class TransferServer:
     def _append(self, room: int, key: bytes, message: Message) -> None:
         is_unwanted = False
         with self._changed:
-            found = self._rooms.get((room, key))
+            found = self._sessions.get((room, key))
             if found is None or found.is_over:
                 is_unwanted = True
             else:
@@ -169,16 +169,16 @@ class TransferServer:
     def _session(self, room: int, key: bytes) -> _Session:
         """Return a session, with the lock held. If there are too many, drop the oldest unconnected one."""
         now = time.monotonic()
-        found = self._rooms.get((room, key))
+        found = self._sessions.get((room, key))
         if found is None:
-            for name, one in list(self._rooms.items()):
+            for name, one in list(self._sessions.items()):
                 if one.until < now and not one.visitors and (one.is_over or not one.is_open):
-                    del self._rooms[name]
-                elif len(self._rooms) < SESSIONS_MAX:
+                    del self._sessions[name]
+                elif len(self._sessions) < SESSIONS_MAX:
                     break
-            while len(self._rooms) >= SESSIONS_MAX:
-                del self._rooms[next(iter(self._rooms))]
-            found = self._rooms[(room, key)] = _Session(now + ARRIVAL_S)
+            while len(self._sessions) >= SESSIONS_MAX:
+                del self._sessions[next(iter(self._sessions))]
+            found = self._sessions[(room, key)] = _Session(now + ARRIVAL_S)
         return found
 
     def _take(self, link: socket.socket) -> None:
@@ -256,7 +256,7 @@ class TransferServer:
                 self._release(str(kv.get("transfer_id")))
 
 
-def attend(meeting: Meeting, deadline: Deadline, tls: TcpTls = PLAIN) -> Iterator[TransferPart | TransferEnd]:
+def attend(meeting: TransferSession, deadline: Deadline, tls: TcpTls = PLAIN) -> Iterator[TransferPart | TransferEnd]:
     """Yield the messages of a session on the decode worker, `TransferEnd` last. Block the thread. Raise `TransferError`."""
     link = _enter(meeting, deadline, tls, is_leaving=False)
     try:
@@ -285,12 +285,12 @@ def attend(meeting: Meeting, deadline: Deadline, tls: TcpTls = PLAIN) -> Iterato
         link.close()
 
 
-def leave(meeting: Meeting, deadline: Deadline, tls: TcpTls = PLAIN) -> None:
+def leave(meeting: TransferSession, deadline: Deadline, tls: TcpTls = PLAIN) -> None:
     """Cancel a session that will not be subscribed to. Raise `TransferError`."""
     _enter(meeting, deadline, tls, is_leaving=True).close()
 
 
-def _enter(meeting: Meeting, deadline: Deadline, tls: TcpTls, *, is_leaving: bool) -> socket.socket:
+def _enter(meeting: TransferSession, deadline: Deadline, tls: TcpTls, *, is_leaving: bool) -> socket.socket:
     try:
         link = socket.create_connection((meeting.host, meeting.port), SILENCE_S)
         with Rollback(lambda: link.close()):  # noqa: PLW0108 - TLS wraps the link in another
