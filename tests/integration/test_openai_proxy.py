@@ -72,12 +72,15 @@ class ProxyClusters:
 
 @pytest.fixture(scope="module")
 def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyClusters]:
-    with ProxyClusters(tmp_path_factory.mktemp("proxy")) as made:
+    made = ProxyClusters(tmp_path_factory.mktemp("proxy"))
+    try:
         server, front = made.server(), made.frontend()
         made.proxy(server, "--served-model-name", "text")
         made.proxy(server, "--served-model-name", "tokens", "--model-path", DEMO_MODEL)
         made.until(lambda: listed(front) == {"text", "tokens"}, "the proxies never appeared")
         yield made
+    finally:
+        made.stop()
 
 
 def listed(cluster: Cluster) -> set[str]:
