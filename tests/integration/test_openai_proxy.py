@@ -3,7 +3,7 @@
 import json
 import signal
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import openai
@@ -27,6 +27,12 @@ class ProxyClusters:
         self.front: Cluster | None = None
         self._folder = folder
         self._clients: dict[int, openai.OpenAI] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def server(self) -> Cluster:
         folder = self._folder / f"server{len(self.servers)}"
@@ -72,15 +78,12 @@ class ProxyClusters:
 
 @pytest.fixture(scope="module")
 def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyClusters]:
-    made = ProxyClusters(tmp_path_factory.mktemp("proxy"))
-    try:
+    with ProxyClusters(tmp_path_factory.mktemp("proxy")) as made:
         server, front = made.server(), made.frontend()
         made.proxy(server, "--served-model-name", "text")
         made.proxy(server, "--served-model-name", "tokens", "--model-path", DEMO_MODEL)
         made.until(lambda: listed(front) == {"text", "tokens"}, "the proxies never appeared")
         yield made
-    finally:
-        made.stop()
 
 
 def listed(cluster: Cluster) -> set[str]:
