@@ -18,7 +18,7 @@ CONFORMANCE_SUBSET := peer_frontend runtime_peer requests_peer answer_formats_pe
 	disagg_peer etcd_peer nats_peer kserve_peer python_api_peer forward_pass_peer tls_peer routing_services_peer
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-reference check bench simulate conformance conformance-subset test-disagg test-clients test-docs test-engines format clean
+.PHONY: help install serve test test-reference check bench simulate conformance conformance-subset test-disagg test-clients test-docs test-engines format references clean
 
 help: ## Show this list.
 	@echo "Verbs (each installs what it needs into $(VENV) first):"
@@ -63,6 +63,7 @@ bench: $(VENV)/.reference ## Measure every claim of the docs against its peer, i
 	$(BIN)/python -m benchmarks.mocker_pace
 	$(BIN)/python -m benchmarks.discovery
 	$(BIN)/python -m benchmarks.tracing
+	$(BIN)/python -m tools.figures
 
 simulate: $(VENV)/.test ## Run production's code under SEEDS seeded worlds of faults on all cores; a failing one prints its replay.
 	SEEDS=$(SEEDS) $(BIN)/python -m tests.simulation
@@ -92,12 +93,11 @@ test-engines: $(VENV)/.test ## Serve a tiny model through vLLM itself, in an env
 format: $(VENV)/.check ## Rewrite the files as `make check` wants them.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
-	$(BIN)/python tools/architecture.py
-	$(BIN)/python tools/parsers_page.py
-	$(BIN)/python tools/request_fields.py
-	$(BIN)/python tools/known_variables.py
-	$(BIN)/python tools/frontend_options.py
-	$(BIN)/python tools/figures.py
+	$(MAKE) --no-print-directory references
+
+references: $(VENV)/.check ## Rewrite the generated pages and pictures of the documentation from the source and the result files.
+	@for page in known_variables architecture parsers_page request_fields flags_page variables_page endpoints_page metrics_page figures; do \
+		$(BIN)/python -m tools.$$page || exit 1; done
 
 clean: ## Delete the environments and every cache.
 	rm -rf $(VENV) .venv-* .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache build dist

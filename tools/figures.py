@@ -1,8 +1,8 @@
-"""Write the benchmark tables of README.md and benchmarks/README.md from the committed result files.
+"""Write the benchmark table of benchmarks/README.md and the chart of README.md from the committed result files.
 
     python tools/figures.py
 
-A test fails when a page differs from what this program writes, so that a figure is never edited by hand.
+A test fails when the page or the chart differs from what this program writes, so that a figure is never edited by hand.
 """
 
 import json
@@ -11,11 +11,19 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "frontend_cpu.json"
-PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
+PAGE = ROOT / "benchmarks" / "README.md"
+CHART = ROOT / "docs" / "pictures" / "frontend_cpu.svg"
 BEGIN = "<!-- figures: frontend_cpu; written by tools/figures.py -->"
 END = "<!-- end of figures -->"
 OURS, THEIRS, SAME_ENGINE = "ours", "theirs", "ours+peer-mocker"
 METRIC = "frontend_us_per_token"
+WIDTH_PX, LABEL_PX, BAR_PX, HEAD_PX, FOOT_PX = 760, 176, 16, 62, 34
+COLORS = {OURS: "#1f77b4", THEIRS: "#9aa4af"}
+
+
+def median(value: float) -> str:
+    """Return a median with one decimal below ten and none above."""
+    return f"{value:.{1 if value < 10 else 0}f}"
 
 
 def microseconds(cell: dict[str, float]) -> str:
@@ -24,9 +32,15 @@ def microseconds(cell: dict[str, float]) -> str:
     return f"{cell['median']:.{digits}f} ({cell['low']:.{digits}f}–{cell['high']:.{digits}f})"
 
 
+def label(load: str) -> str:
+    """Return a load such as `paced c=64` as `paced, 64 streams`."""
+    words = load.replace("c=", "").replace(" ", ", ", 1)
+    return f"{words} stream" if words.endswith(" 1") else f"{words} streams"
+
+
 def row(load: str, systems: dict[str, Any]) -> str:
     """Return one line of the table: a load, both systems, their ratio, and the ratio with the same engine."""
-    cells = [load.replace("c=", "").replace(" ", ", ", 1) + " streams"]
+    cells = [label(load)]
     cells += [microseconds(systems[name][METRIC]) for name in (OURS, THEIRS)]
     for name in (OURS, SAME_ENGINE):
         measured = systems.get(name)
@@ -64,10 +78,44 @@ def written(text: str) -> str:
     return f"{head}{BEGIN}\n\n{table()}\n\n{END}{tail}"
 
 
+def chart() -> str:
+    """Return the medians of both systems as an SVG bar chart that is legible on light and dark pages."""
+    result = json.loads(RESULT.read_text(encoding="utf-8"))
+    medians = result["medians"]
+    scale = (WIDTH_PX - LABEL_PX - 60) / max(systems[THEIRS][METRIC]["median"] for systems in medians.values())
+    step = 2 * BAR_PX + 14
+    height = HEAD_PX + len(medians) * step + FOOT_PX
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH_PX}" height="{height}" viewBox="0 0 {WIDTH_PX} {height}" role="img"',
+        '     font-family="ui-sans-serif, system-ui, \'Segoe UI\', Helvetica, Arial, sans-serif" font-size="13" fill="#1f2328">',
+        "  <title>Processor time of the frontend per output token</title>",
+        f'  <rect x="0.5" y="0.5" width="{WIDTH_PX - 1}" height="{height - 1}" rx="10" fill="#ffffff" stroke="#d0d7de"/>',
+        '  <text x="18" y="26" font-weight="600">Processor time of the frontend, µs per output token (lower is better)</text>',
+    ]
+    for x, name, text in ((18, OURS, "dynamo-serve"), (140, THEIRS, result["peer"])):
+        parts.append(f'  <rect x="{x}" y="38" width="11" height="11" fill="{COLORS[name]}"/>')
+        parts.append(f'  <text x="{x + 17}" y="48">{text}</text>')
+    for number, (load, systems) in enumerate(medians.items()):
+        top = HEAD_PX + number * step
+        parts.append(f'  <text x="{LABEL_PX - 8}" y="{top + BAR_PX + 5}" text-anchor="end">{label(load)}</text>')
+        for place, name in enumerate((OURS, THEIRS)):
+            value, y = systems[name][METRIC]["median"], top + place * BAR_PX
+            parts.append(
+                f'  <rect x="{LABEL_PX}" y="{y}" width="{value * scale:.1f}" height="{BAR_PX - 2}" fill="{COLORS[name]}"/>'
+            )
+            parts.append(
+                f'  <text x="{LABEL_PX + value * scale + 6:.1f}" y="{y + 12}" font-size="12">{median(value)}</text>'
+            )
+    machine = result["machine"]
+    foot = f"{machine['date']}, {machine['cores']} cores ({machine['processor']}), medians of {result['config']['reps']} windows"
+    parts.append(f'  <text x="18" y="{height - 14}" font-size="12" fill="#57606a">{foot}</text>')
+    return "\n".join([*parts, "</svg>\n"])
+
+
 def main() -> None:
-    """Rewrite the pages."""
-    for page in PAGES:
-        page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")
+    """Rewrite the page and the chart."""
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    CHART.write_text(chart(), encoding="utf-8")
 
 
 if __name__ == "__main__":
