@@ -6,7 +6,7 @@ set -euo pipefail
 export DYN_FILE_KV=${DYN_FILE_KV:-$(mktemp -d)} DYN_DISCOVERY_BACKEND=file
 examples=$(cd "$(dirname "$0")" && pwd)
 . "$examples/_python.sh"
-trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT
+trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT  # They may have ended by themselves.
 
 "$python" -m dynamo.cpu --model-name demo --threads 1 &
 "$python" -m dynamo.cpu --model-name demo --threads 1 &

@@ -1,10 +1,11 @@
-"""Find words in the source that are not plain technical English.
+"""Find words in the source and in the documentation that are not plain technical English.
 
-    python tools/language.py [PATH ...]     list every finding below PATH (default: src/dynamo)
+    python tools/language.py [PATH ...]     list every finding below PATH (default: src/dynamo and the pages)
     python tools/language.py --count        print the number of findings per package and kind
 
-Three kinds of text are checked: docstrings; strings that a user may read (log lines, errors, help texts), which is every
-string literal with a space in it; and identifiers. Quotations of another system's text belong into `QUOTED`.
+Of the source, three kinds of text are checked: docstrings; strings that a user may read (log lines, errors, help texts), which
+is every string literal with a space in it; and identifiers. Of Markdown pages, the text outside of code is checked. Quotations of
+another system's text belong into `QUOTED`.
 """
 
 import ast
@@ -31,7 +32,16 @@ IDENTIFIER = re.compile(
 QUOTED: frozenset[str] = frozenset()
 """Strings that quote another system and are matched against its output."""
 
-DOCSTRING, STRING, IDENTIFIERS = "docstrings", "strings", "identifiers"
+PAGES = (
+    *sorted(ROOT.glob("*.md")),
+    *sorted(ROOT.glob("docs/**/*.md")),
+    ROOT / "benchmarks" / "README.md",
+    ROOT / "examples" / "README.md",
+)
+CODE = re.compile(r"^(`{3,}).*?^\1|^ {4}[^\n]*|``.+?``|`[^`\n]*`|<!--.*?-->", re.MULTILINE | re.DOTALL)
+"""Text of a Markdown page that is not prose: fenced and indented blocks, code spans and comments."""
+
+DOCSTRING, STRING, IDENTIFIERS, PROSE = "docstrings", "strings", "identifiers", "prose"
 KINDS = (DOCSTRING, STRING, IDENTIFIERS)
 
 
@@ -77,6 +87,14 @@ def findings(path: Path) -> Iterator[Finding]:
                     yield Finding(path, node.lineno + offset, kind, found[0].lower(), text.strip())
 
 
+def prose(path: Path) -> Iterator[Finding]:
+    """Yield every finding of a Markdown page."""
+    text = CODE.sub(lambda code: re.sub(r"[^\n]", " ", code[0]), path.read_text(encoding="utf-8"))
+    for number, line in enumerate(text.splitlines(), 1):
+        for found in WORDS.finditer(line):
+            yield Finding(path, number, PROSE, found[0].lower(), line.strip())
+
+
 def names_of(node: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield the names that a node defines, with their lines."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -91,7 +109,7 @@ def below(paths: list[Path]) -> Iterator[Finding]:
     """Yield the findings of files and of folders, recursively."""
     for path in paths:
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            yield from findings(file.resolve())
+            yield from prose(file.resolve()) if file.suffix == ".md" else findings(file.resolve())
 
 
 @cache
@@ -110,7 +128,7 @@ def main(argv: list[str]) -> int:
             "total           ", *(f"{kind} {sum(n for (_, k), n in numbers.items() if k == kind):4}" for kind in KINDS)
         )
         return 0
-    for one in below([Path(arg) for arg in argv] or [SOURCE]):
+    for one in below([Path(arg) for arg in argv] or [SOURCE, *PAGES]):
         print(f"{one.path.relative_to(ROOT)}:{one.line}: {one.kind}: {one.word}: {one.text[:120]}")
     return 0
 
