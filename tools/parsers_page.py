@@ -17,28 +17,28 @@ FORMATS = {
     "hermes": "one JSON object, a list of them or several in a row, between `<tool_call>` and `</tool_call>`",
     "default": "as `nemotron_deci` and `llama3_json`, or JSON without a marker",
     "nemotron_deci": "a JSON list between `<TOOLCALL>` and `</TOOLCALL>`",
-    "llama3_json": "JSON behind `<\\|python_tag\\|>`, several joined by `;`",
-    "mistral": "a JSON list behind `[TOOL_CALLS]`, or `[TOOL_CALLS]name[ARGS]{…}` once for each call",
+    "llama3_json": "JSON after `<\\|python_tag\\|>`, several separated by `;`",
+    "mistral": "a JSON list after `[TOOL_CALLS]`, or `[TOOL_CALLS]name[ARGS]{…}` for each call",
     "jamba": "a JSON list between `<tool_calls>` and `</tool_calls>`",
-    "phi4": "a JSON list behind `functools`",
+    "phi4": "a JSON list after `functools`",
     "inkling": "a message marked `<\\|content_invoke_tool_json\\|>` with one JSON object, whose arguments are called `args`",
-    "qwen3_coder": "tags `<function=…>` and `<parameter=…>`, values on lines of their own, in `<tool_call>` or without it",
-    "qwen3": "what stands in `<tool_call>` decides: JSON as in `hermes`, tags as in `qwen3_coder`",
+    "qwen3_coder": "tags `<function=…>` and `<parameter=…>`, values on separate lines, in `<tool_call>` or without it",
+    "qwen3": "depending on the content of `<tool_call>`: JSON as in `hermes`, or tags as in `qwen3_coder`",
     "minimax_m2": "tags `<invoke name=…>` and `<parameter name=…>` in `<minimax:tool_call>` or without it",
     "deepseek_v3_2": 'DSML, the block called `function_calls`; `string="true"` marks strings',
     "deepseek_v4": "DSML, the block called `tool_calls`",
-    "deepseek_v41": "DSML, the block called `calls`, with a space in every tag; a call may hold one JSON object instead of parameters",
-    "muse": "a message to the tool with tags of the name space `atem`",
+    "deepseek_v41": "DSML, the block called `calls`, with a space in every tag; a call may contain one JSON object instead of parameters",
+    "muse": "a message to the tool with tags of the namespace `atem`",
     "deepseek_v3": "the name, then the arguments as JSON in a fence",
     "deepseek_v3_1": "the name, then the arguments as JSON",
-    "kimi_k2": "`functions.name:number`, then the arguments as JSON; the number makes the call's id. Section marks in singular or plural, or none",
-    "glm45": "the name, then keys and values in turn, each on a line",
-    "glm47": "the same on one line; both are read by both names",
+    "kimi_k2": "`functions.name:number`, then the arguments as JSON; the number becomes the call's id. Section markers in singular or plural, or none",
+    "glm45": "the name, then alternating keys and values, each on a line",
+    "glm47": "the same on one line; both names accept both forms",
     "gemma4": 'bare keys, strings between `<\\|"\\|>`',
     "kimi_k3": "XTML: every argument is tagged with its type",
-    "minimax_m3": "tags with a token before each; parameters are called by their tags, one inside the other",
+    "minimax_m3": "tags with a token before each; parameters are nested tags with the parameters' names",
     "pythonic": "a list of calls as Python writes them, keywords only",
-    "harmony": "messages in gpt-oss's channels; reads thoughts as well",
+    "harmony": "messages in gpt-oss's channels; parses reasoning as well",
 }
 """What the formats of tool calls look like."""
 
@@ -49,10 +49,10 @@ CALLS_HEAD = """## Tool calls
 
 EXAMPLES_HEAD = """What a model writes to call `get_weather(city="Oslo", days=2)`:"""
 
-THOUGHTS_HEAD = """## Thoughts
+THOUGHTS_HEAD = """## Reasoning
 
-*Inside*: where neither the prompt nor the request says it, the text is taken to begin inside the thoughts. Each line shows what a
-model writes to think "two and two" and then say "Four.".
+*Inside*: unless the prompt or the request determines it, the text is assumed to begin inside the reasoning. Each example has the reasoning "two and two"
+and the content "Four.".
 
 | name | also | inside | example |
 |---|---|---|---|"""
