@@ -2,6 +2,9 @@
 
 import ast
 import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 from tools.flags_page import configurations, options
 from tools.known_variables import names_in
@@ -15,9 +18,9 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 HEAD = """# Environment variables
 
 Every variable that the programs read. Values of boolean variables: `1`, `true`, `yes`, `on` or `enabled`; `0`, `false`, `no`, `off`,
-`disabled` or nothing. An unknown variable that begins with `DYN_` is reported in the log. Variables of modules named
-`waiting` belong to flags of upstream that are refused unless they have upstream's default. Written by `tools/variables_page.py`;
-`make references` updates it.
+`disabled` or nothing. An unknown variable that begins with `DYN_` is reported in the log. Some belong to flags of upstream
+that are not supported: other values than upstream's default are refused. Written by `tools/variables_page.py`; `make references`
+updates it.
 
 """
 
@@ -34,7 +37,7 @@ def content() -> str:
         for _, field in options(config):
             if field.metadata["env"]:
                 flags.setdefault(field.metadata["env"], field.metadata["flag"])
-    others = settings()
+    others = dict(settings())
     readers = readers_of_names()
     others |= {name: ("", readers.get(name, "")) for name in KNOWN if name not in others}
     rows = [(code(name), *others[name], described(name)) for name in sorted(others) if name not in flags]
@@ -47,11 +50,12 @@ def content() -> str:
     )
 
 
+@cache
 def settings() -> dict[str, tuple[str, str]]:
     """Return the default and the module of every variable that is read by `setting()`."""
     found: dict[str, tuple[str, str]] = {}
-    for path in sorted(SOURCE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, text in sources("setting("):
+        for node in ast.walk(ast.parse(text)):
             match node:
                 case ast.Call(func=ast.Name(id="setting"), args=[ast.Constant(value=str(name)), default, *_]):
                     module = path.relative_to(SOURCE).with_suffix("").as_posix()
@@ -62,11 +66,19 @@ def settings() -> dict[str, tuple[str, str]]:
 def readers_of_names() -> dict[str, str]:
     """Return the first module that names each variable."""
     found: dict[str, str] = {}
-    for path in sorted(SOURCE.rglob("*.py")):
+    for path, text in sources("DYN_"):
         if path.name != "known_variables.py":
-            for name in names_in(path.read_text(encoding="utf-8")):
+            for name in names_in(text):
                 found.setdefault(name, code(path.relative_to(SOURCE).with_suffix("").as_posix()))
     return found
+
+
+def sources(word: str) -> Iterator[tuple[Path, str]]:
+    """Yield the modules that contain a word, with their text."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if word in text:
+            yield path, text
 
 
 def shown(default: ast.expr) -> str:
