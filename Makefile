@@ -24,7 +24,7 @@ help: ## Show this list.
 	@echo "Verbs (each installs what it needs into $(VENV) first):"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(VENV)/.serve ## Only install; then every command of README.md and docs/ works.
+install: $(VENV)/.serve ## Install only; then every command of README.md and docs/ works.
 
 serve: $(VENV)/.serve ## Serve a model over the OpenAI API; options after ARGS, e.g. ARGS="--workers 2 --http-port 9000".
 	@$(BIN)/dynamo serve $(ARGS)
@@ -47,7 +47,7 @@ check: $(VENV)/.check ## Formatting, lint, types and the import contracts.
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.reference ## Measure every claim of the docs against its peer, in some forty minutes; ARGS goes to the first.
+bench: $(VENV)/.reference ## Measure the claims of the docs against their peers, in some forty minutes, and redraw the chart; ARGS goes to the first.
 	$(BIN)/python -m benchmarks.frontend_cpu $(ARGS)
 	$(BIN)/python -m benchmarks.frontend_latency
 	$(BIN)/python -m benchmarks.frontend_memory
@@ -65,7 +65,7 @@ bench: $(VENV)/.reference ## Measure every claim of the docs against its peer, i
 	$(BIN)/python -m benchmarks.tracing
 	$(BIN)/python -m tools.figures
 
-simulate: $(VENV)/.test ## Run production's code under SEEDS seeded worlds of faults on all cores; a failing one prints its replay.
+simulate: $(VENV)/.test ## Run production code under SEEDS seeded fault scenarios on all cores; a failing seed prints its replay command.
 	SEEDS=$(SEEDS) $(BIN)/python -m tests.simulation
 
 conformance: $(VENV)/.reference ## Run every test with the released ai-dynamo 1.6.1, which is installed into .cache.
@@ -76,21 +76,21 @@ conformance-subset: $(VENV)/.test ## Run the conformance tests that CI runs: one
 	$(BIN)/python -m benchmarks.peer
 	$(PYTEST) -m "conformance and not reference" $(PARALLEL) $(addprefix tests/conformance/test_,$(addsuffix .py,$(CONFORMANCE_SUBSET)))
 
-test-disagg: $(VENV)/.test ## Ask prefill and decode workers REQUESTS things while they are killed and stopped at random; every answer must be right.
+test-disagg: $(VENV)/.test ## Send REQUESTS requests to prefill and decode workers that are killed and stopped at random; check every response.
 	$(BIN)/python -m tests.integration.faults.disaggregation --requests $(REQUESTS) $(ARGS)
 
-test-clients: $(VENV)/.test ## Run real clients, each in an environment below .cache (3 GB for all); CLIENTS names some of them.
+test-clients: $(VENV)/.test ## Run real clients, each in an environment below .cache (3 GB for all); CLIENTS selects some of them.
 	$(BIN)/python -m tests.integration.clients.environments $(CLIENTS)
 	$(PYTEST) tests/integration/clients tests/integration/test_schemathesis.py $(ARGS)
 
-test-docs: $(VENV)/.test ## Run every command of README.md, docs/ and examples/ in a copy without an environment, installations too.
+test-docs: $(VENV)/.test ## Run every command of README.md, docs/ and examples/ in a copy without an environment, including installations.
 	DOCUMENTATION_FRESH=1 $(BIN)/python -m pytest tests/integration/test_documentation.py $(ARGS)
 
-test-engines: $(VENV)/.test ## Serve a tiny model through vLLM itself, in an environment of its own below .cache (5 GB; DYNAMO_ENGINES_HOME names another).
+test-engines: $(VENV)/.test ## Serve a tiny model with vLLM, in a separate environment below .cache (5 GB; DYNAMO_ENGINES_HOME sets another place).
 	$(BIN)/python tools/engines_env.py
 	$(BIN)/python -m pytest -m engines tests/engines $(ARGS)
 
-format: $(VENV)/.check ## Rewrite the files as `make check` wants them.
+format: $(VENV)/.check ## Rewrite the files as `make check` requires, and the generated pages.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(MAKE) --no-print-directory references
