@@ -1,4 +1,4 @@
-"""Docstrings, messages and names are plain technical English: the word list of tools/language.py, with a shrinking budget."""
+"""Docstrings, messages, names and documentation are plain technical English: the word list of tools/language.py, with a budget."""
 
 import pytest
 from tools import language
@@ -24,6 +24,18 @@ def test_no_package_has_more_findings_than_its_budget() -> None:
 def test_budgets_are_lowered_with_the_findings() -> None:
     counts = language.counts()
     assert {where: number for where, number in BUDGETS.items() if counts[where] < number} == {}
+
+
+@pytest.mark.parametrize("page", language.PAGES, ids=lambda page: page.relative_to(language.ROOT).as_posix())
+def test_documentation_has_no_findings(page: language.Path) -> None:
+    assert [f"{one.line}: {one.word}: {one.text}" for one in language.prose(page)] == []
+
+
+def test_code_of_a_page_is_not_prose(tmp_path: language.Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("Text `told`\n\n    told\n\n```sh\ntold\n```\n<!-- told -->\nNobody is here.\n")
+    (found,) = language.prose(page)
+    assert (found.line, found.kind, found.word) == (9, language.PROSE, "nobody")
 
 
 @pytest.mark.parametrize(
