@@ -10,7 +10,7 @@ from typing import Any
 
 from tools.pages import REFERENCE, cell, code, table, write
 
-from dynamo.frontend.waiting import WAITING
+from dynamo.frontend.config import UNSUPPORTED_FLAGS
 
 PAGE = REFERENCE / "flags.md"
 COMMANDS = {
@@ -32,11 +32,11 @@ COMMANDS = {
     "python -m dynamo.sglang": "dynamo.sglang.config:SglangConfig",
     "python -m dynamo.trtllm": "dynamo.trtllm.config:TrtllmConfig",
     "python -m dynamo.openai_proxy": "dynamo.openai_proxy.config:ProxyConfig",
-    "python -m dynamo.router": "dynamo.router.config:RouterOptions",
-    "python -m dynamo.global_router": "dynamo.global_router.config:GlobalRouterOptions",
-    "python -m dynamo.indexer": "dynamo.indexer.config:IndexerOptions",
-    "python -m dynamo.slot_tracker": "dynamo.slot_tracker.config:SlotTrackerOptions",
-    "python -m dynamo.select_service": "dynamo.select_service.config:SelectOptions",
+    "python -m dynamo.router": "dynamo.router.main:RouterOptions",
+    "python -m dynamo.global_router": "dynamo.global_router.main:GlobalRouterOptions",
+    "python -m dynamo.indexer": "dynamo.indexer.main:IndexerOptions",
+    "python -m dynamo.slot_tracker": "dynamo.slot_tracker.main:SlotTrackerOptions",
+    "python -m dynamo.select_service": "dynamo.select_service.main:SelectOptions",
 }
 HEAD = """# Flags
 
@@ -124,7 +124,7 @@ def default(field: Any) -> str:
 
 def unsupported() -> str:
     """Return the sentence about upstream's flags that the frontend refuses."""
-    names = ", ".join(code(one.flag) for one in WAITING if one.flag.startswith("--"))
+    names = ", ".join(code(one.flag) for one in UNSUPPORTED_FLAGS if one.flag.startswith("--"))
     return (
         f"The frontend recognizes these flags of upstream and refuses other values than upstream's default: {names}.\n"
     )
