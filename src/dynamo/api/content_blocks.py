@@ -30,7 +30,7 @@ class BlockKind(Enum):
 
 
 @dataclass(slots=True)
-class ContentBlock:
+class OutputBlock:
     """One block, as far as received."""
 
     index: int
@@ -49,14 +49,14 @@ class ContentBlock:
 class Opened:
     """Change: a block is opened."""
 
-    block: ContentBlock
+    block: OutputBlock
 
 
 @dataclass(frozen=True, slots=True)
 class Grown:
     """Change: text is appended to the open block."""
 
-    block: ContentBlock
+    block: OutputBlock
     text: str
 
 
@@ -64,7 +64,7 @@ class Grown:
 class Closed:
     """Change: a block is closed, either complete or cut off (`is_cut`)."""
 
-    block: ContentBlock
+    block: OutputBlock
     is_cut: bool = False
 
 
@@ -79,8 +79,8 @@ class BlockRow:
     """
 
     def __init__(self) -> None:
-        self.blocks: list[ContentBlock] = []
-        self._open: ContentBlock | None = None
+        self.blocks: list[OutputBlock] = []
+        self._open: OutputBlock | None = None
         self._blank = ""
         self._call = -1
         """Index of the open call."""
@@ -104,12 +104,12 @@ class BlockRow:
                 case ReasoningDelta():
                     yield from self._grow(BlockKind.THOUGHT, event.text)
                 case CallBegin():
-                    yield from self._begin(ContentBlock(0, BlockKind.CALL, event.name, event.call_id or ""))
+                    yield from self._begin(OutputBlock(0, BlockKind.CALL, event.name, event.call_id or ""))
                     self._call = event.index
                 case CallArguments() if event.index == self._call:
                     yield from self._grow(BlockKind.CALL, event.text)
 
-    def more_text(self, events: Sequence[Event]) -> ContentBlock | None:
+    def more_text(self, events: Sequence[Event]) -> OutputBlock | None:
         """Append to an open text block and return it, if that is the only change: the fast path of most tokens."""
         block = self._open
         if block is None or block.kind is not BlockKind.TEXT or len(events) != 1:
@@ -141,13 +141,13 @@ class BlockRow:
     def _grow(self, kind: BlockKind, text: str) -> Iterator[Change]:
         block = self._open
         if block is None or block.kind is not kind:
-            block = ContentBlock(0, kind)
+            block = OutputBlock(0, kind)
             yield from self._begin(block)
         if text:
             block.parts.append(text)
             yield Grown(block, text)
 
-    def _begin(self, block: ContentBlock) -> Iterator[Change]:
+    def _begin(self, block: OutputBlock) -> Iterator[Change]:
         yield from self._close()
         self._blank = ""
         block.index = len(self.blocks)
@@ -205,15 +205,15 @@ class BlockWriter(abc.ABC):
         """Return the whole response."""
 
     @abc.abstractmethod
-    def _opened(self, block: ContentBlock) -> bytes:
+    def _opened(self, block: OutputBlock) -> bytes:
         """Return the events of an opened block."""
 
     @abc.abstractmethod
-    def _grown(self, block: ContentBlock, text: str) -> bytes:
+    def _grown(self, block: OutputBlock, text: str) -> bytes:
         """Return the events of text that was appended to the open block."""
 
     @abc.abstractmethod
-    def _closed(self, block: ContentBlock, *, is_cut: bool) -> bytes:
+    def _closed(self, block: OutputBlock, *, is_cut: bool) -> bytes:
         """Return the events of a closed block."""
 
     def _write(self, changes: Iterable[Change]) -> bytes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dynamo.cli.announcement import DEFAULT_URL
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError, DynamoException
-from dynamo.http.client import Client, environment_key
+from dynamo.http.client import ChatClient, environment_key
 from dynamo.http.terminal_chat import PROMPT, Conversation, choose_model, read_lines
 
 
@@ -33,7 +33,7 @@ class ChatConfig:
 def chat(argv: list[str]) -> int:
     """Run `dynamo chat` until the input ends. Return 1 if no server can be reached."""
     config = load(ChatConfig, argv, prog="dynamo chat")
-    client = Client(config.url, key=environment_key())
+    client = ChatClient(config.url, key=environment_key())
     try:
         model = choose_model(client.models(), config.model)
     except DynamoException as error:

@@ -8,7 +8,7 @@ from typing import Any
 from dynamo.cli.announcement import DEFAULT_URL
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError, DynamoException
-from dynamo.http.client import Client, environment_key
+from dynamo.http.client import ChatClient, environment_key
 
 HELP = """\
 dynamo route: decisions and state of a running frontend's KV router (--router-mode kv)
@@ -65,7 +65,7 @@ def explain(argv: Sequence[str]) -> int:
     config = load(ExplainConfig, argv, prog="dynamo route explain")
     if config.last < 1:
         raise ConfigError(f"--last {config.last}: must be at least 1")
-    found = Client(config.url, key=environment_key()).decisions(
+    found = ChatClient(config.url, key=environment_key()).decisions(
         request_id=config.request_id, model=config.model, limit=config.last
     )
     decisions = [(name_of(one), decision) for one in found for decision in one["decisions"]]
@@ -79,7 +79,7 @@ def explain(argv: Sequence[str]) -> int:
 def state(argv: Sequence[str]) -> int:
     """Run `dynamo route state`."""
     config = load(StateConfig, argv, prog="dynamo route state")
-    routers = Client(config.url, key=environment_key()).router_state()
+    routers = ChatClient(config.url, key=environment_key()).router_state()
     if not routers:
         print("No model of this server uses --router-mode kv.")
     for one in routers:

@@ -160,9 +160,9 @@ class ServeSession:
 
     def _await_ready(self) -> EndGraph | None:
         """Return None once every worker serves the model, or the reason why the graph ended before."""
-        from dynamo.http.client import Client, Health  # Imported late, while the children are loading.
+        from dynamo.http.client import ChatClient, Health  # Imported late, while the children are loading.
 
-        client = Client(self._announcement.url, timeout_s=HEALTH_TIMEOUT_S, verify=False, key=self._key)
+        client = ChatClient(self._announcement.url, timeout_s=HEALTH_TIMEOUT_S, verify=False, key=self._key)
         wanted = len(self._graph.workers)
         health = Health((), 0)
         while self._life.phase is Phase.STARTING:

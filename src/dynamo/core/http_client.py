@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import httptools
 
+from dynamo.core.boundaries import Rollback
 from dynamo.core.errors import CannotConnect, ConfigError, Disconnected, ResponseTimeout
 
 READ_BYTES = 1 << 16
@@ -340,18 +341,16 @@ class HttpClient(_ServerAddress):
             was_idle = connection is not None
             connection = connection or await self._connect(limits.connect_s)
             response = HttpResponse(connection[0], limits)
-            try:
-                connection[1].write(sent)
-                await response.begin()
-            except (OSError, Disconnected) as error:
-                connection[1].close()
-                if was_idle and not response.has_begun:
-                    continue
-                raise Disconnected(f"the connection broke: {error}") from None
-            except BaseException:
-                connection[1].close()
-                raise
-            return connection, response
+            with Rollback(connection[1].close):
+                try:
+                    connection[1].write(sent)
+                    await response.begin()
+                except (OSError, Disconnected) as error:
+                    if not was_idle or response.has_begun:
+                        raise Disconnected(f"the connection broke: {error}") from None
+                else:
+                    return connection, response
+            connection[1].close()
 
     def _idle_connection(self) -> Connection | None:
         while self._idle:
@@ -403,11 +402,8 @@ class BlockingHttpClient(_ServerAddress):
             connection = socket.create_connection((self._host, self._port), limit_s)
             if self._tls is None:
                 return connection
-            try:
+            with Rollback(connection.close):
                 return self._tls.wrap_socket(connection, server_hostname=self._host)
-            except BaseException:
-                connection.close()
-                raise
         except OSError as error:
             raise self._cannot_connect(error, limit_s) from None
 

@@ -125,7 +125,7 @@ class HttpServer:
             await self._application(scope, _replay(body, receive), watched_send)
         except ClientDisconnect:
             return
-        except Exception:
+        except Exception:  # Request boundary: the client gets an error response, whatever failed.
             logger.exception("%s %s failed", scope["method"], scope["path"])
             if not has_begun:
                 await self._refuse(500, "Internal error")(scope, receive, send)

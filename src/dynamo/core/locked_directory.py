@@ -8,6 +8,7 @@ import stat
 import tempfile
 from pathlib import Path
 
+from dynamo.core.boundaries import Rollback
 from dynamo.core.private_paths import FILE_MODE, user_id
 
 STARTING = "dynamo-starting-"
@@ -26,15 +27,12 @@ class LockedDirectory:
         """
         folder = Path(parent or tempfile.gettempdir())
         starting = Path(tempfile.mkdtemp(prefix=STARTING, dir=folder))
-        try:
+        with Rollback(lambda: shutil.rmtree(starting, ignore_errors=True)):
             self.lock = os.open(starting / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
             fcntl.flock(self.lock, fcntl.LOCK_EX)
             if logs_kept:
                 (starting / LOGS).mkdir()
             self.path = starting.rename(folder / starting.name.replace(STARTING, prefix))
-        except BaseException:
-            shutil.rmtree(starting, ignore_errors=True)
-            raise
         remove_ended(prefix, folder, logs_kept=logs_kept)
 
     @property

@@ -11,6 +11,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from dynamo.backend.engine import EngineConfig, EngineHost
+from dynamo.core.boundaries import ErrorBoundary
 from dynamo.core.errors import ConfigError, EngineShutdown, InvalidArgument, WorkerOverloaded
 from dynamo.cpu.architecture import Architecture
 from dynamo.cpu.config import CpuConfig
@@ -138,15 +139,16 @@ class EmbeddingEngine:
     # The engine's thread.
 
     def _compute(self) -> None:
-        try:
+        with ErrorBoundary(self._crashed):
             while self._apply():
                 done = self._embedder.step()
                 if done:
                     self._loop.call_soon_threadsafe(self._deliver, done)
-        except Exception as error:  # Task owner: the error is not reported anywhere else.
-            logger.exception("the engine failed")
-            with contextlib.suppress(RuntimeError):  # The loop is closed; the process is exiting.
-                self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _crashed(self, error: Exception) -> None:
+        logger.error("the engine failed", exc_info=error)
+        with contextlib.suppress(RuntimeError):  # The loop is closed; the process is exiting.
+            self._loop.call_soon_threadsafe(self._fail, error)
 
     def _apply(self) -> bool:
         """Take the queued jobs; block if there is nothing to compute. Return False to stop."""

@@ -28,7 +28,7 @@ from dynamo.http.routes.api_options import MEMORY
 from dynamo.http.routes.groups import GROUPS, metrics_group
 from dynamo.http.server.cors import Cors
 from dynamo.http.server.gate import Gate, KeyMetrics, Keys
-from dynamo.http.server.service import HttpOptions, HttpService, tls_context, tls_identity
+from dynamo.http.server.service import FrontendServer, HttpOptions, tls_context, tls_identity
 from dynamo.http.server.siblings import Siblings
 from dynamo.http.terminal_chat import converse
 from dynamo.runtime.distributed import DistributedRuntime
@@ -151,7 +151,7 @@ async def serve(config: FrontendConfig, listener: socket.socket, plan: HttpPlan)
     trace = None if plan.trace is None else RequestTrace(plan.trace, runtime.metrics, metrics.prefix)
     policy = MigrationPolicy(config.migration_limit, config.migration_max_seq_len)
     pipeline = Pipeline(models, metrics, policy, trace, config.answers)
-    service = HttpService(pipeline, models, runtime.metrics, runtime.health.is_sound, plan.http)
+    service = FrontendServer(pipeline, models, runtime.metrics, runtime.health.is_sound, plan.http)
     kserve = kserve_of(config, plan, pipeline, models, runtime) if config.kserve_grpc_server else None
     if not await connected(runtime, stop):
         return 0

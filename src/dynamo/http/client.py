@@ -1,4 +1,4 @@
-"""Client: the command line's requests to a running server, over its HTTP API."""
+"""ChatClient: the command line's requests to a running server, over its HTTP API."""
 
 import json
 import ssl
@@ -31,8 +31,8 @@ class Health:
     generate_instances: int
 
 
-class Client:
-    """Client of the server at one URL."""
+class ChatClient:
+    """ChatClient of the server at one URL."""
 
     def __init__(self, url: str, timeout_s: float = SILENCE_S, *, verify: bool = True, key: str | None = None) -> None:
         """Set `verify=False` for our own server; `key` is the API key to send. Raises `ConfigError` for a bad URL."""

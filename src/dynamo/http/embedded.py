@@ -14,7 +14,7 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.extensions import FrontendRoute
 from dynamo.http.routes.groups import GROUPS
 from dynamo.http.routes.table import RouteGroup
-from dynamo.http.server.service import HttpOptions, HttpService
+from dynamo.http.server.service import FrontendServer, HttpOptions
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.migration import MigrationPolicy
@@ -74,7 +74,7 @@ class ServedFrontend:
         self.servers: list[ProtocolServer] = []
         """Servers of other protocols over the same models, started before HTTP."""
         http = HttpOptions(metrics_prefix=options.metrics_prefix, extensions=options.extensions, groups=options.groups)
-        self._http = HttpService(self.pipeline, self.models, registry, self.is_sound, http)
+        self._http = FrontendServer(self.pipeline, self.models, registry, self.is_sound, http)
 
     async def start(self, listener: socket.socket | None = None) -> int:
         """Start to serve requests; return the port of HTTP, 0 without. Raise `ConfigError` if a port cannot be bound.

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from dynamo.core.errors import ConfigError, DynamoException
 from dynamo.core.threads import in_daemon_thread
-from dynamo.http.client import Client, Delta
+from dynamo.http.client import ChatClient, Delta
 
 RESPONSE_TIMEOUT_S = 600.0  # Between two pieces of a response of this process; the user may end it earlier.
 POLL_S = 0.2
@@ -40,7 +40,7 @@ class Conversation:
 
     def __init__(
         self,
-        client: Client,
+        client: ChatClient,
         model: str | None = None,
         *,
         system: str | None = None,
@@ -148,14 +148,14 @@ async def converse(url: str, model: str | None, prompt: str = PROMPT) -> None:
 
     The thread ends with the process.
     """
-    conversation = Conversation(Client(url, RESPONSE_TIMEOUT_S), model)
+    conversation = Conversation(ChatClient(url, RESPONSE_TIMEOUT_S), model)
     lines = read_lines(sys.stdin, lambda: _read_line(prompt))
     await in_daemon_thread(lambda: conversation.run(lines, sys.stdout), "terminal chat")
 
 
 async def wait_for_model(url: str, wanted: str | None) -> str:
     """Return the model to chat with, as soon as the server lists it; by default the first one."""
-    client = Client(url, RESPONSE_TIMEOUT_S)
+    client = ChatClient(url, RESPONSE_TIMEOUT_S)
     while True:
         served = await in_daemon_thread(client.models, "model")
         if served and (wanted is None or wanted in served):

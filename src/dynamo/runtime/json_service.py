@@ -132,7 +132,7 @@ class JsonRoutes:
             return error.code, TextBody(error.message) if self._errors_as_text else {"error": error.message}
         except HttpError as error:
             return error.code, {"error": error.message}
-        except Exception:
+        except Exception:  # Request boundary: the client gets an error response, whatever failed.
             logger.exception("%s %s failed", request.method, request.url.path)
             return 500, {"error": "internal error"}
 

@@ -132,7 +132,7 @@ class SystemServer:
             return 400, {"error": "Invalid JSON", "message": str(error)}
         try:
             return 200, await route(value)
-        except Exception as error:
+        except Exception as error:  # Request boundary: the operator gets an answer, whatever failed.
             logger.exception("engine route %s failed", name)
             return 500, {"error": "Handler error", "message": f"{type(error).__name__}: {error}"}
 

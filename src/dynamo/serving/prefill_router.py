@@ -9,10 +9,12 @@ is migrated as others are (`migration`): prompt and output so far are prefilled 
 
 import logging
 import random
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from dynamo.core.boundaries import Rollback
 from dynamo.core.codec import msgpack_encode
 from dynamo.core.config import setting
 from dynamo.core.errors import (
@@ -238,27 +240,28 @@ class DisaggregatedDispatch(Dispatch):
         phase = await self._choose_prefill(served)
         phase.meet(self._meeting(phase))
         request = prefill_request(self._request, phase.instance_id, phase.dp_rank, phase.meeting)
-        try:
-            self._check_wanted()
-            call = await phase.served.send(
-                msgpack_encode(request),
-                phase,
-                request_id=self._request_id,
-                instance_id=phase.instance_id,
-                headers=self._headers,
-                metadata=self._metadata,
-                exclude=frozenset(),
-            )
-        except WorkerUnavailable as error:
-            phase.on_error(error)
-        except BaseException:
-            phase.report_failure(None)
-            phase.on_error(Cancelled("the prefill was not sent"))
-            raise
-        else:
-            phase.keep(served.current.sessions, self._request)
-            phase.sent(call)
+        with Rollback(partial(self._abandon_prefill, phase)):
+            try:
+                self._check_wanted()
+                call = await phase.served.send(
+                    msgpack_encode(request),
+                    phase,
+                    request_id=self._request_id,
+                    instance_id=phase.instance_id,
+                    headers=self._headers,
+                    metadata=self._metadata,
+                    exclude=frozenset(),
+                )
+            except WorkerUnavailable as error:
+                phase.on_error(error)
+            else:
+                phase.keep(served.current.sessions, self._request)
+                phase.sent(call)
         return phase
+
+    def _abandon_prefill(self, phase: PrefillPhase) -> None:
+        phase.report_failure(None)
+        phase.on_error(Cancelled("the prefill was not sent"))
 
     async def _choose_prefill(self, served: ServedModel) -> PrefillPhase:
         routing = self._request.routing

@@ -9,7 +9,7 @@ import pytest
 
 from dynamo.cli.chat import ChatConfig, chat
 from dynamo.core.errors import ConfigError
-from dynamo.http.client import Client, Delta
+from dynamo.http.client import ChatClient, Delta
 
 
 @pytest.mark.parametrize("config", [{"max_tokens": 0}, {"temperature": 3.0}, {"temperature": -1.0}])
@@ -22,13 +22,16 @@ def test_sampling_options_are_sent_only_when_given(monkeypatch: pytest.MonkeyPat
     sent: list[Mapping[str, Any] | None] = []
 
     def respond(
-        client: Client, model: str, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any] | None = None
+        client: ChatClient,
+        model: str,
+        messages: Sequence[Mapping[str, str]],
+        options: Mapping[str, Any] | None = None,
     ) -> Iterator[Delta]:
         sent.append(options)
         yield Delta("ok")
 
-    monkeypatch.setattr(Client, "models", lambda client: ["echo"])
-    monkeypatch.setattr(Client, "chat", respond)
+    monkeypatch.setattr(ChatClient, "models", lambda client: ["echo"])
+    monkeypatch.setattr(ChatClient, "chat", respond)
     for argv in ([], ["--max-tokens=3", "--temperature=0"]):
         monkeypatch.setattr(sys, "stdin", StringIO("hi\n"))
         assert chat(argv) == 0

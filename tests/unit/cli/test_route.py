@@ -7,7 +7,7 @@ import pytest
 
 from dynamo.cli import route as module
 from dynamo.core.errors import CannotConnect, ConfigError
-from dynamo.http.client import Client
+from dynamo.http.client import ChatClient
 
 DECISION = {
     "request_id": "r1", "at": 1.0, "worker_id": 0xAB, "dp_rank": 1, "prompt_tokens": 40, "prompt_blocks": 10, "policy": "dynamo",
@@ -25,11 +25,11 @@ DECISION = {
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     queries: list[dict[str, Any]] = []
 
-    def decisions(self: Client, **query: Any) -> list[dict[str, Any]]:
+    def decisions(self: ChatClient, **query: Any) -> list[dict[str, Any]]:
         queries.append(query)
         return [{"model": "m", "decisions": [json.loads(json.dumps(DECISION))]}]
 
-    monkeypatch.setattr(Client, "decisions", decisions)
+    monkeypatch.setattr(ChatClient, "decisions", decisions)
     return queries
 
 
@@ -51,7 +51,7 @@ def test_the_state_of_every_worker_is_a_table(
 ) -> None:
     rank = {"worker_id": 10, "dp_rank": 0, "active_prefill_tokens": 7.0, "active_blocks": 2.5, "active_requests": 1}
     router = {"model": "m", "policy": "dynamo", "waiting_requests": 3, "index_blocks": 9, "is_guessing": True}
-    monkeypatch.setattr(Client, "router_state", lambda self: [{**router, "ranks": [{**rank, "held_blocks": 9}]}])
+    monkeypatch.setattr(ChatClient, "router_state", lambda self: [{**router, "ranks": [{**rank, "held_blocks": 9}]}])
     assert module.route(["state"]) == 0
     head, _, row = capsys.readouterr().out.splitlines()
     assert head == "m: policy dynamo, 9 blocks in the index, 3 waiting, cached blocks predicted from routed requests"
@@ -59,8 +59,8 @@ def test_the_state_of_every_worker_is_a_table(
 
 
 def test_nothing_to_show_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(Client, "decisions", lambda self, **query: [{"model": "m", "decisions": []}])
-    monkeypatch.setattr(Client, "router_state", lambda self: [])
+    monkeypatch.setattr(ChatClient, "decisions", lambda self, **query: [{"model": "m", "decisions": []}])
+    monkeypatch.setattr(ChatClient, "router_state", lambda self: [])
     assert module.route(["explain"]) == 0
     assert "No routing decisions yet" in capsys.readouterr().out
     assert module.route(["state"]) == 0
@@ -70,10 +70,10 @@ def test_nothing_to_show_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 def test_what_is_wrong_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def nobody(self: Client, **query: Any) -> Any:
+    def nobody(self: ChatClient, **query: Any) -> Any:
         raise CannotConnect("no server answers")
 
-    monkeypatch.setattr(Client, "decisions", nobody)
+    monkeypatch.setattr(ChatClient, "decisions", nobody)
     assert module.route(["explain"]) == 1
     assert capsys.readouterr().err == "error: no server answers\n"
     with pytest.raises(ConfigError, match="dynamo route teleport: expected explain or state"):

@@ -1,11 +1,11 @@
-"""Client: URLs, error bodies and server-sent events, read without a server."""
+"""ChatClient: URLs, error bodies and server-sent events, read without a server."""
 
 import json
 
 import pytest
 
 from dynamo.core.errors import ConfigError, Disconnected, HttpError, ResponseTimeout
-from dynamo.http.client import Client, Delta, error_message
+from dynamo.http.client import ChatClient, Delta, error_message
 
 
 class Wire:
@@ -34,8 +34,8 @@ class Wire:
         self.is_closed = True
 
 
-def client_of(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> Client:
-    client = Client("http://localhost:1/base/")
+def client_of(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> ChatClient:
+    client = ChatClient("http://localhost:1/base/")
     monkeypatch.setattr(client._http, "_connect", lambda limit_s: wire)
     return client
 
@@ -127,13 +127,13 @@ def test_an_answer_that_is_no_json_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_a_url_may_be_short(url: str, read: str) -> None:
-    assert Client(url).url == read
+    assert ChatClient(url).url == read
 
 
 @pytest.mark.parametrize("url", ["", "ftp://x", "http://", "http://x:99999", "http://x:y"])
 def test_what_is_no_url_is_refused_with_an_example(url: str) -> None:
     with pytest.raises(ConfigError, match="expected something like"):
-        Client(url)
+        ChatClient(url)
 
 
 @pytest.mark.parametrize(

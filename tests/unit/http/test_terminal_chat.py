@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from dynamo.core.errors import Disconnected, DynamoException
-from dynamo.http.client import Client, Delta
+from dynamo.http.client import ChatClient, Delta
 from dynamo.http.terminal_chat import Conversation, choose_model, prompted
 
 
-class Echo(Client):
+class Echo(ChatClient):
     """A server that answers with the number of messages and the last one; it fails or is interrupted on demand."""
 
     def __init__(self) -> None:

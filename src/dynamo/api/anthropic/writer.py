@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from dynamo.api.anthropic.convert import SEALED
 from dynamo.api.anthropic.errors import error_details
-from dynamo.api.content_blocks import BlockKind, BlockWriter, ContentBlock
+from dynamo.api.content_blocks import BlockKind, BlockWriter, OutputBlock
 from dynamo.api.sealed_text import sealed
 from dynamo.core.codec import json_encode
 from dynamo.protocols.anthropic import (
@@ -98,16 +98,16 @@ class MessageWriter(BlockWriter):
 
     # Implementation.
 
-    def _opened(self, block: ContentBlock) -> bytes:
+    def _opened(self, block: OutputBlock) -> bytes:
         opening = b'"index":%d,"content_block":%b' % (block.index, json_encode(opened(block)))
         return event(b"content_block_start", opening)
 
-    def _grown(self, block: ContentBlock, text: str) -> bytes:
+    def _grown(self, block: OutputBlock, text: str) -> bytes:
         if self._hides_thoughts and block.kind is BlockKind.THOUGHT:
             return b""
         return block_delta(block.index, DELTAS[block.kind] % json_text(text))
 
-    def _closed(self, block: ContentBlock, *, is_cut: bool) -> bytes:
+    def _closed(self, block: OutputBlock, *, is_cut: bool) -> bytes:
         answer = self._answer(block)
         self.message.content.append(answer)
         closing = event(b"content_block_stop", b'"index":%d' % block.index)
@@ -116,7 +116,7 @@ class MessageWriter(BlockWriter):
             return block_delta(block.index, signature) + closing
         return closing
 
-    def _answer(self, block: ContentBlock) -> AnswerBlock:
+    def _answer(self, block: OutputBlock) -> AnswerBlock:
         text = block.text()
         match block.kind:
             case BlockKind.TEXT:
@@ -129,7 +129,7 @@ class MessageWriter(BlockWriter):
                 return AnswerThinking(text, signed(text))
 
 
-def opened(block: ContentBlock) -> AnswerBlock:
+def opened(block: OutputBlock) -> AnswerBlock:
     """Return a block as sent in `content_block_start`."""
     match block.kind:
         case BlockKind.TEXT:

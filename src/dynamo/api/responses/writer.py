@@ -5,7 +5,7 @@ It implements `Chunks` (serving/postprocessor.py).
 
 from collections.abc import Callable, Sequence
 
-from dynamo.api.content_blocks import BlockKind, BlockWriter, ContentBlock
+from dynamo.api.content_blocks import BlockKind, BlockWriter, OutputBlock
 from dynamo.api.responses.ids import item_id
 from dynamo.core.codec import json_encode
 from dynamo.parsers.base import ContentDelta, Event
@@ -125,7 +125,7 @@ class ResponseWriter(BlockWriter):
         if self._keep is not None:
             self._keep(response)
 
-    def _opened(self, block: ContentBlock) -> bytes:
+    def _opened(self, block: OutputBlock) -> bytes:
         item = self._item(block, "in_progress")
         self._place = b'"item_id":"%b","output_index":%d' % ((item.id or "").encode(), block.index)
         added = b'"output_index":%d,"item":%b' % (block.index, json_encode(item))
@@ -136,7 +136,7 @@ class ResponseWriter(BlockWriter):
         part = b'%b,"part":%b' % (self._place, json_encode(self._part(block, "")))
         return opening + self._event(b"response.content_part.added", part)
 
-    def _grown(self, block: ContentBlock, text: str) -> bytes:
+    def _grown(self, block: OutputBlock, text: str) -> bytes:
         delta = b'%b,"delta":"%b"' % (self._place, json_text(text))
         if block.kind is BlockKind.TEXT:
             fresh, self._fresh = self._fresh, []
@@ -144,7 +144,7 @@ class ResponseWriter(BlockWriter):
             delta += b',"logprobs":%b' % json_encode(fresh) if fresh else b',"logprobs":[]'
         return self._event(NOUNS[block.kind] + b".delta", delta)
 
-    def _closed(self, block: ContentBlock, *, is_cut: bool) -> bytes:
+    def _closed(self, block: OutputBlock, *, is_cut: bool) -> bytes:
         if self._row.is_only_text:
             self._logprobs += self._fresh  # Logprobs of withheld text that produced no event.
         self._fresh = []
@@ -165,7 +165,7 @@ class ResponseWriter(BlockWriter):
         whole = b'"output_index":%d,"item":%b' % (block.index, json_encode(item))
         return ending + self._event(b"response.output_item.done", whole)
 
-    def _item(self, block: ContentBlock, status: ItemStatus, text: str | None = None) -> OutputItem:
+    def _item(self, block: OutputBlock, status: ItemStatus, text: str | None = None) -> OutputItem:
         """Return the item of a block; its text is None while it is open."""
         name = item_id(PREFIXES[block.kind], self.response.id, block.index)
         match block.kind:
@@ -177,7 +177,7 @@ class ResponseWriter(BlockWriter):
                 content = [] if text is None else [OutputText(text, logprobs=self._logprobs)]
                 return MessageItem("assistant", [*content], name, status)
 
-    def _part(self, block: ContentBlock, text: str) -> OutputText | ReasoningText:
+    def _part(self, block: OutputBlock, text: str) -> OutputText | ReasoningText:
         if block.kind is BlockKind.THOUGHT:
             return ReasoningText(text)
         return OutputText(text, logprobs=self._logprobs)

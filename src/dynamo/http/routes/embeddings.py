@@ -69,18 +69,28 @@ def add(routes: RouteTable, context: RouteContext) -> None:
         ),
     )
     for path, handler, operation, variable in (
-        ("/v1/embeddings", pages.embed, Operation("Create embeddings", EmbeddingRequest, EmbeddingList), "EMB"),
-        ("/v1/classify", pages.classify, Operation("Classify texts", ClassifyRequest), "CLASSIFY"),
-        ("/v1/pooling", pages.pool, Operation("Get a model's pooled output", PoolingRequest), "POOLING"),
+        (
+            "/v1/embeddings",
+            pages.embed,
+            Operation("Create embeddings", EmbeddingRequest, EmbeddingList),
+            "DYN_HTTP_SVC_EMB_PATH",
+        ),
+        ("/v1/classify", pages.classify, Operation("Classify texts", ClassifyRequest), "DYN_HTTP_SVC_CLASSIFY_PATH"),
+        (
+            "/v1/pooling",
+            pages.pool,
+            Operation("Get a model's pooled output", PoolingRequest),
+            "DYN_HTTP_SVC_POOLING_PATH",
+        ),
         (
             "/v1/rerank",
             pages.rerank,
             Operation("Rank documents by relevance to a query", RerankRequest, RANKING),
-            "RERANK",
+            "DYN_HTTP_SVC_RERANK_PATH",
         ),
     ):
         described = Operation(operation.summary, operation.body, operation.answer, refusals=ENGINE_REFUSALS)
-        routes.hot("POST", path, handler, described, variable=f"DYN_HTTP_SVC_{variable}_PATH")
+        routes.hot("POST", path, handler, described, variable=variable)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class HttpOptions:
     """Groups of routes that it serves."""
 
 
-class HttpService:
+class FrontendServer:
     """The frontend's HTTP server."""
 
     def __init__(

@@ -33,7 +33,7 @@ class Replay(msgspec.Struct, frozen=True):
     input_sequence_hashes: list[int]
 
 
-class FinishedChoice(msgspec.Struct, frozen=True):
+class TracedChoice(msgspec.Struct, frozen=True):
     choice_index: int
     finish_reason: str
     backend_finish_reason: str
@@ -44,7 +44,7 @@ class FinishReasons(msgspec.Struct, frozen=True):
 
     finish_reason: str
     backend_finish_reason: str
-    choices: list[FinishedChoice]
+    choices: list[TracedChoice]
 
 
 class RequestEnd(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -27,11 +27,11 @@ from dynamo.serving.request_trace.payload import Capture, Fold, chat_response, l
 from dynamo.serving.request_trace.rows import (
     SCHEMA,
     AgentContext,
-    FinishedChoice,
     FinishReasons,
     Payload,
     Replay,
     RequestEnd,
+    TracedChoice,
     TraceRow,
     Worker,
 )
@@ -392,7 +392,7 @@ def with_agent(request: RequestEnd, answer: TracedResponse, generation: Generati
     """Return the row with the fields of an agent's request."""
     echoed = answer.exchange.header(b"x-request-id")
     reasons = [(place, one.finish_reason) for place, one in enumerate(generation.choices) if one.finish_reason]
-    choices = [FinishedChoice(place, reason, reason) for place, reason in reasons]
+    choices = [TracedChoice(place, reason, reason) for place, reason in reasons]
     finished = FinishReasons(choices[0].finish_reason, choices[0].finish_reason, choices) if choices else None
     return msgspec.structs.replace(
         request,
