@@ -130,6 +130,8 @@ class Objects(BaseHTTPRequestHandler):
     def answer(self, status: HTTPStatus, body: bytes) -> None:
         self.send_response(status)
         self.send_header("content-length", str(len(body)))
+        self.send_header("etag", '"1"')  # obstore requires it, as every object store sends it.
+        self.send_header("last-modified", self.date_time_string())
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)

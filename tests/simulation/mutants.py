@@ -241,7 +241,7 @@ def hands_on_a_result_of_another_prompt() -> Iterator[None]:
         return real(msgspec.structs.replace(request, token_ids=request.token_ids[:4]), *more)
 
     real = prefill_router.prefill_request
-    with mock.patch.object(prefill_router, "prefill_leg", leg):
+    with mock.patch.object(prefill_router, "prefill_request", leg):
         yield
 
 
