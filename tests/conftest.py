@@ -1,6 +1,7 @@
 """What every test shares."""
 
 import os
+import signal
 
 from hypothesis import settings
 
@@ -9,3 +10,7 @@ settings.register_profile("dynamo", deadline=None, max_examples=30)
 # Continuous integration says the same of the same commit; everybody else draws new examples each time.
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dynamo"))
+
+# A shell starts background commands with SIGINT ignored, and children inherit that: tests that interrupt need the default.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -24,8 +24,7 @@ from dynamo.core.unsupported_flags import load as load_with_unsupported
 from dynamo.frontend.config import FrontendConfig
 from dynamo.kv_router.config import CostWeights, RoutingConfig
 from dynamo.llm import KvRouterConfig, RouterConfig
-from dynamo.mocker.advertised import WAITING
-from dynamo.mocker.config import MockerConfig
+from dynamo.mocker.config import UNSUPPORTED_FLAGS, MockerConfig
 from dynamo.protocols.model_card import ModelDeploymentCard
 from dynamo.replay.modes import router_config as replay_config
 from dynamo.router.main import UNSUPPORTED, RouterOptions
@@ -323,7 +322,7 @@ SURFACES: dict[str, Callable[[], dict[str, Any]]] = {
     "frontend": of_frontends,
     "mocker": of_mockers,
     "unsupported by the router": lambda: of_unsupported(RouterOptions, UNSUPPORTED, ENDPOINT),
-    "unsupported by the mocker": lambda: of_unsupported(MockerConfig, WAITING),
+    "unsupported by the mocker": lambda: of_unsupported(MockerConfig, UNSUPPORTED_FLAGS),
     "python": of_python,
     "card": of_cards,
     "policy file": of_files,

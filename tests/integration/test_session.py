@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from dynamo.cli.life import RESTARTS_MAX
-from dynamo.cli.serve import claim_port, cores
+from dynamo.cli.serve import cores, reserve_port
 from dynamo.core.errors import ConfigError
+from dynamo.core.listening import bind
 
 pytestmark = pytest.mark.integration
 
@@ -85,7 +86,8 @@ class Run:
     def __init__(self, tmp_path: Path, workers: list[str], frontend: str = FRONTEND) -> None:
         self.tmp_path = tmp_path
         self.folder = tmp_path
-        self.port = claim_port("127.0.0.1", 0)
+        self.reserved = reserve_port("127.0.0.1", 0)
+        self.port = self.reserved.getsockname()[1]
         spec = {
             "folder": str(self.folder),
             "frontend": frontend.replace("PORT", str(self.port)),
@@ -139,6 +141,7 @@ def runs() -> Iterator[list[Run]]:
         with contextlib.suppress(ProcessLookupError):
             run.process.kill()
         run.process.wait()
+        run.reserved.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -255,17 +258,20 @@ def test_no_process_outlives_a_session_that_is_killed_outright(tmp_path: Path, r
     wait_for(lambda: not any(map(is_alive, pids)), lambda: f"still alive: {[pid for pid in pids if is_alive(pid)]}")
 
 
-def test_a_port_is_claimed_only_when_it_is_free() -> None:
+def test_serve_reserves_only_a_free_port() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"--http-port {port} is in use"):
-            claim_port("127.0.0.1", port)
+            reserve_port("127.0.0.1", port)
         with pytest.raises(ConfigError, match=f"--http-port {port} is in use"):
-            claim_port("0.0.0.0", port)
-    assert claim_port("127.0.0.1", port) == port
-    assert claim_port("0.0.0.0", 0) > 0
+            reserve_port("0.0.0.0", port)
+    with reserve_port("127.0.0.1", port) as reserved, bind("127.0.0.1", port, "--http-port") as frontend:
+        assert reserved.getsockname()[1] == port
+        frontend.listen()
+    with reserve_port("0.0.0.0", 0) as reserved:
+        assert reserved.getsockname()[1] > 0
 
 
 @pytest.mark.parametrize(
@@ -279,7 +285,7 @@ def test_a_port_is_claimed_only_when_it_is_free() -> None:
 )
 def test_an_address_that_cannot_be_listened_on_is_named(host: str, port: int, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        claim_port(host, port)
+        reserve_port(host, port)
 
 
 def test_there_is_a_core_to_run_on() -> None:

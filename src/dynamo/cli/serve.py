@@ -16,6 +16,7 @@ from dynamo.cli import options
 from dynamo.cli.announcement import Announcement
 from dynamo.cli.graph import FRONTEND, Graph, GraphLocation, plan
 from dynamo.cli.life import EndGraph, GraphLife, Phase, RestartProcess
+from dynamo.core.boundaries import Rollback
 from dynamo.core.config import environ
 from dynamo.core.errors import ConfigError, DynamoException, StartupError
 from dynamo.core.known_variables import warnings as unknown_variables
@@ -41,7 +42,9 @@ def serve(argv: list[str], started: float) -> int:
     chosen = options.read(argv, variables)
     for warning in unknown_variables(variables):
         sys.stderr.write(f"warning: {warning}\n")
-    host, port = chosen.frontend.http_host, claim_port(chosen.frontend.http_host, chosen.frontend.http_port)
+    host = chosen.frontend.http_host
+    reserved = reserve_port(host, chosen.frontend.http_port)  # Until the end, also between two runs of the frontend.
+    port = reserved.getsockname()[1]
     keys, session_key = chosen.keys, None
     if chosen.needs_key:  # This process lists the models to see whether they are served, so it needs a key too.
         session_key = secrets.token_urlsafe(32)
@@ -75,7 +78,8 @@ def serve(argv: list[str], started: float) -> int:
     )
     verbose = chosen.serve.verbose or bool(variables.get("DYN_LOG"))  # Setting a level implies showing the logs.
     progress = ProgressLine(started=started)
-    return ServeSession(graph, announcement, home, variables, progress, verbose=verbose, key=session_key).run()
+    with reserved:
+        return ServeSession(graph, announcement, home, variables, progress, verbose=verbose, key=session_key).run()
 
 
 class ProgressLine:
@@ -240,19 +244,22 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def claim_port(host: str, port: int) -> int:
-    """Return the port if it is free, a free one for 0. Raises `StartupError` before any process is started."""
+def reserve_port(host: str, port: int) -> socket.socket:
+    """Return a socket bound to the port, to a free one for 0. Raises `StartupError` before any process is started.
+
+    It does not listen, so the frontend, which binds with SO_REUSEADDR too, can listen on the port; the kernel gives the
+    port to no outgoing connection and to no process that requests any free port.
+    """
     if not 0 <= port <= 65535:
         raise ConfigError(f"--http-port {port}: must be from 0 to 65535 (0 chooses a free port)")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            # As servers do: a closing connection of an earlier server does not occupy the port.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            return int(probe.getsockname()[1])
+        reserved = socket.socket(family, kind, protocol)
+        with Rollback(reserved.close):
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.bind(address)
     except socket.gaierror as error:
         raise ConfigError(f"--http-host {host!r}: {error.strerror}") from None
     except OSError as error:
@@ -261,3 +268,4 @@ def claim_port(host: str, port: int) -> int:
                 f"--http-port {port} is in use by another process; choose another with --http-port, or 0 for a free one"
             ) from None
         raise StartupError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    return reserved

@@ -183,7 +183,7 @@ def test_help_shows_flag_variable_default_and_percent_signs(capsys: pytest.Captu
 
 @pytest.mark.parametrize(
     "name", ["frontend.config.FrontendConfig", "cpu.config.CpuConfig", "mocker.config.MockerConfig",
-             "openai_proxy.config.ProxyConfig", "router.config.RouterOptions", "trtllm.config.TrtllmConfig"],
+             "openai_proxy.config.ProxyConfig", "router.main.RouterOptions", "trtllm.config.TrtllmConfig"],
 )  # fmt: skip
 def test_help_lists_common_options_and_its_summary_is_short(name: str) -> None:
     module, _, type_name = name.rpartition(".")

@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
-from tests.unit.router.test_service import BLOCK, PROMPT, House, until
+from tests.settle import until
+from tests.unit.router.test_main import BLOCK, PROMPT, House
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.kv_router.config import RoutingConfig

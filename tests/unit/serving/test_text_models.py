@@ -10,7 +10,7 @@ from dynamo.core.codec import json_encode, msgpack_decode, msgpack_encode
 from dynamo.core.errors import Disconnected, InvalidArgument, Unknown, WorkerUnavailable
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
-from dynamo.parsers.base import CallArguments, CallBegin, Content, Event, Reasoning
+from dynamo.parsers.base import CallArguments, CallBegin, ContentDelta, Event, ReasoningDelta
 from dynamo.protocols.engine import CompletionUsage
 from dynamo.runtime.request_plane.base import Item
 from dynamo.serving.errors import ErrorAnswer
@@ -363,7 +363,7 @@ def test_chunks_become_the_endpoints_events() -> None:
     writer = writer_of_words()
     said = b"".join([writer.chunk(one) for one in CHUNKS] + [writer.end()]).decode().split()
     assert said == [
-        "begin0", "first0", "Reasoning0", "Content0", "CallBegin0", "CallArguments0", "tool_calls0", "usage7", "end",
+        "begin0", "first0", "ReasoningDelta0", "ContentDelta0", "CallBegin0", "CallArguments0", "tool_calls0", "usage7", "end",
     ]  # fmt: skip
 
 
@@ -371,12 +371,12 @@ def test_choices_begin_and_end_on_their_own() -> None:
     writer = writer_of_words()
     said = writer.chunk(chunk({"content": "a"})) + writer.chunk(chunk({"content": "b"}, 1, "length")) + writer.end()
     assert said.decode().split() == [
-        "begin0", "first0", "Content0", "first1", "Content1", "stop0", "length1", "usage0", "end",
+        "begin0", "first0", "ContentDelta0", "first1", "ContentDelta1", "stop0", "length1", "usage0", "end",
     ]  # fmt: skip
 
 
 def test_all_chunks_make_one_answer() -> None:
-    events = [Reasoning("hm"), Content("So"), CallBegin(0, "f", "c"), CallArguments(0, "{}")]
+    events = [ReasoningDelta("hm"), ContentDelta("So"), CallBegin(0, "f", "c"), CallArguments(0, "{}")]
     assert writer_of_words().whole(CHUNKS) == repr([(0, "So", events, "tool_calls")]).encode()
 
 
