@@ -70,6 +70,7 @@ simulate: $(VENV)/.test ## Run production code under SEEDS seeded fault scenario
 
 conformance: $(VENV)/.reference ## Run every test with the released ai-dynamo 1.6.1, which is installed into .cache.
 	$(BIN)/python -m benchmarks.peer
+	$(BIN)/python -m benchmarks.planner_peer
 	$(PYTEST) -m conformance $(ARGS)
 
 conformance-subset: $(VENV)/.test ## Run the conformance tests that CI runs: one or two of each interface, both directions.
@@ -96,7 +97,7 @@ format: $(VENV)/.check ## Rewrite the files as `make check` requires, and the ge
 	$(MAKE) --no-print-directory references
 
 references: $(VENV)/.check ## Rewrite the generated pages and pictures of the documentation from the source and the result files.
-	@for page in known_variables architecture parsers_page request_fields flags_page variables_page endpoints_page metrics_page figures; do \
+	@for page in known_variables architecture parsers_page request_fields flags_page variables_page endpoints_page metrics_page python_api figures; do \
 		$(BIN)/python -m tools.$$page || exit 1; done
 
 clean: ## Delete the environments and every cache.

@@ -1,4 +1,4 @@
-"""Certificates: an authority, what it vouches for, and a stranger whom nobody trusts; made anew for each run."""
+"""Certificates: an authority, certificates that it signs, and one of an untrusted authority; created for each run."""
 
 from pathlib import Path
 

@@ -1,5 +1,6 @@
 """What every test shares."""
 
+import gc
 import os
 import signal
 
@@ -14,3 +15,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dynamo"))
 # A shell starts background commands with SIGINT ignored, and children inherit that: tests that interrupt need the default.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+gc.disable()  # While tests are collected: nearly everything that is allocated then is kept.
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage again, but not among the modules and tests that exist now."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()

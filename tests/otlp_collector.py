@@ -1,4 +1,4 @@
-"""An OTLP/HTTP collector: hears what the real SDK sends over loopback."""
+"""An OTLP/HTTP collector: receives the exports of the real SDK over loopback."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

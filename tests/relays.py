@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from tests.scripted_engine.house import DEADLINE_S, Answer, Wire, parse
+from tests.settle import until
 
 from dynamo.core.codec import json_encode
 from dynamo.core.metrics import MetricsRegistry
@@ -26,9 +27,16 @@ from dynamo.serving.pipeline import Pipeline
 
 Handler = Callable[..., AsyncIterator[Any]]
 
+NEEDS = {
+    WorkerType.Aggregated: [],
+    WorkerType.Prefill: [[WorkerType.Decode]],
+    WorkerType.Decode: [[WorkerType.Prefill]],
+}
+"""Worker types that each type depends on."""
+
 
 class Relays:
-    """One frontend, and what its workers were asked."""
+    """One frontend, and the requests that its workers received."""
 
     def __init__(
         self,
@@ -88,13 +96,12 @@ class Relays:
             directory or name,
             name,
             worker_type=role,
+            needs=NEEDS[role],
             runtime_config=config,
             skip_model_assets=directory is None,
         )
         await endpoint.serve(GeneratorHandler(generate, worker.tasks))
-        async with asyncio.timeout(DEADLINE_S):
-            while worker.instance_id not in self._present(name):  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0)
+        await until(lambda: worker.instance_id in self._present(name), f"{name} is not served")
 
     def _present(self, name: str) -> list[int]:
         return [one for served in self.models.every_set() if served.name == name for one in served.worker_ids()]

@@ -8,21 +8,6 @@ from typing import Any
 import pytest
 import zmq
 
-SOCKETS_LEFT = frozenset(
-    {
-        "core/test_http_client.py",
-        "frontend/test_interactive.py",
-        "indexer/test_main.py",
-        "indexer/test_routes.py",
-        "kvbm/test_metrics.py",
-        "routing/services/test_indexer_peers.py",
-        "routing/sync/test_replica_peers.py",
-        "runtime/test_json_service.py",
-        "runtime/test_system.py",
-    }
-)
-"""Unit tests below tests/unit that still open sockets; the list only shrinks."""
-
 
 class SocketInUnitTest(AssertionError):
     """A unit test bound or connected a socket."""

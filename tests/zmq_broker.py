@@ -1,4 +1,4 @@
-"""A ZMQ broker: hands on whatever publishers bring to whoever asks for it."""
+"""A ZMQ broker: forwards the messages of publishers to their subscribers."""
 
 import threading
 from typing import Self

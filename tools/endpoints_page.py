@@ -10,8 +10,8 @@ from tools.pages import REFERENCE, ROOT, code, table, write
 
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.routes.api_options import ApiOptions
-from dynamo.http.routes.groups import all_routes
-from dynamo.http.routes.table import RouteContext, RouteTable
+from dynamo.http.routes.groups import GROUPS
+from dynamo.http.routes.table import RouteContext, RouteTable, routes_of
 
 PAGE = REFERENCE / "endpoints.md"
 SERVICES = ("indexer", "slot_tracker", "select_service", "routing")
@@ -60,7 +60,7 @@ def frontend_routes() -> RouteTable:
     with tempfile.TemporaryDirectory() as folder:
         apis = ApiOptions(enable_anthropic=True, batch_dir=folder)
         stub = MagicMock()
-        return all_routes(RouteContext(stub, stub, MetricsRegistry(), lambda: True, apis=apis))
+        return routes_of(RouteContext(stub, stub, MetricsRegistry(), lambda: True, apis=apis), GROUPS)
 
 
 def service_routes(package: str) -> Iterator[tuple[str, str]]:

@@ -21,7 +21,7 @@ from dataclasses import fields, is_dataclass
 from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import GenericAlias, ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,7 +29,12 @@ SNAPSHOT = ROOT / "tests" / "house" / "public_surface.json"
 MODULES = (
     "dynamo",
     "dynamo._core",
+    "dynamo._core.backend",
     "dynamo.backend",
+    "dynamo.common.backend",
+    "dynamo.common.backend.metrics",
+    "dynamo.common.backend.publisher",
+    "dynamo.common.backend.worker",
     "dynamo.health_check",
     "dynamo.llm",
     "dynamo.llm.exceptions",
@@ -127,7 +132,7 @@ def described(value: Any) -> list[str]:
     """Return the parameters of a function, or the members of a class; empty for other objects."""
     if inspect.isclass(value):
         return sorted(name for name in dir(value) if not name.startswith("_"))
-    if callable(value):
+    if callable(value) and not isinstance(value, GenericAlias):
         return [name for name in inspect.signature(value).parameters if not name.startswith("_")]
     return []
 

@@ -8,9 +8,11 @@ class Payload(HealthCheckPayload):
 await endpoint.serve_endpoint(generate, health_check_payload=Payload().to_dict())
 """
 
-import json
 import logging
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from dynamo.core.config import environ
 
@@ -24,21 +26,19 @@ __all__ = ["HEALTH_CHECK_KEY", "HealthCheckPayload", "load_health_check_from_env
 
 def load_health_check_from_env(env_var: str = "DYN_HEALTH_CHECK_PAYLOAD") -> dict[str, Any] | None:
     """Return the payload in a variable, as JSON or as `@file` with it; None if it is unset or invalid."""
-    text = environ().get(env_var)
-    if not text:
+    given = environ().get(env_var)
+    if not given:
         return None
     try:
-        if text.startswith("@"):
-            with open(text[1:], encoding="utf-8") as file:
-                text = file.read()
-        payload = json.loads(text)
-    except (OSError, ValueError) as error:
-        logger.warning("ignored %s=%.200r: must be JSON or @FILE with JSON: %s", env_var, text, error)
-        return None
-    if not isinstance(payload, dict):
-        logger.warning("ignored %s=%.200r: must be a JSON object", env_var, text)
-        return None
-    return payload
+        content = Path(given[1:]).read_bytes() if given.startswith("@") else given
+        return msgspec.json.decode(content, type=dict[str, Any])
+    except (OSError, msgspec.DecodeError) as error:
+        logger.warning("ignored %s=%.200r: must be a JSON object or @FILE with one: %s", env_var, given, error)
+    return None
+
+
+class MissingPayload(NotImplementedError):
+    """A subclass of `HealthCheckPayload` sets no `default_payload`."""
 
 
 class HealthCheckPayload:
@@ -47,10 +47,15 @@ class HealthCheckPayload:
     default_payload: dict[str, Any]
 
     def __init__(self) -> None:
-        if getattr(self, "default_payload", None) is None:
-            raise ValueError(f"{type(self).__name__} must set default_payload before it calls __init__")
-        self._payload = load_health_check_from_env() or self.default_payload
+        if not hasattr(self, "default_payload"):
+            raise MissingPayload(f"{type(self).__name__} must set default_payload before it calls __init__")
+        self._payload: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the payload for `serve_endpoint`."""
+        """Return the payload for `serve_endpoint`; the environment is read by the first call."""
+        if self._payload is None:
+            self._payload = load_health_check_from_env() or self.default_payload
         return self._payload
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(payload={self.to_dict()!r})"

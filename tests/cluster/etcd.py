@@ -44,7 +44,7 @@ class EtcdServer:
         self.process.send_signal(number)
 
     def pause(self) -> None:
-        """Returns when the kernel says that it is stopped."""
+        """Returns when the kernel reports that it is stopped."""
         self.signal(signal.SIGSTOP)
         wait_until(lambda: self.state() == "T", "the member was not stopped")
 
@@ -117,7 +117,7 @@ class EtcdCluster:
         return self
 
     def control(self, *words: str) -> str:
-        """What etcdctl says."""
+        """The output of etcdctl."""
         done = subprocess.run([CONTROL, "--endpoints", self.endpoints, *words], capture_output=True, check=True)
         return done.stdout.decode()
 

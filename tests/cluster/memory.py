@@ -7,7 +7,7 @@ from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
 
 
 class MemoryCluster:
-    """Makes runtimes that find, call and hear of each other, and shuts them down."""
+    """Creates runtimes that discover and call each other in memory, and shuts them down."""
 
     def __init__(self) -> None:
         self.store, self.hub, self.bus = MemoryStore(), MemoryHub(), MemoryBus()

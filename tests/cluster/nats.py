@@ -69,7 +69,7 @@ class NatsServer:
         return self.greeting(1.0).startswith(b"INFO ")
 
     def greeting(self, timeout_s: float) -> bytes:
-        """What it says to a new connection; nothing when it is dead, or stopped."""
+        """The greeting that a new connection receives; empty when the server is dead or stopped."""
         try:
             with closing(socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s)) as connection:
                 return connection.recv(4096)
@@ -85,7 +85,7 @@ class NatsServer:
         assert self.greeting(0.2) == b"", "somebody still listens"
 
     def pause(self) -> None:
-        """SIGSTOP; proves that it is stopped: the kernel takes connections, nobody greets."""
+        """Sends SIGSTOP and verifies that it took effect: the kernel accepts connections, but no greeting arrives."""
         assert self.process is not None
         os.kill(self.process.pid, signal.SIGSTOP)
         assert _state(self.process.pid) == "T"

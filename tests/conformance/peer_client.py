@@ -1,4 +1,4 @@
-"""A client of the released peer: does what each line of its input says. Run by the peer's own Python."""
+"""A client of the released peer: executes each line of its input. Run by the peer's own Python."""
 
 import asyncio
 import json

@@ -1,7 +1,7 @@
 """A prefill or a decode worker that writes down every request it gets.
 
 Run by the Python of either implementation: `peer_disagg_worker.py MODEL_DIR NAME RECORDS prefill|decode [BOOTSTRAP_PORT]`.
-A prefill worker answers one token and says who it is; `prefill_ends:REASON` among a request's annotations is how it ends
+A prefill worker returns one token and its id; `prefill_ends:REASON` among a request's annotations is how it ends
 it, `prefill_fails:CLASS` is what it raises instead, and `prefill_hangs:SECONDS` has it wait until it is stopped, which it
 writes down as well. A decode worker answers three tokens.
 """

@@ -1,4 +1,4 @@
-"""A worker of every kind that writes down what it is asked and answers what a file says.
+"""A worker of every kind that records its requests and returns the contents of a file.
 
 Run by the Python of either implementation: `peer_endpoints.py MODEL_DIR RECORDS ANSWERS`.
 """

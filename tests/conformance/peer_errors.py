@@ -1,4 +1,4 @@
-"""A worker of a model `errors` that raises what it is asked for. Runs under our Python and under a released peer's."""
+"""A worker of a model `errors` that raises the requested error. Runs under our Python and under a released peer's."""
 
 import asyncio
 

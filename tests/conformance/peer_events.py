@@ -1,4 +1,4 @@
-"""Events of the released peer: publishes forward-pass metrics, or prints those it hears. Run by the peer's own Python."""
+"""Forward-pass metrics of the released peer: publishes or prints them. Run by the peer's own Python."""
 
 import asyncio
 import sys

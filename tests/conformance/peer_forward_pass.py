@@ -1,12 +1,12 @@
-"""The released consumer of forward-pass metrics: prints, as JSON, what its own classes read in those it hears."""
+"""The released consumer of forward-pass metrics: prints, as JSON, the messages that its own classes decode."""
 
 import asyncio
 import json
 import sys
 
 import msgspec
-from dynamo.common.forward_pass_metrics import decode
 
+from dynamo.common.forward_pass_metrics import decode
 from dynamo.llm import FpmEventSubscriber
 from dynamo.runtime import DistributedRuntime
 

@@ -1,4 +1,4 @@
-"""A worker of the released peer under several names, which writes down how it is asked to guide its text.
+"""A worker of the released peer under several names, which records the guided decoding options of its requests.
 
 Run by the peer's own Python: `peer_guided.py MODEL_DIR RECORDS NAME:TOOL_CALL_PARSER:REASONING_PARSER:TAG …`, where TAG
 is what `set_structural_tag` is given, as JSON; each part may be empty.

@@ -1,4 +1,4 @@
-"""A released worker with a LoRA adapter beside its model: says under which adapter it was asked. Run by the peer's Python."""
+"""A released worker of a model and a LoRA adapter: returns the adapter of each request. Run by the peer's Python."""
 
 import asyncio
 import sys
@@ -8,7 +8,7 @@ from dynamo.runtime import DistributedRuntime
 
 
 async def generate(request, context):
-    """Answers token 65 for the model and 66 for an adapter, as often as asked."""
+    """Returns token 65 for the model and 66 for an adapter, `max_tokens` times."""
     name = (request.get("routing") or {}).get("lora_name")
     print(f"asked for {name}", flush=True)
     yield {"token_ids": [66 if name else 65], "index": 0, "finish_reason": "length"}

@@ -7,7 +7,7 @@ from dynamo.llm import RadixTree, compute_block_hash_for_seq
 
 
 def history(steps):
-    """The scores of each prompt that is asked about on the way."""
+    """The scores of each prompt that is queried on the way."""
     tree, found = RadixTree(), []
     for kind, worker, value in steps:
         if kind == "event":

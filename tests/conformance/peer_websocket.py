@@ -1,4 +1,4 @@
-"""A client of a realtime model: sends events and prints what it hears. Run by the peer's Python, which has aiohttp."""
+"""A client of a realtime model: sends and prints events. Run by the peer's Python, which has aiohttp."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A worker of a realtime model: says back what each frame of its request was. Run by either package's Python."""
+"""A worker of a realtime model: returns each frame of its request. Run by either package's Python."""
 
 import asyncio
 import sys

@@ -1,6 +1,6 @@
-"""Responses and Anthropic's messages: our frontend and the released one ask a worker the same, and tell the same of it.
+"""Responses and Anthropic messages: both frontends send the same requests and return the same responses.
 
-A released worker that writes down what it is asked stands behind both. Where we mean to differ, the table says why.
+Both use a released worker that records its requests. The table gives the reason of each intended difference.
 """
 
 import http.client
@@ -102,8 +102,8 @@ ASKED = {
 }  # fmt: skip
 
 LEFT_OPEN = ("extra_args", "require_reasoning")
-"""What a worker is told of the model's thoughts is compared for chats (test_requests_peer.py); and theirs asks for the
-reason of a message's end, which our workers always tell."""
+"""The reasoning fields of worker requests are compared for chats (test_requests_peer.py); the released frontend
+requests the reason of a message's end, which our workers always return."""
 
 
 def essence(sent):
@@ -111,7 +111,7 @@ def essence(sent):
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_a_worker_is_asked_the_same(peers, name):
+def test_both_frontends_send_workers_the_same_request(peers, name):
     path, body = ASKED[name]
     assert essence(peers.sent("ours", path, body, {})) == essence(peers.sent("theirs", path, body, {}))
 
@@ -134,8 +134,8 @@ TOLD = {
 }
 
 OURS_ALONE = {"store", "user", "usage", "tools"}
-"""Responses are kept here; the user is repeated; the current client wants one more count; a tool that was not said to be
-strict is not called so."""
+"""Responses are stored here; the user is repeated; the current client requires one more count; a tool that was not
+declared strict is not called so."""
 
 
 @pytest.mark.parametrize("name", TOLD)

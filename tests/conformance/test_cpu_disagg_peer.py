@@ -1,4 +1,4 @@
-"""Prefill and decode workers of the embedded engine behind the released frontend: what one worker says alone."""
+"""Prefill and decode workers of the embedded engine behind the released frontend return the same as one worker."""
 
 import sys
 import time
@@ -87,7 +87,9 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CpuPeers]:
 @pytest.mark.parametrize("frontend", FRONTENDS)
 @pytest.mark.parametrize("kind", ASKED)
 @pytest.mark.parametrize("model", PAIRS)
-def test_two_workers_say_what_one_says(peers: CpuPeers, frontend: str, kind: str, model: str) -> None:
+def test_disaggregated_response_equals_that_of_one_worker(
+    peers: CpuPeers, frontend: str, kind: str, model: str
+) -> None:
     want = peers.answered("ours", "whole", ASKED[kind])
     before = peers.fetched(model)
     assert peers.answered(frontend, model, ASKED[kind]) == want

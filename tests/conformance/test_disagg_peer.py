@@ -1,4 +1,4 @@
-"""Prefill and decode: both frontends send the same two legs, and ours works with released mockers in both roles."""
+"""Prefill and decode: both frontends send the same two requests, and ours works with released mockers in both roles."""
 
 import http.client
 import json
@@ -94,7 +94,7 @@ def settled(request):
 
 @pytest.fixture(scope="module", params=["round-robin", "kv", "power-of-two", "round-robin+", "kv+"])
 def peers(request, tmp_path_factory):
-    """Both frontends before released workers that write down what they are asked; + with a place to meet."""
+    """Both frontends before released workers that record their requests; + with bootstrap information."""
     require_peer()
     mode, plus, _ = request.param.partition("+")
     with DisaggregatedPeers(tmp_path_factory.mktemp("disagg"), mode) as peers:
@@ -116,7 +116,7 @@ def test_both_legs_are_the_same(peers, name):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_failed_prefill_is_told_the_same(peers, name):
+def test_both_frontends_return_the_same_error_for_a_failed_prefill(peers, name):
     if peers.is_bootstrapped:
         pytest.skip("the decode worker of this peers waits for no blocks, and may have answered already")
     body = {"nvext": {"annotations": [f"prefill_fails:{REFUSED[name]}"]}}

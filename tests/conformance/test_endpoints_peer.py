@@ -1,4 +1,4 @@
-"""Embeddings, media and native generation: our frontend asks a released worker, and tells a client, what theirs does."""
+"""Embeddings, media and native generation: both frontends send a worker the same requests, and return the same."""
 
 import json
 import os
@@ -149,7 +149,7 @@ def settled(request):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_worker_is_asked_and_a_client_is_told_the_same(peers, name):
+def test_both_frontends_send_the_same_requests_and_responses(peers, name):
     assert peers.exchange("ours", *CASES[name]) == peers.exchange("theirs", *CASES[name])
 
 
@@ -160,7 +160,7 @@ def test_the_same_is_refused(peers, name):
 
 
 @pytest.mark.parametrize("name", ["a text", "classes", "ranked", "an image", "a sound", "a film", "tokens"])
-def test_a_worker_that_fails_is_told_with_the_same_status(peers, name):
+def test_both_frontends_return_the_same_status_for_a_failed_worker(peers, name):
     path, body, _ = CASES[name]
     peers.answers.write_text('["fail"]')
     assert [peers.post(implementation, path, body).status for implementation in ("ours", "theirs")] == [400, 400]

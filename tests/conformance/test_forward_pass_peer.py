@@ -78,7 +78,7 @@ async def ask(runtime: DistributedRuntime, start: int, prompt: int, answer: int)
 
 
 async def steps_of(runtime: DistributedRuntime) -> list[dict[str, Any]]:
-    """What the mocker that runs says of a certain load, wherever it computed something."""
+    """The metrics that the running mocker publishes for a certain load, of all steps that computed something."""
     heard: list[ForwardPassMetrics] = []
     subscriber = await runtime.event_plane.subscriber(runtime.endpoint(ENDPOINT).id, FORWARD_PASS_TOPIC)
     events = aiter(subscriber)
@@ -110,7 +110,9 @@ async def steps_of(runtime: DistributedRuntime) -> list[dict[str, Any]]:
     ]
 
 
-async def test_both_mockers_say_the_same_of_the_same_load(peer: str, variables: dict[str, str], tmp_path: Path) -> None:
+async def test_both_mockers_publish_the_same_metrics_for_the_same_load(
+    peer: str, variables: dict[str, str], tmp_path: Path
+) -> None:
     told = []
     for name, python in (("ours", sys.executable), ("theirs", peer)):
         variables = {**variables, "DYN_FILE_KV": str(tmp_path / name)}
@@ -125,7 +127,9 @@ async def test_both_mockers_say_the_same_of_the_same_load(peer: str, variables: 
 
 
 @pytest.mark.parametrize("engine", ["mocker", "cpu"])
-async def test_their_consumer_reads_what_our_workers_tell(peer: str, variables: dict[str, str], engine: str) -> None:
+async def test_released_consumer_reads_the_metrics_of_our_workers(
+    peer: str, variables: dict[str, str], engine: str
+) -> None:
     command = [sys.executable, "-m", f"dynamo.{engine}", "--model-name", "m", "--discovery-backend", "file"]
     async with (
         process(variables, *command) as _,

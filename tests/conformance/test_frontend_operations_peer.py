@@ -48,7 +48,7 @@ OWN_LABELS = {"dynamo_component_uptime_seconds"}
 
 
 class Side:
-    """One frontend before our mocker, asked everything once."""
+    """One frontend before our mocker, after one request of each kind."""
 
     def __init__(self, name, implementation):
         with Stack(
@@ -108,7 +108,7 @@ def sides():
 
 
 def shape(value):
-    """What a value is made of, whatever it says."""
+    """The types of which a value consists, without the values."""
     if isinstance(value, dict):
         return {name: shape(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -134,7 +134,7 @@ def test_rows_have_the_same_fields_of_the_same_kinds(sides, event):
         assert shape(our_row) == shape(theirs_row)
 
 
-def test_rows_say_the_same_of_the_same_requests(sides):
+def test_both_frontends_trace_the_same_request_end_rows(sides):
     released, mine = (by_event(side.rows, "request_end") for side in sides)
     for theirs_row, our_row in zip(released, mine, strict=True):
         assert our_row.get("agent_context") == theirs_row.get("agent_context")
@@ -142,7 +142,7 @@ def test_rows_say_the_same_of_the_same_requests(sides):
             assert our_row["request"].get(name) == theirs_row["request"].get(name), name
 
 
-def test_payloads_say_the_same_of_the_same_requests(sides):
+def test_both_frontends_trace_the_same_payload_rows(sides):
     released, mine = (by_event(side.rows, "request_payload") for side in sides)
     for theirs_row, our_row in zip(released, mine, strict=True):
         for name in ("endpoint", "model", "http_request_headers", "payload_complete"):

@@ -1,4 +1,4 @@
-"""Whatever form a request asks for: workers are told of it by our frontend as they are by the released one."""
+"""Guided decoding: for every response format, our frontend sends workers the same options as the released one."""
 
 import json
 import sys
@@ -122,7 +122,7 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuidedPeers]:
 
 
 @pytest.mark.parametrize("model", ["plain", "thinks"])
-def test_a_form_is_told_as_the_released_frontend_tells_it(peers: GuidedPeers, model: str) -> None:
+def test_both_frontends_send_the_same_guided_decoding_options(peers: GuidedPeers, model: str) -> None:
     differing = [
         (fields, ours, theirs)
         for fields in FORMS
@@ -132,7 +132,7 @@ def test_a_form_is_told_as_the_released_frontend_tells_it(peers: GuidedPeers, mo
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_calls_are_told_as_the_released_frontend_tells_them(peers: GuidedPeers, model: str) -> None:
+def test_both_frontends_send_the_same_options_for_tool_calls(peers: GuidedPeers, model: str) -> None:
     differing = [
         (fields, ours, theirs)
         for fields in CALLS

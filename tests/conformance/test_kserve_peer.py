@@ -1,4 +1,4 @@
-"""KServe beside the released frontend: both before the same workers of ours, asked the same by Triton's client."""
+"""KServe: our frontend and the released one before the same workers of ours, called by Triton's client."""
 
 import sys
 from collections.abc import Iterator
@@ -143,7 +143,7 @@ def test_text_is_streamed_alike(peers: KservePeers, streaming: bool) -> None:
     assert len(ours) == (3 if streaming else 1)
 
 
-def test_a_model_that_nobody_has_is_told_alike(peers: KservePeers) -> None:
+def test_both_frontends_return_not_found_for_an_unknown_model(peers: KservePeers) -> None:
     request = tensors(int_contents=[1, 2])
     request.model_name = "nobody"
     assert peers.call("ModelInfer", request) == [grpc.StatusCode.NOT_FOUND] * 2

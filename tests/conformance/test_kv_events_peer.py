@@ -1,7 +1,7 @@
 """KV events between the implementations: the released router follows our caches, and we read and ask its mocker's.
 
 The released router listens to a publisher only where an event source is registered for it, begins with all that the
-source holds, and asks again when the number of an event is missing (docs/kv-events.md).
+source holds, and queries it again when the number of an event is missing (docs/kv-events.md).
 """
 
 import asyncio
@@ -51,7 +51,7 @@ def peer() -> str:
 
 
 class Answer:
-    """What the frontend says of one chat."""
+    """The routing data that the frontend returns for one chat."""
 
     def __init__(self, body: dict[str, Any]) -> None:
         self.cached_tokens: int = body["usage"]["prompt_tokens_details"]["cached_tokens"]
@@ -165,7 +165,7 @@ def test_their_router_applies_all_that_our_workers_store_and_evict(two_workers: 
 
 
 class LossyPlane(ZmqEventPlane):
-    """Loses what is published on one topic while it is told to."""
+    """Loses the messages of one topic while enabled."""
 
     def __init__(self, discovery: Discovery) -> None:
         super().__init__(discovery)
@@ -211,7 +211,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 @contextlib.asynccontextmanager
 async def stack_of(recipe: Recipe) -> AsyncIterator[Stack]:
-    """A stack that is started and stopped beside this process's loop, which may have to answer it."""
+    """A stack that is started and stopped in a thread, because this process's loop may have to answer it."""
     stack = Stack(recipe, bench_model())
     try:
         await asyncio.to_thread(stack.__enter__)
@@ -241,7 +241,7 @@ async def mocker_here(runtime: DistributedRuntime, *flags: str) -> AsyncIterator
 
 
 def questions(runtime: DistributedRuntime) -> int:
-    """How often a router asked one of our sources."""
+    """How often a router queried one of our sources."""
     lines = runtime.metrics.render().splitlines()
     found = [line for line in lines if line.startswith("dynamo_component_requests_total{") and "kv_query" in line]
     return sum(int(float(line.rsplit(" ", 1)[1])) for line in found)
@@ -371,7 +371,9 @@ async def hear(subscriber: Subscriber, last_event_id: int) -> list[WorkerKvEvent
     return heard
 
 
-async def test_we_hear_their_kv_events_and_ask_for_those_we_missed(peer: str, registry: dict[str, str]) -> None:
+async def test_our_subscriber_reads_released_kv_events_and_recovers_missed_ones(
+    peer: str, registry: dict[str, str]
+) -> None:
     recipe = Recipe(
         name="theirs",
         frontend=theirs(peer),

@@ -1,4 +1,4 @@
-"""Our KV router on released workers: prompts go to who holds them, and what was not heard is asked for."""
+"""Our KV router on released workers: prompts go to workers that cache them, and missed events are queried."""
 
 import asyncio
 import time
@@ -54,7 +54,7 @@ def until(is_true: Callable[[], bool], what: str) -> None:
 
 
 def chat(stack: Stack, number: int) -> dict[str, Any]:
-    """What is told of the routing of a long prompt of that number, and what the worker had in its cache."""
+    """The routing data of a long prompt of that number, and the cached tokens that the worker reported."""
     words = " ".join(f"{number} item {number * 1000 + word}" for word in range(20))
     body = {
         "model": MODEL_NAME,
@@ -99,7 +99,9 @@ def test_what_released_workers_evict_is_not_looked_for_there(released_workers: S
     assert abs(told["device_blocks"] * BLOCK - told["cached_tokens"]) <= BLOCK
 
 
-async def test_what_was_not_heard_is_asked_for(released_workers: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_router_recovers_missed_events_from_released_workers(
+    released_workers: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DYN_FILE_KV", released_workers.recipe.variables["DYN_FILE_KV"])
     monkeypatch.setenv("DYN_TCP_RPC_HOST", HOST)
     monkeypatch.setenv("DYN_TCP_RESPONSE_STREAM_HOST", HOST)

@@ -1,4 +1,4 @@
-"""KV tiers and the released router: one that joins late is told what our worker has below its cache."""
+"""KV tiers and the released router: one that joins late receives the blocks of our worker's lower tiers."""
 
 import sys
 import time

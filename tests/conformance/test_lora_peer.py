@@ -53,7 +53,7 @@ class LoraPeers(PeerCluster):
         return found
 
     def card(self, name: str) -> dict[str, Any]:
-        """What stands in discovery of a model of that name."""
+        """The discovery record of the model with that name."""
         for path in (self.folder / "discovery").rglob("*"):
             if path.is_file() and (found := _record(path)).get("card_json", {}).get("display_name") == name:
                 return found
@@ -118,7 +118,7 @@ def test_a_released_workers_adapter_is_served_by_both(peers: LoraPeers) -> None:
         assert texts == [adapters.tokenizer().decode([65]), adapters.tokenizer().decode([66])], name
 
 
-def test_cards_of_adapters_say_the_same_in_both_implementations(peers: LoraPeers) -> None:
+def test_both_implementations_write_the_same_adapter_card_fields(peers: LoraPeers) -> None:
     path = adapters.write(peers.folder / "card", 2, TARGETS)
     assert peers.load(1, "ours-tuned", path)["status"] == "success"
     ours, theirs = peers.card("ours-tuned"), peers.card("released-tuned")

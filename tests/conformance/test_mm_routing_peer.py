@@ -1,4 +1,4 @@
-"""Images to the KV router: both implementations' frontends tell a worker the same of the same conversation."""
+"""Images and the KV router: both frontends send a worker the same data for the same conversation."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
 
 
 class Worker:
-    """A worker in this process that keeps what it is asked."""
+    """A worker in this process that records its requests."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -75,7 +75,7 @@ def _hashes(request: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("processor", [True, False])
-async def test_both_frontends_tell_the_same_of_images(
+async def test_both_frontends_send_the_same_image_routing_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processor: bool
 ) -> None:
     require_peer()

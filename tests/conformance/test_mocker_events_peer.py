@@ -52,7 +52,7 @@ def read(socket: "zmq.Socket[bytes]") -> list[bytes]:
 
 
 def replay(context: "zmq.Context[Any]", port: int, start: int) -> list[list[bytes]]:
-    """All that is told again from a number on."""
+    """All messages that are replayed from a number on."""
     with context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.connect(f"tcp://{HOST}:{port}")
@@ -65,7 +65,7 @@ def replay(context: "zmq.Context[Any]", port: int, start: int) -> list[list[byte
 
 
 def told_by(implementation: Implementation) -> tuple[list[list[bytes]], list[list[bytes]]]:
-    """What a mocker of a implementation says over its socket of some prompts, and what it tells again from the second on."""
+    """The frames that a mocker publishes over its socket for some prompts, and those it replays from the second on."""
     port, replay_port = free_port(), free_port()
     flags = [*CACHE_FLAGS, "--zmq-kv-events-ports", str(port), "--zmq-replay-ports", str(replay_port)]
     recipe = Recipe(name=implementation.name, frontend=ours(), engine=implementation, engine_flags=flags)
@@ -102,7 +102,7 @@ def events_of(frames: list[list[bytes]]) -> list[dict[str, Any]]:
     return found[first:]
 
 
-def test_both_say_the_same_of_the_same_prompts_frame_by_frame(peer: str) -> None:
+def test_both_mockers_publish_the_same_frames_for_the_same_prompts(peer: str) -> None:
     (mine, mine_late), (other, other_late) = (told_by(implementation) for implementation in implementations(peer))
     for frames in (mine, other):
         assert [len(frame) for frame in frames] == [4] * len(frames)

@@ -1,4 +1,4 @@
-"""Our mocker beside the released one: in the roles that its frontend gives out, and at its pace."""
+"""Our mocker compared with the released one: in the roles that its frontend assigns, and at its pace."""
 
 import contextlib
 import os
@@ -67,7 +67,7 @@ def workers(home: Path, *roles: list[str], pythons: tuple[str, ...] = ()) -> Ite
 
 
 def serve_a_pair(home: Path, frontend: Implementation, prefill: str, decode: str, *flags: str, at_once: bool) -> None:
-    """Asks a prefill and a decode worker of whichever implementation some questions."""
+    """Sends requests to a prefill and a decode worker of either implementation."""
     meets = ["--bootstrap-ports", str(free_port())] if at_once else []
     recipe = Recipe(name=frontend.name, frontend=frontend, engine=ours(), workers=0, variables=registry(home))
     roles = (["--disaggregation-mode", "prefill", *meets, *flags], ["--disaggregation-mode", "decode", *flags])

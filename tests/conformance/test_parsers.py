@@ -1,7 +1,7 @@
 """Tool calls in well-formed text: what we read in it, and what the released frontend reads in the same.
 
-The model behind the frontend says its prompt again. Content is compared without its white space: 1.6.1 keeps what
-stands between calls, and trims in some formats.
+The model behind the frontend repeats its prompt. Content is compared without its white space: 1.6.1 keeps the space
+between calls, and trims in some formats.
 """
 
 import contextlib
@@ -272,7 +272,7 @@ class Released:
 
 
 def model(folder: Path) -> str:
-    """A model whose prompt is what the user says, and whose tokenizer knows no marker."""
+    """A model whose prompt is the text of the user, and whose tokenizer has no marker tokens."""
     path = str(folder / "model")
     if os.path.exists(path):
         return path

@@ -1,6 +1,6 @@
 """The same programs run under the released package and under ours, and talk to each other.
 
-The side environment is made by `python -m benchmarks.peer` (`DYNAMO_PEER_HOME` says where).
+The side environment is created by `python -m benchmarks.peer` (in `DYNAMO_PEER_HOME`).
 """
 
 import asyncio
@@ -212,7 +212,7 @@ def facts(events: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 
 async def heard(scripts: Scripts, python: str, mode: str, last: Any) -> list[dict[str, Any]]:
-    """Everything that the publisher says, up to its last word."""
+    """All messages of the publisher, up to its last one."""
     runtime = DistributedRuntime(None, "file", "tcp")
     subscriber = await runtime.event_plane.subscriber(runtime.endpoint("ns.comp.ep").id, "kv-events")
     address = f"tcp://127.0.0.1:{free_port()}"
@@ -233,7 +233,7 @@ async def heard(scripts: Scripts, python: str, mode: str, last: Any) -> list[dic
 @pytest.mark.parametrize(
     ("mode", "last"), [("pushed", ("device", 2, "removed", 21)), ("relayed", ("device", 3, "cleared"))]
 )
-async def test_a_cache_is_told_alike_by_both_packages(
+async def test_both_packages_publish_the_same_cache_events(
     scripts: Scripts, pythons: dict[str, str], monkeypatch: pytest.MonkeyPatch, mode: str, last: Any
 ) -> None:
     for name in ("DYN_FILE_KV", "DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST"):

@@ -1,4 +1,4 @@
-"""A served index between the implementations: a released router asks ours, and ours asks a released one."""
+"""A served index between the implementations: a released router queries ours, and ours queries a released one."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ async def process(*command: str) -> AsyncIterator[None]:
 
 
 async def overlaps(runtime: DistributedRuntime, namespace: str) -> list[int]:
-    """The blocks that a router says the workers hold; empty while it cannot say."""
+    """The blocks that a router attributes to the workers; empty while it has no index."""
     client = await runtime.endpoint(f"{namespace}.router.get_overlap_scores").client()
     try:
         stream = await client.generate({"token_ids": PROMPT}, annotated=False)
@@ -95,7 +95,7 @@ async def test_the_one_that_asks_knows_what_the_other_holds(
 
 
 async def until_held(runtime: DistributedRuntime, worker: object, blocks: int) -> None:
-    """Sends the prompt once, and waits until a router knows who holds it."""
+    """Sends the prompt once, and waits until a router has the blocks of it."""
     client = await runtime.endpoint("dynamo.router.generate").client()
     await client.wait_for_instances(TIMEOUT_S)
     deadline = time.monotonic() + TIMEOUT_S
@@ -113,7 +113,7 @@ async def until_held(runtime: DistributedRuntime, worker: object, blocks: int) -
 
 
 async def of_instance(client: object, instance_id: int) -> list[int]:
-    """What one router says."""
+    """The blocks of one router."""
     try:
         stream = await client.direct({"token_ids": PROMPT}, instance_id, annotated=False)  # type: ignore[attr-defined]
         (table,) = [answer async for answer in stream]

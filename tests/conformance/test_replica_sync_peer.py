@@ -70,7 +70,7 @@ class Meeting:
         return RouteRequest(name, packed_block_hashes(prompt, BLOCK), len(prompt), worker_id=worker_id)
 
     async def book(self, worker: int, prompt: list[int], *, prefilled: bool = False) -> str:
-        """Our router gives a request to a worker, which is only told to theirs."""
+        """Our router assigns a request to a worker, and the released one only receives the notification."""
         ask = self.ask_for(prompt, self.workers[worker])
         await self.router.place(ask, Progress())
         if prefilled:
@@ -101,7 +101,7 @@ class Meeting:
         return (mine.worker_id, round(mine.cost, 3)), (worker, round(cost, 3))
 
     async def agree(self, make: Callable[[], list[int]], what: str) -> None:
-        """Both choose the same at the same cost, as soon as both have heard everything."""
+        """Both choose the same worker at the same cost, as soon as both have received everything."""
         seen: Any = None
         async with asyncio.timeout(TIMEOUT_S):
             for _ in range(20):

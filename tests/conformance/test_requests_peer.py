@@ -1,6 +1,6 @@
-"""What a worker is asked: for the same HTTP request our frontend and the released one send it the same.
+"""Worker requests: our frontend and the released one send the same for the same HTTP request.
 
-A released worker that writes down what it is asked stands behind both. Where we mean to differ, the table says why.
+Both use a released worker that records its requests. The table gives the reason of each intended difference.
 """
 
 import json
@@ -197,8 +197,8 @@ def peers(tmp_path_factory):
 def settled(request):
     """A request without what is meant to differ.
 
-    The two implementations sum up a model's card each in its own way; where a request says nothing of its way, theirs says an
-    empty thing; and what it leaves open of its sampling our frontend fills from the model's configuration.
+    The two implementations compute a card's checksum differently; for a request without routing the released one
+    sends an empty value; and our frontend fills absent sampling fields from the model's configuration.
     """
     request = {**request, "mdc_sum": None, "routing": request["routing"] or None}
     defaults = {"temperature": 0.3, "top_p": 0.9, "top_k": 20}
@@ -210,7 +210,7 @@ def settled(request):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_worker_is_asked_the_same(peers, name):
+def test_both_frontends_send_workers_the_same_request(peers, name):
     path, body, headers = CASES[name]
     assert peers.sent("ours", path, body, headers) == peers.sent("theirs", path, body, headers)
 
@@ -256,7 +256,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_a_client_is_told_the_same(peers, name):
+def test_both_frontends_send_clients_the_same_response(peers, name):
     told = []
     for implementation in ("ours", "theirs"):
         status, answer = peers.post(implementation, CHAT, ANSWERS[name])

@@ -50,7 +50,7 @@ class Progress:
 
 
 class StoringEngine(MockerEngine):
-    """A simulated engine that says where the cache of all engines is."""
+    """A simulated engine that publishes where the shared cache of all engines is."""
 
     layout: dict[str, Any] | None = None
 
@@ -80,7 +80,7 @@ class Meeting:
         return PreprocessedRequest(model=MODEL_NAME, token_ids=prompt, agent_context=context)
 
     async def place(self, prompt: list[int], worker: int | None = None, session: str | None = None) -> tuple[str, int]:
-        """Our router gives a request to a worker, of which theirs is told: the request's name, and the worker."""
+        """Our router assigns a request to a worker; the released one receives the request's name and the worker."""
         name = f"ours-{next(self._names)}"
         ask = self.router.to_route_request(self.request(prompt, session), name)
         ask.worker_id = None if worker is None else self.workers[worker]
@@ -114,7 +114,7 @@ class Meeting:
         return [(int(worker), float(cost)) for worker, cost in SELECTED.findall(text)]
 
     async def agree(self, make: Callable[[], list[int]], what: str) -> None:
-        """Both choose the same at the same cost, as soon as both have heard everything."""
+        """Both choose the same worker at the same cost, as soon as both have received everything."""
         seen: Any = None
         async with asyncio.timeout(TIMEOUT_S):
             for _ in range(20):

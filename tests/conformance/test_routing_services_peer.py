@@ -158,7 +158,7 @@ async def test_the_slot_trackers_agree(peer: str, tmp_path: Path) -> None:
 
 
 class Engine:
-    """What a plain engine does on its two sockets, told twice: a message may be lost on its way and asked for again."""
+    """The messages of a plain engine on its two sockets, sent twice: a message may be lost and requested again."""
 
     def __init__(self) -> None:
         self.context = zmq.asyncio.Context()

@@ -1,6 +1,6 @@
 """Our runtime and the released one, over one discovery directory: each calls the other's workers.
 
-The side environment is made by `python -m benchmarks.peer` (`DYNAMO_PEER_HOME` says where).
+The side environment is created by `python -m benchmarks.peer` (in `DYNAMO_PEER_HOME`).
 """
 
 import asyncio
@@ -129,7 +129,7 @@ async def hear(client: Client, request: dict[str, Any], context: Context | None 
         return [element async for element in await client.generate(request, annotated=False, context=context)]
 
 
-async def test_we_hear_their_workers_tokens_and_items(client: Client) -> None:
+async def test_our_client_receives_tokens_and_items_of_a_released_worker(client: Client) -> None:
     assert [instance.response_frames for instance in client.instances()] == [0]
     assert await hear(client, {"count": 12}) == expected(12)
 
@@ -244,7 +244,7 @@ TOPIC = "forward-pass-metrics"  # The one topic that the released bindings let o
 
 @pytest.fixture
 def broker(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Both implementations are told of it, before either opens its event plane."""
+    """Both implementations receive the setting before either opens its event plane."""
     with ZmqBroker() as made:
         variables["DYN_ZMQ_BROKER_URL"] = made.url
         monkeypatch.setenv("DYN_ZMQ_BROKER_URL", made.url)
@@ -262,7 +262,7 @@ async def events(
 
 
 @pytest.mark.parametrize("events", ["publish"], indirect=True)
-async def test_we_hear_their_events(runtime: DistributedRuntime, events: Peer) -> None:
+async def test_our_subscriber_receives_released_events(runtime: DistributedRuntime, events: Peer) -> None:
     subscriber = await runtime.event_plane.subscriber(runtime.endpoint(ENDPOINT).id, TOPIC)
     heard: list[Event] = []
     async with asyncio.timeout(START_TIMEOUT_S):
@@ -278,7 +278,7 @@ async def test_we_hear_their_events(runtime: DistributedRuntime, events: Peer) -
 
 
 @pytest.mark.parametrize("events", ["listen"], indirect=True)
-async def test_they_hear_our_events(runtime: DistributedRuntime, events: Peer) -> None:
+async def test_released_subscriber_receives_our_events(runtime: DistributedRuntime, events: Peer) -> None:
     publisher = await runtime.event_plane.publisher(runtime.endpoint(ENDPOINT).id, TOPIC)
     hearing = asyncio.ensure_future(events.line("heard "))
     async with asyncio.timeout(START_TIMEOUT_S):

@@ -1,6 +1,6 @@
 """Thoughts and content of a text: what we read in it, through our frontend and alone, and what released 1.6.1 reads.
 
-The model behind both frontends says what it is given in a file: its prompt does not speak of thoughts.
+The model behind both frontends returns the contents of a file: its prompt does not mention reasoning.
 """
 
 import json
@@ -41,7 +41,7 @@ TEXTS = {
     ],
 }
 ASKED = {"gemma4": ["<|channel>thought\na<channel|>b", "b"], "deepseek_v3": OUTSIDE[:1], "deepseek_v3_1": OUTSIDE[:1]}
-"""1.6.1 reads these only where thinking is asked for."""
+"""1.6.1 reads these only where thinking is enabled."""
 
 
 class ReasoningPeers(PeerCluster):

@@ -23,11 +23,11 @@ from tests.conformance.test_runtime_peer import (  # noqa: F401 - collected here
     hear,
     peer,
     runtime,
+    test_our_client_receives_tokens_and_items_of_a_released_worker,
     test_their_worker_answers_many_at_once,
     test_their_worker_that_dies_ends_its_streams_at_once,
     test_their_worker_understands_stop_and_kill,
     test_they_call_our_worker_and_see_it_leave,
-    test_we_hear_their_workers_tokens_and_items,
     test_we_understand_their_errors,
     their_client,
     until_ids,
@@ -73,7 +73,7 @@ def without_tls(variables: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if not name.startswith("DYN_TCP_TLS_")}
 
 
-async def test_our_plain_client_is_told_at_once_by_their_tls_worker(
+async def test_our_plaintext_client_fails_at_once_against_a_released_tls_worker(
     worker: Peer,  # noqa: F811
     variables: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""Both pair' frontends in kv mode before the same workers: what one knows the other knows, and they decide alike.
+"""Both frontends in kv mode before the same workers: they share their state and make the same decisions.
 
 The released router writes its choice and its cost into its log, ours into the answer.
 """

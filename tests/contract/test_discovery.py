@@ -72,7 +72,7 @@ async def test_an_empty_bucket_is_synced_at_once(join: Join) -> None:
     assert await take(join().watch(BUCKET), 1) == [Synced()]
 
 
-async def test_a_changed_value_is_told_and_an_equal_one_is_not(join: Join) -> None:
+async def test_watch_reports_changed_values_but_not_equal_ones(join: Join) -> None:
     owner = join()
     watch = join().watch(BUCKET)
     await take(watch, 1)
@@ -127,7 +127,7 @@ async def test_closing_ends_the_watches(join: Join) -> None:
         await take(watch, 1)
 
 
-async def test_each_watcher_is_told_everything(join: Join) -> None:
+async def test_every_watcher_receives_every_change(join: Join) -> None:
     owner, reader = join(), join()
     watches = [reader.watch(BUCKET) for _ in range(2)]
     for watch in watches:
@@ -137,7 +137,7 @@ async def test_each_watcher_is_told_everything(join: Join) -> None:
         assert await take(watch, 1) == [Put("k", b"v")]
 
 
-async def test_a_slow_watcher_is_told_the_newest_of_each_record_and_nothing_it_never_saw(join: Join) -> None:
+async def test_slow_watcher_receives_the_newest_value_of_each_existing_record(join: Join) -> None:
     owner, reader = join(), join()
     watch, quick_watch = reader.watch(BUCKET), reader.watch(BUCKET)
     await take(watch, 1)

@@ -53,7 +53,7 @@ async def take(subscriber: Subscriber) -> Event | PublisherGone:
 
 
 async def connected(publisher: Publisher, subscriber: Subscriber) -> int:
-    """Publishes until the subscriber hears it; returns the next sequence number. A connection takes its time."""
+    """Publishes until the subscriber receives an event; returns the next sequence number."""
     count = 0
     async with asyncio.timeout(TIMEOUT_S):
         hearing = asyncio.ensure_future(anext(aiter(subscriber)))
@@ -88,7 +88,7 @@ async def test_a_subscriber_hears_every_publisher_whenever_it_came(join: Join) -
     assert heard == {publisher.id for publisher in publishers}
 
 
-async def test_who_comes_late_is_told_how_much_was_missed(join: Join) -> None:
+async def test_late_subscriber_receives_the_count_of_missed_events(join: Join) -> None:
     publisher = await join().publisher(ENDPOINT, TOPIC)
     for _ in range(5):
         publisher.publish(b"unheard")
@@ -104,7 +104,7 @@ async def test_who_comes_late_is_told_how_much_was_missed(join: Join) -> None:
     assert first.missed == first.sequence >= 5
 
 
-async def test_what_does_not_fit_is_told_as_a_gap(join: Join) -> None:
+async def test_subscriber_reports_dropped_events_as_a_gap(join: Join) -> None:
     publisher = await join().publisher(ENDPOINT, TOPIC)
     subscriber = await join().subscriber(ENDPOINT, TOPIC)
     start = await connected(publisher, subscriber)
@@ -135,7 +135,7 @@ async def test_topics_and_endpoints_are_separate(join: Join) -> None:
     assert await take(subscriber) == Event(ours.id, start, b"for us", 0)
 
 
-async def test_a_publisher_that_leaves_is_told_after_its_last_event(join: Join) -> None:
+async def test_publisher_gone_arrives_after_its_last_event(join: Join) -> None:
     publisher = await join().publisher(ENDPOINT, TOPIC)
     subscriber = await join().subscriber(ENDPOINT, TOPIC)
     await connected(publisher, subscriber)

@@ -252,7 +252,7 @@ def test_blocks_that_nobody_pulls_are_given_up_in_time(open_ends: Callable[..., 
             ends.pull(descriptor, [(0, 0)])
 
 
-def test_the_oldest_make_room_where_too_much_is_held(small: Ends) -> None:
+def test_source_frees_the_oldest_blocks_when_the_limit_is_exceeded(small: Ends) -> None:
     first, second = small.source.publish([1, 2]), small.source.publish([3, 4])
     third = small.source.publish([5, 6])
     assert small.freed == [[1, 2]]
@@ -365,7 +365,7 @@ def test_a_damaged_block_is_discovered(open_ends: Callable[..., Ends], monkeypat
         ends.pull(descriptor, [(0, 0)])
 
 
-def test_strangers_are_not_served(open_ends: Callable[..., Ends]) -> None:
+def test_source_closes_connections_that_do_not_speak_its_protocol(open_ends: Callable[..., Ends]) -> None:
     ends = open_ends("tcp")
     descriptor = ends.source.publish([1])
     host, _, port = descriptor.offers[0].address.rpartition(":")

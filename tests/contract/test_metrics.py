@@ -44,7 +44,7 @@ def value(runtime: DistributedRuntime, name: str, **labels: str) -> float:
 
 
 @pytest.mark.parametrize("is_batched", [True, False], ids=["batched", "upstream"])
-async def test_a_workers_metrics_tell_what_it_did(is_batched: bool) -> None:
+async def test_worker_metrics_count_its_requests_and_errors(is_batched: bool) -> None:
     store, options = MemoryStore(), TcpOptions(host="127.0.0.1", speaks_batched=is_batched)
 
     def runtime() -> DistributedRuntime:

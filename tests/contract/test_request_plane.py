@@ -43,7 +43,7 @@ MESSAGE_BYTES_MAX = 100_000
 
 
 class Heard:
-    """A receiver that keeps what it hears."""
+    """A receiver that records every message."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -411,7 +411,7 @@ async def until_cancelled(reply: Reply) -> None:
     assert reply.is_cancelled
 
 
-async def test_a_stopped_request_may_still_say_its_last_words(wire: Wire) -> None:
+async def test_stopped_request_may_still_send_its_last_tokens(wire: Wire) -> None:
     wire.serve()
     heard = Heard()
     call = await wire.call(heard)
@@ -437,7 +437,7 @@ async def test_a_request_that_is_stopped_before_it_arrives_is_stopped(wire: Wire
     await heard.ended()
 
 
-async def test_a_killed_request_is_heard_no_more(wire: Wire) -> None:
+async def test_receiver_gets_nothing_after_a_kill(wire: Wire) -> None:
     served = wire.serve()
     heard = Heard()
     call = await wire.call(heard)

@@ -78,7 +78,7 @@ Both = dict[str, tuple[ChatTemplate, HuggingFace]]
 
 
 def turn_of(message: ChatMessage, name: str) -> dict[str, Any]:
-    """What somebody who knows the template would hand to it."""
+    """The variables that the template expects."""
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_call_id is not None:
         turn["tool_call_id"] = message.tool_call_id
@@ -245,7 +245,7 @@ def test_a_final_message_is_continued_as_hugging_face_continues_it(both: Both, n
     assert ours.render(messages, continue_final_message=True) == expected
 
 
-def test_thoughts_beside_content_are_left_out_where_the_template_refuses_both(both: Both) -> None:
+def test_template_omits_reasoning_when_it_rejects_reasoning_with_content(both: Both) -> None:
     calling = ChatMessage(role="assistant", content="I look.", reasoning_content="Hm.", tool_calls=[call()])
     prompt = both["gpt-oss"][0].render([USER, calling, RESULT], tools=TOOLS)
     assert "<|channel|>analysis<|message|>I look.<|end|>" in prompt

@@ -24,7 +24,7 @@ KEY = topic_prefix(ENDPOINT, "topic") + "7"
 
 
 class Breaking(MemoryDiscovery):
-    """A registry whose watch breaks at its next change when the test says so; that change is lost with it."""
+    """A registry whose watch breaks at its next change on demand; that change is lost with it."""
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
@@ -39,7 +39,7 @@ class Breaking(MemoryDiscovery):
 
 
 class FakeNats:
-    """A connection that hears nothing."""
+    """A connection that receives nothing."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None: ...
 

@@ -90,7 +90,7 @@ class EngineCluster(ProcessGroup):
         return found
 
     def complete(self, prompt: str, base: str | None = None, **body: Any) -> dict[str, Any]:
-        """One completion, greedy unless told."""
+        """One completion, greedy by default."""
         given = {"model": "tiny", "prompt": prompt, "max_tokens": 24, "temperature": 0, **body}
         return self.post("/v1/completions", base, **given)
 

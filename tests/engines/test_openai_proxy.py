@@ -33,7 +33,7 @@ def quiet_port() -> int:
 
 
 class ProxiedEngines:
-    """VLLM's servers, and a frontend that asks them through proxies."""
+    """Servers of vLLM, and a frontend that calls them through proxies."""
 
     def __init__(self, servers: EngineCluster, *frontend: str) -> None:
         self.servers = servers

@@ -194,7 +194,7 @@ def test_the_real_arguments_events_and_samplings_have_what_is_used(python: str) 
     assert json.loads(said(python, IMPORTS, ROOT, json.dumps(sampling)).splitlines()[-1]) == {}
 
 
-async def test_what_the_real_publisher_tells_is_heard_and_what_was_missed_is_told_again(python: str) -> None:
+async def test_listener_receives_events_of_the_real_publisher_and_replays_missed_ones(python: str) -> None:
     port, again = free_port(), free_port()
     host = Host()
     publisher = {"endpoint": f"tcp://*:{port}", "replay_endpoint": f"tcp://*:{again}"}

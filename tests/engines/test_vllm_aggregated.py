@@ -1,4 +1,4 @@
-"""`dynamo.vllm` with vLLM in it, behind our frontend: two workers, the KV router, and vLLM's own server beside them."""
+"""`dynamo.vllm` with vLLM, behind our frontend: two workers, the KV router, and vLLM's own server for comparison."""
 
 import asyncio
 import concurrent.futures
@@ -118,7 +118,7 @@ def test_usage_and_several_choices(cluster: EngineCluster) -> None:
     assert found["usage"]["completion_tokens"] == 15
 
 
-def test_logprobs_are_of_the_tokens_said(cluster: EngineCluster) -> None:
+def test_logprobs_belong_to_the_generated_tokens(cluster: EngineCluster) -> None:
     content = chat(cluster, PROMPTS[0], logprobs=True, top_logprobs=3)["choices"][0]["logprobs"]["content"]
     assert len(content) == 8
     for one in content:
@@ -167,7 +167,9 @@ def test_the_second_turn_goes_where_the_first_ones_blocks_are(cluster: EngineClu
     assert int(chosen[1]) >= 3, said
 
 
-async def test_planners_hear_of_every_step(cluster: EngineCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forward_pass_metrics_are_published_for_every_step(
+    cluster: EngineCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DYN_FILE_KV", str(cluster.folder / "kv"))
     runtime = DistributedRuntime.from_options(load(RuntimeOptions, ["--discovery-backend", "file"]))
     await runtime.connect()
@@ -219,7 +221,7 @@ def test_bad_requests_are_the_clients_fault(cluster: EngineCluster) -> None:
     assert long.status_code == 400
 
 
-def test_an_engine_asleep_is_not_asked(cluster: EngineCluster) -> None:
+def test_sleeping_engine_receives_no_requests(cluster: EngineCluster) -> None:
     slept = cluster.control("POST", "/engine/control/sleep", 1, level=1).json()
     if slept["status"] == "error":
         pytest.skip(f"this build of vLLM cannot sleep: {slept['message']}")
@@ -242,7 +244,7 @@ def test_training_controls(cluster: EngineCluster) -> None:
     assert cluster.complete(PROMPTS[0])["choices"][0]["text"] == before
 
 
-def test_a_worker_told_to_stop_answers_what_it_has(cluster: EngineCluster) -> None:
+def test_worker_completes_its_requests_after_sigterm(cluster: EngineCluster) -> None:
     answers: list[dict[str, Any]] = []
     body = {"max_tokens": 400, "ignore_eos": True}
     asking = [threading.Thread(target=lambda: answers.append(cluster.complete(PROMPTS[2], **body))) for _ in range(4)]

@@ -18,7 +18,7 @@ TRANSFER = '{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_buffer_devic
 
 @pytest.fixture(scope="module")
 def aggregated(serve: Callable[[str], EngineCluster]) -> list[str]:
-    """What one engine says that does everything itself."""
+    """The text of one engine that computes both phases."""
     servers = serve("whole")
     servers.frontend()
     servers.worker("worker", "--enable-prefix-caching")

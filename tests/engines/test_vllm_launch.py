@@ -1,4 +1,4 @@
-"""The launch script of one worker: it starts what it says, forwards what it does not know, and leaves nothing."""
+"""The launch script of one worker: it starts its processes, forwards unknown arguments, and leaves nothing."""
 
 import subprocess
 from collections.abc import Callable

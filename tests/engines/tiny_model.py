@@ -65,7 +65,7 @@ def write_model(path: str) -> str:
 
 
 def write_adapter(path: str, seed: int = 5) -> str:
-    """A LoRA adapter of rank 8 for that model, strong enough to change what it says."""
+    """A LoRA adapter of rank 8 for that model, strong enough to change its output."""
     os.makedirs(path, exist_ok=True)
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}

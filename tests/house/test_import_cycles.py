@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from tests.house.test_house import MODULES, SOURCE
+from tests.house.source import MODULES, SOURCE, tree
 
 
 def module_name(path: Path) -> str:
@@ -44,8 +44,8 @@ def cycle(graph: dict[str, set[str]]) -> list[str]:
 
 
 def test_modules_do_not_import_each_other_in_a_circle() -> None:
-    trees = {module_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
-    graph = {name: {one for one in imported(tree) if one in trees and one != name} for name, tree in trees.items()}
+    trees = {module_name(path): tree(path) for path in MODULES}
+    graph = {name: {one for one in imported(module) if one in trees and one != name} for name, module in trees.items()}
     assert cycle(graph) == []
 
 

@@ -4,11 +4,10 @@ import pytest
 from tools import language
 
 BUDGETS: dict[tuple[str, str], int] = {
-    ("http", language.IDENTIFIERS): 1,
+    ("common", language.IDENTIFIERS): 1,  # make_room_for, a method of upstream's cache
     ("kvbm", language.IDENTIFIERS): 1,
     ("mocker", language.IDENTIFIERS): 1,
     ("protocols", language.IDENTIFIERS): 1,
-    ("serving", language.IDENTIFIERS): 3,
     ("sglang", language.IDENTIFIERS): 2,
 }
 """Findings that are still allowed, by package and kind; every other package and kind has none. Numbers only go down."""

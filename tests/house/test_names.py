@@ -2,20 +2,37 @@
 
 import ast
 from collections import Counter
+from functools import cache
 
-from tests.house.test_house import MODULES
+from tests.house.source import MODULES, tree
 
-SHARED = frozenset({"ResponseStream"})
-"""Names that are used more than once: upstream's `dynamo.runtime.ResponseStream` and the protocol of serving."""
+SHARED = frozenset(
+    {
+        "Descriptor",
+        "DisaggregationMode",
+        "EngineConfig",
+        "EngineMetrics",
+        "ForwardPassMetrics",
+        "FrontendConfig",
+        "HttpClient",
+        "HttpError",
+        "LLMEngine",
+        "LlmRegistration",
+        "MediaFetcher",
+        "Remote",
+        "ResponseStream",
+        "RuntimeConfig",
+        "Worker",
+        "WorkerConfig",
+    }
+)
+"""Names used twice: upstream's, in `dynamo.runtime`, `dynamo.llm`, `dynamo.common`, `dynamo.nixl_connect` and
+`dynamo.frontend.frontend_args`, and classes of ours."""
 
 
+@cache
 def repeated() -> set[str]:
-    names = Counter(
-        node.name
-        for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef)
-    )
+    names = Counter(node.name for path in MODULES for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef))
     return {name for name, count in names.items() if count > 1}
 
 

@@ -1,17 +1,15 @@
-"""No flag is accepted silently: the code reads its value, or its help says that it has no effect."""
+"""No flag is accepted silently: the code reads its value, or its help states that it has no effect."""
 
 import ast
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.house.source import MODULES, SOURCE, tree
 
-import dynamo
 from dynamo.core.config import NO_EFFECT
 
-SOURCE = Path(dynamo.__file__).parent
 SHARED = frozenset(
     {
         "api",
@@ -74,17 +72,17 @@ class Reads(ast.NodeVisitor):
 def trees() -> dict[str, list[ast.Module]]:
     """The modules of each package."""
     found: dict[str, list[ast.Module]] = {}
-    for path in sorted(SOURCE.rglob("*.py")):
+    for path in MODULES:
         package = path.relative_to(SOURCE).parts[0]
-        found.setdefault(package, []).append(ast.parse(path.read_text(encoding="utf-8")))
+        found.setdefault(package, []).append(tree(path))
     return found
 
 
 @cache
 def read_by(package: str) -> frozenset[str]:
     reads = Reads()
-    for tree in trees()[package]:
-        reads.visit(tree)
+    for module in trees()[package]:
+        reads.visit(module)
     return frozenset(reads.names)
 
 
@@ -109,8 +107,8 @@ def read_as(call: ast.Call, name: str) -> str:
 
 def declared() -> Iterator[Declared]:
     for package, modules in trees().items():
-        for tree in modules:
-            for owner in ast.walk(tree):
+        for module in modules:
+            for owner in ast.walk(module):
                 if not isinstance(owner, ast.ClassDef):
                     continue
                 for field in owner.body:

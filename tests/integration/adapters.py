@@ -60,7 +60,7 @@ def merged(seed: int | None, targets: tuple[str, ...] = ()) -> Any:
 
 
 def greedily(model: Any, prompt: list[int], count: int) -> str:
-    """What it says after a prompt, whatever it says."""
+    """The tokens after a prompt, without an end token."""
     tokens = torch.tensor([prompt])
     with torch.no_grad():
         cached: Any = None

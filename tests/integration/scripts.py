@@ -31,7 +31,7 @@ class Scripts:
         }
 
     def start(self, script: str, *arguments: str, python: str | None = None) -> "subprocess.Popen[str]":
-        """A process that goes on; returns when it says that it serves."""
+        """A process that keeps running; returns when it reports that it serves."""
         process = subprocess.Popen(
             [python or self.python, str(EXAMPLES / script), *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self.variables,

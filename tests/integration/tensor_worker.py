@@ -15,7 +15,7 @@ CONFIG = {
 
 
 async def double(request: Any, context: Any) -> AsyncIterator[Any]:
-    """As often as the parameter `times` says; `hold` waits until nobody wants the answer."""
+    """Repeats as the parameter `times` requires; `hold` waits until the request is cancelled."""
     parameters = request.get("parameters") or {}
     if "hold" in parameters:
         print("held", flush=True)

@@ -38,6 +38,8 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 """A good request for each path that takes a body."""
 ANTHROPIC = ("/v1/messages", "/v1/messages/count_tokens")
+WRONG_TYPE_STATUS = {"/busy_threshold": 422}
+"""Status of a field or body of a wrong type, where it is not 400."""
 PARAMS: dict[str, None] = dict.fromkeys(("/busy_threshold", *ANTHROPIC))
 """The errors of these have none."""
 ANTHROPIC_KINDS = {400: "invalid_request_error", 404: "not_found_error", 413: "request_too_large"}
@@ -97,7 +99,7 @@ def claude(name: str, says: str, status: int = 400, /, **fields: Any) -> Bad:
 
 
 BODIES = [
-    Bad(path, name, raw, says)
+    Bad(path, name, raw, says, status=WRONG_TYPE_STATUS.get(path, 400) if name == "a list" else 400)
     for path in ASKED
     for name, raw, says in (
         ("an empty body", b"", "truncated"),
@@ -108,7 +110,10 @@ BODIES = [
     )
 ]
 MODELS = [wrong(path, "an unknown model", "nobody", PARAMS.get(path, "model"), 404, model="nobody") for path in ASKED]
-MODEL_TYPES = [wrong(path, "a model of no name", "model", PARAMS.get(path, "model"), model=7) for path in ASKED]
+MODEL_TYPES = [
+    wrong(path, "a model of no name", "model", PARAMS.get(path, "model"), WRONG_TYPE_STATUS.get(path, 400), model=7)
+    for path in ASKED
+]
 CHAT = [
     Bad("/v1/chat/completions", "a deep body", DEEP, "deep"),
     chat("no model", "model", "model", model=...),
@@ -254,7 +259,7 @@ OTHERS = [
     Bad("/routing/decisions?limit=x", "a limit of a text", None, "limit", "limit", 400, "GET"),
     Bad("/routing/decisions?model=m", "a model that is not routed by its cache", None, "'m'", "model", 404, "GET"),
     wrong("/busy_threshold", "a share over one", "active_decode_blocks_threshold", active_decode_blocks_threshold=1.5),
-    wrong("/busy_threshold", "a number below zero", "active_prefill_tokens_threshold", active_prefill_tokens_threshold=-1),
+    wrong("/busy_threshold", "a number below zero", "active_prefill_tokens_threshold", None, 422, active_prefill_tokens_threshold=-1),
 ]  # fmt: skip
 BATCH: dict[str, Any] = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
 BATCHES = [
@@ -310,7 +315,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def error_of(bad: Bad, answer: Any) -> tuple[str, Any]:
-    """The message of a refusal and its `param`, in the form that its route owes."""
+    """The message of an error and its `param`, in the format of its route."""
     if bad.path == "/busy_threshold" and bad.method == "POST":
         return answer["error"], None
     if bad.path in ANTHROPIC and bad.status != 405:
@@ -324,7 +329,7 @@ def error_of(bad: Bad, answer: Any) -> tuple[str, Any]:
 
 
 @pytest.mark.parametrize("bad", ALL, ids=str)
-def test_a_bad_request_is_refused_and_told_what_is_wrong_with_it(cluster: Cluster, bad: Bad) -> None:
+def test_bad_request_returns_an_error_that_names_the_problem(cluster: Cluster, bad: Bad) -> None:
     content = bad.body if isinstance(bad.body, bytes | None) else json.dumps(bad.body).encode()
     answer = cluster.http.request(bad.method, bad.path, content=content, headers=bad.headers)
     assert answer.status_code == bad.status, answer.text

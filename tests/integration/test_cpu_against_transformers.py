@@ -1,7 +1,7 @@
 """The embedded engine computes what `transformers` computes, on checkpoints with random weights that are made here.
 
 The weights are drawn wide enough that attention looks at some positions more than at others and that the likeliest token
-stands clear of the next: with the usual narrow ones, a wrong rotation would hardly show.
+is clearly above the next: with the usual narrow ones, a wrong rotation would hardly show.
 """
 
 from collections.abc import Callable, Iterator

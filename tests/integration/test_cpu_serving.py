@@ -1,4 +1,4 @@
-"""The bundled model through every layer: what a client asks of the sampler is what it gets."""
+"""The bundled model through every layer: the sampling options of a request take effect."""
 
 from collections.abc import Iterator
 from pathlib import Path

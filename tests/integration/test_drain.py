@@ -41,7 +41,7 @@ async def control(name: str, method: str = "POST") -> dict[str, Any]:
 
 
 async def until(is_true: Callable[[], Awaitable[bool]]) -> None:
-    """Asks another process again and again, for it cannot say when."""
+    """Polls another process until a condition holds."""
     async with asyncio.timeout(TIMEOUT_S):
         while not await is_true():  # noqa: ASYNC110 - another process sets no event of ours
             await asyncio.sleep(0.02)

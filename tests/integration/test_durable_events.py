@@ -1,4 +1,4 @@
-"""KV events kept by a JetStream server: a router that is killed at any step loses nothing that its workers said."""
+"""KV events kept by a JetStream server: a router that is killed at any step loses no event of its workers."""
 
 import asyncio
 import os
@@ -59,7 +59,7 @@ def surroundings(server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 class Worker:
-    """One that stores and evicts at random, tells the stream, and cannot be asked."""
+    """A worker that stores and evicts at random, publishes to the stream, and cannot be queried."""
 
     def __init__(self, runtime: DistributedRuntime, endpoint: EndpointId, stream: KvStreamPublisher) -> None:
         self.id = runtime.instance_id
@@ -94,13 +94,17 @@ class Worker:
         self._stream.put(WorkerKvEvent(self.id, "device", "worker", event))
 
 
+def stream_of(runtime: DistributedRuntime, endpoint: EndpointId) -> KvStreamPublisher:
+    return KvStreamPublisher(runtime.nats_connection("kv_events"), runtime.metrics, endpoint)
+
+
 class Fleet:
     """Some workers of a component of their own, in this process."""
 
     def __init__(self) -> None:
         self.endpoint = EndpointId.parse(f"durable.c{next(SERVICE)}.generate")
         self.runtimes = [DistributedRuntime() for _ in range(3)]
-        self.streams = [KvStreamPublisher(runtime, self.endpoint) for runtime in self.runtimes]
+        self.streams = [stream_of(runtime, self.endpoint) for runtime in self.runtimes]
         self.workers = [
             Worker(runtime, self.endpoint, stream) for runtime, stream in zip(self.runtimes, self.streams, strict=True)
         ]
@@ -111,7 +115,7 @@ class Fleet:
             stream.start()
 
     async def work(self, steps: int) -> None:
-        """Each does so many things, and the server knows of them."""
+        """Each publishes so many events, which the server has stored."""
         for worker, stream in zip(self.workers, self.streams, strict=True):
             worker.work(steps)
             assert await stream.flush(TIMEOUT_S)
@@ -288,7 +292,7 @@ async def test_a_snapshot_that_comes_too_late_changes_nothing(
         await router.until_it_knows(fleet.truth())
 
 
-async def test_states_are_reset_where_that_is_asked(fleet: Fleet) -> None:
+async def test_router_resets_durable_state_when_configured(fleet: Fleet) -> None:
     await fleet.work(40)
     async with router_of(fleet) as router:
         await router.until_messages(THRESHOLD)
@@ -315,9 +319,9 @@ async def test_a_server_that_restarts_costs_no_event(
     assert "retrying" in caplog.text
 
 
-async def test_a_worker_that_can_be_asked_is_asked_for_what_the_stream_does_not_have(fleet: Fleet) -> None:
+async def test_router_queries_workers_for_events_missing_from_the_stream(fleet: Fleet) -> None:
     runtime = DistributedRuntime()
-    stream = KvStreamPublisher(runtime, fleet.endpoint)
+    stream = stream_of(runtime, fleet.endpoint)
     source = KvEventSource(runtime.endpoint(str(fleet.endpoint)), runtime.instance_id, 0, stream)
     source.put(Stored(None, None, [StoredBlock(1, 11), StoredBlock(2, 12)]))
     source.flush()

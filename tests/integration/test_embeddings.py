@@ -27,7 +27,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-def test_a_text_has_the_same_embedding_however_it_is_asked_for(cluster: Cluster) -> None:
+def test_embedding_is_equal_for_every_encoding_and_batch(cluster: Cluster) -> None:
     client = cluster.openai()
     texts = ["What is a worker?", "a", "word " * 100]
     packed = client.embeddings.create(model="e", input=texts)

@@ -31,7 +31,7 @@ class AdapterCluster(Cluster):
     """A cluster of workers whose engines are scripted."""
 
     def engine(self, kind: str, *argv: str, mode: str = "agg", step_s: float = 0.001) -> "subprocess.Popen[bytes]":
-        """One worker, once the frontend knows it."""
+        """One worker, once the frontend has discovered it."""
         before = self.workers()
         scripted = self.folder / "scripted"
         scripted.mkdir(exist_ok=True)
@@ -93,7 +93,7 @@ def cluster(tmp_path: Path) -> Iterator[AdapterCluster]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_prefix_stays_with_the_engine_that_told_of_it(cluster: AdapterCluster, kind: str) -> None:
+def test_router_sends_a_prefix_to_the_engine_that_published_it(cluster: AdapterCluster, kind: str) -> None:
     for _ in range(2):
         cluster.engine(kind)
     wait_until(cluster.is_served, "nobody answers")
@@ -160,7 +160,7 @@ def test_a_dead_engine_ends_its_worker_and_others_go_on(cluster: AdapterCluster,
     assert living.returncode == 0
 
 
-def test_sglangs_word_of_a_failed_child_is_heard(cluster: AdapterCluster) -> None:
+def test_sglang_worker_exits_on_sigquit_of_a_failed_child(cluster: AdapterCluster) -> None:
     worker = cluster.engine("sglang")
     wait_until(cluster.is_served, "nobody answers")
     worker.send_signal(signal.SIGQUIT)

@@ -1,4 +1,4 @@
-"""Controls of a running worker: it sleeps and wakes, writes a profile, and takes new weights, and nobody else notices."""
+"""Controls of a running worker: it sleeps and wakes, writes a profile, and takes new weights."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ WEIGHTS_MB = 70
 
 
 class ControlledCluster(Cluster):
-    """Two workers of one model, the first of which is told what to do."""
+    """Two workers of one model, the first of which receives the controls."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "--migration-limit", "3")

@@ -1,4 +1,4 @@
-"""What a real etcd says in the cases that discovery depends on."""
+"""The responses of a real etcd in the cases that discovery depends on."""
 
 import asyncio
 import contextlib
@@ -86,7 +86,7 @@ async def test_a_revision_of_the_future_is_not_waited_for(member: EtcdMember) ->
 
 
 async def first(watch: AsyncIterator[WatchMessage], events: int) -> list[WatchMessage]:
-    """Its messages until it has told so many events, and at least that it began."""
+    """Its messages until so many events have arrived, and at least the first one."""
     heard: list[WatchMessage] = []
     async with asyncio.timeout(TIMEOUT_S), contextlib.aclosing(watch):  # type: ignore[type-var]
         async for message in watch:

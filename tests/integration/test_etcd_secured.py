@@ -1,4 +1,4 @@
-"""An etcd that wants to know who asks: TLS on both sides, users and passwords."""
+"""An etcd that authenticates its clients: TLS on both sides, users and passwords."""
 
 import asyncio
 from collections.abc import Iterator

@@ -99,7 +99,7 @@ def ask(client: openai.OpenAI) -> Any:
     return client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], max_tokens=2)
 
 
-def test_the_openai_client_is_let_in_with_its_key_and_told_what_is_wrong_without(guarded: Cluster) -> None:
+def test_openai_client_needs_a_valid_key_and_respects_its_limits(guarded: Cluster) -> None:
     assert ask(openai_client(guarded, KEY)).usage.completion_tokens == 2
     with pytest.raises(openai.AuthenticationError) as wrong:
         ask(openai_client(guarded, "sk-nobodys"))
@@ -112,7 +112,7 @@ def test_the_openai_client_is_let_in_with_its_key_and_told_what_is_wrong_without
     assert int(limited.value.response.headers["retry-after"]) > 0
 
 
-def test_the_anthropic_client_is_told_in_its_own_words(guarded: Cluster) -> None:
+def test_anthropic_client_receives_anthropic_errors(guarded: Cluster) -> None:
     client = anthropic.Anthropic(base_url=f"http://127.0.0.1:{guarded.port}", api_key=KEY, max_retries=0)
     said = client.messages.create(model="m", max_tokens=2, messages=[{"role": "user", "content": "hi"}])
     assert said.usage.output_tokens == 2
@@ -242,9 +242,7 @@ def test_a_client_with_its_certificate_is_served(secured: Cluster) -> None:
     assert secured.http.get("/v1/models").json()["data"] == []
 
 
-def test_a_client_without_a_certificate_or_with_a_strangers_is_not(
-    secured: Cluster, certificates: Certificates
-) -> None:
+def test_tls_rejects_clients_without_a_trusted_certificate(secured: Cluster, certificates: Certificates) -> None:
     for client in ((), (certificates.other_cert, certificates.other_key)):
         with https(secured, certificates, *client) as http, pytest.raises(httpx.TransportError):
             http.get("/v1/models")

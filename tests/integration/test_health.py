@@ -1,4 +1,4 @@
-"""A worker's health as an operator sees it: ready, ill when its canary says so, well again."""
+"""A worker's health as an operator sees it: ready, unhealthy when its canary fails, ready again."""
 
 import json
 import urllib.error
@@ -38,7 +38,7 @@ def series(port: int, name: str) -> float:
 
 
 @pytest.mark.parametrize("engine", ["mocker", "cpu"])
-def test_an_idle_worker_is_asked_and_stays_ready(cluster: Cluster, engine: str) -> None:
+def test_canary_requests_keep_an_idle_worker_ready(cluster: Cluster, engine: str) -> None:
     port = free_port()
     canary = {"DYN_HEALTH_CHECK_ENABLED": "true", "DYN_CANARY_WAIT_TIME": "0.1"}
     cluster.run(engine, "--model-name", "m", DYN_SYSTEM_PORT=str(port), **canary)

@@ -1,4 +1,4 @@
-"""HTTP as nobody should speak it: raw sockets against a real frontend, and what is left of them afterwards."""
+"""Malformed HTTP: raw sockets against a real frontend, and the state that they leave behind."""
 
 import json
 import random
@@ -234,7 +234,7 @@ def test_a_client_that_wants_one_answer_gets_one_and_an_end(cluster: Cluster, li
         assert client.rest() == b""
 
 
-def test_a_client_that_asks_first_is_told_to_go_on(cluster: Cluster) -> None:
+def test_expect_100_continue_is_answered_before_the_body(cluster: Cluster) -> None:
     with Client(cluster.port) as client:
         client.send(request(b"expect: 100-continue", LENGTH, body=b""))
         assert client.answer() == (100, b"")

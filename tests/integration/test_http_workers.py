@@ -17,7 +17,7 @@ LIVE = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)
 
 
 def script(tmp_path: Path, text: str) -> list[str]:
-    """Notes its start in a file, then does as it is told."""
+    """Records its start in a file, then executes its arguments."""
     log = tmp_path / "log"
     head = f"import os; open({str(log)!r}, 'a').write(os.environ['DYN_HTTP_WORKER_INDEX'] + os.linesep);"
     return [sys.executable, "-c", head + text]

@@ -27,7 +27,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def show(cluster: Cluster, width: int, height: int) -> dict[str, Any]:
-    """What is told of the way of a prompt that shows such an image."""
+    """The routing data of a prompt that contains such an image."""
     body = {
         "model": "m",
         "messages": [{"role": "user", "content": [image(width, height), {"type": "text", "text": WORDS}]}],

@@ -1,4 +1,4 @@
-"""KServe over gRPC: real processes, asked by Triton's own client."""
+"""KServe over gRPC: real processes, called by Triton's own client."""
 
 import asyncio
 import os
@@ -158,7 +158,7 @@ def test_the_other_port_shows_what_is_counted_and_answers_nothing_else(cluster: 
     assert cluster.post({"model": "m", "messages": []}).status_code == 404
 
 
-def test_keys_are_asked_for_and_a_stopped_frontend_ends_cleanly(tmp_path: Path) -> None:
+def test_kserve_requires_api_keys_and_stops_cleanly(tmp_path: Path) -> None:
     with KserveCluster(tmp_path, "--api-key", "secret-key") as cluster:
         cluster.http.headers["authorization"] = "Bearer secret-key"
         cluster.mocker("--speedup-ratio", "0")
@@ -174,7 +174,7 @@ def test_keys_are_asked_for_and_a_stopped_frontend_ends_cleanly(tmp_path: Path) 
         assert cluster.frontend.wait(DEADLINE_S) == 0
 
 
-def test_a_port_that_is_taken_is_told(cluster: KserveCluster, tmp_path: Path) -> None:
+def test_occupied_port_is_named_in_the_error(cluster: KserveCluster, tmp_path: Path) -> None:
     argv = ["--kserve-grpc-server", "--http-host", "127.0.0.1", "--http-port", str(cluster.grpc_port)]
     done = subprocess.run(
         [sys.executable, "-m", "dynamo.frontend", *argv, "--grpc-metrics-port", "0", "--discovery-backend", "mem"],

@@ -1,4 +1,4 @@
-"""KV routing with real processes: a prefix stays with its holder, a dead holder costs nobody an answer."""
+"""KV routing with real processes: a prefix stays with its worker, and the death of that worker fails no request."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ class RoutedCluster(Cluster):
     """A cluster whose frontend routes by what its workers hold."""
 
     def chat(self, number: int, *, headers: dict[str, str] | None = None, **fields: Any) -> dict[str, Any]:
-        """What is told of the routing of a long prompt of that number, beside the answer."""
+        """The routing data of a long prompt of that number, with the ids of the response."""
         words = " ".join(f"{number} item {number * 1000 + word}" for word in range(30))
         body = {
             "model": "m",
@@ -50,16 +50,16 @@ class RoutedCluster(Cluster):
         }
 
     def knows(self, number: int) -> bool:
-        """Whether the router sends a prompt to somebody who has all of it."""
+        """Whether the router sends a prompt to a worker that caches all of it."""
         return bool(self.chat(number)["kv_hit_rate"] > 0.9)
 
     def held(self) -> dict[int, int]:
-        """How many blocks each worker has told of."""
+        """How many blocks each worker has published."""
         (router,) = self.http.get("/routing/state").json()["routers"]
         return {rank["worker_id"]: rank["held_blocks"] for rank in router["ranks"]}
 
     def holders(self, numbers: range) -> dict[int, int]:
-        """Which worker holds each prompt; nothing is asked again before that is known, so that one alone does."""
+        """Which worker holds each prompt, sent once its predecessor is indexed."""
         found = {}
         for number in numbers:
             before = self.held()
@@ -70,7 +70,7 @@ class RoutedCluster(Cluster):
         return found
 
     def has_told(self, worker: int, blocks: int) -> bool:
-        """Whether a worker has told of so many blocks."""
+        """Whether a worker has published so many blocks."""
         return self.held()[worker] >= blocks
 
     def route(self, *argv: str) -> str:
@@ -195,7 +195,7 @@ def test_two_frontends_know_of_each_others_requests(open_clusters: list[RoutedCl
     wait_until(lambda: active(second) == active(first) == 0, "they never ended")
 
 
-def test_durable_events_tell_a_new_frontend_what_the_workers_hold(
+def test_new_frontend_restores_cached_blocks_from_durable_events(
     open_clusters: list[RoutedCluster], tmp_path: Path
 ) -> None:
     with NatsServer(tmp_path, f"jetstream {{ store_dir: {tmp_path / 'js'} }}") as server:
@@ -247,7 +247,7 @@ def test_a_session_goes_to_one_worker_through_either_of_two_frontends(
     assert "--enable-session-prefix-index" not in second.http.get("/routing/sessions").text
 
 
-def test_requests_may_ask_for_a_place(
+def test_routing_constraints_select_the_topology_zone(
     open_clusters: list[RoutedCluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DYN_TOPOLOGY_ENABLED", "true")
@@ -272,7 +272,7 @@ def test_requests_may_ask_for_a_place(
     assert found["a"] != found["b"]
 
 
-def test_a_frontend_may_ask_another_one_what_workers_hold(open_clusters: list[RoutedCluster], tmp_path: Path) -> None:
+def test_frontend_routes_with_the_index_of_another_frontend(open_clusters: list[RoutedCluster], tmp_path: Path) -> None:
     telling = make_cluster(open_clusters, tmp_path, "--serve-indexer")
     asking = make_cluster(open_clusters, tmp_path, "--use-remote-indexer", workers=0)
     wait_until(lambda: asking.workers() == 2, "the workers never came")

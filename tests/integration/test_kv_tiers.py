@@ -1,4 +1,4 @@
-"""KV tiers with real processes: the router knows who holds what, and a worker copies it from there."""
+"""KV tiers with real processes: the router indexes the blocks of each tier, and a worker copies them from there."""
 
 import re
 import subprocess
@@ -31,7 +31,7 @@ class PeeringCluster(Cluster):
         self.members = [WorkerProcess(self, module="cpu", **variables) for _ in range(2)]
 
     def chat(self, worker: int | None = None) -> tuple[str, dict[str, Any], int]:
-        """The answer, what is told of its routing, and how many tokens of the prompt were not computed."""
+        """The response, its routing data, and how many tokens of the prompt were not computed."""
         nvext: dict[str, Any] = {"extra_fields": ["routing"]}
         if worker is not None:
             nvext["backend_instance_id"] = worker
@@ -49,7 +49,7 @@ class PeeringCluster(Cluster):
         return told["choices"][0]["message"]["content"], told["nvext"]["routing"], cached
 
     def held(self) -> dict[int, int]:
-        """How many blocks each worker has told of."""
+        """How many blocks each worker has published."""
         (router,) = self.http.get("/routing/state").json()["routers"]
         return {rank["worker_id"]: rank["held_blocks"] for rank in router["ranks"]}
 

@@ -1,4 +1,4 @@
-"""KV tiers outlive the worker that is killed: what is whole serves again, what is torn is computed anew."""
+"""KV tiers outlive a killed worker: complete blocks serve again, torn ones are recomputed."""
 
 import struct
 import threading

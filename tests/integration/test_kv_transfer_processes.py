@@ -1,4 +1,4 @@
-"""KV transfer between processes that die: nothing is left of them, and nobody believes what they half wrote."""
+"""KV transfer between processes that die: nothing is left of them, and half-written data is not used."""
 
 import multiprocessing
 import os

@@ -129,7 +129,7 @@ def test_a_prompt_is_found_in_the_cache_of_its_own_adapter_alone(cluster: LoraCl
         wait_until(lambda name=name: cached(name) > 0, "the router never heard of the blocks")  # type: ignore[misc]
 
 
-def test_only_workers_that_have_it_are_asked_and_what_is_unloaded_is_gone(cluster: LoraCluster) -> None:
+def test_adapter_requests_go_to_workers_that_loaded_it_until_unloaded(cluster: LoraCluster) -> None:
     path = adapters.write(cluster.folder / "third", 3, ("down_proj",))
     assert cluster.systems[0].load("third", str(path))["status"] == "success"
     wait_until(lambda: "third" in cluster.models(), "the adapter is not listed")

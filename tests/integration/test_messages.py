@@ -90,7 +90,7 @@ def test_thoughts_that_are_not_to_be_shown_are_not(client: anthropic.Anthropic) 
         assert plain(stream.get_final_message()) == plain(whole)
 
 
-def test_why_it_ended_is_said(client: anthropic.Anthropic) -> None:
+def test_message_reports_its_stop_reason(client: anthropic.Anthropic) -> None:
     stopped = ask(client, stop_sequences=["three"], extra_body=scripted("one two three four"))
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "three")
     assert stopped.content[0].to_dict() == {"type": "text", "text": "one two "}
@@ -152,7 +152,7 @@ def test_errors_are_raised_as_the_clients_own(client: anthropic.Anthropic, field
 
 
 def test_a_stream_that_breaks_off_raises_what_broke_it(client: anthropic.Anthropic) -> None:
-    script = scripted("many words before it ends " * 60, fails_after=200, fails_as="Unknown")
+    script = scripted("many words before it ends " * 60, fails_after=200, fails_as="Unknown", fails_later_s=1.0)
     stream = client.messages.create(model=MODEL, max_tokens=2000, messages=USER, stream=True, extra_body=script)
     kinds: list[str] = []
     with pytest.raises(anthropic.APIStatusError, match="api_error"):

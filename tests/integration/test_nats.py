@@ -27,7 +27,7 @@ TIMEOUT_S = 5.0
 
 
 async def connects(variables: dict[str, str]) -> None:
-    """Connects as the environment says, and hears itself."""
+    """Connects according to the environment, and receives its own message."""
     connection = NatsConnection(
         nats_options(variables={"NATS_STARTUP_CONNECT_TIMEOUT_SECONDS": "5", **variables}), "test"
     )

@@ -1,4 +1,4 @@
-"""OpenAI proxy: our own frontend with the embedded engine is the server, and another frontend asks it through the proxy."""
+"""OpenAI proxy: a frontend calls another one, with the embedded engine, through the proxy."""
 
 import json
 import signal
@@ -123,7 +123,7 @@ def test_completions_with_options_and_logprobs_pass(clusters: ProxyClusters, mod
     assert told.choices[0].logprobs.token_logprobs == pytest.approx(own.choices[0].logprobs.token_logprobs, abs=1e-4)
 
 
-def test_usage_is_told_in_a_stream_only_where_it_was_asked_for(clusters: ProxyClusters) -> None:
+def test_stream_has_usage_only_when_requested(clusters: ProxyClusters) -> None:
     for options in ({}, {"stream_options": {"include_usage": True}}):
         for model in ("text", "tokens"):
             stream = clusters.client().chat.completions.create(

@@ -1,4 +1,4 @@
-"""A trace asked of a running frontend; and what that wrote down, simulated the next day."""
+"""A trace sent to a running frontend, and the simulation of the trace that the frontend wrote."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ LOAD = ["--input-tokens=300", "--output-tokens=12", "--request-count=24", "--rep
 LOAD += ["--shared-prefix-ratio=0.5", "--num-prefix-groups=2", "--turns-per-session=2", "--trace-block-size=64"]
 
 
-def test_a_load_is_asked_of_a_frontend_and_what_it_wrote_down_is_simulated(
+def test_online_replay_sends_a_load_whose_trace_can_be_simulated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DYN_REQUEST_TRACE", "1")

@@ -28,7 +28,7 @@ def make_cluster(folder: Path, variables: dict[str, str]) -> Cluster:
         return Cluster(folder)
 
 
-def test_what_was_asked_is_in_the_files_when_the_frontend_has_ended(tmp_path: Path) -> None:
+def test_trace_files_are_complete_after_frontend_shutdown(tmp_path: Path) -> None:
     records = {"DYN_REQUEST_TRACE_RECORDS": "request_end,request_payload", "DYN_REQUEST_TRACE_FILE_ROLL_LINES": "4"}
     path = tmp_path / "traces" / "trace"
     cluster = make_cluster(tmp_path, {"DYN_REQUEST_TRACE": "1", "DYN_REQUEST_TRACE_FILE_PATH": str(path), **records})

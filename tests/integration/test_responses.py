@@ -169,7 +169,7 @@ def test_a_count_is_what_the_call_is_charged(client: openai.OpenAI, fields: Any)
     assert usage is not None and usage.input_tokens == counted
 
 
-def test_cached_tokens_are_told(client: openai.OpenAI) -> None:
+def test_usage_reports_cached_tokens(client: openai.OpenAI) -> None:
     usage = client.responses.create(model=MODEL, input="hi", extra_body=scripted("x", cached=5)).usage
     assert usage is not None and usage.input_tokens_details.cached_tokens == 5
 
@@ -224,7 +224,10 @@ def test_errors_are_raised_as_the_clients_own(client: openai.OpenAI, fields: Any
 def test_a_stream_that_breaks_off_ends_in_a_failed_response(client: openai.OpenAI) -> None:
     text = "many words before it ends " * 60
     stream = client.responses.create(
-        model=MODEL, input="hi", stream=True, extra_body=scripted(text, fails_after=200, fails_as="Unknown")
+        model=MODEL,
+        input="hi",
+        stream=True,
+        extra_body=scripted(text, fails_after=200, fails_as="Unknown", fails_later_s=1.0),
     )
     *_, last = stream
     assert last.type == "response.failed"

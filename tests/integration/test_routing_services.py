@@ -1,4 +1,4 @@
-"""Routers as processes of their own: two pools behind a global router, and slot trackers that hear each other."""
+"""Routers as separate processes: two pools behind a global router, and slot trackers that replicate their load."""
 
 import json
 import subprocess
@@ -103,7 +103,7 @@ class Tracker:
         return row["active_prefill_tokens"], row["active_decode_blocks"]
 
 
-def test_slot_trackers_hear_each_other() -> None:
+def test_slot_trackers_replicate_load() -> None:
     ports = free_port(), free_port()
     one, other = (
         Tracker("--replica-sync-port", str(ports[mine]), "--replica-sync-peers", f"tcp://127.0.0.1:{ports[1 - mine]}")

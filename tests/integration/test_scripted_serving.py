@@ -1,4 +1,4 @@
-"""Real processes, real text: a frontend before a worker whose answers are scripted, asked by OpenAI's own client."""
+"""Real processes, real text: a frontend before a worker with scripted responses, called by OpenAI's own client."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -44,7 +44,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_what_openais_client_streams_is_what_it_is_told_at_once(client: openai.OpenAI, name: str) -> None:
+def test_streamed_chunks_assemble_to_the_whole_response(client: openai.OpenAI, name: str) -> None:
     extra = scripted(TEXTS[name], sizes=[1, 3])
     asked: dict[str, Any] = {"model": "m", "messages": MESSAGES, "tools": [WEATHER], "extra_body": extra}
     whole = client.chat.completions.create(**asked)

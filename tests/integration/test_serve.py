@@ -215,7 +215,7 @@ def test_ten_conversations_interleave_and_each_gets_its_own_answer(demo: Server)
     assert changes > 20, "the answers came one after the other"
 
 
-def test_a_piped_conversation_remembers_what_was_said(demo: Server) -> None:
+def test_piped_chat_keeps_and_resets_its_history(demo: Server) -> None:
     command = [*DYNAMO, "chat", "--url", demo.url, "--temperature", "0", "--max-tokens", "40"]
     lines = "What is Dynamo?\n/reset\nWhat is Dynamo?\n"
     talk = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
@@ -284,7 +284,7 @@ def test_chat_without_a_server_says_how_to_start_one() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_ends_cleanly_whichever_way_it_is_asked(tmp_path: Path, number: int) -> None:
+def test_serve_stops_cleanly_on_each_signal(tmp_path: Path, number: int) -> None:
     with serving(tmp_path, "--engine", "mocker", "--workers", "2") as server:
         server.ready()
         children = list(server.children())

@@ -1,4 +1,4 @@
-"""Structured output through every layer: what a client asks of the text is what it gets, streamed and whole."""
+"""Structured output through every layer: the text has the requested format, streamed and whole."""
 
 import json
 import re
@@ -34,7 +34,7 @@ FORM: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": CI
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """`demo` asks for calls as JSON, `tagged` in the format of its model."""
+    """`demo` expects calls as JSON, `tagged` in the format of its model."""
     with Cluster(tmp_path_factory.mktemp("structured")) as cluster:
         cluster.run("cpu", "--model-name", "demo")
         tags = ("--dyn-tool-call-parser", "hermes", "--dyn-structural-tag", "true")
@@ -157,7 +157,7 @@ def test_of_several_tools_those_are_called_that_there_are(client: openai.OpenAI)
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_cannot_be_is_refused_before_anything_is_said(
+def test_unsupported_format_is_rejected_before_the_response_begins(
     client: openai.OpenAI, options: dict[str, Any], words: str, stream: bool
 ) -> None:
     with pytest.raises(openai.BadRequestError, match=re.escape(words)):

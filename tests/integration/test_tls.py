@@ -1,4 +1,4 @@
-"""Frontend and workers that speak TLS to each other, told so by flags; and what is said when they are told wrongly."""
+"""Frontend and workers that use TLS, configured by flags; and the errors of wrong configurations."""
 
 import socket
 import subprocess
@@ -21,7 +21,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 def flags(certificates: Certificates) -> list[str]:
-    """Every process shows and wants to see a certificate."""
+    """Every process presents a certificate and requires one."""
     return [
         f"--tcp-tls-cert-path={certificates.cert}",
         f"--tcp-tls-key-path={certificates.key}",

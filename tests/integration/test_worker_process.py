@@ -64,7 +64,7 @@ class Heard:
 
 @dataclass
 class Mockers:
-    """A process with mockers, and somebody who calls them."""
+    """A process with mockers, and a client that calls them."""
 
     process: subprocess.Popen[bytes]
     runtime: DistributedRuntime
@@ -146,7 +146,7 @@ async def test_wrong_requests_are_refused_and_the_mocker_goes_on(model_dir: Path
         assert len((await mockers.ask(1)).tokens) == 5
 
 
-async def test_health_and_metrics_are_told_on_the_system_port(model_dir: Path, tmp_path: Path) -> None:
+async def test_system_port_serves_health_and_metrics(model_dir: Path, tmp_path: Path) -> None:
     async with started(model_dir, tmp_path, "--speedup-ratio=0") as mockers:
         await mockers.ask(5, 6, 7)
         url = f"http://127.0.0.1:{os.environ['DYN_SYSTEM_PORT']}"
@@ -167,7 +167,7 @@ async def test_a_running_answer_survives_the_end_of_its_worker(model_dir: Path, 
         assert await status == 0
 
 
-async def test_a_worker_that_still_loads_ends_when_it_is_told_to(model_dir: Path, tmp_path: Path) -> None:
+async def test_loading_worker_stops_on_sigterm(model_dir: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dynamo.mocker", f"--model-path={model_dir}", "--startup-time=60"]
     log = tmp_path / "mocker.log"
     with log.open("wb") as output:
@@ -203,7 +203,7 @@ async def test_several_workers_in_one_process_have_their_own_identities(model_di
         assert await mockers.records(INSTANCES) == {}
 
 
-async def test_routers_hear_of_its_blocks(model_dir: Path, tmp_path: Path) -> None:
+async def test_worker_publishes_kv_events(model_dir: Path, tmp_path: Path) -> None:
     async with started(model_dir, tmp_path, "--speedup-ratio=0", "--block-size=4") as mockers:
         subscriber = await mockers.runtime.event_plane.subscriber(mockers.endpoint.id, "kv-events")
         async with asyncio.timeout(TIMEOUT_S):
@@ -250,7 +250,7 @@ def running() -> bool:
 
 
 async def until(is_true: Callable[[], bool]) -> None:
-    """Asks another process again and again, for it cannot say when."""
+    """Polls another process until a condition holds."""
     async with asyncio.timeout(TIMEOUT_S):
         while not await asyncio.to_thread(is_true):  # noqa: ASYNC110  Another process sets no event of ours.
             await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""ScriptedEngine: an engine that says what each request's script tells it to say, in tokens of a real tokenizer.
+"""ScriptedEngine: an engine that generates the script of each request, in tokens of a real tokenizer.
 
 It is a command too: `python -m tests.scripted_engine.engine --model-path DIRECTORY`, run from the repository's root.
 """
@@ -7,6 +7,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from tests.scripted_engine.script import Script, pieces, script_of
@@ -32,7 +33,7 @@ CONTEXT_LENGTH = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedOptions(WorkerOptions):
-    """A worker that says what it is told to say."""
+    """A worker that generates scripted text."""
 
     model_path: str | None = option(None, "--model-path", None, "Whose tokenizer to use")
     model_name: str = option("scripted", "--model-name", None, "Name to serve under")
@@ -43,20 +44,26 @@ class ScriptedOptions(WorkerOptions):
             raise ConfigError("--model-path is missing")
 
 
+@cache
+def tokenizer_of(model_path: str) -> Tokenizer:
+    """Return the tokenizer of a model, which is read once for all engines of a process."""
+    return Tokenizer.from_dir(model_path)
+
+
 class ScriptedEngine:
     """An `LLMEngine` whose requests say what it answers. One message of every request leaves in a turn of the loop."""
 
     def __init__(self, model_path: str, name: str = "scripted") -> None:
         self._model_path = model_path
         self._name = name
-        self._tokenizer = Tokenizer.from_dir(model_path)
+        self._tokenizer = tokenizer_of(model_path)
         self._running: dict[Reply, Iterator[Any]] = {}
         self._is_open = False
         self._is_stepping = False
         self._idle = asyncio.Event()
         self._idle.set()
         self.requests: deque[PreprocessedRequest] = deque(maxlen=1000)
-        """What it was asked, for tests in its own process."""
+        """The requests received, for tests in its own process."""
         self.asked = asyncio.Event()
         """Set whenever a request comes."""
         self.cancelled = asyncio.Event()
@@ -115,7 +122,7 @@ class ScriptedEngine:
         self._schedule()
 
     def _say(self, request: PreprocessedRequest, reply: Reply) -> Iterator[int]:
-        """Says everything, a message at a time; yields the tokens said so far."""
+        """Sends everything, a message at a time; yields the tokens sent so far."""
         script = script_of(request.annotations)
         said = 0
         choices = [self._tokens(script, index) for index in range(max(len(script.texts), len(script.ids)))]
@@ -125,7 +132,8 @@ class ScriptedEngine:
             reason = script.finish_reason if len(kept) == len(tokens) else "length"
             for message in self._messages(script, request, index, kept):
                 if index == 0 and script.fails_after is not None and said >= script.fails_after:
-                    reply.fail(getattr(errors, script.fails_as)("the script says so"))
+                    error = getattr(errors, script.fails_as)("the script says so")
+                    asyncio.get_running_loop().call_later(script.fails_later_s, reply.fail, error)
                     return
                 self._write(reply, message, len(choices) > 1)
                 said += len(message.token_ids)
@@ -159,7 +167,7 @@ class ScriptedEngine:
             place, turn = place + size, turn + 1
 
     def _write(self, reply: Reply, output: EngineOutput, has_several: bool) -> None:
-        """A bare token where that says it all, as engines do."""
+        """A bare token where that is the whole message, as engines send it."""
         if len(output.token_ids) == 1 and output.log_probs is None and not has_several:
             reply.token(output.token_ids[0])
         else:

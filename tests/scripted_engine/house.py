@@ -1,4 +1,4 @@
-"""House: a frontend's pipeline and a worker with the scripted engine in one process, and a client that talks to it."""
+"""A frontend's pipeline and a worker with the scripted engine in one process, and a client that calls it."""
 
 import asyncio
 import json
@@ -127,13 +127,13 @@ class House:
     async def chat(
         self, script: Script | None = None, headers: Mapping[str, str] | None = None, **fields: Any
     ) -> Answer:
-        """A chat that is answered as the script says."""
+        """A chat whose response is the script."""
         return await self.ask(self.pipeline.handle_chat, body_of(script, {"messages": USER}, fields), headers)
 
     async def complete(
         self, script: Script | None = None, headers: Mapping[str, str] | None = None, **fields: Any
     ) -> Answer:
-        """A text completion that is answered as the script says."""
+        """A text completion whose response is the script."""
         return await self.ask(self.pipeline.handle_completion, body_of(script, {"prompt": "Hi"}, fields), headers)
 
 
@@ -148,7 +148,7 @@ def body_of(script: Script | None, base: dict[str, Any], fields: dict[str, Any])
 
 @asynccontextmanager
 async def open_house(*flags: str, model: str = DEMO_MODEL) -> AsyncIterator[House]:
-    """A house whose worker has these flags."""
+    """A pipeline whose worker has these flags."""
     store, hub, bus = MemoryStore(), MemoryHub(), MemoryBus()
 
     def runtime() -> DistributedRuntime:
@@ -177,7 +177,7 @@ async def open_house(*flags: str, model: str = DEMO_MODEL) -> AsyncIterator[Hous
 
 
 class Street:
-    """A loop with houses on it that last for all tests, so that examples are quick."""
+    """A loop with pipelines that are shared by all tests, so that examples are quick."""
 
     def __init__(self, runner: asyncio.Runner) -> None:
         self.runner = runner
@@ -190,7 +190,7 @@ class Street:
         return self.run(self.exits.enter_async_context(open_house(*flags)))
 
     def opened(self, *flags: str, model: str) -> House:
-        """The house of that model, opened when it is first asked for."""
+        """The pipeline of that model, opened on first use."""
         house = self.others.get(model)
         if house is None:
             house = self.others[model] = self.run(self.exits.enter_async_context(open_house(*flags, model=model)))

@@ -1,4 +1,4 @@
-"""Script: what the scripted engine is to say, carried by an annotation of the request that asks for it."""
+"""Script: the text of the scripted engine, carried by an annotation of the request."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ MARK = "script:"
 
 
 class Script(msgspec.Struct, omit_defaults=True):
-    """One text for each choice, and how it is said."""
+    """One text for each choice, and how it is sent."""
 
     texts: list[str]
     cuts: list[int] = []
@@ -18,7 +18,7 @@ class Script(msgspec.Struct, omit_defaults=True):
     finish_reason: str = "stop"
     stop_reason: int | str | None = None
     cached: int | None = None
-    """Prompt tokens that are said to have been cached."""
+    """Prompt tokens that are reported as cached."""
     counts: bool = True
     """Whether the last message counts the tokens."""
     scores: list[float] = []
@@ -27,6 +27,8 @@ class Script(msgspec.Struct, omit_defaults=True):
     """The error comes after so many tokens of the first choice."""
     fails_as: str = "InvalidArgument"
     """The name of the error's class."""
+    fails_later_s: float = 0.0
+    """Seconds between the last token and the error: a frontend that reads both at once writes the error alone."""
     engine_data: dict[str, object] | None = None
 
     def annotation(self) -> str:
@@ -35,7 +37,7 @@ class Script(msgspec.Struct, omit_defaults=True):
 
 
 def script_of(annotations: list[str]) -> Script:
-    """The script among a request's annotations; without one a short greeting is said."""
+    """The script among a request's annotations; without one it is a short greeting."""
     for note in annotations:
         if note.startswith(MARK):
             return msgspec.json.decode(note.removeprefix(MARK), type=Script)

@@ -1,4 +1,4 @@
-"""An engine that says its prompt again, for scripted packages: what it answers, holds, and how it dies.
+"""An engine that repeats its prompt, for scripted packages: its responses, its cache, and its failures.
 
 It has a child process, as real engines do, whose end is the engine's. What happens is written into files of the folder
 that `SCRIPTED_FOLDER` names, where tests look.
@@ -32,7 +32,7 @@ def stop_child(child: "subprocess.Popen[bytes]") -> None:
 
 
 def answer(prompt: list[int], count: int) -> list[int]:
-    """What is said to a prompt: a part of it that depends on all of it."""
+    """The response to a prompt: a part of it that depends on all of it."""
     start = int.from_bytes(digest(prompt)[:4], "big")
     return [prompt[(start + at) % len(prompt)] for at in range(count)]
 

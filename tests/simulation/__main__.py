@@ -9,7 +9,7 @@ from tests.simulation.world import World
 
 
 def replay(seed: int) -> int:
-    """Tells everything that happens under one seed."""
+    """Prints everything that happens under one seed."""
     world = World(seed).run()
     print(f"{world.scenario}\n")
     print("\n".join(world.events))

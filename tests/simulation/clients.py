@@ -88,7 +88,9 @@ class Sent:
     parts: dict[str, list[int]] = field(default_factory=dict)
     """Id of each engine request to the instances that it was sent to, in turn."""
     broke_s: dict[str, float] = field(default_factory=dict)
-    """When a part's worker failed, until it is sent again."""
+    """When a part's worker failed, until the part is sent again to a prefill or decode worker."""
+    prefilled_s: dict[str, float] = field(default_factory=dict)
+    """When a part was last sent to a prefill worker."""
     whole: set[str] = field(default_factory=set)
     """The parts whose answers are complete."""
     resumed: int = 0
@@ -106,7 +108,7 @@ class Sent:
 
 @dataclass
 class Told:
-    """What a client was told."""
+    """The events that a client received."""
 
     status: int
     is_complete: bool
@@ -198,7 +200,7 @@ class Expected:
 
 
 def expect(plan: Plan, language: Language, prompts: list[list[int]]) -> Expected:
-    """The answer, said again by the language alone."""
+    """The response, computed by the language alone."""
     body = plan.body
     expected = Expected({}, {}, sum(map(len, prompts)), 0)
     count = body.get("n", 1)

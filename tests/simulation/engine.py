@@ -59,7 +59,7 @@ class Language:
         return self._words[(state >> 4) % len(self._words)]
 
     def say(self, prompt: Sequence[int], limit: int, least: int = 0, index: int = 0) -> list[int]:
-        """Everything that is said after a prompt, the end token included."""
+        """All tokens that follow a prompt, the end token included."""
         state = self.state(prompt, index)
         said: list[int] = []
         while len(said) < limit:
@@ -82,7 +82,7 @@ class Character:
     batch_max: int = 1
     """Tokens of one step, at most."""
     is_bare: bool = False
-    """Whether the tokens of a step are said one by one."""
+    """Whether the tokens of a step are sent one by one."""
     stall: float = 0.0
     """Share of steps after which nothing comes for `stall_s`."""
     stall_s: float = 3.0
@@ -100,7 +100,7 @@ class Run:
     prompt_tokens: int
     siblings: list["Run"]
     promise: dict[str, int] | None = None
-    """Of a prefill: what a decode worker is told of it."""
+    """Of a prefill: the result that a decode worker receives."""
     chunks: int = 0
     """Of a prefill: how many chunks of its prompt are left."""
     said: int = 0
@@ -109,7 +109,7 @@ class Run:
 
 
 Worked = Callable[[str], None]
-"""Told whenever a token is made for a request."""
+"""Called whenever a token is made for a request."""
 
 
 class ScriptedEngine:
@@ -199,7 +199,7 @@ class ScriptedEngine:
             self.cancel(reply)
 
     def die(self) -> None:
-        """Breaks for good, and says so."""
+        """Fails permanently, and reports the failure."""
         for runs in self.runs.values():
             for run in runs:
                 if run.timer is not None:

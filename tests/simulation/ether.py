@@ -21,7 +21,7 @@ class Ether:
 
 
 class SimBus(MemoryBus):
-    """One process's bus: what is published on it is told to the others' subscribers through the network."""
+    """One process's bus: its events reach the others' subscribers through the network."""
 
     def __init__(self, ether: Ether, process: Process) -> None:
         self.listeners = _Topics(ether, process)  # type: ignore[assignment]

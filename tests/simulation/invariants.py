@@ -131,7 +131,7 @@ def _judge_worker(world: "World", worker: "WorkerMember") -> None:
 
 
 def judge_end(world: "World") -> None:
-    """After everyone was told to stop: nobody is left, and every request got what it was due."""
+    """After every process was stopped: none is left, and every request got its due response."""
     for member in (*world.frontends, *world.workers):
         if member.is_alive:
             world.violation(f"{member.name} did not end when it was told to")
@@ -143,7 +143,7 @@ def judge_end(world: "World") -> None:
 
 
 def untried(world: "World", sent: Sent, workers: list[int]) -> list[str]:
-    """Workers that the request's frontend sees, that could have answered, and that were not asked yet."""
+    """Workers that the request's frontend sees, that could have answered, and that were not tried yet."""
     frontend, now = sent.frontend, world.loop.time()
     visible = {worker for one in frontend.models.served().get(sent.plan.model, []) for worker in one.worker_ids()}
     return [
@@ -236,11 +236,13 @@ def _wrong_end(world: "World", sent: Sent, told: Told) -> list[str]:
             )
     # Where there are prefill workers, the prompt is computed again before it is known who decodes.
     break_bound_s = BREAK_BOUND_S + (LONG_PREFILL_S if scenario.prefills else 0.0)
-    for workers in [workers for part, workers in sent.parts.items() if part not in sent.whole]:
+    for part, workers in sent.parts.items():
         died_s = world.deaths.get(workers[-1])
-        is_late = died_s is not None and sent.ended_s - died_s > break_bound_s
-        if told.error is not None and is_late and not world.is_disturbed(died_s or 0.0, sent.ended_s):
-            wrong.append(f"its worker died at {(died_s or 0.0) - STARTS_AT_S:.3f}, and nobody noticed")
+        if part in sent.whole or died_s is None or sent.prefilled_s.get(part, 0.0) > died_s:
+            continue  # A prompt that is computed again may take as long as the limit of the whole response.
+        is_late = sent.ended_s - died_s > break_bound_s
+        if told.error is not None and is_late and not world.is_disturbed(died_s, sent.ended_s):
+            wrong.append(f"its worker died at {died_s - STARTS_AT_S:.3f}, and nobody noticed")
     wrong += [
         f"its worker failed at {broke_s - STARTS_AT_S:.3f}, and nothing was done about it"
         for broke_s in sent.broke_s.values()
@@ -255,7 +257,7 @@ def _wrong_end(world: "World", sent: Sent, told: Told) -> list[str]:
 
 
 def prompts(world: "World", sent: Sent) -> list[list[int]]:
-    """The tokens that were asked to be continued."""
+    """The tokens that were to be continued."""
     body = sent.plan.body
     if "prompt" in body:
         prompt = body["prompt"]

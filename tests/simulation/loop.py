@@ -1,7 +1,7 @@
 """SimLoop: an asyncio event loop in which time is a number and every choice of order is drawn from a seed.
 
 Several make-believe processes share it. Callbacks of one process run in the order in which they were scheduled, as
-asyncio promises; which process runs next, and for how many callbacks, is drawn. When nobody can run, time jumps to the
+asyncio promises; which process runs next, and for how many callbacks, is drawn. When none can run, time jumps to the
 next timer. A process can be paused (SIGSTOP: its callbacks gather) and killed (SIGKILL: nothing of it ever runs again).
 """
 
@@ -76,7 +76,7 @@ class Process:
         self.ready.clear()
 
     def bury(self) -> None:
-        """Closes what its tasks held, once nobody looks any more."""
+        """Closes the resources of its tasks, after the run."""
         self.is_dead = True
         for task in list(self.tasks):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -105,7 +105,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.serial = itertools.count()
         self.processes: list[Process] = []
         self.failures: list[str] = []
-        """What callbacks and tasks raised that nobody looked at."""
+        """Exceptions of callbacks and tasks that were not retrieved."""
         self.callbacks = 0
         self._rng = rng
         self._now = STARTS_AT_S

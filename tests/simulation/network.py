@@ -27,7 +27,7 @@ class Weather:
     """Share of messages that take up to `spike_s`."""
     spike_s: float = 0.3
     notice_s: float = 2.0
-    """How long an end of a dead connection takes to notice, where nobody tells it."""
+    """How long an end of a dead connection takes to notice, without a reset."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Network:
         return frozenset((one.name, other.name)) in self.cuts
 
     def answers(self, source: Process, target: Process) -> bool:
-        """Whether whoever knocks hears anything at all, be it a refusal."""
+        """Whether a connection attempt gets any response, be it a refusal."""
         return not self.is_cut(source, target) and target.name not in self.lost_machines
 
     def datagram(self, source: Process, target: Process, deliver: Listener, *args: Any) -> None:
@@ -105,7 +105,7 @@ class Network:
             link.resume()
 
     def died(self, process: Process, *, told: bool) -> None:
-        """A process is gone: its kernel tells its peers, or, where the machine died too, they find out."""
+        """A process is gone: its kernel resets its connections, or, where the machine died too, the peers time out."""
         for link in [link for link in self.links if process in (link.caller.process, link.server.process)]:
             after_s = self.latency() if told and not self.is_cut(*link.ends) else self.weather.notice_s
             link.sever(at_caller_s=after_s, at_server_s=after_s)
@@ -123,7 +123,7 @@ class Way:
         self.target = target
         self.clear_s = 0.0
         self.queue: deque[tuple[Listener, tuple[Any, ...]]] = deque()
-        """What was said and not heard yet. Each arrival takes the first, so that nothing overtakes."""
+        """Messages sent and not received yet. Each arrival takes the first, so that nothing overtakes."""
         self.held = 0
         """Arrivals that a partition holds up."""
 
@@ -187,7 +187,7 @@ class Link:
         self.to_caller(self.sever, 0.0, 0.0)
 
     def sever(self, at_caller_s: float, at_server_s: float) -> None:
-        """Nothing passes any more; each side hears of it in its own time."""
+        """Nothing passes any more; each side notices in its own time."""
         if not self.is_up:
             return
         self.is_up = False

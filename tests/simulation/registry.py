@@ -1,6 +1,6 @@
-"""Registry: discovery as processes see it that hear of each other late, twice or not at all.
+"""Registry: discovery as seen by processes that learn of each other late, twice or not at all.
 
-Each process has production's `MemoryDiscovery` over a replica of its own. The registry tells changes to everyone through
+Each process has production's `MemoryDiscovery` over a replica of its own. The registry sends changes to everyone over
 the network, and lets everyone read the whole now and then, as every real member does after trouble.
 """
 
@@ -34,7 +34,7 @@ class Registry:
         process.later(resync_s, self._resync)
 
     def write(self, bucket: str, key: str, value: bytes | None) -> None:
-        """A record is put or, without a value, deleted; everyone is told, if the news gets there."""
+        """A record is put or, without a value, deleted; every process is notified, if the message arrives."""
         records = self.records[bucket]
         if value is None and key not in records:
             return
@@ -47,7 +47,7 @@ class Registry:
             self.network.datagram(self.process, member.process, member.hear, bucket, key, self.revision, value)
 
     def _keep(self) -> None:
-        """Records of a process that has not been heard of for the lease are removed; it writes them again later."""
+        """Records of a process that sent nothing for the lease are removed; it writes them again later."""
         now = self.network.loop.time()
         for member in list(self.members):
             process = member.process

@@ -28,7 +28,7 @@ CONNECT_TIMEOUT_S = 3.0  # DYN_TCP_CONNECT_TIMEOUT.
 
 
 class Hooks(Protocol):
-    """Who is told what callers say and hear."""
+    """The observers of the messages that callers send and receive."""
 
     def was_sent(self, heard: "Watched") -> None:
         """A request was sent."""
@@ -88,7 +88,7 @@ class Watched:
 
 
 class WatchedCall:
-    """A call whose receiver must hear nothing after it was killed."""
+    """A call whose receiver must get nothing after it was killed."""
 
     def __init__(self, call: Call, heard: Watched) -> None:
         self.instance_id = call.instance_id
@@ -119,7 +119,7 @@ class Witness:
         return WatchedCall(call, heard)
 
     def connects(self, target: Target) -> None:
-        """Nobody connects to a worker that he knows is gone."""
+        """No caller connects to a worker that it has seen leave."""
         instance, _, endpoint = target.path.partition("/")
         key = f"{endpoint}/{instance}"
         gone_s = self._discovery.gone_s.get(key)
@@ -324,7 +324,7 @@ class FarCall:
 
 
 class NearReceiver:
-    """Hears the worker's own memory plane, and passes it on to the caller's process."""
+    """Receives from the worker's own memory plane, and forwards to the caller's process."""
 
     def __init__(self, plane: SimPlane, call: FarCall) -> None:
         self._plane = plane

@@ -1,4 +1,4 @@
-"""Scenario: what one seed means: who is there, what is asked, and what goes wrong when."""
+"""Scenario: what one seed means: the processes, the requests, and the faults with their times."""
 
 import random
 from dataclasses import dataclass, field
@@ -58,7 +58,7 @@ class Scenario:
     prefills: int = 0
     """Workers that compute the prompts of the first model; 0: its workers do all of it."""
     meets: bool = False
-    """Whether both legs of its requests are sent at once."""
+    """Whether both phases of its requests are sent at once."""
     prefills_locally: bool = False
     """Whether its decode workers can compute a prompt themselves."""
     has_sockets: bool = False

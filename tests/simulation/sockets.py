@@ -1,7 +1,7 @@
 """Sockets: TCP connections between processes, for protocols that are written against asyncio's transports.
 
 Bytes arrive in order, in pieces of any size, after the network's delays. A partition holds them back; when it lasts, or
-when a machine is lost, each side hears of the break in its own time. A killed process resets its connections.
+when a machine is lost, each side notices the break in its own time. A killed process resets its connections.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class Sockets:
 
 
 class SimServer:
-    """Whoever listens; what `loop.create_server` returns."""
+    """A listener; what `loop.create_server` returns."""
 
     def __init__(self, sockets: Sockets, factory: Factory, process: Process, address: tuple[str, int]) -> None:
         self.factory = factory

@@ -31,6 +31,7 @@ from dynamo.http.server.service import SWEEP_S
 from dynamo.model_card.asset_cache import AssetCache
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.event_plane.memory import MemoryEventPlane
+from dynamo.runtime.push_router import RouterMode
 from dynamo.serving.answers import BaseAnswer
 from dynamo.serving.generation import Generation
 from dynamo.serving.metrics import FrontendMetrics
@@ -38,7 +39,7 @@ from dynamo.serving.migration import MigrationPolicy
 from dynamo.serving.models import Models
 from dynamo.serving.pipeline import Pipeline
 from dynamo.serving.prefill_phase import PrefillPhase
-from dynamo.serving.prefill_router import LAST_WORDS_S
+from dynamo.serving.prefill_router import LAST_WORDS_S, SEQUENTIAL_MODES
 from dynamo.text.detokenizer import TokenTable
 from dynamo.text.tokenizer.tokenizer import BACKENDS
 
@@ -114,7 +115,7 @@ class Member:
         self.kill()
 
     def kill(self, *, told: bool = True) -> None:
-        """SIGKILL, or, if nobody is told, the loss of the machine."""
+        """SIGKILL, or, if the kernel sends no resets, the loss of the machine."""
         if self.is_alive:
             self.process.kill()
             self.world.network.died(self.process, told=told)
@@ -280,6 +281,9 @@ class World:
         if isinstance(heard.receiver, PrefillPhase):
             self.prefills.append(heard.request_id)
             self._note_part(heard.request_id)
+            request = self.by_part[heard.request_id]
+            request.broke_s.pop(heard.request_id, None)
+            request.prefilled_s[heard.request_id] = self.loop.time()
             self.log(heard.process.name, f"prefill of {heard.request_id[-4:]} goes to {self.names[heard.instance_id]}")
             return
         if not isinstance(heard.receiver, Generation):
@@ -316,6 +320,10 @@ class World:
             self._request_of(heard).whole.add(heard.request_id)
 
     def broke(self, heard: Watched, error: Exception) -> None:
+        if isinstance(heard.receiver, PrefillPhase):
+            if self._is_awaited(heard.receiver):
+                self.by_part[heard.request_id].broke_s[heard.request_id] = self.loop.time()
+            return
         if not isinstance(heard.receiver, Generation):
             return
         sent = self._request_of(heard)
@@ -324,6 +332,11 @@ class World:
             if "unresponsive" in str(error) and not invariants.stood_still(self, sent, heard.instance_id):
                 self.violation(f"{sent.label} left {self.names[heard.instance_id]}, which lives")
             self.log(heard.process.name, f"{sent.label} breaks: {error}")
+
+    def _is_awaited(self, phase: PrefillPhase) -> bool:
+        """Return whether the decode phase is sent only after this prefill has ended."""
+        is_sequential = not self.scenario.meets or RouterMode(self.scenario.router_mode) in SEQUENTIAL_MODES
+        return is_sequential and not phase.is_over
 
     @staticmethod
     def _request_of(heard: Watched) -> Sent:
@@ -362,7 +375,7 @@ class World:
     # What happens --------------------------------------------------------------------------------------------------
 
     def run(self) -> "World":
-        """The whole run; afterwards `violations` says what was wrong."""
+        """The whole run; afterwards `violations` lists the failures."""
         with determinism(self.loop, self.scenario.seed, self.hear_log):
             try:
                 self.loop.run_until_complete(self._main())

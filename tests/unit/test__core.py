@@ -20,6 +20,10 @@ def test_every_name_that_it_lists_can_be_had() -> None:
     assert not [name for name in dir(_core) if not hasattr(_core, name)]
 
 
+def test_it_has_the_version_of_the_package() -> None:
+    assert _core.__version__ == dynamo.__version__
+
+
 def test_the_parsers_are_named() -> None:
     assert set(_core.get_tool_parser_names()) == set(TOOL_CALLS)
     assert "qwen3" in _core.get_reasoning_parser_names()

@@ -43,5 +43,5 @@ def test_what_is_no_payload_is_logged_and_not_used(
 
 
 def test_a_payload_without_a_default_is_a_mistake_of_its_author() -> None:
-    with pytest.raises(ValueError, match="HealthCheckPayload"):
+    with pytest.raises(NotImplementedError, match="HealthCheckPayload"):
         HealthCheckPayload()

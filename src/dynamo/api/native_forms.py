@@ -14,10 +14,9 @@ from dynamo.protocols.native import (
     VllmStreamChoice,
     VllmStreamResponse,
 )
-from dynamo.serving.embeddings import converted
 from dynamo.serving.errors import ErrorAnswer, reason
 from dynamo.serving.postprocessor import DONE
-from dynamo.serving.relay import Form, Whole
+from dynamo.serving.response_form import Form, Whole, converted
 
 ERROR = "error"
 REASONS = {"eos": "stop"}

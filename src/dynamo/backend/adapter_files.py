@@ -51,12 +51,16 @@ class AdapterFiles:
         bytes_max: int | None = None,
         fetchers: Mapping[str, Fetch] | None = None,
         wall_clock: Callable[[], float] = time.time,
+        key_of: Callable[[str], str] | None = None,
+        is_enabled: bool | None = None,
     ) -> None:
-        """Defaults: `DYN_LORA_PATH`, `DYN_LORA_CACHE_MB`, the hub and S3."""
+        """Defaults: `DYN_LORA_PATH`, `DYN_LORA_CACHE_MB`, the hub, S3 and `DYN_LORA_ENABLED`; `key_of` names a URI."""
         self._given = directory
         self._bytes_max = bytes_max
         self._fetchers = fetchers if fetchers is not None else {"hf": fetch_from_hub, "s3": fetch_from_s3}
         self._wall_clock = wall_clock
+        self._key_of = key_of or _name_of
+        self._is_enabled = is_enabled
         self._lock = threading.Lock()
         self._used: dict[str, int] = {}
 
@@ -73,13 +77,14 @@ class AdapterFiles:
             if not os.path.isdir(path):
                 raise InvalidArgument(f"{uri}: no such directory")
             return path
-        if not setting("DYN_LORA_ENABLED", False, read_bool):
+        is_enabled = self._is_enabled
+        if not (setting("DYN_LORA_ENABLED", False, read_bool) if is_enabled is None else is_enabled):
             raise InvalidArgument(f"{uri}: downloading adapters requires DYN_LORA_ENABLED=true")
         fetch = self._fetchers.get(scheme)
         if fetch is None:
             raise InvalidArgument(f"{uri}: expected file://, {' or '.join(f'{one}://' for one in self._fetchers)}")
         with self._lock:
-            path = os.path.join(self.directory, _name_of(uri))
+            path = os.path.join(self.directory, self._key_of(uri))
             if not _is_whole(path):
                 self._fetch(fetch, uri, rest, path)
             now = self._wall_clock()

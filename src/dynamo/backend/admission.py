@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from dynamo.core.boundaries import ErrorBoundary, Rollback, logged
 from dynamo.core.clock import Clock, SystemClock
-from dynamo.core.errors import DynamoException, EngineShutdown, WorkerOverloaded
+from dynamo.core.errors import Cancelled, DynamoException, EngineShutdown, WorkerOverloaded
+from dynamo.core.tracing import Span
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.runtime.request_plane.base import Reply
 
@@ -61,6 +62,11 @@ class AdmittedRequest:
     @property
     def is_cancelled(self) -> bool:
         return self.inner.is_cancelled
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether nothing that the engine writes is sent any more."""
+        return not self.is_open or getattr(self.inner, "is_killed", False)
 
     def on_cancel(self, callback: Callable[[], None]) -> None:
         self.inner.on_cancel(callback)
@@ -189,3 +195,41 @@ class Admission:
         with Rollback(partial(self._discard, ticket)):
             self._begin(ticket.request, ticket)
         self._watcher.began(self._clock.now() - ticket.entered_s)
+
+
+class TracedReply:
+    """Reply that records the end of its response in a span.
+
+    `token` is the wrapped reply's own method, so that tracing adds no cost per token.
+    """
+
+    __slots__ = ("_inner", "_span", "request_id", "token")
+
+    def __init__(self, inner: Reply, span: Span) -> None:
+        self._inner = inner
+        self._span = span
+        self.request_id = inner.request_id
+        self.token: Callable[[int], None] = inner.token
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._inner.is_cancelled
+
+    def on_cancel(self, callback: Callable[[], None]) -> None:
+        self._inner.on_cancel(callback)
+
+    def item(self, value: Any) -> None:
+        if isinstance(value, EngineOutput) and value.finish_reason is not None:
+            self._span.set("finish_reason", value.finish_reason)
+            if value.completion_usage is not None:
+                self._span.set("input_tokens", value.completion_usage.prompt_tokens)
+                self._span.set("output_tokens", value.completion_usage.completion_tokens)
+        self._inner.item(value)
+
+    def finish(self) -> None:
+        self._span.end(Cancelled("the caller left") if self._inner.is_cancelled else None)
+        self._inner.finish()
+
+    def fail(self, error: BaseException) -> None:
+        self._span.end(error)
+        self._inner.fail(error)

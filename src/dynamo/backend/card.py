@@ -3,13 +3,13 @@
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from dynamo.backend.config import WorkerOptions
 from dynamo.backend.disagg import DisaggregationMode
 from dynamo.backend.engine import EngineConfig
 from dynamo.llm.register import bare_card
-from dynamo.model_card.card import build_card
-from dynamo.model_card.thinking import DEFAULT_MODE_KEY
+from dynamo.model_card.card import DEFAULT_MODE_KEY, build_card
 from dynamo.protocols.engine import BYPASS_REMOTE_PREFILL, PreprocessedRequest, SamplingOptions, StopConditions
 from dynamo.protocols.model_card import DisaggregatedEndpoint, ModelDeploymentCard, RuntimeConfig
 
@@ -30,7 +30,37 @@ def canary_payload(config: EngineConfig, role: DisaggregationMode = Disaggregati
 def make_card(options: WorkerOptions, config: EngineConfig) -> ModelDeploymentCard:
     """Return the model's card. Raise `ConfigError` for a model without the files that a frontend needs."""
     role = options.role
-    publishes_cache = config.total_kv_blocks > 0 and role.publishes_cache and config.publishes_kv_events
+    runtime_config = make_runtime_config(options, config)
+    needs = role.needs if config.needs is None else [list(group) for group in config.needs]
+    if not config.model_path:
+        common = {
+            "model_type": config.model_type or options.model_type(),
+            "model_input": config.model_input,
+            "worker_type": role.worker_type,
+            "needs": needs,
+            "model_aliases": list(config.model_aliases),
+            "router_config": config.router_config,
+        }
+        return bare_card(config.served_model_name, config.served_model_name, runtime_config, common, None, None)
+    return build_card(
+        config.model_path,
+        config.served_model_name,
+        context_length=config.context_length,
+        kv_cache_block_size=config.kv_cache_block_size,
+        runtime_config=runtime_config,
+        model_type=(config.model_type or options.model_type()) if role.answers_clients else "",
+        worker_type=role.worker_type,
+        needs=needs,
+        model_input=config.model_input,
+        custom_template=options.custom_jinja_template,
+        model_aliases=config.model_aliases,
+        router_config=config.router_config,
+    )
+
+
+def make_runtime_config(options: WorkerOptions, config: EngineConfig) -> RuntimeConfig:
+    """Return the capacities and features of the engine for the model's card."""
+    publishes_cache = config.total_kv_blocks > 0 and options.role.publishes_cache and config.publishes_kv_events
     runtime_config = RuntimeConfig(
         context_length=config.context_length,
         total_kv_blocks=config.total_kv_blocks,
@@ -44,6 +74,8 @@ def make_card(options: WorkerOptions, config: EngineConfig) -> ModelDeploymentCa
         enable_local_indexer=publishes_cache,
         kv_event_publishing_enabled=publishes_cache,
         runtime_data=dict(config.runtime_data),
+        enable_eagle=config.enable_eagle,
+        max_gpu_lora_count=UNSET if config.max_gpu_lora_count is None else config.max_gpu_lora_count,
     )
     if options.default_thinking_mode is not None:
         runtime_config.runtime_data[DEFAULT_MODE_KEY] = options.default_thinking_mode
@@ -52,27 +84,4 @@ def make_card(options: WorkerOptions, config: EngineConfig) -> ModelDeploymentCa
         policy.put_on(runtime_config)
     if config.bootstrap_port is not None:
         runtime_config.disaggregated_endpoint = DisaggregatedEndpoint(config.bootstrap_host, config.bootstrap_port)
-    if not config.model_path:
-        common = {
-            "model_type": config.model_type or options.model_type(),
-            "model_input": config.model_input,
-            "worker_type": role.worker_type,
-            "needs": role.needs,
-            "model_aliases": list(config.model_aliases),
-            "router_config": config.router_config,
-        }
-        return bare_card(config.served_model_name, config.served_model_name, runtime_config, common, None, None)
-    return build_card(
-        config.model_path,
-        config.served_model_name,
-        context_length=config.context_length,
-        kv_cache_block_size=config.kv_cache_block_size,
-        runtime_config=runtime_config,
-        model_type=(config.model_type or options.model_type()) if role.answers_clients else "",
-        worker_type=role.worker_type,
-        needs=role.needs,
-        model_input=config.model_input,
-        custom_template=options.custom_jinja_template,
-        model_aliases=config.model_aliases,
-        router_config=config.router_config,
-    )
+    return runtime_config

@@ -8,7 +8,7 @@ from dynamo.backend.disagg import DisaggregationMode, mode_of
 from dynamo.core.config import option, setting
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.core.unsupported_flags import UnsupportedFlag
-from dynamo.model_card.thinking import DISABLED, ENABLED
+from dynamo.model_card.card import DISABLED, ENABLED
 from dynamo.model_card.tool_call_tags import TagPolicy
 from dynamo.parsers.registry import reasoning_family, tool_call_family
 from dynamo.protocols.discovery import EndpointId
@@ -17,6 +17,8 @@ from dynamo.runtime.config import RuntimeOptions
 ENDPOINT = "generate"
 ENDPOINT_TYPES = {"chat": "Chat", "completions": "Completions"}
 """Values of `--endpoint-types` and their names on the card."""
+NO_ENDPOINT_TYPES = "none"
+"""Value for a worker that serves no clients itself: another process in front of it does."""
 UNSUPPORTED_WORKER_FLAGS = (
     UnsupportedFlag("--kv-state-endpoint", "DYN_KV_STATE_ENDPOINT", ""),
     UnsupportedFlag("--fpm-trace", "DYN_FPM_TRACE", False),
@@ -81,7 +83,7 @@ class WorkerOptions(RuntimeOptions):
         ["chat", "completions"],
         "--endpoint-types",
         "DYN_ENDPOINT_TYPES",
-        "Request types of the model: chat, completions",
+        "Request types of the model: chat, completions; none for a worker behind another router",
         aliases=("--dyn-endpoint-types",),
     )
     dump_config_to: str | None = option(
@@ -109,8 +111,10 @@ class WorkerOptions(RuntimeOptions):
         if self.reasoning_parser is not None:
             reasoning_family(self.reasoning_parser)
         unknown = [kind for kind in self.endpoint_types if kind not in ENDPOINT_TYPES]
-        if unknown or not self.endpoint_types:
-            raise ConfigError(f"--endpoint-types {','.join(unknown)!r}: must be one or more of chat, completions")
+        if self.endpoint_types != [NO_ENDPOINT_TYPES] and (unknown or not self.endpoint_types):
+            raise ConfigError(
+                f"--endpoint-types {','.join(unknown)!r}: must be {NO_ENDPOINT_TYPES}, or one or more of chat, completions"
+            )
         if self.custom_jinja_template is not None and not os.path.isfile(self.custom_jinja_template):
             raise ConfigError(f"--custom-jinja-template {self.custom_jinja_template}: no such file")
         self.tag_policy()

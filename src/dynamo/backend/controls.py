@@ -3,6 +3,8 @@
 An engine provides objects for the operations that it supports; others have no route. A worker with a sleeping engine
 leaves discovery; it registers again when all parts are awake. A response is `{"status": "ok"}`, or
 `{"status": "error", "message": …}` for an operation that the engine rejects.
+
+Some engines serve operations as auxiliary endpoints of the worker's component, too (`serve_auxiliary`).
 """
 
 import asyncio
@@ -12,7 +14,12 @@ from typing import Any, Protocol
 
 from dynamo.backend.engine import EngineHost
 from dynamo.core.boundaries import AsyncRollback
-from dynamo.core.errors import InvalidArgument
+from dynamo.core.codec import decode
+from dynamo.core.errors import DynamoException, InvalidArgument, Unknown
+from dynamo.protocols.discovery import EndpointId
+from dynamo.runtime.component import Endpoint, Serving
+from dynamo.runtime.request_plane.base import Reply, Request
+from dynamo.runtime.server import EngineRoute, ServeOptions
 
 logger = logging.getLogger(__name__)
 
@@ -213,3 +220,38 @@ async def out_of_service(host: EngineHost) -> None:
     """Leave service and return when no request runs; on timeout return to service and raise `TimeoutError`."""
     async with AsyncRollback(host.return_to_service), asyncio.timeout(DRAIN_S):
         await host.leave_service()
+
+
+async def serve_auxiliary(endpoint: Endpoint, routes: Mapping[str, EngineRoute]) -> list[Serving]:
+    """Serve each route as an endpoint of that name in the component of `endpoint`."""
+    runtime, own = endpoint.runtime, endpoint.id
+    return [
+        await runtime.endpoint(str(EndpointId(own.namespace, own.component, name))).serve(
+            _Handler(endpoint, name, route).handle, ServeOptions()
+        )
+        for name, route in routes.items()
+    ]
+
+
+class _Handler:
+    """Request handler of one route."""
+
+    def __init__(self, endpoint: Endpoint, name: str, route: EngineRoute) -> None:
+        self._tasks = endpoint.runtime.tasks
+        self._name = name
+        self._route = route
+
+    def handle(self, request: Request, reply: Reply) -> None:
+        """Start a request. Raise `InvalidArgument` for one that cannot be decoded."""
+        body = decode(request.body, request.codec, Any) if request.body else {}
+        self._tasks.start(self._answer(body if isinstance(body, dict) else {}, reply), self._name)
+
+    async def _answer(self, body: dict[str, Any], reply: Reply) -> None:
+        try:
+            reply.item(await self._route(body))
+            reply.finish()
+        except DynamoException as error:
+            reply.fail(error)
+        except Exception as error:  # Request boundary: the caller gets the error, the task owner logs it.
+            reply.fail(Unknown(f"{self._name}: {error}"))
+            raise

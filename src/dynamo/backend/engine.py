@@ -22,7 +22,8 @@ from dynamo.protocols.embeddings import ClassifyRequest, EmbeddingWork
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.protocols.load import ForwardPass, WorkerLoad
-from dynamo.runtime.request_plane.base import Reply
+from dynamo.runtime.component import Endpoint
+from dynamo.runtime.request_plane.base import Reply, Request
 from dynamo.runtime.server import EngineRoute
 
 
@@ -47,15 +48,15 @@ class EngineConfig:
     data_parallel_size: int = 1
     runtime_data: Mapping[str, Any] = field(default_factory=dict)
     health_check_payload: Mapping[str, Any] | None = None
-    """Request of the health check while the worker is idle; None: one token in, one token out."""
+    """Request of the health check while the worker is idle; None: one token in, one token out; empty: no check."""
     model_type: str | None = None
     """The card's `model_type`; None to use the worker's options."""
-    model_input: Literal["Tokens", "Text"] = "Tokens"
-    """Whether requests contain token ids or text."""
-    request_type: type[PreprocessedRequest] | type[EmbeddingWork] | type[ClassifyRequest] | type[dict[str, Any]] = (
-        PreprocessedRequest
-    )
-    """The type into which requests are decoded."""
+    model_input: Literal["Tokens", "Text", "Tensor"] = "Tokens"
+    """Whether requests contain token ids, text or tensors."""
+    request_type: (
+        type[PreprocessedRequest] | type[EmbeddingWork] | type[ClassifyRequest] | type[dict[str, Any]] | type[Request]
+    ) = PreprocessedRequest
+    """The type into which requests are decoded; `Request`: the engine decodes them."""
     bootstrap_host: str | None = None
     bootstrap_port: int | None = None
     """Port at which decode workers connect to this prefill worker during the prefill; None: no bootstrap."""
@@ -75,10 +76,22 @@ class EngineConfig:
     """Auxiliary endpoints of the worker's component: one request, one response."""
     adapters: AdapterEngine | None = None
     """The engine's LoRA adapters; None if it does not support them."""
+    needs: Sequence[Sequence[str]] | None = None
+    """The other worker roles that the model requires; None: those that the worker's role requires."""
+    enable_eagle: bool = False
+    """Whether block hashes of KV events include the next token, as engines with EAGLE compute them."""
+    max_gpu_lora_count: int | None = None
+    """Adapters that fit into GPU memory."""
+    metrics_labels: tuple[tuple[str, str], ...] = ()
+    """Further labels of the endpoint's metrics."""
 
 
 class EngineHost(Protocol):
     """Services of the worker for its engine. All methods must be called on the loop's thread."""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The worker's endpoint, served once the engine has started."""
 
     @property
     def metrics(self) -> MetricsRegistry:

@@ -20,9 +20,13 @@ class WorkerMetrics:
             zip(WORKER_LABELS, (endpoint.namespace, endpoint.component, f"{instance_id:x}"), strict=True)
         )
         self._model = ""
+        self._early: dict[int, WorkerLoad] = {}
         self._blocks_total = registry.gauge("dynamo_component_total_blocks", "KV blocks of the rank", RANK_LABELS)
         self._cache_usage = registry.gauge(
             "dynamo_component_gpu_cache_usage_percent", "KV blocks in use, 0-1", RANK_LABELS
+        )
+        self._hit_rate = registry.gauge(
+            "dynamo_component_kv_cache_hit_rate", "Prompt tokens found in the prefix cache, 0-1", RANK_LABELS
         )
         self._rejected = registry.counter(
             "dynamo_work_handler_enqueue_rejected_total",
@@ -49,12 +53,20 @@ class WorkerMetrics:
             labels = {**self._labels, "model": self._model, "dp_rank": str(rank)}
             self._blocks_total.labels(**labels).set(config.total_kv_blocks)
             self._cache_usage.labels(**labels).set(0)
+        early, self._early = self._early, {}
+        for load in early.values():
+            self.observe_load(load)
 
     def observe_load(self, load: WorkerLoad) -> None:
-        """Record the cache usage of a rank after a step."""
+        """Record the cache usage of a rank after a step; that of an engine that still starts when it has started."""
+        if not self._model:
+            self._early[load.dp_rank] = load
+            return
+        labels = {**self._labels, "model": self._model, "dp_rank": str(load.dp_rank)}
         if load.kv_total_blocks:
-            labels = {**self._labels, "model": self._model, "dp_rank": str(load.dp_rank)}
             self._cache_usage.labels(**labels).set(load.kv_used_blocks / load.kv_total_blocks)
+        if load.cache_hit_rate is not None:
+            self._hit_rate.labels(**labels).set(load.cache_hit_rate)
 
     def follow(self, admission: Admission) -> None:
         """Register gauges of slots and queue, evaluated when the metrics are read."""

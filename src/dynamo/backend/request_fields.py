@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from dynamo.core.errors import InvalidArgument
-from dynamo.protocols.engine import PreprocessedRequest, resumed_of
+from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, resumed_of
 
 TO_ENGINE = "sampling_options"
 """Key in `extra_args` of sampling options that have no field in the protocol."""
@@ -51,6 +51,10 @@ PARAMETERS = {
     "prompt_token_ids": "prompt",
 }
 """Sampling parameter names in engines' validation messages, and the request fields they come from."""
+COMMON_SAMPLING = (
+    "n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p",
+)  # fmt: skip
+"""Sampling options that vLLM, SGLang and TensorRT-LLM name as the protocol does."""
 _NAMED = re.compile(r"\b(?:" + "|".join(sorted(PARAMETERS, key=len, reverse=True)) + r")\b")
 
 
@@ -64,6 +68,11 @@ def refusal_of(error: BaseException, *kinds: type[BaseException]) -> InvalidArgu
     message = str(error)
     found = _NAMED.search(message)
     return None if found is None else InvalidArgument(message, param=PARAMETERS[found[0]])
+
+
+def common_sampling(options: SamplingOptions) -> dict[str, Any]:
+    """Return the options that engines name alike; None for those that are not set."""
+    return {name: getattr(options, name) for name in COMMON_SAMPLING}
 
 
 def check_prompt(request: PreprocessedRequest, context_length: int) -> None:

@@ -18,15 +18,14 @@ from typing import Any
 from msgspec import UNSET
 
 from dynamo.backend.adapters import AdapterService
-from dynamo.backend.admission import Admission
-from dynamo.backend.auxiliary import serve_auxiliary
+from dynamo.backend.admission import Admission, TracedReply
 from dynamo.backend.card import canary_payload, make_card
 from dynamo.backend.config import WorkerOptions, grace_period_s, request_queue_limit
+from dynamo.backend.controls import serve_auxiliary
 from dynamo.backend.disagg import DisaggregationMode, drain_timeout_s
 from dynamo.backend.drain import COMPLETE, NOT_APPLICABLE, PENDING, UNKNOWN, ControlRoutes, DrainState, Service
 from dynamo.backend.engine import EngineConfig, KvExportingEngine, LLMEngine
 from dynamo.backend.metrics import WorkerMetrics
-from dynamo.backend.traced import TracedReply
 from dynamo.core import logging as log
 from dynamo.core import tracing
 from dynamo.core.boundaries import logged
@@ -47,7 +46,7 @@ from dynamo.protocols.kv_events import KvEvent
 from dynamo.protocols.load import ForwardPass, WorkerLoad
 from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord
 from dynamo.routing.topology import read_topology
-from dynamo.runtime.component import Serving
+from dynamo.runtime.component import Endpoint, Serving
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.request_plane.base import Reply, Request
 from dynamo.runtime.server import ServeOptions
@@ -120,7 +119,7 @@ class EngineWorker:
         runtime, endpoint = self.runtime, self._endpoint
         began = self._clock.now()
         if self.options.durable_kv_events:
-            self._kv_stream = KvStreamPublisher(runtime, endpoint.id)
+            self._kv_stream = KvStreamPublisher(runtime.nats_connection("kv_events"), runtime.metrics, endpoint.id)
             self._kv_stream.start()
         load = await runtime.event_plane.publisher(endpoint.id, KV_METRICS_TOPIC)
         self._load = WorkerLoadPublisher(load.publish, runtime.instance_id)
@@ -137,8 +136,10 @@ class EngineWorker:
         self._metrics.loaded(config, self._clock.now() - began)
         passes = await runtime.event_plane.publisher(endpoint.id, FORWARD_PASS_TOPIC)
         self._passes = ForwardPassPublisher(passes.publish, str(runtime.instance_id), config.data_parallel_size)
+        canary = config.health_check_payload
         options = ServeOptions(
-            health_check_payload=config.health_check_payload or canary_payload(config, self.options.role)
+            health_check_payload=canary_payload(config, self.options.role) if canary is None else canary or None,
+            metrics_labels=config.metrics_labels,
         )
         for dp_rank in range(config.data_parallel_size):
             await self._kv_source(config.data_parallel_start_rank + dp_rank).open()
@@ -170,7 +171,8 @@ class EngineWorker:
 
     def handle(self, request: Request, reply: Reply) -> None:
         """Start a request. Raise `InvalidArgument` if it cannot be decoded, and the engine's errors."""
-        prepared = decode(request.body, request.codec, self._request_type)
+        is_raw = self._request_type is Request
+        prepared: Any = request if is_raw else decode(request.body, request.codec, self._request_type)
         if not self._takes_prompt_embeds and isinstance(prepared, PreprocessedRequest) and prepared.prompt_embeds:
             raise InvalidArgument(
                 f"prompt_embeds is not supported by the engine of model `{prepared.model}`", param="prompt_embeds"
@@ -181,13 +183,14 @@ class EngineWorker:
             self._enter_traced(self._tracer, request, prepared, reply)
 
     def _enter_traced(self, tracer: tracing.Tracer, request: Request, prepared: Any, reply: Reply) -> None:
-        facts: dict[str, tracing.Value] = {
-            "request_id": request.id,
-            "model": str(prepared.get("model")) if isinstance(prepared, dict) else prepared.model,
-        }
+        facts: dict[str, tracing.Value] = {"request_id": request.id}
+        if not isinstance(prepared, Request):
+            facts["model"] = str(prepared.get("model")) if isinstance(prepared, dict) else prepared.model
         if isinstance(prepared, PreprocessedRequest):
             facts["input_tokens"] = len(prepared.token_ids)
         span = tracer.start("engine.generate", request.headers, **facts)
+        if isinstance(prepared, Request):
+            prepared.span, prepared.headers = span, {**request.headers, **span.headers()}
         try:
             self._admission.enter(prepared, TracedReply(reply, span))
         except BaseException as error:  # The span ends with whatever the request ended with.
@@ -218,6 +221,10 @@ class EngineWorker:
         await self.runtime.shutdown(drain_timeout_s=0.0)
 
     # EngineHost: services for the engine ---------------------------------------------------------------------------
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self._endpoint
 
     @property
     def metrics(self) -> MetricsRegistry:
@@ -347,6 +354,8 @@ class WorkerProcess:
     ) -> None:
         self.status = 0
         """The exit status of the process."""
+        self.failure: BaseException | None = None
+        """The error that ended the process, if it is the engine's."""
         self._options = options
         self._make_engine = make_engine
         self._count = count
@@ -368,9 +377,9 @@ class WorkerProcess:
                 await ending
         except ConfigError:
             raise
-        except Exception:  # The process's boundary: every cause ends in the log and the exit status.
+        except Exception as error:  # The process's boundary: every cause ends in the log and the exit status.
             logger.exception("failed to start the worker")
-            self.status = 1
+            self._fail(error)
         finally:
             ending.cancel()
             await _end(starting)
@@ -415,7 +424,6 @@ class WorkerProcess:
             await asyncio.gather(*(worker.stop(grace_s) for worker in self._workers))
         finally:
             watchdog.cancel()
-        _watchdog(CLOSE_S)  # Threads that cannot be cancelled, such as downloads, would block the exit.
         logger.info("stopped")
 
     def _listen(self) -> None:
@@ -435,6 +443,7 @@ class WorkerProcess:
     def _fail(self, error: BaseException) -> None:
         """Stop the process after an engine failure."""
         self.status = 1
+        self.failure = error
         self._ending.set()
 
 
@@ -461,6 +470,7 @@ def run_worker(
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         process = WorkerProcess(options, make_engine, count, delay_before_s)
         runner.run(process.live())
+        _watchdog(CLOSE_S)  # Threads that cannot be cancelled, such as downloads, would block the exit.
         return process.status
 
 

@@ -49,6 +49,7 @@ def option(
     metavar: str | None = None,
     is_secret: bool = False,
     allows_blank: bool = True,
+    accepts_none: bool = False,
     extra: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return a dataclass field that is also a command-line flag and an environment variable.
@@ -59,7 +60,8 @@ def option(
 
     A secret is never part of `as_flags`, because every user of the machine can read command lines; a list of secrets
     is not split at commas, because a secret may contain one. `allows_blank=False` refuses a flag or variable that is
-    present with a blank value: set it for options whose absence makes a server less safe. `extra` is further metadata
+    present with a blank value: set it for options whose absence makes a server less safe. `accepts_none`: the text
+    `None` is the value None, as in upstream, for options that a variable may set. `extra` is further metadata
     of the field, for its owner.
     """
     metadata = {
@@ -71,6 +73,7 @@ def option(
         "metavar": metavar,
         "is_secret": is_secret,
         "allows_blank": allows_blank,
+        "accepts_none": accepts_none,
         **(extra or {}),
     }
     if isinstance(default, list):
@@ -311,6 +314,8 @@ def _add(
 ) -> None:
     meta = field.metadata
     read, is_list = _reader(hint)
+    if meta["accepts_none"]:
+        read = _NoneOr(read)
     flag, env = meta["flag"], meta["env"]
     default = _default(field)
     if env and not meta["allows_blank"] and env in variables and not variables[env].strip():
@@ -332,6 +337,16 @@ def _add(
     else:
         reader = _flag_reader(read) if meta["allows_blank"] else _not_blank(_flag_reader(read))
         group.add_argument(*names, dest=field.name, type=reader, choices=meta["choices"], **extra)
+
+
+@dataclasses.dataclass(frozen=True)
+class _NoneOr:
+    """Reader of a value that also accepts the text `None`."""
+
+    read: Callable[[str], Any]
+
+    def __call__(self, text: str) -> Any:
+        return None if text.strip().lower() == "none" else self.read(text)
 
 
 def _flag_reader(read: Callable[[str], Any], one: Any = None) -> Callable[[str], Any]:
@@ -416,12 +431,15 @@ def _text(value: Any) -> str:
 
 
 def _kind(read: Any) -> str:
+    if isinstance(read, _NoneOr):
+        return f"{_kind(read.read)}, or None"
     return _KINDS.get(read, "a valid value")
 
 
 def _why(read: Any, error: ValueError) -> str:
     """Return the reader's own error text; empty for built-in types, whose errors only repeat the expected kind."""
-    return "" if read in _KINDS else f" ({error})"
+    inner = read.read if isinstance(read, _NoneOr) else read
+    return "" if inner in _KINDS else f" ({error})"
 
 
 _KINDS: dict[Any, str] = {read_bool: "true or false", int: "a whole number", float: "a number", str: "text"}

@@ -18,6 +18,7 @@
         ├── ConnectionTimeout      the worker did not acknowledge in time
         ├── ResponseTimeout        no response item arrived within the timeout
         ├── StreamIncomplete       the stream ended without its final marker
+        ├── InstanceTimeout        no instance registered within the caller's timeout
         ├── NotReady               the model is registered, but no worker serves it at the moment
         ├── CannotResume           the stream broke, and its request cannot continue on another worker
         ├── EngineShutdown         the worker is draining or its engine stopped
@@ -41,8 +42,11 @@ class DynamoException(Exception):
     """True when the same request may succeed on another worker."""
 
 
-class InvalidArgument(DynamoException):
-    """The request or the setting is wrong; the message contains the value and the expected one."""
+class InvalidArgument(DynamoException, ValueError):
+    """The request or the setting is wrong; the message contains the value and the expected one.
+
+    A `ValueError`, because upstream's bindings raise one for a wrong argument.
+    """
 
     def __init__(self, message: str, *, param: str | None = None, is_public: bool = True) -> None:
         super().__init__(message)
@@ -145,6 +149,10 @@ class ResponseTimeout(WorkerUnavailable):
 
 class StreamIncomplete(WorkerUnavailable):
     """The response stream ended without its final marker."""
+
+
+class InstanceTimeout(WorkerUnavailable, TimeoutError):
+    """No instance registered within the caller's timeout; a `TimeoutError`, as in upstream's bindings."""
 
 
 class NotReady(WorkerUnavailable):

@@ -17,9 +17,10 @@ import ssl
 import threading
 import urllib.parse
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import httptools
 
@@ -31,8 +32,11 @@ HEAD_BYTES_MAX = 1 << 18  # Limit of status line and headers.
 EVENT_BYTES_MAX = 8 << 20  # Limit of one event; a server that never ends an event would fill the memory.
 BODY_BYTES_MAX = 256 << 20  # Limit of a response that is read whole; thousands of embeddings take a tenth of it.
 BODILESS = frozenset({204, 304})
+BODILESS_METHODS = frozenset({"GET", "HEAD"})
+"""Methods whose requests have no body unless one is given."""
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Connect = Callable[[], Awaitable[Connection]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +53,37 @@ class Deadlines:
 
 
 class _Parsed:
-    """Parser output that has not been consumed."""
+    """Parser output that has not been consumed. An interim response (1xx) is ignored."""
 
     def __init__(self) -> None:
         self.body = bytearray()
+        self.status = 0
         self.headers: dict[str, str] = {}
         self.has_headers = False
         self.is_complete = False
+        self._parser: Any = None
+
+    def parser(self) -> Any:
+        """Return the parser that calls the `on_` methods."""
+        self._parser = httptools.HttpResponseParser(self)
+        return self._parser
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        self.has_headers = True
+        self.status = self._parser.get_status_code()
+        if self.status < 200:
+            self.headers.clear()
+        else:
+            self.has_headers = True
+            self._parser = None  # Ends the reference cycle.
 
     def on_body(self, data: bytes) -> None:
         self.body += data
 
     def on_message_complete(self) -> None:
-        self.is_complete = True
+        self.is_complete = self.has_headers
 
     @property
     def ends_with_connection(self) -> bool:
@@ -83,7 +99,7 @@ class _ResponseState:
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
         self._parsed = _Parsed()
-        self._parser = httptools.HttpResponseParser(self._parsed)
+        self._parser = self._parsed.parser()
         self._head_bytes = 0
         self._rest = bytearray()
         self.has_begun = False
@@ -93,7 +109,7 @@ class _ResponseState:
 
     @property
     def status(self) -> int:
-        return int(self._parser.get_status_code())
+        return self._parsed.status
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -119,15 +135,15 @@ class _ResponseState:
             if parsed.ends_with_connection:
                 self.is_whole = True
                 return
-            raise Disconnected("the server closed the connection before the end of the response")
+            raise Disconnected("the connection was closed before the end of the response")
         self.has_begun = True
         if not parsed.has_headers:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES_MAX + READ_BYTES:
-                raise Disconnected(f"the head of the response exceeds {HEAD_BYTES_MAX} bytes")
+                raise Disconnected(f"the headers of the response exceed {HEAD_BYTES_MAX} bytes")
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             raise Disconnected(f"the response is not valid HTTP: {error}") from None
         if parsed.has_headers and self.status in BODILESS:
             parsed.is_complete = True
@@ -270,11 +286,14 @@ class _ServerAddress:
         authority = f"[{self._host}]" if ":" in self._host else self._host
         self.authority = f"{authority}:{self._port}"
         """Host and port."""
+        is_default_port = self._port == (443 if self._tls else 80)
+        self._host_header = authority if is_default_port else self.authority
         self._head = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
 
     def _request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
-        head = f"{method} {self._path}{path} HTTP/1.1\r\nhost: {self.authority}\r\n"
-        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n{self._head}"
+        head = f"{method} {self._path}{path} HTTP/1.1\r\nhost: {self._host_header}\r\n{self._head}"
+        if body or method not in BODILESS_METHODS:
+            head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         return f"{head}\r\n".encode("latin-1") + body
 
@@ -295,8 +314,11 @@ class HttpClient(_ServerAddress):
         setting: str = "--url",
         headers: Mapping[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
+        connect: Connect | None = None,
     ) -> None:
+        """`connect` opens connections in place of one to the URL's host; its errors are raised as they are."""
         super().__init__(url, deadlines, setting=setting, headers=headers, tls=tls)
+        self._dial = connect
         self._idle: deque[Connection] = deque()
 
     def close(self) -> None:
@@ -361,6 +383,8 @@ class HttpClient(_ServerAddress):
         return None
 
     async def _connect(self, limit_s: float) -> Connection:
+        if self._dial is not None:
+            return await self._dial()
         try:
             async with asyncio.timeout(limit_s):
                 return await asyncio.open_connection(self._host, self._port, ssl=self._tls, limit=READ_BYTES)

@@ -237,3 +237,11 @@ _UPSTREAM = (
     ("dynamo.llm.model_card", "dynamo.model_card"),
 )
 """Upstream's log targets whose code is in another package here."""
+
+
+def log_message(level: str, message: str, module: str, file: str, line: int) -> None:
+    """Log a message as if `module` had logged it at this line of `file`; an unknown level counts as info."""
+    number = LEVELS.get(level.lower(), logging.INFO)
+    target = logging.getLogger(module)
+    if target.isEnabledFor(number):
+        target.handle(target.makeRecord(module, number, file, line, message, (), None))

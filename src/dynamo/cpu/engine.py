@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -34,7 +34,6 @@ from dynamo.cpu.controls import CpuControls
 from dynamo.cpu.convert import CpuLimits, Defaults, to_generation
 from dynamo.cpu.core import Core, StepOutcome, StepOutput
 from dynamo.cpu.disagg import fetch_from, fetch_of, meeting_of
-from dynamo.cpu.events import Reporter
 from dynamo.cpu.generation import ActiveGeneration, Fetch
 from dynamo.cpu.guided import Grammars, Guide
 from dynamo.cpu.kv_exporter import KvExporter
@@ -56,11 +55,14 @@ from dynamo.cpu.scheduler import Scheduler
 from dynamo.cpu.tiers import CacheTiers, open_tiers
 from dynamo.cpu.trace import StepTrace
 from dynamo.kvbm.config import KvbmConfig
+from dynamo.kvbm.logical.consolidator import TierEvent
 from dynamo.kvbm.transfer.base import Deadline, Layout, Region, TransferError, Transport
 from dynamo.kvbm.transfer.puller import Pulled
 from dynamo.kvbm.transfer.source import SourceOptions
 from dynamo.parsers.registry import reasoning_family
 from dynamo.protocols.engine import RESUMES_SAMPLING, BootstrapInfo, EngineOutput, PreprocessedRequest
+from dynamo.protocols.kv_events import KvEvent
+from dynamo.protocols.load import ForwardPass, WorkerLoad
 from dynamo.protocols.native import VLLM_CAPABILITY
 from dynamo.routing.prefill_plan import LOCAL_PREFILL
 from dynamo.runtime.config import tcp_options
@@ -70,6 +72,39 @@ logger = logging.getLogger(__name__)
 
 STEPS_AHEAD_MAX = 64  # Steps whose outputs the loop has not delivered; further steps would only fill memory.
 STOP_TIMEOUT_S = 30.0  # The longest step is one chunk of a prompt: a second, not half a minute.
+
+LOAD_INTERVAL_S = 0.1  # Routers balance seconds of work; an event per token would only add cost.
+
+
+class Reporter:
+    """Publisher of KV events and load through the host, on the loop's thread."""
+
+    def __init__(self, host: EngineHost) -> None:
+        self._host = host
+        self._published: WorkerLoad | None = None
+        self._published_at = 0.0
+
+    def report(
+        self,
+        events: list[KvEvent],
+        load: WorkerLoad,
+        now: float,
+        *,
+        is_idle: bool,
+        passed: ForwardPass | None = None,
+        tier_events: Iterable[TierEvent] = (),
+    ) -> None:
+        """Report after a step. The load is published if it changed and the interval has passed, or if the engine is idle."""
+        for event in events:
+            self._host.publish_kv_event(event)
+        for event, tier in tier_events:
+            self._host.publish_kv_event(event, tier=tier)
+        if passed is not None:
+            self._host.publish_forward_pass(passed)
+        is_due = self._published is None or is_idle or now - self._published_at >= LOAD_INTERVAL_S
+        if is_due and load != self._published:
+            self._published, self._published_at = load, now
+            self._host.publish_load(load)
 
 
 class CpuEngine:
@@ -299,9 +334,14 @@ class CpuEngine:
             block_tokens=config.block_size,
             choices_max=config.max_num_seqs,
         )
+        return self._engine_config(context_length, blocks)
+
+    def _engine_config(self, context_length: int, blocks: int) -> EngineConfig:
+        """Return what the worker publishes of the loaded engine."""
+        config = self._config
         server = None if self._exporter is None else self._exporter.server
         return EngineConfig(
-            model_path=path,
+            model_path=config.directory,
             served_model_name=config.name,
             context_length=context_length,
             kv_cache_block_size=config.block_size,

@@ -24,12 +24,8 @@ from dynamo.serving.postprocessor import REASONING_FIELD
 from dynamo.text.tokenizer.tokenizer import CHOICES, backends_wanted
 
 UNSUPPORTED_FLAGS = (
-    UnsupportedFlag("--kv-cache-block-size", "DYN_KV_CACHE_BLOCK_SIZE", "", hint="workers publish their block size"),
     UnsupportedFlag("--exclude-tools-when-tool-choice-none", "DYN_EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE", True),
     UnsupportedFlag("--dyn-chat-processor", "DYN_CHAT_PROCESSOR", "dynamo"),
-    UnsupportedFlag("--dyn-debug-perf", "DYN_DEBUG_PERF", False),
-    UnsupportedFlag("--dyn-preprocess-workers", "DYN_PREPROCESS_WORKERS", "0"),
-    UnsupportedFlag("--trust-remote-code", "DYN_TRUST_REMOTE_CODE", False),
     UnsupportedFlag(
         "LoRA allocation", "DYN_LORA_ALLOCATION_ENABLED", False, hint="load adapters at workers (docs/lora.md)"
     ),
@@ -241,6 +237,34 @@ class FrontendConfig(RuntimeOptions, BusyOptions, KvRouterOptions, Disaggregatio
     )
     model_path: str | None = option(
         None, "--model-path", "DYN_MODEL_PATH", f"{NO_EFFECT}: workers publish their models"
+    )
+    kv_cache_block_size: int | None = option(
+        None, "--kv-cache-block-size", "DYN_KV_CACHE_BLOCK_SIZE", f"{NO_EFFECT}: workers publish their block size"
+    )
+    admission_control: str | None = option(
+        None,
+        "--admission-control",
+        None,
+        f"{NO_EFFECT}: --active-*-threshold enable the rejection of requests",
+        choices=("token-capacity", "none"),
+    )
+    dyn_debug_perf: bool = option(
+        False,
+        "--dyn-debug-perf",
+        "DYN_DEBUG_PERF",
+        f"{NO_EFFECT}: only the chat processors vllm and sglang log timings",
+    )
+    preprocess_workers: int = option(
+        0,
+        "--dyn-preprocess-workers",
+        "DYN_PREPROCESS_WORKERS",
+        f"{NO_EFFECT}: only the chat processors vllm and sglang use worker processes",
+    )
+    trust_remote_code: bool = option(
+        False,
+        "--trust-remote-code",
+        "DYN_TRUST_REMOTE_CODE",
+        f"{NO_EFFECT}: only the chat processors vllm and sglang run code of a model",
     )
     dump_config_to: str | None = option(
         None, "--dump-config-to", "DYN_DUMP_CONFIG_TO", "File to write the configuration to, as JSON without keys"

@@ -18,7 +18,6 @@ from dynamo.core.config import dump, setting, without_secrets
 from dynamo.core.errors import ConfigError, StartupError
 from dynamo.core.hosts import is_loopback
 from dynamo.core.listening import bind
-from dynamo.core.loop_delay import LoopDelay
 from dynamo.core.parent import die_with_parent
 from dynamo.core.tasks import TaskOwner
 from dynamo.frontend.config import FrontendConfig, api_keys, read
@@ -32,7 +31,7 @@ from dynamo.http.server.service import FrontendServer, HttpOptions, tls_context,
 from dynamo.http.server.siblings import Siblings
 from dynamo.http.terminal_chat import converse
 from dynamo.runtime.distributed import DistributedRuntime
-from dynamo.serving.metrics import FrontendMetrics
+from dynamo.serving.metrics import FrontendMetrics, LoopDelay
 from dynamo.serving.migration import MigrationPolicy
 from dynamo.serving.models import Models
 from dynamo.serving.pipeline import Pipeline
@@ -136,18 +135,7 @@ async def serve(config: FrontendConfig, listener: socket.socket, plan: HttpPlan)
     runtime = DistributedRuntime.from_options(config)
     metrics = FrontendMetrics(runtime.metrics, plan.http.metrics_prefix, migration_limit=config.migration_limit)
     metrics.router_id = f"{runtime.instance_id:x}"
-    models = Models(
-        runtime,
-        metrics,
-        router_mode=config.mode,
-        kv_options=config,
-        namespace=config.namespace,
-        namespace_prefix=config.namespace_prefix,
-        thresholds=config.thresholds,
-        tokenizers=config.tokenizers,
-        disaggregation=config,
-        workers_min=config.min_initial_workers,
-    )
+    models = models_of(config, runtime, metrics)
     trace = None if plan.trace is None else RequestTrace(plan.trace, runtime.metrics, metrics.prefix)
     policy = MigrationPolicy(config.migration_limit, config.migration_max_seq_len)
     pipeline = Pipeline(models, metrics, policy, trace, config.answers)
@@ -179,16 +167,29 @@ async def serve(config: FrontendConfig, listener: socket.socket, plan: HttpPlan)
     await stop.wait()
     delay.close()
     logger.info("draining %d request(s)", pipeline.inflight)
-    if kserve is None:
-        await service.stop(drain_s())
-    else:
-        await asyncio.gather(kserve.stop(drain_s()), service.stop(drain_s()))
+    await asyncio.gather(*(one.stop(drain_s()) for one in (kserve, service) if one is not None))
     if trace is not None:
         await trace.close()
     await talking.cancel_and_wait(1.0)
     await models.close()
     await runtime.shutdown()
     return 0
+
+
+def models_of(config: FrontendConfig, runtime: DistributedRuntime, metrics: FrontendMetrics) -> Models:
+    """Return the models that the configuration selects, not watched yet. Raises `ConfigError`."""
+    return Models(
+        runtime,
+        metrics,
+        router_mode=config.mode,
+        kv_options=config,
+        namespace=config.namespace,
+        namespace_prefix=config.namespace_prefix,
+        thresholds=config.thresholds,
+        tokenizers=config.tokenizers,
+        disaggregation=config,
+        workers_min=config.min_initial_workers,
+    )
 
 
 def kserve_of(

@@ -133,7 +133,7 @@ class RelayMetrics:
 
 STAGES: dict[Stage, tuple[str, ModelType, WorkerType, list[list[WorkerType]]]] = {
     "agg": ("generate", ModelType.Chat | ModelType.Completions, WorkerType.Aggregated, []),
-    "prefill": ("prefill_generate", ModelType.Prefill, WorkerType.Prefill, []),
+    "prefill": ("prefill_generate", ModelType.Prefill, WorkerType.Prefill, [[WorkerType.Decode]]),
     "decode": (
         "decode_generate",
         ModelType.Chat | ModelType.Completions,

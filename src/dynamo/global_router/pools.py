@@ -169,75 +169,76 @@ def read_pools(path: str) -> dict[Stage, Pools]:
 
 def pools_of(file: PoolsFile) -> dict[Stage, Pools]:
     """Return the pools of a parsed file. Raises `ConfigError`."""
-    retries = file.enable_priority_retry
     if file.mode == "agg":
-        agg = file.agg_pool_selection_strategy
-        if agg is None:
-            raise ConfigError("agg_pool_selection_strategy is missing: mode is agg")
-        dimensions = [
-            Dimension("ttft", agg.ttft_min_ms, agg.ttft_max_ms, agg.ttft_resolution),
-            Dimension("itl", agg.itl_min_ms, agg.itl_max_ms, agg.itl_resolution),
-        ]
-        by_length = (agg.isl_min, agg.isl_max, agg.isl_resolution)
-        if agg.isl_min is not None and agg.isl_max is not None and agg.isl_resolution is not None:
-            dimensions.insert(0, Dimension("isl", agg.isl_min, agg.isl_max, agg.isl_resolution))
-        elif any(value is not None for value in by_length):
-            raise ConfigError("isl_min, isl_max and isl_resolution must be given together")
-        return {
-            "agg": checked(
-                Pools(
-                    "agg",
-                    file.agg_pool_dynamo_namespaces,
-                    priorities_of(file.agg_pool_priorities, file.agg_pool_dynamo_namespaces),
-                    dimensions,
-                    agg.agg_pool_mapping,
-                    agg.priority_overrides,
-                    retries,
-                ),
-                file.num_agg_pools,
-            )
-        }
+        return {"agg": agg_pools(file)}
     prefill, decode = file.prefill_pool_selection_strategy, file.decode_pool_selection_strategy
     if prefill is None or decode is None:
         missing = "prefill" if prefill is None else "decode"
         raise ConfigError(f"{missing}_pool_selection_strategy is missing: mode is disagg")
-    return {
-        "prefill": checked(
-            Pools(
-                "prefill",
-                file.prefill_pool_dynamo_namespaces,
-                priorities_of(file.prefill_pool_priorities, file.prefill_pool_dynamo_namespaces),
-                [
-                    Dimension("isl", prefill.isl_min, prefill.isl_max, prefill.isl_resolution),
-                    Dimension("ttft", prefill.ttft_min_ms, prefill.ttft_max_ms, prefill.ttft_resolution),
-                ],
-                prefill.prefill_pool_mapping,
-                prefill.priority_overrides,
-                retries,
-            ),
-            file.num_prefill_pools,
-        ),
-        "decode": checked(
-            Pools(
-                "decode",
-                file.decode_pool_dynamo_namespaces,
-                priorities_of(file.decode_pool_priorities, file.decode_pool_dynamo_namespaces),
-                [
-                    Dimension(
-                        "context_length",
-                        decode.context_length_min,
-                        decode.context_length_max,
-                        decode.context_length_resolution,
-                    ),
-                    Dimension("itl", decode.itl_min_ms, decode.itl_max_ms, decode.itl_resolution),
-                ],
-                decode.decode_pool_mapping,
-                decode.priority_overrides,
-                retries,
-            ),
-            file.num_decode_pools,
-        ),
-    }
+    return {"prefill": prefill_pools(file, prefill), "decode": decode_pools(file, decode)}
+
+
+def agg_pools(file: PoolsFile) -> Pools:
+    """Return the pools that do both phases. Raises `ConfigError`."""
+    strategy = file.agg_pool_selection_strategy
+    if strategy is None:
+        raise ConfigError("agg_pool_selection_strategy is missing: mode is agg")
+    dimensions = [
+        Dimension("ttft", strategy.ttft_min_ms, strategy.ttft_max_ms, strategy.ttft_resolution),
+        Dimension("itl", strategy.itl_min_ms, strategy.itl_max_ms, strategy.itl_resolution),
+    ]
+    by_length = (strategy.isl_min, strategy.isl_max, strategy.isl_resolution)
+    if strategy.isl_min is not None and strategy.isl_max is not None and strategy.isl_resolution is not None:
+        dimensions.insert(0, Dimension("isl", strategy.isl_min, strategy.isl_max, strategy.isl_resolution))
+    elif any(value is not None for value in by_length):
+        raise ConfigError("isl_min, isl_max and isl_resolution must be given together")
+    pools = Pools(
+        "agg",
+        file.agg_pool_dynamo_namespaces,
+        priorities_of(file.agg_pool_priorities, file.agg_pool_dynamo_namespaces),
+        dimensions,
+        strategy.agg_pool_mapping,
+        strategy.priority_overrides,
+        file.enable_priority_retry,
+    )
+    return checked(pools, file.num_agg_pools)
+
+
+def prefill_pools(file: PoolsFile, strategy: PrefillStrategy) -> Pools:
+    """Return the pools of the prefill phase. Raises `ConfigError`."""
+    pools = Pools(
+        "prefill",
+        file.prefill_pool_dynamo_namespaces,
+        priorities_of(file.prefill_pool_priorities, file.prefill_pool_dynamo_namespaces),
+        [
+            Dimension("isl", strategy.isl_min, strategy.isl_max, strategy.isl_resolution),
+            Dimension("ttft", strategy.ttft_min_ms, strategy.ttft_max_ms, strategy.ttft_resolution),
+        ],
+        strategy.prefill_pool_mapping,
+        strategy.priority_overrides,
+        file.enable_priority_retry,
+    )
+    return checked(pools, file.num_prefill_pools)
+
+
+def decode_pools(file: PoolsFile, strategy: DecodeStrategy) -> Pools:
+    """Return the pools of the decode phase. Raises `ConfigError`."""
+    lengths = Dimension(
+        "context_length",
+        strategy.context_length_min,
+        strategy.context_length_max,
+        strategy.context_length_resolution,
+    )
+    pools = Pools(
+        "decode",
+        file.decode_pool_dynamo_namespaces,
+        priorities_of(file.decode_pool_priorities, file.decode_pool_dynamo_namespaces),
+        [lengths, Dimension("itl", strategy.itl_min_ms, strategy.itl_max_ms, strategy.itl_resolution)],
+        strategy.decode_pool_mapping,
+        strategy.priority_overrides,
+        file.enable_priority_retry,
+    )
+    return checked(pools, file.num_decode_pools)
 
 
 def priorities_of(given: Sequence[int] | None, namespaces: Sequence[str]) -> Sequence[int]:

@@ -9,21 +9,21 @@ from typing import Any
 
 import msgspec
 
-from dynamo.core.codec import UNREADABLE, json_decode, msgpack_encode
-from dynamo.core.errors import Cancelled, DynamoException, EngineShutdown, InvalidArgument, NotFound, Unknown
-from dynamo.grpc.completions import body_of, completion_of, response_of
+from dynamo.core.codec import UNREADABLE, msgpack_encode
+from dynamo.core.errors import DynamoException, EngineShutdown, InvalidArgument, NotFound, Unknown
+from dynamo.grpc.completions import completion_request, response_of
 from dynamo.grpc.descriptions import COMPLETIONS, TENSORS, is_tensor
 from dynamo.grpc.statuses import RequestRefused
 from dynamo.grpc.tensors import TensorRequest, TensorResponse, request_of, response_message
 from dynamo.http.server.gate import Account
 from dynamo.runtime.streams import ResponseStream
-from dynamo.serving.errors import ErrorAnswer, answer_to
-from dynamo.serving.local_requests import LocalRequest
+from dynamo.serving.completion_calls import CompletionCall
+from dynamo.serving.errors import answer_to
+from dynamo.serving.migration import Attempts, is_retryable
 from dynamo.serving.models import ModelAccess, Models
 from dynamo.serving.pipeline import Pipeline
 from dynamo.serving.request_headers import new_id
 from dynamo.serving.request_state import RequestState
-from dynamo.serving.retry import Attempts, is_retryable
 from dynamo.serving.served_model import ServedModel
 
 BUILT_HERE_BYTES = 1 << 20  # Larger messages are built in a thread: a MiB takes tens of milliseconds.
@@ -68,32 +68,17 @@ class KserveCalls:
                 yield answer
 
     async def _text(self, model: ServedModel, message: Any, context: CallContext) -> AsyncGenerator[Any, None]:
-        completion, is_raw = await _built(message, completion_of, message), bool(message.raw_input_contents)
-        if completion["stream"] and not context.streams:
+        request, is_raw = await _built(message, completion_request, message), bool(message.raw_input_contents)
+        if request.stream and not context.streams:
             raise InvalidArgument(
                 "streaming: ModelInfer has a single response; use ModelStreamInfer", param="streaming"
             )
-        request = LocalRequest(
-            self._pipeline.handle_completion,
-            await _built(message, body_of, completion),
-            context.headers,
-            context.account,
-        )
-        if not completion["stream"]:
-            answer = await request.whole()
-            if answer.error is not None:
-                raise RequestRefused(answer.error)
-            yield response_of(json_decode(answer.body), message.id, is_raw=is_raw)
-            return
-        async with aclosing(request.events()) as events:
-            async for event in events:
-                chunk = json_decode(event)
-                if "error" in chunk:
-                    raise RequestRefused(_error_of(chunk["error"]))
-                if chunk["choices"]:
-                    yield response_of(chunk, message.id, is_raw=is_raw)
-        if request.refusal is not None:
-            raise RequestRefused(request.refusal)
+        call = CompletionCall(self._pipeline.handle_call, request, context.headers, context.account)
+        async with aclosing(call.completions()) as completions:
+            async for completion in completions:
+                yield response_of(completion, message.id, is_raw=is_raw)
+        if call.refusal is not None:
+            raise RequestRefused(call.refusal)
 
     async def _tensors(self, model: ServedModel, message: Any, context: CallContext) -> AsyncGenerator[Any, None]:
         request = await _built(message, request_of, message)
@@ -170,11 +155,3 @@ def _checked(value: Any, request: TensorRequest) -> TensorResponse:
         raise Unknown(f"malformed tensor response from the worker: {error}") from None
     response.id = request.id
     return response
-
-
-def _error_of(error: Any) -> ErrorAnswer:
-    """Return the error that a stream carried."""
-    code = error.get("code")
-    if error.get("type") == "request_cancelled":
-        return answer_to(Cancelled())
-    return ErrorAnswer(code if isinstance(code, int) else 500, str(error.get("message")))

@@ -1,16 +1,16 @@
 """Completions: converts a KServe text request to a completion, and its response to KServe's outputs. Pure."""
 
-from collections.abc import Mapping
+import math
 from typing import Any
 
 import msgspec
 
-from dynamo.core.codec import json_encode
 from dynamo.core.errors import InvalidArgument
 from dynamo.grpc.descriptions import VERSION
 from dynamo.grpc.messages import CLASSES
 from dynamo.grpc.tensors import LENGTH, Tensor, parameters_of, request_of
-from dynamo.protocols.openai import CompletionRequest
+from dynamo.protocols.openai import CompletionRequest, completion_of
+from dynamo.protocols.openai_answers import TextCompletion
 
 TEXT_INPUT = "text_input"
 STREAMING = ("streaming", "stream")
@@ -19,7 +19,7 @@ FIELDS = frozenset(field.encode_name for field in msgspec.structs.fields(Complet
 """Fields of a completion that request parameters may set. Other parameters are ignored."""
 
 
-def completion_of(message: Any) -> dict[str, Any]:
+def completion_request(message: Any) -> CompletionRequest:
     """Return the completion of a `ModelInferRequest`. Raise `InvalidArgument` that names the invalid field."""
     prompt: str | None = None
     streams = False
@@ -33,33 +33,31 @@ def completion_of(message: Any) -> dict[str, Any]:
             raise InvalidArgument(f"unknown input {name!r}: expected {TEXT_INPUT} or {STREAMING[0]}", param=name)
     if prompt is None:
         raise InvalidArgument(f"missing input {TEXT_INPUT}", param=TEXT_INPUT)
-    body: dict[str, Any] = {"model": message.model_name, "prompt": prompt, "stream": streams}
+    fields: dict[str, Any] = {"model": message.model_name, "prompt": prompt, "stream": streams}
     if message.id:
-        body["user"] = message.id
+        fields["user"] = message.id
     for name, value in parameters_of(message.parameters).items():
         if name in FIELDS:
-            [body[name]] = value.values()
-    return body
+            [fields[name]] = value.values()
+            if isinstance(fields[name], float) and not math.isfinite(fields[name]):
+                raise InvalidArgument(f"parameter {name} is {fields[name]}: expected a finite number", param=name)
+    return completion_of(fields)
 
 
-def body_of(completion: Mapping[str, Any]) -> bytes:
-    """Return the completion as a client's JSON body."""
-    return json_encode(completion)
-
-
-def response_of(response: Mapping[str, Any], request_id: str, *, is_raw: bool = False) -> Any:
+def response_of(completion: TextCompletion, request_id: str, *, is_raw: bool = False) -> Any:
     """Return a completion, or a chunk of one, as `ModelInferResponse`: a choice is an element.
 
     `is_raw`: the client sent raw contents, and expects them. The typed contents are filled as well, as by the released
     frontend; Triton's client cannot convert those with numpy 2.
     """
-    message = CLASSES["ModelInferResponse"](
-        model_name=response.get("model") or "", model_version=VERSION, id=request_id
-    )
-    choices = response["choices"]
-    for name, key in (("text_output", "text"), ("finish_reason", "finish_reason")):
+    message = CLASSES["ModelInferResponse"](model_name=completion.model, model_version=VERSION, id=request_id)
+    choices = completion.choices
+    columns = {
+        "text_output": [choice.text.encode() for choice in choices],
+        "finish_reason": [(choice.finish_reason or "").encode() for choice in choices],
+    }
+    for name, texts in columns.items():
         output = message.outputs.add(name=name, datatype="BYTES", shape=[len(choices)])
-        texts = [(choice.get(key) or "").encode() for choice in choices]
         output.contents.bytes_contents.extend(texts)
         if is_raw:
             message.raw_output_contents.append(b"".join(LENGTH.pack(len(text)) + text for text in texts))

@@ -115,7 +115,7 @@ def _shown(card: ModelDeploymentCard) -> tuple[str, Sequence[Shown], Sequence[Sh
 
 def _tensor_config(card: ModelDeploymentCard) -> TensorModelConfig:
     if not card.tensor_model_config:
-        raise NotFound(f"Model '{card.display_name}' has no tensor_model_config on its card")
+        raise NotFound(f"ModelConfig of '{card.display_name}' not found: its card has no tensor_model_config")
     try:
         return msgspec.convert(card.tensor_model_config, TensorModelConfig)
     except msgspec.ValidationError as error:

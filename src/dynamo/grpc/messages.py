@@ -1,12 +1,11 @@
 """Messages: the wire types of KServe's open inference protocol, version 2, and of Triton's model configuration.
 
-The table lists the names, numbers and types of the fields in the public specification. The classes are created in a
-separate pool, so that a program may also load another copy of the same messages.
+The table lists the names, numbers and types of the fields in the public specification.
 """
 
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from dynamo.grpc.message_tables import classes_of, file_of
 
 PACKAGE = "inference"
 SERVICE = f"{PACKAGE}.GRPCInferenceService"
@@ -62,7 +61,7 @@ TABLE: dict[str, str] = {
     ),
     "ModelConfigResponse": "1 config ModelConfig",
 }
-"""Message to fields: number, name, type. `*` marks a repeated field, `%` a map from text, `|` the field's oneof.
+"""Fields of each message, as in `message_tables`.
 
 An enumeration is a number, as on the wire. A model's configuration has only the fields that are filled; other fields of
 a serialized configuration are ignored.
@@ -74,65 +73,5 @@ DATA_TYPES = (
 )  # fmt: skip
 """Enumeration of data types in a model's configuration, by the names of tensors' types (BYTES is a string there)."""
 
-_Field = descriptor_pb2.FieldDescriptorProto
-_SCALARS = {
-    "bool": _Field.TYPE_BOOL,
-    "bytes": _Field.TYPE_BYTES,
-    "double": _Field.TYPE_DOUBLE,
-    "enum": _Field.TYPE_INT32,
-    "float": _Field.TYPE_FLOAT,
-    "int32": _Field.TYPE_INT32,
-    "int64": _Field.TYPE_INT64,
-    "string": _Field.TYPE_STRING,
-    "uint32": _Field.TYPE_UINT32,
-    "uint64": _Field.TYPE_UINT64,
-}
-
-
-def _file() -> descriptor_pb2.FileDescriptorProto:
-    """Return the table as a protobuf file descriptor."""
-    file = descriptor_pb2.FileDescriptorProto(name="kserve_v2.proto", package=PACKAGE, syntax="proto3")
-    made: dict[str, Any] = {}
-    for name in sorted(TABLE, key=lambda name: name.count(".")):  # Enclosing messages come first.
-        outer, _, inner = name.rpartition(".")
-        message = made[name] = made[outer].nested_type.add() if outer else file.message_type.add()
-        message.name = inner
-        for field in filter(None, TABLE[name].split(",")):
-            number, field_name, kind = field.split()
-            _add(message, f".{PACKAGE}.{name}", int(number), field_name, kind)
-    return file
-
-
-def _add(message: Any, full_name: str, number: int, name: str, kind: str) -> None:
-    kind, _, choice = kind.partition("|")
-    field = message.field.add(name=name, number=number, label=_Field.LABEL_OPTIONAL)
-    if kind.endswith("*"):
-        field.label, kind = _Field.LABEL_REPEATED, kind[:-1]
-    if choice:
-        if not message.oneof_decl:
-            message.oneof_decl.add(name=choice)
-        field.oneof_index = 0
-    if kind.endswith("%"):
-        entry = message.nested_type.add(name=f"{name.title().replace('_', '')}Entry")
-        entry.options.map_entry = True
-        _add(entry, full_name, 1, "key", "string")
-        _add(entry, full_name, 2, "value", kind[:-1])
-        field.label, field.type = _Field.LABEL_REPEATED, _Field.TYPE_MESSAGE
-        field.type_name = f"{full_name}.{entry.name}"
-    elif kind in _SCALARS:
-        field.type = _SCALARS[kind]
-    else:
-        field.type, field.type_name = _Field.TYPE_MESSAGE, f".{PACKAGE}.{kind}"
-
-
-_pool = descriptor_pool.DescriptorPool()
-_pool.Add(_file())
-
-
-def message(name: str) -> Any:
-    """Return the class of a message. Raise `KeyError`."""
-    return message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"{PACKAGE}.{name}"))
-
-
-CLASSES: dict[str, Any] = {name: message(name) for name in TABLE}
+CLASSES: dict[str, Any] = classes_of(file_of("kserve_v2.proto", PACKAGE, TABLE))
 """All messages by name."""

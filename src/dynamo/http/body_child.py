@@ -10,10 +10,10 @@ from dynamo.api.anthropic.convert import to_chat
 from dynamo.core.child_process import serve
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.anthropic import decode_message_count, decode_messages
-from dynamo.protocols.bounds import OBJECTS_MAX, TOKENS_VARIABLE, request_bounds
 from dynamo.protocols.embeddings import decode_classify, decode_embedding, decode_pooling, decode_rerank
 from dynamo.protocols.native import decode_sglang, decode_vllm
 from dynamo.protocols.openai import decode_chat, decode_completion
+from dynamo.protocols.openai_ranges import OBJECTS_MAX, TOKENS_VARIABLE, request_bounds
 from dynamo.protocols.responses import decode_compact_request, decode_items, decode_response_request, decode_token_count
 from dynamo.protocols.strict import INVALID
 from dynamo.text.multimodal.media import media_of

@@ -80,9 +80,18 @@ class FrontendRoute:
             raise TypeError("FrontendRoute handler must be callable")
         if inspect.iscoroutinefunction(handler):
             raise ValueError("FrontendRoute handler must be synchronous; async def handlers are not supported")
-        self.method = "GET"
-        self.path = path
+        self._path = path
         self.handler = handler
+
+    @property
+    def method(self) -> str:
+        """Return the HTTP method, always `GET`."""
+        return "GET"
+
+    @property
+    def path(self) -> str:
+        """Return the path of the route."""
+        return self._path
 
 
 def load_extensions(names: Sequence[str]) -> list[FrontendRoute]:

@@ -126,7 +126,7 @@ class RealtimeAnswer(BaseAnswer):
         """Raise: a conversation has no generations that could complete it."""
         raise AssertionError("a response without generations was completed by a generation")
 
-    def tell(self, error: ErrorAnswer) -> None:
+    def write_error(self, error: ErrorAnswer) -> None:
         """Send the error event and close the socket."""
         kind = INVALID_REQUEST if error.status < 500 else SERVER_ERROR
         self._socket.send(json_encode(error_event(error.message, kind)))

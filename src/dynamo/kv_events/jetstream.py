@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING
 from dynamo.core.backoff import Backoff
 from dynamo.core.codec import json_encode
 from dynamo.core.errors import DynamoException
+from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.kv_events import WorkerKvEvent
-from dynamo.runtime.distributed import DistributedRuntime
 
 if TYPE_CHECKING:
     from nats.js import JetStreamContext
+
+    from dynamo.runtime.transports.nats.connection import NatsConnection
 
 logger = logging.getLogger(__name__)
 
@@ -92,20 +94,17 @@ async def ensure_stream(context: "JetStreamContext", endpoint: EndpointId) -> No
 class KvStreamPublisher:
     """Publisher to the stream for one process: sends events in order, each until the server has acknowledged it."""
 
-    def __init__(self, runtime: DistributedRuntime, endpoint: EndpointId) -> None:
-        """Raise `ConfigError` if the client library is missing."""
+    def __init__(self, connection: "NatsConnection", registry: MetricsRegistry, endpoint: EndpointId) -> None:
         self._endpoint = endpoint
         self._subject = event_subject(endpoint)
-        self._connection = runtime.nats_connection("kv_events")
+        self._connection = connection
         self._tasks = TaskOwner(f"kv stream of {endpoint}")
         self._unsent: deque[tuple[str, bytes]] = deque()
         self._wake = asyncio.Event()
         self._sent = asyncio.Event()
         prefix = "dynamo_component_kv_stream_"
-        self._published = runtime.metrics.counter(
-            prefix + "published_total", "KV events acknowledged by the stream"
-        ).labels()
-        self._dropped = runtime.metrics.counter(
+        self._published = registry.counter(prefix + "published_total", "KV events acknowledged by the stream").labels()
+        self._dropped = registry.counter(
             prefix + "dropped_total", "KV events that did not reach the stream; routers query the worker for them"
         ).labels()
 

@@ -2,12 +2,15 @@
 
 import asyncio
 import logging
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, Self
+
+import msgspec
 
 from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import InvalidArgument
+from dynamo.core.loops import LoopCaller
+from dynamo.core.tasks import TaskOwner
 from dynamo.kv_events import worker_publishers as publishers
 from dynamo.kv_events.jetstream import KvStreamPublisher
 from dynamo.kv_events.relay import KvEventRelay
@@ -23,19 +26,23 @@ logger = logging.getLogger(__name__)
 EARLY_MAX = 1024  # Messages before the publisher is registered, which takes milliseconds; more are dropped.
 
 
-class LoopThread:
-    """Thread of the event loop on which this object is created. Engines call from threads of their own."""
+class StoredArguments(msgspec.Struct, tag="stored", kw_only=True, forbid_unknown_fields=True):
+    """Arguments of `publish_stored` as an element of a batch; sequences may be arrays."""
 
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
+    token_ids: Any
+    num_block_tokens: Any
+    block_hashes: Any
+    parent_hash: int | None = None
+    block_mm_infos: list[Any] | None = None
+    lora_name: str | None = None
+    is_eagle: bool | None = None
+    cache_salt: str | None = None
 
-    def run(self, work: Callable[[], None]) -> None:
-        """Run `work` on that thread; immediately if it is the current one."""
-        if threading.get_ident() == self._thread:
-            work()
-        else:
-            self.loop.call_soon_threadsafe(work)
+
+class RemovedArguments(msgspec.Struct, tag="removed", forbid_unknown_fields=True):
+    """Arguments of `publish_removed` as an element of a batch."""
+
+    block_hashes: Any
 
 
 class LatePublisher:
@@ -75,6 +82,16 @@ class LatePublisher:
             publisher.publish(payload)
         if self.dropped:
             logger.warning("dropped %d messages of %s that came before its registration", self.dropped, topic)
+
+
+class EventSink(Protocol):
+    """Destination of a publisher's events."""
+
+    def put(self, event: KvEvent, dp_rank: int, tier: str) -> None:
+        """Send an event of a rank. For the loop's thread."""
+
+    async def close(self) -> None:
+        """Send what is left and leave the registry."""
 
 
 class LiveEvents:
@@ -123,6 +140,14 @@ class SourcedEvents:
         return known[0]
 
 
+def started_stream(endpoint: Endpoint) -> KvStreamPublisher:
+    """Return the publisher to the endpoint's durable stream. Raise `ConfigError` if the client library is missing."""
+    runtime = endpoint.runtime
+    stream = KvStreamPublisher(runtime.nats_connection("kv_events"), runtime.metrics, endpoint.id)
+    stream.start()
+    return stream
+
+
 class KvEventPublisher:
     """Publisher of the blocks that one rank's cache stores and evicts. May be called from any thread.
 
@@ -150,39 +175,54 @@ class KvEventPublisher:
         durable_kv_events: bool | None = None,
     ) -> None:
         if kv_block_size < 1:
-            raise InvalidArgument(f"kv_block_size {kv_block_size}: expected 1 or more", param="kv_block_size")
+            raise InvalidArgument(f"kv_block_size cannot be {kv_block_size}: expected 1 or more", param="kv_block_size")
         for name, value in {
             "batching_timeout_ms": batching_timeout_ms or None,
             "kv_state_endpoint": kv_state_endpoint,
         }.items():
             if value is not None:
                 raise InvalidArgument(f"KvEventPublisher: {name} is not supported by this release", param=name)
-        self._block_size = kv_block_size
-        self._dp_rank = dp_rank
         self._placeholders = frozenset(one for one in (image_token_id, video_token_id) if one is not None)
         worker = endpoint.connection_id() if worker_id is None else worker_id
-        self._thread = LoopThread()
+        if durable_kv_events is None:
+            durable_kv_events = setting("DYN_DURABLE_KV_EVENTS", False, read_bool)
+        self._stream = started_stream(endpoint) if durable_kv_events else None
+        events: EventSink
+        if enable_local_indexer:
+            events = SourcedEvents(endpoint, worker, dp_rank, self._stream)
+        else:
+            events = LiveEvents(endpoint, worker, self._stream)
+        self._begin(events, endpoint.runtime.tasks, kv_block_size, dp_rank)
+        if zmq_endpoint is not None:
+            self.relay(zmq_endpoint, zmq_topic or "")
+
+    @classmethod
+    def into(cls, events: "EventSink", tasks: TaskOwner, kv_block_size: int, dp_rank: int) -> Self:
+        """Return a publisher whose events are put into a sink; not in upstream."""
+        publisher = cls.__new__(cls)
+        publisher._placeholders = frozenset()
+        publisher._stream = None
+        publisher._begin(events, tasks, kv_block_size, dp_rank)
+        return publisher
+
+    def _begin(self, events: "EventSink", tasks: TaskOwner, kv_block_size: int, dp_rank: int) -> None:
+        self._events = events
+        self._tasks = tasks
+        self._block_size = kv_block_size
+        self._dp_rank = dp_rank
+        self._thread = LoopCaller()
         self._is_closed = False
         self.closing: asyncio.Task[None] | None = None
         """Task begun by `shutdown`; ends when all events are sent and the publisher has left the registry."""
-        self._events: LiveEvents | SourcedEvents
-        if durable_kv_events is None:
-            durable_kv_events = setting("DYN_DURABLE_KV_EVENTS", False, read_bool)
-        self._stream = KvStreamPublisher(endpoint.runtime, endpoint.id) if durable_kv_events else None
-        if self._stream is not None:
-            self._stream.start()
-        if enable_local_indexer:
-            self._events = SourcedEvents(endpoint, worker, dp_rank, self._stream)
-        else:
-            self._events = LiveEvents(endpoint, worker, self._stream)
-        self._tasks = endpoint.runtime.tasks
         self._relaying: asyncio.Task[None] | None = None
-        if zmq_endpoint is not None:
-            relay = KvEventRelay(
-                zmq_endpoint, zmq_topic or "", block_tokens=kv_block_size, dp_rank=dp_rank,
-                make_stored=self._stored, put=self._events.put,
-            )  # fmt: skip
-            self._relaying = self._tasks.start(relay.run(), f"relay {zmq_endpoint}")
+
+    def relay(self, zmq_endpoint: str, zmq_topic: str = "") -> None:
+        """Publish the events that an engine publishes at a ZMQ address; not in upstream."""
+        relay = KvEventRelay(
+            zmq_endpoint, zmq_topic, block_tokens=self._block_size, dp_rank=self._dp_rank,
+            make_stored=self._stored, put=self._events.put,
+        )  # fmt: skip
+        self._relaying = self._tasks.start(relay.run(), f"relay {zmq_endpoint}")
 
     def publish_stored(
         self,
@@ -212,19 +252,15 @@ class KvEventPublisher:
         Each is `{"type": "stored" | "removed", …}` with the arguments of `publish_stored` or `publish_removed`.
         """
         made: list[KvEvent] = []
-        for event in events:
-            fields = {name: value for name, value in event.items() if name != "type"}
-            kind = event.get("type")
-            try:
-                if kind == "stored":
-                    stored = self._stored(**fields)
+        try:
+            for event in msgspec.convert(events, list[StoredArguments | RemovedArguments]):
+                if isinstance(event, StoredArguments):
+                    stored = self._stored(**msgspec.structs.asdict(event))
                     made += [] if stored is None else [stored]
-                elif kind == "removed":
-                    made.append(Removed([unsigned(one) for one in fields["block_hashes"]]))
                 else:
-                    raise InvalidArgument(f"KV event of type {kind!r}: expected stored or removed")
-            except (TypeError, KeyError) as error:
-                raise InvalidArgument(f"KV event {event!r}: {error}") from None
+                    made.append(Removed([unsigned(one) for one in event.block_hashes]))
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"invalid KV event batch: {error}") from None
         self._put(made)
 
     def shutdown(self) -> None:

@@ -15,6 +15,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 from dynamo.core.backoff import Backoff
@@ -23,8 +24,17 @@ from dynamo.core.errors import DynamoException, StreamIncomplete
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
 from dynamo.kv_events.worker_publishers import KV_EVENTS_TOPIC
-from dynamo.protocols.discovery import EVENT_SOURCES, EndpointId, EventSource, InstanceAddress, topic_prefix
+from dynamo.protocols.discovery import (
+    EVENT_SOURCES,
+    EndpointId,
+    EventScope,
+    EventSource,
+    EventSourceMetadata,
+    InstanceAddress,
+    topic_prefix,
+)
 from dynamo.protocols.kv_events import KvSourceAnswer, WorkerKvEvent
+from dynamo.protocols.kv_state import ATTACHMENTS_TOPIC, STATE_EVENTS_TOPIC, StateAttachment, StateRecord
 from dynamo.runtime.discovery.base import Put, Synced
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.event_plane.base import Event, PublisherGone, Subscriber
@@ -40,6 +50,7 @@ PENDING_MAX = 4096  # Events buffered while a query is in progress: beyond that 
 EVENTS_PER_TURN = 64  # Events of a dump that are applied before yielding to the event loop: about a millisecond.
 
 decode_source = json_decoder(EventSource).decode
+decode_attachment = json_decoder(StateRecord[StateAttachment]).decode
 decode_events = msgpack_decoder(list[WorkerKvEvent]).decode
 
 Rank = tuple[int, int]
@@ -73,17 +84,25 @@ class KvView:
     """Follow the KV events of one endpoint's workers."""
 
     def __init__(
-        self, runtime: DistributedRuntime, endpoint: EndpointId, listener: KvEventListener, *, is_durable: bool = False
+        self,
+        runtime: DistributedRuntime,
+        endpoint: EndpointId,
+        listener: KvEventListener,
+        *,
+        is_durable: bool = False,
+        query_timeout_s: float = QUERY_TIMEOUT_S,
     ) -> None:
         """`is_durable`: events are stored elsewhere (`kv_events.durable`), so that new ranks need no full query."""
         self.endpoint = endpoint
+        self._query_timeout_s = query_timeout_s
         self._queries_new = not is_durable
         self._runtime = runtime
         self._listener = listener
         self._tasks = TaskOwner(f"kv view of {endpoint}")
         self._sources: dict[Rank, _Source] = {}
         self._keys: dict[str, Rank] = {}
-        self._subscriber: Subscriber | None = None
+        self._subscribers: list[Subscriber] = []
+        self._follows_state_agents = False
         self._metrics = ViewMetrics(runtime.metrics)
 
     @property
@@ -103,15 +122,14 @@ class KvView:
 
     async def start(self) -> None:
         """Start listening, then querying: no event is lost in between."""
-        self._subscriber = await self._runtime.event_plane.subscriber(self.endpoint, KV_EVENTS_TOPIC)
-        self._tasks.supervise(self._listen, "events")
+        await self._subscribe(KV_EVENTS_TOPIC)
         self._tasks.supervise(self._watch, "sources")
 
     async def close(self) -> None:
         """Stop."""
         await self._tasks.cancel_and_wait()
-        if self._subscriber is not None:
-            await self._subscriber.close()
+        for subscriber in self._subscribers:
+            await subscriber.close()
 
     def drop_worker(self, worker_id: int) -> None:
         """Remove a worker that left, with its blocks."""
@@ -180,9 +198,19 @@ class KvView:
 
     # Events
 
-    async def _listen(self) -> None:
-        assert self._subscriber is not None
-        async for received in self._subscriber:
+    async def _subscribe(self, topic: str) -> None:
+        subscriber = await self._runtime.event_plane.subscriber(self.endpoint, topic)
+        self._subscribers.append(subscriber)
+        self._tasks.supervise(partial(self._listen, subscriber), topic)
+
+    async def _follow_state_agents(self) -> None:
+        """Listen to state agents from the first attached rank on: most deployments have none."""
+        if not self._follows_state_agents:
+            self._follows_state_agents = True
+            await self._subscribe(STATE_EVENTS_TOPIC)
+
+    async def _listen(self, subscriber: Subscriber) -> None:
+        async for received in subscriber:
             if isinstance(received, Event):
                 self._on_message(received)
             elif isinstance(received, PublisherGone):
@@ -234,23 +262,27 @@ class KvView:
     # Sources
 
     async def _watch(self) -> None:
-        prefix = topic_prefix(self.endpoint, KV_EVENTS_TOPIC)
+        attachments = topic_prefix(self.endpoint, ATTACHMENTS_TOPIC)
+        prefixes = topic_prefix(self.endpoint, KV_EVENTS_TOPIC), attachments
         unconfirmed = set(self._keys)
         async for change in self._runtime.discovery.watch(EVENT_SOURCES):
             if isinstance(change, Synced):
                 for key in unconfirmed:
                     self._leave(key)
                 unconfirmed.clear()
-            elif change.key.startswith(prefix):
+            elif change.key.startswith(prefixes):
                 unconfirmed.discard(change.key)
                 if isinstance(change, Put):
+                    if change.key.startswith(attachments):
+                        await self._follow_state_agents()
                     self._enter(change.key, change.value)
                 else:
                     self._leave(change.key)
 
     def _enter(self, key: str, value: bytes) -> None:
         try:
-            record = decode_source(value)
+            is_own = key.startswith(topic_prefix(self.endpoint, KV_EVENTS_TOPIC))
+            record = decode_source(value) if is_own else self._attached_source(value)
         except UNREADABLE as error:
             self._metrics.unreadable.inc()
             logger.warning("malformed event source record %s: %s", key, error)
@@ -276,6 +308,13 @@ class KvView:
         source = self._sources[rank] = _Source(record)
         if self._queries_new:
             self._recover(rank, source, None)
+
+    def _attached_source(self, value: bytes) -> EventSource:
+        """Return the source of a rank that is attached to a KV state agent, with the attachment's key."""
+        attached = decode_attachment(value)
+        one = attached.metadata
+        metadata = EventSourceMetadata(self.endpoint, one.worker, one.publisher_id, one.recovery_control_target)
+        return EventSource(EventScope("endpoint", self.endpoint), ATTACHMENTS_TOPIC, attached.publisher_id, metadata)
 
     def _leave(self, key: str) -> None:
         rank = self._keys.pop(key, None)
@@ -351,7 +390,7 @@ class KvView:
             "supports_tree_dump_failed": True,
             "kind": "recovery",
         }
-        async with asyncio.timeout(QUERY_TIMEOUT_S):
+        async with asyncio.timeout(self._query_timeout_s):
             return await query_source(self._runtime, source.record.metadata.recovery_target, question)
 
 

@@ -129,7 +129,7 @@ class WorkerLoadPublisher:
             self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._interval_over)
 
 
-def _key(load: WorkerLoad) -> tuple[int, int, int]:
+def _key(load: WorkerLoad) -> tuple[int | None, ...]:
     return load.kv_used_blocks, load.active_decode_blocks, load.active_prefill_tokens
 
 

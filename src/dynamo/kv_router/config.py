@@ -76,7 +76,7 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Lifetime of a block predicted at routing time, until the worker's own event confirms it; None disables prediction."""
     queue_threshold: float | None = None
     """Queue requests while every worker's active prefill exceeds this fraction of its largest batch."""
-    queue_policy: Literal["fcfs", "wspt"] = "fcfs"
+    queue_policy: Literal["fcfs", "lcfs", "wspt"] = "fcfs"
     affinity_ttl_s: float | None = None
     """Idle time after which a session loses its worker, in seconds; None disables session affinity."""
     affinity_mode: Literal["hard", "soft"] = "hard"

@@ -74,6 +74,8 @@ class Decision:
     blocks: int
     cost: float
     snapshot: "Snapshot"
+    queue_depth: int = 0
+    """Number of requests that still waited in the router's queue."""
 
     @property
     def overlap_blocks(self) -> int:

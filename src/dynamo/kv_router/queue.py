@@ -3,6 +3,7 @@
 Within a class the highest `strict_priority` goes first, then the highest key:
 
     fcfs    priority jump - arrival                           earlier first; a jump of n counts as n seconds earlier
+    lcfs    priority jump + arrival                           later first, for comparison of policies
     wspt    (1 + priority jump) / uncached prompt tokens      shortest weighted work first
 
 Between classes: deficit round robin. A class may send prompts of `quantum` uncached tokens each round and carries over what
@@ -30,7 +31,7 @@ class PolicyClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     policy_family: str = DEFAULT
     cache_bucket: str | None = None
     """Bucket of uncached prompt lengths that the class accepts; None: all."""
-    queue_policy: Literal["fcfs", "wspt"] = "fcfs"
+    queue_policy: Literal["fcfs", "lcfs", "wspt"] = "fcfs"
     quantum: int = 8192
     prefill_busy_threshold: int | None = None
     """A rank with more active prefill tokens is busy for this class."""
@@ -78,6 +79,8 @@ class QueuedRequest(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         """Return the sort key; the highest goes first."""
         if policy == "wspt":
             return (1.0 + self.priority_jump) / self.uncached
+        if policy == "lcfs":
+            return self.priority_jump + self.arrived_s
         return self.priority_jump - self.arrived_s
 
 

@@ -288,10 +288,17 @@ class Router:
         return explained(decision, self.config.policy)
 
     def overlaps(
-        self, blocks: bytes, now: float, held: Mapping[Rank, tuple[int, int, int]] | None = None
+        self,
+        blocks: bytes,
+        now: float,
+        held: Mapping[Rank, tuple[int, int, int]] | None = None,
+        sequence: bytes | None = None,
     ) -> dict[Rank, tuple[int, int, int]]:
-        """Return a prompt's cached blocks per rank: on the device, then beyond that on the host, then on disk."""
-        prompt = self._prompt(RouteRequest("", blocks, 0, held=held), now)
+        """Return a prompt's cached blocks per rank: on the device, then beyond that on the host, then on disk.
+
+        Predicted blocks are found by the prompt's `sequence` hashes, where routed requests have any.
+        """
+        prompt = self._prompt(RouteRequest("", blocks, 0, held=held, sequence=sequence), now)
         return {
             rank: (prompt.device.get(slot, 0), prompt.host.get(slot, 0), prompt.disk.get(slot, 0))
             for slot, rank in self._ranks.items()
@@ -479,23 +486,7 @@ class Router:
         if active.decay is not None:
             tokens = active.prefill_tokens_at(now)
         load = RankLoads(tokens, active.blocks.copy(), active.requests.copy())
-        if self.config.policy == "balanced":
-            found = balanced_costs(
-                slots,
-                load,
-                prompt,
-                weights,
-                self.pace,
-                self.config.block_size,
-                route_request.expected_output_tokens,
-                self._capacity,
-            )
-        else:
-            found = costs(slots, load, prompt, weights, self.config.block_size)
-        if route_request.preferred_taints:
-            for place, slot in enumerate(slots):
-                taints = self._workers[self._ranks[slot][0]].taints
-                found[place] = with_taints(found[place], taints, route_request.preferred_taints)
+        found = self._costs(route_request, slots, load, prompt, weights)
         place = choose(found, weights.router_temperature, self._rng)
         slot = slots[place]
         worker_id, dp_rank = self._ranks[slot]
@@ -521,7 +512,31 @@ class Router:
             prompt.blocks,
             found[place],
             snapshot,
+            queue_depth=len(self.waiting),
         )
+
+    def _costs(
+        self, route_request: RouteRequest, slots: list[int], load: RankLoads, prompt: Prompt, weights: CostWeights
+    ) -> list[float]:
+        """Return the cost of each slot, by the configured function and the request's preferred taints."""
+        if self.config.policy == "balanced":
+            found = balanced_costs(
+                slots,
+                load,
+                prompt,
+                weights,
+                self.pace,
+                self.config.block_size,
+                route_request.expected_output_tokens,
+                self._capacity,
+            )
+        else:
+            found = costs(slots, load, prompt, weights, self.config.block_size)
+        if route_request.preferred_taints:
+            for place, slot in enumerate(slots):
+                taints = self._workers[self._ranks[slot][0]].taints
+                found[place] = with_taints(found[place], taints, route_request.preferred_taints)
+        return found
 
     def _book(self, route_request: RouteRequest, decision: Decision, now: float) -> None:
         self.decisions.append(decision)

@@ -75,6 +75,7 @@ class EntrypointArgs:
     strip_anthropic_preamble: bool | None = None
     enable_streaming_tool_dispatch: bool | None = None
     enable_streaming_reasoning_dispatch: bool | None = None
+    reasoning_field_name: str | None = None
     tokenizer_backend: str | None = None
     tokenizer_fallback: bool | None = None
 
@@ -92,7 +93,7 @@ class EntrypointArgs:
 
 NOT_HONOURED = (
     "router_config", "is_prefill", "is_decode", "chat_engine_factory", "ais_perf_config", "enable_anthropic_api", "strip_anthropic_preamble",
-    "enable_streaming_tool_dispatch", "enable_streaming_reasoning_dispatch", "tokenizer_backend", "tokenizer_fallback",
+    "enable_streaming_tool_dispatch", "enable_streaming_reasoning_dispatch", "reasoning_field_name", "tokenizer_backend", "tokenizer_fallback",
 )  # fmt: skip
 
 

@@ -1,20 +1,28 @@
 """FpmDirectPublisher and FpmEventSubscriber: forward-pass metrics under upstream's names."""
 
 import asyncio
+import logging
 import queue
 from collections.abc import AsyncIterator
+from typing import Any
 
-from dynamo.core.codec import UNREADABLE, msgpack_decoder
+from dynamo.core.codec import UNREADABLE, json_decoder, json_encode, msgpack_decoder
 from dynamo.core.errors import InvalidArgument
+from dynamo.core.loops import LoopCaller
 from dynamo.kv_events.forward_pass import FORWARD_PASS_TOPIC, ForwardPassPublisher
-from dynamo.kv_events.publisher import LatePublisher, LoopThread
+from dynamo.kv_events.publisher import LatePublisher
+from dynamo.protocols.discovery import MODEL_CARDS
 from dynamo.protocols.load import ForwardPass, ForwardPassMetrics, QueuedRequests, ScheduledRequests
 from dynamo.runtime.component import Endpoint
+from dynamo.runtime.discovery.base import Delete, Synced
 from dynamo.runtime.event_plane.base import Event
 
 UNREAD_MAX = 10_000  # Messages: ten seconds of an engine with a thousand steps per second while the reader hangs.
 
+logger = logging.getLogger(__name__)
+
 read_metrics = msgpack_decoder(ForwardPassMetrics).decode
+_read_record = json_decoder(dict[str, Any]).decode
 
 RankKey = tuple[str, int]
 """Worker id and data-parallel rank."""
@@ -27,7 +35,7 @@ class FpmDirectPublisher:
         if dp_size < 1:
             raise InvalidArgument(f"dp_size {dp_size}: expected 1 or more", param="dp_size")
         self._ranks = dp_size
-        self._thread = LoopThread()
+        self._thread = LoopCaller()
         self._tasks = endpoint.runtime.tasks
         self._late = LatePublisher(endpoint, FORWARD_PASS_TOPIC)
         self._passes = ForwardPassPublisher(self._late.publish, worker_id, dp_size)
@@ -80,15 +88,54 @@ class FpmDirectPublisher:
             self._tasks.start(self._late.close(), "close forward passes")
 
 
+class FpmEventRelay:
+    """Republish the forward-pass metrics that an engine's child process sends to a ZMQ address of this host."""
+
+    def __init__(self, endpoint: Endpoint, zmq_endpoint: str) -> None:
+        """Connect to the engine's PUB socket, such as `tcp://127.0.0.1:20380`. Raise `InvalidArgument`."""
+        import zmq
+        import zmq.asyncio
+
+        self._socket = zmq.asyncio.Context.instance().socket(zmq.SUB)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.subscribe(b"")
+        try:
+            self._socket.connect(zmq_endpoint)
+        except zmq.ZMQError as error:
+            self._socket.close()
+            raise InvalidArgument(f"FpmEventRelay: {zmq_endpoint}: {error}", param="zmq_endpoint") from None
+        self._thread = LoopCaller()
+        self._tasks = endpoint.runtime.tasks
+        self._late = LatePublisher(endpoint, FORWARD_PASS_TOPIC)
+        self._relaying = self._tasks.start(self._relay(), "relay forward passes")
+
+    def shutdown(self) -> None:
+        """Stop relaying."""
+        self._thread.run(self._shut)
+
+    def _shut(self) -> None:
+        self._relaying.cancel()
+        self._tasks.start(self._late.close(), "close forward passes")
+
+    async def _relay(self) -> None:
+        try:
+            while True:  # Frames of a message: topic, sequence number, payload.
+                self._late.publish((await self._socket.recv_multipart())[-1])
+        finally:
+            self._socket.close()
+
+
 class FpmEventSubscriber:
     """Receive the steps of all workers of an endpoint: each message (`recv`), or the newest ones (`start_tracking`)."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._thread = LoopThread()
+        self._thread = LoopCaller()
         self._unread: queue.Queue[bytes | None] = queue.Queue(UNREAD_MAX)
         self._recent: dict[RankKey, bytes] = {}
+        self._cards: dict[str, str] = {}
         self._listening: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._is_tracking = False
         self._is_closed = False
 
@@ -110,6 +157,12 @@ class FpmEventSubscriber:
             raise InvalidArgument("FpmEventSubscriber.get_recent_stats: call start_tracking first")
         return dict(self._recent)
 
+    def get_model_cards(self) -> dict[str, str]:
+        """Return the JSON form of each worker's model card by worker id. Raise `InvalidArgument` before `start_tracking`."""
+        if not self._is_tracking:
+            raise InvalidArgument("FpmEventSubscriber.get_model_cards: call start_tracking first")
+        return dict(self._cards)
+
     def shutdown(self) -> None:
         """Stop; a caller blocked in `recv` receives None."""
         self._thread.run(self._shut)
@@ -117,11 +170,14 @@ class FpmEventSubscriber:
     def _listen(self) -> None:
         if self._listening is None and not self._is_closed:
             self._listening = self._endpoint.runtime.tasks.start(self._follow(), "forward passes")
+            if self._is_tracking:
+                self._watching = self._endpoint.runtime.tasks.start(self._follow_cards(), "model cards")
 
     def _shut(self) -> None:
         self._is_closed = True
-        if self._listening is not None:
-            self._listening.cancel()
+        for task in (self._listening, self._watching):
+            if task is not None:
+                task.cancel()
         self._give(None)
 
     async def _follow(self) -> None:
@@ -130,6 +186,21 @@ class FpmEventSubscriber:
             await self._receive(aiter(subscriber))
         finally:
             await subscriber.close()
+
+    async def _follow_cards(self) -> None:
+        """Keep the cards of the endpoint's component."""
+        component = f"{self._endpoint.id.namespace}/{self._endpoint.id.component}/"
+        async for change in self._endpoint.discovery.watch(MODEL_CARDS):
+            if isinstance(change, Synced) or not change.key.startswith(component) or change.key.count("/") != 3:
+                continue  # A longer key is the card of an adapter.
+            worker_id = str(int(change.key.rpartition("/")[2], 16))
+            if isinstance(change, Delete):
+                self._cards.pop(worker_id, None)
+                continue
+            try:
+                self._cards[worker_id] = json_encode(_read_record(change.value)["card_json"]).decode()
+            except (*UNREADABLE, KeyError, TypeError) as error:
+                logger.warning("malformed model card %s: %s", change.key, error)
 
     async def _receive(self, events: AsyncIterator[object]) -> None:
         ranks: dict[int, set[RankKey]] = {}

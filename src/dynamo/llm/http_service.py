@@ -5,18 +5,30 @@ any model with text input, by a private runtime within the process.
 """
 
 import asyncio
+from dataclasses import replace
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.http.embedded import FrontendOptions, ServedFrontend, run_frontend
+from dynamo.http.routes.groups import GROUPS
+from dynamo.http.routes.table import RouteContext, RouteTable
 from dynamo.llm.local_engines import LocalEngines, PythonAsyncEngine, set_when_closed
 from dynamo.model_card.types import ModelType
 from dynamo.runtime.distributed import DistributedRuntime
+from dynamo.serving.errors import ErrorAnswer
 
 DEFAULT_PORT = 8080
 
 CHAT = ModelType.Chat
 COMPLETIONS = ModelType.Completions
 KINDS = {"chat": CHAT, "completion": COMPLETIONS, "completions": COMPLETIONS}
+
+
+def flat_errors(routes: RouteTable, context: RouteContext) -> None:
+    """Let errors have upstream's keys alone: the programs that embed this service read and compare those bodies."""
+    routes.entries = [
+        replace(one, error_body=ErrorAnswer.flat_body) if one.error_body is ErrorAnswer.body else one
+        for one in routes.entries
+    ]
 
 
 class HttpAsyncEngine(PythonAsyncEngine):
@@ -28,7 +40,7 @@ class HttpService:
 
     def __init__(self, port: int | None = None, *, wait_for_first_item: bool = False, host: str = "0.0.0.0") -> None:  # noqa: S104
         self._wanted_port = DEFAULT_PORT if port is None else port
-        self._options = FrontendOptions(host=host, port=self._wanted_port)
+        self._options = FrontendOptions(host=host, port=self._wanted_port, groups=(*GROUPS, flat_errors))
         self._engines = LocalEngines(CHAT, COMPLETIONS)
         self._ending = asyncio.Event()
         self.port: int | None = None
@@ -58,6 +70,8 @@ class HttpService:
 
     def enable_endpoint(self, endpoint_type: str, enabled: bool) -> None:
         """Show or hide `chat` or `completions`, which are shown by default. Raise `InvalidArgument`."""
+        if endpoint_type == "batch":
+            raise InvalidArgument("batch endpoint availability is fixed when the HTTP service is built")
         kind = KINDS.get(endpoint_type.lower())
         if kind is None:
             raise InvalidArgument(f"endpoint type {endpoint_type!r}: expected one of {', '.join(KINDS)}")

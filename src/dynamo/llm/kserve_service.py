@@ -8,9 +8,11 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from dynamo.core.loops import LoopThread
+from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.embedded import FrontendOptions, ServedFrontend, run_frontend
 from dynamo.http.routes.groups import metrics_group
-from dynamo.llm.local_engines import LocalEngines, PythonAsyncEngine, set_when_closed
+from dynamo.llm.local_engines import LocalEngines, PythonAsyncEngine
 from dynamo.model_card.runtime_config import ModelRuntimeConfig
 from dynamo.model_card.types import ModelType
 from dynamo.runtime.distributed import DistributedRuntime
@@ -77,19 +79,34 @@ class KserveGrpcService:
         return self._engines.names(TENSORS)
 
     async def run(self, runtime: DistributedRuntime) -> None:
-        """Serve until `shutdown`, or until the runtime has shut down. Raise `ConfigError` for a port in use."""
+        """Serve until `shutdown`, or until the runtime has shut down. Raise `ConfigError` for a port in use.
+
+        The server has an event loop and a thread of its own: clients in this process may block the caller's loop, as
+        Triton's client does while it closes a stream.
+        """
+        server, ending = LoopThread(asyncio.new_event_loop()), asyncio.Event()
+        watching = asyncio.ensure_future(runtime.wait_closed())
+        serving = asyncio.ensure_future(server.run(self._serve(runtime.metrics, ending)))
+        waits = [serving, watching, asyncio.ensure_future(self._ending.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            server.loop.call_soon_threadsafe(ending.set)
+            try:
+                await asyncio.shield(serving)
+            finally:
+                for one in waits:
+                    one.cancel()
+                server.stop()
+                server.loop.close()
+
+    async def _serve(self, metrics: MetricsRegistry, ending: asyncio.Event) -> None:
         from dynamo.grpc.service import KserveOptions, add_kserve  # Requires an optional dependency.
 
-        closed = asyncio.Event()
-        watching = asyncio.ensure_future(set_when_closed(runtime, closed))
-        grpc_options = KserveOptions(host=self._host, port=self._wanted_port)
-        try:
-            async with self._engines.serving() as inner:
-                frontend = ServedFrontend(inner, FrontendOptions(port=None, groups=(metrics_group,)), runtime.metrics)
-                self.port = add_kserve(frontend, grpc_options).port
-                await run_frontend(frontend, self._ending, closed)
-        finally:
-            watching.cancel()
+        async with self._engines.serving() as inner:
+            frontend = ServedFrontend(inner, FrontendOptions(port=None, groups=(metrics_group,)), metrics)
+            self.port = add_kserve(frontend, KserveOptions(host=self._host, port=self._wanted_port)).port
+            await run_frontend(frontend, ending)
 
     def shutdown(self) -> None:
         """Stop `run`."""

@@ -6,13 +6,15 @@ async for output in await router.generate(token_ids, model="m", stop_conditions=
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.codec import json_encode
 from dynamo.core.errors import InvalidArgument
+from dynamo.core.loops import ForeignStream, is_foreign
 from dynamo.kv_events.publisher import compute_block_hash_for_seq
 from dynamo.kv_events.subscriber import KvView
 from dynamo.kv_router import events
@@ -32,7 +34,7 @@ from dynamo.runtime.context import Context
 from dynamo.runtime.streams import ResponseStream
 
 
-@dataclass
+@dataclass(slots=True)
 class RoutingConstraints:
     """Taints that workers must have (`required_taints`) and that are preferred (`preferred_taints`, with weights)."""
 
@@ -76,8 +78,27 @@ class _Booked:
     is_over: bool = False
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _on_own_loop(
+    method: Callable[Concatenate["KvRouter", P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate["KvRouter", P], Coroutine[Any, Any, R]]:
+    """Run the method on the loop of the router's runtime, from whichever loop it is called."""
+
+    @functools.wraps(method)
+    async def run(router: "KvRouter", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await router.thread.run(method(router, *args, **kwargs))
+
+    return run
+
+
 class KvRouter:
-    """Choose workers of one endpoint by their cached blocks. Raise `ValueError` for a setting out of range."""
+    """Choose workers of one endpoint by their cached blocks. Raise `ValueError` for a setting out of range.
+
+    It can be created and used in any thread and on any event loop.
+    """
 
     def __init__(
         self,
@@ -95,28 +116,36 @@ class KvRouter:
         if session_affinity_mode not in ("hard", "soft"):
             raise ValueError(f"session_affinity_mode {session_affinity_mode!r}: expected hard or soft")
         config = kv_router_config.meaning(block_size, session_affinity_ttl_secs, session_affinity_mode, ais_perf_config)
-        self._router = EndpointRouter(
-            endpoint,
-            config,
-            profile=kv_router_config.profile(),
-            thresholds=None if load_threshold_config is None else load_threshold_config.meaning(),
-        )
         self._clock = SystemClock()
         self._server: IndexerServer | None = None
-        if kv_router_config.serve_indexer:
-            self._server = IndexerServer(endpoint, self._router.kv.machine, self._router.models)
-        self._starting = endpoint.runtime.tasks.start(self._start(), f"kv router of {endpoint}")
+        self.thread = endpoint.runtime.thread
+        """Runs the loop of the runtime, to which the router belongs."""
+
+        def build() -> None:
+            self._router = EndpointRouter(
+                endpoint,
+                config,
+                profile=kv_router_config.profile(),
+                thresholds=None if load_threshold_config is None else load_threshold_config.meaning(),
+            )
+            if kv_router_config.serve_indexer:
+                self._server = IndexerServer(endpoint, self._router.kv.machine, self._router.models)
+            self._starting = endpoint.runtime.tasks.start(self._start(), f"kv router of {endpoint}")
+
+        self.thread.call(build)
 
     @property
     def core(self) -> EndpointRouter:
         """Return the underlying router."""
         return self._router
 
+    @_on_own_loop
     async def ready(self) -> EndpointRouter:
         """Wait until the existing workers are known. Raise the error that prevented it."""
         await asyncio.shield(self._starting)
         return self._router
 
+    @_on_own_loop
     async def close(self) -> None:
         """Stop the router before its runtime does."""
         self._starting.cancel()
@@ -145,7 +174,7 @@ class KvRouter:
         mm_routing_info: Any = None,
         routing_constraints: RoutingConstraints | None = None,
         response_buffer_size: int = 100,
-    ) -> ResponseStream:
+    ) -> ResponseStream | ForeignStream:
         """Send a prompt to the chosen worker; iterate over the returned stream."""
         request: dict[str, Any] = {"model": model, "token_ids": token_ids}
         routing: dict[str, Any] = {}
@@ -172,16 +201,24 @@ class KvRouter:
 
     async def generate_from_request(
         self, request: Mapping[str, Any], response_buffer_size: int = 100, *, context: Context | None = None
-    ) -> ResponseStream:
+    ) -> ResponseStream | ForeignStream:
         """Send a request in upstream's wire format; see `generate`.
 
         `response_buffer_size` is validated and has no effect: the buffer of a stream is always bounded.
         """
         if response_buffer_size < 0:
             raise ValueError(f"response_buffer_size {response_buffer_size}: expected 0 or more")
-        router = await self.ready()
-        return await router.generate(request, context=context)
+        loop = self.thread.loop
+        if not is_foreign(loop):
+            return await (await self.ready()).generate(request, context=context)
+        shadow = None if context is None else context.shadow(loop)
+        return ForeignStream(await self._generate(request, shadow), loop)
 
+    @_on_own_loop
+    async def _generate(self, request: Mapping[str, Any], context: Context | None) -> ResponseStream:
+        return await (await self.ready()).generate(request, context=context)
+
+    @_on_own_loop
     async def best_worker(
         self,
         token_ids: list[int],
@@ -227,6 +264,7 @@ class KvRouter:
             router.kv.machine.note_sent(rank, route_request.sequence or route_request.blocks, self._clock.now())
         return *rank, decision.overlap_blocks
 
+    @_on_own_loop
     async def get_potential_loads(
         self,
         token_ids: list[int],
@@ -238,6 +276,7 @@ class KvRouter:
         router, route_request = await self._make_route_request(token_ids, block_mm_infos, lora_name, cache_namespace)
         return router.potential_loads(route_request)
 
+    @_on_own_loop
     async def get_overlap_scores(
         self,
         token_ids: list[int],
@@ -255,17 +294,20 @@ class KvRouter:
         router, route_request = await self._make_route_request(token_ids, block_mm_infos, lora_name, cache_namespace)
         return router.overlap_scores(route_request)
 
+    @_on_own_loop
     async def dump_events(self) -> str:
         """Return JSON events that recreate the index of cached blocks."""
         router = await self.ready()
         return json_encode(events.dump(router.kv.machine.index)).decode()
 
+    @_on_own_loop
     async def mark_prefill_complete(self, request_id: str) -> None:
         """Record the first token of a request. Raise `InvalidArgument` for an unknown request."""
         router = await self.ready()
         if not router.kv.prefilled(request_id):
             raise InvalidArgument(f"Request {request_id} not found", param="request_id")
 
+    @_on_own_loop
     async def free(self, request_id: str) -> None:
         """Record the end of a request. Raise `InvalidArgument` for an unknown request."""
         router = await self.ready()

@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dynamo.core.errors import InvalidArgument
+from dynamo.core.loops import read_ahead
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.llm.register import register_model, unregister_model
 from dynamo.model_card.types import ModelInput, ModelType
 from dynamo.runtime.component import Serving
+from dynamo.runtime.context import Context
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
-from dynamo.runtime.streams import GeneratorHandler
+from dynamo.runtime.streams import GeneratorFunction, GeneratorHandler, call_handler, takes_context
 
 
 class PythonAsyncEngine:
@@ -40,6 +42,7 @@ class LocalEngines:
         self._models: dict[ModelType, dict[str, LocalModel]] = {kind: {} for kind in kinds}
         self._hidden: set[ModelType] = set()
         self._runtime: DistributedRuntime | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._served: dict[str, Serving] = {}
         self._changes: set[asyncio.Task[None]] = set()
 
@@ -65,12 +68,8 @@ class LocalEngines:
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[DistributedRuntime]:
-        """Yield a runtime that serves all models. Raise `InvalidArgument` for an engine of another event loop."""
-        for models in self._models.values():
-            for name, model in models.items():
-                if model.engine.event_loop is not asyncio.get_running_loop():
-                    raise InvalidArgument(f"the engine of {name} belongs to another event loop than this service")
-        hub = MemoryHub()
+        """Yield a runtime on this event loop that serves all models; each engine runs on its own event loop."""
+        self._loop, hub = asyncio.get_running_loop(), MemoryHub()
         runtime = self._runtime = DistributedRuntime(
             None, MemoryDiscovery(MemoryStore()), lambda d, _: MemoryPlane(d, hub), event_plane="mem", metrics=MetricsRegistry()
         )  # fmt: skip
@@ -79,16 +78,19 @@ class LocalEngines:
                 await self._apply(name)
             yield runtime
         finally:
-            self._runtime = None
+            self._runtime = self._loop = None
             self._served.clear()
             await runtime.shutdown()
 
     def _schedule_update(self, model: str) -> None:
-        """Update a running service after a change of a model."""
-        if self._runtime is not None:
-            task = asyncio.get_running_loop().create_task(self._apply(model), name=f"serve {model}")
-            self._changes.add(task)
-            task.add_done_callback(self._changes.discard)
+        """Update a running service after a change of a model; may be called from any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._start_update, model)
+
+    def _start_update(self, model: str) -> None:
+        task = asyncio.get_running_loop().create_task(self._apply(model), name=f"serve {model}")
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
 
     async def _apply(self, name: str) -> None:
         """Register or unregister a model in the runtime to match the present settings."""
@@ -104,9 +106,23 @@ class LocalEngines:
                 await unregister_model(endpoint)
                 await before.close()
             if model is not None:
-                self._served[key] = await endpoint.serve(GeneratorHandler(model.engine.generator, runtime.tasks))
+                self._served[key] = await endpoint.serve(GeneratorHandler(handler_of(model.engine), runtime.tasks))
                 takes = ModelInput.Tensor if kind is ModelType.TensorBased else ModelInput.Text
                 await register_model(takes, kind, endpoint, name, skip_model_assets=True, **model.arguments)
+
+
+def handler_of(engine: PythonAsyncEngine) -> GeneratorFunction:
+    """Return a handler for this event loop that runs the engine's generator on the engine's."""
+    generator, loop = engine.generator, engine.event_loop
+    if loop is asyncio.get_running_loop():
+        return generator
+    takes = takes_context(generator)
+
+    def generate(request: Any, context: Context) -> AsyncIterator[Any]:
+        shadow = context.shadow(loop)
+        return read_ahead(lambda: call_handler(generator, takes, request, shadow), loop)
+
+    return generate
 
 
 async def set_when_closed(runtime: DistributedRuntime, closed: asyncio.Event) -> None:

@@ -49,20 +49,20 @@ async def register_model(
     endpoint: Endpoint,
     model_path: str,
     model_name: str | None = None,
-    *,
-    worker_type: WorkerType = WorkerType.Aggregated,
     kv_cache_block_size: int | None = None,
     router_config: RouterConfig | None = None,
     runtime_config: ModelRuntimeConfig | None = None,
-    tensor_model_config: Mapping[str, Any] | None = None,
     user_data: Mapping[str, Any] | None = None,
     custom_template_path: str | None = None,
     media_decoder: Any = None,
     media_fetcher: Any = None,
     lora_name: str | None = None,
     base_model_path: str | None = None,
+    worker_type: WorkerType | None = None,
     needs: Sequence[Sequence[WorkerType]] | None = None,
     self_host_metadata: bool | None = None,
+    *,
+    tensor_model_config: Mapping[str, Any] | None = None,
     ignore_weights: bool = False,
     max_gpu_lora_count: int | None = None,
     model_aliases: Sequence[str] | None = None,
@@ -87,6 +87,7 @@ async def register_model(
     if (lora_name is None) != (base_model_path is None):
         raise ValueError("register_model: lora_name and base_model_path: expected both or neither")
     check_kinds(model_input, model_type, worker_type, skip_model_assets=skip_model_assets)
+    worker_type = role_of(model_input, model_type, worker_type, needs or ())
     if tensor_model_config is not None and model_input is not ModelInput.Tensor:
         raise InvalidArgument(
             "register_model: tensor_model_config is for model_input Tensor", param="tensor_model_config"
@@ -153,13 +154,13 @@ def lora_name_to_id(lora_name: str) -> int:
 
 
 def check_kinds(
-    model_input: ModelInput, model_type: ModelType, worker_type: WorkerType, *, skip_model_assets: bool
+    model_input: ModelInput, model_type: ModelType, worker_type: WorkerType | None, *, skip_model_assets: bool
 ) -> None:
     """Raise `InvalidArgument` for an invalid combination of arguments."""
     for name, value, kind in (
         ("model_input", model_input, ModelInput),
         ("model_type", model_type, ModelType),
-        ("worker_type", worker_type, WorkerType),
+        ("worker_type", worker_type or WorkerType.Aggregated, WorkerType),
     ):
         if not isinstance(value, kind):
             raise InvalidArgument(f"register_model: {name} {value!r}: expected a {kind.__name__}", param=name)
@@ -178,6 +179,35 @@ def check_kinds(
             f"register_model: {model_type & TEXT_ONLY} requires a worker with text input; expected ModelInput.Text",
             param="model_input",
         )
+
+
+def role_of(
+    model_input: ModelInput,
+    model_type: ModelType,
+    worker_type: WorkerType | None,
+    needs: Sequence[Sequence[WorkerType]],
+) -> WorkerType:
+    """Return the worker type. Raise `InvalidArgument` for a worker that could not serve its phase of a request."""
+    if worker_type is None:
+        if not model_type & ~ModelType.Prefill:
+            raise InvalidArgument(
+                f"register_model: worker_type is required with {model_type!r}: expected a WorkerType",
+                param="worker_type",
+            )
+        return WorkerType.Aggregated
+    if worker_type is WorkerType.Aggregated:
+        return worker_type
+    role = f"register_model: worker_type {worker_type.name}"
+    if worker_type is WorkerType.Prefill and model_type & ~ModelType.Prefill:
+        raise InvalidArgument(
+            f"{role} with {model_type!r}: a prefill worker has no API surface; expected ModelType.Prefill or Empty",
+            param="model_type",
+        )
+    if worker_type is not WorkerType.Decode and model_input is not ModelInput.Tokens:
+        raise InvalidArgument(f"{role} with {model_input}: expected ModelInput.Tokens", param="model_input")
+    if not needs:
+        raise InvalidArgument(f"{role}: `needs` is empty; expected the worker types that it depends on", param="needs")
+    return worker_type
 
 
 def bare_card(

@@ -2,7 +2,8 @@
 
 from dynamo.core.codec import msgpack_encode
 from dynamo.core.errors import InvalidArgument
-from dynamo.kv_events.publisher import LatePublisher, LoopThread
+from dynamo.core.loops import LoopCaller
+from dynamo.kv_events.publisher import LatePublisher
 from dynamo.kv_events.worker_publishers import KV_METRICS_TOPIC
 from dynamo.protocols.load import KvMetrics
 from dynamo.runtime.component import Endpoint
@@ -13,14 +14,14 @@ class WorkerMetricsPublisher:
 
     def __init__(self) -> None:
         self._late: LatePublisher | None = None
-        self._thread: LoopThread | None = None
+        self._thread: LoopCaller | None = None
         self._worker_id = 0
         self._sent: dict[int, KvMetrics] = {}
 
     async def create_endpoint(self, endpoint: Endpoint) -> None:
         """Start publishing for this endpoint; routers can find the publisher when this returns."""
         self._worker_id = endpoint.connection_id()
-        self._thread = LoopThread()
+        self._thread = LoopCaller()
         self._late = LatePublisher(endpoint, KV_METRICS_TOPIC)
         await self._late.opened()
 

@@ -7,9 +7,8 @@ from typing import ClassVar, cast
 import dynamo
 from dynamo.backend.config import UNSUPPORTED_WORKER_FLAGS, DisaggregatedOptions
 from dynamo.core.config import option
-from dynamo.core.errors import ConfigError
+from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.core.unsupported_flags import UnsupportedFlag
-from dynamo.mocker.advertised import AdvertisedOptions
 from dynamo.mocker.profile import profiled
 from dynamo.mocker.scripts import ReasoningMarks, read_reasoning
 from dynamo.mocker.simulation.rules import (
@@ -23,7 +22,17 @@ from dynamo.mocker.simulation.rules import (
 )
 from dynamo.mocker.simulation.timing import StepTimes, Timing
 from dynamo.routing.ais_options import AisOptions
-from dynamo.routing.settings import DisaggregationOptions, KvRouterOptions, as_unsupported
+from dynamo.routing.python_config import KvRouterConfig, RouterConfig
+from dynamo.routing.settings import (
+    AffinityOptions,
+    BusyOptions,
+    DisaggregationOptions,
+    KvOptions,
+    KvRouterOptions,
+    as_unsupported,
+    without_variables,
+)
+from dynamo.runtime.push_router import RouterMode
 
 PORTS_FLAGS = {
     "zmq_kv_events_ports": "--zmq-kv-events-ports",
@@ -49,6 +58,49 @@ NOT_PUBLISHED = {
     "--router-tracking-key-id", "--router-prefill-load-model", "--router-policy-config", "--router-event-threads",
 }  # fmt: skip
 """Flags of settings that upstream's workers publish and these do not."""
+
+MODES = {mode.value: mode for mode in RouterMode}
+ANY_MODE = tuple(one.name for group in (BusyOptions, AffinityOptions) for one in fields(group))
+"""Options that may be published with every mode; the others require kv mode."""
+
+
+@dataclass(frozen=True, kw_only=True)  # No slots: a base class of the mocker's configuration.
+@without_variables
+class AdvertisedOptions(BusyOptions, AffinityOptions, KvOptions):
+    """Router settings that the worker publishes (with `--router-mode`).
+
+    They are on its model card, for frontends. The frontend's own routing environment variables are not read here: a frontend
+    may run on the same host.
+    """
+
+    router_mode: str | None = option(
+        None,
+        "--router-mode",
+        None,
+        "Router mode that frontends use for this model, in place of their own mode and flags",
+        choices=tuple(MODES),
+    )
+
+    def routing(self) -> RouterConfig | None:
+        """Return the published router settings; None without `--router-mode`. Raise `ConfigError` if invalid."""
+        given = [one.name for one in fields(AdvertisedOptions) if getattr(self, one.name) != one.default]
+        if self.router_mode is None:
+            if given:
+                raise ConfigError(f"{FLAGS[given[0]]}: requires --router-mode")
+            return None
+        of_kv = [name for name in given if name not in (*ANY_MODE, "router_mode")]
+        mode = MODES[self.router_mode]
+        if of_kv and mode is not RouterMode.KV:
+            raise ConfigError(f"{FLAGS[of_kv[0]]}: requires --router-mode kv")
+        try:
+            settings = {one.name: getattr(self, one.name) for one in fields(KvOptions)}
+            kv = KvRouterConfig(**settings) if mode is RouterMode.KV else None
+            return RouterConfig(mode, kv, **{name: getattr(self, name) for name in ANY_MODE})
+        except (InvalidArgument, ValueError) as error:
+            raise ConfigError(f"--router-mode {self.router_mode}: {error}") from None
+
+
+FLAGS: dict[str, str] = {one.name: one.metadata["flag"] for one in fields(AdvertisedOptions)}
 
 
 def _memory_fraction(flag: str, default: str) -> UnsupportedFlag:

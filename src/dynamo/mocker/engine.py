@@ -211,7 +211,7 @@ class MockerEngine:
         return EngineConfig(
             model_path=path,
             served_model_name=facts.name,
-            context_length=facts.context_length,
+            context_length=config.max_model_len or 0,  # As upstream's, because a pool's cards must agree.
             kv_cache_block_size=config.block_tokens,
             total_kv_blocks=config.num_gpu_blocks,
             max_num_seqs=config.max_num_seqs,

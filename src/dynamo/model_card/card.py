@@ -15,7 +15,6 @@ from msgspec import UNSET
 from dynamo.core.codec import UNREADABLE
 from dynamo.core.config import setting
 from dynamo.core.errors import ConfigError
-from dynamo.model_card.thinking import DEFAULT_MODE_KEY
 from dynamo.protocols.model_card import ChatTemplateFile, FileReference, ModelDeploymentCard, RuntimeConfig
 
 CHECKSUM_PREFIX = "blake3:"
@@ -25,6 +24,12 @@ TOKENIZER_FILES = ("tokenizer.json", "tiktoken.model")
 
 TOKENIZER_KEYS = ("hf_tokenizer_json", "tik_token_model")
 """Formats of a tokenizer on a card: a tokenizer.json, or a tiktoken file."""
+
+DEFAULT_MODE_KEY = "default_thinking_mode"
+"""Key of the worker's default thinking mode in a card's `runtime_data`."""
+
+ENABLED, DISABLED, ADAPTIVE = "enabled", "disabled", "adaptive"
+"""Thinking modes: whether a model reasons before it responds."""
 
 CONTEXT_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 """Keys of the context length in a config.json, which depend on the architecture."""

@@ -1,7 +1,7 @@
 """ModelRuntimeConfig: properties of a worker's engine, published with the model's card."""
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
@@ -14,6 +14,45 @@ ENFORCEMENTS = ("required", "preferred")
 
 TOPOLOGY_TAINTS = "dynamo.topology/"
 """Prefix of taints that are derived from `topology_domains` and cannot be set directly."""
+
+TOKENIZER_BACKENDS = ("default", "fastokens", "basetenkenizer")
+CHOICES = {"kv_transfer_enforcement": ENFORCEMENTS, "tokenizer_backend": TOKENIZER_BACKENDS}
+BITS = {
+    "context_length": 32,
+    "data_parallel_size": 32,
+    "data_parallel_start_rank": 32,
+    "max_num_batched_tokens": 64,
+    "max_num_seqs": 64,
+    "total_kv_blocks": 64,
+}
+"""Width of each unsigned integer on the card."""
+TYPES: dict[str, type[Any]] = {
+    **dict.fromkeys(BITS, int),
+    **dict.fromkeys(
+        ("enable_eagle", "enable_local_indexer", "exclude_tools_when_tool_choice_none", "kv_event_publishing_enabled"),
+        bool,
+    ),
+    **dict.fromkeys(
+        (
+            *CHOICES,
+            "kv_event_source_mode",
+            "kv_state_endpoint",
+            "kv_transfer_domain",
+            "reasoning_parser",
+            "stable_routing_id",
+            "tool_call_parser",
+        ),
+        str,
+    ),
+    "kv_transfer_preferred_weight": float,
+    "taints": set,
+    "topology_domains": dict,
+}
+REQUIRED = frozenset({
+    "data_parallel_size", "data_parallel_start_rank", "enable_eagle", "enable_local_indexer",
+    "exclude_tools_when_tool_choice_none", "taints", "topology_domains",
+})  # fmt: skip
+"""Attributes that cannot be None."""
 
 
 class ModelRuntimeConfig:
@@ -74,6 +113,12 @@ class ModelRuntimeConfig:
         self.bootstrap_port: int | None = None
         self._tag_policy: TagPolicy | None = None
 
+    if not TYPE_CHECKING:  # Type checkers would accept every attribute.
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Set an attribute. Raise `TypeError`, `OverflowError` or `InvalidArgument` for a wrong value."""
+            object.__setattr__(self, name, checked(name, value))
+
     @property
     def structural_tag(self) -> dict[str, Any] | None:
         """Policy that constrains responses to the model's own format of tool calls; None: no constraint."""
@@ -83,7 +128,7 @@ class ModelRuntimeConfig:
         self._tag_policy.put_on(config)
         return config.structural_tag or None
 
-    def set_structural_tag(self, structural_tag: dict[str, Any] | None) -> None:
+    def set_structural_tag(self, structural_tag: dict[str, Any] | None = None) -> None:
         """Set the policy, or remove it with None. Raise `InvalidArgument` for an unsupported option."""
         self._tag_policy = None if structural_tag is None else TagPolicy.of(structural_tag)
 
@@ -107,9 +152,6 @@ class ModelRuntimeConfig:
 
     def on_card(self) -> RuntimeConfig:
         """Return the configuration in the model card's form. Raise `InvalidArgument` for an invalid value."""
-        if self.kv_transfer_enforcement not in (None, *ENFORCEMENTS):
-            expected = " or ".join(ENFORCEMENTS)
-            raise InvalidArgument(f"kv_transfer_enforcement {self.kv_transfer_enforcement!r}: expected {expected}")
         config = RuntimeConfig(
             context_length=self.context_length,
             total_kv_blocks=self.total_kv_blocks,
@@ -142,6 +184,25 @@ class ModelRuntimeConfig:
         if self._tag_policy is not None:
             self._tag_policy.put_on(config)
         return config
+
+
+def checked(name: str, value: Any) -> Any:
+    """Return the value to store in an attribute. Raise `TypeError`, `OverflowError` or `InvalidArgument`."""
+    kind = TYPES.get(name)
+    if kind is None or (value is None and name not in REQUIRED):
+        return value
+    accepted: Any = (int, float) if kind is float else kind
+    if not isinstance(value, accepted):
+        raise TypeError(f"{name} {value!r}: expected {kind.__name__}, got {type(value).__name__}")
+    if kind is dict and not all(isinstance(part, str) for item in value.items() for part in item):
+        raise TypeError(f"{name} {value!r}: expected texts as keys and values")
+    if name in BITS and not 0 <= value < 1 << BITS[name]:
+        raise OverflowError(f"{name} {value}: expected 0 to {(1 << BITS[name]) - 1}")
+    if name in CHOICES and value not in CHOICES[name]:
+        raise InvalidArgument(f"{name} {value!r}: expected {' or '.join(CHOICES[name])}")
+    if name in BITS or kind is float:
+        return kind(value)  # A bool is an int, and an int is a float.
+    return value
 
 
 def check_taints(taints: set[str]) -> list[str]:

@@ -41,7 +41,7 @@ class TagPolicy:
             raise InvalidArgument(f"structural_tag: expected an object, got {given!r}")
         for name, value in given.items():
             if name not in OPTIONS:
-                raise InvalidArgument(f"structural_tag: unknown option {name!r}; expected one of {', '.join(OPTIONS)}")
+                raise InvalidArgument(f"structural_tag: unknown field `{name}`; expected one of {', '.join(OPTIONS)}")
             if value not in OPTIONS[name] or isinstance(value, bool) != isinstance(OPTIONS[name][0], bool):
                 allowed = ", ".join(map(json.dumps, OPTIONS[name]))
                 raise InvalidArgument(f"structural_tag.{name} {value!r}: expected one of {allowed}")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dynamo.backend.request_fields import ends_of, json_text, own_options, thinking_budget
+from dynamo.backend.request_fields import common_sampling, ends_of, json_text, own_options, thinking_budget
 from dynamo.core.errors import Unknown
 from dynamo.openai_proxy.tokens import (
     ProxyLimits,
@@ -43,15 +43,8 @@ class CompletionsFormat:
         logprobs = output.logprobs if self._tells_ids or output.logprobs is not None else 0
         own, biases = own_options(request), biases_of(request)
         given = {
-            "n": options.n,
+            **common_sampling(options),
             "best_of": options.best_of if (options.best_of or 1) > (options.n or 1) else None,
-            "presence_penalty": options.presence_penalty,
-            "frequency_penalty": options.frequency_penalty,
-            "repetition_penalty": options.repetition_penalty,
-            "temperature": options.temperature,
-            "top_p": options.top_p,
-            "top_k": options.top_k,
-            "min_p": options.min_p,
             "seed": options.seed,
             "min_tokens": None if stop.min_tokens is None else min(stop.min_tokens, max_tokens),
             "ignore_eos": stop.ignore_eos or None,

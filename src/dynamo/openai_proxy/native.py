@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from dynamo.backend.request_fields import ends_of, json_text
+from dynamo.backend.request_fields import common_sampling, ends_of, json_text
 from dynamo.core.codec import json_encode
 from dynamo.core.errors import HttpError, InvalidArgument
 from dynamo.openai_proxy.tokens import (
@@ -29,14 +29,7 @@ class SglangFormat:
         options, stop, logprobs = request.sampling_options, request.stop_conditions, request.output_options.logprobs
         max_tokens, biases, rank = max_output_tokens(request, limits), biases_of(request), wanted_rank(request, limits)
         sampling = {
-            "n": options.n,
-            "presence_penalty": options.presence_penalty,
-            "frequency_penalty": options.frequency_penalty,
-            "repetition_penalty": options.repetition_penalty,
-            "temperature": options.temperature,
-            "top_p": options.top_p,
-            "top_k": options.top_k,
-            "min_p": options.min_p,
+            **common_sampling(options),
             "sampling_seed": options.seed,
             "max_new_tokens": max_tokens,
             "min_new_tokens": None if stop.min_tokens is None else min(stop.min_tokens, max_tokens),

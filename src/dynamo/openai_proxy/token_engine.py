@@ -9,16 +9,17 @@ from dynamo.backend.disagg import (
     prefill_request,
     prefill_result_of,
 )
-from dynamo.backend.engine import EngineConfig
+from dynamo.backend.engine import EngineConfig, EngineHost
+from dynamo.backend.listeners import kv_listener
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.core.http_client import HttpResponse
 from dynamo.core.tasks import TaskOwner
+from dynamo.kv_events.engine_subscriber import EngineListener
 from dynamo.model_card.card import architectural_context_length, read_json
 from dynamo.model_card.hub import resolve_model
 from dynamo.openai_proxy.completions import CompletionsFormat, CompletionsResponseParser
 from dynamo.openai_proxy.config import TokenApi
 from dynamo.openai_proxy.engine import ProxyEngine, chunks_of
-from dynamo.openai_proxy.events import kv_listeners
 from dynamo.openai_proxy.facts import BLOCK_TOKENS, ServerFacts, token_api_of
 from dynamo.openai_proxy.native import LlamaCppFormat, SglangFormat
 from dynamo.openai_proxy.tokens import ProxyLimits, ServerRequest, TokenFormat, TokenResponseParser
@@ -159,3 +160,24 @@ def with_transfer(server_request: ServerRequest, params: dict[str, Any] | None) 
         if params is None
         else ServerRequest(server_request.path, {**server_request.body, KEY: params}, server_request.headers)
     )
+
+
+def kv_listeners(
+    endpoint: str, replay_endpoint: str | None, ranks: int, block_tokens: int, host: EngineHost
+) -> list[EngineListener]:
+    """Return a listener for each rank; ranks use consecutive ports. Raises `ConfigError`."""
+    listeners = []
+    for rank in range(ranks):
+        replay = None if replay_endpoint is None else at_rank(replay_endpoint, rank)
+        listeners.append(kv_listener(at_rank(endpoint, rank), replay, rank, block_tokens, host))
+    return listeners
+
+
+def at_rank(endpoint: str, rank: int) -> str:
+    """Return the endpoint of a rank. Raises `ConfigError` for an endpoint without a port."""
+    if rank == 0:
+        return endpoint
+    address, _, port = endpoint.rpartition(":")
+    if not endpoint.startswith("tcp://") or not port.isdigit():
+        raise ConfigError(f"--kv-events-endpoint {endpoint}: expected tcp://host:port for a server of several ranks")
+    return f"{address}:{int(port) + rank}"

@@ -17,7 +17,7 @@ RESPONSE_FRAMES = 2
 A released peer ignores the key that advertises it.
 """
 
-_NAME = re.compile(r"[^\s./%]+")
+_NAME = re.compile(r"[^\s.]+")
 
 
 class EndpointId(msgspec.Struct, frozen=True):
@@ -37,8 +37,21 @@ class EndpointId(msgspec.Struct, frozen=True):
 
     @property
     def path(self) -> str:
-        """`ns/comp/ep`, the prefix of keys and handler paths."""
+        """`ns/comp/ep`, the prefix of keys."""
         return f"{self.namespace}/{self.component}/{self.name}"
+
+    @property
+    def handler_path(self) -> str:
+        """`ns/comp/ep` of handler paths, in which a name's own `/` and `%` are escaped."""
+        return "/".join(
+            name.replace("%", "%25").replace("/", "%2F") for name in (self.namespace, self.component, self.name)
+        )
+
+    @classmethod
+    def of_handler_path(cls, path: str) -> "EndpointId":
+        """Return the endpoint of a handler path. Raise `ValueError` for a path that does not have three parts."""
+        namespace, component, name = (part.replace("%2F", "/").replace("%25", "%") for part in path.split("/"))
+        return cls(namespace, component, name)
 
     def __str__(self) -> str:
         return f"{self.namespace}.{self.component}.{self.name}"

@@ -226,3 +226,5 @@ class EngineOutput(msgspec.Struct, omit_defaults=True):
     disaggregated_params: Any = None
     engine_data: dict[str, Any] | None = None
     extra_args: dict[str, Any] | None = None
+    encoder_result: dict[str, Any] | None = None
+    """Output of an encode worker for the next worker; its content is specific to the engines."""

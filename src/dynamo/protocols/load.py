@@ -9,12 +9,14 @@ class WorkerLoad(msgspec.Struct):
     """One rank's load after an engine step, in KV blocks, tokens and requests."""
 
     dp_rank: int = 0
-    active_decode_blocks: int = 0
-    active_prefill_tokens: int = 0
+    active_decode_blocks: int | None = 0
+    active_prefill_tokens: int | None = 0
     kv_used_blocks: int = 0
     kv_total_blocks: int = 0
     running_requests: int = 0
     waiting_requests: int = 0
+    cache_hit_rate: float | None = None
+    """Fraction of prompt tokens found in the cache, 0 to 1; None if it was not measured."""
 
 
 class KvMetrics(msgspec.Struct):

@@ -60,6 +60,7 @@ class RuntimeConfig(msgspec.Struct, kw_only=True):
     runtime_data: dict[str, Any] = msgspec.field(default_factory=dict)
     disaggregated_endpoint: DisaggregatedEndpoint | UnsetType | None = UNSET
     enable_eagle: bool = False
+    max_gpu_lora_count: int | UnsetType | None = UNSET
 
 
 class ModelDeploymentCard(msgspec.Struct, kw_only=True):

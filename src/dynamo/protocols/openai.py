@@ -235,6 +235,19 @@ def validate_chat(request: ChatCompletionRequest) -> None:
 def decode_completion(body: bytes, *, ignore_unsupported: bool = False) -> CompletionRequest:
     """Decode a text completion request. Raise `InvalidArgument`."""
     request = _completion.decode(body, ignore_unknown=ignore_unsupported)
+    validate_completion(request)
+    return request
+
+
+def completion_of(fields: Mapping[str, Any]) -> CompletionRequest:
+    """Return the text completion request with these fields; its values are not checked. Raise `InvalidArgument`."""
+    try:
+        return msgspec.convert(fields, CompletionRequest)
+    except msgspec.ValidationError as error:
+        _fail(str(error), "")
+
+
+def validate_completion(request: CompletionRequest) -> None:
+    """Check a text completion request made in this process like one from a client. Raise `InvalidArgument`."""
     check_common(request, may_be_empty=bool(request.echo))
     check_completion(request)
-    return request

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 from dynamo.protocols.load import ForwardPassMetrics
 
-RankKey = tuple[int, int]
-"""A worker id and a data-parallel rank."""
+RankKey = tuple[str, int]
+"""A worker id in decimal digits, and a data-parallel rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +15,7 @@ class TrafficObservation:
     """Traffic during the interval that the tick covers."""
 
     duration_s: float
-    num_req: int
+    num_req: float
     isl: float
     """Mean prompt length in tokens, over the requests that ended."""
     osl: float
@@ -52,12 +52,22 @@ class FpmObservations:
 class EngineCapabilities:
     """Capacity of one worker of a role."""
 
-    num_gpu: int = 1
+    num_gpu: int | None = None
+    gpu_cost_per_replica: int | None = None
+    """GPUs that a replica occupies, where that differs from the GPUs of its engine."""
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
     context_length: int | None = None
     max_kv_tokens: int | None = None
     kv_cache_block_size: int | None = None
+    speculative_nextn: int | None = None
+    """Speculative tokens per step."""
+    power_watts_per_replica: int | None = None
+
+    @property
+    def gpus_per_replica(self) -> int | None:
+        """GPUs that a replica occupies."""
+        return self.num_gpu if self.gpu_cost_per_replica is None else self.gpu_cost_per_replica
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +78,8 @@ class ScheduledTick:
     run_load_scaling: bool = False
     run_throughput_scaling: bool = False
     need_traffic_metrics: bool = False
+    use_full_traffic_metrics: bool = False
+    """All averages; otherwise only the KV hit rate and the accept length."""
     traffic_metrics_duration_s: float = 0.0
     need_worker_states: bool = False
     need_worker_fpm: bool = False

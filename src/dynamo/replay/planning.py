@@ -127,7 +127,7 @@ def passes(fleets: dict[Role, Fleet]) -> FpmObservations:
         for ranks in fleet.serving.values():
             for rank in ranks:
                 passed = rank.latest_pass()
-                of_role[rank.rank_id] = ForwardPassMetrics(
+                of_role[f"{rank.worker_id}", rank.rank] = ForwardPassMetrics(
                     FORWARD_PASS_VERSION,
                     f"{rank.worker_id}",
                     rank.rank,

@@ -28,6 +28,11 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
         """Whether any threshold is set."""
         return any(getattr(self, name) is not None for name in self.__struct_fields__)
 
+    def merged(self, update: "Thresholds") -> "Thresholds":
+        """Return these thresholds with those that `update` sets."""
+        given = {name: getattr(update, name) for name in self.__struct_fields__}
+        return msgspec.structs.replace(self, **{name: value for name, value in given.items() if value is not None})
+
     def check(self) -> "Thresholds":
         """Return itself. Raises `InvalidArgument` for a value out of range."""
         share = self.active_decode_blocks_threshold

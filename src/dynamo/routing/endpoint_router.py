@@ -42,6 +42,7 @@ from dynamo.text.multimodal.routing_hashes import hashes_of
 
 logger = logging.getLogger(__name__)
 
+REQUEST_FIELDS = frozenset(PreprocessedRequest.__struct_fields__)
 FIRST_VIEW_S = 5.0  # Maximum wait for the first complete view of the model cards.
 
 decode_record = json_decoder(ModelRecord).decode
@@ -201,7 +202,7 @@ class EndpointRouter:
         The count of a slower tier includes the faster ones.
         """
         machine, size = self.kv.machine, self.kv.config.block_size
-        held = machine.overlaps(route_request.blocks, self._clock.now(), route_request.held)
+        held = machine.overlaps(route_request.blocks, self._clock.now(), route_request.held, route_request.sequence)
         shared = None if self.kv.shared is None else route_request.shared
         return overlap_table(held, machine.loads(), size, route_request.tokens, shared)
 
@@ -365,9 +366,10 @@ def load_table(loads: Mapping[Rank, tuple[float, float, int]]) -> list[dict[str,
 
 
 def read_request(request: Mapping[str, Any]) -> PreprocessedRequest:
-    """Decode a request of a caller. Raises `InvalidArgument`."""
+    """Decode a request of a caller; a field that is None is absent, as in upstream. Raises `InvalidArgument`."""
+    given = {name: value for name, value in request.items() if value is not None}
     try:
-        return msgspec.convert({"model": "", **request}, PreprocessedRequest)
+        return msgspec.convert({"model": "", **given}, PreprocessedRequest)
     except (msgspec.ValidationError, TypeError) as error:
         raise InvalidArgument(f"invalid request: {error}") from None
 
@@ -382,6 +384,6 @@ def sent_as(request: Mapping[str, Any], typed: PreprocessedRequest, decision: De
             sent[name] = {**value, **ours} if isinstance(ours, dict) else value
         elif isinstance(ours, dict) and isinstance(value, Mapping):
             sent[name] = {**ours, **value}
-        elif value is not None or name not in sent:
+        elif value is not None or name not in REQUEST_FIELDS:
             sent[name] = value
     return sent

@@ -19,7 +19,7 @@ from dynamo.core.config import setting
 from dynamo.core.errors import DynamoException, InvalidArgument, Overloaded
 from dynamo.core.tasks import TaskOwner
 from dynamo.kv_events.durable import DurableEvents
-from dynamo.kv_events.forward_pass_listener import PaceListener
+from dynamo.kv_events.forward_pass import PaceListener
 from dynamo.kv_events.subscriber import KvView
 from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.policy import PolicyProfile
@@ -320,27 +320,7 @@ class KvPushRouter:
     ) -> RouteRequest:
         """Return the routing request. Raises `InvalidArgument` for invalid routing fields."""
         routing = request.routing
-        tokens = request.token_ids
-        if routing is None:
-            blocks = packed_block_hashes(tokens, self.config.block_size)
-            route_request = RouteRequest(request_id, blocks, len(tokens))
-        else:
-            seed = seed_of(routing.lora_name, routing.cache_salt)
-            required, preferred = constraints_of(routing.routing_constraints)
-            allowed = routing.allowed_worker_ids
-            route_request = RouteRequest(
-                request_id,
-                packed_block_hashes(tokens, self.config.block_size, seed),
-                len(tokens),
-                worker_id=routing.backend_instance_id or routing.decode_worker_id,
-                dp_rank=routing.dp_rank,
-                allowed=None if allowed is None else frozenset(allowed),
-                required_taints=required,
-                preferred_taints=preferred,
-                expected_output_tokens=routing.expected_output_tokens,
-                priority_jump=routing.priority_jump or 0.0,
-                strict_priority=routing.strict_priority or 0,
-            )
+        route_request = self._hashed(request, request_id)
         shown = request.mm_routing_info
         if isinstance(shown, dict) or self.is_eagle:
             route_request.blocks, route_request.tokens = self._shown(shown if isinstance(shown, dict) else {}, request)
@@ -363,6 +343,28 @@ class KvPushRouter:
         if metadata:
             route_request.policy_class = metadata.get(POLICY_CLASS)
         return route_request
+
+    def _hashed(self, request: PreprocessedRequest, request_id: str) -> RouteRequest:
+        """Return the routing request of the token ids and the routing fields."""
+        routing, tokens, block_size = request.routing, request.token_ids, self.config.block_size
+        if routing is None:
+            return RouteRequest(request_id, packed_block_hashes(tokens, block_size), len(tokens))
+        seed = seed_of(routing.lora_name, routing.cache_salt)
+        required, preferred = constraints_of(routing.routing_constraints)
+        allowed = routing.allowed_worker_ids
+        return RouteRequest(
+            request_id,
+            packed_block_hashes(tokens, block_size, seed),
+            len(tokens),
+            worker_id=routing.backend_instance_id or routing.decode_worker_id,
+            dp_rank=routing.dp_rank,
+            allowed=None if allowed is None else frozenset(allowed),
+            required_taints=required,
+            preferred_taints=preferred,
+            expected_output_tokens=routing.expected_output_tokens,
+            priority_jump=routing.priority_jump or 0.0,
+            strict_priority=routing.strict_priority or 0,
+        )
 
     def complete(
         self,

@@ -190,6 +190,15 @@ class KvRouterConfig(_Settings):  # type: ignore[misc]
 class RouterConfig:
     """Arguments of upstream's `RouterConfig`. Raises `InvalidArgument` for an unsupported value."""
 
+    __slots__ = (
+        "enforce_disagg",
+        "kv_router_config",
+        "load_thresholds",
+        "router_mode",
+        "session_affinity_mode",
+        "session_affinity_ttl_secs",
+    )
+
     def __init__(
         self,
         mode: RouterMode,

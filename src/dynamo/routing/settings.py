@@ -70,12 +70,14 @@ class BusyOptions:
     # fmt: off
     active_decode_blocks_threshold: float | None = option(None, "--active-decode-blocks-threshold",
         "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",
-        "Share of a worker's KV blocks (0 to 1) above which it is busy; if all are busy, requests get status 529")
+        "Share of a worker's KV blocks (0 to 1) above which it is busy; if all are busy, requests get status 529",
+        accepts_none=True)
     active_prefill_tokens_threshold: int | None = option(None, "--active-prefill-tokens-threshold",
-        "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD", "Prompt tokens queued or being computed above which a worker is busy")
+        "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD", "Prompt tokens queued or being computed above which a worker is busy",
+        accepts_none=True)
     active_prefill_tokens_threshold_frac: float | None = option(None, "--active-prefill-tokens-threshold-frac",
         "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC",
-        "The same limit as a multiple of the worker's --max-num-batched-tokens")
+        "The same limit as a multiple of the worker's --max-num-batched-tokens", accepts_none=True)
     # fmt: on
 
     @property
@@ -186,8 +188,8 @@ class KvOptions:
         "Multiple of a worker's largest batch; requests queue while every worker has more active prefill tokens than that",
         extra=surfaces("queue_threshold"))
     router_queue_policy: str | None = option(None, "--router-queue-policy", "DYN_ROUTER_QUEUE_POLICY",
-        "Order of queued requests: arrival (fcfs), or shortest uncached prompt first (wspt); balanced defaults to wspt",
-        choices=["fcfs", "wspt"], extra=surfaces("queue_policy"))
+        "Order of queued requests: arrival (fcfs), newest first (lcfs) or shortest uncached prompt first (wspt, for balanced)",
+        choices=["fcfs", "lcfs", "wspt"], extra=surfaces("queue_policy"))
     shared_cache_type: str = option("none", "--shared-cache-type", "DYN_SHARED_CACHE_TYPE",
         "Shared cache whose blocks count as cached: hicache follows the Mooncake store of SGLang's HiCache",
         choices=["none", "hicache"], extra=surfaces("shared_cache", yaml="router"))

@@ -16,6 +16,7 @@ _PUBLIC = {
     "DistributedRuntime": "dynamo.runtime.distributed",
     "Endpoint": "dynamo.runtime.component",
     "Namespace": "dynamo.runtime.component",
+    "RequestStream": "dynamo.runtime.streams",
     "ResponseStream": "dynamo.runtime.streams",
     "UnaryClient": "dynamo.runtime.unary",
     "dynamo_endpoint": "dynamo.runtime.decorators",
@@ -23,4 +24,4 @@ _PUBLIC = {
     "serve_unary_endpoint": "dynamo.runtime.unary",
 }
 
-__all__, __getattr__, __dir__ = lazy_names(__name__, _PUBLIC)
+__all__, __getattr__, __dir__ = lazy_names(__name__, _PUBLIC, {"PyAsyncRequestStream": "RequestStream"})

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dynamo.core.codec import MSGPACK, UNREADABLE, decode, encode
-from dynamo.core.errors import CannotConnect, InvalidArgument, WorkerOverloaded, WorkerUnavailable
+from dynamo.core.errors import CannotConnect, InstanceTimeout, InvalidArgument, WorkerOverloaded, WorkerUnavailable
+from dynamo.core.loops import ForeignStream, is_foreign, on_loop
 from dynamo.core.metrics import Counter, MetricsRegistry, log_buckets
 from dynamo.core.tasks import TaskOwner
 from dynamo.protocols.discovery import INSTANCES, EndpointId, Instance
@@ -153,36 +154,40 @@ class Client:
         self._callbacks.append(callback)
 
     async def wait_for_instances(self, timeout_s: float | None = None) -> list[int]:
-        """Return the instance ids once there is at least one. Raise `WorkerUnavailable` after the timeout."""
+        """Return the instance ids once there is at least one. Raise `InstanceTimeout` after the timeout."""
+        return await on_loop(self._loop, self._wait_for_instances(timeout_s))
+
+    async def _wait_for_instances(self, timeout_s: float | None) -> list[int]:
         try:
             async with asyncio.timeout(timeout_s):
                 while not self._instances:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise WorkerUnavailable(f"no instance of {self.endpoint} within {timeout_s} s") from None
+            raise InstanceTimeout(f"no instance of {self.endpoint} within {timeout_s} s") from None
         return self.instance_ids()
 
     async def wait_for_instance_by_runtime_data(self, key: str, value: str, timeout_s: float | None = None) -> int:
         """Return the only instance whose model card has this value in its runtime data.
 
-        Raise `WorkerUnavailable` after the timeout and `InvalidArgument` when several instances match.
+        Raise `InstanceTimeout` if none or several match until the timeout.
         """
-        found = await self.wait_for_instances_by_runtime_data(key, value, 1, timeout_s)
-        if len(found) > 1:
-            raise InvalidArgument(f"{len(found)} instances of {self.endpoint} have {key}={value!r}: expected one")
-        return found[0]
+        found = wait_for_instances_by_runtime_data(
+            self, self._discovery, key, value, min_count=1, max_count=1, timeout_s=timeout_s
+        )
+        return (await on_loop(self._loop, found))[0]
 
     async def wait_for_instances_by_runtime_data(
         self, key: str, value: str, min_count: int, timeout_s: float | None = None
     ) -> list[int]:
         """Return the sorted instances whose cards have this runtime data, once there are `min_count` of them.
 
-        Raise `WorkerUnavailable` after the timeout.
+        Raise `InstanceTimeout` after the timeout.
         """
-        return await wait_for_instances_by_runtime_data(
+        found = wait_for_instances_by_runtime_data(
             self, self._discovery, key, value, min_count=min_count, timeout_s=timeout_s
         )
+        return await on_loop(self._loop, found)
 
     # Requests ------------------------------------------------------------------------------------------------------
 
@@ -309,31 +314,31 @@ class Client:
 
     async def generate(
         self, request: Any, annotated: bool | None = True, context: Context | None = None
-    ) -> ResponseStream:
+    ) -> ResponseStream | ForeignStream:
         """Send a value to an instance selected by this client's mode; return the response stream."""
         return await self._stream(request, annotated, context)
 
     async def round_robin(
         self, request: Any, annotated: bool | None = True, context: Context | None = None
-    ) -> ResponseStream:
+    ) -> ResponseStream | ForeignStream:
         """Send a value to the next instance in turn."""
         return await self._stream(request, annotated, context, mode=RouterMode.ROUND_ROBIN)
 
     async def random(
         self, request: Any, annotated: bool | None = True, context: Context | None = None
-    ) -> ResponseStream:
+    ) -> ResponseStream | ForeignStream:
         """Send a value to a random instance."""
         return await self._stream(request, annotated, context, mode=RouterMode.RANDOM)
 
     async def device_aware_weighted(
         self, request: Any, annotated: bool | None = True, context: Context | None = None
-    ) -> ResponseStream:
+    ) -> ResponseStream | ForeignStream:
         """Send a value to the least loaded instance of the device kind with the lowest load per capacity."""
         return await self._stream(request, annotated, context, mode=RouterMode.DEVICE_AWARE_WEIGHTED)
 
     async def direct(
         self, request: Any, instance_id: int, annotated: bool | None = True, context: Context | None = None
-    ) -> ResponseStream:
+    ) -> ResponseStream | ForeignStream:
         """Send a value to the given instance."""
         return await self._stream(request, annotated, context, instance_id=instance_id)
 
@@ -344,7 +349,11 @@ class Client:
         context: Context | None,
         instance_id: int | None = None,
         mode: RouterMode | None = None,
-    ) -> ResponseStream:
+    ) -> ResponseStream | ForeignStream:
+        if is_foreign(self._loop):
+            shadow = None if context is None else context.shadow(self._loop)
+            work = self._stream(request, annotated, shadow, instance_id, mode)
+            return ForeignStream(await on_loop(self._loop, work), self._loop)
         stream = ResponseStream(annotated is not False)
         call = await self.send(
             encode(request, MSGPACK),
@@ -362,7 +371,7 @@ class Client:
 
     async def _watch(self) -> None:
         """Watch the registry forever. After a restart, remove the instances that left meanwhile."""
-        prefix = self.endpoint.path + "/"
+        path = self.endpoint.path  # Compared in full: a name may contain slashes.
         unconfirmed = set(self._keys)
         async for change in self._discovery.watch(INSTANCES):
             if isinstance(change, Synced):
@@ -370,7 +379,7 @@ class Client:
                     self._apply(key, None)
                 unconfirmed.clear()
                 self._synced.set()
-            elif change.key.startswith(prefix):
+            elif change.key.rpartition("/")[0] == path:
                 unconfirmed.discard(change.key)
                 self._apply(change.key, change.value if isinstance(change, Put) else None)
 

@@ -4,11 +4,19 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dynamo.core.codec import json_encode
+from dynamo.core.codec import json_encode, msgpack_encode
 from dynamo.core.errors import InvalidArgument
+from dynamo.core.loops import is_foreign
+from dynamo.protocols.active_sequences import (
+    MARK_PREFILL_COMPLETED,
+    ActiveSequenceEvent,
+    ActiveSequenceEvents,
+    SequenceWorker,
+)
 from dynamo.protocols.discovery import INSTANCES, RESPONSE_FRAMES, EndpointId, Instance, record_key
 from dynamo.runtime.client import Client
 from dynamo.runtime.config import request_plane_codec
+from dynamo.runtime.context import Context
 from dynamo.runtime.push_router import RouterMode
 from dynamo.runtime.request_plane.base import Handler
 from dynamo.runtime.server import EndpointMetrics, Served, ServeOptions
@@ -17,8 +25,32 @@ from dynamo.runtime.streams import BidirectionalHandler, GeneratorFunction, Gene
 if TYPE_CHECKING:
     from dynamo.runtime.discovery.base import Discovery
     from dynamo.runtime.distributed import DistributedRuntime
+    from dynamo.runtime.event_plane.base import Publisher
 
 logger = logging.getLogger(__name__)
+
+
+TypedFamily = tuple[str, str, str, str, list[tuple[str, list[tuple[str, str]], float, float | None]]]
+"""Metric family: name, help, type, unit, and samples of name, labels, value and timestamp."""
+
+ACTIVE_SEQUENCES_TOPIC = "active_sequences_events"
+
+
+class FirstTokenSource:
+    """First tokens of one worker, published on `active_sequences_events`; `Endpoint.first_token_source` creates it."""
+
+    def __init__(self, publisher: "Publisher", worker_id: int) -> None:
+        self._publisher = publisher
+        self._worker_id = worker_id
+
+    def bind(self, context: Context, dp_rank: int | None = None) -> None:
+        """Report the first token of this request, computed by this data-parallel rank."""
+        context.on_first_token(lambda: self._report(context.id(), dp_rank or 0))
+
+    def _report(self, request_id: str, dp_rank: int) -> None:
+        worker = SequenceWorker(self._worker_id, dp_rank)
+        event = ActiveSequenceEvent(request_id, worker, MARK_PREFILL_COMPLETED, router_id=self._worker_id)
+        self._publisher.publish(msgpack_encode(ActiveSequenceEvents([event])))
 
 
 class Serving:
@@ -80,7 +112,7 @@ class Endpoint:
     def __init__(self, runtime: "DistributedRuntime", id: EndpointId) -> None:
         self._runtime = runtime
         self.id = id
-        self.metrics = EndpointExposition(runtime)
+        self._metrics = EndpointExposition(runtime)
         self._serving: Serving | None = None
 
     def __str__(self) -> str:
@@ -89,6 +121,11 @@ class Endpoint:
     def connection_id(self) -> int:
         """Return the instance id of this process."""
         return self._runtime.instance_id
+
+    @property
+    def metrics(self) -> "EndpointExposition":
+        """Return the registration of engine metrics."""
+        return self._metrics
 
     @property
     def runtime(self) -> "DistributedRuntime":
@@ -100,8 +137,18 @@ class Endpoint:
         """Return the registry that contains the endpoint's records."""
         return self._runtime.discovery
 
+    async def first_token_source(self, worker_type: Any) -> FirstTokenSource | None:
+        """Return the reports of this worker's first tokens; None for a worker that produces none (prefill, encode)."""
+        if str(worker_type) in {"prefill", "encode"}:
+            return None
+        publisher = await self._runtime.event_plane.publisher(self.id, ACTIVE_SEQUENCES_TOPIC)
+        return FirstTokenSource(publisher, self._runtime.instance_id)
+
     async def client(self, router_mode: RouterMode | str | None = None) -> Client:
-        """Return a started client of this endpoint."""
+        """Return a started client of this endpoint, which can be used on every event loop."""
+        return await self._runtime.thread.run(self._client(router_mode))
+
+    async def _client(self, router_mode: RouterMode | str | None) -> Client:
         runtime = self._runtime
         client = Client(self.id, runtime.discovery, runtime.request_plane, router_mode, runtime.metrics)
         await client.start()
@@ -113,31 +160,41 @@ class Endpoint:
     ) -> Serving:
         """Serve this endpoint until it is closed or the runtime shuts down; it is registered on return."""
         runtime = self._runtime
+        if is_foreign(runtime.event_loop()):
+            raise RuntimeError(f"endpoint {self}: its runtime belongs to another event loop, where handlers cannot run")
         await runtime.request_plane.listen()
-        path = f"{runtime.instance_id:x}/{self.id.path}"
+        path = self._path
         more = options.metrics_labels if options is not None else ()
         metrics = EndpointMetrics(runtime.metrics, self.id, runtime.instance_id, more)
         served = runtime.dispatcher.add(path, handler, options, metrics)
         await runtime.request_plane.open(path)
-        instance = Instance(
-            component=self.id.component,
-            endpoint=self.id.name,
-            namespace=self.id.namespace,
-            instance_id=runtime.instance_id,
-            transport=runtime.request_plane.address(path),
-            device_type=device_type,
-            request_plane_codec=request_plane_codec(),
-            response_frames=RESPONSE_FRAMES if runtime.request_plane.speaks_batched else 0,
-        )
+        instance = self._instance(device_type)
         serving = self._serving = Serving(runtime, instance, served)
         runtime.serving(serving)
         await serving.register()
         runtime.check_health(self.id.name, served)
         return serving
 
+    @property
+    def _path(self) -> str:
+        return f"{self._runtime.instance_id:x}/{self.id.handler_path}"
+
+    def _instance(self, device_type: str = "cpu") -> Instance:
+        runtime = self._runtime
+        return Instance(
+            component=self.id.component,
+            endpoint=self.id.name,
+            namespace=self.id.namespace,
+            instance_id=runtime.instance_id,
+            transport=runtime.request_plane.address(self._path),
+            device_type=device_type,
+            request_plane_codec=request_plane_codec(),
+            response_frames=RESPONSE_FRAMES if runtime.request_plane.speaks_batched else 0,
+        )
+
     async def serve_endpoint(
         self,
-        handler: GeneratorFunction,
+        generator: GeneratorFunction,
         graceful_shutdown: bool = True,
         metrics_labels: list[tuple[str, str]] | None = None,
         health_check_payload: dict[str, Any] | None = None,
@@ -151,11 +208,11 @@ class Endpoint:
             health_check_payload=health_check_payload,
             metrics_labels=_labels(metrics_labels),
         )
-        await self._serve_until_closed(GeneratorHandler(handler, self._runtime.tasks), options)
+        await self._serve_until_closed(GeneratorHandler(generator, self._runtime.tasks), options)
 
     async def serve_bidirectional_endpoint(
         self,
-        handler: GeneratorFunction,
+        generator: GeneratorFunction,
         graceful_shutdown: bool = True,
         metrics_labels: list[tuple[str, str]] | None = None,
     ) -> None:
@@ -164,7 +221,7 @@ class Endpoint:
         A request without a stream is one frame.
         """
         options = ServeOptions(graceful_shutdown=graceful_shutdown, metrics_labels=_labels(metrics_labels))
-        await self._serve_until_closed(BidirectionalHandler(handler, self._runtime.tasks), options)
+        await self._serve_until_closed(BidirectionalHandler(generator, self._runtime.tasks), options)
 
     async def _serve_until_closed(self, handler: Handler, options: ServeOptions) -> None:
         await self._runtime.connect()
@@ -176,11 +233,17 @@ class Endpoint:
         """Deregister this process's instance of the endpoint."""
         if self._serving is not None:
             await self._serving.unregister()
+        else:
+            await self.discovery.delete(INSTANCES, self.record_key)
 
     async def register_endpoint_instance(self) -> None:
-        """Register this process's instance of the endpoint again."""
+        """Register this process's instance of the endpoint, also if it is not served: callers then find the id."""
         if self._serving is not None:
             await self._serving.register()
+            return
+        await self._runtime.request_plane.listen()
+        instance = self._instance()
+        await self.discovery.put(INSTANCES, instance.key, json_encode(instance))
 
     @property
     def record_key(self) -> str:
@@ -201,6 +264,11 @@ class EndpointExposition:
     def register_prometheus_expfmt_callback(self, callback: Callable[[], str]) -> None:
         """Append the exposition text that `callback` returns."""
         self._runtime.metrics.add_text(callback)
+
+    def register_prometheus_typed_callback(self, callback: Callable[[], list[TypedFamily]]) -> None:
+        """Accept typed families; as in Dynamo they are not part of `/metrics`, and without OTLP export they are unused."""
+        if not callable(callback):
+            raise TypeError("register_prometheus_typed_callback: callback must be callable")
 
 
 if TYPE_CHECKING:
@@ -244,6 +312,6 @@ class Component:
 
 def one_part(name: str) -> str:
     """Return `name`. Raise `InvalidArgument` if it has several parts."""
-    if not name or "." in name or "/" in name:
-        raise InvalidArgument(f"name {name!r}: must be one part without dots and slashes")
+    if not name or "." in name:
+        raise InvalidArgument(f"name {name!r}: must be one part without dots")
     return name

@@ -14,6 +14,8 @@ DISCOVERY_BACKENDS = ("file", "etcd", "mem")
 REQUEST_PLANES = ("tcp", "nats")
 RESPONSE_PLANES = ("tcp",)
 EVENT_PLANES = ("zmq", "nats")
+DEFAULT_EVENT_PLANE = "zmq"
+MEMORY_EVENT_PLANES = ("mem", "memory")  # Within one process.
 CODECS = ("msgpack", "json")
 
 
@@ -49,7 +51,7 @@ class RuntimeOptions:
         choices=RESPONSE_PLANES,
     )
     event_plane: str = option(
-        "zmq",
+        DEFAULT_EVENT_PLANE,
         "--event-plane",
         "DYN_EVENT_PLANE",
         "Transport of events: ZMQ connections to the publishers, or a NATS server",
@@ -221,3 +223,9 @@ def device_ratio(variables: Mapping[str, str] | None = None) -> float:
     if not 0 < found < float("inf"):
         raise ConfigError(f"DYN_ENCODER_CUDA_TO_CPU_RATIO={found:g}: must be a number above 0")
     return found
+
+
+def check_event_plane(name: str) -> None:
+    """Raise `ConfigError` for an unknown event plane."""
+    if name and name not in (*EVENT_PLANES, *MEMORY_EVENT_PLANES):
+        raise ConfigError(f"Invalid event_plane value {name!r} (--event-plane): must be {' or '.join(EVENT_PLANES)}")

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dynamo.core import tracing
+from dynamo.core.codec import json_encode
 from dynamo.core.errors import InvalidArgument
 from dynamo.core.tracing import Span, Value
 
@@ -19,6 +20,13 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-
 
 
 STATUSES = ("ok", "error")
+
+
+class ContextMetadata(dict[str, str]):
+    """Metadata of a context. Its text form is JSON."""
+
+    def __str__(self) -> str:
+        return json_encode(self).decode()
 
 
 class SpanProxy:
@@ -83,7 +91,7 @@ class Context:
         span: Span | None = None,
     ) -> None:
         self._id = id or str(uuid.uuid4())
-        self._metadata: dict[str, str] = dict(metadata or {})
+        self._metadata = ContextMetadata(metadata or {})
         self._headers = dict(headers or {})
         self._trace = _TRACEPARENT.fullmatch(self._headers.get("traceparent", ""))
         self._span = span
@@ -146,6 +154,21 @@ class Context:
         """Return a context with the same metadata and trace that is cancelled independently."""
         return Context(id, self._metadata, self.propagated())
 
+    def shadow(self, loop: asyncio.AbstractEventLoop) -> "Context":
+        """Return a context for requests on another loop, with the same id, which ends with this one."""
+        shadow = self.detached(self._id)
+
+        def end() -> None:
+            loop.call_soon_threadsafe(shadow.kill if self._is_killed else shadow.stop_generating)
+
+        self.on_end(end)
+
+        def begin() -> None:
+            loop.call_soon_threadsafe(shadow.notify_first_token)
+
+        self.on_first_token(begin)
+        return shadow
+
     # First token ---------------------------------------------------------------------------------------------------
 
     def notify_first_token(self) -> None:
@@ -180,13 +203,13 @@ class Context:
     # Propagation ---------------------------------------------------------------------------------------------------
 
     @property
-    def metadata(self) -> dict[str, str]:
+    def metadata(self) -> ContextMetadata:
         """Return the live metadata: changes propagate to requests sent under this context."""
         return self._metadata
 
     @metadata.setter
     def metadata(self, metadata: Mapping[str, str]) -> None:
-        self._metadata = dict(metadata)
+        self._metadata = ContextMetadata(metadata)
 
     def metadata_to_send(self) -> dict[str, str]:
         """Return a copy of the metadata. Raise `InvalidArgument` for values that are not text."""

@@ -6,18 +6,28 @@ import functools
 import logging
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar, runtime_checkable
 
 from dynamo.core.api_keys import ADMIN_API_KEYS, keys_of_variable
 from dynamo.core.clock import SystemClock
-from dynamo.core.config import environ, setting
+from dynamo.core.config import environ, load, setting
 from dynamo.core.errors import ConfigError
+from dynamo.core.loops import LoopThread, running_loop
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
 from dynamo.protocols.discovery import EndpointId
 from dynamo.runtime.canary import CanaryOptions, watch
 from dynamo.runtime.component import Endpoint, Serving
-from dynamo.runtime.config import RuntimeOptions, check_response_plane, nats_options, request_plane_codec, tcp_options
+from dynamo.runtime.config import (
+    DEFAULT_EVENT_PLANE,
+    MEMORY_EVENT_PLANES,
+    RuntimeOptions,
+    check_event_plane,
+    check_response_plane,
+    nats_options,
+    request_plane_codec,
+    tcp_options,
+)
 from dynamo.runtime.discovery.base import Discovery, RemoteDiscovery, SupervisedDiscovery, new_id
 from dynamo.runtime.health import SystemHealth
 from dynamo.runtime.request_plane.base import RequestPlane
@@ -33,6 +43,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 DRAIN_TIMEOUT_S = 30.0  # Duration of a long response of a slow engine; the default of `shutdown`.
 
 
@@ -45,7 +57,7 @@ class ServerPlane(Protocol):
 
 
 class DistributedRuntime:
-    """Runtime of one process; create it inside a running event loop and end it with `shutdown`."""
+    """Runtime of one process, ended by `shutdown`. It runs on the running loop, or on `event_loop` if none runs yet."""
 
     def __init__(
         self,
@@ -59,8 +71,12 @@ class DistributedRuntime:
         metrics: MetricsRegistry | None = None,
         options: RuntimeOptions | None = None,
     ) -> None:
-        asyncio.get_running_loop()
+        self._loop = _loop_of(event_loop)
+        self.thread = LoopThread(self._loop)
+        """Runs the loop while objects of this runtime are used outside of it."""
         check_response_plane(response_plane if options is None else options.response_plane)
+        if isinstance(event_plane, str):
+            check_event_plane(event_plane)
         if enable_nats is not None:
             warnings.warn("enable_nats has no effect; set request_plane", DeprecationWarning, stacklevel=2)
         self.instance_id = new_id()
@@ -69,10 +85,12 @@ class DistributedRuntime:
         self._canary_options = CanaryOptions.from_variables()
         self.dispatcher = Dispatcher()
         self.tasks = TaskOwner("runtime")
-        self.discovery = make_discovery(discovery_backend, self.instance_id)
         self._options = options
-        self.request_plane = make_request_plane(request_plane, self.dispatcher, self.metrics, options)
-        self._event_plane_choice = event_plane or "zmq"
+        self.discovery = _on_loop(self._loop, lambda: make_discovery(discovery_backend, self.instance_id))
+        self.request_plane = _on_loop(
+            self._loop, lambda: make_request_plane(request_plane, self.dispatcher, self.metrics, options)
+        )
+        self._event_plane_choice = event_plane or DEFAULT_EVENT_PLANE
         self._event_plane: EventPlane | None = None
         self.engine_routes: dict[str, EngineRoute] = {}
         self._files: dict[str, str] = {}
@@ -96,6 +114,19 @@ class DistributedRuntime:
         """Return a runtime with these options; several runtimes of a process may share `metrics`."""
         planes = options.discovery_backend, options.request_plane
         return cls(None, *planes, event_plane=options.event_plane, metrics=metrics, options=options)
+
+    @staticmethod
+    def detached() -> "DistributedRuntime":
+        """Return a runtime with the planes of the environment (`DYN_DISCOVERY_BACKEND`, `DYN_REQUEST_PLANE`, …)."""
+        return DistributedRuntime.from_options(load(RuntimeOptions, []))
+
+    def event_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the event loop of this runtime."""
+        return self._loop
+
+    def to_capsule(self) -> NoReturn:
+        """Raise `RuntimeError`: upstream's capsule is a pointer to its compiled runtime, which is absent here."""
+        raise RuntimeError("DistributedRuntime.to_capsule: there is no compiled runtime that a capsule can point to")
 
     async def connect(self) -> None:
         """Wait until each configured server has answered once. Raise `ConfigError`."""
@@ -136,13 +167,13 @@ class DistributedRuntime:
 
         return NatsConnection(nats_options(self._options), purpose, registry=self.metrics)
 
-    def set_health_status(self, is_ready: bool) -> None:
+    def set_health_status(self, ready: bool) -> None:
         """Set the health status of this process, overriding that of its endpoints."""
-        self.health.set(is_ready)
+        self.health.set(ready)
 
-    def register_engine_route(self, name: str, callback: EngineRoute) -> None:
-        """Serve `/engine/<name>` of the system server with the result of `callback`."""
-        self.engine_routes[name] = callback
+    def register_engine_route(self, route_name: str, callback: EngineRoute) -> None:
+        """Serve `/engine/<route_name>` of the system server with the result of `callback`."""
+        self.engine_routes[route_name] = callback
 
     async def start_system_server(self) -> int | None:
         """Open the system server if `DYN_SYSTEM_PORT` is 0 or more; return its port, None without a server."""
@@ -169,19 +200,34 @@ class DistributedRuntime:
 
     def show_file(self, path: str, file: str) -> str | None:
         """Serve a file at that path of the system server; return its URL, None without a system server."""
-        if self._system is None:
+        url = self.system_status_server_url()
+        if url is None:
             return None
         self._files[path] = file
+        return url + path
+
+    def system_status_server_url(self) -> str | None:
+        """Return the URL of the system server as other hosts reach it, None without a system server."""
+        if self._system is None:
+            return None
         host = advertised(setting("DYN_SYSTEM_HOST", "", str))
-        return f"http://{f'[{host}]' if ':' in host else host}:{self._system.port}{path}"
+        return f"http://{f'[{host}]' if ':' in host else host}:{self._system.port}"
 
     # Shutdown ------------------------------------------------------------------------------------------------------
 
     def shutdown(self, drain_timeout_s: float = DRAIN_TIMEOUT_S, grace_s: float = 0.0) -> "asyncio.Task[None]":
         """Start the shutdown: deregister, accept late requests for `grace_s`, refuse, drain, close; return its task."""
         if self._shutdown is None:
-            loop = asyncio.get_running_loop()
-            self._shutdown = loop.create_task(self._end(drain_timeout_s, grace_s), name="runtime.shutdown")
+            loop, end = self._loop, self._end(drain_timeout_s, grace_s)
+            other = running_loop()
+            if other is not None and other is not loop:
+                self._shutdown = other.create_task(self.thread.run(end), name="runtime.shutdown")
+                return self._shutdown
+            if other is None:
+                self.thread.stop()
+            self._shutdown = loop.create_task(end, name="runtime.shutdown")
+            if not loop.is_running() and not loop.is_closed():  # Called after the program's `run_until_complete`.
+                loop.run_until_complete(self._shutdown)
         return self._shutdown
 
     async def shutdown_and_wait(self) -> None:
@@ -228,6 +274,27 @@ class DistributedRuntime:
         """Close `client` at shutdown, unless it is closed before."""
         self._clients = [other for other in self._clients if not other.is_closed]
         self._clients.append(client)
+
+
+def _loop_of(given: asyncio.AbstractEventLoop | None) -> asyncio.AbstractEventLoop:
+    """Return the running loop, else the given one. Raise `RuntimeError` without either."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        if given is None:
+            raise
+        return given
+
+
+def _on_loop(loop: asyncio.AbstractEventLoop, build: Callable[[], T]) -> T:
+    """Return `build()`, called on `loop`, which is run for it unless it is already running."""
+    if loop.is_running():
+        return build()
+
+    async def call() -> T:
+        return build()
+
+    return loop.run_until_complete(call())
 
 
 def make_discovery(choice: "str | Discovery", instance_id: int) -> Discovery:
@@ -279,19 +346,17 @@ def make_event_plane(
     options: RuntimeOptions | None = None,
     registry: MetricsRegistry | None = None,
 ) -> "EventPlane":
-    """Return the event plane of that name. Raise `ConfigError` for an unknown name."""
+    """Return the event plane of that name, which `check_event_plane` accepts. Raise `ConfigError` for an invalid NATS server."""
     if not isinstance(choice, str):
         return choice(discovery)
     if choice == "zmq":
         from dynamo.runtime.event_plane.zmq import ZmqEventPlane
 
         return ZmqEventPlane(discovery)
-    if choice in {"mem", "memory"}:
+    if choice in MEMORY_EVENT_PLANES:
         from dynamo.runtime.event_plane.memory import MemoryEventPlane
 
         return MemoryEventPlane()
-    if choice == "nats":
-        from dynamo.runtime.event_plane.nats import NatsEventPlane
+    from dynamo.runtime.event_plane.nats import NatsEventPlane
 
-        return NatsEventPlane(discovery, nats_options(options), registry=registry)
-    raise ConfigError(f"--event-plane {choice}: must be zmq or nats")
+    return NatsEventPlane(discovery, nats_options(options), registry=registry)

@@ -12,23 +12,23 @@ from collections.abc import Collection, Iterable
 class RouterMode(enum.Enum):
     """Policy for choosing a worker."""
 
-    ROUND_ROBIN = "round-robin"
-    RANDOM = "random"
-    POWER_OF_TWO = "power-of-two"
-    LEAST_LOADED = "least-loaded"
-    DEVICE_AWARE_WEIGHTED = "device-aware-weighted"
+    RoundRobin = "round-robin"
+    Random = "random"
+    PowerOfTwoChoices = "power-of-two"
+    LeastLoaded = "least-loaded"
+    DeviceAwareWeighted = "device-aware-weighted"
     """Device kind, CPU or other, with the lower load per capacity; of its workers the one with the fewest requests."""
-    DIRECT = "direct"
+    Direct = "direct"
     KV = "kv"
     """By cached blocks (`llm.kv_push_router`); requests without KV routing use round robin."""
 
     # Alternative spelling of the same value.
-    RoundRobin = ROUND_ROBIN
-    Random = RANDOM
-    PowerOfTwoChoices = POWER_OF_TWO
-    LeastLoaded = LEAST_LOADED
-    DeviceAwareWeighted = DEVICE_AWARE_WEIGHTED
-    Direct = DIRECT
+    ROUND_ROBIN = RoundRobin
+    RANDOM = Random
+    POWER_OF_TWO = PowerOfTwoChoices
+    LEAST_LOADED = LeastLoaded
+    DEVICE_AWARE_WEIGHTED = DeviceAwareWeighted
+    DIRECT = Direct
 
 
 DEVICE_RATIO = 8.0

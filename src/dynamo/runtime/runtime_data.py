@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import msgspec
 
 from dynamo.core.codec import UNREADABLE
-from dynamo.core.errors import InvalidArgument, WorkerUnavailable
+from dynamo.core.errors import InstanceTimeout, InvalidArgument, WorkerUnavailable
 from dynamo.protocols.discovery import MODEL_CARDS, EndpointId
 from dynamo.runtime.discovery.base import Discovery, Put, Synced
 
@@ -39,29 +39,41 @@ POLL_S = 0.05  # Poll interval for an instance whose card is known but whose own
 
 
 async def wait_for_instances_by_runtime_data(
-    client: Present, discovery: Discovery, key: str, value: str, *, min_count: int, timeout_s: float | None
+    client: Present,
+    discovery: Discovery,
+    key: str,
+    value: str,
+    *,
+    min_count: int,
+    max_count: int | None = None,
+    timeout_s: float | None,
 ) -> list[int]:
-    """Return the sorted instances whose card has `runtime_data[key] == value`, once there are `min_count` of them.
+    """Return the sorted instances whose card has `runtime_data[key] == value`, once there are `min_count` to `max_count` of them.
 
-    Raise `InvalidArgument` for a count below 1, `WorkerUnavailable` after the timeout.
+    Raise `InvalidArgument` for a count below 1, `InstanceTimeout` after the timeout.
     """
     if min_count < 1:
         raise InvalidArgument(f"min_count {min_count}: must be 1 or more")
     matching: dict[str, int] = {}
+
+    def present() -> list[int]:
+        return sorted(set(matching.values()) & set(client.instance_ids()))
+
     watching = asyncio.ensure_future(_watch(client.endpoint, discovery, key, value, matching))
     try:
         async with asyncio.timeout(timeout_s):
             while True:
-                found = sorted(set(matching.values()) & set(client.instance_ids()))
-                if len(found) >= min_count:
+                found = present()
+                if min_count <= len(found) <= (max_count or len(found)):
                     return found
                 await asyncio.wait([watching], timeout=POLL_S)
                 if watching.done():
                     watching.result()
                     raise WorkerUnavailable("registry closed")
     except TimeoutError:
-        raise WorkerUnavailable(
-            f"{client.endpoint}: {len(matching)} of {min_count} instance(s) with {key}={value!r} within {timeout_s} s"
+        raise InstanceTimeout(
+            f"{client.endpoint}: {'exactly' if max_count == min_count else 'at least'} {min_count} instance(s) with "
+            f"{key}={value!r} expected within {timeout_s} s, last_match_count={len(present())}"
         ) from None
     finally:
         watching.cancel()

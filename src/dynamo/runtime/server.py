@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from dynamo.core import tracing
 from dynamo.core.errors import DynamoException, EngineShutdown, WorkerOverloaded, WorkerUnavailable
 from dynamo.core.logging import current_request
@@ -34,7 +36,7 @@ class EndpointMetrics:
         self, registry: MetricsRegistry, endpoint: EndpointId, instance_id: int, more: Sequence[tuple[str, str]] = ()
     ) -> None:
         names = ("dynamo_namespace", "dynamo_component", "dynamo_endpoint", "worker_id")
-        values = dict(zip(names, (*endpoint.path.split("/"), f"{instance_id:x}"), strict=True))
+        values = dict(zip(names, (*msgspec.structs.astuple(endpoint), f"{instance_id:x}"), strict=True))
         prefix = "dynamo_component_"
         self.requests = registry.counter(prefix + "requests_total", "Requests received", names).labels_and(
             more, **values

@@ -12,15 +12,18 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from dynamo.core.codec import decode
-from dynamo.core.errors import DynamoException, EngineShutdown, InvalidArgument, ResponseTimeout
+from dynamo.core.errors import DynamoException, EngineShutdown, InvalidArgument, ResponseTimeout, Unknown
 from dynamo.core.tasks import TaskOwner
 from dynamo.runtime.context import Context
-from dynamo.runtime.request_plane.base import Call, Item, Reply, Request
+from dynamo.runtime.request_plane.base import AnnotatedValue, Call, Item, Reply, Request
 from dynamo.runtime.request_plane.wire_errors import named, refused
 
 logger = logging.getLogger(__name__)
 
 UNREAD_MAX = 65_536  # Elements buffered for a slow reader; enough for a whole response of the longest models.
+
+ENVELOPE = "_dynamo_annotated"
+"""Key of a dictionary that is an element with annotations: `data`, `event`, `comment` and `id`, each optional."""
 
 GeneratorFunction = Callable[..., AsyncIterator[Any]]
 
@@ -72,14 +75,36 @@ class _Plain:
         return False
 
 
+_VALUE_ERRORS: dict[type[Exception], type[Exception]] = {}
+"""For each class of errors, its subclass of `ValueError`, created with the first such error."""
+
+
+def as_value_error(error: Exception) -> Exception:
+    """Return the same error as an instance of its class and of `ValueError`."""
+    if isinstance(error, ValueError):
+        return error
+    kind = _VALUE_ERRORS.get(type(error))
+    if kind is None:
+        kind = type(type(error).__name__, (type(error), ValueError), {"__module__": type(error).__module__})
+        _VALUE_ERRORS[type(error)] = kind
+    same = kind.__new__(kind, *error.args)
+    same.__dict__.update(error.__dict__)
+    return same
+
+
 class ResponseStream:
-    """Response to one request as an async iterator. Leaving it early kills the request."""
+    """Response to one request as an async iterator. Leaving it early kills the request.
+
+    Stopping its context ends the iteration: what the worker still sends is dropped. The errors that it raises are
+    `ValueError`s too, as in upstream's bindings.
+    """
 
     def __init__(self, annotated: bool = True) -> None:
         self._annotated = annotated
         self._unread: deque[int | Item] = deque()
         self._error: Exception | None = None
         self._is_over = False
+        self._is_stopped = False
         self._call: Call | None = None
         self._wake: asyncio.Future[None] | None = None
         self._untie: Callable[[], None] | None = None
@@ -97,12 +122,20 @@ class ResponseStream:
                 if context.is_killed():
                     stream.killed()
                 else:
-                    call.stop()
+                    stream.stopped()
 
             self._untie = context.on_end(end)
 
+    def stopped(self) -> None:
+        """End the stream after the elements received so far, and let the worker end the request."""
+        self._is_stopped = True
+        if self._call is not None:
+            self._call.stop()
+        self._rouse()
+
     def killed(self) -> None:
         """End the request and the stream: no further elements are needed."""
+        self._is_stopped = False  # A worker that ends slowly is not waited for any longer.
         self._leave()
         self._unread.clear()
         self._rouse()
@@ -118,7 +151,7 @@ class ResponseStream:
         self._rouse()
 
     def on_error(self, error: Exception) -> None:
-        self._error = error
+        self._error = None if self._is_stopped else error
         self._over()
         self._rouse()
 
@@ -127,10 +160,10 @@ class ResponseStream:
 
     async def __anext__(self) -> Any:
         while not self._unread:
-            if self._is_over:
+            if self._is_over or self._is_stopped:
                 error, self._error = self._error, None
                 if error is not None:
-                    raise error
+                    raise as_value_error(error)
                 raise StopAsyncIteration
             self._wake = asyncio.get_running_loop().create_future()
             try:
@@ -154,6 +187,8 @@ class ResponseStream:
         return Annotated(element) if self._annotated else Annotated(element).data()
 
     def _enqueue(self, element: int | Item) -> None:
+        if self._is_stopped:
+            return
         if len(self._unread) >= UNREAD_MAX:
             self._leave()
             self.on_error(ResponseTimeout(f"{UNREAD_MAX} unread elements: the reader of the response is too slow"))
@@ -174,7 +209,7 @@ class ResponseStream:
     def _leave(self) -> None:
         if not self._is_over:
             self._over()
-            if self._call is not None:
+            if self._call is not None and not self._is_stopped:
                 self._call.kill()
 
 
@@ -199,11 +234,10 @@ class GeneratorHandler:
         return decode(request.body, request.codec)
 
     def _start(self, value: Any, context: Context) -> AsyncIterator[Any]:
-        if self._takes_context == KEYWORD:
-            return self._handler(value, context=context)
-        if self._takes_context == POSITION:
-            return self._handler(value, context)
-        return self._handler(value)
+        return call_handler(self._handler, self._takes_context, value, context)
+
+    def _write(self, reply: Reply, element: Any) -> None:
+        write(reply, element)
 
     async def _run(self, value: Any, context: Context, reply: Reply) -> None:
         try:
@@ -213,7 +247,7 @@ class GeneratorHandler:
                 if getattr(reply, "is_killed", False):  # The response has no receiver: stop generating.
                     await _close(elements)
                     break
-                write(reply, element)
+                self._write(reply, element)
             reply.finish()
         except DynamoException as error:
             reply.fail(error)
@@ -287,6 +321,13 @@ def takes_context(handler: Callable[..., Any]) -> str:
     return POSITION if len(demanded) >= 2 else NOT
 
 
+def call_handler(handler: GeneratorFunction, takes: str, value: Any, context: Context) -> AsyncIterator[Any]:
+    """Call a handler with its request and, as `takes_context` returned, the context."""
+    if takes == KEYWORD:
+        return handler(value, context=context)
+    return handler(value, context) if takes == POSITION else handler(value)
+
+
 async def _close(elements: AsyncIterator[Any]) -> None:
     """Close a generator at its current position."""
     close = getattr(elements, "aclose", None)
@@ -294,11 +335,37 @@ async def _close(elements: AsyncIterator[Any]) -> None:
         await close()
 
 
-def write(reply: Reply, element: Any) -> None:
-    """Write one element; a bare token takes the fast path."""
+def bare_token(element: Any) -> int | None:
+    """Return the token of an element that is one token of choice 0 and nothing else; None for another element."""
     if type(element) is dict and len(element) == 2 and element.get("index") == 0:
         tokens = element.get("token_ids")
         if type(tokens) is list and len(tokens) == 1 and type(tokens[0]) is int and 0 <= tokens[0] < 1 << 32:
-            reply.token(tokens[0])
-            return
-    reply.item(element)
+            return tokens[0]
+    return None
+
+
+def write(reply: Reply, element: Any) -> None:
+    """Write one element; a bare token takes the fast path."""
+    token = bare_token(element)
+    if token is not None:
+        reply.token(token)
+    elif type(element) is dict and element.get(ENVELOPE):
+        _write_annotated(reply, element)
+    else:
+        _write_item(reply, element)
+
+
+def _write_item(reply: Reply, value: Any) -> None:
+    try:
+        reply.item(value)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"failed serializing Python response: {error}") from None
+
+
+def _write_annotated(reply: Reply, envelope: dict[str, Any]) -> None:
+    """Write an element with the annotations of its envelope; the event `error` ends the response with an error."""
+    value = AnnotatedValue(**{name: envelope[name] for name in AnnotatedValue.__struct_fields__ if name in envelope})
+    if value.event == "error":
+        reply.fail(Unknown(" ".join(value.comment or ["unknown error"])))
+    else:
+        _write_item(reply, value)

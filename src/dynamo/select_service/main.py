@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from dynamo.core.config import load, option
-from dynamo.core.errors import ConfigError, HttpError, SelectionServiceError
+from dynamo.core.errors import ConfigError, HttpError, InvalidArgument, SelectionServiceError
 from dynamo.routing.services.indexer_peers import URL_SCHEMES
 from dynamo.routing.services.selection import (
     AFFINITY_MAX_S,
@@ -186,6 +186,8 @@ def refused(handler: Handler) -> Handler:
             return await handler(call)
         except SelectionServiceError as error:
             raise HttpError(error.status_code, str(error)) from None
+        except InvalidArgument as error:
+            raise HttpError(400, str(error)) from None
 
     return answer
 

@@ -19,9 +19,10 @@ from dynamo.serving.choice import Choice, Frame
 from dynamo.serving.errors import ErrorAnswer, answer_to
 from dynamo.serving.extras import Extras
 from dynamo.serving.generation import Generation, total_usage
+from dynamo.serving.next_turn_prefill import NextTurnPrefill
 from dynamo.serving.postprocessor import Chunks, OpenAiChunks
 from dynamo.serving.request_state import RequestState
-from dynamo.serving.response_stream import ResponseStream
+from dynamo.serving.response_stream import IncomingRequest, ResponseStream
 from dynamo.text.answer_parsing import Reading
 
 logger = logging.getLogger(__name__)
@@ -34,11 +35,6 @@ Closed = Callable[["BaseAnswer", str, Exception | None], None]
 
 Retry = Callable[[Generation, Exception], bool]
 """Called when a generation fails; returns True if it is retried on another worker and the response continues."""
-
-
-CHUNK_SIZES_MAX = 4096
-CHUNK_SIZES = [b"%x\r\n" % size for size in range(CHUNK_SIZES_MAX)]
-"""HTTP chunk header of each size."""
 
 
 class Flusher:
@@ -66,7 +62,7 @@ class Flusher:
         now_s = time.perf_counter()
         gaps, since_s, together = None, 0.0, 0
         for choice in waiting:
-            answer: StreamAnswer = choice.answer  # type: ignore[assignment]  # only streamed responses add choices
+            answer: StreamAnswer = choice.answer  # type: ignore[assignment]  # only streamed responses, which have `flush`, add choices
             frame, pieces = choice.frame, choice.pieces
             if frame is None or not pieces or answer.is_over:
                 try:
@@ -74,10 +70,7 @@ class Flusher:
                 except Exception as error:  # noqa: BLE001 - request boundary: the other streams of this turn are written
                     answer.fail(error)
                 continue
-            text = pieces[0] if len(pieces) == 1 else frame.separator.join(pieces)
-            size = frame.size + len(text)
-            start = CHUNK_SIZES[size] if size < CHUNK_SIZES_MAX else b"%x\r\n" % size
-            answer.exchange.write_chunk(b"".join((start, frame.head, text, frame.tail_of_chunk)))
+            answer.exchange.write_framed(frame, pieces[0] if len(pieces) == 1 else frame.separator.join(pieces))
             state = answer.state
             last_s = state.written(now_s)
             if len(pieces) == 1 and last_s == since_s and gaps is state.metrics.itl:
@@ -99,10 +92,12 @@ class BaseAnswer(abc.ABC):
 
     extras: Extras | None = None
     """Extra fields (`nvext`) requested for the response."""
+    next_turn_prefill: NextTurnPrefill | None = None
+    """Prefill of the conversation's next turn, to start after the response."""
     is_plain = True
     """Whether text may be written piece by piece; otherwise a parser reads all of it (`text.answer_parsing`)."""
 
-    def __init__(self, exchange: ResponseStream, state: RequestState, closed: Closed, retry: Retry) -> None:
+    def __init__(self, exchange: IncomingRequest, state: RequestState, closed: Closed, retry: Retry) -> None:
         self.exchange = exchange
         self.state = state
         self.generations: list[Generation] = []
@@ -118,6 +113,10 @@ class BaseAnswer(abc.ABC):
         """Add an engine request to this response."""
         self.generations.append(generation)
         self._open_count += 1
+
+    def plan_next_turn(self, prefill: NextTurnPrefill | None) -> None:
+        """Prefill the conversation's next turn after the response, if requested."""
+        self.next_turn_prefill = prefill
 
     def spoke_s(self, now_s: float) -> float:
         """Return the time of the workers' last output; new tokens are dated by this call, as they are not timed one by one."""
@@ -168,7 +167,7 @@ class BaseAnswer(abc.ABC):
         with self._closing(response.label, error):
             self._cancel_generations()
             if not self.exchange.disconnected:
-                self.tell(response)
+                self.write_error(response)
 
     def leave(self) -> None:
         """Cancel the work of a client that disconnected."""
@@ -192,7 +191,7 @@ class BaseAnswer(abc.ABC):
         """Write the rest of the response."""
 
     @abc.abstractmethod
-    def tell(self, error: ErrorAnswer) -> None:
+    def write_error(self, error: ErrorAnswer) -> None:
         """Write the error."""
 
     def _cancel_generations(self) -> None:
@@ -212,6 +211,8 @@ def all_choices(generations: Sequence[Generation]) -> list[Choice]:
 
 class UnaryAnswer(BaseAnswer):
     """Whole (unary) response."""
+
+    exchange: ResponseStream
 
     def __init__(
         self,
@@ -243,12 +244,18 @@ class UnaryAnswer(BaseAnswer):
             nvext = self.extras.of_whole(self.generations, choices)
             self.exchange.respond(200, self._body(choices, usage, nvext=nvext))
 
-    def tell(self, error: ErrorAnswer) -> None:
+    def write_alone(self, body: bytes) -> None:
+        """Write a response that no generation contributed to."""
+        self.exchange.respond(200, body)
+
+    def write_error(self, error: ErrorAnswer) -> None:
         self.exchange.refuse(error)
 
 
 class StreamAnswer(BaseAnswer):
     """Stream of server-sent events. The status is sent with the first event, so an earlier error has its own status."""
+
+    exchange: ResponseStream
 
     def __init__(
         self,
@@ -282,6 +289,10 @@ class StreamAnswer(BaseAnswer):
         """Add an event that precedes the first chunk."""
         self._preamble += event
 
+    def write_alone(self, body: bytes) -> None:
+        """Write a stream of one chunk that no generation contributed to, after the annotations."""
+        self.exchange.end(b"%bdata: %b\n\n%b" % (self._preamble, body, self._chunks.end()))
+
     def touch(self, choice: Choice) -> None:
         self._flusher.add(choice)
 
@@ -310,7 +321,7 @@ class StreamAnswer(BaseAnswer):
             events.append(self._chunks.usage(total_usage(self.generations)))
         self.exchange.end(b"".join([*events, self._chunks.end()]))
 
-    def tell(self, error: ErrorAnswer) -> None:
+    def write_error(self, error: ErrorAnswer) -> None:
         if self.exchange.response_started:
             self.exchange.end(self._chunks.failure(error))
         else:

@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 from dynamo.core.child_pool import ChildError, ChildOutOfMemory, ChildPool, ChildPoolBusy, ChildTimeout
 from dynamo.core.errors import InvalidArgument, Overloaded, Unknown
 from dynamo.core.threads import in_daemon_thread
-from dynamo.protocols.bounds import VARIABLES
+from dynamo.protocols.openai_ranges import BOUNDS_VARIABLES
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ def _pool() -> ChildPool:
         children_max=CHILDREN_MAX,
         per_key_max=CHILDREN_MAX,
         waiting_max=WAITING_MAX,
-        variables=VARIABLES,
+        variables=BOUNDS_VARIABLES,
         prefixes=(MEDIA_PREFIX,),
     )
 

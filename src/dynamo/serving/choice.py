@@ -23,16 +23,15 @@ class Touched(Protocol):
 class Frame:
     """Fixed text around the pieces of a choice."""
 
-    __slots__ = ("head", "separator", "size", "tail", "tail_of_chunk")
+    __slots__ = ("head", "separator", "size", "tail")
 
     def __init__(self, head: bytes, tail: bytes) -> None:
         self.head = head
         self.tail = tail
         self.separator = tail + head
         """Text between two pieces that are written together."""
-        self.tail_of_chunk = tail + b"\r\n"
-        """Tail that also ends an HTTP chunk."""
         self.size = len(head) + len(tail)
+        """Bytes of head and tail."""
 
 
 class Choice:

@@ -3,15 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import msgspec
-
-from dynamo.core.codec import msgpack_encode
-from dynamo.protocols.openai import ChatCompletionRequest, CompletionRequest
 from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.postprocessor import ChatChunks, Chunks, CompletionChunks, chat_body, completion_body
-from dynamo.serving.text_models import SHAPES, TextWriter
 
 SERVICE_TIER = "default"
 """The only service tier, whichever one a request names."""
@@ -62,21 +57,3 @@ def tiered(surface: Surface) -> Surface:
         chunks=partial(surface.chunks, service_tier=SERVICE_TIER),
         body=partial(surface.body, service_tier=SERVICE_TIER),
     )
-
-
-def rewritten(
-    surface: Surface, request: ChatCompletionRequest | CompletionRequest, response_id: str, model: str, created: int
-) -> tuple[bytes | None, TextWriter | None]:
-    """Return body and response writer for a text worker, if the endpoint is neither chat nor completions."""
-    if surface.endpoint in SHAPES:
-        return None, None
-    fields_set = given(msgspec.to_builtins(request))
-    if "messages" in fields_set:
-        fields_set["messages"] = [given(message) for message in fields_set["messages"]]
-    body = partial(surface.body, response_id, model, created)
-    return msgpack_encode(fields_set), TextWriter(surface.chunks(response_id, model, created), body)
-
-
-def given(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that are set."""
-    return {name: value for name, value in fields.items() if value is not None}

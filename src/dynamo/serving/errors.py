@@ -21,6 +21,7 @@ from dynamo.core.errors import (
     Overloaded,
     ResponseTimeout,
     StorageError,
+    Unknown,
     WorkerOverloaded,
     WorkerUnavailable,
 )
@@ -56,11 +57,23 @@ class ErrorAnswer:
     label: str = "internal"
     """`error_type` label of the request counters."""
     retry_after_s: int | None = None
+    backend_status: int | None = None
+    """Status of a worker's failure that has none of its own; upstream's clients find it in `details`."""
 
     def body(self) -> bytes:
         """Return the JSON body of a unary error."""
-        flat = {"message": self.message, "type": reason(self.status), "code": self.status}
-        return json_encode({"error": self.nested(), **flat})
+        return json_encode({"error": self.nested(), **self.flat()})
+
+    def flat_body(self) -> bytes:
+        """Return the JSON body of a unary error with upstream's keys alone."""
+        return json_encode(self.flat())
+
+    def flat(self) -> dict[str, object]:
+        """Return upstream's error object."""
+        keys: dict[str, object] = {"message": self.message, "type": reason(self.status), "code": self.status}
+        if self.backend_status is not None:
+            keys["details"] = {"backend_status": self.backend_status}
+        return keys
 
     def event(self) -> bytes:
         """Return the server-sent event of an error after the stream began."""
@@ -120,6 +133,8 @@ def answer_to(error: BaseException) -> ErrorAnswer:
             return ErrorAnswer(
                 503, "Service temporarily unavailable", code="unavailable", label="unavailable", retry_after_s=1
             )
+        case Unknown():
+            return ErrorAnswer(500, "Internal server error", backend_status=500)
         case _:
             return ErrorAnswer(500, "Internal server error")
 
@@ -130,4 +145,6 @@ def _chosen(error: HttpError) -> ErrorAnswer:
         return ErrorAnswer(status, str(error), label="not_implemented")  # The message names the missing feature.
     label = "validation" if status < 500 else "internal"
     text = str(error) if status < 500 else reason(status)
+    if error.code == 500:
+        return ErrorAnswer(status, "Internal server error", label=label, backend_status=status)
     return ErrorAnswer(status, text, label=label)

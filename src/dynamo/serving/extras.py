@@ -72,10 +72,15 @@ class Extras:
         routing = generation.request.routing
         prefill = routing.prefill_worker_id if routing is not None else None
         ids: dict[str, int] = {"prefill_worker_id": worker if prefill is None else prefill, "decode_worker_id": worker}
+        decision = decision_of(generation)
+        rank = decision.dp_rank if decision is not None else routing.dp_rank if routing is not None else None
+        prefill_rank = rank if prefill is None else None  # Without a named prefill worker one rank does both phases.
         if routing is not None and routing.prefill_dp_rank is not None:
-            ids["prefill_dp_rank"] = routing.prefill_dp_rank
-        if routing is not None and routing.dp_rank is not None:
-            ids["decode_dp_rank"] = routing.dp_rank
+            prefill_rank = routing.prefill_dp_rank
+        if prefill_rank is not None:
+            ids["prefill_dp_rank"] = prefill_rank
+        if rank is not None:
+            ids["decode_dp_rank"] = rank
         return {WORKER_ID: ids}
 
     def _end(self, generations: Sequence[Generation], choices: Sequence[Choice]) -> dict[str, Any]:
@@ -127,13 +132,13 @@ def decision_of(generation: Generation) -> Decision | None:
 
 
 def hit_rate_of(generation: Generation) -> dict[str, float]:
-    """Return the share of the prompt's blocks that its worker had cached, if a KV router reported it."""
+    """Return the cached share of the prompt's blocks and the router's queue depth, if a KV router reported them."""
     prefill = prefill_of(generation)
     decision = decision_of(generation) if prefill is None else prefill.decision
     if decision is None:
         return {}
     if prefill is None:
-        return {"kv_hit_rate": decision.hit_rate}
+        return {"kv_hit_rate": decision.hit_rate, "router_queue_depth": decision.queue_depth}
     return {"kv_hit_rate": decision.hit_rate, "router_queue_depth": prefill.queue_depth}
 
 

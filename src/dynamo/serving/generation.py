@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from dynamo.core.codec import json_decoder, msgpack_decoder
-from dynamo.core.errors import Cancelled, StreamIncomplete, Unknown
+from dynamo.core.errors import Cancelled, Unknown
 from dynamo.kv_router.router import Decision
 from dynamo.protocols.engine import (
     CompletionTokensDetails,
@@ -189,10 +189,8 @@ class Generation:
         if self.is_over:
             return
         if any(choice.finish_reason is None for choice in self.choices):
-            if not self.tokens:
-                self._fail(StreamIncomplete("the worker ended its stream without an answer"))
-                return
-            # A worker may return fewer choices than requested.
+            # A worker may return fewer choices than requested. Choice 0 is always part of the response, empty if the worker
+            # ends the stream without output, as a router does that only ends an agent's session.
             self.choices = [one for one in self.choices if one.finish_reason is not None or one.has_spoken]
             for choice in self.choices:
                 if choice.finish_reason is None:

@@ -7,10 +7,9 @@ from typing import Any
 from dynamo.core.codec import json_encode
 from dynamo.core.errors import StreamIncomplete, Unknown
 from dynamo.protocols.media import Clip, Clips, Images
-from dynamo.serving.embeddings import converted
 from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.postprocessor import DONE
-from dynamo.serving.relay import Form, Whole
+from dynamo.serving.response_form import Form, Whole, converted
 
 AUDIO_TYPES = {"mp3": b"audio/mpeg", "opus": b"audio/opus", "aac": b"audio/aac", "flac": b"audio/flac"}
 """Media types of formats that are not named after them."""

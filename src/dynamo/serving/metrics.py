@@ -1,6 +1,8 @@
 """Frontend metrics: request, latency, token, model and migration metrics under upstream's names."""
 
+import asyncio
 import math
+import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
@@ -37,6 +39,12 @@ FAILURES = {
     "internal": ("Unknown", "runtime.unclassified"),
 }
 """Class and reason of each `error_type`."""
+
+LOOP_PERIOD_S = 0.1  # Ten wakeups a second cost little; a longer period would miss most stalls.
+LOOP_STALL_S = 0.05
+LOOP_DELAY_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+
+BY_MODEL = ["model"]
 
 
 class ModelMetrics:
@@ -90,37 +98,36 @@ class FrontendMetrics:
         self.open_requests: set[StagedRequest] = set()
         """Requests in progress."""
         self._migration_limit = migration_limit
-        buckets = {name: read_buckets(name) for name in BUCKETS}
-        by_model = ["model"]
+        self._buckets = {name: read_buckets(name) for name in BUCKETS}
+        self.router_id = ""
+        """Label of this frontend's own series: its instance id in hexadecimal."""
+        self._workers: dict[int, tuple[Gauge, ...]] = {}
+        self._models: dict[str, ModelMetrics] = {}
+        self._series: dict[tuple[str, ...], Counter] = {}
+        self._declare_requests(registry, prefix)
+        self._declare_tokens(registry, prefix)
+        self._declare_models(registry, prefix)
+        self._declare_stages(registry, prefix)
+        self._declare_workers(registry, prefix)
 
-        def name(word: str) -> str:
-            return f"{prefix}_{word}"
-
-        self.active = registry.gauge(name("active_requests"), "Requests in progress", by_model)
-        self.inflight = registry.gauge(name("inflight_requests"), "Requests in progress", by_model)
-        self.queued = registry.gauge(name("queued_requests"), "Requests without a first token yet", by_model)
+    def _declare_requests(self, registry: MetricsRegistry, prefix: str) -> None:
+        """Declare requests in progress, their durations and their ends."""
+        name = f"{prefix}_{{}}".format
+        self.active = registry.gauge(name("active_requests"), "Requests in progress", BY_MODEL)
+        self.inflight = registry.gauge(name("inflight_requests"), "Requests in progress", BY_MODEL)
+        self.queued = registry.gauge(name("queued_requests"), "Requests without a first token yet", BY_MODEL)
         self.disconnected = registry.gauge(
             name("disconnected_clients"), "Clients that disconnected before the end of the response"
         ).labels()
         self.ttft = registry.histogram(
-            name("time_to_first_token_seconds"), "Time to first token", by_model, buckets["TTFT"]
+            name("time_to_first_token_seconds"), "Time to first token", BY_MODEL, self._buckets["TTFT"]
         )
         self.itl = registry.histogram(
-            name("inter_token_latency_seconds"), "Time between output tokens", by_model, buckets["ITL"]
+            name("inter_token_latency_seconds"), "Time between output tokens", BY_MODEL, self._buckets["ITL"]
         )
         self.duration = registry.histogram(
-            name("request_duration_seconds"), "Whole requests", by_model, buckets["REQUEST_DURATION"]
+            name("request_duration_seconds"), "Whole requests", BY_MODEL, self._buckets["REQUEST_DURATION"]
         )
-        self.input_tokens = registry.histogram(
-            name("input_sequence_tokens"), "Prompt tokens of a request", by_model, buckets["INPUT_SEQUENCE"]
-        )
-        self.output_tokens = registry.histogram(
-            name("output_sequence_tokens"), "Output tokens of a request", by_model, buckets["OUTPUT_SEQUENCE"]
-        )
-        self.cached_tokens = registry.histogram(
-            name("cached_tokens"), "Prompt tokens found in a worker's cache", by_model, buckets["INPUT_SEQUENCE"]
-        )
-        self.output_tokens_total = registry.counter(name("output_tokens_total"), "Output tokens", by_model)
         self.started = registry.counter(
             name("requests_started_total"), "Requests accepted", ["endpoint", "model", "request_type"]
         )
@@ -134,23 +141,50 @@ class FrontendMetrics:
             "Requests whose client disconnected",
             ["model", "endpoint", "request_type"],
         )
-        self.migrations = registry.counter(
-            name("model_migration_total"),
-            "Requests sent to another worker after one failed",
-            ["model", "migration_type"],
-        )
-        self.migrations_too_long = registry.counter(
-            name("model_migration_max_seq_len_exceeded_total"), "Streams too long to be migrated", by_model
-        )
-        self.migration_duration = registry.histogram(
-            name("model_migration_duration_seconds"), "Time to move a request to another worker", ["model", "outcome"]
-        )
         self.rejections = registry.counter(
             name("model_rejection_total"), "Requests refused because all workers were busy", ["model", "endpoint"]
         )
-        self.model_ready = registry.gauge(name("model_ready"), "1 when a worker serves the model", by_model)
+        self.failures = registry.counter(name("failures_total"), "Requests that failed", ["class", "reason"])
+
+    def _declare_tokens(self, registry: MetricsRegistry, prefix: str) -> None:
+        """Declare tokens, cached words and media parts."""
+        name = f"{prefix}_{{}}".format
+        self.input_tokens = registry.histogram(
+            name("input_sequence_tokens"), "Prompt tokens of a request", BY_MODEL, self._buckets["INPUT_SEQUENCE"]
+        )
+        self.output_tokens = registry.histogram(
+            name("output_sequence_tokens"),
+            "Output tokens of a request",
+            BY_MODEL,
+            self._buckets["OUTPUT_SEQUENCE"],
+        )
+        self.cached_tokens = registry.histogram(
+            name("cached_tokens"),
+            "Prompt tokens found in a worker's cache",
+            BY_MODEL,
+            self._buckets["INPUT_SEQUENCE"],
+        )
+        self.output_tokens_total = registry.counter(name("output_tokens_total"), "Output tokens", BY_MODEL)
+        self.detokenized = registry.counter(name("detokenize_token_count"), "Detokenized tokens").labels()
+        self.media = {
+            word: registry.histogram(
+                name(f"{plural}_per_request"), f"Number of {plural} in a request", BY_MODEL, PARTS_BUCKETS
+            )
+            for word, plural in (("image", "images"), ("video", "videos"), ("audio", "audio"))
+        }
+        self.tokenizer_cache_hits = registry.counter(
+            name("tokenizer_cache_hits_total"), "Words whose tokens were cached"
+        )
+        self.tokenizer_cache_misses = registry.counter(
+            name("tokenizer_cache_misses_total"), "Words that had to be tokenized"
+        )
+
+    def _declare_models(self, registry: MetricsRegistry, prefix: str) -> None:
+        """Declare the values of model cards, and migrations between the workers of a model."""
+        name = f"{prefix}_{{}}".format
+        self.model_ready = registry.gauge(name("model_ready"), "1 when a worker serves the model", BY_MODEL)
         self.model_gauges = {
-            word: registry.gauge(name(f"model_{word}"), f"{word} of the model card", by_model)
+            word: registry.gauge(name(f"model_{word}"), f"{word} of the model card", BY_MODEL)
             for word in (
                 "context_length",
                 "kv_cache_block_size",
@@ -159,12 +193,26 @@ class FrontendMetrics:
                 "total_kv_blocks",
             )
         }
-        self.tokenizer_cache_hits = registry.counter(
-            name("tokenizer_cache_hits_total"), "Words whose tokens were cached"
+        self.migrations = registry.counter(
+            name("model_migration_total"),
+            "Requests sent to another worker after one failed",
+            ["model", "migration_type"],
         )
-        self.tokenizer_cache_misses = registry.counter(
-            name("tokenizer_cache_misses_total"), "Words that had to be tokenized"
+        self.migrations_too_long = registry.counter(
+            name("model_migration_max_seq_len_exceeded_total"), "Streams too long to be migrated", BY_MODEL
         )
+        self.migration_duration = registry.histogram(
+            name("model_migration_duration_seconds"),
+            "Time to move a request to another worker",
+            ["model", "outcome"],
+        )
+        self._migration_limits = registry.gauge(
+            name("model_migration_limit"), "Maximum number of migrations of a stream", BY_MODEL
+        )
+
+    def _declare_stages(self, registry: MetricsRegistry, prefix: str) -> None:
+        """Declare the durations of a request's stages, and the requests in each."""
+        name = f"{prefix}_{{}}".format
         self._template = registry.histogram(
             name("template_seconds"), "Time to render a conversation with the chat template", (), TEMPLATE_BUCKETS
         ).labels()
@@ -182,17 +230,6 @@ class FrontendMetrics:
         self.route = stages.labels(stage="route")
         self.dispatch = stages.labels(stage="dispatch")
         self.roundtrip = stages.labels(stage="transport_roundtrip")
-        self.failures = registry.counter(name("failures_total"), "Requests that failed", ["class", "reason"])
-        self.detokenized = registry.counter(name("detokenize_token_count"), "Detokenized tokens").labels()
-        self.media = {
-            word: registry.histogram(
-                name(f"{plural}_per_request"), f"Number of {plural} in a request", by_model, PARTS_BUCKETS
-            )
-            for word, plural in (("image", "images"), ("video", "videos"), ("audio", "audio"))
-        }
-        self._migration_limits = registry.gauge(
-            name("model_migration_limit"), "Maximum number of migrations of a stream", by_model
-        )
         in_stage = registry.gauge(name("stage_requests"), "Requests in each stage", ["phase", "stage"])
         in_stage.labels(phase="", stage="preprocess").follow(lambda: self._count(lambda one: not one.prepared_s))
         in_stage.labels(phase="aggregated", stage="dispatch").follow(
@@ -207,8 +244,10 @@ class FrontendMetrics:
             ("router_id",),
             STAGE_BUCKETS,
         )
-        self.router_id = ""
-        """Label of this frontend's own series: its instance id in hexadecimal."""
+
+    def _declare_workers(self, registry: MetricsRegistry, prefix: str) -> None:
+        """Declare the last request of each worker."""
+        name = f"{prefix}_{{}}".format
         by_worker = ["dp_rank", "worker_id", "worker_type"]
         self._last = tuple(
             registry.gauge(name(f"worker_last_{word}"), f"Last request of each worker: {help_text}", by_worker)
@@ -218,9 +257,6 @@ class FrontendMetrics:
                 ("inter_token_latency_seconds", "time between tokens"),
             )
         )
-        self._workers: dict[int, tuple[Gauge, ...]] = {}
-        self._models: dict[str, ModelMetrics] = {}
-        self._series: dict[tuple[str, ...], Counter] = {}
 
     def prepared(self, template_s: float, tokenize_s: float) -> None:
         """Record the durations of template and tokenizer; called on the loop's thread."""
@@ -319,3 +355,43 @@ def spread_buckets(low: float, high: float, count: int) -> tuple[float, ...]:
     ratio = math.log(high / low) / (count - 1)
     values = {float(f"{low * math.exp(ratio * step):.1e}") for step in range(1, count)}
     return (0.0, *sorted(values))
+
+
+class LoopDelay:
+    """Delay of the running event loop, measured by a timer that should fire every tenth of a second, until it is closed.
+
+    A late loop delays tokens, health checks and heartbeats. A delay beyond `LOOP_STALL_S` counts as a stall: a callback has
+    blocked the loop.
+    """
+
+    def __init__(self, registry: MetricsRegistry, prefix: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._delay: Histogram = registry.histogram(
+            f"{prefix}_event_loop_delay_seconds", "Delay of a timer of the event loop", (), LOOP_DELAY_BUCKETS
+        ).labels()
+        self._stalls: Counter = registry.counter(
+            f"{prefix}_event_loop_stall_total", f"Timers that fired more than {LOOP_STALL_S * 1e3:g} ms late"
+        ).labels()
+        self._clock = clock  # Not the loop's own time, which does not advance while a callback runs.
+        self._loop = asyncio.get_running_loop()
+        self._due_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Start measuring."""
+        self._due_s = self._clock() + LOOP_PERIOD_S
+        self._timer = self._loop.call_later(LOOP_PERIOD_S, self._fire)
+
+    def close(self) -> None:
+        """Stop measuring."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def observe(self, late_s: float) -> None:
+        """Record that the timer fired `late_s` late."""
+        self._delay.observe(max(late_s, 0.0))
+        if late_s > LOOP_STALL_S:
+            self._stalls.inc()
+
+    def _fire(self) -> None:
+        self.observe(self._clock() - self._due_s)
+        self.start()

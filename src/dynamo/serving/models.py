@@ -104,12 +104,7 @@ class Models:
         self._namespace_prefix = namespace_prefix
         self._thresholds = thresholds or Thresholds()
         self._timings = Timings(metrics.prepared)
-        metrics.tokenizer_cache_hits.labels().follow(lambda: sum(one.cache_hits for one in self._tokenizers()))
-        metrics.tokenizer_cache_misses.labels().follow(lambda: sum(one.cache_misses for one in self._tokenizers()))
-        cache_bytes = metrics.registry.gauge(
-            f"{metrics.prefix}_tokenizer_cache_bytes", "Estimated memory of cached tokens in bytes"
-        )
-        cache_bytes.labels().follow(lambda: sum(one.cache_bytes for one in self._tokenizers()))
+        self._follow_tokenizers(metrics)
         self._unreadable = unreadable_records(metrics.registry, MODEL_CARDS)
         self._tasks = TaskOwner("models")
         self._sets: dict[tuple[str, str], ServedModel] = {}
@@ -125,6 +120,15 @@ class Models:
         self._fetching = asyncio.Semaphore(FETCHES_MAX)
         self._applying = asyncio.Lock()
         """Serializes the application of records from the watch and from completed fetches."""
+
+    def _follow_tokenizers(self, metrics: FrontendMetrics) -> None:
+        """Read the metrics of the tokenizers' caches when they are scraped."""
+        metrics.tokenizer_cache_hits.labels().follow(lambda: sum(one.cache_hits for one in self._tokenizers()))
+        metrics.tokenizer_cache_misses.labels().follow(lambda: sum(one.cache_misses for one in self._tokenizers()))
+        cache_bytes = metrics.registry.gauge(
+            f"{metrics.prefix}_tokenizer_cache_bytes", "Estimated memory of cached tokens in bytes"
+        )
+        cache_bytes.labels().follow(lambda: sum(one.cache_bytes for one in self._tokenizers()))
 
     def start(self) -> None:
         """Start to watch discovery; a failed watch is restarted."""
@@ -245,13 +249,15 @@ class Models:
         """Return the busy thresholds of every served model."""
         return {name: sets[0].busy.thresholds for name, sets in sorted(self._served.items())}
 
-    async def set_thresholds(self, name: str, thresholds: Thresholds) -> None:
-        """Replace a model's busy thresholds. Raise `NotFound`."""
+    async def set_thresholds(self, name: str, update: Thresholds) -> Thresholds:
+        """Set the busy thresholds of a model that `update` names; return all of them. Raise `NotFound`."""
         if name not in self._served:
             raise NotFound(f"Model '{name}' not found. Thresholds can only be set for discovered models.")
+        thresholds = self._served[name][0].busy.thresholds.merged(update)
         for one in self._served[name]:
             one.busy.thresholds = thresholds
             await self._watch_load(one)
+        return thresholds
 
     async def _watch_load(self, served: ServedModel) -> None:
         """Subscribe to the workers' load reports, if a threshold needs them."""

@@ -16,7 +16,7 @@ from dynamo.core.tasks import TaskOwner
 from dynamo.protocols.engine import CompletionUsage
 from dynamo.serving.answers import BaseAnswer, Closed
 from dynamo.serving.endpoints import Surface
-from dynamo.serving.errors import answer_to
+from dynamo.serving.errors import ErrorAnswer, answer_to
 from dynamo.serving.forwarded_request import ForwardedRequest
 from dynamo.serving.generation import Generation
 from dynamo.serving.metrics import FrontendMetrics
@@ -25,15 +25,13 @@ from dynamo.serving.next_turn_prefill import NextTurnPrefill, NullReceiver, pinn
 from dynamo.serving.request_headers import identify, metadata_of, new_id, trace_headers
 from dynamo.serving.request_state import SPAN, RequestState
 from dynamo.serving.request_trace.trace import RequestTrace
-from dynamo.serving.response_stream import ResponseStream
+from dynamo.serving.response_stream import IncomingRequest
 from dynamo.serving.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 
 Made = TypeVar("Made", bound=BaseAnswer)
-
-COMMENT = b":\n\n"
-"""Comment that a reader of server-sent events ignores."""
+Request = TypeVar("Request", bound=IncomingRequest)
 
 
 class OpenRequests:
@@ -54,9 +52,10 @@ class OpenRequests:
         """Number of requests in progress."""
         return len(self._answers)
 
-    def start(self, exchange: ResponseStream, surface: Surface, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, exchange: IncomingRequest, surface: Surface, work: Coroutine[Any, Any, None]) -> None:
         """Start `work`, which writes the response; an exception it raises becomes the error response."""
-        exchange.error_body = surface.error_body
+        if exchange.error_body is not ErrorAnswer.flat_body:  # A service with flat errors keeps that form.
+            exchange.error_body = surface.error_body
         if self.is_draining:
             work.close()
             exchange.refuse(answer_to(EngineShutdown("the frontend is shutting down")))
@@ -64,7 +63,7 @@ class OpenRequests:
         self.tasks.start(self._guard(exchange, surface.endpoint, work, time.perf_counter()), "request")
 
     async def _guard(
-        self, exchange: ResponseStream, endpoint: str, work: Coroutine[Any, Any, None], whole_s: float
+        self, exchange: IncomingRequest, endpoint: str, work: Coroutine[Any, Any, None], whole_s: float
     ) -> None:
         """Turn unhandled exceptions into error responses (request boundary). `whole_s`: arrival time of the whole request."""
         self.metrics.queue.observe(time.perf_counter() - whole_s)
@@ -88,10 +87,10 @@ class OpenRequests:
 
     def adopt(
         self,
-        exchange: ResponseStream,
+        exchange: Request,
         endpoint: str,
         model: ServedModel,
-        make: Callable[[ResponseStream, RequestState, Closed], Made],
+        make: Callable[[Request, RequestState, Closed], Made],
         *,
         stream: bool,
     ) -> Made:
@@ -141,9 +140,9 @@ class OpenRequests:
         answer.state.close(error_type, usage, now_s)
         if answer.exchange.account is not None and usage is not None:
             answer.exchange.account.spend(usage.total_tokens)
-        if answer.state.next_turn_prefill is not None and not error_type and not self.is_draining:
+        if answer.next_turn_prefill is not None and not error_type and not self.is_draining:
             self.tasks.start(
-                self._prefill_next_turn(answer.state.next_turn_prefill, answer.generations[0]), "next turn prefill"
+                self._prefill_next_turn(answer.next_turn_prefill, answer.generations[0]), "next turn prefill"
             )
         self._report(answer, error_type, error, usage, now_s)
 
@@ -225,7 +224,7 @@ class OpenRequests:
             written_s = max(state.last_s, state.started_s, state.commented_s)
             if state.request_type == "stream" and now_s - written_s >= interval_s:
                 state.commented(now_s)
-                answer.exchange.write(COMMENT)
+                answer.exchange.comment()
 
     async def drain(self, budget_s: float) -> None:
         """Refuse new requests, wait for those in progress, and end the rest with status 503."""

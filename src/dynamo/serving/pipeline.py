@@ -1,7 +1,7 @@
 """Request pipeline: from a client's request to tokens sent to a worker, and back to response text.
 
 `Pipeline.serve` shows the steps in order. What one request carries from step to step is its `RequestState`. A generation
-that fails is retried on another worker if possible (`retry`, `migration`).
+that fails is retried on another worker if possible (`migration`).
 """
 
 import asyncio
@@ -18,14 +18,22 @@ from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import InvalidArgument, NotFound
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.nvext import NvExt
-from dynamo.protocols.openai import ChatCompletionRequest, CompletionRequest, decode_chat, decode_completion
+from dynamo.protocols.openai import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    decode_chat,
+    decode_completion,
+    validate_completion,
+)
 from dynamo.serving.announcing import AnswerOptions
 from dynamo.serving.answers import BaseAnswer, Closed, Flusher, StreamAnswer, UnaryAnswer
 from dynamo.serving.bodies import decoded
+from dynamo.serving.completion_calls import CompletionAnswer, CompletionCall, TextCompletionAnswer
 from dynamo.serving.completion_choices import chat_finisher, echo_of, finisher_of
-from dynamo.serving.endpoints import CHAT, COMPLETIONS, Surface, rewritten, tiered
+from dynamo.serving.endpoints import CHAT, COMPLETIONS, Surface, tiered
 from dynamo.serving.extras import EXPLAIN, YES, explanation_of, extras_of
 from dynamo.serving.generation import Generation
+from dynamo.serving.instance_query import answer_query, is_instance_query
 from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.migration import Dispatch, MigrationPolicy
 from dynamo.serving.models import Models
@@ -33,16 +41,18 @@ from dynamo.serving.next_turn_prefill import next_turn_prefill_of
 from dynamo.serving.open_requests import Open, OpenRequests
 from dynamo.serving.postprocessor import chat_body
 from dynamo.serving.prefill_router import DisaggregatedDispatch
-from dynamo.serving.relay import Form, OnSuccess, RelayAnswer
+from dynamo.serving.relay import OnSuccess, RelayAnswer
 from dynamo.serving.request_headers import agent_context, cache_key_context, headed, new_id, trigger_of, with_headers
 from dynamo.serving.request_state import RequestState
 from dynamo.serving.request_trace.trace import RequestTrace
+from dynamo.serving.response_form import Form
 from dynamo.serving.response_stream import ResponseStream
 from dynamo.serving.served_model import ServedModel
-from dynamo.serving.text_models import TextAnswer
+from dynamo.serving.text_models import ForwardedAnswer, TextAnswer, rewritten
 from dynamo.text.answer_parsers import PLAIN, AnswerReader
 
 GenerationRequest = ChatCompletionRequest | CompletionRequest
+GenerationExchange = ResponseStream | CompletionCall
 
 
 class Pipeline(OpenRequests):
@@ -78,6 +88,10 @@ class Pipeline(OpenRequests):
         """POST /v1/completions."""
         self.start(exchange, COMPLETIONS, self.complete(exchange))
 
+    def handle_call(self, call: CompletionCall) -> None:
+        """Serve a text completion that this process requests as an object."""
+        self.start(call, COMPLETIONS, self.complete_call(call))
+
     async def chat(self, exchange: ResponseStream) -> None:
         """Serve a chat completion."""
         decode = partial(decode_chat, ignore_unsupported=self._ignore_unsupported)
@@ -90,9 +104,14 @@ class Pipeline(OpenRequests):
         request = await decoded(exchange.body, decode, "completion")
         await self.serve(exchange, request, COMPLETIONS)
 
+    async def complete_call(self, call: CompletionCall) -> None:
+        """Serve a text completion requested as an object."""
+        validate_completion(call.request)
+        await self.serve(call, call.request, COMPLETIONS)
+
     # The main path.
 
-    async def serve(self, exchange: ResponseStream, request: GenerationRequest, surface: Surface) -> None:
+    async def serve(self, exchange: GenerationExchange, request: GenerationRequest, surface: Surface) -> None:
         """Serve a decoded request of any chat-like endpoint or a text completion: every step, in order.
 
         `surface` defines the form of the response. After the last step nothing is awaited: the worker's tokens are pushed
@@ -102,15 +121,20 @@ class Pipeline(OpenRequests):
         model = self._models.find(request.model, surface.model_type, exchange.account)
         with self._open(exchange, request, model, surface) as answer:
             model.admit()
-            if isinstance(answer, TextAnswer):  # Its workers take the client's request: they preprocess it themselves.
+            if isinstance(
+                answer, ForwardedAnswer
+            ):  # Its workers take the client's request: they preprocess it themselves.
                 await answer.forward(chosen_worker(request, model))
                 return
             prepared = await self._preprocess(answer, model, request)
+            if isinstance(answer, StreamAnswer | UnaryAnswer) and is_instance_query(request, model, surface):
+                await answer_query(answer, model, surface, prepared[0])
+                return
             self._begin_generations(answer, model, request, prepared)
             self._route(answer, model)
             await self._send(answer, model)
 
-    def _apply_headers(self, exchange: ResponseStream, request: GenerationRequest) -> None:
+    def _apply_headers(self, exchange: GenerationExchange, request: GenerationRequest) -> None:
         """Apply routing headers to `nvext`; if extensions are disabled, drop all of `nvext` except `cache_salt`."""
         if self._takes_nvext:
             request.nvext = with_headers(request.nvext, exchange.headers)
@@ -152,7 +176,7 @@ class Pipeline(OpenRequests):
         if isinstance(request, ChatCompletionRequest):
             reader = model.preprocessor.readers.of_chat(request, prepared[0])
             if request.nvext is not None:
-                answer.state.plan_next_turn(next_turn_prefill_of(model, request, reader))
+                answer.plan_next_turn(next_turn_prefill_of(model, request, reader))
         else:
             is_muted = request.is_echo_alone
         if reader is None and not answer.is_plain:
@@ -186,7 +210,7 @@ class Pipeline(OpenRequests):
                 metadata=state.metadata, policy=self._migration, metrics=self.metrics,
             )  # fmt: skip
             generation.assign(dispatch)
-            if state.next_turn_prefill is not None and generation.received_ids is None and self._migration.limit == 0:
+            if answer.next_turn_prefill is not None and generation.received_ids is None and self._migration.limit == 0:
                 generation.keep_ids()  # Migration is off: the tokens are kept for the next turn's prefill.
 
     async def _send(self, answer: BaseAnswer, model: ServedModel) -> None:
@@ -217,7 +241,7 @@ class Pipeline(OpenRequests):
 
     def _open(
         self,
-        exchange: ResponseStream,
+        exchange: GenerationExchange,
         request: GenerationRequest,
         model: ServedModel,
         surface: Surface,
@@ -231,11 +255,15 @@ class Pipeline(OpenRequests):
         request: GenerationRequest,
         model: ServedModel,
         surface: Surface,
-        exchange: ResponseStream,
+        exchange: GenerationExchange,
         state: RequestState,
         closed: Closed,
     ) -> BaseAnswer:
         """Return a streamed or whole response, as requested."""
+        if isinstance(exchange, CompletionCall):
+            if model.takes_text:
+                return TextCompletionAnswer(exchange, state, closed, model=model, tasks=self.tasks)
+            return CompletionAnswer(exchange, state, closed, self._retry, self._flusher)
         response_id, created = surface.response_id(state.request_id), int(time.time())
         if model.takes_text:
             rewritten_body, writer = rewritten(surface, request, response_id, model.name, created)

@@ -315,25 +315,36 @@ def completion_body(
     *,
     nvext: dict[str, Any] | None = None,
 ) -> bytes:
+    """Return the body of a whole `text_completion`."""
+    return json_encode(text_completion(response_id, model, created, choices, usage, nvext=nvext))
+
+
+def text_completion(
+    response_id: str,
+    model: str,
+    created: int,
+    choices: Sequence[FinishedChoice],
+    usage: CompletionUsage,
+    *,
+    nvext: dict[str, Any] | None = None,
+) -> TextCompletion:
     """Return a whole `text_completion`."""
-    return json_encode(
-        TextCompletion(
-            id=response_id,
-            choices=[
-                TextChoice(
-                    text=choice.text(),
-                    index=choice.index,
-                    finish_reason=choice.finish_reason,
-                    logprobs=text_logprobs(choice.entries, 0) if choice.entries else None,
-                    prompt_logprobs=_shown(choice.prompt_logprobs),
-                )
-                for choice in choices
-            ],
-            created=created,
-            model=model,
-            usage=usage,
-            nvext=nvext or UNSET,
-        )
+    return TextCompletion(
+        id=response_id,
+        choices=[
+            TextChoice(
+                text=choice.text(),
+                index=choice.index,
+                finish_reason=choice.finish_reason,
+                logprobs=text_logprobs(choice.entries, 0) if choice.entries else None,
+                prompt_logprobs=_shown(choice.prompt_logprobs),
+            )
+            for choice in choices
+        ],
+        created=created,
+        model=model,
+        usage=usage,
+        nvext=nvext or UNSET,
     )
 
 

@@ -29,9 +29,8 @@ from dynamo.protocols.engine import BootstrapInfo, PrefillResult, PreprocessedRe
 from dynamo.routing.prefill_plan import PrefillFacts, decode_request, prefill_request, prefill_routing_request, whole
 from dynamo.routing.topology import taints_of, transfer_constraints
 from dynamo.runtime.push_router import RouterMode
-from dynamo.serving.migration import Dispatch, Sent
+from dynamo.serving.migration import SENDS_MAX, Attempts, Dispatch, Sent, connection_broke, more_informative
 from dynamo.serving.prefill_phase import PrefillPhase
-from dynamo.serving.retry import SENDS_MAX, Attempts, connection_broke, more_informative
 from dynamo.serving.served_model import ServedModel
 
 logger = logging.getLogger(__name__)

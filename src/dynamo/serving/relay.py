@@ -3,12 +3,9 @@
 A `Form` defines the response of one endpoint, without connections; `RelayAnswer` writes it.
 """
 
-import abc
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -25,58 +22,16 @@ from dynamo.serving.answers import BaseAnswer, Closed
 from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.extras import EXPLAIN, YES, explained
 from dynamo.serving.forwarded_request import ForwardedRequest
-from dynamo.serving.postprocessor import DONE
 from dynamo.serving.request_state import RequestState
+from dynamo.serving.response_form import Form, Whole
 from dynamo.serving.response_stream import ResponseStream
 from dynamo.serving.served_model import ServedModel
-from dynamo.serving.text_models import TextAnswer
+from dynamo.serving.text_models import ForwardedAnswer
 
 KEPT_BYTES_MAX = 512 << 20  # Limit of a response that is sent whole; larger than any video wanted as JSON.
 
 OnSuccess = Callable[[float], None]
 """Called with the duration in seconds of a successful request."""
-
-
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """Response that is sent at once."""
-
-    body: bytes
-    content_type: bytes = b"application/json"
-    status: int = 200
-    headers: bytes = b""
-    """Header lines, each `name: value\\r\\n`."""
-
-
-class Form(abc.ABC):
-    """Response format of an endpoint. Every method raises `Unknown` for output that no worker of its kind sends."""
-
-    media = b"text/event-stream"
-    """Content type of a streamed response; final when the first piece is written."""
-    usage: CompletionUsage | None = None
-    """Usage reported by the worker."""
-    tokens = 0
-    """Output tokens so far, if the worker generates tokens."""
-    is_heavy = False
-    """Whether `end` takes too long for the loop, and runs in a thread."""
-    refusal: Whole | None = None
-    """Response sent instead of the output, once a worker has reported a failure in a form of its own."""
-
-    def token(self, token_id: int) -> bytes:
-        """Return the bytes to write for a bare token."""
-        raise Unknown(f"the worker answered token {token_id}: expected an object")
-
-    @abc.abstractmethod
-    def add(self, value: Any) -> bytes:
-        """Return the bytes to write for an item; empty if the response is sent at the end."""
-
-    @abc.abstractmethod
-    def end(self) -> Whole | bytes:
-        """Return the whole response, or the end of a streamed one."""
-
-    def failure(self, error: ErrorAnswer) -> bytes | None:
-        """Return the end of a streamed response that failed; None if the connection must be aborted."""
-        return error.event() + DONE
 
 
 class Placement:
@@ -145,8 +100,10 @@ class Placement:
                 keeper.release(request_id)
 
 
-class RelayAnswer(TextAnswer):
+class RelayAnswer(ForwardedAnswer):
     """Response in some form; the receiver of its one request."""
+
+    exchange: ResponseStream
 
     def __init__(
         self,
@@ -172,7 +129,7 @@ class RelayAnswer(TextAnswer):
             finally:
                 closed(answer, error_type, error)
 
-        super().__init__(exchange, state, ended, model=model, name=model.name, tasks=tasks, request=request)
+        super().__init__(exchange, state, ended, model=model, tasks=tasks, request=request)
         self._forwarded: ForwardedRequest | None = None
         """The forwarded request, if separate workers compute prompts."""
         self._placement: Placement | None = None
@@ -296,7 +253,7 @@ class RelayAnswer(TextAnswer):
         """Raise `AssertionError`: there are no generations that end."""
         raise AssertionError("a response without generations was completed by one")
 
-    def tell(self, error: ErrorAnswer) -> None:
+    def write_error(self, error: ErrorAnswer) -> None:
         """Write the error."""
         if not self.exchange.response_started:
             self.exchange.refuse(error)

@@ -15,7 +15,7 @@ from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.engine import PreprocessedRequest, Routing
 from dynamo.protocols.nvext import AgentHints, NvExt
 from dynamo.protocols.openai import ChatCompletionRequest, CompletionRequest
-from dynamo.serving.response_stream import ResponseStream
+from dynamo.serving.response_stream import IncomingRequest
 from dynamo.text.preprocessor import routing_of
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ META_HEADER = b"x-dynamo-meta-"
 # ---- identity and tracing -------------------------------------------------------------------------------------------
 
 
-def identify(exchange: ResponseStream) -> str:
+def identify(exchange: IncomingRequest) -> str:
     """Return the request id: the client's `x-dynamo-request-id` if it is a UUID, else a new one. Echo `x-request-id`."""
     echoed = exchange.header(b"x-request-id")
     if echoed is not None:
@@ -54,12 +54,12 @@ def new_id() -> str:
     return str(uuid.UUID(int=random.getrandbits(128), version=4))
 
 
-def trace_headers(exchange: ResponseStream) -> dict[str, str]:
+def trace_headers(exchange: IncomingRequest) -> dict[str, str]:
     """Return the client's tracing headers for the worker."""
     return {name.decode("ascii"): value.decode("latin-1") for name, value in exchange.headers if name in TRACE_HEADERS}
 
 
-def metadata_of(exchange: ResponseStream) -> dict[str, str]:
+def metadata_of(exchange: IncomingRequest) -> dict[str, str]:
     """Return the context metadata of the worker's request: the client's headers `x-dynamo-meta-<key>`."""
     return {
         name[len(META_HEADER) :].decode("ascii"): value.decode("latin-1")

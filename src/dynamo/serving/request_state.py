@@ -10,7 +10,6 @@ from dynamo.core.logging import RequestScope
 from dynamo.core.tracing import Span, Tracer
 from dynamo.protocols.engine import CompletionUsage
 from dynamo.serving.metrics import FrontendMetrics
-from dynamo.serving.next_turn_prefill import NextTurnPrefill
 from dynamo.serving.prefill_phase import PrefillPhase
 from dynamo.serving.request_trace.payload import Capture
 from dynamo.serving.request_trace.rows import AgentContext
@@ -41,7 +40,6 @@ class RequestState:
         "metadata",
         "metrics",
         "model",
-        "next_turn_prefill",
         "prefill",
         "prepared_s",
         "request_id",
@@ -97,8 +95,6 @@ class RequestState:
         """Time of the last comment written to keep an idle stream's connection alive."""
         self.media: Mapping[str, int] = NO_MEDIA
         """Number of images, videos and audio parts of the request."""
-        self.next_turn_prefill: NextTurnPrefill | None = None
-        """Prefill of the conversation's next turn, to start after the response."""
         self.agent_context: AgentContext | None = None
         """The agent's session, if the request trace records requests."""
         self.capture: Capture | None = None
@@ -139,10 +135,6 @@ class RequestState:
     def prefilled_by(self, phase: PrefillPhase) -> None:
         """Record the prefill worker."""
         self.prefill = phase.instance_id, phase.done_s
-
-    def plan_next_turn(self, prefill: NextTurnPrefill | None) -> None:
-        """Prefill the conversation's next turn after the response, if requested."""
-        self.next_turn_prefill = prefill
 
     def tokens(self, count: int, now_s: float) -> None:
         """Record `count` tokens that became visible together."""

@@ -1,12 +1,14 @@
 """ResponseStream: the interface through which a handler reads one request and writes its response.
 
-The HTTP server's exchange implements it, and so do the local requests of KServe and batches (`local_requests`). Serving
-code depends on this protocol only, so that it can be called without an HTTP server.
+The HTTP server's exchange implements it, and so do the local requests of batches (`local_requests`). Serving code depends
+on this protocol only, so that it can be called without an HTTP server. A completion call (`completion_calls`) is an
+`IncomingRequest` whose response is not written as bytes.
 """
 
 from collections.abc import Callable
 from typing import Protocol
 
+from dynamo.serving.choice import Frame
 from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.request_trace.payload import Capture
 
@@ -35,11 +37,11 @@ class RequestAccount(Protocol):
         """End the request. Further calls do nothing."""
 
 
-class ResponseStream(Protocol):
-    """One request and the response that is written to it."""
+class IncomingRequest(Protocol):
+    """One request: its headers, its caller, and its state."""
 
     body: bytearray
-    """The request's body."""
+    """The request's body; empty if it was made as an object."""
     headers: list[tuple[bytes, bytes]]
     """The request's headers; names are lower case."""
     header_bytes: bytes
@@ -59,11 +61,24 @@ class ResponseStream(Protocol):
     def header(self, name: bytes) -> bytes | None:
         """Return the first request header of that (lower-case) name."""
 
-    def respond(self, status: int, body: bytes, content_type: bytes = ...) -> None:
-        """Send a complete response."""
-
     def refuse(self, error: ErrorAnswer) -> None:
         """Send an error response; after the response started, end the stream with an error event."""
+
+    def comment(self) -> None:
+        """Write a comment to a client that waits for the next event, so that its connection is not closed as idle."""
+
+    def capture(self) -> Capture:
+        """Keep a copy of everything that is written from now on."""
+
+    def drop_body(self) -> None:
+        """Free the request's body."""
+
+
+class ResponseStream(IncomingRequest, Protocol):
+    """One request and the response that is written to it."""
+
+    def respond(self, status: int, body: bytes, content_type: bytes = ...) -> None:
+        """Send a complete response."""
 
     def open(self, content_type: bytes) -> None:
         """Begin a streamed response."""
@@ -71,20 +86,14 @@ class ResponseStream(Protocol):
     def write(self, data: bytes) -> None:
         """Send server-sent event data; begins the response if needed."""
 
-    def write_chunk(self, chunk: bytes) -> None:
-        """Send a piece of an opened response."""
+    def write_framed(self, frame: Frame, text: bytes) -> None:
+        """Send the events that are `text` between the head and the tail of the frame, to a stream that has begun."""
 
     def end(self, data: bytes = ...) -> None:
         """Send the last data and complete the response."""
 
     def abort(self) -> None:
         """Close the connection: a response that has begun cannot be completed."""
-
-    def capture(self) -> Capture:
-        """Keep a copy of everything that is written from now on."""
-
-    def drop_body(self) -> None:
-        """Free the request's body."""
 
 
 RequestHandler = Callable[[ResponseStream], None]

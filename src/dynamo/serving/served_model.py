@@ -320,6 +320,17 @@ class ServedModel:
             raise WorkerUnavailable(str(error)) from None
         return self, chosen
 
+    async def preview(self, request: PreprocessedRequest, request_id: str, metadata: Mapping[str, str]) -> Decision:
+        """Return the KV router's decision for a request without counting it. Raise the errors of the router."""
+        kv = self.current.kv
+        assert kv is not None, "the caller checks that there is a KV router"
+        route_request = kv.to_route_request(request, request_id, avoid=self.client.unsound(), metadata=metadata)
+        await kv.know(route_request)
+        try:
+            return kv.look(route_request)
+        except NotReady as error:
+            raise WorkerUnavailable(str(error)) from None
+
     def has_other(self, exclude: frozenset[int]) -> bool:
         """Return whether another eligible worker is known that could take over a stream."""
         successor = self.successor

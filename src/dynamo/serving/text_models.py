@@ -4,10 +4,12 @@ Such a worker always streams chunks, `{"choices": [{"index", "delta" | "text", "
 to a streaming client one by one, and folded into a whole response for others.
 """
 
+import abc
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,15 +20,17 @@ from dynamo.core.errors import DynamoException, NotFound, StreamIncomplete, Unkn
 from dynamo.core.tasks import TaskOwner
 from dynamo.parsers.base import CallArguments, CallBegin, ContentDelta, Event, ReasoningDelta
 from dynamo.protocols.engine import CompletionUsage
+from dynamo.protocols.openai import ChatCompletionRequest, CompletionRequest
 from dynamo.runtime.request_plane.base import Call, Item
 from dynamo.serving.answers import BaseAnswer, Closed
 from dynamo.serving.bodies import decoded
+from dynamo.serving.endpoints import Surface
 from dynamo.serving.errors import ErrorAnswer
+from dynamo.serving.migration import Attempts, is_retryable, more_informative
 from dynamo.serving.models import ModelAccess, Models
 from dynamo.serving.postprocessor import DONE, Chunks, FinishedChoice, TokenEntry
 from dynamo.serving.request_state import RequestState
-from dynamo.serving.response_stream import ResponseStream
-from dynamo.serving.retry import Attempts, is_retryable, more_informative
+from dynamo.serving.response_stream import IncomingRequest, ResponseStream
 from dynamo.serving.served_model import ServedModel
 from dynamo.text.answer_parsing import joined, new_call_id
 
@@ -225,31 +229,25 @@ class TextWriter:
         return self._usage or CompletionUsage(0, 0, 0)
 
 
-class TextAnswer(BaseAnswer):
-    """Response made of a worker's own chunks; the receiver of its one request."""
+class ForwardedAnswer(BaseAnswer):
+    """Response made of the output of a worker that gets the client's request; the receiver of that request."""
 
     def __init__(
         self,
-        exchange: ResponseStream,
+        exchange: IncomingRequest,
         state: RequestState,
         closed: Closed,
         *,
         model: ServedModel,
-        name: str,
         tasks: TaskOwner,
         request: bytes | None = None,
-        writer: TextWriter | None = None,
     ) -> None:
-        """`writer` converts the chunks to another endpoint's response, and `request` is then sent to the worker."""
+        """`request` is sent to the worker; without it, the body of the client's request."""
         super().__init__(exchange, state, closed, lambda _generation, _error: False)
         self._request = request
-        self._writer = writer
         self._model = model
-        self._name = name
         self._tasks = tasks
-        self._shape = SHAPES.get(state.endpoint, ChatShape)
         self._is_stream = state.request_type == "stream"
-        self._chunks: list[dict[str, Any]] = []
         self._has_spoken = False
         self._call: Call | None = None
         self._send: Callable[[], Any] | None = None
@@ -289,25 +287,9 @@ class TextAnswer(BaseAnswer):
         """Fail: a bare token is not a chunk."""
         self.fail(Unknown(f"the worker answered token {token_id}: expected a chunk"))
 
+    @abc.abstractmethod
     def on_item(self, item: Item) -> None:
-        """Handle one chunk; an item without a value is an event, which is not for clients."""
-        if self.is_over or item.data is None:
-            return
-        try:
-            chunk = self._shape.check(decode(item.data, item.codec), self._name)
-            data = self._event(chunk) if self._is_stream else b""
-        except DynamoException as error:
-            self.fail(Unknown(str(error)))
-            return
-        self._has_spoken = True
-        self.state.tokens(1, time.perf_counter())
-        if self._is_stream:
-            self.exchange.write(data)
-        else:
-            self._chunks.append(chunk)
-
-    def _event(self, chunk: dict[str, Any]) -> bytes:
-        return b"data: %b\n\n" % json_encode(chunk) if self._writer is None else self._writer.chunk(chunk)
+        """Handle one output item; an item without a value is an event, which is not for clients."""
 
     def on_end(self) -> None:
         """Complete the response; a stream without a chunk is an error."""
@@ -342,6 +324,56 @@ class TextAnswer(BaseAnswer):
     def touch(self, choice: Any) -> None:
         """Do nothing: there are no token choices."""
 
+    def _cancel_generations(self) -> None:
+        if self._call is not None:
+            self._call.kill()
+            self._call = None
+
+
+class TextAnswer(ForwardedAnswer):
+    """Response made of a worker's own chunks."""
+
+    exchange: ResponseStream
+
+    def __init__(
+        self,
+        exchange: ResponseStream,
+        state: RequestState,
+        closed: Closed,
+        *,
+        model: ServedModel,
+        name: str,
+        tasks: TaskOwner,
+        request: bytes | None = None,
+        writer: TextWriter | None = None,
+    ) -> None:
+        """`writer` converts the chunks to another endpoint's response, and `request` is then sent to the worker."""
+        super().__init__(exchange, state, closed, model=model, tasks=tasks, request=request)
+        self._writer = writer
+        self._name = name
+        self._shape = SHAPES.get(state.endpoint, ChatShape)
+        self._chunks: list[dict[str, Any]] = []
+
+    def on_item(self, item: Item) -> None:
+        """Handle one chunk; an item without a value is an event, which is not for clients."""
+        if self.is_over or item.data is None:
+            return
+        try:
+            chunk = self._shape.check(decode(item.data, item.codec), self._name)
+            data = self._event(chunk) if self._is_stream else b""
+        except DynamoException as error:
+            self.fail(Unknown(str(error)))
+            return
+        self._has_spoken = True
+        self.state.tokens(1, time.perf_counter())
+        if self._is_stream:
+            self.exchange.write(data)
+        else:
+            self._chunks.append(chunk)
+
+    def _event(self, chunk: dict[str, Any]) -> bytes:
+        return b"data: %b\n\n" % json_encode(chunk) if self._writer is None else self._writer.chunk(chunk)
+
     def complete(self) -> None:
         if self._is_stream:
             self.exchange.end(DONE if self._writer is None else self._writer.end())
@@ -350,16 +382,11 @@ class TextAnswer(BaseAnswer):
         else:
             self.exchange.respond(200, self._writer.whole(self._chunks))
 
-    def tell(self, error: ErrorAnswer) -> None:
+    def write_error(self, error: ErrorAnswer) -> None:
         if self.exchange.response_started:
             self.exchange.end(error.event() + DONE if self._writer is None else self._writer.failure(error))
         else:
             self.exchange.refuse(error)
-
-    def _cancel_generations(self) -> None:
-        if self._call is not None:
-            self._call.kill()
-            self._call = None
 
 
 def _checked(chunk: Any, content: str, kind: type, object_name: str, model: str) -> dict[str, Any]:
@@ -433,3 +460,21 @@ def _last(chunks: list[dict[str, Any]], key: str) -> Any:
 def _as_msgpack(body: bytes) -> bytes:
     """Return a request, already decoded once, in the encoding for workers."""
     return msgpack_encode(json_decode(body))
+
+
+def rewritten(
+    surface: Surface, request: ChatCompletionRequest | CompletionRequest, response_id: str, model: str, created: int
+) -> tuple[bytes | None, TextWriter | None]:
+    """Return body and response writer for a text worker, if the endpoint is neither chat nor completions."""
+    if surface.endpoint in SHAPES:
+        return None, None
+    fields_set = given(msgspec.to_builtins(request))
+    if "messages" in fields_set:
+        fields_set["messages"] = [given(message) for message in fields_set["messages"]]
+    body = partial(surface.body, response_id, model, created)
+    return msgpack_encode(fields_set), TextWriter(surface.chunks(response_id, model, created), body)
+
+
+def given(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that are set."""
+    return {name: value for name, value in fields.items() if value is not None}

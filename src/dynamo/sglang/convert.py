@@ -12,6 +12,7 @@ from msgspec import UNSET
 
 from dynamo.backend.request_fields import (
     check_prompt,
+    common_sampling,
     ends_of,
     hidden_ends_of,
     json_text,
@@ -91,14 +92,7 @@ def sampling_of(request: PreprocessedRequest, limits: SglangLimits) -> dict[str,
             raise InvalidArgument(f"{name} is not supported by SGLang", param=name)
     max_tokens = limits.context_length - len(request.token_ids)
     given = {
-        "n": options.n,
-        "presence_penalty": options.presence_penalty,
-        "frequency_penalty": options.frequency_penalty,
-        "repetition_penalty": options.repetition_penalty,
-        "temperature": options.temperature,
-        "top_p": options.top_p,
-        "top_k": options.top_k,
-        "min_p": options.min_p,
+        **common_sampling(options),
         "sampling_seed": options.seed,
         "min_new_tokens": stop.min_tokens,
         "ignore_eos": stop.ignore_eos,

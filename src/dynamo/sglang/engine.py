@@ -12,7 +12,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -37,12 +40,10 @@ from dynamo.runtime.request_plane.base import Reply
 from dynamo.sglang.config import STORE_EVENTS_VARIABLE, SglangConfig, wants_forward_passes
 from dynamo.sglang.controls import SglangControls, read_engine_route
 from dynamo.sglang.convert import SglangLimits, SglangOutput, has_media, refuse_media_options, to_arguments
-from dynamo.sglang.events import kv_listeners, publisher_of
+from dynamo.sglang.events import kv_listeners, layout_of, publisher_of
 from dynamo.sglang.handshake import SglangBootstrap, decode_bootstrap, prefill_bootstrap
-from dynamo.sglang.hicache import layout_of
 from dynamo.sglang.library import SglangLibrary
 from dynamo.sglang.metrics import SglangLoadReporter
-from dynamo.sglang.processes import check_alive, sigquit_handler
 from dynamo.text.multimodal.source import Media
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,9 @@ WARM_UP_S = 600.0  # The first prompt compiles kernels, which takes minutes on s
 WARM_UP_PROMPT = [10, 11, 12, 13]
 """Tokens that every vocabulary has."""
 MEDIA = {"image": "image_data", "video": "video_data", "audio": "audio_data"}
+
+GONE = "ZX"
+"""States of a process that has ended and that its parent has not reaped."""
 
 
 class SglangEngine:
@@ -100,13 +104,11 @@ class SglangEngine:
         if self._role is not DisaggregationMode.AGGREGATED:
             await self._warm_up()
         self._listen(publisher)
-        block = args.page_size or 1
-        reporter = SglangLoadReporter(manager, host, block, is_busy=lambda: len(self._requests) > 0)
+        reporter = SglangLoadReporter(manager, host, args.page_size or 1, is_busy=lambda: len(self._requests) > 0)
         self._tasks.start(reporter.run(), "load")
         self._tasks.start(watch(self._look, self._liveness.die), "health")
         if args.enable_metrics:
             host.metrics.add_text(library.render_metrics)
-        is_prefill = self._role is DisaggregationMode.PREFILL
         controls = SglangControls(
             engine,
             library.io_struct,
@@ -115,8 +117,14 @@ class SglangEngine:
             own=[read_engine_route(text) for text in self._config.engine_routes],
         )
         self._adapters = adapters_of(engine, args)
+        return await self._engine_config(path, controls, has_events=publisher is not None)
+
+    async def _engine_config(self, path: str, controls: SglangControls, *, has_events: bool) -> EngineConfig:
+        """Return what the worker publishes of the loaded engine."""
+        args, manager = self._args, self._engine.tokenizer_manager
         (state, *_) = await manager.get_internal_state()
-        tokens = engine._scheduler_init_result.scheduler_infos[0]["max_total_num_tokens"]
+        tokens = self._engine._scheduler_init_result.scheduler_infos[0]["max_total_num_tokens"]
+        block, is_prefill = args.page_size or 1, self._role is DisaggregationMode.PREFILL
         return EngineConfig(
             model_path=path,
             served_model_name=args.served_model_name,
@@ -126,7 +134,7 @@ class SglangEngine:
             max_num_seqs=state.get("effective_max_running_requests_per_dp") or args.max_running_requests or 0,
             max_num_batched_tokens=args.max_prefill_tokens,
             data_parallel_size=args.dp_size,
-            publishes_kv_events=publisher is not None and not args.disable_radix_cache,
+            publishes_kv_events=has_events and not args.disable_radix_cache,
             runtime_data=self._runtime_data(manager),
             bootstrap_host=own_address() if is_prefill else None,
             bootstrap_port=args.disaggregation_bootstrap_port if is_prefill else None,
@@ -386,3 +394,41 @@ def adapters_of(engine: Any, args: Any) -> LoadedAdapters[str]:
             raise InvalidArgument(f"{name}: {result.error_message or 'the engine did not unload the adapter'}")
 
     return LoadedAdapters(take, drop, slots=args.max_loras_per_batch if args.enable_lora else None)
+
+
+def state_of(pid: int, proc: Path = Path("/proc")) -> str | None:
+    """Return the state letter of a process; None if it does not exist."""
+    try:
+        text = (proc / str(pid) / "stat").read_text()
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()[0]  # After the name, which may contain any character.
+
+
+def check_alive(pids: Iterable[int], proc: Path = Path("/proc")) -> None:
+    """Raise `RuntimeError` that names the first process that has ended."""
+    for pid in pids:
+        state = state_of(pid, proc)
+        if state is None or state in GONE:
+            raise RuntimeError(f"process {pid} of the engine has ended")
+
+
+@contextlib.contextmanager
+def sigquit_handler(loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Handle SIGQUIT, by which SGLang's children report a failure and which would otherwise kill this process.
+
+    Yields a function that installs the handler again, because SGLang's manager replaces it.
+    """
+
+    def install() -> None:
+        with contextlib.suppress(
+            ValueError, RuntimeError, NotImplementedError
+        ):  # Only the main thread handles signals.
+            loop.add_signal_handler(signal.SIGQUIT, on_death)
+
+    install()
+    try:
+        yield install
+    finally:
+        with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
+            loop.remove_signal_handler(signal.SIGQUIT)

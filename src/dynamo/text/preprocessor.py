@@ -19,8 +19,7 @@ from msgspec import UNSET
 
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.core.threads import in_daemon_thread
-from dynamo.model_card.card import ModelFiles, mdc_sum, read_json
-from dynamo.model_card.thinking import DEFAULT_MODE_KEY, DISABLED, ENABLED, template_arguments, thinking_mode
+from dynamo.model_card.card import DEFAULT_MODE_KEY, DISABLED, ENABLED, ModelFiles, mdc_sum, read_json
 from dynamo.protocols.engine import OutputOptions, PreprocessedRequest, Routing, SamplingOptions, StopConditions
 from dynamo.protocols.model_card import ModelDeploymentCard
 from dynamo.protocols.nvext import NvExt
@@ -28,6 +27,7 @@ from dynamo.protocols.openai import ChatCompletionRequest, CommonRequest, Comple
 from dynamo.text.answer_parsers import Readers
 from dynamo.text.chat_template.sandbox import FULL, LONG, QUICK, Budget, OverBudget
 from dynamo.text.chat_template.template import ChatTemplate
+from dynamo.text.chat_template.turns import template_arguments, thinking_mode
 from dynamo.text.fill_in_middle import FillInMiddle
 from dynamo.text.guided import form_bytes, guided_decoding
 from dynamo.text.multimodal.media import has_media, media_of, shown_messages

@@ -8,7 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dynamo.backend.request_fields import check_prompt, ends_of, hidden_ends_of, json_text, own_options, rank_of
+from dynamo.backend.request_fields import (
+    check_prompt,
+    common_sampling,
+    ends_of,
+    hidden_ends_of,
+    json_text,
+    own_options,
+    rank_of,
+)
 from dynamo.core.errors import DynamoException, EngineShutdown, InvalidArgument, ResponseTimeout
 from dynamo.protocols.engine import (
     CompletionUsage,
@@ -77,15 +85,9 @@ def sampling_of(request: PreprocessedRequest, limits: TrtllmLimits) -> dict[str,
             raise InvalidArgument(f"{name} is not supported by TensorRT-LLM", param=name)
     max_tokens = limits.context_length - len(request.token_ids)
     given = {
-        "n": options.n,
+        **common_sampling(options),
         "best_of": options.best_of,
-        "presence_penalty": options.presence_penalty,
-        "frequency_penalty": options.frequency_penalty,
-        "repetition_penalty": options.repetition_penalty,
-        "temperature": options.temperature,
-        "top_p": options.top_p,
         "top_k": None if options.top_k == -1 else options.top_k,
-        "min_p": options.min_p,
         "seed": options.seed,
         "use_beam_search": options.use_beam_search,
         "length_penalty": options.length_penalty,

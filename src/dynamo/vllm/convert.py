@@ -11,6 +11,7 @@ from msgspec import UNSET
 
 from dynamo.backend.request_fields import (
     check_prompt,
+    common_sampling,
     ends_of,
     hidden_ends_of,
     json_text,
@@ -130,14 +131,7 @@ def sampling_of(request: PreprocessedRequest, limits: VllmLimits) -> dict[str, A
     max_tokens = limits.context_length - len(request.token_ids)
     requested_max = stop.max_tokens if stop.max_tokens is not None else limits.defaults.get("max_tokens")
     given = {
-        "n": options.n,
-        "presence_penalty": options.presence_penalty,
-        "frequency_penalty": options.frequency_penalty,
-        "repetition_penalty": options.repetition_penalty,
-        "temperature": options.temperature,
-        "top_p": options.top_p,
-        "top_k": options.top_k,
-        "min_p": options.min_p,
+        **common_sampling(options),
         "seed": options.seed,
         "min_tokens": stop.min_tokens,
         "ignore_eos": stop.ignore_eos,

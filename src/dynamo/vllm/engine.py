@@ -18,13 +18,14 @@ from dynamo.backend.adapters import LoadedAdapters
 from dynamo.backend.disagg import DisaggregationMode, prefill_output, prefill_request, prefill_result_of
 from dynamo.backend.engine import EngineConfig, EngineHost
 from dynamo.backend.health import watch
-from dynamo.backend.listeners import PassListener
+from dynamo.backend.listeners import PassListener, kv_listener
 from dynamo.backend.media import media_items
 from dynamo.backend.request_fields import refusal_of
 from dynamo.core.boundaries import ErrorBoundary
 from dynamo.core.config import environ
 from dynamo.core.errors import ConfigError, DynamoException, EngineShutdown, InvalidArgument, Unknown, WorkerUnavailable
 from dynamo.core.tasks import TaskOwner
+from dynamo.kv_events.engine_subscriber import EngineListener
 from dynamo.model_card.hub import resolve_model
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.runtime.request_plane.base import Reply
@@ -32,7 +33,6 @@ from dynamo.vllm import transfer
 from dynamo.vllm.config import SCHEDULER, VllmConfig, forward_pass_port, wants_forward_passes
 from dynamo.vllm.controls import VllmControls
 from dynamo.vllm.convert import VllmArguments, VllmLimits, VllmOutput, check_embeds, to_vllm
-from dynamo.vllm.events import kv_listeners, publishes
 from dynamo.vllm.library import VllmLibrary
 from dynamo.vllm.metrics import VllmLoadReporter
 
@@ -381,3 +381,22 @@ def adapters_of(llm: Any, make: Any, settings: Any) -> LoadedAdapters[Any]:
         await llm.remove_lora(request.lora_int_id)
 
     return LoadedAdapters(take, drop, slots=None if settings is None else settings.max_loras)
+
+
+def kv_listeners(sources: dict[int, Any], block_tokens: int, first_rank: int, host: EngineHost) -> list[EngineListener]:
+    """Return the subscribers of all publishing ranks; `sources` are vLLM's `KVEventsConfig` by rank.
+
+    Raise `ConfigError` for a publisher other than ZMQ.
+    """
+    listeners: list[EngineListener] = []
+    for rank, source in sorted(sources.items()):
+        if source.publisher != "zmq":
+            raise ConfigError(f'--kv-events-config: publisher {source.publisher!r}: must be "zmq"')
+        listeners.append(kv_listener(source.endpoint, source.replay_endpoint, first_rank + rank, block_tokens, host))
+    return listeners
+
+
+def publishes(engine_config: Any) -> bool:
+    """Return whether an engine with this configuration publishes KV cache events."""
+    events, cache = engine_config.kv_events_config, engine_config.cache_config
+    return bool(events is not None and events.enable_kv_cache_events and cache.enable_prefix_caching)

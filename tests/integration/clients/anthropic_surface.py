@@ -37,7 +37,7 @@ def ask(**fields: Any) -> Any:
 
 
 def blocks(message: Any) -> list[Any]:
-    """What was said, without the ids."""
+    """The content without the ids."""
     return [
         {name: value for name, value in block.to_dict().items() if name not in ("id", "parsed_output") and value is not None}
         for block in message.content

@@ -2,7 +2,7 @@
 
     python -m tests.integration.clients.environments
 
-Nothing of them is imported by the project; the tests run their scripts beside it.
+Nothing of them is imported by the project; the tests run their scripts in separate processes.
 """
 
 import os
@@ -27,7 +27,7 @@ PACKAGES = {
 NODE = ("openai@>=6", "zod@>=4")
 INSTALL_TIMEOUT_S = 900.0
 DONE = "installed"
-"""The file that says what lies beside it."""
+"""The file that lists the installed packages."""
 
 
 def python_of(name: str) -> Path:

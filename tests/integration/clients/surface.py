@@ -1,7 +1,7 @@
-"""Surface: how a client's script says what it tried. Standard library only: it runs in the clients' own environments.
+"""Surface: how a client's script reports its checks. Standard library only: it runs in the clients' own environments.
 
-A script is called with the addresses of a frontend and of one that asks for keys, and with a key that may ask once a
-minute; it prints a line for each check.
+A script is called with the addresses of a frontend and of one that requires keys, and with a key that allows one
+request a minute; it prints a line for each check.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 MODEL = "m"
-"""Says what a request's script tells it to."""
+"""Runs the script of a request."""
 DEMO = "demo"
 """A real model, if a small one."""
 EMBEDDER = "e"
@@ -45,13 +45,13 @@ def check(function: Check) -> Check:
 
 
 def places() -> tuple[str, str, str]:
-    """The address of the frontend, that of the one that asks for keys, and the key that may ask once a minute."""
+    """The address of the frontend, that of the one that requires keys, and the key that allows one request a minute."""
     frontend, keyed, slow_key = sys.argv[1:]
     return frontend, keyed, slow_key
 
 
 def says(*texts: str, **how: Any) -> dict[str, Any]:
-    """What a request carries beside its own fields to be answered with these texts."""
+    """The additional fields of a request that make the model return these texts."""
     return {"nvext": {"annotations": ["script:" + json.dumps({"texts": list(texts), **how})]}}
 
 

@@ -25,20 +25,20 @@ def in_its_own(name: str) -> pytest.MarkDecorator:
 
 @dataclass
 class ClientTargets:
-    """What every client meets: a scripted model, a real one, one that embeds, and a second frontend that asks for keys."""
+    """Servers: a scripted model, a real one, one of embeddings, and a second frontend that requires keys."""
 
     cluster: Cluster
     keyed: Cluster
     slow_keys: Iterator[str]
 
     def run(self, *command: str) -> str:
-        """Runs a client's script to its end. Raises with all that it said."""
+        """Runs a client's script to its end. Raises with all of its output."""
         places = (f"http://127.0.0.1:{self.cluster.port}", f"http://127.0.0.1:{self.keyed.port}", next(self.slow_keys))
         return finished([*command, *places])
 
 
 def finished(command: Sequence[str]) -> str:
-    """What a process said that ended well."""
+    """The output of a process that succeeded."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=DEADLINE_S, check=False)  # fmt: skip
     assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout[-10_000:]}"
     print(done.stdout)

@@ -1,4 +1,4 @@
-"""The behaviours that the Open Responses specification (2026-04-24) asks of a server, over HTTP and over a WebSocket.
+"""Behaviours that the Open Responses specification (2026-04-24) requires, over HTTP and over a WebSocket.
 
 Its own compliance suite is not published as a package, so these are our tests of the same behaviours.
 """

@@ -1,4 +1,4 @@
-"""Prefill and decode in two engines: the same tokens as in one, whatever is asked and whatever goes wrong."""
+"""Prefill and decode in two engines: the same tokens as in one, for every request and after every failure."""
 
 import asyncio
 import json
@@ -457,7 +457,7 @@ SAMPLINGS: list[dict[str, Any]] = [
 
 
 class Hand:
-    """A borrower whose fetches end when the test says so."""
+    """A puller whose fetches end on demand."""
 
     def __init__(self) -> None:
         self.begun: list[Fetch] = []

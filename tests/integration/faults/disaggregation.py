@@ -68,7 +68,7 @@ def requests_of(count: int, chance: random.Random) -> list[dict[str, Any]]:
 
 @dataclass
 class Answer:
-    """What a client heard of one request."""
+    """The response that a client received."""
 
     status: int = 0
     text: str = ""
@@ -78,7 +78,7 @@ class Answer:
     error: str = ""
 
     def same_as(self, other: "Answer") -> bool:
-        """Whether it is whole, came once, and says the same."""
+        """Whether it is complete, arrived once, and has the expected text."""
         mine, theirs = (self.status, self.text, self.ends, self.tokens), (200, other.text, other.ends, other.tokens)
         return mine == theirs and self.is_done and not self.error
 
@@ -180,7 +180,7 @@ class Fleet:
         return worker
 
     def figures(self) -> "Counter[str]":
-        """Of all workers there ever were, as far as they could be asked."""
+        """Of all workers that ever ran, as far as they could be queried."""
         total = self.seen.copy()
         for worker in self.workers:
             total += worker.metrics()
@@ -213,7 +213,7 @@ def fleet(folder: Path, *, prefill: int = 2, decode: int = 2, flags: tuple[str, 
 
 
 def reference(folder: Path, bodies: list[dict[str, Any]]) -> list[Answer]:
-    """What one worker that does everything says to each."""
+    """The response of one worker that computes both phases, for each prompt."""
     folder.mkdir(exist_ok=True)
     with Cluster(folder) as cluster:
         wait_until(cluster.is_live, "the frontend never came up")
@@ -228,7 +228,7 @@ def reference(folder: Path, bodies: list[dict[str, Any]]) -> list[Answer]:
 
 
 class Load:
-    """Clients that ask until enough was asked, and count what came of it."""
+    """Clients that send requests up to a total, and count the results."""
 
     def __init__(self, served: Fleet, bodies: list[dict[str, Any]], want: list[Answer], total: int, seed: int) -> None:
         self._served = served

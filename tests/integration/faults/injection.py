@@ -66,7 +66,7 @@ class Reset:
 
 
 class Proxy:
-    """Stands between a frontend and one worker, in whose record it writes itself; then it can cut and stall."""
+    """A proxy between a frontend and one worker, whose record it rewrites to its own address; it can cut and stall."""
 
     def __init__(self, record: Path) -> None:
         value = record.read_bytes()

@@ -1,4 +1,4 @@
-"""Clients that leave, stall, flood or never read: nobody else notices, and nothing of them is left behind."""
+"""Clients that leave, stall, flood or never read: others are not affected, and nothing of them is left behind."""
 
 import asyncio
 import contextlib
@@ -203,7 +203,7 @@ def read_all(client: socket.socket) -> bytes:
 
 
 def is_cut(client: socket.socket) -> bool:
-    """Whether the connection is closed; who had begun a request was told why."""
+    """Whether the connection is closed; a client that had begun a request received the reason."""
     client.settimeout(DEADLINE_S)
     try:
         while client.recv(65536):

@@ -20,7 +20,7 @@ LONG = {**BODIES[0], "max_tokens": 200, "min_tokens": 200, "temperature": 1.0, "
 
 @pytest.fixture(scope="module")
 def want(tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
-    """What one worker that does all says; the long one last."""
+    """The responses of one worker that computes both phases; the long one last."""
     return reference(tmp_path_factory.mktemp("reference"), [*BODIES, LONG])
 
 

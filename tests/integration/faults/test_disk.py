@@ -27,9 +27,7 @@ def lines(worker: WorkerProcess, words: str) -> int:
     return worker.log.read_text().count(words)
 
 
-def test_a_worker_on_a_full_disk_serves_on_and_registers_again_when_there_is_room(
-    tmp_path: Path, disk: SmallDisk
-) -> None:
+def test_worker_on_a_full_disk_keeps_serving_and_registers_again_later(tmp_path: Path, disk: SmallDisk) -> None:
     with serving(tmp_path) as cluster:
         worker = WorkerProcess(cluster, *PACED)
         record = worker.record.read_bytes()

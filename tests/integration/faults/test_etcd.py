@@ -97,7 +97,7 @@ def logs(cluster: Cluster) -> list[Path]:
 
 
 def logged(cluster: Cluster, words: str, *, times: int = 1) -> bool:
-    """True when each process of the cluster has said so."""
+    """True when each process of the cluster has logged it."""
     return all(path.read_text().count(words) >= times for path in logs(cluster))
 
 

@@ -1,4 +1,4 @@
-"""A frontend killed or stopped: its workers let go of what it asked for, and another serves on."""
+"""A frontend killed or stopped: its workers release its requests, and another frontend keeps serving."""
 
 import time
 from pathlib import Path

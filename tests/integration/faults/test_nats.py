@@ -56,7 +56,7 @@ def options(server: NatsServer) -> NatsOptions:
 
 
 class Heard:
-    """A receiver that keeps what it hears."""
+    """A receiver that records every message."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -134,7 +134,7 @@ class Pair:
                 getting.cancel()
 
     async def fails(self, kind: type[Exception]) -> float:
-        """One request that nobody can take; returns how long that took."""
+        """One request that no worker can take; returns how long that took."""
         began = time.monotonic()
         try:
             error = await asyncio.wait_for((await self.send()).ended, DEADLINE_S)
@@ -311,7 +311,7 @@ async def take(subscriber: NatsSubscriber) -> Event:
     return event
 
 
-async def test_every_event_of_an_outage_is_heard_or_counted_as_missed(events: Events, server: NatsServer) -> None:
+async def test_every_event_of_an_outage_is_received_or_counted_as_missed(events: Events, server: NatsServer) -> None:
     publisher, subscriber = await events.start()
     publisher.publish(b"before")
     assert (await take(subscriber)).payload == b"before"
@@ -336,7 +336,7 @@ async def test_every_event_of_an_outage_is_heard_or_counted_as_missed(events: Ev
     assert publisher.dropped == 0
 
 
-async def test_what_does_not_fit_during_an_outage_is_dropped_and_told_as_a_gap(
+async def test_publisher_drops_excess_events_of_an_outage_and_reports_a_gap(
     events: Events, server: NatsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     publisher, subscriber = await events.start()
@@ -462,7 +462,7 @@ def test_a_process_says_what_it_awaits_and_ends_in_one_line(tmp_path: Path) -> N
 
 
 def test_a_killed_worker_costs_no_request(cluster: Cluster) -> None:
-    """Its record outlives it by seconds; the server knows at once that nobody listens."""
+    """Its record outlives it by seconds; the server reports at once that there are no listeners."""
     second = cluster.mocker()
     assert all(is_answered(cluster.post(CHAT)) for _ in range(4))
     second.kill()

@@ -1,4 +1,4 @@
-"""The network between frontend and worker resets and stalls; strangers send garbage to every port."""
+"""The network between frontend and worker resets and stalls; foreign clients send garbage to every port."""
 
 import random
 import socket
@@ -51,7 +51,7 @@ def test_a_reset_between_frontend_and_worker_loses_no_token(tmp_path: Path) -> N
             wait_until(lambda: worker.is_idle and spare.is_idle, "something is left over")
 
 
-def test_a_sole_worker_whose_connections_are_reset_is_asked_again(tmp_path: Path) -> None:
+def test_requests_return_to_the_only_worker_after_a_connection_reset(tmp_path: Path) -> None:
     with serving(tmp_path, "--migration-limit", "3") as cluster:
         worker = WorkerProcess(cluster, *PACED)
         with between(worker) as proxy:
@@ -98,7 +98,7 @@ def test_a_way_that_stalls_holds_up_no_later_request(tmp_path: Path, monkeypatch
 
 
 def send(address: tuple[str, int], data: bytes) -> bytes:
-    """What a stranger hears who sends that, until the connection is closed or a second has passed."""
+    """The bytes that a foreign client receives until the connection is closed or a second has passed."""
     heard = b""
     with socket.create_connection(address, timeout=DEADLINE_S) as stranger:
         try:

@@ -1,4 +1,4 @@
-"""A worker killed, stopped or continued while requests run: with a spare one, nobody's request fails."""
+"""A worker killed, stopped or continued while requests run: with a spare one, no request fails."""
 
 import time
 from pathlib import Path
@@ -116,7 +116,7 @@ def test_a_stream_that_may_not_move_waits_for_a_stopped_worker(tmp_path: Path) -
         assert cluster.metric("dynamo_frontend_model_migration_total") == 0
 
 
-def test_without_a_spare_worker_silence_ends_in_an_error_when_asked_for(
+def test_stream_timeout_ends_requests_of_a_stopped_worker_without_a_spare(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS", "1.5")

@@ -14,7 +14,9 @@ from dynamo.protocols.engine import (
 )
 
 
-async def test_both_legs_meet_over_a_room(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_prefill_and_decode_mockers_meet_over_a_bootstrap_id(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DYN_HTTP_RPC_HOST", "127.0.0.1")
     port = free_port()
     prefill = running(model_dir, "--disaggregation-mode=prefill", f"--bootstrap-ports={port}")

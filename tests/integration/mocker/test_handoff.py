@@ -1,4 +1,4 @@
-"""A prefill worker and a decode worker meet over one request, or hear that they will not."""
+"""A prefill worker and a decode worker meet over one request, or learn that they will not."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ IDENTITY = {
 
 
 class WatchedClock(ManualClock):
-    """A clock that says when somebody sleeps."""
+    """A clock that records its sleepers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class WatchedClock(ManualClock):
 
 
 class Place:
-    """A prefill worker's side, whose clock moves when it is told to."""
+    """A prefill worker's side, on a manual clock."""
 
     def __init__(self, engine_type: EngineType = "vllm", *, only_missing: bool = False, timeout_s: float = WAIT_S):
         self.clock = WatchedClock()
@@ -60,7 +60,7 @@ class Place:
 
 
 class Decode:
-    """What the decode worker is asked for."""
+    """The request of the decode worker."""
 
     def __init__(self, tokens: int = 32) -> None:
         self.reserved = asyncio.Event()

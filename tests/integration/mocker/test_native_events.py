@@ -1,4 +1,4 @@
-"""KV events in vLLM's own form: what they say, and that they are told again."""
+"""KV events in vLLM's own format: their contents, and that they are replayed."""
 
 import asyncio
 import struct
@@ -33,7 +33,7 @@ def test_an_event_is_a_map_in_the_released_mockers_words() -> None:
     assert native(Cleared(), {}, 2) == {"type": "AllBlocksCleared"}
 
 
-async def test_messages_are_told_again_from_a_number_on() -> None:
+async def test_replay_resends_messages_from_a_sequence_number() -> None:
     port = free_port()
     events = NativeEvents(HOST, free_port(), port, dp_rank=1)
     answering = asyncio.create_task(events.answer())

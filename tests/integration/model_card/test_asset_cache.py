@@ -25,7 +25,7 @@ DATA = bytes(range(256)) * 4000
 
 
 class Worker:
-    """A web server that hands out what it is told, and can be made to misbehave."""
+    """A web server that returns given files, and can be made to misbehave."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}

@@ -14,7 +14,7 @@ from tests.settle import turns, until
 
 @dataclass
 class Asked:
-    """A request as the server heard it."""
+    """A request as the server received it."""
 
     method: str
     path: str

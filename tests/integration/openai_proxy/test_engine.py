@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from tests.integration.openai_proxy.conftest import Asked, Server
 from tests.settle import until
-from tests.unit.openai_proxy.hosts import DEADLINE_S, Heard, Host
+from tests.unit.backend.recorded_reply import RecordedReply
+from tests.unit.openai_proxy.hosts import DEADLINE_S, Host
 from tests.unit.openai_proxy.requests import request
 
 from dynamo.backend.engine import EngineConfig
@@ -78,9 +79,9 @@ def ids(*token_ids: int, reason: str | None = None) -> dict[str, Any]:
     return {"choices": [{"index": 0, "text": "", "token_ids": list(token_ids), "finish_reason": reason}]}
 
 
-async def ended(engine: ProxyEngine, given: Any, request_id: str = "r1") -> tuple[Heard, BaseException | None]:
+async def ended(engine: ProxyEngine, given: Any, request_id: str = "r1") -> tuple[RecordedReply, BaseException | None]:
     """One request from its beginning to its end."""
-    heard = Heard(request_id)
+    heard = RecordedReply(request_id)
     engine.submit(given, heard)  # type: ignore[attr-defined] - both kinds have it
     error = await heard.end()
     await engine.drain()
@@ -201,7 +202,7 @@ async def test_a_cancelled_request_is_cut_at_the_server(server: Server, page: An
     server.pages["/v1/chat/completions"] = page
     engine = text(server)
     async with started(engine):
-        heard = Heard()
+        heard = RecordedReply()
         engine.submit(CHAT, heard)
         async with asyncio.timeout(DEADLINE_S):
             await until(lambda: server.asked_at("/v1/chat/completions"))
@@ -216,27 +217,27 @@ async def test_no_more_runs_at_once_than_there_may(server: Server) -> None:
     server.pages["/v1/chat/completions"] = hangs
     engine = text(server, max_connections=1)
     async with started(engine):
-        first = Heard()
+        first = RecordedReply()
         engine.submit(CHAT, first)
         with pytest.raises(WorkerOverloaded):
-            engine.submit(CHAT, Heard())
+            engine.submit(CHAT, RecordedReply())
         engine.cancel(first)
         async with asyncio.timeout(DEADLINE_S):
             await engine.drain()
-        engine.submit(CHAT, Heard())
+        engine.submit(CHAT, RecordedReply())
 
 
 async def test_an_engine_that_does_not_run_takes_nothing(server: Server) -> None:
     engine = text(server)
     with pytest.raises(EngineShutdown):
-        engine.submit(CHAT, Heard())
+        engine.submit(CHAT, RecordedReply())
     await engine.stop()
     async with started(engine):
         with pytest.raises(InvalidArgument):
-            engine.submit({"model": "ours"}, Heard())
+            engine.submit({"model": "ours"}, RecordedReply())
     await engine.stop()
     with pytest.raises(EngineShutdown):
-        engine.submit(CHAT, Heard())
+        engine.submit(CHAT, RecordedReply())
 
 
 async def test_tokens_go_and_tokens_come(server: Server) -> None:
@@ -276,7 +277,9 @@ async def test_a_stream_of_tokens_that_breaks_may_go_on_elsewhere(server: Server
         (TokenApi.LLAMA_CPP, "/completion", [{"tokens": [5]}, {"tokens": [6], "stop": True, "stop_type": "limit"}]),
     ],
 )  # fmt: skip
-async def test_servers_are_asked_at_their_own_pages(server: Server, api: TokenApi, path: str, chunks: Any) -> None:
+async def test_token_engine_requests_the_path_of_each_server_kind(
+    server: Server, api: TokenApi, path: str, chunks: Any
+) -> None:
     server.pages[path] = says(*chunks)
     engine = tokens(server, token_api=api.value)
     async with started(engine):
@@ -300,14 +303,14 @@ async def test_a_prefill_server_says_where_the_blocks_lie(server: Server) -> Non
     assert "stream" not in body
 
 
-async def test_a_decode_server_is_told_where_they_lie(server: Server) -> None:
+async def test_decode_request_carries_the_kv_transfer_params(server: Server) -> None:
     server.pages["/v1/completions"] = says(ids(6, reason="length"))
     engine = tokens(server, disaggregation_mode="decode")
     async with started(engine):
         given = request(prefill_result=PrefillResult({"kv_transfer_params": {"remote_host": "h"}}))
         heard, error = await ended(engine, given)
         with pytest.raises(InvalidArgument, match="prefill_result"):
-            engine.submit(request(), Heard())
+            engine.submit(request(), RecordedReply())
         alone, _ = await ended(engine, request(annotations=["x-bypass-remote-prefill"]))
     assert error is None
     assert heard.tokens == alone.tokens == [6]
@@ -367,7 +370,7 @@ async def test_engine_closes_the_connection_of_a_cancelled_prefill(server: Serve
     server.pages["/v1/completions"] = never_begins
     engine = tokens(server, disaggregation_mode="prefill")
     async with started(engine):
-        heard = Heard()
+        heard = RecordedReply()
         engine.submit(request(), heard)
         async with asyncio.timeout(DEADLINE_S):
             await until(lambda: server.asked_at("/v1/completions"))

@@ -1,4 +1,4 @@
-"""Facts: what a server is asked at the start, and what becomes of each answer."""
+"""Facts: the requests to a server at the start, and the effect of each response."""
 
 import asyncio
 from pathlib import Path
@@ -57,7 +57,9 @@ async def test_some_may_be_chosen_and_called_otherwise(server: Server) -> None:
         ({"model_path": DEMO_MODEL}, "one of a, b"),
     ],
 )
-async def test_what_does_not_fit_is_said(server: Server, options: dict[str, Any], words: str) -> None:
+async def test_find_offers_rejects_models_that_do_not_match_the_server(
+    server: Server, options: dict[str, Any], words: str
+) -> None:
     server.page("/v1/models", models("a", "b"))
     with pytest.raises(ConfigError, match=words):
         await find_offers(ProxyConfig(url=server.url, **options))
@@ -126,13 +128,13 @@ async def test_a_server_that_never_answers_is_given_up() -> None:
         await finding
 
 
-async def test_a_wrong_key_is_said_at_once(server: Server) -> None:
+async def test_find_offers_rejects_a_wrong_key_at_once(server: Server) -> None:
     server.page("/v1/models", {"error": {"message": "bad key"}}, 401)
     with pytest.raises(ConfigError, match="401 bad key"):
         await find_offers(ProxyConfig(url=server.url))
 
 
-async def test_a_server_without_a_list_is_told_its_model(server: Server) -> None:
+async def test_server_without_a_model_list_uses_the_configured_model(server: Server) -> None:
     del server.pages["/v1/models"]
     _, offers = await find_offers(ProxyConfig(url=server.url, models=["a"]))
     assert offers == [ModelOffer(model="a", name="a")]
@@ -153,7 +155,7 @@ async def test_a_secured_server_is_trusted_where_its_authority_is(tmp_path: Path
         make_client(ProxyConfig(url="https://h", tls_ca=str(tmp_path / "none")))
 
 
-async def test_what_is_no_list_is_said(server: Server) -> None:
+async def test_find_offers_rejects_a_malformed_model_list(server: Server) -> None:
     server.page("/v1/models", b"<html>")
     with pytest.raises(ConfigError, match="OpenAI's form"):
         await find_offers(ProxyConfig(url=server.url))
@@ -166,7 +168,7 @@ def test_versions_are_their_numbers(text: Any, numbers: tuple[int, ...]) -> None
     assert version_of(text) == numbers
 
 
-def test_an_old_vllm_is_asked_for_logprobs_unless_told() -> None:
+def test_old_vllm_uses_the_logprobs_api_unless_configured() -> None:
     old = ServerFacts(kind=ServerKind.VLLM, version=(0, 9, 1), health_path="/health")
     assert token_api_of(ProxyConfig(url="h"), old) is TokenApi.LOGPROBS
     assert token_api_of(ProxyConfig(url="h", token_api="sglang"), old) is TokenApi.SGLANG

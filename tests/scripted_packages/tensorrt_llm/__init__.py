@@ -1,4 +1,4 @@
-"""A scripted TensorRT-LLM: an `LLM` that says its prompt again, keeps its events to be asked for, and hands prompts over."""
+"""A scripted TensorRT-LLM: an `LLM` that repeats its prompt, keeps its events for polling, and hands prompts over."""
 
 import asyncio
 import copy
@@ -15,7 +15,7 @@ __all__ = ["LLM", "SamplingParams"]
 
 
 class Result:
-    """An answer, all of it again at each step; or at once where nobody asked for steps."""
+    """A response, cumulative at each step; or whole when streaming is off."""
 
     def __init__(self, llm: "LLM", asked: SimpleNamespace) -> None:
         self._llm = llm

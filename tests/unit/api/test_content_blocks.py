@@ -13,7 +13,7 @@ Row = list[tuple[BlockKind, str, str]]
 
 
 def row_of(*batches: Sequence[Event], needs_block: bool = False) -> Row:
-    """The blocks as somebody sees them who is told only of the changes; every change must be one of the open block."""
+    """The blocks as a client sees them that receives only the changes; every change must be one of the open block."""
     row = BlockRow()
     changes: list[Change] = []
     for batch in batches:

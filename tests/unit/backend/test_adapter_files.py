@@ -18,7 +18,7 @@ def _fetching(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Store:
-    """Somewhere else, which counts how often it is asked."""
+    """A remote source that counts its requests."""
 
     def __init__(self, path: Path, *, bytes_max: int = 100_000) -> None:
         self.asked: list[str] = []
@@ -93,7 +93,7 @@ def test_what_a_process_left_that_died_is_deleted_but_not_what_another_is_fillin
     assert {one.name for one in store.path.iterdir() if one.name.startswith(FRESH)} == {f"{FRESH}new"}
 
 
-def test_what_was_used_least_recently_makes_room_but_nothing_that_is_loaded(tmp_path: Path) -> None:
+def test_full_cache_evicts_the_least_recently_used_adapter_not_in_use(tmp_path: Path) -> None:
     store = Store(tmp_path, bytes_max=5000)  # Two of them, with what is written down about them.
     paths = {name: store.hold(name) for name in ("a", "b")}
     for path in paths.values():
@@ -133,7 +133,7 @@ def test_an_address_without_bucket_or_prefix_is_refused(uri: str, tmp_path: Path
         fetch_from_s3(uri, str(tmp_path))
 
 
-def test_the_hub_is_asked_for_the_two_files_of_a_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_download_fetches_the_two_files_of_a_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
     asked: list[tuple[str, dict[str, Any]]] = []

@@ -86,7 +86,7 @@ async def test_what_is_loaded_is_not_fetched_again(tmp_path: Path) -> None:
     assert (again["status"], again["lora_id"], again["hot_swap"]) == ("success", 5, False)
 
 
-async def test_names_that_frontends_cannot_tell_apart_are_refused(tmp_path: Path) -> None:
+async def test_adapter_names_with_equal_slugs_are_refused(tmp_path: Path) -> None:
     cluster = Cluster()
     assert (await cluster.service.load({"lora_name": "a b", "source": {"uri": str(tmp_path)}}))["status"] == "success"
     assert (
@@ -94,7 +94,7 @@ async def test_names_that_frontends_cannot_tell_apart_are_refused(tmp_path: Path
     )
 
 
-async def test_frontends_hear_of_it_before_an_adapter_goes(tmp_path: Path) -> None:
+async def test_adapter_card_is_withdrawn_before_the_engine_unloads(tmp_path: Path) -> None:
     cluster = Cluster()
     engine = Engine()
     seen: list[tuple[set[str], set[str]]] = []

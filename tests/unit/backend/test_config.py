@@ -33,10 +33,11 @@ def test_an_endpoint_has_three_parts() -> None:
         read("--namespace=a.b")
 
 
-def test_the_card_says_what_the_model_may_be_asked_for() -> None:
+def test_model_type_follows_the_endpoint_types() -> None:
     assert read().model_type() == "Chat | Completions"
     assert read("--endpoint-types=completions").model_type() == "Completions"
     assert read("--dyn-endpoint-types=chat").model_type() == "Chat"
+    assert read("--endpoint-types=none").model_type() == ""
     with pytest.raises(ConfigError, match="embeddings"):
         read("--endpoint-types=chat,embeddings")
 
@@ -49,7 +50,7 @@ def test_a_value_that_cannot_be_is_refused_by_name(argument: str) -> None:
         read(argument)
 
 
-def test_structural_tags_are_off_unless_they_are_asked_for() -> None:
+def test_structural_tags_are_off_by_default() -> None:
     assert read().tag_policy() is None
     assert read("--dyn-structural-tag=false").tag_policy() is None
     assert read("--dyn-structural-tag=true").tag_policy() == TagPolicy("always")

@@ -31,7 +31,7 @@ def a_request(**fields: object) -> PreprocessedRequest:
     return PreprocessedRequest("m", [1, 2, 3], **fields)  # type: ignore[arg-type]
 
 
-def test_the_older_flags_say_the_same_and_contradict_nobody() -> None:
+def test_older_role_flags_are_equivalent_and_conflict_with_a_mode() -> None:
     assert mode_of(None) is DisaggregationMode.AGGREGATED
     assert mode_of("prefill") is DisaggregationMode.PREFILL
     assert mode_of(None, is_prefill_worker=True) is DisaggregationMode.PREFILL
@@ -42,7 +42,7 @@ def test_the_older_flags_say_the_same_and_contradict_nobody() -> None:
         mode_of(None, is_prefill_worker=True, is_decode_worker=True)
 
 
-def test_the_roles_are_what_upstream_s_cards_say() -> None:
+def test_modes_have_the_roles_of_upstream_cards() -> None:
     roles = {mode: (mode.worker_type, mode.component, mode.needs) for mode in DisaggregationMode}
     assert roles[DisaggregationMode.AGGREGATED] == ("aggregated", "backend", [])
     assert roles[DisaggregationMode.PREFILL] == ("prefill", "prefill", [["decode"]])
@@ -87,7 +87,7 @@ def test_a_decode_worker_goes_on_from_the_result_it_is_given() -> None:
     assert prefill_source_of(request) == PrefillResult({"at": 1})
 
 
-def test_a_decode_worker_without_a_result_computes_the_prompt_only_where_it_is_told_to() -> None:
+def test_decode_worker_requires_a_prefill_result_unless_bypassed() -> None:
     with pytest.raises(InvalidArgument, match="prefill_result"):
         prefill_result_of(a_request())
     with pytest.raises(InvalidArgument, match="prefill_result"):

@@ -1,4 +1,4 @@
-"""A worker that is drained loses no request, and serves again when it is told to."""
+"""A worker that is drained loses no request, and serves again on command."""
 
 import asyncio
 from typing import Any
@@ -29,7 +29,7 @@ class Reply:
 
 
 class Stage:
-    """A service in a world that notes what it is told."""
+    """A service whose environment records every call."""
 
     def __init__(self) -> None:
         self.said: list[str] = []

@@ -1,4 +1,4 @@
-"""Asked: what every engine's adapter looks for in a request."""
+"""Request fields that every engine's adapter reads."""
 
 import pytest
 from tests.unit.vllm.conftest import request

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.unit.vllm.conftest import Heard
+from tests.unit.backend.recorded_reply import RecordedReply
 
 from dynamo.backend.requests import EngineLiveness, Requests
 from dynamo.core.errors import EngineShutdown, Unknown
@@ -23,7 +23,7 @@ async def raising(error: Exception) -> None:
 
 
 async def test_what_a_request_raises_is_its_answer(requests: Requests) -> None:
-    known, other = Heard(), Heard()
+    known, other = RecordedReply(), RecordedReply()
     requests.begin(raising(EngineShutdown("gone")), known)
     requests.begin(raising(RuntimeError("CUDA")), other)
     async with asyncio.timeout(30):
@@ -34,7 +34,7 @@ async def test_what_a_request_raises_is_its_answer(requests: Requests) -> None:
 
 
 async def test_a_dropped_request_hears_nothing_more_and_is_cut_at_last(requests: Requests) -> None:
-    reply, patient = Heard(), Heard()
+    reply, patient = RecordedReply(), RecordedReply()
     requests.begin(asyncio.Event().wait(), reply)  # type: ignore[arg-type]
     gate = asyncio.Event()
 

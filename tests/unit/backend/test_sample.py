@@ -40,7 +40,7 @@ class Heard:
         self.ended = asyncio.Event()
 
     def on_cancel(self, callback: Callable[[], None]) -> None:
-        """Nobody cancels here."""
+        """A cancel callback that is never called."""
 
     def token(self, token_id: int) -> None:
         self.tokens.append(token_id)
@@ -75,7 +75,7 @@ async def test_the_answer_is_the_prompt() -> None:
     assert (heard.last.token_ids, heard.last.finish_reason) == ([9], "length")
 
 
-async def test_the_answer_is_no_longer_than_asked_for() -> None:
+async def test_response_length_is_limited_by_max_tokens() -> None:
     engine, heard = await started(), Heard()
     engine.submit(request([7, 8, 9], 2), heard)
     await asyncio.wait_for(engine.drain(), 5)

@@ -1,4 +1,4 @@
-"""A worker is found while it can answer, and nobody who was answered is left without an end."""
+"""A worker is discoverable while it can answer, and every response gets an end."""
 
 import asyncio
 import json
@@ -66,7 +66,7 @@ class Heard:
 
 
 class Held(EchoEngine):
-    """An echo that says one token and then nothing until it is let go."""
+    """An echo that sends one token and then nothing until it is released."""
 
     def __init__(self, model_path: str) -> None:
         super().__init__(model_path)
@@ -88,7 +88,7 @@ class Held(EchoEngine):
 
 
 class Bench:
-    """A worker and somebody who calls it."""
+    """A worker and a client that calls it."""
 
     def __init__(self, worker: EngineWorker, caller: DistributedRuntime, client: Client, clock: ManualClock) -> None:
         self.worker = worker
@@ -140,7 +140,7 @@ async def test_a_request_is_answered(model_dir: str) -> None:
         assert (heard.last.token_ids, heard.last.finish_reason) == ([7], "length")
 
 
-async def test_the_models_card_says_what_the_engine_said(model_dir: str) -> None:
+async def test_model_card_has_the_values_of_the_engine(model_dir: str) -> None:
     flags = ("--dyn-tool-call-parser=hermes", "--endpoint-types=chat", "--dyn-structural-tag=true")
     async with serving(EchoEngine(model_dir, "parrot"), *flags) as bench:
         (record,) = [json.loads(value) for value in (await bench.records(MODEL_CARDS)).values()]
@@ -208,7 +208,7 @@ async def test_a_caller_that_stops_hears_the_end(model_dir: str) -> None:
         assert heard.last.finish_reason == "cancelled"
 
 
-async def test_a_caller_that_leaves_makes_room(model_dir: str) -> None:
+async def test_cancelled_request_leaves_the_engine(model_dir: str) -> None:
     engine = Held(model_dir)
     async with serving(engine) as bench:
         heard, call = await bench.ask(1, 2, 3)
@@ -303,7 +303,7 @@ async def test_stopping_twice_is_stopping_once(model_dir: str) -> None:
         await bench.worker.stop()
 
 
-async def test_routers_hear_of_blocks_and_load(model_dir: str) -> None:
+async def test_worker_publishes_kv_events_and_load(model_dir: str) -> None:
     async with serving(EchoEngine(model_dir)) as bench:
         plane, endpoint = bench.caller.event_plane, bench.caller.endpoint("dynamo.backend.generate")
         blocks = await plane.subscriber(endpoint.id, "kv-events")
@@ -322,7 +322,7 @@ async def test_routers_hear_of_blocks_and_load(model_dir: str) -> None:
         await loads.close()
 
 
-async def test_metrics_tell_blocks_and_slots(model_dir: str) -> None:
+async def test_metrics_report_blocks_and_slots(model_dir: str) -> None:
     async with serving(EchoEngine(model_dir, "parrot"), "--engine-request-limit=7") as bench:
         bench.worker.publish_load(WorkerLoad(kv_used_blocks=3, kv_total_blocks=12))
         text = bench.metrics()
@@ -368,7 +368,7 @@ def role_options(*argv: str) -> DisaggregatedOptions:
 
 
 class Lender(EchoEngine):
-    """Lends its blocks until it is told that they were fetched."""
+    """Exports its blocks until it is notified that they were fetched."""
 
     def __init__(self, model_path: str) -> None:
         super().__init__(model_path)

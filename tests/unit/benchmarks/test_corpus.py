@@ -52,6 +52,6 @@ def test_nonce_words_are_one_token_each(tokenizer):
     assert {len(tokenizer.encode(word).ids) for word in words} == {1}
 
 
-def test_the_cache_goes_where_it_is_told(monkeypatch, tmp_path):
+def test_cache_directory_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("DYNAMO_BENCH_CACHE", str(tmp_path))
     assert corpus.cache_dir() == str(tmp_path)

@@ -117,7 +117,7 @@ def test_the_tables_show_both_and_the_ratio():
     assert "| saturated c=64 | theirs | 16.0 |" in text
 
 
-def test_router_modes_are_told_apart_by_their_label():
+def test_point_label_contains_the_router_mode():
     assert Point(SATURATED, 64, 1.0, 4.0).label == "saturated c=64"
     assert Point(SATURATED, 64, 1.0, 4.0, KV).label == "saturated c=64 kv"
     assert {point.mode for point in BenchConfig(modes=[KV]).points()} == {KV}

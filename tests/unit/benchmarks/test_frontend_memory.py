@@ -10,7 +10,7 @@ def memory(start, busy, early, end):
     return Memory(start=start, busy=busy, early=early, end=end, requests=1000, seconds=2.0)
 
 
-def test_growth_is_told_since_the_start_and_since_the_first_tenth():
+def test_growth_is_measured_from_the_start_and_from_the_first_tenth():
     found = memory(100.0, 150.0, 120.0, 126.0)
     assert found.growth == pytest.approx(0.26)
     assert found.late_growth == pytest.approx(0.05)

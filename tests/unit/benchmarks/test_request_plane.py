@@ -1,4 +1,4 @@
-"""The table of the request plane says what was measured."""
+"""The table of the request plane contains the measurements."""
 
 import pytest
 from benchmarks.request_plane import Figures, median, show

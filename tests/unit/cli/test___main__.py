@@ -10,7 +10,7 @@ from dynamo.core.errors import ConfigError
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["help"]])
-def test_without_a_command_or_asked_for_help_it_teaches(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_the_commands(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(argv) == 0
     page = capsys.readouterr().out
     assert set(re.findall(r"^  dynamo ([a-z]+)", page, re.MULTILINE)) == set(COMMANDS)

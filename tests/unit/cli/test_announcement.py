@@ -34,13 +34,13 @@ def test_the_curl_line_is_one_line_that_a_shell_splits_as_meant() -> None:
     assert body_of(line)["stream"] is True
 
 
-def test_the_mocker_is_asked_for_so_many_tokens_because_it_demands_a_number() -> None:
+def test_example_commands_for_the_mocker_set_max_tokens() -> None:
     assert "max_tokens" in body_of(announcement(engine="mocker").curl("m"))
     assert "max_tokens" not in body_of(announcement().curl("m"))
     assert announcement(engine="mocker").chat().endswith("--max-tokens 64")
 
 
-def test_a_demo_and_a_mocker_say_what_they_are_and_a_real_model_says_nothing() -> None:
+def test_announcement_labels_demo_models_and_mockers_only() -> None:
     assert "demo model: tiny" in announcement(is_demo=True).ready("demo", 1.0)
     assert "random tokens" in announcement(engine="mocker", is_demo=True).ready("demo", 1.0)
     for word in ("demo", "random"):

@@ -1,4 +1,4 @@
-"""Graph: what each process of a `dynamo serve` is told."""
+"""Graph: the arguments and variables of each process of a `dynamo serve`."""
 
 import pytest
 
@@ -43,7 +43,9 @@ def test_workers_in_a_directory_that_may_be_shared_listen_as_they_would_by_hand(
     ("variables", "verbose", "level"),
     [({}, False, "warn"), ({}, True, "info"), ({"DYN_LOG": "debug"}, False, "debug"), ({"DYN_LOG": ""}, False, "warn")],
 )
-def test_children_are_quiet_unless_asked(variables: dict[str, str], verbose: bool, level: str) -> None:
+def test_children_log_level_follows_verbose_and_the_environment(
+    variables: dict[str, str], verbose: bool, level: str
+) -> None:
     for process in plan(place(**variables), engine="cpu", workers=1, verbose=verbose).processes:
         assert process.variables["DYN_LOG"] == level
 

@@ -104,7 +104,7 @@ def test_restart_is_immediate_again_after_the_window() -> None:
         assert outcome.delay_s == delay
 
 
-def test_being_asked_to_stop_is_no_failure_and_what_then_ends_was_meant_to() -> None:
+def test_stop_and_the_exits_that_follow_are_no_failures() -> None:
     for life in (GraphLife(), serving()):
         assert life.stop("Ctrl-C") == EndGraph(0, "Ctrl-C")
         assert life.exited("worker-1", -15, 0.0) is None

@@ -181,7 +181,7 @@ def test_the_command_is_named_as_it_can_be_typed(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("flag", ["--kserve-grpc-server", "--interactive"])
-def test_a_frontend_that_it_could_not_ask_is_refused(flag: str) -> None:
+def test_frontend_flags_without_an_http_api_are_refused(flag: str) -> None:
     with pytest.raises(ConfigError, match=flag):
         options(flag)
 

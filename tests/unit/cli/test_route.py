@@ -1,4 +1,4 @@
-"""`dynamo route` shows why a worker was chosen, and says in one line why it cannot."""
+"""`dynamo route` shows why a worker was chosen, or one line that gives the reason why it cannot."""
 
 import json
 from typing import Any
@@ -58,7 +58,9 @@ def test_the_state_of_every_worker_is_a_table(
     assert row.split() == ["a", "1", "7", "2.5", "9"]
 
 
-def test_nothing_to_show_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_route_reports_when_there_is_nothing_to_show(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(ChatClient, "decisions", lambda self, **query: [{"model": "m", "decisions": []}])
     monkeypatch.setattr(ChatClient, "router_state", lambda self: [])
     assert module.route(["explain"]) == 0

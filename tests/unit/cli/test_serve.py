@@ -36,7 +36,7 @@ def test_on_a_terminal_a_line_that_stays_takes_the_place_of_an_echoed_key() -> N
     assert stream.getvalue() == "\r\x1b[2Kdone\n"
 
 
-def test_time_counts_from_where_it_is_told() -> None:
+def test_progress_line_counts_from_the_given_start() -> None:
     assert ProgressLine(io.StringIO(), started=time.monotonic() - 60).elapsed_s >= 60
 
 

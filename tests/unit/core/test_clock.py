@@ -1,4 +1,4 @@
-"""Clock: time passes when it is told to."""
+"""Clock: time passes only by advance."""
 
 import asyncio
 

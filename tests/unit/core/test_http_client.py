@@ -1,16 +1,15 @@
-"""HttpClient: what a server says, whole or in parts, and what becomes of its connection."""
+"""HttpClient: responses whole or in parts, and the state of its connection."""
 
 import asyncio
+import errno
 import socket
-import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 
 import pytest
 from tests.settle import turns
 
-from dynamo.core.errors import CannotConnect, ConfigError, Disconnected, ResponseTimeout
-from dynamo.core.http_client import BlockingHttpClient, Deadlines, HttpClient
+from dynamo.core.errors import CannotConnect, ConfigError, Disconnected, InvalidArgument, ResponseTimeout
+from dynamo.core.http_client import BlockingHttpClient, Connection, Deadlines, HttpClient
 
 DEADLINES = Deadlines(5.0, 5.0, 5.0)
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -34,7 +33,7 @@ class Wire:
 
 
 class Lines:
-    """The connections that were opened; what the server says on each is fed to its reader."""
+    """The connections that were opened; the server's bytes are fed to the reader of each."""
 
     def __init__(self) -> None:
         self.opened: list[tuple[asyncio.StreamReader, Wire]] = []
@@ -69,6 +68,69 @@ def whole(body: bytes, status: bytes = b"200 OK", more: bytes = b"") -> bytes:
 async def got(client: HttpClient) -> tuple[int, bytes]:
     async with client.request("GET", "/x") as answer:
         return answer.status, await answer.read()
+
+
+async def test_http_client_ignores_interim_responses(lines: Lines) -> None:
+    lines.says = [b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + whole(b"one")]
+    async with HttpClient("http://h:1", DEADLINES).request("GET", "/x") as response:
+        assert (response.status, dict(response.headers)) == (200, {"content-length": "3"})
+        assert await response.read() == b"one"
+
+
+async def test_http_client_refuses_a_protocol_switch(lines: Lines) -> None:
+    lines.says = [b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n"]
+    with pytest.raises(Disconnected, match="not valid HTTP"):
+        await got(HttpClient("http://h:1", DEADLINES))
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "length"), [("GET", b"", None), ("GET", b"{}", 2), ("POST", b"", 0), ("DELETE", b"", 0)]
+)
+async def test_http_client_describes_a_body_only_where_there_may_be_one(
+    lines: Lines, method: str, body: bytes, length: int | None
+) -> None:
+    lines.says = [whole(b"")]
+    async with HttpClient("http://h:1", DEADLINES).request(method, "/x", body):
+        pass
+    head = lines.opened[0][1].sent
+    assert (b"content-type" in head, b"content-length" in head) == (length is not None, length is not None)
+    assert length is None or b"content-length: %d\r\n" % length in head
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("http://h:1", b"h:1"),
+        ("http://h:80", b"h"),
+        ("https://h", b"h"),
+        ("https://h:80", b"h:80"),
+        ("http://[::1]", b"[::1]"),
+    ],
+)
+async def test_http_client_omits_the_default_port_from_the_host_header(lines: Lines, url: str, host: bytes) -> None:
+    lines.says = [whole(b"")]
+    await got(HttpClient(url, DEADLINES))
+    assert b"\r\nhost: %b\r\n" % host in lines.opened[0][1].sent
+
+
+async def test_http_client_uses_the_given_connections(lines: Lines) -> None:
+    wire = Wire()
+
+    async def opens() -> Connection:
+        reader = asyncio.StreamReader()
+        reader.feed_data(whole(b"one"))
+        return reader, wire  # type: ignore[return-value]
+
+    assert await got(HttpClient("http://h:1", DEADLINES, connect=opens)) == (200, b"one")
+    assert wire.sent.startswith(b"GET /x ") and not lines.opened
+
+
+async def test_http_client_raises_the_errors_of_the_given_connections(lines: Lines) -> None:
+    async def refuses() -> Connection:
+        raise InvalidArgument("not this address")
+
+    with pytest.raises(InvalidArgument, match="not this address"):
+        await got(HttpClient("http://h:1", DEADLINES, connect=refuses))
 
 
 async def test_http_client_reuses_the_connection_after_a_complete_response(lines: Lines) -> None:
@@ -204,21 +266,13 @@ async def test_http_client_stops_reading_a_response_that_is_too_large(lines: Lin
                 await answer.read(10)
 
 
-@asynccontextmanager
-async def served(serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]) -> AsyncIterator[int]:
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-        await server.wait_closed()
+async def test_http_client_error_names_an_unreachable_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('127.0.0.1', 9)")
 
-
-async def test_http_client_error_names_an_unreachable_server() -> None:
-    async with served(lambda _reader, writer: writer.close()) as port:
-        pass
-    with pytest.raises(CannotConnect, match=f"127.0.0.1:{port}: Connection refused"):
-        await got(HttpClient(f"127.0.0.1:{port}", DEADLINES))
+    monkeypatch.setattr(asyncio, "open_connection", refuse)
+    with pytest.raises(CannotConnect, match=r"127\.0\.0\.1:9: Connection refused"):
+        await got(HttpClient("127.0.0.1:9", DEADLINES))
 
 
 async def test_http_client_connect_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,20 +298,23 @@ def test_http_client_refuses_an_invalid_url(url: str) -> None:
 # In the caller's thread ----------------------------------------------------------------------------------------------
 
 
-def served_once(answer: bytes) -> tuple[int, threading.Thread]:
-    """The port of a server that responds to one request, and its thread."""
-    listener = socket.create_server(("127.0.0.1", 0))
+@pytest.fixture
+def serve_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bytes], None]]:
+    """Return a function that sets the response of the next connection; an empty one keeps the connection open."""
+    client, server = socket.socketpair()
 
-    def serve() -> None:
-        with listener, listener.accept()[0] as connection:
-            connection.recv(1 << 16)
-            connection.sendall(answer)
-            if not answer:
-                connection.recv(1)
+    def connect(_address: tuple[str, int], limit_s: float) -> socket.socket:
+        client.settimeout(limit_s)
+        return client
 
-    thread = threading.Thread(target=serve)
-    thread.start()
-    return listener.getsockname()[1], thread
+    def serve(answer: bytes) -> None:
+        server.sendall(answer)
+        if answer:
+            server.shutdown(socket.SHUT_WR)
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    with client, server:
+        yield serve
 
 
 @pytest.mark.parametrize(
@@ -269,11 +326,12 @@ def served_once(answer: bytes) -> tuple[int, threading.Thread]:
         (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
     ],
 )
-def test_blocking_client_reads_a_body_of_any_framing(answer: bytes, body: bytes) -> None:
-    port, thread = served_once(answer)
-    with BlockingHttpClient(f"http://127.0.0.1:{port}", DEADLINES).request("GET", "/x") as response:
+def test_blocking_client_reads_a_body_of_any_framing(
+    serve_once: Callable[[bytes], None], answer: bytes, body: bytes
+) -> None:
+    serve_once(answer)
+    with BlockingHttpClient("http://h:1", DEADLINES).request("GET", "/x") as response:
         assert response.read() == body
-    thread.join()
 
 
 @pytest.mark.parametrize(
@@ -286,16 +344,19 @@ def test_blocking_client_reads_a_body_of_any_framing(answer: bytes, body: bytes)
     ],
 )
 def test_blocking_client_reports_a_response_that_is_unusable(
-    answer: bytes, error: type[Exception], message: str
+    serve_once: Callable[[bytes], None], answer: bytes, error: type[Exception], message: str
 ) -> None:
-    port, thread = served_once(answer)
-    client = BlockingHttpClient(f"http://127.0.0.1:{port}", Deadlines(5.0, 5.0, 5.0, 0.05 if not answer else None))
+    serve_once(answer)
+    client = BlockingHttpClient("http://h:1", Deadlines(5.0, 5.0, 5.0, 0.05 if not answer else None))
     with pytest.raises(error, match=message), client.request("GET", "/x") as response:
         response.read(100)
-    thread.join()
 
 
-def test_blocking_client_reports_a_server_that_does_not_listen() -> None:
+def test_blocking_client_reports_a_server_that_does_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
     request = BlockingHttpClient("http://127.0.0.1:1", DEADLINES).request("GET", "/x")
     with pytest.raises(CannotConnect, match=r"127\.0\.0\.1:1"), request:
         pass

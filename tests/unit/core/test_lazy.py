@@ -1,4 +1,4 @@
-"""A lazy name is what it stands for, and costs nothing until somebody wants it."""
+"""A lazy name is equivalent to its target, and costs nothing before its first use."""
 
 import sys
 from types import ModuleType

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dynamo.core.errors import ConfigError
-from dynamo.core.logging import LEVELS, TRACE, RequestScope, current_request, levels, parse_filters, setup
+from dynamo.core.logging import LEVELS, TRACE, RequestScope, current_request, levels, log_message, parse_filters, setup
 
 
 @pytest.fixture(autouse=True)
@@ -152,3 +152,12 @@ def test_logging_setup_reports_an_unknown_variable_once() -> None:
         setup({"DYN_HTTP_PROTT": "1"}, stream)
     assert stream.getvalue().count("DYN_HTTP_PROTT: unknown variable, ignored; did you mean DYN_HTTP_PORT?") == 1
     assert " WARN dynamo.core.logging: " in stream.getvalue()
+
+
+def test_message_is_logged_for_a_module(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "engine"):
+        log_message("info", "hidden", "engine", "a.py", 1)
+        log_message("error", "100% full", "engine", "a.py", 7)
+    assert [(one.name, one.levelno, one.getMessage(), one.lineno) for one in caplog.records] == [
+        ("engine", logging.ERROR, "100% full", 7)
+    ]

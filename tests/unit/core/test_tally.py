@@ -1,4 +1,4 @@
-"""A tally says of a collection what statistics says of it, whatever came and went."""
+"""A tally returns the same as the statistics module, for any sequence of additions and removals."""
 
 import statistics
 

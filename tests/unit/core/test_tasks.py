@@ -93,7 +93,7 @@ async def test_task_owner_can_be_closed_by_one_of_its_tasks() -> None:
 
 
 class Fragile:
-    """Work that dies as often as it is told, then runs until it is let go."""
+    """Work that fails a given number of times, then runs until it is released."""
 
     def __init__(self, deaths: int) -> None:
         self.deaths = deaths

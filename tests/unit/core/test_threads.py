@@ -1,4 +1,4 @@
-"""Threads that nobody has to wait for."""
+"""Threads that do not delay the end of the process."""
 
 import asyncio
 import subprocess

@@ -1,4 +1,4 @@
-"""What is said of certificates and keys that cannot be used: one line, with the setting's name in it."""
+"""Errors of unusable certificates and keys: one line that contains the setting's name."""
 
 import logging
 import shutil

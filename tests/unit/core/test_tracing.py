@@ -58,7 +58,7 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-def test_a_span_is_told_when_it_begins_and_once_when_it_ends(log: pytest.LogCaptureFixture) -> None:
+def test_span_is_logged_at_its_start_and_once_at_its_end(log: pytest.LogCaptureFixture) -> None:
     tracer = make_tracer(ON)
     assert isinstance(tracer, LoggedTracer)
     span = tracer.start("handle_payload", UNSAMPLED, request_id="r", endpoint="ff/ns/back/generate")

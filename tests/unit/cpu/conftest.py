@@ -125,7 +125,7 @@ def merged(tensors: dict[str, Any], adapter: dict[str, Any], scale: float) -> di
 
 @pytest.fixture
 def write_adapter(tmp_path: Path) -> Callable[..., str]:
-    """Writes an adapter of the tiny model, and says where."""
+    """Writes an adapter of the tiny model, and returns its path."""
 
     def write(tensors: dict[str, Any], *, rank: int = 4, alpha: float = 8, **config: Any) -> str:
         path = tmp_path / f"adapter{len(list(tmp_path.iterdir()))}"
@@ -198,7 +198,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TransformerModel:
 
 
 class Heard:
-    """A reply that remembers what it was told."""
+    """A reply that records every message."""
 
     def __init__(self, request_id: str = "request") -> None:
         self.request_id = request_id
@@ -287,7 +287,7 @@ def deliver_to_replies(outcome: StepOutcome) -> None:
 
 @pytest.fixture
 def deliver() -> Callable[[StepOutcome], None]:
-    """Tells a step's words to their replies, as the engine would."""
+    """Sends a step's results to their replies, as the engine would."""
     return deliver_to_replies
 
 

@@ -20,7 +20,7 @@ from dynamo.protocols.embeddings import ClassifyRequest
 
 
 class Host:
-    """A worker that nothing is asked of."""
+    """A worker that receives no calls."""
 
     def fail(self, error: BaseException) -> None:
         raise AssertionError(error)
@@ -28,7 +28,7 @@ class Host:
 
 @pytest.fixture
 def write_classifier(write_model: Callable[..., str], write_letters: Callable[[Path], None]) -> Callable[..., str]:
-    """A model that tells the named labels apart."""
+    """A model that separates the named labels."""
 
     def write(*labels: str) -> str:
         path = Path(write_model(id2label={str(number): label for number, label in enumerate(labels)}))

@@ -1,4 +1,4 @@
-"""Grammars are compiled once for all who ask, beside the loop, and nobody waits for ever."""
+"""Grammars are compiled once for all requests, in a thread, and every wait is bounded."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Whatever else is in the batch, however prompts are cut and whoever is preempted: the tokens are the same."""
+"""Tokens are independent of the rest of the batch, of prompt chunking and of preemptions."""
 
 import json
 from collections.abc import Callable
@@ -424,7 +424,7 @@ def scoring(generation: ActiveGeneration, count: int = 2) -> ActiveGeneration:
 
 
 def prompt_logprobs_of(generation: Any) -> list[Any]:
-    """What its first output says of the prompt."""
+    """The prompt information of its first output."""
     first, *others = generation.reply.said
     assert not any(isinstance(word, EngineOutput) and word.engine_data for word in others)
     found: list[Any] = first.engine_data["prompt_logprobs"]

@@ -12,13 +12,13 @@ from dynamo.core.errors import ConfigError, EngineShutdown, InvalidArgument, Wor
 from dynamo.cpu.config import CpuConfig
 from dynamo.cpu.embedding_engine import EmbeddingEngine, EmbeddingLimits, to_job
 from dynamo.protocols.embeddings import EmbeddingWork
-from dynamo.text.vectors import from_base64
+from dynamo.serving.embeddings import from_base64
 
 LIMITS = EmbeddingLimits(vocab_size=96, context_length=10, width=32)
 
 
 class Host:
-    """A worker that only wants to know whether the engine failed."""
+    """A worker that only records whether the engine failed."""
 
     def __init__(self) -> None:
         self.failure: BaseException | None = None

@@ -1,4 +1,4 @@
-"""Whatever a model would rather say: its text is what was asked for, or the request is refused by name."""
+"""The text of any model has the requested format, or the request is refused by name."""
 
 import json
 import re
@@ -60,7 +60,7 @@ def walk(guide: Guide, seed: int, tokens_max: int = 400) -> list[int] | None:
 
 @pytest.fixture
 def accepts(letters: str) -> Callable[[Guide, str], bool]:
-    """Whether a text, letter by letter, is what the grammar wants from its first letter to its last."""
+    """Whether the grammar accepts a text letter by letter, to its end."""
 
     def check(guide: Guide, text: str) -> bool:
         for char in text:

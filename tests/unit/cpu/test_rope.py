@@ -1,4 +1,4 @@
-"""The kinds are compared with transformers in tests/integration; here is what can be said without it."""
+"""The kinds are compared with transformers in tests/integration; here are the checks that do not need it."""
 
 from typing import Any
 

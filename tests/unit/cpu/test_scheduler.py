@@ -20,7 +20,7 @@ def sequence(length: int, first: int = 0) -> TokenSequence:
 
 
 def step(machine: Scheduler) -> list[tuple[TokenSequence, int]]:
-    """One step in which every sequence that can says something new."""
+    """One step in which every sequence that can generate a token does."""
     chunks = machine.plan()
     speaking = [chunk.sequence for chunk in chunks if chunk.is_last]
     machine.advance(chunks)

@@ -23,7 +23,7 @@ def test_extensions_are_repeated_or_separated_by_spaces() -> None:
     assert read([], {"DYN_FRONTEND_ROUTE_EXTENSIONS": "a:b  c:d"}).extensions == ["a:b", "c:d"]
 
 
-def test_what_is_served_beside_chats_is_chosen_by_flags() -> None:
+def test_flags_select_the_additional_apis() -> None:
     apis = read([], {}).apis
     assert (apis.enable_anthropic, apis.strip_anthropic_preamble, apis.responses_store) == (False, True, "memory")
     argv = ["--enable-anthropic-api", "--no-strip-anthropic-preamble", "--responses-store", "dir"]
@@ -168,7 +168,7 @@ def test_no_flag_of_the_kv_router_waits_any_more(tmp_path: Path) -> None:
     )
 
 
-def test_an_index_is_told_by_who_has_one() -> None:
+def test_serve_indexer_requires_a_local_kv_index() -> None:
     assert read(["--router-mode", "kv", "--serve-indexer"], {}).serve_indexer
     with pytest.raises(ConfigError, match="--serve-indexer: requires --router-mode kv"):
         read(["--serve-indexer"], {})
@@ -180,39 +180,41 @@ def kept(*argv: str, **variables: str) -> list[str]:
     return drop_unsupported(UNSUPPORTED_FLAGS, argv, variables, {"--http-port"})
 
 
-@pytest.mark.parametrize(
-    "argv", [["--dyn-debug-perf"], ["--dyn-preprocess-workers", "5"], ["--exclude-tools-when-tool-choice-none=false"]]
-)
+@pytest.mark.parametrize("argv", [["--dyn-chat-processor", "vllm"], ["--exclude-tools-when-tool-choice-none=false"]])
 def test_unsupported_flag_is_refused_by_name(argv: list[str]) -> None:
     with pytest.raises(ConfigError, match=argv[0].partition("=")[0]):
         kept(*argv)
 
 
 def test_variable_of_an_unsupported_flag_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="DYN_DEBUG_PERF=1: --dyn-debug-perf"):
-        kept(DYN_DEBUG_PERF="1")
+    with pytest.raises(ConfigError, match="DYN_CHAT_PROCESSOR=vllm: --dyn-chat-processor"):
+        kept(DYN_CHAT_PROCESSOR="vllm")
 
 
 def test_unsupported_flags_with_their_default_are_dropped() -> None:
     argv = [
         "--http-port",
         "1",
-        "--no-dyn-debug-perf",
-        "--dyn-preprocess-workers",
-        "0",
+        "--exclude-tools-when-tool-choice-none",
         "--dyn-chat-processor=dynamo",
         "--x",
     ]
-    assert kept(*argv, DYN_DEBUG_PERF="false", DYN_PREPROCESS_WORKERS="0.0") == ["--http-port", "1", "--x"]
+    assert kept(*argv, DYN_EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE="true", DYN_CHAT_PROCESSOR="dynamo") == [
+        "--http-port",
+        "1",
+        "--x",
+    ]
 
 
 def test_declared_flag_is_supported_even_if_listed() -> None:
-    assert drop_unsupported(UNSUPPORTED_FLAGS, ["--dyn-debug-perf"], {}, {"--dyn-debug-perf"}) == ["--dyn-debug-perf"]
+    assert drop_unsupported(UNSUPPORTED_FLAGS, ["--dyn-chat-processor=x"], {}, {"--dyn-chat-processor"}) == [
+        "--dyn-chat-processor=x"
+    ]
 
 
 def test_only_the_unsupported_flag_with_another_value_is_named() -> None:
     with pytest.raises(ConfigError, match="--dyn-chat-processor"):
-        kept("--dyn-preprocess-workers", "0", "--dyn-chat-processor", "other")
+        kept("--exclude-tools-when-tool-choice-none", "--dyn-chat-processor", "other")
 
 
 @pytest.mark.parametrize(
@@ -224,3 +226,24 @@ def test_unsupported_flag_is_refused_unless_it_has_its_default_value(one: Unsupp
     with pytest.raises(ConfigError, match=one.flag):
         kept(f"{one.flag}={not one.default if isinstance(one.default, bool) else 'otherwise'}")
     assert kept(f"{one.flag}={one.default}") == []
+
+
+def test_flags_without_an_effect_in_upstream_are_accepted() -> None:
+    config = read(
+        [
+            "--kv-cache-block-size", "16", "--admission-control", "token-capacity", "--dyn-debug-perf",
+            "--dyn-preprocess-workers", "2", "--trust-remote-code",
+        ],
+        {},
+    )  # fmt: skip
+    assert config.kv_cache_block_size == 16
+    assert config.trust_remote_code
+
+
+def test_busy_thresholds_accept_none() -> None:
+    config = read(["--active-decode-blocks-threshold", "None"], {"DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD": "none"})
+    assert not config.thresholds.is_set
+    argv = ["--active-decode-blocks-threshold", "None"]
+    assert read(argv, {"DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD": "0.5"}).active_decode_blocks_threshold is None
+    with pytest.raises(ConfigError, match="'x': expected a number, or None"):
+        read(["--active-decode-blocks-threshold", "x"], {})

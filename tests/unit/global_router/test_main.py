@@ -17,7 +17,7 @@ from dynamo.runtime.streams import GeneratorHandler
 SLOW = {"token_ids": list(range(20_000)), "router": {"ttft_target": 2900}}
 
 
-class House(MemoryCluster):
+class GlobalRouterHarness(MemoryCluster):
     """Three pools' routers, and a relay to them."""
 
     def __init__(self) -> None:
@@ -54,39 +54,39 @@ class House(MemoryCluster):
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    made = House()
+async def harness() -> AsyncIterator[GlobalRouterHarness]:
+    made = GlobalRouterHarness()
     await made.start()
     yield made
     await made.close()
 
 
-async def test_a_request_goes_to_its_pool(house: House) -> None:
-    assert await house.ask({"token_ids": [1], "router": {"ttft_target": 20}}) == ["p-fast", "p-fast"]
-    assert await house.ask(SLOW) == ["p-slow", "p-slow"]
-    assert house.seen == ["p-fast", "p-slow"]
+async def test_a_request_goes_to_its_pool(harness: GlobalRouterHarness) -> None:
+    assert await harness.ask({"token_ids": [1], "router": {"ttft_target": 20}}) == ["p-fast", "p-fast"]
+    assert await harness.ask(SLOW) == ["p-slow", "p-slow"]
+    assert harness.seen == ["p-fast", "p-slow"]
 
 
-async def test_a_pool_that_fails_at_once_is_followed_by_a_faster_one(house: House) -> None:
-    house.failing = {"p-slow": (0, Overloaded("full")), "p-mid": (0, Overloaded("full"))}
-    assert await house.ask(SLOW) == ["p-fast", "p-fast"]
-    assert house.seen == ["p-slow", "p-mid", "p-fast"]
+async def test_a_pool_that_fails_at_once_is_followed_by_a_faster_one(harness: GlobalRouterHarness) -> None:
+    harness.failing = {"p-slow": (0, Overloaded("full")), "p-mid": (0, Overloaded("full"))}
+    assert await harness.ask(SLOW) == ["p-fast", "p-fast"]
+    assert harness.seen == ["p-slow", "p-mid", "p-fast"]
 
 
-async def test_what_has_begun_is_not_begun_again(house: House) -> None:
-    house.failing = {"p-slow": (1, Overloaded("full"))}
+async def test_what_has_begun_is_not_begun_again(harness: GlobalRouterHarness) -> None:
+    harness.failing = {"p-slow": (1, Overloaded("full"))}
     with pytest.raises(DynamoException):
-        await house.ask(SLOW)
-    assert house.seen == ["p-slow"]
+        await harness.ask(SLOW)
+    assert harness.seen == ["p-slow"]
 
 
-async def test_the_last_pool_s_failure_is_the_answer(house: House) -> None:
-    house.failing = dict.fromkeys(DISAGG["prefill_pool_dynamo_namespaces"], (0, Overloaded("full")))
+async def test_the_last_pool_s_failure_is_the_answer(harness: GlobalRouterHarness) -> None:
+    harness.failing = dict.fromkeys(DISAGG["prefill_pool_dynamo_namespaces"], (0, Overloaded("full")))
     with pytest.raises(DynamoException, match="full"):
-        await house.ask(SLOW)
-    assert house.seen == ["p-slow", "p-mid", "p-fast"]
+        await harness.ask(SLOW)
+    assert harness.seen == ["p-slow", "p-mid", "p-fast"]
 
 
-async def test_what_cannot_be_read_is_refused(house: House) -> None:
+async def test_what_cannot_be_read_is_refused(harness: GlobalRouterHarness) -> None:
     with pytest.raises(InvalidArgument):
-        await house.ask([1, 2])
+        await harness.ask([1, 2])

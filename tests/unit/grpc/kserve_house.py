@@ -19,7 +19,7 @@ TENSOR_CONFIG = {"name": "echo", "inputs": [{"name": "a", "data_type": "Int32", 
 
 
 class Engines:
-    """What the workers do, and what they were asked."""
+    """The behaviour of the workers, and the requests they received."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -27,7 +27,7 @@ class Engines:
         self.left = asyncio.Event()
 
     async def text(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        """Says the prompt word by word, in each choice."""
+        """Returns the prompt word by word, in each choice."""
         self.asked.append(request)
         words = request["prompt"].split()
         for word in words:
@@ -39,7 +39,7 @@ class Engines:
         yield chunk(*[(index, "", "stop") for index in range(request.get("n") or 1)])
 
     async def tensors(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        """Echoes the tensors, as often as it is told to."""
+        """Echoes the tensors, as often as configured."""
         self.asked.append(request)
         parameters = request.get("parameters") or {}
         if "fail" in parameters:

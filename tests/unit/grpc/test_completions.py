@@ -1,12 +1,18 @@
 """A text request becomes a completion, and its answer KServe's outputs."""
 
+import math
+import re
 from typing import Any
 
 import pytest
 
 from dynamo.core.errors import InvalidArgument
-from dynamo.grpc.completions import body_of, completion_of, response_of
+from dynamo.grpc.completions import completion_request, response_of
 from dynamo.grpc.messages import CLASSES
+from dynamo.protocols.openai import CompletionRequest
+from dynamo.protocols.openai_answers import TextChoice, TextCompletion
+
+COMPLETION = TextCompletion("c", [TextChoice("é", 0, "stop"), TextChoice("", 1)], 1, "m")
 
 
 def request(text: Any = b"hi", streams: bool | None = None, **parameters: Any) -> Any:
@@ -21,18 +27,32 @@ def request(text: Any = b"hi", streams: bool | None = None, **parameters: Any) -
 
 
 def test_its_inputs_and_known_parameters_are_the_completions_fields() -> None:
-    assert completion_of(request()) == {"model": "m", "prompt": "hi", "stream": False, "user": "7"}
-    asked = completion_of(
+    assert completion_request(request()) == CompletionRequest(model="m", prompt="hi", stream=False, user="7")
+    asked = completion_request(
         request(streams=True, max_tokens=("int64", 3), temperature=("double", 0.5), priority=("uint64", 1))
     )
-    assert asked == {
-        "model": "m", "prompt": "hi", "stream": True, "user": "7", "max_tokens": 3, "temperature": 0.5
-    }  # fmt: skip
-    assert body_of(asked).startswith(b'{"model":"m"')
+    assert asked == CompletionRequest(
+        model="m", prompt="hi", stream=True, user="7", max_tokens=3, temperature=0.5
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "problem"),
+    [
+        ("max_tokens", ("string", "3"), "Expected `int | null`, got `str`"),
+        ("nvext", ("string", "{}"), "Expected `object | null`, got `str`"),
+        ("temperature", ("double", math.nan), "is nan: expected a finite number"),
+        ("top_p", ("double", -math.inf), "is -inf: expected a finite number"),
+    ],
+)
+def test_parameter_of_wrong_type_is_refused_by_name(name: str, parameter: Any, problem: str) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(problem)) as raised:
+        completion_request(request(**{name: parameter}))
+    assert raised.value.param == name
 
 
 def test_what_we_set_ourselves_no_parameter_sets() -> None:
-    assert completion_of(request(model=("string", "x"), stream=("bool", True)))["model"] == "m"
+    assert completion_request(request(model=("string", "x"), stream=("bool", True))).model == "m"
 
 
 def other(name: str, datatype: str, shape: list[int], **contents: Any) -> Any:
@@ -52,22 +72,20 @@ def other(name: str, datatype: str, shape: list[int], **contents: Any) -> Any:
         (other("image", "BYTES", [1], bytes_contents=[b"a"]), "unknown input 'image'"),
     ],
 )
-def test_a_request_that_is_none_is_told(message: Any, told: str) -> None:
+def test_invalid_completion_request_is_refused(message: Any, told: str) -> None:
     with pytest.raises(InvalidArgument, match=told):
-        completion_of(message)
+        completion_request(message)
 
 
 def test_each_choice_is_an_element_of_the_outputs() -> None:
-    choices = [{"text": "é", "finish_reason": "stop"}, {"text": "", "finish_reason": None}]
-    answer = response_of({"model": "m", "choices": choices}, "7")
+    answer = response_of(COMPLETION, "7")
     assert (answer.model_name, answer.model_version, answer.id) == ("m", "1", "7")
     said = {one.name: (list(one.shape), list(one.contents.bytes_contents)) for one in answer.outputs}
     assert said == {"text_output": ([2], ["é".encode(), b""]), "finish_reason": ([2], [b"stop", b""])}
 
 
 def test_raw_outputs_are_answered_to_clients_that_send_raw_inputs() -> None:
-    choices = [{"text": "é", "finish_reason": "stop"}, {"text": "", "finish_reason": None}]
-    answer = response_of({"model": "m", "choices": choices}, "7", is_raw=True)
+    answer = response_of(COMPLETION, "7", is_raw=True)
     assert list(answer.raw_output_contents) == [b"\2\0\0\0\xc3\xa9\0\0\0\0", b"\4\0\0\0stop\0\0\0\0"]
     assert list(answer.outputs[0].contents.bytes_contents) == ["é".encode(), b""]
-    assert not response_of({"choices": choices}, "7").raw_output_contents
+    assert not response_of(COMPLETION, "7").raw_output_contents

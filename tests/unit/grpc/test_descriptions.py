@@ -1,4 +1,4 @@
-"""What a client is told of a model's inputs and outputs."""
+"""The descriptions of a model's inputs and outputs."""
 
 from typing import Any
 
@@ -91,7 +91,7 @@ def test_what_is_neither_text_nor_tensors_is_not_found() -> None:
         ({"name": "t", "triton_model_config": [42, 2, 16, 99]}, "an unknown data type"),
     ],
 )
-def test_a_tensor_model_config_that_is_none_is_told(config: Any, told: str) -> None:
+def test_invalid_tensor_model_config_is_refused(config: Any, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         check_tensor_config(config)
 

@@ -1,4 +1,4 @@
-"""The service's methods, asked without a socket."""
+"""The service's methods, called without a socket."""
 
 import asyncio
 from typing import Any
@@ -113,7 +113,7 @@ async def test_each_failure_has_its_status_and_no_secret(message: Any, status: s
         assert "secret" not in told
 
 
-async def test_what_a_worker_fails_in_is_told_in_the_stream_and_the_next_request_goes_on() -> None:
+async def test_worker_failure_is_a_stream_error_and_later_requests_succeed() -> None:
     async with open_kserve_house() as house:
         answers = await house.stream(
             text_request("a fail", streaming=True), tensor_request(1, **{"break": 1}), text_request("b")
@@ -148,7 +148,7 @@ async def test_who_leaves_a_stream_lets_the_worker_stop() -> None:
         await house.engines.left.wait()
 
 
-async def test_keys_are_asked_for_where_there_are_keys() -> None:
+async def test_api_keys_are_required_when_configured() -> None:
     async with open_kserve_house(gate_of) as house:
         for ask in (house.infer, house.stream):
             for headers, told in ((), "required"), ([(b"x-api-key", b"wrong")], "Incorrect"):

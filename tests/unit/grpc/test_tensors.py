@@ -80,7 +80,7 @@ def request(datatype: str = "INT32", shape: Any = (2,), raw: bytes | None = None
         (request("BYTES", [1], b"\1\0\0\0x\0"), "end within element 1"),
     ],
 )
-def test_a_tensor_that_is_none_is_told(message: Any, told: str) -> None:
+def test_invalid_tensor_is_refused_by_name(message: Any, told: str) -> None:
     with pytest.raises(InvalidArgument, match=told) as raised:
         request_of(message)
     assert raised.value.param == "a"

@@ -50,7 +50,7 @@ def provide_wrong() -> object:
     return [5]
 
 
-def test_providers_are_found_by_their_path_and_asked_once() -> None:
+def test_extension_providers_are_loaded_by_path_once() -> None:
     routes = load_extensions([f"{__name__}:provide", f"{__name__}:provide", f"{__name__}:provide_none"])
     assert [route.path for route in routes] == ["/provided"]
 

@@ -21,7 +21,7 @@ WORKER = {"instance_id": 7, "endpoint": "tcp://localhost:40001", "model_name": "
 PROMPT = {"token_ids": [*TOKENS, 13], "model_name": "m"}
 
 
-class House:
+class IndexerHarness:
     """The routes of one indexer."""
 
     def __init__(self, log: AccessLog | None = None) -> None:
@@ -40,26 +40,26 @@ class House:
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    made = House()
+async def harness() -> AsyncIterator[IndexerHarness]:
+    made = IndexerHarness()
     yield made
     await made.models.close()
 
 
-async def test_a_prompt_is_asked_for_in_tokens_and_in_hashes(house: House) -> None:
-    await house.hold()
-    status, found = await house.ask("POST", "/query", PROMPT)
+async def test_query_accepts_tokens_and_block_hashes(harness: IndexerHarness) -> None:
+    await harness.hold()
+    status, found = await harness.ask("POST", "/query", PROMPT)
     assert (status, found.scores) == (200, {"7": {"0": 8}})
     signed = [one - (1 << 64) if one >> 63 else one for one in hashes_of(TOKENS, 4)]
-    assert (await house.ask("POST", "/query_by_hash", {"block_hashes": signed, "model_name": "m"}))[1] == found
-    assert (await house.ask("POST", "/query", {**PROMPT, "lora_name": "l"}))[1].scores == {}
-    assert (await house.ask("GET", "/dump"))[1]["m:default"].block_size == 4
-    assert (await house.ask("POST", "/unregister", {"instance_id": 7, "model_name": "m"}))[0] == 200
-    assert (await house.ask("GET", "/workers"))[1] == []
+    assert (await harness.ask("POST", "/query_by_hash", {"block_hashes": signed, "model_name": "m"}))[1] == found
+    assert (await harness.ask("POST", "/query", {**PROMPT, "lora_name": "l"}))[1].scores == {}
+    assert (await harness.ask("GET", "/dump"))[1]["m:default"].block_size == 4
+    assert (await harness.ask("POST", "/unregister", {"instance_id": 7, "model_name": "m"}))[0] == 200
+    assert (await harness.ask("GET", "/workers"))[1] == []
 
 
-async def test_refusals(house: House) -> None:
-    await house.hold()
+async def test_refusals(harness: IndexerHarness) -> None:
+    await harness.hold()
     for status, method, path, body in (
         (409, "POST", "/register", WORKER),
         (422, "POST", "/register", {"instance_id": 1}),
@@ -71,24 +71,24 @@ async def test_refusals(house: House) -> None:
         (404, "POST", "/deregister_peer", {"url": "http://a"}),
         (400, "POST", "/register_peer", {"url": "a"}),
     ):
-        found, value = await house.ask(method, path, body)
+        found, value = await harness.ask(method, path, body)
         assert found == status, path
         assert isinstance(value, str) if status == 422 else set(value) == {"error"}
 
 
-async def test_peers_are_listed(house: House) -> None:
+async def test_peers_are_listed(harness: IndexerHarness) -> None:
     for url in ("http://b", "http://a", "http://b"):
-        assert (await house.ask("POST", "/register_peer", {"url": url}))[0] == 201
-    assert (await house.ask("GET", "/peers"))[1] == ["http://a", "http://b"]
-    assert (await house.ask("POST", "/deregister_peer", {"url": "http://a"}))[0] == 200
-    assert (await house.ask("GET", "/peers"))[1] == ["http://b"]
+        assert (await harness.ask("POST", "/register_peer", {"url": url}))[0] == 201
+    assert (await harness.ask("GET", "/peers"))[1] == ["http://a", "http://b"]
+    assert (await harness.ask("POST", "/deregister_peer", {"url": "http://a"}))[0] == 200
+    assert (await harness.ask("GET", "/peers"))[1] == ["http://b"]
 
 
-async def test_metrics_count_requests_models_and_listeners(house: House) -> None:
-    await house.hold()
-    await house.ask("POST", "/query", {**PROMPT, "model_name": "n"})
-    await house.ask("GET", "/nothing")
-    text = (await house.ask("GET", "/metrics"))[1]
+async def test_metrics_count_requests_models_and_listeners(harness: IndexerHarness) -> None:
+    await harness.hold()
+    await harness.ask("POST", "/query", {**PROMPT, "model_name": "n"})
+    await harness.ask("GET", "/nothing")
+    text = (await harness.ask("GET", "/metrics"))[1]
     for line in (
         "dynamo_kvindexer_models 1",
         'dynamo_kvindexer_listeners{status="pending"} 1',
@@ -103,13 +103,13 @@ async def test_metrics_count_requests_models_and_listeners(house: House) -> None
 async def test_every_request_is_noted_and_the_file_may_be_moved_away(tmp_path: Path) -> None:
     path = tmp_path / "access.log"
     log = AccessLog(str(path), "X-Trace-Id")
-    house = House(log)
-    await house.ask("GET", "/workers", **{"x-trace-id": "t1"})
+    harness = IndexerHarness(log)
+    await harness.ask("GET", "/workers", **{"x-trace-id": "t1"})
     path.rename(tmp_path / "old.log")
-    assert (await house.ask("POST", "/reopen_logs"))[0] == 200
-    await house.ask("GET", "/health")
+    assert (await harness.ask("POST", "/reopen_logs"))[0] == 200
+    await harness.ask("GET", "/health")
     log.close()
-    await house.models.close()
+    await harness.models.close()
     noted = [json.loads(line) for line in (tmp_path / "old.log").read_text().splitlines()]
     assert noted[0]["path"] == "/workers" and noted[0]["status"] == 200 and noted[0]["trace_id"] == "t1"
     assert noted[0]["time"].endswith("+00:00")

@@ -1,4 +1,4 @@
-"""The dump of a snapshot: each rank's part is of one moment, and nobody waits for all of it."""
+"""The dump of a snapshot: each rank's part is of one moment, and no caller waits for all of it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ class Listener:
         self.index.clear(worker_id, dp_rank)
 
 
-class House:
+class DurableHarness:
     """A router's end of the stream, without a server."""
 
     def __init__(self, blocks_max: int = 1 << 20) -> None:
@@ -52,15 +52,15 @@ class House:
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    made = House()
+async def harness() -> AsyncIterator[DurableHarness]:
+    made = DurableHarness()
     yield made
     await made.durable.close()
     await made.view.close()
 
 
 def held(pieces: list[bytes]) -> dict[int, tuple[int, set[int]]]:
-    """What a dump says: of each worker its last event and its blocks."""
+    """The contents of a dump: of each worker its last event and its blocks."""
     found: dict[int, tuple[int, set[int]]] = {}
     for told in json_decoder(list[WorkerKvEvent]).decode(b"".join(pieces)):
         _, blocks = found.setdefault(told.worker_id, (told.event.event_id, set()))
@@ -73,36 +73,38 @@ def held(pieces: list[bytes]) -> dict[int, tuple[int, set[int]]]:
 
 
 async def test_durable_events_yield_to_the_loop_and_defer_events_of_a_loading_rank(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: DurableHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_durable, "SLICE_S", 0.0)
-    house.store(1, 50)
-    house.store(2, 5)
-    dumping = asyncio.ensure_future(house.durable._dump())
+    harness.store(1, 50)
+    harness.store(2, 5)
+    dumping = asyncio.ensure_future(harness.durable._dump())
     await turns(5)
-    house.hear(1, 51, Stored(None, None, [StoredBlock(7, 7)]))
-    house.hear(2, 6, Stored(None, None, [StoredBlock(8, 8)]))
+    harness.hear(1, 51, Stored(None, None, [StoredBlock(7, 7)]))
+    harness.hear(2, 6, Stored(None, None, [StoredBlock(8, 8)]))
     assert not dumping.done()
-    assert house.index.find(pack([7])).depths == [], "it waits"
-    assert house.index.find(pack([8])).depths, "another rank's does not"
+    assert harness.index.find(pack([7])).depths == [], "it waits"
+    assert harness.index.find(pack([8])).depths, "another rank's does not"
     _, count, pieces = await dumping
     told = held(pieces)
     assert (told[1][0], len(told[1][1])) == (50, 800)
     assert (told[2][0], len(told[2][1])) == (6, 81)
     assert count == 56
-    assert house.index.find(pack([7])).depths, "it was taken when the dump was over"
-    assert house.view.last_event_ids() == {(1, 0): 51, (2, 0): 6}
-    house.index.validate()
+    assert harness.index.find(pack([7])).depths, "it was taken when the dump was over"
+    assert harness.view.last_event_ids() == {(1, 0): 51, (2, 0): 6}
+    harness.index.validate()
 
 
-async def test_durable_events_skip_a_worker_removed_meanwhile(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_durable_events_skip_a_worker_removed_meanwhile(
+    harness: DurableHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kv_durable, "SLICE_S", 0.0)
-    house.store(1, 20)
-    house.store(2, 5)
-    dumping = asyncio.ensure_future(house.durable._dump())
+    harness.store(1, 20)
+    harness.store(2, 5)
+    dumping = asyncio.ensure_future(harness.durable._dump())
     await turns(5)
-    house.view.drop_worker(1)
-    while house.index.sweep():
+    harness.view.drop_worker(1)
+    while harness.index.sweep():
         pass
     assert set(held((await dumping)[2])) == {2}
 
@@ -110,22 +112,22 @@ async def test_durable_events_skip_a_worker_removed_meanwhile(house: House, monk
 async def test_durable_events_restart_a_dump_after_eviction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_durable, "SLICE_S", 0.0)
     monkeypatch.setattr(kv_durable, "DUMP_AGAIN_S", 0.0)
-    house = House(blocks_max=400)
-    house.store(1, 20)
-    dumping = asyncio.ensure_future(house.durable._dump_whole())
+    harness = DurableHarness(blocks_max=400)
+    harness.store(1, 20)
+    dumping = asyncio.ensure_future(harness.durable._dump_whole())
     await turns(5)
-    house.store(2, 20)
-    assert house.index.counts.evicted > 0
+    harness.store(2, 20)
+    assert harness.index.counts.evicted > 0
     _, _, pieces = await dumping
     assert sum(len(blocks) for _, blocks in held(pieces).values()) <= 400
-    await house.durable.close()
-    await house.view.close()
+    await harness.durable.close()
+    await harness.view.close()
 
 
-async def test_durable_events_report_an_empty_rank(house: House) -> None:
-    house.store(3, 1)
-    house.hear(3, 2, Removed([3_000_100 + at for at in range(16)]))
-    _, _, pieces = await house.durable._dump()
+async def test_durable_events_report_an_empty_rank(harness: DurableHarness) -> None:
+    harness.store(3, 1)
+    harness.hear(3, 2, Removed([3_000_100 + at for at in range(16)]))
+    _, _, pieces = await harness.durable._dump()
     assert held(pieces) == {3: (2, set())}
 
 
@@ -136,14 +138,14 @@ async def test_durable_events_report_an_empty_rank(house: House) -> None:
 async def test_snapshot_is_due_when_the_stream_is_half_full_whatever_the_threshold(
     messages: int, size: int, is_due: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = House()
-    house.durable._threshold = 10_000_000
+    harness = DurableHarness()
+    harness.durable._threshold = 10_000_000
     context = Mock()
     context.consumer_info = AsyncMock()
     context.stream_info = AsyncMock(return_value=Mock(state=Mock(messages=messages, bytes=size)))
     started: list[str] = []
-    monkeypatch.setattr(type(house.view), "is_whole", True)
-    monkeypatch.setattr(house.durable, "_condense", Mock())
-    monkeypatch.setattr(house.durable._tasks, "start", lambda work, name: started.append(name))
-    await house.durable._check(context)
+    monkeypatch.setattr(type(harness.view), "is_whole", True)
+    monkeypatch.setattr(harness.durable, "_condense", Mock())
+    monkeypatch.setattr(harness.durable._tasks, "start", lambda work, name: started.append(name))
+    await harness.durable._check(context)
     assert started == (["snapshot"] if is_due else [])

@@ -1,4 +1,4 @@
-"""Events of an engine that is no worker of ours: read in its words, in order, and asked for again."""
+"""Events of an engine that is not our worker: decoded from its format, in order, and queried again after gaps."""
 
 import struct
 from typing import Any
@@ -35,7 +35,7 @@ def message(number: int, *told: Any, topic: bytes = b"kv") -> list[bytes]:
 
 
 class Heard:
-    """An index that one engine tells."""
+    """An index that receives the events of one engine."""
 
     def __init__(self, **more: Any) -> None:
         self.index = KvIndex()

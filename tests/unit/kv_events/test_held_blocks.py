@@ -1,4 +1,4 @@
-"""What a rank holds is what its events say, and whoever is told again ends up with the same."""
+"""The blocks of a rank follow from its events, and a replay gives the same result."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -241,7 +241,7 @@ def everything(made: CachedBlocks) -> dict[str, dict[int, int]]:
 
 
 class HoldingsMachine(RuleBasedStateMachine):
-    """Any events, as an engine in disorder might tell them."""
+    """Any events, as a faulty engine might publish them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -270,7 +270,7 @@ class HoldingsMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.late_id < self.made.last_event_id)
     @rule()
     def catch_up(self) -> None:
-        """A router that heard everything up to an id asks for what follows."""
+        """A router that received everything up to an id requests the events after it."""
         answer = ask(self.made, self.late_id + 1)
         if answer.dump is not None:
             self.late = Router()

@@ -25,7 +25,7 @@ async def test_jetstream_buffer_for_an_absent_server_is_bounded_and_drops_the_ne
 ) -> None:
     monkeypatch.setattr(kv_stream, "UNSENT_MAX", 3)
     runtime = MemoryCluster().runtime()
-    publisher = KvStreamPublisher(runtime, EndpointId.parse("a.b.c"))
+    publisher = KvStreamPublisher(runtime.nats_connection("kv_events"), runtime.metrics, EndpointId.parse("a.b.c"))
     for number in range(1, 6):
         publisher.put(
             WorkerKvEvent(7, "device", "worker", NumberedKvEvent(number, KvEventData(removed=Removed([])), 0))

@@ -1,4 +1,4 @@
-"""KV event relay: what an engine says in vLLM's words is understood, and what it says wrongly harms nothing."""
+"""KV event relay: events in vLLM's format are decoded, and malformed ones have no effect."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ def make_stored(
     lora_name: str | None,
     block_mm_infos: Sequence[Any] | None,
 ) -> KvEvent:
-    """Marks an adapter's blocks, so that a test sees whose they are, and says what they show."""
+    """Marks an adapter's blocks, so that a test can identify them, and records the images they show."""
     infos = block_mm_infos or [None] * len(hashes)
     size = len(tokens) + (100 if lora_name else 0)
     return Stored(parent, None, [StoredBlock(one, size, info) for one, info in zip(hashes, infos, strict=True)])

@@ -1,4 +1,4 @@
-"""Whoever listens hears every event, and whoever missed some is told again."""
+"""Subscribers receive every event, and those that missed some receive them again."""
 
 import asyncio
 from collections.abc import AsyncIterator

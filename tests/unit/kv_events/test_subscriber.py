@@ -19,7 +19,7 @@ ENDPOINT = "dynamo.backend.generate"
 
 
 class Listener:
-    """An index that can be told to lose what it hears."""
+    """An index that can lose events on demand."""
 
     def __init__(self) -> None:
         self.index = KvIndex()
@@ -33,7 +33,7 @@ class Listener:
         self.index.clear(worker_id, dp_rank)
 
 
-class House:
+class SubscriberHarness:
     """A worker and a router that see each other over memory planes."""
 
     def __init__(self) -> None:
@@ -54,8 +54,8 @@ class House:
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    made = House()
+async def harness() -> AsyncIterator[SubscriberHarness]:
+    made = SubscriberHarness()
     yield made
     await made.view.close()
     await made.source.close()
@@ -67,78 +67,78 @@ def stored(parent_hash: int | None, *hashes: int) -> Stored:
     return Stored(parent_hash, None, [StoredBlock(one, one * 10) for one in hashes])
 
 
-async def test_kv_subscriber_applies_the_dump_and_later_events(house: House) -> None:
-    house.source.put(stored(None, 1, 2))
-    await house.source.open()
-    await house.view.start()
-    await until(lambda: house.depth(10, 20, 30) == 2)
-    house.source.put(stored(2, 3))
-    await until(lambda: house.depth(10, 20, 30) == 3)
-    house.source.put(Removed([3, 2]))
-    await until(lambda: house.depth(10, 20, 30) == 1)
-    assert house.view.is_whole
+async def test_kv_subscriber_applies_the_dump_and_later_events(harness: SubscriberHarness) -> None:
+    harness.source.put(stored(None, 1, 2))
+    await harness.source.open()
+    await harness.view.start()
+    await until(lambda: harness.depth(10, 20, 30) == 2)
+    harness.source.put(stored(2, 3))
+    await until(lambda: harness.depth(10, 20, 30) == 3)
+    harness.source.put(Removed([3, 2]))
+    await until(lambda: harness.depth(10, 20, 30) == 1)
+    assert harness.view.is_whole
 
 
-async def test_kv_subscriber_requests_the_dump_of_a_later_source(house: House) -> None:
-    await house.view.start()
-    house.source.put(stored(None, 1))
-    await house.source.open()
-    await until(lambda: house.depth(10) == 1)
+async def test_kv_subscriber_requests_the_dump_of_a_later_source(harness: SubscriberHarness) -> None:
+    await harness.view.start()
+    harness.source.put(stored(None, 1))
+    await harness.source.open()
+    await until(lambda: harness.depth(10) == 1)
 
 
-async def test_kv_subscriber_requests_a_lost_event(house: House) -> None:
-    await house.source.open()
-    await house.view.start()
-    await until(lambda: house.view.has_sources and house.view.is_whole)
+async def test_kv_subscriber_requests_a_lost_event(harness: SubscriberHarness) -> None:
+    await harness.source.open()
+    await harness.view.start()
+    await until(lambda: harness.view.has_sources and harness.view.is_whole)
     for change in (stored(None, 1), stored(1, 2), stored(2, 3)):
-        house.source.put(change)
-    await until(lambda: house.depth(10, 20, 30) == 3)
-    house.source.holdings.apply(house.told(4, stored(3, 4)))  # Happened, and was never heard.
-    house.view.receive(house.told(5, stored(4, 5)))
-    house.source.holdings.apply(house.told(5, stored(4, 5)))
-    assert not house.view.is_whole
-    house.view.receive(house.told(6, stored(5, 6)))
-    house.source.holdings.apply(house.told(6, stored(5, 6)))
-    await until(lambda: house.view.is_whole)
-    assert house.depth(10, 20, 30, 40, 50, 60) == 6
-    house.listener.index.validate()
+        harness.source.put(change)
+    await until(lambda: harness.depth(10, 20, 30) == 3)
+    harness.source.holdings.apply(harness.told(4, stored(3, 4)))  # Happened, and was never heard.
+    harness.view.receive(harness.told(5, stored(4, 5)))
+    harness.source.holdings.apply(harness.told(5, stored(4, 5)))
+    assert not harness.view.is_whole
+    harness.view.receive(harness.told(6, stored(5, 6)))
+    harness.source.holdings.apply(harness.told(6, stored(5, 6)))
+    await until(lambda: harness.view.is_whole)
+    assert harness.depth(10, 20, 30, 40, 50, 60) == 6
+    harness.listener.index.validate()
 
 
-async def test_kv_subscriber_applies_a_repeated_event_once(house: House) -> None:
-    await house.source.open()
-    await house.view.start()
-    await until(lambda: house.view.has_sources and house.view.is_whole)
-    first, second = house.told(1, stored(None, 1)), house.told(2, Removed([1]))
+async def test_kv_subscriber_applies_a_repeated_event_once(harness: SubscriberHarness) -> None:
+    await harness.source.open()
+    await harness.view.start()
+    await until(lambda: harness.view.has_sources and harness.view.is_whole)
+    first, second = harness.told(1, stored(None, 1)), harness.told(2, Removed([1]))
     for told in (first, second, first):
-        house.view.receive(told)
-    assert house.depth(10) == 0
+        harness.view.receive(told)
+    assert harness.depth(10) == 0
 
 
-async def test_kv_subscriber_forgets_a_removed_worker(house: House) -> None:
-    house.source.put(stored(None, 1))
-    await house.source.open()
-    await house.view.start()
-    await until(lambda: house.depth(10) == 1)
-    await house.source.leave()
-    await until(lambda: house.depth(10) == 0)
-    assert not house.view.has_sources
+async def test_kv_subscriber_forgets_a_removed_worker(harness: SubscriberHarness) -> None:
+    harness.source.put(stored(None, 1))
+    await harness.source.open()
+    await harness.view.start()
+    await until(lambda: harness.depth(10) == 1)
+    await harness.source.leave()
+    await until(lambda: harness.depth(10) == 0)
+    assert not harness.view.has_sources
 
 
-async def test_kv_subscriber_follows_events_of_a_worker_without_source(house: House) -> None:
-    await house.view.start()
-    house.view.receive(house.told(1, stored(None, 1)))
-    house.view.receive(house.told(2, stored(1, 2)))
-    assert house.depth(10, 20) == 2
-    house.view.receive(house.told(9, stored(None, 7)))
-    assert (house.depth(10, 20), house.depth(70)) == (0, 1), "what came after a gap is all that is sure"
+async def test_kv_subscriber_follows_events_of_a_worker_without_source(harness: SubscriberHarness) -> None:
+    await harness.view.start()
+    harness.view.receive(harness.told(1, stored(None, 1)))
+    harness.view.receive(harness.told(2, stored(1, 2)))
+    assert harness.depth(10, 20) == 2
+    harness.view.receive(harness.told(9, stored(None, 7)))
+    assert (harness.depth(10, 20), harness.depth(70)) == (0, 1), "what came after a gap is all that is sure"
 
 
 async def test_kv_subscriber_retries_a_source_that_does_not_answer(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: SubscriberHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_view, "QUERY_RETRY_FIRST_S", 0.01)
-    house.source.put(stored(None, 1))
-    await house.source.open()
+    harness.source.put(stored(None, 1))
+    await harness.source.open()
     real, tries = kv_view.query_source, []
 
     async def broken(*question: object) -> object:
@@ -148,46 +148,46 @@ async def test_kv_subscriber_retries_a_source_that_does_not_answer(
         return await real(*question)  # type: ignore[arg-type]
 
     monkeypatch.setattr(kv_view, "query_source", broken)
-    await house.view.start()
-    await until(lambda: house.depth(10) == 1)
+    await harness.view.start()
+    await until(lambda: harness.depth(10) == 1)
     assert len(tries) == 3
 
 
-async def test_kv_subscriber_ignores_an_unreadable_record(house: House) -> None:
+async def test_kv_subscriber_ignores_an_unreadable_record(harness: SubscriberHarness) -> None:
     key = "namespace/dynamo/component/backend/endpoint/generate/topic/kv-events/bad"
-    await house.worker.discovery.put(EVENT_SOURCES, key, b"{")
-    house.source.put(stored(None, 1))
-    await house.source.open()
-    await house.view.start()
-    await until(lambda: house.depth(10) == 1)
+    await harness.worker.discovery.put(EVENT_SOURCES, key, b"{")
+    harness.source.put(stored(None, 1))
+    await harness.source.open()
+    await harness.view.start()
+    await until(lambda: harness.depth(10) == 1)
 
 
-async def test_kv_subscriber_loads_a_stored_snapshot_that_is_newer(house: House) -> None:
-    view = KvView(house.router, EndpointId.parse(ENDPOINT), house.listener, is_durable=True)
-    kept = [house.told(5, stored(None, 1, 2)), house.told(5, Removed([2]))]
+async def test_kv_subscriber_loads_a_stored_snapshot_that_is_newer(harness: SubscriberHarness) -> None:
+    view = KvView(harness.router, EndpointId.parse(ENDPOINT), harness.listener, is_durable=True)
+    kept = [harness.told(5, stored(None, 1, 2)), harness.told(5, Removed([2]))]
     await view.adopt(kept)
-    assert (view.last_event_ids(), house.depth(10, 20)) == ({(house.worker.instance_id, 0): 5}, 1)
-    view.receive(house.told(4, Removed([1])))
-    assert house.depth(10) == 1, "it was covered by what was kept"
-    view.receive(house.told(6, stored(1, 3)))
-    assert house.depth(10, 30) == 2
+    assert (view.last_event_ids(), harness.depth(10, 20)) == ({(harness.worker.instance_id, 0): 5}, 1)
+    view.receive(harness.told(4, Removed([1])))
+    assert harness.depth(10) == 1, "it was covered by what was kept"
+    view.receive(harness.told(6, stored(1, 3)))
+    assert harness.depth(10, 30) == 2
     await view.adopt(kept)
-    assert house.depth(10, 30) == 2, "more was heard than that"
-    view.drop_absent_workers({house.worker.instance_id})
-    assert house.depth(10, 30) == 2
+    assert harness.depth(10, 30) == 2, "more was heard than that"
+    view.drop_absent_workers({harness.worker.instance_id})
+    assert harness.depth(10, 30) == 2
     view.drop_absent_workers(set())
-    assert (view.last_event_ids(), house.depth(10, 30)) == ({}, 0)
+    assert (view.last_event_ids(), harness.depth(10, 30)) == ({}, 0)
 
 
-async def test_kv_subscriber_requests_only_sources_missing_from_the_snapshot(house: House) -> None:
-    view = KvView(house.router, EndpointId.parse(ENDPOINT), house.listener, is_durable=True)
-    house.source.put(stored(None, 1, 2))
-    house.source.flush()  # Before anybody listens.
-    await house.source.open()
+async def test_kv_subscriber_requests_only_sources_missing_from_the_snapshot(harness: SubscriberHarness) -> None:
+    view = KvView(harness.router, EndpointId.parse(ENDPOINT), harness.listener, is_durable=True)
+    harness.source.put(stored(None, 1, 2))
+    harness.source.flush()  # Before anybody listens.
+    await harness.source.open()
     await view.start()
     await turns(20)
     assert view.has_sources
-    assert (house.depth(10), view.is_whole) == (0, True)
+    assert (harness.depth(10), view.is_whole) == (0, True)
     view.query_silent_ranks()
-    await until(lambda: house.depth(10, 20) == 2)
+    await until(lambda: harness.depth(10, 20) == 2)
     await view.close()

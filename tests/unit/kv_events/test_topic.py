@@ -1,4 +1,4 @@
-"""A topic is heard and told from its start to its close."""
+"""A topic is received and published from its start to its close."""
 
 import asyncio
 

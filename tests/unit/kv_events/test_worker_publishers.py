@@ -1,4 +1,4 @@
-"""Routers hear every block event in order, and the newest load."""
+"""Routers receive every block event in order, and the newest load."""
 
 import asyncio
 

@@ -70,7 +70,7 @@ def test_balanced_cost_of_a_full_cache_grows_with_the_missing_blocks() -> None:
     assert costs(load, prompt(3200), capacity=[1000, 4000, math.inf])[0] - large > small - large
 
 
-def test_balanced_cost_needs_no_room_for_blocks_of_other_requests() -> None:
+def test_balanced_cost_counts_shared_blocks_once_against_capacity() -> None:
     load = RankLoads([0, 0], [500, 500], [2, 2])
     asked = Prompt(1600, 100, {}, {}, {}, {}, {0: 100})
     shared, new = costs(load, asked, capacity=[660, 660])

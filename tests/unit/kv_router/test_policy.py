@@ -1,4 +1,4 @@
-"""A request's class follows from what it asks for and from how much of it is in no cache."""
+"""A request's class follows from its fields and from its number of uncached tokens."""
 
 import pytest
 

@@ -32,6 +32,13 @@ def test_queue_is_first_come_first_served_within_a_priority() -> None:
     assert drain(queue) == "dbac"
 
 
+def test_queue_serves_the_newest_request_first_with_lcfs() -> None:
+    queue: WaitingQueue[str] = WaitingQueue([PolicyClass(queue_policy="lcfs")])
+    for one in (waiting("a", at=1, jump=5), waiting("b", at=2), waiting("c", at=3), waiting("d", at=0, strict=1)):
+        queue.push("default", one)
+    assert drain(queue) == "dacb"
+
+
 def test_queue_serves_the_shortest_weighted_work_first() -> None:
     queue: WaitingQueue[str] = WaitingQueue([PolicyClass(queue_policy="wspt")])
     for one in (waiting("a", 100), waiting("b", 100, cached=95), waiting("c", 50), waiting("d", 100, jump=9)):

@@ -1,4 +1,4 @@
-"""Sessions and their prompts: what was said stays known, within bounds."""
+"""Sessions and their prompts: earlier turns stay known, within bounds."""
 
 from hypothesis import given
 from hypothesis import strategies as st

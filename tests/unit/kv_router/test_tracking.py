@@ -1,4 +1,4 @@
-"""Tracking hashes: who has the key computes the same ones, nobody else does."""
+"""Tracking hashes: only processes with the key compute the same ones."""
 
 import struct
 from pathlib import Path

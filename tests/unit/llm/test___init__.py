@@ -1,4 +1,4 @@
-"""The public names: all of them there, none of them loaded before it is asked for."""
+"""The public names: all of them exist, none of them is loaded before its first use."""
 
 import subprocess
 import sys

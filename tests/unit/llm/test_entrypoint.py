@@ -24,7 +24,7 @@ def test_an_argument_that_is_not_honoured_is_named(name: str) -> None:
         EntrypointArgs(EngineType.Dynamic, **{name: "x"})  # type: ignore[arg-type]
 
 
-def test_what_is_no_engine_is_told() -> None:
+def test_unknown_engine_type_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="engine_type"):
         EntrypointArgs(cast(Any, "echo"))
 

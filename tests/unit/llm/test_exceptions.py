@@ -22,3 +22,8 @@ def test_an_http_error_has_a_status_and_a_message() -> None:
 def test_what_is_no_status_is_refused(code: object, message: object) -> None:
     with pytest.raises(ValueError, match="expected"):
         HttpError(code, message)  # type: ignore[arg-type]
+
+
+def test_a_wrong_argument_is_caught_as_the_value_error_that_upstream_raises() -> None:
+    with pytest.raises(ValueError, match="wrong"):
+        raise exceptions.InvalidArgument("wrong", param="n")

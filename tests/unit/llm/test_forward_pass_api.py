@@ -1,14 +1,17 @@
-"""What an engine counts is heard by whoever asks, message by message or the newest of each rank."""
+"""Metrics of an engine reach every subscriber, message by message or the newest of each rank."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import pytest
+import zmq
+import zmq.asyncio
 from tests.settle import turns, until
 
 from dynamo.core.codec import msgpack_decode
 from dynamo.core.errors import InvalidArgument
-from dynamo.llm import FpmDirectPublisher, FpmEventSubscriber
+from dynamo.llm import FpmDirectPublisher, FpmEventRelay, FpmEventSubscriber
+from dynamo.protocols.discovery import MODEL_CARDS
 from dynamo.runtime.component import Endpoint
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
 from dynamo.runtime.distributed import DistributedRuntime
@@ -83,7 +86,7 @@ async def test_the_newest_of_each_rank_is_remembered_while_its_worker_is_there(
     subscriber.shutdown()
 
 
-async def test_ranks_that_there_are_not_are_told(endpoints: Callable[[], Endpoint]) -> None:
+async def test_ranks_out_of_range_are_refused(endpoints: Callable[[], Endpoint]) -> None:
     endpoint = endpoints()
     with pytest.raises(InvalidArgument, match="dp_size"):
         FpmDirectPublisher(endpoint, "7", 0)
@@ -91,3 +94,35 @@ async def test_ranks_that_there_are_not_are_told(endpoints: Callable[[], Endpoin
     with pytest.raises(InvalidArgument, match="dp_rank"):
         publisher.publish(dp_rank=1, **STEP)
     publisher.shutdown()
+
+
+async def test_model_cards_of_the_component_are_tracked(endpoints: Callable[[], Endpoint]) -> None:
+    endpoint = endpoints()
+    subscriber = FpmEventSubscriber(endpoint)
+    with pytest.raises(InvalidArgument, match="start_tracking"):
+        subscriber.get_model_cards()
+    subscriber.start_tracking()
+    record = b'{"type":"Model","card_json":{"display_name":"m"}}'
+    await endpoint.discovery.put(MODEL_CARDS, "ns/backend/generate/1f", record)
+    await endpoint.discovery.put(MODEL_CARDS, "ns/other/generate/20", record)
+    await endpoint.discovery.put(MODEL_CARDS, "ns/backend/generate/1f/adapter", record)
+    await until(lambda: subscriber.get_model_cards() == {"31": '{"display_name":"m"}'})
+    await endpoint.discovery.delete(MODEL_CARDS, "ns/backend/generate/1f")
+    await until(lambda: not subscriber.get_model_cards())
+    subscriber.shutdown()
+
+
+async def test_relay_republishes_the_payload(endpoints: Callable[[], Endpoint]) -> None:
+    publisher = zmq.asyncio.Context.instance().socket(zmq.PUB)
+    publisher.bind("inproc://forward-passes")
+    subscriber = FpmEventSubscriber(endpoints())
+    relay = FpmEventRelay(endpoints(), "inproc://forward-passes")
+    receiving = asyncio.ensure_future(asyncio.to_thread(subscriber.recv))
+    await relay._late.opened()
+    await until(lambda: subscriber._listening is not None)
+    await turns()
+    await publisher.send_multipart([b"", bytes(8), b"payload"])
+    assert await asyncio.wait_for(receiving, 10) == b"payload"
+    relay.shutdown()
+    subscriber.shutdown()
+    publisher.close()

@@ -1,14 +1,16 @@
-"""HttpService: which engines it knows. What it answers over HTTP is in the integration tests."""
+"""HttpService: its registered engines. Its HTTP responses are covered by the integration tests."""
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from dynamo.core.errors import InvalidArgument
-from dynamo.llm import HttpAsyncEngine, HttpService, PythonAsyncEngine
-from dynamo.runtime.distributed import DistributedRuntime
+from dynamo.http.routes.table import Operation, RouteTable
+from dynamo.llm import HttpService, PythonAsyncEngine
+from dynamo.llm.http_service import flat_errors
+from dynamo.serving.errors import ErrorAnswer
 
 
 async def generate(request: Any) -> AsyncIterator[Any]:
@@ -36,14 +38,12 @@ async def test_only_endpoints_that_exist_can_be_enabled() -> None:
     service.enable_endpoint("Completion", False)
     with pytest.raises(InvalidArgument, match="embedding"):
         service.enable_endpoint("embedding", True)
+    with pytest.raises(InvalidArgument, match="batch endpoint availability is fixed when the HTTP service is built"):
+        service.enable_endpoint("batch", True)
 
 
-async def test_an_engine_of_another_loop_is_refused() -> None:
-    other = asyncio.new_event_loop()
-    service = HttpService(0)
-    service.add_chat_completions_model("m", "sum", HttpAsyncEngine(generate, other))
-    runtime = DistributedRuntime(None, "mem", "mem", event_plane="mem")
-    with pytest.raises(InvalidArgument, match="event loop"):
-        await service.run(runtime)
-    other.close()
-    await runtime.shutdown()
+def test_errors_of_all_routes_have_upstreams_keys_alone() -> None:
+    routes = RouteTable()
+    routes.hot("POST", "/v1/x", cast(Any, None), Operation("x"))
+    flat_errors(routes, cast(Any, None))
+    assert routes.error_bodies() == {b"/v1/x": ErrorAnswer.flat_body}

@@ -1,6 +1,8 @@
 """Upstream's router and indexers in Python, over planes in memory."""
 
+import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -20,6 +22,7 @@ from dynamo.llm import (
     RoutingConstraints,
     compute_block_hash_for_seq,
 )
+from dynamo.runtime import Endpoint
 
 BLOCK = 4
 PROMPT = list(range(1, 23))
@@ -27,8 +30,8 @@ PATH = "dynamo.backend.generate"
 TIMEOUT_S = 10.0
 
 
-class House(MemoryCluster):
-    """Two workers that answer with the rank that they were asked for, and a runtime that calls them."""
+class KvRouterHarness(MemoryCluster):
+    """Two workers that return the requested rank, and a runtime that calls them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,14 +58,16 @@ class House(MemoryCluster):
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    made = House()
+async def harness() -> AsyncIterator[KvRouterHarness]:
+    made = KvRouterHarness()
     yield made
     await made.close()
 
 
-async def router_of(house: House, workers: int = 2, config: KvRouterConfig | None = None, **more: Any) -> KvRouter:
-    router = KvRouter(house.runtime().endpoint(PATH), BLOCK, config or KvRouterConfig(), **more)
+async def router_of(
+    harness: KvRouterHarness, workers: int = 2, config: KvRouterConfig | None = None, **more: Any
+) -> KvRouter:
+    router = KvRouter(harness.runtime().endpoint(PATH), BLOCK, config or KvRouterConfig(), **more)
     core = await router.ready()
     await until(lambda: len(core.client.instance_ids()) == workers)
     return router
@@ -73,51 +78,51 @@ def stored(publisher: KvEventPublisher, tokens: list[int]) -> None:
     publisher.publish_stored(tokens, [BLOCK] * whole, list(range(100, 100 + whole)))
 
 
-async def test_a_prompt_goes_where_its_beginning_is_held(house: House) -> None:
-    await house.worker()
-    second = await house.worker()
-    router = await router_of(house)
+async def test_a_prompt_goes_where_its_beginning_is_held(harness: KvRouterHarness) -> None:
+    await harness.worker()
+    second = await harness.worker()
+    router = await router_of(harness)
     stored(second, PROMPT)
     core = router.core
-    await until(lambda: core.kv.machine.index.held(house.workers[1]) == 5)
-    assert await router.best_worker(PROMPT) == (house.workers[1], 0, 5)
+    await until(lambda: core.kv.machine.index.held(harness.workers[1]) == 5)
+    assert await router.best_worker(PROMPT) == (harness.workers[1], 0, 5)
     scores = await router.get_overlap_scores(PROMPT)
     assert scores["num_blocks"] == 5
     by_worker = {row["worker_id"]: row["device_blocks"] for row in scores["workers"]}
-    assert by_worker == {house.workers[0]: 0, house.workers[1]: 5}
+    assert by_worker == {harness.workers[0]: 0, harness.workers[1]: 5}
     assert scores["workers"][0].keys() >= {"host_pinned_blocks", "disk_blocks", "host_pinned_extension_blocks"}
     dumped = json.loads(await router.dump_events())
     assert [len(one["event"]["data"]["stored"]["blocks"]) for one in dumped] == [5]
 
 
-async def test_a_request_is_answered_by_the_chosen_worker_and_then_no_load_any_more(house: House) -> None:
-    await house.worker()
-    router = await router_of(house, 1)
+async def test_a_request_is_answered_by_the_chosen_worker_and_then_no_load_any_more(harness: KvRouterHarness) -> None:
+    await harness.worker()
+    router = await router_of(harness, 1)
     stream = await router.generate(PROMPT, "m", stop_conditions={"max_tokens": 2}, extra_args={"x": 1})
     assert (await router.get_potential_loads(PROMPT))[0]["active_requests"] == 1
     outputs = [output async for output in stream]
     assert [output["token_ids"] for output in outputs] == [[0], [1], []]
-    assert outputs[0]["routing_data"]["worker_id"]["decode_worker_id"] == house.workers[0]
+    assert outputs[0]["routing_data"]["worker_id"]["decode_worker_id"] == harness.workers[0]
     assert "routing_data" not in outputs[1]
     loads = await router.get_potential_loads(PROMPT)
     assert loads == [
         {
-            "worker_id": house.workers[0],
+            "worker_id": harness.workers[0],
             "dp_rank": 0,
             "potential_prefill_tokens": 22,
             "potential_decode_blocks": 5,
             "active_requests": 0,
         }
     ]
-    _, request = house.seen[0]
+    _, request = harness.seen[0]
     assert request["routing"]["dp_rank"] == 0
     assert request["extra_args"] == {"x": 1}
     assert request["stop_conditions"]["max_tokens"] == 2
 
 
-async def test_whoever_leaves_an_answer_early_leaves_no_load(house: House) -> None:
-    await house.worker()
-    router = await router_of(house, 1)
+async def test_whoever_leaves_an_answer_early_leaves_no_load(harness: KvRouterHarness) -> None:
+    await harness.worker()
+    router = await router_of(harness, 1)
     stream = await router.generate_from_request(
         {"model": "m", "token_ids": PROMPT, "stop_conditions": {"max_tokens": 3}}
     )
@@ -125,9 +130,9 @@ async def test_whoever_leaves_an_answer_early_leaves_no_load(house: House) -> No
     assert (await router.get_potential_loads(PROMPT))[0]["active_requests"] == 0
 
 
-async def test_a_request_that_its_caller_sends_is_booked_until_it_is_freed(house: House) -> None:
-    await house.worker()
-    router = await router_of(house, 1)
+async def test_a_request_that_its_caller_sends_is_booked_until_it_is_freed(harness: KvRouterHarness) -> None:
+    await harness.worker()
+    router = await router_of(harness, 1)
     await router.best_worker(PROMPT, request_id="a")
     loads = (await router.get_potential_loads(PROMPT))[0]
     assert (loads["potential_prefill_tokens"], loads["potential_decode_blocks"]) == (44, 5)
@@ -142,14 +147,14 @@ async def test_a_request_that_its_caller_sends_is_booked_until_it_is_freed(house
             await gone
 
 
-async def test_named_workers_and_constraints_are_obeyed(house: House) -> None:
-    await house.worker()
-    await house.worker()
-    router = await router_of(house)
-    for worker in house.workers:
+async def test_named_workers_and_constraints_are_obeyed(harness: KvRouterHarness) -> None:
+    await harness.worker()
+    await harness.worker()
+    router = await router_of(harness)
+    for worker in harness.workers:
         stream = await router.generate(PROMPT, "m", stop_conditions={"max_tokens": 1}, worker_id=worker, dp_rank=0)
         assert [output["token_ids"] async for output in stream] == [[0], []]
-    assert [worker for worker, _ in house.seen] == house.workers
+    assert [worker for worker, _ in harness.seen] == harness.workers
     with pytest.raises(InvalidArgument):
         await router.generate(PROMPT, "m", worker_id=1)
     with pytest.raises(NotReady, match="lacks gold"):
@@ -160,9 +165,9 @@ async def test_named_workers_and_constraints_are_obeyed(house: House) -> None:
         await router.generate(PROMPT, "m", response_buffer_size=-1)
 
 
-async def test_prompts_with_different_images_are_different_prompts(house: House) -> None:
-    await house.worker()
-    router = await router_of(house, 1, KvRouterConfig(use_kv_events=False))
+async def test_prompts_with_different_images_are_different_prompts(harness: KvRouterHarness) -> None:
+    await harness.worker()
+    router = await router_of(harness, 1, KvRouterConfig(use_kv_events=False))
     cat = [{"mm_objects": [{"mm_hash": 5, "offsets": [[0, 2]]}]}]
     dog = [{"mm_objects": [{"mm_hash": 6, "offsets": [[0, 2]]}]}]
     await router.best_worker(PROMPT, update_indexer=True, block_mm_infos=cat)
@@ -174,8 +179,8 @@ async def test_prompts_with_different_images_are_different_prompts(house: House)
     assert (await router.best_worker(PROMPT))[2] == 0
 
 
-async def test_settings_that_cannot_be_meant_are_named(house: House) -> None:
-    endpoint = house.runtime().endpoint(PATH)
+async def test_settings_that_cannot_be_meant_are_named(harness: KvRouterHarness) -> None:
+    endpoint = harness.runtime().endpoint(PATH)
     with pytest.raises(ValueError, match="block_size"):
         KvRouter(endpoint, 0, KvRouterConfig())
     with pytest.raises(ValueError, match="backend, system, model"):
@@ -189,12 +194,12 @@ async def test_settings_that_cannot_be_meant_are_named(house: House) -> None:
         KvRouter(endpoint, 16, KvRouterConfig(), load_threshold_config=thresholds)
 
 
-async def test_an_indexer_follows_an_endpoint(house: House) -> None:
-    publisher = await house.worker()
-    indexer = KvIndexer(house.runtime().endpoint(PATH), BLOCK)
+async def test_an_indexer_follows_an_endpoint(harness: KvRouterHarness) -> None:
+    publisher = await harness.worker()
+    indexer = KvIndexer(harness.runtime().endpoint(PATH), BLOCK)
     await indexer.ready()
     stored(publisher, PROMPT)
-    rank = (house.workers[0], 0)
+    rank = (harness.workers[0], 0)
     await until(lambda: indexer.find_matches_for_request(PROMPT).scores == {rank: 5})
     assert indexer.find_matches(compute_block_hash_for_seq(PROMPT, BLOCK)[:2]).scores == {rank: 2}
     assert indexer.find_matches_for_request(PROMPT, lora_name="l").scores == {}
@@ -204,11 +209,42 @@ async def test_an_indexer_follows_an_endpoint(house: House) -> None:
     await indexer.close()
 
 
-async def test_an_approximate_indexer_believes_for_a_while(house: House) -> None:
+async def test_an_approximate_indexer_believes_for_a_while(harness: KvRouterHarness) -> None:
     clock = ManualClock()
-    indexer = ApproxKvIndexer(house.runtime().endpoint(PATH), BLOCK, 10.0, clock=clock)
+    indexer = ApproxKvIndexer(harness.runtime().endpoint(PATH), BLOCK, 10.0, clock=clock)
     await indexer.process_routing_decision_for_request(PROMPT, 7, 1)
     assert (await indexer.find_matches_for_request(PROMPT)).scores == {(7, 1): 5}
     clock.advance(11.0)
     assert indexer.find_matches_for_request(PROMPT).scores == {}
     assert indexer.block_size() == BLOCK
+
+
+def test_a_router_is_created_in_a_thread_and_used_on_several_loops() -> None:
+    loop = asyncio.new_event_loop()
+
+    async def start() -> tuple[KvRouterHarness, Endpoint]:
+        harness = KvRouterHarness()
+        await harness.worker()
+        return harness, harness.runtime().endpoint(PATH)
+
+    async def tokens(router: KvRouter) -> list[list[int]]:
+        stream = await router.generate(PROMPT, "m", stop_conditions={"max_tokens": 2})
+        return [output["token_ids"] async for output in stream]
+
+    async def ids(endpoint: Endpoint) -> list[int]:
+        return await (await endpoint.client()).wait_for_instances(TIMEOUT_S)
+
+    harness, endpoint = loop.run_until_complete(start())
+    made: list[KvRouter] = []
+    thread = threading.Thread(target=lambda: made.append(KvRouter(endpoint, BLOCK, KvRouterConfig())))
+    thread.start()
+    thread.join(TIMEOUT_S)
+    (router,) = made
+    try:
+        assert asyncio.run(ids(endpoint)) == harness.workers
+        assert [asyncio.run(tokens(router)) for _ in range(2)] == [[[0], [1], []]] * 2
+        assert asyncio.run(router.best_worker(PROMPT))[0] == harness.workers[0]
+    finally:
+        endpoint.runtime.thread.stop()
+        loop.run_until_complete(harness.close())
+        loop.close()

@@ -8,9 +8,11 @@ import pytest
 from tests.settle import until
 
 from dynamo.core.errors import InvalidArgument
+from dynamo.core.loops import LoopThread
 from dynamo.core.metrics import MetricsRegistry
-from dynamo.llm.local_engines import LocalEngines, PythonAsyncEngine
+from dynamo.llm.local_engines import LocalEngines, PythonAsyncEngine, handler_of
 from dynamo.model_card.types import ModelType
+from dynamo.runtime.context import Context
 from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.models import Models
 
@@ -46,3 +48,22 @@ async def test_models_come_and_go_while_they_are_served() -> None:
 async def test_what_is_not_served_cannot_be_removed() -> None:
     with pytest.raises(InvalidArgument, match="not served"):
         LocalEngines(CHAT).remove(CHAT, "a")
+
+
+async def test_an_engine_of_another_loop_runs_there_with_a_context_of_its_own() -> None:
+    thread = LoopThread(asyncio.new_event_loop())
+    seen: list[Any] = []
+
+    async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
+        seen.extend((asyncio.get_running_loop(), context.id()))
+        yield request
+
+    thread.ensure_running()
+    try:
+        handler = handler_of(PythonAsyncEngine(generate, thread.loop))
+        assert [element async for element in handler({"a": 1}, Context("r"))] == [{"a": 1}]
+        assert seen == [thread.loop, "r"]
+        assert handler_of(PythonAsyncEngine(say, asyncio.get_running_loop())) is say
+    finally:
+        thread.stop()
+        thread.loop.close()

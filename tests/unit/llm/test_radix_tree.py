@@ -58,7 +58,7 @@ def test_a_dump_makes_the_same_tree_again() -> None:
     assert again.find_matches([11, 12, 13]).scores == {(1, 0): 3, (2, 1): 2}
 
 
-def test_unknown_blocks_are_told() -> None:
+def test_unknown_blocks_raise_an_error() -> None:
     tree = full_tree()
     with pytest.raises(RuntimeError, match="parent block"):
         tree.apply_event(1, event(2, stored(999, (104, 14))))

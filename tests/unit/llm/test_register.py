@@ -1,6 +1,7 @@
 """Registration: a model's card appears, changes and goes, and nothing unsupported is swallowed."""
 
 from collections.abc import AsyncIterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
 from dynamo.runtime.distributed import DistributedRuntime
 
 BOTH = ModelType.Chat | ModelType.Completions
+NEEDS_DECODE = {"needs": [[WorkerType.Decode]]}
 
 
 @pytest.fixture
@@ -133,6 +135,11 @@ async def test_an_argument_that_is_not_honoured_is_named(endpoint: Endpoint, arg
         ((ModelInput.Text, "chat"), {"skip_model_assets": True}, "model_type"),
         (("text", ModelType.Chat), {"skip_model_assets": True}, "model_input"),
         ((ModelInput.Text, ModelType.Chat), {"skip_model_assets": True, "worker_type": "decode"}, "worker_type"),
+        ((ModelInput.Tokens, ModelType(0)), {}, "worker_type"),
+        ((ModelInput.Tokens, ModelType.Chat), {"worker_type": WorkerType.Prefill, **NEEDS_DECODE}, "surface"),
+        ((ModelInput.Text, ModelType.Prefill), {"worker_type": WorkerType.Prefill, **NEEDS_DECODE}, "ModelInput"),
+        ((ModelInput.Tokens, ModelType.Prefill), {"worker_type": WorkerType.Prefill, "needs": []}, "needs"),
+        ((ModelInput.Tokens, ModelType.Chat), {"worker_type": WorkerType.Decode}, "needs"),
         (
             (ModelInput.Text, ModelType.Chat),
             {"skip_model_assets": True, "custom_template_path": "t.jinja"},
@@ -179,7 +186,7 @@ async def test_taints_are_replaced(endpoint: Endpoint) -> None:
         await update_model_taints(endpoint, {"dynamo.topology/x"})
 
 
-async def test_an_adapters_card_stands_beside_its_models(endpoint: Endpoint, model_dir: Path) -> None:
+async def test_adapter_card_is_published_next_to_its_base_model(endpoint: Endpoint, model_dir: Path) -> None:
     for more in ({"max_gpu_lora_count": 3}, {"lora_name": "My Lora/x", "base_model_path": str(model_dir)}):
         await register_model(
             ModelInput.Tokens,
@@ -222,3 +229,11 @@ async def test_a_directory_is_fetched_as_it_is(model_dir: Path) -> None:
 @pytest.mark.parametrize(("name", "number"), [("x", 1987615332), ("foo.lora", 200896350)])
 def test_an_adapters_number_is_upstreams(name: str, number: int) -> None:
     assert lora_name_to_id(name) == number
+
+
+def test_arguments_have_upstreams_positions() -> None:
+    positional = [
+        one.name for one in signature(register_model).parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD
+    ]
+    assert positional[4:8] == ["model_name", "kv_cache_block_size", "router_config", "runtime_config"]
+    assert positional[-3:] == ["worker_type", "needs", "self_host_metadata"]

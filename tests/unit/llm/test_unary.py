@@ -72,7 +72,7 @@ def test_engine_data_is_added_to_and_never_replaced() -> None:
         with_engine_data({**LAST, "engine_data": 5}, {"a": 3})
 
 
-async def test_a_unary_model_is_registered_served_and_asked(model_dir: Path) -> None:
+async def test_unary_model_is_registered_and_answers_requests(model_dir: Path) -> None:
     async def handler(request: Any, *, context: Context) -> Any:
         return {"token_ids": request["token_ids"], "index": 0, "finish_reason": "length"}
 

@@ -112,7 +112,7 @@ def test_the_host_tier_is_vllms_and_needs_the_prefix_cache() -> None:
     assert (host.num_blocks, host.block_bytes, host.to_host_gbps, host.to_device_gbps) == (8, 640, 32.0, 3.0)
 
 
-def test_frontends_are_told_how_to_route() -> None:
+def test_card_carries_the_router_mode() -> None:
     routing = read("--router-mode=kv", "--active-decode-blocks-threshold=0.5").routing()
     assert routing is not None
     assert routing.on_card()["router_mode"] == "k_v"
@@ -120,7 +120,7 @@ def test_frontends_are_told_how_to_route() -> None:
     assert read().routing() is None
 
 
-def test_frontends_are_told_what_a_kv_router_is_to_weigh() -> None:
+def test_card_carries_the_kv_router_settings() -> None:
     flags = (
         "--router-temperature=0.5",
         "--router-queue-threshold=3",
@@ -147,7 +147,7 @@ def test_frontends_are_told_what_a_kv_router_is_to_weigh() -> None:
         (["--router-mode=kv", "--router-session-affinity-ttl-secs=0"], "session_affinity_ttl_secs"),
     ],
 )
-def test_what_cannot_be_told_to_frontends_is_refused(flags: list[str], why: str) -> None:
+def test_router_flags_that_a_card_cannot_carry_are_refused(flags: list[str], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         read(*flags)
 

@@ -46,7 +46,7 @@ def test_an_image_is_as_many_tokens_as_the_frontend_counted() -> None:
     assert read_request(request([1, 9], mm_routing_info={}), FACTS, 1).prompt == [1, 9]
 
 
-def test_a_rank_may_be_asked_for() -> None:
+def test_request_may_name_its_rank() -> None:
     assert read_request(request([1], routing=Routing(dp_rank=1)), FACTS, 2).dp_rank == 1
     with pytest.raises(InvalidArgument, match="dp_rank 2"):
         read_request(request([1], routing=Routing(dp_rank=2)), FACTS, 2)

@@ -30,7 +30,7 @@ from dynamo.protocols.load import ForwardPass, WorkerLoad
 
 
 class Host:
-    """A worker that remembers what it was told."""
+    """A worker that records every call."""
 
     def __init__(self) -> None:
         self.metrics = MetricsRegistry()
@@ -71,7 +71,7 @@ class Heard:
         return self.last.finish_reason if self.last is not None and self.is_finished else None
 
     def on_cancel(self, callback: Callable[[], None]) -> None:
-        """Nobody cancels here."""
+        """A cancel callback that is never called."""
 
     def token(self, token_id: int) -> None:
         assert self.last is None
@@ -124,8 +124,13 @@ async def test_it_says_what_it_is(model_dir: Path) -> None:
     async with running(model_dir, "--num-gpu-blocks-override=100", "--data-parallel-size=2") as bench:
         assert bench.config.served_model_name == "tiny-model"
         assert bench.config.model_path == str(model_dir)
-        assert (bench.config.context_length, bench.config.total_kv_blocks) == (400, 100)
+        assert (bench.config.context_length, bench.config.total_kv_blocks) == (0, 100)
         assert (bench.config.kv_cache_block_size, bench.config.data_parallel_size) == (4, 2)
+
+
+async def test_published_context_length_is_that_of_the_flag(model_dir: Path) -> None:
+    async with running(model_dir, "--max-model-len=64") as bench:
+        assert bench.config.context_length == 64
 
 
 async def test_tokens_come_when_their_step_ends(model_dir: Path) -> None:
@@ -240,7 +245,7 @@ async def test_ranks_are_chosen_by_the_request_or_by_load(model_dir: Path) -> No
         assert {load.dp_rank for load in bench.host.loads} == {0, 1}
 
 
-async def test_blocks_and_load_are_told_at_the_steps_end(model_dir: Path) -> None:
+async def test_engine_publishes_blocks_and_load_at_the_end_of_a_step(model_dir: Path) -> None:
     async with running(model_dir) as bench:
         bench.ask(2, prompt=9)
         await bench.pass_ms(0)
@@ -296,7 +301,7 @@ async def test_a_stopped_engine_sends_requests_elsewhere(model_dir: Path) -> Non
             bench.ask(3)
 
 
-async def test_a_crash_is_told_to_the_worker(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_engine_reports_a_crash_to_the_worker(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(load(MockerConfig, [f"--model-path={model_dir}"], {}))
     await bench.engine.start(bench.host)
     heard = bench.ask(3)
@@ -344,7 +349,7 @@ async def test_a_decode_worker_begins_with_the_first_token_and_tells_no_cache(mo
             bench.ask(3)
 
 
-async def test_thoughts_and_recorded_answers_are_said(model_dir: Path, tmp_path: Path) -> None:
+async def test_engine_generates_reasoning_and_recorded_responses(model_dir: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"output_token_ids": [7, 8, 9], "output_replay_id": "a"}')
     text = '--reasoning={"start_thinking_token_id": 5, "end_thinking_token_id": 6, "thinking_ratio": 0.5}'
@@ -366,7 +371,7 @@ async def test_thoughts_and_recorded_answers_are_said(model_dir: Path, tmp_path:
         assert len(unknown.tokens) == 49, "and the last one: random, as the released mocker's"
 
 
-async def test_routers_hear_of_the_hosts_tier(model_dir: Path) -> None:
+async def test_engine_publishes_events_of_the_host_tier(model_dir: Path) -> None:
     async with running(model_dir, "--speedup-ratio=0", "--num-host-blocks=8") as bench:
         bench.ask(2, prompt=20)
         for _ in range(10):

@@ -1,4 +1,4 @@
-"""The mocker's settings are read in upstream's words, and one that does nothing here is told."""
+"""The mocker's settings are read from upstream's names, and one without effect is reported."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a step did is told once, to the routers and to the metrics."""
+"""The results of a step are published once, to the routers and to the metrics."""
 
 from typing import Any
 

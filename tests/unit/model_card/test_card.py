@@ -1,4 +1,4 @@
-"""A card says of a model what upstream's says, and leads back to its files."""
+"""A card has the same fields of a model as upstream's, and leads back to its files."""
 
 from pathlib import Path
 from typing import Any

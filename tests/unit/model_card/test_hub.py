@@ -1,4 +1,4 @@
-"""A model is a directory, or a name on the hub; what is neither is told in one line."""
+"""A model is a directory, or a name on the hub; anything else is an error of one line."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""ModelRuntimeConfig: what is set is on the card, and what nobody could read is refused."""
+"""ModelRuntimeConfig: set values are on the card, and unreadable ones are refused."""
 
 import pytest
 
@@ -53,13 +53,34 @@ def test_runtime_config_refuses_values_that_cannot_be_encoded() -> None:
         config.set_engine_specific("role", "draft")
     with pytest.raises(InvalidArgument, match="structural_tag"):
         config.set_structural_tag({"format": "x"})
-    config.kv_transfer_enforcement = "maybe"
-    with pytest.raises(InvalidArgument, match="kv_transfer_enforcement"):
-        config.on_card()
-    config.kv_transfer_enforcement = None
+    with pytest.raises(ValueError, match="kv_transfer_enforcement 'maybe': expected required or preferred"):
+        config.kv_transfer_enforcement = "maybe"
     config.taints = {"dynamo.topology/rack=1"}
     with pytest.raises(InvalidArgument, match="reserved"):
         config.on_card()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("context_length", "10", TypeError),
+        ("context_length", 1 << 32, OverflowError),
+        ("max_num_seqs", -1, OverflowError),
+        ("data_parallel_size", None, TypeError),
+        ("enable_eagle", 1, TypeError),
+        ("tool_call_parser", 7, TypeError),
+        ("taints", ["a"], TypeError),
+        ("topology_domains", {"zone": 1}, TypeError),
+        ("kv_transfer_preferred_weight", "1", TypeError),
+        ("tokenizer_backend", "hf", ValueError),
+    ],
+)
+def test_runtime_config_setter_raises_the_error_of_upstream(name: str, value: object, error: type[Exception]) -> None:
+    config = ModelRuntimeConfig()
+    before = getattr(config, name)
+    with pytest.raises(error, match=name):
+        setattr(config, name, value)
+    assert getattr(config, name) == before
 
 
 def test_runtime_config_writes_structural_tags_in_both_forms() -> None:

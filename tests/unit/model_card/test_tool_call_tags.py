@@ -1,4 +1,4 @@
-"""Each family's calls, as the released frontend tells engines of them."""
+"""Each family's calls, as the released frontend describes them to engines."""
 
 from typing import Any
 
@@ -130,7 +130,7 @@ def test_tool_call_tags_flag_is_a_word_or_an_object(text: str, policy: TagPolicy
         ("nonsense", "expected true, false or JSON"),
         ("[]", "expected an object"),
         ("null", "expected an object"),
-        ('{"mode": "on"}', "unknown option 'mode'; expected one of scope"),
+        ('{"mode": "on"}', "unknown field `mode`; expected one of scope"),
         ('{"scope": "x"}', 'structural_tag.scope \'x\': expected one of "auto", "always"'),
         ('{"tool_arguments_any_order": true}', "tool_arguments_any_order True"),
         ('{"tool_arguments_any_order": 0}', "tool_arguments_any_order 0"),

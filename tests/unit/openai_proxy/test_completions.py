@@ -1,4 +1,4 @@
-"""Completions: what vLLM is asked in tokens, and what its chunks say."""
+"""Completions: token requests to vLLM, and the decoding of its chunks."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def choice(token_ids: list[int], reason: str | None = None, **more: Any) -> dict
     return {"choices": [{"index": 0, "text": "x", "token_ids": token_ids, "finish_reason": reason, **more}]}
 
 
-def test_a_plain_request_says_only_what_was_said() -> None:
+def test_plain_request_sends_only_the_given_fields() -> None:
     asked = NEW.server_request(request(max_tokens=7), LIMITS)
     assert asked.path == "/completions"
     assert asked.body == {
@@ -47,7 +47,7 @@ def test_every_option_arrives() -> None:
     assert asked.headers == {"X-data-parallel-rank": "1"}
 
 
-def test_an_older_server_is_asked_for_logprobs_to_know_its_tokens() -> None:
+def test_older_server_gets_a_logprobs_request_for_token_ids() -> None:
     body = OLD.server_request(request(guided_decoding=GuidedDecoding(choice=["a"])), LIMITS).body
     assert (body["logprobs"], body["return_tokens_as_token_ids"]) == (0, True)
     assert "return_token_ids" not in body
@@ -67,12 +67,12 @@ def test_an_older_server_is_asked_for_logprobs_to_know_its_tokens() -> None:
         ({"extra_args": {"sampling_options": {"logit_bias": {"a": 1}}}}, "logit_bias"),
     ],
 )
-def test_what_cannot_be_asked_is_named(given: dict[str, Any], field: str) -> None:
+def test_unsupported_field_is_refused_by_name(given: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidArgument, match=field):
         NEW.server_request(request(**given), LIMITS)
 
 
-def test_tokens_come_as_they_are_told_and_the_end_with_the_counts() -> None:
+def test_chunks_become_tokens_and_the_last_carries_usage() -> None:
     answer = NEW.answer(request(eos_token_ids=[2]))
     usage = {"prompt_tokens": 3, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}
     first, last = told(answer, choice([5, 6]), choice([2], "stop"), {"choices": [], "usage": usage})
@@ -122,7 +122,7 @@ def logged(*tokens: tuple[int, dict[int, float]]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("form", [NEW, OLD])
-def test_logprobs_are_of_the_tokens_said(form: CompletionsFormat) -> None:
+def test_logprobs_belong_to_the_generated_tokens(form: CompletionsFormat) -> None:
     answer = form.answer(request(logprobs=2))
     rows = logged((5, {5: -2.0, 6: -0.5, 7: -1.0}), (6, {6: -0.1, 5: -3.0}))
     first, last = told(answer, choice([5, 6], logprobs=rows), choice([], "length"))
@@ -175,12 +175,12 @@ def test_a_request_that_the_server_dropped_may_go_on_elsewhere() -> None:
         (NEW, 5),
     ],
 )
-def test_what_cannot_be_read_is_said_in_one_line(form: CompletionsFormat, chunk: Any) -> None:
+def test_malformed_chunk_raises_an_error(form: CompletionsFormat, chunk: Any) -> None:
     with pytest.raises(Unknown):
         form.answer(request()).take(chunk)
 
 
-def test_where_the_blocks_lie_is_heard() -> None:
+def test_response_keeps_the_kv_transfer_params() -> None:
     answer = NEW.answer(request())
     told(answer, {**choice([5], "length"), "kv_transfer_params": {"remote_host": "h"}})
     assert answer.kv_transfer_params == {"remote_host": "h"}

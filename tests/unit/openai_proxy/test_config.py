@@ -52,7 +52,7 @@ def test_tokens_are_sent_where_a_tokenizer_is() -> None:
         ({"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY"),
     ],
 )
-def test_what_does_not_go_together_is_said(options: dict[str, Any], words: str) -> None:
+def test_conflicting_options_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         ProxyConfig(**{"url": "http://h", **options})
 

@@ -1,4 +1,4 @@
-"""Convert: what a server is asked in text, and what its chunks and refusals are to us."""
+"""Convert: text requests to a server, and the decoding of its chunks and errors."""
 
 import json
 from typing import Any
@@ -30,7 +30,7 @@ def test_a_request_goes_on_as_it_is_under_the_servers_name() -> None:
         ({"input": "a"}, "/embeddings", False),
     ],
 )
-def test_what_is_asked_says_where_it_goes(given: dict[str, Any], path: str, streams: bool) -> None:
+def test_request_fields_select_the_path(given: dict[str, Any], path: str, streams: bool) -> None:
     asked = text_request(given, "m")
     assert (asked.path, asked.is_stream, "stream" in asked.body) == (path, streams, streams)
 
@@ -45,7 +45,7 @@ def test_what_is_no_request_is_refused(given: dict[str, Any]) -> None:
     ("more", "drops"),
     [({}, False), ({"stream": True}, True), ({"stream": True, "stream_options": {"include_usage": True}}, False)],
 )
-def test_counts_are_dropped_where_a_streaming_client_did_not_ask(more: dict[str, Any], drops: bool) -> None:
+def test_usage_is_removed_from_streams_that_did_not_request_it(more: dict[str, Any], drops: bool) -> None:
     chunks = ChunkConverter(text_request({**CHAT, **more}, "m"), "ours")
     told = chunks.take({"choices": [], "usage": {"total_tokens": 3}})
     assert (told is None) is drops

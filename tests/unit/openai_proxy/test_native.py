@@ -1,4 +1,4 @@
-"""Native: what SGLang and llama.cpp are asked in tokens, and what they answer."""
+"""Native: token requests to SGLang and llama.cpp, and the decoding of their responses."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from dynamo.protocols.engine import GuidedDecoding
 SGLANG, LLAMA = SglangFormat(), LlamaCppFormat()
 
 
-def test_sglang_is_asked_in_its_own_words() -> None:
+def test_sglang_request_uses_the_fields_of_sglang() -> None:
     asked = SGLANG.server_request(
         request(
             max_tokens=5, min_tokens=2, eos_token_ids=[7], temperature=0.5, top_k=3, seed=1, logprobs=2, dp_rank=1,
@@ -44,7 +44,7 @@ def sglang(output: list[int], total: int, reason: dict[str, Any] | None = None, 
 
 
 @given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=4), min_size=1, max_size=6), st.booleans())
-def test_sglang_may_tell_everything_again_or_only_what_is_new(steps: list[list[int]], tells_all: bool) -> None:
+def test_sglang_chunks_may_be_cumulative_or_incremental(steps: list[list[int]], tells_all: bool) -> None:
     answer, so_far, chunks = SGLANG.answer(request()), [], []
     for place, step in enumerate(steps):
         so_far += step
@@ -71,7 +71,7 @@ def test_sglang_gives_up_with_a_status() -> None:
         SGLANG.answer(request()).take(sglang([], 0, reason))
 
 
-def test_sglang_logprobs_are_of_the_tokens_said() -> None:
+def test_sglang_logprobs_belong_to_the_generated_tokens() -> None:
     answer = SGLANG.answer(request(logprobs=1))
     first, _ = told(
         answer,
@@ -85,7 +85,7 @@ def test_sglang_logprobs_are_of_the_tokens_said() -> None:
     assert [(top.token_id, top.logprob) for top in first.top_logprobs[0]] == [(6, -0.6)]
 
 
-def test_llama_is_asked_in_its_own_words() -> None:
+def test_llama_request_uses_the_fields_of_llama_cpp() -> None:
     asked = LLAMA.server_request(
         request(
             max_tokens=5, temperature=0.5, top_k=-1, repetition_penalty=1.1, seed=2, ignore_eos=True, logprobs=0,
@@ -124,7 +124,7 @@ def test_llama_ends_by_itself_or_at_a_token_that_it_does_not_know_for_an_end() -
     assert end.finish_reason == "length"
 
 
-def test_llama_logprobs_are_of_the_tokens_said() -> None:
+def test_llama_logprobs_belong_to_the_generated_tokens() -> None:
     row = {"id": 5, "logprob": -0.7, "top_logprobs": [{"id": 6, "logprob": -0.6}]}
     first, _ = told(
         LLAMA.answer(request(logprobs=2)),

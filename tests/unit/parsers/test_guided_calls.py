@@ -1,4 +1,4 @@
-"""Calls that were asked for as JSON come out as calls, however the text is cut and wherever it ends."""
+"""Calls that were requested as JSON come out as calls, for any chunking and truncation of the text."""
 
 import json
 from typing import Any
@@ -82,7 +82,7 @@ def test_prose_is_content(text: str, tool: str | None) -> None:
 
 
 @given(cuts=st.lists(st.integers(0, len(LIST)), max_size=12), end=st.integers(0, len(LIST)))
-def test_neither_cuts_nor_the_end_change_what_was_said(cuts: list[int], end: int) -> None:
+def test_calls_are_independent_of_chunking_and_truncation(cuts: list[int], end: int) -> None:
     whole = calls_of(read(LIST))
     text = LIST[:end]
     events = [

@@ -1,4 +1,4 @@
-"""Harmony: one parser tells thoughts, content and calls apart by their channels."""
+"""Harmony: one parser separates reasoning, content and calls by their channels."""
 
 import json
 import time
@@ -49,7 +49,7 @@ def call(name: str, arguments: str, end: str = "<|call|>") -> str:
         ("", Read()),
     ],
 )
-def test_channels_are_told_apart(text: str, expected: Read) -> None:
+def test_harmony_separates_channels(text: str, expected: Read) -> None:
     for found in outcome(lambda: HarmonyParser(TOOLS), text):
         assert found == expected
 
@@ -110,7 +110,7 @@ def test_everything_comes_as_it_is_written() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(pieces=texts([*MARKERS, call("functions.f", '{"a": "b"}'), "final", "analysis", "to=functions.f"]))
-def test_cuts_do_not_matter_and_no_marker_is_said(pieces: list[str]) -> None:
+def test_result_is_independent_of_chunking_and_contains_no_markers(pieces: list[str]) -> None:
     found = read(HarmonyParser(TOOLS), pieces)
     assert found == read(HarmonyParser(TOOLS), list("".join(pieces)))
     assert all(isinstance(json.loads(arguments), dict) for _, arguments in found.calls)

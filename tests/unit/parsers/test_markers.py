@@ -24,7 +24,7 @@ def test_what_may_begin_a_marker_is_held_back_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("texts", [(), ("<a>", "x<a>y")])
-def test_a_set_that_no_scanner_could_tell_apart_is_a_mistake(texts: tuple[str, ...]) -> None:
+def test_ambiguous_marker_sets_are_refused(texts: tuple[str, ...]) -> None:
     with pytest.raises(AssertionError):
         Markers(texts)
 
@@ -40,7 +40,7 @@ def test_output_is_joined_and_kept_in_order() -> None:
     assert output.take() == []
 
 
-def test_what_was_held_at_a_cut_is_said_in_the_end() -> None:
+def test_output_emits_held_text_at_the_end() -> None:
     output = Output(THINK)
     output.emit(ContentDelta, "<thi")
     output.cut()

@@ -69,7 +69,7 @@ def test_what_cannot_be_read_is_named(fields: dict[str, Any], param: str) -> Non
     assert caught.value.param == param
 
 
-def test_choices_and_thinking_are_told_apart_by_their_type() -> None:
+def test_tool_choice_and_thinking_are_decoded_by_type() -> None:
     request = decoded(tool_choice={"type": "tool", "name": "f"}, thinking={"type": "adaptive", "display": "omitted"})
     assert request.tool_choice == NamedChoice("f")
     assert request.thinking == ThinkingAdaptive("omitted")

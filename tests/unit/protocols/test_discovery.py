@@ -46,10 +46,24 @@ def test_an_endpoint_is_read_from_both_spellings(text: str) -> None:
     assert (endpoint.path, str(endpoint)) == ("ns/comp/ep", "ns.comp.ep")
 
 
-@pytest.mark.parametrize("text", ["", "a", "a.b", "a.b.c.d", "a..c", "dyn://", "http://a.b.c", "a.b/x.c", "a b.c.d"])
+@pytest.mark.parametrize("text", ["", "a", "a.b", "a.b.c.d", "a..c", "dyn://", "a b.c.d"])
 def test_anything_else_is_no_endpoint(text: str) -> None:
     with pytest.raises(InvalidArgument, match=r"expected namespace\.component\.endpoint"):
         EndpointId.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "handler_path"),
+    [
+        ("examples/pipeline.back.gen", "examples/pipeline/back/gen", "examples%2Fpipeline/back/gen"),
+        ("a/.c.d", "a//c/d", "a%2F/c/d"),
+        ("ns.c/x.e%2F", "ns/c/x/e%2F", "ns/c%2Fx/e%252F"),
+    ],
+)
+def test_slashes_in_names_are_escaped_in_handler_paths_only(text: str, path: str, handler_path: str) -> None:
+    endpoint = EndpointId.parse(text)
+    assert (endpoint.path, endpoint.handler_path) == (path, handler_path)
+    assert EndpointId.of_handler_path(handler_path) == endpoint
 
 
 def test_an_instance_is_written_as_upstream_writes_it() -> None:

@@ -1,4 +1,4 @@
-"""`nvext` is strict: what it does not know it names, with all that it knows."""
+"""`nvext` is strict: an unknown field is named in the error, with all known fields."""
 
 import json
 from typing import Any

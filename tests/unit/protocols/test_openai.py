@@ -1,4 +1,4 @@
-"""A body becomes a typed request, or an error that says in upstream's words what is wrong with it."""
+"""A body becomes a typed request, or an error with upstream's message."""
 
 import base64
 import contextlib
@@ -178,7 +178,7 @@ def test_a_thousand_unknown_fields_do_not_fill_the_message() -> None:
     assert len(message) < 1000
 
 
-def test_unknown_fields_are_dropped_where_that_is_asked() -> None:
+def test_unknown_fields_are_dropped_when_configured() -> None:
     body = json.dumps(
         {"model": "m", "messages": HI, "foo": 1, "temperature": 1, "logit_bias": {"5": 1}, "metadata": 1 << 80}
     ).encode()
@@ -186,7 +186,7 @@ def test_unknown_fields_are_dropped_where_that_is_asked() -> None:
     assert (request.model, request.temperature, request.logit_bias) == ("m", 1.0, {5: 1.0})
 
 
-def test_a_wrong_type_beside_an_unknown_field_is_still_an_error() -> None:
+def test_wrong_type_is_an_error_despite_unknown_fields() -> None:
     body = json.dumps({"foo": 1, "model": 5, "messages": HI}).encode()
     with pytest.raises(InvalidArgument, match="Expected `str`"):
         decode_chat(body, ignore_unsupported=True)

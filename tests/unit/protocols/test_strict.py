@@ -1,4 +1,4 @@
-"""Strict decoding: what is wrong with a body is said with its place in it."""
+"""Strict decoding: the error of a body contains its place."""
 
 import contextlib
 from typing import Any, Literal

@@ -20,7 +20,7 @@ def turn(name: str, at_ms: float | None = None) -> Turn:
 
 
 def helper_play(name: str = "p", at_ms: float = 1000.0) -> Play:
-    """An agent asks, starts a helper when that went out, and goes on when the helper and its own tool are done."""
+    """An agent sends a request, starts a helper at that time, and goes on when the helper and its own tool are done."""
     agent = ReplaySession(f"{name}/agent", [turn(f"{name}.a0", at_ms), turn(f"{name}.a1")])
     helper = ReplaySession(f"{name}/helper", [turn(f"{name}.h0")], f"{name}/agent")
     needs = {
@@ -122,7 +122,7 @@ def test_an_agentic_trace_is_read_with_its_helpers_and_their_names() -> None:
     assert plays[0].needs["p1"] == [Need("p0", "dispatch", 7.0)]
 
 
-def test_local_names_of_different_plays_are_told_apart_and_global_ones_are_not() -> None:
+def test_local_hash_ids_differ_per_play_and_global_ones_do_not() -> None:
     def names(scope: str) -> set[int]:
         plays, _ = plays_of(agentic_lines(scope))
         return {play.sessions[0].turns[0].hash_ids[0] for play in plays}
@@ -145,7 +145,7 @@ def test_a_header_that_is_none_is_refused(line: bytes, match: str) -> None:
         plays_of([])
 
 
-def test_a_trajectory_grows_by_answers_and_what_tools_say(tmp_path: Path) -> None:
+def test_trajectory_prompt_grows_by_responses_and_tool_outputs(tmp_path: Path) -> None:
     row = {
         "num_turns": 2,
         "input_prompt_length": 100,

@@ -54,7 +54,7 @@ def test_copies_of_the_core_have_names_of_their_own() -> None:
     assert len({row["hash_ids"][0] for row in rows}) == 3
 
 
-def test_no_prompt_is_longer_than_asked() -> None:
+def test_synthesized_prompts_respect_max_isl() -> None:
     turns = [turn(n, 1, 2, 50 + n, tokens=192) for n in range(9)] + [turn(n, 1, *range(90, 99)) for n in range(9, 18)]
     rows = synthesized(learned(turns, 64), SynthesizeConfig(num_requests=50, block_size=64, max_isl=400))
     assert max(row["input_length"] for row in rows) <= 400

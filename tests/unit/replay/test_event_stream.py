@@ -51,7 +51,7 @@ async def heard(stream: EventStream) -> list[bytes]:
     return [data async for data in stream.post("/v1/completions", b"{}", {"x-request-id": "r"})]
 
 
-async def test_events_are_told_apart_wherever_they_are_cut(wire: tuple[list[Wire], list[bytes]]) -> None:
+async def test_event_stream_splits_events_for_any_chunking(wire: tuple[list[Wire], list[bytes]]) -> None:
     wires, says = wire
     text = b'data: {"a": 1}\r\n\r\n: a comment\n\nevent: x\ndata: {"b": 2}\n\ndata: [DONE]\n\n'
     cut = b"".join(chunk(text[at : at + 3]) for at in range(0, len(text), 3))
@@ -71,7 +71,7 @@ async def test_a_connection_is_used_again_when_its_answer_is_whole(wire: tuple[l
     assert wires[0].is_closed
 
 
-async def test_a_refusal_says_what_the_server_said(wire: tuple[list[Wire], list[bytes]]) -> None:
+async def test_event_stream_error_contains_the_body_of_the_server(wire: tuple[list[Wire], list[bytes]]) -> None:
     wires, says = wire
     says.append(b"HTTP/1.1 503 Busy\r\ncontent-length: 7\r\n\r\nno room")
     with pytest.raises(HttpError, match="no room") as caught:

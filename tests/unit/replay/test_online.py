@@ -1,4 +1,4 @@
-"""Online: a load asked of somebody who answers in real pieces, on a clock that is turned by hand."""
+"""Online: a load sent to a server that answers in real chunks, on a manual clock."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
@@ -107,7 +107,7 @@ def test_blocks_with_one_name_are_the_same_tokens_each_time() -> None:
         prompts.tokens([1], 65)
 
 
-def test_an_event_says_what_was_heard() -> None:
+def test_parse_event_returns_tokens_usage_and_worker() -> None:
     assert parse_event({"choices": [{"text": "a"}]}) == AnswerChunk(1)
     usage = {"completion_tokens": 9, "prompt_tokens_details": {"cached_tokens": 3}}
     assert parse_event({"choices": [], "usage": usage}) == AnswerChunk(0, 9, 3)
@@ -118,7 +118,7 @@ def test_an_event_says_what_was_heard() -> None:
         parse_event({"error": {"message": "no room"}})
 
 
-def test_exactly_so_many_tokens_are_asked_for() -> None:
+def test_request_body_fixes_the_number_of_output_tokens() -> None:
     asker = FrontendClient(None, "m", Prompts(64, range(9)))  # type: ignore[arg-type]  # nothing is sent
     body = asker.body(Turn("r", 70, 5, (1, 2), priority=3.0))
     assert len(body["prompt"]) == 70

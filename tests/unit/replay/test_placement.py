@@ -38,7 +38,7 @@ def test_what_a_worker_had_is_forgotten_when_it_leaves(mode: str) -> None:
         router.place(asked("r", 1, 2), 0.0)
 
 
-def test_a_prompt_that_is_computed_goes_where_room_is_and_not_where_it_was_seen() -> None:
+def test_remote_prefilled_prompt_goes_to_the_least_loaded_worker() -> None:
     router = KvPlacement(RoutingConfig(block_size=64), 1)
     for worker in (1, 2):
         router.join(worker, 1, 1000, 8192)

@@ -16,7 +16,7 @@ from dynamo.replay.scenario import Scenario
 
 @dataclass
 class Watcher:
-    """Looks every two seconds, and asks once for another worker of each kind."""
+    """Looks every two seconds, and requests one more worker of each kind once."""
 
     name: str = "watcher"
     known: list[EngineCapabilities | None] = field(default_factory=list)
@@ -89,7 +89,7 @@ def test_it_is_shown_who_is_there_who_is_awaited_and_what_they_do(
     for seen in watcher.seen[3:]:
         assert seen.fpm_observations is not None
         assert len(seen.fpm_observations.prefill) == len(seen.fpm_observations.decode) == 2
-        assert all(int(one.worker_id) == worker for (worker, _), one in seen.fpm_observations.decode.items())
+        assert all(one.worker_id == worker for (worker, _), one in seen.fpm_observations.decode.items())
     computed = [
         one.scheduled_requests
         for seen in watcher.seen

@@ -66,7 +66,7 @@ def test_all_workers_below_a_threshold_allow_one_less_where_the_rest_could_bear_
     assert decide(seen((0, 0))) == (None, "no_change")
 
 
-def test_while_workers_come_or_go_or_say_nothing_it_looks_on() -> None:
+def test_policy_does_not_scale_while_workers_change_or_report_nothing() -> None:
     assert decide(seen((1000, 0), is_scaling=True)) == (None, "scaling_in_progress")
     assert decide(seen((1000, 0), ready=2)) == (None, "worker_count_mismatch")
     assert decide(seen(ready=1)) == (None, "no_fpm_data")

@@ -1,4 +1,4 @@
-"""Request trace: a frontend's rows, asked again."""
+"""Request trace: a frontend's rows, replayed."""
 
 import json
 from pathlib import Path
@@ -68,7 +68,7 @@ def test_other_rows_are_passed_over() -> None:
         [{"event_type": 4}],
     ],
 )
-def test_what_cannot_be_asked_again_is_refused(rows: list[dict[str, Any]]) -> None:
+def test_rows_that_cannot_be_replayed_are_refused(rows: list[dict[str, Any]]) -> None:
     with pytest.raises(ConfigError):
         sessions_of(lines(*rows))
 

@@ -1,4 +1,4 @@
-"""Trace: rows of both formats, and what is said of bad ones."""
+"""Trace: rows of both formats, and the errors of bad ones."""
 
 import gzip
 from pathlib import Path

@@ -23,7 +23,7 @@ PATH = "dynamo.backend.generate"
 TIMEOUT_S = 10.0
 
 
-class House(MemoryCluster):
+class RouterServiceHarness(MemoryCluster):
     """Two workers, a router in front of them, and a caller."""
 
     def __init__(self) -> None:
@@ -73,51 +73,51 @@ class House(MemoryCluster):
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    made = House()
+async def harness() -> AsyncIterator[RouterServiceHarness]:
+    made = RouterServiceHarness()
     await made.start()
     yield made
     await made.close()
 
 
-async def test_a_request_is_relayed_to_the_worker_that_holds_its_beginning(house: House) -> None:
-    house.publishers[1].publish_stored(PROMPT, [BLOCK] * 5, list(range(100, 105)))
-    index = house.router.kv.machine.index
-    await until(lambda: index.held(house.workers[1]) == 5)
-    outputs = await house.ask("generate", {"model": "m", "token_ids": PROMPT})
+async def test_a_request_is_relayed_to_the_worker_that_holds_its_beginning(harness: RouterServiceHarness) -> None:
+    harness.publishers[1].publish_stored(PROMPT, [BLOCK] * 5, list(range(100, 105)))
+    index = harness.router.kv.machine.index
+    await until(lambda: index.held(harness.workers[1]) == 5)
+    outputs = await harness.ask("generate", {"model": "m", "token_ids": PROMPT})
     assert [output["token_ids"] for output in outputs] == [[5], [6]]
-    assert outputs[0]["routing_data"]["worker_id"]["decode_worker_id"] == house.workers[1]
-    assert house.seen == [house.workers[1]]
-    assert [load[2] for load in house.router.kv.machine.loads().values()] == [0, 0]
+    assert outputs[0]["routing_data"]["worker_id"]["decode_worker_id"] == harness.workers[1]
+    assert harness.seen == [harness.workers[1]]
+    assert [load[2] for load in harness.router.kv.machine.loads().values()] == [0, 0]
 
 
-async def test_it_says_where_a_prompt_would_go_and_who_holds_it(house: House) -> None:
-    house.publishers[0].publish_stored(PROMPT, [BLOCK] * 5, list(range(100, 105)))
-    index = house.router.kv.machine.index
-    await until(lambda: index.held(house.workers[0]) == 5)
-    assert await house.ask("best_worker_id", PROMPT) == [house.workers[0]]
-    assert await house.ask("best_worker_id", {"token_ids": PROMPT}) == [house.workers[0]]
-    (table,) = await house.ask("get_overlap_scores", {"token_ids": PROMPT})
+async def test_it_says_where_a_prompt_would_go_and_who_holds_it(harness: RouterServiceHarness) -> None:
+    harness.publishers[0].publish_stored(PROMPT, [BLOCK] * 5, list(range(100, 105)))
+    index = harness.router.kv.machine.index
+    await until(lambda: index.held(harness.workers[0]) == 5)
+    assert await harness.ask("best_worker_id", PROMPT) == [harness.workers[0]]
+    assert await harness.ask("best_worker_id", {"token_ids": PROMPT}) == [harness.workers[0]]
+    (table,) = await harness.ask("get_overlap_scores", {"token_ids": PROMPT})
     assert (table["block_size"], table["num_blocks"]) == (4, 5)
     assert {row["worker_id"]: row["device_blocks"] for row in table["workers"]} == {
-        house.workers[0]: 5,
-        house.workers[1]: 0,
+        harness.workers[0]: 5,
+        harness.workers[1]: 0,
     }
     assert table["shared_cache"] == {"enabled": False, "total_hit_blocks": 0, "ranges": [], "error": None}
 
 
-async def test_who_leaves_the_router_leaves_the_worker_too(house: House) -> None:
-    house.is_slow = True
-    client = await house.caller.endpoint("dynamo.router.generate").client()
+async def test_who_leaves_the_router_leaves_the_worker_too(harness: RouterServiceHarness) -> None:
+    harness.is_slow = True
+    client = await harness.caller.endpoint("dynamo.router.generate").client()
     stream = await client.generate({"model": "m", "token_ids": PROMPT}, annotated=False)
     assert (await anext(stream))["token_ids"] == [5]
     await stream.aclose()
     async with asyncio.timeout(TIMEOUT_S):
-        await house.cancelled.wait()
-    await until(lambda: all(load[2] == 0 for load in house.router.kv.machine.loads().values()))
+        await harness.cancelled.wait()
+    await until(lambda: all(load[2] == 0 for load in harness.router.kv.machine.loads().values()))
 
 
-async def test_what_cannot_be_read_is_refused(house: House) -> None:
+async def test_what_cannot_be_read_is_refused(harness: RouterServiceHarness) -> None:
     for name, request in (
         ("generate", [1, 2]),
         ("generate", {"token_ids": "x"}),
@@ -125,7 +125,7 @@ async def test_what_cannot_be_read_is_refused(house: House) -> None:
         ("get_overlap_scores", {"token_ids": [-1]}),
     ):
         with pytest.raises(InvalidArgument):
-            await house.ask(name, request)
+            await harness.ask(name, request)
 
 
 # Options -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What is said of the engine becomes a first estimate of how long prompts take."""
+"""Settings of the engine become a first estimate of how long prompts take."""
 
 import json
 from pathlib import Path

@@ -42,7 +42,7 @@ def request(tokens: list[int] | None = None, **routing: Any) -> PreprocessedRequ
     return PreprocessedRequest(model="m", token_ids=PROMPT if tokens is None else tokens, routing=wanted)
 
 
-class House:
+class RouterHarness:
     """A router of two workers, under a clock that is turned by hand."""
 
     def __init__(self, **config: Any) -> None:
@@ -67,122 +67,122 @@ class House:
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    made = House()
+async def harness() -> AsyncIterator[RouterHarness]:
+    made = RouterHarness()
     yield made
     await made.close()
 
 
-async def test_kv_push_router_sends_a_prompt_to_the_worker_that_caches_it(house: House) -> None:
-    house.hold(2, PROMPT[:20])
-    decision = await house.router.choose(request(), "a", Progress())
+async def test_kv_push_router_sends_a_prompt_to_the_worker_that_caches_it(harness: RouterHarness) -> None:
+    harness.hold(2, PROMPT[:20])
+    decision = await harness.router.choose(request(), "a", Progress())
     assert (decision.worker_id, decision.dp_rank, decision.overlap_blocks) == (2, 0, 5)
-    assert house.router.machine.loads()[(2, 0)] == (20, 10, 1)
-    (told,) = house.router.explain("a")
+    assert harness.router.machine.loads()[(2, 0)] == (20, 10, 1)
+    (told,) = harness.router.explain("a")
     assert told.candidates[0].worker_id == 2
 
 
-async def test_kv_push_router_observes_first_token_and_end(house: House) -> None:
+async def test_kv_push_router_observes_first_token_and_end(harness: RouterHarness) -> None:
     progress = Progress()
-    decision = await house.router.choose(request(), "a", progress)
+    decision = await harness.router.choose(request(), "a", progress)
     rank = (decision.worker_id, 0)
     progress.tokens = 1
-    house.router.refresh()
-    assert house.router.machine.loads()[rank] == (0, 10, 1)
-    house.router.release("a")
-    house.router.release("a")
-    assert house.router.machine.loads()[rank] == (0, 0, 0)
+    harness.router.refresh()
+    assert harness.router.machine.loads()[rank] == (0, 10, 1)
+    harness.router.release("a")
+    harness.router.release("a")
+    assert harness.router.machine.loads()[rank] == (0, 0, 0)
 
 
-async def test_kv_push_router_separates_caches_of_adapters_and_salts(house: House) -> None:
-    house.hold(2, PROMPT, seed_of("poet", "s"))
+async def test_kv_push_router_separates_caches_of_adapters_and_salts(harness: RouterHarness) -> None:
+    harness.hold(2, PROMPT, seed_of("poet", "s"))
     for _ in range(5):
-        decision = house.router.peek(request(lora_name="poet", cache_salt="s"))
+        decision = harness.router.peek(request(lora_name="poet", cache_salt="s"))
         assert (decision.worker_id, decision.overlap_blocks) == (2, 10)
-    assert house.router.peek(request()).overlap_blocks == 0
+    assert harness.router.peek(request()).overlap_blocks == 0
 
 
-async def test_kv_push_router_obeys_pinned_workers_and_required_taints(house: House) -> None:
-    house.router.set_workers({1: card(), 2: card(taints=["fast"], data_parallel_size=2)})
-    assert house.router.peek(request(backend_instance_id=1)).worker_id == 1
-    assert house.router.peek(request(dp_rank=1)).worker_id == 2
-    assert house.router.peek(request(routing_constraints={"required_taints": ["fast"]})).worker_id == 2
-    assert house.router.peek(request(allowed_worker_ids=[1])).worker_id == 1
-    assert house.router.peek(request(), avoid={1}).worker_id == 2
+async def test_kv_push_router_obeys_pinned_workers_and_required_taints(harness: RouterHarness) -> None:
+    harness.router.set_workers({1: card(), 2: card(taints=["fast"], data_parallel_size=2)})
+    assert harness.router.peek(request(backend_instance_id=1)).worker_id == 1
+    assert harness.router.peek(request(dp_rank=1)).worker_id == 2
+    assert harness.router.peek(request(routing_constraints={"required_taints": ["fast"]})).worker_id == 2
+    assert harness.router.peek(request(allowed_worker_ids=[1])).worker_id == 1
+    assert harness.router.peek(request(), avoid={1}).worker_id == 2
     with pytest.raises(InvalidArgument, match="required_taints"):
-        house.router.peek(request(routing_constraints={"required_taints": "fast"}))
+        harness.router.peek(request(routing_constraints={"required_taints": "fast"}))
     with pytest.raises(InvalidArgument, match="preferred_taints"):
         constraints_of({"preferred_taints": {"a": "much"}})
 
 
-async def test_kv_push_router_queues_requests_until_there_is_room() -> None:
-    house = House(queue_threshold=0.5)
+async def test_kv_push_router_queues_requests_until_a_worker_is_free() -> None:
+    harness = RouterHarness(queue_threshold=0.5)
     first, second = Progress(), Progress()
-    await house.router.choose(request(), "a", first)
-    await house.router.choose(request(), "b", second)
-    waiting = asyncio.ensure_future(house.router.choose(request(), "c", Progress()))
+    await harness.router.choose(request(), "a", first)
+    await harness.router.choose(request(), "b", second)
+    waiting = asyncio.ensure_future(harness.router.choose(request(), "c", Progress()))
     gone = Progress()
-    leaving = asyncio.ensure_future(house.router.choose(request(), "d", gone))
+    leaving = asyncio.ensure_future(harness.router.choose(request(), "d", gone))
     await turns()
     assert not waiting.done()
     gone.is_over = True
     first.tokens = 1
     for _ in range(10):
-        house.clock.advance(0.01)
+        harness.clock.advance(0.01)
         await turns()
     assert (await waiting).request_id == "c"
     with pytest.raises(DynamoException, match="no longer waits"):
         await leaving
-    cancelled = asyncio.ensure_future(house.router.choose(request(), "e", Progress()))
+    cancelled = asyncio.ensure_future(harness.router.choose(request(), "e", Progress()))
     await turns()
     cancelled.cancel()
     await asyncio.wait({cancelled})
-    assert len(house.router.machine.waiting) == 0
-    last = asyncio.ensure_future(house.router.choose(request(), "f", Progress()))
+    assert len(harness.router.machine.waiting) == 0
+    last = asyncio.ensure_future(harness.router.choose(request(), "f", Progress()))
     await turns()
-    await house.close()
+    await harness.close()
     with pytest.raises(Overloaded, match="shutting down"):
         await last
 
 
 async def test_kv_push_router_rejects_a_request_that_was_queued_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_ROUTER_QUEUE_TIMEOUT_SECS", "0.01")
-    house = House(queue_threshold=0.0)
+    harness = RouterHarness(queue_threshold=0.0)
     for name in "ab":
-        await house.router.choose(request(), name, Progress())
+        await harness.router.choose(request(), name, Progress())
     with pytest.raises(Overloaded, match="DYN_ROUTER_QUEUE_TIMEOUT_SECS"):
-        await house.router.choose(request(), "c", Progress())
-    assert len(house.router.machine.waiting) == 0
-    await house.close()
+        await harness.router.choose(request(), "c", Progress())
+    assert len(harness.router.machine.waiting) == 0
+    await harness.close()
 
 
 async def test_kv_push_router_predicts_caches_without_events_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    house = House()
-    await house.router.choose(request(), "a", Progress())
-    house.router.release("a")
-    house.clock.advance(11)
-    first = await house.router.choose(request(), "b", Progress())
+    harness = RouterHarness()
+    await harness.router.choose(request(), "a", Progress())
+    harness.router.release("a")
+    harness.clock.advance(11)
+    first = await harness.router.choose(request(), "b", Progress())
     assert "no KV events from 2 worker(s) of dynamo.backend.generate" in caplog.text
-    house.router.release("b")
-    again = house.router.peek(request())
+    harness.router.release("b")
+    again = harness.router.peek(request())
     assert (again.worker_id, again.overlap_blocks) == (first.worker_id, 10)
-    await house.close()
+    await harness.close()
 
 
 async def test_kv_push_router_tracks_output_blocks_when_enabled() -> None:
-    house = House(track_output_blocks=True)
+    harness = RouterHarness(track_output_blocks=True)
     progress = Progress()
-    decision = await house.router.choose(request(), "a", progress)
+    decision = await harness.router.choose(request(), "a", progress)
     progress.tokens = 9
-    house.router.refresh()
-    assert house.router.machine.loads()[(decision.worker_id, 0)] == (0, 12, 1)
-    await house.close()
+    harness.router.refresh()
+    assert harness.router.machine.loads()[(decision.worker_id, 0)] == (0, 12, 1)
+    await harness.close()
 
 
-async def test_kv_push_router_skips_a_removed_worker(house: House) -> None:
-    house.hold(1, PROMPT)
-    house.router.set_workers({2: card()})
-    assert house.router.peek(request()).worker_id == 2
+async def test_kv_push_router_skips_a_removed_worker(harness: RouterHarness) -> None:
+    harness.hold(1, PROMPT)
+    harness.router.set_workers({2: card()})
+    assert harness.router.peek(request()).worker_id == 2
 
 
 def test_kv_push_router_reads_worker_properties_from_the_card() -> None:
@@ -190,74 +190,74 @@ def test_kv_push_router_reads_worker_properties_from_the_card() -> None:
     assert (facts.dp_start, facts.dp_size, facts.batch_tokens, facts.taints) == (2, 2, 40, frozenset("a"))
 
 
-async def test_kv_push_router_uses_lookahead_block_hashes(house: House) -> None:
-    house.router.set_workers({1: card(enable_eagle=True), 2: card(enable_eagle=True)})
+async def test_kv_push_router_uses_lookahead_block_hashes(harness: RouterHarness) -> None:
+    harness.router.set_workers({1: card(enable_eagle=True), 2: card(enable_eagle=True)})
     hashes = mixed_block_hashes(PROMPT, BLOCK, is_eagle=True)
-    house.router.machine.index.store(2, 0, None, hashes, pack(hashes))
-    decision = house.router.peek(request())
+    harness.router.machine.index.store(2, 0, None, hashes, pack(hashes))
+    decision = harness.router.peek(request())
     assert (decision.worker_id, decision.device_blocks) == (2, len(PROMPT) // BLOCK - 1)
 
 
-async def test_kv_push_router_hashes_images_into_blocks(house: House) -> None:
+async def test_kv_push_router_hashes_images_into_blocks(harness: RouterHarness) -> None:
     shown = {"mm_objects": [{"mm_hash": 5, "offsets": [[0, 2]]}]}
     hashes = mixed_block_hashes(PROMPT, BLOCK, media=[[5]])
-    house.router.machine.index.store(2, 0, None, hashes, pack(hashes))
+    harness.router.machine.index.store(2, 0, None, hashes, pack(hashes))
     asked = request()
     asked.mm_routing_info = {"routing_token_ids": PROMPT, "block_mm_infos": [shown]}
     asked.token_ids = [7]  # What the worker is sent has placeholders of its own.
-    assert house.router.peek(asked).device_blocks == len(PROMPT) // BLOCK
-    assert house.router.peek(request()).device_blocks == 0
+    assert harness.router.peek(asked).device_blocks == len(PROMPT) // BLOCK
+    assert harness.router.peek(request()).device_blocks == 0
     asked.mm_routing_info = {"block_mm_infos": [{"mm_objects": 7}]}
     with pytest.raises(InvalidArgument, match="block_mm_infos"):
-        house.router.peek(asked)
+        harness.router.peek(asked)
 
 
 async def test_kv_push_router_learns_output_lengths_with_latency_cost() -> None:
-    house = House(policy="balanced")
-    before, progress = house.router.machine.pace.output_tokens, Progress()
-    await house.router.choose(request(), "a", progress)
+    harness = RouterHarness(policy="balanced")
+    before, progress = harness.router.machine.pace.output_tokens, Progress()
+    await harness.router.choose(request(), "a", progress)
     progress.tokens = int(before) + 1000
-    house.router.release("a")
-    assert house.router.machine.pace.output_tokens > before
-    await house.close()
+    harness.router.release("a")
+    assert harness.router.machine.pace.output_tokens > before
+    await harness.close()
 
 
 async def test_kv_push_router_includes_shared_cache_hits_in_the_cost() -> None:
-    house = House(shared_cache="hicache")
+    harness = RouterHarness(shared_cache="hicache")
     layout = {"page_size": BLOCK, "is_mla_model": True}
-    house.router.set_workers(dict.fromkeys((1, 2), card(runtime_data={RUNTIME_KEY: layout})))
-    assert house.router.shared is not None
+    harness.router.set_workers(dict.fromkeys((1, 2), card(runtime_data={RUNTIME_KEY: layout})))
+    assert harness.router.shared is not None
     stored = [ObjectEvent("stored", name.hex() + "__k") for name in page_names(PROMPT, BLOCK)[:6]]
-    house.router.shared.pages.apply(1, stored)
+    harness.router.shared.pages.apply(1, stored)
 
-    await house.router.choose(request(), "a", Progress())
-    apart = await house.router.choose(request(lora_name="poet"), "b", Progress())
+    await harness.router.choose(request(), "a", Progress())
+    apart = await harness.router.choose(request(lora_name="poet"), "b", Progress())
 
-    (told,) = house.router.explain("a")
+    (told,) = harness.router.explain("a")
     assert {(one.shared, one.saved) for one in told.candidates} == {(6, 3.0)}
     assert apart.snapshot.prompt.shared_beyond == {}, "an adapter's pages have other names"
-    assert "dynamo_component_router_shared_cache_beyond_blocks" in house.runtime.metrics.render()
-    await house.close()
+    assert "dynamo_component_router_shared_cache_beyond_blocks" in harness.runtime.metrics.render()
+    await harness.close()
 
 
 async def test_kv_push_router_tracks_requests_by_keyed_hashes(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(bytes(32))
     keyed = {"tracking_hash": "keyed-xxh3-v1", "tracking_key_file": str(tmp_path / "key"), "tracking_key_id": "a"}
-    house = House(**keyed)
+    harness = RouterHarness(**keyed)
 
-    first = await house.router.choose(request(), "a", Progress())
-    house.router.prefilled("a")
-    again = await house.router.choose(request(), "b", Progress())
+    first = await harness.router.choose(request(), "a", Progress())
+    harness.router.prefilled("a")
+    again = await harness.router.choose(request(), "b", Progress())
 
     assert (
-        house.router.to_route_request(request(), "x").sequence
-        != house.router.to_route_request(request(cache_salt="s"), "y").sequence
+        harness.router.to_route_request(request(), "x").sequence
+        != harness.router.to_route_request(request(cache_salt="s"), "y").sequence
     )
     assert again.worker_id == first.worker_id, "blocks are shared by the same hashes"
-    assert house.router.machine.loads()[(first.worker_id, 0)][1:] == (10, 2)
-    await house.close()
+    assert harness.router.machine.loads()[(first.worker_id, 0)][1:] == (10, 2)
+    await harness.close()
 
 
 async def test_kv_push_router_refuses_to_start_with_an_unreadable_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--router-tracking-key-file"):
-        House(tracking_hash="keyed-xxh3-v1", tracking_key_file=str(tmp_path / "none"), tracking_key_id="a")
+        RouterHarness(tracking_hash="keyed-xxh3-v1", tracking_key_file=str(tmp_path / "none"), tracking_key_id="a")

@@ -1,4 +1,4 @@
-"""A policy file says what flags say, and more; what is wrong in it is named."""
+"""A policy file has the settings of the flags, and more; errors in it are named."""
 
 from pathlib import Path
 
@@ -112,7 +112,7 @@ def options(*argv: str) -> DisaggregationOptions:
     return load(DisaggregationOptions, argv, {})
 
 
-def test_prefill_workers_keep_no_blocks_and_decode_workers_are_not_asked_for_theirs() -> None:
+def test_prefill_tracks_no_active_blocks_and_decode_uses_no_kv_events() -> None:
     config = RoutingConfig(track_output_blocks=True)
     prefill = config_of_stage(config, "prefill", None, options())
     assert (prefill.track_active_blocks, prefill.track_output_blocks, prefill.use_kv_events) == (False, False, True)
@@ -121,7 +121,7 @@ def test_prefill_workers_keep_no_blocks_and_decode_workers_are_not_asked_for_the
     assert config_of_stage(config, "aggregated", None, options()) == config
 
 
-def test_who_may_compute_a_prompt_after_all_is_asked_what_it_holds() -> None:
+def test_conditional_disaggregation_enables_kv_events_for_decode() -> None:
     assert config_of_stage(RoutingConfig(), "decode", None, options("--router-conditional-disagg")).use_kv_events
 
 

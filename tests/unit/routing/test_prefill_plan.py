@@ -1,4 +1,4 @@
-"""What the two legs of a request are sent, and when it has only one."""
+"""The requests of the prefill and decode phases, and when there is only one."""
 
 import msgspec
 import pytest

@@ -144,7 +144,7 @@ def test_a_card_that_asks_for_nothing_gets_the_frontends_own() -> None:
         {"router_mode": "later", "load_threshold_config": {"active_decode_blocks_threshold": "x"}},
     ],
 )
-def test_what_is_not_supported_or_wrong_is_told_and_left(wanted: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_unsupported_or_invalid_routing_is_logged_and_ignored(wanted: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert wanted_routing(card(wanted)) == WantedRouting()
     assert "model m" in caplog.text
@@ -177,7 +177,7 @@ def test_what_a_kv_router_is_to_weigh_is_read_back() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"router_temperature": -1}, {"router_queue_policy": "later"}, {"router_ttl_secs": "x"}, 5]
 )
-def test_settings_of_a_kv_router_that_cannot_be_are_told_and_left(wrong: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_kv_router_settings_are_logged_and_ignored(wrong: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         found = wanted_routing(card({"router_mode": "k_v", "kv_router_config": wrong}))
     assert found == WantedRouting(RouterMode.KV)

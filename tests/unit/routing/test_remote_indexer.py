@@ -1,4 +1,4 @@
-"""One router's index, asked by another."""
+"""One router's index, queried by another."""
 
 import random
 from collections.abc import AsyncIterator
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 from tests.settle import until
-from tests.unit.router.test_main import BLOCK, PROMPT, House
+from tests.unit.router.test_main import BLOCK, PROMPT, RouterServiceHarness
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.kv_router.config import RoutingConfig
@@ -43,7 +43,7 @@ def test_remote_indexer_returns_the_overlaps_of_the_served_index() -> None:
 
 
 def test_remote_indexer_messages_equal_those_of_released_dynamo() -> None:
-    """Observed of ai-dynamo 1.6.1, which asks and answers so."""
+    """Observed of ai-dynamo 1.6.1, which sends and answers queries like this."""
 
     def told(held: dict[tuple[int, int], tuple[int, int, int]]) -> object:
         return msgspec.msgpack.decode(msgspec.msgpack.encode(answer_of(held)))
@@ -61,39 +61,39 @@ def test_remote_indexer_messages_equal_those_of_released_dynamo() -> None:
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    made = House()
+async def harness() -> AsyncIterator[RouterServiceHarness]:
+    made = RouterServiceHarness()
     await made.start()
     yield made
     await made.close()
 
 
-async def test_remote_indexer_router_without_index_uses_the_remote_one(house: House) -> None:
-    house.publishers[1].publish_stored(PROMPT, [BLOCK] * 5, list(range(100, 105)))
-    index = house.router.kv.machine.index
-    await until(lambda: index.held(house.workers[1]) == 5)
-    server = IndexerServer(house.router.endpoint, house.router.kv.machine, lambda: {""})
+async def test_remote_indexer_router_without_index_uses_the_remote_one(harness: RouterServiceHarness) -> None:
+    harness.publishers[1].publish_stored(PROMPT, [BLOCK] * 5, list(range(100, 105)))
+    index = harness.router.kv.machine.index
+    await until(lambda: index.held(harness.workers[1]) == 5)
+    server = IndexerServer(harness.router.endpoint, harness.router.kv.machine, lambda: {""})
     await server.start()
     config = RoutingConfig(block_size=BLOCK, use_remote_indexer=True)
-    asking = EndpointRouter(house.runtime().endpoint("dynamo.backend.generate"), config)
+    asking = EndpointRouter(harness.runtime().endpoint("dynamo.backend.generate"), config)
     await asking.start()
     assert asking.kv.view is None and not asking.kv.is_guessing
     for _ in range(5):
         ask = asking.to_route_request(PROMPT)
         await asking.kv.know(ask)
         decision = asking.kv.look(ask)
-        assert (decision.worker_id, decision.device_blocks) == (house.workers[1], 5)
+        assert (decision.worker_id, decision.device_blocks) == (harness.workers[1], 5)
     stream = await asking.generate({"model": "", "token_ids": PROMPT})
     assert [output["token_ids"] async for output in stream] == [[5], [6]]
-    assert house.seen == [house.workers[1]]
+    assert harness.seen == [harness.workers[1]]
     await server.close()
     await asking.close()
 
 
-async def test_remote_indexer_routes_without_overlap_when_unanswered(house: House) -> None:
-    endpoint = house.router.endpoint
-    server = IndexerServer(endpoint, house.router.kv.machine, lambda: {"m"})
-    remote = RemoteIndexer(house.runtime(), endpoint.id)
+async def test_remote_indexer_routes_without_overlap_when_unanswered(harness: RouterServiceHarness) -> None:
+    endpoint = harness.router.endpoint
+    server = IndexerServer(endpoint, harness.router.kv.machine, lambda: {"m"})
+    remote = RemoteIndexer(harness.runtime(), endpoint.id)
     await remote.start()
     blocks = pack(hashes_of(PROMPT, BLOCK))
     assert await remote.find("m", blocks) == {}  # Nobody serves it.
@@ -105,16 +105,16 @@ async def test_remote_indexer_routes_without_overlap_when_unanswered(house: Hous
     await remote.close()
 
 
-async def test_remote_indexer_refuses_an_unreadable_request(house: House) -> None:
-    server = IndexerServer(house.router.endpoint, house.router.kv.machine, lambda: {"m"})
+async def test_remote_indexer_refuses_an_unreadable_request(harness: RouterServiceHarness) -> None:
+    server = IndexerServer(harness.router.endpoint, harness.router.kv.machine, lambda: {"m"})
     for body in (b"\xc1", msgspec.msgpack.encode({"x": 1}), msgspec.msgpack.encode(IndexerQuery("m", [-1]))):
         with pytest.raises(InvalidArgument):
             server.handle(Request("r", body, "msgpack", {}, {}), None)  # type: ignore[arg-type]
 
 
-async def test_remote_indexer_client_follows_no_events(house: House) -> None:
+async def test_remote_indexer_client_follows_no_events(harness: RouterServiceHarness) -> None:
     config = RoutingConfig(block_size=BLOCK, use_remote_indexer=True)
-    router = KvPushRouter(house.runtime(), house.router.endpoint.id, config)
+    router = KvPushRouter(harness.runtime(), harness.router.endpoint.id, config)
     assert router.view is None and router.remote is not None
     await router.close()
 

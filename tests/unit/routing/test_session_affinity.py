@@ -31,7 +31,7 @@ def routes(table: RouteTable, context: RouteContext) -> None:
 
 
 class Workers:
-    """A frontend without a KV router, and who was asked."""
+    """A frontend without a KV router, and the workers of its requests."""
 
     def __init__(self, relays: Relays) -> None:
         self.relays = relays
@@ -54,7 +54,7 @@ class Workers:
         return worker.instance_id
 
     async def turn(self, headers: dict[str, str], path: str = "/v1/chat/completions", body: Any = CHAT) -> list[int]:
-        """Who was asked, the prefill worker first."""
+        """The workers of a request, the prefill worker first."""
         self.asked.clear()
         answer = await self.relays.ask(path, body, headers)
         assert answer.status == 200, answer.body

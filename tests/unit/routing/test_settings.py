@@ -21,7 +21,7 @@ from dynamo.routing.settings import KvRouterOptions, TrackingOptions, router_con
         ({"router_policy": "balanced", "router_queue_policy": "fcfs"}, 1.0, "fcfs"),
     ],
 )
-def test_balanced_lets_requests_wait_in_the_router_unless_it_is_said_otherwise(
+def test_balanced_mode_queues_in_the_router_by_default(
     given: dict[str, object], threshold: float | None, order: str
 ) -> None:
     config = router_config(KvRouterOptions(**given), 16)  # type: ignore[arg-type]

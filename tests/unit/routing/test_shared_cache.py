@@ -1,4 +1,4 @@
-"""A shared cache: workers say where it is, it says what it has."""
+"""A shared cache: workers publish its address, and it reports its blocks."""
 
 import struct
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Topology: a worker says where it stands, and its blocks go where they may."""
+"""Topology: a worker publishes its location, and its blocks go only to allowed locations."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Canary: an idle endpoint is asked through its own handler, and what comes of it shows in its health."""
+"""Canary: an idle endpoint is called through its own handler, and the result shows in its health."""
 
 import asyncio
 import json

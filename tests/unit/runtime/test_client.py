@@ -33,7 +33,7 @@ class FakeCall:
 
 
 class FakePlane:
-    """Connections that are up or down as the test says."""
+    """Connections that are up or down on demand."""
 
     speaks_batched = True
 
@@ -71,7 +71,7 @@ class Deaf:
         pass
 
 
-class House:
+class ClientHarness:
     """A client, its registry and its plane."""
 
     def __init__(self, mode: RouterMode | str) -> None:
@@ -104,189 +104,198 @@ class House:
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    made = House("round-robin")
+async def harness() -> AsyncIterator[ClientHarness]:
+    made = ClientHarness("round-robin")
     await made.client.start()
     yield made
     await made.client.close()
 
 
-async def with_workers(house: House, *numbers: int) -> None:
+async def with_workers(harness: ClientHarness, *numbers: int) -> None:
     for number in numbers:
-        await house.put(number)
-    await house.until(sorted(numbers))
+        await harness.put(number)
+    await harness.until(sorted(numbers))
 
 
-async def test_client_follows_instances_that_appear_and_disappear(house: House) -> None:
-    await with_workers(house, 1, 2)
-    assert [instance.instance_id for instance in house.client.instances()] == [1, 2]
-    await house.registry.delete(INSTANCES, "ns/comp/ep/1")
-    await house.until([2])
+async def test_client_follows_instances_that_appear_and_disappear(harness: ClientHarness) -> None:
+    await with_workers(harness, 1, 2)
+    assert [instance.instance_id for instance in harness.client.instances()] == [1, 2]
+    await harness.registry.delete(INSTANCES, "ns/comp/ep/1")
+    await harness.until([2])
 
 
-async def test_client_ignores_instances_of_other_endpoints(house: House) -> None:
-    await house.put(1, endpoint="other")
-    await house.put(2, endpoint="ep")
-    await house.put(3, endpoint="ep2")
-    await house.until([2])
+async def test_client_ignores_instances_of_other_endpoints(harness: ClientHarness) -> None:
+    await harness.put(1, endpoint="other")
+    await harness.put(2, endpoint="ep")
+    await harness.put(3, endpoint="ep2")
+    await harness.until([2])
 
 
-async def test_client_ignores_an_unreadable_record(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    await house.registry.put(INSTANCES, "ns/comp/ep/7", b"{nonsense")
-    await with_workers(house, 1)
+async def test_client_ignores_an_unreadable_record(harness: ClientHarness, caplog: pytest.LogCaptureFixture) -> None:
+    await harness.registry.put(INSTANCES, "ns/comp/ep/7", b"{nonsense")
+    await with_workers(harness, 1)
     assert "ns/comp/ep/7" in caplog.text
 
 
 @pytest.mark.parametrize("damaged", [b"", b"{nonsense", b"\xff\xfe", b'{"a":' * 100_000])
-async def test_client_keeps_an_instance_whose_record_was_damaged_until_it_leaves(house: House, damaged: bytes) -> None:
-    await with_workers(house, 1)
-    await house.registry.put(INSTANCES, "ns/comp/ep/1", damaged)
-    await with_workers(house, 1, 2)
-    assert await house.send(instance_id=1) == 1
-    await house.registry.delete(INSTANCES, "ns/comp/ep/1")
-    await house.until([2])
+async def test_client_keeps_an_instance_whose_record_was_damaged_until_it_leaves(
+    harness: ClientHarness, damaged: bytes
+) -> None:
+    await with_workers(harness, 1)
+    await harness.registry.put(INSTANCES, "ns/comp/ep/1", damaged)
+    await with_workers(harness, 1, 2)
+    assert await harness.send(instance_id=1) == 1
+    await harness.registry.delete(INSTANCES, "ns/comp/ep/1")
+    await harness.until([2])
 
 
-async def test_client_wait_for_instances_returns_on_the_first_or_raises(house: House) -> None:
+async def test_client_wait_for_instances_returns_on_the_first_or_raises(harness: ClientHarness) -> None:
     with pytest.raises(WorkerUnavailable, match="no instance"):
-        await house.client.wait_for_instances(0.0)
-    waiting = asyncio.ensure_future(house.client.wait_for_instances(TIMEOUT_S))
+        await harness.client.wait_for_instances(0.0)
+    waiting = asyncio.ensure_future(harness.client.wait_for_instances(TIMEOUT_S))
     await turns()
-    await house.put(4)
+    await harness.put(4)
     assert await waiting == [4]
 
 
-async def test_client_round_robin_cycles_through_instances(house: House) -> None:
-    await with_workers(house, 1, 2)
-    assert [await house.send() for _ in range(4)] == [1, 2, 1, 2]
+async def test_client_round_robin_cycles_through_instances(harness: ClientHarness) -> None:
+    await with_workers(harness, 1, 2)
+    assert [await harness.send() for _ in range(4)] == [1, 2, 1, 2]
 
 
-async def test_client_sends_to_a_named_instance(house: House) -> None:
-    await with_workers(house, 1, 2)
-    assert [await house.send(instance_id=2) for _ in range(3)] == [2, 2, 2]
+async def test_client_sends_to_a_named_instance(harness: ClientHarness) -> None:
+    await with_workers(harness, 1, 2)
+    assert [await harness.send(instance_id=2) for _ in range(3)] == [2, 2, 2]
     with pytest.raises(WorkerUnavailable, match="instance 9"):
-        await house.send(instance_id=9)
+        await harness.send(instance_id=9)
 
 
-async def test_client_skips_a_worker_that_cannot_be_connected(house: House) -> None:
-    await with_workers(house, 1, 2)
-    house.plane.down.add("host:1")
-    assert [await house.send() for _ in range(4)] == [2, 2, 2, 2]
+async def test_client_skips_a_worker_that_cannot_be_connected(harness: ClientHarness) -> None:
+    await with_workers(harness, 1, 2)
+    harness.plane.down.add("host:1")
+    assert [await harness.send() for _ in range(4)] == [2, 2, 2, 2]
     with pytest.raises(CannotConnect):
-        await house.send(instance_id=1)
-    assert (house.client.inflight(1), house.client.inflight(2)) == (0, 4)
+        await harness.send(instance_id=1)
+    assert (harness.client.inflight(1), harness.client.inflight(2)) == (0, 4)
 
 
-async def test_client_raises_the_last_error_when_no_worker_can_be_connected(house: House) -> None:
-    await with_workers(house, 1, 2)
-    house.plane.down.update({"host:1", "host:2"})
+async def test_client_raises_the_last_error_when_no_worker_can_be_connected(harness: ClientHarness) -> None:
+    await with_workers(harness, 1, 2)
+    harness.plane.down.update({"host:1", "host:2"})
     with pytest.raises(CannotConnect):
-        await house.send()
-    house.plane.down.clear()
-    assert await house.send() in {1, 2}
+        await harness.send()
+    harness.plane.down.clear()
+    assert await harness.send() in {1, 2}
 
 
-async def test_client_without_workers_raises(house: House) -> None:
+async def test_client_without_workers_raises(harness: ClientHarness) -> None:
     with pytest.raises(WorkerUnavailable, match=r"no instance of ns\.comp\.ep"):
-        await house.send()
+        await harness.send()
 
 
-async def test_client_does_not_send_to_an_excluded_worker(house: House) -> None:
-    await with_workers(house, 1, 2)
-    assert [await house.send(exclude={1}) for _ in range(3)] == [2, 2, 2]
+async def test_client_does_not_send_to_an_excluded_worker(harness: ClientHarness) -> None:
+    await with_workers(harness, 1, 2)
+    assert [await harness.send(exclude={1}) for _ in range(3)] == [2, 2, 2]
     with pytest.raises(WorkerUnavailable):
-        await house.send(exclude={1, 2})
+        await harness.send(exclude={1, 2})
 
 
-async def test_client_deprioritizes_a_worker_after_a_failure(house: House) -> None:
-    await with_workers(house, 1, 2)
-    assert await house.send() == 1
-    house.end(0, EngineShutdown("x"))
-    assert {await house.send() for _ in range(4)} == {2}
+async def test_client_deprioritizes_a_worker_after_a_failure(harness: ClientHarness) -> None:
+    await with_workers(harness, 1, 2)
+    assert await harness.send() == 1
+    harness.end(0, EngineShutdown("x"))
+    assert {await harness.send() for _ in range(4)} == {2}
 
 
 @pytest.mark.parametrize("error", [None, InvalidArgument("x"), WorkerOverloaded("x")])
-async def test_client_does_not_deprioritize_a_worker_for_other_endings(house: House, error: Exception | None) -> None:
-    await with_workers(house, 1, 2)
-    assert await house.send() == 1
-    house.end(0, error)
-    assert {await house.send() for _ in range(4)} == {1, 2}
+async def test_client_does_not_deprioritize_a_worker_for_other_endings(
+    harness: ClientHarness, error: Exception | None
+) -> None:
+    await with_workers(harness, 1, 2)
+    assert await harness.send() == 1
+    harness.end(0, error)
+    assert {await harness.send() for _ in range(4)} == {1, 2}
 
 
-async def test_client_counts_active_requests(house: House) -> None:
-    await with_workers(house, 1)
-    await house.send()
-    await house.send()
-    assert house.client.inflight(1) == 2
-    house.end(0, None)
-    assert house.client.inflight(1) == 1
-    house.plane.error = InvalidArgument("too large")
+async def test_client_counts_active_requests(harness: ClientHarness) -> None:
+    await with_workers(harness, 1)
+    await harness.send()
+    await harness.send()
+    assert harness.client.inflight(1) == 2
+    harness.end(0, None)
+    assert harness.client.inflight(1) == 1
+    harness.plane.error = InvalidArgument("too large")
     with pytest.raises(InvalidArgument):
-        await house.send()
-    assert house.client.inflight(1) == 1
+        await harness.send()
+    assert harness.client.inflight(1) == 1
 
 
 async def test_client_metrics_have_the_names_of_released_dynamo() -> None:
-    house = House("round-robin")
+    harness = ClientHarness("round-robin")
     registry = MetricsRegistry()
-    house.client._metrics = SendMetrics(registry)
-    await house.client.start()
-    await with_workers(house, 1)
-    await house.send()
-    await house.send()
-    house.end(0, None)
+    harness.client._metrics = SendMetrics(registry)
+    await harness.client.start()
+    await with_workers(harness, 1)
+    await harness.send()
+    await harness.send()
+    harness.end(0, None)
     lines = registry.render().splitlines()
     assert "dynamo_request_plane_inflight_requests 1" in lines
     assert "dynamo_request_plane_queue_seconds_count 1" in lines
     assert "dynamo_request_plane_send_seconds_count 2" in lines
-    await house.client.close()
+    await harness.client.close()
 
 
 async def test_client_least_loaded_mode_picks_the_least_loaded() -> None:
-    house = House(RouterMode.LEAST_LOADED)
-    await house.client.start()
-    await with_workers(house, 1, 2)
-    first = await house.send()
-    assert await house.send() != first
-    house.end(0, None)
-    assert await house.send() == first
-    await house.client.close()
+    harness = ClientHarness(RouterMode.LEAST_LOADED)
+    await harness.client.start()
+    await with_workers(harness, 1, 2)
+    first = await harness.send()
+    assert await harness.send() != first
+    harness.end(0, None)
+    assert await harness.send() == first
+    await harness.client.close()
 
 
 async def test_client_direct_mode_needs_an_instance() -> None:
-    house = House("direct")
-    await house.client.start()
-    await with_workers(house, 1)
+    harness = ClientHarness("direct")
+    await harness.client.start()
+    await with_workers(harness, 1)
     with pytest.raises(WorkerUnavailable, match="direct routing"):
-        await house.send()
-    assert await house.send(instance_id=1) == 1
-    await house.client.close()
+        await harness.send()
+    assert await harness.send(instance_id=1) == 1
+    await harness.client.close()
 
 
-async def test_client_sends_json_to_a_worker_that_reads_only_json(house: House) -> None:
-    await house.put(1, codec="json")
-    await house.until([1])
-    await house.client.send(msgpack_encode({"n": 1}), Deaf(), request_id="r")
-    _, request, _, _ = house.plane.sent[0]
+async def test_client_sends_json_to_a_worker_that_reads_only_json(harness: ClientHarness) -> None:
+    await harness.put(1, codec="json")
+    await harness.until([1])
+    await harness.client.send(msgpack_encode({"n": 1}), Deaf(), request_id="r")
+    _, request, _, _ = harness.plane.sent[0]
     assert (request.codec, request.body) == ("json", b'{"n":1}')
 
 
-async def test_client_iterators_use_their_own_mode(house: House) -> None:
-    await with_workers(house, 1, 2)
-    ways = (house.client.generate, house.client.round_robin, house.client.random, house.client.device_aware_weighted)
+async def test_client_iterators_use_their_own_mode(harness: ClientHarness) -> None:
+    await with_workers(harness, 1, 2)
+    ways = (
+        harness.client.generate,
+        harness.client.round_robin,
+        harness.client.random,
+        harness.client.device_aware_weighted,
+    )
     for send in ways:
         await send({"n": 1})
-    await house.client.direct({"n": 1}, 2)
-    assert house.plane.sent[-1][0].instance_id == 2
-    assert all(msgpack_decode(request.body) == {"n": 1} for _, request, _, _ in house.plane.sent)
-    assert len({request.id for _, request, _, _ in house.plane.sent}) == 5
+    await harness.client.direct({"n": 1}, 2)
+    assert harness.plane.sent[-1][0].instance_id == 2
+    assert all(msgpack_decode(request.body) == {"n": 1} for _, request, _, _ in harness.plane.sent)
+    assert len({request.id for _, request, _, _ in harness.plane.sent}) == 5
 
 
 async def test_client_restarts_a_crashed_watch_and_forgets_departed_instances(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: ClientHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await with_workers(house, 1, 2)
-    apply, deaths = house.client._apply, iter([ValueError("the watch broke")])
+    await with_workers(harness, 1, 2)
+    apply, deaths = harness.client._apply, iter([ValueError("the watch broke")])
 
     def break_once(key: str, value: bytes | None) -> None:
         error = next(deaths, None)
@@ -294,41 +303,41 @@ async def test_client_restarts_a_crashed_watch_and_forgets_departed_instances(
             raise error
         apply(key, value)
 
-    monkeypatch.setattr(house.client, "_apply", break_once)
+    monkeypatch.setattr(harness.client, "_apply", break_once)
     monkeypatch.setattr("dynamo.core.tasks.PROVEN_S", 0.0)
-    assert house.client.is_sound
-    await house.registry.delete(INSTANCES, "ns/comp/ep/1")
-    await until(lambda: not house.client.is_sound)
-    assert house.client.instance_ids() == [1, 2]
-    await house.until([2])
-    await until(lambda: house.client.is_sound)
+    assert harness.client.is_sound
+    await harness.registry.delete(INSTANCES, "ns/comp/ep/1")
+    await until(lambda: not harness.client.is_sound)
+    assert harness.client.instance_ids() == [1, 2]
+    await harness.until([2])
+    await until(lambda: harness.client.is_sound)
 
 
-async def test_client_refuses_to_send_after_close(house: House) -> None:
-    await with_workers(house, 1)
-    await house.client.close()
-    assert house.client.instances() == []
+async def test_client_refuses_to_send_after_close(harness: ClientHarness) -> None:
+    await with_workers(harness, 1)
+    await harness.client.close()
+    assert harness.client.instances() == []
     with pytest.raises(WorkerUnavailable):
-        await house.send()
+        await harness.send()
 
 
-async def test_client_finds_an_instance_by_its_card(house: House) -> None:
+async def test_client_finds_an_instance_by_its_card(harness: ClientHarness) -> None:
     async def card(number: int) -> None:
         record = {"instance_id": number, "card_json": {"runtime_config": {"runtime_data": {"role": "draft"}}}}
-        await house.registry.put(MODEL_CARDS, f"ns/comp/ep/{number:x}", json_encode(record))
+        await harness.registry.put(MODEL_CARDS, f"ns/comp/ep/{number:x}", json_encode(record))
 
-    await with_workers(house, 1, 2)
+    await with_workers(harness, 1, 2)
     await card(2)
-    assert await house.client.wait_for_instance_by_runtime_data("role", "draft", TIMEOUT_S) == 2
+    assert await harness.client.wait_for_instance_by_runtime_data("role", "draft", TIMEOUT_S) == 2
     await card(1)
-    assert await house.client.wait_for_instances_by_runtime_data("role", "draft", 2, TIMEOUT_S) == [1, 2]
-    with pytest.raises(InvalidArgument, match="expected one"):
-        await house.client.wait_for_instance_by_runtime_data("role", "draft", TIMEOUT_S)
+    assert await harness.client.wait_for_instances_by_runtime_data("role", "draft", 2, TIMEOUT_S) == [1, 2]
+    with pytest.raises(TimeoutError, match=r"exactly 1 .* last_match_count=2"):
+        await harness.client.wait_for_instance_by_runtime_data("role", "draft", 0.02)
 
 
-async def test_client_returns_the_address_of_an_instance(house: House) -> None:
-    await with_workers(house, 10)
-    (instance,) = house.client.instances()
+async def test_client_returns_the_address_of_an_instance(harness: ClientHarness) -> None:
+    await with_workers(harness, 10)
+    (instance,) = harness.client.instances()
     assert str(instance) == "ns/comp/ep/10"
     assert (instance.transport.kind, instance.transport.address) == ("tcp", "host:10/a/ns/comp/ep")
 
@@ -342,7 +351,7 @@ def test_client_accepts_the_mode_names_of_released_dynamo(mode: str) -> None:
 
 
 class WatchfulFake(FakePlane):
-    """Knows who stands still, and keeps whom it is asked to doubt."""
+    """Records which workers are unresponsive, and which the client doubts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -369,66 +378,66 @@ class WatchfulFake(FakePlane):
 
 
 @pytest.fixture
-async def watchful(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[House, WatchfulFake]]:
+async def watchful(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[ClientHarness, WatchfulFake]]:
     monkeypatch.setitem(globals(), "FakePlane", WatchfulFake)
-    made = House("round-robin")
+    made = ClientHarness("round-robin")
     await made.client.start()
     assert isinstance(made.plane, WatchfulFake)
     yield made, made.plane
     await made.client.close()
 
 
-async def test_client_deprioritizes_an_unresponsive_worker(watchful: tuple[House, WatchfulFake]) -> None:
-    house, plane = watchful
-    await with_workers(house, 1, 2)
+async def test_client_deprioritizes_an_unresponsive_worker(watchful: tuple[ClientHarness, WatchfulFake]) -> None:
+    harness, plane = watchful
+    await with_workers(harness, 1, 2)
     plane.silent.add("host:1")
-    assert [await house.send() for _ in range(3)] == [2, 2, 2]
+    assert [await harness.send() for _ in range(3)] == [2, 2, 2]
     plane.silent.add("host:2")
-    assert {await house.send() for _ in range(4)} == {1, 2}, "nobody else is there"
+    assert {await harness.send() for _ in range(4)} == {1, 2}, "nobody else is there"
 
 
 async def test_client_healthy_instances_exclude_recent_failures_and_unresponsive_workers(
-    watchful: tuple[House, WatchfulFake],
+    watchful: tuple[ClientHarness, WatchfulFake],
 ) -> None:
-    house, plane = watchful
-    assert not house.client.has_sound()
-    await with_workers(house, 1, 2, 3)
-    assert house.client.has_sound({1, 2})
-    assert not house.client.has_sound({1, 2, 3})
+    harness, plane = watchful
+    assert not harness.client.has_sound()
+    await with_workers(harness, 1, 2, 3)
+    assert harness.client.has_sound({1, 2})
+    assert not harness.client.has_sound({1, 2, 3})
     plane.silent.add("host:3")
-    assert not house.client.has_sound({1, 2})
-    assert await house.send() == 1
-    house.end(0, EngineShutdown("x"))
-    assert not house.client.has_sound({2})
-    assert house.client.has_sound()
+    assert not harness.client.has_sound({1, 2})
+    assert await harness.send() == 1
+    harness.end(0, EngineShutdown("x"))
+    assert not harness.client.has_sound({2})
+    assert harness.client.has_sound()
 
 
 async def test_client_marks_a_call_doubtful_when_its_worker_left_during_it(
-    watchful: tuple[House, WatchfulFake],
+    watchful: tuple[ClientHarness, WatchfulFake],
 ) -> None:
-    house, plane = watchful
-    await with_workers(house, 1, 2, 3)
-    assert await house.send() == 1
-    await house.registry.delete(INSTANCES, "ns/comp/ep/3")
-    await house.until([1, 2])
+    harness, plane = watchful
+    await with_workers(harness, 1, 2, 3)
+    assert await harness.send() == 1
+    await harness.registry.delete(INSTANCES, "ns/comp/ep/3")
+    await harness.until([1, 2])
     assert plane.suspected == []
-    await house.registry.delete(INSTANCES, "ns/comp/ep/1")
-    await house.until([2])
+    await harness.registry.delete(INSTANCES, "ns/comp/ep/1")
+    await harness.until([2])
     assert plane.suspected == ["host:1"]
 
 
 async def test_client_marks_a_call_doubtful_when_its_worker_left_during_close(
-    watchful: tuple[House, WatchfulFake],
+    watchful: tuple[ClientHarness, WatchfulFake],
 ) -> None:
-    house, plane = watchful
-    await with_workers(house, 1, 2)
-    assert await house.send() == 1
-    await house.client.close()
+    harness, plane = watchful
+    await with_workers(harness, 1, 2)
+    assert await harness.send() == 1
+    await harness.client.close()
     assert plane.suspected == ["host:1"]
 
 
-async def test_client_start_can_be_cancelled_when_the_view_arrives(house: House) -> None:
-    client = Client(ENDPOINT, house.registry, house.plane)  # type: ignore[arg-type]
+async def test_client_start_can_be_cancelled_when_the_view_arrives(harness: ClientHarness) -> None:
+    client = Client(ENDPOINT, harness.registry, harness.plane)  # type: ignore[arg-type]
     starting = asyncio.create_task(client.start())
     await until(client._synced.is_set)
     starting.cancel()
@@ -443,14 +452,14 @@ class FramedFake(WatchfulFake):
     carries_frames = True
 
 
-async def test_client_sends_request_frames_only_where_they_are_supported(house: House) -> None:
+async def test_client_sends_request_frames_only_where_they_are_supported(harness: ClientHarness) -> None:
     frames = RequestFrames()
     with pytest.raises(InvalidArgument, match="request streams"):
-        await house.send(frames=frames)
-    house.plane = house.client._plane = FramedFake()  # type: ignore[assignment]
-    await house.put(1, codec="json")
-    await house.until([1])
-    assert await house.send(frames=frames) == 1
-    target, request, *_ = house.plane.sent[0]
+        await harness.send(frames=frames)
+    harness.plane = harness.client._plane = FramedFake()  # type: ignore[assignment]
+    await harness.put(1, codec="json")
+    await harness.until([1])
+    assert await harness.send(frames=frames) == 1
+    target, request, *_ = harness.plane.sent[0]
     assert (request.frames, request.body, request.codec, target.is_batched) == (frames, b"", "json", False)
-    assert (house.client.codec_of(1), house.client.codec_of(2)) == ("json", "msgpack")
+    assert (harness.client.codec_of(1), harness.client.codec_of(2)) == ("json", "msgpack")

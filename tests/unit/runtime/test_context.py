@@ -1,4 +1,4 @@
-"""Context: who asked, and whether they still want the answer."""
+"""Context: the caller's request id, and whether the response is still needed."""
 
 import asyncio
 
@@ -119,10 +119,20 @@ def test_without_tracing_everything_is_taken_and_nothing_happens() -> None:
         SpanProxy(None).set_status("fine")
 
 
-def test_the_answers_beginning_is_told_once_to_all_who_wait() -> None:
+def test_first_token_callbacks_run_once_each() -> None:
     context, told = Context(), list[str]()
     context.on_first_token(lambda: told.append("early"))
     context.notify_first_token()
     context.notify_first_token()
     context.on_first_token(lambda: told.append("late"))
     assert told == ["early", "late"]
+
+
+async def test_a_shadow_for_another_loop_ends_with_its_context() -> None:
+    for end in (Context.stop_generating, Context.kill):
+        context = Context("r", {"tenant": "t"})
+        shadow = context.shadow(asyncio.get_running_loop())
+        assert (shadow.id(), shadow.metadata) == ("r", {"tenant": "t"})
+        end(context)
+        await turns()
+        assert (shadow.is_stopped(), shadow.is_killed()) == (True, context.is_killed())

@@ -66,7 +66,7 @@ async def test_a_signal_ends_what_is_served_and_the_worker_returns(number: signa
     assert signal.getsignal(number) is before
 
 
-async def test_a_worker_that_does_not_hear_its_runtime_end_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_worker_that_ignores_shutdown_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dynamo.runtime.decorators.END_S", 0.0)
 
     @dynamo_worker()
@@ -77,7 +77,7 @@ async def test_a_worker_that_does_not_hear_its_runtime_end_is_cancelled(monkeypa
     assert await asyncio.wait_for(work(), TIMEOUT_S) is None
 
 
-async def test_a_worker_that_is_told_twice_is_cancelled_at_once() -> None:
+async def test_second_signal_cancels_the_worker_at_once() -> None:
     @dynamo_worker()
     async def work(runtime: DistributedRuntime) -> None:
         for _ in range(2):
@@ -127,7 +127,7 @@ async def test_the_planes_are_those_of_the_environment(monkeypatch: pytest.Monke
         await work()
 
 
-def test_the_deprecated_argument_is_told() -> None:
+def test_deprecated_argument_warns() -> None:
     with pytest.warns(DeprecationWarning, match="enable_nats"):
         dynamo_worker(enable_nats=True)
 
@@ -167,7 +167,7 @@ async def test_a_request_is_parsed(payload: Any) -> None:
 
 
 @pytest.mark.parametrize("payload", [{"other": 1}, "{", 5, None])
-async def test_a_request_that_does_not_fit_is_a_value_error_when_the_answer_is_asked_for(payload: Any) -> None:
+async def test_invalid_request_raises_value_error_on_first_iteration(payload: Any) -> None:
     elements = generate(payload)
     with pytest.raises(ValueError, match="Invalid request"):
         await heard(elements)

@@ -127,7 +127,7 @@ async def test_an_endpoint_can_hide_and_come_back(join: Join) -> None:
     assert list(await worker.discovery.snapshot(INSTANCES)) == [endpoint.record_key]
 
 
-async def test_the_event_plane_is_made_when_it_is_asked_for(join: Join) -> None:
+async def test_event_plane_is_created_on_first_use(join: Join) -> None:
     speaking, listening = join(), join()
     endpoint = speaking.endpoint("n.c.e")
     subscriber = await listening.event_plane.subscriber(endpoint.id, "topic")
@@ -160,11 +160,9 @@ async def test_the_members_are_chosen_by_name(tmp_path: Any, monkeypatch: pytest
             DistributedRuntime(None, **choice)  # type: ignore[arg-type]
 
 
-async def test_an_unknown_event_plane_is_an_error_when_it_is_used() -> None:
-    runtime = DistributedRuntime(None, "mem", "mem", event_plane="kafka")
-    with pytest.raises(ConfigError, match="--event-plane kafka"):
-        _ = runtime.event_plane
-    await runtime.shutdown_and_wait()
+async def test_an_unknown_event_plane_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match=r"Invalid event_plane value 'kafka' \(--event-plane\)"):
+        DistributedRuntime(None, "mem", "mem", event_plane="kafka")
 
 
 async def test_an_endpoint_has_three_names(join: Join) -> None:
@@ -268,3 +266,39 @@ def test_the_package_has_no_other_public_names() -> None:
 
     with pytest.raises(AttributeError, match="nonsense"):
         _ = dynamo.runtime.nonsense
+
+
+def test_runtime_is_created_and_shut_down_outside_a_running_loop() -> None:
+    loop = asyncio.new_event_loop()
+    runtime = DistributedRuntime(loop, "mem", "mem", event_plane="mem")
+
+    async def registered() -> list[int]:
+        endpoint = runtime.endpoint("ns.outside.ep")
+        await endpoint.register_endpoint_instance()
+        return await (await endpoint.client()).wait_for_instances(TIMEOUT_S)
+
+    try:
+        assert loop.run_until_complete(registered()) == [runtime.instance_id]
+        assert runtime.shutdown().done()
+    finally:
+        loop.close()
+
+
+def test_runtime_without_any_loop_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        DistributedRuntime(None, "mem", "mem")
+
+
+async def test_runtime_names_its_loop_and_system_server(join: Join) -> None:
+    runtime = join()
+    assert runtime.event_loop() is asyncio.get_running_loop()
+    assert runtime.system_status_server_url() is None
+    with pytest.raises(RuntimeError, match="compiled runtime"):
+        runtime.to_capsule()
+
+
+async def test_detached_runtime_uses_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYN_DISCOVERY_BACKEND", "mem")
+    runtime = DistributedRuntime.detached()
+    assert isinstance(runtime.discovery, MemoryDiscovery)
+    await runtime.shutdown()

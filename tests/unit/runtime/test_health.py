@@ -1,4 +1,4 @@
-"""Health: what `/health` says."""
+"""Health: the response of `/health`."""
 
 import json
 
@@ -18,7 +18,7 @@ def test_a_process_is_ready_when_its_endpoints_are() -> None:
     assert not health.is_ready()
 
 
-def test_what_is_said_outweighs_the_endpoints() -> None:
+def test_explicit_status_overrides_the_endpoints() -> None:
     health = SystemHealth(variables={})
     health.set(True)
     assert health.is_ready()
@@ -56,7 +56,7 @@ def test_the_body_is_upstreams() -> None:
     }
 
 
-def test_a_failed_check_outweighs_what_was_said_and_heals() -> None:
+def test_failed_check_overrides_explicit_status_until_it_passes() -> None:
     health = SystemHealth(variables={})
     health.endpoints["generate"] = True
     health.set(True)

@@ -60,7 +60,7 @@ async def test_bodies_queries_and_paths_are_read() -> None:
     assert await ask(routes, "POST", "/things/7/done") == (200, "7")
 
 
-async def test_what_is_wrong_is_told() -> None:
+async def test_invalid_requests_get_a_status_and_an_error_body() -> None:
     routes = table()
     for given, status in (
         (("POST", "/echo", b"{}", JSON), 422),
@@ -76,7 +76,7 @@ async def test_what_is_wrong_is_told() -> None:
         assert set(value) == {"error"}
 
 
-async def test_a_service_may_tell_it_in_plain_text() -> None:
+async def test_service_may_return_errors_as_plain_text() -> None:
     routes = table(errors_as_text=True, names_missing_routes=False)
     status, value = await ask(routes, "POST", "/echo", b"{}", JSON)
     assert status == 422 and isinstance(value, str) and "name" in value
@@ -85,7 +85,7 @@ async def test_a_service_may_tell_it_in_plain_text() -> None:
     assert (await ask(routes, "DELETE", "/things/7"))[1] == {"error": "already there"}
 
 
-async def test_a_bug_is_logged_and_told_as_one(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unexpected_error_is_logged_and_returns_500(caplog: pytest.LogCaptureFixture) -> None:
     assert await ask(table(), "GET", "/fail") == (500, {"error": "internal error"})
     assert "GET /fail failed" in caplog.text
 

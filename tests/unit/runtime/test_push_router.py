@@ -98,7 +98,7 @@ def test_inhibiting_can_be_switched_off() -> None:
     assert {r.pick(0.0) for _ in range(4)} == {1, 2}
 
 
-def test_a_mode_can_be_asked_for_once() -> None:
+def test_pick_accepts_a_mode_for_one_request() -> None:
     r = router(RouterMode.DIRECT, 1, 2)
     r.begin(1)
     assert r.pick(0.0, mode=RouterMode.LEAST_LOADED) == 2

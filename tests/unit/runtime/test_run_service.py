@@ -1,4 +1,4 @@
-"""A process waits to be told to stop."""
+"""A process waits for a signal to stop."""
 
 import asyncio
 import os

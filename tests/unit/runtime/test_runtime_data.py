@@ -27,7 +27,7 @@ class Present:
         return self.ids
 
 
-class House:
+class RuntimeDataHarness:
     def __init__(self) -> None:
         self.registry = MemoryDiscovery(MemoryStore())
         self.present = Present()
@@ -43,34 +43,34 @@ class House:
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    made = House()
+async def harness() -> AsyncIterator[RuntimeDataHarness]:
+    made = RuntimeDataHarness()
     yield made
     await made.registry.close()
 
 
-async def test_only_those_that_say_so_and_can_be_called_are_found(house: House) -> None:
-    house.present.ids = [1, 2, 4, 5]
-    await house.card(2, {"role": "draft"})
-    await house.card(1, {"role": "draft", "more": 1})
-    await house.card(3, {"role": "draft"})
-    await house.card(4, {"role": "other"})
-    await house.card(5, {"role": "draft"}, endpoint="another")
-    await house.registry.put(MODEL_CARDS, "ns/comp/ep/6", b"{broken")
-    assert await house.find(2) == [1, 2]
+async def test_find_returns_present_workers_with_matching_runtime_data(harness: RuntimeDataHarness) -> None:
+    harness.present.ids = [1, 2, 4, 5]
+    await harness.card(2, {"role": "draft"})
+    await harness.card(1, {"role": "draft", "more": 1})
+    await harness.card(3, {"role": "draft"})
+    await harness.card(4, {"role": "other"})
+    await harness.card(5, {"role": "draft"}, endpoint="another")
+    await harness.registry.put(MODEL_CARDS, "ns/comp/ep/6", b"{broken")
+    assert await harness.find(2) == [1, 2]
 
 
-async def test_one_that_comes_later_is_waited_for(house: House) -> None:
-    finding = asyncio.ensure_future(house.find())
+async def test_one_that_comes_later_is_waited_for(harness: RuntimeDataHarness) -> None:
+    finding = asyncio.ensure_future(harness.find())
     await turns()
-    await house.card(1, {"role": "draft"})
-    house.present.ids = [1]
+    await harness.card(1, {"role": "draft"})
+    harness.present.ids = [1]
     assert await finding == [1]
 
 
-async def test_what_does_not_come_in_time_is_told(house: House) -> None:
-    await house.card(1, {"role": "other"})
+async def test_find_times_out_naming_the_missing_value(harness: RuntimeDataHarness) -> None:
+    await harness.card(1, {"role": "other"})
     with pytest.raises(WorkerUnavailable, match="role='draft'"):
-        await house.find(timeout_s=0.01)
+        await harness.find(timeout_s=0.01)
     with pytest.raises(InvalidArgument):
-        await house.find(0)
+        await harness.find(0)

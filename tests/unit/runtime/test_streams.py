@@ -7,11 +7,20 @@ from typing import Any
 import pytest
 from tests.settle import turns
 
-from dynamo.core.codec import msgpack_encode
-from dynamo.core.errors import Cancelled, EngineShutdown, InvalidArgument, ResponseTimeout
+from dynamo.core.codec import encode, msgpack_encode
+from dynamo.core.errors import (
+    Cancelled,
+    Disconnected,
+    EngineShutdown,
+    HttpError,
+    InvalidArgument,
+    ResponseTimeout,
+    Unknown,
+)
 from dynamo.core.tasks import TaskOwner
 from dynamo.runtime.context import Context
-from dynamo.runtime.request_plane.base import Item, Request
+from dynamo.runtime.distributed import DistributedRuntime
+from dynamo.runtime.request_plane.base import AnnotatedValue, Item, Request
 from dynamo.runtime.request_plane.reply import ReplyBase
 from dynamo.runtime.request_plane.request_frames import RequestFrames
 from dynamo.runtime.streams import BidirectionalHandler, GeneratorHandler, ResponseStream, write
@@ -148,6 +157,38 @@ async def test_a_reader_whose_context_is_killed_hears_the_end() -> None:
     assert call.said == ["stop", "kill"]
 
 
+async def test_stopping_the_context_ends_the_stream_after_the_elements_received_so_far() -> None:
+    for late in (None, Cancelled("CancelledError: ")):
+        context = Context()
+        stream, call = bound(annotated=False, context=context)
+        stream.on_token(1)
+        context.stop_generating()
+        stream.on_token(2)
+        assert [element async for element in stream] == [{"token_ids": [1], "index": 0}]
+        stream.on_error(late) if late else stream.on_end()
+        assert [element async for element in stream] == []
+        assert call.said == ["stop"]
+
+
+async def test_a_stream_that_is_dropped_after_its_stop_leaves_the_end_to_the_worker() -> None:
+    context = Context()
+    context.stop_generating()
+    stream, call = bound(context=context)
+    assert [element async for element in stream] == []
+    del stream
+    assert call.said == ["stop"]
+
+
+@pytest.mark.parametrize("error", [Unknown("why"), HttpError(415, "why"), Disconnected("why"), InvalidArgument("why")])
+async def test_errors_of_a_stream_are_value_errors_of_their_own_class(error: Exception) -> None:
+    stream, _ = bound()
+    stream.on_error(error)
+    with pytest.raises(ValueError, match="why") as raised:
+        await anext(stream)
+    assert isinstance(raised.value, type(error))
+    assert vars(raised.value) == vars(error)
+
+
 async def test_a_long_lived_context_does_not_keep_its_streams() -> None:
     context = Context()
     stream, call = bound(context=context)
@@ -251,7 +292,7 @@ async def test_a_generator_that_is_cut_says_that_the_engine_stops() -> None:
     assert isinstance(reply.end, EngineShutdown)
 
 
-async def test_the_generator_is_told_that_its_caller_stopped_or_left() -> None:
+async def test_generator_context_reports_stop_and_kill() -> None:
     for end, expected in ((ReplyBase.stop, (True, False)), (ReplyBase.kill, (True, True))):
         seen: list[tuple[bool, bool]] = []
 
@@ -375,3 +416,50 @@ async def test_a_frame_that_cannot_be_read_is_the_callers_fault() -> None:
     frames.add(b"\xc1")
     assert await tasks.wait(5)
     assert isinstance(reply.end, InvalidArgument)
+
+
+async def test_an_envelope_is_written_with_its_annotations() -> None:
+    async def generate(request: Any) -> AsyncIterator[Any]:
+        yield {"_dynamo_annotated": True, "data": {"b": 2}, "event": "progress", "comment": ["half"], "id": "7"}
+        yield {"_dynamo_annotated": False, "data": 5}
+        yield {"_dynamo_annotated": True, "event": "error", "comment": ["out of", "memory"]}
+
+    reply = await run(generate)
+    assert reply.written == [
+        AnnotatedValue({"b": 2}, "7", "progress", ["half"]),
+        {"_dynamo_annotated": False, "data": 5},
+    ]
+    assert isinstance(reply.end, Unknown)
+    assert str(reply.end) == "out of memory"
+
+
+async def test_annotations_of_an_envelope_reach_the_caller() -> None:
+    async def generate(request: Any) -> AsyncIterator[Any]:
+        yield {"_dynamo_annotated": True, "data": {"b": 2}, "event": "progress", "comment": ["half"], "id": "7"}
+        yield {"_dynamo_annotated": True, "event": "only"}
+
+    runtime = DistributedRuntime(None, "mem", "mem", event_plane="mem")
+    endpoint = runtime.endpoint("ns.annotated.ep")
+    serving = asyncio.ensure_future(endpoint.serve_endpoint(generate))
+    client = await endpoint.client()
+    await client.wait_for_instances(5.0)
+    found = [(one.data(), one.event(), one.comments(), one.id()) async for one in await client.generate({})]
+    assert found == [({"b": 2}, "progress", ["half"], "7"), (None, "only", None, None)]
+    await runtime.shutdown()
+    await serving
+
+
+async def test_an_element_that_cannot_be_encoded_fails_the_request() -> None:
+    class EncodingReply(FakeReply):
+        def item(self, value: Any) -> None:
+            super().item(encode(value, "msgpack"))
+
+    tasks, reply = TaskOwner("test"), EncodingReply()
+
+    async def generate(_: Any) -> AsyncIterator[Any]:
+        yield object()
+
+    GeneratorHandler(generate, tasks)(Request("r", msgpack_encode({})), reply)
+    await turns()
+    assert isinstance(reply.end, InvalidArgument)
+    assert "failed serializing Python response" in str(reply.end)

@@ -1,5 +1,6 @@
 """The selection service over HTTP: its statuses, and how it refuses."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -17,7 +18,7 @@ WORKER = {"worker_id": 1, "block_size": 4, "endpoint": "http://w", "kv_events_en
 PROMPT = {"token_ids": [1, 2, 3, 4, 5]}
 
 
-class House:
+class SelectServiceHarness:
     """The routes of one service."""
 
     def __init__(self) -> None:
@@ -31,32 +32,32 @@ class House:
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    made = House()
+async def harness() -> AsyncIterator[SelectServiceHarness]:
+    made = SelectServiceHarness()
     yield made
     await made.service.close()
 
 
-async def test_a_request_from_worker_to_its_end(house: House) -> None:
-    assert (await house.ask("GET", "/ready"))[0] == 503
-    assert (await house.ask("POST", "/workers", WORKER))[0] == 201
-    assert (await house.ask("GET", "/ready"))[0] == 200
-    assert (await house.ask("POST", "/select", {**PROMPT, "selection_id": "s"}))[0] == 200
-    assert (await house.ask("POST", "/reservations", {"selection_id": "s"}))[0] == 201
+async def test_a_request_from_worker_to_its_end(harness: SelectServiceHarness) -> None:
+    assert (await harness.ask("GET", "/ready"))[0] == 503
+    assert (await harness.ask("POST", "/workers", WORKER))[0] == 201
+    assert (await harness.ask("GET", "/ready"))[0] == 200
+    assert (await harness.ask("POST", "/select", {**PROMPT, "selection_id": "s"}))[0] == 200
+    assert (await harness.ask("POST", "/reservations", {"selection_id": "s"}))[0] == 201
     for method, path, body in (
         ("POST", "/reservations/s/prefill_complete", None),
         ("POST", "/reservations/s/output_block", {"decay_fraction": 0.5}),
         ("DELETE", "/reservations/s", None),
     ):
-        assert await house.ask(method, path, body) == (200, {"status": "ok"})
-    assert (await house.ask("PATCH", "/workers/1", {"taints": ["x"]}))[1]["taints"] == ["x"]
-    assert set((await house.ask("GET", "/dump"))[1]) == {"default:default"}
-    assert (await house.ask("DELETE", "/workers/1"))[1]["lifecycle"] == "unschedulable"
-    assert (await house.ask("GET", "/workers"))[1] == []
-    assert [one["loads"] for one in (await house.ask("GET", "/loads"))[1]] == [[]]
+        assert await harness.ask(method, path, body) == (200, {"status": "ok"})
+    assert (await harness.ask("PATCH", "/workers/1", {"taints": ["x"]}))[1]["taints"] == ["x"]
+    assert set((await harness.ask("GET", "/dump"))[1]) == {"default:default"}
+    assert (await harness.ask("DELETE", "/workers/1"))[1]["lifecycle"] == "unschedulable"
+    assert (await harness.ask("GET", "/workers"))[1] == []
+    assert [one["loads"] for one in (await harness.ask("GET", "/loads"))[1]] == [[]]
 
 
-async def test_refusals(house: House) -> None:
+async def test_refusals(harness: SelectServiceHarness) -> None:
     for status, method, path, body in (
         (422, "POST", "/workers", {}),
         (503, "POST", "/select", PROMPT),
@@ -71,7 +72,7 @@ async def test_refusals(house: House) -> None:
         (404, "GET", "/nothing", None),
         (405, "PUT", "/workers", None),
     ):
-        found, value = await house.ask(method, path, body)
+        found, value = await harness.ask(method, path, body)
         assert (found, set(value)) == (status, {"error"}), path
 
 
@@ -88,3 +89,15 @@ async def test_refusals(house: House) -> None:
 def test_what_cannot_be_meant_is_named(argv: list[str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         load(SelectOptions, argv, {})
+
+
+def test_selection_service_is_created_outside_a_running_loop() -> None:
+    service = SelectionService()
+
+    async def use() -> Any:
+        await service.start()
+        ready = service.ready()
+        await service.close()
+        return ready
+
+    assert asyncio.run(use())["ready"] is False

@@ -1,4 +1,4 @@
-"""Calls and thoughts are announced when they are complete, beside the chunks that carry them."""
+"""Calls and reasoning are announced when they are complete, in addition to the chunks that carry them."""
 
 import json
 from typing import Any

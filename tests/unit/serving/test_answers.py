@@ -14,6 +14,7 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, SamplingOptions, StopConditions
 from dynamo.runtime.request_plane.base import Item
 from dynamo.serving.answers import BaseAnswer, Flusher, StreamAnswer, UnaryAnswer
+from dynamo.serving.choice import Frame
 from dynamo.serving.generation import Generation
 from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.postprocessor import ChatChunks, chat_body
@@ -39,10 +40,9 @@ class Client:
         self.response_started = True
         self.writes.append(data)
 
-    def write_chunk(self, chunk: bytes) -> None:
-        size, _, data = chunk.removesuffix(b"\r\n").partition(b"\r\n")
-        assert int(size, 16) == len(data)
-        self.write(data)
+    def write_framed(self, frame: Frame, text: bytes) -> None:
+        assert frame.size == len(frame.head) + len(frame.tail)
+        self.write(frame.head + text + frame.tail)
 
     def end(self, data: bytes = b"") -> None:
         self.write(data)

@@ -1,4 +1,4 @@
-"""An endpoint's answer is its own, whoever serves it."""
+"""An endpoint's response has its own format, for every kind of worker."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,8 +11,7 @@ from dynamo.http.routes import openai as routes_openai
 from dynamo.http.routes import responses as routes_responses
 from dynamo.http.routes.table import RouteContext, RouteTable
 from dynamo.model_card.types import ModelType
-from dynamo.protocols.openai import decode_chat
-from dynamo.serving.endpoints import CHAT, rewritten, tiered
+from dynamo.serving.endpoints import CHAT, tiered
 
 
 def routes(table: RouteTable, context: RouteContext) -> None:
@@ -36,7 +35,7 @@ def text_of_response(answer: Any) -> str:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_workers_that_take_text_are_asked_in_chats_by_other_endpoints(stream: bool) -> None:
+async def test_text_workers_receive_chat_requests_for_other_endpoints(stream: bool) -> None:
     async with open_relays(routes) as relays:
         await relays.serve("m", ModelType.Chat, talker)
         responses = await relays.ask("/v1/responses", {"model": "m", "input": "hi", "stream": stream})
@@ -49,11 +48,6 @@ async def test_workers_that_take_text_are_asked_in_chats_by_other_endpoints(stre
         (asked,) = relays.asked
         assert asked["messages"] == [{"role": "user", "content": "hi"}]
         assert "input" not in asked
-
-
-def test_of_its_own_endpoints_such_a_worker_is_asked_as_the_client_wrote() -> None:
-    request = decode_chat(b'{"model":"m","messages":[{"role":"user","content":"hi"}]}')
-    assert rewritten(CHAT, request, "chatcmpl-1", "m", 5) == (None, None)
 
 
 def test_an_answer_names_the_tier_that_served_it() -> None:

@@ -1,4 +1,4 @@
-"""Which status an exception becomes, and what its body says."""
+"""Which status an exception becomes, and the contents of its body."""
 
 import json
 
@@ -47,6 +47,17 @@ def test_a_body_is_read_by_openai_clients_and_by_upstreams() -> None:
     body = json.loads(answer_to(errors.InvalidArgument("bad", param="top_p")).body())
     assert body["error"] == {"message": "bad", "type": "invalid_request_error", "param": "top_p", "code": 400}
     assert (body["message"], body["type"], body["code"]) == ("bad", "Bad Request", 400)
+
+
+def test_a_failure_of_a_worker_names_its_status_in_the_details() -> None:
+    for error in (errors.Unknown("secret"), errors.HttpError(500, "secret")):
+        assert json.loads(answer_to(error).flat_body()) == {
+            "message": "Internal server error",
+            "type": "Internal Server Error",
+            "code": 500,
+            "details": {"backend_status": 500},
+        }
+    assert "details" not in json.loads(answer_to(RuntimeError("of the frontend")).body())
 
 
 @pytest.mark.parametrize(("text", "status"), [("503", 503), ("999", 999), ("99", 529), ("1000", 529), ("many", 529)])

@@ -1,18 +1,22 @@
-"""What an answer tells in `nvext`."""
+"""The fields of a response's `nvext`."""
 
 import random
+import time
+from types import SimpleNamespace
+from typing import Any, cast
 
 from tests.scripted_engine.house import Street
 from tests.scripted_engine.script import Script
 
 from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.router import Router, RouteRequest, WorkerFacts
-from dynamo.serving.extras import routing_of
+from dynamo.protocols.nvext import NvExt
+from dynamo.serving.extras import extras_of, routing_of
 
 EXTRAS = ["worker_id", "timing", "completion_token_ids", "stop_reason", "engine_data", "prompt_logprobs", "unknown"]
 
 
-def test_an_answer_tells_what_is_asked_of_it_beside_the_text(street: Street) -> None:
+def test_nvext_contains_the_requested_extra_fields(street: Street) -> None:
     script = Script(["Hi you"], stop_reason=77, engine_data={"prompt_logprobs": [None], "mine": 1})
     told = street.run(street.parsed.chat(script, nvext={"extra_fields": EXTRAS})).json["nvext"]
     assert set(told) == {name for name in EXTRAS if name != "unknown"}
@@ -34,7 +38,7 @@ def test_every_chunk_tells_the_worker_and_its_own_tokens(street: Street) -> None
     assert ["timing" in event["nvext"] for event in events] == [False] * (len(events) - 1) + [True]
 
 
-def test_why_a_worker_was_chosen_is_told_in_the_body_and_in_a_header(street: Street) -> None:
+def test_routing_decision_is_returned_in_body_and_header(street: Street) -> None:
     answer = street.run(
         street.parsed.chat(Script(["Hi"]), nvext={"extra_fields": ["routing"]}, headers={"x-dynamo-explain": "1"})
     )
@@ -44,7 +48,7 @@ def test_why_a_worker_was_chosen_is_told_in_the_body_and_in_a_header(street: Str
     assert "x-dynamo-routing" not in silent.headers
 
 
-def test_what_a_kv_router_chose_by_is_told_by_tier() -> None:
+def test_routing_decision_counts_blocks_by_tier() -> None:
     router = Router(RoutingConfig(block_size=4), random.Random(0))
     router.set_worker(WorkerFacts(7))
     decision = router.place(RouteRequest("a", b"\1" * 16, 11), 0.0)
@@ -56,3 +60,22 @@ def test_what_a_kv_router_chose_by_is_told_by_tier() -> None:
         "cost": decision.cost,
     }  # fmt: skip
     assert decision.hit_rate == 2 / 3, "the third block is not full"
+
+
+def test_worker_id_has_the_rank_of_both_phases_and_timing_the_queue_depth_of_a_kv_router() -> None:
+    router = Router(RoutingConfig(block_size=4), random.Random(0))
+    router.set_worker(WorkerFacts(7, dp_start=3))
+    decision = router.place(RouteRequest("a", b"\1" * 16, 11), 0.0)
+    assert decision is not None
+    dispatch = SimpleNamespace(decision=decision, prefill=None)
+    generation = SimpleNamespace(
+        worker_id=7, dispatch=dispatch, request=SimpleNamespace(routing=None), engine_data=None
+    )
+    state = SimpleNamespace(started_s=time.perf_counter(), sent_s=0.0, first_s=0.0)
+    extras = extras_of(NvExt(extra_fields=["worker_id", "timing"]), cast(Any, state))
+    assert extras is not None
+    found = extras.of_whole([cast(Any, generation)], [])
+    assert found["worker_id"] == {
+        "prefill_worker_id": 7, "decode_worker_id": 7, "prefill_dp_rank": 3, "decode_dp_rank": 3,
+    }  # fmt: skip
+    assert found["timing"]["router_queue_depth"] == 0

@@ -110,7 +110,7 @@ async def test_one_that_fails_before_its_answer_is_done_again_elsewhere(legs: Le
     assert len({worker for one, worker in legs.workers if one == role}) == 2
 
 
-async def test_what_no_other_worker_can_mend_is_told(legs: Legs, model_dir: Path) -> None:
+async def test_non_retryable_worker_error_is_returned(legs: Legs, model_dir: Path) -> None:
     await legs.serve(model_dir, ModelType.Chat, *BOTH)
     legs.fails["decode"].append(Unknown("it cannot"))
     answer = await legs.relays.ask(SGLANG, {"input_ids": PROMPT, "stream": True})

@@ -1,4 +1,4 @@
-"""From tokens to pieces: what a generation makes of what a worker says."""
+"""From tokens to pieces: how a generation processes a worker's messages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.core.codec import json_encode, msgpack_encode
-from dynamo.core.errors import Cancelled, Disconnected, StreamIncomplete, Unknown
+from dynamo.core.errors import Cancelled, Disconnected, Unknown
 from dynamo.protocols.engine import (
     CompletionUsage,
     EngineOutput,
@@ -172,7 +172,7 @@ def test_choices_are_kept_apart_and_the_answer_ends_with_the_last() -> None:
     assert len(heard.over) == 1
 
 
-def test_a_choice_that_was_not_asked_for_is_the_workers_fault() -> None:
+def test_choice_index_out_of_range_is_a_worker_error() -> None:
     generation, heard, call = make()
     generation.on_item(item([1], index=1))
     assert isinstance(heard.errors[0], Unknown)
@@ -198,13 +198,15 @@ def test_a_finish_that_is_none_is_a_failure(reason: str, kind: type[Exception]) 
     assert isinstance(heard.errors[0], kind)
 
 
-def test_a_stream_that_ends_without_a_word_is_incomplete() -> None:
+def test_stream_that_ends_without_output_is_an_empty_first_choice() -> None:
     generation, heard, _ = make()
     generation.on_end()
-    assert isinstance(heard.errors[0], StreamIncomplete)
+    assert not heard.errors
+    assert generation.is_over
+    assert [(one.index, one.finish_reason, one.pieces) for one in generation.choices] == [(0, "stop", [])]
 
 
-def test_nothing_is_heard_after_the_end() -> None:
+def test_generation_ignores_messages_after_its_end() -> None:
     generation, heard, _ = make()
     generation.on_error(Disconnected("gone"))
     generation.on_error(Disconnected("gone again"))
@@ -247,7 +249,7 @@ def test_the_usage_of_a_batch_is_the_sum() -> None:
     assert total_usage([first, second]) == CompletionUsage(6, 3, 9)
 
 
-def test_a_worker_that_answers_fewer_choices_than_asked_is_taken_as_it_is() -> None:
+def test_generation_accepts_fewer_choices_than_requested() -> None:
     generation, heard, _ = make(n=3)
     generation.on_item(item([1], finish_reason="length"))
     generation.on_end()

@@ -1,4 +1,4 @@
-"""A request of the process to itself: its answer, whole or event by event, and what happens when nobody wants it."""
+"""A request of the process to itself: its response, whole or event by event, and its cancellation."""
 
 import asyncio
 import json
@@ -13,6 +13,7 @@ from tests.scripted_engine.script import Script
 from tests.settle import turns
 
 from dynamo.core.errors import Cancelled, ResponseTimeout
+from dynamo.serving.choice import Frame
 from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.local_requests import UNREAD_BYTES_MAX, LocalRequest
 from dynamo.serving.response_stream import ResponseStream
@@ -49,7 +50,7 @@ def test_events_are_the_same_however_they_are_written(cuts: list[int]) -> None:
         for place, cut in enumerate(cuts):
             piece, rest = rest[:cut], rest[cut:]
             if piece and place % 2:
-                exchange.write_chunk(b"%x\r\n%b\r\n" % (len(piece), piece))
+                exchange.write_framed(Frame(piece[:2], piece[3:]), piece[2:3])
             elif piece:
                 exchange.write(piece)
         exchange.end(rest)
@@ -57,9 +58,9 @@ def test_events_are_the_same_however_they_are_written(cuts: list[int]) -> None:
     assert asyncio.run(events_of(exchange_of(handler))) == [b'{"a":1}', b'{"b":2}']
 
 
-async def test_several_chunks_in_one_write_are_read() -> None:
+async def test_several_events_in_one_frame_are_read() -> None:
     def handler(exchange: ResponseStream) -> None:
-        exchange.write_chunk(b"9\r\ndata: a\n\n\r\n9\r\ndata: b\n\n\r\n")
+        exchange.write_framed(Frame(b"data: ", b"\n\n"), b"a\n\ndata: b")
         exchange.end()
 
     assert await events_of(exchange_of(handler)) == [b"a", b"b"]

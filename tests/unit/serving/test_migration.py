@@ -1,4 +1,4 @@
-"""A generation whose worker fails goes on elsewhere, and nobody can tell from its text."""
+"""A generation whose worker fails continues on another worker, with the same text."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,9 +15,11 @@ from dynamo.core.clock import ManualClock
 from dynamo.core.codec import msgpack_decoder, msgpack_encode
 from dynamo.core.errors import (
     CannotConnect,
+    CannotResume,
     Disconnected,
     DynamoException,
     InvalidArgument,
+    StreamIncomplete,
     Unknown,
     WorkerOverloaded,
     WorkerUnavailable,
@@ -39,8 +41,18 @@ from dynamo.runtime.request_plane.base import Item
 from dynamo.serving.choice import Choice
 from dynamo.serving.generation import Generation
 from dynamo.serving.metrics import FrontendMetrics
-from dynamo.serving.migration import Dispatch, MigrationPolicy, resumed
-from dynamo.serving.retry import RETRY_MAX_S, SENDS_MAX
+from dynamo.serving.migration import (
+    RETRY_FIRST_S,
+    RETRY_MAX_S,
+    SENDS_MAX,
+    Attempts,
+    Dispatch,
+    MigrationPolicy,
+    connection_broke,
+    is_retryable,
+    more_informative,
+    resumed,
+)
 from dynamo.text.detokenizer import TokenTable, text_json_of
 
 RAW = [f"<{number}>".encode() for number in range(50)]
@@ -49,13 +61,80 @@ PROMPT = [3, 1, 4]
 decode = msgpack_decoder(PreprocessedRequest).decode
 
 
+@pytest.mark.parametrize(
+    ("error", "is_retried"),
+    [
+        (WorkerUnavailable("x"), True),
+        (Disconnected("x"), True),
+        (CannotResume("x"), False),
+        (InvalidArgument("x"), False),
+        (Unknown("x"), False),
+        (ValueError("x"), False),
+    ],
+)
+def test_errors_of_workers_are_retryable_and_errors_of_requests_are_not(error: Exception, is_retried: bool) -> None:
+    assert is_retryable(error) is is_retried
+
+
+def test_only_a_lost_connection_counts_as_broken() -> None:
+    assert connection_broke(Disconnected("x")) and connection_broke(StreamIncomplete("x"))
+    assert not connection_broke(CannotConnect("x")) and not connection_broke(Unknown("x"))
+
+
+def test_lack_of_workers_does_not_replace_the_failure_of_the_request() -> None:
+    first, last = Disconnected("first"), CannotConnect("last")
+    assert more_informative(first, WorkerUnavailable("none left")) is first
+    assert more_informative(first, last) is last
+
+
+def test_a_request_without_a_token_has_a_limited_number_of_sends() -> None:
+    attempts = Attempts()
+    for _ in range(SENDS_MAX - 1):
+        assert attempts.may_send_again
+        attempts.count_send()
+    assert not attempts.may_send_again and not attempts.may_migrate
+
+
+def test_a_migration_restores_the_sends_and_counts_against_its_own_limit() -> None:
+    attempts = Attempts(migrations_max=1)
+    for _ in range(SENDS_MAX - 1):
+        attempts.count_send()
+    assert attempts.may_migrate
+    attempts.count_migration()
+    assert attempts.may_send_again and not attempts.may_migrate
+
+
+def test_after_the_end_nothing_is_retried() -> None:
+    attempts = Attempts(migrations_max=5)
+    attempts.end()
+    assert not attempts.may_send_again and not attempts.may_migrate
+
+
+def test_only_workers_whose_connection_broke_are_readmitted() -> None:
+    attempts = Attempts()
+    attempts.exclude(1, may_recover=False)
+    assert not attempts.can_readmit
+    attempts.exclude(2, may_recover=True)
+    assert attempts.can_readmit and attempts.excluded == {1, 2}
+    attempts.readmit()
+    assert attempts.excluded == {1} and not attempts.can_readmit
+
+
+def test_the_delay_doubles_until_the_request_makes_progress() -> None:
+    attempts = Attempts()
+    delays = [attempts.readmission_delay_s(0, 1.0) for _ in range(6)]
+    assert delays[:3] == [RETRY_FIRST_S, 2 * RETRY_FIRST_S, 4 * RETRY_FIRST_S] and delays[-1] == RETRY_MAX_S
+    assert attempts.readmission_delay_s(3, 1.0) == RETRY_FIRST_S
+    assert attempts.readmission_delay_s(3, 1.0) == 2 * RETRY_FIRST_S
+
+
 def next_token(tokens: list[int]) -> int:
-    """What every worker says after these tokens: a model that is a pure function of its prompt."""
+    """The tokens of every worker after these tokens: a model that is a pure function of its prompt."""
     return (7 * len(tokens) + sum(tokens[-2:])) % len(RAW)
 
 
 class Worker:
-    """Answers a request, breaking off after so many tokens if it is told to."""
+    """Answers a request; breaks off after a given number of tokens."""
 
     name = "m"
     resumes_sampling = False
@@ -322,7 +401,7 @@ def test_resumed_request_has_what_is_left_of_the_thinking_budget(thought: int, l
     assert thinking_budget(again) == 5, "vLLM counts the thoughts at the end of the prompt itself"
 
 
-async def test_thinking_budget_is_reduced_by_every_token_where_thoughts_are_not_told_from_text() -> None:
+async def test_thinking_budget_counts_every_token_without_a_reasoning_parser() -> None:
     scene = Scene([4])
     scene.request.stop_conditions.max_thinking_tokens = 10
     assert await scene.run() == whole_text()
@@ -367,7 +446,7 @@ async def test_when_every_worker_refuses_the_last_refusal_is_the_answer() -> Non
 
 
 class Fleet(Worker):
-    """Workers with ids of their own; the one with the smallest id that is not excluded is asked."""
+    """Workers with ids of their own; the one with the smallest id that is not excluded is chosen."""
 
     def __init__(self, breaks: list[int], *ids: int) -> None:
         super().__init__(breaks)
@@ -390,7 +469,7 @@ class Fleet(Worker):
         return not set(self.ids) <= exclude
 
 
-async def test_a_sole_worker_whose_connection_broke_is_asked_again() -> None:
+async def test_only_worker_is_retried_after_a_broken_connection() -> None:
     fleet = Fleet([3, 0, 4], 1)
     scene = Scene([], worker=fleet)
     assert await scene.run() == whole_text()
@@ -399,7 +478,7 @@ async def test_a_sole_worker_whose_connection_broke_is_asked_again() -> None:
     assert scene.clock.now() > 0, "it was asked again without a pause"
 
 
-async def test_a_sole_worker_is_asked_again_for_a_request_that_had_not_begun_even_without_a_limit() -> None:
+async def test_only_worker_is_retried_without_migration_limit_before_the_first_token() -> None:
     fleet = Fleet([0] * 10, 1)
     scene = Scene([], limit=0, worker=fleet)
     await scene.run()
@@ -407,7 +486,7 @@ async def test_a_sole_worker_is_asked_again_for_a_request_that_had_not_begun_eve
     assert isinstance(scene.ends[0], Disconnected)
 
 
-async def test_a_sole_worker_is_asked_again_no_more_often_than_a_stream_may_move() -> None:
+async def test_retries_of_the_only_worker_respect_the_migration_limit() -> None:
     fleet = Fleet([1] * 10, 1)
     scene = Scene([], limit=2, worker=fleet)
     await scene.run()
@@ -416,7 +495,7 @@ async def test_a_sole_worker_is_asked_again_no_more_often_than_a_stream_may_move
 
 
 @given(st.lists(st.integers(1, 2), max_size=9), st.integers(1, 4))
-async def test_nobody_is_asked_again_while_somebody_else_is_left(breaks: list[int], count: int) -> None:
+async def test_retry_prefers_workers_not_yet_tried(breaks: list[int], count: int) -> None:
     fleet = Fleet(breaks, *range(1, count + 1))
     scene = Scene([], worker=fleet)
     assert await scene.run() == whole_text()
@@ -424,8 +503,8 @@ async def test_nobody_is_asked_again_while_somebody_else_is_left(breaks: list[in
         assert fleet.asked[start : start + count] == list(range(1, count + 1))[: len(fleet.asked) - start]
 
 
-async def test_a_worker_that_refused_is_not_asked_again() -> None:
-    """Its answer was that it has no room; the client is told so at once."""
+async def test_worker_that_refused_is_not_retried() -> None:
+    """Its answer was that it is full; the client receives it at once."""
     fleet = Fleet([], 1)
     scene = Scene([], worker=fleet)
     await scene.dispatch.send()
@@ -452,7 +531,7 @@ async def test_a_sole_worker_that_is_gone_costs_one_pause() -> None:
     assert scene.clock.now() <= RETRY_MAX_S
 
 
-async def test_nobody_is_asked_for_a_client_that_left_meanwhile() -> None:
+async def test_cancelled_request_is_not_retried() -> None:
     fleet = Fleet([2], 1)
     scene = Scene([], worker=fleet)
     await scene.dispatch.send()

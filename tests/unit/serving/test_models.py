@@ -1,4 +1,4 @@
-"""Served models: what is published becomes servable, whoever publishes it and whatever dies meanwhile."""
+"""Served models: a published model becomes servable, for every publisher and despite failures."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ ENDPOINT = EndpointId("ns", "backend", "generate")
 
 
 class Fragile(MemoryDiscovery):
-    """A registry whose watch of cards breaks at its next change when the test says so; that change is lost with it."""
+    """A registry whose watch of cards breaks at its next change on demand; that change is lost with it."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore())
@@ -47,7 +47,7 @@ class Fragile(MemoryDiscovery):
 
 
 class Worker:
-    """Whoever hands out a card's files: its directory, reached as if over HTTP."""
+    """A worker that serves a card's files: its directory, reached as if over HTTP."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -71,7 +71,7 @@ class FakeCache(AssetCache):
         return moved(card, lambda name, file: str(self.worker.directory / file.path.rsplit("/", 1)[-1]))
 
 
-class House:
+class ModelsHarness:
     def __init__(self, model_dir: Path) -> None:
         self.discovery = Fragile()
         self.runtime = DistributedRuntime(None, self.discovery, "mem", event_plane="mem")
@@ -92,11 +92,11 @@ class House:
 
 
 @pytest.fixture
-async def house(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
+async def harness(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ModelsHarness]:
     monkeypatch.setattr("dynamo.serving.models.FETCH_FIRST_S", 0.001)
     monkeypatch.setattr("dynamo.core.tasks.RESTART_FIRST_S", 0.001)
     monkeypatch.setattr("dynamo.core.tasks.PROVEN_S", 0.001)
-    made = House(model_dir)
+    made = ModelsHarness(model_dir)
     yield made
     await made.models.close()
     await made.runtime.shutdown()
@@ -111,86 +111,90 @@ def local_card(model_dir: Path, name: str = "tiny") -> ModelDeploymentCard:
     return build_card(str(model_dir), name, context_length=512, kv_cache_block_size=16)
 
 
-async def test_a_card_of_urls_is_served_when_its_files_have_come(house: House, model_dir: Path) -> None:
-    await house.publish(self_hosted(local_card(model_dir), ENDPOINT, house.worker.show, wanted=True))
-    house.models.start()
-    await house.models.wait_synced(5)
-    assert house.names() == ["tiny"]
+async def test_a_card_of_urls_is_served_when_its_files_have_come(harness: ModelsHarness, model_dir: Path) -> None:
+    await harness.publish(self_hosted(local_card(model_dir), ENDPOINT, harness.worker.show, wanted=True))
+    harness.models.start()
+    await harness.models.wait_synced(5)
+    assert harness.names() == ["tiny"]
 
 
-async def test_a_worker_that_does_not_hand_over_its_files_holds_up_nobody_else(house: House, model_dir: Path) -> None:
-    house.worker.is_up = False
-    house.models.start()
-    await house.publish(self_hosted(local_card(model_dir, "silent"), ENDPOINT, house.worker.show, wanted=True), 1)
-    await until(lambda: house.worker.asked > 2)
-    await house.publish(local_card(model_dir, "other"), 2)
-    await until(lambda: house.names() == ["other"])
-    house.worker.is_up = True
-    await until(lambda: sorted(house.names()) == ["other", "silent"])
+async def test_a_worker_that_does_not_hand_over_its_files_holds_up_nobody_else(
+    harness: ModelsHarness, model_dir: Path
+) -> None:
+    harness.worker.is_up = False
+    harness.models.start()
+    await harness.publish(self_hosted(local_card(model_dir, "silent"), ENDPOINT, harness.worker.show, wanted=True), 1)
+    await until(lambda: harness.worker.asked > 2)
+    await harness.publish(local_card(model_dir, "other"), 2)
+    await until(lambda: harness.names() == ["other"])
+    harness.worker.is_up = True
+    await until(lambda: sorted(harness.names()) == ["other", "silent"])
 
 
-async def test_a_worker_that_left_is_asked_for_nothing_more(house: House, model_dir: Path) -> None:
-    house.worker.is_up = False
-    house.models.start()
-    card = self_hosted(local_card(model_dir), ENDPOINT, house.worker.show, wanted=True)
-    key = await house.publish(card)
-    await until(lambda: house.worker.asked > 0)
-    await house.discovery.delete(MODEL_CARDS, key)
-    house.worker.is_up = True
-    await house.publish(local_card(model_dir, "other"), 2)
-    await until(lambda: house.names() == ["other"])
+async def test_departed_worker_receives_no_more_file_requests(harness: ModelsHarness, model_dir: Path) -> None:
+    harness.worker.is_up = False
+    harness.models.start()
+    card = self_hosted(local_card(model_dir), ENDPOINT, harness.worker.show, wanted=True)
+    key = await harness.publish(card)
+    await until(lambda: harness.worker.asked > 0)
+    await harness.discovery.delete(MODEL_CARDS, key)
+    harness.worker.is_up = True
+    await harness.publish(local_card(model_dir, "other"), 2)
+    await until(lambda: harness.names() == ["other"])
     with pytest.raises(NotFound):
-        house.models.find("tiny", "Chat")
+        harness.models.find("tiny", "Chat")
 
 
-async def test_replicas_that_bring_nothing_new_are_asked_for_nothing(house: House, model_dir: Path) -> None:
-    house.models.start()
-    card = self_hosted(local_card(model_dir), ENDPOINT, house.worker.show, wanted=True)
-    await house.publish(card, 1)
-    await until(lambda: house.names() == ["tiny"])
-    asked = house.worker.asked
-    await house.publish(card, 2)
-    await until(lambda: len(house.models.all_sets()[0].records) == 2)
-    assert house.worker.asked == asked
+async def test_replicas_with_an_equal_card_receive_no_file_requests(harness: ModelsHarness, model_dir: Path) -> None:
+    harness.models.start()
+    card = self_hosted(local_card(model_dir), ENDPOINT, harness.worker.show, wanted=True)
+    await harness.publish(card, 1)
+    await until(lambda: harness.names() == ["tiny"])
+    asked = harness.worker.asked
+    await harness.publish(card, 2)
+    await until(lambda: len(harness.models.all_sets()[0].records) == 2)
+    assert harness.worker.asked == asked
 
 
 async def test_a_watch_that_died_is_restarted_shows_in_readiness_and_forgets_who_left(
-    house: House, model_dir: Path
+    harness: ModelsHarness, model_dir: Path
 ) -> None:
-    house.models.start()
-    key = await house.publish(local_card(model_dir, "left"), 1)
-    await house.publish(local_card(model_dir, "stayed"), 2)
-    await until(lambda: sorted(house.names()) == ["left", "stayed"])
-    house.discovery.breaks = True
-    await house.discovery.delete(MODEL_CARDS, key)
-    await until(lambda: not house.runtime.health.is_sound())
-    assert sorted(house.names()) == ["left", "stayed"]
-    await until(lambda: house.names() == ["stayed"])
-    await until(house.runtime.health.is_sound)
+    harness.models.start()
+    key = await harness.publish(local_card(model_dir, "left"), 1)
+    await harness.publish(local_card(model_dir, "stayed"), 2)
+    await until(lambda: sorted(harness.names()) == ["left", "stayed"])
+    harness.discovery.breaks = True
+    await harness.discovery.delete(MODEL_CARDS, key)
+    await until(lambda: not harness.runtime.health.is_sound())
+    assert sorted(harness.names()) == ["left", "stayed"]
+    await until(lambda: harness.names() == ["stayed"])
+    await until(harness.runtime.health.is_sound)
 
 
-async def test_a_stream_that_outlives_its_model_still_knows_its_name(house: House, model_dir: Path) -> None:
-    key = await house.publish(local_card(model_dir))
-    house.models.start()
-    await house.models.wait_synced(5)
-    (served,) = house.models.all_sets()
-    await house.discovery.delete(MODEL_CARDS, key)
-    await until(lambda: house.names() == [])
+async def test_a_stream_that_outlives_its_model_still_knows_its_name(harness: ModelsHarness, model_dir: Path) -> None:
+    key = await harness.publish(local_card(model_dir))
+    harness.models.start()
+    await harness.models.wait_synced(5)
+    (served,) = harness.models.all_sets()
+    await harness.discovery.delete(MODEL_CARDS, key)
+    await until(lambda: harness.names() == [])
     assert served.name == "tiny"
 
 
-async def test_what_preparing_a_chat_took_is_measured_wherever_it_was_done(house: House, model_dir: Path) -> None:
-    house.models.start()
-    await house.publish(local_card(model_dir))
-    await until(lambda: house.names() == ["tiny"])
-    preprocessor = house.models.all_sets()[0].preprocessor
+async def test_what_preparing_a_chat_took_is_measured_wherever_it_was_done(
+    harness: ModelsHarness, model_dir: Path
+) -> None:
+    harness.models.start()
+    await harness.publish(local_card(model_dir))
+    await until(lambda: harness.names() == ["tiny"])
+    preprocessor = harness.models.all_sets()[0].preprocessor
     for words in (1, 4000):  # The second is long enough for a thread.
         messages = [{"role": "user", "content": "hello " * words}]
         body = json_encode({"model": "tiny", "messages": messages, "max_tokens": 1})
         with contextlib.suppress(InvalidArgument):  # It is too long for the model as well.
             await preprocessor.chat_async(decode_chat(body))
     await turns()
-    text = house.metrics.registry.render()
+    text = harness.metrics.registry.render()
     for name in ("dynamo_frontend_template_seconds_count 2", "dynamo_frontend_tokenize_seconds_count 2"):
         assert name in text
     tokenizer = preprocessor.tokenizer
@@ -198,7 +202,7 @@ async def test_what_preparing_a_chat_took_is_measured_wherever_it_was_done(house
     assert f"dynamo_frontend_tokenizer_cache_misses_total {tokenizer.cache_misses}\n" in text
 
 
-async def test_closing_waits_for_no_worker_that_hangs(house: House, model_dir: Path) -> None:
+async def test_closing_waits_for_no_worker_that_hangs(harness: ModelsHarness, model_dir: Path) -> None:
     hung, begun = threading.Event(), threading.Event()
 
     def hang(card: ModelDeploymentCard) -> ModelDeploymentCard:
@@ -206,17 +210,17 @@ async def test_closing_waits_for_no_worker_that_hangs(house: House, model_dir: P
         hung.wait(5)
         return card
 
-    house.models._assets.localise = hang  # type: ignore[method-assign]
-    house.models.start()
-    await house.publish(self_hosted(local_card(model_dir), ENDPOINT, house.worker.show, wanted=True))
+    harness.models._assets.localise = hang  # type: ignore[method-assign]
+    harness.models.start()
+    await harness.publish(self_hosted(local_card(model_dir), ENDPOINT, harness.worker.show, wanted=True))
     await until(begun.is_set)
     async with asyncio.timeout(1):
-        await house.models.close()
+        await harness.models.close()
     hung.set()
 
 
 class Fleet:
-    """Whoever is sent a request."""
+    """A worker that receives a request."""
 
     def __init__(self) -> None:
         self.sent: list[str] = []
@@ -235,19 +239,19 @@ class Fleet:
 
 @pytest.mark.parametrize("same_card", [True, False])
 async def test_a_stream_goes_on_with_the_set_that_came_after_its_own(
-    house: House, model_dir: Path, same_card: bool
+    harness: ModelsHarness, model_dir: Path, same_card: bool
 ) -> None:
-    key = await house.publish(local_card(model_dir))
-    house.models.start()
-    await house.models.wait_synced(5)
-    (old,) = house.models.all_sets()
-    await house.discovery.delete(MODEL_CARDS, key)
-    await until(lambda: house.names() == [])
+    key = await harness.publish(local_card(model_dir))
+    harness.models.start()
+    await harness.models.wait_synced(5)
+    (old,) = harness.models.all_sets()
+    await harness.discovery.delete(MODEL_CARDS, key)
+    await until(lambda: harness.names() == [])
     card = local_card(model_dir)
     card.context_length = 512 if same_card else 256
-    await house.publish(card, 2)
-    await until(lambda: house.names() == ["tiny"])
-    (new,) = house.models.all_sets()
+    await harness.publish(card, 2)
+    await until(lambda: harness.names() == ["tiny"])
+    (new,) = harness.models.all_sets()
     new.client, old.client = Fleet(), Fleet()  # type: ignore[assignment]
     await old.send(b"", None, request_id="r", instance_id=None, headers={}, exclude=frozenset())  # type: ignore[arg-type]
     fleets = (new.client, old.client)
@@ -271,11 +275,11 @@ class Loads:
         self.is_closed = True
 
 
-async def test_whoever_listens_to_loads_no_more_subscribes_no_more(house: House, model_dir: Path) -> None:
-    await house.publish(local_card(model_dir))
-    house.models.start()
-    await house.models.wait_synced(5)
-    (served,) = house.models.all_sets()
+async def test_whoever_listens_to_loads_no_more_subscribes_no_more(harness: ModelsHarness, model_dir: Path) -> None:
+    await harness.publish(local_card(model_dir))
+    harness.models.start()
+    await harness.models.wait_synced(5)
+    (served,) = harness.models.all_sets()
     loads = Loads()
     listening = asyncio.create_task(served.listen(loads))  # type: ignore[arg-type]
     await turns()
@@ -286,16 +290,16 @@ async def test_whoever_listens_to_loads_no_more_subscribes_no_more(house: House,
 
 @pytest.mark.parametrize("wrong", [{}, {"router_policy_config": "nowhere.yaml"}])
 async def test_a_card_says_what_a_kv_router_of_its_workers_weighs(
-    house: House, model_dir: Path, wrong: dict[str, str]
+    harness: ModelsHarness, model_dir: Path, wrong: dict[str, str]
 ) -> None:
-    house.models.start()
+    harness.models.start()
     card = local_card(model_dir)
     kv = KvRouterConfig(router_temperature=0.5, router_queue_threshold=3.0)
     card.router_config = RouterConfig(RouterMode.KV, kv).on_card()
     card.router_config["kv_router_config"] |= wrong
-    await house.publish(card)
-    await until(lambda: house.names() == ["tiny"])
-    (served,) = house.models.all_sets()
+    await harness.publish(card)
+    await until(lambda: harness.names() == ["tiny"])
+    (served,) = harness.models.all_sets()
     assert served.kv is not None, "though the frontend's own mode is round-robin"
     config = served.kv.config
     assert config.block_size == 16
@@ -303,93 +307,97 @@ async def test_a_card_says_what_a_kv_router_of_its_workers_weighs(
     assert said == ((0.0, None) if wrong else (0.5, 3.0)), "what cannot be used is the frontend's own"
 
 
-async def test_an_alias_is_listed_and_found_unless_a_model_has_that_name(house: House, model_dir: Path) -> None:
-    house.models.start()
+async def test_an_alias_is_listed_and_found_unless_a_model_has_that_name(
+    harness: ModelsHarness, model_dir: Path
+) -> None:
+    harness.models.start()
     card = local_card(model_dir)
     card.model_aliases = ["small", "other"]
-    await house.publish(card)
-    await house.publish(local_card(model_dir, "other"), instance_id=2)
-    await until(lambda: sorted(house.names()) == ["other", "tiny"])
-    tiny, other = (next(one for one in house.models.all_sets() if one.name == name) for name in ("tiny", "other"))
+    await harness.publish(card)
+    await harness.publish(local_card(model_dir, "other"), instance_id=2)
+    await until(lambda: sorted(harness.names()) == ["other", "tiny"])
+    tiny, other = (next(one for one in harness.models.all_sets() if one.name == name) for name in ("tiny", "other"))
     for instance_id, one in enumerate((tiny, other), 1):
         one.client.instance_ids = lambda instance_id=instance_id: [instance_id]  # type: ignore[method-assign, misc]
-    assert house.models.listed() == {"tiny": [tiny], "small": [tiny], "other": [other]}
-    assert set(house.models.served()) == {"tiny", "other"}
-    assert house.models.find("small", "Chat") is tiny
-    assert house.models.find("other", "Chat") is other
+    assert harness.models.listed() == {"tiny": [tiny], "small": [tiny], "other": [other]}
+    assert set(harness.models.served()) == {"tiny", "other"}
+    assert harness.models.find("small", "Chat") is tiny
+    assert harness.models.find("other", "Chat") is other
 
 
 async def test_model_whose_last_worker_left_just_now_is_not_ready_and_later_not_found(
-    house: House, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    harness: ModelsHarness, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client repeats 503; 404 would be for good."""
-    house.models.start()
+    harness.models.start()
     card = local_card(model_dir)
     card.model_aliases = ["small"]
-    key = await house.publish(card)
-    await until(lambda: house.names() == ["tiny"])
-    await house.discovery.delete(MODEL_CARDS, key)
-    await until(lambda: house.names() == [])
+    key = await harness.publish(card)
+    await until(lambda: harness.names() == ["tiny"])
+    await harness.discovery.delete(MODEL_CARDS, key)
+    await until(lambda: harness.names() == [])
     for name in ("tiny", "small"):
         with pytest.raises(NotReady, match="has no worker at the moment"):
-            house.models.find(name, "Chat")
+            harness.models.find(name, "Chat")
     with pytest.raises(NotFound):
-        house.models.find("another", "Chat")
-    house.models._sets["tiny", str(ENDPOINT)] = Mock(checksum="")  # It is back, and its tokenizer is being loaded.
+        harness.models.find("another", "Chat")
+    harness.models._sets["tiny", str(ENDPOINT)] = Mock(checksum="")  # It is back, and its tokenizer is being loaded.
     with pytest.raises(NotReady):
-        house.models.find("tiny", "Chat")
-    del house.models._sets["tiny", str(ENDPOINT)]
+        harness.models.find("tiny", "Chat")
+    del harness.models._sets["tiny", str(ENDPOINT)]
     monkeypatch.setattr("dynamo.serving.models.DEPARTED_S", 0.0)
     with pytest.raises(NotFound):
-        house.models.find("tiny", "Chat")
+        harness.models.find("tiny", "Chat")
 
 
-async def test_model_that_its_worker_gave_up_is_not_found(house: House, model_dir: Path) -> None:
+async def test_model_that_its_worker_gave_up_is_not_found(harness: ModelsHarness, model_dir: Path) -> None:
     """The worker serves another model on, as after an adapter was unloaded."""
-    house.models.start()
-    key = await house.publish(local_card(model_dir, "adapter"), 1)
-    await house.publish(local_card(model_dir, "base"), 2)
-    await until(lambda: sorted(house.names()) == ["adapter", "base"])
-    await house.discovery.delete(MODEL_CARDS, key)
-    await until(lambda: house.names() == ["base"])
+    harness.models.start()
+    key = await harness.publish(local_card(model_dir, "adapter"), 1)
+    await harness.publish(local_card(model_dir, "base"), 2)
+    await until(lambda: sorted(harness.names()) == ["adapter", "base"])
+    await harness.discovery.delete(MODEL_CARDS, key)
+    await until(lambda: harness.names() == ["base"])
     with pytest.raises(NotFound):
-        house.models.find("adapter", "Chat")
+        harness.models.find("adapter", "Chat")
 
 
 @pytest.mark.parametrize("damaged", [b"", b"{nonsense", b"\xff\xfe", b'{"a":' * 100_000])
-async def test_model_whose_card_was_damaged_is_served_on(house: House, model_dir: Path, damaged: bytes) -> None:
-    house.models.start()
-    key = await house.publish(local_card(model_dir), 1)
-    await until(lambda: house.names() == ["tiny"])
-    await house.discovery.put(MODEL_CARDS, key, damaged)
-    await house.publish(local_card(model_dir, "other"), 2)
-    await until(lambda: sorted(house.names()) == ["other", "tiny"])
-    assert house.models._tasks.is_sound
+async def test_model_whose_card_was_damaged_is_served_on(
+    harness: ModelsHarness, model_dir: Path, damaged: bytes
+) -> None:
+    harness.models.start()
+    key = await harness.publish(local_card(model_dir), 1)
+    await until(lambda: harness.names() == ["tiny"])
+    await harness.discovery.put(MODEL_CARDS, key, damaged)
+    await harness.publish(local_card(model_dir, "other"), 2)
+    await until(lambda: sorted(harness.names()) == ["other", "tiny"])
+    assert harness.models._tasks.is_sound
 
 
-async def test_a_worker_of_another_model_at_the_same_endpoint_is_not_asked(house: House, model_dir: Path) -> None:
-    house.models.start()
+async def test_requests_go_only_to_workers_of_their_model(harness: ModelsHarness, model_dir: Path) -> None:
+    harness.models.start()
     for instance_id in (1, 2, 3):
-        await house.discovery.put(INSTANCES, record_key(ENDPOINT, instance_id), json_encode(instance(instance_id)))
-    await house.publish(local_card(model_dir, "one"), 1)
-    two = await house.publish(local_card(model_dir, "two"), 2)
-    await house.publish(local_card(model_dir, "two"), 3)
-    await until(lambda: len(house.names()) == 2)
-    one = house.models.find("one", "Chat")
+        await harness.discovery.put(INSTANCES, record_key(ENDPOINT, instance_id), json_encode(instance(instance_id)))
+    await harness.publish(local_card(model_dir, "one"), 1)
+    two = await harness.publish(local_card(model_dir, "two"), 2)
+    await harness.publish(local_card(model_dir, "two"), 3)
+    await until(lambda: len(harness.names()) == 2)
+    one = harness.models.find("one", "Chat")
     await until(lambda: len(one.client.instance_ids()) == 3)
     assert one.worker_ids() == [1]
-    await until(lambda: sorted(house.models.find("two", "Chat").worker_ids()) == [2, 3])
-    await house.discovery.delete(MODEL_CARDS, two)
-    await until(lambda: len(house.models.find("two", "Chat").records) == 1)
+    await until(lambda: sorted(harness.models.find("two", "Chat").worker_ids()) == [2, 3])
+    await harness.discovery.delete(MODEL_CARDS, two)
+    await until(lambda: len(harness.models.find("two", "Chat").records) == 1)
     assert one.worker_ids() == [1], "it is about to leave"
-    await house.publish(local_card(model_dir, "one"), 2)
+    await harness.publish(local_card(model_dir, "one"), 2)
     await until(lambda: sorted(one.worker_ids()) == [1, 2])
 
 
 # Prefill and decode.
 
 
-class Cluster(House):
+class Cluster(ModelsHarness):
     """Workers of roles come and go, and a request is looked up."""
 
     def __init__(self, model_dir: Path, *, enforced: bool = False) -> None:

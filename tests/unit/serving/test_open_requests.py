@@ -11,7 +11,9 @@ from tests.scripted_engine.script import Script
 from tests.settle import until
 
 from dynamo.core.metrics import MetricsRegistry
+from dynamo.protocols.openai import completion_of
 from dynamo.serving.answers import StreamAnswer, UnaryAnswer
+from dynamo.serving.completion_calls import CompletionCall
 from dynamo.serving.local_requests import LocalRequest
 from dynamo.serving.pipeline import Pipeline
 from dynamo.serving.request_trace.trace import RequestTrace, TraceOptions
@@ -20,11 +22,6 @@ from dynamo.serving.request_trace.trace import RequestTrace, TraceOptions
 def chat_body(*, stream: bool = False) -> bytes:
     nvext = {"annotations": [Script(["Hello there."]).annotation()]}
     return json.dumps({"model": NAME, "messages": USER, "stream": stream, "nvext": nvext}).encode()
-
-
-def completion_body(*, stream: bool = False) -> bytes:
-    nvext = {"annotations": [Script(["Hello there."]).annotation()]}
-    return json.dumps({"model": NAME, "prompt": "Hi", "stream": stream, "nvext": nvext}).encode()
 
 
 def trace_of(folder: Path, records: str) -> RequestTrace:
@@ -90,11 +87,11 @@ async def test_trace_of_a_kserve_completion_does_not_break_it(tmp_path: Path, st
     trace = trace_of(tmp_path, "request_end,request_payload")
     await trace.start()
     async with open_house() as house:
-        exchange = LocalRequest(traced(house, trace).handle_completion, completion_body(stream=stream))
-        if stream:
-            assert [event async for event in exchange.events()]
-        else:
-            assert (await exchange.whole()).status == 200
+        call = CompletionCall(
+            traced(house, trace).handle_call, completion_of({"model": NAME, "prompt": "Hi", "stream": stream})
+        )
+        texts = [completion.choices[0].text async for completion in call.completions()]
+        assert "".join(texts) == "Hello there."
         assert gauges(house) == (0, 0, 0, 0)
     await trace.close()
     assert [row["event_type"] for row in rows_of(tmp_path)] == ["request_end"]
@@ -173,7 +170,7 @@ async def test_failing_error_response_returns_the_gauges(monkeypatch: pytest.Mon
     async with open_house() as house:
         with monkeypatch.context() as patch:
             break_method(patch, UnaryAnswer, "complete")
-            break_method(patch, UnaryAnswer, "tell")
+            break_method(patch, UnaryAnswer, "write_error")
             exchange, _ = house.begin(house.pipeline.handle_chat, chat_body())
             await until(lambda: not (not house.engine.requests or house.pipeline.inflight))
         assert gauges(house) == (0, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""The main path over the scripted engine: what a client assembles of a stream is what it is told at once."""
+"""The main path over the scripted engine: an assembled stream equals the whole response."""
 
 import asyncio
 import time
@@ -107,7 +107,7 @@ def test_a_stop_string_ends_a_text_wherever_tokens_are_cut(
 
 @given(sizes=SIZES)
 @settings(max_examples=5)
-def test_several_choices_are_told_apart(street: Street, sizes: list[int]) -> None:
+def test_several_choices_keep_their_own_content(street: Street, sizes: list[int]) -> None:
     names = ["a call", "reasoning", "emoji"]
     script = Script([TEXTS[name] for name in names], sizes=sizes)
     house = street.parsed
@@ -266,7 +266,7 @@ def test_annotations_come_first(street: Street) -> None:
     assert first[2].endswith('assistant\\n<think>\\n\\n</think>\\n\\n"')
 
 
-def test_whoever_asks_for_a_service_tier_is_told_which_one_it_was(street: Street) -> None:
+def test_requested_service_tier_is_reported_in_the_response(street: Street) -> None:
     house = street.plain
     assert street.run(house.chat(Script(["Hi"]), service_tier="priority")).json["service_tier"] == "default"
     events = street.run(house.chat(Script(["Hi"]), service_tier="auto", stream=True)).events
@@ -289,7 +289,7 @@ def test_the_best_of_several_texts_are_shown(street: Street) -> None:
     assert (asked.n, asked.best_of) == (3, 3)
 
 
-def test_without_the_workers_sums_the_tokens_say_which_text_is_best(street: Street) -> None:
+def test_best_of_uses_token_logprobs_without_cumulative_ones(street: Street) -> None:
     script = Script(["one two three four", "one"])
     choices = street.run(street.plain.complete(script, best_of=2)).json["choices"]
     assert [choice["text"] for choice in choices] == ["one"]
@@ -495,6 +495,7 @@ class Client:
     body = b'{"model": "m", "prompt": "Hi"}'
     headers = ((b"x-request-id", b"mine"),)
     account = None
+    error_body = None
 
     def __init__(self) -> None:
         self.statuses: list[int] = []
@@ -539,12 +540,12 @@ async def test_a_request_that_takes_too_long_is_ended() -> None:
 async def test_an_idle_stream_gets_a_comment_once_an_interval(
     request_type: str, written_ago_s: float, comments: int
 ) -> None:
-    pipeline, written = make(), list[bytes]()
+    pipeline, written = make(), list[str]()
     last_s = time.perf_counter() - written_ago_s
     state = RequestState(pipeline.metrics, "chat_completions", "m", stream=request_type == "stream", started_s=0.0)
     state.written(last_s)
-    answer = SimpleNamespace(state=state, exchange=SimpleNamespace(write=written.append))
+    answer = SimpleNamespace(state=state, exchange=SimpleNamespace(comment=lambda: written.append("comment")))
     pipeline._answers = [answer]  # type: ignore[assignment,list-item]
     pipeline.keep_alive(1.0)
     pipeline.keep_alive(1.0)
-    assert written == [b":\n\n"] * comments
+    assert written == ["comment"] * comments

@@ -1,4 +1,4 @@
-"""What a prefill worker answers is judged once, and whoever counts it lets go of it once."""
+"""A prefill worker's response is judged once, and its load is released once."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -38,7 +38,7 @@ def item(**fields: Any) -> Item:
     return Item(msgpack_encode(EngineOutput(fields.pop("token_ids", [5]), 0, **fields)))
 
 
-async def test_the_result_is_what_the_worker_said_whatever_that_is() -> None:
+async def test_prefill_result_is_passed_on_unchanged() -> None:
     for params in ({"at": 1}, "a text", {}, 0):
         leg = a_leg()
         leg.on_item(item(disaggregated_params=params, finish_reason="length"))
@@ -169,7 +169,7 @@ async def test_a_silent_worker_is_left_only_for_another() -> None:
     assert not leg.leaves_silent_worker()
 
 
-async def test_who_never_answers_is_told_to_stop() -> None:
+async def test_prefill_timeout_kills_the_call() -> None:
     leg, killed = a_leg(), []
     call: Any = SimpleNamespace(kill=lambda: killed.append(True))
     leg.call = call

@@ -1,4 +1,4 @@
-"""A request of two legs is answered once, whoever of its workers fails and when."""
+"""A request of two phases is answered once, whichever of its workers fails and when."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -53,7 +53,7 @@ decode = msgpack_decoder(PreprocessedRequest).decode
 
 
 def next_token(tokens: list[int]) -> int:
-    """What every worker says after these tokens."""
+    """The tokens of every worker after these tokens."""
     return (7 * len(tokens) + sum(tokens[-2:])) % len(RAW)
 
 
@@ -307,7 +307,7 @@ async def test_a_prefill_worker_that_dies_is_replaced() -> None:
     assert 'migration_type="new_request"} 1' in scene.registry.render()
 
 
-async def test_the_only_prefill_worker_is_asked_again_after_a_moment_if_its_connection_broke() -> None:
+async def test_only_prefill_worker_is_retried_after_a_broken_connection() -> None:
     scene = Scene([BREAK], [], ids=(1,))
     assert await scene.run() == said(6)
     assert [worker for worker, _ in scene.prefills.sent] == [1, 1]
@@ -453,7 +453,7 @@ async def test_a_prefill_that_fails_after_decode_has_spoken_is_not_minded() -> N
 # Who is asked for, and who may be.
 
 
-async def test_the_prefill_worker_that_a_request_names_is_asked() -> None:
+async def test_request_may_name_its_prefill_worker() -> None:
     scene = Scene([], [])
     await scene.run(Routing(prefill_worker_id=2))
     assert [worker for worker, _ in scene.prefills.sent] == [2]
@@ -483,7 +483,7 @@ async def test_blocks_that_are_bound_to_a_place_stay_in_it() -> None:
 
 
 def cancelled(receiver: Any) -> None:
-    """What a worker sends of a request that it was asked to stop."""
+    """The messages of a worker for a request that it was to stop."""
     receiver.on_item(Item(msgpack_encode(EngineOutput([], 0, finish_reason="cancelled"))))
     receiver.on_end()
 
@@ -620,7 +620,7 @@ async def test_a_prompt_stays_with_the_decode_worker_where_that_is_sooner(
         assert [request.annotations for _, request in scene.decodes.sent] == [[BYPASS_REMOTE_PREFILL]]
 
 
-async def test_where_nobody_can_say_a_request_has_two_legs() -> None:
+async def test_request_is_disaggregated_when_the_cost_is_unknown() -> None:
     scene = Scene([], [])
     scene.decodes.conditional = Conditional()
     scene.decodes.kv = Asked(11, 4)

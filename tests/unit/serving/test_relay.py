@@ -24,9 +24,10 @@ from dynamo.runtime.request_plane.base import Item
 from dynamo.serving import relay
 from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.metrics import FrontendMetrics
-from dynamo.serving.relay import Form, RelayAnswer, Whole
+from dynamo.serving.relay import RelayAnswer
 from dynamo.serving.request_headers import headed
 from dynamo.serving.request_state import RequestState
+from dynamo.serving.response_form import Form, Whole
 from dynamo.serving.served_model import ServedModel
 
 
@@ -142,7 +143,7 @@ class Scene:
             self.answer.on_item(Item(msgpack_encode(value)))
 
 
-async def test_an_answer_is_told_at_its_end_with_its_headers() -> None:
+async def test_collected_response_is_sent_at_its_end_with_headers() -> None:
     scene = await Scene(Together()).begun()
     scene.hear(1, 2)
     scene.answer.on_item(Item(None, event="note"))
@@ -153,7 +154,7 @@ async def test_an_answer_is_told_at_its_end_with_its_headers() -> None:
     assert scene.model.asked == [(1, "ask")]
 
 
-async def test_pieces_are_told_at_once_under_their_own_type() -> None:
+async def test_streamed_pieces_are_sent_at_once_with_their_content_type() -> None:
     scene = await Scene(Pieces(), stream=True).begun()
     scene.hear(1, 2)
     assert scene.client.said == [b"x/y", b"1", b"2"]
@@ -164,7 +165,7 @@ async def test_pieces_are_told_at_once_under_their_own_type() -> None:
     assert scene.closed == [""]
 
 
-async def test_another_worker_is_asked_until_one_has_spoken() -> None:
+async def test_relay_retries_other_workers_until_the_first_item() -> None:
     scene = await Scene(Pieces(), stream=True, workers=3).begun()
     scene.answer.on_error(Disconnected("gone"))
     assert await scene.tasks.wait(30)

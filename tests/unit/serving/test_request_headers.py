@@ -146,5 +146,5 @@ def test_the_last_message_says_why_the_agent_asks(last: dict[str, str], trigger:
     assert trigger_of(decode_chat(json_encode({"model": "m", "messages": [last]}))) == trigger
 
 
-def test_a_text_completion_is_asked_for_some_other_reason() -> None:
+def test_text_completion_has_the_trigger_other() -> None:
     assert trigger_of(decode_completion(b'{"model": "m", "prompt": "a"}')) == "other"

@@ -12,12 +12,14 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
 from dynamo.parsers.base import CallArguments, CallBegin, ContentDelta, Event, ReasoningDelta
 from dynamo.protocols.engine import CompletionUsage
+from dynamo.protocols.openai import decode_chat
 from dynamo.runtime.request_plane.base import Item
+from dynamo.serving.endpoints import CHAT
 from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.postprocessor import FinishedChoice
 from dynamo.serving.request_state import RequestState
-from dynamo.serving.text_models import ChatShape, CompletionShape, TextAnswer, TextWriter
+from dynamo.serving.text_models import ChatShape, CompletionShape, TextAnswer, TextWriter, rewritten
 
 
 class Client:
@@ -127,7 +129,7 @@ async def test_the_request_goes_to_a_worker_as_the_client_wrote_it() -> None:
     ]  # fmt: skip
 
 
-async def test_a_chosen_worker_is_asked() -> None:
+async def test_request_goes_to_the_chosen_worker() -> None:
     scene = Scene()
     await scene.answer.forward(7)
     assert scene.model.sent[0]["instance_id"] == 7
@@ -188,7 +190,7 @@ async def test_a_stream_without_a_chunk_is_no_answer() -> None:
     assert scene.client.status == 503
 
 
-async def test_before_the_first_chunk_another_worker_is_asked() -> None:
+async def test_failure_before_the_first_chunk_retries_another_worker() -> None:
     scene = await Scene(workers=2).forward()
     scene.answer.on_error(Disconnected("gone"))
     assert await scene.tasks.wait(1.0)
@@ -198,7 +200,7 @@ async def test_before_the_first_chunk_another_worker_is_asked() -> None:
     assert scene.closed == [""]
 
 
-async def test_what_broke_it_is_told_when_nobody_else_is_there() -> None:
+async def test_failure_is_returned_without_another_worker() -> None:
     scene = await Scene().forward()
     scene.answer.on_error(Disconnected("gone"))
     assert await scene.tasks.wait(1.0)
@@ -387,3 +389,8 @@ def test_a_call_without_an_id_is_given_one() -> None:
 
 def test_a_failure_is_the_endpoints_own() -> None:
     assert writer_of_words().failure(ErrorAnswer(500, "no")) == b"failure"
+
+
+def test_text_worker_receives_requests_of_its_own_endpoint_unchanged() -> None:
+    request = decode_chat(b'{"model":"m","messages":[{"role":"user","content":"hi"}]}')
+    assert rewritten(CHAT, request, "chatcmpl-1", "m", 5) == (None, None)

@@ -1,20 +1,20 @@
 """An engine over a scripted SGLang, and the host that it speaks to."""
 
-import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.backend.recorded_reply import RecordedReply, answered
 from tests.unit.sglang import scripted
-from tests.unit.vllm.conftest import Heard, Host, request
+from tests.unit.vllm.conftest import Host, request
 
 from dynamo.sglang.config import SglangConfig
 from dynamo.sglang.engine import SglangEngine
 from dynamo.sglang.library import SglangLibrary
 
-__all__ = ["Heard", "Host", "Running", "Start", "request"]
+__all__ = ["Host", "Running", "Start", "request"]
 
 
 def library(made: list[scripted.Engine], script: list[Any]) -> SglangLibrary:
@@ -44,14 +44,10 @@ class Running:
     host: Host
     config: Any
 
-    async def ask(self, asked: Any, *script: Any) -> tuple[Heard, BaseException | None]:
+    async def ask(self, asked: Any, *script: Any) -> tuple[RecordedReply, BaseException | None]:
         """Lets SGLang say the script, to the end."""
         self.sglang.script = list(script)
-        reply = Heard()
-        self.engine.submit(asked, reply)
-        async with asyncio.timeout(30):
-            error = await reply.ended
-        return reply, error
+        return await answered(self.engine, asked)
 
 
 Start = Callable[..., Awaitable[Running]]

@@ -1,6 +1,6 @@
 """Scripted SGLang: the part of its package that `dynamo.sglang` uses, with its signatures, without an engine.
 
-`tests/engines/test_sglang_signatures.py` compares what stands here with the real package.
+`tests/engines/test_sglang_signatures.py` compares these signatures with the real package.
 """
 
 import asyncio
@@ -109,7 +109,7 @@ LENGTH = {"type": "length", "length": 8}
 
 
 class TokenizerManager:
-    """What is asked of it is written down."""
+    """Records every request."""
 
     context_len = 128
 
@@ -194,7 +194,7 @@ class TokenizerManager:
 
 
 class Engine:
-    """Answers with what it was told to, chunk by chunk, as its `script` says."""
+    """Returns the chunks of its `script`."""
 
     def __init__(self, **kwargs: Any) -> None:
         self.server_args = kwargs["server_args"]

@@ -22,7 +22,7 @@ def test_what_is_not_ours_is_sglangs() -> None:
         ("decode", DisaggregationMode.DECODE),
     ],
 )
-def test_the_role_is_told_to_both_sides(mode: str, role: DisaggregationMode) -> None:
+def test_disaggregation_mode_sets_the_role_and_the_engine_flag(mode: str, role: DisaggregationMode) -> None:
     config, rest = read_command_line(["--disaggregation-mode", mode])
     assert config.role is role
     assert engine_arguments(config, rest) == ([] if mode == "null" else ["--disaggregation-mode", mode])

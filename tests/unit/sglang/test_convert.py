@@ -11,7 +11,7 @@ from dynamo.sglang.convert import SglangLimits, guided_of, to_arguments
 LIMITS = SglangLimits(context_length=16, ranks=2, first_rank=2, has_priorities=True)
 
 
-def test_a_request_is_asked_in_sglangs_words() -> None:
+def test_request_uses_the_arguments_of_sglang() -> None:
     asked = to_arguments(
         request(
             1, 2,
@@ -38,7 +38,7 @@ def test_a_request_is_asked_in_sglangs_words() -> None:
     }
 
 
-def test_low_priorities_come_first_where_sglang_is_told_so() -> None:
+def test_priority_is_negated_when_sglang_runs_low_values_first() -> None:
     low = SglangLimits(context_length=16, has_priorities=True, is_low_first=True)
     asked = request(routing=Routing(priority=4))
     assert to_arguments(asked, low)["priority"] == -4
@@ -61,7 +61,7 @@ def test_what_sglang_cannot_do_is_refused_by_name(changes: dict[str, object], na
 
 
 @pytest.mark.parametrize("tokens", [[], list(range(16))])
-def test_prompts_that_leave_no_room_are_refused(tokens: list[int]) -> None:
+def test_empty_and_overlong_prompts_are_refused(tokens: list[int]) -> None:
     asked = request()
     asked.token_ids = tokens
     with pytest.raises(InvalidArgument, match="prompt"):
@@ -91,7 +91,7 @@ def test_constraints_that_nothing_compiles_are_refused() -> None:
         guided_of(GuidedDecoding(regex="a", whitespace_pattern=" "), has_grammars=True)
 
 
-def test_likelihoods_are_asked_for_as_far_as_they_are_wanted() -> None:
+def test_logprob_arguments_follow_the_output_options() -> None:
     asked = to_arguments(request(output_options=OutputOptions(logprobs=0)), LIMITS)
     assert (asked["return_logprob"], asked["top_logprobs_num"], asked["logprob_start_len"]) == (True, 0, -1)
     asked = to_arguments(request(output_options=OutputOptions(prompt_logprobs=2)), LIMITS)

@@ -2,11 +2,17 @@
 
 import asyncio
 import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from msgspec import UNSET
 from tests.settle import turns, until
-from tests.unit.sglang.conftest import Heard, Start, request
+from tests.unit.backend.recorded_reply import RecordedReply
+from tests.unit.sglang.conftest import Start, request
 from tests.unit.sglang.scripted import FAKE_BOOTSTRAP_HOST, LENGTH, chunk
 
 from dynamo.backend.disagg import prefill_request
@@ -20,6 +26,7 @@ from dynamo.protocols.engine import (
     SamplingOptions,
     StopConditions,
 )
+from dynamo.sglang.engine import check_alive, sigquit_handler, state_of
 
 STORE = {"extra_backend_tag": "tag", "tp_lcm_size": 4}
 ROOM = BootstrapInfo("10.0.0.1", 8998, 77)
@@ -81,7 +88,7 @@ async def test_tokens_are_written_as_they_come_and_the_last_with_the_costs(start
     assert (asked["input_ids"], asked["stream"], asked["rid"]) == ([1, 2, 3], True, "r")
 
 
-async def test_several_choices_are_told_apart(start: Start) -> None:
+async def test_several_choices_keep_their_indexes(start: Start) -> None:
     running = await start()
     asked = request(sampling_options=SamplingOptions(n=2))
     reply, error = await running.ask(
@@ -120,7 +127,7 @@ async def test_a_caller_that_leaves_aborts_its_request_and_hears_nothing_more(st
     gate = asyncio.Event()
     running.sglang.tokenizer_manager.on_abort = lambda rid: gate.set()
     running.sglang.script = [chunk(4), gate, chunk(5, finish={"type": "abort", "message": "Aborted"})]
-    reply = Heard()
+    reply = RecordedReply()
     running.engine.submit(request(), reply)
     await until(lambda: reply.tokens)
     running.engine.cancel(reply)
@@ -135,7 +142,7 @@ async def test_choices_that_get_their_names_late_are_aborted_too(start: Start) -
     running = await start()
     gate = asyncio.Event()
     running.sglang.script = [gate, chunk(4, rid="a", index=0), chunk(5, rid="b", index=1)]
-    reply = Heard()
+    reply = RecordedReply()
     running.engine.submit(request(sampling_options=SamplingOptions(n=2)), reply)
     await until(lambda: running.sglang.asked)
     await turns()
@@ -183,7 +190,7 @@ async def test_an_answer_that_ends_in_the_middle_is_finished_elsewhere(start: St
     assert isinstance(error, EngineShutdown)
 
 
-async def test_a_prefill_in_the_routers_room_ends_with_its_token(start: Start) -> None:
+async def test_prefill_with_bootstrap_info_of_the_router_ends_with_its_token(start: Start) -> None:
     running = await start(disaggregation_mode="prefill")
     reply, error = await running.ask(request(bootstrap_info=ROOM), chunk(4, finish=LENGTH))
     assert error is None
@@ -199,7 +206,7 @@ async def test_a_prefill_in_the_routers_room_ends_with_its_token(start: Start) -
     assert (asked["bootstrap_room"], asked["sampling_params"]["max_new_tokens"]) == (77, 1)
 
 
-async def test_a_prefill_in_a_room_of_its_own_tells_it_at_once(start: Start) -> None:
+async def test_prefill_without_bootstrap_info_returns_its_own_at_once(start: Start) -> None:
     running = await start({"disaggregation_bootstrap_port": 9001}, disaggregation_mode="prefill")
     gate = asyncio.Event()
     reply, error = await running.ask(prefill_request(request()), gate, chunk(4, finish=LENGTH))
@@ -235,13 +242,13 @@ async def test_decode_meets_its_prefill_and_makes_one_choice(start: Start) -> No
 async def test_decode_without_a_meeting_is_refused(start: Start, result: object) -> None:
     running = await start(disaggregation_mode="decode")
     with pytest.raises(InvalidArgument, match="prefill_result"):
-        running.engine.submit(request(prefill_result=result), Heard())
+        running.engine.submit(request(prefill_result=result), RecordedReply())
 
 
-async def test_images_are_refused_where_nobody_asked_for_them(start: Start) -> None:
+async def test_images_are_refused_without_enable_multimodal(start: Start) -> None:
     running = await start()
     with pytest.raises(InvalidArgument, match="--enable-multimodal"):
-        running.engine.submit(request(multi_modal_data={"image_url": [{"Url": "https://x"}]}), Heard())
+        running.engine.submit(request(multi_modal_data={"image_url": [{"Url": "https://x"}]}), RecordedReply())
 
 
 async def test_images_come_as_data(start: Start) -> None:
@@ -257,14 +264,14 @@ async def test_sglang_engine_refuses_media_options_of_a_request_by_name(start: S
     running = await start(enable_multimodal=True)
     asked = request(multi_modal_data={"image_url": [{"Url": "data:image/png;base64,iVBORw0KGgo="}]}, **{name: {"a": 1}})
     with pytest.raises(InvalidArgument, match=f"{name} of a request is not supported") as raised:
-        running.engine.submit(asked, Heard())
+        running.engine.submit(asked, RecordedReply())
     assert raised.value.param == name
 
 
 async def test_an_adapter_that_is_not_loaded_is_looked_for_elsewhere(start: Start) -> None:
     running = await start({"enable_lora": True})
     with pytest.raises(WorkerUnavailable):
-        running.engine.submit(request(routing=Routing(lora_name="a")), Heard())
+        running.engine.submit(request(routing=Routing(lora_name="a")), RecordedReply())
     await running.config.adapters.load("a", "/a")
     _, error = await running.ask(request(routing=Routing(lora_name="a")), chunk(4, finish=LENGTH))
     assert error is None
@@ -280,13 +287,13 @@ async def test_an_adapter_that_sglang_does_not_take_is_refused(start: Start) -> 
         await running.config.adapters.load("a", "/a")
 
 
-async def test_a_dead_engine_is_told_once_and_takes_nothing_more(start: Start) -> None:
+async def test_dead_engine_is_reported_once_and_refuses_requests(start: Start) -> None:
     running = await start()
     running.engine._liveness.die(RuntimeError("gone"))
     running.engine._liveness.die(RuntimeError("again"))
     assert [str(error) for error in running.host.failed] == ["gone"]
     with pytest.raises(EngineShutdown):
-        running.engine.submit(request(), Heard())
+        running.engine.submit(request(), RecordedReply())
 
 
 async def test_a_stopped_engine_is_shut_down_once(start: Start) -> None:
@@ -295,9 +302,34 @@ async def test_a_stopped_engine_is_shut_down_once(start: Start) -> None:
     await running.engine.stop()
     assert running.sglang.is_shut
     with pytest.raises(EngineShutdown):
-        running.engine.submit(request(stop=StopConditions()), Heard())
+        running.engine.submit(request(stop=StopConditions()), RecordedReply())
 
 
 async def test_events_by_another_way_than_zmq_are_refused(start: Start) -> None:
     with pytest.raises(ConfigError, match="publisher"):
         await start({"kv_events_config": '{"publisher": "kafka"}'})
+
+
+def test_a_process_that_has_ended_is_named() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # It has ended, and nobody has asked for it yet.
+    check_alive([os.getpid()])
+    with pytest.raises(RuntimeError, match=str(child.pid)):
+        check_alive([os.getpid(), child.pid])
+    child.wait()
+
+
+def test_a_name_with_a_bracket_in_it_hides_no_state(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_text("7 (a) R (b) Z 1 2 3")
+    assert state_of(7, tmp_path) == "Z"
+    assert state_of(8, tmp_path) is None
+
+
+async def test_sigquit_of_a_failed_child_calls_the_handler() -> None:
+    told = asyncio.Event()
+    with sigquit_handler(asyncio.get_running_loop(), told.set) as listen:
+        listen()
+        os.kill(os.getpid(), signal.SIGQUIT)
+        async with asyncio.timeout(30):
+            await told.wait()

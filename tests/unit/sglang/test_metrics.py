@@ -17,7 +17,7 @@ def snapshot(used: int, rank: int = 0) -> SimpleNamespace:
     )
 
 
-async def test_each_ranks_load_is_told_when_it_changes() -> None:
+async def test_load_of_each_rank_is_published_when_it_changes() -> None:
     manager, host = scripted.TokenizerManager(), Host()
     reporter = SglangLoadReporter(manager, host, 16, first_rank=2, is_busy=lambda: True)
     manager.loads = [snapshot(17), snapshot(0, 1)]

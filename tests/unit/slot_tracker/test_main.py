@@ -19,7 +19,7 @@ ADD = {"request_id": "a", "worker_id": 1, "dp_rank": 0, "sequence_hashes": [1, -
 
 
 class Told(ReplicaPeers):
-    """Peers that only note what they are told."""
+    """Peers that only record every message."""
 
     def __init__(self, tracker: SlotTracker) -> None:
         super().__init__(tracker)
@@ -29,7 +29,7 @@ class Told(ReplicaPeers):
         self.told.append((request_id, rank, place, data if isinstance(data, str) else data.added.token_sequence))
 
 
-class House:
+class TrackerHarness:
     """The routes of one tracker."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class House:
 
 
 async def test_a_request_from_worker_to_its_end() -> None:
-    house = House()
+    harness = TrackerHarness()
     for status, method, path, body in (
         (200, "GET", "/health", None),
         (201, "POST", "/register", WORKER),
@@ -53,23 +53,23 @@ async def test_a_request_from_worker_to_its_end() -> None:
         (200, "POST", "/free", {"request_id": "a", **M}),
         (200, "POST", "/free", {"request_id": "a", **M}),
     ):
-        assert (await house.ask(method, path, body))[0] == status, path
+        assert (await harness.ask(method, path, body))[0] == status, path
     place = ("m", "default")
-    assert house.peers.told == [
+    assert harness.peers.told == [
         ("a", (1, 0), place, [1, (1 << 64) - 2]),
         ("a", (1, 0), place, "MarkPrefillCompleted"),
         ("a", (1, 0), place, "Free"),
     ]
-    assert [one.worker_id for one in (await house.ask("GET", "/workers"))[1]] == [1]
-    assert (await house.ask("GET", "/loads"))[1][0].active_decode_blocks == 0
-    status, potential = await house.ask("POST", "/potential_loads", {"sequence_hashes": [1], **M})
+    assert [one.worker_id for one in (await harness.ask("GET", "/workers"))[1]] == [1]
+    assert (await harness.ask("GET", "/loads"))[1][0].active_decode_blocks == 0
+    status, potential = await harness.ask("POST", "/potential_loads", {"sequence_hashes": [1], **M})
     assert (status, potential[0].potential_decode_blocks) == (200, 1)
-    assert (await house.ask("POST", "/unregister", {"worker_id": 1, **M}))[0] == 200
+    assert (await harness.ask("POST", "/unregister", {"worker_id": 1, **M}))[0] == 200
 
 
 async def test_refusals() -> None:
-    house = House()
-    await house.ask("POST", "/register", WORKER)
+    harness = TrackerHarness()
+    await harness.ask("POST", "/register", WORKER)
     for status, path, body in (
         (409, "/register", WORKER),
         (422, "/register", {"worker_id": 1}),
@@ -79,9 +79,9 @@ async def test_refusals() -> None:
         (404, "/free", {"request_id": "zz", "model_name": "n"}),
         (404, "/unregister", {"worker_id": 9, **M}),
     ):
-        found, value = await house.ask("POST", path, body)
+        found, value = await harness.ask("POST", path, body)
         assert (found, set(value)) == (status, {"error"}), path
-    assert house.peers.told == []
+    assert harness.peers.told == []
 
 
 def test_options() -> None:

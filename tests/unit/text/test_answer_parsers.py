@@ -1,4 +1,4 @@
-"""Which parser reads an answer: by what the request made of the text, and what the card says of the model."""
+"""Which parser reads a response: by the request's format and the model's card."""
 
 import json
 from typing import Any

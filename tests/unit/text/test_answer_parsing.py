@@ -11,7 +11,7 @@ from dynamo.text.answer_parsing import Reading, joined
 
 
 class Scripted:
-    """A parser that finds what it is told to find, a list for each piece."""
+    """A parser that returns given results, a list for each piece."""
 
     def __init__(self, *found: Sequence[Event]) -> None:
         self.found = list(found)

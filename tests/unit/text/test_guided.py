@@ -1,4 +1,4 @@
-"""What a request wants its text to look like, in the words that the released frontend sends to its workers."""
+"""The text format of a request, in the fields that the released frontend sends to its workers."""
 
 import contextlib
 import json

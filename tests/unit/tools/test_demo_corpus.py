@@ -172,7 +172,7 @@ def test_the_columns_add_up(a: int, b: int) -> None:
     assert 10 * tens + ones == high - low
 
 
-def test_a_thought_is_there_where_thinking_is_asked_for() -> None:
+def test_every_conversation_ends_with_reasoning() -> None:
     for conversation in conversations(800):
         assert conversation.messages[-1].role == "assistant"
         assert conversation.messages[-1].thought.strip()

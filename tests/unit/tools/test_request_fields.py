@@ -1,4 +1,4 @@
-"""What docs/request-fields.md says of every field."""
+"""The description of every field in docs/request-fields.md."""
 
 from tools import request_fields
 

@@ -1,6 +1,5 @@
 """An engine over a scripted TensorRT-LLM, and the host that it speaks to."""
 
-import asyncio
 import dataclasses
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -8,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.backend.recorded_reply import RecordedReply, answered
 from tests.unit.trtllm import scripted
-from tests.unit.vllm.conftest import Heard, Host, request
+from tests.unit.vllm.conftest import Host, request
 
 from dynamo.trtllm.config import TrtllmConfig
 from dynamo.trtllm.engine import TrtllmEngine
 from dynamo.trtllm.library import TrtllmLibrary
 
-__all__ = ["Heard", "Host", "Running", "Start", "request"]
+__all__ = ["Host", "Running", "Start", "request"]
 
 
 def library(made: list[scripted.LLM]) -> TrtllmLibrary:
@@ -44,14 +44,10 @@ class Running:
     host: Host
     config: Any
 
-    async def ask(self, asked: Any, *script: Any) -> tuple[Heard, BaseException | None]:
+    async def ask(self, asked: Any, *script: Any) -> tuple[RecordedReply, BaseException | None]:
         """Lets TensorRT-LLM say the script, to the end."""
         self.llm.script = list(script)
-        reply = Heard()
-        self.engine.submit(asked, reply)
-        async with asyncio.timeout(30):
-            error = await reply.ended
-        return reply, error
+        return await answered(self.engine, asked)
 
 
 Start = Callable[..., Awaitable[Running]]

@@ -105,14 +105,14 @@ class CompletionOutput:
 
 
 def said(*tokens: int, finish: str | None = None, index: int = 0, **more: Any) -> SimpleNamespace:
-    """All that was said of a choice so far."""
+    """All tokens of a choice so far."""
     cached = more.pop("cached_tokens", 0)
     one = CompletionOutput(index, "", list(tokens), finish_reason=finish, **more)
     return SimpleNamespace(outputs=[one], finished=finish is not None, cached_tokens=cached)
 
 
 class RequestOutput:
-    """An answer, said step by step."""
+    """A response, step by step."""
 
     def __init__(self, script: list[Any]) -> None:
         self._script = iter(script)
@@ -140,7 +140,7 @@ class RequestOutput:
 
 
 class LLM:
-    """Answers with what it was told to, as its `script` says."""
+    """Returns the outputs of its `script`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Controls of TensorRT-LLM: offered only where its workers can hear them."""
+"""Controls of TensorRT-LLM: offered only where its workers support them."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def made(**args: Any) -> tuple[scripted.LLM, Host, TrtllmControls]:
     return llm, host, TrtllmControls(llm, host, args)
 
 
-def test_what_the_workers_cannot_hear_is_no_route() -> None:
+def test_controls_without_worker_support_have_no_route() -> None:
     assert made()[2].routes() == {}
     assert set(made(**RAY)[2].routes()) == {"control/release_memory_occupation", "control/resume_memory_occupation"}
     assert made(**RAY)[2].endpoints() == {}

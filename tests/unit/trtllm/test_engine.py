@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 from tests.settle import until
+from tests.unit.backend.recorded_reply import RecordedReply
 from tests.unit.trtllm import scripted
-from tests.unit.trtllm.conftest import Heard, Start, request
+from tests.unit.trtllm.conftest import Start, request
 from tests.unit.trtllm.scripted import DisaggregatedParams, Logprob, said
 
 from dynamo.core.errors import EngineShutdown, InvalidArgument, ResponseTimeout, Unknown, WorkerUnavailable
@@ -39,7 +40,7 @@ async def test_a_model_without_a_name_is_called_as_its_directory(start: Start) -
     assert running.config.served_model_name == running.config.model_path.rpartition("/")[2]
 
 
-async def test_tokens_are_told_once_though_the_engine_says_all_again(start: Start) -> None:
+async def test_cumulative_engine_outputs_become_incremental_tokens(start: Start) -> None:
     running = await start()
     reply, error = await running.ask(
         request(), said(4), said(4, 5, 6), said(4, 5, 6, 7, finish="length", cached_tokens=2)
@@ -63,7 +64,7 @@ async def test_an_end_that_nobody_is_shown_is_the_models_own(start: Start) -> No
     assert (reply.items[-1].finish_reason, reply.items[-1].stop_reason) == ("stop", 5)
 
 
-async def test_several_choices_are_told_apart_and_none_twice(start: Start) -> None:
+async def test_several_choices_are_sent_once_each(start: Start) -> None:
     running = await start()
     first = scripted.CompletionOutput(0, token_ids=[4])
     second = scripted.CompletionOutput(1, token_ids=[5])
@@ -97,7 +98,7 @@ async def test_logprobs_come_with_their_tokens(start: Start) -> None:
 async def test_a_caller_that_leaves_aborts_its_request_and_hears_nothing_more(start: Start) -> None:
     running = await start()
     running.llm.script = [said(4), asyncio.Event(), said(4, finish="cancelled")]
-    reply = Heard()
+    reply = RecordedReply()
     running.engine.submit(request(), reply)
     await until(lambda: reply.tokens)
     running.engine.cancel(reply)
@@ -144,7 +145,7 @@ async def test_prefill_says_in_plain_words_what_decode_needs(start: Start) -> No
     assert running.llm.given["cache_transceiver_config"] == {"backend": "DEFAULT"}
 
 
-async def test_decode_goes_on_from_what_prefill_said(start: Start) -> None:
+async def test_decode_continues_from_the_prefill_result(start: Start) -> None:
     prefill = await start(disaggregation_mode="prefill")
     reply, _ = await prefill.ask(request(), said(4, finish="length", disaggregated_params=PREFILLED))
     decode = await start(disaggregation_mode="decode")
@@ -160,10 +161,10 @@ async def test_decode_goes_on_from_what_prefill_said(start: Start) -> None:
 async def test_decode_without_a_prefill_is_refused(start: Start, result: object) -> None:
     running = await start(disaggregation_mode="decode")
     with pytest.raises(InvalidArgument, match="prefill_result"):
-        running.engine.submit(request(prefill_result=result), Heard())
+        running.engine.submit(request(prefill_result=result), RecordedReply())
 
 
-async def test_decode_that_is_told_to_computes_the_prompt_itself(start: Start) -> None:
+async def test_decode_with_bypass_computes_the_prompt(start: Start) -> None:
     running = await start(disaggregation_mode="decode")
     _, error = await running.ask(request(annotations=["x-bypass-remote-prefill"]), said(4, finish="length"))
     assert error is None
@@ -176,39 +177,39 @@ async def test_a_prefill_that_says_nothing_of_its_blocks_is_done_again(start: St
     assert isinstance(error, EngineShutdown)
 
 
-async def test_a_rank_that_is_asked_for_gets_the_request(start: Start) -> None:
+async def test_request_may_name_its_rank(start: Start) -> None:
     running = await start(tensor_parallel_size=2, enable_attention_dp=True)
     assert running.config.data_parallel_size == 2
     await running.ask(request(routing=Routing(dp_rank=1)), said(4, finish="length"))
     assert running.llm.asked[0].scheduling.attention_dp_rank == 1
     with pytest.raises(InvalidArgument, match="dp_rank 2"):
-        running.engine.submit(request(routing=Routing(dp_rank=2)), Heard())
+        running.engine.submit(request(routing=Routing(dp_rank=2)), RecordedReply())
 
 
 async def test_text_is_held_to_a_form_where_something_can_hold_it(start: Start) -> None:
     asked = request(sampling_options=SamplingOptions(guided_decoding=GuidedDecoding(choice=["a+", "b"])))
     with pytest.raises(InvalidArgument, match="--guided-decoding-backend"):
-        (await start()).engine.submit(asked, Heard())
+        (await start()).engine.submit(asked, RecordedReply())
     running = await start(guided_decoding_backend="xgrammar")
     await running.ask(asked, said(4, finish="length"))
     assert running.llm.asked[0].params.guided_decoding.regex == r"(a\+|b)"
     assert not running.llm.given["skip_tokenizer_init"]
     spaced = request(sampling_options=SamplingOptions(guided_decoding=GuidedDecoding(json={}, whitespace_pattern=" ")))
     with pytest.raises(InvalidArgument, match="guided_whitespace_pattern is not supported"):
-        running.engine.submit(spaced, Heard())
+        running.engine.submit(spaced, RecordedReply())
 
 
 async def test_an_adapter_goes_with_the_request_that_names_it(start: Start) -> None:
     running = await start({"lora_config": {"max_loras": 2}})
     asked = request(routing=Routing(lora_name="a"))
     with pytest.raises(WorkerUnavailable):
-        running.engine.submit(asked, Heard())
+        running.engine.submit(asked, RecordedReply())
     number = await running.config.adapters.load("a", "/a")
     await running.ask(asked, said(4, finish="length"))
     assert running.llm.asked[0].lora == scripted.LoRARequest("a", number, "/a")
 
 
-async def test_events_and_steps_are_told_to_the_host(start: Start) -> None:
+async def test_engine_publishes_kv_events_and_iteration_stats(start: Start) -> None:
     running = await start(publish_kv_events=True, publish_metrics=True, kv_block_size=2)
     tokens = [{"token_id": 1}, {"token_id": 2}]
     running.llm.events.append(
@@ -249,7 +250,7 @@ async def test_an_engine_that_fell_ill_takes_nothing_more(start: Start, monkeypa
     running.llm.is_healthy = False
     await until(lambda: running.host.failed)
     with pytest.raises(EngineShutdown):
-        running.engine.submit(request(), Heard())
+        running.engine.submit(request(), RecordedReply())
 
 
 async def test_a_stopped_engine_is_shut_down_once(start: Start) -> None:

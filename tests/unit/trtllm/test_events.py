@@ -29,7 +29,7 @@ def removed(*keys: int, **more: Any) -> dict[str, Any]:
     return {"data": {"type": "removed", "block_hashes": list(keys)}, **more}
 
 
-def test_full_blocks_are_told_with_their_parent_and_their_tokens() -> None:
+def test_full_blocks_are_reported_with_parent_and_tokens() -> None:
     ((event, rank, tier),) = TrtllmCacheEvents(SIZE).read(
         stored(block(5, 1, 2), block(-6, 3, 4), parent=-1, attention_dp_rank=3)
     )
@@ -39,7 +39,7 @@ def test_full_blocks_are_told_with_their_parent_and_their_tokens() -> None:
     assert [one.tokens_hash for one in event.blocks] == list(hashes_of([1, 2, 3, 4], SIZE))
 
 
-def test_a_block_that_is_not_full_is_neither_told_nor_taken_away() -> None:
+def test_partial_block_is_neither_stored_nor_removed() -> None:
     events = TrtllmCacheEvents(SIZE)
     ((event, _, _),) = events.read(stored(block(5, 1, 2), block(6, 3)))
     assert [one.block_hash for one in event.blocks] == [5]
@@ -72,13 +72,13 @@ def test_only_the_longest_window_counts() -> None:
     assert events.read({"data": {"type": "updated", "block_hash": 5}, "window_size": 64}) == []
 
 
-def test_a_block_in_host_memory_is_told_as_such() -> None:
+def test_block_in_host_memory_has_the_host_tier() -> None:
     ((_, _, tier),) = TrtllmCacheEvents(SIZE).read(stored(block(5, 1, 2, level=1)))
     assert tier == "host_pinned"
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.integers(1, SIZE)), max_size=60))
-def test_what_is_told_as_removed_was_never_told_as_partial_alone(steps: list[tuple[int, bool, int]]) -> None:
+def test_removals_of_only_partial_blocks_are_not_reported(steps: list[tuple[int, bool, int]]) -> None:
     events = TrtllmCacheEvents(SIZE)
     full: set[int] = set()
     partial: set[int] = set()
@@ -95,7 +95,7 @@ def test_what_is_told_as_removed_was_never_told_as_partial_alone(steps: list[tup
             full.discard(key)
 
 
-async def test_the_engine_is_asked_again_and_again_and_a_slip_ends_nothing() -> None:
+async def test_event_polling_continues_after_malformed_events() -> None:
     host, clock = Host(), ManualClock()
     answers = [[stored(block(5, 1, 2)), {"data": {"type": "stored"}}], [], [stored(block(6, 1, 2))]]
 

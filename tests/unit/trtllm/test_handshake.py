@@ -61,6 +61,6 @@ def test_words_that_a_version_does_not_know_are_left_out() -> None:
     "told",
     [None, "x", {}, {"first_gen_tokens": [1], "opaque_state": "%"}, {"first_gen_tokens": [1], "opaque_state": 5}],
 )
-def test_what_no_prefill_said_is_refused(told: object) -> None:
+def test_malformed_prefill_result_is_refused(told: object) -> None:
     with pytest.raises(InvalidArgument, match="prefill_result"):
         from_wire(told, Logprob, KNOWN)

@@ -1,6 +1,5 @@
 """An engine over a scripted vLLM, the host that it speaks to, and the replies that it writes to."""
 
-import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -8,11 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.backend.recorded_reply import RecordedReply, answered
 from tests.unit.vllm import scripted
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.core.metrics import MetricsRegistry
-from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, StopConditions
+from dynamo.protocols.engine import PreprocessedRequest, StopConditions
 from dynamo.vllm.config import VllmConfig
 from dynamo.vllm.engine import VllmEngine
 from dynamo.vllm.library import VllmLibrary
@@ -46,34 +46,6 @@ class Host:
 
     async def return_to_service(self) -> None:
         self.service.append("back")
-
-
-class Heard:
-    """A reply; `ended` is done when the answer is, with its error if it ends in one."""
-
-    def __init__(self, request_id: str = "r") -> None:
-        self.request_id = request_id
-        self.is_cancelled = False
-        self.tokens: list[int] = []
-        self.items: list[Any] = []
-        self.ended: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
-
-    def on_cancel(self, callback: Callable[[], None]) -> None:
-        """Whoever cancels here calls the engine."""
-
-    def token(self, token_id: int) -> None:
-        self.tokens.append(token_id)
-
-    def item(self, value: Any) -> None:
-        self.items.append(value)
-        if isinstance(value, EngineOutput):
-            self.tokens += value.token_ids
-
-    def finish(self) -> None:
-        self.ended.set_result(None)
-
-    def fail(self, error: BaseException) -> None:
-        self.ended.set_result(error)
 
 
 def request(*tokens: int, **changes: Any) -> PreprocessedRequest:
@@ -127,14 +99,10 @@ class Running:
     host: Host
     config: Any
 
-    async def ask(self, asked: Any, *script: Any) -> tuple[Heard, BaseException | None]:
+    async def ask(self, asked: Any, *script: Any) -> tuple[RecordedReply, BaseException | None]:
         """Lets vLLM say the script, to the end."""
         self.llm.script = list(script)
-        reply = Heard()
-        self.engine.submit(asked, reply)
-        async with asyncio.timeout(30):
-            error = await reply.ended
-        return reply, error
+        return await answered(self.engine, asked)
 
 
 Start = Callable[..., Awaitable[Running]]

@@ -1,6 +1,6 @@
 """Scripted vLLM: the part of its package that `dynamo.vllm` uses, with its signatures, without an engine.
 
-`tests/engines/test_vllm_signatures.py` compares what stands here with the real package.
+`tests/engines/test_vllm_signatures.py` compares these signatures with the real package.
 """
 
 import asyncio
@@ -127,7 +127,7 @@ def settings(**changes: Any) -> SimpleNamespace:
 
 
 class AsyncLLM:
-    """Answers with what it was told to, step by step, as its `script` says."""
+    """Returns the outputs of its `script`, step by step."""
 
     def __init__(self, vllm_config: Any, stat_loggers: Any = None) -> None:
         self.vllm_config = vllm_config

@@ -17,7 +17,7 @@ def sampling(limits: VllmLimits = LIMITS, **changes: Any) -> dict[str, Any]:
     return dict(to_vllm(request(**changes), limits).sampling)
 
 
-def test_everything_said_is_known_to_vllm() -> None:
+def test_every_sampling_argument_exists_in_vllm() -> None:
     options = SamplingOptions(
         n=2,
         presence_penalty=1,
@@ -45,7 +45,7 @@ def test_the_answer_fits_into_the_context() -> None:
     assert sampling(VllmLimits(context_length=16, defaults={"max_tokens": 4}), stop=StopConditions())["max_tokens"] == 4
 
 
-def test_the_makers_defaults_hold_where_a_request_does_not_say() -> None:
+def test_model_defaults_apply_to_absent_sampling_options() -> None:
     limits = VllmLimits(context_length=16, defaults={"temperature": 0.6, "top_k": 20})
     assert sampling(limits)["temperature"] == 0.6
     found = sampling(limits, sampling_options=SamplingOptions(temperature=0.0))
@@ -89,7 +89,7 @@ def test_ranks_are_counted_from_this_workers_first() -> None:
         to_vllm(request(routing=Routing(dp_rank=6)), limits)
 
 
-def test_priorities_are_told_to_a_scheduler_that_looks_at_them() -> None:
+def test_priority_is_sent_only_to_a_priority_scheduler() -> None:
     routing = Routing(priority=3)
     assert to_vllm(request(routing=routing), LIMITS).priority == 0
     assert to_vllm(request(routing=routing), VllmLimits(context_length=16, has_priorities=True)).priority == -3
@@ -106,7 +106,7 @@ def test_guided_text_of_each_kind() -> None:
     assert guided_of(GuidedDecoding(structural_tag={"a": 1})) == {"structural_tag": '{"a":1}'}
 
 
-def test_the_end_of_a_text_is_told_from_a_stop() -> None:
+def test_finish_reason_distinguishes_eos_from_stop() -> None:
     def end(token: int, **changes: Any) -> tuple[str | None, Any]:
         (piece,) = VllmOutput(request(**changes)).take(said(token, finish="stop", stop=changes.pop("reason", None)))
         return piece.finish_reason, piece.stop_reason
@@ -135,5 +135,5 @@ def test_prompt_logprobs_come_with_the_end() -> None:
     assert last.engine_data == {"prompt_logprobs": [None, {"2": {"logprob": -1.0, "rank": 1}}]}
 
 
-def test_steps_without_news_say_nothing() -> None:
+def test_steps_without_new_tokens_emit_nothing() -> None:
     assert VllmOutput(request()).take(said()) == []

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.vllm.conftest import Heard, Start
+from tests.unit.backend.recorded_reply import RecordedReply
+from tests.unit.vllm.conftest import Start
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.embeddings import EmbeddingWork
@@ -43,7 +44,7 @@ async def test_an_input_that_vllm_refuses_is_the_callers_fault(start: Start) -> 
     _, error = await running.ask(EmbeddingWork(token_ids=[[1]], model="m"), ValueError("dimensions must be at least 1"))
     assert isinstance(error, InvalidArgument)
     with pytest.raises(InvalidArgument, match=r"input\[0\]"):
-        running.engine.submit(EmbeddingWork(token_ids=[[]], model="m"), Heard())
+        running.engine.submit(EmbeddingWork(token_ids=[[]], model="m"), RecordedReply())
 
 
 def test_inputs_are_cut_where_the_request_says_so() -> None:

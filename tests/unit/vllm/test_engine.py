@@ -1,18 +1,24 @@
 """VllmEngine over a scripted vLLM: requests in, tokens out, and what goes wrong in between."""
 
 import asyncio
+import struct
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from tests.settle import turns, until
+from tests.unit.backend.recorded_reply import RecordedReply
 from tests.unit.vllm import scripted
-from tests.unit.vllm.conftest import Heard, Start, request
+from tests.unit.vllm.conftest import Host, Start, request
 from tests.unit.vllm.scripted import said
 
 from dynamo.backend.adapters import LoadedAdapters
 from dynamo.backend.disagg import prefill_request
-from dynamo.core.errors import EngineShutdown, InvalidArgument, Unknown, WorkerUnavailable
+from dynamo.backend.health import watch
+from dynamo.backend.listeners import PassListener, reachable
+from dynamo.core.clock import ManualClock
+from dynamo.core.errors import ConfigError, EngineShutdown, InvalidArgument, Unknown, WorkerUnavailable
 from dynamo.llm.register import lora_name_to_id
 from dynamo.protocols.engine import (
     EngineOutput,
@@ -22,7 +28,10 @@ from dynamo.protocols.engine import (
     SamplingOptions,
     StopConditions,
 )
-from dynamo.vllm.engine import adapters_of
+from dynamo.protocols.kv_events import Cleared, Removed, Stored
+from dynamo.protocols.load import ForwardPass, ScheduledRequests
+from dynamo.vllm.engine import adapters_of, kv_listeners, publishes
+from dynamo.vllm.steps import queued_requests, scheduled_requests
 
 NIXL = SimpleNamespace(kv_connector="NixlConnector", kv_connector_extra_config={}, engine_id="e")
 
@@ -53,7 +62,7 @@ async def test_tokens_are_written_as_they_come_and_the_last_with_the_costs(start
 async def test_a_caller_that_leaves_aborts_its_request(start: Start) -> None:
     running = await start()
     running.llm.script = [said(4), asyncio.Event()]
-    reply = Heard("gone")
+    reply = RecordedReply("gone")
     running.engine.submit(request(), reply)
     await until(lambda: reply.tokens)
     running.engine.cancel(reply)
@@ -64,7 +73,7 @@ async def test_a_caller_that_leaves_aborts_its_request(start: Start) -> None:
 async def test_engine_aborts_a_running_prefill_when_its_caller_leaves(start: Start) -> None:
     running = await start(settings=scripted.settings(kv_transfer_config=NIXL), disaggregation_mode="prefill")
     running.llm.script = [asyncio.Event(), said(4, finish="length", kv_transfer_params={"remote_engine_id": "e"})]
-    reply = Heard("gone")
+    reply = RecordedReply("gone")
     running.engine.submit(request(), reply)
     await until(lambda: running.llm.asked)
     await turns()
@@ -101,7 +110,7 @@ async def test_decode_goes_on_from_the_blocks(start: Start) -> None:
 async def test_decode_without_a_prefill_is_refused_and_with_the_bypass_computes_itself(start: Start) -> None:
     running = await start(settings=scripted.settings(kv_transfer_config=NIXL), disaggregation_mode="decode")
     with pytest.raises(InvalidArgument, match="prefill_result"):
-        running.engine.submit(request(), Heard())
+        running.engine.submit(request(), RecordedReply())
     await running.ask(request(annotations=["x-bypass-remote-prefill"]), said(4, finish="length"))
     assert running.llm.asked[0].params.extra_args is None
 
@@ -149,7 +158,7 @@ async def test_a_dead_engine_fails_the_worker_once_and_its_requests_go_elsewhere
     assert isinstance(error, EngineShutdown)
     assert len(running.host.failed) == 1
     with pytest.raises(EngineShutdown):
-        running.engine.submit(request(), Heard())
+        running.engine.submit(request(), RecordedReply())
 
 
 async def test_an_answer_that_the_engine_drops_goes_elsewhere(start: Start) -> None:
@@ -170,7 +179,7 @@ async def test_guided_text_and_adapters_reach_vllm(start: Start) -> None:
     assert told.params.structured_outputs.regex == "a+"
     assert told.lora.lora_name == "tuned"
     with pytest.raises(WorkerUnavailable):
-        running.engine.submit(request(routing=Routing(lora_name="none")), Heard())
+        running.engine.submit(request(routing=Routing(lora_name="none")), RecordedReply())
 
 
 async def test_images_need_a_worker_that_looks_at_them(start: Start) -> None:
@@ -178,7 +187,7 @@ async def test_images_need_a_worker_that_looks_at_them(start: Start) -> None:
     asked = request(multi_modal_data={"image_url": [{"Url": pixel}]})
     running = await start()
     with pytest.raises(InvalidArgument, match="enable-multimodal"):
-        running.engine.submit(asked, Heard())
+        running.engine.submit(asked, RecordedReply())
     looking = await start(enable_multimodal=True)
     _, error = await looking.ask(asked, said(4, finish="stop"))
     assert error is None
@@ -190,7 +199,7 @@ async def test_images_need_a_worker_that_looks_at_them(start: Start) -> None:
 PIXEL = {"image_url": [{"Url": "data:image/png;base64,iVBORw0KGgo="}]}
 
 
-async def test_vllm_engine_decodes_media_as_the_worker_and_the_request_say(start: Start) -> None:
+async def test_media_io_options_of_worker_and_request_are_merged(start: Start) -> None:
     settings = scripted.settings()
     settings.model_config.multimodal_config = SimpleNamespace(media_io_kwargs={"image": {"a": 1, "b": 1}})
     running = await start(settings=settings, enable_multimodal=True)
@@ -224,7 +233,7 @@ async def test_several_choices_end_with_the_last(start: Start) -> None:
     assert [one.completion_usage is not None for one in outputs] == [False, True]
 
 
-async def test_load_is_told_but_not_after_every_step(start: Start) -> None:
+async def test_load_is_published_less_often_than_every_step(start: Start) -> None:
     running = await start()
     (logger,) = running.llm.loggers
     stats = SimpleNamespace(kv_cache_usage=0.5, num_running_reqs=3, num_waiting_reqs=1, num_skipped_waiting_reqs=1)
@@ -270,7 +279,7 @@ async def test_vllm_engine_refuses_prompt_embeds_that_cannot_be_used(start: Star
 async def test_vllm_prefill_and_decode_workers_refuse_prompt_embeds(start: Start) -> None:
     running = await start(settings=scripted.settings(kv_transfer_config=NIXL), disaggregation_mode="prefill")
     with pytest.raises(InvalidArgument, match="prompt_embeds is not supported by prefill workers"):
-        running.engine.submit(request(prompt_embeds="3"), Heard())
+        running.engine.submit(request(prompt_embeds="3"), RecordedReply())
 
 
 def adapters_of_engine(
@@ -304,3 +313,90 @@ async def test_an_engine_without_adapters_says_so() -> None:
     adapters, _ = adapters_of_engine(None)
     with pytest.raises(InvalidArgument, match="--enable-lora"):
         await adapters.load("a", "/a")
+
+
+def source(**changes: Any) -> Any:
+    given = {"publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}
+    return SimpleNamespace(**given | changes)
+
+
+def frames(number: int, *events: dict[str, Any]) -> list[bytes]:
+    return [b"", struct.pack(">q", number), msgspec.msgpack.encode([0.0, list(events), 0])]
+
+
+STORED = {
+    "type": "BlockStored", "block_hashes": [5], "parent_block_hash": None, "token_ids": [1, 2, 3, 4], "block_size": 4,
+    "lora_id": None, "medium": "GPU", "lora_name": None, "extra_keys": [None], "group_idx": 0,
+}  # fmt: skip
+
+
+def test_kv_events_are_published_with_rank_and_tier() -> None:
+    host = Host()
+    (listener,) = kv_listeners({1: source()}, 4, 2, host)
+    assert (listener.endpoint, listener.replay_endpoint) == ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")
+    removed = {"type": "BlockRemoved", "block_hashes": [5], "medium": "CPU", "group_idx": 0}
+    listener.events.process(frames(0, STORED))
+    listener.events.process(frames(1, removed, {"type": "AllBlocksCleared"}))
+    kinds = [(type(event), rank, tier) for event, rank, tier in host.events]
+    assert kinds == [(Stored, 3, "device"), (Removed, 3, "host_pinned"), (Cleared, 3, "device")]
+
+
+def test_event_publishers_other_than_zmq_are_refused() -> None:
+    with pytest.raises(ConfigError, match="publisher"):
+        kv_listeners({0: source(publisher="null")}, 4, 0, Host())
+
+
+@pytest.mark.parametrize(
+    ("asked", "caching", "found"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_who_publishes(asked: bool, caching: bool, found: bool) -> None:
+    settings = scripted.settings(
+        kv_events_config=SimpleNamespace(enable_kv_cache_events=asked),
+        cache_config=SimpleNamespace(enable_prefix_caching=caching),
+    )
+    assert publishes(settings) is found
+
+
+def test_an_address_to_bind_is_one_to_connect_to() -> None:
+    assert reachable("tcp://0.0.0.0:1") == reachable("tcp://*:1") == "tcp://127.0.0.1:1"
+    assert reachable("tcp://10.0.0.3:1") == "tcp://10.0.0.3:1"
+
+
+def test_steps_are_passed_on_and_what_is_none_is_left_out() -> None:
+    host = Host()
+    listener = PassListener("tcp://127.0.0.1:1", 1, host)
+    step = ForwardPass(0.5, ScheduledRequests(num_decode_requests=2))
+    listener.on_message([b"", struct.pack(">Q", 1), msgspec.msgpack.encode(step)])
+    listener.on_message([b"", struct.pack(">Q", 3), b"\xc1"])
+    listener.on_message([b"x"])
+    assert host.passes == [(step, 1)]
+
+
+def asked(prompt: int, computed: int, **more: Any) -> Any:
+    return SimpleNamespace(num_prompt_tokens=prompt, num_computed_tokens=computed, **more)
+
+
+def test_a_step_is_counted_from_the_schedulers_books() -> None:
+    requests = {"a": asked(100, 64), "b": asked(10, 21), "c": asked(50, 50)}
+    found = scheduled_requests({"a": 32, "b": 1, "c": 50, "gone": 3}, requests)
+    assert (found.num_prefill_requests, found.sum_prefill_tokens, found.sum_prefill_kv_tokens) == (2, 82, 32)
+    assert (found.num_decode_requests, found.sum_decode_kv_tokens) == (1, 21)
+    assert found.var_prefill_length == 625.0
+    waiting = [asked(10, 0, num_preemptions=0, num_tokens=10), asked(10, 0, num_preemptions=1, num_tokens=30)]
+    queued = queued_requests(waiting)
+    assert (queued.num_prefill_requests, queued.sum_prefill_tokens, queued.sum_decode_kv_tokens) == (1, 10, 30)
+
+
+async def test_a_dead_engine_is_noticed_at_the_next_look() -> None:
+    llm, clock, told = scripted.AsyncLLM(None), ManualClock(), []
+    watching = asyncio.ensure_future(watch(llm.check_health, told.append, clock))
+    for _ in range(3):
+        await turns()
+        clock.advance(2.0)
+    await turns()
+    assert told == []
+    llm.is_dead = True
+    while not watching.done():
+        clock.advance(2.0)
+        await turns()
+    assert [type(one) for one in told] == [scripted.EngineDeadError]

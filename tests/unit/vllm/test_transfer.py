@@ -17,7 +17,7 @@ def made(name: str | None, **extra: Any) -> NixlHandshake | None:
     return handshake_of(config, PREFILL, {"VLLM_HOST_IP": "10.0.0.1"}.get)
 
 
-def test_nixl_passes_on_what_prefill_said() -> None:
+def test_nixl_handover_returns_the_prefill_params() -> None:
     found = made("NixlConnector")
     assert isinstance(found, Nixl)
     asked = found.prefill_params()
@@ -27,7 +27,7 @@ def test_nixl_passes_on_what_prefill_said() -> None:
     assert found.handover(None, asked) is None
 
 
-def test_mooncake_names_the_transfer_and_where_to_ask() -> None:
+def test_mooncake_handover_names_the_transfer_and_the_bootstrap_address() -> None:
     found = made("MooncakeConnector")
     assert isinstance(found, Mooncake)
     asked, other = found.prefill_params(), found.prefill_params()
@@ -67,7 +67,7 @@ def test_a_part_of_a_request_needs_a_connector_that_is_known() -> None:
     assert handshake_of(None, DisaggregationMode.AGGREGATED, {}.get) is None
 
 
-def test_decode_reads_what_a_prefill_of_vllms_said() -> None:
+def test_decode_params_reads_the_vllm_prefill_result() -> None:
     assert decode_params({"kv_transfer_params": {"a": 1}}) == {"a": 1}
     assert decode_params({}) is None
     with pytest.raises(InvalidArgument, match="expected a map"):

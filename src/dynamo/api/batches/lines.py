@@ -24,7 +24,17 @@ class BatchLine(msgspec.Struct):
     body: dict[str, Any]
 
 
+class RequestLine(msgspec.Struct):
+    """Accepted line, as it is run."""
+
+    custom_id: str
+    url: str
+    body: msgspec.Raw
+    """Request body as the file contains it; the endpoint decodes it."""
+
+
 _decode = json_decoder(BatchLine).decode
+_decode_accepted = json_decoder(RequestLine).decode
 
 
 @dataclass(slots=True)
@@ -37,9 +47,9 @@ class Review:
     errors: list[LineError] = field(default_factory=list)
 
 
-def read_line(data: bytes) -> BatchLine:
+def read_line(data: bytes) -> RequestLine:
     """Decode a line that `review` has accepted."""
-    line: BatchLine = _decode(data)
+    line: RequestLine = _decode_accepted(data)
     return line
 
 

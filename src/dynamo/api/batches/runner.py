@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from dynamo.api.batches.lines import BatchLine, read_line, review
+from dynamo.api.batches.lines import RequestLine, read_line, review
 from dynamo.api.batches.records import (
     CANCELLED,
     CANCELLING,
@@ -81,7 +81,7 @@ class LineResponse:
 
 NOT_NOW = LineResponse(503, b"", "", 0.0)
 
-SendLine = Callable[[BatchLine, str | None], Awaitable[LineResponse]]
+SendLine = Callable[[RequestLine, str | None], Awaitable[LineResponse]]
 """Sends a line on behalf of the owner of its batch and returns the response."""
 
 
@@ -301,7 +301,7 @@ class BatchRunner:
         except FileNotFoundError:
             logger.warning("the input file %s no longer exists", file_id)
 
-    async def _run_line(self, record: BatchRecord, line: BatchLine) -> None:
+    async def _run_line(self, record: BatchRecord, line: RequestLine) -> None:
         """Request one line until it has a result."""
         backoff = Backoff(RETRY_FIRST_S, RETRY_MAX_S)
         while True:
@@ -315,7 +315,7 @@ class BatchRunner:
                 return
             await self._clock.sleep(max(backoff.next(random.random()), answer.retry_after_s))
 
-    async def _keep_result(self, record: BatchRecord, line: BatchLine, answer: LineResponse) -> None:
+    async def _keep_result(self, record: BatchRecord, line: RequestLine, answer: LineResponse) -> None:
         response = {
             "status_code": answer.status,
             "request_id": answer.request_id,

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from dynamo.api.batches.lines import ENDPOINTS, BatchLine
+from dynamo.api.batches.lines import ENDPOINTS, RequestLine
 from dynamo.api.batches.records import (
     COMPLETION_WINDOW,
     COMPLETION_WINDOW_S,
@@ -33,7 +33,6 @@ from dynamo.api.batches.records import (
 from dynamo.api.batches.runner import BatchRunner, LineResponse
 from dynamo.api.batches.slots import Slots
 from dynamo.api.batches.store import KEPT_S, BatchStore
-from dynamo.core.codec import json_encode
 from dynamo.core.errors import DynamoException, InvalidArgument, NotFound, StorageError
 from dynamo.http.routes.table import (
     Operation,
@@ -182,7 +181,7 @@ class LineRunner:
         self.running = 0
         """Number of lines that are running."""
 
-    async def run(self, line: BatchLine, owner: str | None) -> LineResponse:
+    async def run(self, line: RequestLine, owner: str | None) -> LineResponse:
         """Run one line for the API key that owns its batch, within that key's limits."""
         request_id = str(uuid.uuid4())
         account: Account | None = None
@@ -195,7 +194,7 @@ class LineRunner:
                 return LineResponse(429, b"", request_id, too_much.retry_after_s)
             account = Account(caller, self._key_metrics, time.monotonic)
         headers = [PRIORITY, (b"x-dynamo-request-id", request_id.encode())]
-        request = LocalRequest(self._handlers[line.url], json_encode(line.body), headers, account)
+        request = LocalRequest(self._handlers[line.url], bytes(line.body), headers, account)
         self.running += 1
         try:
             answer = await request.whole()

@@ -29,7 +29,7 @@ from dynamo.serving.endpoints import relayed
 from dynamo.serving.metrics import read_buckets
 from dynamo.serving.models import Models
 from dynamo.serving.pipeline import Pipeline
-from dynamo.serving.relay import Form
+from dynamo.serving.response_form import Form
 from dynamo.serving.response_stream import ResponseStream
 from dynamo.serving.text_models import text_model
 

@@ -1,7 +1,5 @@
 """Route groups: all modules that add routes to the service, in the order of the OpenAPI document."""
 
-from collections.abc import Sequence
-
 from dynamo.http.routes import anthropic as routes_anthropic
 from dynamo.http.routes import batches as routes_batches
 from dynamo.http.routes import embeddings as routes_embeddings
@@ -38,11 +36,3 @@ def metrics_group(routes: RouteTable, context: RouteContext) -> None:
     for add in (routes_openai.add, routes_system.add, routes_extensions.add):
         add(routes, context)
     routes.keep_only("GET")
-
-
-def all_routes(context: RouteContext, groups: Sequence[RouteGroup] = GROUPS) -> RouteTable:
-    """Return a table with the routes of every group."""
-    table = RouteTable(asks_keys=context.keys is not None)
-    for add in groups:
-        add(table, context)
-    return table

@@ -26,7 +26,7 @@ from dynamo.serving.endpoints import Surface, relayed
 from dynamo.serving.media_forms import FramesForm, ImagesForm, SpeechForm, VideoEventsForm, VideosForm
 from dynamo.serving.models import Models
 from dynamo.serving.pipeline import Pipeline
-from dynamo.serving.relay import Form
+from dynamo.serving.response_form import Form
 from dynamo.serving.response_stream import ResponseStream
 from dynamo.serving.text_models import text_model
 

@@ -113,6 +113,11 @@ def add(routes: RouteTable, context: RouteContext) -> None:
         Operation("Count the tokens of a response's input", TokenCountRequest, TokenCount, refusals=ENGINE_REFUSALS),
         error_body=error_body,
     )
+    add_stored(routes, pages)
+
+
+def add_stored(routes: RouteTable, pages: "ResponsePages") -> None:
+    """Add the routes of stored responses."""
     one = "/v1/responses/{id}"
     routes.plain("GET", one, pages.get, Operation("Get a stored response", answer=Response, refusals=(400, 404)))
     routes.plain(

@@ -20,7 +20,7 @@ from dynamo.http.server.protocol import Exchange
 from dynamo.http.server.websocket import Op, WebSocket, WebSocketMessage, accept_key
 from dynamo.serving.errors import ErrorAnswer, answer_to
 from dynamo.serving.local_requests import LocalRequest
-from dynamo.serving.pipeline import Pipeline
+from dynamo.serving.open_requests import OpenRequests
 from dynamo.serving.response_stream import ResponseStream
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class TurnAccounts:
 class ResponsesSocket:
     """Handler of `GET /v1/responses`."""
 
-    pipeline: Pipeline
+    requests: OpenRequests
     answer: TurnHandler
     accounts: TurnAccounts
 
@@ -78,7 +78,7 @@ class ResponsesSocket:
         if key is None:
             exchange.refuse(UPGRADE_NEEDED)
             return
-        if self.pipeline.is_draining:
+        if self.requests.is_draining:
             exchange.refuse(answer_to(EngineShutdown("the frontend is shutting down")))
             return
         socket = WebSocket(exchange, key)
@@ -113,7 +113,7 @@ class ResponsesConnection:
         if len(self._waiting) >= WAITING_MAX:
             self._socket.pause_reading()
         if self._task is None:
-            self._task = self._pages.pipeline.tasks.start(self._answer_all(), "responses socket")
+            self._task = self._pages.requests.tasks.start(self._answer_all(), "responses socket")
 
     def on_close(self) -> None:
         """Cancel the request in progress; see `Listener`."""

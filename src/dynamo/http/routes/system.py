@@ -1,8 +1,8 @@
 """Routes of the service itself: health, metrics, busy thresholds, OpenAPI document."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct, to_builtins
+from msgspec import Meta, Struct, ValidationError, to_builtins
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -31,10 +31,10 @@ def add(routes: RouteTable, context: RouteContext) -> None:
         shown = Operation("Get the busy thresholds of every model", refusals=(403,))
         routes.plain("GET", "/busy_threshold", pages.thresholds, shown, access=Access.ADMIN)
         change = Operation(
-            "Set a model's busy thresholds",
+            "Set the given busy thresholds of a model, and return all of them",
             ThresholdsRequest,
             ThresholdsRequest,
-            refusals=(400, 403, 404),
+            refusals=(400, 403, 404, 422),
             error=THRESHOLDS_ERROR,
         )
         routes.plain("POST", "/busy_threshold", pages.set_thresholds, change, access=Access.ADMIN)
@@ -94,19 +94,21 @@ class SystemPages:
         return as_json({"thresholds": [{"model": name, **to_builtins(limits)} for name, limits in known.items()]})
 
     async def set_thresholds(self, request: Request) -> Response:
-        """POST /busy_threshold."""
+        """POST /busy_threshold: set the thresholds in the body, keep the others and return all."""
         try:
             wanted = decode_thresholds(await body_of(request))
-            await self._models.set_thresholds(wanted.model, wanted.limits())
+            stored = await self._models.set_thresholds(wanted.model, wanted.limits())
         except NotFound as error:
             return as_json({"error": str(error)}, 404)
         except HttpError as error:
             return as_json({"error": str(error)}, error.code)
+        except ValidationError as error:  # A field of another type, as opposed to a body that is no JSON.
+            return as_json({"error": str(error)}, 422)
         except (InvalidArgument, ValueError) as error:
             return as_json({"error": str(error)}, 400)
         if self._siblings is not None:
             await self._siblings.query(f"thresholds {json_encode(wanted).decode()}")
-        return as_json(wanted)
+        return as_json({"model": wanted.model, **to_builtins(stored)})
 
     async def _on_thresholds(self, text: str) -> str:
         """Apply the thresholds that another process received."""
@@ -127,11 +129,11 @@ class SystemPages:
 
 
 class ThresholdsRequest(Struct):
-    """The body of POST /busy_threshold."""
+    """The body of POST /busy_threshold; a threshold that is not given keeps its value."""
 
     model: str
     active_decode_blocks_threshold: float | None = None
-    active_prefill_tokens_threshold: int | None = None
+    active_prefill_tokens_threshold: Annotated[int, Meta(ge=0)] | None = None
     active_prefill_tokens_threshold_frac: float | None = None
 
     def limits(self) -> Thresholds:

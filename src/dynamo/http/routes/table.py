@@ -215,6 +215,14 @@ class RouteTable:
         return [Route(path, _by_method(handlers), methods=list(handlers)) for path, handlers in paths.items()]
 
 
+def routes_of(context: RouteContext, groups: Sequence[RouteGroup]) -> RouteTable:
+    """Return a table with the routes of the groups."""
+    table = RouteTable(asks_keys=context.keys is not None)
+    for add in groups:
+        add(table, context)
+    return table
+
+
 def _by_method(handlers: Mapping[str, PlainHandler]) -> PlainHandler:
     """Return one endpoint for a path, so that the `allow` header of a 405 lists all its methods."""
 

@@ -49,8 +49,3 @@ class Cors:
             (b"access-control-allow-headers", wanted_headers or b"authorization, content-type"),
             (b"access-control-max-age", b"%d" % REMEMBERED_S),
         ]
-
-
-def as_lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """Return headers as they are sent."""
-    return b"".join(b"%b: %b\r\n" % pair for pair in headers)

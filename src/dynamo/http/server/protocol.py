@@ -10,7 +10,7 @@ uvicorn handles everything else of a connection (keep-alive, pipelining, shutdow
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,9 +18,9 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from dynamo.core.metrics import MetricsRegistry
-from dynamo.http.server.cors import as_lines
 from dynamo.http.server.gate import OPEN, Account, AuthDecision, Gate
 from dynamo.http.server.limits import HttpLimits
+from dynamo.serving.choice import Frame
 from dynamo.serving.errors import CLIENT_CLOSED_REQUEST, OVERLOADED, ErrorAnswer
 from dynamo.serving.request_trace.payload import Capture, Tap
 
@@ -56,6 +56,9 @@ PROBES_S = (0.0, 0.02, 0.15, 1.0)
 """Times of probes of a half-closed connection. Clients accept few interim responses, Go's five at most."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 COMMENT = b"3\r\n:\n\n\r\n"
+CHUNK_SIZES_MAX = 4096
+CHUNK_SIZES = [b"%x\r\n" % size for size in range(CHUNK_SIZES_MAX)]
+"""Header of an HTTP chunk, by its size."""
 """Comment of an event stream, as an HTTP chunk."""
 
 HotHandler = Callable[["Exchange"], None]
@@ -195,7 +198,11 @@ class Exchange:
             self.response_started = self.is_event_stream = True
             close = b"" if self.keep_alive else b"connection: close\r\n"
             chunk = b"%b%b%b\r\n%b" % (EVENT_STREAM, self.header_bytes, close, chunk)
-        self.write_chunk(chunk)
+        self._send(chunk)
+
+    def comment(self) -> None:
+        """Write a comment, which begins a stream that has not begun."""
+        self.write(b":\n\n")
 
     def open(self, content_type: bytes) -> None:
         """Begin a stream that does not consist of events; `write` follows in the same turn of the loop."""
@@ -206,8 +213,21 @@ class Exchange:
         head = b"%bcontent-type: %b\r\ncache-control: no-cache\r\ntransfer-encoding: chunked\r\n%b%b\r\n"
         self.transport.write(head % (STATUS_LINE[200], content_type, self.header_bytes, close))
 
-    def write_chunk(self, chunk: bytes) -> None:
-        """Write events that are framed already, to a stream that `write` has begun."""
+    def write_framed(self, frame: Frame, text: bytes) -> None:
+        """Write the events made of a frame and its text, to a stream that `write` has begun.
+
+        Repeats `_send` and joins once, because it runs for every token of every stream.
+        """
+        if self.disconnected or self.response_complete:
+            return
+        size = frame.size + len(text)
+        start = CHUNK_SIZES[size] if size < CHUNK_SIZES_MAX else b"%x\r\n" % size
+        self.transport.write(b"".join((start, frame.head, text, frame.tail, b"\r\n")))
+        if self.protocol.is_stalled and self.transport.get_write_buffer_size() > self.protocol.limits.unsent_bytes:
+            self.protocol.cut_slow_reader()
+
+    def _send(self, chunk: bytes) -> None:
+        """Write bytes of a response that has begun."""
         if self.disconnected or self.response_complete:
             return
         self.transport.write(chunk)
@@ -719,6 +739,11 @@ def _turn_away(decision: AuthDecision, exchange: Exchange) -> None:
         exchange.respond(204, b"", b"text/plain")
     else:
         exchange.refuse(decision.refusal)
+
+
+def as_lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """Return headers as they are sent."""
+    return b"".join(b"%b: %b\r\n" % pair for pair in headers)
 
 
 def _ignore(exchange: Exchange) -> None:

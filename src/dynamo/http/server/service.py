@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -24,8 +25,7 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tls import PemFile, TlsIdentity, server_context
 from dynamo.http.extensions import FrontendRoute
 from dynamo.http.routes.api_options import ApiOptions
-from dynamo.http.routes.groups import GROUPS, all_routes
-from dynamo.http.routes.table import RouteContext, RouteGroup, refuse
+from dynamo.http.routes.table import RouteContext, RouteGroup, refuse, routes_of
 from dynamo.http.server.cors import Cors
 from dynamo.http.server.gate import Gate, KeyMetrics, Keys
 from dynamo.http.server.limits import HttpLimits
@@ -46,6 +46,8 @@ TLS_HANDSHAKE_S = 10.0  # Timeout of the handshake.
 class HttpOptions:
     """Options of one service."""
 
+    groups: Sequence[RouteGroup]
+    """Groups of routes that it serves."""
     limits: HttpLimits = field(default_factory=HttpLimits.from_environment)
     cors: Cors | None = None
     keys: Keys | None = None
@@ -57,8 +59,6 @@ class HttpOptions:
     """The other processes that share the port."""
     identity: TlsIdentity | None = None
     """Certificate of the listener, reloaded while it serves."""
-    groups: Sequence[RouteGroup] = GROUPS
-    """Groups of routes that it serves."""
 
 
 class FrontendServer:
@@ -69,11 +69,11 @@ class FrontendServer:
         pipeline: Pipeline,
         models: Models,
         registry: MetricsRegistry,
-        is_sound: Callable[[], bool] = lambda: True,
-        options: HttpOptions | None = None,
+        is_sound: Callable[[], bool],
+        options: HttpOptions,
     ) -> None:
         """`is_sound` returns whether all required background tasks are running; `/health` calls it."""
-        self._options = options or HttpOptions()
+        self._options = options
         self._counts = ConnectionCounts(registry, self._options.metrics_prefix)
         self._bodies = BodyBudget(self._options.limits.bodies_bytes)
         held = registry.gauge(f"{self._options.metrics_prefix}_http_body_bytes", "Request bodies in memory")
@@ -94,7 +94,7 @@ class FrontendServer:
             siblings=chosen.siblings,
             keys=chosen.keys,
         )
-        self._routes = all_routes(context, chosen.groups)
+        self._routes = routes_of(context, chosen.groups)
         self._server: asyncio.Server | None = None
         self._state = ServerState()
         self._sweeper: asyncio.TimerHandle | None = None
@@ -109,7 +109,7 @@ class FrontendServer:
         config.load()
         protocol = self._protocol_class()
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: protocol(config, self._state, {}),
+            partial(protocol, config, self._state, {}),
             sock=listener,
             ssl=tls,
             ssl_handshake_timeout=None if tls is None else TLS_HANDSHAKE_S,

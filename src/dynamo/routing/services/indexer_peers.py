@@ -47,8 +47,8 @@ class Peers:
         self._urls.remove(url)
         return True
 
-    async def recover(self, models: IndexedModels) -> None:
-        """Load the dump of the first peer that responds; peers may all be unavailable."""
+    async def recover(self, models: IndexedModels) -> bool:
+        """Load the dump of the first peer that responds; return False if all are unavailable."""
         for url in list(self._urls):
             try:
                 count = await models.load(decode_dump(await fetch(url)))
@@ -56,7 +56,8 @@ class Peers:
                 logger.warning("failed to load the dump of peer %s: %s", url, error)
                 continue
             logger.info("peer %s: loaded %d events", url, count)
-            return
+            return True
+        return False
 
 
 async def fetch(url: str) -> bytes:

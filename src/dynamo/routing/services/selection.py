@@ -6,6 +6,8 @@
 """
 
 import asyncio
+import contextlib
+import logging
 import math
 import random
 import uuid
@@ -18,6 +20,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from dynamo.core.clock import Clock, SystemClock
+from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import HttpError, InvalidArgument, NotReady, Overloaded, SelectionServiceError
 from dynamo.core.tasks import TaskOwner
 from dynamo.kv_router.affinity import Version
@@ -34,6 +37,8 @@ from dynamo.routing.sync.replica_peers import ReplicaPeers
 from dynamo.routing.topology import topology_taint
 from dynamo.text.multimodal.routing_hashes import hashes_of, media_of
 from dynamo.tokens.hashing import U64, sequence_hashes
+
+logger = logging.getLogger(__name__)
 
 CACHE_TTL_S, CACHE_ENTRIES, CACHE_BYTES = 120.0, 4096, 256 << 20  # Upstream's.
 AFFINITY_MAX_S = 31_536_000
@@ -171,8 +176,9 @@ class _Pending:
 class Catalog:
     """Registered workers, and the reasons why some are not schedulable."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, requires_events: bool = True) -> None:
         self.records: dict[int, WorkerRecord] = {}
+        self._requires_events = requires_events
 
     def record(self, worker_id: int, body: WorkerBody) -> WorkerRecord:
         """Return the record of a worker, with its lifecycle and the missing fields."""
@@ -186,7 +192,7 @@ class Catalog:
         reasons += [
             f"kv_events endpoint is required for dp_rank {rank}"
             for rank, endpoint in event_endpoints(record).items()
-            if endpoint is None
+            if endpoint is None and self._requires_events
         ]
         if body.replay_endpoint is not None and (body.data_parallel_size or 1) != 1:
             reasons.append("replay_endpoint is supported only for data_parallel_size 1")
@@ -222,8 +228,16 @@ def followed_as(record: WorkerRecord) -> tuple[Any, ...]:
     )
 
 
+def peers_of(urls: Sequence[str]) -> Peers:
+    """Return the peers of an indexer. Raises `ValueError`."""
+    try:
+        return Peers(urls)
+    except HttpError as error:
+        raise ValueError(error.message) from None
+
+
 class SelectionService:
-    """Selection and booking of requests. Create it on a running loop; responses are JSON values."""
+    """Selection and booking of requests; responses are JSON values."""
 
     def __init__(
         self,
@@ -241,6 +255,7 @@ class SelectionService:
     ) -> None:
         """Store the arguments and start. `indexer_threads` has no effect: one loop is faster than several threads.
 
+        With `DYN_USE_KV_EVENTS` false, cached blocks are predicted from reservations and workers need no KV events.
         With a `tracking_key`, peers exchange active requests under hashes that require the key to compute.
         """
         if session_affinity_ttl_secs is not None and not 1 <= session_affinity_ttl_secs <= AFFINITY_MAX_S:
@@ -249,16 +264,14 @@ class SelectionService:
             raise ValueError("replica_sync_peers requires replica_sync_port")
         cache = selection_cache or SelectionCacheConfig()
         self.models = IndexedModels()
-        try:
-            self._indexer_peers = Peers(indexer_peers or ())
-        except HttpError as error:
-            raise ValueError(error.message) from None
+        self._indexer_peers = peers_of(indexer_peers or ())
         self.peers: ReplicaPeers | None = None
         if replica_sync_port is not None:
             bindings = None if session_affinity_ttl_secs is None else self
             self.peers = ReplicaPeers(self, list(replica_sync_peers or ()), bindings=bindings)
         self._replica_sync_port = replica_sync_port
-        self._catalog = Catalog()
+        self._use_kv_events = setting("DYN_USE_KV_EVENTS", True, read_bool)
+        self._catalog = Catalog(requires_events=self._use_kv_events)
         self._selectors: dict[Place, _Model] = {}
         self._pending: OrderedDict[tuple[str, Place], _Pending] = OrderedDict()
         self._pending_bytes = 0
@@ -273,11 +286,22 @@ class SelectionService:
         self._clock = clock or SystemClock()
         self._closing: asyncio.Task[None] | None = None
         self._tasks = TaskOwner("selection service")
-        self._starting = self._tasks.start(self._begin(), "start")
+        self._starting: asyncio.Task[None] | None = None
+        with contextlib.suppress(RuntimeError):  # Without a running loop the first call that needs one starts it.
+            asyncio.get_running_loop()
+            self._ensure_started()
 
     async def start(self) -> None:
-        """Return once the state of a peer is loaded, if one responds. Raises the error that prevented the start."""
-        await asyncio.shield(self._starting)
+        """Return once the state of a peer is loaded, if one responds. Raises the error that prevented the start.
+
+        A service that was created outside a running loop starts here, or with its first worker.
+        """
+        await asyncio.shield(self._ensure_started())
+
+    def _ensure_started(self) -> "asyncio.Task[None]":
+        if self._starting is None:
+            self._starting = self._tasks.start(self._begin(), "start")
+        return self._starting
 
     async def _begin(self) -> None:
         if self.peers is not None and self._replica_sync_port is not None:
@@ -290,6 +314,12 @@ class SelectionService:
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self.close(), name="selection service: end")
 
+    async def shutdown_async(self) -> None:
+        """Close and return once everything has ended."""
+        self.shutdown()
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
+
     async def close(self) -> None:
         """Close and wait for the end."""
         await self._tasks.cancel_and_wait()
@@ -301,9 +331,10 @@ class SelectionService:
 
     async def upsert_worker(self, worker: Any) -> Any:
         """Register or replace a worker."""
+        self._ensure_started()
         body = read(worker, WorkerBody)
         if isinstance(body.worker_id, UnsetType):
-            raise failed("invalid_request", "worker_id is required")
+            raise InvalidArgument("worker_id is required", param="worker_id")
         return plain(self._set(body.worker_id, body))
 
     async def update_worker(self, worker_id: int, changes: Any) -> Any:
@@ -312,7 +343,7 @@ class SelectionService:
         if before is None:
             raise failed("not_found", f"worker {worker_id} not found")
         if not isinstance(changes, Mapping):
-            raise failed("invalid_request", "a worker update must be an object")
+            raise InvalidArgument("a worker update must be an object")
         known = {name: value for name, value in plain(before).items() if name in WorkerBody.__struct_fields__}
         return plain(self._set(worker_id, read({**known, **changes}, WorkerBody)))
 
@@ -324,6 +355,10 @@ class SelectionService:
         self._withdraw(record)
         record.lifecycle, record.not_schedulable_reasons = "unschedulable", UNSET
         return plain(record)
+
+    async def patch_worker(self, worker_id: int, patch: Any) -> Any:
+        """Change fields of a worker: upstream's name of `update_worker`."""
+        return await self.update_worker(worker_id, patch)
 
     def list_workers(self, *, model_name: str | None = None, routing_group: str | None = None) -> Any:
         """Return the registered workers."""
@@ -351,11 +386,11 @@ class SelectionService:
 
     def _admit(self, record: WorkerRecord, *, is_followed: bool) -> None:
         place, size = (record.model_name, record.routing_group), record.block_size or 0
-        known = self.models.models.get(place)
+        known = self.models.models.get(place) if self._use_kv_events else self._selectors.get(place)
         if known is not None and known.block_size != size:
             reason = f"block_size mismatch for {shown(place)}: existing={known.block_size} requested={size}"
             raise HttpError(409, reason)
-        if not is_followed:
+        if self._use_kv_events and not is_followed:
             for rank, endpoint in event_endpoints(record).items():
                 assert endpoint is not None, "a worker without events is not schedulable"
                 self.models.follow(
@@ -370,10 +405,14 @@ class SelectionService:
         model = self._selectors.get(place)
         if model is None:
             config = RoutingConfig(
-                block_size=size, affinity_ttl_s=self._affinity_ttl_s, replica_sync=self.peers is not None
+                block_size=size,
+                affinity_ttl_s=self._affinity_ttl_s,
+                replica_sync=self.peers is not None,
+                use_kv_events=self._use_kv_events,
             )
             machine = Router(config, self._rng)
-            machine.index = self.models.models[place].index
+            if self._use_kv_events:
+                machine.index = self.models.models[place].index
             if machine.affinity is not None and self.peers is not None:
                 machine.affinity.writer = self.peers.router_id
             model = self._selectors[place] = _Model(size, machine)
@@ -394,7 +433,8 @@ class SelectionService:
         if record.lifecycle != "schedulable":
             return
         place = (record.model_name, record.routing_group)
-        self.models.leave(record.worker_id, place)
+        if self._use_kv_events:
+            self.models.leave(record.worker_id, place)
         for request_id in self._selectors[place].machine.remove_worker(record.worker_id):
             self._reservations.pop(request_id, None)
 
@@ -405,7 +445,7 @@ class SelectionService:
         body = read(request, PromptBody)
         model = self._schedulable(body.model_name, body.routing_group)
         route_request = self._route_request(body, model)
-        held = model.machine.overlaps(route_request.blocks, self._clock.now())
+        held = model.machine.overlaps(route_request.blocks, self._clock.now(), sequence=route_request.sequence)
         return overlap_table(held, model.machine.loads(), model.block_size, route_request.tokens)
 
     async def select(self, request: Any) -> Any:
@@ -507,6 +547,39 @@ class SelectionService:
         """Return the dump of all indexes."""
         return self.models.dump()
 
+    async def indexer_snapshot(self) -> Any:
+        """Return the dump of all indexes: upstream's name of `dump`."""
+        return plain(self.dump())
+
+    async def recover_indexer_from_peers(self, peers: Sequence[str]) -> bool:
+        """Load the indexes of the first of these URLs that responds; return False if none does."""
+        valid = Peers()
+        for url in peers:
+            try:
+                valid.add(url)
+            except HttpError as error:
+                logger.warning("skipping indexer peer %s: %s", url, error.message)
+        return await valid.recover(self.models)
+
+    # Replicas of this service.
+
+    async def register_replica_peer(self, endpoint: str) -> bool:
+        """Subscribe to a replica at `tcp://host:port`; return False if already subscribed. Raise `HttpError`."""
+        return self._replicas().add_peer(endpoint)
+
+    async def deregister_replica_peer(self, endpoint: str) -> bool:
+        """Unsubscribe from a replica; return False if not subscribed. Raise `HttpError` without replica sync."""
+        return self._replicas().remove_peer(endpoint)
+
+    def list_replica_peers(self) -> list[str]:
+        """Return the endpoints of the replicas."""
+        return [] if self.peers is None else self.peers.peers
+
+    def _replicas(self) -> ReplicaPeers:
+        if self.peers is None:
+            raise HttpError(409, "replica sync is disabled")
+        return self.peers
+
     # Implementation.
 
     def _schedulable(self, model_name: str, routing_group: str) -> _Model:
@@ -579,7 +652,7 @@ class SelectionService:
         self, body: PromptBody, model: _Model, route_request: RouteRequest, decision: Decision
     ) -> dict[str, Any]:
         machine, size = model.machine, model.block_size
-        tiers = machine.overlaps(route_request.blocks, self._clock.now())
+        tiers = machine.overlaps(route_request.blocks, self._clock.now(), sequence=route_request.sequence)
         held = Held(0, 0, {}, 0, 0)
         for rank in sorted(machine.loads()):
             if rank[0] == decision.worker_id:
@@ -726,13 +799,13 @@ def failed(kind: str, message: str) -> SelectionServiceError:
 
 
 def read(value: Any, kind: type[B]) -> B:
-    """Convert a JSON value, or return an already converted one. Raises `SelectionServiceError`."""
+    """Convert a JSON value, or return an already converted one. Raises `InvalidArgument`."""
     if isinstance(value, kind):
         return value
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, TypeError) as error:
-        raise failed("invalid_request", str(error)) from None
+        raise InvalidArgument(str(error)) from None
 
 
 def plain(value: Any) -> Any:

@@ -56,6 +56,14 @@ class Discovery(Protocol):
 
 
 @runtime_checkable
+class PersistentDiscovery(Discovery, Protocol):
+    """Registry that can keep records after the end of the process that wrote them."""
+
+    async def put_persistent(self, bucket: str, key: str, value: bytes) -> None:
+        """Write a record without an owner; any process may overwrite it. Raise `DynamoException` if it is not written."""
+
+
+@runtime_checkable
 class SupervisedDiscovery(Discovery, Protocol):
     """Registry with supervised background tasks."""
 

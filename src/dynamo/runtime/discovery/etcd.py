@@ -114,6 +114,18 @@ class EtcdDiscovery:
         if not written:
             logger.warning("etcd unreachable: writing %s/%s after the outage", bucket, key)
 
+    async def put_persistent(self, bucket: str, key: str, value: bytes) -> None:
+        contact = self._start()
+        await contact.wait()
+        if self._member is None:
+            raise WorkerUnavailable(f"etcd {contact.names} unreachable: {contact.why}")
+        try:
+            await self._member.put(_name((bucket, key)), value, lease_id=0)
+        except EtcdRefused as error:
+            raise _refused((bucket, key), error) from None
+        except EtcdUnavailable as error:
+            raise WorkerUnavailable(f"failed to write {bucket}/{key} to etcd {contact.names}: {error}") from None
+
     async def delete(self, bucket: str, key: str) -> None:
         self._own.pop((bucket, key), None)
         if bucket in self._rosters:

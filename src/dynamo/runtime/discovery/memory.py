@@ -25,6 +25,9 @@ class MemoryDiscovery:
         self._own.add((bucket, key))
         self._store.views[bucket].put(key, value)
 
+    async def put_persistent(self, bucket: str, key: str, value: bytes) -> None:
+        self._store.views[bucket].put(key, value)
+
     async def delete(self, bucket: str, key: str) -> None:
         self._own.discard((bucket, key))
         self._store.views[bucket].delete(key)

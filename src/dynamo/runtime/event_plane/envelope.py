@@ -9,11 +9,17 @@ import msgspec
 
 from dynamo.core.codec import UNREADABLE
 from dynamo.core.errors import InvalidArgument
+from dynamo.runtime.discovery.base import new_id
 
 VERSION = 1
 PUBLISHER_ID_BITS = 53  # As in Dynamo: exact in every JSON reader.
 _U64 = struct.Struct(">Q")
 _HEAD = struct.Struct(">BI")
+
+
+def new_publisher_id() -> int:
+    """Return a random publisher id."""
+    return new_id() >> (63 - PUBLISHER_ID_BITS) | 1
 
 
 class EventEnvelope(msgspec.Struct):

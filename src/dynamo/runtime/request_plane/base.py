@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+import msgspec
+
 from dynamo.core.tracing import Span
 from dynamo.protocols.discovery import InstanceAddress, TransportAddress
 from dynamo.runtime.request_plane.request_frames import RequestFrames
@@ -45,6 +47,15 @@ class Bare:
     value: Any
 
 
+class AnnotatedValue(msgspec.Struct, omit_defaults=True):
+    """Element with its annotations, as a handler writes it: the worker's form of `Item`."""
+
+    data: Any = msgspec.UNSET
+    id: str | None = None
+    event: str | None = None
+    comment: list[str] | None = None
+
+
 class Reply(Protocol):
     """Writer of the response to one request."""
 
@@ -61,7 +72,7 @@ class Reply(Protocol):
         """Write one more token of choice 0 and nothing else: the fast path."""
 
     def item(self, value: Any) -> None:
-        """Write any value that msgspec encodes, or one as `Bare`; language models write `EngineOutput`."""
+        """Write any value that msgspec encodes, one as `Bare` or `AnnotatedValue`; models write `EngineOutput`."""
 
     def finish(self) -> None:
         """End the response."""
@@ -147,7 +158,7 @@ class Target:
         """Return the target of a discovery record."""
         address, _, path = (instance.transport.tcp or "").partition("/")
         if instance.transport.nats_tcp is not None:
-            address, path = instance.transport.nats_tcp, f"{instance.instance_id:x}/{instance.endpoint_id.path}"
+            address, path = instance.transport.nats_tcp, f"{instance.instance_id:x}/{instance.endpoint_id.handler_path}"
         codec = instance.request_plane_codec or "json"
         version = instance.response_frames
         return cls(instance.instance_id, address, path, codec, is_batched=version >= 1, has_pulse=version >= 2)

@@ -38,6 +38,7 @@ TOKENS, ITEM, END, ERROR, ACK, ALIVE = 1, 2, 3, 4, 5, 6
 REQUEST, STOP, KILL, PROBE = 16, 17, 18, 19
 
 ITEM_JSON = 1  # The item is JSON; msgpack otherwise.
+ITEM_ANNOTATED = 2  # The item is an object of `data`, `id`, `event` and `comment`; the bare value otherwise.
 
 _U16 = struct.Struct(">H")
 _U32 = struct.Struct(">I")

@@ -5,11 +5,13 @@ import itertools
 import logging
 from typing import Any
 
+from msgspec import UNSET
+
 from dynamo.core.boundaries import ErrorBoundary
 from dynamo.core.codec import encode
 from dynamo.core.errors import CannotConnect, Disconnected, DynamoException, InvalidArgument
 from dynamo.protocols.discovery import TransportAddress
-from dynamo.runtime.request_plane.base import Bare, Item, OnDone, Receiver, Request, Target
+from dynamo.runtime.request_plane.base import AnnotatedValue, Bare, Item, OnDone, Receiver, Request, Target
 from dynamo.runtime.request_plane.reply import CLOSED, ReplyBase
 from dynamo.runtime.request_plane.wire_errors import from_wire, to_wire
 from dynamo.runtime.server import Dispatcher
@@ -157,8 +159,14 @@ class MemoryReply(ReplyBase):
 
     def item(self, value: Any) -> None:
         if not self._state & CLOSED:
-            data = encode(value.value if type(value) is Bare else value, self._codec)
-            self._deliver(lambda: self.call.receiver.on_item(Item(data, self._codec)))
+            item = self._item(value)
+            self._deliver(lambda: self.call.receiver.on_item(item))
+
+    def _item(self, value: Any) -> Item:
+        if type(value) is AnnotatedValue:
+            data = None if value.data is UNSET else encode(value.data, self._codec)
+            return Item(data, self._codec, value.id, value.event, value.comment)
+        return Item(encode(value.value if type(value) is Bare else value, self._codec), self._codec)
 
     def write_end(self) -> None:
         self.call.end(None)

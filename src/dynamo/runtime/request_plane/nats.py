@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING
 from dynamo.core.errors import CannotConnect, ConnectionTimeout, Disconnected, InvalidArgument, WorkerUnavailable
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
-from dynamo.protocols.discovery import TransportAddress
+from dynamo.protocols.discovery import EndpointId, TransportAddress
 from dynamo.runtime.request_plane.base import OnDone, Receiver, Request, Target
 from dynamo.runtime.request_plane.tcp.common import (
-    AckWatch,
     TcpLimits,
     TcpMetrics,
     TcpOptions,
     advertised,
     local_address,
 )
+from dynamo.runtime.request_plane.tcp.liveness_probe import AckWatch
 from dynamo.runtime.request_plane.tcp.plane import CLOSE_TIMEOUT_S
 from dynamo.runtime.request_plane.tcp.sockets import Sockets, TcpListener
 from dynamo.runtime.request_plane.tcp.upstream_caller import ResponseListener, UpstreamCall, encode_message, refusal
@@ -330,10 +330,11 @@ class NatsWorker:
 
 def subject_of(path: str) -> str:
     """Return the subject of a handler path. Raise `InvalidArgument` for names that contain NATS wildcards."""
-    instance, namespace, component, endpoint = path.split("/")
+    instance, _, handler_path = path.partition("/")
+    endpoint = EndpointId.of_handler_path(handler_path)
     if any(wildcard in path for wildcard in "*>"):
-        raise InvalidArgument(f"endpoint {namespace}.{component}.{endpoint}: names on NATS must not contain * or >")
-    return f"{namespace}_{component}.{endpoint}-{instance}"
+        raise InvalidArgument(f"endpoint {endpoint}: names on NATS must not contain * or >")
+    return f"{endpoint.namespace}_{endpoint.component}.{endpoint.name}-{instance}"
 
 
 def _is_subject(address: str) -> bool:

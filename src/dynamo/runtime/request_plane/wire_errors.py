@@ -91,11 +91,22 @@ def named(error: BaseException) -> DynamoException:
     """Return the error-tree class of an exception; exceptions of an engine are not the client's fault."""
     if isinstance(error, DynamoException):
         return error
+    if (chosen := _status_of(error)) is not None:
+        return chosen
     message = f"{type(error).__name__}: {error}"
     for kind, tree in _NAMED:
         if isinstance(error, kind):
             return tree(message)
     return errors.Unknown(message)
+
+
+def _status_of(error: BaseException) -> HttpError | None:
+    """Return the status that an exception of another library carries: `status` or `code` (4xx, 5xx) and `message`."""
+    message = getattr(error, "message", None)
+    for status in (getattr(error, "status", None), getattr(error, "code", None)):
+        if isinstance(message, str) and isinstance(status, int) and 400 <= status <= 599:
+            return HttpError(int(status), message)
+    return None
 
 
 def to_wire(error: BaseException) -> dict[str, Any]:

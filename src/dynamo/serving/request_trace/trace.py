@@ -37,7 +37,7 @@ from dynamo.serving.request_trace.rows import (
 )
 from dynamo.serving.request_trace.s3 import S3Options, S3Sink, S3Writer
 from dynamo.serving.request_trace.sinks import FileOptions, FileSink, Row, Sink, StderrSink, make_nats_sink
-from dynamo.serving.response_stream import ResponseStream
+from dynamo.serving.response_stream import IncomingRequest
 from dynamo.tokens.hashing import block_hashes, sequence_hashes
 
 logger = logging.getLogger(__name__)
@@ -71,6 +71,49 @@ FOLDS: dict[str, Fold] = {
 """Function that merges the events of a stream into a whole response, by endpoint."""
 
 
+class TraceVariables:
+    """The variables `DYN_REQUEST_TRACE_*`, and `DYN_AUDIT_*` where an older name exists."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = given
+
+    def text(self, name: str, default: str, older: str = "") -> str:
+        """Return a text; empty counts as absent."""
+        given = self._given
+        return given.get(f"DYN_REQUEST_TRACE_{name}") or (given.get(f"DYN_AUDIT_{older}") if older else "") or default
+
+    def number(self, name: str, default: int, older: str = "", least: int = 1) -> int:
+        """Return an integer. Raise `ConfigError`."""
+        value = self.text(name, str(default), older)
+        if not value.isdigit() or int(value) < least:
+            raise ConfigError(f"DYN_REQUEST_TRACE_{name}={value!r}: must be an integer >= {least}")
+        return int(value)
+
+    def file(self) -> FileOptions:
+        """Return the options of the file sink. Raise `ConfigError`."""
+        kind = self.text("FILE_FORMAT", "jsonl_gz")
+        if kind not in ("jsonl", "jsonl_gz"):
+            raise ConfigError(f"DYN_REQUEST_TRACE_FILE_FORMAT={kind!r}: must be jsonl or jsonl_gz")
+        return FileOptions(
+            path=self.text("FILE_PATH", "", "OUTPUT_PATH") or self.text("OUTPUT_PATH", "/tmp/dynamo-request-trace"),  # noqa: S108 - upstream's default
+            gzip=kind == "jsonl_gz",
+            buffer_bytes=self.number("FILE_BUFFER_BYTES", 1 << 20, "JSONL_BUFFER_BYTES"),
+            flush_s=self.number("FILE_FLUSH_INTERVAL_MS", 1000, "JSONL_FLUSH_INTERVAL_MS") / 1000,
+            roll_bytes=self.number("FILE_ROLL_BYTES", 256 << 20, "JSONL_GZ_ROLL_BYTES"),
+            roll_lines=self.number("FILE_ROLL_LINES", 0, "JSONL_GZ_ROLL_LINES", least=0),
+        )
+
+    def s3(self) -> S3Options:
+        """Return the options of the S3 sink. Raise `ConfigError`."""
+        return S3Options(
+            bucket=self.text("S3_BUCKET", ""),
+            region=self.text("S3_REGION", ""),
+            prefix=self.text("S3_PREFIX", ""),
+            roll_bytes=self.number("S3_ROLL_UNCOMPRESSED_BYTES", 64 << 20),
+            flush_s=self.number("S3_FLUSH_INTERVAL_MS", 10_000) / 1000,
+        )
+
+
 class TraceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the request trace (`DYN_REQUEST_TRACE*`)."""
 
@@ -87,18 +130,7 @@ class TraceOptions(msgspec.Struct, frozen=True, kw_only=True):
     def from_environment(cls, variables: Mapping[str, str] | None = None) -> "TraceOptions | None":
         """Return the settings; None if tracing is disabled. Raise `ConfigError`, also for unsupported settings."""
         given = environ() if variables is None else variables
-
-        def text(name: str, default: str, older: str = "") -> str:
-            return (
-                given.get(f"DYN_REQUEST_TRACE_{name}") or (given.get(f"DYN_AUDIT_{older}") if older else "") or default
-            )
-
-        def number(name: str, default: int, older: str = "", least: int = 1) -> int:
-            value = text(name, str(default), older)
-            if not value.isdigit() or int(value) < least:
-                raise ConfigError(f"DYN_REQUEST_TRACE_{name}={value!r}: must be an integer >= {least}")
-            return int(value)
-
+        read = TraceVariables(given)
         audit = [word.strip() for word in given.get("DYN_AUDIT_SINKS", "").split(",") if word.strip()]
         if not setting("DYN_REQUEST_TRACE", False, read_bool, given) and not audit:
             return None
@@ -106,45 +138,27 @@ class TraceOptions(msgspec.Struct, frozen=True, kw_only=True):
             if name.startswith("DYN_REQUEST_TRACE_TOOL_EVENTS_") and given[name]:
                 raise ConfigError(f"{name} is not supported by this release")
         default_records = "request_payload" if audit else "request_end,tool"
-        records = _words("DYN_REQUEST_TRACE_RECORDS", text("RECORDS", default_records), RECORDS)
-        sinks = _words("DYN_REQUEST_TRACE_SINKS", text("SINKS", ",".join(audit) or "file"), SINKS)
-        if "s3" in sinks and not text("S3_BUCKET", ""):
+        records = _words("DYN_REQUEST_TRACE_RECORDS", read.text("RECORDS", default_records), RECORDS)
+        sinks = _words("DYN_REQUEST_TRACE_SINKS", read.text("SINKS", ",".join(audit) or "file"), SINKS)
+        if "s3" in sinks and not read.text("S3_BUCKET", ""):
             raise ConfigError("DYN_REQUEST_TRACE_SINKS=s3: DYN_REQUEST_TRACE_S3_BUCKET must name a bucket")
-        kind = text("FILE_FORMAT", "jsonl_gz")
-        if kind not in ("jsonl", "jsonl_gz"):
-            raise ConfigError(f"DYN_REQUEST_TRACE_FILE_FORMAT={kind!r}: must be jsonl or jsonl_gz")
-        wanted = {word.strip().lower() for word in text("HTTP_HEADER_CAPTURE_LIST", "").split(",")}
+        wanted = {word.strip().lower() for word in read.text("HTTP_HEADER_CAPTURE_LIST", "").split(",")}
         return cls(
             records=records,
             sinks=sinks,
-            capacity=number("CAPACITY", 1024, "CAPACITY"),
+            capacity=read.number("CAPACITY", 1024, "CAPACITY"),
             headers=frozenset(wanted - SECRET_HEADERS - {""}),
-            file=FileOptions(
-                path=text("FILE_PATH", "", "OUTPUT_PATH") or text("OUTPUT_PATH", "/tmp/dynamo-request-trace"),  # noqa: S108 - upstream's default
-                gzip=kind == "jsonl_gz",
-                buffer_bytes=number("FILE_BUFFER_BYTES", 1 << 20, "JSONL_BUFFER_BYTES"),
-                flush_s=number("FILE_FLUSH_INTERVAL_MS", 1000, "JSONL_FLUSH_INTERVAL_MS") / 1000,
-                roll_bytes=number("FILE_ROLL_BYTES", 256 << 20, "JSONL_GZ_ROLL_BYTES"),
-                roll_lines=number("FILE_ROLL_LINES", 0, "JSONL_GZ_ROLL_LINES", least=0),
-            ),
-            nats_subject=text("NATS_SUBJECT", "dynamo.request_trace.v1", "NATS_SUBJECT"),
-            otel_max_payload_bytes=number("OTEL_MAX_PAYLOAD_BYTES", MAX_PAYLOAD_BYTES, "OTEL_MAX_PAYLOAD_BYTES"),
-            s3=S3Options(
-                bucket=text("S3_BUCKET", ""),
-                region=text("S3_REGION", ""),
-                prefix=text("S3_PREFIX", ""),
-                roll_bytes=number("S3_ROLL_UNCOMPRESSED_BYTES", 64 << 20),
-                flush_s=number("S3_FLUSH_INTERVAL_MS", 10_000) / 1000,
-            )
-            if "s3" in sinks
-            else None,
+            file=read.file(),
+            nats_subject=read.text("NATS_SUBJECT", "dynamo.request_trace.v1", "NATS_SUBJECT"),
+            otel_max_payload_bytes=read.number("OTEL_MAX_PAYLOAD_BYTES", MAX_PAYLOAD_BYTES, "OTEL_MAX_PAYLOAD_BYTES"),
+            s3=read.s3() if "s3" in sinks else None,
         )
 
 
 class TracedResponse(Protocol):
     """Response of a traced request."""
 
-    exchange: ResponseStream
+    exchange: IncomingRequest
     state: RequestState
     generations: list[Generation]
 
@@ -402,7 +416,7 @@ def with_agent(request: RequestEnd, answer: TracedResponse, generation: Generati
     )
 
 
-def agent_context(exchange: ResponseStream) -> AgentContext | None:
+def agent_context(exchange: IncomingRequest) -> AgentContext | None:
     """Return the agent session from the client's headers: Dynamo's own, or those of known agents."""
     own: dict[str, str] = {}
     theirs: dict[str, list[str]] = {}

@@ -1,19 +1,24 @@
-"""Turns: conversion of messages into the form that a chat template expects. Pure.
+"""Turns: conversion of messages and thinking modes into what a chat template expects. Pure.
 
 Templates differ in their input: content as text or as parts, arguments as text or as an object, one system turn or
 several. A template's form is determined once, from renderings of conversations that differ in one aspect (`TemplateForm`,
 created by `text.chat_template.template`); if the template accepts the client's form, messages are passed unchanged.
+
+Whether a model reasons before it responds is decided, in descending precedence, by the request's `thinking`, its template
+arguments, its `reasoning_effort`, and the worker's `--dyn-default-thinking-mode`. All of them become the three arguments
+that templates use (`template_arguments`).
 """
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from dynamo.protocols.openai import ChatMessage, ContentPart
+from dynamo.model_card.card import ADAPTIVE, DISABLED, ENABLED
+from dynamo.protocols.openai import ChatCompletionRequest, ChatMessage, ContentPart
 
 TEXT_SEPARATOR = "\n"  # Joins the text parts of one message, as upstream does.
 SYSTEM_SEPARATOR = "\n\n"  # Joins several system turns into one.
@@ -30,6 +35,10 @@ SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 Turn = dict[str, Any]
 """A message in the form passed to a template."""
+
+NO_EFFORT = "none"  # The `reasoning_effort` that disables reasoning.
+
+_SWITCHES = ("thinking", "enable_thinking")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +164,52 @@ def _id(call_id: str | None, form: TemplateForm) -> str | None:
     if call_id is None or form.has_long_ids or SHORT_ID.fullmatch(call_id):
         return call_id
     return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:SHORT_ID_CHARS]
+
+
+def template_arguments(request: ChatCompletionRequest, default_mode: str | None = None) -> dict[str, Any] | None:
+    """Return the request's arguments for the chat template, None if there are none."""
+    given = request.chat_template_args if request.chat_template_args is not None else request.chat_template_kwargs
+    mode = thinking_mode(request)
+    if mode is None and not _is_controlled(given):
+        mode = default_mode
+    if mode is None and request.reasoning_effort is None:
+        return given
+    arguments: dict[str, Any] = {}
+    if request.reasoning_effort is not None:
+        arguments["reasoning_effort"] = request.reasoning_effort
+    if request.thinking is not None:
+        return arguments | (given or {}) | _arguments_of(mode)
+    return arguments | _arguments_of(mode) | (given or {})
+
+
+def thinking_mode(request: ChatCompletionRequest) -> str | None:
+    """Return the mode that the request selects, None if it selects none."""
+    thinking = request.thinking
+    if thinking is not None:
+        return _switched(thinking) if isinstance(thinking, bool) else str(thinking.get("type"))
+    given = request.chat_template_args if request.chat_template_args is not None else request.chat_template_kwargs
+    for name in _SWITCHES:
+        value = (given or {}).get(name)
+        if isinstance(value, bool):
+            return _switched(value)
+    mode = (given or {}).get("thinking_mode")
+    if mode in (ENABLED, DISABLED, ADAPTIVE):
+        return str(mode)
+    effort = (given or {}).get("reasoning_effort") or request.reasoning_effort
+    return None if effort is None else _switched(effort != NO_EFFORT)
+
+
+def _switched(is_on: bool) -> str:
+    return ENABLED if is_on else DISABLED
+
+
+def _arguments_of(mode: str | None) -> dict[str, Any]:
+    if mode is None:
+        return {}
+    if mode == ADAPTIVE:
+        return {"thinking_mode": ADAPTIVE}
+    return {**dict.fromkeys(_SWITCHES, mode == ENABLED), "thinking_mode": mode}
+
+
+def _is_controlled(given: Mapping[str, Any] | None) -> bool:
+    return given is not None and any(name in given for name in (*_SWITCHES, "thinking_mode", "reasoning_effort"))

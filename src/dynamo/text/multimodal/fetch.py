@@ -8,17 +8,15 @@ time. The allowed sources are defined in `text.multimodal.source`.
 """
 
 import asyncio
-import contextlib
 import socket
 import ssl
 import urllib.parse
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
-import httptools
-
-from dynamo.core.errors import InvalidArgument
+from dynamo.core.errors import InvalidArgument, WorkerUnavailable
+from dynamo.core.http_client import READ_BYTES, Connection, Deadlines, HttpClient, HttpResponse
 from dynamo.text.multimodal.source import (
     FetchLimits,
     Media,
@@ -36,13 +34,12 @@ from dynamo.text.multimodal.source import (
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Resolver from host and port to addresses. Raises `OSError`."""
 
-PIECE_BYTES = 64 << 10
-HEAD_BYTES_MAX = 64 << 10
 ADDRESSES_MAX = 3  # Addresses of a host that are tried.
-PARTIAL = 206
+OK, PARTIAL = 200, 206
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
-AGENT = "dynamo"
-FAILURES = (OSError, EOFError, httptools.HttpParserError, httptools.HttpParserUpgrade)
+HEADERS = {"user-agent": "dynamo", "accept": "*/*", "accept-encoding": "identity", "connection": "close"}
+NO_DEADLINES = Deadlines(connect_s=0, first_s=None, between_s=None)
+"""`fetch` limits the time of the whole transfer, and `FetchLimits.connect_timeout_s` that of each connection attempt."""
 
 
 async def fetch(
@@ -116,175 +113,104 @@ class _Fetch:
     async def follow(self, url: str) -> Media:
         for _ in range(self._limits.redirects_max + 1):
             remote = remote_of(url, self._limits)
+            found = await self._get(remote)
+            if isinstance(found, Media):
+                return found
             try:
-                response = await self._get(remote)
-            except FAILURES as error:
-                raise InvalidArgument(f"{remote.host} cannot be reached: {_words(error)}") from None
-            if response.status not in REDIRECTS or not response.location:
-                return self._judged(response)
-            try:
-                url = urllib.parse.urljoin(url, response.location)
+                url = urllib.parse.urljoin(url, found)
             except ValueError:
                 raise InvalidArgument(f"{remote.host} redirects to an invalid URL") from None
         raise InvalidArgument(f"more than {self._limits.redirects_max} redirects")
 
-    def _judged(self, response: "_MediaResponse") -> Media:
-        if not response.is_good:
-            raise InvalidArgument(f"the media's host responded with status {response.status}")
-        return Media(bytes(response.body), response.content_type)
-
-    async def _get(self, remote: Remote) -> "_MediaResponse":
-        response = _MediaResponse(self._limits.file_bytes_max, self._accepts, self._head_bytes)
-        part = "" if self._head_bytes is None else f"range: bytes=0-{self._head_bytes - 1}\r\n"
-        async with self._connected(remote) as (reader, writer):
-            writer.write(
-                f"GET {remote.target} HTTP/1.1\r\nhost: {remote.authority}\r\nuser-agent: {AGENT}\r\n{part}"
-                "accept: */*\r\naccept-encoding: identity\r\nconnection: close\r\n\r\n".encode("ascii")
-            )
-            await writer.drain()
-            while not response.is_complete:
-                piece = await reader.read(PIECE_BYTES)
-                if not piece:
-                    response.end()
-                    break
-                response.feed(piece)
-        return response
-
-    @contextlib.asynccontextmanager
-    async def _connected(self, remote: Remote) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """Connect to an address of the host that was checked, and to no other."""
-        async with asyncio.timeout(self._limits.connect_timeout_s):
-            addresses = await self._resolve(remote.host, remote.port)
-        if not addresses:
-            raise OSError("the host has no address")
-        for address in addresses:  # A single non-public address is enough to reject the name.
-            check_address(address, self._limits)
-        tls: Any = None
+    async def _get(self, remote: Remote) -> Media | str:
+        """Return the media, or the location to which the host redirects."""
+        tls = None
         if remote.is_tls:
             tls = self._tls or await asyncio.to_thread(ssl.create_default_context)
-        reader, writer = await self._open(remote, list(dict.fromkeys(addresses))[:ADDRESSES_MAX], tls)
+        url = f"{'http' if tls is None else 'https'}://{remote.authority}"
+        client = HttpClient(url, NO_DEADLINES, headers=HEADERS, tls=tls, connect=lambda: self._open(remote, tls))
+        headers = {} if self._head_bytes is None else {"range": f"bytes=0-{self._head_bytes - 1}"}
         try:
-            yield reader, writer
+            async with client.request("GET", remote.target, headers=headers) as response:
+                location = response.headers.get("location", "")
+                if response.status in REDIRECTS and location:
+                    return location
+                return await self._read(response)
+        except WorkerUnavailable as error:
+            raise InvalidArgument(f"{remote.host} cannot be reached: {error}") from None
         finally:
-            writer.transport.abort()
+            client.close()
 
-    async def _open(
-        self, remote: Remote, addresses: Sequence[str], tls: ssl.SSLContext | None
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        last: Exception = OSError("the host has no address")
+    async def _read(self, response: HttpResponse) -> Media:
+        """Return the body, or its first bytes. Raise `InvalidArgument` if it is not accepted or too large."""
+        if response.status != OK and (self._head_bytes is None or response.status != PARTIAL):
+            raise InvalidArgument(f"the media's host responded with status {response.status}")
+        content_type = type_of(response.headers.get("content-type", ""))
+        check_type(content_type, self._accepts)
+        body = _Body(self._limits.file_bytes_max, response.headers)
+        while (part := await response.part()) is not None:
+            body.add(part)
+            if self._head_bytes is not None and len(body.data) >= self._head_bytes:
+                break
+        else:
+            body.end()
+        return Media(bytes(body.data), content_type)
+
+    async def _open(self, remote: Remote, tls: ssl.SSLContext | None) -> Connection:
+        """Connect to an address of the host that was checked, and to no other."""
+        try:
+            async with asyncio.timeout(self._limits.connect_timeout_s):
+                addresses = await self._resolve(remote.host, remote.port)
+            for address in addresses:  # A single non-public address is enough to reject the name.
+                check_address(address, self._limits)
+            return await self._connect(remote, list(dict.fromkeys(addresses))[:ADDRESSES_MAX], tls)
+        except OSError as error:
+            raise InvalidArgument(f"{remote.host} cannot be reached: {_words(error)}") from None
+
+    async def _connect(self, remote: Remote, addresses: Sequence[str], tls: ssl.SSLContext | None) -> Connection:
+        last = OSError("the host has no address")
         for address in addresses:
             try:
                 async with asyncio.timeout(self._limits.connect_timeout_s):
                     name = remote.host if tls is not None else None
                     return await asyncio.open_connection(
-                        address, remote.port, ssl=tls, server_hostname=name, limit=PIECE_BYTES
+                        address, remote.port, ssl=tls, server_hostname=name, limit=READ_BYTES
                     )
-            except (OSError, TimeoutError) as error:
+            except OSError as error:
                 last = error
         raise last
 
 
-class _MediaResponse:
-    """A response as it arrives; bytes above the limit are discarded. httptools calls its `on_` methods."""
+class _Body:
+    """Body of a response as it arrives, decompressed. Every method raises `InvalidArgument`."""
 
-    def __init__(self, bytes_max: int, accepts: tuple[str, ...], head_bytes: int | None = None) -> None:
-        """`head_bytes`: number of bytes needed; the rest is not awaited."""
-        self.status = 0
-        self._wanted = head_bytes
-        self.location = ""
-        self.content_type = ""
-        self.body = bytearray()
-        self.is_complete = False
+    def __init__(self, bytes_max: int, headers: Mapping[str, str]) -> None:
+        self.data = bytearray()
         self._bytes_max = bytes_max
-        self._accepts = accepts
-        self._parser = httptools.HttpResponseParser(self)
-        self._head_bytes = 0
-        self._is_head = True
-        self._headers: dict[str, str] = {}
-        self._inflate: Any = None
-        self._refusal: InvalidArgument | None = None
-
-    @property
-    def is_good(self) -> bool:
-        """Whether the status is successful: 200, or 206 for a request of the first bytes."""
-        return self.status == 200 or (self._wanted is not None and self.status == PARTIAL)
-
-    def feed(self, piece: bytes) -> None:
-        """Raise `InvalidArgument` for content that is too large or not accepted, `HttpParserError` for invalid HTTP."""
-        if self._is_head:
-            self._head_bytes += len(piece)
-            if self._head_bytes > HEAD_BYTES_MAX + PIECE_BYTES:
-                raise InvalidArgument("the headers of the media's host are too long")
-        try:
-            self._parser.feed_data(piece)
-        except httptools.HttpParserError:
-            if self._refusal is None:
-                raise
-        if self._refusal is not None:
-            raise self._refusal
-
-    def end(self) -> None:
-        """Handle the closed connection. Raise `EOFError` if the response is incomplete."""
-        is_bounded = "content-length" in self._headers or "chunked" in self._headers.get("transfer-encoding", "")
-        if self._is_head or is_bounded:
-            raise EOFError("the connection was closed too early")
-        self._finish()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
-
-    def on_headers_complete(self) -> None:
-        self.status = self._parser.get_status_code()
-        if self.status < 200:  # An interim response.
-            self._headers.clear()
-            return
-        self._is_head = False
-        self.location = self._headers.get("location", "")
-        self.content_type = type_of(self._headers.get("content-type", ""))
-        if not self.is_good:
-            self.is_complete = True  # The body of an error is not read.
-            return
-        try:
-            check_type(self.content_type, self._accepts)
-            self._inflate = _inflater(self._headers.get("content-encoding", ""))
-        except InvalidArgument as error:
-            self._refusal = error
-        length = self._headers.get("content-length", "")
-        if length.isdigit() and int(length) > self._bytes_max:
+        self._inflate = _inflater(headers.get("content-encoding", ""))
+        length = headers.get("content-length", "")
+        if length.isdigit() and int(length) > bytes_max:
             self._refuse_size()
 
-    def on_body(self, data: bytes) -> None:
-        if self._refusal is not None or self.is_complete:
-            return
-        space_left = self._bytes_max - len(self.body)
+    def add(self, part: bytes) -> None:
+        """Add the next bytes."""
+        space_left = self._bytes_max - len(self.data)
         if self._inflate is not None:
             try:
-                data = self._inflate.decompress(data, space_left + 1)
+                part = self._inflate.decompress(part, space_left + 1)
             except zlib.error:
-                self._refusal = InvalidArgument("the media cannot be decompressed")
-                return
-        if len(data) > space_left:
+                raise InvalidArgument("the media cannot be decompressed") from None
+        if len(part) > space_left:
             self._refuse_size()
-        else:
-            self.body += data
-            if self._wanted is not None and len(self.body) >= self._wanted:
-                self.is_complete = True
+        self.data += part
 
-    def on_message_complete(self) -> None:
-        if self.status >= 200 and not self.is_complete:
-            self._finish()
+    def end(self) -> None:
+        """Check that the compressed data are complete."""
+        if self._inflate is not None and not self._inflate.eof:
+            raise InvalidArgument("the compressed data of the media is truncated")
 
-    def _finish(self) -> None:
-        if self._inflate is not None and self._refusal is None and not self._inflate.eof:
-            self._refusal = InvalidArgument("the compressed data of the media is truncated")
-        self.is_complete = True
-        if self._refusal is not None and self.status:
-            self.body.clear()
-
-    def _refuse_size(self) -> None:
-        message = f"the media has more than {self._bytes_max} bytes (DYN_MM_MAX_FILE_SIZE_MB)"
-        self._refusal = InvalidArgument(message)
-        self.body.clear()
+    def _refuse_size(self) -> NoReturn:
+        raise InvalidArgument(f"the media has more than {self._bytes_max} bytes (DYN_MM_MAX_FILE_SIZE_MB)")
 
 
 def _inflater(encoding: str) -> Any:
@@ -308,7 +234,7 @@ def _read_file(path: str, limits: FetchLimits) -> Media:
     return Media(data, "")
 
 
-def _words(error: BaseException) -> str:
+def _words(error: OSError) -> str:
     """Describe a failure without addresses: the addresses behind a name are not disclosed to clients."""
     match error:
         case ssl.SSLCertVerificationError():
@@ -319,9 +245,5 @@ def _words(error: BaseException) -> str:
             return "connecting took too long"
         case socket.gaierror():
             return "the name cannot be resolved"
-        case httptools.HttpParserError() | httptools.HttpParserUpgrade():
-            return "the response is not valid HTTP"
-        case EOFError():
-            return "the connection was closed too early"
         case _:
             return "the connection failed"

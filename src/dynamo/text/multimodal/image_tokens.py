@@ -48,6 +48,17 @@ def rule_of(config: dict[str, Any], folders: list[str]) -> ImageTokens:
         raise ConfigError(f"{PROCESSOR_FILE} cannot be read: {error!r}") from None
 
 
+def resolve_routing_image_token_id(model_id: str, model_dir: str) -> int | None:
+    """Return the image placeholder of the model in a directory; None if its images cannot be counted.
+
+    `model_id` is accepted for upstream's signature; the rule depends on the model's files only.
+    """
+    try:
+        return rule_of(read_json(os.path.join(model_dir, "config.json")), [model_dir]).token_id
+    except ConfigError:
+        return None
+
+
 def _qwen(config: dict[str, Any], processor: dict[str, Any]) -> Callable[[Size], int | None]:
     vision = config.get("vision_config") or {}
     patch = int(processor.get("patch_size") or vision["patch_size"])

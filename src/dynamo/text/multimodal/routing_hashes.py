@@ -155,7 +155,7 @@ def hashes_of(
 ) -> list[int]:
     """Return the hash of each complete block, including its media and salts. Raise `InvalidArgument`."""
     if block_size < 1:
-        raise InvalidArgument(f"kv_block_size {block_size}: expected 1 or more", param="kv_block_size")
+        raise InvalidArgument(f"kv_block_size cannot be {block_size}: expected 1 or more", param="kv_block_size")
     media, seed = media_of(block_mm_infos), seed_of(lora_name, cache_salt)
     try:
         if not media and not is_eagle:

@@ -22,7 +22,7 @@ async def models() -> AsyncIterator[IndexedModels]:
 
 
 def hear(models: IndexedModels, number: int, *frames: list[bytes]) -> None:
-    """What the listener with that number hears."""
+    """Delivers a message to the listener with that number."""
     for one in frames:
         models.listeners()[number].events.process(one)
 

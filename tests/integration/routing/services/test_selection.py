@@ -1,4 +1,4 @@
-"""Selecting without a runtime: workers are told of, what they hold is heard, requests are counted until they end."""
+"""Selecting without a runtime: workers are registered, their events received, requests counted until they end."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -24,7 +24,7 @@ def worker(worker_id: int, **more: Any) -> dict[str, Any]:
     return {"worker_id": worker_id, **M, **told, **more}
 
 
-class House:
+class SelectionHarness:
     """A service under a clock that is turned by hand."""
 
     def __init__(self, **more: Any) -> None:
@@ -47,39 +47,39 @@ class House:
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    made = House()
+async def harness() -> AsyncIterator[SelectionHarness]:
+    made = SelectionHarness()
     await made.service.start()
     yield made
     await made.service.close()
 
 
-async def test_selection_service_schedules_a_worker_once_it_is_fully_described(house: House) -> None:
-    record = await house.service.upsert_worker({"worker_id": 1})
+async def test_selection_service_schedules_a_worker_once_it_is_fully_described(harness: SelectionHarness) -> None:
+    record = await harness.service.upsert_worker({"worker_id": 1})
     assert record["lifecycle"] == "incomplete"
     assert record["not_schedulable_reasons"] == [
         "endpoint is required",
         "block_size must be greater than 0",
         "kv_events endpoint is required for dp_rank 0",
     ]
-    assert house.service.ready()["ready"] is False
-    record = await house.service.upsert_worker(worker(1))
+    assert harness.service.ready()["ready"] is False
+    record = await harness.service.upsert_worker(worker(1))
     assert record["lifecycle"] == "schedulable" and "not_schedulable_reasons" not in record
-    assert house.service.ready()["schedulable_workers"] == 1
-    two = await house.service.upsert_worker(worker(2, data_parallel_size=2))
+    assert harness.service.ready()["schedulable_workers"] == 1
+    two = await harness.service.upsert_worker(worker(2, data_parallel_size=2))
     assert len(two["not_schedulable_reasons"]) == 2  # One address is not two.
-    other = await house.service.upsert_worker(worker(3, block_size=8))
+    other = await harness.service.upsert_worker(worker(3, block_size=8))
     assert "block_size mismatch" in other["not_schedulable_reasons"][0]
-    assert [one["worker_id"] for one in house.service.list_workers(model_name="m")] == [1, 2, 3]
+    assert [one["worker_id"] for one in harness.service.list_workers(model_name="m")] == [1, 2, 3]
 
 
-async def test_selection_service_prefers_the_worker_that_caches_the_prefix(house: House) -> None:
-    await house.service.upsert_worker(worker(1))
-    await house.service.upsert_worker(worker(2))
-    house.hear(
+async def test_selection_service_prefers_the_worker_that_caches_the_prefix(harness: SelectionHarness) -> None:
+    await harness.service.upsert_worker(worker(1))
+    await harness.service.upsert_worker(worker(2))
+    harness.hear(
         message(0, stored([1, 2], None, TOKENS[:8])), message(1, stored([3], 2, TOKENS[8:], medium="CPU")), listener=1
     )
-    found = await house.service.select(ASKED)
+    found = await harness.service.select(ASKED)
     assert found == {
         **M,
         "routing_group": "default",
@@ -91,125 +91,129 @@ async def test_selection_service_prefers_the_worker_that_caches_the_prefix(house
         "effective_prefill_tokens": 2,
         "potential_decode_blocks": 4,
     }
-    table = await house.service.overlap_scores(ASKED)
+    table = await harness.service.overlap_scores(ASKED)
     assert [row["host_pinned_blocks"] for row in table["workers"]] == [0, 3]
-    assert house.load(2) == (0, 0, 0)
+    assert harness.load(2) == (0, 0, 0)
 
 
-async def test_selection_service_reserves_a_selection_once(house: House) -> None:
-    await house.service.upsert_worker(worker(1))
-    assert (await house.service.select({**ASKED, "selection_id": "s"}))["selection_id"] == "s"
-    assert house.load() == (0, 0, 0)
-    reserved = await house.service.create_reservation({"selection_id": "s", **M})
+async def test_selection_service_reserves_a_selection_once(harness: SelectionHarness) -> None:
+    await harness.service.upsert_worker(worker(1))
+    assert (await harness.service.select({**ASKED, "selection_id": "s"}))["selection_id"] == "s"
+    assert harness.load() == (0, 0, 0)
+    reserved = await harness.service.create_reservation({"selection_id": "s", **M})
     assert reserved["worker_id"] == 1
-    assert house.load() == (13, 3, 1)
-    assert await house.refused(house.service.create_reservation({"selection_id": "s", **M})) == ("not_found", 404)
-    await house.service.prefill_complete("s")
-    house.service.add_output_block("s", decay_fraction=1.0)
-    assert house.load() == (0, 4, 1)
-    await house.service.free_reservation("s")
-    assert house.load() == (0, 0, 0)
-    for gone in (house.service.free_reservation("s"), house.service.prefill_complete("s")):
-        assert await house.refused(gone) == ("not_found", 404)
+    assert harness.load() == (13, 3, 1)
+    assert await harness.refused(harness.service.create_reservation({"selection_id": "s", **M})) == ("not_found", 404)
+    await harness.service.prefill_complete("s")
+    harness.service.add_output_block("s", decay_fraction=1.0)
+    assert harness.load() == (0, 4, 1)
+    await harness.service.free_reservation("s")
+    assert harness.load() == (0, 0, 0)
+    for gone in (harness.service.free_reservation("s"), harness.service.prefill_complete("s")):
+        assert await harness.refused(gone) == ("not_found", 404)
 
 
-async def test_selection_service_selects_and_reserves_in_one_call(house: House) -> None:
-    await house.service.upsert_worker(worker(1))
-    found = await house.service.select_and_reserve({**ASKED, "selection_id": "s"})
+async def test_selection_service_selects_and_reserves_in_one_call(harness: SelectionHarness) -> None:
+    await harness.service.upsert_worker(worker(1))
+    found = await harness.service.select_and_reserve({**ASKED, "selection_id": "s"})
     assert (found["isl_tokens"], len(found["sequence_hashes"]), found["track_prefill_tokens"]) == (13, 3, True)
     assert all(-(1 << 63) <= one < 1 << 63 for one in found["sequence_hashes"])
-    assert await house.refused(house.service.select_and_reserve({**ASKED, "selection_id": "s"})) == ("conflict", 409)
-    more = await house.service.select_and_reserve(ASKED)
+    assert await harness.refused(harness.service.select_and_reserve({**ASKED, "selection_id": "s"})) == (
+        "conflict",
+        409,
+    )
+    more = await harness.service.select_and_reserve(ASKED)
     assert more["selection_id"] != "s"
     assert more["potential_decode_blocks"] == 4  # The prompt's blocks are there already; its end is not.
-    assert house.load() == (26, 3, 2)
+    assert harness.load() == (26, 3, 2)
 
 
-async def test_selection_service_reserves_a_worker_chosen_by_the_caller(house: House) -> None:
-    await house.service.upsert_worker(worker(1))
-    hashes = (await house.service.select_and_reserve({**ASKED, "selection_id": "a"}))["sequence_hashes"]
+async def test_selection_service_reserves_a_worker_chosen_by_the_caller(harness: SelectionHarness) -> None:
+    await harness.service.upsert_worker(worker(1))
+    hashes = (await harness.service.select_and_reserve({**ASKED, "selection_id": "a"}))["sequence_hashes"]
     given = {"selection_id": "b", "worker_id": 1, "sequence_hashes": hashes, "effective_prefill_tokens": 5, **M}
-    await house.service.create_reservation(given)
-    assert house.load() == (18, 3, 2)
+    await harness.service.create_reservation(given)
+    assert harness.load() == (18, 3, 2)
     for kind, wrong in (
         ("conflict", given),
         ("not_found", {**given, "selection_id": "c", "worker_id": 9}),
         ("not_found", {**given, "selection_id": "c", "dp_rank": 7}),
         ("invalid_request", {"selection_id": "c", "worker_id": 1, **M}),
     ):
-        assert (await house.refused(house.service.create_reservation(wrong)))[0] == kind
+        assert (await harness.refused(harness.service.create_reservation(wrong)))[0] == kind
 
 
 async def test_selection_service_expires_unused_selections() -> None:
-    house = House(selection_cache=SelectionCacheConfig(ttl_secs=10.0, max_entries=2))
-    await house.service.upsert_worker(worker(1))
+    harness = SelectionHarness(selection_cache=SelectionCacheConfig(ttl_secs=10.0, max_entries=2))
+    await harness.service.upsert_worker(worker(1))
     for name in ("a", "b", "c"):
-        await house.service.select({**ASKED, "selection_id": name})
-    assert (await house.refused(house.service.create_reservation({"selection_id": "a", **M})))[0] == "not_found"
-    await house.service.create_reservation({"selection_id": "b", **M})
-    house.clock.advance(11.0)
-    assert (await house.refused(house.service.create_reservation({"selection_id": "c", **M})))[0] == "not_found"
-    house.clock.advance(300.0)
-    assert house.load() == (0, 0, 0)  # A request that nobody ended.
-    assert (await house.refused(house.service.prefill_complete("b")))[0] == "not_found"
-    await house.service.close()
+        await harness.service.select({**ASKED, "selection_id": name})
+    assert (await harness.refused(harness.service.create_reservation({"selection_id": "a", **M})))[0] == "not_found"
+    await harness.service.create_reservation({"selection_id": "b", **M})
+    harness.clock.advance(11.0)
+    assert (await harness.refused(harness.service.create_reservation({"selection_id": "c", **M})))[0] == "not_found"
+    harness.clock.advance(300.0)
+    assert harness.load() == (0, 0, 0)  # A request that nobody ended.
+    assert (await harness.refused(harness.service.prefill_complete("b")))[0] == "not_found"
+    await harness.service.close()
 
 
-async def test_selection_service_skips_workers_that_are_not_allowed(house: House) -> None:
-    await house.service.upsert_worker(worker(1))
-    await house.service.upsert_worker(worker(2, taints=["gold"]))
+async def test_selection_service_skips_workers_that_are_not_allowed(harness: SelectionHarness) -> None:
+    await harness.service.upsert_worker(worker(1))
+    await harness.service.upsert_worker(worker(2, taints=["gold"]))
     golden = {**ASKED, "routing_constraints": {"required_taints": ["gold"]}}
-    assert (await house.service.select(golden))["worker_id"] == 2
-    assert (await house.service.select({**ASKED, "allowed_worker_ids": [1]}))["worker_id"] == 1
+    assert (await harness.service.select(golden))["worker_id"] == 2
+    assert (await harness.service.select({**ASKED, "allowed_worker_ids": [1]}))["worker_id"] == 1
     for kind, wrong in (
         ("not_ready", {**ASKED, "allowed_worker_ids": [9]}),
         ("not_ready", {**ASKED, "model_name": "n"}),
         ("invalid_request", M),
-        ("invalid_request", {**ASKED, "token_ids": "x"}),
         ("invalid_request", {**ASKED, "routing_constraints": {"required_taints": 7}}),
     ):
-        assert (await house.refused(house.service.select(wrong)))[0] == kind
+        assert (await harness.refused(harness.service.select(wrong)))[0] == kind
+    with pytest.raises(ValueError, match="token_ids"):
+        await harness.service.select({**ASKED, "token_ids": "x"})
 
 
-async def test_selection_service_drops_reservations_of_a_removed_worker(house: House) -> None:
-    await house.service.upsert_worker(worker(1))
-    await house.service.upsert_worker(worker(2))
-    await house.service.select_and_reserve({**ASKED, "selection_id": "s", "allowed_worker_ids": [1]})
-    changed = await house.service.update_worker(1, {"taints": ["gold"]})
+async def test_selection_service_drops_reservations_of_a_removed_worker(harness: SelectionHarness) -> None:
+    await harness.service.upsert_worker(worker(1))
+    await harness.service.upsert_worker(worker(2))
+    await harness.service.select_and_reserve({**ASKED, "selection_id": "s", "allowed_worker_ids": [1]})
+    changed = await harness.service.update_worker(1, {"taints": ["gold"]})
     assert changed["taints"] == ["gold"]
-    assert house.load() == (13, 3, 1)  # Nothing that it is followed by has changed.
-    gone = await house.service.delete_worker(1)
+    assert harness.load() == (13, 3, 1)  # Nothing that it is followed by has changed.
+    gone = await harness.service.delete_worker(1)
     assert gone["lifecycle"] == "unschedulable"
-    assert (await house.service.select(ASKED))["worker_id"] == 2
-    assert (await house.refused(house.service.free_reservation("s")))[0] == "not_found"
-    assert (await house.refused(house.service.delete_worker(1)))[0] == "not_found"
-    assert (await house.refused(house.service.update_worker(1, {})))[0] == "not_found"
+    assert (await harness.service.select(ASKED))["worker_id"] == 2
+    assert (await harness.refused(harness.service.free_reservation("s")))[0] == "not_found"
+    assert (await harness.refused(harness.service.delete_worker(1)))[0] == "not_found"
+    assert (await harness.refused(harness.service.update_worker(1, {})))[0] == "not_found"
 
 
 async def test_selection_service_keeps_a_session_on_its_worker() -> None:
-    house = House(session_affinity_ttl_secs=60.0)
+    harness = SelectionHarness(session_affinity_ttl_secs=60.0)
     for number in range(1, 6):
-        await house.service.upsert_worker(worker(number))
+        await harness.service.upsert_worker(worker(number))
     asked = {**ASKED, "session_id": "chat"}
-    first = await house.service.select_and_reserve(asked)
+    first = await harness.service.select_and_reserve(asked)
     for _ in range(4):
-        again = await house.service.select_and_reserve(asked)
+        again = await harness.service.select_and_reserve(asked)
         assert again["worker_id"] == first["worker_id"]
-    await house.service.close()
+    await harness.service.close()
 
 
-async def test_selection_service_counts_load_of_peers(house: House) -> None:
-    await house.service.upsert_worker(worker(1))
-    mine = await house.service.select_and_reserve({**ASKED, "selection_id": "s"})
+async def test_selection_service_counts_load_of_peers(harness: SelectionHarness) -> None:
+    await harness.service.upsert_worker(worker(1))
+    mine = await harness.service.select_and_reserve({**ASKED, "selection_id": "s"})
     sequence = [one % (1 << 64) for one in mine["sequence_hashes"]]
     added = AddedSequence(sequence, True, None, PrefillLoadHint(7))
-    house.service.replica_added("p/s", (1, 0), PLACE, added)
-    assert house.load() == (20, 3, 2)
-    house.service.replica_prefilled("p/s", PLACE)
-    assert house.load() == (13, 3, 2)
-    house.service.replica_freed("p/s", PLACE)
-    assert house.load() == (13, 3, 1)
-    assert (house.service.block_size(PLACE), house.service.block_size(("n", "default"))) == (4, 0)
+    harness.service.replica_added("p/s", (1, 0), PLACE, added)
+    assert harness.load() == (20, 3, 2)
+    harness.service.replica_prefilled("p/s", PLACE)
+    assert harness.load() == (13, 3, 2)
+    harness.service.replica_freed("p/s", PLACE)
+    assert harness.load() == (13, 3, 1)
+    assert (harness.service.block_size(PLACE), harness.service.block_size(("n", "default"))) == (4, 0)
 
 
 @pytest.mark.parametrize(
@@ -226,42 +230,42 @@ async def test_selection_service_error_names_invalid_settings(wrong: dict[str, A
 
 
 async def test_selection_service_follows_sessions_bound_by_a_peer() -> None:
-    house = House(session_affinity_ttl_secs=60.0)
+    harness = SelectionHarness(session_affinity_ttl_secs=60.0)
     for number in range(1, 6):
-        await house.service.upsert_worker(worker(number))
+        await harness.service.upsert_worker(worker(number))
     for number in range(1, 6):
-        house.service.replica_bound(f"chat{number}", (number, 0), PLACE, (number, 7))
-        asked = await house.service.select({**ASKED, "session_id": f"chat{number}"})
+        harness.service.replica_bound(f"chat{number}", (number, 0), PLACE, (number, 7))
+        asked = await harness.service.select({**ASKED, "session_id": f"chat{number}"})
         assert asked["worker_id"] == number
-    house.service.replica_bound("chat", (1, 0), ("n", "default"), (9, 7))
-    await house.service.close()
+    harness.service.replica_bound("chat", (1, 0), ("n", "default"), (9, 7))
+    await harness.service.close()
 
 
 async def test_selection_service_tracks_requests_by_keyed_hashes() -> None:
     key = TrackingKey("2026", bytes(32))
-    house, public = House(tracking_key=key), House()
-    for one in (house, public):
+    harness, public = SelectionHarness(tracking_key=key), SelectionHarness()
+    for one in (harness, public):
         await one.service.upsert_worker(worker(1))
 
-    keyed = await house.service.select_and_reserve({**ASKED, "selection_id": "a"})
-    again = await house.service.select_and_reserve({**ASKED, "selection_id": "b"})
+    keyed = await harness.service.select_and_reserve({**ASKED, "selection_id": "a"})
+    again = await harness.service.select_and_reserve({**ASKED, "selection_id": "b"})
     known = await public.service.select_and_reserve({**ASKED, "selection_id": "a"})
 
     assert keyed["sequence_hashes"] == again["sequence_hashes"] != known["sequence_hashes"]
-    assert house.load()[1:] == (public.load()[1], 2), "alike prompts share their blocks"
+    assert harness.load()[1:] == (public.load()[1], 2), "alike prompts share their blocks"
     hashed = {name: value for name, value in ASKED.items() if name != "token_ids"} | {"block_hashes": [1, 2]}
-    assert (await house.refused(house.service.select(hashed)))[0] == "invalid_request"
-    await house.service.close()
+    assert (await harness.refused(harness.service.select(hashed)))[0] == "invalid_request"
+    await harness.service.close()
     await public.service.close()
 
 
 async def test_selection_service_treats_locations_as_taints() -> None:
-    house = House()
+    harness = SelectionHarness()
     for number, zone in ((1, "a"), (2, "b")):
-        await house.service.upsert_worker({**worker(number), "topology_domains": {"zone": zone}})
+        await harness.service.upsert_worker({**worker(number), "topology_domains": {"zone": zone}})
     wanted = {"required_taints": ["dynamo.topology/zone=b"], "preferred_taints": {}}
 
-    found = await house.service.select({**ASKED, "routing_constraints": wanted})
+    found = await harness.service.select({**ASKED, "routing_constraints": wanted})
 
     assert found["worker_id"] == 2
-    await house.service.close()
+    await harness.service.close()

@@ -1,4 +1,4 @@
-"""Through brokers every subscriber hears every publisher of its topic, once."""
+"""Through brokers every subscriber receives every event of its topic, once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -45,7 +45,7 @@ async def take(subscriber: Subscriber) -> Event:
 
 
 async def connected(publisher: Publisher, subscriber: Subscriber) -> int:
-    """Publishes until it is heard: a connection takes its time. How many events that took."""
+    """Publishes until an event is received: a connection takes its time. Returns how many events that took."""
     count = 0
     hearing = asyncio.ensure_future(take(subscriber))
     while not hearing.done():

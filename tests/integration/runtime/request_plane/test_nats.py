@@ -1,4 +1,4 @@
-"""Request plane over NATS: what it says to the server, and what it makes of what the server says."""
+"""Request plane over NATS: the messages to the server, and the handling of those from the server."""
 
 from collections.abc import AsyncIterator, Mapping
 from types import SimpleNamespace
@@ -211,7 +211,7 @@ async def test_nats_request_plane_error_names_the_payload_limit(rig: Rig, limit:
     assert rig.nats.sent == []
 
 
-async def test_nats_request_plane_starts_nothing_without_room_or_server(rig: Rig) -> None:
+async def test_nats_request_plane_sends_nothing_when_full_or_disconnected(rig: Rig) -> None:
     await rig.plane.connect(rig.target)
     rig.nats.is_full = True
     heard = Heard()

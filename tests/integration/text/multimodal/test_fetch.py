@@ -1,4 +1,4 @@
-"""Media are fetched from hosts that may be asked, within limits; hosts that mean harm get nowhere.
+"""Media are fetched from allowed hosts, within limits; malicious hosts are refused.
 
 The hosts are servers on loopback, which the tests' own name service finds under any name.
 """
@@ -27,7 +27,7 @@ Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class Host:
-    """A server that says what it is told to say, whatever it is asked."""
+    """A server that returns a given response to every request."""
 
     def __init__(self, *answers: bytes | Answer) -> None:
         self.answers = list(answers)

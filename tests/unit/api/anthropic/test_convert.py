@@ -122,7 +122,7 @@ def test_tools_and_choices_are_those_of_a_chat() -> None:
     assert named.parallel_tool_calls is False
 
 
-def test_thinking_is_told_to_the_template_and_left_to_it_where_nothing_is_said() -> None:
+def test_thinking_is_passed_to_the_template_and_unset_by_default() -> None:
     assert chat_of(thinking={"type": "enabled", "budget_tokens": 1024}).thinking is True
     assert chat_of(thinking={"type": "adaptive"}).thinking is True
     assert chat_of(thinking={"type": "disabled"}).thinking is False
@@ -188,6 +188,6 @@ def test_what_asks_for_nothing_is_accepted() -> None:
 
 
 @given(bodies(MessagesRequest.__struct_encode_fields__, model="m", max_tokens=5, messages=[USER]))
-def test_whatever_is_asked_becomes_a_chat_or_is_refused(body: bytes) -> None:
+def test_any_request_becomes_a_chat_or_is_refused(body: bytes) -> None:
     with contextlib.suppress(InvalidArgument):
         assert to_chat(decode_messages(body)).messages

@@ -21,5 +21,5 @@ def test_every_status_has_anthropics_word(status: int, kind: str) -> None:
     assert body == {"type": "error", "error": {"type": kind, "message": "why"}}
 
 
-def test_overload_is_told_whatever_status_it_was_given() -> None:
+def test_overload_has_its_error_type_for_every_status() -> None:
     assert json.loads(error_body(ErrorAnswer(503, "busy", code="overloaded")))["error"]["type"] == "overloaded_error"

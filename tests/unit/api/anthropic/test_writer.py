@@ -64,7 +64,7 @@ def whole(events: Sequence[Event], reason: str = "stop", stop_reason: Any = None
 
 
 def assembled(events: list[Any]) -> Any:
-    """The message as a client puts it together, that trusts nothing it was not told in order."""
+    """The message as a strict client assembles it, which accepts events only in their order."""
     start, *rest = events
     message = start["message"]
     is_open = False
@@ -98,7 +98,7 @@ def assembled(events: list[Any]) -> Any:
     return message
 
 
-def test_a_text_is_told_in_anthropics_order() -> None:
+def test_text_events_follow_the_order_of_anthropic() -> None:
     events = stream([[ContentDelta("Hel")], [ContentDelta("lo")]])
     assert [event["type"] for event in events] == [
         "message_start", "ping", "content_block_start", "content_block_delta", "content_block_delta", "content_block_stop",
@@ -152,9 +152,7 @@ def test_hidden_thoughts_are_in_the_signature_alone() -> None:
         ("content_filter", None, ("refusal", None)),
     ],
 )
-def test_why_a_message_ends_is_said_in_anthropics_words(
-    reason: str, stop_reason: Any, told: tuple[str, str | None]
-) -> None:
+def test_stop_reason_uses_the_values_of_anthropic(reason: str, stop_reason: Any, told: tuple[str, str | None]) -> None:
     message = whole([ContentDelta("x")], reason, stop_reason, stop_sequences=["END"])
     assert (message["stop_reason"], message["stop_sequence"]) == told
 

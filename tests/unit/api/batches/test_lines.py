@@ -21,7 +21,7 @@ def line(**changes: Any) -> bytes:
 def test_a_file_that_is_right_is_counted_and_its_model_known() -> None:
     found = review([line(), b"\n", line(custom_id="b") + b"\n"], CHAT)
     assert (found.total, found.model, found.errors) == (2, "m", [])
-    assert read_line(line(extra=1)).body == {"model": "m"}
+    assert bytes(read_line(line(extra=1)).body) == b'{"model": "m"}'
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.settle import repeat
 
 from dynamo.api.batches import store
-from dynamo.api.batches.lines import BatchLine
+from dynamo.api.batches.lines import RequestLine
 from dynamo.api.batches.records import BatchObject, BatchRecord, FileObject, new_id
 from dynamo.api.batches.runner import BEGUN_MAX, FAILURES_MAX, REST_S, BatchRunner, LineResponse
 from dynamo.api.batches.slots import Slots
@@ -28,21 +28,21 @@ DEADLINE_S = 30
 
 
 class Bench:
-    """A runner over a directory, time that is turned by hand, and somebody who answers."""
+    """A runner over a directory, a manual clock, and scripted responses."""
 
     def __init__(self, folder: Path, clock: ManualClock | None = None, concurrency: int = 3) -> None:
         self.clock = clock or ManualClock(wall=1000.0)
         self.store = BatchStore(str(folder), clock=self.clock)
         self.asked: list[str] = []
         self.answers: dict[str, list[LineResponse]] = {}
-        """What is said to a line, in order; the last is said for ever."""
+        """The responses to a line, in order; the last one repeats for ever."""
         self.hold: set[str] = set()
         self.left: list[str] = []
         self.most = 0
         self.now = 0
         self.runner = BatchRunner(self.store, self.ask, Slots(concurrency, lambda: 0, self.clock), clock=self.clock)
 
-    async def ask(self, line: BatchLine, owner: str | None) -> LineResponse:
+    async def ask(self, line: RequestLine, owner: str | None) -> LineResponse:
         self.asked.append(line.custom_id)
         self.now += 1
         self.most = max(self.most, self.now)
@@ -91,7 +91,7 @@ class Bench:
         return {line["custom_id"]: line for line in map(json.loads, lines_of(self.store.path(file_id)))}
 
 
-async def test_a_batch_is_answered_and_told_what_failed(tmp_path: Path) -> None:
+async def test_batch_completes_and_reports_failed_lines(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.answers["b"] = [LineResponse(400, b'{"error":{}}', "r2")]
     record = bench.begin("a", "b", "c")
@@ -106,7 +106,7 @@ async def test_a_batch_is_answered_and_told_what_failed(tmp_path: Path) -> None:
     assert failed["response"] == {"status_code": 400, "request_id": "r2", "body": {"error": {}}}
 
 
-async def test_no_more_lines_are_asked_at_a_time_than_there_are_slots(tmp_path: Path) -> None:
+async def test_runner_sends_no_more_lines_at_a_time_than_slots(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     records = [bench.begin(*(f"{name}{place}" for place in range(20))) for name in "ab"]
     bench.runner.start()
@@ -117,7 +117,7 @@ async def test_no_more_lines_are_asked_at_a_time_than_there_are_slots(tmp_path: 
     assert len(bench.asked) == len(set(bench.asked)) == 40
 
 
-async def test_a_line_that_nobody_can_take_now_is_asked_again(tmp_path: Path) -> None:
+async def test_runner_retries_lines_refused_for_overload(tmp_path: Path) -> None:
     bench = Bench(tmp_path, concurrency=1)
     bench.answers["a"] = [
         LineResponse(503, b"", "r", 0.0),
@@ -145,7 +145,7 @@ async def test_one_batch_that_waits_holds_up_no_other(tmp_path: Path) -> None:
     await bench.runner.close()
 
 
-async def test_after_a_restart_only_what_has_no_result_is_asked(tmp_path: Path) -> None:
+async def test_restarted_runner_sends_only_lines_without_a_result(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.hold = {"b", "d"}
     record = bench.begin("a", "b", "c", "d", "e")

@@ -1,4 +1,4 @@
-"""How many lines are asked beside what clients ask."""
+"""How many lines are sent in addition to the requests of clients."""
 
 import asyncio
 

@@ -65,7 +65,7 @@ def test_only_the_owner_of_the_process_may_read_what_is_kept(tmp_path: Path) -> 
     assert modes and not any(modes)
 
 
-def test_there_is_room_for_so_much(tmp_path: Path) -> None:
+def test_store_refuses_files_beyond_its_limits(tmp_path: Path) -> None:
     store = store_of(tmp_path, bytes_max=2000, files_max=2)
     with pytest.raises(HttpError, match="not enough space"):
         put(store, b"x" * 3000)
@@ -75,7 +75,7 @@ def test_there_is_room_for_so_much(tmp_path: Path) -> None:
         put(store)
 
 
-def test_a_folder_that_cannot_be_had_is_told(tmp_path: Path) -> None:
+def test_unusable_directory_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     with pytest.raises(ConfigError, match="--batch-dir"):
         store_of(tmp_path / "taken")

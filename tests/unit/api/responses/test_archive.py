@@ -1,4 +1,4 @@
-"""Responses that are asked for again."""
+"""Responses that are retrieved again."""
 
 from collections.abc import Sequence
 
@@ -46,7 +46,7 @@ async def test_a_conversation_is_the_chain_of_its_responses() -> None:
     assert words(await one.history(last)) == ["a", "b", "c", "d"]
 
 
-async def test_what_was_asked_is_kept_in_full_form() -> None:
+async def test_archive_keeps_input_items_with_ids_and_status() -> None:
     one = archive()
     asked = [
         MessageItem("user", "a"),
@@ -64,7 +64,7 @@ async def test_what_was_asked_is_kept_in_full_form() -> None:
     assert isinstance(found[1], MessageItem) and found[1].content == [OutputText("b")]
 
 
-async def test_an_item_is_found_by_its_id_whether_it_was_asked_or_answered() -> None:
+async def test_archive_resolves_references_to_input_and_output_items() -> None:
     one = archive()
     response_id = kept(one, 1, [MessageItem("user", "a")], "b")
     record = await one.find(response_id)
@@ -127,7 +127,7 @@ async def test_a_record_that_cannot_be_read_is_not_there(caplog: pytest.LogCaptu
     assert "cannot decode stored response" in caplog.text
 
 
-async def test_the_metrics_say_how_much_is_kept() -> None:
+async def test_archive_metrics_report_entries_and_bytes() -> None:
     registry = MetricsRegistry()
     one = ResponseArchive(MemoryResponseStore(StoreLimits(), Dropped(registry, "x")), registry, "x")
     kept(one, 1, [], "b")

@@ -174,7 +174,7 @@ def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:
     assert chat_of(**fields).messages == [ChatMessage("user", "hi")]
 
 
-def test_the_response_repeats_what_was_asked() -> None:
+def test_response_repeats_the_request_fields() -> None:
     asked = request_of(
         instructions="i", temperature=0.5, tools=[WEATHER], tool_choice="none", metadata={"a": "b"}, top_logprobs=3,
         text={"format": {"type": "json_object"}}, parallel_tool_calls=False, service_tier="flex", previous_response_id="p",
@@ -189,7 +189,7 @@ def test_the_response_repeats_what_was_asked() -> None:
     assert said["metadata"] == {"a": "b"}
 
 
-def test_what_was_not_asked_has_openais_defaults() -> None:
+def test_response_has_openai_defaults_for_absent_fields() -> None:
     said = msgspec.to_builtins(to_response(request_of(), "resp_1", 5, is_stored=False))
     assert (said["temperature"], said["top_p"], said["tool_choice"], said["truncation"]) == (
         1.0,
@@ -201,7 +201,7 @@ def test_what_was_not_asked_has_openais_defaults() -> None:
 
 
 @given(bodies(ResponseRequest.__struct_encode_fields__, model="m", input=[{"role": "user", "content": "hi"}]))
-def test_whatever_is_asked_becomes_a_chat_or_is_refused(body: bytes) -> None:
+def test_any_request_becomes_a_chat_or_is_refused(body: bytes) -> None:
     with contextlib.suppress(InvalidArgument):
         request = decode_response_request(body)
         chat = to_chat(

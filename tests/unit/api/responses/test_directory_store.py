@@ -64,7 +64,7 @@ async def test_what_nobody_asks_for_expires_and_asking_keeps_it(tmp_path: Path) 
     await store.close()
 
 
-async def test_the_one_not_asked_for_the_longest_makes_room(tmp_path: Path) -> None:
+async def test_full_store_evicts_the_least_recently_read_entry(tmp_path: Path) -> None:
     clock = ManualClock()
     store = opened(tmp_path, clock, entries_max=2)
     for key in (A, B):

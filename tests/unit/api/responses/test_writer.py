@@ -63,7 +63,7 @@ def read(said: bytes) -> list[Any]:
 
 
 def assembled(events: list[Any]) -> list[Any]:
-    """The output as a client puts it together, that trusts nothing it was not told in order."""
+    """The output as a strict client assembles it, which accepts events only in their order."""
     output: list[Any] = []
     for event in events:
         kind = event["type"].removeprefix("response.")
@@ -99,7 +99,7 @@ def assembled(events: list[Any]) -> list[Any]:
     return output
 
 
-def test_a_text_is_told_in_openais_order() -> None:
+def test_text_events_follow_the_order_of_openai() -> None:
     events = stream([[ContentDelta("Hel")], [ContentDelta("lo")]])
     assert [event["type"].removeprefix("response.") for event in events] == [
         "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta", "output_text.delta",
@@ -200,7 +200,7 @@ def test_logprobs_go_with_the_text_of_their_tokens() -> None:
     assert assembled(events) == events[-1]["response"]["output"]
 
 
-def test_logprobs_are_told_of_the_text_before_a_call_and_of_no_thoughts() -> None:
+def test_logprobs_cover_text_before_a_call_but_no_reasoning() -> None:
     entries = [entry("ab"), entry("<call>")]
     call = [CallBegin(0, "f", "c"), CallArguments(0, "{}")]
     whole = json.loads(

@@ -11,15 +11,15 @@ from dynamo.core.codec import json_encode
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.openapi.description import describe
 from dynamo.http.routes.api_options import ApiOptions
-from dynamo.http.routes.groups import all_routes
-from dynamo.http.routes.table import RouteContext, RouteTable
+from dynamo.http.routes.groups import GROUPS
+from dynamo.http.routes.table import RouteContext, RouteTable, routes_of
 
 
 @pytest.fixture
 async def table() -> RouteTable:
     mock = cast(Any, MagicMock())
     apis = ApiOptions(enable_anthropic=True)
-    return all_routes(RouteContext(mock, mock, MetricsRegistry(), lambda: True, apis=apis))
+    return routes_of(RouteContext(mock, mock, MetricsRegistry(), lambda: True, apis=apis), GROUPS)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ async def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None
     assert references and references <= set(document["components"]["schemas"])
 
 
-async def test_operations_have_names_of_their_own_and_say_what_they_need(document: dict[str, Any]) -> None:
+async def test_operations_have_unique_ids_and_declare_path_parameters(document: dict[str, Any]) -> None:
     names = []
     for path, methods in document["paths"].items():
         for operation in methods.values():
@@ -52,7 +52,7 @@ async def test_operations_have_names_of_their_own_and_say_what_they_need(documen
     assert len(set(names)) == len(names)
 
 
-async def test_where_keys_are_asked_for_it_says_how_they_are_sent(table: RouteTable) -> None:
+async def test_document_describes_api_keys_when_required(table: RouteTable) -> None:
     table.asks_keys = True
     document = describe(table)
     models, health = document["paths"]["/v1/models"]["get"], document["paths"]["/health"]["get"]

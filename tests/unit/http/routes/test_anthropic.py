@@ -22,7 +22,7 @@ USER = [{"role": "user", "content": "hi"}]
 
 
 class Served:
-    """A house with these routes."""
+    """A pipeline with these routes."""
 
     def __init__(self, house: House, options: ApiOptions) -> None:
         self.house = house

@@ -22,8 +22,8 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.frontend.config import FrontendConfig
 from dynamo.http.routes.api_options import ApiOptions
 from dynamo.http.routes.batches import LineRunner
-from dynamo.http.routes.groups import all_routes
-from dynamo.http.routes.table import RouteContext, RouteTable
+from dynamo.http.routes.groups import GROUPS
+from dynamo.http.routes.table import RouteContext, RouteTable, routes_of
 from dynamo.http.server.gate import Account, KeyMetrics, Keys
 
 KEYS = """
@@ -40,7 +40,7 @@ models = ["other"]
 
 
 class Served:
-    """A house with the routes, asked without a socket."""
+    """A pipeline with the routes, called without a socket."""
 
     def __init__(self, house: House, options: ApiOptions, keys: Keys | None) -> None:
         self.house = house
@@ -48,7 +48,7 @@ class Served:
         context = self.context = RouteContext(
             house.pipeline, house.models, self.registry, lambda: True, options, "x", keys=keys
         )
-        self.table: RouteTable = all_routes(context)
+        self.table: RouteTable = routes_of(context, GROUPS)
         self.keys = keys
         self.as_key: str | None = None
         app = Starlette(routes=self.table.starlette_routes())
@@ -199,7 +199,7 @@ async def test_files_are_listed_read_and_deleted(tmp_path: Path) -> None:
         ("/v1/batches", {"after": "batch_0"}, "after"),
     ],
 )
-async def test_a_page_that_is_none_is_told(tmp_path: Path, path: str, params: Any, param: str) -> None:
+async def test_invalid_page_parameter_is_refused_by_name(tmp_path: Path, path: str, params: Any, param: str) -> None:
     async with served(tmp_path) as one:
         refused = await one.http.get(path, params=params)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
@@ -217,7 +217,7 @@ async def test_a_page_that_is_none_is_told(tmp_path: Path, path: str, params: An
         ({"more": 1}, "more", 400),
     ],
 )
-async def test_a_batch_that_is_none_is_told(tmp_path: Path, change: Any, param: str, status: int) -> None:
+async def test_invalid_batch_is_refused_by_field(tmp_path: Path, change: Any, param: str, status: int) -> None:
     async with served(tmp_path) as one:
         file_id = (await one.upload("x")).json()["id"]
         body = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h", **change}
@@ -225,7 +225,7 @@ async def test_a_batch_that_is_none_is_told(tmp_path: Path, change: Any, param: 
         assert (refused.status_code, refused.json()["error"]["param"]) == (status, param)
 
 
-async def test_an_upload_that_is_none_is_told(tmp_path: Path) -> None:
+async def test_invalid_upload_is_refused_by_field(tmp_path: Path) -> None:
     async with served(tmp_path) as one:
         for answer, param in (
             (await one.upload("x", purpose="assistants"), "purpose"),
@@ -272,7 +272,7 @@ async def test_each_key_sees_and_asks_what_is_its_own(tmp_path: Path) -> None:
         assert 'x_api_key_tokens_total{key="ann"}' in one.registry.render()
 
 
-async def test_a_line_is_asked_within_the_limits_of_its_key(tmp_path: Path) -> None:
+async def test_line_runner_applies_the_limits_of_the_owner_key(tmp_path: Path) -> None:
     (tmp_path / "keys.toml").write_text(KEYS + '[[keys]]\nname = "eve"\nkey = "eve-secret"\nrequests_per_minute = 1\n')
     async with served(tmp_path / "batches", Keys([], str(tmp_path / "keys.toml"))) as one:
         line_runner = LineRunner(one.table.request_handlers, one.context)
@@ -286,7 +286,7 @@ async def test_a_line_is_asked_within_the_limits_of_its_key(tmp_path: Path) -> N
         assert (gone.status, gone.retry_after_s) == (401, None)
 
 
-async def test_a_line_that_nobody_can_take_now_is_to_be_asked_again(tmp_path: Path) -> None:
+async def test_line_runner_reports_a_draining_frontend_as_retryable(tmp_path: Path) -> None:
     async with served(tmp_path) as one:
         line_runner = LineRunner(one.table.request_handlers, one.context)
         await one.house.pipeline.drain(0.0)
@@ -294,7 +294,7 @@ async def test_a_line_that_nobody_can_take_now_is_to_be_asked_again(tmp_path: Pa
         assert (answer.status, answer.retry_after_s, line_runner.running) == (503, 0.0, 0)
 
 
-async def test_without_a_directory_it_is_said_how_there_would_be_one() -> None:
+async def test_missing_batch_directory_names_its_flag() -> None:
     async with served(None) as one:
         for answer in (await one.upload("x"), await one.http.get("/v1/batches"), await one.http.get("/v1/files/x")):
             assert answer.status_code == 404

@@ -11,7 +11,7 @@ from tests.relays import Handler, open_relays
 from dynamo.core.errors import InvalidArgument
 from dynamo.http.routes.embeddings import add
 from dynamo.model_card.types import ModelType
-from dynamo.text.vectors import from_base64, to_base64
+from dynamo.serving.embeddings import from_base64, to_base64
 
 POOLED = ModelType.Classify | ModelType.Pooling
 LIST = {
@@ -94,7 +94,7 @@ async def test_what_is_wrong_is_named(model_dir: Path) -> None:
         assert not relays.asked
 
 
-async def test_a_worker_of_text_is_asked_what_the_client_asked_and_both_encodings_are_told() -> None:
+async def test_text_worker_receives_the_request_and_both_encodings_are_returned() -> None:
     async with open_relays(add) as relays:
         await relays.serve("e", ModelType.Embedding, says(LIST))
         plain = await relays.ask("/v1/embeddings", {"model": "e", "input": "Hi", "user": "u"})
@@ -155,7 +155,7 @@ async def test_classes_and_pooled_states_are_the_workers_own() -> None:
         assert refused.json["message"] == "dimensions is currently not supported"
 
 
-async def test_pooled_states_are_told_as_bytes() -> None:
+async def test_pooling_returns_embeddings_as_bytes() -> None:
     entries = [{"index": n, "data": to_base64([n, 2.5]), "shape": [2]} for n in range(2)]
     said = {"id": "p-1", "created": 1, "model": "c", "data": entries, "usage": {"prompt_tokens": 3}}
     async with open_relays(add) as relays:

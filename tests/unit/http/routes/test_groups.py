@@ -13,8 +13,8 @@ from tests.scripted_engine.house import NAME, House, open_house
 
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.routes.api_options import ApiOptions
-from dynamo.http.routes.groups import all_routes, metrics_group
-from dynamo.http.routes.table import Access, RouteContext, RouteTable
+from dynamo.http.routes.groups import GROUPS, metrics_group
+from dynamo.http.routes.table import Access, RouteContext, RouteTable, routes_of
 from dynamo.http.server.gate import Account, KeyMetrics, Keys
 from dynamo.serving.local_requests import LocalRequest, LocalResponse
 
@@ -47,13 +47,13 @@ USER = [{"role": "user", "content": "hi"}]
 
 
 class Served:
-    """A frontend with keys, asked without a socket."""
+    """A frontend with keys, called without a socket."""
 
     def __init__(self, house: House, keys: Keys | None, options: ApiOptions) -> None:
         self.keys = keys
         self.metrics = KeyMetrics(MetricsRegistry(), "x")
         context = RouteContext(house.pipeline, house.models, MetricsRegistry(), lambda: True, options, keys=keys)
-        self.table: RouteTable = all_routes(context)
+        self.table: RouteTable = routes_of(context, GROUPS)
         self.app = Starlette(routes=self.table.starlette_routes())
 
     def account(self, name: str) -> Account | None:
@@ -164,7 +164,7 @@ async def test_stored_responses_belong_to_the_key_that_made_them(tmp_path: Path)
 async def test_metrics_group_has_only_get_routes() -> None:
     async with open_house() as house:
         context = RouteContext(house.pipeline, house.models, MetricsRegistry(), lambda: True)
-        table = all_routes(context, (metrics_group,))
+        table = routes_of(context, (metrics_group,))
         assert {one.method for one in table.entries} == {"GET"}
         assert {"/metrics", "/health", "/live", "/v1/models"} <= {one.path for one in table.entries}
         assert table.hot_handlers() == {}

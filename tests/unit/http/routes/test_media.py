@@ -142,7 +142,7 @@ async def test_what_is_no_request_is_refused(body: bytes, media: str | None) -> 
         assert answer.status == 400
 
 
-async def test_speech_is_told_as_bytes_piece_by_piece() -> None:
+async def test_speech_is_streamed_as_bytes() -> None:
     async with open_relays(add) as relays:
         go_on = asyncio.Event()
 
@@ -166,7 +166,7 @@ async def test_speech_is_told_as_bytes_piece_by_piece() -> None:
         assert 'endpoint="audios",error_type="",model="a",request_type="stream",status="success"' in rendered
 
 
-async def test_speech_is_told_as_events_where_openai_has_them() -> None:
+async def test_speech_is_streamed_as_events_when_requested() -> None:
     async with open_relays(add) as relays:
         await relays.serve("a", ModelType.Audios, says(clip(b"RIFF"), clip(b"more")))
         answer = await relays.ask(SPEECH, {"model": "a", "input": "hi", "stream_format": "sse"})
@@ -175,7 +175,7 @@ async def test_speech_is_told_as_events_where_openai_has_them() -> None:
         assert "stream_format" not in relays.asked[0]
 
 
-async def test_speech_that_lies_elsewhere_is_told_as_a_link() -> None:
+async def test_speech_stored_elsewhere_is_returned_as_a_url() -> None:
     async with open_relays(add) as relays:
         await relays.serve("a", ModelType.Audios, says(link()))
         answer = await relays.ask(SPEECH, {"model": "a", "input": "hi", "data_source": "url", "response_format": "mp3"})
@@ -216,7 +216,7 @@ async def test_bytes_that_break_off_end_without_the_last_chunk() -> None:
         assert not wire.data.endswith(b"0\r\n\r\n")
 
 
-async def test_a_video_is_told_whole_or_step_by_step() -> None:
+async def test_video_is_returned_whole_or_streamed_with_progress() -> None:
     async with open_relays(add) as relays:
         await relays.serve("v", ModelType.Videos, says(link(progress=50), link()))
         whole = await relays.ask(VIDEOS, {"model": "v", "prompt": "cat", "seconds": "4"})

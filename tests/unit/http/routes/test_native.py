@@ -62,7 +62,7 @@ async def test_tokens_come_after_tokens_as_vllm_writes_them(model_dir: Path) -> 
         assert 'endpoint="generate",error_type="",model="m"' in relays.registry.render()
 
 
-async def test_logprobs_and_several_choices_are_told(model_dir: Path) -> None:
+async def test_vllm_generate_returns_logprobs_and_several_choices(model_dir: Path) -> None:
     top = [[{"rank": 1, "token_id": 9, "logprob": -0.25}]]
     said = (
         {"token_ids": [5], "index": 1, "log_probs": [-0.5], "top_logprobs": top, "finish_reason": "length"},
@@ -169,7 +169,7 @@ async def test_an_answer_that_is_none_is_an_error(model_dir: Path, said: tuple[A
         assert "secret" not in answer.body.decode()
 
 
-async def test_without_a_capable_model_there_is_nobody_to_ask(model_dir: Path) -> None:
+async def test_generate_routes_return_404_without_a_capable_model(model_dir: Path) -> None:
     async with open_relays(add) as relays:
         await relays.serve("m", ModelType.Chat, says(*TOKENS), directory=str(model_dir))
         vllm = await relays.ask(VLLM, {"token_ids": [1], "sampling_params": {}})
@@ -292,7 +292,7 @@ async def test_what_sglang_would_not_take_is_refused(
         assert message in answer.json["message"]
 
 
-async def test_the_routes_are_there_only_where_settings_ask_and_where_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_settings_enable_and_place_the_generate_routes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DYN_SGLANG_ENABLE_GENERATE")
     monkeypatch.setenv("DYN_HTTP_SVC_VLLM_GENERATE_PATH", "/elsewhere")
     async with open_relays(add) as relays:

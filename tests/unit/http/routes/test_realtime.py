@@ -62,7 +62,7 @@ class Client(Line):
         self.socket.connection_lost(None)
 
     def events(self) -> list[Any]:
-        """What it has been told."""
+        """The messages received so far."""
         rest, found = self.data.partition(b"\r\n\r\n")[2], []
         while rest:
             op, size, start = rest[0] & 15, rest[1], 2
@@ -147,7 +147,7 @@ async def test_the_model_may_be_in_the_address() -> None:
         ({**UPDATE, "session": {"model": "nobody"}}, "model_not_found", "session.model"),
     ],
 )
-async def test_what_is_no_beginning_is_told_and_another_may_be_made(said: Any, code: str, param: str | None) -> None:
+async def test_invalid_first_event_returns_an_error_and_can_be_retried(said: Any, code: str, param: str | None) -> None:
     async with open_relays(add) as relays:
         await serve(relays, parrot)
         client = Client(relays)
@@ -179,7 +179,7 @@ async def test_the_workers_end_is_the_conversations() -> None:
         client.leave()
 
 
-async def test_a_worker_that_fails_is_told_and_ends_it() -> None:
+async def test_worker_failure_sends_an_error_and_closes_the_session() -> None:
     async with open_relays(add) as relays:
         await serve(relays, parrot)
         client = Client(relays)
@@ -191,7 +191,7 @@ async def test_a_worker_that_fails_is_told_and_ends_it() -> None:
         client.leave()
 
 
-async def test_what_is_no_event_is_told_as_an_error_and_it_goes_on() -> None:
+async def test_malformed_worker_event_sends_an_error_and_continues() -> None:
     async with open_relays(add) as relays:
         await serve(relays, parrot)
         client = Client(relays)
@@ -247,7 +247,7 @@ async def test_a_silent_conversation_is_none_that_hangs() -> None:
         client.leave()
 
 
-async def test_a_plain_request_is_told_what_is_missing() -> None:
+async def test_plain_http_request_is_refused_without_an_upgrade() -> None:
     async with open_relays(add) as relays:
         client = Client(relays, connection="close")
         assert client.data.startswith(b"HTTP/1.1 400 ")

@@ -25,7 +25,7 @@ from dynamo.serving.errors import ErrorAnswer
 
 
 class Served:
-    """A house with these routes."""
+    """A pipeline with these routes."""
 
     def __init__(self, house: House, options: ApiOptions) -> None:
         self.house = house

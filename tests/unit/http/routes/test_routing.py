@@ -1,4 +1,4 @@
-"""Sessions as the KV router knows them, shown over HTTP."""
+"""Sessions of the KV router, shown over HTTP."""
 
 import json
 from types import SimpleNamespace
@@ -77,7 +77,7 @@ async def test_a_session_is_shown_with_those_who_hold_it() -> None:
     ]
 
 
-async def test_the_last_used_are_shown_first_and_no_more_than_was_asked() -> None:
+async def test_sessions_are_listed_most_recent_first_up_to_the_limit() -> None:
     one = router(session_prefixes=True)
     for name in "abc":
         await turn(one, name, 8)

@@ -52,7 +52,7 @@ def test_no_key_is_kept_in_the_ring() -> None:
     assert all(KEY.encode() not in digest for digest in ring._callers)
 
 
-def test_requests_beyond_the_minutes_share_are_told_when_to_come_again() -> None:
+def test_requests_over_the_rate_limit_get_a_retry_after() -> None:
     someone = caller(requests_per_minute=2)
     assert someone.admit(0.0) is None
     assert someone.admit(0.0) is None
@@ -136,7 +136,7 @@ def test_a_key_that_is_given_twice_is_one_key_and_an_admin_key_where_it_is_both(
     assert entry.admin
 
 
-def test_keys_that_cannot_be_told_apart_are_refused_and_change_nothing() -> None:
+def test_duplicate_keys_are_refused_and_change_nothing() -> None:
     ring = KeyRing(plain_keys([KEY]))
     with pytest.raises(ConfigError, match="duplicate"):
         ring.replace([KeyLimits(name="a", key="sk-secret-2"), KeyLimits(name="b", key="sk-secret-2")])

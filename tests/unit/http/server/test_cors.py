@@ -3,7 +3,7 @@
 import pytest
 
 from dynamo.core.errors import ConfigError
-from dynamo.http.server.cors import Cors, as_lines
+from dynamo.http.server.cors import Cors
 
 
 def test_an_allowed_origin_is_named_and_another_is_not() -> None:
@@ -37,7 +37,3 @@ def test_without_origins_there_is_no_cors() -> None:
 def test_what_is_no_origin_is_refused(origin: str) -> None:
     with pytest.raises(ConfigError, match="--cors-origins"):
         Cors.of([origin])
-
-
-def test_headers_are_written_one_a_line() -> None:
-    assert as_lines([(b"a", b"1"), (b"b", b"2")]) == b"a: 1\r\nb: 2\r\n"

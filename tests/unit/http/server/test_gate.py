@@ -97,7 +97,7 @@ def test_a_file_that_is_not_there_at_the_start_is_an_error(tmp_path: Path) -> No
     assert Keys.of([], None) is None
 
 
-def test_a_refusal_can_be_read_by_the_page_that_asked() -> None:
+def test_refusal_carries_the_cors_headers() -> None:
     gate = Asked(Keys(["sk-secret-1"], None), Cors.of(["https://a.example"])).gate
     passage = gate.judge(b"POST", b"/v1/x", [(b"origin", b"https://a.example")])
     assert passage.refusal is not None and passage.refusal.status == 401

@@ -71,7 +71,7 @@ def test_a_file_is_a_url_and_a_field_is_text() -> None:
         FormPart("prompt", b"\xff").text  # noqa: B018 - what it raises is the test
 
 
-def test_a_form_is_told_by_its_type() -> None:
+def test_multipart_form_is_detected_by_content_type() -> None:
     assert is_multipart(b"Multipart/Form-Data; boundary=x")
     assert not is_multipart(b"application/json")
     assert not is_multipart(None)

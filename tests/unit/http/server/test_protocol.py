@@ -17,6 +17,7 @@ from dynamo.http.server.gate import Gate, KeyMetrics, Keys
 from dynamo.http.server.limits import HttpLimits
 from dynamo.http.server.protocol import (
     BODY_BYTES_FREE,
+    CHUNK_SIZES_MAX,
     COMMENT,
     CONTINUE,
     LINGER_BYTES_MAX,
@@ -25,7 +26,9 @@ from dynamo.http.server.protocol import (
     ConnectionCounts,
     Exchange,
     HttpProtocol,
+    as_lines,
 )
+from dynamo.serving.choice import Frame
 from dynamo.serving.errors import ErrorAnswer
 
 LIMITS = HttpLimits(body_bytes=10, header_bytes=1000, headers=20, requests_per_connection=0)
@@ -220,7 +223,7 @@ async def test_nothing_written_is_no_chunk(server: Server) -> None:
     assert server.transport.sent.endswith(b"\r\n\r\n3\r\none\r\n")
 
 
-async def test_a_request_that_does_not_arrive_in_time_is_told_so(server: Server) -> None:
+async def test_request_that_arrives_too_slowly_gets_408(server: Server) -> None:
     protocol: Any = server.protocol
     protocol.data_received(REQUEST[:-1])
     since_s = protocol.received_at
@@ -235,6 +238,29 @@ async def test_a_connection_that_brings_nothing_is_closed_without_a_word(server:
     protocol: Any = server.protocol
     protocol.sweep(protocol.received_at + LIMITS.arrival_s + 1)
     assert server.transport.sent == b"" and server.transport.is_over
+
+
+@pytest.mark.parametrize("size", [1, CHUNK_SIZES_MAX])
+async def test_framed_text_is_one_chunk_of_head_text_and_tail(server: Server, size: int) -> None:
+    server.protocol.data_received(REQUEST)
+    server.exchanges[0].write(b"data: 1\n\n")
+    server.transport.sent = b""
+    text = b"x" * size
+    server.exchanges[0].write_framed(Frame(b"data: ", b"\n\n"), text)
+    assert server.transport.sent == b"%x\r\ndata: %b\n\n\r\n" % (size + 8, text)
+
+
+async def test_slow_reader_is_cut_off_by_framed_text(server: Server) -> None:
+    server.protocol.data_received(REQUEST)
+    server.exchanges[0].write(b"data: 1\n\n")
+    server.protocol.pause_writing()
+    server.transport.unsent = LIMITS.unsent_bytes + 1
+    server.exchanges[0].write_framed(Frame(b"data: ", b"\n\n"), b"2")
+    assert server.transport.is_over
+    server.transport.sent = b""
+    server.exchanges[0].left()
+    server.exchanges[0].write_framed(Frame(b"data: ", b"\n\n"), b"3")
+    assert server.transport.sent == b""
 
 
 async def test_a_slow_answer_is_no_slow_request(server: Server) -> None:
@@ -323,7 +349,7 @@ async def test_a_connection_is_closed_after_its_share_of_requests() -> None:
     assert server.transport.is_over and b"connection: close\r\n" in server.transport.sent
 
 
-async def test_a_connection_too_many_is_told_so_and_closed() -> None:
+async def test_connection_over_the_limit_gets_503_and_is_closed() -> None:
     server = Server(connections_max=0)
     assert server.transport.sent.startswith(b"HTTP/1.1 503 ") and server.transport.is_over
     assert server.counts.refused.value == 1
@@ -387,7 +413,7 @@ async def test_a_refused_requests_body_is_not_kept() -> None:
     assert server.transport.sent.startswith(b"HTTP/1.1 401 ")
 
 
-async def test_a_browser_may_ask_first_and_then_call() -> None:
+async def test_cors_preflight_and_request_are_allowed() -> None:
     server = Server(gate=gate(cors=Cors.of(["https://chat.example.org"])))
     server.protocol.data_received(
         b"OPTIONS /hot HTTP/1.1\r\nhost: x\r\norigin: https://chat.example.org\r\n"
@@ -548,7 +574,7 @@ async def test_what_is_read_after_a_refusal_is_bounded(server: Server) -> None:
     assert server.transport.is_closed
 
 
-async def test_an_upload_that_is_refused_is_not_asked_for_its_body(server: Server) -> None:
+async def test_refused_upload_gets_no_100_continue(server: Server) -> None:
     request = upload(1000, 0).replace(b"host: x", b"host: x\r\nexpect: 100-continue")
     server.protocol.data_received(request)
     assert server.transport.sent.startswith(b"HTTP/1.1 413 ")
@@ -608,3 +634,7 @@ async def test_a_half_closed_client_of_a_plain_route_gets_its_answer(server: Ser
     assert server.protocol.eof_received() is True
     await turns(5)
     assert server.transport.sent.startswith(b"HTTP/1.1 204 ") and server.transport.is_closed
+
+
+def test_headers_are_written_one_a_line() -> None:
+    assert as_lines([(b"a", b"1"), (b"b", b"2")]) == b"a: 1\r\nb: 2\r\n"

@@ -19,7 +19,7 @@ def test_an_unknown_path_is_named() -> None:
     assert json.loads(bytes(answer.body))["message"] == "Route not found: GET /x"
 
 
-def test_a_bug_is_logged_and_not_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_unexpected_error_is_logged_but_not_returned(caplog: pytest.LogCaptureFixture) -> None:
     answer = crashed(REQUEST, ValueError("secret"))
     assert answer.status_code == 500 and b"secret" not in bytes(answer.body)
     assert "secret" in caplog.text

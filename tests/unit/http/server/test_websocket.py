@@ -1,4 +1,4 @@
-"""WebSocket: messages come out as they went in, however they are cut; a client that breaks the rules is told."""
+"""WebSocket: messages are independent of chunking; a client that breaks the rules receives a close frame."""
 
 from typing import Any
 
@@ -220,7 +220,7 @@ async def test_no_message_is_delivered_after_this_side_has_begun_to_close() -> N
     socket.connection_lost(None)
 
 
-async def test_messages_are_heard_and_pings_answered() -> None:
+async def test_websocket_delivers_messages_and_answers_pings() -> None:
     socket, line, ear = opened()
     socket.data_received(client_frame(Op.TEXT, b"hi") + client_frame(Op.PING, b"?") + client_frame(Op.PONG, b""))
     assert ear.heard_messages == [WebSocketMessage(Op.TEXT, b"hi")]
@@ -229,7 +229,7 @@ async def test_messages_are_heard_and_pings_answered() -> None:
     assert (ear.closes, line.said) == (1, ["taken over", "lost"])
 
 
-async def test_a_close_is_answered_and_nothing_is_said_after() -> None:
+async def test_websocket_answers_a_close_and_sends_nothing_after() -> None:
     socket, line, ear = opened()
     socket.data_received(client_frame(Op.CLOSE, b"\x03\xe8"))
     assert line.data == close_frame(Closing.NORMAL, "")
@@ -250,7 +250,7 @@ async def test_a_client_that_does_not_read_is_cut() -> None:
     socket.connection_lost(None)
 
 
-async def test_a_client_that_says_nothing_is_asked_and_then_left() -> None:
+async def test_websocket_aborts_a_client_that_answers_no_pings() -> None:
     socket, line, _ = opened()
     socket._ping()
     assert line.data == frame(Op.PING, b"")

@@ -1,4 +1,4 @@
-"""What is intact comes back, what is torn or another's is found out, and a full disk is said."""
+"""Intact blocks are read back, torn or foreign ones are detected, and a full disk is reported."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Leases: blocks are free once, and never while somebody reads them."""
+"""Leases: blocks are freed once, and never while a reader holds them."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -24,7 +24,7 @@ def test_nothing_is_taken_when_there_is_not_enough() -> None:
     assert pool.used == 0
 
 
-def test_storing_is_told_once_with_the_parent() -> None:
+def test_pool_reports_stored_blocks_once_with_their_parent() -> None:
     pool = SimulatedBlockPool(4)
     filled(pool, [1, 2])
     assert pool.events() == [Stored(None, None, [StoredBlock(1, 10), StoredBlock(2, 20)])]
@@ -36,7 +36,7 @@ def test_storing_is_told_once_with_the_parent() -> None:
     pool.validate()
 
 
-def test_only_the_new_blocks_of_a_prefix_are_told() -> None:
+def test_pool_reports_only_the_new_blocks_of_a_prefix() -> None:
     pool = SimulatedBlockPool(8)
     filled(pool, [1, 2])
     pool.events()

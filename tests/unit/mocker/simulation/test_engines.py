@@ -1,4 +1,4 @@
-"""Every engine's simulation loses no request, no token and no block, and says what its caches hold."""
+"""Every engine's simulation loses no request, no token and no block, and reports the contents of its caches."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +23,7 @@ NAMES = sorted(ENGINES)
 
 @dataclass(eq=False)
 class Client:
-    """Who asked, and what was heard."""
+    """A client and the tokens that it received."""
 
     tokens: list[int] = field(default_factory=list)
     is_done: bool = False
@@ -40,7 +40,7 @@ def engine(name: EngineType, **limits: Any) -> Batching[Client]:
 
 
 class Driver:
-    """Steps an engine through time, and hears what it says."""
+    """Steps an engine through time, and records its outputs."""
 
     def __init__(self, machine: Batching[Client]) -> None:
         self.machine = machine
@@ -200,7 +200,7 @@ TestLife.settings = settings(max_examples=80, stateful_step_count=30, deadline=N
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_requests_get_exactly_what_they_asked_for(name: EngineType) -> None:
+def test_every_request_gets_exactly_max_tokens(name: EngineType) -> None:
     driver = Driver(engine(name))
     asked = [driver.ask(prompt(10 + one, 100 * one), 3 + one) for one in range(6)]
     driver.run()
@@ -243,7 +243,7 @@ def test_blocks_that_are_to_be_fetched_are_held_until_they_are_let_go(name: Engi
     driver.machine.validate()
 
 
-def test_trtllm_lets_in_only_who_has_room_until_the_end() -> None:
+def test_trtllm_admits_only_requests_that_fit_until_their_end() -> None:
     driver = Driver(engine("trtllm", num_blocks=10))
     first, second = driver.ask(prompt(8), 21), driver.ask(prompt(8, 500), 21)
     driver.step()
@@ -267,7 +267,7 @@ def test_sglang_computes_prompts_and_answers_in_steps_of_their_own() -> None:
     assert kinds[:4] == [(1, 0), (0, 1), (1, 0), (0, 2)]
 
 
-def test_sglang_retracts_who_said_the_least_and_then_guesses_higher() -> None:
+def test_sglang_retracts_the_shortest_output_and_raises_its_estimate() -> None:
     rules = SglangRules(schedule_conservativeness=0.05)
     driver = Driver(engine("sglang", num_blocks=14, sglang=rules))
     machine = driver.machine
@@ -285,7 +285,7 @@ def test_sglang_retracts_who_said_the_least_and_then_guesses_higher() -> None:
     assert len(young.owner.tokens) == 20
 
 
-def test_sglang_takes_the_longest_known_prefix_first_when_it_is_told_to() -> None:
+def test_sglang_lpm_policy_runs_the_longest_cached_prefix_first() -> None:
     for policy, expected in (("fifo", [1, 2]), ("lpm", [2, 1])):
         driver = Driver(engine("sglang", max_num_seqs=1, sglang=SglangRules(schedule_policy=policy)))  # type: ignore[arg-type]
         driver.ask(prompt(16), 2)

@@ -19,7 +19,7 @@ SOURCE = TokenSource(5000, excluded={2}, seed=7)
 
 @dataclass(eq=False)
 class Client:
-    """Who asked, and what was heard."""
+    """A client and the tokens that it received."""
 
     tokens: list[int] = field(default_factory=list)
     is_done: bool = False
@@ -52,7 +52,7 @@ def prompt(length: int, start: int = 100) -> list[int]:
     return list(range(start, start + length))
 
 
-def test_one_request_gets_exactly_what_it_asked_for() -> None:
+def test_one_request_gets_exactly_max_tokens() -> None:
     machine = simulation()
     client = Client()
     machine.submit(client, prompt(10), 13, 0)
@@ -80,7 +80,7 @@ def test_prefill_and_decode_take_their_times() -> None:
     assert durations == [timing.prefill_ms(10), timing.decode_ms(11, 256), timing.decode_ms(12, 256)]
 
 
-def test_a_long_prompt_is_computed_in_chunks_beside_who_decodes() -> None:
+def test_long_prompt_is_prefilled_in_chunks_while_others_decode() -> None:
     machine = simulation(max_num_batched_tokens=8)
     early, late = Client(), Client()
     machine.submit(early, prompt(3), 9, 0)
@@ -94,7 +94,7 @@ def test_a_long_prompt_is_computed_in_chunks_beside_who_decodes() -> None:
     assert counts == [(2, 0), (3, 0), (4, 0), (5, 1), (6, 2)]  # 7 + 7 + 7 + 1 tokens: decoding takes one of 8.
 
 
-def test_without_chunks_a_prompt_waits_for_a_step_with_room() -> None:
+def test_unchunked_prompt_waits_for_a_step_that_fits_it() -> None:
     machine = simulation(max_num_batched_tokens=8, enable_chunked_prefill=False)
     clients = [Client() for _ in range(3)]
     for index, client in enumerate(clients):
@@ -161,7 +161,7 @@ def test_other_seeds_share_nothing() -> None:
     assert again.cached_tokens == 0
 
 
-def test_without_prefix_caching_nothing_is_kept_or_told() -> None:
+def test_disabled_prefix_caching_keeps_and_publishes_nothing() -> None:
     machine = simulation(enable_prefix_caching=False)
     for _ in range(2):
         sequence = machine.submit(Client(), prompt(12), 9, 0)
@@ -232,7 +232,7 @@ def test_being_preempted_does_not_change_what_was_found_in_the_cache_at_first() 
     assert victim.cached_tokens == 0
 
 
-def test_a_prompt_is_admitted_only_if_running_sequences_keep_room_to_grow() -> None:
+def test_prompt_is_admitted_only_if_running_sequences_can_still_grow() -> None:
     machine = simulation(num_blocks=200)
     machine.submit(Client(), prompt(4 * 100), 5, 0)
     machine.submit(Client(), prompt(4 * 99, 1000), 5, 0)
@@ -266,7 +266,7 @@ def test_load_counts_requests_blocks_and_tokens_to_compute() -> None:
     assert load.active_prefill_tokens == 12 + 6
 
 
-def test_times_are_told_in_the_time_that_was_given() -> None:
+def test_times_use_the_clock_of_the_caller() -> None:
     machine = simulation(Timing())
     sequence = machine.submit(Client(), prompt(8), 2, 1000)
     now = 1000.0
@@ -383,7 +383,7 @@ def test_a_step_tells_planners_what_the_released_mocker_tells_of_it() -> None:
     assert [one.var_prefill_length for one in told] == [10000.0] + [0.0] * 8
 
 
-def test_what_waits_is_told_apart_by_whether_it_has_begun_to_answer() -> None:
+def test_queued_requests_are_counted_by_prefill_and_decode() -> None:
     machine = simulation(num_blocks=4, max_num_seqs=2)
     for start in (0, 50, 100):
         machine.submit(Client(), prompt(7, start), 8, 0)

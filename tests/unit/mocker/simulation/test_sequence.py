@@ -1,4 +1,4 @@
-"""A sequence knows its own hashes and its own end."""
+"""A sequence computes its own hashes and its own end."""
 
 from dynamo.mocker.simulation.sequence import SimulatedSequence
 from dynamo.tokens.hashing import block_hashes, sequence_hashes
@@ -24,7 +24,7 @@ def test_it_ends_with_the_step_that_brings_its_last_token() -> None:
     assert decoding.ending == 14
 
 
-def test_what_must_be_computed_grows_with_what_was_said() -> None:
+def test_sequence_length_includes_generated_tokens() -> None:
     waiting = sequence([1, 2, 3])
     waiting.generated = 2
     assert waiting.length == 5

@@ -79,7 +79,7 @@ def test_the_example_is_read_as_its_author_means_it(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(FAMILY))
 @settings(max_examples=15, deadline=None)
 @given(pieces=texts([*FRAGMENTS, *OF_CALLS, "<tool_call>", "</tool_call>"]))
-def test_cuts_do_not_matter_and_no_marker_is_said(name: str, pieces: list[str]) -> None:
+def test_result_is_independent_of_chunking_and_contains_no_markers(name: str, pieces: list[str]) -> None:
     family = REASONING[name]
     for is_inside in (False, True):
         found = read(family.make(is_inside), pieces)
@@ -98,7 +98,7 @@ def test_cuts_do_not_matter_and_no_marker_is_said(name: str, pieces: list[str]) 
 @pytest.mark.parametrize("name", MARKED)
 @settings(max_examples=8, deadline=None)
 @given(data=texts([]))
-def test_text_without_markers_is_said_as_it_is(name: str, data: list[str]) -> None:
+def test_text_without_markers_is_unchanged_content(name: str, data: list[str]) -> None:
     text = "".join(data)
     found = read(FAMILY[name].make(False), data)
     assert (found.content, found.reasoning) == (text, "")

@@ -1,4 +1,4 @@
-"""Inkling: a marker says what kind a message is."""
+"""Inkling: a marker gives the kind of a message."""
 
 import pytest
 from tests.unit.parsers.reading import Read, outcome
@@ -20,7 +20,7 @@ CALL = '<|message_model|>f<|content_invoke_tool_json|>{"name": "f", "args": {"a"
         ("", Read()),
     ],
 )
-def test_messages_are_told_apart(text: str, expected: Read) -> None:
+def test_inkling_separates_reasoning_and_content(text: str, expected: Read) -> None:
     for found in outcome(lambda: InklingParser(is_inside=False, leaves_calls=False), text):
         assert found == expected
 

@@ -22,7 +22,7 @@ ENDS = "<|close|>message<|sep|><|end_of_msg|>"
         ("<|open|>" + "x" * TAG_CHARS_MAX, Read("x" * TAG_CHARS_MAX, "")),
     ],
 )
-def test_channels_are_told_apart(text: str, expected: Read) -> None:
+def test_kimi_k3_separates_reasoning_and_content(text: str, expected: Read) -> None:
     for found in outcome(lambda: KimiK3Parser(is_inside=False, leaves_calls=False), text):
         assert found == expected
 

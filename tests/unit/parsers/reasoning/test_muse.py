@@ -25,7 +25,7 @@ CALL = '<|start|>assistant to=f<|message|>\n<atem:invoke name="f"></atem:invoke>
         ("<|start|>assistant", Read()),
     ],
 )
-def test_messages_are_told_apart(text: str, expected: Read) -> None:
+def test_muse_separates_reasoning_and_content(text: str, expected: Read) -> None:
     for found in outcome(lambda: MuseParser(is_inside=False, leaves_calls=False), text):
         assert found == expected
 

@@ -113,7 +113,7 @@ def test_an_argument_may_speak_of_thoughts() -> None:
         (("functools",), {}),
     ],
 )
-def test_blocks_are_told_by_their_markers(markers: tuple[str, ...], expected: dict[str, str]) -> None:
+def test_blocks_are_identified_by_their_markers(markers: tuple[str, ...], expected: dict[str, str]) -> None:
     assert blocks_of(markers, Brackets()) == expected
 
 

@@ -1,6 +1,6 @@
 """A fresh indexer learns from the first peer that answers."""
 
-from pathlib import Path
+import asyncio
 
 import pytest
 from tests.integration.routing.services.test_indexed_models import PLACE, PROMPT, full
@@ -39,11 +39,18 @@ async def test_indexer_recovery_works_without_peers() -> None:
     await fresh.close()
 
 
-async def test_indexer_recovery_refuses_an_invalid_url(tmp_path: Path) -> None:
+def test_peers_refuse_an_invalid_url_and_too_many_peers() -> None:
     with pytest.raises(HttpError, match="invalid peer URL"):
         Peers(["file:///etc/passwd"])
     peers = Peers([f"http://h{number}" for number in range(256)])
     with pytest.raises(HttpError, match="maximum of 256"):
         peers.add("http://one-more")
-    with pytest.raises(CannotConnect):
+
+
+async def test_fetch_reports_a_peer_that_does_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(asyncio, "open_connection", refuse)
+    with pytest.raises(CannotConnect, match=r"127\.0\.0\.1:1"):
         await fetch("http://127.0.0.1:1")

@@ -25,7 +25,7 @@ class Progress:
     is_over: bool = False
 
 
-class House(MemoryCluster):
+class AffinityHarness(MemoryCluster):
     """Routers of eight workers each."""
 
     def __init__(self, *endpoints: EndpointId, ttl_s: float = 60.0) -> None:
@@ -40,7 +40,7 @@ class House(MemoryCluster):
         for router in self.routers:
             router.set_workers(dict.fromkeys(WORKERS, card))
 
-    async def start(self) -> "House":
+    async def start(self) -> "AffinityHarness":
         for router in self.routers:
             await router.start()
         return self
@@ -50,7 +50,7 @@ class House(MemoryCluster):
             await router.close()
 
     async def turn(self, router: int, session: str, request_id: str, *, is_last: bool = False) -> int:
-        """The worker of a session's turn, once all routers heard of it."""
+        """The worker of a session's turn, once all routers received it."""
         context = {"session_id": session, "session_final": is_last}
         request = PreprocessedRequest(model="m", token_ids=list(range(9)), agent_context=context)
         decision = await self.routers[router].choose(request, request_id, Progress())
@@ -60,41 +60,41 @@ class House(MemoryCluster):
 
 
 async def test_affinity_sync_gives_a_session_one_worker_on_all_routers() -> None:
-    house = await House(DECODE, DECODE, DECODE).start()
+    harness = await AffinityHarness(DECODE, DECODE, DECODE).start()
 
     for number in range(12):
-        first = await house.turn(number % 3, f"s{number}", f"a{number}")
-        assert await house.turn((number + 1) % 3, f"s{number}", f"b{number}") == first
-    await house.close()
+        first = await harness.turn(number % 3, f"s{number}", f"a{number}")
+        assert await harness.turn((number + 1) % 3, f"s{number}", f"b{number}") == first
+    await harness.close()
 
 
 async def test_affinity_sync_extends_a_session_on_other_routers() -> None:
-    house = await House(DECODE, DECODE, ttl_s=10.0).start()
-    first = await house.turn(0, "s", "a")
+    harness = await AffinityHarness(DECODE, DECODE, ttl_s=10.0).start()
+    first = await harness.turn(0, "s", "a")
     for number in range(4):
-        house.clock.advance(6.0)
-        assert await house.turn(0, "s", f"b{number}") == first
+        harness.clock.advance(6.0)
+        assert await harness.turn(0, "s", f"b{number}") == first
 
-    house.clock.advance(6.0)
+    harness.clock.advance(6.0)
 
-    affinity = house.routers[1].machine.affinity
-    assert affinity is not None and affinity.find("s", house.clock.now()) == (first, 0)
-    await house.close()
+    affinity = harness.routers[1].machine.affinity
+    assert affinity is not None and affinity.find("s", harness.clock.now()) == (first, 0)
+    await harness.close()
 
 
 async def test_affinity_sync_binds_prefill_and_decode_separately() -> None:
-    house = await House(DECODE, PREFILL).start()
-    await house.turn(0, "s", "a")
+    harness = await AffinityHarness(DECODE, PREFILL).start()
+    await harness.turn(0, "s", "a")
 
-    affinity = house.routers[1].machine.affinity
-    assert affinity is not None and affinity.find("s", house.clock.now()) is None
-    await house.close()
+    affinity = harness.routers[1].machine.affinity
+    assert affinity is not None and affinity.find("s", harness.clock.now()) is None
+    await harness.close()
 
 
 async def test_affinity_sync_resolves_simultaneous_bindings_to_one_worker() -> None:
-    house = House(DECODE, DECODE)
+    harness = AffinityHarness(DECODE, DECODE)
     told = []
-    for number, router in enumerate(house.routers):
+    for number, router in enumerate(harness.routers):
         affinity = router.machine.affinity
         assert affinity is not None and router.bindings is not None
         affinity.bind("s", f"r{number}", (number + 1, 0), 0.0)
@@ -102,18 +102,18 @@ async def test_affinity_sync_resolves_simultaneous_bindings_to_one_worker() -> N
         assert version is not None
         told.append(msgpack_encode(SessionAffinityUpdate("s", number + 1, 0, *version)))
 
-    for router in house.routers:
+    for router in harness.routers:
         assert router.bindings is not None
         for payload in told:
             router.bindings.apply(payload)
 
-    found = {router.machine.affinity.find("s", 0.0) for router in house.routers if router.machine.affinity}
+    found = {router.machine.affinity.find("s", 0.0) for router in harness.routers if router.machine.affinity}
     assert len(found) == 1
 
 
 async def test_affinity_sync_ignores_malformed_and_unknown_bindings() -> None:
-    house = House(DECODE)
-    router = house.routers[0]
+    harness = AffinityHarness(DECODE)
+    router = harness.routers[0]
     assert router.bindings is not None and router.machine.affinity is not None
 
     router.bindings.apply(b"\xc1")

@@ -1,9 +1,8 @@
-"""Services that count load hear each other."""
+"""Services that count load exchange it with each other."""
 
 import msgspec
 import pytest
 from tests.asgi import request_json
-from tests.settle import repeat
 
 from dynamo.core.config import load
 from dynamo.core.errors import ConfigError, HttpError
@@ -15,7 +14,7 @@ PLACE = ("m", "default")
 
 
 class Books:
-    """What was heard."""
+    """The messages received."""
 
     def __init__(self, block_size: int = 4) -> None:
         self.heard: list[tuple[object, ...]] = []
@@ -116,7 +115,7 @@ def test_replica_peers_are_bounded() -> None:
 
 
 class Sessions:
-    """What was heard of sessions."""
+    """The session messages received."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[object, ...]] = []
@@ -148,22 +147,3 @@ def test_replica_peers_deliver_session_bindings_to_their_handler() -> None:
 
     assert sessions.heard == [("s", (3, 1), PLACE, (9, 7)), ("s", (3, 0), PLACE, (9, 7))]
     assert books.heard == [] and peers.unreadable == 1
-
-
-async def test_replica_peers_send_sessions_and_requests_over_one_socket() -> None:
-    first = ReplicaPeers(Books(), bindings=Sessions())
-    await first.start(0)
-    sessions, books = Sessions(), Books()
-    second = ReplicaPeers(books, [f"tcp://127.0.0.1:{first.port}"], bindings=sessions)
-    await second.start(0)
-    try:
-
-        def publish() -> None:
-            first.bound("s", (3, 1), PLACE, (4, first.router_id))
-            first.freed("a", (3, 1), PLACE)
-
-        await repeat(publish, lambda: sessions.heard and books.heard)
-    finally:
-        await first.close()
-        await second.close()
-    assert sessions.heard[0] == ("s", (3, 1), PLACE, (4, first.router_id))

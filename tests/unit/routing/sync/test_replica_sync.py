@@ -38,8 +38,8 @@ class Progress:
     is_over: bool = False
 
 
-class House(MemoryCluster):
-    """Routers of two workers that hear each other."""
+class ReplicaHarness(MemoryCluster):
+    """Routers of two workers that receive each other's messages."""
 
     def __init__(self, count: int = 2, **config: object) -> None:
         self.clock = ManualClock()
@@ -56,7 +56,7 @@ class House(MemoryCluster):
         for router in self.routers:
             router.set_workers({1: card, 2: card})
 
-    async def start(self) -> "House":
+    async def start(self) -> "ReplicaHarness":
         for router in self.routers:
             await router.start()
         return self
@@ -66,7 +66,7 @@ class House(MemoryCluster):
             await router.close()
 
     async def settle(self) -> None:
-        """Returns when what was told is heard."""
+        """Returns when every published message has been received."""
         for _ in range(20):
             for router in self.routers:
                 assert router.sync is not None
@@ -84,80 +84,80 @@ def request(tokens: list[int] | None = None) -> PreprocessedRequest:
 
 
 async def test_replica_sync_counts_a_request_on_the_other_router_until_it_ends() -> None:
-    house = await House().start()
-    first, second = house.routers
+    harness = await ReplicaHarness().start()
+    first, second = harness.routers
     progress = Progress()
     decision = await first.choose(request(), "a", progress)
-    await house.settle()
-    loads = house.loads()
+    await harness.settle()
+    loads = harness.loads()
     assert loads[0] == loads[1]
     assert loads[1][(decision.worker_id, 0)] == (22, 5, 1)
     other = await second.choose(request(list(range(50, 72))), "b", Progress())
     assert other.worker_id != decision.worker_id, "the other worker has nothing to do"
     progress.tokens = 1
-    house.clock.advance(0.02)
-    await house.settle()
-    assert house.loads()[1][(decision.worker_id, 0)] == (0, 5, 1), "the first token is told without another request"
+    harness.clock.advance(0.02)
+    await harness.settle()
+    assert harness.loads()[1][(decision.worker_id, 0)] == (0, 5, 1), "the first token is told without another request"
     first.release("a")
     second.release("b")
-    await house.settle()
-    assert set(house.loads()[0].values()) == set(house.loads()[1].values()) == {(0, 0, 0)}
-    await house.close()
+    await harness.settle()
+    assert set(harness.loads()[0].values()) == set(harness.loads()[1].values()) == {(0, 0, 0)}
+    await harness.close()
 
 
 async def test_replica_sync_shares_blocks_of_requests_with_a_common_prefix() -> None:
-    house = await House().start()
-    decision = await house.routers[0].choose(request(), "a", Progress(tokens=1))
-    house.routers[0].refresh()
-    await house.settle()
-    again = await house.routers[1].choose(request(), "b", Progress())
-    await house.settle()
+    harness = await ReplicaHarness().start()
+    decision = await harness.routers[0].choose(request(), "a", Progress(tokens=1))
+    harness.routers[0].refresh()
+    await harness.settle()
+    again = await harness.routers[1].choose(request(), "b", Progress())
+    await harness.settle()
     assert again.worker_id == decision.worker_id, "guesses are shared as well"
-    loads = house.loads()
+    loads = harness.loads()
     assert loads[0] == loads[1]
     assert loads[0][(decision.worker_id, 0)][1:] == (5, 2)
-    await house.close()
+    await harness.close()
 
 
 async def test_replica_sync_drops_requests_of_a_departed_router() -> None:
-    house = await House(3).start()
-    await house.routers[0].choose(request(), "a", Progress())
-    await house.routers[1].choose(request(), "b", Progress())
-    await house.settle()
-    await house.routers[0].close()
-    await house.settle()
-    counted = [sum(load[2] for load in router.machine.loads().values()) for router in house.routers[1:]]
+    harness = await ReplicaHarness(3).start()
+    await harness.routers[0].choose(request(), "a", Progress())
+    await harness.routers[1].choose(request(), "b", Progress())
+    await harness.settle()
+    await harness.routers[0].close()
+    await harness.settle()
+    counted = [sum(load[2] for load in router.machine.loads().values()) for router in harness.routers[1:]]
     assert counted == [1, 1]
-    house.routers = house.routers[1:]
-    await house.close()
+    harness.routers = harness.routers[1:]
+    await harness.close()
 
 
 async def test_replica_sync_of_a_late_router_starts_empty_and_follows_events() -> None:
-    house = await House().start()
-    await house.routers[0].choose(request(), "a", Progress())
-    await house.settle()
-    late = KvPushRouter(house.runtime(), ENDPOINT, house.routers[0].config, clock=house.clock)
-    late.set_facts(list(house.routers[0].machine.workers.values()))
+    harness = await ReplicaHarness().start()
+    await harness.routers[0].choose(request(), "a", Progress())
+    await harness.settle()
+    late = KvPushRouter(harness.runtime(), ENDPOINT, harness.routers[0].config, clock=harness.clock)
+    late.set_facts(list(harness.routers[0].machine.workers.values()))
     await late.start()
-    house.routers[0].release("a")
-    await house.routers[0].choose(request(), "b", Progress())
-    await house.settle()
+    harness.routers[0].release("a")
+    await harness.routers[0].choose(request(), "b", Progress())
+    await harness.settle()
     assert sum(load[2] for load in late.machine.loads().values()) == 1
     await late.close()
-    await house.close()
+    await harness.close()
 
 
 async def test_replica_sync_messages_equal_those_of_released_dynamo() -> None:
-    house = await House(1).start()
-    subscriber = await house.runtime().event_plane.subscriber(ENDPOINT, TOPIC)
-    router = house.routers[0]
+    harness = await ReplicaHarness(1).start()
+    subscriber = await harness.runtime().event_plane.subscriber(ENDPOINT, TOPIC)
+    router = harness.routers[0]
     assert router.sync is not None
     progress = Progress()
     decision = await router.choose(request(), "a", progress)
     progress.tokens = 1
     router.refresh()
     router.release("a")
-    await house.settle()
+    await harness.settle()
     heard = await anext(aiter(subscriber))
     assert isinstance(heard, Event)
     added, prefilled, freed = msgpack_decode(heard.payload)["events"]
@@ -172,7 +172,7 @@ async def test_replica_sync_messages_equal_those_of_released_dynamo() -> None:
     }
     assert added == common
     assert (prefilled, freed) == ({**common, "data": "MarkPrefillCompleted"}, {**common, "data": "Free"})
-    await house.close()
+    await harness.close()
 
 
 class Machine:
@@ -214,8 +214,8 @@ ADDED = AddRequest(AddedSequence([1, 2], prefill_load_hint=PrefillLoadHint(8)))
 
 
 async def test_replica_sync_ignores_ends_of_requests_of_other_routers() -> None:
-    house, machine = House(1), Machine()
-    sync = ReplicaSync(house.runtimes[0], ENDPOINT, machine, house.clock)
+    harness, machine = ReplicaHarness(1), Machine()
+    sync = ReplicaSync(harness.runtimes[0], ENDPOINT, machine, harness.clock)
     machine.active.add("mine")
     sync.added("mine", (1, 0), None, 3)
     sync.apply(event("mine", ADDED))
@@ -232,8 +232,8 @@ async def test_replica_sync_ignores_ends_of_requests_of_other_routers() -> None:
 
 async def test_replica_sync_forgets_expired_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dynamo.routing.sync.replica_sync.PRUNE_MIN", 8)
-    house, machine = House(1), Machine()
-    sync = ReplicaSync(house.runtimes[0], ENDPOINT, machine, house.clock)
+    harness, machine = ReplicaHarness(1), Machine()
+    sync = ReplicaSync(harness.runtimes[0], ENDPOINT, machine, harness.clock)
     for number in range(100):
         sync.apply(event(str(number), ADDED))
         machine.active.clear()
@@ -242,35 +242,35 @@ async def test_replica_sync_forgets_expired_requests(monkeypatch: pytest.MonkeyP
 
 
 async def test_replica_sync_bounds_batches_and_counts_malformed_messages() -> None:
-    house = await House(2).start()
-    router, other = house.routers
+    harness = await ReplicaHarness(2).start()
+    router, other = harness.routers
     assert router.sync is not None and other.sync is not None
-    subscriber = await house.runtime().event_plane.subscriber(ENDPOINT, TOPIC)
+    subscriber = await harness.runtime().event_plane.subscriber(ENDPOINT, TOPIC)
     for number in range(BATCH_MAX + 1):
         router.sync.added(str(number), (1, 0), None, 1)
     heard = await anext(aiter(subscriber))
     assert isinstance(heard, Event)
     assert len(msgpack_decode(heard.payload)["events"]) == BATCH_MAX
-    publisher = await house.runtime().event_plane.publisher(ENDPOINT, TOPIC)
+    publisher = await harness.runtime().event_plane.publisher(ENDPOINT, TOPIC)
     publisher.publish(msgpack_encode({"events": 7}))
-    await house.settle()
-    assert "dynamo_router_replica_sync_unreadable_total 1" in house.runtimes[1].metrics.render()
+    await harness.settle()
+    assert "dynamo_router_replica_sync_unreadable_total 1" in harness.runtimes[1].metrics.render()
     assert other.is_sound
-    await house.close()
+    await harness.close()
 
 
 async def test_replica_sync_sends_prefill_durations() -> None:
-    house = await House(prefill_load_model="ais", prefill_estimate=(1.0, 0.0, 0.0)).start()
-    decision = await house.routers[0].choose(request(), "a", Progress())
-    await house.settle()
-    machine = house.routers[1].machine
+    harness = await ReplicaHarness(prefill_load_model="ais", prefill_estimate=(1.0, 0.0, 0.0)).start()
+    decision = await harness.routers[0].choose(request(), "a", Progress())
+    await harness.settle()
+    machine = harness.routers[1].machine
     seat = machine.active.slot_of("a")
     assert seat is not None
 
-    assert machine.active.prefill_tokens_at(house.clock.now())[seat] == 22
-    assert machine.active.prefill_tokens_at(house.clock.now() + 0.5)[seat] == 11
-    assert house.loads()[1][(decision.worker_id, 0)] == (22, 5, 1)
-    await house.close()
+    assert machine.active.prefill_tokens_at(harness.clock.now())[seat] == 22
+    assert machine.active.prefill_tokens_at(harness.clock.now() + 0.5)[seat] == 11
+    assert harness.loads()[1][(decision.worker_id, 0)] == (22, 5, 1)
+    await harness.close()
 
 
 def test_replica_sync_writes_durations_as_released_routers() -> None:
@@ -287,17 +287,17 @@ async def test_replica_sync_shares_blocks_only_between_routers_with_the_same_key
     for name in ("one", "two"):
         (tmp_path / name).write_bytes(name.encode() * 10 + b"..")
     keyed: dict[str, Any] = {"tracking_hash": "keyed-xxh3-v1", "tracking_key_id": "2026"}
-    house = House(2, tracking_key_file=str(tmp_path / "one"), **keyed)
-    other = House(1, tracking_key_file=str(tmp_path / "two"), **keyed)
+    harness = ReplicaHarness(2, tracking_key_file=str(tmp_path / "one"), **keyed)
+    other = ReplicaHarness(1, tracking_key_file=str(tmp_path / "two"), **keyed)
 
-    asks = [router.to_route_request(request(), "r") for router in (*house.routers, *other.routers)]
+    asks = [router.to_route_request(request(), "r") for router in (*harness.routers, *other.routers)]
 
     assert asks[0].sequence == asks[1].sequence != asks[2].sequence
     assert asks[0].sequence is not None and len(asks[0].sequence) == 5 * 8
-    await house.start()
-    decision = await house.routers[0].choose(request(), "a", Progress())
-    await house.routers[1].choose(request(), "b", Progress())
-    await house.settle()
-    assert house.loads()[0] == house.loads()[1]
-    assert house.loads()[0][(decision.worker_id, 0)][1:] == (5, 2)
-    await house.close()
+    await harness.start()
+    decision = await harness.routers[0].choose(request(), "a", Progress())
+    await harness.routers[1].choose(request(), "b", Progress())
+    await harness.settle()
+    assert harness.loads()[0] == harness.loads()[1]
+    assert harness.loads()[0][(decision.worker_id, 0)][1:] == (5, 2)
+    await harness.close()

@@ -43,7 +43,7 @@ class FakeEtcd:
     """What the next requests fail with."""
     calls: list[str] = field(default_factory=list)
     breaks_after_one: bool = False
-    """The next message of a watch tells one event, the first of what is due, and then the connection breaks."""
+    """The next message of a watch contains one event, the first of those due, and then the connection breaks."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def member(self, address: Address) -> "FakeMember":
@@ -73,7 +73,7 @@ class FakeEtcd:
             self.delete(key)
 
     def wipe(self) -> None:
-        """It starts anew, and knows nobody."""
+        """Restarts it without any state."""
         self.revision, self.compacted = 1, 0
         self.records.clear()
         self.leases.clear()
@@ -117,7 +117,7 @@ class FakeMember:
 
     async def put(self, key: bytes, value: bytes, lease_id: int) -> None:
         await self._hear("put")
-        if lease_id not in self._etcd.leases:
+        if lease_id and lease_id not in self._etcd.leases:
             raise EtcdRefused(NOT_FOUND, "requested lease not found")
         self._etcd.put(key, value, lease_id)
 

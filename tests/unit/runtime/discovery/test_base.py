@@ -1,4 +1,4 @@
-"""The view of a bucket: many readers, each told what is new to it."""
+"""The view of a bucket: many readers, each of which receives its own changes."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ VALUES = st.sampled_from([b"1", b"2"])
 
 
 class Reading(RuleBasedStateMachine):
-    """Whatever happens and whenever one reads: what was told adds up to what is there."""
+    """For any changes and any times of reading, the reported changes add up to the contents."""
 
     def __init__(self) -> None:
         super().__init__()

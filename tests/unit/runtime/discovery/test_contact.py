@@ -1,4 +1,4 @@
-"""Contact: what is waited for, what is an error at once, and what is said about an outage."""
+"""Contact: which failures are waited for, which are errors at once, and the log of an outage."""
 
 import asyncio
 import ssl

@@ -77,7 +77,7 @@ def name(key: str) -> bytes:
 
 
 async def told(town: Town, watch: Watch) -> list[Change]:
-    """What a watcher is told now."""
+    """The changes that a watcher receives now."""
     heard: list[Change] = []
     await town.settle()
     with contextlib.suppress(TimeoutError):
@@ -592,3 +592,11 @@ async def test_etcd_discovery_views_converge_after_any_sequence_of_faults(acts: 
     assert seen == expected
     assert {key: kept.value for key, kept in town.etcd.records.items()} == {name(k): v for k, v in expected.items()}
     await town.close()
+
+
+async def test_persistent_record_has_no_lease(town: Town) -> None:
+    member = town.join()
+    await member.put_persistent(BUCKET, "k", b"v")
+    assert town.etcd.records[name("k")] == Kept(b"v", 0)
+    await member.close()
+    assert town.etcd.records[name("k")] == Kept(b"v", 0)

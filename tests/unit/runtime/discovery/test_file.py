@@ -30,7 +30,7 @@ BUCKET = "v1/instances"
 
 
 class Registry(FileDiscovery):
-    """On a clock of its own, and looking only when it is told to."""
+    """On a manual clock, and polling only on demand."""
 
     def _start_watching(self, bucket: str) -> None:
         """Nothing looks by itself."""

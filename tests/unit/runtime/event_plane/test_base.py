@@ -1,4 +1,4 @@
-"""Gaps: what a subscriber missed, told once and exactly."""
+"""Gaps: the events that a subscriber missed, reported once and exactly."""
 
 import asyncio
 

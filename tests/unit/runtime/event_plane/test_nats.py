@@ -1,4 +1,4 @@
-"""Event plane over NATS: what it says to the server, and what it makes of what the server says."""
+"""Event plane over NATS: the messages to the server, and the handling of those from the server."""
 
 import asyncio
 from types import SimpleNamespace

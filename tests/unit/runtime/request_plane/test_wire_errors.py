@@ -12,6 +12,7 @@ from dynamo.runtime.request_plane.wire_errors import from_wire, refused, to_wire
 LOCAL = {  # What others hear of them.
     errors.ConfigError: InvalidArgument,
     errors.CannotResume: errors.WorkerUnavailable,
+    errors.InstanceTimeout: errors.WorkerUnavailable,
     errors.NotReady: errors.WorkerUnavailable,
     errors.RouterQueueLimitExceeded: errors.Overloaded,
     errors.StartupError: InvalidArgument,
@@ -139,3 +140,26 @@ def test_wire_errors_are_readable_by_released_dynamo() -> None:
 
 def test_wire_error_message_is_truncated() -> None:
     assert len(to_wire(errors.Unknown("x" * 100_000))["message"]) == 8192
+
+
+class StatusError(Exception):
+    """Error of an HTTP client, as a handler may raise it."""
+
+    def __init__(self, name: str, status: object, message: object = "no such media") -> None:
+        super().__init__("text")
+        setattr(self, name, status)
+        self.message = message
+
+
+@pytest.mark.parametrize("name", ["status", "code"])
+def test_an_exception_with_a_status_and_a_message_keeps_its_status(name: str) -> None:
+    error = from_wire(to_wire(StatusError(name, 415)))
+    assert isinstance(error, HttpError)
+    assert (error.code, error.message) == (415, "no such media")
+
+
+@pytest.mark.parametrize(
+    "error", [StatusError("status", 200), StatusError("status", "415"), StatusError("code", 415, None)]
+)
+def test_other_attributes_are_not_a_status(error: StatusError) -> None:
+    assert type(from_wire(to_wire(error))) is errors.Unknown

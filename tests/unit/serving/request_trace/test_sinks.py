@@ -65,7 +65,7 @@ async def test_without_rows_there_is_no_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_where_no_file_can_be_is_said_at_the_start(tmp_path: Path) -> None:
+def test_unwritable_trace_path_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path, tmp_path / "file" / "trace"):
         with pytest.raises(ConfigError, match="DYN_REQUEST_TRACE_FILE_PATH"):

@@ -8,7 +8,7 @@ import pytest
 
 from dynamo.core.errors import ConfigError
 from dynamo.text.multimodal.image_size import Size
-from dynamo.text.multimodal.image_tokens import resized, rule_of
+from dynamo.text.multimodal.image_tokens import resized, resolve_routing_image_token_id, rule_of
 
 QWEN: dict[str, Any] = {"model_type": "qwen2_vl", "image_token_id": 9, "vision_config": {"patch_size": 14}}
 BOUNDS = {"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "merge_size": 2}
@@ -75,3 +75,12 @@ def test_image_tokens_report_a_model_without_rule(tmp_path: Path, config: dict[s
 def test_image_tokens_have_no_rule_without_the_processor_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"preprocessor_config\.json is missing"):
         rule_of(QWEN, [str(tmp_path)])
+
+
+def test_placeholder_for_routing_is_none_without_the_models_files(tmp_path: Path) -> None:
+    assert resolve_routing_image_token_id("m", str(tmp_path)) is None
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "qwen2_vl", "image_token_id": 7, "vision_config": {"patch_size": 14}}'
+    )
+    (tmp_path / "preprocessor_config.json").write_text('{"patch_size": 14, "merge_size": 2}')
+    assert resolve_routing_image_token_id("m", str(tmp_path)) == 7

@@ -180,7 +180,7 @@ async def test_routing_tokens_omit_images_of_unknown_size(request_of: Any, heads
     assert request.extra_args is UNSET
 
 
-async def test_routing_tokens_omit_images_beside_a_video() -> None:
+async def test_routing_info_is_unset_for_images_with_a_video() -> None:
     request = prompt([9], url(2, 1))
     assert isinstance(request.multi_modal_data, dict)
     request.multi_modal_data["video_url"] = [{"Url": "https://example.com/v.mp4"}]

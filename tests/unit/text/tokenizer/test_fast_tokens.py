@@ -1,4 +1,4 @@
-"""`fastokens` is used where it is installed and agrees, and never asked for what it may judge differently."""
+"""`fastokens` is used where it is installed and agrees, and never for texts on which it may differ."""
 
 import sys
 import types

@@ -1,4 +1,4 @@
-"""What is remembered of earlier texts is equal to tokenizing anew, is bounded, and is for what comes again."""
+"""Cached tokens of earlier texts equal a fresh tokenization, are bounded, and serve repeated texts."""
 
 import json
 import threading

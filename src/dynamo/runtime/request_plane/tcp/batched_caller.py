@@ -7,14 +7,16 @@ from functools import partial
 from typing import cast
 
 import msgspec
+from msgspec import UnsetType
 
 from dynamo.core.boundaries import ErrorBoundary, logged
 from dynamo.core.codec import JSON, MSGPACK, UNREADABLE, msgpack_encode
 from dynamo.core.errors import ConnectionTimeout, Disconnected, InvalidArgument, Unknown
 from dynamo.runtime.request_plane import frame
 from dynamo.runtime.request_plane.base import Item, MovableReceiver, OnDone, Receiver, Request, Target
-from dynamo.runtime.request_plane.tcp.common import NO_VALID_FRAME_HINT, AckWatch, TcpLimits, TcpMetrics, tune
-from dynamo.runtime.request_plane.tcp.liveness_probe import LOOKS, KeepAlive, LivenessProbe
+from dynamo.runtime.request_plane.tcp.common import NO_VALID_FRAME_HINT, TcpLimits, TcpMetrics, tune
+from dynamo.runtime.request_plane.tcp.liveness_probe import LOOKS, AckWatch, KeepAlive, LivenessProbe
+from dynamo.runtime.request_plane.tcp.upstream_wire import WireAnnotated
 from dynamo.runtime.request_plane.wire_errors import from_wire
 
 logger = logging.getLogger(__name__)
@@ -286,7 +288,7 @@ class BatchedLink(asyncio.Protocol):
 
     def _deliver_item(self, call: BatchedCall, flags: int, data: bytes) -> None:
         self._on_response_started(call)
-        item = Item(data, JSON if flags & frame.ITEM_JSON else MSGPACK)
+        item = _annotated(flags, data) if flags & frame.ITEM_ANNOTATED else Item(data, _codec(flags))
         with ErrorBoundary(partial(self._receiver_failed, call.stream)):
             call.receiver.on_item(item)
 
@@ -326,3 +328,20 @@ class BatchedLink(asyncio.Protocol):
 def leaves_silent_worker(receiver: Receiver) -> bool:
     """Return whether the receiver migrates from an unresponsive worker instead of waiting for it."""
     return isinstance(receiver, MovableReceiver) and receiver.leaves_silent_worker()
+
+
+def _codec(flags: int) -> str:
+    return JSON if flags & frame.ITEM_JSON else MSGPACK
+
+
+def _annotated(flags: int, data: bytes) -> Item:
+    """Return the item of an element with annotations. Raise `msgspec.DecodeError` for a malformed one."""
+    codec = _codec(flags)
+    value = (_read_annotated_json if codec == JSON else _read_annotated_pack)(data)
+    return Item(
+        None if isinstance(value.data, UnsetType) else bytes(value.data), codec, value.id, value.event, value.comment
+    )
+
+
+_read_annotated_json = msgspec.json.Decoder(WireAnnotated).decode
+_read_annotated_pack = msgspec.msgpack.Decoder(WireAnnotated).decode

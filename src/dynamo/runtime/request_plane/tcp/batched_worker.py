@@ -14,7 +14,7 @@ import msgspec
 from dynamo.core.codec import JSON, UNREADABLE, encode, msgpack_encode
 from dynamo.core.errors import DynamoException, InvalidArgument
 from dynamo.runtime.request_plane import frame
-from dynamo.runtime.request_plane.base import Bare, Request
+from dynamo.runtime.request_plane.base import AnnotatedValue, Bare, Request
 from dynamo.runtime.request_plane.reply import CLOSED, LATE, UNASSIGNED_BYTES, ReplyBase
 from dynamo.runtime.request_plane.tcp.common import TcpLimits, TcpMetrics, peer_of, tune
 from dynamo.runtime.request_plane.tcp.unfinished import UnfinishedFrames
@@ -56,6 +56,8 @@ class BatchedReply(ReplyBase):
         flags = frame.ITEM_JSON if self._codec == JSON else 0
         if type(value) is Bare:
             value = value.value
+        elif type(value) is AnnotatedValue:
+            flags |= frame.ITEM_ANNOTATED
         data = frame.item_frame(self._stream, flags, encode(value, self._codec))
         self.bytes_sent.inc(len(data))
         self._session.add_item(data)

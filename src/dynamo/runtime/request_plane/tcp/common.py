@@ -1,15 +1,12 @@
-"""Shared parts of both TCP framings: options, limits, metrics, addresses, socket options and acknowledgement timeouts."""
+"""Shared parts of both TCP framings: options, limits, metrics, addresses and socket options."""
 
 import asyncio
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar, cast
+from typing import cast
 
 from dynamo.core.metrics import MetricsRegistry, log_buckets
 from dynamo.runtime.request_plane.tcp.tls import TcpTls
-
-C = TypeVar("C")
 
 WILDCARDS = frozenset({"", "0.0.0.0", "::", "*"})  # noqa: S104 - compared, not bound
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 10, 5, 3  # Detects a vanished host within 25 s.
@@ -117,48 +114,3 @@ def peer_of(transport: asyncio.BaseTransport | None) -> str:
     """Return the peer's address for log lines."""
     peer = transport.get_extra_info("peername") if transport is not None else None
     return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "an unknown peer"
-
-
-class AckWatch(Generic[C]):
-    """Unacknowledged calls, oldest first, under one timer."""
-
-    def __init__(self, timeout_s: float, on_expired: Callable[[C], None]) -> None:
-        self._timeout_s = timeout_s
-        self._on_expired = on_expired
-        self._loop = asyncio.get_running_loop()
-        self._deadlines: dict[C, float] = {}
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self, call: C) -> None:
-        self._deadlines[call] = self._loop.time() + self._timeout_s
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._timeout_s, self._look)
-
-    def discard(self, call: C) -> None:
-        self._deadlines.pop(call, None)
-
-    @property
-    def waited_s(self) -> float:
-        """Return how long the oldest call has been waiting."""
-        for deadline in self._deadlines.values():
-            return self._loop.time() + self._timeout_s - deadline
-        return 0.0
-
-    def close(self) -> list[C]:
-        """Stop watching; return the unacknowledged calls."""
-        waiting = list(self._deadlines)
-        self._deadlines.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        return waiting
-
-    def _look(self) -> None:
-        self._timer = None
-        now = self._loop.time()
-        for call, deadline in list(self._deadlines.items()):
-            if deadline > now:
-                self._timer = self._loop.call_at(deadline, self._look)
-                return
-            if self._deadlines.pop(call, None) is not None:  # The callback of one call may end another.
-                self._on_expired(call)

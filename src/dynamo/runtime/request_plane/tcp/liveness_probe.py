@@ -1,4 +1,6 @@
-"""Liveness of workers: `KeepAlive` of those with running calls, `LivenessProbe` of those that left the registry meanwhile.
+"""Liveness of workers: `AckWatch` of unacknowledged calls, `KeepAlive` of workers with running calls, and `LivenessProbe`.
+
+`LivenessProbe` is for workers that left the registry while calls were running.
 
 A removed record does not show whether running streams will end. A worker that drains removes its record first and
 continues, possibly silent during a long prefill; a worker that only lost its registry connection is healthy. A
@@ -13,13 +15,15 @@ requests that can migrate have left it before (`KeepAlive`).
 
 import asyncio
 import logging
-from collections.abc import Collection
-from typing import Protocol
+from collections.abc import Callable, Collection
+from typing import Generic, Protocol, TypeVar
 
 from dynamo.core.errors import ConnectionTimeout, Disconnected
 from dynamo.runtime.request_plane.base import Item
 
 logger = logging.getLogger(__name__)
+
+C = TypeVar("C")
 
 INTERVAL_S = 5.0  # Interval between probes: the worker may fail after a response; bounds how long a stream waits.
 
@@ -133,3 +137,48 @@ class LivenessProbe:
             self._connection.send_probe(self)
         else:
             self._suspects.clear()
+
+
+class AckWatch(Generic[C]):
+    """Unacknowledged calls, oldest first, under one timer."""
+
+    def __init__(self, timeout_s: float, on_expired: Callable[[C], None]) -> None:
+        self._timeout_s = timeout_s
+        self._on_expired = on_expired
+        self._loop = asyncio.get_running_loop()
+        self._deadlines: dict[C, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, call: C) -> None:
+        self._deadlines[call] = self._loop.time() + self._timeout_s
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._timeout_s, self._look)
+
+    def discard(self, call: C) -> None:
+        self._deadlines.pop(call, None)
+
+    @property
+    def waited_s(self) -> float:
+        """Return how long the oldest call has been waiting."""
+        for deadline in self._deadlines.values():
+            return self._loop.time() + self._timeout_s - deadline
+        return 0.0
+
+    def close(self) -> list[C]:
+        """Stop watching; return the unacknowledged calls."""
+        waiting = list(self._deadlines)
+        self._deadlines.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        return waiting
+
+    def _look(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        for call, deadline in list(self._deadlines.items()):
+            if deadline > now:
+                self._timer = self._loop.call_at(deadline, self._look)
+                return
+            if self._deadlines.pop(call, None) is not None:  # The callback of one call may end another.
+                self._on_expired(call)

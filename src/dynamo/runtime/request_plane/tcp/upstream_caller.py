@@ -29,7 +29,8 @@ from dynamo.core.tasks import TaskOwner
 from dynamo.runtime.request_plane import frame
 from dynamo.runtime.request_plane.base import Item, OnDone, Receiver, Request, Target
 from dynamo.runtime.request_plane.request_frames import RequestFrames
-from dynamo.runtime.request_plane.tcp.common import NO_VALID_FRAME_HINT, AckWatch, TcpLimits, TcpMetrics, peer_of, tune
+from dynamo.runtime.request_plane.tcp.common import NO_VALID_FRAME_HINT, TcpLimits, TcpMetrics, peer_of, tune
+from dynamo.runtime.request_plane.tcp.liveness_probe import AckWatch
 from dynamo.runtime.request_plane.tcp.unfinished import UnfinishedFrames
 from dynamo.runtime.request_plane.tcp.upstream_wire import (
     KILL,

@@ -9,7 +9,7 @@ from dynamo.core.codec import JSON, UNREADABLE, encode, json_encode, msgpack_enc
 from dynamo.core.errors import DynamoException, InvalidArgument, WorkerOverloaded, WorkerUnavailable
 from dynamo.core.tasks import TaskOwner
 from dynamo.runtime.request_plane import frame
-from dynamo.runtime.request_plane.base import Bare, Request
+from dynamo.runtime.request_plane.base import AnnotatedValue, Bare, Request
 from dynamo.runtime.request_plane.reply import CLOSED, ReplyBase
 from dynamo.runtime.request_plane.request_frames import RequestFrames
 from dynamo.runtime.request_plane.tcp.common import TcpLimits, TcpMetrics, peer_of, tune
@@ -141,6 +141,8 @@ class UpstreamReply(ReplyBase, asyncio.Protocol):
             return
         if type(value) is Bare:
             body = encode({"data": value.value, "complete_final": False}, JSON if self._is_json else "msgpack")
+        elif type(value) is AnnotatedValue:
+            body = encode({"data": value, "complete_final": False}, JSON if self._is_json else "msgpack")
         elif self._is_json:
             body = JSON_HEAD + encode(value, JSON) + JSON_TAIL
         else:

@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -41,8 +41,11 @@ class Pings:
 
     async def once(self, client: "Client", timeout_s: float) -> None:
         """Do one round trip. Raise `TimeoutError`, and `ConnectionError` when the connection ends first."""
-        ping = self._begin(client)
-        await asyncio.wait({ping}, timeout=timeout_s)
+        ping, reader = self._begin(client), client._reading_task
+        waits: set[asyncio.Future[Any]] = {ping} if reader is None else {ping, reader}
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if reader is not None and reader.done() and not ping.done():  # The end of `asyncio.run` cancels every task.
+            raise ConnectionError("the connection is no longer read")
         if not ping.done():
             raise TimeoutError
         _result(ping)

@@ -1,4 +1,4 @@
-"""The host that nobody is."""
+"""Host name of fake bootstrap information, to which no connection is made."""
 
 from tests.unit.sglang.scripted import FAKE_BOOTSTRAP_HOST
 

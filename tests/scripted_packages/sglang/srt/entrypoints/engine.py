@@ -1,4 +1,4 @@
-"""An `Engine` that says its prompt again, publishes what it holds, and meets its other half in a bootstrap server."""
+"""An `Engine` that repeats its prompt, publishes its cache, and meets its other phase in a bootstrap server."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ WAIT_S = 60.0
 
 class TokenizerManager(scripted.TokenizerManager):
     def auto_create_handle_loop(self) -> None:
-        """As the real one: who is to end it and who failed is for itself to hear."""
+        """As in the real one, it handles the signals of termination and of failed children itself."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGQUIT):
             loop.add_signal_handler(number, echo.note, "signals", number.name)

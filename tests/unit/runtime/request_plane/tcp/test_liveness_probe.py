@@ -1,4 +1,4 @@
-"""Whether a worker that the registry lost still lives: who is asked, how often, and what follows."""
+"""Whether a worker without a discovery record still runs: which are probed, how often, and the result."""
 
 import asyncio
 from collections.abc import Callable, Collection
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dynamo.core.errors import ConnectionTimeout, Disconnected, WorkerUnavailable
 from dynamo.runtime.request_plane.base import Item
-from dynamo.runtime.request_plane.tcp.liveness_probe import INTERVAL_S, LOOKS, KeepAlive, LivenessProbe
+from dynamo.runtime.request_plane.tcp.liveness_probe import INTERVAL_S, LOOKS, AckWatch, KeepAlive, LivenessProbe
 
 
 class FakeConnection:
@@ -100,13 +100,13 @@ async def test_liveness_probe_sends_nothing_on_a_broken_connection() -> None:
     assert not connection.is_aborted
 
 
-def test_who_speaks_is_never_asked() -> None:
+def test_active_connection_is_never_probed() -> None:
     keep_alive = KeepAlive()
     assert not any(keep_alive.look(heard) for heard in range(1, 50))
     assert not keep_alive.is_silent(49)
 
 
-def test_who_says_nothing_is_asked_once_and_then_given_time() -> None:
+def test_silent_connection_is_probed_once_before_it_counts_as_silent() -> None:
     keep_alive = KeepAlive()
     keep_alive.look(1)
     asked = [keep_alive.look(1) for _ in range(LOOKS - 1)]
@@ -114,7 +114,7 @@ def test_who_says_nothing_is_asked_once_and_then_given_time() -> None:
     assert keep_alive.is_silent(1)
 
 
-def test_who_answers_at_the_last_moment_lives_and_is_asked_again_later() -> None:
+def test_late_response_resets_the_probe_which_repeats_later() -> None:
     keep_alive = KeepAlive()
     keep_alive.look(1)
     for _ in range(LOOKS - 2):
@@ -141,3 +141,112 @@ def test_silence_is_so_many_looks_in_a_row_without_a_word(looks: list[bool]) -> 
         quiet = 0 if speaks else quiet + 1
         assert keep_alive.look(heard) == (quiet == 1)
         assert keep_alive.is_silent(heard) == (quiet >= LOOKS - 1)
+
+
+class Timers:
+    """A loop's clock and timers, turned by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.timers: list[tuple[float, object]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, delay: float, callback: object) -> asyncio.TimerHandle:
+        return self.call_at(self.now + delay, callback)
+
+    def call_at(self, when: float, callback: object) -> asyncio.TimerHandle:
+        entry = (when, callback)
+        self.timers.append(entry)
+        timers = self.timers
+
+        class Handle:
+            def cancel(self) -> None:
+                timers.remove(entry)
+
+        return Handle()  # type: ignore[return-value]
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+        for entry in [entry for entry in self.timers if entry[0] <= self.now]:
+            self.timers.remove(entry)
+            entry[1]()  # type: ignore[operator]
+
+
+async def watch(expired: list[str]) -> tuple[AckWatch[str], Timers]:
+    made: AckWatch[str] = AckWatch(10.0, expired.append)
+    timers = Timers()
+    made._loop = timers  # type: ignore[assignment]
+    return made, timers
+
+
+async def test_expiry_timer_expires_only_unacknowledged_entries() -> None:
+    expired: list[str] = []
+    acks, timers = await watch(expired)
+    acks.add("a")
+    timers.advance(4)
+    acks.add("b")
+    acks.add("c")
+    acks.discard("b")
+    assert acks.waited_s == 4
+    timers.advance(6)
+    assert expired == ["a"]
+    assert acks.waited_s == 6
+    timers.advance(3.9)
+    assert expired == ["a"]
+    timers.advance(0.1)
+    assert expired == ["a", "c"]
+    assert acks.waited_s == 0
+    assert timers.timers == []
+
+
+async def test_expiry_timer_uses_one_loop_timer() -> None:
+    acks, timers = await watch([])
+    for number in range(100):
+        acks.add(str(number))
+    assert len(timers.timers) == 1
+
+
+async def test_expiry_timer_close_returns_waiting_entries_without_expiring_them() -> None:
+    expired: list[str] = []
+    acks, timers = await watch(expired)
+    acks.add("a")
+    acks.add("b")
+    acks.discard("a")
+    assert acks.close() == ["b"]
+    timers.advance(100)
+    assert expired == []
+
+
+async def test_expiry_timer_entry_may_start_again_when_it_expires() -> None:
+    again: list[str] = []
+
+    def expire(name: str) -> None:
+        again.append(name)
+        if len(again) == 1:
+            acks.add("second")
+
+    acks: AckWatch[str] = AckWatch(10.0, expire)
+    timers = Timers()
+    acks._loop = timers  # type: ignore[assignment]
+    acks.add("first")
+    timers.advance(10)
+    timers.advance(10)
+    assert again == ["first", "second"]
+
+
+async def test_expiry_timer_callback_may_remove_another_entry() -> None:
+    expired: list[str] = []
+
+    def expire(call: str) -> None:
+        expired.append(call)
+        acks.discard("other")
+
+    acks: AckWatch[str] = AckWatch(10.0, expire)
+    timers = Timers()
+    acks._loop = timers  # type: ignore[assignment]
+    acks.add("one")
+    acks.add("other")
+    timers.advance(10)
+    assert expired == ["one"]

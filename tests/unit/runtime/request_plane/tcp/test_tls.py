@@ -85,7 +85,7 @@ def test_tcp_tls_error_names_a_missing_file() -> None:
 
 
 def test_tcp_tls_can_be_enabled_for_one_role(certificates: Certificates) -> None:
-    """A worker whose callers are ours dials nobody, and such a caller accepts nobody."""
+    """A worker whose callers are ours dials no caller, and such a caller accepts no connection."""
     server = TcpTls.load(TcpTlsFiles(cert_path=certificates.cert, key_path=certificates.key))
     assert server.server is not None and server.client is None and server.is_half
     client = TcpTls.load(TcpTlsFiles(ca_cert_path=certificates.ca))

@@ -4,6 +4,7 @@ import struct
 from typing import Any
 
 import pytest
+from tests.unit.runtime.request_plane.tcp.upstream_transport import UpstreamTransport
 
 from dynamo.core.codec import json_decode, json_encode, msgpack_encode
 from dynamo.core.errors import DynamoException, InvalidArgument, StreamIncomplete, WorkerOverloaded, WorkerUnavailable
@@ -29,33 +30,6 @@ ITEM = b"\x82\xa4data\x81\xa4data\x82\xa9token_ids\x91\x00\xa5index\x00\xaecompl
 FINAL = b"\x81\xaecomplete_final\xc3"
 
 
-class FakeTransport:
-    def __init__(self) -> None:
-        self.data = b""
-        self.is_closed = False
-
-    def write(self, data: bytes) -> None:
-        self.data += data
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    abort = close
-
-    def is_closing(self) -> bool:
-        return self.is_closed
-
-    def set_write_buffer_limits(self, high: int) -> None:
-        pass
-
-    def get_extra_info(self, name: str) -> None:
-        return None
-
-    def take(self) -> list[tuple[bytes, bytes]]:
-        data, self.data = self.data, b""
-        return frame.TwoPartDecoder(1 << 20).feed(data)
-
-
 class Heard:
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -73,10 +47,10 @@ class Heard:
         self.told.append(error)
 
 
-def caller_end() -> tuple[UpstreamLink, ResponseListener, FakeTransport]:
+def caller_end() -> tuple[UpstreamLink, ResponseListener, UpstreamTransport]:
     desk = ResponseListener(LIMITS, METRICS, lambda: None)
     link = UpstreamLink("127.0.0.1:1", desk, "127.0.0.1:2", lambda _: None)
-    transport = FakeTransport()
+    transport = UpstreamTransport()
     link.connection_made(transport)  # type: ignore[arg-type]
     return link, desk, transport
 
@@ -91,7 +65,7 @@ class Conversation:
         request = Request("r", b"\x80", "msgpack", {"traceparent": "t"}, {"tenant": "x"})
         self.call = self.link.send(TARGET, request, self.heard, lambda _, error: self.done.append(error))
         self.answer = self.desk.connection()
-        self.transport = FakeTransport()
+        self.transport = UpstreamTransport()
         self.answer.connection_made(self.transport)  # type: ignore[arg-type]
 
     def say(self, header: bytes, body: bytes = b"") -> None:
@@ -239,7 +213,7 @@ async def test_upstream_caller_raises_a_typed_error_on_a_refusing_acknowledgemen
 
 
 class Framed(Conversation):
-    """A call whose request goes on in frames, and the worker's connection that wants them."""
+    """A call whose request continues in frames, and the worker's connection that receives them."""
 
     def __init__(self) -> None:
         self.link, self.desk, self.requests = caller_end()
@@ -249,7 +223,7 @@ class Framed(Conversation):
         request = Request("r", b"", "msgpack", frames=self.frames)
         self.call = self.link.send(TARGET, request, self.heard, lambda _, error: self.done.append(error))
         self.answer = self.desk.connection()
-        self.transport = FakeTransport()
+        self.transport = UpstreamTransport()
         self.answer.connection_made(self.transport)  # type: ignore[arg-type]
 
     def dial_in(self) -> None:
@@ -318,7 +292,7 @@ async def test_upstream_caller_stops_sending_frames_when_the_worker_disconnects(
 
 async def test_upstream_caller_bounds_and_watches_a_response_connection_without_handshake() -> None:
     _, desk, _ = caller_end()
-    answer, transport = desk.connection(), FakeTransport()
+    answer, transport = desk.connection(), UpstreamTransport()
     answer.connection_made(transport)  # type: ignore[arg-type]
     assert len(desk.silent) == 1
     answer.data_received(struct.pack(">QQQ", 0, 1 << 20, 0) + bytes(HANDSHAKE_BYTES_MAX))

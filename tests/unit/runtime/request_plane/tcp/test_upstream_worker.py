@@ -2,6 +2,7 @@
 
 import pytest
 from tests.settle import turns
+from tests.unit.runtime.request_plane.tcp.upstream_transport import UpstreamTransport
 
 from dynamo.core.codec import json_decode
 from dynamo.core.errors import InvalidArgument
@@ -24,34 +25,7 @@ METRICS = TcpMetrics(MetricsRegistry())
 LIMITS = TcpLimits()
 
 
-class FakeTransport:
-    def __init__(self) -> None:
-        self.data = b""
-        self.is_closed = False
-
-    def write(self, data: bytes) -> None:
-        self.data += data
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    abort = close
-
-    def is_closing(self) -> bool:
-        return self.is_closed
-
-    def set_write_buffer_limits(self, high: int) -> None:
-        pass
-
-    def get_extra_info(self, name: str) -> None:
-        return None
-
-    def take(self) -> list[tuple[bytes, bytes]]:
-        data, self.data = self.data, b""
-        return frame.TwoPartDecoder(1 << 20).feed(data)
-
-
-def worker_end(codec: str) -> tuple[UpstreamReply, FakeTransport]:
+def worker_end(codec: str) -> tuple[UpstreamReply, UpstreamTransport]:
     reply = UpstreamReply(
         Request("r", b"", codec),
         "subject-1",
@@ -59,7 +33,7 @@ def worker_end(codec: str) -> tuple[UpstreamReply, FakeTransport]:
         METRICS,
         ResponseConnections(Sockets(TcpTls(), LIMITS, METRICS), lambda: None),
     )
-    transport = FakeTransport()
+    transport = UpstreamTransport()
     reply.connection_made(transport)  # type: ignore[arg-type]
     return reply, transport
 
@@ -157,7 +131,7 @@ def test_upstream_worker_reads_where_request_frames_are_offered() -> None:
 
 
 async def test_upstream_worker_reads_request_frames_on_their_own_connection_until_the_end() -> None:
-    frames, transport = RequestFrames(), FakeTransport()
+    frames, transport = RequestFrames(), UpstreamTransport()
     stream = UpstreamRequestStream(frames, "two", LIMITS, METRICS)
     stream.connection_made(transport)  # type: ignore[arg-type]
     assert transport.take() == [(b'{"subject":"two","stream_type":"request"}', b"")]
@@ -169,7 +143,7 @@ async def test_upstream_worker_reads_request_frames_on_their_own_connection_unti
 
 
 async def test_upstream_worker_fails_a_request_with_a_broken_frame_stream(caplog: pytest.LogCaptureFixture) -> None:
-    frames, transport = RequestFrames(), FakeTransport()
+    frames, transport = RequestFrames(), UpstreamTransport()
     stream = UpstreamRequestStream(frames, "two", LIMITS, METRICS)
     stream.connection_made(transport)  # type: ignore[arg-type]
     stream.data_received(b"\xff" * 64)

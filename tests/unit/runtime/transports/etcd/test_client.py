@@ -1,4 +1,4 @@
-"""One member: what it is asked, over which connection, and what its answers mean."""
+"""One member: the requests it receives, over which connection, and the handling of its responses."""
 
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -21,7 +21,7 @@ HEADER = {"revision": "9"}
 
 
 class Wires:
-    """Stands for `HttpConnection`: what is asked on each connection, and the answers in store."""
+    """Replaces `HttpConnection`: the requests on each connection, and the prepared responses."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, str, Any, Mapping[str, str]]] = []

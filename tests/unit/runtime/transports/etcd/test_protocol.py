@@ -1,4 +1,4 @@
-"""What is said to etcd, and what its answers and errors mean."""
+"""The requests to etcd, and the decoding of its responses and errors."""
 
 import json
 

@@ -11,10 +11,11 @@ from dynamo.runtime.transports.nats.liveness import SILENCES_MAX, NatsTraffic, P
 
 
 class Client:
-    """A client that answers pings when it is told to."""
+    """A client that answers pings on demand."""
 
     def __init__(self) -> None:
         self._transport = None
+        self._reading_task: asyncio.Future[None] | None = None
         self._ps = SimpleNamespace(buf=b"")
         self.stats: Any = {"in_msgs": 0}
         self.answer = asyncio.Event()
@@ -79,3 +80,12 @@ async def test_nats_liveness_ping_ends_with_its_connection() -> None:
     pings.end()
     with pytest.raises(ConnectionError, match="closed before the response"):
         await asyncio.wait_for(waiting, 5.0)
+
+
+async def test_nats_liveness_does_not_wait_for_a_pong_that_no_task_reads() -> None:
+    client, pings = Client(), Pings()
+    client._reading_task = asyncio.get_running_loop().create_future()
+    client._reading_task.cancel()
+    with pytest.raises(ConnectionError, match="no longer read"):
+        await pings.once(client, 3600.0)  # type: ignore[arg-type]
+    pings.end()

@@ -1,0 +1,1 @@
+"""Package of experimental features; contains none."""

@@ -1,0 +1,1 @@
+"""Planner settings: declaration, sources (JSON, YAML, inline text, environment, legacy flags) and validation. Pure, except `source`."""

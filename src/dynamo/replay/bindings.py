@@ -1,0 +1,114 @@
+"""Replay under the names of upstream's bindings: `run_mocker_trace_replay` and `run_mocker_synthetic_trace_replay`.
+
+Both simulate in virtual time and return the report of `python -m dynamo.replay --report-json`.
+"""
+
+from collections.abc import Mapping, Sequence
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dynamo.core.errors import InvalidArgument
+from dynamo.replay.config import ReplayConfig
+from dynamo.replay.outcome import RunOutcome
+from dynamo.replay.report import report_of, rows_of
+
+NOT_HONOURED: Mapping[str, Any] = {
+    "ais_perf_config": None,
+    "capture_planner_details": True,
+    "execution_model": None,
+    "scaling_policy": None,
+    "telemetry_callback": None,
+    "telemetry_jsonl_path": None,
+    "trace_num_prefix_groups": 0,
+    "trace_shared_prefix_ratio": 0.0,
+    "weka_nested_timestamp_basis": None,
+}
+"""Arguments that only upstream's simulator supports, with the value that requests nothing."""
+ONLINE = "replay_mode online: the bindings simulate; use python -m dynamo.replay --replay-mode online"
+
+
+def run_mocker_trace_replay(
+    trace_files: str | PathLike[str] | Sequence[str | PathLike[str]],
+    *options: Any,
+    report_jsonl_path: str | PathLike[str] | None = None,
+    trace_block_size: int | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Simulate the requests of trace files and return the report; the settings are those of `ReplayConfig`.
+
+    Raise `InvalidArgument` for an unsupported argument, `ConfigError` for a wrong value.
+    """
+    _by_name(options)
+    files = [trace_files] if isinstance(trace_files, (str, PathLike)) else list(trace_files)
+    if trace_block_size is not None:
+        settings["trace_block_size"] = trace_block_size
+    outcome, report = _run({**settings, "trace": ",".join(fspath(file) for file in files)})
+    if report_jsonl_path is not None:
+        rows = b"".join(msgspec.json.encode(row) + b"\n" for row in rows_of(outcome.flights))
+        Path(report_jsonl_path).write_bytes(rows)
+    return report
+
+
+def run_mocker_synthetic_trace_replay(
+    input_tokens: int,
+    output_tokens: int,
+    request_count: int,
+    *options: Any,
+    arrival_seed: int = 42,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Simulate generated requests and return the report; the settings are those of `ReplayConfig`.
+
+    Raise `InvalidArgument` for an unsupported argument, `ConfigError` for a wrong value.
+    """
+    _by_name(options)
+    shape = {"input_tokens": input_tokens, "output_tokens": output_tokens, "request_count": request_count}
+    return _run({**settings, **shape, "seed": arrival_seed})[1]
+
+
+def _by_name(options: Sequence[Any]) -> None:
+    if options:
+        raise InvalidArgument("replay: arguments after the load must be passed by name")
+
+
+def _run(settings: dict[str, Any]) -> tuple[RunOutcome, dict[str, Any]]:
+    """Simulate one scenario."""
+    if settings.pop("replay_mode", "offline") != "offline":
+        raise InvalidArgument(ONLINE, param="replay_mode")
+    for name, neutral in NOT_HONOURED.items():
+        if settings.pop(name, neutral) != neutral:
+            raise InvalidArgument(f"replay: {name} is not supported by this release", param=name)
+    telemetry = settings.pop("capture_telemetry", False)
+    interval_ms = settings.pop("telemetry_sample_interval_ms", 1000.0)
+    is_disaggregated = settings.get("prefill_engine_args") is not None
+    for name in ("num_workers",) if is_disaggregated else ("num_prefill_workers", "num_decode_workers"):
+        settings.pop(name, None)  # Upstream's wrappers pass the workers of both layouts.
+    if is_disaggregated:
+        settings = {"num_prefill_workers": 1, "num_decode_workers": 1, **settings}
+    for name in ("extra_engine_args", "prefill_engine_args", "decode_engine_args", "router_config"):
+        settings[name] = _as_text(settings.get(name))
+    settings["kv_event_lag_ms"] = settings.get("kv_event_lag_ms") or 0.0
+    unknown = settings.keys() - set(ReplayConfig.__dataclass_fields__)
+    if unknown:
+        raise InvalidArgument(f"replay: unexpected argument {min(unknown)}", param=min(unknown))
+    config = ReplayConfig(**settings, telemetry=telemetry, telemetry_interval_ms=interval_ms, progress=False)
+    (scenario,) = config.scenarios(config.source()).values()
+    outcome = scenario.run(None)
+    return outcome, report_of(
+        outcome,
+        objectives=config.objectives(),
+        with_requests=config.capture_per_request,
+        with_telemetry=config.telemetry,
+    )
+
+
+def _as_text(value: Any) -> str | None:
+    """Return a flag's value for a Python value: JSON, an object with `dump_json` or `to_dict`, or a mapping."""
+    if value is None or isinstance(value, str):
+        return value
+    if hasattr(value, "dump_json"):
+        return str(value.dump_json())
+    return msgspec.json.encode(value.to_dict() if hasattr(value, "to_dict") else value).decode()

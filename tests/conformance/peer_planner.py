@@ -1,0 +1,318 @@
+"""The released planner's pure parts behind one line of JSON per call; runs in the environment of `benchmarks.planner_peer`.
+
+Reads lines `{"function": NAME, "cases": [...]}` from standard input and writes a JSON list of results for each. This file only calls the
+released functions; `aisimulate` and `aisimulate_core`, which are not published, are import stubs.
+"""
+
+import importlib.abc
+import importlib.machinery
+import json
+import logging
+import sys
+import warnings
+from unittest import mock
+
+
+class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Import `aisimulate` and `aisimulate_core` as objects without behaviour."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("aisimulate", "aisimulate_core"):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec):
+        module = mock.MagicMock(name=spec.name)
+        module.__path__ = []
+        module.__spec__ = spec
+        return module
+
+    def exec_module(self, module):
+        pass
+
+
+sys.meta_path.insert(0, Stubs())
+warnings.simplefilter("ignore")
+logging.disable(logging.CRITICAL)
+
+
+def config(case):
+    """Return the configuration that a JSON object gives, or the error."""
+    from pydantic import ValidationError
+
+    from dynamo.planner.config.planner_config import PlannerConfig
+
+    try:
+        made = PlannerConfig(**case)
+    except ValidationError as error:
+        fields = [".".join(str(part) for part in one["loc"]) for one in error.errors()]
+        return {"error": "; ".join(one["msg"] for one in error.errors()), "fields": fields}
+    return {"config": made.model_dump(mode="json")}
+
+
+def predictor(case):
+    """Return the prediction after each value."""
+    from dynamo.planner.core.load.predictors import LOAD_PREDICTORS
+
+    from dynamo.planner.config.planner_config import PlannerConfig
+
+    made = LOAD_PREDICTORS[case["config"]["load_predictor"]](PlannerConfig(**case["config"]))
+    found = []
+    for index, value in enumerate(case["values"]):
+        if index == case.get("reset_at"):
+            made.reset_idle_skip()
+        made.add_data_point(float("nan") if value is None else value)
+        if index >= case.get("predict_from", 0):
+            found.append(float(made.predict_next()))
+    return [*found, float(made.get_last_value())]
+
+
+def step(row):
+    """Return forward-pass metrics from [worker, rank, wall, prefill requests, tokens, decode requests, kv, queued …]."""
+    from dynamo.common.forward_pass_metrics import ForwardPassMetrics, QueuedRequestMetrics, ScheduledRequestMetrics
+
+    worker, rank, wall, prompts, tokens, decodes, kv, queued_prompts, queued_tokens, queued_decodes, queued_kv = row
+    return ForwardPassMetrics(
+        worker_id=worker,
+        dp_rank=rank,
+        counter_id=1,
+        wall_time=wall,
+        scheduled_requests=ScheduledRequestMetrics(
+            num_prefill_requests=prompts,
+            sum_prefill_tokens=tokens,
+            num_decode_requests=decodes,
+            sum_decode_kv_tokens=kv,
+        ),
+        queued_requests=QueuedRequestMetrics(
+            num_prefill_requests=queued_prompts,
+            sum_prefill_tokens=queued_tokens,
+            num_decode_requests=queued_decodes,
+            sum_decode_kv_tokens=queued_kv,
+        ),
+    )
+
+
+def steps(rows):
+    """Return the steps by worker and rank."""
+    return {(row[0], row[1]): step(row) for row in rows}
+
+
+class LinearModel:
+    """A step model in place of the simulator's: seconds are linear in prefill tokens, decode requests and KV tokens."""
+
+    def __init__(self, coefficients):
+        self.coefficients = coefficients
+        self.count = 0
+
+    def estimate_forward_pass_time_ms(self, ranks):
+        base, per_token, per_request, per_kv = self.coefficients
+        (one,) = ranks
+        load = one["scheduled_requests"]
+        seconds = (
+            base
+            + per_token * load["sum_prefill_tokens"]
+            + per_request * load["num_decode_requests"]
+            + per_kv * load["sum_decode_kv_tokens"]
+        )
+        return seconds * 1000
+
+    def tune_with_fpms(self, iterations):
+        self.count += len(iterations)
+
+    def diagnostics(self):
+        return {"readiness": "ready", "retained_observations": self.count, "source": "linear"}
+
+
+def install_linear(coefficients):
+    """Make the released performance model use the linear step model."""
+    from dynamo.planner.core.perf_model.engine_query import AISCoreEnginePerfModel
+
+    from dynamo.planner.core.perf_model import ais_adapter
+
+    def best_available(*, ais_config, worker_type, limits, max_observations, attention_dp_size):
+        return AISCoreEnginePerfModel(
+            model=LinearModel(coefficients),
+            worker_type=worker_type,
+            limits=limits,
+            attention_dp_size=attention_dp_size,
+            max_observations=max_observations,
+        )
+
+    ais_adapter.AISCoreEnginePerfModel.best_available = staticmethod(best_available)
+    ais_adapter.PlannerEnginePerfModel._build_ais_config = lambda self: {}
+
+
+def regression(case):
+    """Return the samples kept and the predictions of a regression model."""
+    from dynamo.planner.core.perf_model import AggRegressionModel, DecodeRegressionModel, PrefillRegressionModel
+
+    kinds = {"prefill": PrefillRegressionModel, "decode": DecodeRegressionModel, "aggregated": AggRegressionModel}
+    model = kinds[case["role"]](case["samples"], case["min"], case["buckets"])
+    for row in case["steps"]:
+        model.add_observation(step(row))
+    if not model.has_sufficient_data() or not model._ensure_fitted():
+        return {"ready": model.has_sufficient_data(), "seconds": None}
+    if case["role"] == "prefill":
+        found = [model._predict_wall_time(tokens) for tokens, _, _ in case["queries"]]
+    elif case["role"] == "decode":
+        found = [model._predict_2d(requests, kv) for _, requests, kv in case["queries"]]
+    else:
+        found = [model._predict_2d(tokens, kv) for tokens, _, kv in case["queries"]]
+    return {"ready": True, "seconds": [float(one) for one in found]}
+
+
+def engine(case):
+    """Return capacity and latencies of the performance model."""
+    from dynamo.planner.core.types import EngineCapabilities
+
+    from dynamo.planner.config.planner_config import PlannerConfig
+    from dynamo.planner.core.perf_model import PlannerEnginePerfModel
+
+    install_linear(case["coefficients"])
+    model = PlannerEnginePerfModel(
+        worker_type=case["role"],
+        config=PlannerConfig(optimization_target="sla", max_num_fpm_samples=case["window"]),
+        capabilities=EngineCapabilities(**case["capabilities"]),
+    )
+    for rows in case["observed"]:
+        model.add_observations(steps(rows))
+    query = case["query"]
+    capacity = model.find_engine_capacity_rps(**query)
+    now = [step(case["now"])]
+    scale = case["scale"]
+    return {
+        "capacity": capacity and [capacity.rps, capacity.ttft_ms, capacity.itl_ms, capacity.eligible],
+        "ttft": model.estimate_queued_prefill_time(now, max_num_batched_tokens=1, kv_hit_rate=query["kv_hit_rate"]),
+        "ttft_scaled": model.estimate_queued_prefill_time(
+            now, max_num_batched_tokens=1, queue_scale=scale, decode_scale=scale, include_queued_decode=True
+        ),
+        "itl": model.estimate_scheduled_decode_itl(now),
+        "itl_scaled": model.estimate_scheduled_decode_itl(now, decode_scale=scale, include_queued_prefill_as_kv=True),
+    }
+
+
+def budget(case):
+    """Return every clamp of one pair."""
+    from dynamo.planner.core import budget as module
+
+    now_p, now_d, to_p, to_d = case["current"] + case["proposed"]
+    gpus_p, gpus_d = case["gpus"]
+    low, high = case["band"]
+    min_p, min_d = case["minimum"]
+    try:
+        *power, reason = module.apply_power_budget(
+            *case["to"], now_p, now_d, gpus_p * 100, gpus_d * 100, case["watts"], min_p, min_d
+        )
+        power = [*power, reason is not None]
+    except RuntimeError:
+        power = "infeasible"
+    return {
+        "clamp": module.proportional_clamp_pair(to_p, to_d, gpus_p, gpus_d, low, high, min_p, min_d),
+        "single": module.proportional_clamp_single(to_p, gpus_p, low, high, min_p),
+        "fit": module.fit_directional_budget_pair(now_p, now_d, to_p, to_d, gpus_p, gpus_d, low, high, min_p, min_d),
+        "guard": module.guard_disagg_scaling_budget(now_p, now_d, to_p, to_d, gpus_p, gpus_d, low, high, min_p, min_d),
+        "guard_single": module.guard_single_scaling_budget(now_p, to_p, gpus_p, low, high, min_p),
+        "power": power,
+    }
+
+
+def scaling(case):
+    """Return the throughput and load proposals of a sequence of ticks."""
+    from dynamo.planner.core.state_machine import PlannerScalingState
+    from dynamo.planner.core.types import (
+        EngineCapabilities,
+        FpmObservations,
+        TrafficObservation,
+        WorkerCapabilities,
+        WorkerCounts,
+    )
+
+    from dynamo.planner.config.planner_config import PlannerConfig
+
+    install_linear(case["coefficients"])
+    capabilities = {role: EngineCapabilities(**values) for role, values in case["capabilities"].items()}
+    state = PlannerScalingState(PlannerConfig(**case["config"]), WorkerCapabilities(**capabilities))
+    found = []
+    for tick in case["ticks"]:
+        state.begin_tick()
+        state.observe_worker_counts(WorkerCounts(**tick["counts"]))
+        observed = FpmObservations(prefill=steps(tick["prefill"]), decode=steps(tick["decode"]))
+        state.observe_fpm(observed)
+        throughput = None
+        traffic = tick["traffic"]
+        if traffic:
+            throughput = state.advance_throughput_from_prediction(
+                TrafficObservation(duration_s=traffic["duration_s"], num_req=1, isl=1, osl=1),
+                predicted_num_req=traffic["num_req"],
+                predicted_isl=traffic["isl"],
+                predicted_osl=traffic["osl"],
+                predicted_kv_hit_rate=traffic["kv_hit_rate"],
+                predicted_accept_length=traffic["accept_length"],
+            )
+        load = None
+        if case["runs_load"]:
+            load = state.advance_load(
+                observed,
+                predicted_kv_hit_rate=traffic and traffic["kv_hit_rate"],
+                predicted_accept_length=traffic and traffic["accept_length"],
+            )
+        seen = state.diagnostics()
+        found.append(
+            {
+                "throughput": throughput and [throughput.num_prefill, throughput.num_decode],
+                "load": load and [load.num_prefill, load.num_decode],
+                "throughput_reason": seen.throughput_decision_reason,
+                "throughput_roles": [seen.throughput_decision_reason_prefill, seen.throughput_decision_reason_decode],
+                "load_reason": seen.load_decision_reason,
+                "load_roles": [seen.load_decision_reason_prefill, seen.load_decision_reason_decode],
+                "estimates": [seen.estimated_ttft_ms, seen.estimated_itl_ms],
+                "rates": [seen.engine_rps_prefill, seen.engine_rps_decode],
+                "bounds": [seen.throughput_lower_bound_prefill, seen.throughput_lower_bound_decode],
+            }
+        )
+    return found
+
+
+def merge(case):
+    """Return the merged targets of a stage."""
+    from dynamo.planner.plugins.merge import ComponentKey, PluginResult, type_aware_merge
+
+    from dynamo.planner.plugins.types import AcceptResult, ComponentTarget, OverrideResult, RejectResult
+
+    results = []
+    for plugin_id, priority, kind, targets, final in case["results"]:
+        made = {
+            "accept": AcceptResult,
+            "reject": lambda: RejectResult(reason="no"),
+            "override": lambda targets=targets: OverrideResult(
+                targets=[ComponentTarget(sub_component_type=role, replicas=n, type=t) for role, n, t in targets]
+            ),
+        }[kind]()
+        results.append(PluginResult(plugin_id=plugin_id, priority=priority, result=made, final=final))
+    baseline = {ComponentKey(role): count for role, count in case["baseline"].items()}
+    found = type_aware_merge(results, baseline, case["set_allowed"])
+    targets = found.proposal and {one.sub_component_type: one.replicas for one in found.proposal.targets}
+    return {
+        "targets": targets,
+        "rejected": found.short_circuited,
+        "final": found.used_final_from,
+        "dropped": sorted({one.sub_component_type for one in found.set_dropped}),
+        "clamped": sorted([one[0].sub_component_type, *map(str, one[1:])] for one in found.clamped),
+    }
+
+
+FUNCTIONS = {
+    function.__name__: function for function in (config, predictor, regression, engine, budget, scaling, merge)
+}
+
+
+def main():
+    for line in sys.stdin:
+        request = json.loads(line)
+        function = FUNCTIONS[request["function"]]
+        print(json.dumps([function(case) for case in request["cases"]]), file=results, flush=True)
+
+
+if __name__ == "__main__":
+    results, sys.stdout = sys.stdout, sys.stderr
+    main()

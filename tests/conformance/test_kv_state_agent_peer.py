@@ -1,0 +1,123 @@
+"""A released KV state agent, our worker attached to it, and routers of both systems."""
+
+import asyncio
+import json
+import struct
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+from benchmarks.corpus import bench_model
+from benchmarks.ports import free_port
+from benchmarks.stacks import HOST
+from tests.cluster.peers import require_peer
+
+from dynamo.llm import KvStateAttachmentOwner
+from dynamo.model_card.card import build_card
+from dynamo.protocols.discovery import MODEL_CARDS
+from dynamo.protocols.model_card import ModelRecord, RuntimeConfig
+from dynamo.runtime.distributed import DistributedRuntime
+
+pytestmark = pytest.mark.conformance
+
+PATIENCE_S = 60.0
+DOMAIN = f"{1:032x}:{2:032x}"
+TOKENS = [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+@asynccontextmanager
+async def process(log: Path, *command: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    pipe = asyncio.subprocess.PIPE
+    with log.open("wb") as errors:
+        made = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=errors)
+        try:
+            yield made
+        finally:
+            made.kill()
+            await made.wait()
+
+
+@asynccontextmanager
+async def worker() -> AsyncIterator[DistributedRuntime]:
+    """Our worker with a card; it publishes no KV events of its own."""
+    runtime = DistributedRuntime(None, "file", "tcp")
+    await runtime.connect()
+    endpoint = runtime.endpoint("dynamo.backend.generate")
+    await endpoint.register_endpoint_instance()
+    config = RuntimeConfig(total_kv_blocks=512, enable_local_indexer=True, kv_event_publishing_enabled=True)
+    card = build_card(bench_model(), "m", context_length=0, kv_cache_block_size=4, runtime_config=config)
+    record = ModelRecord(
+        namespace="dynamo", component="backend", endpoint="generate", instance_id=runtime.instance_id, card_json=card
+    )
+    await runtime.discovery.put(MODEL_CARDS, endpoint.record_key, msgspec.json.encode(record))
+    try:
+        yield runtime
+    finally:
+        await runtime.shutdown(drain_timeout_s=0.0)
+
+
+async def device_blocks(router: asyncio.subprocess.Process, worker_id: int) -> int:
+    """Return how many blocks of the prompt a router counts in the worker's cache."""
+    assert router.stdin is not None
+    assert router.stdout is not None
+    router.stdin.write(json.dumps(TOKENS).encode() + b"\n")
+    while True:
+        line = await router.stdout.readline()
+        assert line, "the router has ended"
+        if line.startswith(b"["):
+            found: list[dict[str, Any]] = json.loads(line)
+            return sum(one["device_blocks"] for one in found if one["worker_id"] == worker_id)
+
+
+async def until_blocks(router: asyncio.subprocess.Process, worker_id: int, count: int) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while await device_blocks(router, worker_id) != count:  # noqa: ASYNC110 - the state is in another process
+            await asyncio.sleep(0.2)
+
+
+@pytest.mark.parametrize("system", ["released", "ours"])
+async def test_router_counts_the_blocks_of_our_worker_that_is_attached_to_a_released_agent(
+    system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYN_DISCOVERY_BACKEND", "file")
+    monkeypatch.setenv("DYN_FILE_KV", str(tmp_path / "store"))
+    monkeypatch.setenv("DYN_EVENT_PLANE", "zmq")
+    script = str(Path(__file__).with_name("peer_kv_state_router.py"))
+    engine = zmq.asyncio.Context()
+    socket = engine.socket(zmq.PUB)
+    address = f"tcp://{HOST}:{free_port()}"
+    socket.bind(address)
+    descriptor = {
+        "cache_owner_id": f"{DOMAIN}/{3:016x}/{4:032x}",
+        "indexer_domain_id": DOMAIN,
+        "global_dp_rank": 0,
+        "kv_state_endpoint": "dynamo.backend.generate",
+        "kv_block_size": 4,
+        "raw_zmq_endpoint": address,
+    }
+    python = require_peer() if system == "released" else sys.executable
+    async with (
+        process(tmp_path / "agent.log", require_peer(), "-m", "dynamo.kv_state_agent"),
+        process(tmp_path / "router.log", python, script) as router,
+        worker() as runtime,
+    ):
+        owner = KvStateAttachmentOwner(runtime.endpoint("dynamo.backend.generate"), runtime.instance_id, [descriptor])
+        async with asyncio.timeout(PATIENCE_S):
+            await owner.start()
+        await asyncio.sleep(1.0)  # The agent's subscription to the engine has no confirmation.
+        events = [["BlockStored", [11, 12], None, TOKENS, 4, None]]
+        await socket.send_multipart([b"", struct.pack(">Q", 0), msgspec.msgpack.encode([0.0, events, 0])])
+        await until_blocks(router, runtime.instance_id, 2)
+        events = [["BlockRemoved", [12]]]
+        await socket.send_multipart([b"", struct.pack(">Q", 1), msgspec.msgpack.encode([0.0, events, 0])])
+        await until_blocks(router, runtime.instance_id, 1)
+        await owner.close()
+        await until_blocks(router, runtime.instance_id, 0)
+    socket.close(0)
+    engine.term()

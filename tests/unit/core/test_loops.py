@@ -1,0 +1,130 @@
+"""Calls between event loops, from other loops and from threads without one."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from dynamo.core.loops import ForeignStream, LoopThread, is_foreign, on_loop, read_ahead
+
+
+@pytest.fixture
+def thread() -> Iterator[LoopThread]:
+    loop = asyncio.new_event_loop()
+    made = LoopThread(loop)
+    yield made
+    made.stop()
+    loop.close()
+
+
+async def current() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+
+def test_work_runs_on_the_loop_of_its_owner_from_every_other_loop(thread: LoopThread) -> None:
+    assert asyncio.run(thread.run(current())) is thread.loop
+    assert asyncio.run(thread.run(current())) is thread.loop
+    assert asyncio.run(thread.run(on_loop(thread.loop, current()))) is thread.loop
+
+
+def test_a_thread_without_a_loop_builds_objects_on_the_loop(thread: LoopThread) -> None:
+    assert is_foreign(thread.loop)
+    assert thread.call(asyncio.get_running_loop) is thread.loop
+    assert not thread.call(lambda: is_foreign(thread.loop))
+
+
+def test_errors_of_the_other_loop_reach_the_caller(thread: LoopThread) -> None:
+    async def fail() -> None:
+        raise ValueError("why")
+
+    with pytest.raises(ValueError, match="why"):
+        asyncio.run(thread.run(fail()))
+
+
+def test_a_stopped_loop_can_be_run_by_others(thread: LoopThread) -> None:
+    thread.ensure_running()
+    thread.stop()
+    assert thread.loop.run_until_complete(thread.run(current())) is thread.loop
+
+
+def test_a_closed_loop_is_refused() -> None:
+    loop = asyncio.new_event_loop()
+    loop.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        LoopThread(loop).ensure_running()
+
+
+def test_a_stream_of_another_loop_is_read_and_closed(thread: LoopThread) -> None:
+    seen: list[Any] = []
+
+    async def elements() -> AsyncIterator[int]:
+        try:
+            for number in range(3):
+                seen.append(asyncio.get_running_loop())
+                yield number
+        finally:
+            seen.append("closed")
+
+    async def read() -> list[int]:
+        return [element async for element in ForeignStream(elements(), thread.loop)]
+
+    async def leave() -> int:
+        stream = ForeignStream(elements(), thread.loop)
+        first: int = await anext(stream)
+        await stream.aclose()
+        return first
+
+    thread.ensure_running()
+    assert asyncio.run(read()) == [0, 1, 2]
+    assert seen == [thread.loop] * 3 + ["closed"]
+    seen.clear()
+    assert asyncio.run(leave()) == 0
+    assert seen == [thread.loop, "closed"]
+
+
+def test_elements_read_ahead_keep_their_values_although_the_producer_reuses_its_object(thread: LoopThread) -> None:
+    async def elements() -> AsyncIterator[dict[str, int]]:
+        element: dict[str, int] = {}
+        for number in range(3):
+            element["number"] = number
+            yield element
+        raise ValueError("why")
+
+    async def read() -> list[int]:
+        stream = read_ahead(elements, thread.loop)
+        seen = [(await anext(stream))["number"] for _ in range(3)]
+        with pytest.raises(ValueError, match="why"):
+            await anext(stream)
+        return seen
+
+    thread.ensure_running()
+    assert asyncio.run(read()) == [0, 1, 2]
+
+
+def test_a_producer_that_is_read_ahead_waits_at_the_limit_and_ends_with_its_reader(
+    thread: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynamo.core.loops.READ_AHEAD_MAX", 2)
+    produced: list[int] = []
+    closed = threading.Event()
+
+    async def elements() -> AsyncIterator[int]:
+        try:
+            for number in range(100):
+                produced.append(number)
+                yield number
+        finally:
+            closed.set()
+
+    async def leave() -> Any:
+        stream = read_ahead(elements, thread.loop)
+        first = await anext(stream)
+        await stream.aclose()
+        return first
+
+    thread.ensure_running()
+    assert asyncio.run(leave()) == 0
+    assert closed.wait(30)
+    assert len(produced) <= 4

@@ -1,0 +1,30 @@
+"""Replay under the names of upstream's bindings."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dynamo._core import run_mocker_synthetic_trace_replay, run_mocker_trace_replay
+from dynamo.core.errors import InvalidArgument
+
+
+def test_synthetic_load_is_simulated() -> None:
+    report = run_mocker_synthetic_trace_replay(
+        128, 4, 3, replay_concurrency=1, num_workers=2, extra_engine_args={"block_size": 64}
+    )
+    assert json.dumps(report, default=str).count("completed") >= 1
+
+
+def test_trace_is_simulated_and_its_rows_written(tmp_path: Path) -> None:
+    trace, rows = tmp_path / "trace.jsonl", tmp_path / "rows.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 100, "output_length": 2, "hash_ids": [1]}\n')
+    run_mocker_trace_replay([trace], num_workers=1, report_jsonl_path=rows)
+    assert len(rows.read_text().splitlines()) == 1
+
+
+def test_argument_of_upstreams_simulator_is_rejected() -> None:
+    with pytest.raises(InvalidArgument, match="scaling_policy"):
+        run_mocker_synthetic_trace_replay(1, 1, 1, replay_concurrency=1, scaling_policy=object())
+    with pytest.raises(InvalidArgument, match="online"):
+        run_mocker_synthetic_trace_replay(1, 1, 1, replay_mode="online")
