@@ -327,7 +327,8 @@ class World:
         if not isinstance(heard.receiver, Generation):
             return
         sent = self._request_of(heard)
-        if sent.over_s is None:
+        lacks_text = any(choice.finish_reason is None for choice in heard.receiver.choices)
+        if sent.over_s is None and lacks_text:
             sent.broke_s[heard.request_id] = self.loop.time()
             if "unresponsive" in str(error) and not invariants.stood_still(self, sent, heard.instance_id):
                 self.violation(f"{sent.label} left {self.names[heard.instance_id]}, which lives")

@@ -443,6 +443,10 @@ class Dispatch:
             if not self._attempts.can_readmit or self._chosen is not None:
                 raise
             await self._clock.sleep(self._attempts.readmission_delay_s(self._generation.tokens, random.random()))
-            if not self._generation.is_over:
+            if self._generation.is_over:
+                return
+            try:
+                await self.send()  # Workers that have not failed the request may have come back during the delay.
+            except WorkerUnavailable:
                 self._attempts.readmit()
                 await self.send()

@@ -305,7 +305,8 @@ class ServedModel:
         if self.kv is None:
             return None
         avoid = exclude | self._excluded | self.client.unsound()
-        if avoid >= frozenset(self.worker_ids()) and exclude < frozenset(self.worker_ids()):
+        workers = frozenset(self.worker_ids())
+        if avoid >= workers and not exclude >= workers:
             avoid = exclude | self._excluded  # A worker that failed recently is better than none.
         try:
             chosen = await self.kv.choose(

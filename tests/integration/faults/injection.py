@@ -19,6 +19,7 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.processes import DEADLINE_S, wait_until
 
+OWN_REGISTRY = "kv-behind-proxy"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
 
 
@@ -66,22 +67,54 @@ class Reset:
 
 
 class Proxy:
-    """A proxy between a frontend and one worker, whose record it rewrites to its own address; it can cut and stall."""
+    """A proxy between a frontend and one worker; it can cut and stall connections.
 
-    def __init__(self, record: Path) -> None:
-        value = record.read_bytes()
-        head, _, rest = value.partition(b'"tcp":"')
-        address, _, path = rest.partition(b"/")
-        assert path, value
-        self._worker = int(address.rpartition(b":")[2])
+    The worker registers in a directory of its own. The proxy copies its records into the cluster's directory, in which
+    the worker's address is the proxy's: the frontend never sees the other one.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._own, self._public = (cluster.folder / name for name in (OWN_REGISTRY, "kv"))
+        self._worker = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._flows = threading.Event()
         self._flows.set()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._copied: dict[Path, int] = {}
+        self._is_closed = threading.Event()
         self.stalled_bytes = 0
-        threading.Thread(target=self._accept, daemon=True).start()
-        port = self._listener.getsockname()[1]
-        record.write_bytes(b'%b"tcp":"127.0.0.1:%d/%b' % (head, port, path))
+        for loop in (self._accept, self._copy_records):
+            threading.Thread(target=loop, daemon=True).start()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Return the environment of the worker."""
+        return {"DYN_FILE_KV": str(self._own)}
+
+    def _copy_records(self) -> None:
+        while not self._is_closed.wait(0.05):
+            found: dict[Path, int] = {}
+            for source in self._own.glob("v1/*/*"):
+                with contextlib.suppress(FileNotFoundError):
+                    found[source] = source.stat().st_mtime_ns
+                    if self._copied.get(source) != found[source]:
+                        self._copy(source)
+            for gone in self._copied.keys() - found.keys():
+                (self._public / gone.relative_to(self._own)).unlink(missing_ok=True)
+            self._copied = found
+
+    def _copy(self, source: Path) -> None:
+        value, target = source.read_bytes(), self._public / source.relative_to(self._own)
+        head, key, rest = value.partition(b'"tcp":"')
+        address, _, path = rest.partition(b"/")
+        if key:
+            self._worker = int(address.rpartition(b":")[2])
+            value = b'%b"tcp":"127.0.0.1:%d/%b' % (head, self._listener.getsockname()[1], path)
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        unfinished = self._public / ".new-proxy"
+        unfinished.write_bytes(value)
+        unfinished.chmod(0o600)
+        unfinished.rename(target)
 
     @property
     def connections(self) -> int:
@@ -110,6 +143,7 @@ class Proxy:
         self._flows.set()
 
     def close(self) -> None:
+        self._is_closed.set()
         self._flows.set()
         self._listener.close()
         for pair in self._pairs:

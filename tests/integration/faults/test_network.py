@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.cluster.cluster import Cluster
 from tests.cluster.processes import DEADLINE_S, wait_until
 from tests.cluster.worker import WorkerProcess
 from tests.integration.faults.injection import CHAT, Asked, Proxy, failures, serving
@@ -24,21 +25,21 @@ SEED = 11
 
 
 @contextmanager
-def between(worker: WorkerProcess) -> Iterator[Proxy]:
-    proxy = Proxy(worker.record)
+def behind_proxy(cluster: Cluster) -> Iterator[tuple[WorkerProcess, Proxy]]:
+    """A worker that the frontend reaches through a proxy, over one connection that is open."""
+    proxy = Proxy(cluster)
     try:
-        yield proxy
+        worker = WorkerProcess(cluster, *PACED, **proxy.variables)
+        assert cluster.post(CHAT).status_code == 200
+        assert proxy.connections == 1
+        yield worker, proxy
     finally:
         proxy.close()
 
 
 def test_a_reset_between_frontend_and_worker_loses_no_token(tmp_path: Path) -> None:
     with serving(tmp_path, "--migration-limit", "3") as cluster:
-        worker = WorkerProcess(cluster, *PACED)
-        with between(worker) as proxy:
-            wait_until(
-                lambda: cluster.post(CHAT).status_code == 200 and proxy.connections == 1, "nobody takes this way"
-            )
+        with behind_proxy(cluster) as (worker, proxy):
             stream = Asked(cluster, max_tokens=700)
             wait_until(lambda: stream.has_begun, "the stream never began")
             spare = WorkerProcess(cluster, *PACED)
@@ -53,11 +54,7 @@ def test_a_reset_between_frontend_and_worker_loses_no_token(tmp_path: Path) -> N
 
 def test_requests_return_to_the_only_worker_after_a_connection_reset(tmp_path: Path) -> None:
     with serving(tmp_path, "--migration-limit", "3") as cluster:
-        worker = WorkerProcess(cluster, *PACED)
-        with between(worker) as proxy:
-            wait_until(
-                lambda: cluster.post(CHAT).status_code == 200 and proxy.connections == 1, "nobody takes this way"
-            )
+        with behind_proxy(cluster) as (worker, proxy):
             streams = [Asked(cluster, max_tokens=400) for _ in range(3)]
             wait_until(lambda: all(one.has_begun for one in streams), "not all streams began")
             proxy.reset()
@@ -72,11 +69,8 @@ def test_a_way_that_stalls_holds_up_no_later_request(tmp_path: Path, monkeypatch
     monkeypatch.setenv("DYN_TCP_REQUEST_TIMEOUT", "2")
     monkeypatch.setenv("DYN_RUNTIME_INHIBITED_DURATION_SECS", "1.5")
     with serving(tmp_path, "--migration-limit", "3") as cluster:
-        far, near = (WorkerProcess(cluster, *PACED) for _ in range(2))
-        with between(far) as proxy:
-            wait_until(
-                lambda: cluster.post(CHAT).status_code == 200 and proxy.connections == 1, "nobody takes this way"
-            )
+        with behind_proxy(cluster) as (far, proxy):
+            near = WorkerProcess(cluster, *PACED)
             proxy.stall()
             first = [Asked(cluster) for _ in range(2)]
             assert failures(first) == []
