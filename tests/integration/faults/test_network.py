@@ -38,57 +38,54 @@ def behind_proxy(cluster: Cluster) -> Iterator[tuple[WorkerProcess, Proxy]]:
 
 
 def test_a_reset_between_frontend_and_worker_loses_no_token(tmp_path: Path) -> None:
-    with serving(tmp_path, "--migration-limit", "3") as cluster:
-        with behind_proxy(cluster) as (worker, proxy):
-            stream = Asked(cluster, max_tokens=700)
-            wait_until(lambda: stream.has_begun, "the stream never began")
-            spare = WorkerProcess(cluster, *PACED)
-            proxy.reset()
-            assert failures([stream]) == []
-            print(f"reset between frontend and worker: silent for {stream.silence_s * 1000:.0f} ms")
-            assert stream.silence_s < 2
-            assert cluster.metric("dynamo_frontend_model_migration_total", migration_type="ongoing_request") == 1
-            assert worker.metric("dynamo_component_cancellation_total") == 1
-            wait_until(lambda: worker.is_idle and spare.is_idle, "something is left over")
+    with serving(tmp_path, "--migration-limit", "3") as cluster, behind_proxy(cluster) as (worker, proxy):
+        stream = Asked(cluster, max_tokens=700)
+        wait_until(lambda: stream.has_begun, "the stream never began")
+        spare = WorkerProcess(cluster, *PACED)
+        proxy.reset()
+        assert failures([stream]) == []
+        print(f"reset between frontend and worker: silent for {stream.silence_s * 1000:.0f} ms")
+        assert stream.silence_s < 2
+        assert cluster.metric("dynamo_frontend_model_migration_total", migration_type="ongoing_request") == 1
+        assert worker.metric("dynamo_component_cancellation_total") == 1
+        wait_until(lambda: worker.is_idle and spare.is_idle, "something is left over")
 
 
 def test_requests_return_to_the_only_worker_after_a_connection_reset(tmp_path: Path) -> None:
-    with serving(tmp_path, "--migration-limit", "3") as cluster:
-        with behind_proxy(cluster) as (worker, proxy):
-            streams = [Asked(cluster, max_tokens=400) for _ in range(3)]
-            wait_until(lambda: all(one.has_begun for one in streams), "not all streams began")
-            proxy.reset()
-            assert failures(streams) == []
-            print(f"sole worker reset: silent for {max(one.silence_s for one in streams) * 1000:.0f} ms")
-            moved = cluster.metric("dynamo_frontend_model_migration_total", migration_type="ongoing_request")
-            assert moved == len(streams)
-            wait_until(lambda: worker.is_idle, "something is left over")
+    with serving(tmp_path, "--migration-limit", "3") as cluster, behind_proxy(cluster) as (worker, proxy):
+        streams = [Asked(cluster, max_tokens=400) for _ in range(3)]
+        wait_until(lambda: all(one.has_begun for one in streams), "not all streams began")
+        proxy.reset()
+        assert failures(streams) == []
+        print(f"sole worker reset: silent for {max(one.silence_s for one in streams) * 1000:.0f} ms")
+        moved = cluster.metric("dynamo_frontend_model_migration_total", migration_type="ongoing_request")
+        assert moved == len(streams)
+        wait_until(lambda: worker.is_idle, "something is left over")
 
 
 def test_a_way_that_stalls_holds_up_no_later_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_TCP_REQUEST_TIMEOUT", "2")
     monkeypatch.setenv("DYN_RUNTIME_INHIBITED_DURATION_SECS", "1.5")
-    with serving(tmp_path, "--migration-limit", "3") as cluster:
-        with behind_proxy(cluster) as (far, proxy):
-            near = WorkerProcess(cluster, *PACED)
-            proxy.stall()
-            first = [Asked(cluster) for _ in range(2)]
-            assert failures(first) == []
-            proxy.verify_stall()
-            later = [Asked(cluster) for _ in range(6)]
-            assert failures(later) == []
-            print(f"stalled way: first pieces after {max(one.silence_s for one in first):.2f} s, "
-                  f"later ones after {max(one.silence_s for one in later):.2f} s")  # fmt: skip
-            assert max(one.silence_s for one in later) < 2
-            proxy.heal()
-            before = far.metric("dynamo_component_requests_total")
-            wait_until(
-                lambda: (
-                    cluster.post(CHAT).status_code == 200 and far.metric("dynamo_component_requests_total") > before
-                ),
-                "it is never asked again",
-            )
-            wait_until(lambda: far.is_idle and near.is_idle, "something is left over")
+    with serving(tmp_path, "--migration-limit", "3") as cluster, behind_proxy(cluster) as (far, proxy):
+        near = WorkerProcess(cluster, *PACED)
+        proxy.stall()
+        first = [Asked(cluster) for _ in range(2)]
+        assert failures(first) == []
+        proxy.verify_stall()
+        later = [Asked(cluster) for _ in range(6)]
+        assert failures(later) == []
+        print(f"stalled way: first pieces after {max(one.silence_s for one in first):.2f} s, "
+              f"later ones after {max(one.silence_s for one in later):.2f} s")  # fmt: skip
+        assert max(one.silence_s for one in later) < 2
+        proxy.heal()
+        before = far.metric("dynamo_component_requests_total")
+        wait_until(
+            lambda: (
+                cluster.post(CHAT).status_code == 200 and far.metric("dynamo_component_requests_total") > before
+            ),
+            "it is never asked again",
+        )
+        wait_until(lambda: far.is_idle and near.is_idle, "something is left over")
 
 
 def send(address: tuple[str, int], data: bytes) -> bytes:
