@@ -134,7 +134,6 @@ COVERED_BY = {
     "serving/request_trace/rows.py": "unit/serving/request_trace/test_trace.py",
     "serving/response_form.py": "unit/serving/test_relay.py",
     "serving/response_stream.py": "unit/serving/test_open_requests.py",
-    "serving/served_model.py": "unit/serving/test_relay.py",
     "sglang/handshake.py": "unit/sglang/test_engine.py",
     "sglang/library.py": "engines/test_sglang_signatures.py",
     "text/chat_template/child.py": "unit/text/chat_template/test_template.py",
