@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from dynamo.planner.config.perf_model import EngineRole
 from dynamo.planner.config.planner_config import Mode, PlannerConfig
 from dynamo.planner.config.plugins import PluginStage
-from dynamo.planner.core.budget import Pair, guard_pair, guard_single
+from dynamo.planner.core.budget import Pair, PairCost, guard_pair, guard_single
+from dynamo.planner.core.limits import PowerBudget, Targets, fit_power, held, rollout_hold
 from dynamo.planner.core.pipeline import (
+    Finished,
     PipelineOutcome,
     PluginCall,
     PluginPipeline,
@@ -20,10 +22,11 @@ from dynamo.planner.core.pipeline import (
     PluginSpec,
     StageRecord,
     Turn,
-    call_plugin,
+    drive,
+    resume,
 )
 from dynamo.planner.core.predictors import LoadPredictor, make_predictor
-from dynamo.planner.core.reasons import ExecuteAction, LoadReason, ThroughputReason
+from dynamo.planner.core.reasons import ExecuteAction, LimitReason, LoadReason, ThroughputReason
 from dynamo.planner.core.scaling import (
     DECODE,
     PREFILL,
@@ -84,6 +87,8 @@ class TickDecision:
     lower_bounds: dict[str, int]
     clamped: tuple[str, ...] = ()
     """Changes after the pipeline, in words: minimum, budget, rollout."""
+    limits: tuple[LimitReason, ...] = ()
+    """Limits that reduced or held the result of the pipeline."""
     rejected_by: str = ""
     reject_reason: str = ""
 
@@ -168,15 +173,7 @@ class PlannerCore:
         def refuse(one: PluginCall) -> StageResponse:
             raise LookupError(f"plugin {one.spec.plugin_id} is not in this process")
 
-        turn = self.turn(scheduled, seen)
-        replies: list[PluginReply] | None = None
-        while True:
-            try:
-                calls = next(turn) if replies is None else turn.send(replies)
-            except StopIteration as done:
-                decision: TickDecision = done.value
-                return decision
-            replies = [call_plugin(one, call or refuse) for one in calls]
+        return drive(self.turn(scheduled, seen), call or refuse)
 
     def turn(self, scheduled: ScheduledTick, seen: TickInput) -> DecisionTurn:
         """Run a tick; yields the calls of plugins that are not built in."""
@@ -204,18 +201,14 @@ class PlannerCore:
     ) -> Generator[list[PluginCall], list[PluginReply], PipelineOutcome]:
         """Answer the calls of the built-in plugins, and pass the others on."""
         replies: list[PluginReply] | None = None
-        while True:
-            try:
-                calls = next(turn) if replies is None else turn.send(replies)
-            except StopIteration as done:
-                outcome: PipelineOutcome = done.value
-                return outcome
+        while not isinstance(calls := resume(turn, replies), Finished):
             external = [one for one in calls if one.spec not in BUILTINS]
             received = iter((yield external) if external else ())
             replies = [
                 PluginReply(self._builtin(one, scheduled, seen)) if one.spec in BUILTINS else next(received)
                 for one in calls
             ]
+        return calls.result
 
     def _builtin(self, one: PluginCall, scheduled: ScheduledTick, seen: TickInput) -> StageResponse:
         if one.spec.plugin_id == LOAD_PREDICT:
@@ -268,9 +261,13 @@ class PlannerCore:
     def _decided(self, now_s: float, outcome: PipelineOutcome) -> TickDecision:
         scale_to: ScalingDecision | None = None
         clamped: tuple[str, ...] = ()
-        if outcome.proposal is not None:
+        limits: tuple[LimitReason, ...] = ()
+        hold = rollout_hold(self.state.rollout)
+        if hold is not None:
+            limits = (hold,)
+        elif outcome.proposal is not None:
             wanted = {one.sub_component_type: one.replicas for one in outcome.proposal.targets}
-            scale_to, clamped = self._constrained(wanted)
+            scale_to, clamped, limits = self._constrained(wanted)
         return TickDecision(
             now_s=now_s,
             action=outcome.action,
@@ -281,39 +278,72 @@ class PlannerCore:
             stages=outcome.stages,
             lower_bounds=dict(self.state.lower_bounds),
             clamped=clamped,
+            limits=limits,
             rejected_by=outcome.rejected_by,
             reject_reason=outcome.reject_reason,
         )
 
-    def _constrained(self, wanted: Mapping[str, int | None]) -> tuple[ScalingDecision | None, tuple[str, ...]]:
-        """Return the numbers within minimum and GPU budget, which no plugin can exceed, and what was changed."""
-        state, clamped = self.state, []
-        now = state.current()
-        floored: dict[str, int] = {}
-        for role, ready in ((PREFILL, now.prefill), (DECODE, now.decode)):
-            target = wanted.get(role)
-            floored[role] = ready if target is None else max(target, state.floor(role))
-            if target is not None and floored[role] != target:
-                clamped.append(f"{role}: {target} raised to the minimum {floored[role]}")
+    def _constrained(
+        self, wanted: Mapping[str, int | None]
+    ) -> tuple[ScalingDecision | None, tuple[str, ...], tuple[LimitReason, ...]]:
+        """Return the numbers within minimum and budgets, which no plugin can exceed, what was changed, and why."""
+        now = self.state.current()
+        floored, clamped = self._above_minimum(wanted)
         if self.config.mode is Mode.DISAGG:
-            fitted, guard = guard_pair(now, Pair(floored[PREFILL], floored[DECODE]), state.cost(), state.band)
+            fitted, guard = guard_pair(now, floored, self.state.cost(), self.state.band)
         else:
-            role = PREFILL if self.config.mode is Mode.PREFILL else DECODE
-            ready = state.ready(role)
-            count, guard = guard_single(ready, floored[role], state.gpus(role), state.band, state.floor(role))
-            fitted = Pair(count, now.decode) if role == PREFILL else Pair(now.prefill, count)
-        if guard is not None or fitted != Pair(floored[PREFILL], floored[DECODE]):
-            clamped.append(f"GPU budget: {floored[PREFILL]}/{floored[DECODE]} became {fitted.prefill}/{fitted.decode}")
-        decision = ScalingDecision(
-            num_prefill=fitted.prefill if self._is_wanted(PREFILL, fitted.prefill) else None,
-            num_decode=fitted.decode if self._is_wanted(DECODE, fitted.decode) else None,
+            fitted, guard = self._guarded_single(floored)
+        if guard is not None or fitted != floored:
+            clamped.append(f"GPU budget: {floored.prefill}/{floored.decode} became {fitted.prefill}/{fitted.decode}")
+        limits = [LimitReason(guard.value)] if guard is LoadReason.GPU_BUDGET_BELOW_MINIMUM else []
+        mode = self.config.mode
+        targets = Targets(
+            fitted.prefill if mode.scales_prefill else None, fitted.decode if mode.scales_decode else None
         )
-        return (None if decision == ScalingDecision() else decision), tuple(clamped)
+        powered, reason = self._within_power(targets)
+        if reason is not None:
+            limits.append(reason)
+            clamped.append(f"power budget: {fitted.prefill}/{fitted.decode} became {powered.prefill}/{powered.decode}")
+        decision = ScalingDecision(
+            num_prefill=powered.prefill if self._is_wanted(PREFILL, powered.prefill) else None,
+            num_decode=powered.decode if self._is_wanted(DECODE, powered.decode) else None,
+        )
+        return (None if decision == ScalingDecision() else decision), tuple(clamped), tuple(limits)
 
-    def _is_wanted(self, role: str, target: int) -> bool:
+    def _above_minimum(self, wanted: Mapping[str, int | None]) -> tuple[Pair, list[str]]:
+        """Return the wanted numbers, at least the minimum; a role without one keeps its workers."""
+        clamped, floored = [], []
+        for role, ready in zip((PREFILL, DECODE), self.state.current(), strict=True):
+            target = wanted.get(role)
+            floored.append(ready if target is None else max(target, self.state.floor(role)))
+            if target is not None and floored[-1] != target:
+                clamped.append(f"{role}: {target} raised to the minimum {floored[-1]}")
+        return Pair(*floored), clamped
+
+    def _guarded_single(self, floored: Pair) -> tuple[Pair, LoadReason | None]:
+        """Return the numbers with that of the only scaled role within the GPU budget."""
+        state, now = self.state, self.state.current()
+        is_prefill = self.config.mode is Mode.PREFILL
+        role, target = (PREFILL, floored.prefill) if is_prefill else (DECODE, floored.decode)
+        count, guard = guard_single(state.ready(role), target, state.gpus(role), state.band, state.floor(role))
+        return (Pair(count, now.decode) if is_prefill else Pair(now.prefill, count)), guard
+
+    def _within_power(self, targets: Targets) -> tuple[Targets, LimitReason | None]:
+        """Return the numbers within the power budget; without the watts of a scaled role, no role grows."""
+        limit = self.config.total_gpu_power_limit
+        if not self.config.enable_power_awareness or limit is None:
+            return targets, None
+        state = self.state
+        watts = [found.power_watts_per_replica or 0 if found else 0 for found in state.capabilities.both]
+        if any(target is not None and one <= 0 for target, one in zip(targets, watts, strict=True)):
+            kept = held(state.current(), targets)
+            return kept, None if kept == targets else LimitReason.POWER_UNKNOWN
+        cost = PairCost(*watts, prefill_min=state.floor(PREFILL), decode_min=state.floor(DECODE))
+        return fit_power(state.current(), targets, PowerBudget(limit, cost))
+
+    def _is_wanted(self, role: str, target: int | None) -> bool:
         """Return whether a number has to be set: it differs from the ready workers, or cancels starting ones."""
-        scaled = self.config.mode.scales_prefill if role == PREFILL else self.config.mode.scales_decode
-        return scaled and (target != self.state.ready(role) or self._cancels(role))
+        return target is not None and (target != self.state.ready(role) or self._cancels(role))
 
     def _cancels(self, role: str) -> bool:
         if not self.state.pending(role):

@@ -7,6 +7,7 @@ tick, and reports failures as replies. Time is an argument.
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -31,6 +32,8 @@ from dynamo.planner.plugins.types import (
     StageRequest,
     StageResponse,
 )
+
+T = TypeVar("T")
 
 TIME_TOLERANCE_S = 1e-6
 """A plugin is due if its interval ends within this of the tick."""
@@ -265,16 +268,29 @@ class PluginPipeline:
         return reply.response
 
 
-def drive(turn: Turn, call: Callable[[PluginCall], StageResponse]) -> PipelineOutcome:
-    """Run a pipeline whose plugins are called in this process; an exception is a failed call."""
-    replies: list[PluginReply] | None = None
+@dataclass(frozen=True, slots=True)
+class Finished(Generic[T]):
+    """Result of a turn that has no more calls."""
+
+    result: T
+
+
+def resume(
+    turn: Generator[list[PluginCall], list[PluginReply], T], replies: list[PluginReply] | None
+) -> list[PluginCall] | Finished[T]:
+    """Return the next calls of a turn, given the replies to the last ones (None at the start), or its result."""
     try:
-        while True:
-            calls = next(turn) if replies is None else turn.send(replies)
-            replies = [call_plugin(one, call) for one in calls]
+        return next(turn) if replies is None else turn.send(replies)
     except StopIteration as done:
-        outcome: PipelineOutcome = done.value
-        return outcome
+        return Finished(done.value)
+
+
+def drive(turn: Generator[list[PluginCall], list[PluginReply], T], call: Callable[[PluginCall], StageResponse]) -> T:
+    """Run a turn whose plugins are called in this process; an exception is a failed call."""
+    replies: list[PluginReply] | None = None
+    while not isinstance(step := resume(turn, replies), Finished):
+        replies = [call_plugin(one, call) for one in step]
+    return step.result
 
 
 def call_plugin(one: PluginCall, call: Callable[[PluginCall], StageResponse]) -> PluginReply:

@@ -13,7 +13,7 @@ from dynamo.core.errors import InvalidArgument
 from dynamo.planner.config.perf_model import EngineRole
 from dynamo.planner.config.planner_config import parse
 from dynamo.planner.core.engine import DecisionTurn, PlannerCore, TickDecision
-from dynamo.planner.core.pipeline import PluginCall, PluginReply, PluginSpec
+from dynamo.planner.core.pipeline import Finished, PluginCall, PluginReply, PluginSpec, resume
 from dynamo.planner.core.scaling import WorkerCapabilities
 from dynamo.planner.plugins.types import (
     ConstrainStageResponse,
@@ -149,11 +149,12 @@ class Recording:
         self._step(list(replies))
 
     def _step(self, replies: list[PluginReply] | None) -> None:
-        try:
-            self.calls = next(self._turn) if replies is None else self._turn.send(replies)
-        except StopIteration as done:
-            self.calls, self.decision = [], done.value
-            self.tick.decision = msgspec.Raw(decision_json(done.value))
+        step = resume(self._turn, replies)
+        if not isinstance(step, Finished):
+            self.calls = step
+            return
+        self.calls, self.decision = [], step.result
+        self.tick.decision = msgspec.Raw(decision_json(step.result))
 
 
 def replay(lines: Iterable[bytes]) -> Iterator[tuple[Tick, bytes]]:

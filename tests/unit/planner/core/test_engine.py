@@ -1,6 +1,7 @@
 """Planner core: ticks, reasons, budgets, and records that replay to the same decisions."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from dynamo.planner.config.planner_config import parse
 from dynamo.planner.config.plugins import PluginStage
 from dynamo.planner.core.engine import PlannerCore, TickDecision, without_nan
 from dynamo.planner.core.pipeline import PluginReply, PluginSpec
-from dynamo.planner.core.reasons import LoadReason, ThroughputReason
+from dynamo.planner.core.reasons import LimitReason, LoadReason, ThroughputReason
 from dynamo.planner.core.record import Start, encode, recorded, replay
 from dynamo.planner.core.scaling import WorkerCapabilities
 from dynamo.planner.plugins.types import ComponentTarget, OverrideResult, ProposeStageResponse
@@ -18,6 +19,7 @@ from dynamo.protocols.planner import (
     EngineCapabilities,
     FpmObservations,
     RankKey,
+    RolloutPhase,
     ScalingDecision,
     TickInput,
     TrafficObservation,
@@ -181,3 +183,31 @@ def test_replay_names_the_plugin_whose_reply_is_missing() -> None:
     start, tick = lines[0], lines[1].replace(b'"plugin_id":"user","stage"', b'"plugin_id":"other","stage"')
     with pytest.raises(InvalidArgument, match="expected a reply of user, found a reply of other"):
         list(replay([start, tick]))
+
+
+def test_tick_during_a_rollout_holds_and_names_the_reason() -> None:
+    observed = seen(5.0, 2, 2, queued=5000, kv=80_000)
+    assert observed.worker_counts is not None
+    counts = replace(observed.worker_counts, rollout=RolloutPhase.IN_PROGRESS)
+    decision = first(PlannerCore(parse({}), CAPABILITIES), replace(observed, worker_counts=counts))
+    assert (decision.scale_to, decision.limits) == (None, (LimitReason.ROLLOUT_IN_PROGRESS,))
+
+
+def test_tick_with_a_budget_below_the_minimum_holds_and_names_the_reason() -> None:
+    core = PlannerCore(parse({"max_gpu_budget": 1}), CAPABILITIES)
+    decision = first(core, seen(5.0, 2, 2, queued=5000, kv=80_000))
+    assert (decision.scale_to, decision.load.reason) == (None, LoadReason.GPU_BUDGET_BELOW_MINIMUM)
+
+
+def test_tick_never_exceeds_the_power_budget() -> None:
+    engine = replace(ENGINE, power_watts_per_replica=700)
+    raw = {"enable_power_awareness": True, "total_gpu_power_limit": 2900}
+    core = PlannerCore(parse(raw), WorkerCapabilities(prefill=engine, decode=engine))
+    decision = first(core, seen(5.0, 2, 2, queued=5000, kv=80_000))
+    assert (decision.scale_to, decision.limits) == (None, (LimitReason.POWER_BUDGET_CLAMPED,))
+
+
+def test_tick_without_the_watts_of_a_replica_adds_no_worker() -> None:
+    raw = {"enable_power_awareness": True, "total_gpu_power_limit": 2900}
+    decision = first(PlannerCore(parse(raw), CAPABILITIES), seen(5.0, 2, 2, queued=5000, kv=80_000))
+    assert (decision.scale_to, decision.limits) == (None, (LimitReason.POWER_UNKNOWN,))
