@@ -12,6 +12,7 @@ from dynamo.planner.config.perf_model import EngineRole
 from dynamo.planner.config.planner_config import Mode, PlannerConfig
 from dynamo.planner.config.plugins import PluginStage
 from dynamo.planner.core.budget import Pair, PairCost, guard_pair, guard_single
+from dynamo.planner.core.checkpoint import Checkpoint, ScalingCheckpoint
 from dynamo.planner.core.limits import PowerBudget, Targets, fit_power, held, rollout_hold
 from dynamo.planner.core.pipeline import (
     Finished,
@@ -112,6 +113,8 @@ class PlannerCore:
         )
         self._last_load_s = self._last_throughput_s = 0.0
         self._ticks = 0
+        self._last_action: ScalingDecision | None = None
+        self._last_action_s: float | None = None
         self._load, self._throughput = LoadProposal(), ThroughputProposal()
 
     # Start
@@ -128,6 +131,30 @@ class PlannerCore:
         for role, measured in steps.items():
             if role in self.state.models:
                 self.state.models[role].bootstrap(measured)
+
+    def checkpoint(self) -> Checkpoint:
+        """Return the state, from which `restore` goes on after a restart."""
+        return Checkpoint(
+            ticks=self._ticks,
+            last_load_s=self._last_load_s,
+            last_throughput_s=self._last_throughput_s,
+            scaling=ScalingCheckpoint.of(self.state),
+            predictors={name: predictor.state() for name, predictor in self._predictors.items()},
+            plugins=self.pipeline.checkpoint(),
+            last_action=self._last_action,
+            last_action_s=self._last_action_s,
+        )
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Set the state to that of a checkpoint of a planner with the same configuration."""
+        self._ticks = saved.ticks
+        self._last_load_s, self._last_throughput_s = saved.last_load_s, saved.last_throughput_s
+        saved.scaling.apply(self.state)
+        for name, state in saved.predictors.items():
+            if name in self._predictors:
+                self._predictors[name].restore(state)
+        self.pipeline.restore(saved.plugins)
+        self._last_action, self._last_action_s = saved.last_action, saved.last_action_s
 
     def first_tick(self, start_s: float) -> ScheduledTick:
         """Return the first tick of a planner that starts at a time."""
@@ -268,6 +295,8 @@ class PlannerCore:
         elif outcome.proposal is not None:
             wanted = {one.sub_component_type: one.replicas for one in outcome.proposal.targets}
             scale_to, clamped, limits = self._constrained(wanted)
+        if scale_to is not None:
+            self._last_action, self._last_action_s = scale_to, now_s
         return TickDecision(
             now_s=now_s,
             action=outcome.action,
@@ -338,7 +367,7 @@ class PlannerCore:
         if any(target is not None and one <= 0 for target, one in zip(targets, watts, strict=True)):
             kept = held(state.current(), targets)
             return kept, None if kept == targets else LimitReason.POWER_UNKNOWN
-        cost = PairCost(*watts, prefill_min=state.floor(PREFILL), decode_min=state.floor(DECODE))
+        cost = PairCost(watts[0], watts[1], state.floor(PREFILL), state.floor(DECODE))
         return fit_power(state.current(), targets, PowerBudget(limit, cost))
 
     def _is_wanted(self, role: str, target: int | None) -> bool:

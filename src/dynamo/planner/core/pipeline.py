@@ -13,6 +13,7 @@ import msgspec
 
 from dynamo.core.boundaries import ErrorBoundary
 from dynamo.planner.config.plugins import PluginStage
+from dynamo.planner.core.checkpoint import PluginCheckpoint
 from dynamo.planner.core.circuit import Circuit
 from dynamo.planner.core.merge import MergeOutcome, PluginResult, PredictionChain, merge_targets
 from dynamo.planner.core.reasons import ExecuteAction
@@ -138,6 +139,31 @@ class PluginPipeline:
     def circuit(self, plugin_id: str) -> Circuit:
         """Return the circuit breaker of a plugin."""
         return self._states[plugin_id].circuit
+
+    def checkpoint(self) -> dict[str, PluginCheckpoint]:
+        """Return the state of each plugin."""
+        found = {}
+        for plugin_id, state in self._states.items():
+            last = state.last_override
+            found[plugin_id] = PluginCheckpoint(
+                failures=state.circuit.failures,
+                opened_at_s=state.circuit.opened_at_s,
+                called_at_s=state.called_at_s,
+                override=last.result if last and isinstance(last.result, OverrideResult) else None,
+                is_final=last is not None and last.is_final,
+            )
+        return found
+
+    def restore(self, saved: Mapping[str, PluginCheckpoint]) -> None:
+        """Set the state of the registered plugins to that of a checkpoint."""
+        for plugin_id, one in saved.items():
+            spec, state = self._plugins.get(plugin_id), self._states.get(plugin_id)
+            if spec is None or state is None:
+                continue  # Not configured any more.
+            state.circuit.failures, state.circuit.opened_at_s = one.failures, one.opened_at_s
+            state.called_at_s = one.called_at_s
+            if one.override is not None:
+                state.last_override = PluginResult(plugin_id, spec.priority, one.override, one.is_final)
 
     def run(self, context: PipelineContext, baseline: Mapping[str, int], now_s: float) -> Turn:
         """Run one tick from a context and the current numbers by role."""

@@ -166,6 +166,15 @@ class ScalingState:
             ),
         }
 
+    @property
+    def counts(self) -> dict[str, RoleCount]:
+        """The last observed numbers of workers by role."""
+        return dict(self._counts)
+
+    @counts.setter
+    def counts(self, counts: Mapping[str, RoleCount]) -> None:
+        self._counts = dict(counts)
+
     def observe_steps(self, observed: FpmObservations) -> None:
         """Learn from the latest forward passes."""
         for role, model in self.models.items():

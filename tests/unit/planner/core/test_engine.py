@@ -118,8 +118,11 @@ def test_traffic_of_an_idle_window_has_lengths_of_zero_and_unknown_counts_are_no
     assert without_nan(TrafficObservation(duration_s=5, num_req=nan, isl=1, osl=1)) is None
 
 
-def record_of(seed: int) -> list[bytes]:
-    """Return the record of random ticks with a plugin that overrides, accepts and fails."""
+def record_of(seed: int, checkpoint_at: int | None = None) -> list[bytes]:
+    """Return the record of random ticks with a plugin that overrides, accepts and fails.
+
+    With `checkpoint_at`, the record starts with a checkpoint before that tick.
+    """
     rng = random.Random(seed)
     raw = {
         "optimization_target": "sla",
@@ -132,7 +135,9 @@ def record_of(seed: int) -> list[bytes]:
     core = start.planner()
     scheduled, lines = core.first_tick(0.0), [encode(start)]
     workers = [1, 1]
-    for _ in range(12):
+    for number in range(12):
+        if number == checkpoint_at:
+            lines = [encode(Start.of(core))]
         traffic = TrafficObservation(duration_s=10.0, num_req=rng.randint(0, 500), isl=rng.uniform(1, 3000), osl=50.0)
         observed = seen(scheduled.at_s, *workers, queued=rng.choice([0, 20_000]), kv=rng.randint(0, 90_000))
         full = TickInput(
@@ -162,6 +167,29 @@ def test_record_replays_to_the_same_decisions_byte_for_byte(seed: int) -> None:
     assert len(lines) == 13
     for tick, decided in replay(lines):
         assert decided == bytes(tick.decision)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_record_that_starts_at_a_checkpoint_replays_to_the_same_decisions(seed: int) -> None:
+    lines = record_of(seed, checkpoint_at=1 + seed)
+    assert len(lines) == 12 - seed
+    for tick, decided in replay(lines):
+        assert decided == bytes(tick.decision)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_checkpoint_does_not_change_the_decisions_that_follow(seed: int) -> None:
+    assert record_of(seed, checkpoint_at=6)[1:] == record_of(seed)[7:]
+
+
+def test_restarted_planner_has_the_last_action_and_the_lower_bounds() -> None:
+    core = PlannerCore(parse({}), CAPABILITIES)
+    first(core, seen(5.0, 2, 2, queued=5000, kv=80_000))
+    core.state.lower_bounds["decode"] = 3
+    restarted = PlannerCore(parse({}), CAPABILITIES)
+    restarted.restore(core.checkpoint())
+    assert restarted.checkpoint() == core.checkpoint()
+    assert restarted.checkpoint().last_action == ScalingDecision(num_prefill=3)
 
 
 def test_record_with_a_changed_input_does_not_replay_to_the_same_decisions() -> None:
