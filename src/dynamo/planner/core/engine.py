@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from dynamo.planner.config.perf_model import EngineRole
 from dynamo.planner.config.planner_config import Mode, PlannerConfig
 from dynamo.planner.config.plugins import PluginStage
@@ -40,6 +42,7 @@ from dynamo.planner.core.scaling import (
 from dynamo.planner.plugins.types import (
     AcceptResult,
     ComponentTarget,
+    FpmData,
     ObservationData,
     OverrideResult,
     PipelineContext,
@@ -53,6 +56,7 @@ from dynamo.planner.plugins.types import (
 from dynamo.protocols.load import ForwardPassMetrics
 from dynamo.protocols.planner import (
     FpmObservations,
+    RankKey,
     ScalingDecision,
     ScheduledTick,
     TickInput,
@@ -214,7 +218,7 @@ class PlannerCore:
             self.state.observe_workers(seen.worker_counts)
         if seen.fpm_observations is not None:
             self.state.observe_steps(seen.fpm_observations)
-        context = PipelineContext(request_id=f"tick-{self._ticks}", observations=_observations(seen))
+        context = PipelineContext(request_id=f"tick-{self._ticks}", observations=self._observations(seen))
         turn = self.pipeline.run(context, self._baseline(), seen.now_s)
         outcome = yield from self._with_builtins(turn, scheduled, seen)
         if scheduled.run_load_scaling:
@@ -222,6 +226,17 @@ class PlannerCore:
         if scheduled.run_throughput_scaling:
             self._last_throughput_s = scheduled.at_s
         return self._decided(seen.now_s, outcome)
+
+    def _observations(self, seen: TickInput) -> ObservationData:
+        """Return the observations in the plugins' form; the steps are encoded only for plugins that are not built in."""
+        steps = seen.fpm_observations if len(self.pipeline.plugins) > len(BUILTINS) else None
+        return ObservationData(
+            traffic=None if seen.traffic is None else _traffic(seen.traffic),
+            fpm=None
+            if steps is None
+            else FpmData(prefill_engines=_encoded(steps.prefill), decode_engines=_encoded(steps.decode)),
+            workers=None if seen.worker_counts is None else _workers(seen.worker_counts),
+        )
 
     def _with_builtins(
         self, turn: Turn, scheduled: ScheduledTick, seen: TickInput
@@ -384,21 +399,19 @@ class PlannerCore:
         )
 
 
-def _observations(seen: TickInput) -> ObservationData:
-    traffic, counts = seen.traffic, seen.worker_counts
-    return ObservationData(
-        traffic=None
-        if traffic is None
-        else TrafficMetrics(
-            duration_s=traffic.duration_s,
-            num_req=traffic.num_req,
-            isl=traffic.isl,
-            osl=traffic.osl,
-            kv_hit_rate=traffic.kv_hit_rate,
-            accept_length=traffic.accept_length,
-        ),
-        workers=None if counts is None else _workers(counts),
+def _traffic(traffic: TrafficObservation) -> TrafficMetrics:
+    return TrafficMetrics(
+        duration_s=traffic.duration_s,
+        num_req=traffic.num_req,
+        isl=traffic.isl,
+        osl=traffic.osl,
+        kv_hit_rate=traffic.kv_hit_rate,
+        accept_length=traffic.accept_length,
     )
+
+
+def _encoded(steps: Mapping[RankKey, ForwardPassMetrics]) -> dict[str, bytes]:
+    return {f"{worker}/{rank}": msgspec.msgpack.encode(step) for (worker, rank), step in steps.items()}
 
 
 def _workers(counts: WorkerCounts) -> WorkerState:
