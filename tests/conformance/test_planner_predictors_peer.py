@@ -78,7 +78,7 @@ def compare(given: list[dict[str, Any]], relative: float) -> None:
 
 
 def test_constant_and_kalman_predictors_equal_the_released_ones() -> None:
-    compare(cases("constant", 500, (0, 30)), 1e-9)
+    compare(cases("constant", 2000, (0, 30)), 1e-9)
     compare(cases("kalman", 2000, (0, 30)), 1e-7)
 
 

@@ -58,7 +58,7 @@ class ScalingCheckpoint(msgspec.Struct, kw_only=True):
                 state.models[role].restore(model)
 
 
-class Checkpoint(msgspec.Struct, kw_only=True):
+class PlannerCheckpoint(msgspec.Struct, kw_only=True):
     """State of a planner between two ticks."""
 
     ticks: int

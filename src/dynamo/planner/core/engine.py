@@ -14,7 +14,7 @@ from dynamo.planner.config.perf_model import EngineRole
 from dynamo.planner.config.planner_config import Mode, PlannerConfig
 from dynamo.planner.config.plugins import PluginStage
 from dynamo.planner.core.budget import Pair, PairCost, guard_pair, guard_single
-from dynamo.planner.core.checkpoint import Checkpoint, ScalingCheckpoint
+from dynamo.planner.core.checkpoint import PlannerCheckpoint, ScalingCheckpoint
 from dynamo.planner.core.limits import PowerBudget, Targets, fit_power, held, rollout_hold
 from dynamo.planner.core.pipeline import (
     Finished,
@@ -136,9 +136,9 @@ class PlannerCore:
             if role in self.state.models:
                 self.state.models[role].bootstrap(measured)
 
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self) -> PlannerCheckpoint:
         """Return the state, from which `restore` goes on after a restart."""
-        return Checkpoint(
+        return PlannerCheckpoint(
             ticks=self._ticks,
             last_load_s=self._last_load_s,
             last_throughput_s=self._last_throughput_s,
@@ -149,7 +149,7 @@ class PlannerCore:
             last_action_s=self._last_action_s,
         )
 
-    def restore(self, saved: Checkpoint) -> None:
+    def restore(self, saved: PlannerCheckpoint) -> None:
         """Set the state to that of a checkpoint of a planner with the same configuration."""
         self._ticks = saved.ticks
         self._last_load_s, self._last_throughput_s = saved.last_load_s, saved.last_throughput_s

@@ -12,7 +12,7 @@ import msgspec
 from dynamo.core.errors import InvalidArgument
 from dynamo.planner.config.perf_model import EngineRole
 from dynamo.planner.config.planner_config import parse
-from dynamo.planner.core.checkpoint import Checkpoint
+from dynamo.planner.core.checkpoint import PlannerCheckpoint
 from dynamo.planner.core.engine import BUILTINS, DecisionTurn, PlannerCore, TickDecision
 from dynamo.planner.core.pipeline import Finished, PluginCall, PluginReply, PluginSpec, resume
 from dynamo.planner.core.scaling import WorkerCapabilities
@@ -47,7 +47,7 @@ class Start(msgspec.Struct, kw_only=True):
     warm_up: list[TrafficObservation] = []
     bootstrap: dict[EngineRole, list[ForwardPassMetrics]] = {}
     start_s: float = 0.0
-    checkpoint: Checkpoint | None = None
+    checkpoint: PlannerCheckpoint | None = None
     """State of the planner where the record is not its first one; warm-up and bootstrap are part of it."""
 
     @classmethod
@@ -56,7 +56,7 @@ class Start(msgspec.Struct, kw_only=True):
 
         The planner goes on from the saved form of its state, as the replay does: an ARIMA model is selected again.
         """
-        saved = msgspec.json.decode(msgspec.json.encode(core.checkpoint()), type=Checkpoint)
+        saved = msgspec.json.decode(msgspec.json.encode(core.checkpoint()), type=PlannerCheckpoint)
         core.restore(saved)
         plugins = [one for one in core.pipeline.plugins if one not in BUILTINS]
         return cls(

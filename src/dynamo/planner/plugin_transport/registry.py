@@ -17,7 +17,7 @@ AUTH_FAILED, PERMISSION_DENIED = "auth_failed", "permission_denied"
 
 
 @dataclass(slots=True)
-class Registration:
+class PluginRegistration:
     """One registered plugin."""
 
     spec: PluginSpec
@@ -52,13 +52,13 @@ class PluginRegistry:
         self._config = config.plugin_registration
         self._interval_s = config.scheduling.scale_interval_seconds
         self._connect = connect
-        self._plugins: dict[str, Registration] = {}
+        self._plugins: dict[str, PluginRegistration] = {}
 
     def __contains__(self, plugin_id: str) -> bool:
         return plugin_id in self._plugins
 
     @property
-    def registrations(self) -> list[Registration]:
+    def registrations(self) -> list[PluginRegistration]:
         """The registered plugins."""
         return list(self._plugins.values())
 
@@ -74,16 +74,16 @@ class PluginRegistry:
             self._connect(request.plugin_id, request.endpoint)
         except ValueError as error:
             return RegisterResponse(reject_reason=f"transport_build_failed: {error}")
-        self._plugins[request.plugin_id] = Registration(spec_of(request), request.endpoint, subject)
+        self._plugins[request.plugin_id] = PluginRegistration(spec_of(request), request.endpoint, subject)
         return RegisterResponse(accepted=True, negotiated_protocol_version=request.protocol_version)
 
     def _refused(self, request: RegisterRequest) -> str:
         """Return why a request of an accepted caller is refused; empty if it is not."""
         low, high = self._config.protocol_version_min, self._config.protocol_version_max
-        asked, least, most = map(version_of, (request.protocol_version, low, high))
-        if asked is None:
+        requested, least, most = map(version_of, (request.protocol_version, low, high))
+        if requested is None:
             return f"protocol_version_malformed: requested={request.protocol_version!r}"
-        if least is None or most is None or not least <= asked <= most:
+        if least is None or most is None or not least <= requested <= most:
             return f"protocol_version_unsupported: requested={request.protocol_version}, supported=[{low},{high}]"
         window = request.observation_window_seconds
         if window and (window < 0 or not is_multiple(window, self._interval_s)):

@@ -15,12 +15,15 @@ from dynamo.planner.plugins.types import AcceptResult, ProposeStageRequest, Prop
 class AcceptingPlugin:
     """Accepts all proposals."""
 
-    def __init__(self, delay_s: float = 0.0) -> None:
-        self.delay_s = delay_s
+    async def Propose(self, request: ProposeStageRequest) -> ProposeStageResponse:
+        return ProposeStageResponse(accept=AcceptResult())
+
+
+class HangingPlugin:
+    """Never returns."""
 
     async def Propose(self, request: ProposeStageRequest) -> ProposeStageResponse:
-        await asyncio.sleep(self.delay_s)
-        return ProposeStageResponse(accept=AcceptResult())
+        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
 
 
 class BrokenPlugin:
@@ -45,7 +48,7 @@ async def test_plugin_in_this_process_returns_its_response() -> None:
 @pytest.mark.parametrize(
     ("instance", "reason"),
     [
-        (AcceptingPlugin(60.0), "timeout: no response within 0.01 s"),
+        (HangingPlugin(), "timeout: no response within 0.01 s"),
         (BrokenPlugin(), "KeyError: 'x'"),
         (SilentPlugin(), "invalid message: NoneType: must be ProposeStageResponse"),
         (object(), "unimplemented: object has no method Propose"),
