@@ -4,6 +4,7 @@ Reads lines `{"function": NAME, "cases": [...]}` from standard input and writes 
 released functions; `aisimulate` and `aisimulate_core`, which are not published, are import stubs.
 """
 
+import asyncio
 import importlib.abc
 import importlib.machinery
 import json
@@ -301,8 +302,109 @@ def merge(case):
     }
 
 
+class ScriptedPlugin:
+    """A plugin that gives the responses of a case, one per call; None is an error."""
+
+    def __init__(self, responses):
+        self.responses = iter(responses)
+
+    async def respond(self, kind, fields):
+        from dynamo.planner.plugins import types
+
+        values = dict(fields)
+        made = {
+            "accept": lambda one: types.AcceptResult(),
+            "reject": lambda one: types.RejectResult(reason=one),
+            "override": lambda one: types.OverrideResult(
+                targets=[types.ComponentTarget(sub_component_type=role, replicas=n, type=t) for role, n, t in one]
+            ),
+            "predictions": lambda one: types.PredictionData(**one),
+            "final": bool,
+        }
+        return kind(**{name: made[name](value) for name, value in values.items()})
+
+    async def call(self, stage):
+        from dynamo.planner.plugins import types
+
+        fields = next(self.responses)
+        if fields is None:
+            raise RuntimeError("scripted")
+        return await self.respond(getattr(types, f"{stage}StageResponse"), fields)
+
+    async def Predict(self, request):
+        return await self.call("Predict")
+
+    async def Propose(self, request):
+        return await self.call("Propose")
+
+    async def Reconcile(self, request):
+        return await self.call("Reconcile")
+
+    async def Constrain(self, request):
+        return await self.call("Constrain")
+
+
+def pipeline(case):
+    """Return the outcome of each tick of a pipeline of scripted plugins, which were registered long before."""
+    return asyncio.run(pipeline_ticks(case))
+
+
+async def pipeline_ticks(case):
+    from dynamo.planner.plugins.clock import VirtualClock
+    from dynamo.planner.plugins.merge import ComponentKey
+    from dynamo.planner.plugins.orchestrator.orchestrator import LocalPlannerOrchestrator
+    from dynamo.planner.plugins.registry.auth.base import AllowUnauthenticatedAuth
+    from dynamo.planner.plugins.registry.circuit_breaker import CircuitBreaker
+    from dynamo.planner.plugins.registry.server import PluginRegistryServer
+    from dynamo.planner.plugins.scheduler import PluginScheduler
+    from dynamo.planner.plugins.transport.in_process import InProcessTransport
+
+    from dynamo.planner.plugins.types import HoldPolicy, PipelineContext
+
+    clock = VirtualClock()
+    breaker = CircuitBreaker(clock)
+
+    def connect(plugin_id, endpoint, in_process_instance=None):
+        return InProcessTransport(plugin_id, in_process_instance)
+
+    registry = PluginRegistryServer(
+        clock=clock, auth=AllowUnauthenticatedAuth(), circuit_breaker=breaker, transport_factory=connect
+    )
+    scheduler = PluginScheduler(registry, breaker, clock)
+    orchestrator = LocalPlannerOrchestrator(
+        registry=registry, scheduler=scheduler, circuit_breaker=breaker, clock=clock
+    )
+    for one in case["plugins"]:
+        orchestrator.register_internal(
+            one["id"],
+            one["stage"],
+            one["priority"],
+            ScriptedPlugin(one["responses"]),
+            execution_interval_seconds=one["interval"],
+            hold_policy=HoldPolicy(one["hold"]),
+            is_builtin=False,
+        ).registered_at = -1000.0
+    found = []
+    for number in range(case["ticks"]):
+        context = PipelineContext(request_id=f"tick-{number}")
+        baseline = {ComponentKey(role): count for role, count in case["baseline"].items()}
+        outcome = await orchestrator.tick(context, baseline, tick_now=clock.monotonic())
+        predicted = outcome.predict_outcome and outcome.predict_outcome.prediction
+        proposal = outcome.final_proposal if outcome.execute_action == "apply" else None
+        found.append(
+            {
+                "action": outcome.execute_action,
+                "targets": proposal and {one.sub_component_type: one.replicas for one in proposal.targets},
+                "predicted": predicted and [predicted.predicted_num_req, predicted.predicted_isl, predicted.source],
+            }
+        )
+        clock.advance(5.0)
+    return found
+
+
 FUNCTIONS = {
-    function.__name__: function for function in (config, predictor, regression, engine, budget, scaling, merge)
+    function.__name__: function
+    for function in (config, predictor, regression, engine, budget, scaling, merge, pipeline)
 }
 
 

@@ -240,9 +240,8 @@ class PluginPipeline:
                 result = None if response is None else _result(spec, response)
                 if result is not None:
                     results.append(result)
-                    self._states[spec.plugin_id].last_override = (
-                        result if isinstance(result.result, OverrideResult) else None
-                    )
+                    if isinstance(result.result, OverrideResult):
+                        self._states[spec.plugin_id].last_override = result
         held_results = [last for spec in held if (last := self._states[spec.plugin_id].last_override) is not None]
         merged = merge_targets((*results, *held_results), baseline, allows_set=stage is not PluginStage.CONSTRAIN)
         return StageRecord(
@@ -285,11 +284,11 @@ class PluginPipeline:
         state = self._states.get(spec.plugin_id)
         if state is None:
             return None  # Unregistered during the call.
-        state.called_at_s = now_s
         if reply.response is None or not isinstance(reply.response, expected):
             state.circuit.failed(now_s)
             failed.append((spec.plugin_id, reply.failure or "response of another stage"))
             return None
+        state.called_at_s = now_s  # A call that failed is repeated at the next tick, until the circuit opens.
         state.circuit.succeeded()
         return reply.response
 
