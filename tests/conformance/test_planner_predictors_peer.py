@@ -82,6 +82,9 @@ def test_constant_and_kalman_predictors_equal_the_released_ones() -> None:
     compare(cases("kalman", 2000, (0, 30)), 1e-7)
 
 
+# ARIMA and Prophet are the same library on both sides and take seconds per case, so that a few cases show the use of it.
+
+
 @pytest.mark.usefixtures("_libraries")
 def test_arima_predictor_equals_the_released_one() -> None:
     compare(cases("arima", 6, (5, 12)), 1e-6)
