@@ -187,6 +187,12 @@ async def test_plugin_registers_itself_and_its_ticks_replay() -> None:
             await registry_call(host.gateway.address, "Unregister", plugin_id="mine", auth_token="wrong")
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert (await registry_call(host.gateway.address, "Unregister", plugin_id="mine", auth_token="secret")).ok
+        again = await registry_call(
+            host.gateway.address, "Register", **fields, protocol_version="1.0", auth_token="secret"
+        )
+        assert again.accepted, again.reject_reason
+        assert (await tick()).scale_to == ScalingDecision(num_decode=2)
+        assert (await registry_call(host.gateway.address, "Unregister", plugin_id="mine", auth_token="secret")).ok
         assert (await tick()).scale_to is None
     assert recording.decision is not None
     assert recording.decision.scale_to == ScalingDecision(num_decode=2)

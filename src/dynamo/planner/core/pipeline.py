@@ -5,6 +5,7 @@ makes the calls in whatever way it likes (`drive` for plugins in this process), 
 tick, and reports failures as replies. Time is an argument.
 """
 
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -263,10 +264,9 @@ class PluginPipeline:
                 continue
             state = self._states[spec.plugin_id]
             missing = next((path for path in spec.requires if _at(context, path) is None), None)
-            if (
-                state.called_at_s is not None
-                and now_s - state.called_at_s < spec.execution_interval_s - TIME_TOLERANCE_S
-            ):
+            # After a clock that jumped back, the last call lies in the future: call again.
+            elapsed_s = math.inf if state.called_at_s is None else now_s - state.called_at_s
+            if 0 <= elapsed_s < spec.execution_interval_s - TIME_TOLERANCE_S:
                 if spec.hold_policy is HoldPolicy.HOLD_LAST:
                     held.append(spec)
             elif not state.circuit.can_call(now_s):

@@ -11,6 +11,7 @@ from dynamo.core.boundaries import ErrorBoundary
 from dynamo.core.errors import ConfigError
 from dynamo.planner.config.plugins import InProcessPluginSpec, TransportConfig
 from dynamo.planner.plugin_transport.messages import CLASSES, RESPONSES, SERVICES, from_wire, to_wire
+from dynamo.planner.plugin_transport.registry import BUILTIN_PREFIX
 from dynamo.planner.plugins.types import WireMessage
 
 SCHEME = "grpc://"
@@ -119,6 +120,8 @@ class InProcessPlugin:
 def load_plugin(spec: InProcessPluginSpec) -> InProcessPlugin:
     """Return the plugin that a configuration names. Raise `ConfigError` in one line if that is not possible."""
     where = f"plugin_registration.in_process_plugins: {spec.plugin_id}"
+    if not spec.plugin_id or spec.plugin_id.startswith(BUILTIN_PREFIX):
+        raise ConfigError(f"{where}: plugin_id: must not be empty or begin with {BUILTIN_PREFIX}")
     try:
         module = importlib.import_module(spec.module)
     except ImportError as error:

@@ -15,7 +15,7 @@ from dynamo.planner.core.reasons import ExecuteAction
 from dynamo.planner.core.record import Recording
 from dynamo.planner.plugin_transport.callers import GrpcPlugin, PluginCaller, PluginCallError, load_plugin
 from dynamo.planner.plugin_transport.gateway import PluginGateway
-from dynamo.planner.plugin_transport.registry import PluginRegistry
+from dynamo.planner.plugin_transport.registry import BUILTIN_PREFIX, PluginRegistry
 from dynamo.planner.plugins.types import BootstrapRequest, RegisterRequest, StageResponse
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class PluginHost:
         for plugin_id in self._registry.evict(self._clock()):
             logger.warning("plugin %s removed: its heartbeats have stopped", plugin_id)
         wanted = {one.plugin_id: one for one in self.specs}
-        present = {one.plugin_id: one for one in pipeline.plugins if not one.plugin_id.startswith("builtin_")}
+        present = {one.plugin_id: one for one in pipeline.plugins if not one.plugin_id.startswith(BUILTIN_PREFIX)}
         for plugin_id in present.keys() - wanted.keys():
             pipeline.unregister(plugin_id)
         for plugin_id, spec in wanted.items():
@@ -107,9 +107,12 @@ class PluginHost:
                 await caller.close()
 
     def _connect(self, plugin_id: str, endpoint: str) -> None:
-        if plugin_id in self._callers:
-            raise ValueError(f"plugin {plugin_id}: its last connection is still in use")
-        self._callers[plugin_id] = GrpcPlugin(plugin_id, endpoint, self._config.plugin_registration.transport)
+        if any(plugin_id == one.plugin_id for one in self._in_process):
+            raise ValueError(f"plugin {plugin_id}: is a plugin of the planner's process")
+        made = GrpcPlugin(plugin_id, endpoint, self._config.plugin_registration.transport)
+        if plugin_id in self._callers:  # It has left and comes back before a tick has noticed.
+            self._tasks.start(self._callers.pop(plugin_id).close(), f"close plugin {plugin_id}")
+        self._callers[plugin_id] = made
 
     async def _bootstrap(self, plugin_id: str) -> None:
         """Make the first call of a plugin, which it need not implement."""

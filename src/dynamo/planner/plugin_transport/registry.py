@@ -12,6 +12,8 @@ from dynamo.planner.plugins.types import RegisterRequest, RegisterResponse
 
 PLUGINS_MAX = 256
 """Registered plugins; each has a connection and takes part in every tick."""
+BUILTIN_PREFIX = "builtin_"
+"""Names of the planner's own plugins, which no other one may replace."""
 ANONYMOUS = "anonymous"
 AUTH_FAILED, PERMISSION_DENIED = "auth_failed", "permission_denied"
 
@@ -91,7 +93,8 @@ class PluginRegistry:
                 f"observation_window_misaligned: observation_window_seconds={window:g} must be 0 or a multiple of "
                 f"scale_interval_seconds={self._interval_s:g}"
             )
-        if not request.plugin_id or request.plugin_type not in [one.value for one in PluginStage]:
+        is_reserved = request.plugin_id.startswith(BUILTIN_PREFIX)
+        if not request.plugin_id or is_reserved or request.plugin_type not in [one.value for one in PluginStage]:
             return f"plugin_rejected: plugin_id={request.plugin_id!r}, plugin_type={request.plugin_type!r}"
         if request.plugin_id in self._plugins:
             return "duplicate_plugin_id: must Unregister before re-Register"

@@ -67,6 +67,7 @@ def spec(**changes: Any) -> InProcessPluginSpec:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
+        ({"plugin_id": "builtin_load_propose"}, "plugin_id: must not be empty or begin with builtin_"),
         ({"module": "no_such_module"}, "mine: module 'no_such_module': cannot be imported"),
         ({"module": "math", "class_": "Missing"}, "mine: class 'Missing': must be a class of the module math"),
         ({"module": "decimal", "class_": "Decimal"}, "mine: class 'Decimal': TypeError: must have a method Propose"),

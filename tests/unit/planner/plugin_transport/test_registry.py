@@ -38,6 +38,7 @@ def test_plugin_with_a_trusted_secret_is_registered_once() -> None:
         ({"observation_window_seconds": 7.0}, "observation_window_misaligned"),
         ({"plugin_type": "observe"}, "plugin_rejected"),
         ({"plugin_id": ""}, "plugin_rejected"),
+        ({"plugin_id": "builtin_load_propose"}, "plugin_rejected"),
     ],
 )
 def test_registration_that_is_refused_names_the_reason(changes: dict[str, Any], reason: str) -> None:
