@@ -400,11 +400,76 @@ async def pipeline_ticks(case):
         )
         clock.advance(5.0)
     return found
+def arbitration(case):
+    """Return the released global planner's decision of each request of a sequence."""
+    import asyncio
+
+    from dynamo.global_planner.capacity_manager import CapacityManager, PoolSpec
+    from dynamo.global_planner.orchestrator import Orchestrator
+
+    from dynamo.planner import SubComponentType, TargetReplica
+
+    class Recorder(CapacityManager):
+        """Deployments of the case; records the order of changes."""
+
+        def __init__(self):
+            self.state = {
+                name: {role: [*pool] for role, pool in roles.items()} for name, roles in case["pools"].items()
+            }
+            self.order, self.is_applied = [], False
+
+        def participant_exists(self, participant_id):
+            return True
+
+        def observe(self, require_complete=False):
+            return {
+                name: {role: PoolSpec(role, *pool) for role, pool in roles.items()}
+                for name, roles in self.state.items()
+            }
+
+        async def scale(self, participant_id, targets, blocking):
+            many = [[one.sub_component_type.value, one.desired_replicas] for one in targets]
+            self.order.append([participant_id, many])
+            for role, number in many:
+                if self.is_applied and role in self.state[participant_id]:
+                    self.state[participant_id][role][0] = number
+
+        def current_replicas(self, participant_id):
+            return {}
+
+    low, high = case["band"]
+    manager, now = Recorder(), [0.0]
+    made = Orchestrator(manager, None, high, low, case["ttl"], now=lambda: now[0], use_lock=False)
+
+    async def run():
+        found = []
+        for at, name, given, is_applied in case["requests"]:
+            now[0], manager.order, manager.is_applied = at, [], is_applied
+            targets = [
+                TargetReplica(sub_component_type=SubComponentType(role), desired_replicas=n) for role, n in given
+            ]
+            seen, decide = [], made.mediate
+
+            def mediate(*args, seen=seen, decide=decide, **named):
+                seen.append(decide(*args, **named))
+                return seen[-1]
+
+            made.mediate = mediate
+            try:
+                await made.submit(name, targets, False, name, name)
+            finally:
+                made.mediate = decide
+            partners = [[one.participant_id, one.sub_type, one.applied_desired] for one in seen[0].selected_partners]
+            found.append({"partners": partners, "rejection": seen[0].reject_message, "order": manager.order})
+        return found
+
+    return asyncio.run(run())
 
 
 FUNCTIONS = {
     function.__name__: function
     for function in (config, predictor, regression, engine, budget, scaling, merge, pipeline)
+    for function in (config, predictor, regression, engine, budget, scaling, merge, arbitration)
 }
 
 
