@@ -206,11 +206,11 @@ class GpuArbiter:
         pool, band = one.pool, self.band
         cost = pool.gpus_per_replica
         if one.desired > pool.replicas:
-            room = (band.max_gpus - total) // cost
-            desired = one.desired if band.max_gpus < 0 else min(one.desired, pool.replicas + room)
+            headroom = (band.max_gpus - total) // cost
+            desired = one.desired if band.max_gpus < 0 else min(one.desired, pool.replicas + headroom)
             return PartnerChange(one.key, pool, desired) if desired > pool.replicas else None
-        room = math.floor((total - (band.min_gpus - tolerance)) / cost)
-        desired = one.desired if band.min_gpus < 0 else max(one.desired, pool.replicas - room)
+        headroom = math.floor((total - (band.min_gpus - tolerance)) / cost)
+        desired = one.desired if band.min_gpus < 0 else max(one.desired, pool.replicas - headroom)
         return PartnerChange(one.key, pool, desired) if desired < pool.replicas else None
 
 
