@@ -468,8 +468,7 @@ def arbitration(case):
 
 FUNCTIONS = {
     function.__name__: function
-    for function in (config, predictor, regression, engine, budget, scaling, merge, pipeline)
-    for function in (config, predictor, regression, engine, budget, scaling, merge, arbitration)
+    for function in (config, predictor, regression, engine, budget, scaling, merge, pipeline, arbitration)
 }
 
 
