@@ -9,9 +9,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dynamo.planner.config.perf_model import EngineRole
-from dynamo.planner.config.planner_config import Mode, PlannerConfig
+from dynamo.planner.config.planner_config import Mode, PlannerConfig, ScalingPolicy
 from dynamo.planner.config.plugins import PluginStage
 from dynamo.planner.core.budget import Pair, guard_pair, guard_single
+from dynamo.planner.core.forecast_scaling import ForecastScaling, ForecastTick
 from dynamo.planner.core.pipeline import (
     PipelineOutcome,
     PluginCall,
@@ -86,6 +87,8 @@ class TickDecision:
     """Changes after the pipeline, in words: minimum, budget, rollout."""
     rejected_by: str = ""
     reject_reason: str = ""
+    forecast: ForecastTick | None = None
+    """Estimates of forecast scaling; None with another policy, or where it was not due."""
 
 
 DecisionTurn = Generator[list[PluginCall], list[PluginReply], TickDecision]
@@ -107,6 +110,8 @@ class PlannerCore:
         )
         self._last_load_s = self._last_throughput_s = 0.0
         self._ticks = 0
+        is_forecast = config.scaling_policy is ScalingPolicy.FORECAST
+        self._forecast = ForecastScaling(config, self.state) if is_forecast else None
         self._load, self._throughput = LoadProposal(), ThroughputProposal()
 
     # Start
@@ -143,13 +148,19 @@ class PlannerCore:
         runs_throughput = config.enable_throughput_scaling and self._is_due(
             at_s, self._last_throughput_s, config.throughput_adjustment_interval_seconds
         )
+        needs_traffic = runs_throughput or (runs_load and self._forecast is not None)
+        window_s = (
+            config.load_adjustment_interval_seconds
+            if self._forecast is not None
+            else (config.throughput_adjustment_interval_seconds)
+        )
         return ScheduledTick(
             at_s=at_s,
             run_load_scaling=runs_load,
             run_throughput_scaling=runs_throughput,
-            need_traffic_metrics=runs_throughput,
-            use_full_traffic_metrics=runs_throughput,
-            traffic_metrics_duration_s=float(config.throughput_adjustment_interval_seconds) if runs_throughput else 0.0,
+            need_traffic_metrics=needs_traffic,
+            use_full_traffic_metrics=needs_traffic,
+            traffic_metrics_duration_s=float(window_s) if needs_traffic else 0.0,
             need_worker_states=True,
             need_worker_fpm=True,
         )
@@ -229,7 +240,11 @@ class PlannerCore:
                 self._throughput = self.state.propose_throughput(traffic, seen.traffic.duration_s)
             decision = self._throughput.decision
         if one.spec.plugin_id == LOAD_PROPOSE and scheduled.run_load_scaling:
-            self._load = self.state.propose_load(seen.fpm_observations or FpmObservations(), traffic)
+            observed = seen.fpm_observations or FpmObservations()
+            if self._forecast is not None:
+                self._load = self._forecast.propose(seen.now_s, seen.traffic, observed)
+            else:
+                self._load = self.state.propose_load(observed, traffic)
             decision = self._load.decision
         if decision is None:
             return ProposeStageResponse(accept=AcceptResult())
@@ -283,6 +298,7 @@ class PlannerCore:
             clamped=clamped,
             rejected_by=outcome.rejected_by,
             reject_reason=outcome.reject_reason,
+            forecast=None if self._forecast is None else self._forecast.last,
         )
 
     def _constrained(self, wanted: Mapping[str, int | None]) -> tuple[ScalingDecision | None, tuple[str, ...]]:
