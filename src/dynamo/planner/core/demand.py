@@ -1,7 +1,7 @@
 """Demand: the distribution of a role's future work, from its measured past and the measured errors of earlier forecasts.
 
 Work is the busy time that arriving requests cause, in seconds per second, which is a number of replicas. The forecast is a damped
-linear trend; its quantiles are those of a normal distribution whose variance is that of the forecast errors so far.
+linear trend; its quantiles are those of the errors of earlier forecasts, whatever their distribution: bursts have none that is normal.
 """
 
 import math
@@ -20,8 +20,10 @@ SAMPLES_MAX = 4096
 """Samples kept, more than a minute of ticks per 20 ms."""
 ERRORS_MIN = 6
 """Errors before they replace `RELATIVE_PRIOR`."""
+PEAK_GROWTH = 0.15
+"""Growth over the mean that is possible beyond the peak of the past: the noise of Poisson arrivals over a horizon."""
 RELATIVE_PRIOR = 0.3
-"""Standard deviation over the level until errors are measured."""
+"""Error over the level, for any quantile, until errors are measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +31,24 @@ class DemandForecast:
     """Distribution of the mean work over a horizon, in replicas kept busy."""
 
     mean: float
-    deviation: float
+    errors: tuple[float, ...]
+    """Errors of earlier forecasts, ascending."""
+    peak: float = math.inf
+    """Largest mean over the horizon in the remembered past."""
 
-    def quantile(self, z: float) -> float:
-        """Return the value that is `z` standard deviations above the mean; never negative."""
-        return max(0.0, self.mean + z * self.deviation)
+    def quantile(self, part: float) -> float:
+        """Return the value that the work does not exceed with a probability; never negative.
+
+        Errors measured at low demand do not add to a high demand: the value is at most the peak of the past, or
+        `PEAK_GROWTH` above the mean.
+        """
+        if not self.errors:
+            return self.mean
+        at = part * (len(self.errors) - 1)
+        low = int(at)
+        high = min(low + 1, len(self.errors) - 1)
+        error = self.errors[low] + (self.errors[high] - self.errors[low]) * (at - low)
+        return max(0.0, min(self.mean + error, max(self.mean * (1 + PEAK_GROWTH), self.peak)))
 
 
 @dataclass(slots=True)
@@ -44,8 +59,8 @@ class DemandHistory:
     """Time of the end, duration and work of each interval."""
     _forecasts: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
     """Start, end and mean of forecasts whose horizon is not over."""
-    _errors: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
-    """Time and value of measured errors."""
+    _errors: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
+    """Time of the end, actual mean and error of forecasts whose horizon is over."""
 
     @property
     def is_empty(self) -> bool:
@@ -70,7 +85,8 @@ class DemandHistory:
             begin_s, end_s, mean = self._forecasts.popleft()
             found = [one for at_s, _, one in self._samples if begin_s < at_s <= end_s]
             if found:
-                self._errors.append((now_s, math.fsum(found) / len(found) - mean))
+                actual = math.fsum(found) / len(found)
+                self._errors.append((now_s, actual, actual - mean))
 
     def forecast(self, now_s: float, horizon_s: float) -> DemandForecast:
         """Return the distribution of the mean work from now to the horizon."""
@@ -79,8 +95,9 @@ class DemandHistory:
         mean = max(0.0, level + growth)
         self._forecasts.append((now_s, now_s + horizon_s, mean))
         if len(self._errors) < ERRORS_MIN:
-            return DemandForecast(mean, RELATIVE_PRIOR * level)
-        return DemandForecast(mean, math.sqrt(math.fsum(error**2 for _, error in self._errors) / len(self._errors)))
+            return DemandForecast(mean, (RELATIVE_PRIOR * level,))
+        peak = max(actual for _, actual, _ in self._errors)
+        return DemandForecast(mean, tuple(sorted(error for _, _, error in self._errors)), peak)
 
     def _mean_since(self, since_s: float) -> float:
         found = [work for at_s, _, work in self._samples if at_s > since_s]

@@ -25,9 +25,9 @@ STARTUP_WEIGHT = 0.3
 """Weight of a new measurement of the start-up time."""
 OVERDUE_FACTOR, OVERDUE_MIN_S = 5.0, 300.0
 """A start that takes longer than this multiple of the usual time, and than this time, is cancelled and requested again."""
-UP_Z, DOWN_Z = 0.5, 1.5
-"""Quantiles, in standard deviations, of the demand for which replicas are added, and for which they must suffice to be removed."""
-OBJECTIVE_MARGIN = 0.6
+UP_QUANTILE, DOWN_QUANTILE = 0.95, 1.0
+"""Quantiles of the demand for which replicas are added, and for which they must suffice to be removed."""
+OBJECTIVE_MARGIN = 0.7
 """Fraction of an objective that the mean latency may use: single requests must meet it too."""
 BUSY_MAX, BUSY_MIN = 0.9, 0.1
 """Bounds of the busy fraction of a replica, for objectives much longer or shorter than a step."""
@@ -51,8 +51,12 @@ class ForecastEstimate:
     """Replicas with those that are starting; None: no change."""
     reason: LoadReason = LoadReason.UNSET
     detail: str = ""
-    demand_mean: float = 0.0
-    demand_deviation: float = 0.0
+    demand: float = 0.0
+    """Mean work over the horizon, in busy replicas."""
+    demand_up: float = 0.0
+    """Quantile for which replicas are added."""
+    demand_down: float = 0.0
+    """Quantile for which the replicas that remain must suffice."""
     busy_limit: float = 0.0
     backlog_s: float = 0.0
     startup_s: float = 0.0
@@ -215,7 +219,7 @@ class RoleForecast:
         demand = self._demand.forecast(now_s, horizon_s)
         expected = ready + pending
         needed = self._needed(demand, cost, backlog_s, expected, horizon_s)
-        kept = max(needed, math.ceil(demand.quantile(DOWN_Z) / cost.busy_limit), self._floor)
+        kept = max(needed, math.ceil(demand.quantile(DOWN_QUANTILE) / cost.busy_limit), self._floor)
         self._kept.append((now_s, kept))
         while self._kept[0][0] < now_s - DOWN_WINDOW_S:
             self._kept.popleft()
@@ -236,8 +240,9 @@ class RoleForecast:
             target=target,
             reason=reason,
             detail=detail,
-            demand_mean=demand.mean,
-            demand_deviation=demand.deviation,
+            demand=demand.mean,
+            demand_up=demand.quantile(UP_QUANTILE),
+            demand_down=demand.quantile(DOWN_QUANTILE),
             busy_limit=cost.busy_limit,
             backlog_s=backlog_s,
             startup_s=startup_s,
@@ -248,7 +253,7 @@ class RoleForecast:
 
     def _needed(self, demand: DemandForecast, cost: WorkCost, backlog_s: float, expected: int, horizon_s: float) -> int:
         """Return the replicas for the demand, and for the backlog that is left when new replicas are ready."""
-        work = demand.quantile(UP_Z)
+        work = demand.quantile(UP_QUANTILE)
         left_s = max(0.0, backlog_s - max(0.0, expected - work) * horizon_s)
         return max(math.ceil(work / cost.busy_limit + left_s / DRAIN_S), self._floor)
 
