@@ -365,11 +365,19 @@ class ReplayConfig:
             failures=tuple(failure(words) for words in self.fail),
             restarts=tuple(restart(words) for words in self.restart),
             planner=self.planner,
+            gpus_per_worker=self._gpus(),
             event_lag_ms=self.kv_event_lag_ms,
             interval_ms=self.telemetry_interval_ms,
             max_sim_time_ms=self.max_sim_time_ms,
             seed=self.seed,
         )
+
+    def _gpus(self) -> tuple[int, int]:
+        """Return the GPUs of a prefill worker, and of a decode or aggregated worker."""
+        if self.planner_config is None:
+            return 1, 1
+        config = planner_config(self.planner_config, is_disaggregated=self.is_disaggregated)
+        return config.prefill_engine_num_gpu or 1, config.decode_engine_num_gpu or 1
 
     @property
     def workers(self) -> int:

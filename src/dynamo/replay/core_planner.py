@@ -142,6 +142,8 @@ def diagnostics(decision: TickDecision) -> dict[str, Any]:
     }
     if decision.predictions is not None:
         found["predictions"] = msgspec.to_builtins(decision.predictions)
+    if decision.forecast is not None:
+        found["forecast"] = msgspec.to_builtins(decision.forecast)
     return found
 
 
@@ -151,7 +153,7 @@ def measured_steps(role: EngineRole, engine: EngineArgs) -> list[ForwardPassMetr
     capacity = limits.num_blocks * limits.block_tokens
     prompts = (0,) if role is EngineRole.DECODE else BOOTSTRAP_PROMPTS
     fills = (0.0,) if role is EngineRole.PREFILL else BOOTSTRAP_FILLS
-    found = []
+    found: list[ForwardPassMetrics] = []
     for prompt in sorted({min(tokens, limits.max_num_batched_tokens) for tokens in prompts}):
         for fill in fills:
             kv = int(fill * capacity)

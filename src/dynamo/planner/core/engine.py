@@ -137,6 +137,8 @@ class PlannerCore:
     def next_tick(self, done: ScheduledTick, now_s: float) -> ScheduledTick:
         """Return the tick after one that is done; ticks that are already over are left out."""
         interval = self.config.scheduling.scale_interval_seconds
+        if now_s < done.at_s - interval:  # The clock was set back: do not wait until it has passed the last tick again.
+            return self._scheduled(now_s + interval)
         missed = max(0, math.floor((now_s - done.at_s) / interval))
         return self._scheduled(done.at_s + interval * (1 + missed))
 
@@ -167,7 +169,7 @@ class PlannerCore:
 
     @staticmethod
     def _is_due(at_s: float, last_s: float, interval_s: float) -> bool:
-        return at_s - last_s >= interval_s - TIME_TOLERANCE_S
+        return at_s < last_s or at_s - last_s >= interval_s - TIME_TOLERANCE_S
 
     # Tick
 

@@ -237,7 +237,9 @@ class PluginPipeline:
             missing = next((path for path in spec.requires if _at(context, path) is None), None)
             if (
                 state.called_at_s is not None
-                and now_s - state.called_at_s < spec.execution_interval_s - TIME_TOLERANCE_S
+                and 0
+                <= now_s - state.called_at_s
+                < spec.execution_interval_s - TIME_TOLERANCE_S  # < 0: clock set back.
             ):
                 if spec.hold_policy is HoldPolicy.HOLD_LAST:
                     held.append(spec)
