@@ -136,7 +136,7 @@ def _decisions(name: str, outcome: RunOutcome) -> str:
     """Return a table of the decisions that changed the number of workers, with their reasons."""
     if outcome.planner is None:
         return ""
-    lines = []
+    lines = list[str]()
     for row in outcome.planner.ticks:
         if row["scale_to"] is None or len(lines) >= DECISIONS_SHOWN:
             continue

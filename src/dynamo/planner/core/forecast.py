@@ -130,6 +130,8 @@ class RoleForecast:
     """Times and the replicas that were needed then."""
     _last: TrafficObservation | None = None
     _last_s: float = -math.inf
+    _counters: list[tuple[str, int, int]] = field(default_factory=list)
+    """Step numbers of the last tick: traffic that repeats without a new step is stale."""
 
     def propose(
         self,
@@ -150,7 +152,10 @@ class RoleForecast:
                 detail=f"{pending} starts are overdue: cancelled, to be requested again",
                 startup_s=self._startup.mean_s,
             )
-        is_new = self._observe_lengths(traffic)
+        counters = [(step.worker_id, step.dp_rank, step.counter_id) for step in steps]
+        is_repeated = traffic is not None and traffic.num_req > 0 and traffic == self._last
+        is_new = not (is_repeated and counters == self._counters) and self._observe_lengths(traffic)
+        self._counters = counters
         cost = self._cost(traffic if is_new else self._last)
         if cost is None:
             return ForecastEstimate(reason=LoadReason.INSUFFICIENT_DATA, startup_s=self._startup.mean_s)
@@ -175,14 +180,12 @@ class RoleForecast:
         self._last_s = now_s
 
     def _observe_lengths(self, traffic: TrafficObservation | None) -> bool:
-        """Update mean lengths; return whether the observation is new, complete and finite."""
+        """Update mean lengths; return whether the observation is complete and finite."""
         if traffic is None or not traffic.duration_s > 0:
             return False
         values = (traffic.num_req, traffic.isl, traffic.osl)
         if not all(math.isfinite(value) and value >= 0 for value in values) or not math.isfinite(traffic.duration_s):
             return False
-        if traffic.num_req > 0 and traffic == self._last:
-            return False  # A repeated sample: exact equality of three averages does not happen by chance.
         if traffic.osl > 0:
             weight = OUTPUT_WEIGHT if self._output_tokens else 1.0
             self._output_tokens += weight * (traffic.osl - self._output_tokens)
