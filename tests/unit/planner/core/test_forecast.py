@@ -160,7 +160,7 @@ def test_startup_time_is_measured_from_the_counts() -> None:
     assert clock.mean_s == pytest.approx(40.0)
 
 
-def test_missing_metrics_hold_the_replicas_and_say_so() -> None:
+def test_missing_metrics_hold_the_replicas_with_a_reason() -> None:
     deployment = Deployment(4, 30.0)
     deployment.run(20, 14.0)
     before = deployment.ready
