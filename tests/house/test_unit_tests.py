@@ -106,6 +106,7 @@ COVERED_BY = {
     "planner/config/plugins.py": "unit/planner/config/test_planner_config.py",
     "planner/config/reader.py": "unit/planner/config/test_planner_config.py",
     "planner/core/circuit.py": "unit/planner/core/test_pipeline.py",
+    "planner/core/forecast_scaling.py": "unit/planner/core/test_forecast.py",
     "planner/core/load_signals.py": "unit/planner/core/test_scaling.py",
     "planner/core/reasons.py": "unit/planner/core/test_scaling.py",
     "planner/core/record.py": "unit/planner/core/test_engine.py",

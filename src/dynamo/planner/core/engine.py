@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from dynamo.planner.config.perf_model import EngineRole
-from dynamo.planner.config.planner_config import Mode, PlannerConfig
+from dynamo.planner.config.planner_config import Mode, PlannerConfig, ScalingPolicy
 from dynamo.planner.config.plugins import PluginStage
 from dynamo.planner.core.budget import Pair, PairCost, guard_pair, guard_single
 from dynamo.planner.core.checkpoint import PlannerCheckpoint, ScalingCheckpoint
 from dynamo.planner.core.limits import PowerBudget, Targets, fit_power, held, rollout_hold
+from dynamo.planner.core.forecast_scaling import ForecastScaling, ForecastTick
 from dynamo.planner.core.pipeline import (
     Finished,
     PipelineOutcome,
@@ -96,6 +97,8 @@ class TickDecision:
     """Limits that reduced or held the result of the pipeline."""
     rejected_by: str = ""
     reject_reason: str = ""
+    forecast: ForecastTick | None = None
+    """Estimates of forecast scaling; None with another policy, or where it was not due."""
 
 
 DecisionTurn = Generator[list[PluginCall], list[PluginReply], TickDecision]
@@ -119,6 +122,8 @@ class PlannerCore:
         self._ticks = 0
         self._last_action: ScalingDecision | None = None
         self._last_action_s: float | None = None
+        is_forecast = config.scaling_policy is ScalingPolicy.FORECAST
+        self._forecast = ForecastScaling(config, self.state) if is_forecast else None
         self._load, self._throughput = LoadProposal(), ThroughputProposal()
 
     # Start
@@ -168,6 +173,8 @@ class PlannerCore:
     def next_tick(self, done: ScheduledTick, now_s: float) -> ScheduledTick:
         """Return the tick after one that is done; ticks that are already over are left out."""
         interval = self.config.scheduling.scale_interval_seconds
+        if now_s < done.at_s - interval:  # The clock was set back: do not wait until it has passed the last tick again.
+            return self._scheduled(now_s + interval)
         missed = max(0, math.floor((now_s - done.at_s) / interval))
         return self._scheduled(done.at_s + interval * (1 + missed))
 
@@ -179,20 +186,26 @@ class PlannerCore:
         runs_throughput = config.enable_throughput_scaling and self._is_due(
             at_s, self._last_throughput_s, config.throughput_adjustment_interval_seconds
         )
+        needs_traffic = runs_throughput or (runs_load and self._forecast is not None)
+        window_s = (
+            config.load_adjustment_interval_seconds
+            if self._forecast is not None
+            else (config.throughput_adjustment_interval_seconds)
+        )
         return ScheduledTick(
             at_s=at_s,
             run_load_scaling=runs_load,
             run_throughput_scaling=runs_throughput,
-            need_traffic_metrics=runs_throughput,
-            use_full_traffic_metrics=runs_throughput,
-            traffic_metrics_duration_s=float(config.throughput_adjustment_interval_seconds) if runs_throughput else 0.0,
+            need_traffic_metrics=needs_traffic,
+            use_full_traffic_metrics=needs_traffic,
+            traffic_metrics_duration_s=float(window_s) if needs_traffic else 0.0,
             need_worker_states=True,
             need_worker_fpm=True,
         )
 
     @staticmethod
     def _is_due(at_s: float, last_s: float, interval_s: float) -> bool:
-        return at_s - last_s >= interval_s - TIME_TOLERANCE_S
+        return at_s < last_s or at_s - last_s >= interval_s - TIME_TOLERANCE_S
 
     # Tick
 
@@ -264,7 +277,11 @@ class PlannerCore:
                 self._throughput = self.state.propose_throughput(traffic, seen.traffic.duration_s)
             decision = self._throughput.decision
         if one.spec.plugin_id == LOAD_PROPOSE and scheduled.run_load_scaling:
-            self._load = self.state.propose_load(seen.fpm_observations or FpmObservations(), traffic)
+            observed = seen.fpm_observations or FpmObservations()
+            if self._forecast is not None:
+                self._load = self._forecast.propose(seen.now_s, seen.traffic, observed)
+            else:
+                self._load = self.state.propose_load(observed, traffic)
             decision = self._load.decision
         if decision is None:
             return ProposeStageResponse(accept=AcceptResult())
@@ -325,6 +342,7 @@ class PlannerCore:
             limits=limits,
             rejected_by=outcome.rejected_by,
             reject_reason=outcome.reject_reason,
+            forecast=None if self._forecast is None else self._forecast.last,
         )
 
     def _constrained(
