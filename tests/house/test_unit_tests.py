@@ -75,6 +75,7 @@ COVERED_BY = {
     "kvbm/transfer/tcp.py": "contract/test_kv_transfer.py",
     "kvbm/vllm_connector.py": "engines/test_vllm_kv_tiers.py",
     "llm/kv_dc_relay_api.py": "integration/dc_relay/test_relay_service.py",
+    "kv_events/state_host.py": "unit/kv_events/test_state_slot.py",
     "llm/kv_state_api.py": "unit/kv_events/test_state_attachment.py",
     "protocols/kv_state.py": "unit/kv_events/test_state_attachment.py",
     "llm/kserve_service.py": "integration/test_kserve.py",
