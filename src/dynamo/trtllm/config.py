@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import yaml
@@ -116,10 +116,15 @@ class TrtllmConfig(WorkerOptions):
         "--publish-kv-events",
         "DYN_TRTLLM_PUBLISH_KV_EVENTS",
         "Publish KV cache events for routers",
-        aliases=("--publish-events-and-metrics",),
     )
     publish_metrics: bool = option(
         False, "--publish-metrics", "DYN_TRTLLM_PUBLISH_METRICS", "Publish the engine's load for routers and planners"
+    )
+    publish_events_and_metrics: bool = option(
+        False,
+        "--publish-events-and-metrics",
+        "DYN_TRTLLM_PUBLISH_EVENTS_AND_METRICS",
+        "Deprecated: the same as --publish-kv-events --publish-metrics",
     )
     load_format: str = option("auto", "--load-format", "DYN_TRTLLM_LOAD_FORMAT", "Source of the weights: auto or dummy")
     guided_decoding_backend: str | None = option(
@@ -158,7 +163,10 @@ def read_command_line(argv: Sequence[str]) -> tuple[TrtllmConfig, dict[str, Any]
     own, patches = split_patches(argv)
     kept = drop_unsupported(UNSUPPORTED_FLAGS, own, variables, declared_flags(TrtllmConfig))
     namespace = build_parser(TrtllmConfig, variables=variables, prog=PROG).parse_args(kept)
-    return from_namespace(TrtllmConfig, namespace), patches
+    config = from_namespace(TrtllmConfig, namespace)
+    if config.publish_events_and_metrics:
+        config = replace(config, publish_kv_events=True, publish_metrics=True)
+    return config, patches
 
 
 def split_patches(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
