@@ -43,6 +43,18 @@ UNSUPPORTED_FLAGS = (
     UnsupportedFlag("--default-guidance-scale", "DYN_TRTLLM_DEFAULT_GUIDANCE_SCALE", "5.0"),
     UnsupportedFlag("--default-num-frames", "DYN_TRTLLM_DEFAULT_NUM_FRAMES", "81"),
     UnsupportedFlag("--default-num-images-per-prompt", "DYN_TRTLLM_DEFAULT_NUM_IMAGES_PER_PROMPT", "1"),
+    UnsupportedFlag("--quant-algo", "DYN_TRTLLM_QUANT_ALGO", ""),
+    UnsupportedFlag("--enable-teacache", "DYN_TRTLLM_ENABLE_TEACACHE", False),
+    UnsupportedFlag("--teacache-use-ret-steps", "DYN_TRTLLM_TEACACHE_USE_RET_STEPS", True),
+    UnsupportedFlag("--teacache-thresh", "DYN_TRTLLM_TEACACHE_THRESH", "0.2"),
+    UnsupportedFlag("--disable-torch-compile", "DYN_TRTLLM_DISABLE_TORCH_COMPILE", False),
+    UnsupportedFlag("--enable-fullgraph", "DYN_TRTLLM_ENABLE_FULLGRAPH", False),
+    UnsupportedFlag("--enable-cuda-graph", "DYN_TRTLLM_ENABLE_CUDA_GRAPH", False),
+    UnsupportedFlag("--dit-ulysses-size", "DYN_TRTLLM_DIT_ULYSSES_SIZE", "1"),
+    UnsupportedFlag("--dit-ring-size", "DYN_TRTLLM_DIT_RING_SIZE", "1"),
+    UnsupportedFlag("--dit-cfg-size", "DYN_TRTLLM_DIT_CFG_SIZE", "1"),
+    UnsupportedFlag("--enable-layerwise-nvtx-marker", "DYN_TRTLLM_ENABLE_LAYERWISE_NVTX_MARKER", False),
+    UnsupportedFlag("--skip-warmup", "DYN_TRTLLM_SKIP_WARMUP", False),
 )
 """Flags of upstream's TensorRT-LLM worker that are refused unless they have their default value."""
 
