@@ -76,6 +76,7 @@ COVERED_BY = {
     "kvbm/transfer/tcp.py": "contract/test_kv_transfer.py",
     "kvbm/vllm_connector.py": "engines/test_vllm_kv_tiers.py",
     "llm/kv_dc_relay_api.py": "integration/dc_relay/test_relay_service.py",
+    "kv_events/state_host.py": "unit/kv_events/test_state_slot.py",
     "llm/kv_state_api.py": "unit/kv_events/test_state_attachment.py",
     "planner/core/checkpoint.py": "unit/planner/core/test_engine.py",
     "planner/plugin_transport/gateway.py": "integration/planner/test_plugin_transport.py",
