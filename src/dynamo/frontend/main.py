@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dynamo.core import logging as logs
+from dynamo.core.codec import json_encode
 from dynamo.core.config import dump, setting, without_secrets
 from dynamo.core.errors import ConfigError, StartupError
 from dynamo.core.hosts import is_loopback
@@ -30,7 +31,9 @@ from dynamo.http.server.gate import Gate, KeyMetrics, Keys
 from dynamo.http.server.service import FrontendServer, HttpOptions, tls_context, tls_identity
 from dynamo.http.server.siblings import Siblings
 from dynamo.http.terminal_chat import converse
+from dynamo.protocols.discovery import METRICS_SOURCES, MetricsAddress
 from dynamo.runtime.distributed import DistributedRuntime
+from dynamo.runtime.request_plane.tcp.common import advertised
 from dynamo.serving.metrics import FrontendMetrics, LoopDelay
 from dynamo.serving.migration import MigrationPolicy
 from dynamo.serving.models import Models
@@ -155,6 +158,7 @@ async def serve(config: FrontendConfig, listener: socket.socket, plan: HttpPlan)
     configure_garbage_collection()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     host, port = listener.getsockname()[:2]
+    await publish_metrics_address(config, runtime, host, port, is_tls=plan.tls is not None)
     logger.info("frontend ready: %s://%s:%d", "http" if plan.tls is None else "https", host, port)
 
     if plan.http.keys is None and config.tls_client_ca_cert_path is None and not is_loopback(host):
@@ -174,6 +178,17 @@ async def serve(config: FrontendConfig, listener: socket.socket, plan: HttpPlan)
     await models.close()
     await runtime.shutdown()
     return 0
+
+
+async def publish_metrics_address(
+    config: FrontendConfig, runtime: DistributedRuntime, host: str, port: int, *, is_tls: bool
+) -> None:
+    """Register the address of this frontend's metrics, which a planner reads where there is no Prometheus server."""
+    reachable = advertised(host)
+    authority = f"[{reachable}]" if ":" in reachable else reachable
+    url = f"{'https' if is_tls else 'http'}://{authority}:{port}/metrics"
+    address = MetricsAddress("frontend", url, runtime.instance_id, config.namespace or "")
+    await runtime.discovery.put(METRICS_SOURCES, address.key, json_encode(address))
 
 
 def models_of(config: FrontendConfig, runtime: DistributedRuntime, metrics: FrontendMetrics) -> Models:

@@ -10,6 +10,8 @@ INSTANCES = "v1/instances"
 MODEL_CARDS = "v1/mdc"
 EVENT_CHANNELS = "v1/event_channels"
 EVENT_SOURCES = "v1/event_sources"
+METRICS_SOURCES = "v1/metrics_sources"
+"""Addresses of metrics; released processes neither write nor read them."""
 
 RESPONSE_FRAMES = 2
 """Version of the batched response frames: version 1 carries responses, version 2 adds heartbeats at any time.
@@ -191,3 +193,19 @@ class EventSource(msgspec.Struct, frozen=True, tag_field="type", tag="EventSourc
 def topic_prefix(endpoint: EndpointId, topic: str) -> str:
     """Return the key prefix of all publishers of a topic."""
     return f"namespace/{endpoint.namespace}/component/{endpoint.component}/endpoint/{endpoint.name}/topic/{topic}/"
+
+
+class MetricsAddress(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="MetricsAddress"):
+    """The discovery record of a process whose metrics a planner scrapes; several processes of a frontend share a URL."""
+
+    component: str
+    """What the process is: `frontend`."""
+    url: str
+    """URL of the exposition, as other hosts reach it."""
+    instance_id: int
+    namespace: str = ""
+    """Namespace that the process serves; empty: all."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.component}/{self.instance_id:x}"

@@ -1,0 +1,1 @@
+"""Connectors: count the workers of a deployment, and change their number."""

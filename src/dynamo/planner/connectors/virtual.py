@@ -1,0 +1,87 @@
+"""Virtual connector: publishes decisions in discovery for an external environment that starts and stops workers.
+
+The environment (`VirtualConnectorClient`) reports the id of the decision that it has carried out. The numbers of ready workers
+are those of discovery, never those of the decision.
+"""
+
+import logging
+
+from dynamo.core.clock import Clock, SystemClock
+from dynamo.core.config import setting
+from dynamo.llm.virtual_connector import UNSET_VALUE, VirtualConnectorCoordinator
+from dynamo.planner.config.planner_config import PlannerConfig
+from dynamo.planner.connectors.base import ScaleOutcome, ScaleStatus
+from dynamo.planner.connectors.workers import WorkerDirectory, capabilities_of
+from dynamo.planner.core.scaling import WorkerCapabilities
+from dynamo.protocols.planner import ScalingDecision, WorkerCounts
+from dynamo.runtime.distributed import DistributedRuntime
+
+logger = logging.getLogger(__name__)
+
+CHECK_INTERVAL_S, MAX_WAIT_S = 10, 1800
+
+
+class VirtualConnector:
+    """Connector of `environment: virtual`."""
+
+    def __init__(self, runtime: DistributedRuntime, config: PlannerConfig, *, clock: Clock | None = None) -> None:
+        interval_s = setting("SCALING_CHECK_INTERVAL", CHECK_INTERVAL_S, int)
+        self._max_wait_s = setting("SCALING_MAX_WAIT_TIME", MAX_WAIT_S, int)
+        self._config = config
+        self._clock = clock or SystemClock()
+        self._coordinator = VirtualConnectorCoordinator(
+            runtime,
+            config.namespace,
+            interval_s,
+            self._max_wait_s,
+            self._max_wait_s // max(1, interval_s),
+            clock=self._clock,
+        )
+        self._workers = WorkerDirectory(runtime.discovery, config.namespace, config.model_name)
+        self._decided_at_s: float | None = None
+
+    async def start(self) -> None:
+        """Read the last decision of the namespace, which an earlier planner may have left."""
+        await self._coordinator.async_init()
+        self._decided_at_s = self._clock.now()
+
+    async def counts(self) -> WorkerCounts:
+        """Return the registered workers; the expected ones are those of the last decision."""
+        live, decision = await self._workers.live(), self._coordinator.read_state()
+        prefill = self._expected(decision.num_prefill_workers, len(live.prefill))
+        decode = self._expected(decision.num_decode_workers, len(live.decode))
+        mode = self._config.mode
+        return WorkerCounts(
+            ready_num_prefill=len(live.prefill) if mode.scales_prefill else None,
+            ready_num_decode=len(live.decode) if mode.scales_decode else None,
+            expected_num_prefill=prefill if mode.scales_prefill else None,
+            expected_num_decode=decode if mode.scales_decode else None,
+        )
+
+    def _expected(self, decided: int, ready: int) -> int:
+        """Return the decided number; the present one without a decision, or when it was not reached in time.
+
+        A worker that failed and does not return must not stop scaling for ever.
+        """
+        since = self._decided_at_s
+        is_late = since is not None and self._clock.now() - since > self._max_wait_s
+        return ready if decided == UNSET_VALUE or is_late else decided
+
+    async def capabilities(self) -> WorkerCapabilities:
+        """Return the limits that the registered workers publish."""
+        return capabilities_of(await self._workers.live(), self._config)
+
+    async def scale(self, decision: ScalingDecision) -> ScaleOutcome:
+        """Publish a decision; hold while an earlier one is pending."""
+        before = self._coordinator.read_state()
+        await self._coordinator.update_scaling_decision(decision.num_prefill, decision.num_decode)
+        after = self._coordinator.read_state()
+        if after.decision_id != before.decision_id:
+            self._decided_at_s = self._clock.now()
+            return ScaleOutcome(ScaleStatus.ACCEPTED, f"decision {after.decision_id} published")
+        if await self._coordinator.is_scaling_ready():
+            return ScaleOutcome(ScaleStatus.HELD, f"decision {before.decision_id} has these numbers already")
+        return ScaleOutcome(ScaleStatus.HELD, f"decision {before.decision_id} is pending")
+
+    async def close(self) -> None:
+        """Leave the last decision in discovery: a planner that restarts continues from it."""

@@ -1,0 +1,1 @@
+"""Observation: traffic of the frontends, and forward passes of the workers."""
