@@ -400,6 +400,8 @@ async def pipeline_ticks(case):
         )
         clock.advance(5.0)
     return found
+
+
 def arbitration(case):
     """Return the released global planner's decision of each request of a sequence."""
     import asyncio
