@@ -30,6 +30,7 @@ from dynamo.runtime.config import RuntimeOptions
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.json_service import HttpCall, JsonRoutes, TextBody
 from dynamo.runtime.run_service import open_runtime, stop_event
+from dynamo.runtime.streams import GeneratorHandler
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +169,7 @@ class Precedence:
 
     async def join(self) -> None:
         """Register the endpoint that released tools call to see that the planner is ready."""
-        self._serving = await self._endpoint.serve(_ready)
+        self._serving = await self._endpoint.serve(GeneratorHandler(_ready, self._runtime.tasks))
 
     async def preceding(self) -> str:
         """Return which other planner scales this namespace; empty if it is this one."""

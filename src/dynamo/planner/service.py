@@ -7,7 +7,7 @@ fails, or that another planner of the same deployment precedes, changes nothing 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -48,7 +48,7 @@ class PlannerParts:
     observer: Observer
     registry: MetricsRegistry
     log: DecisionLog
-    clock: Clock = SystemClock()
+    clock: Clock = field(default_factory=SystemClock)
     plugins: Sequence[PluginSpec] = ()
     call: PluginCaller | None = None
     hold: Callable[[], Awaitable[str]] | None = None
