@@ -26,7 +26,7 @@ class SeriesKey:
 def samples_of(text: str, names: Collection[str]) -> Mapping[SeriesKey, float]:
     """Return the finite samples of these metrics; lines that cannot be read are left out."""
     found: dict[SeriesKey, float] = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):  # A label value may contain other line separators.
         if line.startswith("#") or not (match := _SAMPLE.match(line)) or match[1] not in names:
             continue
         try:
