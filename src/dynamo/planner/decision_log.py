@@ -89,7 +89,7 @@ class DecisionLog:
 
     def recent(self, count: int = KEPT_DECISIONS) -> list[DecisionSummary]:
         """Return the last decisions, the newest last."""
-        return list(self._recent)[-count:]
+        return list(self._recent)[max(0, len(self._recent) - count) :]
 
     @property
     def path(self) -> Path | None:
