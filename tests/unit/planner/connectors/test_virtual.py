@@ -1,0 +1,85 @@
+"""Virtual connector: published decisions, and the numbers of workers that it expects."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.unit.planner.connectors.test_workers import record, register
+
+from dynamo.core.clock import ManualClock
+from dynamo.llm.virtual_connector import VirtualConnectorClient
+from dynamo.planner.config.planner_config import parse
+from dynamo.planner.connectors.base import ScaleStatus
+from dynamo.planner.connectors.virtual import MAX_WAIT_S, VirtualConnector
+from dynamo.protocols.planner import ScalingDecision
+from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
+from dynamo.runtime.distributed import DistributedRuntime
+
+CONFIG = parse({"namespace": "ns", "environment": "virtual", "model_name": "org/model"})
+
+
+@pytest.fixture
+async def runtime() -> AsyncIterator[DistributedRuntime]:
+    runtime = DistributedRuntime(None, MemoryDiscovery(MemoryStore()), "mem", event_plane="mem")
+    yield runtime
+    await runtime.shutdown()
+
+
+async def connector_of(runtime: DistributedRuntime, clock: ManualClock) -> VirtualConnector:
+    connector = VirtualConnector(runtime, CONFIG, clock=clock)
+    await connector.start()
+    return connector
+
+
+async def test_decision_is_accepted_and_then_held_while_it_is_pending(runtime: DistributedRuntime) -> None:
+    connector, client = await connector_of(runtime, ManualClock()), VirtualConnectorClient(runtime, "ns")
+    first = await connector.scale(ScalingDecision(num_prefill=1, num_decode=2))
+    assert (first.status, first.message) == (ScaleStatus.ACCEPTED, "decision 1 published")
+    second = await connector.scale(ScalingDecision(num_decode=3))
+    assert (second.status, second.message) == (ScaleStatus.HELD, "decision 1 is pending")
+    await client.complete(await client.get())
+    assert (await connector.scale(ScalingDecision(num_decode=3))).status is ScaleStatus.ACCEPTED
+
+
+async def test_decision_with_the_present_numbers_is_held(runtime: DistributedRuntime) -> None:
+    connector, client = await connector_of(runtime, ManualClock()), VirtualConnectorClient(runtime, "ns")
+    await connector.scale(ScalingDecision(num_decode=2))
+    await client.complete(await client.get())
+    outcome = await connector.scale(ScalingDecision(num_decode=2))
+    assert (outcome.status, outcome.message) == (ScaleStatus.HELD, "decision 1 has these numbers already")
+
+
+async def test_ready_workers_are_those_of_discovery_and_expected_ones_those_of_the_decision(
+    runtime: DistributedRuntime,
+) -> None:
+    assert isinstance(runtime.discovery, MemoryDiscovery)
+    await register(runtime.discovery, record(1))
+    connector = await connector_of(runtime, ManualClock())
+    before = await connector.counts()
+    assert (before.ready_num_decode, before.expected_num_decode) == (1, 1)
+    await connector.scale(ScalingDecision(num_decode=3))
+    after = await connector.counts()
+    assert (after.ready_num_decode, after.expected_num_decode, after.expected_num_prefill) == (1, 3, 0)
+
+
+async def test_decision_that_is_not_reached_in_time_is_no_longer_expected(runtime: DistributedRuntime) -> None:
+    clock = ManualClock()
+    connector = await connector_of(runtime, clock)
+    await connector.scale(ScalingDecision(num_decode=3))
+    clock.advance(MAX_WAIT_S)
+    assert (await connector.counts()).expected_num_decode == 3
+    clock.advance(1)
+    assert (await connector.counts()).expected_num_decode == 0
+
+
+async def test_restarted_planner_continues_from_the_last_decision(runtime: DistributedRuntime) -> None:
+    first = await connector_of(runtime, ManualClock())
+    await first.scale(ScalingDecision(num_decode=3))
+    await first.close()
+    assert (await (await connector_of(runtime, ManualClock())).counts()).expected_num_decode == 3
+
+
+async def test_capabilities_are_those_of_the_registered_workers(runtime: DistributedRuntime) -> None:
+    assert isinstance(runtime.discovery, MemoryDiscovery)
+    await register(runtime.discovery, record(1, context_length=64))
+    found = await (await connector_of(runtime, ManualClock())).capabilities()
+    assert found.decode is not None and found.decode.context_length == 64

@@ -1,0 +1,59 @@
+"""Traffic from Prometheus: which rows count, and what is unknown."""
+
+import pytest
+
+from dynamo.planner.config.planner_config import parse
+from dynamo.planner.observation.prometheus import PrometheusTraffic, single, total
+from dynamo.planner.observation.queries import QueryRow
+
+
+def rows(*values: str) -> list[QueryRow]:
+    return [QueryRow({"dynamo_namespace": "ns", "model": "m"}, (0.0, value)) for value in values]
+
+
+class AnsweredQueries(PrometheusTraffic):
+    """Client whose queries return rows by a part of their text."""
+
+    answers: dict[str, list[QueryRow]] = {}
+
+    async def _query(self, query: str) -> list[QueryRow]:
+        return next((found for part, found in self.answers.items() if part in query), [])
+
+
+def client(answers: dict[str, list[QueryRow]]) -> AnsweredQueries:
+    found = AnsweredQueries(parse({"metric_pulling_prometheus_endpoint": "http://h:9090", "backend": "vllm"}), "ns")
+    found.answers = answers
+    return found
+
+
+def test_total_and_first_row_ignore_what_is_not_finite() -> None:
+    assert (total(rows("1", "NaN", "2")), single(rows("NaN", "3", "4"))) == (3.0, 3.0)
+    assert (total(rows("NaN")), single(rows("+Inf")), total([])) == (None, None, None)
+
+
+async def test_window_without_a_request_counter_is_unknown() -> None:
+    assert (await client({}).window(5.0)).unknown == "Prometheus has no request counter of the deployment"
+
+
+async def test_window_with_requests_but_without_lengths_is_unknown() -> None:
+    found = await client({"requests_total": rows("3")}).window(5.0)
+    assert found.traffic is None and found.unknown == "Prometheus has no request lengths of the window"
+
+
+async def test_window_contains_requests_lengths_and_latencies_in_milliseconds() -> None:
+    answers = {
+        "requests_started_total": rows("4", "2"),
+        "input_sequence_tokens": rows("100"),
+        "output_sequence_tokens": rows("10"),
+        "time_to_first_token": rows("0.25"),
+    }
+    found = await client(answers).window(5.0)
+    assert found.traffic is not None
+    assert (found.traffic.num_req, found.traffic.isl, found.traffic.osl) == (6, 100, 10)
+    assert (found.ttft_ms, found.itl_ms) == (pytest.approx(250), None)
+    assert (found.traffic.kv_hit_rate, found.traffic.accept_length) == (None, None)
+
+
+async def test_idle_window_is_known_without_lengths() -> None:
+    found = await client({"requests_started_total": rows("0")}).window(5.0)
+    assert found.traffic is not None and (found.traffic.num_req, found.traffic.isl) == (0, 0)

@@ -1,0 +1,34 @@
+"""Freshness of forward passes: ranks that send nothing, and unknown versions."""
+
+from dynamo.planner.observation.steps import STALE_S, StepFreshness
+from dynamo.protocols.load import FORWARD_PASS_VERSION, ForwardPassMetrics, QueuedRequests, ScheduledRequests
+from dynamo.protocols.planner import RankKey
+
+
+def step(counter: int, version: int = FORWARD_PASS_VERSION) -> dict[RankKey, ForwardPassMetrics]:
+    return {("1", 0): ForwardPassMetrics(version, "1", 0, counter, 0.1, ScheduledRequests(), QueuedRequests())}
+
+
+def test_rank_whose_counter_does_not_change_becomes_stale() -> None:
+    freshness = StepFreshness()
+    assert freshness.fresh(step(1), 0.0)
+    assert freshness.fresh(step(1), STALE_S)
+    assert not freshness.fresh(step(1), STALE_S + 1)
+    assert freshness.fresh(step(2), STALE_S + 2)
+
+
+def test_restarted_counter_is_fresh() -> None:
+    freshness = StepFreshness()
+    freshness.fresh(step(100), 0.0)
+    assert freshness.fresh(step(1), STALE_S + 1)
+
+
+def test_rank_that_was_absent_begins_again() -> None:
+    freshness = StepFreshness()
+    freshness.fresh(step(1), 0.0)
+    freshness.fresh({}, 1.0)
+    assert freshness.fresh(step(1), STALE_S + 1)
+
+
+def test_steps_of_an_unknown_version_are_left_out() -> None:
+    assert not StepFreshness().fresh(step(1, FORWARD_PASS_VERSION + 1), 0.0)
