@@ -1,0 +1,99 @@
+"""Observer: parts of a tick, and the causes of those that are unknown."""
+
+import asyncio
+
+from dynamo.core.clock import ManualClock
+from dynamo.core.errors import Unknown
+from dynamo.planner.connectors.base import ScaleOutcome, ScaleStatus
+from dynamo.planner.core.scaling import WorkerCapabilities
+from dynamo.planner.observation.observer import Observer
+from dynamo.planner.observation.traffic import ObservedTraffic
+from dynamo.protocols.planner import FpmObservations, ScalingDecision, ScheduledTick, TrafficObservation, WorkerCounts
+
+COUNTS = WorkerCounts(ready_num_decode=2)
+TRAFFIC = TrafficObservation(duration_s=5, num_req=1, isl=2, osl=3)
+
+
+class ScriptedDeployment:
+    """Connector, step source and traffic source whose parts can fail."""
+
+    def __init__(self, *, counts: Exception | None = None, steps: Exception | None = None, stuck: bool = False) -> None:
+        self.counts_error, self.steps_error, self.is_stuck = counts, steps, stuck
+        self.found = ObservedTraffic(traffic=TRAFFIC)
+        self.samples, self.windows, self.closed = 0, list[float](), 0
+
+    async def start(self) -> None:
+        pass
+
+    async def counts(self) -> WorkerCounts:
+        if self.counts_error is not None:
+            raise self.counts_error
+        return COUNTS
+
+    async def capabilities(self) -> WorkerCapabilities:
+        return WorkerCapabilities()
+
+    async def scale(self, decision: ScalingDecision) -> ScaleOutcome:
+        return ScaleOutcome(ScaleStatus.HELD)
+
+    async def steps(self) -> FpmObservations:
+        if self.steps_error is not None:
+            raise self.steps_error
+        return FpmObservations()
+
+    async def sample(self) -> None:
+        self.samples += 1
+        if self.is_stuck:
+            await asyncio.Event().wait()
+
+    async def window(self, interval_s: float) -> ObservedTraffic:
+        self.windows.append(interval_s)
+        return self.found
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+def observer_of(deployment: ScriptedDeployment, deadline_s: float = 10.0) -> Observer:
+    return Observer(deployment, deployment, deployment, ManualClock(7.0), deadline_s=deadline_s)
+
+
+def tick(has_traffic: bool = True) -> ScheduledTick:
+    return ScheduledTick(at_s=7.0, need_traffic_metrics=has_traffic, traffic_metrics_duration_s=60.0)
+
+
+async def test_tick_contains_all_parts() -> None:
+    deployment = ScriptedDeployment()
+    found = await observer_of(deployment).observe(tick())
+    assert (found.seen.now_s, found.seen.worker_counts, found.seen.traffic) == (7.0, COUNTS, TRAFFIC)
+    assert found.unknown == [] and deployment.windows == [60.0]
+
+
+async def test_counters_are_sampled_at_ticks_that_do_not_end_a_window() -> None:
+    deployment = ScriptedDeployment()
+    found = await observer_of(deployment).observe(tick(has_traffic=False))
+    assert (deployment.samples, deployment.windows, found.traffic) == (1, [], None)
+
+
+async def test_failed_parts_are_unknown_and_the_others_are_kept() -> None:
+    deployment = ScriptedDeployment(counts=Unknown("no cluster"), steps=OSError("no bus"))
+    found = await observer_of(deployment).observe(tick())
+    assert (found.seen.worker_counts, found.seen.fpm_observations, found.seen.traffic) == (None, None, TRAFFIC)
+    assert found.unknown == ["workers: no cluster", "steps: no bus"]
+
+
+async def test_part_that_exceeds_its_deadline_is_unknown() -> None:
+    found = await observer_of(ScriptedDeployment(stuck=True), 0.01).observe(tick())
+    assert found.unknown == ["traffic: no result within 0.01 s"]
+
+
+async def test_unknown_traffic_names_its_cause() -> None:
+    deployment = ScriptedDeployment()
+    deployment.found = ObservedTraffic(unknown="the window is empty")
+    assert (await observer_of(deployment).observe(tick())).unknown == ["traffic: the window is empty"]
+
+
+async def test_close_ends_the_steps_and_the_traffic() -> None:
+    deployment = ScriptedDeployment()
+    await observer_of(deployment).close()
+    assert deployment.closed == 2
