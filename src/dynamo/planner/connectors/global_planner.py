@@ -61,14 +61,16 @@ class GlobalPlannerConnector:
         if self._client is None:
             raise Unknown("the global-planner connector is not started")
         numbers: dict[WorkerRole, int | None] = {"prefill": decision.num_prefill, "decode": decision.num_decode}
-        targets = {role: number for role, number in numbers.items() if number is not None}
+        targets = [
+            TargetReplica(sub_component_type=role, desired_replicas=number)
+            for role, number in numbers.items()
+            if number is not None
+        ]
         request = ScaleRequest(
             caller_namespace=self._config.namespace,
             graph_deployment_name=setting("DYN_PARENT_DGD_K8S_NAME", self._config.namespace, str),
             k8s_namespace=setting("POD_NAMESPACE", "default", str),
-            target_replicas=[
-                TargetReplica(sub_component_type=role, desired_replicas=number) for role, number in targets.items()
-            ],
+            target_replicas=targets,
             timestamp=self._clock.wall(),
         )
         raw = await UnaryClient(self._client).complete(msgspec.to_builtins(request))
@@ -78,7 +80,8 @@ class GlobalPlannerConnector:
             raise Unknown(f"malformed response of the global planner: {error}") from None
         status = STATUSES[reply.status]
         if status is ScaleStatus.ACCEPTED:
-            self._expected = {**self._expected, **targets}
+            accepted: dict[str, int] = {one.sub_component_type: one.desired_replicas for one in targets}
+            self._expected = {**self._expected, **accepted}
         return ScaleOutcome(status, f"global planner: {reply.status}: {reply.message}".removesuffix(": "))
 
     async def close(self) -> None:

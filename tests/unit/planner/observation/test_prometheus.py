@@ -50,7 +50,7 @@ async def test_window_contains_requests_lengths_and_latencies_in_milliseconds() 
     found = await client(answers).window(5.0)
     assert found.traffic is not None
     assert (found.traffic.num_req, found.traffic.isl, found.traffic.osl) == (6, 100, 10)
-    assert (found.ttft_ms, found.itl_ms) == (pytest.approx(250), None)
+    assert found.ttft_ms == pytest.approx(250) and found.itl_ms is None
     assert (found.traffic.kv_hit_rate, found.traffic.accept_length) == (None, None)
 
 
