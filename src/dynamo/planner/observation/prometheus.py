@@ -116,7 +116,8 @@ class PrometheusTraffic:
             raise Unknown(f"Prometheus responded with status {status} and no query result") from None
         if reply.status != "success" or reply.data is None:
             raise NotReady(f"Prometheus refused the query {query}: {reply.error_type} {reply.error}")
-        return reply.data.result
+        rows: list[QueryRow] = reply.data.result
+        return rows
 
     def _authorization(self) -> dict[str, str]:
         """Return the header with the token; its file is read for each request, because tokens are rotated."""

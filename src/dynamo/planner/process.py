@@ -1,0 +1,208 @@
+"""Planner process: `python -m dynamo.planner`, and the parts that its settings select."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+from dynamo.core import logging as logs
+from dynamo.core.clock import Clock, SystemClock
+from dynamo.core.config import load, setting
+from dynamo.core.errors import ConfigError
+from dynamo.core.metrics import CONTENT_TYPE, MetricsRegistry
+from dynamo.core.parent import die_with_parent
+from dynamo.planner.config.planner_config import PROMETHEUS, DeployEnvironment, PlannerConfig
+from dynamo.planner.config.source import load_config
+from dynamo.planner.connectors.base import PlannerConnector
+from dynamo.planner.connectors.global_planner import GlobalPlannerConnector
+from dynamo.planner.connectors.virtual import VirtualConnector
+from dynamo.planner.connectors.workers import WorkerDirectory
+from dynamo.planner.core.scaling import WorkerCapabilities
+from dynamo.planner.decision_log import DecisionLog
+from dynamo.planner.observation.observer import LiveSteps, Observer, TrafficSource
+from dynamo.planner.observation.prometheus import PrometheusTraffic
+from dynamo.planner.observation.scrape import FrontendScraper
+from dynamo.planner.observation.steps import StepObserver
+from dynamo.planner.service import PlannerParts, PlannerService
+from dynamo.protocols.discovery import INSTANCES, EndpointId
+from dynamo.runtime.component import Serving
+from dynamo.runtime.config import RuntimeOptions
+from dynamo.runtime.distributed import DistributedRuntime
+from dynamo.runtime.json_service import HttpCall, JsonRoutes, TextBody
+from dynamo.runtime.run_service import open_runtime, stop_event
+from dynamo.runtime.server import ServeOptions
+from dynamo.runtime.streams import GeneratorHandler
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 1.0
+READY_ENDPOINT = "Planner.generate"
+HEALTH_PAYLOAD = {"text": "health"}
+
+
+def main() -> int:
+    """Run the planner until it is stopped. Raises `ConfigError`."""
+    config = load_config(sys.argv[1:])
+    logs.setup(component="planner")
+    die_with_parent()
+    import uvloop
+
+    return uvloop.run(_serve(config))
+
+
+async def _serve(config: PlannerConfig) -> int:
+    """Run the planner until a signal. Raises `ConfigError` if it cannot start."""
+    stop = stop_event()
+    async with open_runtime(load(RuntimeOptions, [])) as runtime:
+        running = asyncio.create_task(run_planner(runtime, config), name="planner")
+        stopping = asyncio.create_task(stop.wait(), name="stop")
+        try:
+            await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()
+        finally:
+            running.cancel()
+            stopping.cancel()
+            await asyncio.wait({running, stopping})
+    logger.info("planner stopped; the workers keep running")
+    return 0
+
+
+async def run_planner(
+    runtime: DistributedRuntime, config: PlannerConfig, *, connector: PlannerConnector | None = None
+) -> None:
+    """Plan a deployment until cancelled, through the connector of the settings or another one. Raises `ConfigError`."""
+    clock = SystemClock()
+    connector = connector or make_connector(config, runtime, clock)
+    leader = Precedence(runtime, config.namespace)
+    service = PlannerService(config, make_parts(config, runtime, connector, leader, clock))
+    try:
+        await connector.start()
+        capabilities = await wait_for_workers(connector, config, clock)
+        await service.start(capabilities)
+        await leader.join()
+        logger.info(
+            "planner ready: namespace %s, mode %s, target %s, a tick every %g s%s",
+            config.namespace,
+            config.mode.value,
+            config.optimization_target.value,
+            config.scheduling.scale_interval_seconds,
+            ", advisory" if config.advisory else "",
+        )
+        if config.metric_reporting_prometheus_port > 0:
+            async with metrics_routes(runtime.metrics).serve(config.metric_reporting_prometheus_port):
+                await service.run()
+        await service.run()
+    finally:
+        await service.close()
+        await leader.leave()
+
+
+def make_connector(config: PlannerConfig, runtime: DistributedRuntime, clock: Clock) -> PlannerConnector:
+    """Return the connector of the environment. Raise `ConfigError` for one that does not exist."""
+    if config.environment is DeployEnvironment.KUBERNETES:
+        raise ConfigError("environment: kubernetes: not supported by this release; must be virtual or global-planner")
+    if config.environment is DeployEnvironment.GLOBAL_PLANNER:
+        return GlobalPlannerConnector(runtime, config, clock=clock)
+    return VirtualConnector(runtime, config, clock=clock)
+
+
+def make_parts(
+    config: PlannerConfig, runtime: DistributedRuntime, connector: PlannerConnector, leader: "Precedence", clock: Clock
+) -> PlannerParts:
+    """Return the parts of a planner in this runtime."""
+    directory = WorkerDirectory(runtime.discovery, config.namespace, config.model_name)
+    steps = LiveSteps(directory, StepObserver(runtime, clock))
+    observer = Observer(connector, steps, make_traffic(config, runtime, clock), clock)
+    return PlannerParts(
+        connector=connector,
+        observer=observer,
+        registry=runtime.metrics,
+        log=DecisionLog(config.log_dir),
+        clock=clock,
+        hold=leader.preceding,
+    )
+
+
+def make_traffic(config: PlannerConfig, runtime: DistributedRuntime, clock: Clock) -> TrafficSource:
+    """Return the source of traffic: a Prometheus server if the settings name one, otherwise the frontends themselves."""
+    if config.metric_pulling_prometheus_endpoint not in ("", PROMETHEUS):
+        return PrometheusTraffic(config, config.namespace)
+    return FrontendScraper(runtime.discovery, config.namespace, clock, config.model_name)
+
+
+async def wait_for_workers(connector: PlannerConnector, config: PlannerConfig, clock: Clock) -> WorkerCapabilities:
+    """Wait until a worker of each scaled role is ready, and return the capabilities. Raises `ConfigError` when late."""
+    limit_s = setting("SCALING_MAX_WAIT_TIME", 1800.0, float)
+    deadline_s = clock.now() + limit_s
+    is_announced = False
+    while True:
+        counts = await connector.counts()
+        missing = [
+            role
+            for role, is_scaled, ready in (
+                ("prefill", config.mode.scales_prefill, counts.ready_num_prefill),
+                ("decode", config.mode.scales_decode, counts.ready_num_decode),
+            )
+            if is_scaled and not ready
+        ]
+        if not missing:
+            return await connector.capabilities()
+        if clock.now() >= deadline_s:
+            raise ConfigError(
+                f"namespace {config.namespace}: no {' and no '.join(missing)} worker was registered within {limit_s:g} s "
+                "(SCALING_MAX_WAIT_TIME)"
+            )
+        if not is_announced:
+            logger.info("waiting for %s worker(s) in namespace %s", " and ".join(missing), config.namespace)
+            is_announced = True
+        await clock.sleep(POLL_S)
+
+
+class Precedence:
+    """Registration of this planner, and the choice among several of one namespace: the smallest instance id scales."""
+
+    def __init__(self, runtime: DistributedRuntime, namespace: str) -> None:
+        self._runtime = runtime
+        self._endpoint = runtime.endpoint(f"{namespace}.{READY_ENDPOINT}")
+        self._prefix = EndpointId.parse(f"{namespace}.{READY_ENDPOINT}").path + "/"
+        self._serving: Serving | None = None
+
+    async def join(self) -> None:
+        """Register the endpoint that released tools call to see that the planner is ready."""
+        self._serving = await self._endpoint.serve(
+            GeneratorHandler(_ready, self._runtime.tasks), ServeOptions(health_check_payload=HEALTH_PAYLOAD)
+        )
+
+    async def preceding(self) -> str:
+        """Return which other planner scales this namespace; empty if it is this one."""
+        found = [
+            int(key.rpartition("/")[2], 16)
+            for key in await self._runtime.discovery.snapshot(INSTANCES)
+            if key.startswith(self._prefix)
+        ]
+        first = min(found, default=self._runtime.instance_id)
+        if first >= self._runtime.instance_id:
+            return ""
+        return f"planner {first:x} of the same namespace has precedence"
+
+    async def leave(self) -> None:
+        """Remove the registration."""
+        if self._serving is not None:
+            await self._serving.close(0.0)
+
+
+async def _ready(request: Any) -> AsyncIterator[str]:
+    yield "mock endpoint"
+
+
+def metrics_routes(registry: MetricsRegistry) -> JsonRoutes:
+    """Return the routes of `metric_reporting_prometheus_port`."""
+    routes = JsonRoutes()
+
+    async def metrics(call: HttpCall[None]) -> tuple[int, TextBody]:
+        return 200, TextBody(registry.render(), CONTENT_TYPE)
+
+    routes.add("GET", "/metrics", metrics)
+    return routes

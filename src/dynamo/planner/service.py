@@ -1,0 +1,258 @@
+"""Planner service: observes a deployment at each tick, decides, scales it, and records every step.
+
+The time of ticks is monotonic, so that a change of the wall clock moves none. A tick that cannot observe the workers, whose request
+fails, or that another planner of the same deployment precedes, changes nothing and records the reason.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from dynamo.core.boundaries import ErrorBoundary
+from dynamo.core.clock import Clock
+from dynamo.core.errors import ConfigError, DynamoException
+from dynamo.core.metrics import MetricsRegistry
+from dynamo.planner.config.planner_config import PlannerConfig
+from dynamo.planner.connectors.base import PlannerConnector, ScaleOutcome, ScaleStatus
+from dynamo.planner.core.engine import PlannerCore, TickDecision
+from dynamo.planner.core.pipeline import PluginCall, PluginReply, PluginSpec
+from dynamo.planner.core.record import recorded
+from dynamo.planner.core.scaling import DECODE, PREFILL, WorkerCapabilities
+from dynamo.planner.decision_log import DecisionLog, DecisionSummary
+from dynamo.planner.metrics import PlannerMetrics
+from dynamo.planner.observation.observer import Observation, Observer
+from dynamo.planner.plugins.types import OverrideResult, RejectResult, StageResponse
+from dynamo.planner.start import Steps, prepare_start
+from dynamo.protocols.planner import ScheduledTick
+
+logger = logging.getLogger(__name__)
+
+CONNECTOR_S = 30.0
+"""Deadline of one call of the connector."""
+ADVISORY = "advisory"
+
+PluginCaller = Callable[[PluginCall], Awaitable[StageResponse]]
+"""Call of a plugin that is not built in; an exception is a failed call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerParts:
+    """What a planner acts with."""
+
+    connector: PlannerConnector
+    observer: Observer
+    registry: MetricsRegistry
+    log: DecisionLog
+    clock: Clock
+    plugins: Sequence[PluginSpec] = ()
+    call: PluginCaller | None = None
+    hold: Callable[[], Awaitable[str]] | None = None
+    """Returns why this planner must not scale now; empty: it may."""
+
+
+class PlannerService:
+    """One planner. `start`, then `run` until cancelled, then `close`."""
+
+    def __init__(self, config: PlannerConfig, parts: PlannerParts) -> None:
+        self.config = config
+        self.log = parts.log
+        self.metrics = PlannerMetrics(parts.registry, config)
+        self._parts = parts
+        self._clock = parts.clock
+        self._core: PlannerCore | None = None
+        self._next: ScheduledTick | None = None
+        self._ticks = 0
+        self._gpus: Mapping[str, int] = {}
+
+    async def start(self, capabilities: WorkerCapabilities, measured: Steps | None = None) -> None:
+        """Create the planner for workers of these capabilities. Raise `ConfigError` for settings that cannot work."""
+        self._gpus = {
+            role: (one.gpus_per_replica or 0) if one is not None else 0
+            for role, one in ((PREFILL, capabilities.prefill), (DECODE, capabilities.decode))
+        }
+        check_budget(self.config, self._gpus)
+        start = prepare_start(
+            self.config, capabilities, measured=measured, plugins=self._parts.plugins, start_s=self._clock.now()
+        )
+        self._core = start.planner()
+        self._next = self._core.first_tick(start.start_s)
+        self.log.begin(start)
+
+    async def run(self) -> None:
+        """Run ticks until cancelled. A failure inside a tick is logged and the next tick follows."""
+        while True:
+            scheduled = self._scheduled()
+            await self._clock.sleep(max(0.0, scheduled.at_s - self._clock.now()))
+            with ErrorBoundary(self._on_tick_error):  # A fault of one tick must not stop the control of the deployment.
+                await self.tick()
+
+    async def tick(self) -> DecisionSummary:
+        """Run the tick that is due now: observe, decide, scale, record."""
+        scheduled, core = self._scheduled(), self._planner()
+        began_s = self._clock.now()
+        self._ticks += 1
+        self._next = core.next_tick(scheduled, began_s)
+        interval_s = self.config.scheduling.scale_interval_seconds
+        missed = round((self._next.at_s - scheduled.at_s) / interval_s) - 1
+        observation = await self._parts.observer.observe(scheduled)
+        for part in observation.failed:
+            self.metrics.failed(f"observe {part}")
+        self.metrics.observed(observation.seen, self._gpus)
+        if observation.traffic is not None:
+            self.metrics.traffic(observation.traffic)
+        recording = recorded(core, scheduled, observation.seen)
+        deadline_s = began_s + self.config.scheduling.tick_max_duration_seconds
+        while recording.decision is None:
+            recording.reply(await self._replies(recording.calls, deadline_s))
+        decision = recording.decision
+        self._next = core.next_tick(scheduled, began_s)  # Its parts depend on the scaling methods that ran.
+        self.metrics.decided(decision, float(self.config.throughput_adjustment_interval_seconds))
+        outcome = await self._act(decision, observation)
+        duration_s = self._clock.now() - began_s
+        self.metrics.finished(duration_s, began_s - scheduled.at_s, missed)
+        summary = self._summary(decision, observation, outcome, duration_s)
+        self.log.add(summary, recording.tick)
+        level = logging.INFO if decision.scale_to is not None or summary.unknown else logging.DEBUG
+        logger.log(level, "%s", summary.line)
+        return summary
+
+    def status(self, count: int = 20) -> dict[str, Any]:
+        """Return the state of the planner and its last decisions, for `GET /v1/planner`."""
+        config = self.config
+        return {
+            "mode": config.mode.value,
+            "environment": config.environment.value,
+            "optimization_target": config.optimization_target.value,
+            "advisory": config.advisory,
+            "ticks": self._ticks,
+            "limits": {
+                "prefill_min_endpoint": config.prefill_floor if config.mode.scales_prefill else None,
+                "decode_min_endpoint": config.decode_floor if config.mode.scales_decode else None,
+                "min_gpu_budget": config.min_gpu_budget,
+                "max_gpu_budget": config.max_gpu_budget,
+            },
+            "log": None if self.log.path is None else str(self.log.path),
+            "decisions": [msgspec.to_builtins(one) for one in self.log.recent(count)],
+        }
+
+    async def close(self) -> None:
+        """Release observer and connector; workers keep running."""
+        await self._parts.observer.close()
+        await self._parts.connector.close()
+
+    def _planner(self) -> PlannerCore:
+        if self._core is None:
+            raise DynamoException("the planner is not started")
+        return self._core
+
+    def _scheduled(self) -> ScheduledTick:
+        if self._next is None:
+            raise DynamoException("the planner is not started")
+        return self._next
+
+    def _on_tick_error(self, error: Exception) -> None:
+        self.metrics.failed("tick")
+        logger.error("tick %d failed; the deployment stays as it is", self._ticks, exc_info=error)
+
+    async def _replies(self, calls: Sequence[PluginCall], deadline_s: float) -> list[PluginReply]:
+        """Call plugins at the same time; each within its own limit and that of the tick."""
+        return list(await asyncio.gather(*(self._reply(one, deadline_s) for one in calls)))
+
+    async def _reply(self, one: PluginCall, deadline_s: float) -> PluginReply:
+        caller = self._parts.call
+        if caller is None:
+            return PluginReply(None, "plugin is not connected")
+        limit_s = min(self.config.plugin_registration.transport.request_timeout_seconds, deadline_s - self._clock.now())
+        if limit_s <= 0:
+            self.metrics.timed_out()
+            return PluginReply(None, "the time of the tick is over")
+        failures: list[str] = []
+        with ErrorBoundary(lambda error: failures.append(f"{type(error).__name__}: {error}")):  # As any failed plugin.
+            async with asyncio.timeout(limit_s):
+                return PluginReply(await caller(one))
+        return PluginReply(None, failures[0])
+
+    async def _act(self, decision: TickDecision, observation: Observation) -> ScaleOutcome | None:
+        """Carry a decision out; return None if it changes nothing."""
+        if decision.scale_to is None:
+            return None
+        if self.config.advisory:
+            return ScaleOutcome(ScaleStatus.HELD, ADVISORY)
+        if observation.seen.worker_counts is None:
+            return ScaleOutcome(ScaleStatus.HELD, "the numbers of workers are unknown")
+        try:
+            async with asyncio.timeout(CONNECTOR_S):
+                cause = await self._parts.hold() if self._parts.hold is not None else ""
+                if cause:
+                    return ScaleOutcome(ScaleStatus.HELD, cause)
+                outcome = await self._parts.connector.scale(decision.scale_to)
+        except TimeoutError:
+            outcome = ScaleOutcome(ScaleStatus.FAILED, f"no result within {CONNECTOR_S:g} s")
+        except (DynamoException, OSError) as error:
+            outcome = ScaleOutcome(ScaleStatus.FAILED, str(error))
+        if outcome.status is ScaleStatus.FAILED:
+            self.metrics.failed("scale")
+            logger.error("failed to scale to %s: %s", decision.scale_to, outcome.message)
+        return outcome
+
+    def _summary(
+        self, decision: TickDecision, observation: Observation, outcome: ScaleOutcome | None, duration_s: float
+    ) -> DecisionSummary:
+        seen, traffic = observation.seen, observation.traffic
+        is_advisory = outcome is not None and outcome.message == ADVISORY
+        return DecisionSummary(
+            tick=self._ticks,
+            time=datetime.fromtimestamp(self._clock.wall(), UTC).isoformat(timespec="milliseconds"),
+            action=decision.action.value,
+            load_reason=decision.load.reason.value,
+            throughput_reason=decision.throughput.reason.value,
+            counts=seen.worker_counts,
+            traffic=seen.traffic,
+            ttft_ms=None if traffic is None else traffic.ttft_ms,
+            itl_ms=None if traffic is None else traffic.itl_ms,
+            estimated_ttft_ms=decision.load.estimated_ttft_ms,
+            estimated_itl_ms=decision.load.estimated_itl_ms,
+            predictions=None if decision.predictions is None else msgspec.to_builtins(decision.predictions),
+            proposals=proposals_of(decision),
+            clamped=list(decision.clamped),
+            scale_to=decision.scale_to,
+            outcome="" if outcome is None else ADVISORY if is_advisory else outcome.status.value,
+            message="" if outcome is None or is_advisory else outcome.message,
+            unknown=observation.unknown,
+            duration_s=round(duration_s, 4),
+        )
+
+
+def proposals_of(decision: TickDecision) -> list[str]:
+    """Return each stage's results in words."""
+    found = []
+    for stage in decision.stages:
+        for one in stage.results:
+            if isinstance(one.result, OverrideResult):
+                targets = ", ".join(
+                    f"{target.sub_component_type} {target.type.name} {target.replicas}" for target in one.result.targets
+                )
+                found.append(f"{stage.stage.value} {one.plugin_id}: {targets}")
+            elif isinstance(one.result, RejectResult):
+                found.append(f"{stage.stage.value} {one.plugin_id}: rejected: {one.result.reason}")
+        found += [f"{stage.stage.value} {plugin_id}: failed: {cause}" for plugin_id, cause in stage.failed]
+        found += [f"{stage.stage.value} {plugin_id}: skipped: {cause}" for plugin_id, cause in stage.skipped]
+    return found
+
+
+def check_budget(config: PlannerConfig, gpus: Mapping[str, int]) -> None:
+    """Raise `ConfigError` if the minimum numbers of workers exceed the GPU budget."""
+    mode = config.mode
+    required = (config.prefill_floor * gpus.get(PREFILL, 0) if mode.scales_prefill else 0) + (
+        config.decode_floor * gpus.get(DECODE, 0) if mode.scales_decode else 0
+    )
+    if 0 <= config.max_gpu_budget < required:
+        raise ConfigError(
+            f"max_gpu_budget: {config.max_gpu_budget}: must be at least {required}, the GPUs of the minimum numbers of "
+            "workers, or negative for no limit"
+        )
