@@ -33,6 +33,7 @@ COMMANDS = {
     "python -m dynamo.trtllm": "dynamo.trtllm.config:TrtllmConfig",
     "python -m dynamo.openai_proxy": "dynamo.openai_proxy.config:ProxyConfig",
     "python -m dynamo.router": "dynamo.router.main:RouterOptions",
+    "python -m dynamo.global_planner": "dynamo.global_planner.main:GlobalPlannerOptions",
     "python -m dynamo.global_router": "dynamo.global_router.main:GlobalRouterOptions",
     "python -m dynamo.indexer": "dynamo.indexer.main:IndexerOptions",
     "python -m dynamo.slot_tracker": "dynamo.slot_tracker.main:SlotTrackerOptions",

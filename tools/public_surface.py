@@ -57,6 +57,7 @@ COMMANDS = (
     "dynamo.cli replay sweep",
     "dynamo.cpu",
     "dynamo.frontend",
+    "dynamo.global_planner",
     "dynamo.global_router",
     "dynamo.indexer",
     "dynamo.mocker",

@@ -4,6 +4,7 @@ Reads lines `{"function": NAME, "cases": [...]}` from standard input and writes 
 released functions; `aisimulate` and `aisimulate_core`, which are not published, are import stubs.
 """
 
+import asyncio
 import importlib.abc
 import importlib.machinery
 import json
@@ -301,8 +302,175 @@ def merge(case):
     }
 
 
+class ScriptedPlugin:
+    """A plugin that gives the responses of a case, one per call; None is an error."""
+
+    def __init__(self, responses):
+        self.responses = iter(responses)
+
+    async def respond(self, kind, fields):
+        from dynamo.planner.plugins import types
+
+        values = dict(fields)
+        made = {
+            "accept": lambda one: types.AcceptResult(),
+            "reject": lambda one: types.RejectResult(reason=one),
+            "override": lambda one: types.OverrideResult(
+                targets=[types.ComponentTarget(sub_component_type=role, replicas=n, type=t) for role, n, t in one]
+            ),
+            "predictions": lambda one: types.PredictionData(**one),
+            "final": bool,
+        }
+        return kind(**{name: made[name](value) for name, value in values.items()})
+
+    async def call(self, stage):
+        from dynamo.planner.plugins import types
+
+        fields = next(self.responses)
+        if fields is None:
+            raise RuntimeError("scripted")
+        return await self.respond(getattr(types, f"{stage}StageResponse"), fields)
+
+    async def Predict(self, request):
+        return await self.call("Predict")
+
+    async def Propose(self, request):
+        return await self.call("Propose")
+
+    async def Reconcile(self, request):
+        return await self.call("Reconcile")
+
+    async def Constrain(self, request):
+        return await self.call("Constrain")
+
+
+def pipeline(case):
+    """Return the outcome of each tick of a pipeline of scripted plugins, which were registered long before."""
+    return asyncio.run(pipeline_ticks(case))
+
+
+async def pipeline_ticks(case):
+    from dynamo.planner.plugins.clock import VirtualClock
+    from dynamo.planner.plugins.merge import ComponentKey
+    from dynamo.planner.plugins.orchestrator.orchestrator import LocalPlannerOrchestrator
+    from dynamo.planner.plugins.registry.auth.base import AllowUnauthenticatedAuth
+    from dynamo.planner.plugins.registry.circuit_breaker import CircuitBreaker
+    from dynamo.planner.plugins.registry.server import PluginRegistryServer
+    from dynamo.planner.plugins.scheduler import PluginScheduler
+    from dynamo.planner.plugins.transport.in_process import InProcessTransport
+
+    from dynamo.planner.plugins.types import HoldPolicy, PipelineContext
+
+    clock = VirtualClock()
+    breaker = CircuitBreaker(clock)
+
+    def connect(plugin_id, endpoint, in_process_instance=None):
+        return InProcessTransport(plugin_id, in_process_instance)
+
+    registry = PluginRegistryServer(
+        clock=clock, auth=AllowUnauthenticatedAuth(), circuit_breaker=breaker, transport_factory=connect
+    )
+    scheduler = PluginScheduler(registry, breaker, clock)
+    orchestrator = LocalPlannerOrchestrator(
+        registry=registry, scheduler=scheduler, circuit_breaker=breaker, clock=clock
+    )
+    for one in case["plugins"]:
+        orchestrator.register_internal(
+            one["id"],
+            one["stage"],
+            one["priority"],
+            ScriptedPlugin(one["responses"]),
+            execution_interval_seconds=one["interval"],
+            hold_policy=HoldPolicy(one["hold"]),
+            is_builtin=False,
+        ).registered_at = -1000.0
+    found = []
+    for number in range(case["ticks"]):
+        context = PipelineContext(request_id=f"tick-{number}")
+        baseline = {ComponentKey(role): count for role, count in case["baseline"].items()}
+        outcome = await orchestrator.tick(context, baseline, tick_now=clock.monotonic())
+        predicted = outcome.predict_outcome and outcome.predict_outcome.prediction
+        proposal = outcome.final_proposal if outcome.execute_action == "apply" else None
+        found.append(
+            {
+                "action": outcome.execute_action,
+                "targets": proposal and {one.sub_component_type: one.replicas for one in proposal.targets},
+                "predicted": predicted and [predicted.predicted_num_req, predicted.predicted_isl, predicted.source],
+            }
+        )
+        clock.advance(5.0)
+    return found
+
+
+def arbitration(case):
+    """Return the released global planner's decision of each request of a sequence."""
+    import asyncio
+
+    from dynamo.global_planner.capacity_manager import CapacityManager, PoolSpec
+    from dynamo.global_planner.orchestrator import Orchestrator
+
+    from dynamo.planner import SubComponentType, TargetReplica
+
+    class Recorder(CapacityManager):
+        """Deployments of the case; records the order of changes."""
+
+        def __init__(self):
+            self.state = {
+                name: {role: [*pool] for role, pool in roles.items()} for name, roles in case["pools"].items()
+            }
+            self.order, self.is_applied = [], False
+
+        def participant_exists(self, participant_id):
+            return True
+
+        def observe(self, require_complete=False):
+            return {
+                name: {role: PoolSpec(role, *pool) for role, pool in roles.items()}
+                for name, roles in self.state.items()
+            }
+
+        async def scale(self, participant_id, targets, blocking):
+            many = [[one.sub_component_type.value, one.desired_replicas] for one in targets]
+            self.order.append([participant_id, many])
+            for role, number in many:
+                if self.is_applied and role in self.state[participant_id]:
+                    self.state[participant_id][role][0] = number
+
+        def current_replicas(self, participant_id):
+            return {}
+
+    low, high = case["band"]
+    manager, now = Recorder(), [0.0]
+    made = Orchestrator(manager, None, high, low, case["ttl"], now=lambda: now[0], use_lock=False)
+
+    async def run():
+        found = []
+        for at, name, given, is_applied in case["requests"]:
+            now[0], manager.order, manager.is_applied = at, [], is_applied
+            targets = [
+                TargetReplica(sub_component_type=SubComponentType(role), desired_replicas=n) for role, n in given
+            ]
+            seen, decide = [], made.mediate
+
+            def mediate(*args, seen=seen, decide=decide, **named):
+                seen.append(decide(*args, **named))
+                return seen[-1]
+
+            made.mediate = mediate
+            try:
+                await made.submit(name, targets, False, name, name)
+            finally:
+                made.mediate = decide
+            partners = [[one.participant_id, one.sub_type, one.applied_desired] for one in seen[0].selected_partners]
+            found.append({"partners": partners, "rejection": seen[0].reject_message, "order": manager.order})
+        return found
+
+    return asyncio.run(run())
+
+
 FUNCTIONS = {
-    function.__name__: function for function in (config, predictor, regression, engine, budget, scaling, merge)
+    function.__name__: function
+    for function in (config, predictor, regression, engine, budget, scaling, merge, pipeline, arbitration)
 }
 
 

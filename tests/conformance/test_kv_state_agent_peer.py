@@ -1,7 +1,11 @@
-"""A released KV state agent, our worker attached to it, and routers of both systems."""
+"""KV state agents of both systems, our worker attached to one, and routers of both systems.
+
+The agent is upstream's program, which runs with the released package or with ours.
+"""
 
 import asyncio
 import json
+import os
 import struct
 import sys
 from collections.abc import AsyncIterator
@@ -34,8 +38,11 @@ TOKENS = [1, 2, 3, 4, 5, 6, 7, 8]
 @asynccontextmanager
 async def process(log: Path, *command: str) -> AsyncIterator[asyncio.subprocess.Process]:
     pipe = asyncio.subprocess.PIPE
+    variables = {
+        name: value for name, value in os.environ.items() if command[0] == sys.executable or name != "PYTHONPATH"
+    }
     with log.open("wb") as errors:
-        made = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=errors)
+        made = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=errors, env=variables)
         try:
             yield made
         finally:
@@ -81,9 +88,11 @@ async def until_blocks(router: asyncio.subprocess.Process, worker_id: int, count
             await asyncio.sleep(0.2)
 
 
-@pytest.mark.parametrize("system", ["released", "ours"])
-async def test_router_counts_the_blocks_of_our_worker_that_is_attached_to_a_released_agent(
-    system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("agent", "system"), [("released", "released"), ("released", "ours"), ("ours", "released"), ("ours", "ours")]
+)
+async def test_router_counts_the_blocks_of_our_worker_that_is_attached_to_an_agent(
+    agent: str, system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DYN_DISCOVERY_BACKEND", "file")
     monkeypatch.setenv("DYN_FILE_KV", str(tmp_path / "store"))
@@ -101,9 +110,11 @@ async def test_router_counts_the_blocks_of_our_worker_that_is_attached_to_a_rele
         "kv_block_size": 4,
         "raw_zmq_endpoint": address,
     }
-    python = require_peer() if system == "released" else sys.executable
+    peer = require_peer()
+    python = peer if system == "released" else sys.executable
+    (program,) = Path(peer).parents[1].glob("lib/python*/site-packages/dynamo/kv_state_agent/__main__.py")
     async with (
-        process(tmp_path / "agent.log", require_peer(), "-m", "dynamo.kv_state_agent"),
+        process(tmp_path / "agent.log", peer if agent == "released" else sys.executable, str(program)),
         process(tmp_path / "router.log", python, script) as router,
         worker() as runtime,
     ):

@@ -9,8 +9,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -43,15 +42,25 @@ class _RecordingStats:
 
     def observe(self, metrics: ForwardPassMetrics) -> None:
         """Count a message of a worker's rank."""
+        stream, number = (metrics.worker_id, metrics.dp_rank), metrics.counter_id
+        step = number - self.last_counter.get(stream, number - 1)
         self.messages += 1
-        stream = (metrics.worker_id, metrics.dp_rank)
-        last = self.last_counter.get(stream)
-        if last is not None and metrics.counter_id <= last:
+        if step < 1:
             self.non_increasing_counters += 1
-            return
-        if last is not None:
-            self.counter_gaps += metrics.counter_id - last - 1
-        self.last_counter[stream] = metrics.counter_id
+        else:
+            self.last_counter[stream] = number
+            self.counter_gaps += step - 1
+
+    def log(self) -> None:
+        """Log the counts."""
+        counts = {
+            "messages": self.messages,
+            "rejected": self.rejected,
+            "streams": len(self.last_counter),
+            "counter_gaps": self.counter_gaps,
+            "non_increasing_counters": self.non_increasing_counters,
+        }
+        logger.info(" ".join(f"{name}={count}" for name, count in counts.items()))
 
 
 def _positive_seconds(value: str) -> float:
@@ -87,62 +96,65 @@ def _parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-async def _receive(subscriber: Any, output: BinaryIO | None, flush_interval: float) -> AsyncGenerator[bytes, None]:
-    """Yield messages until the subscriber ends; flush the file also while none arrives."""
+class _Recorder:
+    """Destination of received messages: a file, the log, and the samples of a plot."""
+
+    def __init__(self, args: argparse.Namespace, output: BinaryIO | None) -> None:
+        self._output = output
+        self._is_logged = output is None or args.log_metrics
+        self._samples_max = PLOT_SAMPLES_MAX if args.save_plot else 0
+        self.stats = _RecordingStats()
+        self.history: History = []
+
+    def add(self, message: bytes) -> None:
+        """Record a message, with this moment as the time of its receipt."""
+        moment_ns, metrics = time.time_ns(), decode(message)
+        if metrics is None:
+            self.stats.rejected += 1
+            return
+        self.stats.observe(metrics)
+        if self._output is not None:
+            self._output.write(_line(moment_ns, metrics))
+        if self._is_logged:
+            _log(metrics)
+        if len(self.history) < self._samples_max:
+            self.history.append((moment_ns / 1e9, metrics))
+
+    async def flush_every(self, interval_s: float) -> None:
+        """Write buffered lines to the file at every interval, also while no message arrives."""
+        while self._output is not None:
+            await asyncio.sleep(interval_s)
+            self._output.flush()
+
+
+def _line(moment_ns: int, metrics: ForwardPassMetrics) -> bytes:
+    return msgspec.json.encode({"received_at_ns": moment_ns, "metrics": metrics}) + b"\n"
+
+
+async def _record(subscriber: Any, recorder: _Recorder, flush_interval_s: float) -> None:
+    """Record messages until the subscriber ends."""
+    flushing = asyncio.ensure_future(recorder.flush_every(flush_interval_s))
     receiving = asyncio.ensure_future(asyncio.to_thread(subscriber.recv))
-    flush_at = time.monotonic() + flush_interval
     try:
-        while True:
-            await asyncio.wait([receiving], timeout=None if output is None else max(0, flush_at - time.monotonic()))
-            if output is not None and time.monotonic() >= flush_at:
-                output.flush()
-                flush_at = time.monotonic() + flush_interval
-            if not receiving.done():
-                continue
-            message = receiving.result()
-            if message is None:
-                return
+        while (message := await asyncio.shield(receiving)) is not None:
             receiving = asyncio.ensure_future(asyncio.to_thread(subscriber.recv))
-            yield message
+            recorder.add(message)
     finally:
+        flushing.cancel()
         subscriber.shutdown()  # Ends the thread that waits in recv, for which the loop's end would wait.
-        await asyncio.wait([receiving])
+        await asyncio.wait([flushing, receiving])
 
 
 async def _run_recv(subscriber: Any, args: argparse.Namespace) -> None:
     """Log and record each message."""
-    stats = _RecordingStats()
-    history: History = []
-    is_logged = args.output is None or args.log_metrics
-    try:
-        with nullcontext() if args.output is None else args.output.open("xb") as output:
-            async with aclosing(_receive(subscriber, output, args.flush_interval)) as messages:
-                async for message in messages:
-                    received_at_ns, metrics = time.time_ns(), decode(message)
-                    if metrics is None:
-                        stats.rejected += 1
-                        continue
-                    stats.observe(metrics)
-                    if output is not None:
-                        output.write(
-                            msgspec.json.encode({"received_at_ns": received_at_ns, "metrics": metrics}) + b"\n"
-                        )
-                    if is_logged:
-                        _log(metrics)
-                    if args.save_plot and len(history) < PLOT_SAMPLES_MAX:
-                        history.append((received_at_ns / 1e9, metrics))
-    finally:
-        subscriber.shutdown()
-        logger.info(
-            "messages=%d rejected=%d streams=%d counter_gaps=%d non_increasing_counters=%d",
-            stats.messages,
-            stats.rejected,
-            len(stats.last_counter),
-            stats.counter_gaps,
-            stats.non_increasing_counters,
-        )
-        if history:
-            _save_plot(args.save_plot, history)
+    with nullcontext() if args.output is None else args.output.open("xb") as output:
+        recorder = _Recorder(args, output)
+        try:
+            await _record(subscriber, recorder, args.flush_interval)
+        finally:
+            recorder.stats.log()
+            if recorder.history:
+                _save_plot(args.save_plot, recorder.history)
 
 
 async def _run_tracking(subscriber: Any, args: argparse.Namespace) -> None:

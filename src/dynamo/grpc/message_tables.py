@@ -56,9 +56,10 @@ def _add(message: Any, package: str, full: str, declared: tuple[int, str, str], 
     if kind.endswith("?"):
         choice, kind, field.proto3_optional = f"_{name}", kind[:-1], True
     if choice:
-        if not message.oneof_decl:
+        choices = [one.name for one in message.oneof_decl]
+        if choice not in choices:
             message.oneof_decl.add(name=choice)
-        field.oneof_index = 0
+        field.oneof_index = choices.index(choice) if choice in choices else len(choices)
     if kind.endswith("%"):
         entry = message.nested_type.add(name=f"{name.title().replace('_', '')}Entry")
         entry.options.map_entry = True

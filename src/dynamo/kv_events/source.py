@@ -87,21 +87,9 @@ class KvEventSource:
         )
         answer = self.holdings.short_answer(query)
         if answer is None:
-            self._endpoint.runtime.tasks.start(self._dump(reply), "KV dump")
+            self._endpoint.runtime.tasks.start(send_dump(self.holdings, reply), "KV dump")
         else:
             _write(reply, answer)
-
-    async def _dump(self, reply: Reply) -> None:
-        """Send a dump of all blocks, yielding to the event loop between two pieces."""
-        pending = self.holdings.begin_dump()
-        while True:
-            pending.dump.work(BLOCKS_PER_TURN)
-            if pending.dump.is_complete:
-                break
-            await asyncio.sleep(0)
-            if reply.is_cancelled:
-                return
-        _write(reply, self.holdings.complete_dump(pending))
 
     async def leave(self) -> None:
         """Leave the registry; later events are still sent to current subscribers."""
@@ -135,6 +123,19 @@ class KvEventSource:
         """Publish a payload. Before the publisher is open there are no subscribers; the first dump covers them."""
         if self._publisher is not None and self._stream is None:
             self._publisher.publish(payload)
+
+
+async def send_dump(holdings: CachedBlocks, reply: Reply) -> None:
+    """Send a dump of all blocks, yielding to the event loop between two pieces."""
+    pending = holdings.begin_dump()
+    while True:
+        pending.dump.work(BLOCKS_PER_TURN)
+        if pending.dump.is_complete:
+            break
+        await asyncio.sleep(0)
+        if reply.is_cancelled:
+            return
+    _write(reply, holdings.complete_dump(pending))
 
 
 def _write(reply: Reply, answer: KvSourceAnswer) -> None:

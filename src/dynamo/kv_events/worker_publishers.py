@@ -43,7 +43,7 @@ class WorkerKvEventPublisher:
         """Queue an event, which is sent with the loop's next turn."""
         event_id = self._last_ids.get(dp_rank, 0) + 1
         self._last_ids[dp_rank] = event_id
-        numbered = NumberedKvEvent(event_id, _data(event), dp_rank)
+        numbered = NumberedKvEvent(event_id, event_data(event), dp_rank)
         kv_event = WorkerKvEvent(self._worker_id, tier, "worker", numbered)
         if self._on_event is not None:
             self._on_event(kv_event)
@@ -133,7 +133,8 @@ def _key(load: WorkerLoad) -> tuple[int | None, ...]:
     return load.kv_used_blocks, load.active_decode_blocks, load.active_prefill_tokens
 
 
-def _data(event: KvEvent) -> KvEventData | Literal["cleared"]:
+def event_data(event: KvEvent) -> KvEventData | Literal["cleared"]:
+    """Return the wire form of an event."""
     if isinstance(event, Stored):
         return KvEventData(stored=event)
     if isinstance(event, Removed):

@@ -29,7 +29,7 @@ _PUBLIC = {
     "KvIndexer": "dynamo.llm.kv_router_api",
     "KvRouter": "dynamo.llm.kv_router_api",
     "KvRouterConfig": "dynamo.routing.python_config",
-    "KvStateAgentHost": "dynamo.llm.unavailable",
+    "KvStateAgentHost": "dynamo.llm.kv_state_api",
     "KvStateAttachmentOwner": "dynamo.llm.kv_state_api",
     "LLMUnaryClient": "dynamo.llm.unary",
     "LoRADownloader": "dynamo.backend.lora_downloader",

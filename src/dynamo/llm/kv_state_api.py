@@ -1,4 +1,4 @@
-"""KvStateAttachmentOwner: attachment to a KV state agent under upstream's name."""
+"""KvStateAttachmentOwner and KvStateAgentHost: both ends of a KV state agent under upstream's names."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -6,6 +6,7 @@ from typing import Any
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.kv_events.state_attachment import AttachedRank, AttachmentOwner
+from dynamo.kv_events.state_host import AgentHost
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.kv_state import CacheOwnerId, IndexerDomainId
 from dynamo.runtime.component import Endpoint
@@ -43,6 +44,38 @@ class KvStateAttachmentOwner:
     async def _start(self) -> None:
         await self._endpoint.runtime.connect()
         await self._owner.start()
+
+
+class KvStateAgentHost:
+    """KV state agent: keeps the KV state of workers that name it in their intents."""
+
+    def __init__(self, endpoint: Endpoint, max_slots: int = 8) -> None:
+        """Raise `InvalidArgument` for a `max_slots`, the number of ranks that can be attached, below 1."""
+        if max_slots < 1:
+            raise InvalidArgument(f"max_slots {max_slots}: must be at least 1")
+        self._endpoint = endpoint
+        self._host = AgentHost(endpoint, max_slots)
+        self._is_started = False
+
+    async def start(self) -> None:
+        """Register the host and follow intents. A second call has no effect."""
+        if not self._is_started:
+            self._is_started = True
+            await self._endpoint.runtime.connect()
+            await self._host.start()
+
+    async def status(self) -> dict[str, Any]:
+        """Return `healthy`, the counts of slots by state, and `error` if the host is not healthy."""
+        return self._host.status()
+
+    async def shutdown(self) -> None:
+        """Leave the registry and close the slots; a second call has no effect."""
+        if self._is_started and not self._host.ended.is_set():
+            await self._host.close()
+
+    async def wait_terminated(self) -> None:
+        """Wait until the host no longer follows intents."""
+        await self._host.ended.wait()
 
 
 def _rank(descriptor: Mapping[str, Any]) -> AttachedRank:

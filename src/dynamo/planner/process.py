@@ -26,13 +26,10 @@ from dynamo.planner.observation.scrape import FrontendScraper
 from dynamo.planner.observation.steps import StepObserver
 from dynamo.planner.service import PlannerParts, PlannerService
 from dynamo.protocols.discovery import INSTANCES, EndpointId
-from dynamo.runtime.component import Serving
 from dynamo.runtime.config import RuntimeOptions
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.json_service import HttpCall, JsonRoutes, TextBody
 from dynamo.runtime.run_service import open_runtime, stop_event
-from dynamo.runtime.server import ServeOptions
-from dynamo.runtime.streams import GeneratorHandler
 
 logger = logging.getLogger(__name__)
 
@@ -167,13 +164,11 @@ class Precedence:
         self._runtime = runtime
         self._endpoint = runtime.endpoint(f"{namespace}.{READY_ENDPOINT}")
         self._prefix = EndpointId.parse(f"{namespace}.{READY_ENDPOINT}").path + "/"
-        self._serving: Serving | None = None
+        self._serving: Any = None
 
     async def join(self) -> None:
         """Register the endpoint that released tools call to see that the planner is ready."""
-        self._serving = await self._endpoint.serve(
-            GeneratorHandler(_ready, self._runtime.tasks), ServeOptions(health_check_payload=HEALTH_PAYLOAD)
-        )
+        self._serving = await self._endpoint.serve(_ready)
 
     async def preceding(self) -> str:
         """Return which other planner scales this namespace; empty if it is this one."""

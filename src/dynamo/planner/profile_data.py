@@ -1,4 +1,4 @@
-"""Profile files: steps of prefill and decode engines measured before the deployment, read from a directory.
+"""Performance data from before the deployment: profile files of a directory, and the engines' own benchmarks.
 
 Each role has an NPZ file (`selected_prefill_interpolation/raw_data.npz`) or a JSON file (`prefill_raw_data.json`) with the same
 arrays; the NPZ file is read first.
@@ -10,11 +10,19 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
+import msgspec
 import numpy as np
 
-from dynamo.core.errors import ConfigError
+from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.planner.config.perf_model import EngineRole
-from dynamo.protocols.load import FORWARD_PASS_VERSION, ForwardPassMetrics, QueuedRequests, ScheduledRequests
+from dynamo.planner.core.interpolation import DecodeProfile, PrefillProfile
+from dynamo.protocols.load import (
+    FORWARD_PASS_VERSION,
+    ForwardPass,
+    ForwardPassMetrics,
+    QueuedRequests,
+    ScheduledRequests,
+)
 
 PREFILL_ARRAYS = ("prefill_isl", "prefill_ttft")
 """Prompt length in tokens, time to first token in milliseconds."""
@@ -36,6 +44,76 @@ def read_profile(directory: str) -> dict[EngineRole, list[ForwardPassMetrics]]:
             for usage, context, itl_ms in zip(*decode, strict=True)
         ],
     }
+
+
+def read_prefill_profile(directory: str) -> PrefillProfile:
+    """Return the measured prefills with their throughput. Raise `ConfigError` for a file that is absent or wrong."""
+    (isl, ttft_ms, thpt), _ = _read(Path(directory), "prefill", (*PREFILL_ARRAYS, "prefill_thpt_per_gpu"))
+    return PrefillProfile(isl=isl, ttft_ms=ttft_ms, thpt_per_gpu=thpt)
+
+
+def read_decode_profile(directory: str) -> DecodeProfile:
+    """Return the measured decode steps with their throughput. Raise `ConfigError` for a file that is absent or wrong."""
+    names = (*DECODE_ARRAYS, "z_thpt_per_gpu", "max_kv_tokens")
+    (usage, context, itl_ms, thpt), max_kv_tokens = _read(Path(directory), "decode", names)
+    return DecodeProfile(
+        kv_usage=usage, context_length=context, itl_ms=itl_ms, thpt_per_gpu=thpt, max_kv_tokens=max_kv_tokens
+    )
+
+
+class _BenchmarkPoint(msgspec.Struct):
+    point_type: str = ""
+
+
+class _BenchmarkStep(ForwardPass):
+    """A measured step; workers need not name themselves."""
+
+    version: int = FORWARD_PASS_VERSION
+    worker_id: str = ""
+    dp_rank: int = 0
+    counter_id: int = 0
+
+
+class _BenchmarkResult(msgspec.Struct):
+    point: _BenchmarkPoint = msgspec.field(default_factory=_BenchmarkPoint)
+    fpms: list[_BenchmarkStep] = []
+
+
+class _BenchmarkReply(msgspec.Struct):
+    status: str = ""
+    message: str = ""
+    results: list[_BenchmarkResult] = []
+
+
+def benchmark_steps(reply: object, role: EngineRole) -> list[ForwardPassMetrics]:
+    """Return the steps of a role in the reply of an engine's endpoint `get_perf_metrics`.
+
+    The reply is a JSON object, or its text. Steps without time are left out; an engine without a benchmark has none. Raises
+    `InvalidArgument` for a reply of another form.
+    """
+    try:
+        raw = msgspec.json.decode(reply) if isinstance(reply, str | bytes) else reply
+        found = msgspec.convert(raw, _BenchmarkReply, strict=False)
+    except msgspec.MsgspecError as error:
+        raise InvalidArgument(f"get_perf_metrics: {error}") from None
+    if found.status == "error":
+        return []
+    wanted = {"prefill", "decode"} if role is EngineRole.AGGREGATED else {role.value}
+    return [
+        ForwardPassMetrics(
+            step.version,
+            step.worker_id,
+            step.dp_rank,
+            step.counter_id,
+            step.wall_time,
+            step.scheduled_requests,
+            step.queued_requests,
+        )
+        for result in found.results
+        if result.point.point_type in wanted
+        for step in result.fpms
+        if step.wall_time > 0 and step.version == FORWARD_PASS_VERSION
+    ]
 
 
 def _decode_load(kv_tokens: float, context: float) -> ScheduledRequests:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from dynamo.core.boundaries import ErrorBoundary
-from dynamo.core.clock import Clock
+from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.errors import ConfigError, DynamoException
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.planner.config.planner_config import PlannerConfig
@@ -48,7 +48,7 @@ class PlannerParts:
     observer: Observer
     registry: MetricsRegistry
     log: DecisionLog
-    clock: Clock
+    clock: Clock = SystemClock()
     plugins: Sequence[PluginSpec] = ()
     call: PluginCaller | None = None
     hold: Callable[[], Awaitable[str]] | None = None

@@ -7,9 +7,11 @@ import msgspec
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.discovery import EndpointId, InstanceAddress, WorkerRank
+from dynamo.protocols.kv_events import KvSourceQuery, KvSourceTooNew, WorkerKvEvent
 
 HOSTS_TOPIC = "kv-state-hosts-v2"
 INTENTS_TOPIC = "kv-state-attachment-intents-v2"
+SOURCES_TOPIC = "kv-state-sources-v2"
 ATTACHMENTS_TOPIC = "kv-state-attachments-v2"
 STATE_EVENTS_TOPIC = "kv-state-events-v2"
 PROTOCOL_VERSION = "v2"
@@ -114,6 +116,21 @@ class AttachmentIntent(msgspec.Struct, frozen=True, kw_only=True):
     raw_topic: str = ""
 
 
+class StateSource(msgspec.Struct, frozen=True, kw_only=True):
+    """Event channel and recovery endpoint of one cache owner; it stays when the worker leaves."""
+
+    cache_owner_id: CacheOwnerId
+    global_dp_rank: int
+    kv_state_endpoint: EndpointId
+    indexer_domain_id: IndexerDomainId
+    kv_block_size: int
+    ingress_protocol: str
+    publisher_id: int
+    protocol_version: str = PROTOCOL_VERSION
+    event_topic: str = STATE_EVENTS_TOPIC
+    recovery_control_target: InstanceAddress
+
+
 class StateAttachment(msgspec.Struct, frozen=True, kw_only=True):
     """The rank whose blocks a source describes now."""
 
@@ -150,3 +167,97 @@ def state_prefix(scope: ComponentScope | EndpointScope, topic: str) -> str:
         return f"namespace/{scope.namespace}/component/{scope.component}/topic/{topic}/"
     one = scope.endpoint
     return f"namespace/{one.namespace}/component/{one.component}/endpoint/{one.name}/topic/{topic}/"
+
+
+class StateKvEvent(WorkerKvEvent):
+    """Event of a worker that is attached to an agent."""
+
+    state_source: CacheOwnerId
+
+
+class AgentIdentity(msgspec.Struct, frozen=True):
+    """The source that a query is for."""
+
+    cache_owner_id: CacheOwnerId
+    publisher_id: int
+    protocol_version: str = PROTOCOL_VERSION
+
+
+class AgentExpectation(msgspec.Struct, frozen=True):
+    """Source and attachment that the sender of a query has seen; None for any attachment."""
+
+    expected: AgentIdentity
+    expected_attachment_generation: int | None = None
+
+
+class AgentQueryKind(msgspec.Struct, frozen=True):
+    """Kind of a query about a cache owner; one field is set."""
+
+    status: AgentExpectation | None = None
+    state_agent_recovery: AgentExpectation | None = None
+
+
+class AgentQuery(KvSourceQuery):
+    """A router's query to an agent; `recovery` is a query about the attached worker."""
+
+    kind: str | AgentQueryKind = "recovery"
+
+
+class AttachedWorker(msgspec.Struct, frozen=True):
+    """Present attachment of a slot."""
+
+    generation: int
+    worker: WorkerRank
+    ready: bool
+    ready_at_outbound_cursor: int
+
+
+class SlotStatus(msgspec.Struct, frozen=True):
+    """State of a slot."""
+
+    identity: AgentIdentity
+    attachment: AttachedWorker | None
+    cache_owner_ready: bool
+    outbound_cursor: int
+
+
+class CacheOwnerReset(msgspec.Struct, frozen=True, tag_field="domain", tag="cache_owner"):
+    """Scope of a dump: the blocks of the cache owner, which no worker holds."""
+
+
+class CacheOwnerDump(msgspec.Struct, frozen=True):
+    """Blocks of a cache owner."""
+
+    events: list[WorkerKvEvent]
+    last_event_id: int
+    reset_scope: CacheOwnerReset
+
+
+class RecoveryAnswer(msgspec.Struct, frozen=True):
+    """Response of a recovery."""
+
+    dump: CacheOwnerDump = msgspec.field(name="TreeDump")
+
+
+class RecoveryReceipt(msgspec.Struct, frozen=True):
+    """Events that a recovery covers."""
+
+    identity: AgentIdentity
+    attachment_generation: int | None
+    recovered_through_cursor: int
+
+
+class StateRecovery(msgspec.Struct, frozen=True):
+    """Answer to `state_agent_recovery`."""
+
+    response: RecoveryAnswer
+    receipt: RecoveryReceipt
+
+
+class StateAgentAnswer(msgspec.Struct, omit_defaults=True):
+    """Answer to a query about a cache owner; exactly one field is set."""
+
+    status: SlotStatus | None = msgspec.field(default=None, name="Status")
+    recovery: StateRecovery | None = msgspec.field(default=None, name="StateAgentRecovery")
+    too_new: KvSourceTooNew | None = msgspec.field(default=None, name="TooNew")
+    error: str | None = msgspec.field(default=None, name="Error")

@@ -1,5 +1,6 @@
 """Planner interface: observations at each tick, and the resulting decisions. Pure data, independent of the cluster."""
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -25,6 +26,16 @@ class TrafficObservation:
     accept_length: float | None = None
 
 
+class RolloutPhase(enum.StrEnum):
+    """Phase of a rolling update, as the deployment's status names it."""
+
+    NONE = ""
+    PENDING = "Pending"
+    IN_PROGRESS = "InProgress"
+    COMPLETED = "Completed"
+    FAILED = "Failed"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCounts:
     """Number of workers per role; aggregated workers count as decode workers. None: the role does not exist."""
@@ -38,6 +49,7 @@ class WorkerCounts:
     pending_num_prefill: int = 0
     """Expected prefill workers that are still starting; counted only if nothing else is wrong."""
     pending_num_decode: int = 0
+    rollout: RolloutPhase = RolloutPhase.NONE
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,10 @@ import msgspec
 
 from dynamo.core.config import option
 from dynamo.core.errors import ConfigError
+from dynamo.planner.config.perf_model import EngineRole
 from dynamo.protocols.planner import Planner
 from dynamo.replay.agentic_trace import plays_of, trajectories_of
+from dynamo.replay.core_planner import CorePlanner, Lines, MetricFaults, planner_config
 from dynamo.replay.engine import EngineArgs, engine_args, given
 from dynamo.replay.load import ReplaySession
 from dynamo.replay.modes import CACHE_AWARE, canonical
@@ -133,6 +135,22 @@ class ReplayConfig:
     scale_load: str | None = option(
         None, "--scale-load", None, "Scale workers by load: `on`, or thresholds as JSON", metavar="JSON"
     )
+    planner_config: str | None = option(
+        None,
+        "--planner-config",
+        None,
+        "Scale workers by the planner: its configuration, a file or JSON",
+        metavar="JSON",
+    )
+    planner_record: str | None = option(
+        None, "--planner-record", None, "File of the planner's decision record, for `dynamo plan`"
+    )
+    planner_metrics_delay_s: float = option(
+        0.0, "--planner-metrics-delay", None, "Age in seconds of the metrics that the planner receives"
+    )
+    planner_metrics_loss: float = option(
+        0.0, "--planner-metrics-loss", None, "Probability, 0 to 1, that a planner tick receives no metrics"
+    )
     seed: int = option(42, "--arrival-seed", None, "Random seed", aliases=("--seed",))
 
     sla_ttft_ms: float | None = option(None, "--sla-ttft-ms", None, "Objective of goodput: maximum TTFT in ms")
@@ -181,8 +199,10 @@ class ReplayConfig:
             raise ConfigError(f"--telemetry-interval-ms {self.telemetry_interval_ms:g}: expected more than 0")
         if self.kv_event_lag_ms and canonical(self.router_mode) not in CACHE_AWARE:
             raise ConfigError("--kv-event-lag-ms: requires a router mode that uses KV events")
-        if self.scale_at and self.scale_load:
-            raise ConfigError("--scale-at and --scale-load are mutually exclusive")
+        if sum(map(bool, (self.scale_at, self.scale_load, self.planner_config))) > 1:
+            raise ConfigError("--scale-at, --scale-load and --planner-config are mutually exclusive")
+        if self.planner_config is None and (self.planner_record is not None or self.planner_faults() != MetricFaults()):
+            raise ConfigError("--planner-record and --planner-metrics-…: require --planner-config")
         self._check_pools()
         if self.replay_mode == "online":
             self._check_online()
@@ -218,6 +238,7 @@ class ReplayConfig:
             ("--restart", bool(self.restart)),
             ("--scale-at", bool(self.scale_at)),
             ("--scale-load", self.scale_load is not None),
+            ("--planner-config", self.planner_config is not None),
             ("--compare", bool(self.compare)),
         ):
             if is_given:
@@ -254,8 +275,26 @@ class ReplayConfig:
             return engine_args(self.decode_engine_args, "--decode-engine-args")
         return engine_args(self.extra_engine_args)
 
+    def prefill_engine(self) -> EngineArgs:
+        """Return the simulated engine of prefill workers."""
+        if self.prefill_engine_args is None:
+            return self.engine()
+        return engine_args(self.prefill_engine_args, "--prefill-engine-args")
+
+    def planner_faults(self) -> MetricFaults:
+        """Return the faults of the planner's metrics; without a seed of their own unless there are any."""
+        seed = {"seed": self.seed} if self.planner_metrics_loss else {}
+        return MetricFaults(delay_s=self.planner_metrics_delay_s, loss=self.planner_metrics_loss, **seed)
+
     def planner(self) -> Planner | None:
         """Return a new planner; None without scaling flags."""
+        if self.planner_config is not None:
+            config = planner_config(self.planner_config, is_disaggregated=self.is_disaggregated)
+            engines = {EngineRole.AGGREGATED: self.engine()}
+            if self.is_disaggregated:
+                engines = {EngineRole.PREFILL: self.prefill_engine(), EngineRole.DECODE: self.engine()}
+            sink = None if self.planner_record is None else Lines(self.planner_record).write
+            return CorePlanner(config, engines, self.planner_faults(), sink)
         if self.scale_load is not None:
             return load_thresholds(self.scale_load)
         return Timetable([entry(words) for words in self.scale_at]) if self.scale_at else None
@@ -308,9 +347,7 @@ class ReplayConfig:
 
     def _scenario(self, source: LoadSource, mode: str, settings: dict[str, object]) -> Scenario:
         self.planner()  # Reports invalid planner flags before any run.
-        prefill = None
-        if self.prefill_engine_args is not None:
-            prefill = engine_args(self.prefill_engine_args, "--prefill-engine-args")
+        prefill = None if self.prefill_engine_args is None else self.prefill_engine()
         return Scenario(
             sessions=source.sessions,
             plays=source.plays,
@@ -328,11 +365,19 @@ class ReplayConfig:
             failures=tuple(failure(words) for words in self.fail),
             restarts=tuple(restart(words) for words in self.restart),
             planner=self.planner,
+            gpus_per_worker=self._gpus(),
             event_lag_ms=self.kv_event_lag_ms,
             interval_ms=self.telemetry_interval_ms,
             max_sim_time_ms=self.max_sim_time_ms,
             seed=self.seed,
         )
+
+    def _gpus(self) -> tuple[int, int]:
+        """Return the GPUs of a prefill worker, and of a decode or aggregated worker."""
+        if self.planner_config is None:
+            return 1, 1
+        config = planner_config(self.planner_config, is_disaggregated=self.is_disaggregated)
+        return config.prefill_engine_num_gpu or 1, config.decode_engine_num_gpu or 1
 
     @property
     def workers(self) -> int:

@@ -122,6 +122,8 @@ class WorkerLifecycle:
     def _count(self, now_ms: float) -> None:
         there = sum(fleet.expected + len(fleet.leaving) for fleet in self.fleets.values())
         self.outcome.worker_ms += there * (now_ms - self._counted_ms)
+        gpus = sum((fleet.expected + len(fleet.leaving)) * fleet.plan.gpus_per_worker for fleet in self.fleets.values())
+        self.outcome.gpu_ms += gpus * (now_ms - self._counted_ms)
         self._counted_ms = now_ms
 
     def _collect(self, worker: SimulatedWorker) -> None:

@@ -72,6 +72,8 @@ class RunOutcome:
     """Prompts that the decode worker computed itself (conditional disaggregation)."""
     worker_ms: float = 0.0
     """Total lifetime of workers, including their start."""
+    gpu_ms: float = 0.0
+    """The same, times the GPUs of each worker."""
     planner: PlannerLog | None = None
     failures: Counter[str] = field(default_factory=Counter)
     """Failed requests of an online run by error."""

@@ -13,6 +13,7 @@ from dynamo.replay.timeline import Timeline
 COLORS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
 WIDTH, HEIGHT = 560, 240
 LEFT, RIGHT, TOP, BOTTOM = 60, 26, 12, 42
+DECISIONS_SHOWN = 500  # Rows of the table of decisions: an hour of a decision every 7 s.
 POINTS = 240  # Maximum points per line; screens cannot show more.
 STYLE = """
 :root{color-scheme:light dark;--line:#8884}
@@ -40,6 +41,11 @@ def page(outcomes: Mapping[str, RunOutcome], summaries: Mapping[str, dict[str, A
         plot("Cached prompt tokens, %", _hits(outcomes), "s"),
         plot("Output tokens per second", _rates(outcomes, "output_tokens"), "s"),
     ]
+    replicas = {
+        f"{name}: {what}": points for name, outcome in outcomes.items() for what, points in _replicas(outcome).items()
+    }
+    if replicas:
+        plots.insert(0, plot("Replicas: ready, and with those that are starting", replicas, "s"))
     worker_counts = {name: _worker_counts(outcome) for name, outcome in outcomes.items() if outcome.planner is not None}
     if worker_counts:
         plots.insert(0, plot("Workers in service", worker_counts, "s"))
@@ -49,7 +55,8 @@ def page(outcomes: Mapping[str, RunOutcome], summaries: Mapping[str, dict[str, A
             lines = {f"worker {at}": _over_time(timeline, timeline.level(level, at)) for at in range(timeline.places)}
             plots.append(plot(f"{name}: {title}, by worker", lines, "s"))
     body = "".join(f"<section>{plot}</section>" for plot in plots)
-    return small_page(f"Replay: {', '.join(names)}", f"{_table(summaries)}<div class=plots>{body}</div>")
+    decisions = "".join(_decisions(name, outcome) for name, outcome in outcomes.items())
+    return small_page(f"Replay: {', '.join(names)}", f"{_table(summaries)}<div class=plots>{body}</div>{decisions}")
 
 
 def small_page(title: str, body: str) -> str:
@@ -110,6 +117,48 @@ def _worker_counts(outcome: RunOutcome) -> Points:
         if change:
             found.append((row["at_s"], float(count)))
     return [*found, (outcome.duration_ms / 1000, float(count))]
+
+
+def _replicas(outcome: RunOutcome) -> dict[str, Points]:
+    """Return ready and expected workers at the planner's ticks; empty for a run without worker counts."""
+    ticks = [] if outcome.planner is None else [row for row in outcome.planner.ticks if row["worker_counts"]]
+    found: dict[str, Points] = {}
+    for kind in ("ready", "expected"):
+        for role in ("prefill", "decode"):
+            key = f"{kind}_num_{role}"
+            points = [(row["at_s"], float(row["worker_counts"][key])) for row in ticks if row["worker_counts"][key]]
+            if points:
+                found[f"{kind} {role}"] = points
+    return found
+
+
+def _decisions(name: str, outcome: RunOutcome) -> str:
+    """Return a table of the decisions that changed the number of workers, with their reasons."""
+    if outcome.planner is None:
+        return ""
+    lines = list[str]()
+    for row in outcome.planner.ticks:
+        if row["scale_to"] is None or len(lines) >= DECISIONS_SHOWN:
+            continue
+        targets = ", ".join(f"{key[4:]} {count}" for key, count in row["scale_to"].items() if count is not None)
+        lines.append(f"<tr><td>{row['at_s']:,.0f} s<td>{targets}<td>{html.escape(_reason(row['diagnostics']))}")
+    if not lines:
+        return ""
+    title = html.escape(f"{name}: decisions")
+    return f"<h2>{title}</h2><table><tr><th>time<th>target<th>reason{''.join(lines)}</table>"
+
+
+def _reason(diagnostics: Mapping[str, Any]) -> str:
+    """Return the reasons of a tick in words."""
+    silent = {"unset", "disabled"}
+    words = [
+        str(diagnostics[key])
+        for key in ("load_reason", "throughput_reason", "prefill", "decode")
+        if key in diagnostics and diagnostics[key] not in silent
+    ]
+    forecast = diagnostics.get("forecast") or {}
+    words += [one["detail"] for one in forecast.values() if one and one["detail"]]
+    return "; ".join([*words, *diagnostics.get("clamped", ())])
 
 
 def _all(timeline: Timeline, level: str) -> list[list[float]]:

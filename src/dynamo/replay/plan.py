@@ -45,6 +45,8 @@ class PoolPlan:
     """Start-up time of workers that are added during the run."""
     ranks: int = 1
     """Ranks per worker, each with its own batch and cache."""
+    gpus_per_worker: int = 1
+    """GPUs that a worker occupies; only cost and budgets depend on them."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:

@@ -125,6 +125,23 @@ def summary_of(outcome: RunOutcome, rows: Sequence[RequestRow], objectives: Obje
         found["sla_met_ratio"] = _ratio(len(good), len(rows))
         found["goodput_rps"] = _ratio(len(good), seconds)
         found["goodput_tok_s"] = _ratio(sum(row.output_length for row in good), seconds)
+    if outcome.planner is not None:
+        found |= scaling_summary(outcome, found.get("goodput_tok_s"))
+    return found
+
+
+def scaling_summary(outcome: RunOutcome, goodput_tok_s: float | None) -> dict[str, Any]:
+    """Return the cost of a scaled run; goodput per GPU is in tokens per second, over the mean number of GPUs."""
+    assert outcome.planner is not None
+    gpu_hours = outcome.gpu_ms / 3_600_000
+    mean_gpus = _ratio(outcome.gpu_ms, outcome.duration_ms)
+    found: dict[str, Any] = {
+        "gpu_hours": gpu_hours,
+        "mean_gpus": mean_gpus,
+        "scaling_events": len(outcome.planner.scaling_events),
+    }
+    if goodput_tok_s is not None:
+        found["goodput_tok_s_per_gpu"] = _ratio(goodput_tok_s, mean_gpus)
     return found
 
 
@@ -249,6 +266,13 @@ def table_of(summary: dict[str, Any], wall_ms: float | None = None) -> str:
     if "goodput_tok_s" in summary:
         text.append(
             f"Goodput: {summary['goodput_tok_s']:,.1f} tok/s, {100 * summary['sla_met_ratio']:.1f} % of the requests"
+        )
+    if "gpu_hours" in summary:
+        per_gpu = summary.get("goodput_tok_s_per_gpu")
+        text.append(
+            f"GPU-hours: {summary['gpu_hours']:,.2f}, {summary['mean_gpus']:,.2f} GPUs on average; "
+            f"Scaling Events: {summary['scaling_events']}"
+            + ("" if per_gpu is None else f"; Goodput per GPU: {per_gpu:,.1f} tok/s")
         )
     return "\n".join(text)
 

@@ -68,6 +68,8 @@ class Scenario:
     planner: Callable[[], Planner | None] | None = None
     """Factory of a new planner for each run."""
     event_lag_ms: float = 0.0
+    gpus_per_worker: tuple[int, int] = (1, 1)
+    """GPUs of a prefill worker, and of a decode or aggregated worker."""
     interval_ms: float = 1000.0
     max_sim_time_ms: float | None = None
     seed: int = 42
@@ -96,13 +98,17 @@ class Scenario:
         return Cluster(plan, load, namer, placements, planner).run(progress)
 
     def _pools(self) -> tuple[PoolPlan, ...]:
+        prefill_gpus, decode_gpus = self.gpus_per_worker
         if self.prefill_workers is None:
-            return (_pool(Role.AGGREGATED, self.workers, self.engine),)
+            return (_pool(Role.AGGREGATED, self.workers, self.engine, decode_gpus),)
         prefill = self.prefill_engine or self.engine
-        return (_pool(Role.PREFILL, self.prefill_workers, prefill), _pool(Role.DECODE, self.workers, self.engine))
+        return (
+            _pool(Role.PREFILL, self.prefill_workers, prefill, prefill_gpus),
+            _pool(Role.DECODE, self.workers, self.engine, decode_gpus),
+        )
 
 
-def _pool(role: Role, workers: int, engine: EngineArgs) -> PoolPlan:
+def _pool(role: Role, workers: int, engine: EngineArgs, gpus: int) -> PoolPlan:
     return PoolPlan(
         workers=workers,
         role=role,
@@ -110,4 +116,5 @@ def _pool(role: Role, workers: int, engine: EngineArgs) -> PoolPlan:
         timing=engine.timing(),
         startup_ms=(engine.startup_time or 0.0) * 1000,
         ranks=engine.dp_size,
+        gpus_per_worker=gpus,
     )

@@ -5,7 +5,7 @@ The set follows one card: a worker whose card differs is not used until the othe
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from dynamo.core.codec import msgpack_decoder
 from dynamo.core.errors import NotReady, Overloaded, WorkerUnavailable
@@ -38,6 +38,16 @@ PARTIAL = frozenset((PREFILL, "encode"))
 """Worker types that receive no client requests."""
 
 decode_load = msgpack_decoder(KvMetrics).decode
+
+
+def workers_to_avoid(workers: Iterable[int], exclude: frozenset[int], unsound: frozenset[int]) -> frozenset[int]:
+    """Return the workers that the KV router must not choose for a request.
+
+    `exclude` are workers that failed the request, some of which may have left; `unsound` failed some request recently.
+    An unsound worker is better than none.
+    """
+    avoid = exclude | unsound
+    return exclude if avoid.issuperset(workers) else avoid
 
 
 class ServedModel:
@@ -304,10 +314,7 @@ class ServedModel:
             return await successor.choose(request, request_id, progress, exclude, metadata)
         if self.kv is None:
             return None
-        avoid = exclude | self._excluded | self.client.unsound()
-        workers = frozenset(self.worker_ids())
-        if avoid >= workers and not exclude >= workers:
-            avoid = exclude | self._excluded  # A worker that failed recently is better than none.
+        avoid = self._excluded | workers_to_avoid(self.worker_ids(), exclude, self.client.unsound())
         try:
             chosen = await self.kv.choose(
                 request,

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import yaml
@@ -43,6 +43,18 @@ UNSUPPORTED_FLAGS = (
     UnsupportedFlag("--default-guidance-scale", "DYN_TRTLLM_DEFAULT_GUIDANCE_SCALE", "5.0"),
     UnsupportedFlag("--default-num-frames", "DYN_TRTLLM_DEFAULT_NUM_FRAMES", "81"),
     UnsupportedFlag("--default-num-images-per-prompt", "DYN_TRTLLM_DEFAULT_NUM_IMAGES_PER_PROMPT", "1"),
+    UnsupportedFlag("--quant-algo", "DYN_TRTLLM_QUANT_ALGO", ""),
+    UnsupportedFlag("--enable-teacache", "DYN_TRTLLM_ENABLE_TEACACHE", False),
+    UnsupportedFlag("--teacache-use-ret-steps", "DYN_TRTLLM_TEACACHE_USE_RET_STEPS", True),
+    UnsupportedFlag("--teacache-thresh", "DYN_TRTLLM_TEACACHE_THRESH", "0.2"),
+    UnsupportedFlag("--disable-torch-compile", "DYN_TRTLLM_DISABLE_TORCH_COMPILE", False),
+    UnsupportedFlag("--enable-fullgraph", "DYN_TRTLLM_ENABLE_FULLGRAPH", False),
+    UnsupportedFlag("--enable-cuda-graph", "DYN_TRTLLM_ENABLE_CUDA_GRAPH", False),
+    UnsupportedFlag("--dit-ulysses-size", "DYN_TRTLLM_DIT_ULYSSES_SIZE", "1"),
+    UnsupportedFlag("--dit-ring-size", "DYN_TRTLLM_DIT_RING_SIZE", "1"),
+    UnsupportedFlag("--dit-cfg-size", "DYN_TRTLLM_DIT_CFG_SIZE", "1"),
+    UnsupportedFlag("--enable-layerwise-nvtx-marker", "DYN_TRTLLM_ENABLE_LAYERWISE_NVTX_MARKER", False),
+    UnsupportedFlag("--skip-warmup", "DYN_TRTLLM_SKIP_WARMUP", False),
 )
 """Flags of upstream's TensorRT-LLM worker that are refused unless they have their default value."""
 
@@ -116,10 +128,15 @@ class TrtllmConfig(WorkerOptions):
         "--publish-kv-events",
         "DYN_TRTLLM_PUBLISH_KV_EVENTS",
         "Publish KV cache events for routers",
-        aliases=("--publish-events-and-metrics",),
     )
     publish_metrics: bool = option(
         False, "--publish-metrics", "DYN_TRTLLM_PUBLISH_METRICS", "Publish the engine's load for routers and planners"
+    )
+    publish_events_and_metrics: bool = option(
+        False,
+        "--publish-events-and-metrics",
+        "DYN_TRTLLM_PUBLISH_EVENTS_AND_METRICS",
+        "Deprecated: the same as --publish-kv-events --publish-metrics",
     )
     load_format: str = option("auto", "--load-format", "DYN_TRTLLM_LOAD_FORMAT", "Source of the weights: auto or dummy")
     guided_decoding_backend: str | None = option(
@@ -158,7 +175,10 @@ def read_command_line(argv: Sequence[str]) -> tuple[TrtllmConfig, dict[str, Any]
     own, patches = split_patches(argv)
     kept = drop_unsupported(UNSUPPORTED_FLAGS, own, variables, declared_flags(TrtllmConfig))
     namespace = build_parser(TrtllmConfig, variables=variables, prog=PROG).parse_args(kept)
-    return from_namespace(TrtllmConfig, namespace), patches
+    config = from_namespace(TrtllmConfig, namespace)
+    if config.publish_events_and_metrics:
+        config = replace(config, publish_kv_events=True, publish_metrics=True)
+    return config, patches
 
 
 def split_patches(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:

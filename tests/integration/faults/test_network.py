@@ -80,9 +80,7 @@ def test_a_way_that_stalls_holds_up_no_later_request(tmp_path: Path, monkeypatch
         proxy.heal()
         before = far.metric("dynamo_component_requests_total")
         wait_until(
-            lambda: (
-                cluster.post(CHAT).status_code == 200 and far.metric("dynamo_component_requests_total") > before
-            ),
+            lambda: cluster.post(CHAT).status_code == 200 and far.metric("dynamo_component_requests_total") > before,
             "it is never asked again",
         )
         wait_until(lambda: far.is_idle and near.is_idle, "something is left over")

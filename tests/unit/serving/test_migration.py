@@ -503,6 +503,19 @@ async def test_retry_prefers_workers_not_yet_tried(breaks: list[int], count: int
         assert fleet.asked[start : start + count] == list(range(1, count + 1))[: len(fleet.asked) - start]
 
 
+async def test_retry_prefers_a_worker_that_came_during_the_delay() -> None:
+    fleet = Fleet([3], 1)
+    scene = Scene([], worker=fleet)
+    await scene.dispatch.send()
+    scene.worker.pending()
+    repeating = asyncio.create_task(scene.dispatch.repeat(scene.repeats.pop()))
+    await until(lambda: scene.clock._sleepers)
+    fleet.ids = (1, 2)
+    scene.clock.advance(RETRY_MAX_S)
+    await repeating
+    assert fleet.asked == [1, 2]
+
+
 async def test_worker_that_refused_is_not_retried() -> None:
     """Its answer was that it is full; the client receives it at once."""
     fleet = Fleet([], 1)

@@ -78,3 +78,17 @@ def test_what_cannot_be_is_refused_by_name(words: list[str], named: str) -> None
 def test_a_model_must_be_named() -> None:
     with pytest.raises(ConfigError, match="--model"):
         read_command_line([])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), (False, False)),
+        (("--publish-kv-events",), (True, False)),
+        (("--publish-events-and-metrics",), (True, True)),
+        (("--no-publish-events-and-metrics", "--publish-metrics"), (False, True)),
+    ],
+)
+def test_deprecated_flag_publishes_events_and_metrics(words: tuple[str, ...], expected: tuple[bool, bool]) -> None:
+    config, _ = read_command_line(["--model", "m", *words])
+    assert (config.publish_kv_events, config.publish_metrics) == expected

@@ -1,4 +1,4 @@
-"""Transfers of embeddings from encode workers by local files, and the allocator of receive buffers."""
+"""Transfers of embeddings from encode workers by local files or NIXL, and the allocator of receive buffers."""
 
 import asyncio
 import itertools
@@ -6,11 +6,13 @@ import tempfile
 import uuid
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+
+from dynamo.common.constants import EmbeddingTransferMode
 
 Tensor = Any
 """`torch.Tensor`; PyTorch is imported with the first tensor."""
@@ -116,6 +118,73 @@ class LocalEmbeddingReceiver(AbstractEmbeddingReceiver):
         path = self._files.pop(tensor_id, None)
         if path is not None:
             path.unlink(missing_ok=True)
+
+
+class NixlReadEmbeddingSender(AbstractEmbeddingSender):
+    """Sender whose tensors receivers read by NIXL."""
+
+    def __init__(self) -> None:
+        from dynamo import nixl_connect
+
+        self._nixl = nixl_connect
+        self.connector = nixl_connect.Connector()
+
+    async def send_embeddings(
+        self, embeddings: Tensor, stage_embeddings: bool = False
+    ) -> tuple[TransferRequest, Awaitable[None]]:
+        """Offer a tensor, or a copy of it. The region is released when it was read."""
+        region = embeddings if stage_embeddings else embeddings.detach().clone()
+        operation = await self.connector.create_readable(self._nixl.Descriptor(region))
+        request = TransferRequest(
+            embeddings_shape=list(embeddings.shape),
+            embedding_dtype_str=torch_dtype_to_string(embeddings.dtype),
+            serialized_request=operation.metadata().model_dump(),
+        )
+        return request, operation.wait_for_completion()
+
+
+class NixlReadEmbeddingReceiver(AbstractEmbeddingReceiver):
+    """Receiver of tensors of `NixlReadEmbeddingSender`."""
+
+    def __init__(
+        self, embedding_hidden_size: int = 8 * 1024, max_item_mm_token: int = 1024, max_items: int = 1024
+    ) -> None:
+        """The arguments have no effect: each tensor is read into memory of its own size."""
+        from dynamo import nixl_connect
+
+        self._nixl = nixl_connect
+        self.connector = nixl_connect.Connector()
+        self._counter = MonolithicCounter()
+        self._used: dict[int, Tensor] = {}
+
+    async def receive_embeddings(self, request: TransferRequest) -> tuple[int, Tensor]:
+        """Return a tensor in the memory of the CPU."""
+        import torch
+
+        tensor = torch.empty(request.embeddings_shape, dtype=torch_dtype_from_string(request.embedding_dtype_str))
+        remote = self._nixl.RdmaMetadata.model_validate(request.serialized_request)
+        with await self.connector.begin_read(remote, self._nixl.Descriptor(tensor)) as reading:
+            await reading.wait_for_completion()
+        tensor_id = self._counter.get_next_id()
+        self._used[tensor_id] = tensor
+        return tensor_id, tensor
+
+    def release_tensor(self, tensor_id: int) -> None:
+        """Release the memory of a tensor."""
+        self._used.pop(tensor_id, None)
+
+
+EMBEDDING_SENDER_FACTORIES: dict[EmbeddingTransferMode, Callable[[], AbstractEmbeddingSender]] = {
+    EmbeddingTransferMode.LOCAL: LocalEmbeddingSender,
+    EmbeddingTransferMode.NIXL_READ: NixlReadEmbeddingSender,
+}
+"""Senders by transfer; NIXL writes are absent."""
+
+EMBEDDING_RECEIVER_FACTORIES: dict[EmbeddingTransferMode, Callable[[], AbstractEmbeddingReceiver]] = {
+    EmbeddingTransferMode.LOCAL: LocalEmbeddingReceiver,
+    EmbeddingTransferMode.NIXL_READ: NixlReadEmbeddingReceiver,
+}
+"""Receivers by transfer; NIXL writes are absent."""
 
 
 class RingBuffer:

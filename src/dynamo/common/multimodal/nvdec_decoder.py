@@ -77,38 +77,38 @@ def decode_video_nvdec(
     """
     if num_frames < 1:
         raise ValueError(f"num_frames must be >= 1, got {num_frames}")
-    import PyNvVideoCodec as Codec
-
-    with tempfile.NamedTemporaryFile(suffix=".mp4") as file:
+    with tempfile.NamedTemporaryFile(suffix=".mp4") as file:  # The decoder reads from it until the last frame.
         file.write(data)
         file.flush()
-        decoder = Codec.SimpleDecoder(
-            file.name,
-            gpu_id=_gpu_id() if gpu_id is None else gpu_id,
-            output_color_type=Codec.OutputColorType.RGB,
-            use_device_memory=False,
-        )
-        total = len(decoder)
-        if total < 1:
-            raise RuntimeError("NVDEC decode produced no frames")
-        source_fps = _source_fps(decoder)
-        count = _compute_num_frames(num_frames, fps, total, source_fps)
-        indices = np.linspace(0, total - 1, count, dtype=int).tolist()
-        frames = np.ascontiguousarray(np.stack([_frame_to_rgb_hwc(decoder[index]) for index in indices]))
-    return frames, {
-        "fps": source_fps,
-        "frames_indices": indices,
-        "total_num_frames": total,
-        "do_sample_frames": len(indices) == total,  # The model may sample only where nothing has been left out.
-    }
+        decoder = _opened(file.name, _gpu_id() if gpu_id is None else gpu_id)
+        rate, available = _source_fps(decoder), len(decoder)
+        chosen = np.linspace(
+            0, available - 1, _compute_num_frames(num_frames, fps, available, rate), dtype=int
+        ).tolist()
+        frames = np.ascontiguousarray(np.stack([_frame_to_rgb_hwc(decoder[index]) for index in chosen]))
+    metadata = {"fps": rate, "frames_indices": chosen, "total_num_frames": available}
+    # The model may sample only where nothing has been left out.
+    return frames, metadata | {"do_sample_frames": len(chosen) == available}
+
+
+def _opened(path: str, gpu_id: int) -> Any:
+    """Return the decoder of a file, with frames in host memory. Raise `RuntimeError` for a video without frames."""
+    import PyNvVideoCodec as Codec
+
+    colors = Codec.OutputColorType.RGB
+    decoder = Codec.SimpleDecoder(path, gpu_id=gpu_id, output_color_type=colors, use_device_memory=False)
+    if not len(decoder):
+        raise RuntimeError(f"NVDEC decode produced no frames of {path}")
+    return decoder
 
 
 def _compute_num_frames(num_frames: int, target_fps: float, total_frames: int, source_fps: float) -> int:
     """Return the number of frames within all limits, at least 1."""
-    count = min(num_frames, total_frames)
+    limits = [num_frames, total_frames]
     if target_fps > 0:
-        count = min(count, math.floor(total_frames / source_fps * target_fps))
-    return max(1, count)
+        duration_s = total_frames / source_fps
+        limits.append(math.floor(duration_s * target_fps))
+    return max(1, min(limits))
 
 
 def _source_fps(decoder: Any) -> float:

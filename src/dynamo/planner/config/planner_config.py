@@ -80,6 +80,13 @@ class Predictor(enum.StrEnum):
     KALMAN = "kalman"
 
 
+class ScalingPolicy(enum.StrEnum):
+    """How replicas are chosen: upstream's load and throughput scaling, or from the distribution of the demand."""
+
+    STANDARD = "standard"
+    FORECAST = "forecast"
+
+
 class MetricsSource(enum.StrEnum):
     """Component whose metrics report the traffic."""
 
@@ -96,6 +103,8 @@ class PlannerConfig:
     backend: Backend = Backend.VLLM
     mode: Mode = Mode.DISAGG
     optimization_target: OptimizationTarget = OptimizationTarget.THROUGHPUT
+    scaling_policy: ScalingPolicy = ScalingPolicy.STANDARD
+    """Not upstream's; `forecast` requires the target sla and replaces load and throughput scaling."""
     log_dir: str | None = None
     pre_deployment_sweeping_mode: SweepMode | None = SweepMode.RAPID
 
@@ -216,6 +225,8 @@ def parse(raw: Any) -> PlannerConfig:
 
 def _with_target(config: PlannerConfig) -> PlannerConfig:
     """Return the configuration with the scaling methods of its target: static thresholds allow load scaling only."""
+    if config.scaling_policy is ScalingPolicy.FORECAST:
+        return dataclasses.replace(config, enable_throughput_scaling=False, enable_load_scaling=True)
     if config.optimization_target is OptimizationTarget.SLA:
         return config
     return dataclasses.replace(config, enable_throughput_scaling=False, enable_load_scaling=True)
@@ -260,6 +271,10 @@ def warnings(config: PlannerConfig) -> list[str]:
 
 def check(config: PlannerConfig) -> None:
     """Raise `ConfigError` for settings that contradict each other."""
+    if config.scaling_policy is ScalingPolicy.FORECAST and config.optimization_target is not OptimizationTarget.SLA:
+        raise ConfigError(
+            f"optimization_target: {config.optimization_target.value}: must be sla with scaling_policy=forecast"
+        )
     if not config.ttft_ms > 0:
         raise ConfigError(f"ttft_ms: {config.ttft_ms}: must be greater than 0")
     buckets = config.fpm_sample_bucket_size

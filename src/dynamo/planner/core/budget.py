@@ -39,6 +39,10 @@ class GpuBand:
         """Return whether a total is above the upper bound."""
         return 0 <= self.max_gpus < total
 
+    def is_below(self, minimum: int) -> bool:
+        """Return whether the upper bound is below the GPUs of the minimum replicas, so that no total is allowed."""
+        return 0 <= self.max_gpus < minimum
+
     def falls_below(self, total: int, tolerance: int) -> bool:
         """Return whether a total is below the lower bound; tolerance applies only if both bounds are active."""
         return self.min_gpus >= 0 and total < self.min_gpus - (tolerance if self.max_gpus >= 0 else 0)
@@ -159,9 +163,14 @@ def _between(first: int, last: int) -> range:
 
 
 def guard_pair(current: Pair, proposed: Pair, cost: PairCost, band: GpuBand) -> tuple[Pair, LoadReason | None]:
-    """Return a proposal within the band that keeps its direction, and the reason if it was changed."""
+    """Return a proposal within the band that keeps its direction, and the reason if it was changed.
+
+    A budget below the minimum replicas is a mistake in the configuration: the present replicas are held.
+    """
     if not band.is_active or not cost.is_known:
         return proposed, None
+    if band.is_below(cost.minimum):
+        return current, LoadReason.GPU_BUDGET_BELOW_MINIMUM
     tolerance = tolerance_of((cost.prefill, cost.decode))
     total = cost.of(current)
     if band.exceeds(total) or band.falls_below(total, tolerance):
@@ -189,6 +198,8 @@ def guard_single(current: int, proposed: int, gpus: int, band: GpuBand, minimum:
     """Return the proposal of a single pool within the band without a change of direction, and the reason if changed."""
     if not band.is_active or gpus <= 0:
         return proposed, None
+    if band.is_below(minimum * gpus):
+        return current, LoadReason.GPU_BUDGET_BELOW_MINIMUM
     total = current * gpus
     if band.exceeds(total) or band.falls_below(total, gpus):
         return clamp_single(current, gpus, band, minimum), LoadReason.GPU_BUDGET_RECONCILE

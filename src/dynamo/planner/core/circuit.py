@@ -22,7 +22,8 @@ class Circuit:
         """Return the state at a time."""
         if self.opened_at_s is None:
             return CircuitState.CLOSED
-        return CircuitState.HALF_OPEN if now_s - self.opened_at_s >= self.cooldown_s else CircuitState.OPEN
+        # A clock that jumped back must not keep the circuit open.
+        return CircuitState.OPEN if 0 <= now_s - self.opened_at_s < self.cooldown_s else CircuitState.HALF_OPEN
 
     def can_call(self, now_s: float) -> bool:
         """Return whether the plugin may be called: always, or once after the cool-down."""

@@ -8,11 +8,17 @@ import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from dynamo.planner.config.perf_model import EngineRole
-from dynamo.planner.config.planner_config import Mode, PlannerConfig
+from dynamo.planner.config.planner_config import Mode, PlannerConfig, ScalingPolicy
 from dynamo.planner.config.plugins import PluginStage
-from dynamo.planner.core.budget import Pair, guard_pair, guard_single
+from dynamo.planner.core.budget import Pair, PairCost, guard_pair, guard_single
+from dynamo.planner.core.checkpoint import PlannerCheckpoint, ScalingCheckpoint
+from dynamo.planner.core.limits import PowerBudget, Targets, fit_power, held, rollout_hold
+from dynamo.planner.core.forecast_scaling import ForecastScaling, ForecastTick
 from dynamo.planner.core.pipeline import (
+    Finished,
     PipelineOutcome,
     PluginCall,
     PluginPipeline,
@@ -20,10 +26,11 @@ from dynamo.planner.core.pipeline import (
     PluginSpec,
     StageRecord,
     Turn,
-    call_plugin,
+    drive,
+    resume,
 )
 from dynamo.planner.core.predictors import LoadPredictor, make_predictor
-from dynamo.planner.core.reasons import ExecuteAction, LoadReason, ThroughputReason
+from dynamo.planner.core.reasons import ExecuteAction, LimitReason, LoadReason, ThroughputReason
 from dynamo.planner.core.scaling import (
     DECODE,
     PREFILL,
@@ -36,6 +43,7 @@ from dynamo.planner.core.scaling import (
 from dynamo.planner.plugins.types import (
     AcceptResult,
     ComponentTarget,
+    FpmData,
     ObservationData,
     OverrideResult,
     PipelineContext,
@@ -49,6 +57,7 @@ from dynamo.planner.plugins.types import (
 from dynamo.protocols.load import ForwardPassMetrics
 from dynamo.protocols.planner import (
     FpmObservations,
+    RankKey,
     ScalingDecision,
     ScheduledTick,
     TickInput,
@@ -84,8 +93,12 @@ class TickDecision:
     lower_bounds: dict[str, int]
     clamped: tuple[str, ...] = ()
     """Changes after the pipeline, in words: minimum, budget, rollout."""
+    limits: tuple[LimitReason, ...] = ()
+    """Limits that reduced or held the result of the pipeline."""
     rejected_by: str = ""
     reject_reason: str = ""
+    forecast: ForecastTick | None = None
+    """Estimates of forecast scaling; None with another policy, or where it was not due."""
 
 
 DecisionTurn = Generator[list[PluginCall], list[PluginReply], TickDecision]
@@ -107,6 +120,10 @@ class PlannerCore:
         )
         self._last_load_s = self._last_throughput_s = 0.0
         self._ticks = 0
+        self._last_action: ScalingDecision | None = None
+        self._last_action_s: float | None = None
+        is_forecast = config.scaling_policy is ScalingPolicy.FORECAST
+        self._forecast = ForecastScaling(config, self.state) if is_forecast else None
         self._load, self._throughput = LoadProposal(), ThroughputProposal()
 
     # Start
@@ -124,6 +141,30 @@ class PlannerCore:
             if role in self.state.models:
                 self.state.models[role].bootstrap(measured)
 
+    def checkpoint(self) -> PlannerCheckpoint:
+        """Return the state, from which `restore` goes on after a restart."""
+        return PlannerCheckpoint(
+            ticks=self._ticks,
+            last_load_s=self._last_load_s,
+            last_throughput_s=self._last_throughput_s,
+            scaling=ScalingCheckpoint.of(self.state),
+            predictors={name: predictor.state() for name, predictor in self._predictors.items()},
+            plugins=self.pipeline.checkpoint(),
+            last_action=self._last_action,
+            last_action_s=self._last_action_s,
+        )
+
+    def restore(self, saved: PlannerCheckpoint) -> None:
+        """Set the state to that of a checkpoint of a planner with the same configuration."""
+        self._ticks = saved.ticks
+        self._last_load_s, self._last_throughput_s = saved.last_load_s, saved.last_throughput_s
+        saved.scaling.apply(self.state)
+        for name, state in saved.predictors.items():
+            if name in self._predictors:
+                self._predictors[name].restore(state)
+        self.pipeline.restore(saved.plugins)
+        self._last_action, self._last_action_s = saved.last_action, saved.last_action_s
+
     def first_tick(self, start_s: float) -> ScheduledTick:
         """Return the first tick of a planner that starts at a time."""
         self._last_load_s = self._last_throughput_s = start_s
@@ -132,6 +173,8 @@ class PlannerCore:
     def next_tick(self, done: ScheduledTick, now_s: float) -> ScheduledTick:
         """Return the tick after one that is done; ticks that are already over are left out."""
         interval = self.config.scheduling.scale_interval_seconds
+        if now_s < done.at_s - interval:  # The clock was set back: do not wait until it has passed the last tick again.
+            return self._scheduled(now_s + interval)
         missed = max(0, math.floor((now_s - done.at_s) / interval))
         return self._scheduled(done.at_s + interval * (1 + missed))
 
@@ -143,20 +186,26 @@ class PlannerCore:
         runs_throughput = config.enable_throughput_scaling and self._is_due(
             at_s, self._last_throughput_s, config.throughput_adjustment_interval_seconds
         )
+        needs_traffic = runs_throughput or (runs_load and self._forecast is not None)
+        window_s = (
+            config.load_adjustment_interval_seconds
+            if self._forecast is not None
+            else (config.throughput_adjustment_interval_seconds)
+        )
         return ScheduledTick(
             at_s=at_s,
             run_load_scaling=runs_load,
             run_throughput_scaling=runs_throughput,
-            need_traffic_metrics=runs_throughput,
-            use_full_traffic_metrics=runs_throughput,
-            traffic_metrics_duration_s=float(config.throughput_adjustment_interval_seconds) if runs_throughput else 0.0,
+            need_traffic_metrics=needs_traffic,
+            use_full_traffic_metrics=needs_traffic,
+            traffic_metrics_duration_s=float(window_s) if needs_traffic else 0.0,
             need_worker_states=True,
             need_worker_fpm=True,
         )
 
     @staticmethod
     def _is_due(at_s: float, last_s: float, interval_s: float) -> bool:
-        return at_s - last_s >= interval_s - TIME_TOLERANCE_S
+        return at_s < last_s or at_s - last_s >= interval_s - TIME_TOLERANCE_S
 
     # Tick
 
@@ -168,15 +217,7 @@ class PlannerCore:
         def refuse(one: PluginCall) -> StageResponse:
             raise LookupError(f"plugin {one.spec.plugin_id} is not in this process")
 
-        turn = self.turn(scheduled, seen)
-        replies: list[PluginReply] | None = None
-        while True:
-            try:
-                calls = next(turn) if replies is None else turn.send(replies)
-            except StopIteration as done:
-                decision: TickDecision = done.value
-                return decision
-            replies = [call_plugin(one, call or refuse) for one in calls]
+        return drive(self.turn(scheduled, seen), call or refuse)
 
     def turn(self, scheduled: ScheduledTick, seen: TickInput) -> DecisionTurn:
         """Run a tick; yields the calls of plugins that are not built in."""
@@ -190,7 +231,7 @@ class PlannerCore:
             self.state.observe_workers(seen.worker_counts)
         if seen.fpm_observations is not None:
             self.state.observe_steps(seen.fpm_observations)
-        context = PipelineContext(request_id=f"tick-{self._ticks}", observations=_observations(seen))
+        context = PipelineContext(request_id=f"tick-{self._ticks}", observations=self._observations(seen))
         turn = self.pipeline.run(context, self._baseline(), seen.now_s)
         outcome = yield from self._with_builtins(turn, scheduled, seen)
         if scheduled.run_load_scaling:
@@ -199,23 +240,30 @@ class PlannerCore:
             self._last_throughput_s = scheduled.at_s
         return self._decided(seen.now_s, outcome)
 
+    def _observations(self, seen: TickInput) -> ObservationData:
+        """Return the observations in the plugins' form; the steps are encoded only for plugins that are not built in."""
+        steps = seen.fpm_observations if len(self.pipeline.plugins) > len(BUILTINS) else None
+        return ObservationData(
+            traffic=None if seen.traffic is None else _traffic(seen.traffic),
+            fpm=None
+            if steps is None
+            else FpmData(prefill_engines=_encoded(steps.prefill), decode_engines=_encoded(steps.decode)),
+            workers=None if seen.worker_counts is None else _workers(seen.worker_counts),
+        )
+
     def _with_builtins(
         self, turn: Turn, scheduled: ScheduledTick, seen: TickInput
     ) -> Generator[list[PluginCall], list[PluginReply], PipelineOutcome]:
         """Answer the calls of the built-in plugins, and pass the others on."""
         replies: list[PluginReply] | None = None
-        while True:
-            try:
-                calls = next(turn) if replies is None else turn.send(replies)
-            except StopIteration as done:
-                outcome: PipelineOutcome = done.value
-                return outcome
+        while not isinstance(calls := resume(turn, replies), Finished):
             external = [one for one in calls if one.spec not in BUILTINS]
             received = iter((yield external) if external else ())
             replies = [
                 PluginReply(self._builtin(one, scheduled, seen)) if one.spec in BUILTINS else next(received)
                 for one in calls
             ]
+        return calls.result
 
     def _builtin(self, one: PluginCall, scheduled: ScheduledTick, seen: TickInput) -> StageResponse:
         if one.spec.plugin_id == LOAD_PREDICT:
@@ -229,7 +277,11 @@ class PlannerCore:
                 self._throughput = self.state.propose_throughput(traffic, seen.traffic.duration_s)
             decision = self._throughput.decision
         if one.spec.plugin_id == LOAD_PROPOSE and scheduled.run_load_scaling:
-            self._load = self.state.propose_load(seen.fpm_observations or FpmObservations(), traffic)
+            observed = seen.fpm_observations or FpmObservations()
+            if self._forecast is not None:
+                self._load = self._forecast.propose(seen.now_s, seen.traffic, observed)
+            else:
+                self._load = self.state.propose_load(observed, traffic)
             decision = self._load.decision
         if decision is None:
             return ProposeStageResponse(accept=AcceptResult())
@@ -268,9 +320,15 @@ class PlannerCore:
     def _decided(self, now_s: float, outcome: PipelineOutcome) -> TickDecision:
         scale_to: ScalingDecision | None = None
         clamped: tuple[str, ...] = ()
-        if outcome.proposal is not None:
+        limits: tuple[LimitReason, ...] = ()
+        hold = rollout_hold(self.state.rollout)
+        if hold is not None:
+            limits = (hold,)
+        elif outcome.proposal is not None:
             wanted = {one.sub_component_type: one.replicas for one in outcome.proposal.targets}
-            scale_to, clamped = self._constrained(wanted)
+            scale_to, clamped, limits = self._constrained(wanted)
+        if scale_to is not None:
+            self._last_action, self._last_action_s = scale_to, now_s
         return TickDecision(
             now_s=now_s,
             action=outcome.action,
@@ -281,39 +339,73 @@ class PlannerCore:
             stages=outcome.stages,
             lower_bounds=dict(self.state.lower_bounds),
             clamped=clamped,
+            limits=limits,
             rejected_by=outcome.rejected_by,
             reject_reason=outcome.reject_reason,
+            forecast=None if self._forecast is None else self._forecast.last,
         )
 
-    def _constrained(self, wanted: Mapping[str, int | None]) -> tuple[ScalingDecision | None, tuple[str, ...]]:
-        """Return the numbers within minimum and GPU budget, which no plugin can exceed, and what was changed."""
-        state, clamped = self.state, []
-        now = state.current()
-        floored: dict[str, int] = {}
-        for role, ready in ((PREFILL, now.prefill), (DECODE, now.decode)):
-            target = wanted.get(role)
-            floored[role] = ready if target is None else max(target, state.floor(role))
-            if target is not None and floored[role] != target:
-                clamped.append(f"{role}: {target} raised to the minimum {floored[role]}")
+    def _constrained(
+        self, wanted: Mapping[str, int | None]
+    ) -> tuple[ScalingDecision | None, tuple[str, ...], tuple[LimitReason, ...]]:
+        """Return the numbers within minimum and budgets, which no plugin can exceed, what was changed, and why."""
+        now = self.state.current()
+        floored, clamped = self._above_minimum(wanted)
         if self.config.mode is Mode.DISAGG:
-            fitted, guard = guard_pair(now, Pair(floored[PREFILL], floored[DECODE]), state.cost(), state.band)
+            fitted, guard = guard_pair(now, floored, self.state.cost(), self.state.band)
         else:
-            role = PREFILL if self.config.mode is Mode.PREFILL else DECODE
-            ready = state.ready(role)
-            count, guard = guard_single(ready, floored[role], state.gpus(role), state.band, state.floor(role))
-            fitted = Pair(count, now.decode) if role == PREFILL else Pair(now.prefill, count)
-        if guard is not None or fitted != Pair(floored[PREFILL], floored[DECODE]):
-            clamped.append(f"GPU budget: {floored[PREFILL]}/{floored[DECODE]} became {fitted.prefill}/{fitted.decode}")
-        decision = ScalingDecision(
-            num_prefill=fitted.prefill if self._is_wanted(PREFILL, fitted.prefill) else None,
-            num_decode=fitted.decode if self._is_wanted(DECODE, fitted.decode) else None,
+            fitted, guard = self._guarded_single(floored)
+        if guard is not None or fitted != floored:
+            clamped.append(f"GPU budget: {floored.prefill}/{floored.decode} became {fitted.prefill}/{fitted.decode}")
+        limits = [LimitReason(guard.value)] if guard is LoadReason.GPU_BUDGET_BELOW_MINIMUM else []
+        mode = self.config.mode
+        targets = Targets(
+            fitted.prefill if mode.scales_prefill else None, fitted.decode if mode.scales_decode else None
         )
-        return (None if decision == ScalingDecision() else decision), tuple(clamped)
+        powered, reason = self._within_power(targets)
+        if reason is not None:
+            limits.append(reason)
+            clamped.append(f"power budget: {fitted.prefill}/{fitted.decode} became {powered.prefill}/{powered.decode}")
+        decision = ScalingDecision(
+            num_prefill=powered.prefill if self._is_wanted(PREFILL, powered.prefill) else None,
+            num_decode=powered.decode if self._is_wanted(DECODE, powered.decode) else None,
+        )
+        return (None if decision == ScalingDecision() else decision), tuple(clamped), tuple(limits)
 
-    def _is_wanted(self, role: str, target: int) -> bool:
+    def _above_minimum(self, wanted: Mapping[str, int | None]) -> tuple[Pair, list[str]]:
+        """Return the wanted numbers, at least the minimum; a role without one keeps its workers."""
+        clamped, floored = [], []
+        for role, ready in zip((PREFILL, DECODE), self.state.current(), strict=True):
+            target = wanted.get(role)
+            floored.append(ready if target is None else max(target, self.state.floor(role)))
+            if target is not None and floored[-1] != target:
+                clamped.append(f"{role}: {target} raised to the minimum {floored[-1]}")
+        return Pair(*floored), clamped
+
+    def _guarded_single(self, floored: Pair) -> tuple[Pair, LoadReason | None]:
+        """Return the numbers with that of the only scaled role within the GPU budget."""
+        state, now = self.state, self.state.current()
+        is_prefill = self.config.mode is Mode.PREFILL
+        role, target = (PREFILL, floored.prefill) if is_prefill else (DECODE, floored.decode)
+        count, guard = guard_single(state.ready(role), target, state.gpus(role), state.band, state.floor(role))
+        return (Pair(count, now.decode) if is_prefill else Pair(now.prefill, count)), guard
+
+    def _within_power(self, targets: Targets) -> tuple[Targets, LimitReason | None]:
+        """Return the numbers within the power budget; without the watts of a scaled role, no role grows."""
+        limit = self.config.total_gpu_power_limit
+        if not self.config.enable_power_awareness or limit is None:
+            return targets, None
+        state = self.state
+        watts = [found.power_watts_per_replica or 0 if found else 0 for found in state.capabilities.both]
+        if any(target is not None and one <= 0 for target, one in zip(targets, watts, strict=True)):
+            kept = held(state.current(), targets)
+            return kept, None if kept == targets else LimitReason.POWER_UNKNOWN
+        cost = PairCost(watts[0], watts[1], state.floor(PREFILL), state.floor(DECODE))
+        return fit_power(state.current(), targets, PowerBudget(limit, cost))
+
+    def _is_wanted(self, role: str, target: int | None) -> bool:
         """Return whether a number has to be set: it differs from the ready workers, or cancels starting ones."""
-        scaled = self.config.mode.scales_prefill if role == PREFILL else self.config.mode.scales_decode
-        return scaled and (target != self.state.ready(role) or self._cancels(role))
+        return target is not None and (target != self.state.ready(role) or self._cancels(role))
 
     def _cancels(self, role: str) -> bool:
         if not self.state.pending(role):
@@ -325,21 +417,19 @@ class PlannerCore:
         )
 
 
-def _observations(seen: TickInput) -> ObservationData:
-    traffic, counts = seen.traffic, seen.worker_counts
-    return ObservationData(
-        traffic=None
-        if traffic is None
-        else TrafficMetrics(
-            duration_s=traffic.duration_s,
-            num_req=traffic.num_req,
-            isl=traffic.isl,
-            osl=traffic.osl,
-            kv_hit_rate=traffic.kv_hit_rate,
-            accept_length=traffic.accept_length,
-        ),
-        workers=None if counts is None else _workers(counts),
+def _traffic(traffic: TrafficObservation) -> TrafficMetrics:
+    return TrafficMetrics(
+        duration_s=traffic.duration_s,
+        num_req=traffic.num_req,
+        isl=traffic.isl,
+        osl=traffic.osl,
+        kv_hit_rate=traffic.kv_hit_rate,
+        accept_length=traffic.accept_length,
     )
+
+
+def _encoded(steps: Mapping[RankKey, ForwardPassMetrics]) -> dict[str, bytes]:
+    return {f"{worker}/{rank}": msgspec.msgpack.encode(step) for (worker, rank), step in steps.items()}
 
 
 def _workers(counts: WorkerCounts) -> WorkerState:

@@ -6,12 +6,12 @@ observed steps (`StepRegression`), or any other `StepModel`.
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from dynamo.planner.config.perf_model import EngineRole
-from dynamo.planner.core.regression import StepLoad
+from dynamo.planner.core.regression import RegressionState, StepLoad, StepRegression
 from dynamo.protocols.load import ForwardPassMetrics
 from dynamo.protocols.planner import EngineCapabilities, RankKey
 
@@ -114,6 +114,16 @@ class MovingAverage:
             self._values.append(value)
 
     @property
+    def values(self) -> tuple[float, ...]:
+        """The values, the oldest first."""
+        return tuple(self._values)
+
+    def restore(self, values: Iterable[float]) -> None:
+        """Set the values."""
+        self._values.clear()
+        self._values.extend(values)
+
+    @property
     def value(self) -> float:
         """The mean; 0 without values."""
         return math.fsum(self._values) / len(self._values) if self._values else 0.0
@@ -124,6 +134,15 @@ def candidates(batch_max: int) -> list[int]:
     if batch_max <= CANDIDATES_MAX:
         return list(range(1, batch_max + 1))
     return [1 + index * (batch_max - 1) // (CANDIDATES_MAX - 1) for index in range(CANDIDATES_MAX)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineModelState:
+    """State of a performance model as plain data."""
+
+    steps: RegressionState | None
+    """None for a step model that does not learn."""
+    averages: tuple[tuple[float, ...], ...]
 
 
 @dataclass(slots=True)
@@ -166,6 +185,24 @@ class EngineModel:
         """Learn from steps measured before the deployment, which have no typical lengths."""
         for step in steps:
             self.steps.add(step)
+
+    @property
+    def _averages(self) -> tuple[MovingAverage, ...]:
+        return self._prompt_length, self._context_length, self._prefill_tokens, self._prefill_requests
+
+    def state(self) -> EngineModelState:
+        """Return the state for a checkpoint."""
+        return EngineModelState(
+            steps=self.steps.state() if isinstance(self.steps, StepRegression) else None,
+            averages=tuple(one.values for one in self._averages),
+        )
+
+    def restore(self, state: EngineModelState) -> None:
+        """Set the state to that of a checkpoint."""
+        if isinstance(self.steps, StepRegression) and state.steps is not None:
+            self.steps.restore(state.steps)
+        for average, values in zip(self._averages, state.averages, strict=True):
+            average.restore(values)
 
     # Latency of an engine now
 

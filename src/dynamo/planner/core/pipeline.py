@@ -5,13 +5,16 @@ makes the calls in whatever way it likes (`drive` for plugins in this process), 
 tick, and reports failures as replies. Time is an argument.
 """
 
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import msgspec
 
 from dynamo.core.boundaries import ErrorBoundary
 from dynamo.planner.config.plugins import PluginStage
+from dynamo.planner.core.checkpoint import PluginCheckpoint
 from dynamo.planner.core.circuit import Circuit
 from dynamo.planner.core.merge import MergeOutcome, PluginResult, PredictionChain, merge_targets
 from dynamo.planner.core.reasons import ExecuteAction
@@ -31,6 +34,8 @@ from dynamo.planner.plugins.types import (
     StageRequest,
     StageResponse,
 )
+
+T = TypeVar("T")
 
 TIME_TOLERANCE_S = 1e-6
 """A plugin is due if its interval ends within this of the tick."""
@@ -136,6 +141,31 @@ class PluginPipeline:
         """Return the circuit breaker of a plugin."""
         return self._states[plugin_id].circuit
 
+    def checkpoint(self) -> dict[str, PluginCheckpoint]:
+        """Return the state of each plugin."""
+        found = {}
+        for plugin_id, state in self._states.items():
+            last = state.last_override
+            found[plugin_id] = PluginCheckpoint(
+                failures=state.circuit.failures,
+                opened_at_s=state.circuit.opened_at_s,
+                called_at_s=state.called_at_s,
+                override=last.result if last and isinstance(last.result, OverrideResult) else None,
+                is_final=last is not None and last.is_final,
+            )
+        return found
+
+    def restore(self, saved: Mapping[str, PluginCheckpoint]) -> None:
+        """Set the state of the registered plugins to that of a checkpoint."""
+        for plugin_id, one in saved.items():
+            spec, state = self._plugins.get(plugin_id), self._states.get(plugin_id)
+            if spec is None or state is None:
+                continue  # Not configured any more.
+            state.circuit.failures, state.circuit.opened_at_s = one.failures, one.opened_at_s
+            state.called_at_s = one.called_at_s
+            if one.override is not None:
+                state.last_override = PluginResult(plugin_id, spec.priority, one.override, one.is_final)
+
     def run(self, context: PipelineContext, baseline: Mapping[str, int], now_s: float) -> Turn:
         """Run one tick from a context and the current numbers by role."""
         stages = [(yield from self._predict(context, now_s))]
@@ -211,9 +241,8 @@ class PluginPipeline:
                 result = None if response is None else _result(spec, response)
                 if result is not None:
                     results.append(result)
-                    self._states[spec.plugin_id].last_override = (
-                        result if isinstance(result.result, OverrideResult) else None
-                    )
+                    if isinstance(result.result, OverrideResult):
+                        self._states[spec.plugin_id].last_override = result
         held_results = [last for spec in held if (last := self._states[spec.plugin_id].last_override) is not None]
         merged = merge_targets((*results, *held_results), baseline, allows_set=stage is not PluginStage.CONSTRAIN)
         return StageRecord(
@@ -235,10 +264,9 @@ class PluginPipeline:
                 continue
             state = self._states[spec.plugin_id]
             missing = next((path for path in spec.requires if _at(context, path) is None), None)
-            if (
-                state.called_at_s is not None
-                and now_s - state.called_at_s < spec.execution_interval_s - TIME_TOLERANCE_S
-            ):
+            # After a clock that jumped back, the last call lies in the future: call again.
+            elapsed_s = math.inf if state.called_at_s is None else now_s - state.called_at_s
+            if 0 <= elapsed_s < spec.execution_interval_s - TIME_TOLERANCE_S:
                 if spec.hold_policy is HoldPolicy.HOLD_LAST:
                     held.append(spec)
             elif not state.circuit.can_call(now_s):
@@ -256,25 +284,38 @@ class PluginPipeline:
         state = self._states.get(spec.plugin_id)
         if state is None:
             return None  # Unregistered during the call.
-        state.called_at_s = now_s
         if reply.response is None or not isinstance(reply.response, expected):
             state.circuit.failed(now_s)
             failed.append((spec.plugin_id, reply.failure or "response of another stage"))
             return None
+        state.called_at_s = now_s  # A call that failed is repeated at the next tick, until the circuit opens.
         state.circuit.succeeded()
         return reply.response
 
 
-def drive(turn: Turn, call: Callable[[PluginCall], StageResponse]) -> PipelineOutcome:
-    """Run a pipeline whose plugins are called in this process; an exception is a failed call."""
-    replies: list[PluginReply] | None = None
+@dataclass(frozen=True, slots=True)
+class Finished(Generic[T]):
+    """Result of a turn that has no more calls."""
+
+    result: T
+
+
+def resume(
+    turn: Generator[list[PluginCall], list[PluginReply], T], replies: list[PluginReply] | None
+) -> list[PluginCall] | Finished[T]:
+    """Return the next calls of a turn, given the replies to the last ones (None at the start), or its result."""
     try:
-        while True:
-            calls = next(turn) if replies is None else turn.send(replies)
-            replies = [call_plugin(one, call) for one in calls]
+        return next(turn) if replies is None else turn.send(replies)
     except StopIteration as done:
-        outcome: PipelineOutcome = done.value
-        return outcome
+        return Finished(done.value)
+
+
+def drive(turn: Generator[list[PluginCall], list[PluginReply], T], call: Callable[[PluginCall], StageResponse]) -> T:
+    """Run a turn whose plugins are called in this process; an exception is a failed call."""
+    replies: list[PluginReply] | None = None
+    while not isinstance(step := resume(turn, replies), Finished):
+        replies = [call_plugin(one, call) for one in step]
+    return step.result
 
 
 def call_plugin(one: PluginCall, call: Callable[[PluginCall], StageResponse]) -> PluginReply:

@@ -8,6 +8,7 @@ import datetime as dt
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from dynamo.core.errors import ConfigError
@@ -21,6 +22,19 @@ START = dt.datetime(2024, 1, 1)  # noqa: DTZ001 - Prophet takes naive times; onl
 """Time of the first point in Prophet's calendar."""
 INITIAL_VARIANCE = 1000.0
 """Variance of level and trend before the first update: larger than any measurement noise, so that data decide."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictorState:
+    """State of any predictor as plain data; a fitted model is not part of it."""
+
+    values: tuple[float, ...]
+    """In the predictor's scale."""
+    total: int
+    skips_zeros: bool
+    is_log: bool
+    estimate: tuple[float, ...] = ()
+    """Of the Kalman filter: level, trend, and the variance of the level, the covariance and the variance of the trend."""
 
 
 class LoadPredictor(Protocol):
@@ -40,6 +54,14 @@ class LoadPredictor(Protocol):
 
     def skip_idle(self) -> None:
         """Skip zeros until the next value that is not, as at the start (after a warm-up trace)."""
+        ...
+
+    def state(self) -> PredictorState:
+        """Return the state for a checkpoint."""
+        ...
+
+    def restore(self, state: PredictorState) -> None:
+        """Set the state to that of a checkpoint."""
         ...
 
 
@@ -66,6 +88,16 @@ class _History:
 
     def skip_idle(self) -> None:
         self._skips_zeros = True
+
+    def state(self) -> PredictorState:
+        return PredictorState(
+            values=tuple(self.values), total=self.total, skips_zeros=self._skips_zeros, is_log=self.is_log
+        )
+
+    def restore(self, state: PredictorState) -> None:
+        self.values.clear()
+        self.values.extend(state.values)
+        self.total, self._skips_zeros = state.total, state.skips_zeros
 
     def last(self) -> float:
         return self.restored(self.values[-1]) if self.values else 0.0
@@ -100,6 +132,14 @@ class ConstantPredictor:
     def skip_idle(self) -> None:
         """Skip zeros until the next value that is not."""
         self._history.skip_idle()
+
+    def state(self) -> PredictorState:
+        """Return the state for a checkpoint."""
+        return self._history.state()
+
+    def restore(self, state: PredictorState) -> None:
+        """Set the state to that of a checkpoint."""
+        self._history.restore(state)
 
 
 class KalmanPredictor:
@@ -144,6 +184,17 @@ class KalmanPredictor:
     def skip_idle(self) -> None:
         """Skip zeros until the next value that is not."""
         self._history.skip_idle()
+
+    def state(self) -> PredictorState:
+        """Return the state for a checkpoint."""
+        return replace(self._history.state(), estimate=(self._level, self._trend, *self._covariance))
+
+    def restore(self, state: PredictorState) -> None:
+        """Set the state to that of a checkpoint."""
+        self._history.restore(state)
+        if len(state.estimate) == 5:
+            self._level, self._trend = state.estimate[:2]
+            self._covariance = (state.estimate[2], state.estimate[3], state.estimate[4])
 
     def _advance(self) -> None:
         level, both, trend = self._covariance
@@ -214,6 +265,15 @@ class ArimaPredictor:
         """Skip zeros until the next value that is not."""
         self._raw.skip_idle()
 
+    def state(self) -> PredictorState:
+        """Return the state for a checkpoint."""
+        return replace(self._raw.state(), is_log=self._is_log)
+
+    def restore(self, state: PredictorState) -> None:
+        """Set the state to that of a checkpoint; the next prediction selects a model."""
+        self._raw.restore(state)
+        self._is_log, self._model, self._pending = state.is_log, None, []
+
     def _forecast(self, values: Sequence[float]) -> float:
         if self._model is None:
             self._select(values)
@@ -263,6 +323,14 @@ class ProphetPredictor:
     def skip_idle(self) -> None:
         """Skip zeros until the next value that is not."""
         self._history.skip_idle()
+
+    def state(self) -> PredictorState:
+        """Return the state for a checkpoint."""
+        return self._history.state()
+
+    def restore(self, state: PredictorState) -> None:
+        """Set the state to that of a checkpoint."""
+        self._history.restore(state)
 
 
 def _auto_arima() -> Callable[[Sequence[float]], Any]:

@@ -24,6 +24,7 @@ class LoadReason(enum.StrEnum):
     REJECTED_BY_PLUGIN = "rejected_by_plugin"
     GPU_BUDGET_GUARD_HOLD = "gpu_budget_guard_hold"
     GPU_BUDGET_RECONCILE = "gpu_budget_reconcile"
+    GPU_BUDGET_BELOW_MINIMUM = "gpu_budget_below_minimum"
 
 
 class ThroughputReason(enum.StrEnum):
@@ -45,6 +46,21 @@ class ThroughputReason(enum.StrEnum):
     GPU_BUDGET_RECONCILE = "gpu_budget_reconcile"
     PARTNER_NOT_READY = "partner_not_ready"
     """Of one role only: the other role's model is not ready."""
+    GPU_BUDGET_BELOW_MINIMUM = "gpu_budget_below_minimum"
+
+
+class LimitReason(enum.StrEnum):
+    """Reason why the result of the pipeline was reduced or held."""
+
+    ROLLOUT_IN_PROGRESS = "rollout_in_progress"
+    ROLLOUT_FAILED = "rollout_failed"
+    GPU_BUDGET_BELOW_MINIMUM = "gpu_budget_below_minimum"
+    POWER_BUDGET_BELOW_MINIMUM = "power_budget_below_minimum"
+    POWER_UNKNOWN = "power_unknown"
+    """The watts of a replica are unknown: no role grows."""
+    POWER_REBALANCE_STAGED = "power_rebalance_staged"
+    POWER_BUDGET_CLAMPED = "power_budget_clamped"
+    POWER_BUDGET_SCALE_UP_SUPPRESSED = "power_budget_scale_up_suppressed"
 
 
 class ExecuteAction(enum.StrEnum):

@@ -12,8 +12,9 @@ import msgspec
 from dynamo.core.errors import InvalidArgument
 from dynamo.planner.config.perf_model import EngineRole
 from dynamo.planner.config.planner_config import parse
-from dynamo.planner.core.engine import DecisionTurn, PlannerCore, TickDecision
-from dynamo.planner.core.pipeline import PluginCall, PluginReply, PluginSpec
+from dynamo.planner.core.checkpoint import PlannerCheckpoint
+from dynamo.planner.core.engine import BUILTINS, DecisionTurn, PlannerCore, TickDecision
+from dynamo.planner.core.pipeline import Finished, PluginCall, PluginReply, PluginSpec, resume
 from dynamo.planner.core.scaling import WorkerCapabilities
 from dynamo.planner.plugins.types import (
     ConstrainStageResponse,
@@ -46,6 +47,21 @@ class Start(msgspec.Struct, kw_only=True):
     warm_up: list[TrafficObservation] = []
     bootstrap: dict[EngineRole, list[ForwardPassMetrics]] = {}
     start_s: float = 0.0
+    checkpoint: PlannerCheckpoint | None = None
+    """State of the planner where the record is not its first one; warm-up and bootstrap are part of it."""
+
+    @classmethod
+    def of(cls, core: PlannerCore) -> "Start":
+        """Return the first line of a record that begins with the present state of a planner.
+
+        The planner goes on from the saved form of its state, as the replay does: an ARIMA model is selected again.
+        """
+        saved = msgspec.json.decode(msgspec.json.encode(core.checkpoint()), type=PlannerCheckpoint)
+        core.restore(saved)
+        plugins = [one for one in core.pipeline.plugins if one not in BUILTINS]
+        return cls(
+            config=core.config.as_json(), capabilities=core.state.capabilities, plugins=plugins, checkpoint=saved
+        )
 
     def planner(self) -> PlannerCore:
         """Return a planner in this state. Raise `ConfigError` for an invalid configuration."""
@@ -53,6 +69,8 @@ class Start(msgspec.Struct, kw_only=True):
         core.warm_up(self.warm_up)
         core.bootstrap(self.bootstrap)
         core.first_tick(self.start_s)
+        if self.checkpoint is not None:
+            core.restore(self.checkpoint)
         return core
 
 
@@ -149,11 +167,12 @@ class Recording:
         self._step(list(replies))
 
     def _step(self, replies: list[PluginReply] | None) -> None:
-        try:
-            self.calls = next(self._turn) if replies is None else self._turn.send(replies)
-        except StopIteration as done:
-            self.calls, self.decision = [], done.value
-            self.tick.decision = msgspec.Raw(decision_json(done.value))
+        step = resume(self._turn, replies)
+        if not isinstance(step, Finished):
+            self.calls = step
+            return
+        self.calls, self.decision = [], step.result
+        self.tick.decision = msgspec.Raw(decision_json(step.result))
 
 
 def replay(lines: Iterable[bytes]) -> Iterator[tuple[Tick, bytes]]:

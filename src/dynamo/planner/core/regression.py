@@ -63,6 +63,14 @@ class _Sample:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegressionState:
+    """Samples of a regression by bucket, each as its features and its seconds, in the order of their arrival."""
+
+    buckets: tuple[tuple[tuple[int, ...], tuple[tuple[float, ...], ...]], ...]
+    bounds: tuple[tuple[float, float], ...]
+
+
 @dataclass(slots=True)
 class StepRegression:
     """Least-squares model of one role's step times. Not thread-safe; one owner."""
@@ -110,6 +118,25 @@ class StepRegression:
         """Add observed or profiled steps in order."""
         for step in steps:
             self.add(step)
+
+    def state(self) -> RegressionState:
+        """Return the samples for a checkpoint."""
+        return RegressionState(
+            buckets=tuple(
+                (key, tuple((*sample.features, sample.seconds) for sample in bucket))
+                for key, bucket in self._buckets.items()
+            ),
+            bounds=tuple(self._bounds),
+        )
+
+    def restore(self, state: RegressionState) -> None:
+        """Set the samples to those of a checkpoint."""
+        self._bounds = list(state.bounds)
+        self._buckets = {
+            key: deque(_Sample(next(self._numbers), row[:-1], row[-1]) for row in rows) for key, rows in state.buckets
+        }
+        self._size = sum(map(len, self._buckets.values()))
+        self._is_stale = True
 
     def seconds(self, load: StepLoad) -> float | None:
         """Return the predicted seconds of a step; None without a valid fit."""

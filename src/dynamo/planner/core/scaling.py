@@ -23,7 +23,14 @@ from dynamo.planner.core.perf_model import CapacityQuery, EngineCapacity, Engine
 from dynamo.planner.core.reasons import LoadReason, ThroughputReason
 from dynamo.planner.core.regression import StepRegression
 from dynamo.protocols.load import ForwardPassMetrics
-from dynamo.protocols.planner import EngineCapabilities, FpmObservations, RankKey, ScalingDecision, WorkerCounts
+from dynamo.protocols.planner import (
+    EngineCapabilities,
+    FpmObservations,
+    RankKey,
+    RolloutPhase,
+    ScalingDecision,
+    WorkerCounts,
+)
 
 PREFILL, DECODE = "prefill", "decode"
 UNOBSERVED = (LoadReason.NO_FPM_DATA, LoadReason.SCALING_IN_PROGRESS, LoadReason.WORKER_COUNT_MISMATCH)
@@ -37,6 +44,11 @@ class WorkerCapabilities:
 
     prefill: EngineCapabilities | None = None
     decode: EngineCapabilities | None = None
+
+    @property
+    def both(self) -> tuple[EngineCapabilities | None, EngineCapabilities | None]:
+        """Prefill and decode."""
+        return self.prefill, self.decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +116,7 @@ class ScalingState:
     models: dict[EngineRole, EngineModel] = field(init=False)
     kv_hit_rate: float | None = None
     accept_length: float | None = None
+    rollout: RolloutPhase = RolloutPhase.NONE
     _counts: dict[str, RoleCount] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -135,6 +148,7 @@ class ScalingState:
 
     def observe_workers(self, counts: WorkerCounts) -> None:
         """Set the numbers of workers; a number that is unknown keeps its last value."""
+        self.rollout = counts.rollout
         self._counts = {
             PREFILL: _updated(
                 self._counts[PREFILL],
@@ -151,6 +165,15 @@ class ScalingState:
                 is_scaling=counts.decode_scaling_in_progress,
             ),
         }
+
+    @property
+    def counts(self) -> dict[str, RoleCount]:
+        """The last observed numbers of workers by role."""
+        return dict(self._counts)
+
+    @counts.setter
+    def counts(self, counts: Mapping[str, RoleCount]) -> None:
+        self._counts = dict(counts)
 
     def observe_steps(self, observed: FpmObservations) -> None:
         """Learn from the latest forward passes."""

@@ -53,7 +53,7 @@ class TrafficMetrics(_Message):
 
 
 class FpmData(_Message):
-    """The latest forward pass of each rank as msgpack, by `worker:rank`."""
+    """The latest forward pass of each rank as msgpack, by `worker/rank`."""
 
     prefill_engines: dict[str, bytes] = {}
     decode_engines: dict[str, bytes] = {}
@@ -220,3 +220,77 @@ class ConstrainStageResponse(_StageResponse):
 
 StageResponse = PredictStageResponse | ProposeStageResponse | ReconcileStageResponse | ConstrainStageResponse
 StageRequest = PredictStageRequest | ProposeStageRequest | ReconcileStageRequest | ConstrainStageRequest
+
+
+class RegisterRequest(_Message):
+    """Registration of one plugin."""
+
+    plugin_id: str = ""
+    plugin_type: str = ""
+    priority: int = 0
+    """Smaller numbers have precedence."""
+    endpoint: str = ""
+    """`grpc://host:port`."""
+    version: str = ""
+    execution_interval_seconds: float = 0.0
+    hold_policy: HoldPolicy = HoldPolicy.ACCEPT_WHEN_IDLE
+    needs: list[str] = []
+    protocol_version: str = ""
+    auth_token: str = ""
+    requires_produced_fields: list[str] = []
+    observation_window_seconds: float = 0.0
+
+
+class RegisterResponse(_Message):
+    """Result of a registration."""
+
+    accepted: bool = False
+    reject_reason: str = ""
+    negotiated_protocol_version: str = ""
+
+
+class HeartbeatRequest(_Message):
+    """Sign of life of a plugin."""
+
+    plugin_id: str = ""
+    auth_token: str = ""
+
+
+class HeartbeatResponse(_Message):
+    """Result of a heartbeat."""
+
+    ok: bool = False
+
+
+class UnregisterRequest(_Message):
+    """Removal of a plugin."""
+
+    plugin_id: str = ""
+    reason: str = ""
+    auth_token: str = ""
+
+
+class UnregisterResponse(_Message):
+    """Result of a removal."""
+
+    ok: bool = False
+
+
+class BootstrapRequest(_Message):
+    """First call of a plugin that the configuration names."""
+
+    bootstrap_data: bytes = b""
+    hints: dict[str, str] = {}
+
+
+class BootstrapResponse(_Message):
+    """Result of `Bootstrap`."""
+
+    ok: bool = False
+    message: str = ""
+
+
+LifecycleMessage = BootstrapRequest | BootstrapResponse
+RegistryRequest = RegisterRequest | HeartbeatRequest | UnregisterRequest
+RegistryResponse = RegisterResponse | HeartbeatResponse | UnregisterResponse
+WireMessage = StageRequest | StageResponse | LifecycleMessage | RegistryRequest | RegistryResponse

@@ -75,3 +75,9 @@ def test_allocation_over_the_budget_is_reconciled_whatever_is_proposed() -> None
 def test_negative_bounds_and_unknown_costs_are_no_budget() -> None:
     assert clamp_pair(Pair(90, 90), PairCost(1, 1, 1, 1), GpuBand(-1, -1)) == Pair(90, 90)
     assert clamp_pair(Pair(90, 90), PairCost(0, 1, 1, 1), GpuBand(-1, 4)) == Pair(90, 90)
+
+
+def test_budget_below_the_minimum_replicas_holds_the_present_ones() -> None:
+    reason = LoadReason.GPU_BUDGET_BELOW_MINIMUM
+    assert guard_pair(Pair(3, 3), Pair(4, 3), PairCost(4, 4, 1, 1), GpuBand(-1, 7)) == (Pair(3, 3), reason)
+    assert guard_single(3, 2, 4, GpuBand(-1, 3), 1) == (3, reason)

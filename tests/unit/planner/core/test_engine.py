@@ -1,6 +1,7 @@
 """Planner core: ticks, reasons, budgets, and records that replay to the same decisions."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from dynamo.planner.config.planner_config import parse
 from dynamo.planner.config.plugins import PluginStage
 from dynamo.planner.core.engine import PlannerCore, TickDecision, without_nan
 from dynamo.planner.core.pipeline import PluginReply, PluginSpec
-from dynamo.planner.core.reasons import LoadReason, ThroughputReason
+from dynamo.planner.core.reasons import LimitReason, LoadReason, ThroughputReason
 from dynamo.planner.core.record import Start, encode, recorded, replay
 from dynamo.planner.core.scaling import WorkerCapabilities
 from dynamo.planner.plugins.types import ComponentTarget, OverrideResult, ProposeStageResponse
@@ -18,6 +19,7 @@ from dynamo.protocols.planner import (
     EngineCapabilities,
     FpmObservations,
     RankKey,
+    RolloutPhase,
     ScalingDecision,
     TickInput,
     TrafficObservation,
@@ -116,8 +118,11 @@ def test_traffic_of_an_idle_window_has_lengths_of_zero_and_unknown_counts_are_no
     assert without_nan(TrafficObservation(duration_s=5, num_req=nan, isl=1, osl=1)) is None
 
 
-def record_of(seed: int) -> list[bytes]:
-    """Return the record of random ticks with a plugin that overrides, accepts and fails."""
+def record_of(seed: int, checkpoint_at: int | None = None) -> list[bytes]:
+    """Return the record of random ticks with a plugin that overrides, accepts and fails.
+
+    With `checkpoint_at`, the record starts with a checkpoint before that tick.
+    """
     rng = random.Random(seed)
     raw = {
         "optimization_target": "sla",
@@ -130,7 +135,9 @@ def record_of(seed: int) -> list[bytes]:
     core = start.planner()
     scheduled, lines = core.first_tick(0.0), [encode(start)]
     workers = [1, 1]
-    for _ in range(12):
+    for number in range(12):
+        if number == checkpoint_at:
+            lines = [encode(Start.of(core))]
         traffic = TrafficObservation(duration_s=10.0, num_req=rng.randint(0, 500), isl=rng.uniform(1, 3000), osl=50.0)
         observed = seen(scheduled.at_s, *workers, queued=rng.choice([0, 20_000]), kv=rng.randint(0, 90_000))
         full = TickInput(
@@ -162,6 +169,29 @@ def test_record_replays_to_the_same_decisions_byte_for_byte(seed: int) -> None:
         assert decided == bytes(tick.decision)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_record_that_starts_at_a_checkpoint_replays_to_the_same_decisions(seed: int) -> None:
+    lines = record_of(seed, checkpoint_at=1 + seed)
+    assert len(lines) == 12 - seed
+    for tick, decided in replay(lines):
+        assert decided == bytes(tick.decision)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_checkpoint_does_not_change_the_decisions_that_follow(seed: int) -> None:
+    assert record_of(seed, checkpoint_at=6)[1:] == record_of(seed)[7:]
+
+
+def test_restarted_planner_has_the_last_action_and_the_lower_bounds() -> None:
+    core = PlannerCore(parse({}), CAPABILITIES)
+    first(core, seen(5.0, 2, 2, queued=5000, kv=80_000))
+    core.state.lower_bounds["decode"] = 3
+    restarted = PlannerCore(parse({}), CAPABILITIES)
+    restarted.restore(core.checkpoint())
+    assert restarted.checkpoint() == core.checkpoint()
+    assert restarted.checkpoint().last_action == ScalingDecision(num_prefill=3)
+
+
 def test_record_with_a_changed_input_does_not_replay_to_the_same_decisions() -> None:
     lines = record_of(1)
     changed = [
@@ -181,3 +211,31 @@ def test_replay_names_the_plugin_whose_reply_is_missing() -> None:
     start, tick = lines[0], lines[1].replace(b'"plugin_id":"user","stage"', b'"plugin_id":"other","stage"')
     with pytest.raises(InvalidArgument, match="expected a reply of user, found a reply of other"):
         list(replay([start, tick]))
+
+
+def test_tick_during_a_rollout_holds_and_names_the_reason() -> None:
+    observed = seen(5.0, 2, 2, queued=5000, kv=80_000)
+    assert observed.worker_counts is not None
+    counts = replace(observed.worker_counts, rollout=RolloutPhase.IN_PROGRESS)
+    decision = first(PlannerCore(parse({}), CAPABILITIES), replace(observed, worker_counts=counts))
+    assert (decision.scale_to, decision.limits) == (None, (LimitReason.ROLLOUT_IN_PROGRESS,))
+
+
+def test_tick_with_a_budget_below_the_minimum_holds_and_names_the_reason() -> None:
+    core = PlannerCore(parse({"max_gpu_budget": 1}), CAPABILITIES)
+    decision = first(core, seen(5.0, 2, 2, queued=5000, kv=80_000))
+    assert (decision.scale_to, decision.load.reason) == (None, LoadReason.GPU_BUDGET_BELOW_MINIMUM)
+
+
+def test_tick_never_exceeds_the_power_budget() -> None:
+    engine = replace(ENGINE, power_watts_per_replica=700)
+    raw = {"enable_power_awareness": True, "total_gpu_power_limit": 2900}
+    core = PlannerCore(parse(raw), WorkerCapabilities(prefill=engine, decode=engine))
+    decision = first(core, seen(5.0, 2, 2, queued=5000, kv=80_000))
+    assert (decision.scale_to, decision.limits) == (None, (LimitReason.POWER_BUDGET_CLAMPED,))
+
+
+def test_tick_without_the_watts_of_a_replica_adds_no_worker() -> None:
+    raw = {"enable_power_awareness": True, "total_gpu_power_limit": 2900}
+    decision = first(PlannerCore(parse(raw), CAPABILITIES), seen(5.0, 2, 2, queued=5000, kv=80_000))
+    assert (decision.scale_to, decision.limits) == (None, (LimitReason.POWER_UNKNOWN,))

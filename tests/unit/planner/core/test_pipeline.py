@@ -7,6 +7,7 @@ from dynamo.planner.core.circuit import Circuit
 from dynamo.planner.core.pipeline import PipelineOutcome, PluginCall, PluginPipeline, PluginSpec, drive
 from dynamo.planner.core.reasons import ExecuteAction
 from dynamo.planner.plugins.types import (
+    AcceptResult,
     CircuitState,
     ComponentTarget,
     ConstrainStageResponse,
@@ -123,3 +124,19 @@ def test_plugin_that_unregisters_during_its_call_leaves_no_state() -> None:
 
     assert run(pipeline, call).action is ExecuteAction.SKIP_NO_TARGETS
     assert not pipeline.plugins
+
+
+def test_plugin_is_called_and_its_circuit_closes_after_the_clock_has_jumped_back() -> None:
+    spec = PluginSpec(plugin_id="p", stage=PluginStage.PROPOSE, priority=1, execution_interval_s=10.0)
+    pipeline, calls = PluginPipeline([spec]), []
+
+    def call(one: PluginCall) -> StageResponse:
+        calls.append(one)
+        return ProposeStageResponse(accept=AcceptResult())
+
+    for now_s in (1000.0, 10.0, 15.0):
+        drive(pipeline.run(PipelineContext(), {"decode": 1}, now_s), call)
+    assert len(calls) == 2
+    circuit = Circuit(failures_max=1)
+    assert circuit.failed(1000.0)
+    assert circuit.can_call(10.0)

@@ -169,3 +169,30 @@ def test_missing_package_of_a_predictor_is_one_line_with_the_extra(
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ConfigError, match=rf"requires the package {package}; install dynamo-serve\[{extra}\]"):
         make_predictor(PlannerConfig(load_predictor=predictor))
+
+
+@pytest.mark.parametrize("kind", [Predictor.CONSTANT, Predictor.KALMAN])
+@given(before=st.lists(st.floats(0, 1e6), max_size=12), after=st.lists(st.floats(0, 1e6), max_size=6))
+def test_restored_predictor_goes_on_as_the_saved_one(kind: Predictor, before: list[float], after: list[float]) -> None:
+    config = PlannerConfig(load_predictor=kind, load_predictor_log1p=True)
+    saved, restored = make_predictor(config), make_predictor(config)
+    for value in before:
+        saved.add(value)
+    restored.restore(saved.state())
+    assert restored.state() == saved.state()
+    for value in after:
+        saved.add(value)
+        restored.add(value)
+    assert (restored.predict(), restored.last()) == (saved.predict(), saved.last())
+
+
+def test_restored_arima_predictor_selects_its_model_from_the_saved_history(orders: list[Any]) -> None:
+    saved = make_predictor(PlannerConfig(load_predictor=Predictor.ARIMA))
+    for value in (1.0, 5.0, 2.0, 8.0, 3.0, 9.0):
+        saved.add(value)
+    saved.predict()
+    first, second = (make_predictor(PlannerConfig(load_predictor=Predictor.ARIMA)) for _ in range(2))
+    for one in (first, second):
+        one.restore(saved.state())
+    assert first.predict() == second.predict()
+    assert first.state() == saved.state()

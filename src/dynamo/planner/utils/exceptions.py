@@ -1,0 +1,41 @@
+"""Exceptions of the planner under the path of earlier releases; see `dynamo.planner.errors`."""
+
+from dynamo.planner.errors import (
+    BackendFrameworkInvalidError,
+    BackendFrameworkNotFoundError,
+    ComponentError,
+    DeploymentModelNameMismatchError,
+    DeploymentValidationError,
+    DuplicateSubComponentError,
+    DynamoGraphDeploymentNotFoundError,
+    DynamoGraphDeploymentNotReadyError,
+    EmptyTargetReplicasError,
+    GPUShapeUnavailableError,
+    ModelNameNotFoundError,
+    PlannerError,
+    PowerAnnotationInvalidError,
+    PowerAnnotationMissingError,
+    RolloutFailedError,
+    SubComponentNotFoundError,
+    UserProvidedModelNameMismatchError,
+)
+
+__all__ = [
+    "BackendFrameworkInvalidError",
+    "BackendFrameworkNotFoundError",
+    "ComponentError",
+    "DeploymentModelNameMismatchError",
+    "DeploymentValidationError",
+    "DuplicateSubComponentError",
+    "DynamoGraphDeploymentNotFoundError",
+    "DynamoGraphDeploymentNotReadyError",
+    "EmptyTargetReplicasError",
+    "GPUShapeUnavailableError",
+    "ModelNameNotFoundError",
+    "PlannerError",
+    "PowerAnnotationInvalidError",
+    "PowerAnnotationMissingError",
+    "RolloutFailedError",
+    "SubComponentNotFoundError",
+    "UserProvidedModelNameMismatchError",
+]
