@@ -1,7 +1,6 @@
 """Global-planner connector: forwards decisions to `{global_planner_namespace}.GlobalPlanner.scale_request`."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
 
 import msgspec
 
@@ -13,6 +12,7 @@ from dynamo.planner.connectors.base import ScaleOutcome, ScaleStatus
 from dynamo.planner.connectors.workers import WorkerDirectory, capabilities_of
 from dynamo.planner.core.scaling import DECODE, PREFILL, WorkerCapabilities
 from dynamo.protocols.planner import ScalingDecision, WorkerCounts
+from dynamo.protocols.scaling import ScaleRequest, ScaleResponse, TargetReplica, WorkerRole
 from dynamo.runtime.client import Client
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.unary import UnaryClient
@@ -24,34 +24,6 @@ STATUSES = {
     "rejected": ScaleStatus.HELD,
     "error": ScaleStatus.FAILED,
 }
-
-
-class _RoleTarget(msgspec.Struct):
-    """Number of workers of one role."""
-
-    sub_component_type: str
-    desired_replicas: int
-    component_name: str | None = None
-
-
-class _ForwardedDecision(msgspec.Struct, kw_only=True):
-    """Scale request of a planner."""
-
-    caller_namespace: str
-    graph_deployment_name: str
-    k8s_namespace: str
-    target_replicas: list[_RoleTarget]
-    blocking: bool = False
-    timestamp: float | None = None
-    predicted_load: dict[str, Any] | None = None
-
-
-class _GlobalReply(msgspec.Struct, kw_only=True):
-    """Response of the global planner."""
-
-    status: Literal["success", "error", "rejected", "scaling"]
-    message: str = ""
-    current_replicas: dict[str, int] = {}
 
 
 class GlobalPlannerConnector:
@@ -88,23 +60,25 @@ class GlobalPlannerConnector:
         """Send a scale request; a rejected one holds at this tick."""
         if self._client is None:
             raise Unknown("the global-planner connector is not started")
-        numbers = {PREFILL: decision.num_prefill, DECODE: decision.num_decode}
+        numbers: dict[WorkerRole, int | None] = {"prefill": decision.num_prefill, "decode": decision.num_decode}
         targets = {role: number for role, number in numbers.items() if number is not None}
-        request = _ForwardedDecision(
+        request = ScaleRequest(
             caller_namespace=self._config.namespace,
             graph_deployment_name=setting("DYN_PARENT_DGD_K8S_NAME", self._config.namespace, str),
             k8s_namespace=setting("POD_NAMESPACE", "default", str),
-            target_replicas=[_RoleTarget(role, number) for role, number in targets.items()],
+            target_replicas=[
+                TargetReplica(sub_component_type=role, desired_replicas=number) for role, number in targets.items()
+            ],
             timestamp=self._clock.wall(),
         )
         raw = await UnaryClient(self._client).complete(msgspec.to_builtins(request))
         try:
-            reply = msgspec.convert(raw, _GlobalReply)
+            reply = msgspec.convert(raw, ScaleResponse)
         except msgspec.ValidationError as error:
             raise Unknown(f"malformed response of the global planner: {error}") from None
         status = STATUSES[reply.status]
         if status is ScaleStatus.ACCEPTED:
-            self._expected = {**self._expected, **targets}
+            self._expected = {**self._expected, **{str(role): number for role, number in targets.items()}}
         return ScaleOutcome(status, f"global planner: {reply.status}: {reply.message}".removesuffix(": "))
 
     async def close(self) -> None:

@@ -15,8 +15,8 @@ from dynamo.planner.config.planner_config import Mode, PlannerConfig, ScalingPol
 from dynamo.planner.config.plugins import PluginStage
 from dynamo.planner.core.budget import Pair, PairCost, guard_pair, guard_single
 from dynamo.planner.core.checkpoint import PlannerCheckpoint, ScalingCheckpoint
-from dynamo.planner.core.limits import PowerBudget, Targets, fit_power, held, rollout_hold
 from dynamo.planner.core.forecast_scaling import ForecastScaling, ForecastTick
+from dynamo.planner.core.limits import PowerBudget, Targets, fit_power, held, rollout_hold
 from dynamo.planner.core.pipeline import (
     Finished,
     PipelineOutcome,
