@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from tests.engines.conftest import EngineCluster
-from tests.engines.test_openai_proxy import Stand, quiet_port
+from tests.engines.test_openai_proxy import ProxiedEngines, quiet_port
 from tests.engines.test_vllm_aggregated import CUT, LONG, PROMPTS
 from tests.engines.test_vllm_disaggregated import TRANSFER
 
@@ -12,9 +12,9 @@ pytestmark = [pytest.mark.engines, pytest.mark.usefixtures("needs_nixl")]
 
 
 @pytest.fixture(scope="module")
-def parts(serve: Callable[[str], EngineCluster]) -> Iterator[Stand]:
+def parts(serve: Callable[[str], EngineCluster]) -> Iterator[ProxiedEngines]:
     servers = serve("proxied-parts")
-    made = Stand(servers)
+    made = ProxiedEngines(servers)
     for role in ("prefill", "decode"):
         url = made.vllm(
             "--kv-transfer-config", TRANSFER,
@@ -26,7 +26,7 @@ def parts(serve: Callable[[str], EngineCluster]) -> Iterator[Stand]:
     servers.stop()
 
 
-def test_prefill_and_decode_servers_finish_each_others_requests(parts: Stand) -> None:
+def test_prefill_and_decode_servers_finish_each_others_requests(parts: ProxiedEngines) -> None:
     servers = parts.servers
     for prompt in (*PROMPTS, LONG):
         own = servers.complete(prompt, parts.urls[0], model="theirs")["choices"][0]["text"]

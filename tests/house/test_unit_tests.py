@@ -78,6 +78,7 @@ COVERED_BY = {
     "llm/kv_dc_relay_api.py": "integration/dc_relay/test_relay_service.py",
     "kv_events/state_host.py": "unit/kv_events/test_state_slot.py",
     "llm/kv_state_api.py": "unit/kv_events/test_state_attachment.py",
+    "planner/process.py": "integration/planner/test_service.py",
     "planner/core/checkpoint.py": "unit/planner/core/test_engine.py",
     "planner/plugin_transport/gateway.py": "integration/planner/test_plugin_transport.py",
     "planner/plugin_transport/host.py": "integration/planner/test_plugin_transport.py",

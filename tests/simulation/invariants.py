@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 SLACK_S = 0.5
 CODES = {"timeout": 504, "unavailable": 503, "overloaded": 529, "not_ready": 503, "model_not_found": 404}
 CONNECT_S = 4.0  # For so long a request may have tried to connect to somebody who is reachable again by now.
+CHOICE_S = (
+    1.0  # A worker was chosen so long ago at most, while the connection to it was opened; later ones were no choice.
+)
 SILENCE_S = 2.5  # DYN_TCP_SILENCE_TIMEOUT, and some time for the answer to travel.
 BREAK_BOUND_S = 2.0  # Every other worker is tried, and cannot be connected, sooner.
 LASTING_TASKS = ("models.watch", "client.", "models.load of", "kv view of", "live")
@@ -152,6 +155,7 @@ def untried(world: "World", sent: Sent, workers: list[int]) -> list[str]:
         if worker.model == sent.plan.model
         and worker.is_up
         and worker.runtime.instance_id in visible - set(workers)
+        and worker.served_s <= now - CHOICE_S
         and not world.is_disturbed(now - CONNECT_S, now, worker.name)
         and not world.is_disturbed(now - CONNECT_S, now, f"{worker.name}/{frontend.name}")
     ]

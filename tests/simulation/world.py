@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import math
 import random
 from collections import Counter
 from typing import Any, cast
@@ -178,6 +179,8 @@ class WorkerMember(Member):
             prefills_locally=world.scenario.prefills_locally and role is DisaggregationMode.DECODE,
         )
         self.engine.is_mended = world.is_mended
+        self.served_s = math.inf
+        """Time since which it serves."""
         super().__init__(world, name)
 
     async def _live(self) -> None:
@@ -195,6 +198,7 @@ class WorkerMember(Member):
         await runtime.connect()
         await self.worker.start()
         self.opened.set()
+        self.served_s = self.world.loop.time()
         self.world.log(self.name, f"serves {self.model} as {runtime.instance_id:x}")
 
     async def _end(self) -> None:

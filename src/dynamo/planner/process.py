@@ -24,15 +24,12 @@ from dynamo.planner.observation.observer import LiveSteps, Observer, TrafficSour
 from dynamo.planner.observation.prometheus import PrometheusTraffic
 from dynamo.planner.observation.scrape import FrontendScraper
 from dynamo.planner.observation.steps import StepObserver
-from dynamo.planner.plugin_transport.host import PluginHost
 from dynamo.planner.service import PlannerParts, PlannerService
 from dynamo.protocols.discovery import INSTANCES, EndpointId
-from dynamo.runtime.component import Serving
 from dynamo.runtime.config import RuntimeOptions
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.json_service import HttpCall, JsonRoutes, TextBody
 from dynamo.runtime.run_service import open_runtime, stop_event
-from dynamo.runtime.server import ServeOptions
 from dynamo.runtime.streams import GeneratorHandler
 
 logger = logging.getLogger(__name__)
@@ -122,15 +119,8 @@ def make_parts(
         registry=runtime.metrics,
         log=DecisionLog(config.log_dir),
         clock=clock,
-        plugins=PluginHost(config, clock.now) if has_plugins(config) else None,
         hold=leader.preceding,
     )
-
-
-def has_plugins(config: PlannerConfig) -> bool:
-    """Return whether any plugin can take part: one in the settings, or one that registers itself."""
-    scheduling, registration = config.scheduling, config.plugin_registration
-    return bool(scheduling.external_plugins or registration.in_process_plugins or scheduling.gateway.enabled)
 
 
 def make_traffic(config: PlannerConfig, runtime: DistributedRuntime, clock: Clock) -> TrafficSource:
@@ -175,13 +165,11 @@ class Precedence:
         self._runtime = runtime
         self._endpoint = runtime.endpoint(f"{namespace}.{READY_ENDPOINT}")
         self._prefix = EndpointId.parse(f"{namespace}.{READY_ENDPOINT}").path + "/"
-        self._serving: Serving | None = None
+        self._serving: Any = None
 
     async def join(self) -> None:
         """Register the endpoint that released tools call to see that the planner is ready."""
-        self._serving = await self._endpoint.serve(
-            GeneratorHandler(_ready, self._runtime.tasks), ServeOptions(health_check_payload=HEALTH_PAYLOAD)
-        )
+        self._serving = await self._endpoint.serve(GeneratorHandler(_ready, self._runtime.tasks))
 
     async def preceding(self) -> str:
         """Return which other planner scales this namespace; empty if it is this one."""

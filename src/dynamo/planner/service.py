@@ -6,28 +6,27 @@ fails, or that another planner of the same deployment precedes, changes nothing 
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from dynamo.core.boundaries import ErrorBoundary
-from dynamo.core.clock import Clock
+from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.errors import ConfigError, DynamoException
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.planner.config.planner_config import PlannerConfig
 from dynamo.planner.connectors.base import PlannerConnector, ScaleOutcome, ScaleStatus
 from dynamo.planner.core.engine import PlannerCore, TickDecision
-from dynamo.planner.core.pipeline import PluginReply
-from dynamo.planner.core.record import Recording, Start, recorded
+from dynamo.planner.core.pipeline import PluginCall, PluginReply, PluginSpec
+from dynamo.planner.core.record import recorded
 from dynamo.planner.core.scaling import DECODE, PREFILL, WorkerCapabilities
 from dynamo.planner.decision_log import DecisionLog, DecisionSummary
 from dynamo.planner.metrics import PlannerMetrics
 from dynamo.planner.observation.observer import Observation, Observer
-from dynamo.planner.plugin_transport.host import PluginHost
-from dynamo.planner.plugins.types import OverrideResult, RejectResult
+from dynamo.planner.plugins.types import OverrideResult, RejectResult, StageResponse
 from dynamo.planner.start import Steps, prepare_start
 from dynamo.protocols.planner import ScheduledTick
 
@@ -36,6 +35,9 @@ logger = logging.getLogger(__name__)
 CONNECTOR_S = 30.0
 """Deadline of one call of the connector."""
 ADVISORY = "advisory"
+
+PluginCaller = Callable[[PluginCall], Awaitable[StageResponse]]
+"""Call of a plugin that is not built in; an exception is a failed call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +48,9 @@ class PlannerParts:
     observer: Observer
     registry: MetricsRegistry
     log: DecisionLog
-    clock: Clock
-    plugins: PluginHost | None = None
-    """Plugins that are not built in."""
+    clock: Clock = field(default_factory=SystemClock)
+    plugins: Sequence[PluginSpec] = ()
+    call: PluginCaller | None = None
     hold: Callable[[], Awaitable[str]] | None = None
     """Returns why this planner must not scale now; empty: it may."""
 
@@ -74,15 +76,8 @@ class PlannerService:
             for role, one in ((PREFILL, capabilities.prefill), (DECODE, capabilities.decode))
         }
         check_budget(self.config, self._gpus)
-        host = self._parts.plugins
-        if host is not None:
-            await host.start()
         start = prepare_start(
-            self.config,
-            capabilities,
-            measured=measured,
-            plugins=() if host is None else host.specs,
-            start_s=self._clock.now(),
+            self.config, capabilities, measured=measured, plugins=self._parts.plugins, start_s=self._clock.now()
         )
         self._core = start.planner()
         self._next = self._core.first_tick(start.start_s)
@@ -110,16 +105,16 @@ class PlannerService:
         self.metrics.observed(observation.seen, self._gpus)
         if observation.traffic is not None:
             self.metrics.traffic(observation.traffic)
-        self._begin_record(core)
         recording = recorded(core, scheduled, observation.seen)
-        decision = await self._decide(recording)
+        deadline_s = began_s + self.config.scheduling.tick_max_duration_seconds
+        while recording.decision is None:
+            recording.reply(await self._replies(recording.calls, deadline_s))
+        decision = recording.decision
         self._next = core.next_tick(scheduled, began_s)  # Its parts depend on the scaling methods that ran.
         self.metrics.decided(decision, float(self.config.throughput_adjustment_interval_seconds))
         outcome = await self._act(decision, observation)
         duration_s = self._clock.now() - began_s
         self.metrics.finished(duration_s, began_s - scheduled.at_s, missed)
-        if duration_s > self.config.scheduling.tick_max_duration_seconds:
-            self.metrics.timed_out()
         summary = self._summary(decision, observation, outcome, duration_s)
         self.log.add(summary, recording.tick)
         level = logging.INFO if decision.scale_to is not None or summary.unknown else logging.DEBUG
@@ -147,8 +142,6 @@ class PlannerService:
 
     async def close(self) -> None:
         """Release observer and connector; workers keep running."""
-        if self._parts.plugins is not None:
-            await self._parts.plugins.close()
         await self._parts.observer.close()
         await self._parts.connector.close()
 
@@ -166,20 +159,23 @@ class PlannerService:
         self.metrics.failed("tick")
         logger.error("tick %d failed; the deployment stays as it is", self._ticks, exc_info=error)
 
-    async def _decide(self, recording: Recording) -> TickDecision:
-        """Return the decision of a tick; the calls of plugins have their own limits and that of the tick."""
-        if self._parts.plugins is not None:
-            await self._parts.plugins.finish(recording)
-        while recording.decision is None:
-            recording.reply([PluginReply(None, "plugin is not connected") for _ in recording.calls])
-        return recording.decision
+    async def _replies(self, calls: Sequence[PluginCall], deadline_s: float) -> list[PluginReply]:
+        """Call plugins at the same time; each within its own limit and that of the tick."""
+        return list(await asyncio.gather(*(self._reply(one, deadline_s) for one in calls)))
 
-    def _begin_record(self, core: PlannerCore) -> None:
-        """Continue the record in a new file, from the present state, if plugins changed or the file is full."""
-        plugins = self._parts.plugins
-        has_changed = plugins is not None and plugins.apply_changes(core.pipeline)
-        if has_changed or self.log.is_full:
-            self.log.begin(Start.of(core))
+    async def _reply(self, one: PluginCall, deadline_s: float) -> PluginReply:
+        caller = self._parts.call
+        if caller is None:
+            return PluginReply(None, "plugin is not connected")
+        limit_s = min(self.config.plugin_registration.transport.request_timeout_seconds, deadline_s - self._clock.now())
+        if limit_s <= 0:
+            self.metrics.timed_out()
+            return PluginReply(None, "the time of the tick is over")
+        failures: list[str] = []
+        with ErrorBoundary(lambda error: failures.append(f"{type(error).__name__}: {error}")):  # As any failed plugin.
+            async with asyncio.timeout(limit_s):
+                return PluginReply(await caller(one))
+        return PluginReply(None, failures[0])
 
     async def _act(self, decision: TickDecision, observation: Observation) -> ScaleOutcome | None:
         """Carry a decision out; return None if it changes nothing."""
