@@ -113,10 +113,6 @@ class DecisionLog:
         path = self.path
         if path is None:
             return
-        if self._written > 2 * self._file_bytes:
-            logger.warning("decision log ends: %s is full and no new file was begun", path)
-            self._directory, self._written = None, 0
-            return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(path, "ab") as file:
