@@ -4,7 +4,7 @@ import enum
 import math
 from collections.abc import Mapping
 
-from dynamo.core.metrics import Gauge, MetricsRegistry
+from dynamo.core.metrics import Family, Gauge, MetricsRegistry
 from dynamo.planner.config.planner_config import PlannerConfig
 from dynamo.planner.core.engine import TickDecision
 from dynamo.planner.core.reasons import LoadReason, ThroughputReason
@@ -52,9 +52,12 @@ class PlannerMetrics:
         self._engines = {
             name: registry.gauge(PREFIX + name, text, ("worker_id", "dp_rank")) for name, text in ENGINE_GAUGES.items()
         }
-        self._load = ReasonGauge(registry, "load_scaling_decision", "Reason of the last load decision", LoadReason)
+        load, throughput = PREFIX + "load_scaling_decision", PREFIX + "throughput_scaling_decision"
+        self._load = ReasonGauge(registry.gauge(load, "Reason of the last load decision", (load,)), load, LoadReason)
         self._throughput = ReasonGauge(
-            registry, "throughput_scaling_decision", "Reason of the last throughput decision", ThroughputReason
+            registry.gauge(throughput, "Reason of the last throughput decision", (throughput,)),
+            throughput,
+            ThroughputReason,
         )
         self._duration = registry.histogram(
             PREFIX + "tick_duration_seconds", "Duration of ticks", (), DURATION_BUCKETS
@@ -155,10 +158,8 @@ class PlannerMetrics:
 class ReasonGauge:
     """A reason as a Prometheus enum: one series for each state, of which one is 1."""
 
-    def __init__(self, registry: MetricsRegistry, name: str, help: str, states: type[enum.StrEnum]) -> None:
-        full = PREFIX + name
-        family = registry.gauge(full, help, (full,))
-        self._series: dict[str, Gauge] = {state.value: family.labels(**{full: state.value}) for state in states}
+    def __init__(self, family: Family[Gauge], label: str, states: type[enum.StrEnum]) -> None:
+        self._series: dict[str, Gauge] = {state.value: family.labels(**{label: state.value}) for state in states}
         self.set(next(iter(states)))
 
     def set(self, state: enum.StrEnum) -> None:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -20,13 +20,13 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.planner.config.planner_config import PlannerConfig
 from dynamo.planner.connectors.base import PlannerConnector, ScaleOutcome, ScaleStatus
 from dynamo.planner.core.engine import PlannerCore, TickDecision
-from dynamo.planner.core.pipeline import PluginCall, PluginReply, PluginSpec
-from dynamo.planner.core.record import recorded
+from dynamo.planner.core.pipeline import PluginPipeline, PluginSpec
+from dynamo.planner.core.record import Recording, Start, recorded
 from dynamo.planner.core.scaling import DECODE, PREFILL, WorkerCapabilities
 from dynamo.planner.decision_log import DecisionLog, DecisionSummary
 from dynamo.planner.metrics import PlannerMetrics
 from dynamo.planner.observation.observer import Observation, Observer
-from dynamo.planner.plugins.types import OverrideResult, RejectResult, StageResponse
+from dynamo.planner.plugins.types import OverrideResult, RejectResult
 from dynamo.planner.start import Steps, prepare_start
 from dynamo.protocols.planner import ScheduledTick
 
@@ -36,8 +36,25 @@ CONNECTOR_S = 30.0
 """Deadline of one call of the connector."""
 ADVISORY = "advisory"
 
-PluginCaller = Callable[[PluginCall], Awaitable[StageResponse]]
-"""Call of a plugin that is not built in; an exception is a failed call."""
+
+class TickPlugins(Protocol):
+    """Plugins that are not built in (`plugin_transport.host`)."""
+
+    @property
+    def specs(self) -> Sequence[PluginSpec]:
+        """The present plugins."""
+
+    async def start(self) -> None:
+        """Connect to the plugins."""
+
+    def apply_changes(self, pipeline: PluginPipeline) -> bool:
+        """Apply registrations since the last tick; return whether there were any."""
+
+    async def finish(self, recording: Recording) -> None:
+        """Make the calls of a tick until it is decided; a failed call is a reply with its cause."""
+
+    async def close(self) -> None:
+        """Close the connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +66,7 @@ class PlannerParts:
     registry: MetricsRegistry
     log: DecisionLog
     clock: Clock = field(default_factory=SystemClock)
-    plugins: Sequence[PluginSpec] = ()
-    call: PluginCaller | None = None
+    plugins: TickPlugins | None = None
     hold: Callable[[], Awaitable[str]] | None = None
     """Returns why this planner must not scale now; empty: it may."""
 
@@ -76,9 +92,11 @@ class PlannerService:
             for role, one in ((PREFILL, capabilities.prefill), (DECODE, capabilities.decode))
         }
         check_budget(self.config, self._gpus)
-        start = prepare_start(
-            self.config, capabilities, measured=measured, plugins=self._parts.plugins, start_s=self._clock.now()
-        )
+        plugins = self._parts.plugins
+        if plugins is not None:
+            await plugins.start()
+        specs = () if plugins is None else plugins.specs
+        start = prepare_start(self.config, capabilities, measured=measured, plugins=specs, start_s=self._clock.now())
         self._core = start.planner()
         self._next = self._core.first_tick(start.start_s)
         self.log.begin(start)
@@ -105,11 +123,9 @@ class PlannerService:
         self.metrics.observed(observation.seen, self._gpus)
         if observation.traffic is not None:
             self.metrics.traffic(observation.traffic)
-        recording = recorded(core, scheduled, observation.seen)
-        deadline_s = began_s + self.config.scheduling.tick_max_duration_seconds
-        while recording.decision is None:
-            recording.reply(await self._replies(recording.calls, deadline_s))
+        recording = await self._decided(scheduled, observation)
         decision = recording.decision
+        assert decision is not None, "a finished recording has a decision"
         self._next = core.next_tick(scheduled, began_s)  # Its parts depend on the scaling methods that ran.
         self.metrics.decided(decision, float(self.config.throughput_adjustment_interval_seconds))
         outcome = await self._act(decision, observation)
@@ -143,6 +159,8 @@ class PlannerService:
     async def close(self) -> None:
         """Release observer and connector; workers keep running."""
         await self._parts.observer.close()
+        if self._parts.plugins is not None:
+            await self._parts.plugins.close()
         await self._parts.connector.close()
 
     def _planner(self) -> PlannerCore:
@@ -159,23 +177,15 @@ class PlannerService:
         self.metrics.failed("tick")
         logger.error("tick %d failed; the deployment stays as it is", self._ticks, exc_info=error)
 
-    async def _replies(self, calls: Sequence[PluginCall], deadline_s: float) -> list[PluginReply]:
-        """Call plugins at the same time; each within its own limit and that of the tick."""
-        return list(await asyncio.gather(*(self._reply(one, deadline_s) for one in calls)))
-
-    async def _reply(self, one: PluginCall, deadline_s: float) -> PluginReply:
-        caller = self._parts.call
-        if caller is None:
-            return PluginReply(None, "plugin is not connected")
-        limit_s = min(self.config.plugin_registration.transport.request_timeout_seconds, deadline_s - self._clock.now())
-        if limit_s <= 0:
-            self.metrics.timed_out()
-            return PluginReply(None, "the time of the tick is over")
-        failures: list[str] = []
-        with ErrorBoundary(lambda error: failures.append(f"{type(error).__name__}: {error}")):  # As any failed plugin.
-            async with asyncio.timeout(limit_s):
-                return PluginReply(await caller(one))
-        return PluginReply(None, failures[0])
+    async def _decided(self, scheduled: ScheduledTick, observation: Observation) -> Recording:
+        """Return the tick with its decision; its record starts again where plugins have come or gone."""
+        core, plugins = self._planner(), self._parts.plugins
+        if plugins is not None and plugins.apply_changes(core.pipeline):
+            self.log.begin(Start.of(core))
+        recording = recorded(core, scheduled, observation.seen)
+        if plugins is not None:
+            await plugins.finish(recording)
+        return recording
 
     async def _act(self, decision: TickDecision, observation: Observation) -> ScaleOutcome | None:
         """Carry a decision out; return None if it changes nothing."""

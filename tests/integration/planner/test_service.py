@@ -1,4 +1,4 @@
-"""The planner process beside real frontends and mockers: it scales through the virtual connector and records why."""
+"""The planner process, with a real frontend and mocker, scales through the virtual connector and records its reasons."""
 
 import json
 import sys

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from tests.settle import turns
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import ConfigError, NotReady
@@ -167,8 +168,7 @@ async def test_loop_continues_after_a_tick_that_failed() -> None:
     scene.service._parts.observer.observe = broken  # type: ignore[method-assign]
     running = asyncio.create_task(scene.service.run())
     for _ in range(2):
-        for _ in range(5):
-            await asyncio.sleep(0)
+        await turns()
         scene.clock.advance(1.0)
     with pytest.raises(asyncio.CancelledError):
         await running

@@ -164,6 +164,8 @@ class PlannerCore:
                 self._predictors[name].restore(state)
         self.pipeline.restore(saved.plugins)
         self._last_action, self._last_action_s = saved.last_action, saved.last_action_s
+        if self._forecast is not None:  # Its history is not saved: it is measured again.
+            self._forecast = ForecastScaling(self.config, self.state)
 
     def first_tick(self, start_s: float) -> ScheduledTick:
         """Return the first tick of a planner that starts at a time."""
