@@ -106,8 +106,8 @@ def test_failed_frontend_that_is_gone_no_longer_blocks_the_window() -> None:
 
 def test_only_the_planned_model_is_counted() -> None:
     window = TrafficWindow(0.0, "M")
-    window.read(A, reading(0) | reading(0, model="other"), 0.0)
-    window.read(A, reading(3) | reading(90, model="other"), 10.0)
+    window.read(A, {**reading(0), **reading(0, model="other")}, 0.0)
+    window.read(A, {**reading(3), **reading(90, model="other")}, 10.0)
     assert requests_of(window, 10.0) == 3.0
 
 
