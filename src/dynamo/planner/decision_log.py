@@ -1,7 +1,7 @@
-"""Decision log: the last decisions in memory, and all ticks of a run as JSON lines that `core.record.replay` can read.
+"""Decision log: the last decisions in memory, and the ticks of a run as JSON lines that `core.record.replay` can read.
 
-A run writes numbered segments of bounded size, `planner-ticks-<start>-<number>.jsonl`; the first line of segment 0 is the start. The
-concatenation of all segments is replayed. Beyond `SEGMENTS_MAX` the log ends, because a record without its beginning is of no use.
+A run writes numbered files of bounded size, `planner-ticks-<start>-<number>.jsonl`. The first line of each is the state of the planner
+at that time, so that every file is replayed by itself; the oldest ones of the run are deleted.
 """
 
 import logging
@@ -18,7 +18,7 @@ from dynamo.protocols.planner import ScalingDecision, TrafficObservation, Worker
 logger = logging.getLogger(__name__)
 
 KEPT_DECISIONS = 256
-SEGMENT_BYTES, SEGMENTS_MAX = 64 << 20, 16
+FILE_BYTES, FILES_MAX = 64 << 20, 16
 """1 GiB: about three days of 64 workers at a tick of five seconds."""
 
 
@@ -66,20 +66,38 @@ class DecisionLog:
     """Decisions of one planner. One owner."""
 
     def __init__(
-        self, directory: str | None = None, *, kept: int = KEPT_DECISIONS, segment_bytes: int = SEGMENT_BYTES
+        self, directory: str | None = None, *, kept: int = KEPT_DECISIONS, file_bytes: int = FILE_BYTES
     ) -> None:
         self._directory = None if directory is None else Path(directory)
-        self._segment_bytes = segment_bytes
+        self._file_bytes = file_bytes
         self._recent: deque[DecisionSummary] = deque(maxlen=kept)
-        self._name = ""
-        self._segment = 0
+        self._files: deque[Path] = deque()
+        self._prefix = ""
+        self._number = 0
         self._written = 0
 
-    def begin(self, start: Start, began: datetime | None = None) -> None:
-        """Write the start of a run; a directory that cannot be written ends the file, not the planner."""
-        self._name = f"planner-ticks-{(began or datetime.now(UTC)):%Y%m%dT%H%M%S.%fZ}"
-        self._segment = self._written = 0
+    @property
+    def path(self) -> Path | None:
+        """File that is being written; None without a directory, or after an error."""
+        return self._files[-1] if self._directory is not None and self._files else None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next tick belongs to a new file, which `begin` creates."""
+        return self._written >= self._file_bytes
+
+    def begin(self, start: Start) -> None:
+        """Begin a file with the state of the planner; a directory that cannot be written ends the file, not the planner."""
+        if self._directory is None:
+            return
+        if not self._prefix:
+            self._prefix = f"planner-ticks-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
+        self._files.append(self._directory / f"{self._prefix}-{self._number:04}.jsonl")
+        self._number += 1
+        self._written = 0
         self._write(encode(start))
+        while len(self._files) > FILES_MAX:
+            self._files.popleft().unlink(missing_ok=True)
 
     def add(self, summary: DecisionSummary, tick: Tick | None) -> None:
         """Keep a decision; `tick` is its record, None for a tick without one."""
@@ -91,27 +109,17 @@ class DecisionLog:
         """Return the last decisions, the newest last."""
         return list(self._recent)[max(0, len(self._recent) - count) :]
 
-    @property
-    def path(self) -> Path | None:
-        """File that is being written; None without a directory, or after an error."""
-        return None if self._directory is None else self._directory / f"{self._name}-{self._segment:03}.jsonl"
-
     def _write(self, line: bytes) -> None:
-        if self._directory is None:
+        path = self.path
+        if path is None:
             return
-        if self._written and self._written + len(line) > self._segment_bytes:
-            if self._segment + 1 >= SEGMENTS_MAX:
-                logger.warning("decision log %s has reached %d segments and ends", self.path, SEGMENTS_MAX)
-                self._directory = None
-                return
-            self._segment, self._written = self._segment + 1, 0
-        path = self._directory / f"{self._name}-{self._segment:03}.jsonl"
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             with open(path, "ab") as file:
                 file.write(line)
         except OSError as error:
             logger.error("decision log ends: failed to write %s: %s", path, error.strerror)  # noqa: TRY400 - one line
             self._directory = None
+            self._written = 0
         else:
             self._written += len(line)

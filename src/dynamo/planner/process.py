@@ -41,8 +41,8 @@ HEALTH_PAYLOAD = {"text": "health"}
 
 def main() -> int:
     """Run the planner until it is stopped. Raises `ConfigError`."""
-    config = load_config(sys.argv[1:])
     logs.setup(component="planner")
+    config = load_config(sys.argv[1:])
     die_with_parent()
     import uvloop
 

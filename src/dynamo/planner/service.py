@@ -178,9 +178,10 @@ class PlannerService:
         logger.error("tick %d failed; the deployment stays as it is", self._ticks, exc_info=error)
 
     async def _decided(self, scheduled: ScheduledTick, observation: Observation) -> Recording:
-        """Return the tick with its decision; its record starts again where plugins have come or gone."""
+        """Return the tick with its decision; its record starts again where plugins have come or gone, or its file is full."""
         core, plugins = self._planner(), self._parts.plugins
-        if plugins is not None and plugins.apply_changes(core.pipeline):
+        has_changed = plugins is not None and plugins.apply_changes(core.pipeline)
+        if has_changed or self.log.is_full:
             self.log.begin(Start.of(core))
         recording = recorded(core, scheduled, observation.seen)
         if plugins is not None:
