@@ -1,4 +1,4 @@
-"""Frontend scraper: which frontends it reads, and what it knows without them."""
+"""Frontend scraper: which frontends it reads, and the causes of unknown traffic."""
 
 import logging
 
