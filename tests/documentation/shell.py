@@ -22,7 +22,9 @@ from tests.documentation.blocks import NEEDS_PORTS, ROOT, Block, Command, comman
 DEADLINE_S = 60.0  # For anything that takes a second on an idle machine.
 FRESH_DEADLINE_S = 900.0  # Where commands install packages.
 STOP_S = 20.0
-READY = re.compile(r"\b(frontend|worker|indexer|router) ready: |^Ready in |Server is ready|^serving", re.MULTILINE)
+READY = re.compile(
+    r"\b(frontend|worker|indexer|router|planner) ready: |^Ready in |Server is ready|^serving", re.MULTILINE
+)
 MODEL_LISTED = re.compile(r"models: model .+: worker |^Ready in ", re.MULTILINE)
 FRONTEND = re.compile(r"-m dynamo\.frontend(?!.*kserve)", re.DOTALL)
 WORKER = re.compile(r"-m dynamo\.(cpu|mocker|openai_proxy)")

@@ -1,5 +1,6 @@
 """A frontend goes on and can be ended while the chat template of one of its models computes without end."""
 
+import re
 import signal
 import threading
 import time
@@ -56,7 +57,8 @@ def test_hostile_template_holds_up_nothing_else(cluster: Cluster) -> None:
         time.sleep(0.2)
     for name, response in refused.items():
         assert response.status_code == 400, (name, response.text)
-        assert "chat template: it " in response.json()["error"]["message"]
+        # The limit on steps or the one on time, whichever this machine reaches first.
+        assert re.search(r"chat template: (it|its loops and macros) ", response.json()["error"]["message"])
     assert ask(cluster, "sorts", "hello").status_code == 200
 
 
