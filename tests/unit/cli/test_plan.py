@@ -30,7 +30,7 @@ REPLIES = (
 
 
 def record() -> list[bytes]:
-    """A record of three ticks: a plugin asks for more than the budget, fails, and rejects."""
+    """A record of three ticks: a plugin requests more than the budget, fails, and rejects."""
     start = Start(
         config=CONFIG.as_json(),
         capabilities=WorkerCapabilities(decode=EngineCapabilities(num_gpu=1, context_length=4096, max_kv_tokens=100_000)),
