@@ -68,6 +68,11 @@ class GraphLife:
         self.phase = Phase.ENDING
         return EndGraph(0, reason)
 
+    def survive(self, name: str) -> None:
+        """Continue without a process whose exit would have ended the serving graph."""
+        self.phase = Phase.SERVING
+        self._restarts.pop(name, None)
+
     def exited(self, name: str, status: int, now: float) -> RestartProcess | EndGraph | None:
         """Decide what follows the exit of a process; None while the graph is ending.
 

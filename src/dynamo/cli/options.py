@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dynamo.backend.config import UNSUPPORTED_WORKER_FLAGS, DisaggregatedOptions
 from dynamo.backend.disagg import DisaggregationMode
@@ -16,6 +16,9 @@ from dynamo.cli.graph import PLANES
 from dynamo.core.config import as_flags, build_parser, from_namespace, option
 from dynamo.core.errors import ConfigError
 from dynamo.core.unsupported_flags import UnsupportedFlag, declared_flags, drop_unsupported
+
+if TYPE_CHECKING:
+    from dynamo.planner.config.planner_config import PlannerConfig
 
 ENGINES = ("cpu", "mocker")
 DEFAULT_HOST = "127.0.0.1"  # A model served on a laptop must not be exposed to the network by default.
@@ -30,6 +33,9 @@ class ServeConfig:
         "--engine",
         "--workers",
         "--prefill-workers",
+        "--planner",
+        "--max-workers",
+        "--gpus-per-worker",
         "--verbose",
         "--model-name",
         "--max-model-len",
@@ -61,6 +67,24 @@ class ServeConfig:
         "DYN_SERVE_PREFILL_WORKERS",
         "Number of further engine processes for prefill only; those of --workers then only decode",
     )
+    planner: str | None = option(
+        None,
+        "--planner",
+        None,
+        "Let the planner choose the number of workers, from --workers to --max-workers; CONFIG: its settings as a file "
+        "or inline JSON",
+        metavar="CONFIG",
+        extra={"const": "{}"},
+    )
+    max_workers: int | None = option(
+        None, "--max-workers", "DYN_SERVE_MAX_WORKERS", "Most engine processes with --planner, prefill included"
+    )
+    gpus_per_worker: int = option(
+        0,
+        "--gpus-per-worker",
+        "DYN_SERVE_GPUS_PER_WORKER",
+        "GPUs of each engine process with --planner (CUDA_VISIBLE_DEVICES)",
+    )
     verbose: bool = option(
         False, "--verbose", None, "Show the processes' logs in this terminal; so does setting DYN_LOG"
     )
@@ -70,6 +94,23 @@ class ServeConfig:
             raise ConfigError(f"--workers {self.workers}: must be from 1 to {WORKERS_MAX}")
         if not 0 <= self.prefill_workers <= WORKERS_MAX:
             raise ConfigError(f"--prefill-workers {self.prefill_workers}: must be from 0 to {WORKERS_MAX}")
+        if self.planner is None:
+            for flag, value in (
+                ("--max-workers", self.max_workers),
+                ("--gpus-per-worker", self.gpus_per_worker or None),
+            ):
+                if value is not None:
+                    raise ConfigError(f"{flag} {value}: requires --planner")
+            return
+        least = self.workers + self.prefill_workers
+        if self.max_workers is None:
+            raise ConfigError("--max-workers: missing; required with --planner")
+        if not least <= self.max_workers <= WORKERS_MAX:
+            raise ConfigError(
+                f"--max-workers {self.max_workers}: must be from {least}, the workers of the start, to {WORKERS_MAX}"
+            )
+        if not 0 <= self.gpus_per_worker <= WORKERS_MAX:
+            raise ConfigError(f"--gpus-per-worker {self.gpus_per_worker}: must be from 0 to {WORKERS_MAX}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +139,7 @@ class Options:
     def engine_flags(self, cores: int) -> list[str]:
         """Return each engine's flags that differ from the defaults; the engines share the cores."""
         flags = as_flags(self.engine)
-        processes = self.serve.workers + self.serve.prefill_workers
+        processes = self.serve.max_workers or self.serve.workers + self.serve.prefill_workers
         if self.serve.engine == "cpu" and self.engine.threads is None and processes > 1:
             from dynamo.cpu.blas import suitable_threads
 
@@ -142,6 +183,31 @@ def read(argv: Sequence[str], variables: Mapping[str, str]) -> Options:
         is_demo=engine.model_path is None,
         keys=api_keys(frontend, variables),
     )
+
+
+def planner_config(chosen: Options) -> "PlannerConfig | None":
+    """Return the settings of `--planner`; None without it. Raises `ConfigError` in one line."""
+    serve = chosen.serve
+    if serve.planner is None:
+        return None
+    from dynamo.cli.autoscale import planner_settings
+    from dynamo.planner.config.source import from_mapping, read_argument
+
+    try:
+        given = read_argument(serve.planner)
+        if not isinstance(given, Mapping):
+            raise ConfigError("must be an object with named fields")  # noqa: TRY301 - one place that names the flag
+        return from_mapping(
+            planner_settings(
+                given,
+                workers=serve.workers,
+                prefill_workers=serve.prefill_workers,
+                max_workers=serve.max_workers or serve.workers,
+                namespace=chosen.engine.namespace,
+            )
+        )
+    except ConfigError as error:
+        raise ConfigError(f"--planner: {error}") from None
 
 
 def api_of(engine: Any) -> Api:

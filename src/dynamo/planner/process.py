@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from dynamo.core import logging as logs
@@ -26,6 +26,7 @@ from dynamo.planner.observation.scrape import FrontendScraper
 from dynamo.planner.observation.steps import StepObserver
 from dynamo.planner.service import PlannerParts, PlannerService, TickPlugins
 from dynamo.protocols.discovery import INSTANCES, EndpointId
+from dynamo.protocols.planner import PLANNER_COMPONENT, STATUS_ENDPOINT
 from dynamo.runtime.config import RuntimeOptions
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.json_service import HttpCall, JsonRoutes, TextBody
@@ -35,7 +36,7 @@ from dynamo.runtime.streams import GeneratorHandler
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
-READY_ENDPOINT = "Planner.generate"
+READY_ENDPOINT = f"{PLANNER_COMPONENT}.generate"
 HEALTH_PAYLOAD = {"text": "health"}
 
 
@@ -79,7 +80,7 @@ async def run_planner(
         await connector.start()
         capabilities = await wait_for_workers(connector, config, clock)
         await service.start(capabilities)
-        await leader.join()
+        await leader.join(service.status)
         logger.info(
             "planner ready: namespace %s, mode %s, target %s, a tick every %g s%s",
             config.namespace,
@@ -179,11 +180,17 @@ class Precedence:
         self._runtime = runtime
         self._endpoint = runtime.endpoint(f"{namespace}.{READY_ENDPOINT}")
         self._prefix = EndpointId.parse(f"{namespace}.{READY_ENDPOINT}").path + "/"
-        self._serving: Any = None
+        self._status = runtime.endpoint(f"{namespace}.{PLANNER_COMPONENT}.{STATUS_ENDPOINT}")
+        self._serving: list[Any] = []
 
-    async def join(self) -> None:
-        """Register the endpoint that released tools call to see that the planner is ready."""
-        self._serving = await self._endpoint.serve(GeneratorHandler(_ready, self._runtime.tasks))
+    async def join(self, status: Callable[[], dict[str, Any]]) -> None:
+        """Register the endpoint that released tools call to see that the planner is ready, and that of its status."""
+
+        async def report(request: Any) -> AsyncIterator[Any]:
+            yield status()
+
+        for endpoint, reply in ((self._endpoint, _ready), (self._status, report)):
+            self._serving.append(await endpoint.serve(GeneratorHandler(reply, self._runtime.tasks)))
 
     async def preceding(self) -> str:
         """Return which other planner scales this namespace; empty if it is this one."""
@@ -198,9 +205,10 @@ class Precedence:
         return f"planner {first:x} of the same namespace has precedence"
 
     async def leave(self) -> None:
-        """Remove the registration."""
-        if self._serving is not None:
-            await self._serving.close(0.0)
+        """Remove the registrations."""
+        serving, self._serving = self._serving, []
+        for one in serving:
+            await one.close(0.0)
 
 
 async def _ready(request: Any) -> AsyncIterator[str]:
