@@ -20,7 +20,9 @@ DRAIN_S = 60.0
 DEVICES_S = 10.0
 NAMESPACE = "dynamo"
 INTERVAL_S = 5
-"""Of load decisions; with the regression's first observations the first decision follows after about 30 s of load."""
+"""Interval of decisions; the first follows when the planner has measured a few forward passes."""
+METHODS = ("scaling_policy", "enable_load_scaling", "enable_throughput_scaling")
+"""Settings that choose how the planner scales."""
 
 REASONS = {
     "scale_up": "the load exceeds what the present workers can serve within the targets",
@@ -40,7 +42,8 @@ def planner_settings(
 ) -> dict[str, Any]:
     """Return the planner's settings: the given ones, and for the rest those of one machine.
 
-    A worker counts as one GPU, so that `max_gpu_budget` is the number of workers. Raises `ConfigError` for settings that
+    The default policy is `forecast`: in the first minutes of a process it follows the load sooner than load scaling, whose
+    estimates need observations of an overload, and it adds several workers at once. A worker counts as one GPU, so that `max_gpu_budget` is the number of workers. Raises `ConfigError` for settings that
     contradict the command line.
     """
     fixed = {"environment": "virtual", "mode": "disagg" if prefill_workers else "agg"}
@@ -48,10 +51,10 @@ def planner_settings(
         if given.get(name, value) != value:
             raise ConfigError(f"{name}: {given[name]!r}: must be {value!r} with dynamo serve")
     floors = {"prefill_min_endpoint": prefill_workers, "decode_min_endpoint": workers}
+    chooses_method = given.get("optimization_target", "sla") != "sla" or any(name in given for name in METHODS)
     defaults: dict[str, Any] = {
         "optimization_target": "sla",
-        "enable_throughput_scaling": False,
-        "enable_load_scaling": True,
+        **({} if chooses_method else {"scaling_policy": "forecast"}),
         "pre_deployment_sweeping_mode": "none",
         "load_adjustment_interval_seconds": INTERVAL_S,
         "control_api_port": 0,

@@ -35,7 +35,6 @@ class ServeConfig:
         "--prefill-workers",
         "--planner",
         "--max-workers",
-        "--gpus-per-worker",
         "--verbose",
         "--model-name",
         "--max-model-len",

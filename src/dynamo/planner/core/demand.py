@@ -13,7 +13,9 @@ LEVEL_WINDOW_S = 20.0
 TREND_WINDOW_S = 60.0
 """Window of the slope."""
 HISTORY_S = 600.0
-"""Time for which errors are remembered: the variance follows a change of the load's kind within minutes."""
+"""Longest time for which errors are remembered: the variance follows a change of the load's kind within minutes."""
+HISTORY_HORIZONS, HISTORY_MIN_S = 20.0, 120.0
+"""Errors are remembered for this many horizons: where replicas start in seconds, a removal that was wrong costs little."""
 TREND_DAMPING = 0.5
 """Fraction of the slope that is extrapolated: trends over a minute continue less often than not."""
 SAMPLES_MAX = 4096
@@ -94,10 +96,12 @@ class DemandHistory:
         growth = TREND_DAMPING * self._slope(now_s - TREND_WINDOW_S) * (horizon_s + LEVEL_WINDOW_S) / 2
         mean = max(0.0, level + growth)
         self._forecasts.append((now_s, now_s + horizon_s, mean))
-        if len(self._errors) < ERRORS_MIN:
+        since_s = now_s - min(HISTORY_S, max(HISTORY_MIN_S, HISTORY_HORIZONS * horizon_s))
+        remembered = [(actual, error) for at_s, actual, error in self._errors if at_s >= since_s]
+        if len(remembered) < ERRORS_MIN:
             return DemandForecast(mean, (RELATIVE_PRIOR * level,))
-        peak = max(actual for _, actual, _ in self._errors)
-        return DemandForecast(mean, tuple(sorted(error for _, _, error in self._errors)), peak)
+        peak = max(actual for actual, _ in remembered)
+        return DemandForecast(mean, tuple(sorted(error for _, error in remembered)), peak)
 
     def _mean_since(self, since_s: float) -> float:
         found = [work for at_s, _, work in self._samples if at_s > since_s]
