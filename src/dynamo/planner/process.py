@@ -12,7 +12,7 @@ from dynamo.core.config import load, setting
 from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import CONTENT_TYPE, MetricsRegistry
 from dynamo.core.parent import die_with_parent
-from dynamo.planner.config.planner_config import PROMETHEUS, DeployEnvironment, PlannerConfig
+from dynamo.planner.config.planner_config import PROMETHEUS, DeployEnvironment, PlannerConfig, ScalingPolicy
 from dynamo.planner.config.source import load_config
 from dynamo.planner.connectors.base import PlannerConnector
 from dynamo.planner.connectors.global_planner import GlobalPlannerConnector
@@ -112,7 +112,8 @@ def make_parts(
 ) -> PlannerParts:
     """Return the parts of a planner in this runtime."""
     directory = WorkerDirectory(runtime.discovery, config.namespace, config.model_name)
-    steps = LiveSteps(directory, StepObserver(runtime, clock))
+    is_forecast = config.scaling_policy is ScalingPolicy.FORECAST
+    steps = LiveSteps(directory, StepObserver(runtime, clock, with_prompts=is_forecast))
     observer = Observer(connector, steps, make_traffic(config, runtime, clock), clock)
     return PlannerParts(
         connector=connector,

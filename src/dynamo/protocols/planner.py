@@ -58,6 +58,8 @@ class FpmObservations:
 
     prefill: Mapping[RankKey, ForwardPassMetrics] = field(default_factory=dict)
     decode: Mapping[RankKey, ForwardPassMetrics] = field(default_factory=dict)
+    prompts: tuple[ForwardPassMetrics, ...] = ()
+    """The last step of each aggregated rank that computed prompts, where that is not its latest step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

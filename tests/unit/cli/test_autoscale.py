@@ -59,9 +59,7 @@ def scaling() -> tuple[Autoscaler, RecordingSupervisor, GivenDecisions]:
 
 
 def settings(given: dict[str, Any], prefill_workers: int = 0) -> dict[str, Any]:
-    return planner_settings(
-        given, workers=1, prefill_workers=prefill_workers, max_workers=3, namespace="dynamo"
-    )
+    return planner_settings(given, workers=1, prefill_workers=prefill_workers, max_workers=3, namespace="dynamo")
 
 
 def test_a_worker_counts_as_one_gpu_of_the_budget() -> None:

@@ -139,7 +139,7 @@ class PlannerCore:
         """Feed steps measured before the deployment to the performance models."""
         for role, measured in steps.items():
             if role in self.state.models:
-                self.state.models[role].bootstrap(measured)
+                self.state.models[role].learn(measured)
 
     def checkpoint(self) -> PlannerCheckpoint:
         """Return the state, from which `restore` goes on after a restart."""
