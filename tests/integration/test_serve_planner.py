@@ -124,7 +124,10 @@ def test_the_graph_ends_with_all_of_its_workers(server: Server) -> None:
     [
         (["--planner"], "error: --max-workers: missing; required with --planner"),
         (["--max-workers", "2"], "error: --max-workers 2: requires --planner"),
-        (["--planner", "--max-workers", "0"], "error: --max-workers 0: must be from 1, the workers of the start, to 64"),
+        (
+            ["--planner", "--max-workers", "0"],
+            "error: --max-workers 0: must be from 1, the workers of the start, to 64",
+        ),
         (["--planner", '{"ttft": -1}', "--max-workers", "2"], "error: --planner: ttft_ms: -1"),
         (["--planner", "absent.yaml", "--max-workers", "2"], "error: --planner: "),
     ],
@@ -135,3 +138,13 @@ def test_a_wrong_setting_is_one_line(tmp_path: Path, argv: list[str], message: s
     lines = server.text().splitlines()
     assert len(lines) == 1
     assert lines[0].startswith(message)
+
+
+def test_without_a_planner_the_route_says_how_to_start_one(tmp_path: Path) -> None:
+    server = Server(tmp_path, "--engine", "mocker")
+    try:
+        answer = httpx.get(f"{server.ready().url}/v1/planner")
+        assert answer.status_code == 404
+        assert "dynamo serve --planner" in answer.json()["error"]["message"]
+    finally:
+        server.close()

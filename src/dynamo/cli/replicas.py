@@ -17,7 +17,7 @@ class ReplicaState(enum.Enum):
     RUNNING = "running"
     """Started, or waiting for its restart after a crash."""
     DRAINING = "draining"
-    """Told to end; it completes its requests first."""
+    """Received SIGTERM; it completes its requests first."""
     KILLED = "killed"
     """Its time to drain is over."""
 
@@ -163,7 +163,7 @@ class Replicas:
         return actions
 
     def exited(self, name: str) -> bool:
-        """Record the end of a process; return whether it was told to end, so that it is no crash.
+        """Record the end of a process; return whether it was stopped on purpose, so that it is no crash.
 
         A crashed worker keeps its slot and its devices: it is started again, or `give_up` follows.
         """

@@ -256,7 +256,7 @@ class ServeSession:
         return found or self._processes[name]
 
     def _planner_decisions(self) -> list[dict[str, Any]]:
-        """Return the planner's last decisions; none if the frontend cannot be asked, as while it restarts."""
+        """Return the planner's last decisions; none if the frontend does not answer, as while it restarts."""
         from dynamo.http.client import ChatClient
 
         client = ChatClient(self._announcement.url, timeout_s=HEALTH_TIMEOUT_S, verify=False, key=self._key)

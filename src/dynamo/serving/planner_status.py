@@ -1,4 +1,4 @@
-"""Status of planners: asks each planner that discovery lists for its state and last decisions."""
+"""Status of planners: calls each planner that discovery lists and returns its state and last decisions."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from dynamo.runtime.distributed import DistributedRuntime
 logger = logging.getLogger(__name__)
 
 PLANNERS_MAX = 16
-"""Planners that one request asks, in the order of their namespaces."""
+"""Planners that one request calls, in the order of their namespaces."""
 REPLY_S = 2.0
 
 
@@ -29,9 +29,9 @@ class PlannerStatuses:
         found = sorted(
             planners_of(await self._runtime.discovery.snapshot(INSTANCES)), key=lambda one: (one[0].namespace, one[1])
         )
-        return await asyncio.gather(*(self._ask(*one) for one in found[:PLANNERS_MAX]))
+        return await asyncio.gather(*(self._status(*one) for one in found[:PLANNERS_MAX]))
 
-    async def _ask(self, endpoint: EndpointId, instance_id: int) -> dict[str, Any]:
+    async def _status(self, endpoint: EndpointId, instance_id: int) -> dict[str, Any]:
         status: dict[str, Any] = {"namespace": endpoint.namespace, "instance_id": f"{instance_id:x}"}
         try:
             async with asyncio.timeout(REPLY_S):

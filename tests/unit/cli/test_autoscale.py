@@ -1,4 +1,4 @@
-"""Autoscaling of `dynamo serve`: settings of the planner, what is carried out, and what is said about it."""
+"""Autoscaling of `dynamo serve`: settings of the planner, what is carried out, and its messages."""
 
 from typing import Any
 

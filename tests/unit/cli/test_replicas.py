@@ -55,7 +55,7 @@ def test_a_draining_worker_holds_its_place_until_it_has_ended() -> None:
     assert found.reconcile(3.0) == [StartReplica(WORKER, 2)]
 
 
-def test_a_crash_is_no_end_that_was_asked_for() -> None:
+def test_a_crash_is_not_a_requested_end() -> None:
     found = replicas(1)
     found.reconcile(0.0)
     assert not found.exited("worker-1")

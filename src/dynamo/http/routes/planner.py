@@ -1,4 +1,4 @@
-"""Route of the planner: its state and last decisions, asked from the planners of this frontend's discovery."""
+"""Route of the planner: state and last decisions of the planners of this frontend's discovery."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dynamo.core.config import read_bool, setting
-from dynamo.core.errors import NotFound
-from dynamo.http.routes.table import Access, Operation, RouteContext, RouteTable, as_json
+from dynamo.http.routes.table import Access, Operation, RouteContext, RouteTable, as_json, refuse
+from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.planner_status import PlannerStatuses
 
 NO_PLANNER = "no planner is registered; start one with dynamo serve --planner, or with python -m dynamo.planner"
@@ -30,7 +30,7 @@ def add(routes: RouteTable, context: RouteContext) -> None:
     async def planners(request: Request) -> Response:
         found = await statuses.read()
         if not found:
-            raise NotFound(NO_PLANNER, param="planner", code="planner_not_found")
+            return refuse(ErrorAnswer(404, NO_PLANNER))
         return as_json({"planners": found})
 
     operation = Operation("Show the planners and their last decisions", answer=PlannersAnswer, refusals=(403, 404))
