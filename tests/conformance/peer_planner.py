@@ -468,16 +468,19 @@ def arbitration(case):
     return asyncio.run(run())
 
 
-FUNCTIONS = {
-    function.__name__: function
-    for function in (config, predictor, regression, engine, budget, scaling, merge, pipeline, arbitration)
-}
+def functions():
+    """Return the functions by name."""
+    import peer_planner_surface
+
+    own = (config, predictor, regression, engine, budget, scaling, merge, pipeline, arbitration)
+    return {function.__name__: function for function in (*own, *peer_planner_surface.FUNCTIONS)}
 
 
 def main():
+    known = functions()
     for line in sys.stdin:
         request = json.loads(line)
-        function = FUNCTIONS[request["function"]]
+        function = known[request["function"]]
         print(json.dumps([function(case) for case in request["cases"]]), file=results, flush=True)
 
 

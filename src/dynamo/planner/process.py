@@ -4,6 +4,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 from dynamo.core import logging as logs
@@ -18,6 +19,8 @@ from dynamo.planner.connectors.base import PlannerConnector
 from dynamo.planner.connectors.global_planner import GlobalPlannerConnector
 from dynamo.planner.connectors.virtual import VirtualConnector
 from dynamo.planner.connectors.workers import WorkerDirectory
+from dynamo.planner.control_api import HOST as LOOPBACK
+from dynamo.planner.control_api import control_routes, serve_optional
 from dynamo.planner.core.scaling import WorkerCapabilities
 from dynamo.planner.decision_log import DecisionLog
 from dynamo.planner.observation.observer import LiveSteps, Observer, TrafficSource
@@ -89,13 +92,25 @@ async def run_planner(
             config.scheduling.scale_interval_seconds,
             ", advisory" if config.advisory else "",
         )
-        if config.metric_reporting_prometheus_port > 0:
-            async with metrics_routes(runtime.metrics).serve(config.metric_reporting_prometheus_port):
-                await service.run()
-        await service.run()
+        await serve_and_run(service, runtime.metrics)
     finally:
         await service.close()
         await leader.leave()
+
+
+async def serve_and_run(service: PlannerService, registry: MetricsRegistry) -> None:
+    """Run ticks until cancelled, with the HTTP services of the settings. Raises `StartupError` if metrics have no port."""
+    config = service.config
+    async with AsyncExitStack() as stack:
+        if config.metric_reporting_prometheus_port > 0:
+            port = config.metric_reporting_prometheus_port
+            await stack.enter_async_context(
+                metrics_routes(registry).serve(port, setting="metric_reporting_prometheus_port")
+            )
+        await stack.enter_async_context(
+            serve_optional(control_routes(service), config.control_api_port, "control_api_port", host=LOOPBACK)
+        )
+        await service.run()
 
 
 def make_connector(config: PlannerConfig, runtime: DistributedRuntime, clock: Clock) -> PlannerConnector:

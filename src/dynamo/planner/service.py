@@ -6,7 +6,8 @@ fails, or that another planner of the same deployment precedes, changes nothing 
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ import msgspec
 
 from dynamo.core.boundaries import ErrorBoundary
 from dynamo.core.clock import Clock, SystemClock
-from dynamo.core.errors import ConfigError, DynamoException
+from dynamo.core.errors import ConfigError, DynamoException, HttpError
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.planner.config.planner_config import PlannerConfig
 from dynamo.planner.connectors.base import PlannerConnector, ScaleOutcome, ScaleStatus
@@ -27,6 +28,7 @@ from dynamo.planner.decision_log import DecisionLog, DecisionSummary
 from dynamo.planner.metrics import PlannerMetrics
 from dynamo.planner.observation.observer import Observation, Observer
 from dynamo.planner.plugins.types import OverrideResult, RejectResult
+from dynamo.planner.runtime_limits import limits_of, updated
 from dynamo.planner.start import Steps, prepare_start
 from dynamo.protocols.planner import ScheduledTick
 
@@ -34,7 +36,10 @@ logger = logging.getLogger(__name__)
 
 CONNECTOR_S = 30.0
 """Deadline of one call of the connector."""
+DECISION_LOCK_S = 10.0
+"""Time that a change of the limits waits for the decision of the present tick."""
 ADVISORY = "advisory"
+LIMITS_CHANGED = "minimum workers or GPU budgets were changed during the tick"
 
 
 class TickPlugins(Protocol):
@@ -84,6 +89,9 @@ class PlannerService:
         self._next: ScheduledTick | None = None
         self._ticks = 0
         self._gpus: Mapping[str, int] = {}
+        self._deciding = asyncio.Lock()
+        self._generation = 0
+        """Number of changes of the limits: a decision of an earlier one is not carried out."""
 
     async def start(self, capabilities: WorkerCapabilities, measured: Steps | None = None) -> None:
         """Create the planner for workers of these capabilities. Raise `ConfigError` for settings that cannot work."""
@@ -123,12 +131,14 @@ class PlannerService:
         self.metrics.observed(observation.seen, self._gpus)
         if observation.traffic is not None:
             self.metrics.traffic(observation.traffic)
-        recording = await self._decided(scheduled, observation)
+        async with self._deciding:
+            generation = self._generation
+            recording = await self._decided(scheduled, observation)
         decision = recording.decision
         assert decision is not None, "a finished recording has a decision"
         self._next = core.next_tick(scheduled, began_s)  # Its parts depend on the scaling methods that ran.
         self.metrics.decided(decision, float(self.config.throughput_adjustment_interval_seconds))
-        outcome = await self._act(decision, observation)
+        outcome = await self._act(decision, observation, generation)
         duration_s = self._clock.now() - began_s
         self.metrics.finished(duration_s, began_s - scheduled.at_s, missed)
         summary = self._summary(decision, observation, outcome, duration_s)
@@ -155,6 +165,36 @@ class PlannerService:
             "log": None if self.log.path is None else str(self.log.path),
             "decisions": [msgspec.to_builtins(one) for one in self.log.recent(count)],
         }
+
+    async def limits(self) -> dict[str, Any]:
+        """Return the present minimum workers and GPU budgets. Raise `HttpError` if a decision takes too long."""
+        async with self._between_decisions():
+            return limits_of(self.config)
+
+    async def set_limits(self, update: dict[str, int]) -> dict[str, Any]:
+        """Change minimum workers and GPU budgets between two decisions, and return them. Raises `HttpError`."""
+        async with self._between_decisions():
+            core = self._planner()
+            changed = updated(self.config, update, core.state.capabilities)
+            before, after = limits_of(self.config), limits_of(changed)
+            self.config = changed
+            self._generation += 1
+            core.set_limits(changed)
+            self.log.begin(Start.of(core))  # A record has one configuration.
+            logger.info("limits changed: %s became %s", before, after)
+            return after
+
+    @asynccontextmanager
+    async def _between_decisions(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(DECISION_LOCK_S):
+                await self._deciding.acquire()
+        except TimeoutError:
+            raise HttpError(503, "planner decision in progress; retry the request") from None
+        try:
+            yield
+        finally:
+            self._deciding.release()
 
     async def close(self) -> None:
         """Release observer and connector; workers keep running."""
@@ -188,7 +228,7 @@ class PlannerService:
             await plugins.finish(recording)
         return recording
 
-    async def _act(self, decision: TickDecision, observation: Observation) -> ScaleOutcome | None:
+    async def _act(self, decision: TickDecision, observation: Observation, generation: int) -> ScaleOutcome | None:
         """Carry a decision out; return None if it changes nothing."""
         if decision.scale_to is None:
             return None
@@ -201,6 +241,8 @@ class PlannerService:
                 cause = await self._parts.hold() if self._parts.hold is not None else ""
                 if cause:
                     return ScaleOutcome(ScaleStatus.HELD, cause)
+                if generation != self._generation:
+                    return ScaleOutcome(ScaleStatus.HELD, LIMITS_CHANGED)
                 outcome = await self._parts.connector.scale(decision.scale_to)
         except TimeoutError:
             outcome = ScaleOutcome(ScaleStatus.FAILED, f"no result within {CONNECTOR_S:g} s")

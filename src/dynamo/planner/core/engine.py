@@ -167,6 +167,12 @@ class PlannerCore:
         if self._forecast is not None:  # Its history is not saved: it is measured again.
             self._forecast = ForecastScaling(self.config, self.state)
 
+    def set_limits(self, config: PlannerConfig) -> None:
+        """Use a configuration that differs in the minimum workers and GPU budgets only."""
+        self.config = self.state.config = config
+        if self._forecast is not None:  # Its history is measured again, as after `restore`.
+            self._forecast = ForecastScaling(config, self.state)
+
     def first_tick(self, start_s: float) -> ScheduledTick:
         """Return the first tick of a planner that starts at a time."""
         self._last_load_s = self._last_throughput_s = start_s

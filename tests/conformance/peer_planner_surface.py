@@ -1,0 +1,70 @@
+"""The released planner's control API, metrics and reports behind `peer_planner`; runs in the environment of `benchmarks.planner_peer`."""
+
+import asyncio
+
+
+def base_planner(case):
+    """Return a released planner of a configuration without an environment, with the GPUs of each role's replica."""
+    from dynamo.planner.core.base import NativePlannerBase
+    from dynamo.planner.core.types import EngineCapabilities, WorkerCapabilities
+
+    from dynamo.planner.config.planner_config import PlannerConfig
+
+    class Planner(NativePlannerBase):
+        def __init__(self):
+            self.config = PlannerConfig(**case["config"])
+            self._config_lock = asyncio.Lock()
+            self._effect_admission_lock = asyncio.Lock()
+            self._config_generation = 0
+
+        def _build_worker_capabilities(self):
+            prefill, decode = (None if one is None else EngineCapabilities(num_gpu=one) for one in case["gpus"])
+            return WorkerCapabilities(prefill=prefill, decode=decode)
+
+    return Planner()
+
+
+def control(case):
+    """Return status and body of each request to the control API."""
+    import aiohttp
+    from aiohttp import test_utils
+
+    from dynamo.planner.control_api import _build_app
+
+    async def run():
+        found = []
+        async with test_utils.TestServer(_build_app(base_planner(case))) as server, aiohttp.ClientSession() as session:
+            for method, body in case["requests"]:
+                async with session.request(method, server.make_url("/v1/min-endpoints"), data=body) as response:
+                    is_json = response.content_type == "application/json"
+                    found.append([response.status, await response.json() if is_json else None])
+        return found
+
+    return asyncio.run(run())
+
+
+def metrics(case):
+    """Return type, label names and (of a histogram) bounds of each metric family."""
+    from dynamo.planner.monitoring import planner_metrics
+    from prometheus_client import REGISTRY, CollectorRegistry
+
+    planner_metrics.PlannerPrometheusMetrics()
+    registry = CollectorRegistry()
+    made = planner_metrics.PluginFrameworkMetrics(registry)
+    found = {}
+    for family in REGISTRY.collect():
+        if family.name.startswith("dynamo_planner"):
+            labels = sorted({name for sample in family.samples for name in sample.labels})
+            states = [label for sample in family.samples for label in sample.labels.values()]
+            found[family.name] = {"type": family.type, "labels": labels, "states": states}
+    for name in ("engine_queued_prefill_tokens", "engine_queued_decode_kv_tokens", "engine_inflight_decode_kv_tokens"):
+        found["dynamo_planner_" + name] = {"type": "gauge", "labels": ["dp_rank", "worker_id"], "states": []}
+    for family in vars(made).values():
+        name = family._name + ("_total" if family._type == "counter" else "")
+        found[name] = {"type": family._type, "labels": sorted(family._labelnames), "states": []}
+        if family._type == "histogram":
+            found[name]["bounds"] = [float(one) for one in family._upper_bounds][:-1]
+    return found
+
+
+FUNCTIONS = (control, metrics)
