@@ -183,7 +183,7 @@ class ScalingState:
         """Learn from the latest forward passes."""
         for role, model in self.models.items():
             model.observe(observed.prefill if role is EngineRole.PREFILL else observed.decode)
-            if role is EngineRole.AGGREGATED:
+            if role is EngineRole.AGGREGATED and self.config.scaling_policy is ScalingPolicy.FORECAST:
                 model.learn(observed.prompts)
 
     def ready(self, component: str) -> int:
