@@ -2,16 +2,22 @@
 
 import asyncio
 import contextlib
+import dataclasses
+import itertools
 import subprocess
 import threading
 import time
+import urllib.parse
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dynamo.cli.graph import PREFILL, WORKER, Graph
 from dynamo.cli.replicas import DevicePool, KillReplica, Replicas, StartReplica
 from dynamo.core.errors import ConfigError, DynamoException
 from dynamo.core.supervisor import Process, Supervisor
+
+if TYPE_CHECKING:
+    from dynamo.planner.config.planner_config import PlannerConfig
 
 FOLLOW_S = 0.25
 """Interval at which the decisions are read: small compared with the start of a worker."""
@@ -43,13 +49,20 @@ def planner_settings(
     """Return the planner's settings: the given ones, and for the rest those of one machine.
 
     The default policy is `forecast`: in the first minutes of a process it follows the load sooner than load scaling, whose
-    estimates need observations of an overload, and it adds several workers at once. A worker counts as one GPU, so that `max_gpu_budget` is the number of workers. Raises `ConfigError` for settings that
-    contradict the command line.
+    estimates need observations of an overload, and it adds several workers at once. A worker counts as one GPU, so that
+    `max_gpu_budget` is the number of workers. Raises `ConfigError` for settings that contradict the command line.
     """
-    fixed = {"environment": "virtual", "mode": "disagg" if prefill_workers else "agg"}
+    fixed = {
+        "environment": "virtual",
+        "mode": "disagg" if prefill_workers else "agg",
+        "namespace": namespace,
+    }
     for name, value in fixed.items():
         if given.get(name, value) != value:
-            raise ConfigError(f"{name}: {given[name]!r}: must be {value!r} with dynamo serve")
+            flag = " (--namespace)" if name == "namespace" else ""
+            raise ConfigError(f"{name}: {given[name]!r}: must be {value!r} or absent with dynamo serve{flag}")
+    if given.get("min_endpoint") == 0:
+        raise ConfigError("min_endpoint: 0: must be at least 1 with dynamo serve")
     floors = {"prefill_min_endpoint": prefill_workers, "decode_min_endpoint": workers}
     chooses_method = given.get("optimization_target", "sla") != "sla" or any(name in given for name in METHODS)
     defaults: dict[str, Any] = {
@@ -62,15 +75,33 @@ def planner_settings(
         "report_interval_hours": None,
         **(floors if prefill_workers else {"min_endpoint": workers}),
     }
+    budget = given.get("max_gpu_budget", max_workers)
+    if isinstance(budget, int) and not 0 <= budget <= max_workers:  # Any other type is refused by the settings' reader.
+        budget = max_workers
     counted = {"decode_engine_num_gpu": 1, **({"prefill_engine_num_gpu": 1} if prefill_workers else {})}
-    return {"namespace": namespace, **defaults, **given, **fixed, **counted, "max_gpu_budget": max_workers}
+    return {**defaults, **given, **fixed, **counted, "max_gpu_budget": budget}
+
+
+def planner_variables(config: "PlannerConfig") -> dict[str, str]:
+    """Return the environment of the settings that its JSON form omits: addresses, credentials and the namespace."""
+    found: dict[str, str] = {}
+    for field in dataclasses.fields(config):
+        name, value = field.metadata.get("env"), getattr(config, field.name)
+        if name is None or value is None or field.metadata.get("is_dumped", True):
+            continue
+        found[name] = urllib.parse.urlencode(value) if isinstance(value, dict) else str(value)
+    return found
 
 
 def visible_devices(variables: Mapping[str, str]) -> list[str]:
-    """Return the GPUs that workers may use: those of `CUDA_VISIBLE_DEVICES`, otherwise those that nvidia-smi lists."""
+    """Return the GPUs that workers may use: those of `CUDA_VISIBLE_DEVICES`, otherwise those that nvidia-smi lists.
+
+    As for CUDA, the list of the variable ends at the first invalid entry. A repeated one is the same GPU.
+    """
     named = variables.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
-        return [word.strip() for word in named.split(",") if word.strip() not in {"", "-1"}]
+        words = itertools.takewhile(lambda word: word and not word.startswith("-"), map(str.strip, named.split(",")))
+        return list(dict.fromkeys(words))
     try:
         found = subprocess.run(
             ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],  # noqa: S607 -- found on PATH, as in containers

@@ -94,6 +94,7 @@ def plan(
     prefill_workers: int = 0,
     max_workers: int | None = None,
     planner_config: str | None = None,
+    planner_variables: Mapping[str, str] | None = None,
     frontend_flags: Sequence[str] = (),
     engine_flags: Sequence[str] = (),
     key_variables: Mapping[str, str] | None = None,
@@ -103,7 +104,8 @@ def plan(
 
     `prefill_workers` further engines compute the prompts, and the others decode. `key_variables` contain the API keys
     for the frontend, whose command line has none; workers get the admin keys only. With `planner_config`, the JSON
-    text of its settings, a planner changes the number of workers, up to `max_workers`.
+    text of its settings, a planner changes the number of workers, up to `max_workers`; `planner_variables` contain the
+    settings that must not be in a command line.
     """
     shared = {
         **PLANES,
@@ -130,7 +132,11 @@ def plan(
         planner = Process(
             name=PLANNER,
             command=_command(place, "dynamo.planner", (f"--config={planner_config}",)),
-            variables=shared | _no_system_port() | wait | {API_KEYS: None, ADMIN_API_KEYS: None},
+            variables=shared
+            | _no_system_port()
+            | wait
+            | {API_KEYS: None, ADMIN_API_KEYS: None}
+            | dict(planner_variables or {}),
         )
     return Graph(
         frontend=frontend,

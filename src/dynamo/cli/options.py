@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -192,6 +193,8 @@ def planner_config(chosen: Options) -> "PlannerConfig | None":
     from dynamo.cli.autoscale import planner_settings
     from dynamo.planner.config.source import from_mapping, read_argument
 
+    if os.path.isdir(serve.planner):  # `Path.is_dir` raises for inline JSON that is longer than a file name.
+        raise ConfigError(f"--planner {serve.planner}: must be a file or inline JSON; put MODEL before --planner")
     try:
         given = read_argument(serve.planner)
         if not isinstance(given, Mapping):
@@ -202,7 +205,7 @@ def planner_config(chosen: Options) -> "PlannerConfig | None":
                 workers=serve.workers,
                 prefill_workers=serve.prefill_workers,
                 max_workers=serve.max_workers or serve.workers,
-                namespace=chosen.engine.namespace,
+                namespace=chosen.engine.endpoint_id().namespace,
             )
         )
     except ConfigError as error:

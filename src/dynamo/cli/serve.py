@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from dynamo.cli import options
 from dynamo.cli.announcement import Announcement
-from dynamo.cli.autoscale import FOLLOW_S, Autoscaler, PlannerFollower, explain, visible_devices
+from dynamo.cli.autoscale import FOLLOW_S, Autoscaler, PlannerFollower, explain, planner_variables, visible_devices
 from dynamo.cli.graph import FRONTEND, PLANNER, Graph, GraphLocation, plan
 from dynamo.cli.life import EndGraph, GraphLife, Phase, RestartProcess
 from dynamo.cli.replicas import DevicePool
@@ -67,6 +67,7 @@ def serve(argv: list[str], started: float) -> int:
         prefill_workers=chosen.serve.prefill_workers,
         max_workers=chosen.serve.max_workers,
         planner_config=None if planner is None else json.dumps(planner.as_json()),
+        planner_variables=None if planner is None else planner_variables(planner),
         frontend_flags=chosen.frontend_flags(port),
         engine_flags=chosen.engine_flags(cores()),
         key_variables=keys.variables,

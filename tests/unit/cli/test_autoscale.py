@@ -1,13 +1,22 @@
 """Autoscaling of `dynamo serve`: settings of the planner, what is carried out, and its messages."""
 
+import json
 from typing import Any
 
 import pytest
 
-from dynamo.cli.autoscale import Autoscaler, cause_of, explain, planner_settings, visible_devices
+from dynamo.cli.autoscale import (
+    Autoscaler,
+    cause_of,
+    explain,
+    planner_settings,
+    planner_variables,
+    visible_devices,
+)
 from dynamo.cli.graph import PREFILL, WORKER, GraphLocation, plan
 from dynamo.core.errors import ConfigError
 from dynamo.core.supervisor import Process
+from dynamo.planner.config.source import from_mapping
 
 
 class RecordingSupervisor:
@@ -79,8 +88,39 @@ def test_prefill_workers_are_planned_in_disaggregated_mode() -> None:
 
 
 def test_settings_that_contradict_the_command_line_are_refused() -> None:
-    with pytest.raises(ConfigError, match="mode: 'disagg': must be 'agg' with dynamo serve"):
+    with pytest.raises(ConfigError, match="mode: 'disagg': must be 'agg' or absent with dynamo serve"):
         settings({"mode": "disagg"})
+
+
+@pytest.mark.parametrize(("given", "expected"), [(2, 2), (100, 3), (-1, 3)])
+def test_a_smaller_budget_of_the_settings_limits_the_workers_further(given: int, expected: int) -> None:
+    assert settings({"max_gpu_budget": given})["max_gpu_budget"] == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"namespace": "blue"}, r"namespace: 'blue': must be 'dynamo' or absent with dynamo serve \(--namespace\)"),
+        ({"min_endpoint": 0}, "min_endpoint: 0: must be at least 1"),
+    ],
+)
+def test_a_setting_that_would_have_no_effect_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        settings(given)
+
+
+def test_settings_that_the_json_form_omits_reach_the_planner_as_variables() -> None:
+    given = settings(
+        {
+            "metric_pulling_prometheus_endpoint": "http://prometheus:9090",
+            "metric_pulling_prometheus_token": "secret",
+            "metric_pulling_prometheus_extra_query_params": {"a": "1 2"},
+        }
+    )
+    config = from_mapping(given | {"namespace": "blue"}, {})
+    variables = planner_variables(config)
+    assert from_mapping(config.as_json(), variables) == config
+    assert "secret" not in json.dumps(config.as_json())
 
 
 def test_a_decision_is_reported_as_complete_when_its_processes_are_there(
@@ -132,3 +172,8 @@ def test_only_the_visible_gpus_are_used() -> None:
     assert visible_devices({"CUDA_VISIBLE_DEVICES": "2, GPU-a"}) == ["2", "GPU-a"]
     assert visible_devices({"CUDA_VISIBLE_DEVICES": "-1"}) == []
     assert visible_devices({"CUDA_VISIBLE_DEVICES": ""}) == []
+
+
+def test_a_gpu_is_listed_once_and_as_cuda_sees_it() -> None:
+    assert visible_devices({"CUDA_VISIBLE_DEVICES": "0,0,1"}) == ["0", "1"]
+    assert visible_devices({"CUDA_VISIBLE_DEVICES": "0,-1,1"}) == ["0"]

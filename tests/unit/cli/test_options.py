@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dynamo.cli.announcement import Api
-from dynamo.cli.options import Options, ServeConfig, api_of, own_command, read
+from dynamo.cli.options import Options, ServeConfig, api_of, own_command, planner_config, read
 from dynamo.core.errors import ConfigError
 
 CALLS = "--dyn-tool-call-parser=hermes"
@@ -203,3 +203,22 @@ def test_serve_listens_on_loopback_unless_a_host_is_given() -> None:
     assert options().frontend.http_host == options(DYN_HTTP_HOST="").frontend.http_host == "127.0.0.1"
     assert options("--http-host", "0.0.0.0").frontend.http_host == "0.0.0.0"
     assert options(DYN_HTTP_HOST="10.0.0.1").frontend.http_host == "10.0.0.1"
+
+
+def test_the_planner_plans_the_namespace_of_the_workers() -> None:
+    config = planner_config(options("--engine=mocker", "--namespace", "blue", "--planner", "--max-workers", "2"))
+    assert config is not None
+    assert config.namespace == "blue"
+
+
+def test_a_directory_after_planner_is_probably_the_model(tmp_path: Path) -> None:
+    chosen = options("--engine=mocker", "--planner", str(tmp_path), "--max-workers", "2")
+    with pytest.raises(ConfigError, match="must be a file or inline JSON; put MODEL before --planner"):
+        planner_config(chosen)
+
+
+def test_settings_of_the_planner_may_be_longer_than_a_file_name() -> None:
+    inline = '{"ttft_ms": 300, "log_dir": "' + "x" * 5000 + '"}'
+    config = planner_config(options("--engine=mocker", "--planner", inline, "--max-workers", "2"))
+    assert config is not None
+    assert config.ttft_ms == 300
