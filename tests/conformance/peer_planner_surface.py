@@ -1,6 +1,7 @@
 """The released planner's control API, metrics and reports behind `peer_planner`; runs in the environment of `benchmarks.planner_peer`."""
 
 import asyncio
+import functools
 
 
 def base_planner(case):
@@ -44,6 +45,12 @@ def control(case):
 
 
 def metrics(case):
+    """Return the metric families."""
+    return families()
+
+
+@functools.cache
+def families():
     """Return type, label names and (of a histogram) bounds of each metric family."""
     from dynamo.planner.monitoring import planner_metrics
     from prometheus_client import REGISTRY, CollectorRegistry
@@ -53,10 +60,11 @@ def metrics(case):
     made = planner_metrics.PluginFrameworkMetrics(registry)
     found = {}
     for family in REGISTRY.collect():
-        if family.name.startswith("dynamo_planner"):
+        if family.name.startswith("dynamo_planner"):  # An enumeration is a gauge in the text format.
+            assert family.type in ("gauge", "stateset"), family.type
             labels = sorted({name for sample in family.samples for name in sample.labels})
             states = [label for sample in family.samples for label in sample.labels.values()]
-            found[family.name] = {"type": family.type, "labels": labels, "states": states}
+            found[family.name] = {"type": "gauge", "labels": labels, "states": states}
     for name in ("engine_queued_prefill_tokens", "engine_queued_decode_kv_tokens", "engine_inflight_decode_kv_tokens"):
         found["dynamo_planner_" + name] = {"type": "gauge", "labels": ["dp_rank", "worker_id"], "states": []}
     for family in vars(made).values():

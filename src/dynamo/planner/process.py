@@ -27,6 +27,7 @@ from dynamo.planner.observation.observer import LiveSteps, Observer, TrafficSour
 from dynamo.planner.observation.prometheus import PrometheusTraffic
 from dynamo.planner.observation.scrape import FrontendScraper
 from dynamo.planner.observation.steps import StepObserver
+from dynamo.planner.plugin_metrics import PluginMetrics
 from dynamo.planner.service import PlannerParts, PlannerService, TickPlugins
 from dynamo.protocols.discovery import INSTANCES, EndpointId
 from dynamo.protocols.planner import PLANNER_COMPONENT, STATUS_ENDPOINT
@@ -136,12 +137,12 @@ def make_parts(
         registry=runtime.metrics,
         log=DecisionLog(config.log_dir),
         clock=clock,
-        plugins=make_plugins(config, clock),
+        plugins=make_plugins(config, clock, runtime.metrics),
         hold=leader.preceding,
     )
 
 
-def make_plugins(config: PlannerConfig, clock: Clock) -> TickPlugins | None:
+def make_plugins(config: PlannerConfig, clock: Clock, registry: MetricsRegistry) -> TickPlugins | None:
     """Return the plugins that the settings name or admit; None without any. Raise `ConfigError` without the extra `grpc`."""
     scheduling = config.scheduling
     has_plugins = scheduling.external_plugins or config.plugin_registration.in_process_plugins
@@ -151,7 +152,7 @@ def make_plugins(config: PlannerConfig, clock: Clock) -> TickPlugins | None:
         from dynamo.planner.plugin_transport.host import PluginHost
     except ModuleNotFoundError as error:
         raise ConfigError(f"plugins: {error.name} is not installed; pip install 'dynamo-serve[grpc]'") from None
-    return PluginHost(config, clock.now)
+    return PluginHost(config, clock.now, PluginMetrics(registry).called)
 
 
 def make_traffic(config: PlannerConfig, runtime: DistributedRuntime, clock: Clock) -> TrafficSource:

@@ -27,6 +27,7 @@ from dynamo.planner.core.scaling import DECODE, PREFILL, WorkerCapabilities
 from dynamo.planner.decision_log import DecisionLog, DecisionSummary
 from dynamo.planner.metrics import PlannerMetrics
 from dynamo.planner.observation.observer import Observation, Observer
+from dynamo.planner.plugin_metrics import PluginMetrics
 from dynamo.planner.plugins.types import OverrideResult, RejectResult
 from dynamo.planner.runtime_limits import limits_of, updated
 from dynamo.planner.start import Steps, prepare_start
@@ -83,12 +84,14 @@ class PlannerService:
         self.config = config
         self.log = parts.log
         self.metrics = PlannerMetrics(parts.registry, config)
+        self._plugin_metrics = PluginMetrics(parts.registry)
         self._parts = parts
         self._clock = parts.clock
         self._core: PlannerCore | None = None
         self._next: ScheduledTick | None = None
         self._ticks = 0
         self._gpus: Mapping[str, int] = {}
+        self._watts: Mapping[str, int | None] = {}
         self._deciding = asyncio.Lock()
         self._generation = 0
         """Number of changes of the limits: a decision of an earlier one is not carried out."""
@@ -97,6 +100,10 @@ class PlannerService:
         """Create the planner for workers of these capabilities. Raise `ConfigError` for settings that cannot work."""
         self._gpus = {
             role: (one.gpus_per_replica or 0) if one is not None else 0
+            for role, one in ((PREFILL, capabilities.prefill), (DECODE, capabilities.decode))
+        }
+        self._watts = {
+            role: None if one is None else one.power_watts_per_replica
             for role, one in ((PREFILL, capabilities.prefill), (DECODE, capabilities.decode))
         }
         check_budget(self.config, self._gpus)
@@ -128,7 +135,7 @@ class PlannerService:
         observation = await self._parts.observer.observe(scheduled)
         for part in observation.failed:
             self.metrics.failed(f"observe {part}")
-        self.metrics.observed(observation.seen, self._gpus)
+        self.metrics.observed(observation.seen, self._gpus, self._watts)
         if observation.traffic is not None:
             self.metrics.traffic(observation.traffic)
         async with self._deciding:
@@ -137,10 +144,10 @@ class PlannerService:
         decision = recording.decision
         assert decision is not None, "a finished recording has a decision"
         self._next = core.next_tick(scheduled, began_s)  # Its parts depend on the scaling methods that ran.
-        self.metrics.decided(decision, float(self.config.throughput_adjustment_interval_seconds))
+        self.metrics.decided(decision, float(self.config.throughput_adjustment_interval_seconds), scheduled)
         outcome = await self._act(decision, observation, generation)
         duration_s = self._clock.now() - began_s
-        self.metrics.finished(duration_s, began_s - scheduled.at_s, missed)
+        self.metrics.missed(missed)
         summary = self._summary(decision, observation, outcome, duration_s)
         self.log.add(summary, recording.tick)
         level = logging.INFO if decision.scale_to is not None or summary.unknown else logging.DEBUG
@@ -223,9 +230,14 @@ class PlannerService:
         has_changed = plugins is not None and plugins.apply_changes(core.pipeline)
         if has_changed or self.log.is_full:
             self.log.begin(Start.of(core))
+        began_s, limit_s = self._clock.now(), self.config.scheduling.tick_max_duration_seconds
         recording = recorded(core, scheduled, observation.seen)
         if plugins is not None:
             await plugins.finish(recording)
+        decision = recording.decision
+        assert decision is not None, "a finished recording has a decision"
+        self._plugin_metrics.finished(self._clock.now() - began_s, limit_s)
+        self._plugin_metrics.tick(core.pipeline, decision.stages, decision.now_s)
         return recording
 
     async def _act(self, decision: TickDecision, observation: Observation, generation: int) -> ScaleOutcome | None:
