@@ -39,7 +39,8 @@ def engines(rng: random.Random, kind: str) -> list[dict[str, Any]]:
 def snapshot_row(rng: random.Random, time_s: float, *, has_roles: bool) -> dict[str, Any]:
     """Return the fields of a snapshot."""
     row: dict[str, Any] = {}
-    for name, field in Snapshot.__struct_fields__ and ((one.name, one) for one in msgspec.structs.fields(Snapshot)):
+    for field in msgspec.structs.fields(Snapshot):
+        name = field.name
         if field.type == (int | None):
             row[name] = rng.choice([None, 0, 1, 2, 5])
         elif field.type == (float | None):
