@@ -18,7 +18,7 @@ from dynamo.planner.config.planner_config import parse
 from dynamo.planner.core.reasons import LoadReason, ThroughputReason
 from dynamo.planner.reports.charts import figure
 from dynamo.planner.reports.recorder import ReportRecorder
-from dynamo.planner.reports.snapshots import Snapshot
+from dynamo.planner.reports.snapshots import TickSnapshot
 
 pytestmark = pytest.mark.conformance
 
@@ -39,7 +39,7 @@ def engines(rng: random.Random, kind: str) -> list[dict[str, Any]]:
 def snapshot_row(rng: random.Random, time_s: float, *, has_roles: bool) -> dict[str, Any]:
     """Return the fields of a snapshot."""
     row: dict[str, Any] = {}
-    for field in msgspec.structs.fields(Snapshot):
+    for field in msgspec.structs.fields(TickSnapshot):
         name = field.name
         if field.type == (int | None):
             row[name] = rng.choice([None, 0, 1, 2, 5])
@@ -74,7 +74,7 @@ def report_case(rng: random.Random) -> dict[str, Any]:
 
 def ours(case: dict[str, Any], directory: Path) -> dict[str, Any]:
     config = parse({**case["config"], "report_output_dir": str(directory)})
-    snapshots = [msgspec.convert(one, Snapshot) for one in case["snapshots"]]
+    snapshots = [msgspec.convert(one, TickSnapshot) for one in case["snapshots"]]
     recorder = ReportRecorder(config)
 
     async def write() -> None:

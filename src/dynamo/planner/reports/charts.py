@@ -7,7 +7,7 @@ from typing import Any
 
 from dynamo.core.errors import ConfigError
 from dynamo.planner.config.planner_config import PlannerConfig
-from dynamo.planner.reports.snapshots import EngineLoad, Snapshot
+from dynamo.planner.reports.snapshots import EngineLoad, TickSnapshot
 
 COLUMNS = 2
 ROW_HEIGHT = 330
@@ -38,7 +38,7 @@ MISSING = (
 Trace = dict[str, Any]
 
 
-def page(snapshots: Sequence[Snapshot], config: PlannerConfig, max_kv_tokens: int | None) -> str:
+def page(snapshots: Sequence[TickSnapshot], config: PlannerConfig, max_kv_tokens: int | None) -> str:
     """Return the HTML page of snapshots, at least one. Raise `ConfigError` without the extra."""
     try:
         from plotly import io
@@ -48,7 +48,7 @@ def page(snapshots: Sequence[Snapshot], config: PlannerConfig, max_kv_tokens: in
     return html
 
 
-def figure(snapshots: Sequence[Snapshot], config: PlannerConfig, max_kv_tokens: int | None) -> dict[str, Any]:
+def figure(snapshots: Sequence[TickSnapshot], config: PlannerConfig, max_kv_tokens: int | None) -> dict[str, Any]:
     """Return the figure: traces and layout."""
     times = [datetime.fromtimestamp(one.timestamp_s, UTC).isoformat() for one in snapshots]
     charts = _charts(snapshots, config, max_kv_tokens)
@@ -85,7 +85,7 @@ class Chart:
         """Whether the two rows are roles."""
 
 
-def _charts(snapshots: Sequence[Snapshot], config: PlannerConfig, max_kv_tokens: int | None) -> list[Chart]:
+def _charts(snapshots: Sequence[TickSnapshot], config: PlannerConfig, max_kv_tokens: int | None) -> list[Chart]:
     def trace(name: str, field: str, **style: Any) -> Trace:
         return {"name": name, "y": [getattr(one, field) for one in snapshots], "mode": "lines", **style}
 
@@ -148,7 +148,7 @@ def _charts(snapshots: Sequence[Snapshot], config: PlannerConfig, max_kv_tokens:
     ]
 
 
-def _replicas(snapshots: Sequence[Snapshot]) -> list[Trace]:
+def _replicas(snapshots: Sequence[TickSnapshot]) -> list[Trace]:
     def values(field: str) -> list[int | None]:
         return [getattr(one, field) for one in snapshots]
 
@@ -169,7 +169,7 @@ def _replicas(snapshots: Sequence[Snapshot]) -> list[Trace]:
     return found
 
 
-def _ranks(snapshots: Sequence[Snapshot], field: str, name: str, load: Callable[[EngineLoad], int]) -> list[Trace]:
+def _ranks(snapshots: Sequence[TickSnapshot], field: str, name: str, load: Callable[[EngineLoad], int]) -> list[Trace]:
     """Return one trace for each rank that any snapshot has."""
     loads: list[dict[str, int]] = [{one.rank: load(one) for one in getattr(each, field)} for each in snapshots]
     return [
@@ -184,7 +184,7 @@ def _ranks(snapshots: Sequence[Snapshot], field: str, name: str, load: Callable[
 
 
 def _decisions(
-    snapshots: Sequence[Snapshot], title: str, kind: str, names: tuple[str, str], colors: dict[str, str]
+    snapshots: Sequence[TickSnapshot], title: str, kind: str, names: tuple[str, str], colors: dict[str, str]
 ) -> Chart:
     """Return the reason of each tick: a row for each role if the snapshots have reasons of roles."""
     fields = {role: f"{kind}_decision_reason_{role}" for role in ("prefill", "decode")}
@@ -247,7 +247,7 @@ def _line_label(x_axis: str, y_axis: str, value: float, text: str) -> dict[str, 
     return {"text": text, "xref": f"{x_axis} domain", "x": 1, "xanchor": "right", "yref": y_axis, "y": value, "yanchor": "bottom", "showarrow": False}  # fmt: skip
 
 
-def _summary(snapshots: Sequence[Snapshot], config: PlannerConfig) -> str:
+def _summary(snapshots: Sequence[TickSnapshot], config: PlannerConfig) -> str:
     first, last = (
         datetime.fromtimestamp(one.timestamp_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         for one in (snapshots[0], snapshots[-1])
@@ -260,7 +260,7 @@ def _summary(snapshots: Sequence[Snapshot], config: PlannerConfig) -> str:
     )
 
 
-def transitions(snapshots: Sequence[Snapshot]) -> int:
+def transitions(snapshots: Sequence[TickSnapshot]) -> int:
     """Return how often a known number of replicas differs from the one known before."""
     known = [
         [value for value in (getattr(one, field) for one in snapshots) if value is not None]

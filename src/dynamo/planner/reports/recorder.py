@@ -12,7 +12,7 @@ from pathlib import Path
 from dynamo.core.errors import ConfigError
 from dynamo.planner.config.planner_config import PlannerConfig
 from dynamo.planner.reports.charts import MISSING, page
-from dynamo.planner.reports.snapshots import Snapshot, SnapshotHistory, log_rows
+from dynamo.planner.reports.snapshots import SnapshotHistory, TickSnapshot, log_rows
 from dynamo.runtime.json_service import HttpCall, JsonRoutes, TextBody
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class ReportRecorder:
         """Whether the settings have reports or the dashboard."""
         return self._interval_s is not None or self._config.live_dashboard_port > 0
 
-    async def record(self, snapshot: Snapshot) -> str | None:
+    async def record(self, snapshot: TickSnapshot) -> str | None:
         """Add a snapshot; return the path of the report that was due."""
         if not self.is_enabled:
             return None
@@ -98,10 +98,10 @@ class ReportRecorder:
         routes.add("GET", "/", get)
         return routes
 
-    def _name(self, last: Snapshot) -> str:
+    def _name(self, last: TickSnapshot) -> str:
         return f"planner_report_{datetime.fromtimestamp(last.timestamp_s, UTC):%Y%m%d_%H%M%S}_{self._count:03d}.html"
 
-    def _write_files(self, path: Path, snapshots: Sequence[Snapshot]) -> None:
+    def _write_files(self, path: Path, snapshots: Sequence[TickSnapshot]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if self._config.report_write_gzip_log:
             log = log_path(path)
@@ -121,7 +121,7 @@ def log_path(report: Path) -> Path:
     return report.with_name(f"{name}.log.jsonl.gz")
 
 
-def write_log(path: Path, config: PlannerConfig, snapshots: Sequence[Snapshot], report: Path) -> None:
+def write_log(path: Path, config: PlannerConfig, snapshots: Sequence[TickSnapshot], report: Path) -> None:
     """Write the snapshots as JSON lines with sorted keys. Raise `OSError`."""
     rows = log_rows(config, list(snapshots), str(report), datetime.now(UTC))
     with gzip.open(path, "wt", encoding="utf-8") as file:

@@ -37,7 +37,7 @@ class EngineLoad(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return f"{self.worker_id}:dp{self.dp_rank}"
 
 
-class Snapshot(msgspec.Struct, kw_only=True):
+class TickSnapshot(msgspec.Struct, kw_only=True):
     """One tick; None where nothing was observed or computed."""
 
     timestamp_s: float = 0.0
@@ -91,7 +91,7 @@ def snapshot_of(
     *,
     time_s: float,
     gpu_hours: float,
-) -> Snapshot:
+) -> TickSnapshot:
     """Return the snapshot of a tick at a wall-clock time; `observed` is the traffic of the last window."""
     load, throughput, predictions = decision.load, decision.throughput, decision.predictions
     interval_s = float(config.throughput_adjustment_interval_seconds)
@@ -99,7 +99,7 @@ def snapshot_of(
     counts, steps = seen.worker_counts, seen.fpm_observations
     requests = None if predictions is None else predictions.predicted_num_req
     bounds: Mapping[str, int] = decision.lower_bounds if config.enable_throughput_scaling else {}
-    return Snapshot(
+    return TickSnapshot(
         timestamp_s=time_s,
         num_prefill_replicas=None if counts is None else counts.ready_num_prefill,
         num_decode_replicas=None if counts is None else counts.ready_num_decode,
@@ -156,15 +156,15 @@ class SnapshotHistory:
     """The last snapshots. One owner."""
 
     def __init__(self, *, snapshots_max: int = SNAPSHOTS_MAX, engines_max: int = ENGINES_MAX) -> None:
-        self._snapshots: deque[Snapshot] = deque()
+        self._snapshots: deque[TickSnapshot] = deque()
         self._snapshots_max, self._engines_max = snapshots_max, engines_max
-        self._with_engines: deque[Snapshot] = deque()
+        self._with_engines: deque[TickSnapshot] = deque()
         self._engines = 0
 
     def __len__(self) -> int:
         return len(self._snapshots)
 
-    def add(self, snapshot: Snapshot) -> None:
+    def add(self, snapshot: TickSnapshot) -> None:
         """Add a snapshot; remove what is beyond the bounds."""
         self._snapshots.append(snapshot)
         self._with_engines.append(snapshot)
@@ -176,7 +176,7 @@ class SnapshotHistory:
         while len(self._snapshots) > self._snapshots_max:
             self._snapshots.popleft()
 
-    def all(self) -> list[Snapshot]:
+    def all(self) -> list[TickSnapshot]:
         """Return the snapshots, the newest last."""
         return list(self._snapshots)
 
@@ -187,11 +187,13 @@ class SnapshotHistory:
         self._engines = 0
 
 
-def _engines_of(snapshot: Snapshot) -> int:
+def _engines_of(snapshot: TickSnapshot) -> int:
     return len(snapshot.prefill_engines) + len(snapshot.decode_engines)
 
 
-def log_rows(config: PlannerConfig, snapshots: list[Snapshot], report_path: str, now: datetime) -> list[dict[str, Any]]:
+def log_rows(
+    config: PlannerConfig, snapshots: list[TickSnapshot], report_path: str, now: datetime
+) -> list[dict[str, Any]]:
     """Return the rows of a report's log: metadata, then one for each snapshot. A number that is not finite is null."""
     metadata = {
         "schema": SCHEMA,

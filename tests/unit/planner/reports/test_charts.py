@@ -7,12 +7,12 @@ import pytest
 from dynamo.core.errors import ConfigError
 from dynamo.planner.config.planner_config import parse
 from dynamo.planner.reports.charts import figure, page, transitions
-from dynamo.planner.reports.snapshots import EngineLoad, Snapshot
+from dynamo.planner.reports.snapshots import EngineLoad, TickSnapshot
 
 CONFIG = parse({"environment": "virtual"})
 SNAPSHOTS = [
-    Snapshot(timestamp_s=0.0, num_decode_replicas=1, load_decision_reason="scale_up", scale_to_decode=2),
-    Snapshot(
+    TickSnapshot(timestamp_s=0.0, num_decode_replicas=1, load_decision_reason="scale_up", scale_to_decode=2),
+    TickSnapshot(
         timestamp_s=5.0,
         num_decode_replicas=2,
         load_decision_reason="no_change",
@@ -42,7 +42,7 @@ def test_every_trace_has_axes_of_the_layout() -> None:
 
 def test_unknown_number_of_replicas_is_no_transition() -> None:
     counts = (1, None, 1, 2, None, 3)
-    assert transitions([Snapshot(num_prefill_replicas=one) for one in counts]) == 2
+    assert transitions([TickSnapshot(num_prefill_replicas=one) for one in counts]) == 2
 
 
 def test_page_without_plotly_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

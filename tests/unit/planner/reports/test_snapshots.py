@@ -7,7 +7,14 @@ from dynamo.planner.config.planner_config import parse
 from dynamo.planner.core.engine import PlannerCore
 from dynamo.planner.core.scaling import WorkerCapabilities
 from dynamo.planner.observation.traffic import ObservedTraffic
-from dynamo.planner.reports.snapshots import EngineLoad, Snapshot, SnapshotHistory, is_reported, log_rows, snapshot_of
+from dynamo.planner.reports.snapshots import (
+    EngineLoad,
+    SnapshotHistory,
+    TickSnapshot,
+    is_reported,
+    log_rows,
+    snapshot_of,
+)
 from dynamo.protocols.load import FORWARD_PASS_VERSION, ForwardPassMetrics, QueuedRequests, ScheduledRequests
 from dynamo.protocols.planner import FpmObservations, TickInput, TrafficObservation, WorkerCounts
 
@@ -15,7 +22,7 @@ from dynamo.protocols.planner import FpmObservations, TickInput, TrafficObservat
 def test_history_removes_the_oldest_snapshots_and_their_engines_first() -> None:
     history = SnapshotHistory(snapshots_max=3, engines_max=2)
     for tick in range(5):
-        history.add(Snapshot(timestamp_s=float(tick), decode_engines=[EngineLoad(worker_id="1")]))
+        history.add(TickSnapshot(timestamp_s=float(tick), decode_engines=[EngineLoad(worker_id="1")]))
     kept = history.all()
     assert [one.timestamp_s for one in kept] == [2, 3, 4]
     assert [len(one.decode_engines) for one in kept] == [0, 1, 1]
@@ -45,5 +52,5 @@ def test_snapshot_has_observations_reasons_and_engines_of_a_tick() -> None:
 
 
 def test_number_that_is_not_finite_is_null_in_the_log() -> None:
-    rows = log_rows(parse({}), [Snapshot(observed_itl_ms=math.nan)], "r.html", datetime(2026, 1, 1, tzinfo=UTC))
+    rows = log_rows(parse({}), [TickSnapshot(observed_itl_ms=math.nan)], "r.html", datetime(2026, 1, 1, tzinfo=UTC))
     assert (rows[0]["kind"], rows[0]["num_snapshots"], rows[1]["observed_itl_ms"]) == ("metadata", 1, None)
