@@ -75,4 +75,51 @@ def families():
     return found
 
 
-FUNCTIONS = (control, metrics)
+def report(case):
+    """Return the rows of a report's log, its file names, and panels, traces and title of its charts."""
+    import gzip
+    import json
+    import os
+    import tempfile
+
+    from dynamo.planner.monitoring.diagnostics_recorder import DiagnosticsRecorder, PerEngineFpm, TickSnapshot
+    from plotly import graph_objects
+
+    from dynamo.planner.config.planner_config import PlannerConfig
+
+    figures, draw = [], graph_objects.Figure.to_html
+
+    def to_html(figure, **how):
+        figures.append(figure)
+        return "<html></html>"
+
+    with tempfile.TemporaryDirectory() as directory:
+        recorder = DiagnosticsRecorder(
+            PlannerConfig(**case["config"], report_output_dir=directory), max_kv_tokens=case["max_kv_tokens"]
+        )
+        for row in case["snapshots"]:
+            engines = {
+                name: [PerEngineFpm(**one) for one in row[name]] for name in ("prefill_engines", "decode_engines")
+            }
+            recorder._snapshots.append(TickSnapshot(**{**row, **engines}))
+        graph_objects.Figure.to_html = to_html
+        try:
+            recorder.generate_report()
+        finally:
+            graph_objects.Figure.to_html = draw
+        names = sorted(os.listdir(directory))
+        with gzip.open(os.path.join(directory, next(one for one in names if one.endswith(".gz"))), "rt") as file:
+            rows = [json.loads(line) for line in file]
+    (figure,) = figures
+    return {
+        "names": names,
+        "rows": rows,
+        "title": figure.layout.title.text,
+        "notes": sorted(one.text for one in figure.layout.annotations if one.text),
+        "traces": sorted(
+            [one.name, list(one.y), list(one.text) if one.text is not None else None] for one in figure.data
+        ),
+    }
+
+
+FUNCTIONS = (control, metrics, report)

@@ -13,41 +13,61 @@ LATENCY_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 DURATION_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 OVERRIDE_TYPES = ("SET", "AT_LEAST", "AT_MOST", "REJECT")
 CIRCUIT_VALUES = {CircuitState.CLOSED: 0.0, CircuitState.HALF_OPEN: 0.5, CircuitState.OPEN: 1.0}
-COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "plugin_evaluations_total": ("Calls of plugins by result", ("plugin_id", "stage", "result")),
-    "plugin_held_over_total": ("Ticks in which a plugin's last override took part", ("plugin_id", "stage")),
-    "reconcile_clamped_total": (
-        "Numbers that a bound of the stage RECONCILE changed, by the plugin of the bound",
-        ("sub_component_type", "source"),
-    ),
-    "constrain_capped_total": (
-        "Numbers that a bound of the stage CONSTRAIN changed, by the plugin of the bound",
-        ("sub_component_type", "source"),
-    ),
-    "reject_short_circuited_total": ("Ticks that a plugin rejected", ("plugin_id",)),
-    "tick_skipped_total": ("Ticks at which a plugin's interval had not passed", ("plugin_id",)),
-    "tick_requires_unsatisfied_total": (
-        "Ticks at which a plugin was not called because a required field was not set",
-        ("plugin_id", "missing_field"),
-    ),
-}
-GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "plugin_circuit_state": ("Circuit breaker of a plugin: 0 closed, 0.5 half open, 1 open", ("plugin_id",)),
-    "plugin_cache_age_seconds": ("Age of the last override of a plugin when it took part", ("plugin_id",)),
-    "plugin_override_active": (
-        "1 if the plugin returned a target of this type (or REJECT) at the last tick",
-        ("plugin_id", "stage", "override_type"),
-    ),
-    "tick_lag_seconds": ("Delay of the last call of a plugin after the end of its interval", ("plugin_id",)),
-}
 
 
 class PluginMetrics:
     """Counters and gauges of one planner's pipeline. Plugins that have left have no gauges."""
 
     def __init__(self, registry: MetricsRegistry) -> None:
-        self._counters = {name: registry.counter(PREFIX + name, text, of) for name, (text, of) in COUNTERS.items()}
-        self._gauges = {name: registry.gauge(PREFIX + name, text, of) for name, (text, of) in GAUGES.items()}
+        self._plugin_evaluations = registry.counter(
+            PREFIX + "plugin_evaluations_total", "Calls of plugins by result", ("plugin_id", "stage", "result")
+        )
+        self._plugin_held_over = registry.counter(
+            PREFIX + "plugin_held_over_total",
+            "Ticks in which a plugin's last override took part",
+            ("plugin_id", "stage"),
+        )
+        self._reconcile_clamped = registry.counter(
+            PREFIX + "reconcile_clamped_total",
+            "Numbers that a bound of the stage RECONCILE changed, by the plugin of the bound",
+            ("sub_component_type", "source"),
+        )
+        self._constrain_capped = registry.counter(
+            PREFIX + "constrain_capped_total",
+            "Numbers that a bound of the stage CONSTRAIN changed, by the plugin of the bound",
+            ("sub_component_type", "source"),
+        )
+        self._reject_short_circuited = registry.counter(
+            PREFIX + "reject_short_circuited_total", "Ticks that a plugin rejected", ("plugin_id",)
+        )
+        self._tick_skipped = registry.counter(
+            PREFIX + "tick_skipped_total", "Ticks at which a plugin's interval had not passed", ("plugin_id",)
+        )
+        self._tick_requires_unsatisfied = registry.counter(
+            PREFIX + "tick_requires_unsatisfied_total",
+            "Ticks at which a plugin was not called because a required field was not set",
+            ("plugin_id", "missing_field"),
+        )
+        self._plugin_circuit_state = registry.gauge(
+            PREFIX + "plugin_circuit_state",
+            "Circuit breaker of a plugin: 0 closed, 0.5 half open, 1 open",
+            ("plugin_id",),
+        )
+        self._plugin_cache_age_seconds = registry.gauge(
+            PREFIX + "plugin_cache_age_seconds",
+            "Age of the last override of a plugin when it took part",
+            ("plugin_id",),
+        )
+        self._plugin_override_active = registry.gauge(
+            PREFIX + "plugin_override_active",
+            "1 if the plugin returned a target of this type (or REJECT) at the last tick",
+            ("plugin_id", "stage", "override_type"),
+        )
+        self._tick_lag_seconds = registry.gauge(
+            PREFIX + "tick_lag_seconds",
+            "Delay of the last call of a plugin after the end of its interval",
+            ("plugin_id",),
+        )
         self._latency = registry.histogram(
             PREFIX + "plugin_latency_seconds",
             "Duration of successful calls of plugins",
@@ -82,50 +102,51 @@ class PluginMetrics:
             self._record_stage(record)
         for plugin in pipeline.plugins:
             state = pipeline.circuit(plugin.plugin_id).state(now_s)
-            self._gauges["plugin_circuit_state"].labels(plugin_id=plugin.plugin_id).set(CIRCUIT_VALUES[state])
+            self._plugin_circuit_state.labels(plugin_id=plugin.plugin_id).set(CIRCUIT_VALUES[state])
 
     def _remove_absent(self, present: set[str]) -> None:
         for plugin_id in self._present - present:
-            for family in self._gauges.values():
+            for family in (
+                self._plugin_circuit_state,
+                self._plugin_cache_age_seconds,
+                self._plugin_override_active,
+                self._tick_lag_seconds,
+            ):
                 family.remove(plugin_id=plugin_id)
         self._present = present
 
     def _record(self, one: PluginActivity, record: StageRecord | None) -> None:
         plugin_id, stage = one.plugin_id, one.stage.value
         if one.kind is ActivityKind.IDLE:
-            self._counters["tick_skipped_total"].labels(plugin_id=plugin_id).inc()
+            self._tick_skipped.labels(plugin_id=plugin_id).inc()
         elif one.kind is ActivityKind.UNSATISFIED:
-            self._counters["tick_requires_unsatisfied_total"].labels(
-                plugin_id=plugin_id, missing_field=one.missing
-            ).inc()
+            self._tick_requires_unsatisfied.labels(plugin_id=plugin_id, missing_field=one.missing).inc()
         elif one.kind is ActivityKind.DUE:
-            self._gauges["tick_lag_seconds"].labels(plugin_id=plugin_id).set(one.seconds)
+            self._tick_lag_seconds.labels(plugin_id=plugin_id).set(one.seconds)
         else:
             if one.kind is ActivityKind.HELD:
-                self._counters["plugin_held_over_total"].labels(plugin_id=plugin_id, stage=stage).inc()
-                self._gauges["plugin_cache_age_seconds"].labels(plugin_id=plugin_id).set(one.seconds)
+                self._plugin_held_over.labels(plugin_id=plugin_id, stage=stage).inc()
+                self._plugin_cache_age_seconds.labels(plugin_id=plugin_id).set(one.seconds)
             result = result_label(one, () if record is None else record.results)
-            self._counters["plugin_evaluations_total"].labels(plugin_id=plugin_id, stage=stage, result=result).inc()
+            self._plugin_evaluations.labels(plugin_id=plugin_id, stage=stage, result=result).inc()
             if one.stage is not PluginStage.PREDICT:
                 self._reset_overrides(plugin_id, stage)
 
     def _reset_overrides(self, plugin_id: str, stage: str) -> None:
         for kind in OVERRIDE_TYPES:
-            self._gauges["plugin_override_active"].labels(plugin_id=plugin_id, stage=stage, override_type=kind).set(0)
+            self._plugin_override_active.labels(plugin_id=plugin_id, stage=stage, override_type=kind).set(0)
 
     def _record_stage(self, record: StageRecord) -> None:
         stage = record.stage.value
         for one in record.results:
             for kind in override_types(one):
-                self._gauges["plugin_override_active"].labels(
-                    plugin_id=one.plugin_id, stage=stage, override_type=kind
-                ).set(1)
+                self._plugin_override_active.labels(plugin_id=one.plugin_id, stage=stage, override_type=kind).set(1)
             if isinstance(one.result, RejectResult):
-                self._counters["reject_short_circuited_total"].labels(plugin_id=one.plugin_id).inc()
-        names = {PluginStage.RECONCILE: "reconcile_clamped_total", PluginStage.CONSTRAIN: "constrain_capped_total"}
-        if record.stage in names and record.outcome is not None:
+                self._reject_short_circuited.labels(plugin_id=one.plugin_id).inc()
+        clamps = {PluginStage.RECONCILE: self._reconcile_clamped, PluginStage.CONSTRAIN: self._constrain_capped}
+        if record.stage in clamps and record.outcome is not None:
             for clamp in record.outcome.clamped:
-                self._counters[names[record.stage]].labels(
+                clamps[record.stage].labels(
                     sub_component_type=clamp.component, source=clamp.plugin_id or "unknown"
                 ).inc()
 
@@ -138,7 +159,7 @@ def override_types(one: PluginResult) -> set[str]:
 
 
 def result_label(one: PluginActivity, results: Iterable[PluginResult]) -> str:
-    """Return the label `result` of an evaluation: the type of the first target stands for all of them."""
+    """Return the label `result` of an evaluation: the type of the first target, whatever the others are."""
     if one.kind is ActivityKind.HELD:
         return "held_over"
     if one.kind is ActivityKind.FAILED:
