@@ -18,6 +18,8 @@ COMMANDS = {
     "dynamo chat": "dynamo.cli.chat:ChatConfig",
     "dynamo route explain": "dynamo.cli.route:ExplainConfig",
     "dynamo route state": "dynamo.cli.route:StateConfig",
+    "dynamo plan explain": "dynamo.cli.plan:PlanExplainConfig",
+    "dynamo plan replay": "dynamo.cli.plan:PlanReplayConfig",
     "dynamo replay": "dynamo.replay.config:ReplayConfig",
     "dynamo replay sweep": "dynamo.replay.sweep:SweepConfig",
     "dynamo replay fit": "dynamo.replay.fit:FitConfig",

@@ -48,6 +48,8 @@ COMMANDS = (
     "dynamo.cli chat",
     "dynamo.cli route explain",
     "dynamo.cli route state",
+    "dynamo.cli plan explain",
+    "dynamo.cli plan replay",
     "dynamo.cli replay TRACE",
     "dynamo.cli replay convert",
     "dynamo.cli replay datagen analyze",

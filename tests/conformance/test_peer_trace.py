@@ -10,6 +10,7 @@ from benchmarks.corpus import bench_model
 from benchmarks.peer import peer_python
 from benchmarks.stacks import HOST, MODEL_NAME, Recipe, Stack, ours, theirs
 from tests.cluster.peers import require_peer
+from tests.cluster.processes import wait_until
 
 pytestmark = pytest.mark.conformance
 
@@ -19,7 +20,11 @@ PARENT = "00f067aa0ba902b7"
 
 def lines_of(stack, index):
     with open(os.path.join(stack.home, f"process-{index}.log"), encoding="utf-8", errors="replace") as file:
-        return [json.loads(line) for line in file if line.startswith("{")]
+        return [json.loads(line) for line in file if line.startswith("{") and line.endswith("\n")]
+
+
+def traced(stack, index):
+    return [line for line in lines_of(stack, index) if line.get("trace_id") == TRACE]
 
 
 def test_the_released_worker_logs_our_clients_trace():
@@ -32,8 +37,9 @@ def test_the_released_worker_logs_our_clients_trace():
         with closing(http.client.HTTPConnection(HOST, stack.port, timeout=10)) as connection:
             connection.request("POST", "/v1/completions", json.dumps(body), headers)
             assert connection.getresponse().status == 200
-        ours_said = [line for line in lines_of(stack, 0) if line.get("trace_id") == TRACE]
-        theirs_said = [line for line in lines_of(stack, 1) if line.get("trace_id") == TRACE]
+        # Both write their last line after the response has ended.
+        wait_until(lambda: traced(stack, 0) and traced(stack, 1), "a log has no line of the trace")
+        ours_said, theirs_said = traced(stack, 0), traced(stack, 1)
     assert [line["message"] for line in ours_said] == ["request completed"]
     assert theirs_said
     for line in theirs_said:

@@ -51,7 +51,7 @@ def test_commands_are_in_blocks_that_are_run(block: Block) -> None:
 def test_documented_commands_name_the_interpreter_of_the_clone(block: Block) -> None:
     for command in commands(block.text):
         bare = re.search(
-            r"(?<![\w./-])(python3? -m (?!sglang)|pip install|dynamo (serve|chat|route|replay))", command.text
+            r"(?<![\w./-])(python3? -m (?!sglang)|pip install|dynamo (serve|chat|route|plan|replay))", command.text
         )
         assert bare is None, f"{block.name}: `{bare and bare[0]}` is not on the reader's PATH; write .venv/bin/…"
         assert "dynamo-serve[" not in command.text, f"{block.name}: nothing is published; write -e '.[extra]'"

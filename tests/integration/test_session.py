@@ -51,7 +51,8 @@ FRONTEND = """
 import http.server, json, os, pathlib, sys, signal
 from dynamo.core.parent import die_with_parent
 home = pathlib.Path(sys.argv[2])
-(home.parent / "frontend.pid").write_text(str(os.getpid()))
+(home.parent / "frontend.new").write_text(str(os.getpid()))
+(home.parent / "frontend.new").rename(home.parent / "frontend.pid")
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         names = [path.name for path in (home / "discovery").iterdir()]
@@ -72,7 +73,8 @@ import os, pathlib, sys, time
 from dynamo.core.parent import die_with_parent
 die_with_parent()
 home = pathlib.Path(sys.argv[2])
-(home.parent / f"{sys.argv[1]}.pid").write_text(str(os.getpid()))
+(home.parent / f"{sys.argv[1]}.new").write_text(str(os.getpid()))
+(home.parent / f"{sys.argv[1]}.new").rename(home.parent / f"{sys.argv[1]}.pid")
 (home / "discovery" / sys.argv[1]).touch()
 time.sleep(60)
 """
@@ -113,7 +115,7 @@ class Run:
 
     def pid(self, name: str) -> int:
         path = self.tmp_path / f"{name}.pid"
-        wait_for(lambda: path.exists() and path.read_text(), lambda: f"{name} never started:\n{self.text()}")
+        wait_for(path.exists, lambda: f"{name} never started:\n{self.text()}")
         return int(path.read_text())
 
     def ends(self) -> int:

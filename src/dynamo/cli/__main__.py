@@ -1,4 +1,4 @@
-"""Command line: `dynamo serve`, `dynamo chat`, `dynamo route`, `dynamo replay`, and the help page."""
+"""Command line: `dynamo serve`, `dynamo chat`, `dynamo route`, `dynamo plan`, `dynamo replay`, and the help page."""
 
 import sys
 import time
@@ -16,6 +16,7 @@ dynamo {__version__}: serve a language model over the OpenAI API
   dynamo serve --engine mocker        a simulated engine: real API, real timing, random tokens
   dynamo chat                         talk to the running server in this terminal
   dynamo route explain                show why the KV router chose the workers of the last requests
+  dynamo plan explain FILE            show why the planner changed the number of workers, or did not
   dynamo replay TRACE.jsonl           simulate a cluster under the load of a trace
 
   dynamo COMMAND --help               its common options, their environment variables and defaults (also: dynamo help COMMAND)
@@ -28,7 +29,7 @@ The same processes can be started one by one, on one machine or on several that 
   python -m dynamo.cpu --discovery-backend file --model-path DIR
   python -m dynamo.mocker --discovery-backend file --model-path DIR
 """
-COMMANDS = ("serve", "chat", "route", "replay")
+COMMANDS = ("serve", "chat", "route", "plan", "replay")
 STARTED = time.monotonic()
 
 
@@ -63,6 +64,10 @@ def run(argv: list[str]) -> int:
         from dynamo.cli.route import route
 
         return route(rest)
+    if word == "plan":
+        from dynamo.cli.plan import plan
+
+        return plan(rest)
     if word == "replay":
         from dynamo.cli.replay import replay
 

@@ -38,7 +38,8 @@ def started(cluster: Cluster, **settings: Any) -> Path:
 
 
 def lines(folder: Path) -> list[bytes]:
-    return [line for file in sorted(folder.glob("*.jsonl")) for line in file.read_bytes().splitlines() if line]
+    """Return the lines of the log that are written completely."""
+    return [line for file in sorted(folder.glob("*.jsonl")) for line in file.read_bytes().split(b"\n")[:-1]]
 
 
 def decided(folder: Path, matches: Callable[[dict[str, Any]], object]) -> bool:

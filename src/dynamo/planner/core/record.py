@@ -205,5 +205,5 @@ def _restored(call: PluginCall, saved: SavedReply | None, line: int) -> PluginRe
 def _decoded(line: bytes, kind: type[T], number: int) -> T:
     try:
         return msgspec.json.decode(line, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"line {number}: cannot decode a {kind.__name__.lower()} record: {error}") from None
