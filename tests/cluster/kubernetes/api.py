@@ -136,7 +136,7 @@ class Api:
         item = self._decoded(resource, namespace, body, options)
         own = item["metadata"]
         if own.get("resourceVersion"):
-            raise ApiError(400, "resourceVersion should not be set on objects to be created")
+            raise ApiError(500, "resourceVersion should not be set on objects to be created")  # As released servers do.
         self._check_namespace(resource, namespace, own.get("name", ""))
         is_generated = not own.get("name") and bool(own.get("generateName"))
         if is_generated:

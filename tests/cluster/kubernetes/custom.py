@@ -123,7 +123,7 @@ def check_definition(item: Object, live: Object | None) -> list[Object]:
         if not raw:
             causes.append(required(at, "schemas are required"))
             continue
-        causes += check_structural(raw, at)
+        causes += check_structural(raw, at if len(versions) > 1 else "spec.validation.openAPIV3Schema")
     return causes
 
 
@@ -172,7 +172,7 @@ def check_structural(raw: Any, path: str, *, is_nested_logic: bool = False) -> l
     if raw.get("x-kubernetes-validations") and not causes:
         causes += check_rules(raw, path)
     for name, one in (raw.get("properties") or {}).items():
-        if path.count(".") == 3 and name == "metadata":
+        if path.endswith("openAPIV3Schema") and name == "metadata":
             continue
         causes += check_structural(one, f"{path}.properties[{name}]", is_nested_logic=is_nested_logic)
     for name in ("items", "additionalProperties"):
