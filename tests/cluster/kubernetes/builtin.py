@@ -8,7 +8,6 @@ import typing
 from typing import Any
 
 import msgspec
-
 from tests.cluster.kubernetes.errors import ApiError, Object
 from tests.cluster.kubernetes.metadata import METADATA
 from tests.cluster.kubernetes.resources import Resource

@@ -96,7 +96,7 @@ def check_definition(item: Object, live: Object | None) -> list[Object]:
     wanted = f"{names.get('plural')}.{spec.get('group')}"
     if item["metadata"]["name"] != wanted:
         causes.append(
-            invalid_value("metadata.name", item["metadata"]["name"], f'must be spec.names.plural+"."+spec.group')
+            invalid_value("metadata.name", item["metadata"]["name"], 'must be spec.names.plural+"."+spec.group')
         )
     if names.get("plural", "").lower() != names.get("plural", ""):
         causes.append(invalid_value("spec.names.plural", names["plural"], "must be lower case"))

@@ -58,7 +58,7 @@ def duplicate(field: str, value: object) -> Object:
 
 def quoted(value: object) -> str:
     """Write a value as the messages of the API server do."""
-    import json  # noqa: PLC0415
+    import json
 
     return json.dumps(value, separators=(",", ":")) if not isinstance(value, bool) else str(value).lower()
 

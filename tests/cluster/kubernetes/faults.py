@@ -7,7 +7,6 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-
 from tests.cluster.kubernetes.errors import ApiError
 from tests.cluster.kubernetes.storage import Storage
 

@@ -11,7 +11,6 @@ from typing import Any, Self
 
 import trustme
 import uvicorn
-
 from tests.cluster.kubernetes.controllers import Controllers
 from tests.cluster.kubernetes.faults import FAULTS_PATH
 from tests.cluster.kubernetes.kubeconfig import ADMIN_TOKEN, write_kubeconfig

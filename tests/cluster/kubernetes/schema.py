@@ -30,8 +30,24 @@ Rule = Callable[["Schema", Any, Any, str], Iterator[Object]]
 class Schema:
     """One node of a structural schema; an empty one accepts and keeps everything."""
 
-    __slots__ = ("additional", "atomic", "default", "embedded", "items", "junctors", "map_keys", "nullable",
-                 "preserve", "properties", "raw", "required", "rules", "string_or_int", "set", "type")  # fmt: skip
+    __slots__ = (
+        "additional",
+        "atomic",
+        "default",
+        "embedded",
+        "items",
+        "junctors",
+        "map_keys",
+        "nullable",
+        "preserve",
+        "properties",
+        "raw",
+        "required",
+        "rules",
+        "set",
+        "string_or_int",
+        "type",
+    )  # fmt: skip
 
     def __init__(self, raw: Object | None = None, rules: "Callable[[Schema], Rule] | None" = None) -> None:
         raw = raw or {}

@@ -10,7 +10,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-
 from tests.cluster.kubernetes import errors
 from tests.cluster.kubernetes.api import APPLY_PATCH, Api, ListQuery, Options, selection
 from tests.cluster.kubernetes.builtin import schema_of
@@ -350,7 +349,7 @@ async def _body(request: Request) -> tuple[str, Any]:
         )
     try:
         if "yaml" in content_type and not data.lstrip().startswith(b"{"):
-            return content_type, yaml.load(data, _PlainLoader)  # noqa: S506 - a subclass of the safe loader
+            return content_type, yaml.load(data, _PlainLoader)
         return content_type, msgspec.json.decode(data)
     except (msgspec.DecodeError, yaml.YAMLError) as error:
         raise ApiError(400, f"couldn't get version/kind; json parse error: {error}") from error

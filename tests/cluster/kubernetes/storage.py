@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-
 from tests.cluster.kubernetes.errors import Object, expired
 from tests.cluster.kubernetes.resources import GroupPlural
 

@@ -7,7 +7,6 @@ import uuid
 from typing import Any
 
 import httpx
-
 from tests.cluster.kubernetes.api import Admission
 from tests.cluster.kubernetes.errors import ApiError, Object
 from tests.cluster.kubernetes.patches import json_patch
