@@ -1,6 +1,6 @@
 """Built-in kinds: schemas from the lightkube models, and the rules of metadata that depend on a kind."""
 
-import datetime
+import datetime as dt
 import functools
 import importlib
 import types
@@ -41,7 +41,7 @@ ATOMIC = {
     "Subject", "TopologySelectorTerm", "TypedLocalObjectReference",
 }  # fmt: skip
 ATOMIC_FIELDS = {("PodSpec", "nodeSelector"), ("ServiceSpec", "selector"), ("ReplicationControllerSpec", "selector")}
-SCALARS = {str: "string", int: "integer", bool: "boolean", float: "number", datetime.datetime: "string"}
+SCALARS = {str: "string", int: "integer", bool: "boolean", float: "number", dt.datetime: "string"}
 MAX_DEPTH = 14
 """Levels of a recursive model (JSONSchemaProps) that get a schema; deeper ones are kept as they are."""
 

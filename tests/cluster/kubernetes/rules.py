@@ -1,6 +1,7 @@
 """CEL rules of schemas (x-kubernetes-validations), evaluated with cel-python."""
 
 import functools
+import itertools
 import re
 import warnings
 from collections.abc import Iterator
@@ -68,10 +69,10 @@ FUNCTIONS = {
     "compareTo": lambda left, right: celtypes.IntType((left > right) - (left < right)),
     "isGreaterThan": lambda left, right: celtypes.BoolType(left > right),
     "isLessThan": lambda left, right: celtypes.BoolType(left < right),
-    "isSorted": lambda items: celtypes.BoolType(all(a <= b for a, b in zip(items, items[1:], strict=False))),
+    "isSorted": lambda items: celtypes.BoolType(all(a <= b for a, b in itertools.pairwise(items))),
     "sum": lambda items: functools.reduce(lambda a, b: a + b, items),
-    "min": lambda items: min(items),
-    "max": lambda items: max(items),
+    "min": min,
+    "max": max,
     "indexOf": lambda items, one: celtypes.IntType(items.find(one) if isinstance(items, str) else items.index(one) if one in items else -1),
     "join": _join,
     "lowerAscii": lambda text: celtypes.StringType(str(text).lower()),

@@ -95,9 +95,8 @@ class ApiServer:
         if not parts or parts[0] not in {"api", "apis"}:
             return self._document(parts)
         depth = 2 if parts[0] == "api" else 3
-        if len(parts) <= depth and not (parts[0] == "apis" and len(parts) == depth + 1):
-            if len(parts) < depth or (parts[0] == "api" and len(parts) == 2) or len(parts) == depth:
-                return self._discovery(parts)
+        if len(parts) <= depth:
+            return self._discovery(parts)
         group, version = ("", parts[1]) if depth == 2 else (parts[1], parts[2])
         rest = parts[depth:]
         namespace = ""

@@ -53,7 +53,7 @@ def with_labels(template: Object, labels: dict[str, str]) -> Object:
 
 
 def template_hash(template: Any) -> str:
-    """Return the label value that tells the revisions of a template apart."""
+    """Return the label value that identifies a revision of a template."""
     return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:10]
 
 
