@@ -281,14 +281,13 @@ def _check_claim(spec: Object, before: Object, live: Object | None) -> list[Obje
 
 
 def _check_data(item: Object, live: Object | None) -> list[Object]:
-    causes = []
-    for key in {**(item.get("data") or {}), **(item.get("binaryData") or {})}:
-        if not re.fullmatch(r"[-._a-zA-Z0-9]{1,253}", key):
-            causes.append(
-                invalid_value(
-                    f"data[{key}]", key, "a valid config key must consist of alphanumeric characters, '-', '_' or '.'"
-                )
-            )
+    rule = "a valid config key must consist of alphanumeric characters, '-', '_' or '.'"
+    keys = [*(item.get("data") or {}), *(item.get("binaryData") or {})]
+    causes = [
+        invalid_value(f"data[{key}]", key, rule)
+        for key in dict.fromkeys(keys)
+        if not re.fullmatch(r"[-._a-zA-Z0-9]{1,253}", key)
+    ]
     if live and item["kind"] == "Secret" and item.get("type") != live.get("type"):
         causes.append(invalid_value("type", item.get("type"), IMMUTABLE))
     if live and live.get("immutable") and item.get("data") != live.get("data"):

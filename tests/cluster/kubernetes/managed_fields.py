@@ -140,9 +140,8 @@ def _merge_list(live: list[Any], config: list[Any], schema: Schema) -> list[Any]
         if name not in remaining:
             merged.append(cloned(one))
             continue
-        for earlier in order[: order.index(name)]:
-            if earlier not in wanted and earlier in remaining:
-                merged.append(remaining.pop(earlier))
+        earlier = [one for one in order[: order.index(name)] if one not in wanted and one in remaining]
+        merged.extend(remaining.pop(one) for one in earlier)
         merged.append(merge(remaining.pop(name), one, schema.items or ANY))
     return merged + [one for name, one in remaining.items() if name not in wanted]
 

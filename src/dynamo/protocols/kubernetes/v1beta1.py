@@ -426,5 +426,3 @@ class DynamoGraphDeploymentRequest(KubeStruct, kw_only=True):
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: RequestSpec
     status: RequestStatus | None = None
-
-
