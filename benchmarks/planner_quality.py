@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from statistics import mean
 from typing import Any
 
+from benchmarks.planner_oracle import KnownDemand, OraclePlanner
 from benchmarks.report import number, say, table, write_result
 from dynamo.planner.config.perf_model import EngineRole
 from dynamo.planner.config.planner_config import parse
@@ -48,6 +49,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Upstream's presets, with its predictor and sensitivity defaults."""
 FORECAST = "forecast"
+KNOWING = {"oracle": STARTUP_S + 5.0, "known rate": 0.0}
+"""Planners that know the arrivals: those of the start-up time and one interval, or only the present ones."""
 UPSTREAM_SHARE = 0.9
 """Fraction of the static maximum's goodput that an upstream preset must reach to be compared with."""
 
@@ -145,10 +148,14 @@ def traced(path: str, speedup: float, seconds: float) -> list[ReplaySession]:
     return found
 
 
-def planner_of(contender: str) -> Callable[[], Planner] | None:
+def planner_of(contender: str, sessions: Sequence[ReplaySession]) -> Callable[[], Planner] | None:
     """The planner of a contender; None for a static one."""
     if contender.startswith("static"):
         return None
+    if contender in KNOWING:
+        return lambda: OraclePlanner(
+            KnownDemand(sessions, ENGINE), KNOWING[contender], ITL_MS, WORKERS_MAX, name=contender
+        )
     policy = {"scaling_policy": "forecast"} if contender == FORECAST else PRESETS[contender]
     config = parse({**SLA, **policy})
     return lambda: CorePlanner(config, {EngineRole.AGGREGATED: ENGINE}, name=contender)
@@ -167,7 +174,7 @@ def run(cell: QualityCell) -> QualityRow:
         workers=int(cell.contender.split()[1]) if is_static else WORKERS_AT_START,
         router_mode="kv_router",
         engine=ENGINE,
-        planner=planner_of(cell.contender),
+        planner=planner_of(cell.contender, sessions),
         seed=cell.seed,
     ).run()
     rows = rows_of(outcome.flights)
@@ -244,7 +251,7 @@ def cells_of(given: argparse.Namespace) -> list[QualityCell]:
     loads = [*(TRACED if given.trace else ()), *GENERATED]
     loads = [load for load in loads if (not given.tune or load in TUNING) and (not given.load or load in given.load)]
     sizes = range(1, WORKERS_MAX + 1) if given.full else (2, 3, 4, 6, WORKERS_MAX)
-    contenders = [*(f"static {size}" for size in sizes), *PRESETS, FORECAST]
+    contenders = [*(f"static {size}" for size in sizes), *PRESETS, *KNOWING, FORECAST]
     contenders = [name for name in contenders if not given.contender or name in given.contender]
     seconds = given.seconds or (1800.0 if given.full else 600.0)
     found = []
