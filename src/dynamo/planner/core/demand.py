@@ -112,7 +112,10 @@ class DemandHistory:
         means: list[tuple[float, float]] = []
         for window_s in LEVEL_WINDOWS_S:
             mean = self._mean_since(now_s - window_s)
-            if any(abs(one - mean) > CONTRADICTION * math.sqrt(self._grain_s * mean / shorter_s) for shorter_s, one in means):
+            if any(
+                abs(one - mean) > CONTRADICTION * math.sqrt(self._grain_s * mean / shorter_s)
+                for shorter_s, one in means
+            ):
                 break
             means.append((window_s, mean))
         return means[-1]

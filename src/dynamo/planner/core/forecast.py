@@ -165,7 +165,9 @@ class RoleForecast:
         if cost is None:
             return ForecastEstimate(reason=LoadReason.INSUFFICIENT_DATA, startup_s=self._startup.mean_s)
         if is_new and traffic is not None:
-            self._demand.add(now_s, traffic.duration_s, traffic.num_req / traffic.duration_s * cost.request_s, cost.request_s)
+            self._demand.add(
+                now_s, traffic.duration_s, traffic.num_req / traffic.duration_s * cost.request_s, cost.request_s
+            )
             self._last = traffic
         if self._demand.is_empty:
             return ForecastEstimate(reason=LoadReason.NO_FPM_DATA, detail="no traffic was measured yet")
