@@ -19,7 +19,7 @@ FAULT_KINDS = (
     "second planner",
     "workers unknown",
 )
-FAULTS_END_S, END_S = 600.0, 2400.0
+FAULTS_END_S, END_S = 600.0, 1800.0
 BUDGET = 8
 
 

@@ -2,10 +2,12 @@
 
 import os
 
+import pytest
+from tests.simulation.planner.mutants import MUTANTS
 from tests.simulation.planner.scenario import FAULT_KINDS, drawn
 from tests.simulation.planner.world import check, describe
 
-SEEDS = int(os.environ.get("PLANNER_SEEDS", "30"))
+SEEDS = int(os.environ.get("PLANNER_SEEDS", "24"))
 
 
 def test_planner_keeps_its_invariants_under_every_seed() -> None:
@@ -18,9 +20,15 @@ def test_planner_keeps_its_invariants_under_every_seed() -> None:
 
 
 def test_seeds_of_the_test_contain_every_fault() -> None:
-    drawn_kinds = {fault.kind for seed in range(30) for fault in drawn(seed).faults}
+    drawn_kinds = {fault.kind for seed in range(SEEDS) for fault in drawn(seed).faults}
     assert drawn_kinds == set(FAULT_KINDS)
 
 
 def test_seed_determines_every_decision() -> None:
     assert describe(7)[0] == describe(7)[0]
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_introduced_bug_is_detected(name: str) -> None:
+    with MUTANTS[name]():
+        assert any(check(seed) for seed in range(30))
