@@ -49,6 +49,7 @@ COVERED_BY = {
     "http/openapi/docs_page.py": "unit/http/routes/test_system.py",
     "http/realtime.py": "unit/http/routes/test_realtime.py",
     "http/routes/api_options.py": "unit/http/routes/test_responses.py",
+    "http/routes/planner.py": "integration/test_serve_planner.py",
     "http/routes/openai.py": "unit/serving/test_endpoints.py",
     "kv_events/snapshots.py": "integration/test_durable_events.py",
     "kv_router/config.py": "unit/kv_router/test_cost.py",

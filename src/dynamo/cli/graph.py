@@ -1,13 +1,15 @@
 """Graph: the processes of a `dynamo serve`, with their command lines and environments. Pure."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dynamo.core.api_keys import ADMIN_API_KEYS, API_KEYS
 from dynamo.core.supervisor import Process
 
-FRONTEND = "frontend"
+FRONTEND, PLANNER = "frontend", "planner"
+WORKER, PREFILL = "worker", "prefill"
+"""Roles of workers; a worker's name is its role and its number."""
 PLANES = {"DYN_DISCOVERY_BACKEND": "file", "DYN_REQUEST_PLANE": "tcp", "DYN_EVENT_PLANE": "zmq"}
 """Planes that need no set-up on one machine; flags can override them, the environment cannot."""
 LOOPBACK = dict.fromkeys(
@@ -15,19 +17,60 @@ LOOPBACK = dict.fromkeys(
 )
 """Worker addresses of a graph with its own discovery directory, which no process of another machine uses."""
 GRACE_VARIABLE = "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS"
+SCALE_DOWN_GRACE_S = "1"
+SCALING_WAIT_VARIABLE, SCALING_WAIT_S = "SCALING_MAX_WAIT_TIME", "300"
+"""Seconds after which the planner stops to wait for a worker that does not become ready."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTemplate:
+    """What the workers of a graph have in common, and how they differ by role and number."""
+
+    command: tuple[str, ...]
+    variables: Mapping[str, str | None]
+    workers: int
+    """Number of workers of the role `worker` at most."""
+    prefill_workers: int
+    system_port: int | None
+    """System port of the first worker; the others follow. None: workers have none."""
+
+    def worker(self, role: str, number: int, devices: Sequence[str] = ()) -> Process:
+        """Return the process of a worker; numbers of a role begin with 1. `devices`: the only GPUs that it uses."""
+        variables = dict(self.variables)
+        if self.system_port is not None:
+            index = number - 1 + (self.workers if role == PREFILL else 0)
+            variables["DYN_SYSTEM_PORT"] = str(self.system_port + index)
+        if devices:
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        mode = ("--disaggregation-mode=prefill" if role == PREFILL else "--disaggregation-mode=decode",)
+        return Process(
+            name=f"{role}-{number}",
+            command=(*self.command, *(mode if self.prefill_workers else ())),
+            variables=variables,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """A frontend and its workers."""
+    """A frontend, its workers, and possibly the planner that changes their number."""
 
     frontend: Process
-    workers: tuple[Process, ...]
+    roles: Mapping[str, int]
+    """Number of workers of each role at the start."""
+    template: WorkerTemplate
+    planner: Process | None = None
+
+    @property
+    def workers(self) -> tuple[Process, ...]:
+        """Return the workers of the start."""
+        return tuple(
+            self.template.worker(role, number) for role, count in self.roles.items() for number in range(1, count + 1)
+        )
 
     @property
     def processes(self) -> tuple[Process, ...]:
         """Return all processes in their start order: the ones that load longest first."""
-        return (*self.workers, self.frontend)
+        return (*self.workers, self.frontend, *(() if self.planner is None else (self.planner,)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +92,9 @@ def plan(
     engine: str,
     workers: int,
     prefill_workers: int = 0,
+    max_workers: int | None = None,
+    planner_config: str | None = None,
+    planner_variables: Mapping[str, str] | None = None,
     frontend_flags: Sequence[str] = (),
     engine_flags: Sequence[str] = (),
     key_variables: Mapping[str, str] | None = None,
@@ -57,7 +103,9 @@ def plan(
     """Return the graph of one frontend and `workers` engines with file discovery, TCP requests and ZMQ events.
 
     `prefill_workers` further engines compute the prompts, and the others decode. `key_variables` contain the API keys
-    for the frontend, whose command line has none; workers get the admin keys only.
+    for the frontend, whose command line has none; workers get the admin keys only. With `planner_config`, the JSON
+    text of its settings, a planner changes the number of workers, up to `max_workers`; `planner_variables` contain the
+    settings that must not be in a command line.
     """
     shared = {
         **PLANES,
@@ -66,8 +114,11 @@ def plan(
     }
     if place.is_private:
         shared |= {name: place.variables.get(name) or address for name, address in LOOPBACK.items()}
-    # Workers are stopped only after the frontend has ended, so no request needs a grace period.
-    grace = {GRACE_VARIABLE: place.variables.get(GRACE_VARIABLE) or "0"}
+    # At the end, workers are stopped after the frontend, so no request needs a grace period; with a planner, one may be
+    # stopped while the frontend serves, which has to receive the change of discovery first.
+    grace = {
+        GRACE_VARIABLE: place.variables.get(GRACE_VARIABLE) or ("0" if planner_config is None else SCALE_DOWN_GRACE_S)
+    }
     keys = dict(key_variables or {})
     worker_keys = {API_KEYS: None, ADMIN_API_KEYS: keys.get(ADMIN_API_KEYS)}
     frontend = Process(
@@ -75,26 +126,30 @@ def plan(
         command=_command(place, "dynamo.frontend", frontend_flags),
         variables=shared | _no_system_port() | keys,
     )
+    planner = None
+    if planner_config is not None:
+        wait = {SCALING_WAIT_VARIABLE: place.variables.get(SCALING_WAIT_VARIABLE) or SCALING_WAIT_S}
+        planner = Process(
+            name=PLANNER,
+            command=_command(place, "dynamo.planner", (f"--config={planner_config}",)),
+            variables=shared
+            | _no_system_port()
+            | wait
+            | {API_KEYS: None, ADMIN_API_KEYS: None}
+            | dict(planner_variables or {}),
+        )
     return Graph(
         frontend=frontend,
-        workers=tuple(
-            Process(
-                name=name,
-                command=_command(place, f"dynamo.{engine}", (*engine_flags, *role_flags)),
-                variables=shared | grace | worker_keys | _system_port(place.variables, index),
-            )
-            for index, (name, role_flags) in enumerate(_roles(workers, prefill_workers))
+        planner=planner,
+        roles={WORKER: workers, PREFILL: prefill_workers} if prefill_workers else {WORKER: workers},
+        template=WorkerTemplate(
+            command=_command(place, f"dynamo.{engine}", engine_flags),
+            variables=shared | grace | worker_keys,
+            workers=max(workers, max_workers or 0),
+            prefill_workers=prefill_workers,
+            system_port=_system_port(place.variables),
         ),
     )
-
-
-def _roles(workers: int, prefill_workers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the workers' names and the flags of their roles."""
-    decode = ("--disaggregation-mode=decode",) if prefill_workers else ()
-    for number in range(1, workers + 1):
-        yield f"worker-{number}", decode
-    for number in range(1, prefill_workers + 1):
-        yield f"prefill-{number}", ("--disaggregation-mode=prefill",)
 
 
 def _command(place: GraphLocation, module: str, flags: Sequence[str]) -> tuple[str, ...]:
@@ -107,9 +162,7 @@ def _no_system_port() -> dict[str, str]:
     return {"DYN_SYSTEM_PORT": "-1"}
 
 
-def _system_port(variables: Mapping[str, str], index: int) -> dict[str, str]:
-    """Return a worker's system port: the environment's plus its index, because the workers share a machine."""
+def _system_port(variables: Mapping[str, str]) -> int | None:
+    """Return the first worker's system port, which is the environment's; the workers share a machine."""
     text = variables.get("DYN_SYSTEM_PORT", "")
-    if not text.isdigit() or text == "0":
-        return {}
-    return {"DYN_SYSTEM_PORT": str(int(text) + index)}
+    return int(text) if text.isdigit() and text != "0" else None

@@ -5,11 +5,12 @@ import signal
 from collections import deque
 from dataclasses import dataclass
 
-from dynamo.cli.graph import FRONTEND
+from dynamo.cli.graph import FRONTEND, PLANNER
 
 RESTART_DELAYS_S = (0.0, 1.0, 4.0)  # Before each restart of the window: a port or device may need time to be released.
 RESTARTS_MAX = len(RESTART_DELAYS_S)  # Per process and window; a further crash is not transient.
 RESTART_WINDOW_S = 60.0
+PLANNER_DELAY_S = 30.0  # After `RESTARTS_MAX`: workers serve without a planner, so its crashes never end the graph.
 LISTING_S_MAX = 60.0  # A frontend reads a tokenizer in seconds; if it lists no model by then, it has failed.
 
 
@@ -68,6 +69,11 @@ class GraphLife:
         self.phase = Phase.ENDING
         return EndGraph(0, reason)
 
+    def survive(self, name: str) -> None:
+        """Continue without a process whose exit would have ended the serving graph."""
+        self.phase = Phase.SERVING
+        self._restarts.pop(name, None)
+
     def exited(self, name: str, status: int, now: float) -> RestartProcess | EndGraph | None:
         """Decide what follows the exit of a process; None while the graph is ending.
 
@@ -85,6 +91,8 @@ class GraphLife:
         restarts = self._restarts.setdefault(name, deque(maxlen=RESTARTS_MAX))
         while restarts and now - restarts[0] > RESTART_WINDOW_S:
             restarts.popleft()
+        if len(restarts) == RESTARTS_MAX and name == PLANNER:
+            return RestartProcess(name, f"{reason}; the workers stay as they are", PLANNER_DELAY_S)
         if len(restarts) == RESTARTS_MAX:
             self.phase = Phase.ENDING
             return EndGraph(1, f"{reason}, the {RESTARTS_MAX + 1}th time within {RESTART_WINDOW_S:.0f} s", name)

@@ -2,12 +2,13 @@
 
 import dataclasses
 import json
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dynamo.backend.config import UNSUPPORTED_WORKER_FLAGS, DisaggregatedOptions
 from dynamo.backend.disagg import DisaggregationMode
@@ -17,8 +18,12 @@ from dynamo.core.config import as_flags, build_parser, from_namespace, option
 from dynamo.core.errors import ConfigError
 from dynamo.core.unsupported_flags import UnsupportedFlag, declared_flags, drop_unsupported
 
+if TYPE_CHECKING:
+    from dynamo.planner.config.planner_config import PlannerConfig
+
 ENGINES = ("cpu", "mocker")
 DEFAULT_HOST = "127.0.0.1"  # A model served on a laptop must not be exposed to the network by default.
+PLANNED_MIGRATIONS = 3  # A long request may lose several workers while their number falls.
 WORKERS_MAX = 64  # Processes on one machine; a larger number is probably a typing error.
 
 
@@ -30,6 +35,8 @@ class ServeConfig:
         "--engine",
         "--workers",
         "--prefill-workers",
+        "--planner",
+        "--max-workers",
         "--verbose",
         "--model-name",
         "--max-model-len",
@@ -61,6 +68,24 @@ class ServeConfig:
         "DYN_SERVE_PREFILL_WORKERS",
         "Number of further engine processes for prefill only; those of --workers then only decode",
     )
+    planner: str | None = option(
+        None,
+        "--planner",
+        None,
+        "Let the planner choose the number of workers, from --workers to --max-workers; CONFIG: its settings as a file "
+        "or inline JSON",
+        metavar="CONFIG",
+        extra={"const": "{}"},
+    )
+    max_workers: int | None = option(
+        None, "--max-workers", "DYN_SERVE_MAX_WORKERS", "Most engine processes with --planner, prefill included"
+    )
+    gpus_per_worker: int = option(
+        0,
+        "--gpus-per-worker",
+        "DYN_SERVE_GPUS_PER_WORKER",
+        "GPUs of each engine process with --planner (CUDA_VISIBLE_DEVICES)",
+    )
     verbose: bool = option(
         False, "--verbose", None, "Show the processes' logs in this terminal; so does setting DYN_LOG"
     )
@@ -70,6 +95,23 @@ class ServeConfig:
             raise ConfigError(f"--workers {self.workers}: must be from 1 to {WORKERS_MAX}")
         if not 0 <= self.prefill_workers <= WORKERS_MAX:
             raise ConfigError(f"--prefill-workers {self.prefill_workers}: must be from 0 to {WORKERS_MAX}")
+        if self.planner is None:
+            for flag, value in (
+                ("--max-workers", self.max_workers),
+                ("--gpus-per-worker", self.gpus_per_worker or None),
+            ):
+                if value is not None:
+                    raise ConfigError(f"{flag} {value}: requires --planner")
+            return
+        least = self.workers + self.prefill_workers
+        if self.max_workers is None:
+            raise ConfigError("--max-workers: missing; required with --planner")
+        if not least <= self.max_workers <= WORKERS_MAX:
+            raise ConfigError(
+                f"--max-workers {self.max_workers}: must be from {least}, the workers of the start, to {WORKERS_MAX}"
+            )
+        if not 0 <= self.gpus_per_worker <= WORKERS_MAX:
+            raise ConfigError(f"--gpus-per-worker {self.gpus_per_worker}: must be from 0 to {WORKERS_MAX}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +140,7 @@ class Options:
     def engine_flags(self, cores: int) -> list[str]:
         """Return each engine's flags that differ from the defaults; the engines share the cores."""
         flags = as_flags(self.engine)
-        processes = self.serve.workers + self.serve.prefill_workers
+        processes = self.serve.max_workers or self.serve.workers + self.serve.prefill_workers
         if self.serve.engine == "cpu" and self.engine.threads is None and processes > 1:
             from dynamo.cpu.blas import suitable_threads
 
@@ -121,7 +163,7 @@ def read(argv: Sequence[str], variables: Mapping[str, str]) -> Options:
     whole = build_parser(ServeConfig, engine_type, FrontendConfig, variables=variables, prog="dynamo serve")
     config = from_namespace(ServeConfig, whole.parse_args(list(argv)))
     engine = _own(engine_type, _with_model(argv, config), variables)
-    frontend = _own(FrontendConfig, argv, variables)
+    frontend = _own(FrontendConfig, _with_migrations(argv, config, variables), variables)
     if config.prefill_workers:
         _check_roles(config, engine)
     if frontend.interactive:
@@ -142,6 +184,33 @@ def read(argv: Sequence[str], variables: Mapping[str, str]) -> Options:
         is_demo=engine.model_path is None,
         keys=api_keys(frontend, variables),
     )
+
+
+def planner_config(chosen: Options) -> "PlannerConfig | None":
+    """Return the settings of `--planner`; None without it. Raises `ConfigError` in one line."""
+    serve = chosen.serve
+    if serve.planner is None:
+        return None
+    from dynamo.cli.autoscale import planner_settings
+    from dynamo.planner.config.source import from_mapping, read_argument
+
+    if os.path.isdir(serve.planner):  # `Path.is_dir` raises for inline JSON that is longer than a file name.
+        raise ConfigError(f"--planner {serve.planner}: must be a file or inline JSON; put MODEL before --planner")
+    try:
+        given = read_argument(serve.planner)
+        if not isinstance(given, Mapping):
+            raise ConfigError("must be an object with named fields")  # noqa: TRY301 - one place that names the flag
+        return from_mapping(
+            planner_settings(
+                given,
+                workers=serve.workers,
+                prefill_workers=serve.prefill_workers,
+                max_workers=serve.max_workers or serve.workers,
+                namespace=chosen.engine.endpoint_id().namespace,
+            )
+        )
+    except ConfigError as error:
+        raise ConfigError(f"--planner: {error}") from None
 
 
 def api_of(engine: Any) -> Api:
@@ -205,6 +274,13 @@ def _with_model(argv: Sequence[str], config: ServeConfig) -> list[str]:
     is_hub_id = not Path(config.model).expanduser().is_dir()
     name = [f"--model-name={config.model}"] if is_hub_id and not _is_given(argv, "--model-name") else []
     return [*argv, *name, f"--model-path={directory}"]
+
+
+def _with_migrations(argv: Sequence[str], config: ServeConfig, variables: Mapping[str, str]) -> list[str]:
+    """Enable migration with a planner: a worker that it stops ends a request that takes longer than its drain."""
+    if config.planner is None or _is_given(argv, "--migration-limit") or variables.get("DYN_MIGRATION_LIMIT"):
+        return list(argv)
+    return [*argv, f"--migration-limit={PLANNED_MIGRATIONS}"]
 
 
 def _is_given(argv: Sequence[str], flag: str) -> bool:

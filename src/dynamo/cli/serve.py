@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import errno
+import json
 import os
 import secrets
 import signal
@@ -10,18 +11,20 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from typing import TextIO
+from typing import Any, TextIO
 
 from dynamo.cli import options
 from dynamo.cli.announcement import Announcement
-from dynamo.cli.graph import FRONTEND, Graph, GraphLocation, plan
+from dynamo.cli.autoscale import FOLLOW_S, Autoscaler, PlannerFollower, explain, planner_variables, visible_devices
+from dynamo.cli.graph import FRONTEND, PLANNER, Graph, GraphLocation, plan
 from dynamo.cli.life import EndGraph, GraphLife, Phase, RestartProcess
+from dynamo.cli.replicas import DevicePool
 from dynamo.core.boundaries import Rollback
 from dynamo.core.config import environ
 from dynamo.core.errors import ConfigError, DynamoException, StartupError
 from dynamo.core.known_variables import warnings as unknown_variables
 from dynamo.core.locked_directory import LockedDirectory
-from dynamo.core.supervisor import Event, Exited, Supervisor
+from dynamo.core.supervisor import Event, Exited, Process, Supervisor
 
 POLL_S = 0.05  # Short, because start-up time is visible; a request to /health costs the loading processes little.
 HEALTH_TIMEOUT_S = 1.0
@@ -49,16 +52,22 @@ def serve(argv: list[str], started: float) -> int:
     if chosen.needs_key:  # This process lists the models to see whether they are served, so it needs a key too.
         session_key = secrets.token_urlsafe(32)
         keys = dataclasses.replace(keys, keys=(*keys.keys, session_key))
+    planner = options.planner_config(chosen)
+    devices = devices_of(chosen.serve, variables)
     home = LockedDirectory(PREFIX, logs_kept=LOGS_KEPT)
+    discovery = variables.get("DYN_FILE_KV") or str(home.path / "discovery")
     graph = plan(
         GraphLocation(
-            discovery=variables.get("DYN_FILE_KV") or str(home.path / "discovery"),
+            discovery=discovery,
             is_private=not variables.get("DYN_FILE_KV"),
             variables=variables,
         ),
         engine=chosen.serve.engine,
         workers=chosen.serve.workers,
         prefill_workers=chosen.serve.prefill_workers,
+        max_workers=chosen.serve.max_workers,
+        planner_config=None if planner is None else json.dumps(planner.as_json()),
+        planner_variables=None if planner is None else planner_variables(planner),
         frontend_flags=chosen.frontend_flags(port),
         engine_flags=chosen.engine_flags(cores()),
         key_variables=keys.variables,
@@ -79,7 +88,23 @@ def serve(argv: list[str], started: float) -> int:
     verbose = chosen.serve.verbose or bool(variables.get("DYN_LOG"))  # Setting a level implies showing the logs.
     progress = ProgressLine(started=started)
     with reserved:
-        return ServeSession(graph, announcement, home, variables, progress, verbose=verbose, key=session_key).run()
+        session = ServeSession(graph, announcement, home, variables, progress, verbose=verbose, key=session_key)
+        if planner is not None:
+            session.autoscale(discovery, planner.namespace, chosen.serve.max_workers or 1, devices)
+        return session.run()
+
+
+def devices_of(serve: options.ServeConfig, variables: Mapping[str, str]) -> DevicePool | None:
+    """Return the GPUs for the workers; None if they use none. Raises `ConfigError` if they do not suffice."""
+    if not serve.gpus_per_worker:
+        return None
+    pool = DevicePool(visible_devices(variables), serve.gpus_per_worker)
+    if serve.max_workers is not None and serve.max_workers > pool.capacity:
+        raise ConfigError(
+            f"--max-workers {serve.max_workers}: must be at most {pool.capacity}, for which the GPUs suffice "
+            f"(--gpus-per-worker {serve.gpus_per_worker})"
+        )
+    return pool
 
 
 class ProgressLine:
@@ -145,22 +170,48 @@ class ServeSession:
         self._supervisor = Supervisor(variables, None if verbose else home.logs)
         self._life = GraphLife()
         self._progress = progress
+        self._autoscaler: Autoscaler | None = None
+        self._follower: PlannerFollower | None = None
         self._are_logs_named = False
         """Whether a message named a log file, so that the logs must be kept."""
+
+    def autoscale(self, discovery: str, namespace: str, max_workers: int, devices: DevicePool | None) -> None:
+        """Let the graph's planner choose the number of workers."""
+        self._follower = PlannerFollower(discovery, namespace)
+        self._autoscaler = Autoscaler(
+            self._graph, self._supervisor, self._follower, max_workers=max_workers, devices=devices
+        )
 
     def run(self) -> int:
         """Start the processes, serve until the graph ends, stop them; return the exit status."""
         try:
             with self._supervisor.watching():
-                for process in self._graph.processes:
-                    self._supervisor.start(process)
+                self._start()
                 end = self._await_ready() or self._serve()
                 self._explain(end)
-                self._supervisor.stop([FRONTEND], FRONTEND_DRAIN_S)
-                self._supervisor.stop([worker.name for worker in self._graph.workers], WORKER_DRAIN_S)
+                self._supervisor.stop([PLANNER, FRONTEND], FRONTEND_DRAIN_S)
+                self._supervisor.stop(self._workers(), WORKER_DRAIN_S)
         finally:
+            if self._follower is not None:
+                self._follower.close()
             self._home.close(keep_logs=self._are_logs_named)
         return end.status
+
+    def _start(self) -> None:
+        if self._autoscaler is None or self._follower is None:
+            for process in self._graph.processes:
+                self._supervisor.start(process)
+            return
+        self._autoscaler.start()
+        for other in (self._graph.frontend, self._graph.planner):
+            if other is not None:
+                self._supervisor.start(other)
+        self._follower.start()
+
+    def _workers(self) -> list[str]:
+        if self._autoscaler is not None:
+            return self._autoscaler.replicas.names
+        return [worker.name for worker in self._graph.workers]
 
     def _await_ready(self) -> EndGraph | None:
         """Return None once every worker serves the model, or the reason why the graph ended before."""
@@ -186,14 +237,35 @@ class ServeSession:
 
     def _serve(self) -> EndGraph:
         """Restart processes that crash; return the reason for the end of the graph."""
+        scaler = self._autoscaler
         while True:
-            for event in self._supervisor.wait():
+            for event in self._supervisor.wait(None if scaler is None else FOLLOW_S):
                 outcome = self._decide(event)
                 if isinstance(outcome, EndGraph):
-                    return outcome
+                    if scaler is None or outcome.culprit is None or not scaler.replicas.lose(outcome.culprit):
+                        return outcome
+                    self._life.survive(outcome.culprit)
+                    self._progress.print_line(given_up_message(outcome, self._log_named(outcome.culprit)))
                 if isinstance(outcome, RestartProcess):
-                    self._supervisor.restart(self._processes[outcome.name], outcome.delay_s)
+                    self._supervisor.restart(self._process(outcome.name), outcome.delay_s)
                     self._progress.print_line(restart_message(outcome, self._log_named(outcome.name)))
+            if scaler is not None and (change := scaler.step()):
+                self._progress.print_line(explain(change, self._planner_decisions()))
+
+    def _process(self, name: str) -> Process:
+        found = None if self._autoscaler is None else self._autoscaler.processes.get(name)
+        return found or self._processes[name]
+
+    def _planner_decisions(self) -> list[dict[str, Any]]:
+        """Return the planner's last decisions; none if the frontend does not answer, as while it restarts."""
+        from dynamo.http.client import ChatClient
+
+        client = ChatClient(self._announcement.url, timeout_s=HEALTH_TIMEOUT_S, verify=False, key=self._key)
+        try:
+            planners = client.planners()
+        except DynamoException:
+            return []
+        return [decision for planner in planners for decision in planner.get("decisions", [])]
 
     def _log_named(self, name: str) -> str | None:
         """Return the path of a process's log for a message and keep the logs; None if it writes to the terminal."""
@@ -203,6 +275,8 @@ class ServeSession:
 
     def _decide(self, event: Event) -> EndGraph | RestartProcess | None:
         if isinstance(event, Exited):
+            if self._autoscaler is not None and self._autoscaler.replicas.exited(event.name):
+                return None
             return self._life.exited(event.name, event.status, time.monotonic())
         return self._life.stop("Ctrl-C" if event.number == signal.SIGINT else signal.Signals(event.number).name)
 
@@ -228,6 +302,11 @@ def restart_message(restart: RestartProcess, log: str | None) -> str:
     when = f" in {restart.delay_s:.0f} s" if restart.delay_s else ""
     where = f" (log: {log})" if log else ""
     return f"{restart.reason}; restarting it{when}{where}"
+
+
+def given_up_message(end: EndGraph, log: str | None) -> str:
+    """Return the message about a worker that is not started again."""
+    return f"{end.reason}; another worker takes its place when the planner next requires it{f' (log: {log})' if log else ''}"
 
 
 def loading(ready: int, wanted: int) -> str:

@@ -62,7 +62,7 @@ def option(
     is not split at commas, because a secret may contain one. `allows_blank=False` refuses a flag or variable that is
     present with a blank value: set it for options whose absence makes a server less safe. `accepts_none`: the text
     `None` is the value None, as in upstream, for options that a variable may set. `extra` is further metadata
-    of the field, for its owner.
+    of the field, for its owner; `const` in it is the value of a flag that is given without one.
     """
     metadata = {
         "flag": flag,
@@ -335,6 +335,8 @@ def _add(
         items = _one_item_reader(read) if meta["is_secret"] else _list_reader(read)
         group.add_argument(*names, dest=field.name, type=_flag_reader(items, read), action=_ListAction, **extra)
     else:
+        if "const" in meta:
+            extra |= {"nargs": "?", "const": meta["const"]}
         reader = _flag_reader(read) if meta["allows_blank"] else _not_blank(_flag_reader(read))
         group.add_argument(*names, dest=field.name, type=reader, choices=meta["choices"], **extra)
 

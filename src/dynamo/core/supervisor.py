@@ -151,6 +151,12 @@ class Supervisor:
                 break
         return self._left(names)
 
+    def request_stop(self, name: str) -> bool:
+        """Send SIGTERM to a process, whose end is an event of `wait`; cancel its restart and return False if it has ended."""
+        self._due.pop(name, None)
+        self._signal(name, signal.SIGTERM)
+        return name in self._running
+
     def kill(self, names: Sequence[str]) -> None:
         """Kill the processes and wait for their ends."""
         for name in names:

@@ -62,6 +62,16 @@ class ChatClient:
         found: list[dict[str, Any]] = self._get(f"/routing/decisions?{given}").get("models", [])
         return found
 
+    def planners(self) -> list[dict[str, Any]]:
+        """Return the planners' states and last decisions; none without a planner."""
+        try:
+            found: list[dict[str, Any]] = self._get("/v1/planner").get("planners", [])
+        except HttpError as error:
+            if error.code == 404:
+                return []
+            raise
+        return found
+
     def router_state(self) -> list[dict[str, Any]]:
         """Return the KV routers' state of their workers."""
         found: list[dict[str, Any]] = self._get("/routing/state").get("routers", [])

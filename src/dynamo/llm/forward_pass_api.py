@@ -218,6 +218,10 @@ class FpmEventSubscriber:
                 key = (metrics.worker_id, metrics.dp_rank)
                 ranks.setdefault(event.publisher_id, set()).add(key)
                 self._recent[key] = event.payload
+                self._observe(key, metrics)
+
+    def _observe(self, key: RankKey, metrics: ForwardPassMetrics) -> None:
+        """See each step while tracking; for subclasses."""
 
     def _give(self, payload: bytes | None) -> None:
         """Queue a message; when full, the oldest one is dropped, since planners need the present state."""

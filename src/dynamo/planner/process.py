@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 from dynamo.core import logging as logs
@@ -12,20 +13,25 @@ from dynamo.core.config import load, setting
 from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import CONTENT_TYPE, MetricsRegistry
 from dynamo.core.parent import die_with_parent
-from dynamo.planner.config.planner_config import PROMETHEUS, DeployEnvironment, PlannerConfig
+from dynamo.planner.config.planner_config import PROMETHEUS, DeployEnvironment, PlannerConfig, ScalingPolicy
 from dynamo.planner.config.source import load_config
 from dynamo.planner.connectors.base import PlannerConnector
 from dynamo.planner.connectors.global_planner import GlobalPlannerConnector
 from dynamo.planner.connectors.virtual import VirtualConnector
 from dynamo.planner.connectors.workers import WorkerDirectory
+from dynamo.planner.control_api import HOST as LOOPBACK
+from dynamo.planner.control_api import control_routes, serve_optional
 from dynamo.planner.core.scaling import WorkerCapabilities
 from dynamo.planner.decision_log import DecisionLog
 from dynamo.planner.observation.observer import LiveSteps, Observer, TrafficSource
 from dynamo.planner.observation.prometheus import PrometheusTraffic
 from dynamo.planner.observation.scrape import FrontendScraper
 from dynamo.planner.observation.steps import StepObserver
+from dynamo.planner.plugin_metrics import PluginMetrics
+from dynamo.planner.reports.recorder import ReportRecorder
 from dynamo.planner.service import PlannerParts, PlannerService, TickPlugins
 from dynamo.protocols.discovery import INSTANCES, EndpointId
+from dynamo.protocols.planner import PLANNER_COMPONENT, STATUS_ENDPOINT
 from dynamo.runtime.config import RuntimeOptions
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.json_service import HttpCall, JsonRoutes, TextBody
@@ -35,7 +41,7 @@ from dynamo.runtime.streams import GeneratorHandler
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
-READY_ENDPOINT = "Planner.generate"
+READY_ENDPOINT = f"{PLANNER_COMPONENT}.generate"
 HEALTH_PAYLOAD = {"text": "health"}
 
 
@@ -74,12 +80,13 @@ async def run_planner(
     clock = SystemClock()
     connector = connector or make_connector(config, runtime, clock)
     leader = Precedence(runtime, config.namespace)
-    service = PlannerService(config, make_parts(config, runtime, connector, leader, clock))
+    parts = make_parts(config, runtime, connector, leader, clock)
+    service = PlannerService(config, parts)
     try:
         await connector.start()
         capabilities = await wait_for_workers(connector, config, clock)
         await service.start(capabilities)
-        await leader.join()
+        await leader.join(service.status)
         logger.info(
             "planner ready: namespace %s, mode %s, target %s, a tick every %g s%s",
             config.namespace,
@@ -88,13 +95,31 @@ async def run_planner(
             config.scheduling.scale_interval_seconds,
             ", advisory" if config.advisory else "",
         )
-        if config.metric_reporting_prometheus_port > 0:
-            async with metrics_routes(runtime.metrics).serve(config.metric_reporting_prometheus_port):
-                await service.run()
-        await service.run()
+        await serve_and_run(service, runtime.metrics, parts.reports)
     finally:
         await service.close()
         await leader.leave()
+
+
+async def serve_and_run(
+    service: PlannerService, registry: MetricsRegistry, reports: ReportRecorder | None = None
+) -> None:
+    """Run ticks until cancelled, with the HTTP services of the settings. Raises `StartupError` if metrics have no port."""
+    config = service.config
+    async with AsyncExitStack() as stack:
+        if config.metric_reporting_prometheus_port > 0:
+            port = config.metric_reporting_prometheus_port
+            await stack.enter_async_context(
+                metrics_routes(registry).serve(port, setting="metric_reporting_prometheus_port")
+            )
+        await stack.enter_async_context(
+            serve_optional(control_routes(service), config.control_api_port, "control_api_port", host=LOOPBACK)
+        )
+        if reports is not None:
+            await stack.enter_async_context(
+                serve_optional(reports.routes(), config.live_dashboard_port, "live_dashboard_port")
+            )
+        await service.run()
 
 
 def make_connector(config: PlannerConfig, runtime: DistributedRuntime, clock: Clock) -> PlannerConnector:
@@ -111,7 +136,8 @@ def make_parts(
 ) -> PlannerParts:
     """Return the parts of a planner in this runtime."""
     directory = WorkerDirectory(runtime.discovery, config.namespace, config.model_name)
-    steps = LiveSteps(directory, StepObserver(runtime, clock))
+    is_forecast = config.scaling_policy is ScalingPolicy.FORECAST
+    steps = LiveSteps(directory, StepObserver(runtime, clock, with_prompts=is_forecast))
     observer = Observer(connector, steps, make_traffic(config, runtime, clock), clock)
     return PlannerParts(
         connector=connector,
@@ -119,12 +145,13 @@ def make_parts(
         registry=runtime.metrics,
         log=DecisionLog(config.log_dir),
         clock=clock,
-        plugins=make_plugins(config, clock),
+        reports=ReportRecorder(config),
+        plugins=make_plugins(config, clock, runtime.metrics),
         hold=leader.preceding,
     )
 
 
-def make_plugins(config: PlannerConfig, clock: Clock) -> TickPlugins | None:
+def make_plugins(config: PlannerConfig, clock: Clock, registry: MetricsRegistry) -> TickPlugins | None:
     """Return the plugins that the settings name or admit; None without any. Raise `ConfigError` without the extra `grpc`."""
     scheduling = config.scheduling
     has_plugins = scheduling.external_plugins or config.plugin_registration.in_process_plugins
@@ -134,7 +161,7 @@ def make_plugins(config: PlannerConfig, clock: Clock) -> TickPlugins | None:
         from dynamo.planner.plugin_transport.host import PluginHost
     except ModuleNotFoundError as error:
         raise ConfigError(f"plugins: {error.name} is not installed; pip install 'dynamo-serve[grpc]'") from None
-    return PluginHost(config, clock.now)
+    return PluginHost(config, clock.now, PluginMetrics(registry).called)
 
 
 def make_traffic(config: PlannerConfig, runtime: DistributedRuntime, clock: Clock) -> TrafficSource:
@@ -179,11 +206,17 @@ class Precedence:
         self._runtime = runtime
         self._endpoint = runtime.endpoint(f"{namespace}.{READY_ENDPOINT}")
         self._prefix = EndpointId.parse(f"{namespace}.{READY_ENDPOINT}").path + "/"
-        self._serving: Any = None
+        self._status = runtime.endpoint(f"{namespace}.{PLANNER_COMPONENT}.{STATUS_ENDPOINT}")
+        self._serving: list[Any] = []
 
-    async def join(self) -> None:
-        """Register the endpoint that released tools call to see that the planner is ready."""
-        self._serving = await self._endpoint.serve(GeneratorHandler(_ready, self._runtime.tasks))
+    async def join(self, status: Callable[[], dict[str, Any]]) -> None:
+        """Register the endpoint that released tools call to see that the planner is ready, and that of its status."""
+
+        async def report(request: Any) -> AsyncIterator[Any]:
+            yield status()
+
+        for endpoint, reply in ((self._endpoint, _ready), (self._status, report)):
+            self._serving.append(await endpoint.serve(GeneratorHandler(reply, self._runtime.tasks)))
 
     async def preceding(self) -> str:
         """Return which other planner scales this namespace; empty if it is this one."""
@@ -198,9 +231,10 @@ class Precedence:
         return f"planner {first:x} of the same namespace has precedence"
 
     async def leave(self) -> None:
-        """Remove the registration."""
-        if self._serving is not None:
-            await self._serving.close(0.0)
+        """Remove the registrations."""
+        serving, self._serving = self._serving, []
+        for one in serving:
+            await one.close(0.0)
 
 
 async def _ready(request: Any) -> AsyncIterator[str]:

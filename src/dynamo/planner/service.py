@@ -6,7 +6,8 @@ fails, or that another planner of the same deployment precedes, changes nothing 
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ import msgspec
 
 from dynamo.core.boundaries import ErrorBoundary
 from dynamo.core.clock import Clock, SystemClock
-from dynamo.core.errors import ConfigError, DynamoException
+from dynamo.core.errors import ConfigError, DynamoException, HttpError
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.planner.config.planner_config import PlannerConfig
 from dynamo.planner.connectors.base import PlannerConnector, ScaleOutcome, ScaleStatus
@@ -26,7 +27,12 @@ from dynamo.planner.core.scaling import DECODE, PREFILL, WorkerCapabilities
 from dynamo.planner.decision_log import DecisionLog, DecisionSummary
 from dynamo.planner.metrics import PlannerMetrics
 from dynamo.planner.observation.observer import Observation, Observer
+from dynamo.planner.observation.traffic import ObservedTraffic
+from dynamo.planner.plugin_metrics import PluginMetrics
 from dynamo.planner.plugins.types import OverrideResult, RejectResult
+from dynamo.planner.reports.recorder import ReportRecorder
+from dynamo.planner.reports.snapshots import is_reported, snapshot_of
+from dynamo.planner.runtime_limits import limits_of, updated
 from dynamo.planner.start import Steps, prepare_start
 from dynamo.protocols.planner import ScheduledTick
 
@@ -34,7 +40,10 @@ logger = logging.getLogger(__name__)
 
 CONNECTOR_S = 30.0
 """Deadline of one call of the connector."""
+DECISION_LOCK_S = 10.0
+"""Time that a change of the limits waits for the decision of the present tick."""
 ADVISORY = "advisory"
+LIMITS_CHANGED = "minimum workers or GPU budgets were changed during the tick"
 
 
 class TickPlugins(Protocol):
@@ -67,6 +76,7 @@ class PlannerParts:
     log: DecisionLog
     clock: Clock = field(default_factory=SystemClock)
     plugins: TickPlugins | None = None
+    reports: ReportRecorder | None = None
     hold: Callable[[], Awaitable[str]] | None = None
     """Returns why this planner must not scale now; empty: it may."""
 
@@ -78,12 +88,18 @@ class PlannerService:
         self.config = config
         self.log = parts.log
         self.metrics = PlannerMetrics(parts.registry, config)
+        self._plugin_metrics = PluginMetrics(parts.registry)
         self._parts = parts
         self._clock = parts.clock
         self._core: PlannerCore | None = None
         self._next: ScheduledTick | None = None
         self._ticks = 0
         self._gpus: Mapping[str, int] = {}
+        self._watts: Mapping[str, int | None] = {}
+        self._traffic: ObservedTraffic | None = None
+        self._deciding = asyncio.Lock()
+        self._generation = 0
+        """Number of changes of the limits: a decision of an earlier one is not carried out."""
 
     async def start(self, capabilities: WorkerCapabilities, measured: Steps | None = None) -> None:
         """Create the planner for workers of these capabilities. Raise `ConfigError` for settings that cannot work."""
@@ -91,6 +107,12 @@ class PlannerService:
             role: (one.gpus_per_replica or 0) if one is not None else 0
             for role, one in ((PREFILL, capabilities.prefill), (DECODE, capabilities.decode))
         }
+        self._watts = {
+            role: None if one is None else one.power_watts_per_replica
+            for role, one in ((PREFILL, capabilities.prefill), (DECODE, capabilities.decode))
+        }
+        if self._parts.reports is not None and capabilities.decode is not None:
+            self._parts.reports.max_kv_tokens = capabilities.decode.max_kv_tokens
         check_budget(self.config, self._gpus)
         plugins = self._parts.plugins
         if plugins is not None:
@@ -120,21 +142,24 @@ class PlannerService:
         observation = await self._parts.observer.observe(scheduled)
         for part in observation.failed:
             self.metrics.failed(f"observe {part}")
-        self.metrics.observed(observation.seen, self._gpus)
+        self.metrics.observed(observation.seen, self._gpus, self._watts)
         if observation.traffic is not None:
             self.metrics.traffic(observation.traffic)
-        recording = await self._decided(scheduled, observation)
+        async with self._deciding:
+            generation = self._generation
+            recording = await self._decided(scheduled, observation)
         decision = recording.decision
         assert decision is not None, "a finished recording has a decision"
         self._next = core.next_tick(scheduled, began_s)  # Its parts depend on the scaling methods that ran.
-        self.metrics.decided(decision, float(self.config.throughput_adjustment_interval_seconds))
-        outcome = await self._act(decision, observation)
+        self.metrics.decided(decision, float(self.config.throughput_adjustment_interval_seconds), scheduled)
+        outcome = await self._act(decision, observation, generation)
         duration_s = self._clock.now() - began_s
-        self.metrics.finished(duration_s, began_s - scheduled.at_s, missed)
+        self.metrics.missed(missed)
         summary = self._summary(decision, observation, outcome, duration_s)
         self.log.add(summary, recording.tick)
         level = logging.INFO if decision.scale_to is not None or summary.unknown else logging.DEBUG
         logger.log(level, "%s", summary.line)
+        await self._report(scheduled, decision, observation)
         return summary
 
     def status(self, count: int = 20) -> dict[str, Any]:
@@ -156,8 +181,40 @@ class PlannerService:
             "decisions": [msgspec.to_builtins(one) for one in self.log.recent(count)],
         }
 
+    async def limits(self) -> dict[str, Any]:
+        """Return the present minimum workers and GPU budgets. Raise `HttpError` if a decision takes too long."""
+        async with self._between_decisions():
+            return limits_of(self.config)
+
+    async def set_limits(self, update: dict[str, int]) -> dict[str, Any]:
+        """Change minimum workers and GPU budgets between two decisions, and return them. Raises `HttpError`."""
+        async with self._between_decisions():
+            core = self._planner()
+            changed = updated(self.config, update, core.state.capabilities)
+            before, after = limits_of(self.config), limits_of(changed)
+            self.config = changed
+            self._generation += 1
+            core.set_limits(changed)
+            self.log.begin(Start.of(core))  # A record has one configuration.
+            logger.info("limits changed: %s became %s", before, after)
+            return after
+
+    @asynccontextmanager
+    async def _between_decisions(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(DECISION_LOCK_S):
+                await self._deciding.acquire()
+        except TimeoutError:
+            raise HttpError(503, "planner decision in progress; retry the request") from None
+        try:
+            yield
+        finally:
+            self._deciding.release()
+
     async def close(self) -> None:
-        """Release observer and connector; workers keep running."""
+        """Write the last report, and release observer and connector; workers keep running."""
+        if self._parts.reports is not None:
+            await self._parts.reports.close()
         await self._parts.observer.close()
         if self._parts.plugins is not None:
             await self._parts.plugins.close()
@@ -183,12 +240,17 @@ class PlannerService:
         has_changed = plugins is not None and plugins.apply_changes(core.pipeline)
         if has_changed or self.log.is_full:
             self.log.begin(Start.of(core))
+        began_s, limit_s = self._clock.now(), self.config.scheduling.tick_max_duration_seconds
         recording = recorded(core, scheduled, observation.seen)
         if plugins is not None:
             await plugins.finish(recording)
+        decision = recording.decision
+        assert decision is not None, "a finished recording has a decision"
+        self._plugin_metrics.finished(self._clock.now() - began_s, limit_s)
+        self._plugin_metrics.tick(core.pipeline, decision.stages, decision.now_s)
         return recording
 
-    async def _act(self, decision: TickDecision, observation: Observation) -> ScaleOutcome | None:
+    async def _act(self, decision: TickDecision, observation: Observation, generation: int) -> ScaleOutcome | None:
         """Carry a decision out; return None if it changes nothing."""
         if decision.scale_to is None:
             return None
@@ -201,6 +263,8 @@ class PlannerService:
                 cause = await self._parts.hold() if self._parts.hold is not None else ""
                 if cause:
                     return ScaleOutcome(ScaleStatus.HELD, cause)
+                if generation != self._generation:
+                    return ScaleOutcome(ScaleStatus.HELD, LIMITS_CHANGED)
                 outcome = await self._parts.connector.scale(decision.scale_to)
         except TimeoutError:
             outcome = ScaleOutcome(ScaleStatus.FAILED, f"no result within {CONNECTOR_S:g} s")
@@ -210,6 +274,24 @@ class PlannerService:
             self.metrics.failed("scale")
             logger.error("failed to scale to %s: %s", decision.scale_to, outcome.message)
         return outcome
+
+    async def _report(self, scheduled: ScheduledTick, decision: TickDecision, observation: Observation) -> None:
+        """Add the tick to the reports."""
+        if observation.traffic is not None:
+            self._traffic = observation.traffic
+        reports = self._parts.reports
+        if reports is None or not is_reported(scheduled, decision):
+            return
+        await reports.record(
+            snapshot_of(
+                self.config,
+                observation.seen,
+                decision,
+                self._traffic,
+                time_s=self._clock.wall(),
+                gpu_hours=self.metrics.gpu_hours,
+            )
+        )
 
     def _summary(
         self, decision: TickDecision, observation: Observation, outcome: ScaleOutcome | None, duration_s: float

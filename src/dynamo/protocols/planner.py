@@ -58,6 +58,8 @@ class FpmObservations:
 
     prefill: Mapping[RankKey, ForwardPassMetrics] = field(default_factory=dict)
     decode: Mapping[RankKey, ForwardPassMetrics] = field(default_factory=dict)
+    prompts: tuple[ForwardPassMetrics, ...] = ()
+    """The last step of each aggregated rank that computed prompts, where that is not its latest step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,10 @@ class TickInput:
     traffic: TrafficObservation | None = None
     worker_counts: WorkerCounts | None = None
     fpm_observations: FpmObservations | None = None
+
+
+PLANNER_COMPONENT, STATUS_ENDPOINT = "Planner", "status"
+"""A planner serves its state and last decisions at the endpoint `<namespace>.Planner.status`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

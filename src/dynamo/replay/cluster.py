@@ -386,6 +386,8 @@ class Cluster:
 
     def _observe(self, fleet: Fleet, worker: SimulatedWorker, passed: CompletedSteps, now_ms: float) -> None:
         worker.latest, worker.passes = passed.forward_pass, worker.passes + passed.steps
+        if passed.forward_pass.scheduled_requests.sum_prefill_tokens:
+            worker.prompts = worker.passes, passed.forward_pass
         if fleet.is_serving(worker.worker_id):
             fleet.placement.observe(worker.rank_id, passed.forward_pass)
         scheduled, sim = passed.forward_pass.scheduled_requests, worker.simulation

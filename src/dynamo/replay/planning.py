@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dynamo.mocker.simulation.scheduler import RankLimits
-from dynamo.protocols.load import FORWARD_PASS_VERSION, ForwardPassMetrics
+from dynamo.protocols.load import FORWARD_PASS_VERSION, ForwardPass, ForwardPassMetrics
 from dynamo.protocols.planner import (
     EngineCapabilities,
     FpmObservations,
@@ -21,6 +21,7 @@ from dynamo.protocols.planner import (
 from dynamo.replay.fleet import Fleet
 from dynamo.replay.outcome import Flight, PlannerLog
 from dynamo.replay.plan import PoolPlan, Role
+from dynamo.replay.worker import SimulatedWorker
 
 TICKS_MAX = 100_000  # Planner ticks in the report: more than one per second for a day.
 
@@ -120,20 +121,30 @@ def counts(fleets: dict[Role, Fleet]) -> WorkerCounts:
 
 
 def passes(fleets: dict[Role, Fleet]) -> FpmObservations:
-    """Return the latest forward pass of each rank in service; an idle rank reports an empty one, like a heartbeat."""
+    """Return the latest forward pass of each rank in service; an idle rank reports an empty one, like a heartbeat.
+
+    `prompts` are the last steps with prompts of aggregated ranks since the call before.
+    """
     found: dict[Role, dict[RankKey, ForwardPassMetrics]] = {Role.PREFILL: {}, Role.DECODE: {}}
+    prompts = []
     for role, fleet in fleets.items():
         of_role = found[Role.PREFILL if role is Role.PREFILL else Role.DECODE]
         for ranks in fleet.serving.values():
             for rank in ranks:
-                passed = rank.latest_pass()
-                of_role[f"{rank.worker_id}", rank.rank] = ForwardPassMetrics(
-                    FORWARD_PASS_VERSION,
-                    f"{rank.worker_id}",
-                    rank.rank,
-                    rank.passes,
-                    passed.wall_time,
-                    passed.scheduled_requests,
-                    passed.queued_requests,
-                )
-    return FpmObservations(found[Role.PREFILL], found[Role.DECODE])
+                of_role[f"{rank.worker_id}", rank.rank] = _metrics(rank, rank.passes, rank.latest_pass())
+                taken, rank.prompts = rank.prompts, None
+                if role is Role.AGGREGATED and taken is not None and taken[1] is not rank.latest_pass():
+                    prompts.append(_metrics(rank, *taken))
+    return FpmObservations(found[Role.PREFILL], found[Role.DECODE], tuple(prompts))
+
+
+def _metrics(rank: SimulatedWorker, number: int, passed: ForwardPass) -> ForwardPassMetrics:
+    return ForwardPassMetrics(
+        FORWARD_PASS_VERSION,
+        f"{rank.worker_id}",
+        rank.rank,
+        number,
+        passed.wall_time,
+        passed.scheduled_requests,
+        passed.queued_requests,
+    )

@@ -66,6 +66,8 @@ class SimulatedWorker:
     tallied: tuple[int, int] = field(init=False, default=(0, 0))
     """Admitted and reused tokens that are in the timeline."""
     latest: ForwardPass | None = field(init=False, default=None)
+    prompts: tuple[int, ForwardPass] | None = field(init=False, default=None)
+    """Number and figures of the last step that computed prompts, until the planner takes it."""
     passes: int = field(init=False, default=0)
     _ends: list[float] = field(init=False, default_factory=list)
     _since_ms: float = field(init=False, default=0.0)

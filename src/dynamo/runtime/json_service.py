@@ -36,6 +36,7 @@ LIMITS = ServerLimits(
     drain_s=5.0,
 )
 
+ANY_HOST = "0.0.0.0"  # noqa: S104 - as upstream: clients are on other hosts
 JSON_TYPE = "application/json"
 TEXT_TYPE = "text/plain; charset=utf-8"
 
@@ -92,8 +93,8 @@ class JsonRoutes:
         self.observer: Observer | None = None
 
     def add(self, method: str, path: str, handler: Handler, body: type[Any] | None = None) -> None:
-        """Add a route; one `{}` in the path matches any one segment."""
-        decode = None if body is None else msgspec.json.Decoder(body).decode
+        """Add a route; one `{}` in the path matches any one segment. `bytes` as body: the handler decodes it."""
+        decode = None if body is None else bytes if body is bytes else msgspec.json.Decoder(body).decode
 
         async def respond(request: Request) -> Response:
             began = time.perf_counter()
@@ -111,9 +112,9 @@ class JsonRoutes:
         return application
 
     @asynccontextmanager
-    async def serve(self, port: int) -> AsyncIterator[str]:
+    async def serve(self, port: int, *, host: str = ANY_HOST, setting: str = "--port") -> AsyncIterator[str]:
         """Serve the routes added so far within the block; return the server's URL. Raise `StartupError`."""
-        listener = bind("0.0.0.0", port, "--port")  # noqa: S104 - as upstream: clients are on other hosts
+        listener = bind(host, port, setting)
         url = "http://{}:{}".format(*listener.getsockname()[:2])
         server = HttpServer(self.application(), LIMITS, lambda status, message: _encoded(status, {"error": message}))
         await server.start(listener)
@@ -154,7 +155,7 @@ class _UnreadableBody(HttpError):
 
 def _decoded(headers: Mapping[str, str], body: bytes, decode: Callable[[bytes], Any]) -> Any:
     """Return the body as the route's type. Raise `_UnreadableBody`."""
-    if not headers.get("content-type", "").startswith(JSON_TYPE):
+    if decode is not bytes and not headers.get("content-type", "").startswith(JSON_TYPE):
         raise _UnreadableBody(415, f"Expected request with `Content-Type: {JSON_TYPE}`")
     try:
         return decode(body)

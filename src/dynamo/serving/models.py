@@ -140,6 +140,11 @@ class Models:
         )
         self._tasks.supervise(self.watch, "watch")
 
+    @property
+    def runtime(self) -> DistributedRuntime:
+        """Return the runtime in which the models are found and called."""
+        return self._runtime
+
     async def watch(self) -> None:
         """Watch discovery forever. After a restart, drop the models that left meanwhile."""
         stale = {*self._keys, *self._fetches}

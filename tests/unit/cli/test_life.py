@@ -5,9 +5,10 @@ import signal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.cli.graph import FRONTEND
+from dynamo.cli.graph import FRONTEND, PLANNER
 from dynamo.cli.life import (
     LISTING_S_MAX,
+    PLANNER_DELAY_S,
     RESTART_DELAYS_S,
     RESTART_WINDOW_S,
     RESTARTS_MAX,
@@ -130,3 +131,12 @@ def test_an_exit_is_described_in_words() -> None:
     assert describe_exit("frontend", 3) == "frontend ended with status 3"
     assert describe_exit("worker-1", -signal.SIGKILL) == "worker-1 was killed by SIGKILL"
     assert describe_exit("worker-1", -200) == "worker-1 was killed by signal 200"
+
+
+def test_a_planner_that_keeps_crashing_is_restarted_later_and_never_ends_the_graph() -> None:
+    life = serving()
+    outcomes = [life.exited(PLANNER, 1, float(now)) for now in range(10)]
+    assert all(isinstance(one, RestartProcess) for one in outcomes)
+    delays = [one.delay_s for one in outcomes if isinstance(one, RestartProcess)]
+    assert delays == [*RESTART_DELAYS_S, *[PLANNER_DELAY_S] * (10 - RESTARTS_MAX)]
+    assert life.phase is Phase.SERVING

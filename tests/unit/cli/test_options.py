@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dynamo.cli.announcement import Api
-from dynamo.cli.options import Options, ServeConfig, api_of, own_command, read
+from dynamo.cli.options import PLANNED_MIGRATIONS, Options, ServeConfig, api_of, own_command, planner_config, read
 from dynamo.core.errors import ConfigError
 
 CALLS = "--dyn-tool-call-parser=hermes"
@@ -161,8 +161,8 @@ def test_short_help_names_every_option_and_describes_the_common_ones(capsys: pyt
     flags = set(re.findall(r"^  (--[a-z-]+)", everything, re.MULTILINE))
     assert len(flags) > 100
     assert [flag for flag in flags if flag not in short] == []
-    assert len(short.splitlines()) < 120 < len(everything.splitlines())
-    described = set(re.findall(r"^  (--[a-z-]+)(?:, | [A-Z{])", short, re.MULTILINE))
+    assert len(short.splitlines()) <= 120 < len(everything.splitlines())
+    described = set(re.findall(r"^  (--[a-z-]+)(?:, | \[?[A-Z{])", short, re.MULTILINE))
     assert set(ServeConfig.COMMON) - described == {"--speedup-ratio"}, "which is the mocker's"
 
 
@@ -203,3 +203,30 @@ def test_serve_listens_on_loopback_unless_a_host_is_given() -> None:
     assert options().frontend.http_host == options(DYN_HTTP_HOST="").frontend.http_host == "127.0.0.1"
     assert options("--http-host", "0.0.0.0").frontend.http_host == "0.0.0.0"
     assert options(DYN_HTTP_HOST="10.0.0.1").frontend.http_host == "10.0.0.1"
+
+
+def test_the_planner_plans_the_namespace_of_the_workers() -> None:
+    config = planner_config(options("--engine=mocker", "--namespace", "blue", "--planner", "--max-workers", "2"))
+    assert config is not None
+    assert config.namespace == "blue"
+
+
+def test_a_directory_after_planner_is_probably_the_model(tmp_path: Path) -> None:
+    chosen = options("--engine=mocker", "--planner", str(tmp_path), "--max-workers", "2")
+    with pytest.raises(ConfigError, match="must be a file or inline JSON; put MODEL before --planner"):
+        planner_config(chosen)
+
+
+def test_settings_of_the_planner_may_be_longer_than_a_file_name() -> None:
+    inline = '{"ttft_ms": 300, "log_dir": "' + "x" * 5000 + '"}'
+    config = planner_config(options("--engine=mocker", "--planner", inline, "--max-workers", "2"))
+    assert config is not None
+    assert config.ttft_ms == 300
+
+
+def test_requests_migrate_from_workers_that_a_planner_stops() -> None:
+    planned = ("--engine=mocker", "--planner", "--max-workers=2")
+    assert options(*planned).frontend.migration_limit == PLANNED_MIGRATIONS
+    assert options(*planned, "--migration-limit", "0").frontend.migration_limit == 0
+    assert options(*planned, DYN_MIGRATION_LIMIT="1").frontend.migration_limit == 1
+    assert options("--engine=mocker").frontend.migration_limit == 0

@@ -1,13 +1,14 @@
 """Planner service: what a tick does when observations, the connector or another planner are in its way."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from tests.settle import turns
 
 from dynamo.core.clock import ManualClock
-from dynamo.core.errors import ConfigError, NotReady
+from dynamo.core.errors import ConfigError, HttpError, NotReady
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.planner.config.planner_config import parse
 from dynamo.planner.connectors.base import ScaleOutcome, ScaleStatus
@@ -79,13 +80,13 @@ class FakeDeployment:
 class PlannerScene:
     """A started service and its deployment."""
 
-    def __init__(self, hold: str = "", **settings: Any) -> None:
+    def __init__(self, hold: str | Callable[[], Awaitable[str]] = "", **settings: Any) -> None:
         self.deployment = FakeDeployment()
         self.registry = MetricsRegistry()
         self.clock = ManualClock()
 
         async def preceding() -> str:
-            return hold
+            return hold if isinstance(hold, str) else await hold()
 
         parts = PlannerParts(
             connector=self.deployment,
@@ -172,3 +173,33 @@ async def test_loop_continues_after_a_tick_that_failed() -> None:
         scene.clock.advance(1.0)
     with pytest.raises(asyncio.CancelledError):
         await running
+
+
+async def test_changed_limit_applies_to_the_next_decision() -> None:
+    scene = await started()
+    assert (await scene.service.set_limits({"max_gpu_budget": 1}))["max_gpu_budget"] == 1
+    await scene.tick()
+    assert scene.deployment.scaled == []
+    assert scene.service.status()["limits"]["max_gpu_budget"] == 1
+    await scene.service.set_limits({"max_gpu_budget": 4})
+    await scene.tick()
+    assert scene.deployment.scaled == [ScalingDecision(num_decode=2)]
+
+
+async def test_decision_made_before_a_change_of_the_limits_is_not_carried_out() -> None:
+    async def change() -> str:
+        await scene.service.set_limits({"max_gpu_budget": 1})
+        return ""
+
+    scene = PlannerScene(hold=change)
+    await scene.service.start(await scene.deployment.capabilities())
+    summary = await scene.tick()
+    assert (summary.outcome, scene.deployment.scaled) == ("held", [])
+    assert summary.message == "minimum workers or GPU budgets were changed during the tick"
+
+
+async def test_infeasible_limit_is_refused_and_changes_nothing() -> None:
+    scene = await started()
+    with pytest.raises(HttpError, match="requires 9 GPUs, exceeding max_gpu_budget=4"):
+        await scene.service.set_limits({"min_endpoint": 9})
+    assert (await scene.service.limits())["min_endpoint"] == 1

@@ -100,3 +100,12 @@ async def test_an_observer_hears_of_every_request() -> None:
         ("/nothing", 404, False),
     ]
     assert seen[0].headers["x-trace-id"] == "t"
+
+
+async def test_route_with_a_body_of_bytes_takes_any_content_type() -> None:
+    async def size(call: HttpCall[bytes]) -> tuple[int, Any]:
+        return 200, len(call.body)
+
+    routes = JsonRoutes()
+    routes.add("PATCH", "/size", size, bytes)
+    assert await request_json(routes.application(), "PATCH", "/size", b"abc") == (200, 3)

@@ -7,6 +7,7 @@ from dynamo.http.routes import extensions as routes_extensions
 from dynamo.http.routes import media as routes_media
 from dynamo.http.routes import native as routes_native
 from dynamo.http.routes import openai as routes_openai
+from dynamo.http.routes import planner as routes_planner
 from dynamo.http.routes import realtime as routes_realtime
 from dynamo.http.routes import responses as routes_responses
 from dynamo.http.routes import routing as routes_routing
@@ -23,6 +24,7 @@ GROUPS: tuple[RouteGroup, ...] = (
     routes_anthropic.add,
     routes_batches.add,
     routes_routing.add,
+    routes_planner.add,
     routes_system.add,
     routes_extensions.add,
 )

@@ -18,7 +18,9 @@ GRAIN_FACTOR = 2.0
 TREND_WINDOW_S = 60.0
 """Window of the slope."""
 HISTORY_S = 600.0
-"""Time for which errors are remembered: the variance follows a change of the load's kind within minutes."""
+"""Longest time for which errors are remembered: the variance follows a change of the load's kind within minutes."""
+HISTORY_HORIZONS, HISTORY_MIN_S = 20.0, 120.0
+"""Errors are remembered for this many horizons: where replicas start in seconds, a removal that was wrong costs little."""
 TREND_DAMPING = 0.5
 """Fraction of the slope that is extrapolated from a window shorter than that of the slope."""
 SAMPLES_MAX = 4096
@@ -102,10 +104,12 @@ class DemandHistory:
         growth = self._slope(now_s, window_s) * (horizon_s + window_s) / 2
         mean = max(0.0, level + growth)
         self._forecasts.append((now_s, now_s + horizon_s, mean))
-        if len(self._errors) < ERRORS_MIN:
+        since_s = now_s - min(HISTORY_S, max(HISTORY_MIN_S, HISTORY_HORIZONS * horizon_s))
+        remembered = [(actual, error) for at_s, actual, error in self._errors if at_s >= since_s]
+        if len(remembered) < ERRORS_MIN:
             return DemandForecast(mean, (RELATIVE_PRIOR * level,))
-        peak = max(actual for _, actual, _ in self._errors)
-        return DemandForecast(mean, tuple(sorted(error for _, _, error in self._errors)), peak)
+        peak = max(actual for actual, _ in remembered)
+        return DemandForecast(mean, tuple(sorted(error for _, error in remembered)), peak)
 
     def _level(self, now_s: float) -> tuple[float, float]:
         """Return the longest window that no shorter one contradicts, and its mean work."""

@@ -139,7 +139,7 @@ class PlannerCore:
         """Feed steps measured before the deployment to the performance models."""
         for role, measured in steps.items():
             if role in self.state.models:
-                self.state.models[role].bootstrap(measured)
+                self.state.models[role].learn(measured)
 
     def checkpoint(self) -> PlannerCheckpoint:
         """Return the state, from which `restore` goes on after a restart."""
@@ -166,6 +166,12 @@ class PlannerCore:
         self._last_action, self._last_action_s = saved.last_action, saved.last_action_s
         if self._forecast is not None:  # Its history is not saved: it is measured again.
             self._forecast = ForecastScaling(self.config, self.state)
+
+    def set_limits(self, config: PlannerConfig) -> None:
+        """Use a configuration that differs in the minimum workers and GPU budgets only."""
+        self.config = self.state.config = config
+        if self._forecast is not None:  # Its history is measured again, as after `restore`.
+            self._forecast = ForecastScaling(config, self.state)
 
     def first_tick(self, start_s: float) -> ScheduledTick:
         """Return the first tick of a planner that starts at a time."""

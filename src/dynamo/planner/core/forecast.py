@@ -92,9 +92,19 @@ class StartupClock:
     _last_s: float | None = None
     """Time of the last tick: starts that are new at a tick were requested at the one before."""
     _is_measured: bool = False
+    _requested: tuple[float, int] = (0.0, 0)
+    """Time and number of the replicas requested at the last tick: they may be ready before a tick sees them start."""
+
+    def request(self, now_s: float, replicas: int) -> None:
+        """Record that replicas are requested."""
+        self._requested = (now_s, replicas)
 
     def observe(self, now_s: float, ready: int, pending: int) -> None:
         """Update with the numbers of a tick: starts complete in the order in which they began."""
+        requested_s, requested = self._requested
+        self._requested = (0.0, 0)
+        started = min(requested, max(0, ready - self._ready - len(self._begun_s)))
+        self._begun_s.extend([requested_s] * started)
         for _ in range(min(max(0, ready - self._ready), len(self._begun_s))):
             took_s = now_s - self._begun_s.popleft()
             if took_s >= 0:
@@ -111,6 +121,7 @@ class StartupClock:
         """Forget the starts under way, because the clock jumped or they were cancelled."""
         self._begun_s.clear()
         self._last_s = None
+        self._requested = (0.0, 0)
 
     def is_overdue(self, now_s: float) -> bool:
         """Return whether the oldest start takes much longer than usual."""
@@ -238,6 +249,7 @@ class RoleForecast:
         target, reason, detail = None, LoadReason.NO_CHANGE, "the expected replicas suffice"
         if needed > expected:
             target, reason = needed, LoadReason.SCALE_UP
+            self._startup.request(now_s, needed - expected)
             detail = f"demand and backlog over {horizon_s:.0f} s need {needed} replicas"
         elif is_blind:
             reason, detail = LoadReason.NO_FPM_DATA, "metrics are missing or repeated: replicas are kept"

@@ -181,8 +181,8 @@ class EngineModel:
             self._prefill_tokens.add(scheduled.sum_prefill_tokens)
             self._prefill_requests.add(prompts)
 
-    def bootstrap(self, steps: Sequence[ForwardPassMetrics]) -> None:
-        """Learn from steps measured before the deployment, which have no typical lengths."""
+    def learn(self, steps: Sequence[ForwardPassMetrics]) -> None:
+        """Learn the times of steps that are not typical: selected ones, or those measured before the deployment."""
         for step in steps:
             self.steps.add(step)
 

@@ -82,6 +82,8 @@ class SavedInput(msgspec.Struct, kw_only=True):
     worker_counts: WorkerCounts | None = None
     prefill: list[ForwardPassMetrics] | None = None
     decode: list[ForwardPassMetrics] | None = None
+    prompts: list[ForwardPassMetrics] | msgspec.UnsetType = msgspec.UNSET
+    """Written only where there are any."""
 
     @classmethod
     def of(cls, seen: TickInput) -> "SavedInput":
@@ -93,6 +95,7 @@ class SavedInput(msgspec.Struct, kw_only=True):
             worker_counts=seen.worker_counts,
             prefill=None if steps is None else [steps.prefill[key] for key in sorted(steps.prefill)],
             decode=None if steps is None else [steps.decode[key] for key in sorted(steps.decode)],
+            prompts=list(steps.prompts) if steps is not None and steps.prompts else msgspec.UNSET,
         )
 
     def restored(self) -> TickInput:
@@ -100,7 +103,7 @@ class SavedInput(msgspec.Struct, kw_only=True):
         steps = None
         if self.prefill is not None and self.decode is not None:
             prefill, decode = ({(one.worker_id, one.dp_rank): one for one in of} for of in (self.prefill, self.decode))
-            steps = FpmObservations(prefill, decode)
+            steps = FpmObservations(prefill, decode, () if self.prompts is msgspec.UNSET else tuple(self.prompts))
         return TickInput(
             now_s=self.now_s, traffic=self.traffic, worker_counts=self.worker_counts, fpm_observations=steps
         )

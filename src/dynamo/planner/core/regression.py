@@ -79,6 +79,8 @@ class StepRegression:
     samples_max: int
     bucket_count: int
     samples_min: int
+    is_bounded: bool = False
+    """Whether a negative slope is set to 0 and the others are fitted again; otherwise the fit is rejected, as upstream does."""
     _buckets: dict[tuple[int, ...], deque[_Sample]] = field(default_factory=dict)
     _bounds: list[tuple[float, float]] = field(default_factory=list)
     _size: int = 0
@@ -181,10 +183,19 @@ class StepRegression:
         features = np.array([sample.features for sample in samples])
         seconds = np.array([sample.seconds for sample in samples])
         centre, mean = features.mean(axis=0), float(seconds.mean())
-        solution = np.linalg.lstsq(features - centre, seconds - mean, rcond=RANK_TOLERANCE)[0]
-        slopes = [float(value) for value in solution]
+        slopes = _slopes(features - centre, seconds - mean)
+        while self.is_bounded and min(slopes) < 0:
+            features[:, slopes.index(min(slopes))] = 0.0
+            centre = features.mean(axis=0)
+            slopes = _slopes(features - centre, seconds - mean)
         intercept = mean - float(sum(slope * value for slope, value in zip(slopes, centre, strict=True)))
         if self.role is EngineRole.DECODE and slopes[0] < RELAXED_COEFFICIENT:
             slopes[0] = 0.0
         rejected = slopes[1:] if self.role is EngineRole.DECODE else slopes
         return None if any(slope < 0 for slope in rejected) else (intercept, *slopes)
+
+
+def _slopes(features: np.ndarray, seconds: np.ndarray) -> list[float]:
+    """Return the least-squares slopes; exactly 0 for a feature that does not vary."""
+    found = np.linalg.lstsq(features, seconds, rcond=RANK_TOLERANCE)[0]
+    return [float(value) if column.any() else 0.0 for value, column in zip(found, features.T, strict=True)]

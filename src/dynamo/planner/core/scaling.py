@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dynamo.planner.config.perf_model import EngineRole
-from dynamo.planner.config.planner_config import Mode, OptimizationTarget, PlannerConfig
+from dynamo.planner.config.planner_config import Mode, OptimizationTarget, PlannerConfig, ScalingPolicy
 from dynamo.planner.core.budget import GpuBand, Pair, PairCost, clamp_single, fit_directional, guard_pair, guard_single
 from dynamo.planner.core.load_signals import (
     Signal,
@@ -133,7 +133,11 @@ class ScalingState:
     def _model(self, role: EngineRole) -> EngineModel:
         config = self.config
         steps: StepModel = StepRegression(
-            role, config.max_num_fpm_samples, config.fpm_sample_bucket_size, config.load_min_observations
+            role,
+            config.max_num_fpm_samples,
+            config.fpm_sample_bucket_size,
+            config.load_min_observations,
+            is_bounded=config.scaling_policy is ScalingPolicy.FORECAST,
         )
         return EngineModel(role, steps, config.max_num_fpm_samples, self._capabilities(role))
 
@@ -179,6 +183,8 @@ class ScalingState:
         """Learn from the latest forward passes."""
         for role, model in self.models.items():
             model.observe(observed.prefill if role is EngineRole.PREFILL else observed.decode)
+            if role is EngineRole.AGGREGATED and self.config.scaling_policy is ScalingPolicy.FORECAST:
+                model.learn(observed.prompts)
 
     def ready(self, component: str) -> int:
         """Return the number of ready workers of a role; 0 if unknown."""

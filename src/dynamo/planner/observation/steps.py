@@ -11,6 +11,7 @@ from dynamo.planner.core.scaling import DECODE, PREFILL
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.load import FORWARD_PASS_VERSION, ForwardPassMetrics
 from dynamo.protocols.planner import FpmObservations, RankKey
+from dynamo.runtime.component import Endpoint
 from dynamo.runtime.distributed import DistributedRuntime
 
 logger = logging.getLogger(__name__)
@@ -37,19 +38,42 @@ class StepFreshness:
         }
 
 
+class StepSubscriber(FpmEventSubscriber):
+    """Subscriber that also keeps the last step of each rank that computed prompts.
+
+    Most steps of an aggregated worker compute none, so that the latest one of a tick seldom shows what prompts cost.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(endpoint)
+        self._prompts: dict[RankKey, ForwardPassMetrics] = {}
+
+    def _observe(self, key: RankKey, metrics: ForwardPassMetrics) -> None:
+        if metrics.scheduled_requests.sum_prefill_tokens > 0 and metrics.wall_time > 0:
+            self._prompts[key] = metrics
+
+    def take_prompts(self) -> dict[RankKey, ForwardPassMetrics]:
+        """Return the last step with prompts of each rank since the call before."""
+        taken, self._prompts = self._prompts, {}
+        return taken
+
+
 class StepObserver:
     """Subscriptions to the workers' endpoints, which follow the directory."""
 
-    def __init__(self, runtime: DistributedRuntime, clock: Clock) -> None:
+    def __init__(self, runtime: DistributedRuntime, clock: Clock, *, with_prompts: bool = False) -> None:
+        """`with_prompts`: return the last steps with prompts too (`FpmObservations.prompts`)."""
         self._runtime = runtime
         self._clock = clock
-        self._subscribers: dict[EndpointId, FpmEventSubscriber] = {}
+        self._with_prompts = with_prompts
+        self._subscribers: dict[EndpointId, StepSubscriber] = {}
         self._freshness = {PREFILL: StepFreshness(), DECODE: StepFreshness()}
 
     def observe(self, workers: LiveWorkers) -> FpmObservations:
         """Return the latest steps of the live workers of each role; follow their endpoints from now on."""
         self._follow(workers.endpoints(PREFILL) | workers.endpoints(DECODE))
-        return FpmObservations(self._steps(PREFILL, workers), self._steps(DECODE, workers))
+        prefill, decode = self._steps(PREFILL, workers), self._steps(DECODE, workers)
+        return FpmObservations(prefill, decode, self._prompts(workers, decode) if self._with_prompts else ())
 
     def close(self) -> None:
         """End the subscriptions."""
@@ -59,9 +83,21 @@ class StepObserver:
 
     def _follow(self, endpoints: set[EndpointId]) -> None:
         for endpoint in endpoints - self._subscribers.keys():
-            subscriber = FpmEventSubscriber(self._runtime.endpoint(str(endpoint)))
+            subscriber = StepSubscriber(self._runtime.endpoint(str(endpoint)))
             subscriber.start_tracking()
             self._subscribers[endpoint] = subscriber
+
+    def _prompts(
+        self, workers: LiveWorkers, latest: Mapping[RankKey, ForwardPassMetrics]
+    ) -> tuple[ForwardPassMetrics, ...]:
+        """Return the steps with prompts of the ranks in `latest` that are not those steps."""
+        found = {
+            key: step
+            for endpoint in workers.endpoints(DECODE)
+            for key, step in self._subscribers[endpoint].take_prompts().items()
+            if key in latest and latest[key].counter_id != step.counter_id and step.version == FORWARD_PASS_VERSION
+        }
+        return tuple(found[key] for key in sorted(found))
 
     def _steps(self, role: str, workers: LiveWorkers) -> Mapping[RankKey, ForwardPassMetrics]:
         live = {str(worker_id) for worker_id in workers.of(role)}

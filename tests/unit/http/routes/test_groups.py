@@ -36,6 +36,7 @@ admin = true
 """
 
 ADMIN_ROUTES = {
+    ("GET", "/v1/planner"),
     ("GET", "/busy_threshold"),
     ("POST", "/busy_threshold"),
     ("GET", "/routing/decisions"),

@@ -89,3 +89,27 @@ def test_step_regression_does_not_split_the_effect_of_nearly_collinear_features(
     regression = model(EngineRole.DECODE, samples_min=1)
     regression.add_all([step(0.0117, 0, 1, 2362), step(0.0113), step(0.0167, 0, 8, 18_992)])
     assert regression.seconds(StepLoad(0, 0, 16, 37_984)) == pytest.approx(0.0221, rel=1e-2)
+
+
+def test_bounded_regression_sets_a_negative_slope_to_zero_where_another_rejects_the_fit() -> None:
+    steps = [step(0.05 + 1e-5 * p - 1e-6 * kv, p, 1, kv) for p in (0, 400, 900) for kv in (0, 900, 5000)]
+    rejecting, bounded = model(EngineRole.AGGREGATED), StepRegression(EngineRole.AGGREGATED, 64, 16, 5, is_bounded=True)
+    for regression in (rejecting, bounded):
+        regression.add_all(steps)
+    assert rejecting.seconds(StepLoad(1, 100)) is None
+    few, many = (bounded.seconds(StepLoad(1, 500, 1, kv)) for kv in (0, 5000))
+    assert few is not None
+    assert few == many
+    more = bounded.seconds(StepLoad(1, 1500))
+    assert more is not None
+    assert more - few == pytest.approx(1e-2)
+
+
+@given(st.lists(st.tuples(st.floats(1e-4, 1.0), st.integers(0, 5000), st.integers(0, 50_000)), min_size=5, max_size=30))
+def test_bounded_regression_is_never_rejected(found: list[tuple[float, int, int]]) -> None:
+    regression = StepRegression(EngineRole.AGGREGATED, 64, 16, 5, is_bounded=True)
+    regression.add_all(step(seconds, tokens, 1, kv) for seconds, tokens, kv in found)
+    small, large = regression.seconds(StepLoad(1, 10, 1, 10)), regression.seconds(StepLoad(1, 10_000, 1, 10_000))
+    assert small is not None
+    assert large is not None
+    assert large >= small

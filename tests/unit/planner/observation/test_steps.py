@@ -1,6 +1,8 @@
 """Freshness of forward passes: ranks that send nothing, and unknown versions."""
 
-from dynamo.planner.observation.steps import STALE_S, StepFreshness
+from typing import Any, cast
+
+from dynamo.planner.observation.steps import STALE_S, StepFreshness, StepSubscriber
 from dynamo.protocols.load import FORWARD_PASS_VERSION, ForwardPassMetrics, QueuedRequests, ScheduledRequests
 from dynamo.protocols.planner import RankKey
 
@@ -32,3 +34,21 @@ def test_rank_that_was_absent_begins_again() -> None:
 
 def test_steps_of_an_unknown_version_are_left_out() -> None:
     assert not StepFreshness().fresh(step(1, FORWARD_PASS_VERSION + 1), 0.0)
+
+
+def subscriber(*steps: ForwardPassMetrics) -> StepSubscriber:
+    made = StepSubscriber(cast(Any, None))
+    for one in steps:
+        made._observe((one.worker_id, one.dp_rank), one)
+    return made
+
+
+def measured(counter: int, tokens: int) -> ForwardPassMetrics:
+    scheduled = ScheduledRequests(num_prefill_requests=1 if tokens else 0, sum_prefill_tokens=tokens)
+    return ForwardPassMetrics(FORWARD_PASS_VERSION, "1", 0, counter, 0.1, scheduled, QueuedRequests())
+
+
+async def test_the_last_step_with_prompts_is_kept_until_it_is_taken() -> None:
+    found = subscriber(measured(1, 100), measured(2, 200), measured(3, 0))
+    assert [one.counter_id for one in found.take_prompts().values()] == [2]
+    assert found.take_prompts() == {}
