@@ -9,15 +9,18 @@ judged on the others: another kind of load, or another half of the trace. Defaul
 """
 
 import argparse
+import json
 import math
 import multiprocessing
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.report import number, say, table, write_result
+from benchmarks.planner_oracle import KnownDemand, OraclePlanner
+from benchmarks.report import RESULTS, number, say, table, write_result
 from dynamo.planner.config.perf_model import EngineRole
 from dynamo.planner.config.planner_config import parse
 from dynamo.protocols.planner import Planner
@@ -48,8 +51,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Upstream's presets, with its predictor and sensitivity defaults."""
 FORECAST = "forecast"
+KNOWING = {"oracle": STARTUP_S + 5.0, "known rate": 0.0}
+"""Planners that know the arrivals: those of the start-up time and one interval, or only the present ones."""
 UPSTREAM_SHARE = 0.9
 """Fraction of the static maximum's goodput that an upstream preset must reach to be compared with."""
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "planner-forecast.md"
+BEGIN, END = "<!-- figures: python -m benchmarks.planner_quality --docs -->", "<!-- end of figures -->"
 
 Rate = Callable[[float, float, random.Random], Callable[[float], float]]
 
@@ -145,10 +153,14 @@ def traced(path: str, speedup: float, seconds: float) -> list[ReplaySession]:
     return found
 
 
-def planner_of(contender: str) -> Callable[[], Planner] | None:
+def planner_of(contender: str, sessions: Sequence[ReplaySession]) -> Callable[[], Planner] | None:
     """The planner of a contender; None for a static one."""
     if contender.startswith("static"):
         return None
+    if contender in KNOWING:
+        return lambda: OraclePlanner(
+            KnownDemand(sessions, ENGINE), KNOWING[contender], ITL_MS, WORKERS_MAX, name=contender
+        )
     policy = {"scaling_policy": "forecast"} if contender == FORECAST else PRESETS[contender]
     config = parse({**SLA, **policy})
     return lambda: CorePlanner(config, {EngineRole.AGGREGATED: ENGINE}, name=contender)
@@ -167,7 +179,7 @@ def run(cell: QualityCell) -> QualityRow:
         workers=int(cell.contender.split()[1]) if is_static else WORKERS_AT_START,
         router_mode="kv_router",
         engine=ENGINE,
-        planner=planner_of(cell.contender),
+        planner=planner_of(cell.contender, sessions),
         seed=cell.seed,
     ).run()
     rows = rows_of(outcome.flights)
@@ -221,6 +233,48 @@ def verdict(figures: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     }
 
 
+def documented(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """The table of docs/planner-forecast.md."""
+    rows = []
+    for load, figures in found.items():
+        one = verdict(figures)
+        best = figures[f"static {WORKERS_MAX}"]["goodput"]
+        upstream = max(PRESETS, key=lambda name: figures[name]["goodput"])
+        rows.append(
+            [
+                f"{load} ({'tuning' if load in TUNING else 'judging'})",
+                f"{100 * one['goodput_share']:.1f} %",
+                *(f"{100 * figures[name]['goodput'] / best:.1f} %" for name in KNOWING),
+                f"none (best: {100 * figures[upstream]['goodput'] / best:.0f} %)"
+                if one["rival"] is None
+                else f"{one['per_gpu_ratio']:.2f} (`{one['rival']}`)",
+                f"{one['per_gpu_over_best_static']:.2f} ({one['best_static']})",
+                f"{figures[FORECAST]['goodput_per_gpu'] / figures['oracle']['goodput_per_gpu']:.2f}",
+                f"{one['mean_tpot_ms']:.1f} ms",
+            ]
+        )
+    head = (
+        "load",
+        "goodput of static 8",
+        "of it: oracle",
+        "of it: known rate",
+        "per GPU over upstream",
+        "per GPU over best static with 97 %",
+        "per GPU over oracle",
+        "mean TPOT",
+    )
+    return table(head, rows)
+
+
+def write_docs() -> None:
+    """Replace the table of the documentation with that of the results file."""
+    saved = json.loads((Path(RESULTS) / "planner_quality.json").read_text())
+    found = averaged([QualityRow(**row) for row in saved["rows"]])
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    PAGE.write_text(f"{before}{BEGIN}\n{documented(found)}\n{END}{after}")
+
+
 def printed(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
     """Print a table per load, and the ratios."""
     head = ("", "goodput tok/s", "SLA met", "GPU-hours", "goodput per GPU", "TTFT ms", "TPOT ms", "events")
@@ -244,7 +298,7 @@ def cells_of(given: argparse.Namespace) -> list[QualityCell]:
     loads = [*(TRACED if given.trace else ()), *GENERATED]
     loads = [load for load in loads if (not given.tune or load in TUNING) and (not given.load or load in given.load)]
     sizes = range(1, WORKERS_MAX + 1) if given.full else (2, 3, 4, 6, WORKERS_MAX)
-    contenders = [*(f"static {size}" for size in sizes), *PRESETS, FORECAST]
+    contenders = [*(f"static {size}" for size in sizes), *PRESETS, *KNOWING, FORECAST]
     contenders = [name for name in contenders if not given.contender or name in given.contender]
     seconds = given.seconds or (1800.0 if given.full else 600.0)
     found = []
@@ -266,7 +320,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, help="seeds of generated loads")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--save", action="store_true", help="write the results file")
+    parser.add_argument("--docs", action="store_true", help="only write the table of the results file into docs/")
     given = parser.parse_args()
+    if given.docs:
+        write_docs()
+        return
     cells = cells_of(given)
     with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
         rows = pool.map(run, cells, chunksize=1)

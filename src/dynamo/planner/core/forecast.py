@@ -89,6 +89,8 @@ class StartupClock:
     mean_s: float = STARTUP_PRIOR_S
     _begun_s: deque[float] = field(default_factory=deque)
     _ready: int = 0
+    _last_s: float | None = None
+    """Time of the last tick: starts that are new at a tick were requested at the one before."""
     _is_measured: bool = False
     _requested: tuple[float, int] = (0.0, 0)
     """Time and number of the replicas requested at the last tick: they may be ready before a tick sees them start."""
@@ -112,12 +114,13 @@ class StartupClock:
         while len(self._begun_s) > pending:
             self._begun_s.pop()
         while len(self._begun_s) < pending:
-            self._begun_s.append(now_s)
-        self._ready = ready
+            self._begun_s.append(now_s if self._last_s is None else self._last_s)
+        self._ready, self._last_s = ready, now_s
 
     def restart(self) -> None:
-        """Forget the starts under way, because the clock jumped."""
+        """Forget the starts under way, because the clock jumped or they were cancelled."""
         self._begun_s.clear()
+        self._last_s = None
         self._requested = (0.0, 0)
 
     def is_overdue(self, now_s: float) -> bool:
@@ -141,6 +144,8 @@ class RoleForecast:
     """Times and the replicas that were needed then."""
     _last: TrafficObservation | None = None
     _last_s: float = -math.inf
+    _begun_s: float = -math.inf
+    """Begin of the observation: the first tick, or that after a jump of the clock."""
     _counters: list[tuple[str, int, int]] = field(default_factory=list)
     """Step numbers of the last tick: traffic that repeats without a new step is stale."""
 
@@ -171,7 +176,9 @@ class RoleForecast:
         if cost is None:
             return ForecastEstimate(reason=LoadReason.INSUFFICIENT_DATA, startup_s=self._startup.mean_s)
         if is_new and traffic is not None:
-            self._demand.add(now_s, traffic.duration_s, traffic.num_req / traffic.duration_s * cost.request_s)
+            self._demand.add(
+                now_s, traffic.duration_s, traffic.num_req / traffic.duration_s * cost.request_s, cost.request_s
+            )
             self._last = traffic
         if self._demand.is_empty:
             return ForecastEstimate(reason=LoadReason.NO_FPM_DATA, detail="no traffic was measured yet")
@@ -188,6 +195,7 @@ class RoleForecast:
             self._startup.restart()
             self._demand.clear_after(now_s)
             self._kept.clear()
+            self._begun_s = now_s
         self._last_s = now_s
 
     def _observe_lengths(self, traffic: TrafficObservation | None) -> bool:
@@ -245,6 +253,8 @@ class RoleForecast:
             detail = f"demand and backlog over {horizon_s:.0f} s need {needed} replicas"
         elif is_blind:
             reason, detail = LoadReason.NO_FPM_DATA, "metrics are missing or repeated: replicas are kept"
+        elif lowest < expected and now_s - self._begun_s < DOWN_WINDOW_S:
+            reason, detail = LoadReason.INSUFFICIENT_DATA, f"demand was observed for less than {DOWN_WINDOW_S:.0f} s"
         elif lowest < expected:
             target, reason = lowest, LoadReason.SCALE_DOWN
             detail = f"{lowest} replicas keep the objective at the upper quantile of the demand"

@@ -2,17 +2,22 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from dynamo.core.clock import Clock
 from dynamo.core.errors import DynamoException
 from dynamo.planner.connectors.base import PlannerConnector
 from dynamo.planner.connectors.workers import WorkerDirectory
+from dynamo.planner.core.engine import without_nan
 from dynamo.planner.observation.steps import StepObserver
 from dynamo.planner.observation.traffic import ObservedTraffic
-from dynamo.protocols.planner import FpmObservations, ScheduledTick, TickInput
+from dynamo.protocols.load import ForwardPassMetrics
+from dynamo.protocols.planner import FpmObservations, ScheduledTick, TickInput, TrafficObservation
 
 logger = logging.getLogger(__name__)
 
@@ -105,9 +110,17 @@ class Observer:
             self._part("steps", self._steps.steps(), failed),
             self._part("traffic", self._observed_traffic(scheduled), failed),
         )
+        known = None if traffic is None else traffic.traffic
+        if known is not None and known.num_req == 0:
+            known = without_nan(known)  # An idle window has no averages.
+        if known is not None and not is_valid_traffic(known):
+            failed["traffic"] = f"invalid values: {known}"
+            known = None
+        if steps is not None:
+            steps = self._valid_steps(steps, failed)
         seen = TickInput(
             now_s=self._clock.now(),
-            traffic=None if traffic is None else traffic.traffic,
+            traffic=known,
             worker_counts=counts,
             fpm_observations=steps,
         )
@@ -117,6 +130,19 @@ class Observer:
         """Close all sources but the connector."""
         await self._steps.close()
         await self._traffic.close()
+
+    @staticmethod
+    def _valid_steps(steps: FpmObservations, failed: dict[str, str]) -> FpmObservations:
+        """Return the steps with valid values; the others are named in `failed`."""
+        invalid = [key for of in (steps.prefill, steps.decode) for key, one in of.items() if not is_valid_step(one)]
+        if not invalid:
+            return steps
+        worker, rank = invalid[0]
+        failed["steps"] = f"invalid values of {len(invalid)} rank(s), first worker {worker} rank {rank}"
+        return FpmObservations(
+            {key: one for key, one in steps.prefill.items() if is_valid_step(one)},
+            {key: one for key, one in steps.decode.items() if is_valid_step(one)},
+        )
 
     async def _observed_traffic(self, scheduled: ScheduledTick) -> ObservedTraffic | None:
         await self._traffic.sample()
@@ -134,3 +160,20 @@ class Observer:
             failed[name] = f"{error}"
         logger.warning("failed to observe %s: %s", name, failed[name])
         return None
+
+
+def is_valid_traffic(traffic: TrafficObservation) -> bool:
+    """Return whether all numbers are finite and not negative, and the interval is positive."""
+    optional = (traffic.kv_hit_rate, traffic.accept_length)
+    values = (traffic.num_req, traffic.isl, traffic.osl, *(one for one in optional if one is not None))
+    return traffic.duration_s > 0 and all(math.isfinite(one) and one >= 0 for one in (traffic.duration_s, *values))
+
+
+def is_valid_step(step: ForwardPassMetrics) -> bool:
+    """Return whether all numbers of a forward pass are finite and not negative."""
+    parts: list[Any] = [
+        step.wall_time,
+        *msgspec.structs.astuple(step.scheduled_requests),
+        *msgspec.structs.astuple(step.queued_requests),
+    ]
+    return all(math.isfinite(one) and one >= 0 for one in parts)

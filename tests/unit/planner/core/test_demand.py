@@ -1,5 +1,7 @@
 """Demand history: level, trend and quantiles from measured errors."""
 
+import random
+
 import pytest
 
 from dynamo.planner.core.demand import DemandHistory
@@ -45,3 +47,23 @@ def test_samples_after_a_time_are_forgotten_when_the_clock_is_set_back() -> None
     history = fed([1.0] * 10)
     history.clear_after(0.0)
     assert history.is_empty
+
+
+def noisy(rate: float, count: int, rng: random.Random) -> list[float]:
+    return [sum(rng.expovariate(1 / 0.2) for _ in range(round(rng.gauss(rate, rate**0.5)))) / 5 for _ in range(count)]
+
+
+def test_noise_of_arrivals_is_averaged_over_a_long_window() -> None:
+    rng, history = random.Random(1), DemandHistory()
+    found = []
+    for index, work in enumerate(noisy(50, 120, rng)):
+        history.add(5.0 * (index + 1), 5.0, work, 0.2)
+        found.append(history.forecast(5.0 * (index + 1), 30.0).mean)
+    assert max(found[40:]) - min(found[40:]) < 0.6
+
+
+def test_step_that_noise_does_not_explain_is_followed_at_the_next_tick() -> None:
+    history = DemandHistory()
+    for index, work in enumerate([0.5] * 40 + [3.0]):
+        history.add(5.0 * (index + 1), 5.0, work, 0.2)
+    assert history.forecast(205.0, 30.0).mean == pytest.approx(3.0)

@@ -157,7 +157,7 @@ def test_startup_time_is_measured_from_the_counts() -> None:
     clock = StartupClock()
     for now_s, ready, pending in ((0, 1, 0), (5, 1, 2), (25, 1, 2), (45, 3, 0)):
         clock.observe(float(now_s), ready, pending)
-    assert clock.mean_s == pytest.approx(40.0)
+    assert clock.mean_s == pytest.approx(45.0), "from the tick before, which requested them"
 
 
 def test_missing_metrics_hold_the_replicas_with_a_reason() -> None:
@@ -229,3 +229,12 @@ def test_faulty_observations_never_scale_to_zero_or_beyond_the_budget_and_the_pl
     deployment.run(400, 10.0)
     assert deployment.ready in (3, 4), "recovered"
     assert isinstance(deployment.core, PlannerCore)
+
+
+def test_replicas_are_not_removed_before_the_demand_was_observed_for_a_while() -> None:
+    deployment = Deployment(4, 30.0)
+    decision = deployment.run(8, 1.0)
+    assert deployment.ready == 4
+    assert decision.load.reason is LoadReason.INSUFFICIENT_DATA
+    deployment.run(20, 1.0)
+    assert deployment.ready == 1

@@ -1,13 +1,19 @@
 """Observer: parts of a tick, and the causes of those that are unknown."""
 
 import asyncio
+import dataclasses
+import math
+
+import msgspec
+import pytest
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import Unknown
 from dynamo.planner.connectors.base import ScaleOutcome, ScaleStatus
 from dynamo.planner.core.scaling import WorkerCapabilities
-from dynamo.planner.observation.observer import Observer
+from dynamo.planner.observation.observer import Observer, is_valid_step
 from dynamo.planner.observation.traffic import ObservedTraffic
+from dynamo.protocols.load import ForwardPassMetrics, QueuedRequests, ScheduledRequests
 from dynamo.protocols.planner import FpmObservations, ScalingDecision, ScheduledTick, TrafficObservation, WorkerCounts
 
 COUNTS = WorkerCounts(ready_num_decode=2)
@@ -97,3 +103,29 @@ async def test_close_ends_the_steps_and_the_traffic() -> None:
     deployment = ScriptedDeployment()
     await observer_of(deployment).close()
     assert deployment.closed == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"num_req": math.nan}, {"isl": math.inf}, {"osl": -1.0}, {"kv_hit_rate": math.nan}, {"duration_s": math.nan}],
+)
+async def test_traffic_with_invalid_values_is_unknown_with_the_values(changes: dict[str, float]) -> None:
+    deployment = ScriptedDeployment()
+    deployment.found = ObservedTraffic(traffic=dataclasses.replace(TRAFFIC, **changes))
+    found = await observer_of(deployment).observe(ScheduledTick(at_s=5.0, need_traffic_metrics=True))
+    assert found.seen.traffic is None
+    assert found.unknown[0].startswith("traffic: invalid values: TrafficObservation(")
+
+
+async def test_averages_of_an_idle_window_are_zero() -> None:
+    deployment = ScriptedDeployment()
+    deployment.found = ObservedTraffic(traffic=dataclasses.replace(TRAFFIC, num_req=0.0, isl=math.nan, osl=math.nan))
+    found = await observer_of(deployment).observe(ScheduledTick(at_s=5.0, need_traffic_metrics=True))
+    assert found.seen.traffic == TrafficObservation(duration_s=5, num_req=0.0, isl=0.0, osl=0.0)
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
+def test_step_with_an_invalid_time_is_not_valid(seconds: float) -> None:
+    step = ForwardPassMetrics(1, "1", 0, 1, seconds, ScheduledRequests(), QueuedRequests())
+    assert not is_valid_step(step)
+    assert is_valid_step(msgspec.structs.replace(step, wall_time=0.1))
