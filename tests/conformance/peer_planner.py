@@ -349,7 +349,22 @@ def pipeline(case):
     return asyncio.run(pipeline_ticks(case))
 
 
-async def pipeline_ticks(case):
+def pipeline_metrics(case):
+    """Return the samples of the plugin metrics after the ticks of `pipeline`."""
+    from dynamo.planner.monitoring.planner_metrics import PluginFrameworkMetrics
+    from prometheus_client import CollectorRegistry
+
+    registry = CollectorRegistry()
+    asyncio.run(pipeline_ticks(case, PluginFrameworkMetrics(registry)))
+    return [
+        [sample.name, sorted(sample.labels.items()), sample.value]
+        for family in registry.collect()
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    ]
+
+
+async def pipeline_ticks(case, metrics=None):
     from dynamo.planner.plugins.clock import VirtualClock
     from dynamo.planner.plugins.merge import ComponentKey
     from dynamo.planner.plugins.orchestrator.orchestrator import LocalPlannerOrchestrator
@@ -370,9 +385,9 @@ async def pipeline_ticks(case):
     registry = PluginRegistryServer(
         clock=clock, auth=AllowUnauthenticatedAuth(), circuit_breaker=breaker, transport_factory=connect
     )
-    scheduler = PluginScheduler(registry, breaker, clock)
+    scheduler = PluginScheduler(registry, breaker, clock, metrics=metrics)
     orchestrator = LocalPlannerOrchestrator(
-        registry=registry, scheduler=scheduler, circuit_breaker=breaker, clock=clock
+        registry=registry, scheduler=scheduler, circuit_breaker=breaker, clock=clock, metrics=metrics
     )
     for one in case["plugins"]:
         orchestrator.register_internal(
@@ -472,7 +487,7 @@ def functions():
     """Return the functions by name."""
     import peer_planner_surface
 
-    own = (config, predictor, regression, engine, budget, scaling, merge, pipeline, arbitration)
+    own = (config, predictor, regression, engine, budget, scaling, merge, pipeline, pipeline_metrics, arbitration)
     return {function.__name__: function for function in (*own, *peer_planner_surface.FUNCTIONS)}
 
 

@@ -1,6 +1,7 @@
 """The released planner's control API, metrics and reports behind `peer_planner`; runs in the environment of `benchmarks.planner_peer`."""
 
 import asyncio
+import functools
 
 
 def base_planner(case):
@@ -44,6 +45,12 @@ def control(case):
 
 
 def metrics(case):
+    """Return the metric families."""
+    return families()
+
+
+@functools.cache
+def families():
     """Return type, label names and (of a histogram) bounds of each metric family."""
     from dynamo.planner.monitoring import planner_metrics
     from prometheus_client import REGISTRY, CollectorRegistry
@@ -53,10 +60,11 @@ def metrics(case):
     made = planner_metrics.PluginFrameworkMetrics(registry)
     found = {}
     for family in REGISTRY.collect():
-        if family.name.startswith("dynamo_planner"):
+        if family.name.startswith("dynamo_planner"):  # An enumeration is a gauge in the text format.
+            assert family.type in ("gauge", "stateset"), family.type
             labels = sorted({name for sample in family.samples for name in sample.labels})
             states = [label for sample in family.samples for label in sample.labels.values()]
-            found[family.name] = {"type": family.type, "labels": labels, "states": states}
+            found[family.name] = {"type": "gauge", "labels": labels, "states": states}
     for name in ("engine_queued_prefill_tokens", "engine_queued_decode_kv_tokens", "engine_inflight_decode_kv_tokens"):
         found["dynamo_planner_" + name] = {"type": "gauge", "labels": ["dp_rank", "worker_id"], "states": []}
     for family in vars(made).values():
@@ -67,4 +75,51 @@ def metrics(case):
     return found
 
 
-FUNCTIONS = (control, metrics)
+def report(case):
+    """Return the rows of a report's log, its file names, and panels, traces and title of its charts."""
+    import gzip
+    import json
+    import os
+    import tempfile
+
+    from dynamo.planner.monitoring.diagnostics_recorder import DiagnosticsRecorder, PerEngineFpm, TickSnapshot
+    from plotly import graph_objects
+
+    from dynamo.planner.config.planner_config import PlannerConfig
+
+    figures, draw = [], graph_objects.Figure.to_html
+
+    def to_html(figure, **how):
+        figures.append(figure)
+        return "<html></html>"
+
+    with tempfile.TemporaryDirectory() as directory:
+        recorder = DiagnosticsRecorder(
+            PlannerConfig(**case["config"], report_output_dir=directory), max_kv_tokens=case["max_kv_tokens"]
+        )
+        for row in case["snapshots"]:
+            engines = {
+                name: [PerEngineFpm(**one) for one in row[name]] for name in ("prefill_engines", "decode_engines")
+            }
+            recorder._snapshots.append(TickSnapshot(**{**row, **engines}))
+        graph_objects.Figure.to_html = to_html
+        try:
+            recorder.generate_report()
+        finally:
+            graph_objects.Figure.to_html = draw
+        names = sorted(os.listdir(directory))
+        with gzip.open(os.path.join(directory, next(one for one in names if one.endswith(".gz"))), "rt") as file:
+            rows = [json.loads(line) for line in file]
+    (figure,) = figures
+    return {
+        "names": names,
+        "rows": rows,
+        "title": figure.layout.title.text,
+        "notes": sorted(one.text for one in figure.layout.annotations if one.text),
+        "traces": sorted(
+            [one.name, list(one.y), list(one.text) if one.text is not None else None] for one in figure.data
+        ),
+    }
+
+
+FUNCTIONS = (control, metrics, report)

@@ -17,6 +17,7 @@ from tests.conformance.planner_cases import released
 from dynamo.planner.config.plugins import PluginStage
 from dynamo.planner.core.pipeline import PluginCall, PluginPipeline, PluginSpec, drive
 from dynamo.planner.core.record import RESPONSES
+from dynamo.planner.plugin_metrics import PluginMetrics
 from dynamo.planner.plugins.types import (
     AcceptResult,
     ComponentTarget,
@@ -98,7 +99,7 @@ def made(stage: str, fields: dict[str, Any]) -> StageResponse:
     return RESPONSES[stage](**values)
 
 
-def ours(case: dict[str, Any]) -> list[dict[str, Any]]:
+def ours(case: dict[str, Any], metrics: PluginMetrics | None = None) -> list[dict[str, Any]]:
     """Return our outcome of each tick in the released planner's form."""
     specs = [
         PluginSpec(
@@ -123,6 +124,8 @@ def ours(case: dict[str, Any]) -> list[dict[str, Any]]:
         outcome = drive(
             pipeline.run(PipelineContext(request_id=f"tick-{number}"), case["baseline"], number * TICK_S), call
         )
+        if metrics is not None:
+            metrics.tick(pipeline, outcome.stages, number * TICK_S)
         predicted = outcome.context.predictions
         found.append(
             {

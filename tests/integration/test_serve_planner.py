@@ -107,8 +107,33 @@ def test_a_worker_that_is_killed_returns_and_its_requests_move(server: Server) -
 
 def pid_of_worker(server: Server) -> int:
     """Return the process id of a child that is a mocker."""
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-    return next(int(pid) for pid in children if b"dynamo.mocker" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return pid_of(server, "dynamo.mocker")
+
+
+def pid_of(server: Server, module: str) -> int:
+    """Return the process id of a child that runs a module."""
+    return next(pid for pid, command in server.children().items() if module in command)
+
+
+def test_a_planner_that_is_killed_returns_and_plans_the_namespace_of_the_workers(tmp_path: Path) -> None:
+    server = Server(tmp_path, *MOCKER, "--namespace", "blue", "--planner", SETTINGS, "--max-workers", "2")
+    try:
+        url = f"{server.ready().url}/v1/planner"
+        wait_until(lambda: httpx.get(url).status_code == 200, "the planner never registered", SCALING_S)
+        assert planner(server)["namespace"] == "blue"
+        first, mocker = pid_of(server, "dynamo.planner"), pid_of_worker(server)
+        os.kill(first, signal.SIGKILL)
+        server.until("planner was killed by SIGKILL; restarting it")
+
+        def has_returned() -> bool:
+            answer = httpx.get(url)
+            found = answer.json().get("planners", [])
+            return any(one.get("ticks") is not None for one in found) and pid_of(server, "dynamo.planner") != first
+
+        wait_until(has_returned, "the planner did not return", SCALING_S)
+        assert pid_of_worker(server) == mocker
+    finally:
+        server.close()
 
 
 def test_the_graph_ends_with_all_of_its_workers(server: Server) -> None:

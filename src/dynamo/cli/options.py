@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ENGINES = ("cpu", "mocker")
 DEFAULT_HOST = "127.0.0.1"  # A model served on a laptop must not be exposed to the network by default.
+PLANNED_MIGRATIONS = 3  # A long request may lose several workers while their number falls.
 WORKERS_MAX = 64  # Processes on one machine; a larger number is probably a typing error.
 
 
@@ -162,7 +163,7 @@ def read(argv: Sequence[str], variables: Mapping[str, str]) -> Options:
     whole = build_parser(ServeConfig, engine_type, FrontendConfig, variables=variables, prog="dynamo serve")
     config = from_namespace(ServeConfig, whole.parse_args(list(argv)))
     engine = _own(engine_type, _with_model(argv, config), variables)
-    frontend = _own(FrontendConfig, argv, variables)
+    frontend = _own(FrontendConfig, _with_migrations(argv, config, variables), variables)
     if config.prefill_workers:
         _check_roles(config, engine)
     if frontend.interactive:
@@ -273,6 +274,13 @@ def _with_model(argv: Sequence[str], config: ServeConfig) -> list[str]:
     is_hub_id = not Path(config.model).expanduser().is_dir()
     name = [f"--model-name={config.model}"] if is_hub_id and not _is_given(argv, "--model-name") else []
     return [*argv, *name, f"--model-path={directory}"]
+
+
+def _with_migrations(argv: Sequence[str], config: ServeConfig, variables: Mapping[str, str]) -> list[str]:
+    """Enable migration with a planner: a worker that it stops ends a request that takes longer than its drain."""
+    if config.planner is None or _is_given(argv, "--migration-limit") or variables.get("DYN_MIGRATION_LIMIT"):
+        return list(argv)
+    return [*argv, f"--migration-limit={PLANNED_MIGRATIONS}"]
 
 
 def _is_given(argv: Sequence[str], flag: str) -> bool:

@@ -201,6 +201,11 @@ class MetricsRegistry:
         """Append exposition text from another source, such as an engine's own metrics."""
         self._texts.append(callback)
 
+    @property
+    def families(self) -> list[Family[Any]]:
+        """The declared families."""
+        return list(self._families.values())
+
     def render(self) -> str:
         """Return the Prometheus text exposition, format 0.0.4."""
         lines = [line for family in self._families.values() for line in family.render()]

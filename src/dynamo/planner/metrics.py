@@ -5,16 +5,15 @@ import math
 from collections.abc import Mapping
 
 from dynamo.core.metrics import Family, Gauge, MetricsRegistry
-from dynamo.planner.config.planner_config import PlannerConfig
+from dynamo.planner.config.planner_config import Mode, PlannerConfig
 from dynamo.planner.core.engine import TickDecision
 from dynamo.planner.core.reasons import LoadReason, ThroughputReason
 from dynamo.planner.core.scaling import DECODE, PREFILL
 from dynamo.planner.observation.traffic import ObservedTraffic
 from dynamo.planner.plugins.types import PredictionData
-from dynamo.protocols.planner import FpmObservations, TickInput, WorkerCounts
+from dynamo.protocols.planner import FpmObservations, ScheduledTick, TickInput, WorkerCounts
 
 PREFIX = "dynamo_planner_"
-DURATION_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 GAUGES = {
     "num_prefill_replicas": "Ready prefill workers",
     "num_decode_replicas": "Ready decode or aggregated workers",
@@ -36,6 +35,9 @@ GAUGES = {
     "estimated_itl_ms": "Inter-token latency that load scaling estimates, in milliseconds",
     "engine_prefill_capacity_requests_per_second": "Requests per second of one prefill worker within the objectives",
     "engine_decode_capacity_requests_per_second": "Requests per second of one decode worker within the objectives",
+    "power_budget_total_watts": "Limit of the watts of all workers; 0 without a power budget",
+    "power_projected_watts": "Watts of the ready workers at their power limits",
+    "power_budget_utilization": "Projected watts divided by the limit",
 }
 ENGINE_GAUGES = {
     "engine_queued_prefill_tokens": "Prompt tokens in the queue of a rank",
@@ -45,7 +47,7 @@ ENGINE_GAUGES = {
 
 
 class PlannerMetrics:
-    """Gauges of the planner's observations and decisions; a value that is unknown is NaN."""
+    """Gauges of the planner's observations and decisions; observed traffic that is unknown is NaN."""
 
     def __init__(self, registry: MetricsRegistry, config: PlannerConfig) -> None:
         self._gauges = {name: registry.gauge(PREFIX + name, text).labels() for name, text in GAUGES.items()}
@@ -59,26 +61,28 @@ class PlannerMetrics:
             throughput,
             ThroughputReason,
         )
-        self._duration = registry.histogram(
-            PREFIX + "tick_duration_seconds", "Duration of ticks", (), DURATION_BUCKETS
+        self._missed = registry.counter(
+            PREFIX + "ticks_missed_total", "Due times that passed without a tick; not upstream's"
         ).labels()
-        self._lag = registry.gauge(PREFIX + "tick_lag_seconds", "Delay of the last tick after its due time").labels()
-        self._timeouts = registry.counter(PREFIX + "tick_timeout_total", "Ticks that exceeded their time").labels()
-        self._skipped = registry.counter(PREFIX + "tick_skipped_total", "Due times that passed without a tick").labels()
-        self._rejected = registry.counter(
-            PREFIX + "reject_short_circuited_total", "Ticks that a plugin rejected", ("plugin_id",)
-        )
         self._failures = registry.counter(
             PREFIX + "failures_total", "Observations and scale requests that failed", ("operation",)
         )
         self._gauges["sla_target_ttft_ms"].set(config.ttft_ms)
         self._gauges["sla_target_itl_ms"].set(config.itl_ms)
+        self._mode = config.mode
+        self._power_limit = config.total_gpu_power_limit if config.enable_power_awareness else None
         self._last_s: float | None = None
 
-    def observed(self, seen: TickInput, gpus: Mapping[str, int]) -> None:
-        """Record the workers and their load at a tick; `gpus` are those of one worker by role."""
+    @property
+    def gpu_hours(self) -> float:
+        """GPU hours of the ready workers since the planner started."""
+        return self._gauges["gpu_hours"].value
+
+    def observed(self, seen: TickInput, gpus: Mapping[str, int], watts: Mapping[str, int | None] | None = None) -> None:
+        """Record the workers and their load at a tick; `gpus` and `watts` are those of one worker by role."""
         if seen.worker_counts is not None:
             self._count(seen.worker_counts, seen.now_s, gpus)
+            self._record_power(seen.worker_counts, watts or {})
         if seen.fpm_observations is not None:
             self._record_engines(seen.fpm_observations)
 
@@ -92,32 +96,29 @@ class PlannerMetrics:
         self._set("observed_input_sequence_tokens", None if traffic is None else traffic.isl)
         self._set("observed_output_sequence_tokens", None if traffic is None else traffic.osl)
 
-    def decided(self, decision: TickDecision, interval_s: float) -> None:
-        """Record a decision; `interval_s` is the window of the predicted number of requests."""
-        self._load.set(decision.load.reason)
-        self._throughput.set(decision.throughput.reason)
-        self._set("estimated_ttft_ms", decision.load.estimated_ttft_ms)
-        self._set("estimated_itl_ms", decision.load.estimated_itl_ms)
-        self._set("engine_prefill_capacity_requests_per_second", decision.throughput.engine_rps_prefill)
-        self._set("engine_decode_capacity_requests_per_second", decision.throughput.engine_rps_decode)
+    def decided(self, decision: TickDecision, interval_s: float, scheduled: ScheduledTick | None = None) -> None:
+        """Record a decision; `interval_s` is the window of the predicted number of requests.
+
+        A value that this tick did not compute, and the reason of a method that was not due, keep their last value.
+        """
+        if scheduled is None or scheduled.run_load_scaling:
+            self._load.set(decision.load.reason)
+        if scheduled is None or scheduled.run_throughput_scaling:
+            self._throughput.set(decision.throughput.reason)
+        self._update("estimated_ttft_ms", decision.load.estimated_ttft_ms)
+        self._update("estimated_itl_ms", decision.load.estimated_itl_ms)
+        self._update("engine_prefill_capacity_requests_per_second", decision.throughput.engine_rps_prefill)
+        self._update("engine_decode_capacity_requests_per_second", decision.throughput.engine_rps_decode)
         if decision.predictions is not None:
             self._predicted(decision.predictions, interval_s)
         if decision.scale_to is not None:
             for name, number in (("prefill", decision.scale_to.num_prefill), ("decode", decision.scale_to.num_decode)):
                 if number is not None:
                     self._set(f"predicted_num_{name}_replicas", number)
-        if decision.rejected_by:
-            self._rejected.labels(plugin_id=decision.rejected_by).inc()
 
-    def finished(self, duration_s: float, lag_s: float, skipped: int) -> None:
-        """Record the duration of a tick, its delay, and the ticks that were left out before it."""
-        self._duration.observe(duration_s)
-        self._lag.set(lag_s)
-        self._skipped.inc(skipped)
-
-    def timed_out(self) -> None:
-        """Count a tick that exceeded its time."""
-        self._timeouts.inc()
+    def missed(self, ticks: int) -> None:
+        """Count the due times that passed without a tick."""
+        self._missed.inc(ticks)
 
     def failed(self, operation: str) -> None:
         """Count an observation or scale request that failed."""
@@ -132,24 +133,39 @@ class PlannerMetrics:
             self._gauges["gpu_hours"].inc(used * (now_s - self._last_s) / 3600)
         self._last_s = now_s
 
+    def _record_power(self, counts: WorkerCounts, watts: Mapping[str, int | None]) -> None:
+        """Record the projected watts; without the watts of a scaled role, nothing."""
+        ready = {PREFILL: counts.ready_num_prefill, DECODE: counts.ready_num_decode}
+        scaled = {PREFILL: self._mode.scales_prefill, DECODE: self._mode.scales_decode}
+        if not self._power_limit or any(scaled[role] and watts.get(role) is None for role in scaled):
+            return
+        projected = sum((ready[role] or 0) * (watts.get(role) or 0) for role in ready)
+        self._set("power_budget_total_watts", self._power_limit)
+        self._set("power_projected_watts", projected)
+        self._set("power_budget_utilization", projected / self._power_limit)
+
     def _record_engines(self, steps: FpmObservations) -> None:
+        queued, queued_kv, active_kv = self._engines.values()
         for family in self._engines.values():
             family.remove()
-        for (worker_id, rank), step in (*steps.prefill.items(), *steps.decode.items()):
+        is_aggregated = self._mode is Mode.AGG
+        for (worker_id, rank), step in (*steps.prefill.items(), *(steps.decode.items() if is_aggregated else ())):
+            queued.labels(worker_id=worker_id, dp_rank=str(rank)).set(step.queued_requests.sum_prefill_tokens)
+        for (worker_id, rank), step in steps.decode.items():
             labels = {"worker_id": worker_id, "dp_rank": str(rank)}
-            values = (
-                step.queued_requests.sum_prefill_tokens,
-                step.queued_requests.sum_decode_kv_tokens,
-                step.scheduled_requests.sum_decode_kv_tokens,
-            )
-            for family, value in zip(self._engines.values(), values, strict=True):
-                family.labels(**labels).set(value)
+            queued_kv.labels(**labels).set(step.queued_requests.sum_decode_kv_tokens)
+            active_kv.labels(**labels).set(step.scheduled_requests.sum_decode_kv_tokens)
 
     def _predicted(self, found: PredictionData, interval_s: float) -> None:
         requests = found.predicted_num_req
-        self._set("predicted_requests_per_second", None if requests is None else requests / interval_s)
-        self._set("predicted_input_sequence_tokens", found.predicted_isl)
-        self._set("predicted_output_sequence_tokens", found.predicted_osl)
+        self._update("predicted_requests_per_second", None if requests is None else requests / interval_s)
+        self._update("predicted_input_sequence_tokens", found.predicted_isl)
+        self._update("predicted_output_sequence_tokens", found.predicted_osl)
+
+    def _update(self, name: str, value: float | None) -> None:
+        """Set a gauge if there is a value."""
+        if value is not None:
+            self._gauges[name].set(value)
 
     def _set(self, name: str, value: float | None) -> None:
         self._gauges[name].set(math.nan if value is None else value)

@@ -27,6 +27,8 @@ from dynamo.planner.observation.observer import LiveSteps, Observer, TrafficSour
 from dynamo.planner.observation.prometheus import PrometheusTraffic
 from dynamo.planner.observation.scrape import FrontendScraper
 from dynamo.planner.observation.steps import StepObserver
+from dynamo.planner.plugin_metrics import PluginMetrics
+from dynamo.planner.reports.recorder import ReportRecorder
 from dynamo.planner.service import PlannerParts, PlannerService, TickPlugins
 from dynamo.protocols.discovery import INSTANCES, EndpointId
 from dynamo.protocols.planner import PLANNER_COMPONENT, STATUS_ENDPOINT
@@ -78,7 +80,8 @@ async def run_planner(
     clock = SystemClock()
     connector = connector or make_connector(config, runtime, clock)
     leader = Precedence(runtime, config.namespace)
-    service = PlannerService(config, make_parts(config, runtime, connector, leader, clock))
+    parts = make_parts(config, runtime, connector, leader, clock)
+    service = PlannerService(config, parts)
     try:
         await connector.start()
         capabilities = await wait_for_workers(connector, config, clock)
@@ -92,13 +95,15 @@ async def run_planner(
             config.scheduling.scale_interval_seconds,
             ", advisory" if config.advisory else "",
         )
-        await serve_and_run(service, runtime.metrics)
+        await serve_and_run(service, runtime.metrics, parts.reports)
     finally:
         await service.close()
         await leader.leave()
 
 
-async def serve_and_run(service: PlannerService, registry: MetricsRegistry) -> None:
+async def serve_and_run(
+    service: PlannerService, registry: MetricsRegistry, reports: ReportRecorder | None = None
+) -> None:
     """Run ticks until cancelled, with the HTTP services of the settings. Raises `StartupError` if metrics have no port."""
     config = service.config
     async with AsyncExitStack() as stack:
@@ -110,6 +115,10 @@ async def serve_and_run(service: PlannerService, registry: MetricsRegistry) -> N
         await stack.enter_async_context(
             serve_optional(control_routes(service), config.control_api_port, "control_api_port", host=LOOPBACK)
         )
+        if reports is not None:
+            await stack.enter_async_context(
+                serve_optional(reports.routes(), config.live_dashboard_port, "live_dashboard_port")
+            )
         await service.run()
 
 
@@ -136,12 +145,13 @@ def make_parts(
         registry=runtime.metrics,
         log=DecisionLog(config.log_dir),
         clock=clock,
-        plugins=make_plugins(config, clock),
+        reports=ReportRecorder(config),
+        plugins=make_plugins(config, clock, runtime.metrics),
         hold=leader.preceding,
     )
 
 
-def make_plugins(config: PlannerConfig, clock: Clock) -> TickPlugins | None:
+def make_plugins(config: PlannerConfig, clock: Clock, registry: MetricsRegistry) -> TickPlugins | None:
     """Return the plugins that the settings name or admit; None without any. Raise `ConfigError` without the extra `grpc`."""
     scheduling = config.scheduling
     has_plugins = scheduling.external_plugins or config.plugin_registration.in_process_plugins
@@ -151,7 +161,7 @@ def make_plugins(config: PlannerConfig, clock: Clock) -> TickPlugins | None:
         from dynamo.planner.plugin_transport.host import PluginHost
     except ModuleNotFoundError as error:
         raise ConfigError(f"plugins: {error.name} is not installed; pip install 'dynamo-serve[grpc]'") from None
-    return PluginHost(config, clock.now)
+    return PluginHost(config, clock.now, PluginMetrics(registry).called)
 
 
 def make_traffic(config: PlannerConfig, runtime: DistributedRuntime, clock: Clock) -> TrafficSource:

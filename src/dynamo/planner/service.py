@@ -27,7 +27,11 @@ from dynamo.planner.core.scaling import DECODE, PREFILL, WorkerCapabilities
 from dynamo.planner.decision_log import DecisionLog, DecisionSummary
 from dynamo.planner.metrics import PlannerMetrics
 from dynamo.planner.observation.observer import Observation, Observer
+from dynamo.planner.observation.traffic import ObservedTraffic
+from dynamo.planner.plugin_metrics import PluginMetrics
 from dynamo.planner.plugins.types import OverrideResult, RejectResult
+from dynamo.planner.reports.recorder import ReportRecorder
+from dynamo.planner.reports.snapshots import is_reported, snapshot_of
 from dynamo.planner.runtime_limits import limits_of, updated
 from dynamo.planner.start import Steps, prepare_start
 from dynamo.protocols.planner import ScheduledTick
@@ -72,6 +76,7 @@ class PlannerParts:
     log: DecisionLog
     clock: Clock = field(default_factory=SystemClock)
     plugins: TickPlugins | None = None
+    reports: ReportRecorder | None = None
     hold: Callable[[], Awaitable[str]] | None = None
     """Returns why this planner must not scale now; empty: it may."""
 
@@ -83,12 +88,15 @@ class PlannerService:
         self.config = config
         self.log = parts.log
         self.metrics = PlannerMetrics(parts.registry, config)
+        self._plugin_metrics = PluginMetrics(parts.registry)
         self._parts = parts
         self._clock = parts.clock
         self._core: PlannerCore | None = None
         self._next: ScheduledTick | None = None
         self._ticks = 0
         self._gpus: Mapping[str, int] = {}
+        self._watts: Mapping[str, int | None] = {}
+        self._traffic: ObservedTraffic | None = None
         self._deciding = asyncio.Lock()
         self._generation = 0
         """Number of changes of the limits: a decision of an earlier one is not carried out."""
@@ -99,6 +107,12 @@ class PlannerService:
             role: (one.gpus_per_replica or 0) if one is not None else 0
             for role, one in ((PREFILL, capabilities.prefill), (DECODE, capabilities.decode))
         }
+        self._watts = {
+            role: None if one is None else one.power_watts_per_replica
+            for role, one in ((PREFILL, capabilities.prefill), (DECODE, capabilities.decode))
+        }
+        if self._parts.reports is not None and capabilities.decode is not None:
+            self._parts.reports.max_kv_tokens = capabilities.decode.max_kv_tokens
         check_budget(self.config, self._gpus)
         plugins = self._parts.plugins
         if plugins is not None:
@@ -128,7 +142,7 @@ class PlannerService:
         observation = await self._parts.observer.observe(scheduled)
         for part in observation.failed:
             self.metrics.failed(f"observe {part}")
-        self.metrics.observed(observation.seen, self._gpus)
+        self.metrics.observed(observation.seen, self._gpus, self._watts)
         if observation.traffic is not None:
             self.metrics.traffic(observation.traffic)
         async with self._deciding:
@@ -137,14 +151,15 @@ class PlannerService:
         decision = recording.decision
         assert decision is not None, "a finished recording has a decision"
         self._next = core.next_tick(scheduled, began_s)  # Its parts depend on the scaling methods that ran.
-        self.metrics.decided(decision, float(self.config.throughput_adjustment_interval_seconds))
+        self.metrics.decided(decision, float(self.config.throughput_adjustment_interval_seconds), scheduled)
         outcome = await self._act(decision, observation, generation)
         duration_s = self._clock.now() - began_s
-        self.metrics.finished(duration_s, began_s - scheduled.at_s, missed)
+        self.metrics.missed(missed)
         summary = self._summary(decision, observation, outcome, duration_s)
         self.log.add(summary, recording.tick)
         level = logging.INFO if decision.scale_to is not None or summary.unknown else logging.DEBUG
         logger.log(level, "%s", summary.line)
+        await self._report(scheduled, decision, observation)
         return summary
 
     def status(self, count: int = 20) -> dict[str, Any]:
@@ -197,7 +212,9 @@ class PlannerService:
             self._deciding.release()
 
     async def close(self) -> None:
-        """Release observer and connector; workers keep running."""
+        """Write the last report, and release observer and connector; workers keep running."""
+        if self._parts.reports is not None:
+            await self._parts.reports.close()
         await self._parts.observer.close()
         if self._parts.plugins is not None:
             await self._parts.plugins.close()
@@ -223,9 +240,14 @@ class PlannerService:
         has_changed = plugins is not None and plugins.apply_changes(core.pipeline)
         if has_changed or self.log.is_full:
             self.log.begin(Start.of(core))
+        began_s, limit_s = self._clock.now(), self.config.scheduling.tick_max_duration_seconds
         recording = recorded(core, scheduled, observation.seen)
         if plugins is not None:
             await plugins.finish(recording)
+        decision = recording.decision
+        assert decision is not None, "a finished recording has a decision"
+        self._plugin_metrics.finished(self._clock.now() - began_s, limit_s)
+        self._plugin_metrics.tick(core.pipeline, decision.stages, decision.now_s)
         return recording
 
     async def _act(self, decision: TickDecision, observation: Observation, generation: int) -> ScaleOutcome | None:
@@ -252,6 +274,24 @@ class PlannerService:
             self.metrics.failed("scale")
             logger.error("failed to scale to %s: %s", decision.scale_to, outcome.message)
         return outcome
+
+    async def _report(self, scheduled: ScheduledTick, decision: TickDecision, observation: Observation) -> None:
+        """Add the tick to the reports."""
+        if observation.traffic is not None:
+            self._traffic = observation.traffic
+        reports = self._parts.reports
+        if reports is None or not is_reported(scheduled, decision):
+            return
+        await reports.record(
+            snapshot_of(
+                self.config,
+                observation.seen,
+                decision,
+                self._traffic,
+                time_s=self._clock.wall(),
+                gpu_hours=self.metrics.gpu_hours,
+            )
+        )
 
     def _summary(
         self, decision: TickDecision, observation: Observation, outcome: ScaleOutcome | None, duration_s: float

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dynamo.cli.announcement import Api
-from dynamo.cli.options import Options, ServeConfig, api_of, own_command, planner_config, read
+from dynamo.cli.options import PLANNED_MIGRATIONS, Options, ServeConfig, api_of, own_command, planner_config, read
 from dynamo.core.errors import ConfigError
 
 CALLS = "--dyn-tool-call-parser=hermes"
@@ -222,3 +222,11 @@ def test_settings_of_the_planner_may_be_longer_than_a_file_name() -> None:
     config = planner_config(options("--engine=mocker", "--planner", inline, "--max-workers", "2"))
     assert config is not None
     assert config.ttft_ms == 300
+
+
+def test_requests_migrate_from_workers_that_a_planner_stops() -> None:
+    planned = ("--engine=mocker", "--planner", "--max-workers=2")
+    assert options(*planned).frontend.migration_limit == PLANNED_MIGRATIONS
+    assert options(*planned, "--migration-limit", "0").frontend.migration_limit == 0
+    assert options(*planned, DYN_MIGRATION_LIMIT="1").frontend.migration_limit == 1
+    assert options("--engine=mocker").frontend.migration_limit == 0

@@ -1,5 +1,7 @@
 """Planner metrics: exposed values, unknown values, and reasons."""
 
+from dataclasses import replace
+
 import pytest
 
 from dynamo.core.metrics import MetricsRegistry
@@ -72,11 +74,33 @@ def test_reason_of_a_decision_is_the_only_state_that_is_one(registry: MetricsReg
     ]
 
 
-def test_ticks_and_failures_are_counted(registry: MetricsRegistry, metrics: PlannerMetrics) -> None:
-    metrics.finished(0.2, 0.1, 3)
-    metrics.timed_out()
+def test_missed_ticks_and_failures_are_counted(registry: MetricsRegistry, metrics: PlannerMetrics) -> None:
+    metrics.missed(3)
     metrics.failed("scale")
     found = values(registry)
-    assert float(found["tick_duration_seconds_count"]) == 1
-    assert (float(found["tick_lag_seconds"]), float(found["tick_skipped_total"])) == (0.1, 3)
-    assert (float(found["tick_timeout_total"]), float(found['failures_total{operation="scale"}'])) == (1, 1)
+    assert (float(found["ticks_missed_total"]), float(found['failures_total{operation="scale"}'])) == (3, 1)
+
+
+def test_power_is_that_of_ready_workers_and_absent_while_a_limit_is_unknown(registry: MetricsRegistry) -> None:
+    config = {"environment": "kubernetes", "enable_power_awareness": True, "total_gpu_power_limit": 10_000}
+    metrics = PlannerMetrics(registry, parse(config))
+    seen = TickInput(now_s=1.0, worker_counts=WorkerCounts(ready_num_prefill=1, ready_num_decode=2))
+    metrics.observed(seen, GPUS, {PREFILL: 1000, DECODE: None})
+    assert float(values(registry)["power_budget_total_watts"]) == 0
+    metrics.observed(seen, GPUS, {PREFILL: 1000, DECODE: 2000})
+    found = values(registry)
+    names = ("power_budget_total_watts", "power_projected_watts", "power_budget_utilization")
+    assert [float(found[name]) for name in names] == [10_000, 5000, 0.5]
+
+
+def test_value_that_a_tick_did_not_compute_keeps_its_last_one(
+    registry: MetricsRegistry, metrics: PlannerMetrics
+) -> None:
+    core = PlannerCore(parse({}), WorkerCapabilities())
+    scheduled = core.first_tick(0.0)
+    decision = core.tick(scheduled, TickInput(now_s=5.0))
+    metrics.decided(replace(decision, load=replace(decision.load, estimated_itl_ms=7.0)), 5.0, scheduled)
+    metrics.decided(decision, 5.0, replace(scheduled, run_load_scaling=False))
+    found = values(registry)
+    assert float(found["estimated_itl_ms"]) == 7
+    assert float(found['load_scaling_decision{dynamo_planner_load_scaling_decision="no_fpm_data"}']) == 1

@@ -1,4 +1,4 @@
-"""Runtime limits: which updates are accepted, and what a refused one says."""
+"""Runtime limits: which updates are accepted, and the message of a refused one."""
 
 import pytest
 

@@ -141,14 +141,14 @@ def _final(one: PluginResult, result: OverrideResult, baseline: Mapping[str, int
 def _resolved(component: str, bound: _Bounds, baseline: Mapping[str, int], clamped: list[ClampRecord]) -> int | None:
     """Return max(floor, min(ceiling, recommendation)); None for a role without recommendation, baseline and floor."""
     recommended = bound.recommendation[0] if bound.recommendation else baseline.get(component)
-    if recommended is None:
-        return bound.floor[0] if bound.floor[1] else None
-    replicas = recommended
-    if bound.ceiling is not None and replicas > bound.ceiling[0]:
-        replicas = bound.ceiling[0]
+    if recommended is None and not bound.floor[1]:
+        return None
+    wanted = recommended or 0
+    ceiling = wanted if bound.ceiling is None else bound.ceiling[0]
+    replicas = max(bound.floor[0], min(ceiling, wanted))
+    if replicas < wanted and bound.ceiling is not None:
         clamped.append(ClampRecord(component, Clamp.CEILING, bound.ceiling[1]))
-    if replicas < bound.floor[0]:
-        replicas = bound.floor[0]
+    if replicas > wanted:
         clamped.append(ClampRecord(component, Clamp.FLOOR, bound.floor[1]))
     return replicas
 

@@ -5,6 +5,7 @@ makes the calls in whatever way it likes (`drive` for plugins in this process), 
 tick, and reports failures as replies. Time is an argument.
 """
 
+import enum
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -86,6 +87,32 @@ class StageRecord:
     outcome: MergeOutcome | None = None
 
 
+class ActivityKind(enum.Enum):
+    """What a plugin did, or why it did nothing."""
+
+    DUE = enum.auto()
+    EVALUATED = enum.auto()
+    FAILED = enum.auto()
+    IDLE = enum.auto()
+    """Its interval has not passed."""
+    HELD = enum.auto()
+    """Its last override takes part."""
+    UNSATISFIED = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class PluginActivity:
+    """One event of a plugin in a tick, for metrics; not part of the decision."""
+
+    kind: ActivityKind
+    stage: PluginStage
+    plugin_id: str
+    seconds: float = 0.0
+    """DUE: delay after the end of its interval. HELD: age of the override."""
+    missing: str = ""
+    """UNSATISFIED: the path of the context that is not set."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOutcome:
     """Result of a tick's pipeline."""
@@ -108,6 +135,7 @@ class _PluginState:
     circuit: Circuit = field(default_factory=Circuit)
     called_at_s: float | None = None
     last_override: PluginResult | None = None
+    override_at_s: float | None = None
 
 
 Turn = Generator[list[PluginCall], list[PluginReply], PipelineOutcome]
@@ -119,6 +147,8 @@ class PluginPipeline:
     def __init__(self, plugins: Sequence[PluginSpec] = ()) -> None:
         self._plugins: dict[str, PluginSpec] = {}
         self._states: dict[str, _PluginState] = {}
+        self.activity: list[PluginActivity] = []
+        """Events of the last tick."""
         for plugin in plugins:
             self.register(plugin)
 
@@ -168,6 +198,7 @@ class PluginPipeline:
 
     def run(self, context: PipelineContext, baseline: Mapping[str, int], now_s: float) -> Turn:
         """Run one tick from a context and the current numbers by role."""
+        self.activity = []
         stages = [(yield from self._predict(context, now_s))]
         proposals: list[ProposeResult] = []
         current = dict(baseline)
@@ -242,8 +273,9 @@ class PluginPipeline:
                 if result is not None:
                     results.append(result)
                     if isinstance(result.result, OverrideResult):
-                        self._states[spec.plugin_id].last_override = result
-        held_results = [last for spec in held if (last := self._states[spec.plugin_id].last_override) is not None]
+                        state = self._states[spec.plugin_id]
+                        state.last_override, state.override_at_s = result, now_s
+        held_results = self._held(stage, held, now_s)
         merged = merge_targets((*results, *held_results), baseline, allows_set=stage is not PluginStage.CONSTRAIN)
         return StageRecord(
             stage,
@@ -253,6 +285,19 @@ class PluginPipeline:
             tuple(skipped),
             merged,
         )
+
+    def _held(self, stage: PluginStage, plugins: Sequence[PluginSpec], now_s: float) -> list[PluginResult]:
+        """Return the last overrides of plugins."""
+        found = []
+        for spec in plugins:
+            state = self._states[spec.plugin_id]
+            if state.last_override is None:
+                continue
+            since_s = state.called_at_s if state.override_at_s is None else state.override_at_s
+            age_s = 0.0 if since_s is None else max(0.0, now_s - since_s)
+            self.activity.append(PluginActivity(ActivityKind.HELD, stage, spec.plugin_id, age_s))
+            found.append(state.last_override)
+        return found
 
     def _due(
         self, stage: PluginStage, context: PipelineContext, now_s: float
@@ -267,13 +312,16 @@ class PluginPipeline:
             # After a clock that jumped back, the last call lies in the future: call again.
             elapsed_s = math.inf if state.called_at_s is None else now_s - state.called_at_s
             if 0 <= elapsed_s < spec.execution_interval_s - TIME_TOLERANCE_S:
+                self.activity.append(PluginActivity(ActivityKind.IDLE, stage, spec.plugin_id))
                 if spec.hold_policy is HoldPolicy.HOLD_LAST:
                     held.append(spec)
             elif not state.circuit.can_call(now_s):
                 skipped.append((spec.plugin_id, "circuit open"))
             elif missing is not None:
                 skipped.append((spec.plugin_id, f"{missing} is not set"))
+                self.activity.append(PluginActivity(ActivityKind.UNSATISFIED, stage, spec.plugin_id, missing=missing))
             else:
+                self.activity.append(PluginActivity(ActivityKind.DUE, stage, spec.plugin_id, _lag(spec, elapsed_s)))
                 due.append(spec)
         return due, held, skipped
 
@@ -287,7 +335,9 @@ class PluginPipeline:
         if reply.response is None or not isinstance(reply.response, expected):
             state.circuit.failed(now_s)
             failed.append((spec.plugin_id, reply.failure or "response of another stage"))
+            self.activity.append(PluginActivity(ActivityKind.FAILED, spec.stage, spec.plugin_id))
             return None
+        self.activity.append(PluginActivity(ActivityKind.EVALUATED, spec.stage, spec.plugin_id))
         state.called_at_s = now_s  # A call that failed is repeated at the next tick, until the circuit opens.
         state.circuit.succeeded()
         return reply.response
@@ -324,6 +374,13 @@ def call_plugin(one: PluginCall, call: Callable[[PluginCall], StageResponse]) ->
     with ErrorBoundary(lambda error: failures.append(f"{type(error).__name__}: {error}")):  # It must not end the tick.
         return PluginReply(call(one))
     return PluginReply(None, failures[0])
+
+
+def _lag(spec: PluginSpec, elapsed_s: float) -> float:
+    """Return the seconds after the end of a plugin's interval; 0 at its first call and without an interval."""
+    if not math.isfinite(elapsed_s) or spec.execution_interval_s <= 0:
+        return 0.0
+    return max(0.0, elapsed_s - spec.execution_interval_s)
 
 
 def _request(stage: PluginStage, context: PipelineContext, proposals: list[ProposeResult]) -> StageRequest:

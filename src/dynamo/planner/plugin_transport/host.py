@@ -25,10 +25,19 @@ audit_logger = logging.getLogger("dynamo.planner.audit")
 class PluginHost:
     """Connections of the plugins that the configuration names, and of those that register themselves."""
 
-    def __init__(self, config: PlannerConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raise `ConfigError` for an in-process plugin that cannot be loaded, and for a gateway that cannot be used."""
+    def __init__(
+        self,
+        config: PlannerConfig,
+        clock: Callable[[], float] = time.monotonic,
+        on_call: Callable[[str, str, float], None] | None = None,
+    ) -> None:
+        """`on_call` receives plugin, stage and seconds of each call that succeeded.
+
+        Raise `ConfigError` for an in-process plugin that cannot be loaded, and for a gateway that cannot be used.
+        """
         self._config = config
         self._clock = clock
+        self._on_call = on_call
         self._tasks = TaskOwner("planner plugins")
         self._callers: dict[str, PluginCaller] = {}
         self._registry = PluginRegistry(config, self._connect)
@@ -147,6 +156,8 @@ class PluginHost:
         kind = getattr(response, "result_kind", "") or "predictions"
         event = "plugin_rejected" if kind == "reject" else "plugin_evaluated"
         seconds = round(self._clock() - started_s, 6)
+        if self._on_call is not None:
+            self._on_call(plugin_id, stage, seconds)
         _audit(event, tick_id=tick_id, plugin_id=plugin_id, stage=stage, result=kind, seconds=seconds)
         return PluginReply(response)
 

@@ -1,0 +1,1 @@
+"""Kubernetes API server for tests: storage, REST, watch, CRDs, webhooks and the controllers that an operator relies on."""
