@@ -26,8 +26,8 @@ def dynamo_worker(
     """Wrap `async f(runtime, …)`: create the runtime from the environment and shut it down afterwards.
 
     SIGTERM and Ctrl-C start the shutdown: endpoints are deregistered and drained, and a function that does not return
-    with its runtime is cancelled, immediately on a second signal; the result is then None. `enable_nats` is deprecated
-    and has no effect.
+    with its runtime is cancelled; the result is then None. A function that serves nothing, and one at a second signal,
+    is cancelled immediately. `enable_nats` is deprecated and has no effect.
     """
     if enable_nats is not None:
         warnings.warn("enable_nats has no effect; set DYN_REQUEST_PLANE", DeprecationWarning, stacklevel=2)
@@ -44,6 +44,8 @@ def dynamo_worker(
                     task.cancel()
                     return
                 loop = asyncio.get_running_loop()
+                if not runtime.is_serving:  # A client has no request to end; cancelled first, it sees no closed client.
+                    task.cancel()
                 shutdowns.append(runtime.shutdown())
                 shutdowns[0].add_done_callback(lambda _: loop.call_later(END_S, task.cancel))
 

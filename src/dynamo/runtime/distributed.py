@@ -265,6 +265,11 @@ class DistributedRuntime:
         """Close `serving` at shutdown."""
         self._servings.append(serving)
 
+    @property
+    def is_serving(self) -> bool:
+        """Return whether this runtime serves an endpoint."""
+        return bool(self._servings)
+
     def forget(self, serving: Serving) -> None:
         """Stop tracking `serving`: it is closed."""
         if serving in self._servings:

@@ -240,14 +240,17 @@ class GeneratorHandler:
         write(reply, element)
 
     async def _run(self, value: Any, context: Context, reply: Reply) -> None:
+        is_unread = False  # The response has no receiver.
         try:
             elements = self._start(value, context)
             async for element in elements:
                 context.notify_first_token()
-                if getattr(reply, "is_killed", False):  # The response has no receiver: stop generating.
+                if is_unread:
                     await _close(elements)
                     break
-                self._write(reply, element)
+                is_unread = getattr(reply, "is_killed", False)  # Resumed once more: the handler may ask the context.
+                if not is_unread:
+                    self._write(reply, element)
             reply.finish()
         except DynamoException as error:
             reply.fail(error)
