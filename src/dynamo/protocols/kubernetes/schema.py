@@ -120,9 +120,9 @@ def with_defaults(value: Any, schema: Schema) -> Any:
                 filled[name] = part["default"]
         other = schema.get("additionalProperties")
         for name, item in filled.items():
-            part = properties.get(name) or (other if isinstance(other, dict) else None)
-            if part is not None:
-                filled[name] = with_defaults(item, part)
+            schema_of_item = properties.get(name) or (other if isinstance(other, dict) else None)
+            if schema_of_item is not None:
+                filled[name] = with_defaults(item, schema_of_item)
         return filled
     if isinstance(value, list) and "items" in schema:
         return [with_defaults(item, schema["items"]) for item in value]

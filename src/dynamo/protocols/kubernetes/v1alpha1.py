@@ -123,7 +123,7 @@ class ScalingAdapterSwitch(KubeStruct):
 
 
 class FrontendSidecar(KubeStruct):
-    """Frontend that runs beside a worker."""
+    """Frontend in the pods of a worker."""
 
     image: str
     args: list[str] | None = None

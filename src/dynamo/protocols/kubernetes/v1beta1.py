@@ -111,7 +111,7 @@ class ComponentSpec(KubeStruct):
     model_ref: ModelReference | None = None
     scaling_adapter: ScalingAdapter | None = None
     frontend_sidecar: str | None = None
-    """Name of the container that runs a frontend beside the worker."""
+    """Name of the container that runs a frontend in the worker's pods."""
     compilation_cache: CompilationCache | None = None
     epp_config: EppConfig | None = None
     topology_constraint: TopologyConstraint | None = None
