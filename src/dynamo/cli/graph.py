@@ -128,16 +128,7 @@ def plan(
     )
     planner = None
     if planner_config is not None:
-        wait = {SCALING_WAIT_VARIABLE: place.variables.get(SCALING_WAIT_VARIABLE) or SCALING_WAIT_S}
-        planner = Process(
-            name=PLANNER,
-            command=_command(place, "dynamo.planner", (f"--config={planner_config}",)),
-            variables=shared
-            | _no_system_port()
-            | wait
-            | {API_KEYS: None, ADMIN_API_KEYS: None}
-            | dict(planner_variables or {}),
-        )
+        planner = _planner(place, planner_config, shared, planner_variables or {})
     return Graph(
         frontend=frontend,
         planner=planner,
@@ -149,6 +140,16 @@ def plan(
             prefill_workers=prefill_workers,
             system_port=_system_port(place.variables),
         ),
+    )
+
+
+def _planner(place: GraphLocation, config: str, shared: Mapping[str, str], variables: Mapping[str, str]) -> Process:
+    wait_s = place.variables.get(SCALING_WAIT_VARIABLE) or SCALING_WAIT_S
+    own = {SCALING_WAIT_VARIABLE: wait_s, API_KEYS: None, ADMIN_API_KEYS: None, **variables}
+    return Process(
+        name=PLANNER,
+        command=_command(place, "dynamo.planner", (f"--config={config}",)),
+        variables={**shared, **_no_system_port(), **own},
     )
 
 
