@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,33 @@ async def test_their_worker_understands_stop_and_kill(client: Client, worker: Pe
             async with asyncio.timeout(TIMEOUT_S):
                 rest = [element async for element in stream]
             assert rest == expected(1000)[1 : 1 + len(rest)]
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_both_resume_a_cancelled_handler_once_and_close_it(
+    peer: str, runtime: DistributedRuntime, variables: dict[str, str], end: str
+) -> None:
+    steps = {}
+    for name, python in (("theirs", peer), ("ours", sys.executable)):
+        worker = await Peer.start(python, variables, "peer_cancelled_worker.py")
+        await worker.line("serving")
+        client = await runtime.endpoint(ENDPOINT).client()
+        await client.wait_for_instances(START_TIMEOUT_S)
+        context = Context()
+        stream = await client.generate({}, annotated=False, context=context)
+        async with asyncio.timeout(TIMEOUT_S):
+            first = await anext(stream)
+            await worker.line("step 0")
+            context.stop_generating() if end == "stop" else context.kill()
+            rest = [element async for element in stream] if end == "stop" else []
+            found = [await worker.line("step ")]
+            while found[-1] not in ("closed", "finished"):
+                found.append(await worker.line("step "))
+        steps[name] = [first, rest, *found]
+        await worker.stop()
+        await client.close()
+    killed = end == "kill"
+    assert steps["ours"] == steps["theirs"] == [{"number": 0}, [], f"1 stopped=True killed={killed}", "closed"]
 
 
 async def test_their_worker_answers_many_at_once(client: Client) -> None:

@@ -240,16 +240,17 @@ class GeneratorHandler:
         write(reply, element)
 
     async def _run(self, value: Any, context: Context, reply: Reply) -> None:
-        is_unread = False  # The response has no receiver.
+        is_over = False
         try:
             elements = self._start(value, context)
             async for element in elements:
                 context.notify_first_token()
-                if is_unread:
+                if is_over:
                     await _close(elements)
                     break
-                is_unread = getattr(reply, "is_killed", False)  # Resumed once more: the handler may ask the context.
-                if not is_unread:
+                # As upstream: elements after a stop are not sent, and the handler is resumed once to see the stop.
+                is_over = context.is_stopped() or getattr(reply, "is_killed", False)
+                if not is_over:
                     self._write(reply, element)
             reply.finish()
         except DynamoException as error:

@@ -66,26 +66,59 @@ async def test_a_signal_ends_what_is_served_and_the_worker_returns(number: signa
     assert signal.getsignal(number) is before
 
 
+async def serve_forever(runtime: DistributedRuntime, signals: int) -> None:
+    """Serve an endpoint, send that many signals to this process, and ignore the shutdown."""
+
+    async def generate(request: Any) -> AsyncIterator[Any]:
+        yield request
+
+    endpoint = runtime.endpoint("ns.comp.ep")
+    serving = asyncio.ensure_future(endpoint.serve_endpoint(generate))
+    client = await endpoint.client()
+    await client.wait_for_instances(TIMEOUT_S)
+    for _ in range(signals):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await turns(3)
+    await serving
+    await asyncio.Event().wait()
+
+
 async def test_worker_that_ignores_shutdown_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dynamo.runtime.decorators.END_S", 0.0)
 
     @dynamo_worker()
     async def work(runtime: DistributedRuntime) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.Event().wait()
+        await serve_forever(runtime, signals=1)
 
     assert await asyncio.wait_for(work(), TIMEOUT_S) is None
 
 
-async def test_second_signal_cancels_the_worker_at_once() -> None:
+async def test_second_signal_cancels_the_worker_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynamo.runtime.decorators.END_S", 1000.0)
+
     @dynamo_worker()
     async def work(runtime: DistributedRuntime) -> None:
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGTERM)
-            await turns(3)
-        await asyncio.Event().wait()
+        await serve_forever(runtime, signals=2)
 
     assert await asyncio.wait_for(work(), TIMEOUT_S) is None
+
+
+async def test_client_that_serves_nothing_is_cancelled_at_the_first_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynamo.runtime.decorators.END_S", 1000.0)
+
+    steps: list[str] = []
+
+    @dynamo_worker()
+    async def work(runtime: DistributedRuntime) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            steps.append("cancelled")
+            raise
+
+    assert await asyncio.wait_for(work(), TIMEOUT_S) is None
+    assert steps == ["cancelled"]
 
 
 async def test_a_program_that_listens_itself_is_left_alone() -> None:

@@ -1,7 +1,7 @@
 """Streams: the pushed answer as an async iterator, and an async generator as a handler."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -309,27 +309,30 @@ async def test_generator_context_reports_stop_and_kill() -> None:
         assert seen == [expected]
 
 
-async def test_a_generator_whose_caller_left_ends_where_it_stands() -> None:
-    steps: list[str] = []
+@pytest.mark.parametrize("end", [ReplyBase.stop, ReplyBase.kill])
+async def test_cancelled_generator_is_resumed_once_and_then_closed(end: Callable[[FakeReply], None]) -> None:
+    """Upstream does the same: the handler sees the cancellation, and its further elements are not sent."""
+    steps: list[Any] = []
     go_on = asyncio.Event()
 
-    async def generate(request: Any) -> AsyncIterator[Any]:
+    async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
             yield 1
             await go_on.wait()
-            steps.append("second")
             yield 2
-            steps.append("third")
+            steps.append(context.is_stopped())
+            yield 3
+            steps.append("resumed again")
         finally:
             steps.append("closed")
 
     tasks, reply = TaskOwner("t"), FakeReply()
     GeneratorHandler(generate, tasks)(Request("r", b"\xc0"), reply)
     await turns()
-    reply.kill()
+    end(reply)
     go_on.set()
     assert await tasks.wait(1.0)
-    assert steps == ["second", "closed"]
+    assert steps == [True, "closed"]
     assert reply.written == [1]
 
 

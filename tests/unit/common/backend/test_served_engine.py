@@ -248,7 +248,12 @@ async def test_request_that_is_no_object_is_refused(config: WorkerConfig) -> Non
 
 async def test_cancelled_request_is_aborted_once_and_its_generator_closed(config: WorkerConfig) -> None:
     engine = Engine("m")
-    engine.chunks = [{"token_ids": [5], "index": 0}, "wait", {"token_ids": [6], "index": 0}]
+    engine.chunks = [
+        {"token_ids": [5], "index": 0},
+        "wait",
+        {"token_ids": [6], "index": 0},
+        {"token_ids": [7], "index": 0},
+    ]
     async with serving(engine, config) as bench:
         stream = await bench.client.generate({"token_ids": [1]}, annotated=False)
         await anext(stream)

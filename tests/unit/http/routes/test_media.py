@@ -249,6 +249,7 @@ async def test_a_client_that_leaves_stops_the_worker() -> None:
             yield clip(b"RIFF")
             await waits.wait()
             yield clip(b"more")
+            yield clip(b"last")
 
         await relays.serve("a", ModelType.Audios, speak)
         exchange, wire = relays.begin(SPEECH, {"model": "a", "input": "hi"})
