@@ -39,7 +39,7 @@ class KnownDemand:
 
     def __post_init__(self) -> None:
         model = EngineModel(EngineRole.AGGREGATED, StepRegression(EngineRole.AGGREGATED, 64, 16, 5), 64, None)
-        model.bootstrap(measured_steps(EngineRole.AGGREGATED, self.engine))
+        model.learn(measured_steps(EngineRole.AGGREGATED, self.engine))
 
         def seconds(load: StepLoad) -> float:
             found = model.steps.seconds(load)
