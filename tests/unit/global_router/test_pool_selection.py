@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.core.errors import ConfigError
-from dynamo.global_router.pools import Dimension, Pools, Wanted, read_pools, wanted_of
+from dynamo.global_router.pool_selection import (
+    Dimension,
+    GlobalRouterConfig,
+    get_priority_retry_order,
+    load_config,
+)
 
 DISAGG: dict[str, Any] = {
     "num_prefill_pools": 3,
@@ -55,58 +60,79 @@ AGG: dict[str, Any] = {
 }
 
 
-def pools(tmp_path: Path, content: dict[str, Any], **changes: Any) -> dict[Any, Pools]:
+def pools(tmp_path: Path, content: dict[str, Any], **changes: Any) -> GlobalRouterConfig:
     path = tmp_path / "pools.json"
     path.write_text(json.dumps({**content, **changes}))
-    return read_pools(str(path))
+    return load_config(path)
+
+
+def retry_order(config: GlobalRouterConfig, selected: int) -> list[int]:
+    return get_priority_retry_order(selected, config.pools("prefill").priorities, config.enable_priority_retry)
 
 
 def test_length_and_target_choose_a_prefill_pool(tmp_path: Path) -> None:
-    prefill = pools(tmp_path, DISAGG)["prefill"]
-    assert prefill.choose(Wanted(100, ttft_ms=50)) == 0
-    assert prefill.choose(Wanted(100, ttft_ms=2000)) == 1
-    assert prefill.choose(Wanted(20_000, ttft_ms=2000)) == 2
-    assert prefill.choose(Wanted(10**9, ttft_ms=-5)) == 1
-    assert prefill.choose(Wanted(100)) == 1  # The middle of the range.
-    assert prefill.choose(Wanted(20_000, ttft_ms=2000, priority=10)) == 0
-    assert prefill.choose(Wanted(20_000, ttft_ms=2000, priority=101)) == 2
+    prefill = pools(tmp_path, DISAGG).prefill_pool_selection_strategy
+    assert prefill is not None
+    assert prefill.select_pool(100, ttft_target_ms=50) == 0
+    assert prefill.select_pool(100, ttft_target_ms=2000) == 1
+    assert prefill.select_pool(20_000, ttft_target_ms=2000) == 2
+    assert prefill.select_pool(10**9, ttft_target_ms=-5) == 1
+    assert prefill.select_pool(100) == 1  # The middle of the range.
+    assert prefill.select_pool(20_000, ttft_target_ms=2000, priority=10) == 0
+    assert prefill.select_pool(20_000, ttft_target_ms=2000, priority=101) == 2
+    assert (prefill.isl_step, prefill.ttft_step_ms) == (16_000, 1495)
+
+
+def test_length_and_target_choose_a_decode_pool(tmp_path: Path) -> None:
+    decode = pools(tmp_path, DISAGG).decode_pool_selection_strategy
+    assert decode is not None
+    assert decode.select_pool(100, itl_target_ms=20) == 0
+    assert decode.select_pool(31_000, itl_target_ms=400) == 1
+    assert (decode.context_length_step, decode.itl_step_ms) == (16_000, 245)
 
 
 def test_length_is_a_third_dimension_of_aggregated_pools(tmp_path: Path) -> None:
-    agg = pools(tmp_path, AGG)["agg"]
-    assert agg.choose(Wanted(4096)) == 0
-    assert agg.choose(Wanted(16384)) == 1
+    agg = pools(tmp_path, AGG).agg_pool_selection_strategy
+    assert agg is not None
+    assert agg.select_pool(isl=4096) == 0
+    assert agg.select_pool(isl=16384) == 1
     flat = {name: value for name, value in AGG["agg_pool_selection_strategy"].items() if not name.startswith("isl")}
     flat |= {"itl_resolution": 2, "agg_pool_mapping": [[0, 1]]}
-    agg = pools(tmp_path, AGG, agg_pool_selection_strategy=flat)["agg"]
-    assert agg.choose(Wanted(4096, itl_ms=10)) == 0
-    assert agg.choose(Wanted(4096, itl_ms=90)) == 1
+    agg = pools(tmp_path, AGG, agg_pool_selection_strategy=flat).agg_pool_selection_strategy
+    assert agg is not None
+    assert agg.select_pool(isl=4096, itl_target_ms=10) == 0
+    assert agg.select_pool(isl=4096, itl_target_ms=90) == 1
+    assert (agg.ttft_step_ms, agg.itl_step_ms) == (9999, 49.5)
 
 
 def test_a_failed_pool_is_followed_by_faster_ones_from_slow_to_fast(tmp_path: Path) -> None:
-    prefill = pools(tmp_path, DISAGG, enable_priority_retry=True)["prefill"]
-    assert prefill.order(2) == [2, 1, 0]
-    assert prefill.order(0) == [0]
-    prefill = pools(tmp_path, DISAGG, enable_priority_retry=True, prefill_pool_priorities=[5, 5, 1])["prefill"]
-    assert prefill.order(0) == [0, 2]
-    assert prefill.order(2) == [2]
-    assert pools(tmp_path, DISAGG)["prefill"].order(2) == [2]
+    config = pools(tmp_path, DISAGG, enable_priority_retry=True)
+    assert retry_order(config, 2) == [2, 1, 0]
+    assert retry_order(config, 0) == [0]
+    config = pools(tmp_path, DISAGG, enable_priority_retry=True, prefill_pool_priorities=[5, 5, 1])
+    assert retry_order(config, 0) == [0, 2]
+    assert retry_order(config, 2) == [2]
+    assert retry_order(pools(tmp_path, DISAGG), 2) == [2]
+    with pytest.raises(ValueError, match="selected_pool 3"):
+        retry_order(config, 3)
+
+
+def test_former_names_of_targets_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    strategy = dict(AGG["agg_pool_selection_strategy"])
+    strategy["ttft_min"], strategy["itl_max"] = strategy.pop("ttft_min_ms"), strategy.pop("itl_max_ms")
+    agg = pools(tmp_path, AGG, agg_pool_selection_strategy=strategy).agg_pool_selection_strategy
+    assert agg is not None
+    assert (agg.ttft_min_ms, agg.itl_max_ms) == (1, 100)
+    assert "ttft_min is deprecated; use ttft_min_ms" in caplog.text
+
+
+def test_default_priorities_follow_the_order_of_the_pools(tmp_path: Path) -> None:
+    assert pools(tmp_path, AGG).agg_pool_priorities == [0, 1]
 
 
 @given(st.floats(-1e6, 1e6), st.integers(1, 9))
 def test_every_value_is_in_a_bucket(value: float, buckets: int) -> None:
-    assert 0 <= Dimension("isl", 10.0, 500.0, buckets).bucket(value) < buckets
-
-
-def test_a_request_says_its_targets_and_its_priority() -> None:
-    request = {
-        "token_ids": [1, 2, 3],
-        "router": {"ttft_target": 100, "itl_target": 20.5},
-        "routing": {"priority": 50},
-    }
-    assert wanted_of(request, None, None) == Wanted(3, 100, 20.5, 50)
-    assert wanted_of({"extra_args": {"ttft_target": 7}}, 1.0, 2.0) == Wanted(0, 7, 2.0, None)
-    assert wanted_of({"router": {"ttft_target": "x"}, "token_ids": None}, 1.0, None) == Wanted(0, 1.0, None, None)
+    assert 0 <= Dimension("isl", "", 10.0, 500.0, buckets).bucket(value) < buckets
 
 
 @pytest.mark.parametrize(
@@ -117,8 +143,10 @@ def test_a_request_says_its_targets_and_its_priority() -> None:
         (DISAGG, {"prefill_pool_dynamo_namespaces": []}, "prefill_pool_dynamo_namespaces"),
         (DISAGG, {"decode_pool_selection_strategy": None}, "decode_pool_selection_strategy"),
         (DISAGG, {"unknown": 1}, "unknown"),
-        (DISAGG, {"mode": "agg"}, "agg_pool_selection_strategy"),
-        (DISAGG, {"mode": "other"}, "mode"),
+        (DISAGG, {"decode_pool_priorities": [0, "1"]}, "decode_pool_priorities"),
+        (DISAGG, {"enable_priority_retry": "yes"}, "enable_priority_retry"),
+        (DISAGG, {"mode": "agg"}, "num_agg_pools required"),
+        (DISAGG, {"mode": "other"}, "Unknown mode"),
         (
             DISAGG,
             {"prefill_pool_selection_strategy": {**DISAGG["prefill_pool_selection_strategy"], "isl_resolution": 0}},
@@ -137,7 +165,7 @@ def test_a_request_says_its_targets_and_its_priority() -> None:
                     "prefill_pool_mapping": [[0, 1], [1, 7]],
                 }
             },
-            r"prefill_pool_mapping\[1\]\[1\] is 7",
+            r"Invalid prefill pool index 7 in prefill_pool_mapping\[1\]\[1\]",
         ),
         (
             DISAGG,
@@ -147,12 +175,12 @@ def test_a_request_says_its_targets_and_its_priority() -> None:
                     "prefill_pool_mapping": [[0, 1]],
                 }
             },
-            "one for each bucket of isl",
+            r"rows \(1\) does not match isl_resolution \(2\)",
         ),
         (
             AGG,
             {"agg_pool_selection_strategy": {**AGG["agg_pool_selection_strategy"], "isl_max": None}},
-            "given together",
+            "configured together",
         ),
     ],
 )
@@ -161,8 +189,3 @@ def test_a_file_that_contradicts_itself_is_named(
 ) -> None:
     with pytest.raises(ConfigError, match=named):
         pools(tmp_path, content, **changes)
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="missing"):
-        read_pools(str(tmp_path / "missing.json"))
