@@ -22,6 +22,7 @@ from dynamo.core.listening import bind
 from dynamo.core.parent import die_with_parent
 from dynamo.core.tasks import TaskOwner
 from dynamo.frontend.config import FrontendConfig, api_keys, read
+from dynamo.frontend.cpu_affinity import warn_if_frontend_cpu_affinity_spans_numa_nodes
 from dynamo.frontend.workers import FOLDER_VARIABLE, INDEX_VARIABLE, HttpWorkers, check_platform, command_of
 from dynamo.http.extensions import load_extensions
 from dynamo.http.routes.api_options import MEMORY
@@ -49,6 +50,7 @@ logger = logging.getLogger(__name__)
 SWITCH_INTERVAL_S = 0.001  # A thread that prepares a long prompt yields to the loop after this time, not after 5 ms.
 PREFIX = re.compile("[a-zA-Z_:][a-zA-Z0-9_:]*")
 """Valid start of a metric's name."""
+FRONTEND_FD_LIMIT_TARGET = 8192  # The default of most systems, 1024, is less than the connections of a busy frontend.
 DISCOVERY_WAIT_S = 5.0  # Models that are already published should be served from the first request on.
 
 
@@ -60,7 +62,8 @@ def main() -> int:
     die_with_parent()
     if config.dump_config_to:
         dump(config.shown, config.dump_config_to)
-    raise_fd_limit(setting("DYN_FRONTEND_FD_LIMIT_TARGET", 8192, int))
+    _raise_fd_limit()
+    warn_if_frontend_cpu_affinity_spans_numa_nodes(logger)
     shared_folder = setting(FOLDER_VARIABLE, "", str)
     is_parent = config.http_workers > 1 and not shared_folder
     plan = HttpPlan.of(config, shared_folder)
@@ -257,8 +260,10 @@ def configure_garbage_collection() -> None:
     gc.set_threshold(20_000, 20, 100)
 
 
-def raise_fd_limit(target: int) -> None:
-    """Raise the soft limit of open files; zero or less leaves it unchanged."""
+def _raise_fd_limit(target: int | None = None) -> None:
+    """Raise the soft limit of open files, by default to `DYN_FRONTEND_FD_LIMIT_TARGET`; at most 0 leaves it unchanged."""
+    if target is None:
+        target = setting("DYN_FRONTEND_FD_LIMIT_TARGET", FRONTEND_FD_LIMIT_TARGET, int)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 < soft < target and target > 0:
         limit = target if hard == resource.RLIM_INFINITY else min(target, hard)
