@@ -1,9 +1,11 @@
 """Replay under the names of upstream's bindings: `run_mocker_trace_replay` and `run_mocker_synthetic_trace_replay`.
 
-Both simulate in virtual time and return the report of `python -m dynamo.replay --report-json`.
+Both simulate in virtual time and return the parts of the report of `python -m dynamo.replay --report-json`. `dynamo.replay.api`
+is the interface for programs.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -30,13 +32,30 @@ NOT_HONOURED: Mapping[str, Any] = {
 ONLINE = "replay_mode online: the bindings simulate; use python -m dynamo.replay --replay-mode online"
 
 
+@dataclass(frozen=True, slots=True)
+class OfflineReplayResult:
+    """Parts of the report of a run."""
+
+    summary: dict[str, Any]
+    per_request: list[dict[str, Any]] | None
+    coverage: dict[str, Any]
+    telemetry: dict[str, Any] | None
+    planner: dict[str, Any] | None
+    """With a planner: its observations and effects. Upstream's planner is a separate object."""
+
+    @property
+    def lifecycle_operations(self) -> list[dict[str, Any]]:
+        """Return the starts and stops of workers by a planner."""
+        return [] if self.planner is None else list(self.planner["lifecycle_operations"])
+
+
 def run_mocker_trace_replay(
     trace_files: str | PathLike[str] | Sequence[str | PathLike[str]],
     *options: Any,
     report_jsonl_path: str | PathLike[str] | None = None,
     trace_block_size: int | None = None,
     **settings: Any,
-) -> dict[str, Any]:
+) -> OfflineReplayResult:
     """Simulate the requests of trace files and return the report; the settings are those of `ReplayConfig`.
 
     Raise `InvalidArgument` for an unsupported argument, `ConfigError` for a wrong value.
@@ -59,7 +78,7 @@ def run_mocker_synthetic_trace_replay(
     *options: Any,
     arrival_seed: int = 42,
     **settings: Any,
-) -> dict[str, Any]:
+) -> OfflineReplayResult:
     """Simulate generated requests and return the report; the settings are those of `ReplayConfig`.
 
     Raise `InvalidArgument` for an unsupported argument, `ConfigError` for a wrong value.
@@ -74,7 +93,7 @@ def _by_name(options: Sequence[Any]) -> None:
         raise InvalidArgument("replay: arguments after the load must be passed by name")
 
 
-def _run(settings: dict[str, Any]) -> tuple[RunOutcome, dict[str, Any]]:
+def _run(settings: dict[str, Any]) -> tuple[RunOutcome, OfflineReplayResult]:
     """Simulate one scenario."""
     if settings.pop("replay_mode", "offline") != "offline":
         raise InvalidArgument(ONLINE, param="replay_mode")
@@ -88,7 +107,7 @@ def _run(settings: dict[str, Any]) -> tuple[RunOutcome, dict[str, Any]]:
         settings.pop(name, None)  # Upstream's wrappers pass the workers of both layouts.
     if is_disaggregated:
         settings = {"num_prefill_workers": 1, "num_decode_workers": 1, **settings}
-    for name in ("extra_engine_args", "prefill_engine_args", "decode_engine_args", "router_config"):
+    for name in ("extra_engine_args", "prefill_engine_args", "decode_engine_args", "router_config", "planner_config"):
         settings[name] = _as_text(settings.get(name))
     settings["kv_event_lag_ms"] = settings.get("kv_event_lag_ms") or 0.0
     unknown = settings.keys() - set(ReplayConfig.__dataclass_fields__)
@@ -97,12 +116,13 @@ def _run(settings: dict[str, Any]) -> tuple[RunOutcome, dict[str, Any]]:
     config = ReplayConfig(**settings, telemetry=telemetry, telemetry_interval_ms=interval_ms, progress=False)
     (scenario,) = config.scenarios(config.source()).values()
     outcome = scenario.run(None)
-    return outcome, report_of(
+    report = report_of(
         outcome,
         objectives=config.objectives(),
         with_requests=config.capture_per_request,
         with_telemetry=config.telemetry,
     )
+    return outcome, OfflineReplayResult(**{"telemetry": None, **report})
 
 
 def _as_text(value: Any) -> str | None:

@@ -1,7 +1,9 @@
 """Report: statistics of a run under upstream's names: a summary, a table, request rows, JSON."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -40,6 +42,68 @@ class RequestRow(msgspec.Struct):
     migrations: int
     prefill_worker: int | None = None
     """Place of the prefill worker, if it was a different one."""
+
+
+@dataclass
+class PlannerReplayDetails:
+    """Observations and effects of a planner."""
+
+    metadata: dict[str, Any] = field(default_factory=dict)
+    ticks: list[dict[str, Any]] = field(default_factory=list)
+    scaling_events: list[Any] = field(default_factory=list)
+    lifecycle_operations: list[dict[str, Any]] = field(default_factory=list)
+    total_ticks: int = 0
+    html_report_path: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return built-in types."""
+        return {one.name: primitive(getattr(self, one.name)) for one in fields(self)}
+
+
+@dataclass
+class ReplayTelemetryDetails:
+    """Samples of the workers' activity."""
+
+    sample_interval_ms: float
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return built-in types."""
+        return {"sample_interval_ms": self.sample_interval_ms, "samples": primitive(self.samples)}
+
+
+@dataclass
+class ReplayReport:
+    """Report of a run, as objects (`dynamo.replay.run_trace_replay`)."""
+
+    summary: dict[str, Any]
+    per_request: list[dict[str, Any]] | None
+    coverage: dict[str, Any]
+    planner: PlannerReplayDetails | None
+    telemetry: ReplayTelemetryDetails | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return built-in types; without telemetry there is no such field."""
+        found: dict[str, Any] = {
+            "summary": self.summary,
+            "per_request": self.per_request,
+            "coverage": self.coverage,
+            "planner": None if self.planner is None else self.planner.to_dict(),
+        }
+        return found if self.telemetry is None else found | {"telemetry": self.telemetry.to_dict()}
+
+
+def primitive(value: Any) -> Any:
+    """Return a value as built-in types: a dataclass as a dictionary, an enumeration's member as its value."""
+    if isinstance(value, Enum):
+        return primitive(value.value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: primitive(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): primitive(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [primitive(one) for one in value]
+    return value
 
 
 class Objectives(msgspec.Struct, frozen=True):
