@@ -16,7 +16,7 @@ def parse_endpoint_types(endpoint_types_str: str) -> ModelType:
     if names == ["none"]:
         return ModelType.Empty
     if "none" in names:
-        raise ValueError("endpoint types: none cannot be combined with other types")
+        raise ValueError(f"endpoint types {endpoint_types_str!r}: 'none' cannot be combined with other types")
     unknown = [name for name in names if name not in TYPES]
     if unknown:
         raise ValueError(f"Invalid endpoint type: {unknown[0]!r}. Valid options: 'chat', 'completions', 'none'")

@@ -13,8 +13,10 @@ class LabelInjectingCollector(Collector):
     """Collector of another registry's metrics, to which labels are added; a metric's own labels have precedence."""
 
     def __init__(self, source_registry: Any, labels_to_inject: Mapping[str, str]) -> None:
-        if not labels_to_inject or not RESERVED.isdisjoint(labels_to_inject):
-            raise ValueError(f"labels {sorted(labels_to_inject)}: expected one or more, other than {sorted(RESERVED)}")
+        if not labels_to_inject:
+            raise ValueError("labels_to_inject cannot be empty")
+        if reserved := RESERVED.intersection(labels_to_inject):
+            raise ValueError(f"Cannot inject reserved label names: {sorted(reserved)}")
         self.source_registry, self.labels_to_inject = source_registry, labels_to_inject
 
     def collect(self) -> Iterator[Any]:

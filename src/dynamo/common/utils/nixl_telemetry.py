@@ -14,6 +14,8 @@ NIXL_TELEMETRY_PROMETHEUS_PORT_ENV = "NIXL_TELEMETRY_PROMETHEUS_PORT"
 DEFAULT_NIXL_PROMETHEUS_PORT = 9090
 MAX_COLOCATED_NIXL_EXPORTERS = 8
 """Ports that a pod declares."""
+DIGITS_MAX = 16
+SHOWN_CHARS = 32  # Of a text in an error.
 PORTS = range(1, MAX_PORT + 1)
 SWITCH = {
     **dict.fromkeys(("y", "1", "yes", "on", "true", "enable"), True),
@@ -45,11 +47,24 @@ def nixl_prometheus_base_port(env: Mapping[str, str] | None = None) -> int | Non
     if not SWITCH[switch.lower()] or variables.get(NIXL_TELEMETRY_EXPORTER_ENV) != "prometheus":
         return None
     text = variables.get(NIXL_TELEMETRY_PROMETHEUS_PORT_ENV, str(DEFAULT_NIXL_PROMETHEUS_PORT))
-    number = re.fullmatch("(0[xX])?([0-9a-fA-F]{1,16})", text)
-    with suppress(ValueError):  # Hexadecimal digits without the prefix.
-        if number and (port := int(number[2], 16 if number[1] else 10)) in PORTS:
-            return port
-    raise ConfigError(f"{NIXL_TELEMETRY_PROMETHEUS_PORT_ENV}={text}: must be a port, 1 to {MAX_PORT}")
+    return _port(text)
+
+
+def _port(text: str) -> int:
+    """Return the base port as NIXL reads it, decimal or hexadecimal. Raise `ConfigError`."""
+    setting = f"{NIXL_TELEMETRY_PROMETHEUS_PORT_ENV}={text[:SHOWN_CHARS]}"
+    number = re.fullmatch("0*([0-9]*)|0[xX]0*([0-9a-fA-F]*)", text)
+    if not number or not text:
+        raise ConfigError(f"{setting}: must be a port, 1 to {MAX_PORT}")
+    digits, hexadecimal = number[1] or "0", number[2]
+    if len(hexadecimal or digits) > DIGITS_MAX:
+        raise ConfigError(f"{setting}: outside the range of ports, 1 to {MAX_PORT}")
+    port = int(digits) if hexadecimal is None else int(hexadecimal or "0", 16)
+    if port == 0:
+        raise ConfigError(f"{setting}: an ephemeral port is unknown to others; must be 1 to {MAX_PORT}")
+    if port not in PORTS:
+        raise ConfigError(f"{setting}: outside the range of ports, 1 to {MAX_PORT}")
+    return port
 
 
 def reserved_port_ranges(
@@ -70,14 +85,15 @@ def derive_nixl_prometheus_port(
     """Return the port of a rank. Raise `ValueError` if the ports of the ranks do not fit."""
     if max_ranks not in range(1, MAX_COLOCATED_NIXL_EXPORTERS + 1):
         raise ConfigError(
-            f"{max_ranks} ranks in one pod: at most {MAX_COLOCATED_NIXL_EXPORTERS} can export NIXL metrics"
+            f"{max_ranks} ranks in one pod cannot each be given a port: at most {MAX_COLOCATED_NIXL_EXPORTERS} export NIXL metrics"
         )
     if local_rank not in range(max_ranks):
-        raise ConfigError(f"local rank {local_rank}: must be below the {max_ranks} ranks of the pod")
+        raise ConfigError(f"local rank {local_rank}: outside the reserved range of {max_ranks} ranks of the pod")
     ports = range(base_port, base_port + max_ranks)
     shown = f"NIXL exporter ports {ports[0]} to {ports[-1]} ({NIXL_TELEMETRY_PROMETHEUS_PORT_ENV})"
     if not (ports[0] in PORTS and ports[-1] in PORTS):
-        raise ConfigError(f"{shown}: must be between 1 and {MAX_PORT}")
+        which = "exceeds the maximum port" if ports[0] in PORTS else "outside the range of ports, 1 to"
+        raise ConfigError(f"{shown}: {which} {MAX_PORT}")
     for name, low, high in reserved_port_ranges(env, width=max_ranks):
         if range(max(low, ports[0]), min(high, ports[-1]) + 1):
             raise ConfigError(f"{shown}: ports {low} to {high} belong to {name}")
