@@ -10,6 +10,7 @@ from typing import Any
 
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.mocker.config import NEEDS_AIS, MockerConfig
+from dynamo.mocker.profile import fixed
 
 TABLES = ("engine", "dynamo")
 OWN_NAMES = {
@@ -29,12 +30,12 @@ HOST_NAMES = {
 }
 PORTS = ("bootstrap_port", "zmq_kv_events_port", "zmq_replay_port")
 AS_IT_IS = {
-    "enable_local_indexer": True, "prefill_schedule_interval": 1, "prefill_decode_interval": 0, "aic_mtp_seed": 42,
+    "prefill_schedule_interval": 1, "prefill_decode_interval": 0, "aic_mtp_seed": 42,
     "tensor_parallel_size": 1,
 }  # fmt: skip
 """Settings that are accepted with a single value, the one that this release implements."""
-DERIVED = frozenset({"emit_kv_events", "emit_kv_token_ids", "num_gpu_blocks_is_explicit"})
-"""Settings that are derived from other settings and therefore ignored."""
+DERIVED = frozenset({"emit_kv_events", "emit_kv_token_ids", "enable_local_indexer", "num_gpu_blocks_is_explicit"})
+"""Settings that are derived from other settings and therefore ignored; every worker has a local indexer."""
 HONOURED = frozenset(
     {
         "engine_type", "block_size", "num_gpu_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
@@ -132,10 +133,18 @@ def _timing(value: Any, what: str) -> dict[str, Any]:
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "polynomial":
         return {}
+    if kind == "fixed":
+        times = [value.get(name) for name in ("prefill_ms", "decode_ms")]
+        if not all(isinstance(one, int | float) and one >= 0 for one in times):
+            raise InvalidArgument(
+                f"{what}: timing_model: prefill_ms and decode_ms: expected zero or more", param="timing_model"
+            )
+        return {"planner_profile_data": fixed(*map(float, times))}
     if kind == "external" and value.get("provider") == "dynamo_profile" and isinstance(value.get("config"), dict):
         return {"planner_profile_data": value["config"].get("path")}
     if kind == "external" and value.get("provider") in ("ais", "aic"):
         raise InvalidArgument(f"{what}: timing_model: {NEEDS_AIS}", param="timing_model")
     raise InvalidArgument(
-        f"{what}: timing_model: expected polynomial, or external with the provider dynamo_profile", param="timing_model"
+        f"{what}: timing_model: expected polynomial, fixed, or external with the provider dynamo_profile",
+        param="timing_model",
     )

@@ -9,6 +9,13 @@ from dynamo.backend.config import UNSUPPORTED_WORKER_FLAGS, DisaggregatedOptions
 from dynamo.core.config import option
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.core.unsupported_flags import UnsupportedFlag
+from dynamo.mocker.engine_settings import (
+    apply_worker_engine_args_overrides,
+    build_mocker_engine_args,
+    build_runtime_config,
+    load_mocker_engine_args,
+)
+from dynamo.mocker.normalized import normalize_mocker_config
 from dynamo.mocker.profile import profiled
 from dynamo.mocker.scripts import ReasoningMarks, read_reasoning
 from dynamo.mocker.simulation.rules import (
@@ -33,6 +40,15 @@ from dynamo.routing.settings import (
     without_variables,
 )
 from dynamo.runtime.push_router import RouterMode
+
+__all__ = [
+    "MockerConfig",
+    "apply_worker_engine_args_overrides",
+    "build_mocker_engine_args",
+    "build_runtime_config",
+    "load_mocker_engine_args",
+    "normalize_mocker_config",
+]
 
 PORTS_FLAGS = {
     "zmq_kv_events_ports": "--zmq-kv-events-ports",
@@ -158,7 +174,13 @@ class MockerConfig(AdvertisedOptions, DisaggregatedOptions):
     engine_type: str = option(
         "vllm", "--engine-type", None, "Engine whose scheduler is simulated", choices=tuple(BLOCK_TOKENS)
     )
-    num_gpu_blocks: int = option(16384, "--num-gpu-blocks-override", None, "KV blocks of each data-parallel rank")
+    num_gpu_blocks: int = option(
+        16384,
+        "--num-gpu-blocks-override",
+        None,
+        "KV blocks of each data-parallel rank",
+        aliases=["--num-gpu-blocks"],  # As upstream's parser abbreviates it.
+    )
     block_size: int | None = option(
         None, "--block-size", None, "Tokens per KV block (default: vllm 64, sglang 1, trtllm 32)"
     )
@@ -202,7 +224,7 @@ class MockerConfig(AdvertisedOptions, DisaggregatedOptions):
         None,
         "--planner-profile-data",
         None,
-        "NPZ or JSON file, or directory, of a profiler's measurements of step times",
+        "NPZ or JSON file, directory, or JSON text, of a profiler's measurements of step times",
     )
     reasoning: str | None = option(
         None,
@@ -316,7 +338,7 @@ class MockerConfig(AdvertisedOptions, DisaggregatedOptions):
             raise ConfigError(f"--sglang-schedule-conservativeness {shown}: expected 0 to 1")
         pages = {self.block_size, self.sglang_page_size} - {None}
         if self.engine_type == "sglang" and len(pages) > 1:
-            raise ConfigError("--sglang-page-size and --block-size: must be equal, or set only one")
+            raise ConfigError("--sglang-page-size and --block-size must match, or set only one")
         self.routing()
         self.thoughts()
         if self.speedup_ratio < 0 or self.decode_speedup_ratio < 0:

@@ -11,6 +11,7 @@ from dynamo.core.codec import UNREADABLE
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.mocker.config import MockerConfig
 from dynamo.mocker.simulation.sequence import SimulatedSequence
+from dynamo.mocker.utils.kv_cache import kv_bytes, text_model
 from dynamo.model_card.card import ModelFiles, architectural_context_length, read_bytes, read_json
 from dynamo.protocols.engine import CompletionUsage, EngineOutput, PreprocessedRequest, PromptTokensDetails
 from dynamo.text.multimodal.routing_hashes import tokens_of
@@ -20,7 +21,6 @@ from dynamo.tokens.hashing import SEED, seed_of
 REPLAY_ANNOTATION = "output_replay_id:"
 CONTEXT_LENGTH = 131_072  # Default if neither flag nor model configuration sets one.
 KV_BYTES_PER_TOKEN = 131_072  # Default: keys and values of 32 layers, 8 heads of 128 values, two bytes each.
-VALUE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}  # Other types take one byte.
 
 
 class _AddedToken(msgspec.Struct):
@@ -69,7 +69,9 @@ class ModelFacts:
             answer_vocab_size=min(vocab_size, known),
             eos_token_ids=eos,
             context_length=min(length, capacity),
-            kv_bytes_per_token=config.kv_bytes_per_token or kv_bytes(model, config.kv_cache_dtype),
+            kv_bytes_per_token=config.kv_bytes_per_token
+            or kv_bytes(text_model(model) or {}, config.kv_cache_dtype)
+            or KV_BYTES_PER_TOKEN,
         )
 
 
@@ -141,17 +143,6 @@ def usage_of(sequence: SimulatedSequence[Any]) -> CompletionUsage:
 def last_output(sequence: SimulatedSequence[Any]) -> EngineOutput:
     """Return the output of the last token, with the usage."""
     return EngineOutput([sequence.last_token], 0, finish_reason="length", completion_usage=usage_of(sequence))
-
-
-def kv_bytes(model: Mapping[str, Any], dtype: str) -> int:
-    """Return the bytes of a token's keys and values by config.json: layers * 2 * heads * head size * value bytes."""
-    layers, heads, hidden = (_stated(model, key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
-    if not (layers and heads and hidden):
-        return KV_BYTES_PER_TOKEN
-    if dtype == "auto":
-        dtype = str(_stated(model, "dtype") or _stated(model, "torch_dtype") or "float16")
-    kv_heads = _stated(model, "num_key_value_heads") or heads
-    return int(layers * 2 * kv_heads * (_stated(model, "head_dim") or hidden // heads) * VALUE_BYTES.get(dtype, 1))
 
 
 def default_name(model_path: str) -> str:

@@ -23,6 +23,10 @@ RAW = (
 
 def profiled(path: str, speedup: float = 1.0, decode_speedup: float = 1.0) -> ProfiledTiming:
     """Return the step times of a profile. Raise `ConfigError` if it cannot be read or is incomplete."""
+    if path.startswith("{"):
+        return _of_tables(
+            _decoded(path.encode(), "planner_profile_data"), "planner_profile_data", speedup, decode_speedup
+        )
     place = Path(path)
     for prefill, decode in RAW:
         if (place / prefill).is_file() and (place / decode).is_file():
@@ -32,11 +36,21 @@ def profiled(path: str, speedup: float = 1.0, decode_speedup: float = 1.0) -> Pr
         if len(found) != 1:
             raise ConfigError(f"planner_profile_data {path}: expected one NPZ or JSON file, found {len(found)}")
         place = found[0]
-    arrays = _read(place)
+    return _of_tables(_read(place), f"planner_profile_data {place}", speedup, decode_speedup)
+
+
+def fixed(prefill_ms: float, decode_ms: float) -> str:
+    """Return a profile, as JSON, in which every prompt and every step has the same duration."""
+    one = [1.0]
+    return msgspec.json.encode(dict(zip(TABLES, (one, [prefill_ms], one, one, [[decode_ms]]), strict=True))).decode()
+
+
+def _of_tables(arrays: dict[str, Any], place: str, speedup: float, decode_speedup: float) -> ProfiledTiming:
+    """Use lookup tables unchanged."""
     isl, ttft, kv, context, itl = (_of(arrays, name, place) for name in TABLES)
     fits = len(isl) == len(ttft) and len(itl) == len(kv) and all(len(row) == len(context) for row in itl)
     if not isl or not itl or not fits:
-        raise ConfigError(f"planner_profile_data {place}: array lengths do not match")
+        raise ConfigError(f"{place}: array lengths do not match")
     return ProfiledTiming(isl, ttft, kv, context, itl, speedup, decode_speedup)
 
 
@@ -46,8 +60,9 @@ def _of_points(
     """Use prefill points unchanged; fit a plane over cached tokens and sequences to the decode points."""
     import numpy as np
 
-    points = sorted(zip(_of(prefill, "prefill_isl", place), _of(prefill, "prefill_ttft", place), strict=False))
-    usage, context, itl = (_of(decode, name, place) for name in ("x_kv_usage", "y_context_length", "z_itl"))
+    where = f"planner_profile_data {place}"
+    points = sorted(zip(_of(prefill, "prefill_isl", where), _of(prefill, "prefill_ttft", where), strict=False))
+    usage, context, itl = (_of(decode, name, where) for name in ("x_kv_usage", "y_context_length", "z_itl"))
     limit = decode.get("max_kv_tokens")
     capacity = float(limit[0] if isinstance(limit, list) and limit else limit or 0)
     if not points or not usage or not capacity or not len(usage) == len(context) == len(itl) or min(context) <= 0:
@@ -70,20 +85,29 @@ def _of_points(
     )
 
 
-def _of(arrays: dict[str, Any], name: str, place: Path) -> Sequence[Any]:
+def _of(arrays: dict[str, Any], name: str, place: str) -> Sequence[Any]:
     if not isinstance(arrays.get(name), list):
-        raise ConfigError(f"planner_profile_data {place}: {name} is missing")
+        raise ConfigError(f"{place}: {name} is missing")
     found: Sequence[Any] = arrays[name]
     return found
 
 
 def _read(place: Path) -> dict[str, Any]:
+    what = f"planner_profile_data: cannot read {place}"
     try:
-        if place.suffix == ".json":
-            return msgspec.json.decode(place.read_bytes(), type=dict[str, Any])
-        import numpy as np
+        text = place.read_bytes() if place.suffix == ".json" else None
+        if text is None:
+            import numpy as np
 
-        with np.load(place, allow_pickle=False) as data:
-            return {name: data[name].tolist() for name in data.files}
-    except (OSError, ValueError, msgspec.DecodeError) as error:
-        raise ConfigError(f"planner_profile_data: cannot read {place}: {error}") from None
+            with np.load(place, allow_pickle=False) as data:
+                return {name: data[name].tolist() for name in data.files}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{what}: {error}") from None
+    return _decoded(text, what)
+
+
+def _decoded(text: bytes, what: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{what}: {error}") from None

@@ -14,7 +14,7 @@ import enum
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from dynamo.core.errors import ConfigError
@@ -191,6 +191,13 @@ class Cluster:
         self._push(at_ms, Happening.ARRIVAL, (flight, is_known))
 
     def _arrive(self, flight: Flight, now_ms: float) -> None:
+        limit = self.plan.max_model_len
+        if limit is not None and flight.turn.input_tokens >= limit:
+            self._reject(flight, now_ms)
+            return
+        if limit is not None:
+            answer_tokens = min(flight.turn.output_tokens, limit - flight.turn.input_tokens)
+            flight.turn = replace(flight.turn, output_tokens=answer_tokens)
         turn = flight.turn
         flight.names = self.namer.names(turn.hash_ids, turn.input_tokens)
         tokens = turn.input_tokens + turn.output_tokens
@@ -200,6 +207,16 @@ class Cluster:
                 raise ConfigError(f"request {turn.request_id}: {tokens} tokens exceed the KV cache of every worker")
         self.outcome.flights.append(flight)
         self._begin(flight, now_ms)
+
+    def _reject(self, flight: Flight, now_ms: float) -> None:
+        """End a request that is too long at its arrival; its session continues."""
+        self.outcome.rejected.append(flight)
+        self._open -= 1
+        for due in (
+            *self.load.begun(flight.session, flight.place, now_ms),
+            *self.load.after(flight.session, flight.place, now_ms),
+        ):
+            self._announce(due)
 
     def _begin(self, flight: Flight, now_ms: float) -> None:
         """Send a request to a worker that computes its prompt, for itself or for a decode worker."""

@@ -40,6 +40,8 @@ class EngineArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_gpu_blocks: int = 16384
     """KV blocks of each rank."""
     block_size: int = 64
+    max_model_len: int | None = None
+    """Tokens of a prompt and its answer; a longer answer is cut, a longer prompt is rejected."""
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     enable_prefix_caching: bool = True
@@ -77,8 +79,9 @@ class EngineArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("num_gpu_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "dp_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--extra-engine-args: {name} is {getattr(self, name)}: expected 1 or more")
-        if self.num_host_blocks is not None and self.num_host_blocks < 1:
-            raise ConfigError(f"--extra-engine-args: num_host_blocks is {self.num_host_blocks}: expected 1 or more")
+        for name in ("num_host_blocks", "max_model_len"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ConfigError(f"--extra-engine-args: {name} is {getattr(self, name)}: expected 1 or more")
         for name in (
             "speedup_ratio",
             "decode_speedup_ratio",

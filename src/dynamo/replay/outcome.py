@@ -57,6 +57,8 @@ class RunOutcome:
     """All requests in the order of arrival."""
     duration_ms: float
     timeline: Timeline
+    rejected: list[Flight] = field(default_factory=list)
+    """Requests whose prompts leave no room for an answer, which are not among the `flights`."""
     unfinished: int = 0
     """Requests that were in progress when the time limit was reached."""
     preemptions: int = 0

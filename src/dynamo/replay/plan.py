@@ -83,6 +83,8 @@ class ClusterPlan:
     """Interval of the timeline."""
     seed: int = 42
     max_sim_time_ms: float | None = None
+    max_model_len: int | None = None
+    """Tokens of a prompt and its answer."""
 
     def __post_init__(self) -> None:
         roles = tuple(pool.role for pool in self.pools)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -12,6 +12,7 @@ from dynamo.replay.outcome import Flight, PlannerLog, RunOutcome
 from dynamo.replay.timeline import COUNTS, LEVELS
 
 STATISTICS = ("mean", "min", "max", "p99", "p90", "p75", "std")
+"""Columns of the table; the summary also has the median and p95."""
 METRICS = ("ttft_ms", "ttst_ms", "e2e_latency_ms", "itl_ms", "output_token_throughput_per_user")
 TITLES = {
     "ttft_ms": "Time to First Token (ms)",
@@ -42,6 +43,7 @@ class RequestRow(msgspec.Struct):
     migrations: int
     prefill_worker: int | None = None
     """Place of the prefill worker, if it was a different one."""
+    terminal_status: Literal["completed", "rejected"] = "completed"
 
 
 @dataclass
@@ -156,13 +158,26 @@ def _row(flight: Flight) -> RequestRow:
     )
 
 
+def rejected_row(flight: Flight) -> dict[str, Any]:
+    """Return the fields of a `RequestRow` for a request that was too long; those without a value are None."""
+    return dict.fromkeys(RequestRow.__struct_fields__) | {
+        "request_id": flight.turn.request_id,
+        "session_id": flight.session.session_id,
+        "turn": flight.place,
+        "arrival_ms": flight.arrived_ms,
+        "input_length": flight.turn.input_tokens,
+        "output_length": 0,
+        "terminal_status": "rejected",
+    }
+
+
 def summary_of(outcome: RunOutcome, rows: Sequence[RequestRow], objectives: Objectives = NONE) -> dict[str, Any]:
     """Return the summary of a run under upstream's names."""
     seconds = outcome.duration_ms / 1000
     output = sum(row.output_length for row in rows)
     given = sum(row.input_length for row in rows)
     found: dict[str, Any] = {
-        "num_requests": len(outcome.flights),
+        "num_requests": len(outcome.flights) + len(outcome.rejected),
         "completed_requests": len(rows),
         "duration_ms": outcome.duration_ms,
         "total_input_tokens": given,
@@ -181,7 +196,7 @@ def summary_of(outcome: RunOutcome, rows: Sequence[RequestRow], objectives: Obje
         found["kv_transfers"] = outcome.transfers
         found["mean_kv_transfer_ms"] = _ratio(outcome.transfer_ms, outcome.transfers)
         found["prefill_bypassed"] = outcome.bypassed
-    for metric in METRICS:
+    for metric in (*METRICS, "tpot_ms"):
         for statistic, value in statistics([_value(metric, row) for row in rows]).items():
             found[f"{statistic}_{metric}"] = value
     if objectives.are_any:
@@ -212,7 +227,7 @@ def scaling_summary(outcome: RunOutcome, goodput_tok_s: float | None) -> dict[st
 def _value(metric: str, row: RequestRow) -> float | None:
     if metric == "output_token_throughput_per_user":
         return 1000 / row.itl_ms if row.itl_ms else None
-    value: float | None = getattr(row, metric)
+    value: float | None = getattr(row, "itl_ms" if metric == "tpot_ms" else metric)
     return value
 
 
@@ -220,13 +235,15 @@ def statistics(values: Sequence[float | None]) -> dict[str, float | None]:
     """Return mean, extremes, interpolated percentiles and population standard deviation; None for no values."""
     known = sorted(value for value in values if value is not None)
     if not known:
-        return dict.fromkeys(STATISTICS)
+        return dict.fromkeys((*STATISTICS, "median", "p95"))
     mean = math.fsum(known) / len(known)
     return {
         "mean": mean,
         "min": known[0],
         "max": known[-1],
+        "median": percentile(known, 0.5),
         "p99": percentile(known, 0.99),
+        "p95": percentile(known, 0.95),
         "p90": percentile(known, 0.90),
         "p75": percentile(known, 0.75),
         "std": math.sqrt(math.fsum((value - mean) ** 2 for value in known) / len(known)),
@@ -266,10 +283,18 @@ def report_of(
     rows = rows_of(outcome.flights)
     report: dict[str, Any] = {
         "summary": summary_of(outcome, rows, objectives),
-        "per_request": [msgspec.to_builtins(row) for row in rows] if with_requests else None,
-        "coverage": {"requests": len(outcome.flights), "completed": len(rows), "unfinished": outcome.unfinished},
+        "per_request": None,
+        "coverage": {
+            "requests": len(outcome.flights) + len(outcome.rejected),
+            "completed": len(rows),
+            "unfinished": outcome.unfinished,
+        },
         "planner": None if outcome.planner is None else planner_of(outcome.planner),
     }
+    if with_requests:
+        report["per_request"] = [*map(msgspec.to_builtins, rows), *map(rejected_row, outcome.rejected)]
+    if outcome.rejected:
+        report["coverage"]["rejected"] = len(outcome.rejected)
     if outcome.failures:
         report["coverage"]["failures"] = dict(sorted(outcome.failures.items()))
     if with_telemetry:

@@ -88,6 +88,7 @@ class Scenario:
             interval_ms=self.interval_ms,
             seed=self.seed,
             max_sim_time_ms=self.max_sim_time_ms,
+            max_model_len=self.engine.max_model_len,
         )
         placements = {
             pool.role: placement(self.router_mode, self.router_settings, self.engine.block_size, self.seed, pool.role)

@@ -50,7 +50,6 @@ def test_a_file_stands_above_the_arguments_and_those_above_the_general_block_siz
     [
         ({"engine": {"sglang": {"radix": True}}}, "sglang.radix"),
         ({"engine": {"worker_type": "encode"}}, "worker_type"),
-        ({"dynamo": {"enable_local_indexer": False}}, "enable_local_indexer"),
         ({"gpu_memory_utilization": 0.5}, "gpu_memory_utilization"),
     ],
 )

@@ -28,3 +28,19 @@ def test_argument_of_upstreams_simulator_is_rejected() -> None:
         run_mocker_synthetic_trace_replay(1, 1, 1, replay_concurrency=1, scaling_policy=object())
     with pytest.raises(InvalidArgument, match="online"):
         run_mocker_synthetic_trace_replay(1, 1, 1, replay_mode="online")
+
+
+def test_answers_are_cut_and_prompts_rejected_at_the_models_length() -> None:
+    engine = {"engine": {"max_model_len": 8, "timing_model": {"type": "fixed", "prefill_ms": 2.0, "decode_ms": 3.0}}}
+    fits = run_mocker_synthetic_trace_replay(
+        3, 10, 1, replay_concurrency=1, capture_per_request=True, extra_engine_args=engine
+    )
+    assert fits.per_request is not None
+    assert (fits.per_request[0]["output_length"], fits.per_request[0]["terminal_status"]) == (5, "completed")
+    assert (fits.summary["mean_ttft_ms"], fits.summary["median_tpot_ms"]) == (2.0, 3.0)
+    too_long = run_mocker_synthetic_trace_replay(
+        8, 10, 2, replay_concurrency=1, capture_per_request=True, extra_engine_args=engine, turns_per_session=2
+    )
+    assert too_long.per_request is not None
+    assert {row["terminal_status"] for row in too_long.per_request} == {"rejected"}
+    assert too_long.coverage["rejected"] == too_long.summary["num_requests"]

@@ -81,7 +81,7 @@ def test_upstreams_tables_describe_the_same_engine() -> None:
     ("text", "why"),
     [
         ('{"engine": {"g3_offload": {}}}', "--extra-engine-args: g3_offload"),
-        ('{"engine": {"max_model_len": 5}}', "max_model_len"),
+        ('{"engine": {"max_model_len": 0}}', "max_model_len is 0"),
         ('{"engine": {"max_num_seqs": 0}}', "max_num_seqs is 0"),
         ('{"engine": {"block_size": "x"}}', "block_size"),
     ],
