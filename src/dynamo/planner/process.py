@@ -30,6 +30,7 @@ from dynamo.planner.observation.steps import StepObserver
 from dynamo.planner.plugin_metrics import PluginMetrics
 from dynamo.planner.reports.recorder import ReportRecorder
 from dynamo.planner.service import PlannerParts, PlannerService, TickPlugins
+from dynamo.planner.worker_benchmarks import measured_steps
 from dynamo.protocols.discovery import INSTANCES, EndpointId
 from dynamo.protocols.planner import PLANNER_COMPONENT, STATUS_ENDPOINT
 from dynamo.runtime.config import RuntimeOptions
@@ -85,7 +86,8 @@ async def run_planner(
     try:
         await connector.start()
         capabilities = await wait_for_workers(connector, config, clock)
-        await service.start(capabilities)
+        workers = await WorkerDirectory(runtime.discovery, config.namespace, config.model_name).live()
+        await service.start(capabilities, await measured_steps(runtime, config, workers))
         await leader.join(service.status)
         logger.info(
             "planner ready: namespace %s, mode %s, target %s, a tick every %g s%s",

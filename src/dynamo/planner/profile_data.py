@@ -30,20 +30,35 @@ DECODE_ARRAYS = ("x_kv_usage", "y_context_length", "z_itl")
 """Used fraction of the KV cache, context length in tokens, inter-token latency in milliseconds."""
 
 
-def read_profile(directory: str) -> dict[EngineRole, list[ForwardPassMetrics]]:
-    """Return the measured steps of prefill and decode engines. Raise `ConfigError` for files that are absent or wrong."""
-    prefill, _ = _read(Path(directory), "prefill", PREFILL_ARRAYS)
-    decode, max_kv_tokens = _read(Path(directory), "decode", (*DECODE_ARRAYS, "max_kv_tokens"))
-    return {
-        EngineRole.PREFILL: [
-            _step(ttft_ms, ScheduledRequests(num_prefill_requests=1, sum_prefill_tokens=round(isl)))
-            for isl, ttft_ms in zip(*prefill, strict=True)
-        ],
-        EngineRole.DECODE: [
-            _step(itl_ms, _decode_load(usage * max_kv_tokens, context))
-            for usage, context, itl_ms in zip(*decode, strict=True)
-        ],
-    }
+def read_profile(directory: str, role: EngineRole) -> list[ForwardPassMetrics]:
+    """Return the measured steps of a role's engines. Raise `ConfigError` for files that are absent or wrong.
+
+    Aggregated engines use the decode file, and the prefill file if there is one.
+    """
+    if role is EngineRole.PREFILL:
+        return _prefill_steps(directory)
+    prompts = _prefill_steps(directory) if role is EngineRole.AGGREGATED and _has_prefill(directory) else []
+    return [*prompts, *_decode_steps(directory)]
+
+
+def _has_prefill(directory: str) -> bool:
+    return any(path.is_file() for path in _paths(Path(directory), "prefill"))
+
+
+def _prefill_steps(directory: str) -> list[ForwardPassMetrics]:
+    arrays, _ = _read(Path(directory), "prefill", PREFILL_ARRAYS)
+    return [
+        _step(ttft_ms, ScheduledRequests(num_prefill_requests=1, sum_prefill_tokens=round(isl)))
+        for isl, ttft_ms in zip(*arrays, strict=True)
+    ]
+
+
+def _decode_steps(directory: str) -> list[ForwardPassMetrics]:
+    arrays, max_kv_tokens = _read(Path(directory), "decode", (*DECODE_ARRAYS, "max_kv_tokens"))
+    return [
+        _step(itl_ms, _decode_load(usage * max_kv_tokens, context))
+        for usage, context, itl_ms in zip(*arrays, strict=True)
+    ]
 
 
 def read_prefill_profile(directory: str) -> PrefillProfile:
@@ -125,9 +140,14 @@ def _step(milliseconds: float, scheduled: ScheduledRequests) -> ForwardPassMetri
     return ForwardPassMetrics(FORWARD_PASS_VERSION, "profile", 0, 0, milliseconds / 1000, scheduled, QueuedRequests())
 
 
+def _paths(directory: Path, role: str) -> tuple[Path, Path]:
+    """Return the NPZ and the JSON file of a role."""
+    return directory / f"selected_{role}_interpolation" / "raw_data.npz", directory / f"{role}_raw_data.json"
+
+
 def _read(directory: Path, role: str, names: Sequence[str]) -> tuple[list[list[float]], float]:
     """Return the arrays of a role, which have the same length, and the KV capacity in tokens."""
-    npz, plain = directory / f"selected_{role}_interpolation" / "raw_data.npz", directory / f"{role}_raw_data.json"
+    npz, plain = _paths(directory, role)
     path = npz if npz.is_file() else plain
     try:
         raw: Mapping[str, Any] = np.load(npz, allow_pickle=False) if path is npz else json.loads(plain.read_bytes())

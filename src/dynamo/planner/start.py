@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from dynamo.core.errors import ConfigError
 from dynamo.planner.config.perf_model import EngineRole
@@ -29,8 +30,8 @@ def prepare_start(
     """Return what a planner of this configuration starts with; `Start.planner()` creates it.
 
     `measured` are steps that the workers themselves report (`get_perf_metrics`); a role without any takes its steps from
-    the profile files. Raises `ConfigError` for a warm-up trace that cannot be read, and for profile files that are absent
-    where no other source of performance data exists.
+    the profile files, whatever `pre_deployment_sweeping_mode` is. Raises `ConfigError` for a warm-up trace that cannot be
+    read, and for absent profile files if the mode is `thorough` and no other source of performance data exists.
     """
     trace = config.load_predictor_warmup_trace
     warm_up = (
@@ -50,22 +51,37 @@ def prepare_start(
 
 def _bootstrap(config: PlannerConfig, measured: Steps) -> Steps:
     """Return the steps of each role from the first source that has any: the workers, then the profile files."""
-    roles = _roles(config)
-    found = {role: measured[role] for role in roles if measured.get(role)}
-    missing = [role for role in roles if role not in found]
-    if not missing or config.pre_deployment_sweeping_mode is not SweepMode.THOROUGH:
-        return found
+    if config.aic_interpolation is not None and not all(measured.get(role) for role in scaled_roles(config)):
+        logger.error(
+            "aic_interpolation: %s on %s: not supported by this release; performance models start from "
+            "profile_results_dir or live forward passes",
+            config.aic_interpolation.hf_id,
+            config.aic_interpolation.system,
+        )
+    found: dict[EngineRole, Sequence[ForwardPassMetrics]] = {}
+    for role in scaled_roles(config):
+        steps = measured.get(role) or _profiled(config, role)
+        if steps:
+            found[role] = steps
+    return found
+
+
+def _profiled(config: PlannerConfig, role: EngineRole) -> Sequence[ForwardPassMetrics]:
+    """Return the steps of the profile files; none, with the cause in the log, if they cannot be read."""
+    is_expected = config.pre_deployment_sweeping_mode is SweepMode.THOROUGH
+    if not is_expected and not Path(config.profile_results_dir).is_dir():
+        return ()  # The default directory of a deployment that was not profiled.
     try:
-        profile = read_profile(config.profile_results_dir)
+        return read_profile(config.profile_results_dir, role)
     except ConfigError as error:
-        if config.enable_throughput_scaling and not config.enable_load_scaling:
+        if is_expected and config.enable_throughput_scaling and not config.enable_load_scaling:
             raise
-        logger.warning("%s; performance models start empty and use live forward passes", error)
-        return found
-    return {**found, **{role: profile[role] for role in missing if profile.get(role)}}
+        logger.warning("%s; the performance model of %s workers starts from live forward passes", error, role.value)
+        return ()
 
 
-def _roles(config: PlannerConfig) -> list[EngineRole]:
+def scaled_roles(config: PlannerConfig) -> list[EngineRole]:
+    """Return the roles of the engines that the mode scales."""
     if config.mode is Mode.AGG:
         return [EngineRole.AGGREGATED]
     roles = [EngineRole.PREFILL] if config.mode.scales_prefill else []

@@ -34,7 +34,11 @@ class VllmControls:
 
     def endpoints(self) -> dict[str, Work]:
         """The endpoints of the request plane by name."""
-        return self._panel.guarded(CacheControls(self._llm).endpoints())
+        return self._panel.guarded({**CacheControls(self._llm).endpoints(), "get_perf_metrics": self.get_perf_metrics})
+
+    async def get_perf_metrics(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return what released workers without `--benchmark-mode` return: this adapter has no benchmark."""
+        return {"status": "error", "message": "no benchmark data"}
 
     async def scale_elastic_ep(self, body: dict[str, Any]) -> dict[str, Any]:
         size = body.get("new_data_parallel_size")

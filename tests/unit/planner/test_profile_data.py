@@ -21,8 +21,7 @@ def write_json(directory: Path, decode: dict[str, object] = DECODE) -> None:
 
 def test_profile_files_become_steps_of_the_measured_load(tmp_path: Path) -> None:
     write_json(tmp_path)
-    steps = read_profile(str(tmp_path))
-    prefill, decode = steps[EngineRole.PREFILL][1], steps[EngineRole.DECODE][1]
+    prefill, decode = (read_profile(str(tmp_path), role)[1] for role in (EngineRole.PREFILL, EngineRole.DECODE))
     assert (prefill.scheduled_requests.sum_prefill_tokens, prefill.wall_time) == (2000, 0.25)
     load = decode.scheduled_requests
     assert (load.num_decode_requests, load.sum_decode_kv_tokens, decode.wall_time) == (5, 5000, 0.012)
@@ -30,12 +29,21 @@ def test_profile_files_become_steps_of_the_measured_load(tmp_path: Path) -> None
 
 def test_npz_profile_files_equal_the_json_ones(tmp_path: Path) -> None:
     write_json(tmp_path)
-    expected = read_profile(str(tmp_path))
+    expected = read_profile(str(tmp_path), EngineRole.AGGREGATED)
+    assert len(expected) == 4
     for role, arrays in (("prefill", PREFILL), ("decode", {**DECODE, "max_kv_tokens": [10_000]})):
         (tmp_path / f"selected_{role}_interpolation").mkdir()
         np.savez(tmp_path / f"selected_{role}_interpolation" / "raw_data.npz", **arrays)  # type: ignore[arg-type]
         (tmp_path / f"{role}_raw_data.json").unlink()
-    assert read_profile(str(tmp_path)) == expected
+    assert read_profile(str(tmp_path), EngineRole.AGGREGATED) == expected
+
+
+def test_a_role_requires_its_own_file_only(tmp_path: Path) -> None:
+    write_json(tmp_path)
+    (tmp_path / "prefill_raw_data.json").unlink()
+    assert read_profile(str(tmp_path), EngineRole.DECODE) == read_profile(str(tmp_path), EngineRole.AGGREGATED)
+    with pytest.raises(ConfigError, match="profile_results_dir: cannot read"):
+        read_profile(str(tmp_path), EngineRole.PREFILL)
 
 
 @pytest.mark.parametrize(
@@ -52,12 +60,12 @@ def test_wrong_profile_file_is_an_error_that_names_the_array(
 ) -> None:
     write_json(tmp_path, {**DECODE, **change})
     with pytest.raises(ConfigError, match=message):
-        read_profile(str(tmp_path))
+        read_profile(str(tmp_path), EngineRole.DECODE)
 
 
 def test_absent_profile_directory_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="profile_results_dir: cannot read"):
-        read_profile(str(tmp_path / "none"))
+        read_profile(str(tmp_path / "none"), EngineRole.DECODE)
 
 
 def test_profile_files_give_the_throughput_for_interpolation(tmp_path: Path) -> None:

@@ -38,6 +38,31 @@ def test_absent_profile_is_an_error_only_without_live_steps(tmp_path: Path) -> N
     assert prepare_start(parse({**raw, "enable_load_scaling": True}), WorkerCapabilities()).bootstrap == {}
 
 
+@pytest.mark.parametrize("mode", ["none", "rapid", "thorough"])
+@pytest.mark.parametrize("target", ["sla", "throughput"])
+def test_profile_files_are_read_whatever_the_sweeping_mode(tmp_path: Path, mode: str, target: str) -> None:
+    write_json(tmp_path)
+    raw = {**THOROUGH, "optimization_target": target, "pre_deployment_sweeping_mode": mode}
+    config = parse({**raw, "profile_results_dir": str(tmp_path)})
+    assert set(prepare_start(config, WorkerCapabilities()).bootstrap) == {EngineRole.PREFILL, EngineRole.DECODE}
+
+
+def test_interpolation_that_cannot_run_is_one_line_and_the_profile_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_json(tmp_path)
+    spec = {
+        "hf_id": "m", "system": "h200_sxm", "backend": "vllm", "isl": 3000, "osl": 150, "sweep_max_context_length": 8192,
+        "prefill_interpolation_granularity": 4, "decode_interpolation_granularity": 4, "prefill_pick": {}, "decode_pick": {},
+    }  # fmt: skip
+    raw = {**THOROUGH, "mode": "agg", "profile_results_dir": str(tmp_path), "aic_interpolation": spec}
+    config = parse({**raw, "pre_deployment_sweeping_mode": "rapid"})
+    assert len(prepare_start(config, WorkerCapabilities()).bootstrap[EngineRole.AGGREGATED]) == 4
+    assert next(one.message for one in caplog.records if "aic_interpolation" in one.message).startswith(
+        "aic_interpolation: m on h200_sxm: not supported"
+    )
+
+
 def test_warm_up_trace_is_read_for_throughput_scaling(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"timestamp": 0, "input_length": 10, "output_length": 5}\n')

@@ -76,6 +76,10 @@ async def test_each_control_is_one_of_vllms(name: str, body: dict[str, Any], cal
     assert panel.llm.calls == [call]
 
 
+async def test_planner_gets_the_reply_of_a_worker_without_a_benchmark() -> None:
+    assert await Panel().press("get_perf_metrics") == {"status": "error", "message": "no benchmark data"}
+
+
 async def test_new_weights_come_between_two_requests() -> None:
     panel = Panel()
     await panel.press("update_weights_from_disk", model_path="/new", weight_version="8")
