@@ -1,21 +1,15 @@
 """Executors: the global planner's access to the deployments, which it observes and scales."""
 
-import asyncio
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from dynamo.core.codec import UNREADABLE, json_decoder
 from dynamo.core.errors import Overloaded
 from dynamo.global_planner.arbitration import ReplicaPool, ReplicaPools
 from dynamo.llm.virtual_connector import UNSET_VALUE, VirtualConnectorCoordinator
+from dynamo.planner.connectors.workers import WorkerDirectory
 from dynamo.planner.errors import DynamoGraphDeploymentNotReadyError
-from dynamo.protocols.discovery import INSTANCES, MODEL_CARDS
-from dynamo.protocols.model_card import ModelRecord
 from dynamo.protocols.scaling import ScaleRequest, TargetReplica, WorkerRole
 from dynamo.runtime.distributed import DistributedRuntime
-
-logger = logging.getLogger(__name__)
 
 MAX_DEPLOYMENTS = 1024
 """Deployments that one process manages: each has a record in memory."""
@@ -24,7 +18,6 @@ MAX_WAIT_S = 1800
 """Time after which a decision that the environment has not carried out is replaced, as in the planner's own connector."""
 MAX_CHECKS = 60
 """Polls of a blocking request: one minute at most."""
-_read_record = json_decoder(ModelRecord).decode
 
 
 class ScaleExecutor(Protocol):
@@ -58,6 +51,7 @@ class VirtualExecutor:
 
     def __init__(self, runtime: DistributedRuntime, managed: Collection[str], gpus: Mapping[WorkerRole, int]) -> None:
         self._runtime = runtime
+        self._workers = WorkerDirectory(runtime.discovery)
         self._managed = frozenset(managed)
         self._gpus = gpus
         self._coordinators: dict[str, VirtualConnectorCoordinator] = {}
@@ -121,19 +115,7 @@ class VirtualExecutor:
 
     async def _live(self) -> dict[str, dict[WorkerRole, int]]:
         """Return the number of registered workers by namespace and role."""
-        cards, instances = await asyncio.gather(
-            self._runtime.discovery.snapshot(MODEL_CARDS), self._runtime.discovery.snapshot(INSTANCES)
-        )
-        found: dict[str, dict[WorkerRole, int]] = {}
-        for key, value in cards.items():
-            if key.count("/") != 3 or key not in instances:
-                continue  # The card of an adapter, or of a worker that drains.
-            try:
-                record = _read_record(value)
-            except UNREADABLE as error:
-                logger.warning("malformed model card %s: %s", key, error)
-                continue
-            role: WorkerRole = "prefill" if record.card_json.worker_type == "prefill" else "decode"
-            counts = found.setdefault(record.namespace, {})
-            counts[role] = counts.get(role, 0) + 1
-        return found
+        return {
+            namespace: {"prefill": len(workers.prefill), "decode": len(workers.decode)}
+            for namespace, workers in (await self._workers.by_namespace()).items()
+        }

@@ -1,4 +1,4 @@
-"""Workers' own benchmarks: the planner's first performance data, asked of the component of each role."""
+"""Workers' own benchmarks: the first performance data of the planner, from the component of each role."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dynamo.core.codec import UNREADABLE, json_decoder
 from dynamo.planner.config.planner_config import PlannerConfig
-from dynamo.planner.core.scaling import DECODE, PREFILL, WorkerCapabilities
+from dynamo.planner.core.scaling import PREFILL, WorkerCapabilities
 from dynamo.protocols.discovery import INSTANCES, MODEL_CARDS, EndpointId
 from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord
 from dynamo.protocols.planner import EngineCapabilities
@@ -15,8 +15,8 @@ from dynamo.runtime.discovery.base import Discovery
 
 logger = logging.getLogger(__name__)
 
-NAMED_PREFILL = "prefill"
-"""Worker type of prefill workers; every other type is a decode or aggregated worker."""
+NAMED_PREFILL, NAMED_ENCODE = "prefill", "encode"
+"""Worker types that are no decode or aggregated workers; encode workers are not planned."""
 GPUS_PER_WORKER = 1
 """GPUs of a worker whose number neither the settings nor the environment contain."""
 _read_record = json_decoder(ModelRecord).decode
@@ -46,26 +46,32 @@ class LiveWorkers:
 
 
 class WorkerDirectory:
-    """Reader of the workers of a namespace, and of one model if the settings name it."""
+    """Reader of the workers of a namespace, or of all, and of one model if the settings name it."""
 
-    def __init__(self, discovery: Discovery, namespace: str, model_name: str | None = None) -> None:
+    def __init__(self, discovery: Discovery, namespace: str | None = None, model_name: str | None = None) -> None:
         self._discovery = discovery
         self._namespace = namespace
         self._model_name = model_name.lower() if model_name else None
 
     async def live(self) -> LiveWorkers:
-        """Return the workers that are registered now, as instances and with a model card."""
+        """Return the workers of the namespace that are registered now, as instances and with a model card."""
+        return (await self.by_namespace()).get(self._namespace or "", LiveWorkers({}, {}))
+
+    async def by_namespace(self) -> dict[str, LiveWorkers]:
+        """Return the registered workers of each namespace that has any."""
         cards = await self._discovery.snapshot(MODEL_CARDS)
         instances = await self._discovery.snapshot(INSTANCES)
-        found: dict[str, dict[int, ModelRecord]] = {PREFILL: {}, DECODE: {}}
+        prefix = "" if self._namespace is None else f"{self._namespace}/"
+        found: dict[str, tuple[dict[int, ModelRecord], dict[int, ModelRecord]]] = {}
         for key, value in cards.items():
-            if not key.startswith(f"{self._namespace}/") or key.count("/") != 3 or key not in instances:
+            if not key.startswith(prefix) or key.count("/") != 3 or key not in instances:
                 continue  # A longer key is the card of an adapter; a card without an instance is one of a draining worker.
             record = self._record(key, value)
-            if record is not None:
-                role = PREFILL if record.card_json.worker_type == NAMED_PREFILL else DECODE
-                found[role][record.instance_id] = record
-        return LiveWorkers(found[PREFILL], found[DECODE])
+            if record is not None and record.card_json.worker_type != NAMED_ENCODE:
+                prefill, decode = found.setdefault(record.namespace, ({}, {}))
+                workers = prefill if record.card_json.worker_type == NAMED_PREFILL else decode
+                workers[record.instance_id] = record
+        return {namespace: LiveWorkers(*workers) for namespace, workers in found.items()}
 
     def _record(self, key: str, value: bytes) -> ModelRecord | None:
         try:

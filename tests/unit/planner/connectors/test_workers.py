@@ -32,6 +32,18 @@ async def test_workers_are_divided_by_the_worker_type_of_their_card() -> None:
     assert live.endpoints(PREFILL) == {EndpointId("ns", "prefill", "generate")}
 
 
+async def test_encode_workers_are_not_counted_and_namespaces_are_apart() -> None:
+    discovery = MemoryDiscovery(MemoryStore())
+    await register(discovery, record(1))
+    await register(discovery, record(2, "encode"))
+    await register(discovery, msgspec.structs.replace(record(3, "prefill"), namespace="other"), namespace="other")
+    found = await WorkerDirectory(discovery).by_namespace()
+    assert {name: (set(one.prefill), set(one.decode)) for name, one in found.items()} == {
+        "ns": (set(), {1}),
+        "other": ({3}, set()),
+    }
+
+
 async def test_cards_of_adapters_other_namespaces_and_draining_workers_are_no_workers() -> None:
     discovery = MemoryDiscovery(MemoryStore())
     await register(discovery, record(1), suffix="/adapter")
