@@ -54,7 +54,7 @@ async def serve_optional(
             try:
                 url = await stack.enter_async_context(routes.serve(port, host=host, setting=setting))
             except StartupError as error:
-                logger.error("%s", error)  # noqa: TRY400 - one line; the planner works without it
+                logger.error("%s; the planner continues without it", error)  # noqa: TRY400 - one line
             else:
                 logger.info("%s: serving %s", setting, url)
         yield url

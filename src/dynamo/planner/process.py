@@ -106,14 +106,14 @@ async def run_planner(
 async def serve_and_run(
     service: PlannerService, registry: MetricsRegistry, reports: ReportRecorder | None = None
 ) -> None:
-    """Run ticks until cancelled, with the HTTP services of the settings. Raises `StartupError` if metrics have no port."""
+    """Run ticks until cancelled, with the HTTP services of the settings whose ports are free."""
     config = service.config
     async with AsyncExitStack() as stack:
-        if config.metric_reporting_prometheus_port > 0:
-            port = config.metric_reporting_prometheus_port
-            await stack.enter_async_context(
-                metrics_routes(registry).serve(port, setting="metric_reporting_prometheus_port")
+        await stack.enter_async_context(
+            serve_optional(
+                metrics_routes(registry), config.metric_reporting_prometheus_port, "metric_reporting_prometheus_port"
             )
+        )
         await stack.enter_async_context(
             serve_optional(control_routes(service), config.control_api_port, "control_api_port", host=LOOPBACK)
         )

@@ -7,7 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from benchmarks.ports import free_port
 from tests.cluster.cluster import MODEL, Cluster
 from tests.cluster.processes import wait_until
 
@@ -73,3 +75,23 @@ def test_planner_refuses_an_invalid_setting_in_one_line(tmp_path: Path) -> None:
         log = tmp_path / f"{folder.name}.log"
         wait_until(lambda: log.exists() and "max_gpu_budget" in log.read_text(), "nothing was said")
         assert "Traceback" not in log.read_text()
+
+
+def test_two_planners_of_one_machine_run_with_the_same_ports_and_the_second_names_each_one(tmp_path: Path) -> None:
+    ports = {
+        name: free_port() for name in ("control_api_port", "live_dashboard_port", "metric_reporting_prometheus_port")
+    }
+    with Cluster(tmp_path) as cluster:
+        cluster.mocker()
+        first = started(cluster, **ports)
+        cluster.wait_until(lambda: len(lines(first)) > 1, "the first planner recorded no tick")
+        second = started(cluster, **ports)
+        cluster.wait_until(lambda: len(lines(second)) > 1, "the second planner recorded no tick")
+        log = (tmp_path / f"{second.name}.log").read_text()
+        for name, port in ports.items():
+            (line,) = [one for one in log.splitlines() if f"{name} {port}" in one]
+            assert "is in use by another process" in line
+            assert "the planner continues without it" in line
+        assert "Traceback" not in log
+        metrics = httpx.get(f"http://127.0.0.1:{ports['metric_reporting_prometheus_port']}/metrics").text
+        assert "dynamo_planner_num_decode_replicas" in metrics

@@ -65,4 +65,5 @@ async def test_port_that_cannot_be_used_is_one_log_line(caplog: pytest.LogCaptur
     with caplog.at_level(logging.ERROR):
         async with serve_optional(UnusableRoutes(), 9086, "control_api_port", host="127.0.0.1") as url:
             assert url is None
-    assert caplog.messages == ["control_api_port 9086: the port is in use by another process (address 127.0.0.1)"]
+    reason = "the port is in use by another process (address 127.0.0.1)"
+    assert caplog.messages == [f"control_api_port 9086: {reason}; the planner continues without it"]
