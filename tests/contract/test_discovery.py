@@ -1,16 +1,21 @@
 """Discovery: what every registry must do."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.cluster.etcd import EtcdCluster
+from tests.cluster.kubernetes.pods import install_crds, ready_pod
+from tests.cluster.kubernetes.running import KubernetesServer
 
 from dynamo.runtime.discovery.base import Change, Delete, Discovery, Put, Synced, new_id
 from dynamo.runtime.discovery.etcd import EtcdDiscovery
 from dynamo.runtime.discovery.file import FileDiscovery
+from dynamo.runtime.discovery.kubernetes import KubernetesDiscovery
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
+from dynamo.runtime.discovery.pod_identity import PodIdentity
 from dynamo.runtime.transports.etcd.options import etcd_options
 
 BUCKET = "v1/instances"
@@ -25,7 +30,21 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
         yield cluster.wait()
 
 
-@pytest.fixture(params=["memory", "file", pytest.param("etcd", marks=pytest.mark.integration)])
+@pytest.fixture(scope="session")
+def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubernetesServer]:
+    with KubernetesServer(tmp_path_factory.mktemp("kubernetes")) as server:
+        install_crds(server)
+        yield server
+
+
+@pytest.fixture(
+    params=[
+        "memory",
+        "file",
+        pytest.param("etcd", marks=pytest.mark.integration),
+        pytest.param("kubernetes", marks=pytest.mark.integration),
+    ]
+)
 async def join(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Join]:
     """Gives further members of one cluster."""
     members: list[Discovery] = []
@@ -40,6 +59,19 @@ async def join(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         await member.close()
 
 
+def pods(server: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> Join:
+    """Return a function that makes a ready pod in a namespace of this test, and the registry of its process."""
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+    namespace = f"test-{new_id():x}"
+    numbers = itertools.count()
+
+    def join_one() -> Discovery:
+        pod = ready_pod(server, f"member-{next(numbers)}", namespace)
+        return KubernetesDiscovery(PodIdentity.read(pod.variables))
+
+    return join_one
+
+
 def maker(request: pytest.FixtureRequest, folder: Path) -> Join:
     match request.param:
         case "memory":
@@ -47,6 +79,8 @@ def maker(request: pytest.FixtureRequest, folder: Path) -> Join:
             return lambda: MemoryDiscovery(store)
         case "file":
             return lambda: FileDiscovery(str(folder))
+        case "kubernetes":
+            return pods(request.getfixturevalue("kubernetes"), request.getfixturevalue("monkeypatch"))
         case _:
             options = etcd_options({"ETCD_ENDPOINTS": request.getfixturevalue("etcd").endpoints})
             return lambda: EtcdDiscovery(options=options)

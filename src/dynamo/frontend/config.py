@@ -33,6 +33,12 @@ UNSUPPORTED_FLAGS = (
 """Flags of upstream's frontend that are refused unless they have their default value."""
 
 
+PER_PROCESS_DISCOVERY = {
+    "mem": "which processes cannot share",
+    "kubernetes": "where all processes of a pod would have one record; add replicas instead",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendConfig(RuntimeOptions, BusyOptions, KvRouterOptions, DisaggregationOptions):
     """OpenAI-compatible HTTP frontend: discovers workers, routes requests to them and streams the responses."""
@@ -313,9 +319,10 @@ class FrontendConfig(RuntimeOptions, BusyOptions, KvRouterOptions, Disaggregatio
         }
         for flag in [flag for flag, is_given in others.items() if is_given and self.kserve_grpc_server]:
             raise ConfigError(f"--kserve-grpc-server and {flag} are mutually exclusive")
-        if self.http_workers > 1 and self.discovery_backend == "mem":
+        if self.http_workers > 1 and self.discovery_backend in PER_PROCESS_DISCOVERY:
             raise ConfigError(
-                "--http-workers: not supported with --discovery-backend mem, which processes cannot share"
+                f"--http-workers: not supported with --discovery-backend {self.discovery_backend}, "
+                f"{PER_PROCESS_DISCOVERY[self.discovery_backend]}"
             )
         Cors.of(self.cors_origins)
         backends_wanted(self.tokenizer, falls_back=self.tokenizer_fallback)

@@ -10,7 +10,9 @@ from dynamo.runtime.request_plane.tcp.common import TcpLimits, TcpOptions
 from dynamo.runtime.request_plane.tcp.tls import HANDSHAKE_TIMEOUT_S, TcpTls, TcpTlsFiles
 from dynamo.runtime.transports.nats.options import DEFAULT_SERVER, NatsOptions
 
-DISCOVERY_BACKENDS = ("file", "etcd", "mem")
+POD_VARIABLES = ("KUBERNETES_SERVICE_HOST", "DYN_PARENT_DGD_K8S_NAME", "POD_NAME", "POD_UID")
+"""Variables of a pod that an operator made."""
+DISCOVERY_BACKENDS = ("file", "etcd", "kubernetes", "mem")
 REQUEST_PLANES = ("tcp", "nats")
 RESPONSE_PLANES = ("tcp",)
 EVENT_PLANES = ("zmq", "nats")
@@ -20,8 +22,10 @@ CODECS = ("msgpack", "json")
 
 
 def default_discovery() -> str:
-    """Return etcd, the default, where the environment gives its address; otherwise files, which need no server."""
-    return "etcd" if setting("ETCD_ENDPOINTS", "", str) else "file"
+    """Return the registry that the environment names: etcd by its address, Kubernetes in a pod of an operator, else files."""
+    if setting("ETCD_ENDPOINTS", "", str):
+        return "etcd"
+    return "kubernetes" if all(setting(name, "", str) for name in POD_VARIABLES) else "file"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +37,7 @@ class RuntimeOptions:
         "--discovery-backend",
         "DYN_DISCOVERY_BACKEND",
         "Registry of processes: a shared directory (DYN_FILE_KV), etcd (ETCD_ENDPOINTS; the default where set), "
-        "or memory (this process only)",
+        "kubernetes (the default in a pod of the operator), or memory (this process only)",
         choices=DISCOVERY_BACKENDS,
     )
     request_plane: str = option(

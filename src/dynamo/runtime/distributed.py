@@ -28,7 +28,14 @@ from dynamo.runtime.config import (
     request_plane_codec,
     tcp_options,
 )
-from dynamo.runtime.discovery.base import Discovery, RemoteDiscovery, SupervisedDiscovery, new_id
+from dynamo.runtime.discovery.base import (
+    AssigningDiscovery,
+    DescribedDiscovery,
+    Discovery,
+    RemoteDiscovery,
+    SupervisedDiscovery,
+    new_id,
+)
 from dynamo.runtime.health import SystemHealth
 from dynamo.runtime.request_plane.base import RequestPlane
 from dynamo.runtime.request_plane.tcp.common import advertised
@@ -87,6 +94,8 @@ class DistributedRuntime:
         self.tasks = TaskOwner("runtime")
         self._options = options
         self.discovery = _on_loop(self._loop, lambda: make_discovery(discovery_backend, self.instance_id))
+        if isinstance(self.discovery, AssigningDiscovery):
+            self.instance_id = self.discovery.instance_id
         self.request_plane = _on_loop(
             self._loop, lambda: make_request_plane(request_plane, self.dispatcher, self.metrics, options)
         )
@@ -185,7 +194,10 @@ class DistributedRuntime:
 
             host = setting("DYN_SYSTEM_HOST", "0.0.0.0", str)  # noqa: S104 - Dynamo's default: scraped from other hosts
             keys = keys_of_variable(ADMIN_API_KEYS, environ())
-            self._system = SystemServer(self.health, self.metrics, self.engine_routes, self._files, keys)
+            records = self.discovery.data if isinstance(self.discovery, DescribedDiscovery) else None
+            self._system = SystemServer(
+                self.health, self.metrics, self.engine_routes, self._files, keys, records=records
+            )
             await self._system.listen(host, port)
         return self._system.port
 
@@ -318,7 +330,11 @@ def make_discovery(choice: "str | Discovery", instance_id: int) -> Discovery:
         from dynamo.runtime.discovery.memory import MemoryDiscovery
 
         return MemoryDiscovery()
-    raise ConfigError(f"--discovery-backend {choice}: must be file, etcd or mem")
+    if choice == "kubernetes":
+        from dynamo.runtime.discovery.kubernetes import KubernetesDiscovery
+
+        return KubernetesDiscovery()
+    raise ConfigError(f"--discovery-backend {choice}: must be file, etcd, kubernetes or mem")
 
 
 def make_request_plane(

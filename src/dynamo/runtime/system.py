@@ -7,7 +7,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from starlette.applications import Starlette
@@ -42,12 +42,18 @@ class SystemServer:
         files: Mapping[str, str] | None = None,
         admin_keys: Sequence[str] = (),
         limits: ServerLimits | None = None,
+        *,
+        records: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
-        """Create the server; with `admin_keys`, engine routes and adapters require one of them."""
+        """Create the server; with `admin_keys`, engine routes and adapters require one of them.
+
+        `records` returns the discovery records of this process, which `/metadata` shows.
+        """
         self._admin_keys = admin_keys
         self._health = health
         self._metrics = metrics
         self._routes = routes
+        self._records = records
         self.files = {} if files is None else files
         """File of each model asset path; looked up at every request."""
         self.application = self._application()
@@ -91,7 +97,9 @@ class SystemServer:
         return metrics_response(request, self._metrics.render())
 
     async def _show_metadata(self, request: Request) -> Response:
-        return plain_text(404, "Discovery metadata not available")
+        if self._records is None:
+            return plain_text(404, "Discovery metadata not available")
+        return _json(200, self._records())
 
     async def _engine(self, request: Request) -> Response:
         refusal = self._control_refusal(request)

@@ -10,7 +10,7 @@ import os
 import weakref
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,23 @@ class SupervisedDiscovery(Discovery, Protocol):
     @property
     def is_sound(self) -> bool:
         """Return False from a crash of a background task until it is restarted."""
+
+
+@runtime_checkable
+class AssigningDiscovery(Discovery, Protocol):
+    """Registry that determines the instance id of its process."""
+
+    @property
+    def instance_id(self) -> int:
+        """Return the instance id under which this process registers."""
+
+
+@runtime_checkable
+class DescribedDiscovery(Discovery, Protocol):
+    """Registry whose records of this process are shown at `/metadata`."""
+
+    def data(self) -> dict[str, Any]:
+        """Return the records of this process as JSON data."""
 
 
 @runtime_checkable

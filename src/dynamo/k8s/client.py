@@ -1,0 +1,224 @@
+"""Requests to a Kubernetes API server. Configuration, TLS and authentication are lightkube's (the extra `kubernetes`).
+
+Objects are JSON data (`KubeObject`). Every request has a deadline; a watch is ended by the server after `WATCH_S`.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+
+from dynamo.core.codec import json_encode
+from dynamo.core.config import setting
+from dynamo.core.errors import ConfigError, DynamoException, WorkerUnavailable
+from dynamo.k8s.kinds import ObjectKind
+from dynamo.protocols.kubernetes.common import KubeObject
+
+REQUEST_S = 10.0
+WATCH_S = 300
+"""Duration of one watch. The server ends it then, so that a connection that died unnoticed is found."""
+WATCH_MARGIN_S = 30.0
+PAGE_ITEMS = 500
+GONE = 410
+APPLY = "application/apply-patch+yaml"
+MERGE = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+
+
+class KubeRefused(DynamoException):
+    """The API server refused a request."""
+
+    def __init__(self, code: int, reason: str, message: str) -> None:
+        super().__init__(f"{code} {reason}: {message}")
+        self.code = code
+        self.reason = reason
+
+
+class KubeUnavailable(WorkerUnavailable):
+    """The API server cannot be reached or does not respond in time."""
+
+
+class KubeListing(NamedTuple):
+    """Objects of a collection at one revision."""
+
+    items: list[KubeObject]
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class WatchChange:
+    """One change of a collection."""
+
+    type: str
+    """`ADDED`, `MODIFIED`, `DELETED` or `BOOKMARK`; a bookmark has a revision only."""
+    object: KubeObject
+
+    @property
+    def revision(self) -> str:
+        """The revision at which a watch resumes after this change."""
+        revision: str = self.object["metadata"]["resourceVersion"]
+        return revision
+
+
+class KubeClient:
+    """Client of one API server."""
+
+    def __init__(self) -> None:
+        """Read KUBECONFIG, ~/.kube/config or the service account of the pod. Raise `ConfigError` without any."""
+        try:
+            import httpx2
+            from lightkube.config.client_adapter import AsyncClient, ConnectionParams
+            from lightkube.config.kubeconfig import KubeConfig
+            from lightkube.core.exceptions import ConfigError as Unconfigured
+        except ImportError:
+            raise ConfigError(
+                "Kubernetes requires the package lightkube: pip install 'dynamo-serve[kubernetes]'"
+            ) from None
+        try:
+            file = setting("KUBECONFIG", "", str)
+            config = (KubeConfig.from_file(file) if file else KubeConfig.from_env()).get()
+            if config is None:
+                raise ConfigError("KUBECONFIG: no cluster is configured, and this is not a pod with a service account")
+            self._http: Any = AsyncClient(config, ConnectionParams(timeout=httpx2.Timeout(REQUEST_S)))
+        except (Unconfigured, OSError, ValueError) as error:
+            raise ConfigError(f"KUBECONFIG: {error}") from None
+        self.address: str = config.cluster.server
+        self.namespace: str = config.namespace
+        self._failures = httpx2.HTTPError
+        self._watch_timeout = httpx2.Timeout(REQUEST_S, read=WATCH_S + WATCH_MARGIN_S)
+
+    async def get(self, kind: ObjectKind, name: str, namespace: str | None = None) -> KubeObject | None:
+        """Return an object, or None if it does not exist."""
+        try:
+            return await self._request("GET", kind.path(namespace, name))
+        except KubeRefused as error:
+            if error.code == 404:
+                return None
+            raise
+
+    async def list(self, kind: ObjectKind, namespace: str | None = None, labels: str = "") -> KubeListing:
+        """Return all objects that match a label selector, read in pages."""
+        items: list[KubeObject] = []
+        params = {"limit": str(PAGE_ITEMS), **({"labelSelector": labels} if labels else {})}
+        while True:
+            page = await self._request("GET", kind.path(namespace), params=params)
+            items += page.get("items") or []
+            metadata = page["metadata"]
+            if not metadata.get("continue"):
+                return KubeListing(items, metadata["resourceVersion"])
+            params["continue"] = metadata["continue"]
+
+    async def create(self, kind: ObjectKind, value: KubeObject, namespace: str | None = None) -> KubeObject:
+        """Create an object."""
+        return await self._request("POST", kind.path(namespace), value)
+
+    async def apply(
+        self,
+        kind: ObjectKind,
+        value: KubeObject,
+        namespace: str | None = None,
+        *,
+        manager: str,
+        subresource: str | None = None,
+    ) -> KubeObject:
+        """Create or update an object by server-side apply; fields of other managers are taken over."""
+        path = kind.path(namespace, value["metadata"]["name"], subresource)
+        named = {"apiVersion": kind.api_version, "kind": kind.kind, **value}
+        return await self._request("PATCH", path, named, {"fieldManager": manager, "force": "true"}, APPLY)
+
+    async def patch(
+        self,
+        kind: ObjectKind,
+        name: str,
+        value: Any,
+        namespace: str | None = None,
+        *,
+        content_type: str = MERGE,
+        subresource: str | None = None,
+    ) -> KubeObject:
+        """Change an object by a patch of the given content type."""
+        return await self._request("PATCH", kind.path(namespace, name, subresource), value, content_type=content_type)
+
+    async def delete(self, kind: ObjectKind, name: str, namespace: str | None = None) -> None:
+        """Delete an object; do nothing if it does not exist."""
+        try:
+            await self._request("DELETE", kind.path(namespace, name))
+        except KubeRefused as error:
+            if error.code != 404:
+                raise
+
+    async def watch(
+        self, kind: ObjectKind, revision: str, namespace: str | None = None, labels: str = ""
+    ) -> AsyncIterator[WatchChange]:
+        """Yield the changes after a revision, until the server ends the watch.
+
+        Raise `KubeRefused` with code 410 if the revision is too old.
+        """
+        params = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": revision,
+            "timeoutSeconds": str(WATCH_S),
+            **({"labelSelector": labels} if labels else {}),
+        }
+        try:
+            async with self._http.stream(
+                "GET", kind.path(namespace), params=params, timeout=self._watch_timeout
+            ) as response:
+                if response.status_code >= 400:
+                    raise refusal(response.status_code, await response.aread())
+                async for line in response.aiter_lines():
+                    if line:
+                        yield change_of(line)
+        except self._failures as error:
+            raise self._unavailable(error) from None
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        params: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+    ) -> KubeObject:
+        content = None if body is None else json_encode(body)
+        headers = {} if content is None else {"Content-Type": content_type}
+        try:
+            response = await self._http.request(method, path, content=content, params=params, headers=headers)
+        except self._failures as error:
+            raise self._unavailable(error) from None
+        if response.status_code >= 400:
+            raise refusal(response.status_code, response.content)
+        value: KubeObject = msgspec.json.decode(response.content)
+        return value
+
+    def _unavailable(self, error: Exception) -> KubeUnavailable:
+        return KubeUnavailable(f"Kubernetes API server {self.address}: {type(error).__name__}: {error}")
+
+
+def refusal(code: int, body: bytes) -> KubeRefused:
+    """Return the error of a response, which has a Status object unless it is a proxy's."""
+    try:
+        status = msgspec.json.decode(body)
+        return KubeRefused(code, str(status.get("reason") or ""), str(status.get("message") or ""))
+    except (msgspec.DecodeError, AttributeError):
+        return KubeRefused(code, "", body[:200].decode(errors="replace"))
+
+
+def change_of(line: str | bytes) -> WatchChange:
+    """Return one line of a watch. Raise `KubeRefused` for an error of the watch, and for a malformed line."""
+    try:
+        event = msgspec.json.decode(line)
+        kind, value = event["type"], event["object"]
+        if kind == "ERROR":
+            raise KubeRefused(int(value.get("code") or 500), str(value.get("reason")), str(value.get("message")))
+        change = WatchChange(kind, value)
+        _ = change.revision
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
+        raise KubeRefused(500, "InternalError", f"malformed line of a watch: {line[:200]!r}") from None
+    return change

@@ -1,0 +1,140 @@
+"""Informer: a view of the objects of one kind, kept current by a list and a watch.
+
+The view outlives failures of the API server: it keeps the last known objects, and after an outage the watch resumes at
+the last revision, or the objects are listed again if the server no longer has that revision.
+"""
+
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import aclosing
+from typing import Protocol
+
+from dynamo.core.backoff import Backoff
+from dynamo.core.clock import Clock, SystemClock
+from dynamo.k8s.client import GONE, KubeListing, KubeRefused, KubeUnavailable, WatchChange
+from dynamo.k8s.kinds import ObjectKind
+from dynamo.protocols.kubernetes.common import KubeObject
+
+logger = logging.getLogger(__name__)
+
+RETRY_FIRST_S = 0.1
+RETRY_MAX_S = 5.0
+ObjectKey = tuple[str, str]
+"""Namespace and name."""
+OnChange = Callable[[ObjectKey, KubeObject | None], None]
+"""Receives each added or changed object, and None for a deleted one."""
+
+
+class ObjectSource(Protocol):
+    """Lists and watches objects: `KubeClient`, or a fake in tests."""
+
+    async def list(self, kind: ObjectKind, namespace: str | None = None, labels: str = "") -> KubeListing: ...
+    def watch(
+        self, kind: ObjectKind, revision: str, namespace: str | None = None, labels: str = ""
+    ) -> AsyncIterator[WatchChange]: ...
+
+
+class Informer:
+    """View of the objects of one kind that match a label selector."""
+
+    def __init__(
+        self,
+        source: ObjectSource,
+        kind: ObjectKind,
+        namespace: str | None = None,
+        labels: str = "",
+        *,
+        on_change: OnChange,
+        on_sync: Callable[[], None] = lambda: None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Call `on_change` for every difference, and `on_sync` after each complete listing."""
+        self._source = source
+        self._kind = kind
+        self._namespace = namespace
+        self._labels = labels
+        self._on_change = on_change
+        self._on_sync = on_sync
+        self._clock = clock or SystemClock()
+        self._backoff = Backoff(RETRY_FIRST_S, RETRY_MAX_S)
+        self._revision = ""
+        """Revision at which the watch resumes; empty when the objects must be listed."""
+        self.objects: dict[ObjectKey, KubeObject] = {}
+        self.is_synced = False
+        self.is_connected = False
+        self.error = ""
+        """The last failure."""
+
+    async def run(self) -> None:
+        """Keep the view current until cancelled."""
+        while True:
+            try:
+                if not await self._follow():
+                    await self._clock.sleep(RETRY_FIRST_S)  # A server that ends each watch at once is not flooded.
+            except (KubeUnavailable, KubeRefused) as error:
+                self._fail(error)
+                await self._clock.sleep(self._backoff.next(random.random()))
+
+    async def listed(self) -> KubeListing:
+        """Return the objects as the server has them now, independent of the view."""
+        return await self._source.list(self._kind, self._namespace, self._labels)
+
+    async def _follow(self) -> bool:
+        """List if necessary, and watch until the server ends the watch; return whether the watch had a change."""
+        if not self._revision:
+            listed = await self.listed()
+            self._replace(listed.items)
+            self._revision = listed.revision
+            self._connected()
+            self.is_synced = True
+            self._on_sync()
+        changes = self._source.watch(self._kind, self._revision, self._namespace, self._labels)
+        has_changed = False
+        async with aclosing(changes) as received:  # type: ignore[type-var]
+            async for change in received:
+                self._connected()
+                self._apply(change)
+                has_changed = True
+        return has_changed
+
+    def _apply(self, change: WatchChange) -> None:
+        key = key_of(change.object)
+        if change.type == "DELETED":
+            if self.objects.pop(key, None) is not None:
+                self._on_change(key, None)
+        elif change.type != "BOOKMARK":
+            self.objects[key] = change.object
+            self._on_change(key, change.object)
+        self._revision = change.revision
+
+    def _replace(self, items: Iterable[KubeObject]) -> None:
+        found = {key_of(item): item for item in items}
+        for key in [key for key in self.objects if key not in found]:
+            del self.objects[key]
+            self._on_change(key, None)
+        for key, item in found.items():
+            known = self.objects.get(key)
+            if known is None or known["metadata"].get("resourceVersion") != item["metadata"].get("resourceVersion"):
+                self.objects[key] = item
+                self._on_change(key, item)
+
+    def _connected(self) -> None:
+        if self.error and not self.is_connected:
+            logger.info("Kubernetes: watching %s again", self._kind.plural)
+        self.is_connected, self.error = True, ""
+        self._backoff.reset()
+
+    def _fail(self, error: KubeUnavailable | KubeRefused) -> None:
+        if isinstance(error, KubeRefused) and error.code == GONE:
+            self._revision = ""  # Normal after a long outage: the objects are listed again.
+            return
+        if not self.error:
+            logger.warning("Kubernetes: cannot read %s, keeping the last view: %s", self._kind.plural, error)
+        self.is_connected, self.error = False, str(error)
+
+
+def key_of(value: KubeObject) -> ObjectKey:
+    """Return the namespace and the name of an object."""
+    metadata = value["metadata"]
+    return metadata.get("namespace", ""), metadata.get("name", "")

@@ -1,0 +1,29 @@
+"""Kinds of Kubernetes objects that this project reads or writes, with their places in the API."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectKind:
+    """One kind of one API version."""
+
+    api_version: str
+    """`v1`, or `group/version`."""
+    kind: str
+    plural: str
+    is_namespaced: bool = True
+
+    def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
+        """Return the URL path of the collection or of an object; without a namespace that of all namespaces."""
+        root = "/api/" if "/" not in self.api_version else "/apis/"
+        parts = [root + self.api_version]
+        if namespace is not None and self.is_namespaced:
+            parts.append(f"namespaces/{namespace}")
+        parts.append(self.plural)
+        parts.extend(part for part in (name, subresource) if part is not None)
+        return "/".join(parts)
+
+
+PODS = ObjectKind("v1", "Pod", "pods")
+ENDPOINT_SLICES = ObjectKind("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
+WORKER_METADATA = ObjectKind("nvidia.com/v1alpha1", "DynamoWorkerMetadata", "dynamoworkermetadatas")
