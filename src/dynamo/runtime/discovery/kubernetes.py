@@ -363,6 +363,9 @@ def data_of(own: Records) -> dict[str, Any]:
         for key, value in records.items():
             decoded = _object(value)
             if bucket in FIELDS and decoded is not None:
+                scope = decoded.get("scope", {}).get("endpoint") if bucket == EVENT_CHANNELS else None
+                if scope:  # As upstream, for readers of 1.2, which search by these fields.
+                    decoded |= {"namespace": scope["namespace"], "component": scope["component"]}
                 data.setdefault(FIELDS[bucket], {})[key] = decoded
             else:
                 others = data.setdefault(OTHER_FIELD, {}).setdefault(bucket, {})
