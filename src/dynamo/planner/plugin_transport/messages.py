@@ -1,5 +1,6 @@
 """Wire messages of `dynamo.planner.plugin.v1`, and their conversion from and to the messages of `dynamo.planner.plugins.types`."""
 
+from enum import IntEnum
 from typing import Any, TypeVar
 
 import msgspec
@@ -36,7 +37,7 @@ _RESULT = "1 accept AcceptResult|result, 2 override OverrideResult|result, 3 rej
 TABLE = {
     "RegisterRequest": (
         "1 plugin_id string, 2 plugin_type string, 3 priority uint32, 4 endpoint string, 5 version string,"
-        " 6 execution_interval_seconds float, 7 hold_policy enum, 8 needs string*, 9 protocol_version string,"
+        " 6 execution_interval_seconds float, 7 hold_policy HoldPolicy, 8 needs string*, 9 protocol_version string,"
         " 10 auth_token string, 13 requires_produced_fields string*, 14 observation_window_seconds float"
     ),
     "RegisterResponse": "1 accepted bool, 2 reject_reason string, 3 negotiated_protocol_version string",
@@ -45,7 +46,12 @@ TABLE = {
     "UnregisterRequest": "1 plugin_id string, 2 reason string, 3 auth_token string",
     "UnregisterResponse": "1 ok bool",
     "ListPluginsRequest": "1 stage_filter string, 2 include_disabled bool",
-    "ListPluginsResponse": "",
+    "ListPluginsResponse": "1 plugins PluginInfo*",
+    "PluginInfo": (
+        "1 plugin_id string, 2 plugin_type string, 3 priority uint32, 4 version string, 5 protocol_version string,"
+        " 6 enabled bool, 7 is_builtin bool, 8 transport string, 9 circuit_state CircuitState,"
+        " 10 evaluations_total uint64, 11 last_call_at_seconds_ago double, 12 cache_age_seconds double"
+    ),
     "PipelineContext": (
         "1 request_id string, 2 decision_id string, 3 observations ObservationData, 4 predictions PredictionData,"
         " 5 proposal ScalingProposal, 6 constrained ScalingProposal"
@@ -65,7 +71,7 @@ TABLE = {
         " 5 predicted_kv_hit_rate double?, 6 predicted_accept_length double?"
     ),
     "ScalingProposal": "1 targets ComponentTarget*, 2 reason string, 3 source string",
-    "ComponentTarget": "1 sub_component_type string, 3 replicas int32?, 4 type enum",
+    "ComponentTarget": "1 sub_component_type string, 3 replicas int32?, 4 type OverrideType",
     "OverrideResult": "1 targets ComponentTarget*, 2 reason string",
     "AcceptResult": "",
     "RejectResult": "1 reason string",
@@ -83,11 +89,19 @@ TABLE = {
     "ConstrainStageResponse": _RESULT,
     "BootstrapRequest": "1 bootstrap_data bytes, 2 hints string%",
     "BootstrapResponse": "1 ok bool, 2 message string",
+    "ResetRequest": "1 reason string",
+    "ResetResponse": "1 ok bool, 2 message string",
 }
-ENUMS = {"hold_policy": types.HoldPolicy, "type": types.OverrideType}
+ENUMS: dict[str, type[IntEnum]] = {
+    "hold_policy": types.HoldPolicy,
+    "type": types.OverrideType,
+    "circuit_state": types.CircuitState,
+}
 """Enumeration of each field that is one; an unknown number is an error."""
 
-CLASSES = classes_of(file_of("planner_plugin.proto", PACKAGE, TABLE))
+NAMES = {kind.__name__: [one.name for one in kind] for kind in ENUMS.values()}
+
+CLASSES = classes_of(file_of("planner_plugin.proto", PACKAGE, TABLE, NAMES))
 
 
 def to_wire(message: msgspec.Struct) -> Any:

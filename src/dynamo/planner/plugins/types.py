@@ -276,6 +276,36 @@ class UnregisterResponse(_Message):
     ok: bool = False
 
 
+class ListPluginsRequest(_Message):
+    """Query of the registered plugins; an empty stage is all stages."""
+
+    stage_filter: str = ""
+    include_disabled: bool = False
+
+
+class PluginInfo(_Message):
+    """State of a registered plugin."""
+
+    plugin_id: str = ""
+    plugin_type: str = ""
+    priority: int = 0
+    version: str = ""
+    protocol_version: str = ""
+    enabled: bool = False
+    is_builtin: bool = False
+    transport: Literal["", "in_process", "grpc"] = ""
+    circuit_state: CircuitState = CircuitState.CLOSED
+    evaluations_total: int = 0
+    last_call_at_seconds_ago: float = 0.0
+    cache_age_seconds: float = 0.0
+
+
+class ListPluginsResponse(_Message):
+    """The registered plugins."""
+
+    plugins: list[PluginInfo] = []
+
+
 class BootstrapRequest(_Message):
     """First call of a plugin that the configuration names."""
 
@@ -290,7 +320,20 @@ class BootstrapResponse(_Message):
     message: str = ""
 
 
-LifecycleMessage = BootstrapRequest | BootstrapResponse
-RegistryRequest = RegisterRequest | HeartbeatRequest | UnregisterRequest
-RegistryResponse = RegisterResponse | HeartbeatResponse | UnregisterResponse
+class ResetRequest(_Message):
+    """Request to forget state, with the reason."""
+
+    reason: str = ""
+
+
+class ResetResponse(_Message):
+    """Result of `Reset`."""
+
+    ok: bool = False
+    message: str = ""
+
+
+LifecycleMessage = BootstrapRequest | BootstrapResponse | ResetRequest | ResetResponse
+RegistryRequest = RegisterRequest | HeartbeatRequest | UnregisterRequest | ListPluginsRequest
+RegistryResponse = RegisterResponse | HeartbeatResponse | UnregisterResponse | ListPluginsResponse
 WireMessage = StageRequest | StageResponse | LifecycleMessage | RegistryRequest | RegistryResponse

@@ -1,0 +1,1 @@
+"""Protocol of planner plugins over gRPC, by version."""
