@@ -5,6 +5,7 @@ import enum
 from typing import Any
 
 from dynamo.core.errors import ConfigError
+from dynamo.planner.config.parallelization import PickedParallelConfig
 from dynamo.planner.config.reader import setting_field
 
 
@@ -22,17 +23,6 @@ class EngineRole(enum.StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     AGGREGATED = "aggregated"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PickedParallelConfig:
-    """Parallelism of one engine."""
-
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    moe_tp: int = 1
-    moe_ep: int = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,20 +2,18 @@
 
 from collections.abc import Mapping
 
-import msgspec
-
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.config import setting
 from dynamo.core.errors import Unknown
 from dynamo.planner.config.planner_config import PlannerConfig
 from dynamo.planner.connectors.base import ScaleOutcome, ScaleStatus
+from dynamo.planner.connectors.clients.remote_client import send
 from dynamo.planner.connectors.workers import WorkerDirectory, capabilities_of
 from dynamo.planner.core.scaling import DECODE, PREFILL, WorkerCapabilities
 from dynamo.protocols.planner import ScalingDecision, WorkerCounts
-from dynamo.protocols.scaling import ScaleRequest, ScaleResponse, TargetReplica, WorkerRole
+from dynamo.protocols.scaling import ScaleRequest, TargetReplica, WorkerRole
 from dynamo.runtime.client import Client
 from dynamo.runtime.distributed import DistributedRuntime
-from dynamo.runtime.unary import UnaryClient
 
 ENDPOINT = "GlobalPlanner.scale_request"
 STATUSES = {
@@ -73,11 +71,7 @@ class GlobalPlannerConnector:
             target_replicas=targets,
             timestamp=self._clock.wall(),
         )
-        raw = await UnaryClient(self._client).complete(msgspec.to_builtins(request))
-        try:
-            reply = msgspec.convert(raw, ScaleResponse)
-        except msgspec.ValidationError as error:
-            raise Unknown(f"malformed response of the global planner: {error}") from None
+        reply = await send(self._client, request)
         status = STATUSES[reply.status]
         if status is ScaleStatus.ACCEPTED:
             accepted: dict[str, int] = {one.sub_component_type: one.desired_replicas for one in targets}
