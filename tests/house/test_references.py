@@ -5,7 +5,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tools import endpoints_page, flags_page, metrics_page, python_api, variables_page
+from tools import endpoints_page, flags_page, metrics_page, python_api, upstream_page, variables_page
 
 ROOT = Path(__file__).resolve().parents[2]
 INDEX = ROOT / "docs" / "README.md"
@@ -16,7 +16,7 @@ LINES_MAX = {"README.md": 150, "ARCHITECTURE.md": 250}
 
 @pytest.mark.parametrize(
     "tool",
-    [endpoints_page, flags_page, metrics_page, python_api, variables_page],
+    [endpoints_page, flags_page, metrics_page, python_api, upstream_page, variables_page],
     ids=lambda tool: tool.__name__.rpartition(".")[2],
 )
 def test_reference_page_is_current(tool: ModuleType) -> None:

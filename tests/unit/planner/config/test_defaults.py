@@ -14,7 +14,7 @@ def test_defaults_are_those_of_the_settings() -> None:
 
 
 def test_roles_are_text() -> None:
-    assert SubComponentType.PREFILL == "prefill"
+    assert str(SubComponentType.PREFILL) == "prefill"
     assert dynamo.planner.SubComponentType is SubComponentType
     target = TargetReplica(sub_component_type=SubComponentType.DECODE.value, desired_replicas=2)
     assert str(target.sub_component_type) == SubComponentType.DECODE
