@@ -21,18 +21,35 @@ EVERY_PARSER = {"--version"}
 """Declared by the parser itself, not by a configuration."""
 
 
-@pytest.mark.parametrize(
-    ("engine", "config", "table"),
-    [
-        ("vllm", vllm.VllmConfig, vllm.UNSUPPORTED_FLAGS),
-        ("sglang", sglang.SglangConfig, sglang.UNSUPPORTED_FLAGS),
-        ("trtllm", trtllm.TrtllmConfig, trtllm.UNSUPPORTED_FLAGS),
-    ],
-)
+ADAPTERS = [
+    ("vllm", vllm.VllmConfig, vllm.UNSUPPORTED_FLAGS),
+    ("sglang", sglang.SglangConfig, sglang.UNSUPPORTED_FLAGS),
+    ("trtllm", trtllm.TrtllmConfig, trtllm.UNSUPPORTED_FLAGS),
+]
+
+
+@pytest.mark.parametrize(("engine", "config", "table"), ADAPTERS)
 def test_adapter_knows_the_flags_of_the_released_adapter(
     engine: str, config: type[Any], table: Sequence[UnsupportedFlag]
 ) -> None:
-    (source,) = Path(require_peer()).parents[1].glob(f"lib/python*/site-packages/dynamo/{engine}/backend_args.py")
-    released = set(FLAG.findall(source.read_text(encoding="utf-8")))
-    known = declared_flags(config) | {name for one in table for name in (one.flag, *one.aliases)}
-    assert sorted(released - known - EVERY_PARSER) == []
+    assert sorted(released(f"{engine}/backend_args.py") - known(config, table)) == []
+
+
+@pytest.mark.parametrize(("engine", "config", "table"), ADAPTERS)
+def test_adapter_knows_the_flags_that_all_released_adapters_share(
+    engine: str, config: type[Any], table: Sequence[UnsupportedFlag]
+) -> None:
+    shared = released("common/configuration/groups/runtime_args.py")
+    positive = {flag for flag in shared if flag.replace("--no-", "--", 1) not in shared or not flag.startswith("--no-")}
+    assert sorted(positive - known(config, table)) == []
+
+
+def released(path: str) -> set[str]:
+    """Return the flags in a module of the released package."""
+    (source,) = Path(require_peer()).parents[1].glob(f"lib/python*/site-packages/dynamo/{path}")
+    return set(FLAG.findall(source.read_text(encoding="utf-8"))) - EVERY_PARSER
+
+
+def known(config: type[Any], table: Sequence[UnsupportedFlag]) -> set[str]:
+    """Return the flags of an adapter, with those that it refuses by name."""
+    return {*declared_flags(config), *(name for one in table for name in (one.flag, *one.aliases))}

@@ -72,6 +72,24 @@ class WorkerOptions(RuntimeOptions):
         "--dyn-structural-tag",
         "DYN_STRUCTURAL_TAG",
         "Constrain tool calls to the model's format: true, false, or a JSON object with scope and schema",
+        extra={"const": "true"},
+    )
+    enable_structural_tag: bool | None = option(
+        None, "--dyn-enable-structural-tag", "DYN_ENABLE_STRUCTURAL_TAG", "Deprecated: set --dyn-structural-tag"
+    )
+    structural_tag_scope: str | None = option(
+        None,
+        "--dyn-structural-tag-scope",
+        "DYN_STRUCTURAL_TAG_SCOPE",
+        "Deprecated: set the scope in --dyn-structural-tag",
+        choices=("auto", "always"),
+    )
+    structural_tag_schema: str | None = option(
+        None,
+        "--dyn-structural-tag-schema",
+        "DYN_STRUCTURAL_TAG_SCHEMA",
+        "Deprecated: set the schema in --dyn-structural-tag",
+        choices=("auto", "strict"),
     )
     custom_jinja_template: str | None = option(
         None,
@@ -134,13 +152,25 @@ class WorkerOptions(RuntimeOptions):
             raise ConfigError(f"{'--endpoint' if self.endpoint else '--namespace'}: {error}") from None
 
     def tag_policy(self) -> TagPolicy | None:
-        """Return the parsed value of `--dyn-structural-tag`. Raise `ConfigError` for an invalid value."""
+        """Return the parsed value of `--dyn-structural-tag`, or of its former parts. Raise `ConfigError`."""
+        parts = {"scope": self.structural_tag_scope, "schema": self.structural_tag_schema}
+        parts = {name: value for name, value in parts.items() if value is not None}
+        enabled = self.enable_structural_tag
         if self.structural_tag is None:
-            return None
+            is_wanted = bool(parts) if enabled is None else enabled
+            return TagPolicy.of({"scope": "always", **parts}) if is_wanted else None
         try:
-            return TagPolicy.read(self.structural_tag)
+            policy = TagPolicy.read(self.structural_tag)
         except InvalidArgument as error:
             raise ConfigError(f"--dyn-structural-tag {self.structural_tag}: {error}") from None
+        former = [f"--dyn-structural-tag-{name}" for name in parts]
+        if enabled is not None and enabled is (policy is None):
+            former.append(f"--{'' if enabled else 'no-'}dyn-enable-structural-tag")
+        if former:
+            raise ConfigError(
+                f"--dyn-structural-tag {self.structural_tag}: cannot be combined with {', '.join(former)}"
+            )
+        return policy
 
     def model_type(self) -> str:
         """Return the card's `model_type`."""

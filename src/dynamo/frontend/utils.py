@@ -103,7 +103,7 @@ def worker_warmup() -> bool:
 
 
 def nvext_extra_field_requested(request: Mapping[str, Any], field: str) -> bool:
-    """Return whether a request wants a field of the response's `nvext`."""
+    """Return whether a request names an extra field of the response's `nvext`."""
     nvext = request.get("nvext")
     fields = nvext.get("extra_fields") if isinstance(nvext, Mapping) else None
     return isinstance(fields, list) and field in fields

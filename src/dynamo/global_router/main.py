@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from dynamo.core.config import load, option
+from dynamo.core.config import load, option, setting
 from dynamo.core.errors import ConfigError
 from dynamo.global_router.handler import GlobalRouterHandler
 from dynamo.global_router.pool_selection import Stage
@@ -43,14 +43,14 @@ class GlobalRouterOptions(RuntimeOptions):
         "global_router", "--component-name", "DYN_GLOBAL_ROUTER_COMPONENT_NAME", "Component name of the global router"
     )
     default_ttft_target_ms: float | None = option(
-        None,
+        lambda: setting("DYN_GLOBAL_ROUTER_DEFAULT_TTFT_TARGET", None, float),  # The former name.
         "--default-ttft-target-ms",
         "DYN_GLOBAL_ROUTER_DEFAULT_TTFT_TARGET_MS",
         "Target time to first token of requests without one, in ms; default: the middle of the file's range",
         aliases=["--default-ttft-target"],
     )
     default_itl_target_ms: float | None = option(
-        None,
+        lambda: setting("DYN_GLOBAL_ROUTER_DEFAULT_ITL_TARGET", None, float),  # The former name.
         "--default-itl-target-ms",
         "DYN_GLOBAL_ROUTER_DEFAULT_ITL_TARGET_MS",
         "Target time between tokens of requests without one, in ms; default: the middle of the file's range",

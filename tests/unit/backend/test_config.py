@@ -50,6 +50,27 @@ def test_a_value_that_cannot_be_is_refused_by_name(argument: str) -> None:
         read(argument)
 
 
+def test_former_flags_of_structural_tags_are_its_parts() -> None:
+    assert read("--dyn-enable-structural-tag").tag_policy() == TagPolicy("always")
+    assert read("--dyn-structural-tag-scope=auto").tag_policy() == TagPolicy("auto")
+    assert read("--dyn-structural-tag-schema=strict").tag_policy() == TagPolicy("always", "strict")
+    assert read("--no-dyn-enable-structural-tag", "--dyn-structural-tag-scope=auto").tag_policy() is None
+    assert read("--dyn-enable-structural-tag", "--dyn-structural-tag").tag_policy() == TagPolicy("always")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--dyn-structural-tag=true", "--dyn-structural-tag-scope=auto"),
+        ("--dyn-structural-tag=true", "--no-dyn-enable-structural-tag"),
+        ("--dyn-structural-tag=false", "--dyn-enable-structural-tag"),
+    ],
+)
+def test_former_flags_that_contradict_structural_tags_are_named(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="cannot be combined with --"):
+        read(*arguments)
+
+
 def test_structural_tags_are_off_by_default() -> None:
     assert read().tag_policy() is None
     assert read("--dyn-structural-tag=false").tag_policy() is None

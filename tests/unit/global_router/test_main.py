@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from tests.cluster.memory import MemoryCluster
 
+from dynamo.core.config import load
 from dynamo.core.errors import ConfigError
 from dynamo.global_router.main import GlobalRouterOptions, open_handler
 
@@ -21,3 +22,10 @@ async def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--config .*missing\.json: No such file"):
         open_handler(cluster.runtime(), GlobalRouterOptions(config=str(tmp_path / "missing.json"), model_name="m"))
     await cluster.shutdown()
+
+
+def test_former_variables_of_the_targets_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYN_GLOBAL_ROUTER_DEFAULT_TTFT_TARGET", "7.5")
+    words = ["--config", "pools.json", "--model-name", "m"]
+    options = load(GlobalRouterOptions, words, {"DYN_GLOBAL_ROUTER_DEFAULT_ITL_TARGET_MS": "3"})
+    assert (options.default_ttft_target_ms, options.default_itl_target_ms) == (7.5, 3.0)

@@ -61,7 +61,7 @@ def scope_image_cache_key(cache_key: str, cache_scope: str | None, *, session_sc
 class ImageLoader:
     """Loader with an in-memory LRU cache of `cache_size` images, and the shared cache of the environment."""
 
-    CACHE_SIZE_MAXIMUM = 8
+    CACHE_SIZE_MAXIMUM = setting("DYN_MM_IMAGE_CACHE_SIZE", 8, int)
 
     def __init__(
         self,
