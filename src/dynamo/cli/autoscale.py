@@ -165,7 +165,7 @@ class PlannerFollower:
                 with contextlib.suppress(OSError, DynamoException):  # Tried again; the workers stay as they are.
                     decision, _ = await state.read()
                     with self._lock:
-                        if decision.decision_id > 0:
+                        if not decision.is_unset:
                             self._decision = (
                                 decision.num_prefill_workers,
                                 decision.num_decode_workers,

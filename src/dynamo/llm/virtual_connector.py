@@ -26,6 +26,12 @@ class PlannerDecision:
     num_prefill_workers: int = UNSET_VALUE
     num_decode_workers: int = UNSET_VALUE
     decision_id: int = UNSET_VALUE
+    """Ids count from 0."""
+
+    @property
+    def is_unset(self) -> bool:
+        """Whether nothing was decided."""
+        return self.num_prefill_workers == UNSET_VALUE and self.num_decode_workers == UNSET_VALUE
 
 
 class PlannerState:
@@ -83,20 +89,18 @@ class VirtualConnectorCoordinator:
         self._pending_since: float | None = None
 
     async def async_init(self) -> None:
-        """Read the present state; without one, write the initial decision 0. Required before any other method."""
+        """Read the present state, which an earlier planner may have left. Required before any other method."""
         self._decision, self._scaled = await self._state.read()
-        if self._decision.decision_id == UNSET_VALUE:
-            await self._publish(PlannerDecision(UNSET_VALUE, UNSET_VALUE, 0))
 
     def read_state(self) -> PlannerDecision:
         """Return the last decision."""
         return self._decision
 
     async def is_scaling_ready(self) -> bool:
-        """Return whether the last decision was carried out. The initial one requires nothing."""
+        """Return whether the last decision was carried out; True without one."""
         if self._scaled < self._decision.decision_id:
             _, self._scaled = await self._state.read()
-        return self._decision.decision_id <= 0 or self._scaled >= self._decision.decision_id
+        return self._decision.is_unset or self._scaled >= self._decision.decision_id
 
     async def update_scaling_decision(self, num_prefill: int | None = None, num_decode: int | None = None) -> None:
         """Publish the numbers of workers; None leaves one as it is.

@@ -33,9 +33,9 @@ async def connector_of(runtime: DistributedRuntime, clock: ManualClock) -> Virtu
 async def test_decision_is_accepted_and_then_held_while_it_is_pending(runtime: DistributedRuntime) -> None:
     connector, client = await connector_of(runtime, ManualClock()), VirtualConnectorClient(runtime, "ns")
     first = await connector.scale(ScalingDecision(num_prefill=1, num_decode=2))
-    assert (first.status, first.message) == (ScaleStatus.ACCEPTED, "decision 1 published")
+    assert (first.status, first.message) == (ScaleStatus.ACCEPTED, "decision 0 published")
     second = await connector.scale(ScalingDecision(num_decode=3))
-    assert (second.status, second.message) == (ScaleStatus.HELD, "decision 1 is pending")
+    assert (second.status, second.message) == (ScaleStatus.HELD, "decision 0 is pending")
     await client.complete(await client.get())
     assert (await connector.scale(ScalingDecision(num_decode=3))).status is ScaleStatus.ACCEPTED
 
@@ -45,7 +45,7 @@ async def test_decision_with_the_present_numbers_is_held(runtime: DistributedRun
     await connector.scale(ScalingDecision(num_decode=2))
     await client.complete(await client.get())
     outcome = await connector.scale(ScalingDecision(num_decode=2))
-    assert (outcome.status, outcome.message) == (ScaleStatus.HELD, "decision 1 has these numbers already")
+    assert (outcome.status, outcome.message) == (ScaleStatus.HELD, "decision 0 has these numbers already")
 
 
 async def test_ready_workers_are_those_of_discovery_and_expected_ones_those_of_the_decision(
