@@ -97,6 +97,13 @@ class LiveDeployment(PeerCluster):
             program = [require_planner_peer(), str(HERE / "peer_planner_process.py"), "--config", json.dumps(plan)]
             self.start("planner", program, cwd=folder)
 
+    def start_frontend(self, name: str, *flags: str) -> int:
+        """Start a frontend and return its port."""
+        port = free_port()
+        listen = ["--http-host", "127.0.0.1", "--http-port", str(port)]
+        self._start("frontend", name, ["-m", "dynamo.frontend", *listen, *flags])
+        return port
+
     def _start(self, name: str, whose: str, command: list[str]) -> None:
         self.start(name, [*self._python(whose), *command], cwd=self.folder)
 
