@@ -25,9 +25,10 @@ async def fetch(runtime, namespace, component, role):
     import peer_planner
 
     assert peer_planner.Stubs
-    from dynamo.planner.config.defaults import SubComponentType
     from dynamo.planner.monitoring.perf_metrics import fetch_pre_deployment_metrics
     from dynamo.planner.monitoring.worker_info import WorkerInfo
+
+    from dynamo.planner.config.defaults import SubComponentType
 
     found = await fetch_pre_deployment_metrics(
         runtime, namespace, WorkerInfo(component_name=component), None, SubComponentType(role)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
+import yaml
 
 from dynamo.core.codec import json_encode
 from dynamo.core.config import setting
@@ -75,14 +76,19 @@ class KubeClient:
             raise ConfigError(
                 "Kubernetes requires the package lightkube: pip install 'dynamo-serve[kubernetes]'"
             ) from None
+        file = setting("KUBECONFIG", "", str)
         try:
-            file = setting("KUBECONFIG", "", str)
             config = (KubeConfig.from_file(file) if file else KubeConfig.from_env()).get()
-            if config is None:
-                raise ConfigError("KUBECONFIG: no cluster is configured, and this is not a pod with a service account")
-            self._http: Any = AsyncClient(config, ConnectionParams(timeout=httpx2.Timeout(REQUEST_S)))
-        except (Unconfigured, OSError, ValueError) as error:
-            raise ConfigError(f"KUBECONFIG: {error}") from None
+            self._http: Any = (
+                AsyncClient(config, ConnectionParams(timeout=httpx2.Timeout(REQUEST_S))) if config else None
+            )
+        except (Unconfigured, OSError) as error:
+            raise ConfigError(f"KUBECONFIG {file or '~/.kube/config'}: {error}") from None
+        except (yaml.YAMLError, LookupError, ValueError, TypeError, AttributeError) as error:
+            what = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise ConfigError(f"KUBECONFIG {file or '~/.kube/config'}: not a kubeconfig file: {what}") from None
+        if config is None:
+            raise ConfigError("KUBECONFIG: no cluster is configured, and this is not a pod with a service account")
         self.address: str = config.cluster.server
         self.namespace: str = config.namespace
         self._failures = httpx2.HTTPError

@@ -72,7 +72,7 @@ def test_requests_reach_workers_of_ready_pods_only(graph: KubernetesGraph) -> No
 
 def test_worker_that_ends_removes_its_records_and_a_deleted_pod_its_object(graph: KubernetesGraph) -> None:
     pod, process = graph.pod("worker-0")
-    assert records(graph.server)["worker-0"] == [f"dynamo/backend/generate/{id_of_name('worker-0'):x}"]
+    assert f"dynamo/backend/generate/{id_of_name('worker-0'):x}" in records(graph.server)["worker-0"]
     process.terminate()
     assert process.wait(20) == 0
     graph.wait_until(lambda: graph.workers() == 0, "a worker that ended is still listed")
