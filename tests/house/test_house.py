@@ -138,7 +138,9 @@ def test_nothing_refers_to_a_document_outside_the_repository() -> None:
 
 def test_nothing_is_left_for_later_in_the_source() -> None:
     later = re.compile(r"\b(TODO|FIXME|XXX|raise NotImplementedError)\b")
-    assert [relative(path) for path in MODULES if later.search(path.read_text(encoding="utf-8"))] == []
+    found = {relative(path) for path in MODULES if later.search(path.read_text(encoding="utf-8"))}
+    servicers = "src/dynamo/planner/plugins/proto/v1/plugin_pb2_grpc.py"  # As protoc: a method without an override.
+    assert found - {servicers} == set()
 
 
 def test_pyproject_is_the_only_configuration_file() -> None:
@@ -171,11 +173,11 @@ def test_every_link_to_a_file_of_ours_leads_somewhere(page: Path) -> None:
     assert [link for link in ours if not (page.parent / link).exists()] == []
 
 
-MODULES_PAGE = ROOT / "docs" / "reference" / "modules.md"
-"""Generated; its paths are relative to their packages."""
+GENERATED = [ROOT / "docs" / "reference" / name for name in ("modules.md", "upstream-tests.md")]
+"""Pages whose paths are relative to packages, ours and upstream's."""
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != MODULES_PAGE], ids=relative)
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in GENERATED], ids=relative)
 def test_every_path_in_the_docs_exists(page: Path) -> None:
     told = re.findall(r"`((?:src|tests|benchmarks|tools|docs|examples)/[\w./-]+)`", page.read_text(encoding="utf-8"))
     assert [path for path in told if not (ROOT / path).exists()] == []
