@@ -12,10 +12,9 @@ from dynamo.backend.disagg import DisaggregationMode
 from dynamo.core.config import build_parser, environ, from_namespace, option
 from dynamo.core.errors import ConfigError
 from dynamo.core.unsupported_flags import UnsupportedFlag, declared_flags, drop_unsupported
+from dynamo.trtllm.dynamic_flags import DYNAMIC_FLAG_PREFIX, split_dynamic_flags
 
 PROG = "python -m dynamo.trtllm"
-PATCH = "--trtllm."
-"""Prefix of the dotted name of an argument of `LLM` that has no flag."""
 EVENTS_MAX = 1024  # Size of TensorRT-LLM's event buffer between two polls.
 MODES = {
     "aggregated": DisaggregationMode.AGGREGATED,
@@ -172,7 +171,8 @@ class TrtllmConfig(WorkerOptions):
 def read_command_line(argv: Sequence[str]) -> tuple[TrtllmConfig, dict[str, Any]]:
     """Return the options, and the arguments of `--trtllm.<dotted.name> <value>`. Raise `ConfigError`."""
     variables = environ()
-    own, patches = split_patches(argv)
+    own, dynamic = split_dynamic_flags(argv)
+    patches = {argument_name(name): value for name, value in dynamic.items()}
     kept = drop_unsupported(UNSUPPORTED_FLAGS, own, variables, declared_flags(TrtllmConfig))
     namespace = build_parser(TrtllmConfig, variables=variables, prog=PROG).parse_args(kept)
     config = from_namespace(TrtllmConfig, namespace)
@@ -181,29 +181,12 @@ def read_command_line(argv: Sequence[str]) -> tuple[TrtllmConfig, dict[str, Any]
     return config, patches
 
 
-def split_patches(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Return the flags, and the arguments of `LLM` by their dotted names. Raise `ConfigError`."""
-    own: list[str] = []
-    patches: dict[str, Any] = {}
-    words = iter(argv)
-    for word in words:
-        if not word.startswith(PATCH):
-            own.append(word)
-            continue
-        name, equals, value = word.removeprefix(PATCH).partition("=")
-        if not equals:
-            found = next(words, None)
-            if found is None:
-                raise ConfigError(f"{word}: must have a value")
-            value = found
-        path = name.replace("-", "_").split(".")
-        if not all(part.isidentifier() for part in path):
-            raise ConfigError(f"{word}: must be {PATCH}<dotted.name>")
-        patch: Any = yaml.safe_load(value)
-        for part in reversed(path):
-            patch = {part: patch}
-        patches = merged(patches, patch)
-    return own, patches
+def argument_name(name: str) -> str:
+    """Return the name of an argument of `LLM`, which may be written with hyphens. Raise `ConfigError`."""
+    found = name.replace("-", "_")
+    if not found.isidentifier():
+        raise ConfigError(f"{DYNAMIC_FLAG_PREFIX}{name}: must be {DYNAMIC_FLAG_PREFIX}<dotted.name>")
+    return found
 
 
 def engine_args(config: TrtllmConfig, model_path: str, patches: Mapping[str, Any]) -> dict[str, Any]:
