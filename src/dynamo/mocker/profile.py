@@ -21,8 +21,8 @@ RAW = (
 """Files in which a profiler stores its prefill and decode points."""
 
 
-def profiled(path: str, speedup: float = 1.0, decode_speedup: float = 1.0) -> ProfiledTiming:
-    """Return the step times of a profile. Raise `ConfigError` if it cannot be read or is incomplete."""
+def profiled(path: str, speedup: float = 1.0, decode_speedup: float = 1.0, *, grid: int = GRID) -> ProfiledTiming:
+    """Return the step times of a profile; scattered points become a table of `grid` times `grid`. Raise `ConfigError` if it cannot be read or is incomplete."""
     if path.startswith("{"):
         return _of_tables(
             _decoded(path.encode(), "planner_profile_data"), "planner_profile_data", speedup, decode_speedup
@@ -30,7 +30,7 @@ def profiled(path: str, speedup: float = 1.0, decode_speedup: float = 1.0) -> Pr
     place = Path(path)
     for prefill, decode in RAW:
         if (place / prefill).is_file() and (place / decode).is_file():
-            return _of_points(_read(place / prefill), _read(place / decode), place, speedup, decode_speedup)
+            return _of_points(_read(place / prefill), _read(place / decode), place, (speedup, decode_speedup), grid)
     if place.is_dir():
         found = sorted(one for one in place.iterdir() if one.suffix in {".npz", ".json"})
         if len(found) != 1:
@@ -55,7 +55,7 @@ def _of_tables(arrays: dict[str, Any], place: str, speedup: float, decode_speedu
 
 
 def _of_points(
-    prefill: dict[str, Any], decode: dict[str, Any], place: Path, speedup: float, decode_speedup: float
+    prefill: dict[str, Any], decode: dict[str, Any], place: Path, speedups: tuple[float, float], grid: int
 ) -> ProfiledTiming:
     """Use prefill points unchanged; fit a plane over cached tokens and sequences to the decode points."""
     import numpy as np
@@ -70,8 +70,8 @@ def _of_points(
     tokens = np.array(usage, dtype=float) * capacity
     facts = np.column_stack([np.ones(len(tokens)), tokens, tokens / np.array(context, dtype=float)])
     weights, *_ = np.linalg.lstsq(facts, np.array(itl, dtype=float), rcond=None)
-    kv_axis = np.linspace(capacity / GRID, capacity, GRID)
-    context_axis = np.linspace(min(context), max(context), GRID)
+    kv_axis = np.linspace(capacity / grid, capacity, grid)
+    context_axis = np.linspace(min(context), max(context), grid)
     plane = weights[0] + weights[1] * kv_axis[:, None] + weights[2] * kv_axis[:, None] / context_axis[None, :]
     table = np.maximum(plane, min(itl) if min(itl) > 0 else 0.0).tolist()
     return ProfiledTiming(
@@ -80,8 +80,7 @@ def _of_points(
         kv_axis.tolist(),
         context_axis.tolist(),
         table,
-        speedup,
-        decode_speedup,
+        *speedups,
     )
 
 
