@@ -15,10 +15,10 @@ SEEDS ?= 10000
 REQUESTS ?= 10000
 CLIENTS ?=
 CONFORMANCE_SUBSET := peer_frontend runtime_peer requests_peer answer_formats_peer endpoints_peer kv_events_peer kv_routing_peer \
-	disagg_peer etcd_peer nats_peer kserve_peer python_api_peer forward_pass_peer tls_peer routing_services_peer
+	disagg_peer etcd_peer nats_peer kserve_peer python_api_peer forward_pass_peer tls_peer routing_services_peer virtual_connector_peer
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-reference check bench simulate conformance conformance-subset test-disagg test-clients test-docs test-engines format references clean
+.PHONY: help install serve test test-reference check bench simulate conformance conformance-subset test-disagg test-planner test-clients test-docs test-engines format references clean
 
 help: ## Show this list.
 	@echo "Verbs (each installs what it needs into $(VENV) first):"
@@ -76,6 +76,12 @@ conformance: $(VENV)/.reference ## Run every test with the released ai-dynamo 1.
 conformance-subset: $(VENV)/.test ## Run the conformance tests that CI runs: one or two of each interface, both directions.
 	$(BIN)/python -m benchmarks.peer
 	$(PYTEST) -m "conformance and not reference" $(PARALLEL) $(addprefix tests/conformance/test_,$(addsuffix .py,$(CONFORMANCE_SUBSET)))
+
+test-planner: $(VENV)/.test ## Plan deployments of the released system and of this one under load, each by the other's planner.
+	$(BIN)/python -m benchmarks.peer
+	$(BIN)/python -m benchmarks.planner_peer
+	$(PYTEST) -m conformance tests/conformance/test_planner_live_peer.py tests/conformance/test_perf_metrics_peer.py \
+		tests/conformance/test_virtual_connector_peer.py $(ARGS)
 
 test-disagg: $(VENV)/.test ## Send REQUESTS requests to prefill and decode workers that are killed and stopped at random; check every response.
 	$(BIN)/python -m tests.integration.faults.disaggregation --requests $(REQUESTS) $(ARGS)

@@ -6,7 +6,7 @@ Released vLLM workers serve it, with results if they were started with a benchma
 import asyncio
 import logging
 
-from dynamo.core.errors import DynamoException
+from dynamo.core.errors import DynamoException, NotReady
 from dynamo.planner.config.perf_model import EngineRole
 from dynamo.planner.config.planner_config import OptimizationTarget, PlannerConfig, SweepMode
 from dynamo.planner.connectors.workers import LiveWorkers
@@ -50,11 +50,11 @@ async def _of_role(
         endpoint = EndpointId(*component, ENDPOINT)
         try:
             steps = benchmark_steps(await _response(runtime, endpoint, wait_s), role)
-        except TimeoutError:
-            logger.info("%s: no response within %g s", endpoint, RESPONSE_S)
-            continue
         except DynamoException as error:
             logger.info("%s: no performance data: %s", endpoint, error)
+            continue
+        except TimeoutError:
+            logger.info("%s: no response within %g s", endpoint, RESPONSE_S)
             continue
         logger.info("%s: %d steps for the performance model of %s workers", endpoint, len(steps), role.value)
         if steps:
@@ -63,11 +63,12 @@ async def _of_role(
 
 
 async def _response(runtime: DistributedRuntime, endpoint: EndpointId, wait_s: float) -> object:
-    """Return the response of one instance, the next in turn."""
+    """Return the response of one instance, the next in turn. Raise `DynamoException` without an instance."""
     client = await runtime.endpoint(str(endpoint)).client()
     try:
-        if not client.instance_ids():
-            await client.wait_for_instances(wait_s)
+        if not client.instance_ids() and wait_s == 0:
+            raise NotReady("no worker serves it")
+        await client.wait_for_instances(wait_s)
         async with asyncio.timeout(RESPONSE_S):
             return await UnaryClient(client).complete(None)
     finally:

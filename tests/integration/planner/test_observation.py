@@ -1,15 +1,13 @@
 """Observation of traffic over HTTP: frontends that are scraped, and a Prometheus server, real where one is installed."""
 
 import asyncio
-import json
-import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.ports import free_port
 from tests.cluster.processes import ProcessGroup
+from tests.cluster.prometheus import PrometheusServer, requires_prometheus
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.codec import json_encode
@@ -125,34 +123,23 @@ async def test_queries_carry_the_present_token_and_extra_parameters(tmp_path: Pa
     await traffic.close()
 
 
-@pytest.mark.skipif(shutil.which("prometheus") is None, reason="no `prometheus` binary (Debian package prometheus)")
+@requires_prometheus
 async def test_real_prometheus_server_returns_the_traffic_of_a_frontend(tmp_path: Path) -> None:
-    frontend, group, port = ScriptedFrontend(), ProcessGroup(tmp_path), free_port()
+    frontend, group = ScriptedFrontend(), ProcessGroup(tmp_path)
     async with frontend.routes().serve(0) as url:
-        target = loopback(url).removeprefix("http://")
-        scrape = {"job_name": "f", "scrape_interval": "1s", "static_configs": [{"targets": [target]}]}
-        file = tmp_path / "prometheus.yml"
-        file.write_text(json.dumps({"global": {"scrape_interval": "1s"}, "scrape_configs": [scrape]}))
-        command = [
-            "prometheus", f"--config.file={file}", f"--storage.tsdb.path={tmp_path / 'data'}",
-            f"--web.listen-address=127.0.0.1:{port}",
-        ]  # fmt: skip
+        server = PrometheusServer(group, loopback(url).removeprefix("http://"), namespace=None)
         try:
-            group.start("prometheus", command)
+            await asyncio.to_thread(server.start)
             config = parse({
                 "environment": "virtual",
-                "metric_pulling_prometheus_endpoint": f"http://127.0.0.1:{port}",
+                "metric_pulling_prometheus_endpoint": server.url,
                 "model_name": "M",
             })  # fmt: skip
             traffic = PrometheusTraffic(config, "n")
 
             async def is_observed() -> bool:
                 frontend.requests += 3
-                try:
-                    found = await traffic.window(20.0)
-                except DynamoException:
-                    return False  # It does not listen yet.
-                seen = found.traffic
+                seen = (await traffic.window(20.0)).traffic
                 return seen is not None and seen.num_req > 0 and (round(seen.isl), round(seen.osl)) == (10, 5)
 
             await until(is_observed)

@@ -54,7 +54,7 @@ class PrometheusTraffic:
         window, selection = f"{round(interval_s)}s", Selection(self._namespace, self.model_name)
         requests = await self._requests(window, selection)
         if requests is None:
-            return ObservedTraffic(unknown="Prometheus has no request counter of the deployment")
+            return ObservedTraffic(unknown=self._no_counter())
         isl, osl, ttft, itl, duration = [await self._mean(name, window, selection) for name in MEANS]
         if requests > 0 and (isl is None or osl is None):
             return ObservedTraffic(unknown="Prometheus has no request lengths of the window")
@@ -75,6 +75,16 @@ class PrometheusTraffic:
     async def close(self) -> None:
         """Close the connections."""
         self._client.close()
+
+    def _no_counter(self) -> str:
+        """Return why the number of requests is unknown."""
+        if self._config.throughput_metrics_source is MetricsSource.ROUTER:
+            return f"Prometheus has no request counter of a router of namespace {self._namespace}"
+        model = "" if self.model_name is None else f' and model="{self.model_name}"'
+        return (
+            f'Prometheus has no dynamo_frontend_{queries.ENDED} with dynamo_namespace="{self._namespace}"{model}; '
+            "the scrape configuration must add the namespace to the frontends"
+        )
 
     async def _requests(self, window: str, selection: Selection) -> float | None:
         if self._config.throughput_metrics_source is MetricsSource.ROUTER:

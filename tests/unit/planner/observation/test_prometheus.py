@@ -20,8 +20,9 @@ class AnsweredQueries(PrometheusTraffic):
         return next((found for part, found in self.answers.items() if part in query), [])
 
 
-def client(answers: dict[str, list[QueryRow]]) -> AnsweredQueries:
-    found = AnsweredQueries(parse({"metric_pulling_prometheus_endpoint": "http://h:9090", "backend": "vllm"}), "ns")
+def client(answers: dict[str, list[QueryRow]], **settings: str) -> AnsweredQueries:
+    raw = {"metric_pulling_prometheus_endpoint": "http://h:9090", "backend": "vllm", **settings}
+    found = AnsweredQueries(parse(raw), "ns")
     found.answers = answers
     return found
 
@@ -32,7 +33,10 @@ def test_total_and_first_row_ignore_what_is_not_finite() -> None:
 
 
 async def test_window_without_a_request_counter_is_unknown() -> None:
-    assert (await client({}).window(5.0)).unknown == "Prometheus has no request counter of the deployment"
+    unknown = (await client({}).window(5.0)).unknown
+    assert unknown.startswith('Prometheus has no dynamo_frontend_requests_total with dynamo_namespace="')
+    unknown = (await client({}, throughput_metrics_source="router").window(5.0)).unknown
+    assert unknown.startswith("Prometheus has no request counter of a router of namespace")
 
 
 async def test_window_with_requests_but_without_lengths_is_unknown() -> None:

@@ -1,0 +1,66 @@
+"""A real Prometheus server that scrapes targets of a test, with a generated configuration."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+from benchmarks.ports import free_port
+from tests.cluster.processes import ProcessGroup, stop_process, wait_until
+
+SCRAPE_INTERVAL_S = 1
+requires_prometheus = pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="no `prometheus` binary; on Debian: apt-get install prometheus"
+)
+
+
+class PrometheusServer:
+    """A server on a loopback port, a process of the group; `targets` are `host:port` of `/metrics`.
+
+    The configuration adds the label by which the planner selects frontends; on Kubernetes, the operator's monitors do.
+    """
+
+    def __init__(self, group: ProcessGroup, *targets: str, namespace: str | None = "dynamo") -> None:
+        self._group = group
+        self._port = free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        self._file: Path = group.folder / "prometheus.json"
+        labels = {} if namespace is None else {"dynamo_namespace": namespace}
+        jobs = [{"job_name": "targets", "static_configs": [{"targets": list(targets), "labels": labels}]}]
+        interval = {"scrape_interval": f"{SCRAPE_INTERVAL_S}s", "scrape_timeout": f"{SCRAPE_INTERVAL_S}s"}
+        self._file.write_text(json.dumps({"global": interval, "scrape_configs": jobs}))  # JSON is YAML.
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the server and return when it accepts queries."""
+        self._process = self._group.start(
+            "prometheus",
+            [
+                "prometheus", f"--config.file={self._file}", f"--storage.tsdb.path={self._file.parent / 'tsdb'}",
+                f"--web.listen-address=127.0.0.1:{self._port}", "--log.level=warn",
+            ],
+        )  # fmt: skip
+        self._group.wait_until(self._is_ready, "Prometheus did not start")
+
+    def stop(self) -> None:
+        """Stop the server; its address refuses connections then."""
+        assert self._process is not None
+        self._process.terminate()
+        stop_process(self._process)
+
+    def value(self, query: str) -> float | None:
+        """Return the sum of an instant query; None without a series."""
+        rows = httpx.get(f"{self.url}/api/v1/query", params={"query": query}).json()["data"]["result"]
+        return sum(float(row["value"][1]) for row in rows) if rows else None
+
+    def wait_value(self, query: str, minimum: float) -> None:
+        """Return when an instant query has at least this value."""
+        wait_until(lambda: (self.value(query) or 0.0) >= minimum, f"{query} did not reach {minimum}")
+
+    def _is_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/-/ready").status_code == 200
+        except httpx.TransportError:
+            return False
