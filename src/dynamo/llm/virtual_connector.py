@@ -123,6 +123,13 @@ class VirtualConnectorCoordinator:
         await self._publish(PlannerDecision(prefill, decode, before.decision_id + 1))
         self._pending_since = now
 
+    async def publish_again(self) -> None:
+        """Publish the present numbers as a new decision: the environment carries them out again."""
+        before = self._decision
+        number = before.decision_id + 1
+        await self._publish(PlannerDecision(before.num_prefill_workers, before.num_decode_workers, number))
+        self._pending_since = self._clock.now()
+
     async def wait_for_scaling_completion(self) -> None:
         """Wait until the last decision was carried out. Raise `TimeoutError` after `max_retries` polls."""
         for _ in range(self._retries):

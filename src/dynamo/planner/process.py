@@ -210,6 +210,7 @@ class Precedence:
         self._prefix = EndpointId.parse(f"{namespace}.{READY_ENDPOINT}").path + "/"
         self._status = runtime.endpoint(f"{namespace}.{PLANNER_COMPONENT}.{STATUS_ENDPOINT}")
         self._serving: list[Any] = []
+        self._cause = ""
 
     async def join(self, status: Callable[[], dict[str, Any]]) -> None:
         """Register the endpoint that released tools call to see that the planner is ready, and that of its status."""
@@ -219,6 +220,7 @@ class Precedence:
 
         for endpoint, reply in ((self._endpoint, _ready), (self._status, report)):
             self._serving.append(await endpoint.serve(GeneratorHandler(reply, self._runtime.tasks)))
+        await self.preceding()
 
     async def preceding(self) -> str:
         """Return which other planner scales this namespace; empty if it is this one."""
@@ -228,9 +230,14 @@ class Precedence:
             if key.startswith(self._prefix)
         ]
         first = min(found, default=self._runtime.instance_id)
-        if first >= self._runtime.instance_id:
-            return ""
-        return f"planner {first:x} of the same namespace has precedence"
+        is_preceded = first < self._runtime.instance_id
+        cause = f"planner {first:x} of the same namespace has precedence" if is_preceded else ""
+        if cause and not self._cause:
+            logger.warning("%s: this one, %x, records decisions and does not scale", cause, self._runtime.instance_id)
+        elif self._cause and not cause:
+            logger.warning("planner %x scales from now on: the preceding one has left", self._runtime.instance_id)
+        self._cause = cause
+        return cause
 
     async def leave(self) -> None:
         """Remove the registrations."""

@@ -8,10 +8,10 @@ import logging
 
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.config import setting
-from dynamo.llm.virtual_connector import UNSET_VALUE, VirtualConnectorCoordinator
+from dynamo.llm.virtual_connector import UNSET_VALUE, PlannerDecision, VirtualConnectorCoordinator
 from dynamo.planner.config.planner_config import PlannerConfig
 from dynamo.planner.connectors.base import ScaleOutcome, ScaleStatus
-from dynamo.planner.connectors.workers import WorkerDirectory, capabilities_of
+from dynamo.planner.connectors.workers import LiveWorkers, WorkerDirectory, capabilities_of
 from dynamo.planner.core.scaling import WorkerCapabilities
 from dynamo.protocols.planner import ScalingDecision, WorkerCounts
 from dynamo.runtime.distributed import DistributedRuntime
@@ -46,8 +46,8 @@ class VirtualConnector:
         self._decided_at_s = self._clock.now()
 
     async def counts(self) -> WorkerCounts:
-        """Return the registered workers; the expected ones are those of the last decision."""
-        live, decision = await self._workers.live(), self._coordinator.read_state()
+        """Return the registered workers; the expected ones are those of the last decision, of this planner or another one."""
+        live, decision = await self._workers.live(), await self._present_decision()
         prefill = self._expected(decision.num_prefill_workers, len(live.prefill))
         decode = self._expected(decision.num_decode_workers, len(live.decode))
         mode = self._config.mode
@@ -57,6 +57,15 @@ class VirtualConnector:
             expected_num_prefill=prefill if mode.scales_prefill else None,
             expected_num_decode=decode if mode.scales_decode else None,
         )
+
+    async def _present_decision(self) -> PlannerDecision:
+        """Read the decision again: another planner of the namespace may have had precedence until now."""
+        before = self._coordinator.read_state()
+        await self._coordinator.async_init()
+        after = self._coordinator.read_state()
+        if after != before:
+            self._decided_at_s = self._clock.now()
+        return after
 
     def _expected(self, decided: int, ready: int) -> int:
         """Return the decided number; the present one without a decision, or when it was not reached in time.
@@ -79,9 +88,22 @@ class VirtualConnector:
         if after.decision_id != before.decision_id:
             self._decided_at_s = self._clock.now()
             return ScaleOutcome(ScaleStatus.ACCEPTED, f"decision {after.decision_id} published")
-        if await self._coordinator.is_scaling_ready():
+        if not await self._coordinator.is_scaling_ready():
+            return ScaleOutcome(ScaleStatus.HELD, f"decision {before.decision_id} is pending")
+        if not self._differs(await self._workers.live(), before):
             return ScaleOutcome(ScaleStatus.HELD, f"decision {before.decision_id} has these numbers already")
-        return ScaleOutcome(ScaleStatus.HELD, f"decision {before.decision_id} is pending")
+        # Carried out, but not reached in time; or a planner ended after the numbers and before the id that announces them.
+        await self._coordinator.publish_again()
+        self._decided_at_s = self._clock.now()
+        return ScaleOutcome(
+            ScaleStatus.ACCEPTED, f"decision {before.decision_id + 1} published with the numbers of the last"
+        )
+
+    @staticmethod
+    def _differs(live: LiveWorkers, decision: PlannerDecision) -> bool:
+        """Return whether the registered workers are not those of a decision."""
+        pairs = ((decision.num_prefill_workers, live.prefill), (decision.num_decode_workers, live.decode))
+        return any(number not in (UNSET_VALUE, len(workers)) for number, workers in pairs)
 
     async def close(self) -> None:
         """Leave the last decision in discovery: a planner that restarts continues from it."""

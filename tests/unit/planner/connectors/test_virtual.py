@@ -41,11 +41,38 @@ async def test_decision_is_accepted_and_then_held_while_it_is_pending(runtime: D
 
 
 async def test_decision_with_the_present_numbers_is_held(runtime: DistributedRuntime) -> None:
+    assert isinstance(runtime.discovery, MemoryDiscovery)
+    await register(runtime.discovery, record(1))
+    await register(runtime.discovery, record(2))
     connector, client = await connector_of(runtime, ManualClock()), VirtualConnectorClient(runtime, "ns")
     await connector.scale(ScalingDecision(num_decode=2))
     await client.complete(await client.get())
     outcome = await connector.scale(ScalingDecision(num_decode=2))
     assert (outcome.status, outcome.message) == (ScaleStatus.HELD, "decision 0 has these numbers already")
+
+
+async def test_numbers_that_were_carried_out_and_not_reached_are_published_again(runtime: DistributedRuntime) -> None:
+    connector, client = await connector_of(runtime, ManualClock()), VirtualConnectorClient(runtime, "ns")
+    await connector.scale(ScalingDecision(num_decode=2))
+    await client.complete(await client.get())
+    outcome = await connector.scale(ScalingDecision(num_decode=2))
+    assert (outcome.status, outcome.message) == (
+        ScaleStatus.ACCEPTED,
+        "decision 1 published with the numbers of the last",
+    )
+    decision = await client.get()
+    assert (decision.num_decode_workers, decision.decision_id) == (2, 1)
+
+
+async def test_planner_that_had_to_hold_continues_from_the_decisions_of_the_other(runtime: DistributedRuntime) -> None:
+    first, second = await connector_of(runtime, ManualClock()), await connector_of(runtime, ManualClock())
+    client = VirtualConnectorClient(runtime, "ns")
+    for number in (2, 3):
+        await first.scale(ScalingDecision(num_decode=number))
+        await client.complete(await client.get())
+    assert (await second.counts()).expected_num_decode == 3
+    await second.scale(ScalingDecision(num_decode=4))
+    assert (await client.get()).decision_id == 2
 
 
 async def test_ready_workers_are_those_of_discovery_and_expected_ones_those_of_the_decision(
