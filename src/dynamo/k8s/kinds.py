@@ -27,3 +27,7 @@ class ObjectKind:
 PODS = ObjectKind("v1", "Pod", "pods")
 ENDPOINT_SLICES = ObjectKind("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
 WORKER_METADATA = ObjectKind("nvidia.com/v1alpha1", "DynamoWorkerMetadata", "dynamoworkermetadatas")
+GRAPHS = ObjectKind("nvidia.com/v1beta1", "DynamoGraphDeployment", "dynamographdeployments")
+SCALING_ADAPTERS = ObjectKind(
+    "nvidia.com/v1beta1", "DynamoGraphDeploymentScalingAdapter", "dynamographdeploymentscalingadapters"
+)

@@ -10,12 +10,12 @@ from typing import Any
 from dynamo.core import logging as logs
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.config import load, setting
-from dynamo.core.errors import ConfigError
+from dynamo.core.errors import ConfigError, DynamoException
 from dynamo.core.metrics import CONTENT_TYPE, MetricsRegistry
 from dynamo.core.parent import die_with_parent
 from dynamo.planner.config.planner_config import PROMETHEUS, DeployEnvironment, PlannerConfig, ScalingPolicy
 from dynamo.planner.config.source import load_config
-from dynamo.planner.connectors.base import PlannerConnector
+from dynamo.planner.connectors.base import GenerationalConnector, PlannerConnector
 from dynamo.planner.connectors.global_planner import GlobalPlannerConnector
 from dynamo.planner.connectors.virtual import VirtualConnector
 from dynamo.planner.connectors.workers import WorkerDirectory
@@ -32,7 +32,7 @@ from dynamo.planner.reports.recorder import ReportRecorder
 from dynamo.planner.service import PlannerParts, PlannerService, TickPlugins
 from dynamo.planner.worker_benchmarks import measured_steps
 from dynamo.protocols.discovery import INSTANCES, EndpointId
-from dynamo.protocols.planner import PLANNER_COMPONENT, STATUS_ENDPOINT
+from dynamo.protocols.planner import PLANNER_COMPONENT, STATUS_ENDPOINT, WorkerCounts
 from dynamo.runtime.config import RuntimeOptions
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.json_service import HttpCall, JsonRoutes, TextBody
@@ -86,7 +86,7 @@ async def run_planner(
     try:
         await connector.start()
         capabilities = await wait_for_workers(connector, config, clock)
-        workers = await WorkerDirectory(runtime.discovery, config.namespace, config.model_name).live()
+        workers = await directory_of(connector, runtime, config).live()
         await service.start(capabilities, await measured_steps(runtime, config, workers))
         await leader.join(service.status)
         logger.info(
@@ -125,19 +125,27 @@ async def serve_and_run(
 
 
 def make_connector(config: PlannerConfig, runtime: DistributedRuntime, clock: Clock) -> PlannerConnector:
-    """Return the connector of the environment. Raise `ConfigError` for one that does not exist."""
+    """Return the connector of the environment. Raise `ConfigError` for one that cannot be used here."""
     if config.environment is DeployEnvironment.KUBERNETES:
-        raise ConfigError("environment: kubernetes: not supported by this release; must be virtual or global-planner")
+        from dynamo.planner.connectors.kubernetes import KubernetesConnector
+
+        return KubernetesConnector(config, runtime.discovery)
     if config.environment is DeployEnvironment.GLOBAL_PLANNER:
         return GlobalPlannerConnector(runtime, config, clock=clock)
     return VirtualConnector(runtime, config, clock=clock)
+
+
+def directory_of(connector: PlannerConnector, runtime: DistributedRuntime, config: PlannerConfig) -> WorkerDirectory:
+    """Return the workers that the planner observes: those of the connector's present generation, if it has generations."""
+    namespace = connector.worker_namespace if isinstance(connector, GenerationalConnector) else config.namespace
+    return WorkerDirectory(runtime.discovery, namespace, config.model_name)
 
 
 def make_parts(
     config: PlannerConfig, runtime: DistributedRuntime, connector: PlannerConnector, leader: "Precedence", clock: Clock
 ) -> PlannerParts:
     """Return the parts of a planner in this runtime."""
-    directory = WorkerDirectory(runtime.discovery, config.namespace, config.model_name)
+    directory = directory_of(connector, runtime, config)
     is_forecast = config.scaling_policy is ScalingPolicy.FORECAST
     steps = LiveSteps(directory, StepObserver(runtime, clock, with_prompts=is_forecast))
     observer = Observer(connector, steps, make_traffic(config, runtime, clock), clock)
@@ -177,28 +185,30 @@ async def wait_for_workers(connector: PlannerConnector, config: PlannerConfig, c
     """Wait until a worker of each scaled role is ready, and return the capabilities. Raises `ConfigError` when late."""
     limit_s = setting("SCALING_MAX_WAIT_TIME", 1800.0, float)
     deadline_s = clock.now() + limit_s
-    is_announced = False
+    announced = ""
     while True:
-        counts = await connector.counts()
-        missing = [
-            role
-            for role, is_scaled, ready in (
-                ("prefill", config.mode.scales_prefill, counts.ready_num_prefill),
-                ("decode", config.mode.scales_decode, counts.ready_num_decode),
-            )
-            if is_scaled and not ready
-        ]
-        if not missing:
-            return await connector.capabilities()
+        try:
+            missing = missing_roles(await connector.counts(), config)
+            if not missing:
+                return await connector.capabilities()
+            cause = f"no {' and no '.join(missing)} worker"
+        except (DynamoException, OSError) as error:
+            cause = f"the workers are unknown: {error}"
         if clock.now() >= deadline_s:
-            raise ConfigError(
-                f"namespace {config.namespace}: no {' and no '.join(missing)} worker was registered within {limit_s:g} s "
-                "(SCALING_MAX_WAIT_TIME)"
-            )
-        if not is_announced:
-            logger.info("waiting for %s worker(s) in namespace %s", " and ".join(missing), config.namespace)
-            is_announced = True
+            raise ConfigError(f"namespace {config.namespace}: {cause} within {limit_s:g} s (SCALING_MAX_WAIT_TIME)")
+        if cause != announced:
+            logger.info("namespace %s: %s; waiting", config.namespace, cause)
+            announced = cause
         await clock.sleep(POLL_S)
+
+
+def missing_roles(counts: WorkerCounts, config: PlannerConfig) -> list[str]:
+    """Return the scaled roles that have no ready worker."""
+    roles = (
+        ("prefill", config.mode.scales_prefill, counts.ready_num_prefill),
+        ("decode", config.mode.scales_decode, counts.ready_num_decode),
+    )
+    return [role for role, is_scaled, ready in roles if is_scaled and not ready]
 
 
 class Precedence:

@@ -2,7 +2,7 @@
 
 import enum
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from dynamo.planner.core.scaling import WorkerCapabilities
 from dynamo.protocols.planner import ScalingDecision, WorkerCounts
@@ -48,3 +48,11 @@ class PlannerConnector(Protocol):
 
     async def close(self) -> None:
         """Release what `start` acquired. Workers keep running."""
+
+
+@runtime_checkable
+class GenerationalConnector(PlannerConnector, Protocol):
+    """Connector of a deployment whose workers register in another namespace after each rolling update."""
+
+    def worker_namespace(self) -> str:
+        """Return the Dynamo namespace of the present workers."""

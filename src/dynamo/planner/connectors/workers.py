@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dynamo.core.codec import UNREADABLE, json_decoder
@@ -48,20 +48,27 @@ class LiveWorkers:
 class WorkerDirectory:
     """Reader of the workers of a namespace, or of all, and of one model if the settings name it."""
 
-    def __init__(self, discovery: Discovery, namespace: str | None = None, model_name: str | None = None) -> None:
+    def __init__(
+        self,
+        discovery: Discovery,
+        namespace: str | Callable[[], str] | None = None,
+        model_name: str | None = None,
+    ) -> None:
+        """Read `namespace`, which may be a function because a rolling update changes it, or all namespaces."""
         self._discovery = discovery
         self._namespace = namespace
         self._model_name = model_name.lower() if model_name else None
 
     async def live(self) -> LiveWorkers:
         """Return the workers of the namespace that are registered now, as instances and with a model card."""
-        return (await self.by_namespace()).get(self._namespace or "", LiveWorkers({}, {}))
+        return (await self.by_namespace()).get(self._present_namespace() or "", LiveWorkers({}, {}))
 
     async def by_namespace(self) -> dict[str, LiveWorkers]:
         """Return the registered workers of each namespace that has any."""
         cards = await self._discovery.snapshot(MODEL_CARDS)
         instances = await self._discovery.snapshot(INSTANCES)
-        prefix = "" if self._namespace is None else f"{self._namespace}/"
+        namespace = self._present_namespace()
+        prefix = "" if namespace is None else f"{namespace}/"
         found: dict[str, tuple[dict[int, ModelRecord], dict[int, ModelRecord]]] = {}
         for key, value in cards.items():
             if not key.startswith(prefix) or key.count("/") != 3 or key not in instances:
@@ -72,6 +79,9 @@ class WorkerDirectory:
                 workers = prefill if record.card_json.worker_type == NAMED_PREFILL else decode
                 workers[record.instance_id] = record
         return {namespace: LiveWorkers(*workers) for namespace, workers in found.items()}
+
+    def _present_namespace(self) -> str | None:
+        return self._namespace() if callable(self._namespace) else self._namespace
 
     def _record(self, key: str, value: bytes) -> ModelRecord | None:
         try:

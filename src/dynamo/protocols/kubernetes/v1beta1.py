@@ -183,7 +183,13 @@ class ComponentStatus(KubeStruct):
     scheduled_replicas: Count | None = None
     runtime_namespace: str | None = None
     """Dynamo namespace in which the workers register."""
+    runtime_component_name: str | None = None
+    """Dynamo component in which the workers register."""
+    served_model_name: str | None = None
     gpus_per_engine: Count | None = None
+    gpus_per_replica: Count | None = None
+    gpu_power_limit_watts: Count | None = None
+    """Power limit of one GPU, of the annotation dynamo.nvidia.com/gpu-power-limit."""
 
 
 class RolloutStatus(KubeStruct):
