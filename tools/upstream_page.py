@@ -119,7 +119,7 @@ def row(name: str) -> tuple[str, str, str, str]:
     """Return the row of a file."""
     passed = read()[name]
     why = reason(name) if passed.ours < passed.released else ""
-    return f"`{name.partition('/')[2]}`", str(passed.released), str(passed.ours), cell(why)
+    return f"`{name}`", str(passed.released), str(passed.ours), cell(why)
 
 
 if __name__ == "__main__":

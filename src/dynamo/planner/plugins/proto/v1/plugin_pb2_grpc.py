@@ -62,11 +62,15 @@ def _serve(servicer: object, service: str, server: Any) -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(f"{PACKAGE}.{service}", handlers),))
 
 
+class UnimplementedMethodError(NotImplementedError):
+    """A method that a servicer does not override."""
+
+
 def _unimplemented(context: Any) -> NoReturn:
     """Fail a call of a method that a servicer does not override."""
     context.set_code(grpc.StatusCode.UNIMPLEMENTED)
     context.set_details("Method not implemented!")
-    raise NotImplementedError("Method not implemented!")
+    raise UnimplementedMethodError("Method not implemented!")
 
 
 class PluginRegistryStub:
