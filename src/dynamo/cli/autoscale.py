@@ -161,6 +161,10 @@ class PlannerFollower:
         discovery = FileDiscovery(self._discovery)
         state, reported = PlannerState(discovery, self._namespace), None
         try:
+            with contextlib.suppress(
+                OSError, DynamoException
+            ):  # The decisions of an earlier graph are not those of this one.
+                await state.clear()
             while not self._end.is_set():
                 with contextlib.suppress(OSError, DynamoException):  # Tried again; the workers stay as they are.
                     decision, _ = await state.read()

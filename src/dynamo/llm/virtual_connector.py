@@ -55,6 +55,11 @@ class PlannerState:
         put = discovery.put_persistent if isinstance(discovery, PersistentDiscovery) else discovery.put
         await put(self._bucket, key, str(value).encode())
 
+    async def clear(self) -> None:
+        """Remove all keys: those of an earlier deployment of this name."""
+        for key in (DECISION, SCALED, PREFILL, DECODE):
+            await self._discovery.delete(self._bucket, key)
+
     async def wait(self) -> None:
         """Wait for a decision that was not carried out."""
         async for change in self._discovery.watch(self._bucket):

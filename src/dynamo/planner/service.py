@@ -5,6 +5,7 @@ fails, or that another planner of the same deployment precedes, changes nothing 
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -253,6 +254,7 @@ class PlannerService:
     async def _act(self, decision: TickDecision, observation: Observation, generation: int) -> ScaleOutcome | None:
         """Carry a decision out; return None if it changes nothing."""
         if decision.scale_to is None:
+            await self._notice_precedence()
             return None
         if self.config.advisory:
             return ScaleOutcome(ScaleStatus.HELD, ADVISORY)
@@ -274,6 +276,14 @@ class PlannerService:
             self.metrics.failed("scale")
             logger.error("failed to scale to %s: %s", decision.scale_to, outcome.message)
         return outcome
+
+    async def _notice_precedence(self) -> None:
+        """Let a change of the planner that may scale be logged when it occurs, not at the next decision that scales."""
+        if self._parts.hold is None:
+            return
+        with contextlib.suppress(TimeoutError, DynamoException, OSError):  # Nothing depends on it at this tick.
+            async with asyncio.timeout(CONNECTOR_S):
+                await self._parts.hold()
 
     async def _report(self, scheduled: ScheduledTick, decision: TickDecision, observation: Observation) -> None:
         """Add the tick to the reports."""

@@ -19,6 +19,8 @@ from dynamo.runtime.distributed import DistributedRuntime
 logger = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S, MAX_WAIT_S = 10, 1800
+RESTART_WAIT_S = 60
+"""Wait of a new planner for the workers of a decision that was carried out before: they may still be starting, or have ended."""
 
 
 class VirtualConnector:
@@ -38,12 +40,14 @@ class VirtualConnector:
             clock=self._clock,
         )
         self._workers = WorkerDirectory(runtime.discovery, config.namespace, config.model_name)
-        self._decided_at_s: float | None = None
+        self._expected_until_s = 0.0
+        """Time from which on the decided numbers are not expected any more."""
 
     async def start(self) -> None:
         """Read the last decision of the namespace, which an earlier planner may have left."""
         await self._coordinator.async_init()
-        self._decided_at_s = self._clock.now()
+        is_done = await self._coordinator.is_scaling_ready()
+        self._expect(min(self._max_wait_s, RESTART_WAIT_S) if is_done else self._max_wait_s)
 
     async def counts(self) -> WorkerCounts:
         """Return the registered workers; the expected ones are those of the last decision, of this planner or another one."""
@@ -64,16 +68,18 @@ class VirtualConnector:
         await self._coordinator.async_init()
         after = self._coordinator.read_state()
         if after != before:
-            self._decided_at_s = self._clock.now()
+            self._expect(self._max_wait_s)
         return after
+
+    def _expect(self, wait_s: float) -> None:
+        self._expected_until_s = self._clock.now() + wait_s
 
     def _expected(self, decided: int, ready: int) -> int:
         """Return the decided number; the present one without a decision, or when it was not reached in time.
 
         A worker that failed and does not return must not stop scaling for ever.
         """
-        since = self._decided_at_s
-        is_late = since is not None and self._clock.now() - since > self._max_wait_s
+        is_late = self._clock.now() > self._expected_until_s
         return ready if decided == UNSET_VALUE or is_late else decided
 
     async def capabilities(self) -> WorkerCapabilities:
@@ -86,7 +92,7 @@ class VirtualConnector:
         await self._coordinator.update_scaling_decision(decision.num_prefill, decision.num_decode)
         after = self._coordinator.read_state()
         if after.decision_id != before.decision_id:
-            self._decided_at_s = self._clock.now()
+            self._expect(self._max_wait_s)
             return ScaleOutcome(ScaleStatus.ACCEPTED, f"decision {after.decision_id} published")
         if not await self._coordinator.is_scaling_ready():
             return ScaleOutcome(ScaleStatus.HELD, f"decision {before.decision_id} is pending")
@@ -94,7 +100,7 @@ class VirtualConnector:
             return ScaleOutcome(ScaleStatus.HELD, f"decision {before.decision_id} has these numbers already")
         # Carried out, but not reached in time; or a planner ended after the numbers and before the id that announces them.
         await self._coordinator.publish_again()
-        self._decided_at_s = self._clock.now()
+        self._expect(self._max_wait_s)
         return ScaleOutcome(
             ScaleStatus.ACCEPTED, f"decision {before.decision_id + 1} published with the numbers of the last"
         )

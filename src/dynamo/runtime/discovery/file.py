@@ -6,7 +6,7 @@ The owner refreshes the modification time. A reader drops a record whose modific
 `EXPIRY_S` of the reader's clock: times of other hosts are only compared with each other, except that a record
 which is old when it is first seen is ignored until its owner refreshes it. A file is written in the root and renamed
 into place, so that readers see complete records only. A record that was changed or removed by another process is
-written again by its owner.
+written again by its owner. A persistent record has no owner: its modification time is years ahead, and it does not expire.
 
 Only this user may write to the directory: a process that can write records can redirect requests.
 """
@@ -38,6 +38,8 @@ REMOVE_S = 60.0  # Longer than network file systems cache modification times: ex
 REPAIR_S = 1.0  # Interval of the check for changed or removed own records.
 RESCAN_S = 1.0  # Finds expired records and changes made on other machines, which cause no events.
 POLL_S = 0.15  # Without inotify: short enough that a new worker appears without noticeable delay.
+PERSISTENT_AHEAD_S, PERSISTENT_S = 9 * 365 * 86400, 4 * 365 * 86400
+"""Modification time of a persistent record when it is written, and from which on it is one; some file systems end in 2038."""
 NAME_BYTES_MAX = 255  # Limit of common file systems.
 RECORD_BYTES_MAX = 4 << 20  # A model card has a few kilobytes; etcd's own limit is 1.5 MiB.
 UNFINISHED = ".new-"  # Prefix of records that are being written.
@@ -122,17 +124,17 @@ class FileDiscovery:
         return self._tasks.is_sound
 
     async def put(self, bucket: str, key: str, value: bytes) -> None:
-        if len(value) > RECORD_BYTES_MAX:
-            raise InvalidArgument(f"discovery record {key!r}: {len(value)} bytes, must be at most {RECORD_BYTES_MAX}")
-        try:
-            self._write(bucket, key, value)
-        except OSError as error:
-            raise ConfigError(f"DYN_FILE_KV={self.root!r}: cannot write a record: {error.strerror}") from None
+        self._try_write(bucket, key, value)
         if not self._is_refreshing:
             self._is_refreshing = True
             self._tasks.supervise(self._refresh_forever, "refresh", clock=self._clock)
             atexit.register(self._remove_own)
         self._own[bucket, key] = value
+
+    async def put_persistent(self, bucket: str, key: str, value: bytes) -> None:
+        """Write a record that outlives this process; any process may overwrite it."""
+        self._own.pop((bucket, key), None)
+        self._try_write(bucket, key, value, ahead_s=PERSISTENT_AHEAD_S)
 
     async def delete(self, bucket: str, key: str) -> None:
         self._own.pop((bucket, key), None)
@@ -268,7 +270,7 @@ class FileDiscovery:
         if seen is None:
             is_fresh = self._clock.wall() - status.st_mtime <= EXPIRY_S
             seen = _Seen(status.st_mtime_ns, now, is_alive=is_fresh)
-        elif seen.modified_ns != status.st_mtime_ns:
+        elif status.st_mtime - self._clock.wall() > PERSISTENT_S or seen.modified_ns != status.st_mtime_ns:
             seen.modified_ns, seen.changed_at, seen.is_alive = status.st_mtime_ns, now, True
         elif seen.is_alive and now - seen.changed_at > EXPIRY_S and not is_own and not self._is_patient():
             logger.info("record %s/%s expired", bucket, key)
@@ -331,7 +333,17 @@ class FileDiscovery:
             else:
                 self.repair()
 
-    def _write(self, bucket: str, key: str, value: bytes) -> None:
+    def _try_write(self, bucket: str, key: str, value: bytes, ahead_s: float = 0.0) -> None:
+        """Write a record. Raise `InvalidArgument` for a large one, `ConfigError` if it cannot be written."""
+        if len(value) > RECORD_BYTES_MAX:
+            raise InvalidArgument(f"discovery record {key!r}: {len(value)} bytes, must be at most {RECORD_BYTES_MAX}")
+        try:
+            self._write(bucket, key, value, ahead_s)
+        except OSError as error:
+            raise ConfigError(f"DYN_FILE_KV={self.root!r}: cannot write a record: {error.strerror}") from None
+
+    def _write(self, bucket: str, key: str, value: bytes, ahead_s: float = 0.0) -> None:
+        """Write a record; `ahead_s` is added to its modification time. Raise `OSError`."""
         path = self._path(bucket, key)
         temporary = os.path.join(self.root, f"{UNFINISHED}{os.getpid()}-{id(self):x}-{next(self._serial)}")
         self._prepare(os.path.dirname(path))
@@ -339,6 +351,9 @@ class FileDiscovery:
             file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
             with open(file, "wb") as writer:
                 writer.write(value)
+            if ahead_s:
+                time_s = self._clock.wall() + ahead_s
+                os.utime(temporary, (time_s, time_s))
             os.replace(temporary, path)
         except OSError:
             with contextlib.suppress(OSError):

@@ -9,7 +9,7 @@ from dynamo.core.clock import ManualClock
 from dynamo.llm.virtual_connector import VirtualConnectorClient
 from dynamo.planner.config.planner_config import parse
 from dynamo.planner.connectors.base import ScaleStatus
-from dynamo.planner.connectors.virtual import MAX_WAIT_S, VirtualConnector
+from dynamo.planner.connectors.virtual import MAX_WAIT_S, RESTART_WAIT_S, VirtualConnector
 from dynamo.protocols.planner import ScalingDecision
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
 from dynamo.runtime.distributed import DistributedRuntime
@@ -103,6 +103,19 @@ async def test_restarted_planner_continues_from_the_last_decision(runtime: Distr
     await first.scale(ScalingDecision(num_decode=3))
     await first.close()
     assert (await (await connector_of(runtime, ManualClock())).counts()).expected_num_decode == 3
+
+
+async def test_restarted_planner_waits_a_minute_for_workers_of_a_decision_that_was_carried_out(
+    runtime: DistributedRuntime,
+) -> None:
+    first, client = await connector_of(runtime, ManualClock()), VirtualConnectorClient(runtime, "ns")
+    await first.scale(ScalingDecision(num_decode=3))
+    await client.complete(await client.get())
+    clock = ManualClock()
+    second = await connector_of(runtime, clock)
+    assert (await second.counts()).expected_num_decode == 3
+    clock.advance(RESTART_WAIT_S + 1)
+    assert (await second.counts()).expected_num_decode == 0
 
 
 async def test_capabilities_are_those_of_the_registered_workers(runtime: DistributedRuntime) -> None:

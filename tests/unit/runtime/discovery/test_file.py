@@ -507,3 +507,31 @@ async def test_file_discovery_refresh_crash_is_visible_and_restarted(
     assert path_of(tmp_path, "k").stat().st_mtime >= clock.wall() - 1
     assert registry.is_sound
     await registry.close()
+
+
+async def test_persistent_record_outlives_its_writer_and_never_expires(tmp_path: Path, clock: ManualClock) -> None:
+    writer, reader = Registry(str(tmp_path), clock), Registry(str(tmp_path), clock)
+    await writer.put(BUCKET, "k", b"0")
+    await writer.put_persistent(BUCKET, "k", b"1")
+    await writer.close()
+    for _ in range(3):
+        assert await reader.snapshot(BUCKET) == {"k": b"1"}
+        clock.advance(10 * REMOVE_S)
+    await Registry(str(tmp_path), clock).put_persistent(BUCKET, "k", b"2")
+    assert await reader.snapshot(BUCKET) == {"k": b"2"}
+    assert await Registry(str(tmp_path), clock).snapshot(BUCKET) == {"k": b"2"}
+    await reader.delete(BUCKET, "k")
+    assert await reader.snapshot(BUCKET) == {}
+    await reader.close()
+
+
+async def test_persistent_record_of_another_process_is_not_reverted(tmp_path: Path, clock: ManualClock) -> None:
+    first, second = Registry(str(tmp_path), clock), Registry(str(tmp_path), clock)
+    await first.put_persistent(BUCKET, "k", b"1")
+    await second.put_persistent(BUCKET, "k", b"2")
+    first.repair()
+    first.refresh()
+    assert await first.snapshot(BUCKET) == {"k": b"2"}
+    await first.close()
+    assert await second.snapshot(BUCKET) == {"k": b"2"}
+    await second.close()
