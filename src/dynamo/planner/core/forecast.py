@@ -229,9 +229,22 @@ class RoleForecast:
         by_itl = 1 - idle_s / (self.config.itl_ms * margin)
         if self.role is EngineRole.PREFILL:
             return WorkCost(prefill_s, _bounded(by_ttft), token_s, idle_s + prefill_s)
+        work_s = generation_s if self.role is EngineRole.DECODE else prefill_s + generation_s
+        limit = min(by_itl, self._batch_limit(work_s, idle_s))
         if self.role is EngineRole.DECODE:
-            return WorkCost(generation_s, _bounded(by_itl), token_s, idle_s)
-        return WorkCost(prefill_s + generation_s, _bounded(min(by_ttft, by_itl)), token_s, idle_s)
+            return WorkCost(work_s, _bounded(limit), token_s, idle_s)
+        return WorkCost(work_s, _bounded(min(by_ttft, limit)), token_s, idle_s)
+
+    def _batch_limit(self, request_s: float, idle_s: float) -> float:
+        """Return the busy fraction at which the sequences of a replica reach its batch limit; 1 without a limit.
+
+        By Little's law a replica has `u / request_s · tokens · t` sequences, where a step takes `t = idle_s / (1 - u)`.
+        """
+        capabilities = self.model.capabilities
+        if capabilities is None or not capabilities.max_num_seqs or request_s <= 0:
+            return 1.0
+        batch = OBJECTIVE_MARGIN * capabilities.max_num_seqs
+        return batch / (batch + self._output_tokens * idle_s / request_s)
 
     def _decided(
         self, now_s: float, ready: int, pending: int, cost: WorkCost, backlog_s: float, *, is_blind: bool

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -50,10 +51,10 @@ def profile() -> list[ForwardPassMetrics]:
     return found
 
 
-def start(**more: object) -> Start:
+def start(engine: EngineCapabilities = ENGINE, **more: object) -> Start:
     return Start(
         config={**RAW, **more},
-        capabilities=WorkerCapabilities(decode=ENGINE),
+        capabilities=WorkerCapabilities(decode=engine),
         bootstrap={EngineRole.AGGREGATED: profile()},
     )
 
@@ -75,8 +76,8 @@ def steps(workers: int, queued: int = 0) -> FpmObservations:
 class Deployment:
     """Replicas that start after a time, and a planner that observes them every five seconds."""
 
-    def __init__(self, ready: int, startup_s: float, **more: object) -> None:
-        self.core = start(**more).planner()
+    def __init__(self, ready: int, startup_s: float, engine: EngineCapabilities = ENGINE, **more: object) -> None:
+        self.core = start(engine, **more).planner()
         self.ready, self.startup_s = ready, startup_s
         self.starting: list[float] = []
         self.now_s = 0.0
@@ -143,6 +144,19 @@ def test_steady_demand_converges_to_replicas_that_keep_the_objective() -> None:
     count = len(deployment.requested)
     deployment.run(100, 10.0)
     assert len(deployment.requested) == count, "no oscillation"
+
+
+def test_batch_limit_of_a_worker_limits_its_work() -> None:
+    """A request has 100 steps of 6 ms / (1 - u) in 0.2 s of work, so that two sequences at 70 % give u = 1.4 / (1.4 + 3)."""
+    limits = []
+    for sequences in (2, 256):
+        decision = Deployment(4, 30.0, engine=replace(ENGINE, max_num_seqs=sequences)).run(3, 5.0)
+        assert decision.forecast is not None
+        assert decision.forecast.decode is not None
+        limits.append(decision.forecast.decode.busy_limit)
+    few, many = limits
+    assert few == pytest.approx(1.4 / (1.4 + 100 * 0.006 / REQUEST_S), rel=0.02)
+    assert many > 0.8
 
 
 def test_backlog_adds_replicas_although_the_demand_does_not_need_them() -> None:
