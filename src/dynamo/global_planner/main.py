@@ -15,10 +15,11 @@ from typing import Any, ClassVar
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError
 from dynamo.global_planner.arbitration import GpuArbiter, TotalGpuBand
-from dynamo.global_planner.executor import VirtualExecutor
+from dynamo.global_planner.executor import ScaleExecutor, VirtualExecutor
 from dynamo.global_planner.handler import ScaleRequestHandler
 from dynamo.protocols.scaling import WorkerRole
 from dynamo.runtime.config import RuntimeOptions
+from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.run_service import open_runtime, run_service
 from dynamo.runtime.server import ServeOptions
 from dynamo.runtime.streams import GeneratorHandler
@@ -73,8 +74,6 @@ class GlobalPlannerOptions(RuntimeOptions):
             )
         if not (math.isfinite(self.intent_cache_ttl_seconds) and self.intent_cache_ttl_seconds > 0):
             raise ConfigError(f"--intent-cache-ttl-seconds {self.intent_cache_ttl_seconds:g}: must be more than 0")
-        if self.environment == "kubernetes" and self.operation:
-            raise ConfigError("--environment kubernetes: not supported; use --environment virtual or --no-operation")
 
 
 def separated(argv: Sequence[str]) -> list[str]:
@@ -97,14 +96,23 @@ def main() -> int:
     return run_service("global-planner", serve(options))
 
 
+def make_executor(options: GlobalPlannerOptions, runtime: DistributedRuntime) -> ScaleExecutor:
+    """Return the executor of the environment. Raise `ConfigError` without a configuration of the cluster."""
+    if options.environment == "kubernetes":
+        from dynamo.global_planner.kubernetes_executor import KubernetesExecutor
+
+        return KubernetesExecutor(options.managed_namespaces)
+    gpus: dict[WorkerRole, int] = {"prefill": options.prefill_gpus, "decode": options.decode_gpus}
+    return VirtualExecutor(runtime, options.managed_namespaces, gpus)
+
+
 @asynccontextmanager
 async def serve(options: GlobalPlannerOptions) -> AsyncIterator[None]:
     """Serve both endpoints; drain at the end of the block."""
     async with open_runtime(options) as runtime:
         band = TotalGpuBand(options.min_total_gpus, options.max_total_gpus)
         managed = options.managed_namespaces
-        gpus: dict[WorkerRole, int] = {"prefill": options.prefill_gpus, "decode": options.decode_gpus}
-        executor = VirtualExecutor(runtime, managed, gpus) if options.operation else None
+        executor = make_executor(options, runtime) if options.operation else None
         arbiter = GpuArbiter(band, options.intent_cache_ttl_seconds)
         handler = ScaleRequestHandler(arbiter, executor, managed, runtime.metrics)
 

@@ -151,12 +151,12 @@ async def test_graph_that_is_edited_at_the_same_time_is_not_overwritten(
     graph: PlannedGraph, connector: KubernetesConnector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "dynamo.planner.connectors.kubernetes.replicas_patch",
+        "dynamo.planner.connectors.graph_api.replicas_patch",
         lambda *_: [{"op": "test", "path": "/spec/components/0/name", "value": "another"}],
     )
     outcome = await connector.scale(workers(3))
     assert outcome.status is ScaleStatus.FAILED
-    assert "VllmWorker to 3 replicas" in outcome.message
+    assert "VllmWorker: 3" in outcome.message
     assert graph.replicas == 1
 
 

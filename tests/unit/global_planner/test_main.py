@@ -26,7 +26,6 @@ def test_defaults_are_upstreams() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "--environment kubernetes: not supported"),
         (["--no-operation", "--max-total-gpus", "-2"], "--max-total-gpus -2"),
         (["--no-operation", "--max-total-gpus", "4", "--min-total-gpus", "5"], "--min-total-gpus 5"),
         (["--no-operation", "--intent-cache-ttl-seconds", "0"], "--intent-cache-ttl-seconds 0"),

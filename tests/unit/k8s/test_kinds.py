@@ -2,6 +2,7 @@
 
 import pytest
 
+from dynamo.core.errors import InvalidArgument
 from dynamo.k8s.kinds import ENDPOINT_SLICES, PODS, ObjectKind
 
 
@@ -17,3 +18,10 @@ from dynamo.k8s.kinds import ENDPOINT_SLICES, PODS, ObjectKind
 )
 def test_path_names_group_namespace_object_and_subresource(path: str, expected: str) -> None:
     assert path == expected
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a?b", "a#", "-a", "a" * 254, "a\n"])
+def test_name_that_leaves_its_place_in_the_path_is_refused(name: str) -> None:
+    for place in ({"namespace": name}, {"namespace": "ns", "name": name}):
+        with pytest.raises(InvalidArgument, match="is not a name of a Kubernetes object"):
+            PODS.path(**place)

@@ -49,6 +49,12 @@ class Graph:
         self.status: Mapping[str, Any] = value.get("status") or {}
 
     @property
+    def name(self) -> str:
+        """Name of the object."""
+        name: str = self.value["metadata"]["name"]
+        return name
+
+    @property
     def components(self) -> dict[str, Mapping[str, Any]]:
         """The components by name."""
         return {one["name"]: one for one in self.value["spec"].get("components") or []}
@@ -137,6 +143,22 @@ class Graph:
             and not self.has_ending_pods
             and all(self.replicas(name).is_stable for name in others)
         )
+
+    def hold(self, changes: Mapping[str, int]) -> str:
+        """Return why these numbers may not be set now; empty if they may."""
+        if self.is_settled:
+            return ""
+        gives_up = all(
+            number <= self.replicas(name).serving and number < self.replicas(name).desired
+            for name, number in changes.items()
+        )
+        if gives_up and self.pending():
+            return ""
+        if self.rollout not in SETTLED:
+            return f"rolling update: {self.rollout.value}"
+        if not self.is_ready:
+            return f"DynamoGraphDeployment {self.name} is not ready"
+        return f"DynamoGraphDeployment {self.name}: replicas are starting or ending"
 
     def worker_namespace(self, base: str) -> str:
         """Return the Dynamo namespace in which the present generation of workers registers."""

@@ -5,27 +5,22 @@ DynamoGraphDeployment where there is none. Nothing is set while the graph is not
 exception: replicas that are still starting may be given up.
 """
 
-import logging
 from dataclasses import replace
 
 from dynamo.core.config import setting
 from dynamo.core.errors import ConfigError, WorkerUnavailable
-from dynamo.k8s.client import JSON_PATCH, KubeClient, KubeRefused
-from dynamo.k8s.kinds import GRAPHS, PODS, SCALING_ADAPTERS
+from dynamo.k8s.client import KubeClient, KubeRefused
 from dynamo.planner.config.planner_config import PlannerConfig
 from dynamo.planner.connectors.base import ScaleOutcome, ScaleStatus
-from dynamo.planner.connectors.graph import GRAPH_LABEL, SETTLED, Graph, adapter_name, replicas_patch
+from dynamo.planner.connectors.graph import Graph
+from dynamo.planner.connectors.graph_api import GraphApi
 from dynamo.planner.connectors.workers import WorkerDirectory, capabilities_of
 from dynamo.planner.core.scaling import DECODE, PREFILL, WorkerCapabilities
 from dynamo.planner.errors import PlannerError
-from dynamo.protocols.kubernetes.common import KubeObject
 from dynamo.protocols.planner import EngineCapabilities, ScalingDecision, WorkerCounts
 from dynamo.runtime.discovery.base import Discovery
 
-logger = logging.getLogger(__name__)
-
 GRAPH_VARIABLE = "DYN_PARENT_DGD_K8S_NAME"
-NOT_FOUND, FORBIDDEN = 404, 403
 
 
 class KubernetesConnector:
@@ -46,10 +41,9 @@ class KubernetesConnector:
         if not self.name:
             raise ConfigError(f"{GRAPH_VARIABLE}: missing; required with environment=kubernetes")
         self._client = client or KubeClient()
-        self.namespace = namespace or setting("POD_NAMESPACE", "", str) or self._client.namespace
+        self._api = GraphApi(self._client, namespace or setting("POD_NAMESPACE", "", str) or self._client.namespace)
         self._workers = WorkerDirectory(discovery, self.worker_namespace, config.model_name)
         self._worker_namespace = config.namespace
-        self._may_list_pods = True
 
     def worker_namespace(self) -> str:
         """Return the Dynamo namespace of the present workers, as the last `counts` found it."""
@@ -104,15 +98,15 @@ class KubernetesConnector:
         }
         if not changes:
             return ScaleOutcome(ScaleStatus.HELD, "the graph has these numbers already")
-        refusal = self._hold(graph, changes)
+        refusal = graph.hold(changes)
         if refusal:
             return ScaleOutcome(ScaleStatus.HELD, refusal)
-        for name, replicas in changes.items():
-            try:
-                await self._set(graph, name, replicas)
-            except KubeRefused as error:
-                return ScaleOutcome(ScaleStatus.FAILED, f"component {name} to {replicas} replicas: {error}")
-        return ScaleOutcome(ScaleStatus.ACCEPTED, ", ".join(f"{name}: {number}" for name, number in changes.items()))
+        numbers = ", ".join(f"{name}: {number}" for name, number in changes.items())
+        try:
+            await self._api.set_replicas(graph, changes)
+        except KubeRefused as error:
+            return ScaleOutcome(ScaleStatus.FAILED, f"{numbers}: {error}")
+        return ScaleOutcome(ScaleStatus.ACCEPTED, numbers)
 
     async def close(self) -> None:
         """Close the client."""
@@ -127,39 +121,7 @@ class KubernetesConnector:
         try:
             return graph.component_of(role)
         except PlannerError as error:
-            raise WorkerUnavailable(f"DynamoGraphDeployment {self.namespace}/{self.name}: {error}") from None
-
-    def _hold(self, graph: Graph, changes: dict[str, int]) -> str:
-        """Return why nothing may be set now; empty if it may."""
-        if graph.is_settled:
-            return ""
-        pending = graph.pending()
-        gives_up = all(
-            replicas <= graph.replicas(name).serving and replicas < graph.replicas(name).desired
-            for name, replicas in changes.items()
-        )
-        if pending and gives_up:
-            return ""
-        if graph.rollout not in SETTLED:
-            return f"rolling update: {graph.rollout.value}"
-        if not graph.is_ready:
-            return f"DynamoGraphDeployment {self.name} is not ready"
-        return f"DynamoGraphDeployment {self.name}: replicas are starting or ending"
-
-    async def _set(self, graph: Graph, name: str, replicas: int) -> None:
-        try:
-            await self._client.patch(
-                SCALING_ADAPTERS,
-                adapter_name(self.name, name),
-                {"spec": {"replicas": replicas}},
-                self.namespace,
-                subresource="scale",
-            )
-        except KubeRefused as error:
-            if error.code != NOT_FOUND:
-                raise
-            patch = replicas_patch(graph, name, replicas)
-            await self._client.patch(GRAPHS, self.name, patch, self.namespace, content_type=JSON_PATCH)
+            raise WorkerUnavailable(f"DynamoGraphDeployment {self._api.namespace}/{self.name}: {error}") from None
 
     def _reported(
         self, known: EngineCapabilities | None, graph: Graph, role: str, configured: int | None
@@ -176,25 +138,6 @@ class KubernetesConnector:
         )
 
     async def _graph(self, *, with_pods: bool = False) -> Graph:
-        value = await self._client.get(GRAPHS, self.name, self.namespace)
-        if value is None:
-            raise WorkerUnavailable(f"DynamoGraphDeployment {self.namespace}/{self.name} does not exist")
-        graph = Graph(value, await self._pods() if with_pods else None)
+        graph = await self._api.graph(self.name, with_pods=with_pods)
         self._worker_namespace = graph.worker_namespace(self._config.namespace)
         return graph
-
-    async def _pods(self) -> list[KubeObject] | None:
-        """Return the pods of the graph, or None where the role of an older operator does not allow it."""
-        try:
-            pods = (await self._client.list(PODS, self.namespace, f"{GRAPH_LABEL}={self.name}")).items
-        except KubeRefused as error:
-            if error.code != FORBIDDEN:
-                raise
-            if self._may_list_pods:
-                logger.warning(
-                    "pods of %s cannot be listed, so that starting replicas are unknown: %s", self.name, error
-                )
-            self._may_list_pods = False
-            return None
-        self._may_list_pods = True
-        return pods
