@@ -4,8 +4,9 @@ Both simulate in virtual time and return the parts of the report of `python -m d
 is the interface for programs.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,13 @@ from dynamo.core.errors import InvalidArgument
 from dynamo.replay.config import ReplayConfig
 from dynamo.replay.outcome import RunOutcome
 from dynamo.replay.report import report_of, rows_of
+from dynamo.replay.telemetry import TelemetrySampler
 
 NOT_HONOURED: Mapping[str, Any] = {
     "ais_perf_config": None,
     "capture_planner_details": True,
     "execution_model": None,
     "scaling_policy": None,
-    "telemetry_callback": None,
-    "telemetry_jsonl_path": None,
     "trace_num_prefix_groups": 0,
     "trace_shared_prefix_ratio": 0.0,
     "weka_nested_timestamp_basis": None,
@@ -47,6 +47,39 @@ class OfflineReplayResult:
     def lifecycle_operations(self) -> list[dict[str, Any]]:
         """Return the starts and stops of workers by a planner."""
         return [] if self.planner is None else list(self.planner["lifecycle_operations"])
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """Receivers of the samples of one run."""
+
+    is_captured: bool
+    interval_ms: float
+    callback: Callable[[dict[str, Any]], object] | None
+    path: str | PathLike[str] | None
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+    @contextmanager
+    def sampler(self) -> Iterator[TelemetrySampler | None]:
+        """Provide the sampler of a run; None if nothing receives samples. Raise `OSError` for the file."""
+        receivers: list[Callable[[dict[str, Any]], object]] = []
+        if self.is_captured:
+            receivers.append(self.samples.append)
+        if self.callback is not None:
+            receivers.append(self.callback)
+        with ExitStack() as stack:
+            if self.path is not None:
+                file = stack.enter_context(Path(self.path).open("wb"))
+                receivers.append(lambda sample: file.write(msgspec.json.encode(sample) + b"\n"))
+            yield (
+                TelemetrySampler(self.interval_ms, lambda sample: [one(sample) for one in receivers])
+                if receivers
+                else None
+            )
+
+    def captured(self) -> dict[str, Any] | None:
+        """Return the samples in the form of the report."""
+        return {"sample_interval_ms": self.interval_ms, "samples": self.samples} if self.is_captured else None
 
 
 def run_mocker_trace_replay(
@@ -100,8 +133,12 @@ def _run(settings: dict[str, Any]) -> tuple[RunOutcome, OfflineReplayResult]:
     for name, neutral in NOT_HONOURED.items():
         if settings.pop(name, neutral) != neutral:
             raise InvalidArgument(f"replay: {name} is not supported by this release", param=name)
-    telemetry = settings.pop("capture_telemetry", False)
-    interval_ms = settings.pop("telemetry_sample_interval_ms", 1000.0)
+    telemetry = Telemetry(
+        settings.pop("capture_telemetry", False),
+        settings.pop("telemetry_sample_interval_ms", 1000.0),
+        settings.pop("telemetry_callback", None),
+        settings.pop("telemetry_jsonl_path", None),
+    )
     is_disaggregated = settings.get("prefill_engine_args") is not None
     for name in ("num_workers",) if is_disaggregated else ("num_prefill_workers", "num_decode_workers"):
         settings.pop(name, None)  # Upstream's wrappers pass the workers of both layouts.
@@ -113,16 +150,12 @@ def _run(settings: dict[str, Any]) -> tuple[RunOutcome, OfflineReplayResult]:
     unknown = settings.keys() - set(ReplayConfig.__dataclass_fields__)
     if unknown:
         raise InvalidArgument(f"replay: unexpected argument {min(unknown)}", param=min(unknown))
-    config = ReplayConfig(**settings, telemetry=telemetry, telemetry_interval_ms=interval_ms, progress=False)
+    config = ReplayConfig(**settings, progress=False)
     (scenario,) = config.scenarios(config.source()).values()
-    outcome = scenario.run(None)
-    report = report_of(
-        outcome,
-        objectives=config.objectives(),
-        with_requests=config.capture_per_request,
-        with_telemetry=config.telemetry,
-    )
-    return outcome, OfflineReplayResult(**{"telemetry": None, **report})
+    with telemetry.sampler() as sampler:
+        outcome = scenario.run(None, sampler)
+    report = report_of(outcome, objectives=config.objectives(), with_requests=config.capture_per_request)
+    return outcome, OfflineReplayResult(**report, telemetry=telemetry.captured())
 
 
 def _as_text(value: Any) -> str | None:

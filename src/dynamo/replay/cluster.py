@@ -29,6 +29,7 @@ from dynamo.replay.outcome import Flight, RunOutcome
 from dynamo.replay.placement import DEVICE, HOST, PlacementPolicy, PlacementRequest, RankId
 from dynamo.replay.plan import ClusterPlan, Failure, PlannedRestart, Role
 from dynamo.replay.planning import PlannerAdapter
+from dynamo.replay.telemetry import TelemetrySampler
 from dynamo.replay.timeline import Timeline
 from dynamo.replay.worker import CompletedSteps, Doing, SimulatedWorker
 
@@ -48,6 +49,7 @@ class Happening(enum.IntEnum):
     PLANNER_TICKS = 6
     ARRIVAL = 7
     STEP_BEGINS = 8
+    SAMPLE = 9
 
 
 class CompletedTransfer(NamedTuple):
@@ -66,6 +68,7 @@ class Cluster:
     namer: Namer
     placements: dict[Role, PlacementPolicy]
     planner: Planner | None = None
+    sampler: TelemetrySampler | None = None
     outcome: RunOutcome = field(init=False)
     fleets: dict[Role, Fleet] = field(init=False)
     _entry: Fleet = field(init=False)
@@ -103,6 +106,8 @@ class Cluster:
         events = 0
         while self._heap:
             at_ms, kind, _, what = heapq.heappop(self._heap)
+            if kind == Happening.SAMPLE and not self._heap:
+                break  # Nothing else happens: the final sample follows.
             if self.plan.max_sim_time_ms is not None and at_ms > self.plan.max_sim_time_ms:
                 self.outcome.unfinished = self._open
                 break
@@ -141,6 +146,9 @@ class Cluster:
         if self._planner is not None:
             self._expect_planner(self._planner.begin(self.plan.pools), 0.0)
         self._expect_arrival()
+        if self.sampler is not None:
+            self.sampler.sample("baseline", self.fleets, 0, 0, 0.0)
+            self._push(self.sampler.interval_ms, Happening.SAMPLE, self.sampler)
 
     def _push(self, at_ms: float, kind: Happening, what: object) -> None:
         self._count += 1
@@ -169,6 +177,9 @@ class Cluster:
             self._fail(what, now_ms)
         elif isinstance(what, PlannedRestart):
             self._restart(what, now_ms)
+        elif isinstance(what, TelemetrySampler):
+            what.sample("periodic", self.fleets, len(self.outcome.flights), len(self._held), now_ms)
+            self._push(now_ms + what.interval_ms, Happening.SAMPLE, what)
         elif isinstance(what, ScheduledTick):
             self._look(what, now_ms)
         else:
@@ -330,6 +341,8 @@ class Cluster:
             fleet.placement.finish(flight.key, flight.turn.output_tokens, now_ms / 1000)
         if self._planner is not None:
             self._planner.ended(flight, now_ms)
+        if self.sampler is not None:
+            self.sampler.ended(flight)
         for due in self.load.after(flight.session, flight.place, now_ms):
             self._announce(due)
 
@@ -511,6 +524,8 @@ class Cluster:
     def _close(self, now_ms: float) -> None:
         ended = (flight.finished_ms for flight in self.outcome.flights if flight.finished_ms >= 0)
         self.outcome.duration_ms = max(ended, default=now_ms)
+        if self.sampler is not None:
+            self.sampler.sample("final", self.fleets, len(self.outcome.flights), len(self._held), now_ms)
         self._lifecycle.close(self.outcome.duration_ms)
         if self._unplaced or self._held:
             self.outcome.unfinished = self._open

@@ -14,6 +14,7 @@ from dynamo.replay.modes import CACHE_AWARE, canonical, placement
 from dynamo.replay.names import Namer
 from dynamo.replay.outcome import RunOutcome
 from dynamo.replay.plan import Bypass, ClusterPlan, Failure, PlannedRestart, PoolPlan, Role
+from dynamo.replay.telemetry import TelemetrySampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,9 @@ class Scenario:
     max_sim_time_ms: float | None = None
     seed: int = 42
 
-    def run(self, progress: Callable[[int, float], None] | None = None) -> RunOutcome:
+    def run(
+        self, progress: Callable[[int, float], None] | None = None, sampler: TelemetrySampler | None = None
+    ) -> RunOutcome:
         """Run the scenario; equal scenarios have equal outcomes."""
         if self.bypass is not None and canonical(self.router_mode) not in CACHE_AWARE:
             raise ConfigError("conditional disaggregation requires a router mode that uses KV events")
@@ -96,7 +99,7 @@ class Scenario:
         }
         planner = None if self.planner is None else self.planner()
         namer = Namer(self.block_tokens, self.engine.block_size)
-        return Cluster(plan, load, namer, placements, planner).run(progress)
+        return Cluster(plan, load, namer, placements, planner, sampler).run(progress)
 
     def _pools(self) -> tuple[PoolPlan, ...]:
         prefill_gpus, decode_gpus = self.gpus_per_worker
