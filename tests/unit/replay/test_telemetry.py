@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dynamo.core.errors import InvalidArgument
-from dynamo.replay import TelemetryOptions, run_synthetic_trace_replay
-from dynamo.replay.api import ReplayReport
+from dynamo.replay.api import TelemetryOptions, run_synthetic_trace_replay
+from dynamo.replay.report import ReplayReport
 
 FIXED = {"engine": {"timing_model": {"type": "fixed", "prefill_ms": 20.0, "decode_ms": 5.0}}}
 
