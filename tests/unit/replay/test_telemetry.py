@@ -15,8 +15,8 @@ FIXED = {"engine": {"timing_model": {"type": "fixed", "prefill_ms": 20.0, "decod
 
 def replayed(options: TelemetryOptions | None = None, **settings: Any) -> ReplayReport:
     options = options or TelemetryOptions(sample_interval_ms=30.0)
-    settings = {"extra_engine_args": FIXED, "arrival_interval_ms": 25.0} | settings
-    return run_synthetic_trace_replay(256, 11, 4, telemetry_options=options, **settings)
+    given: dict[str, Any] = {"extra_engine_args": FIXED, "arrival_interval_ms": 25.0, **settings}
+    return run_synthetic_trace_replay(256, 11, 4, telemetry_options=options, **given)
 
 
 def samples(**settings: Any) -> list[dict[str, Any]]:
