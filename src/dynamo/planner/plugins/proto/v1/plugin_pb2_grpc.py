@@ -76,6 +76,11 @@ def _unimplemented(context: Any) -> NoReturn:
 class PluginRegistryStub:
     """Client of `PluginRegistry`."""
 
+    Register: Any
+    Heartbeat: Any
+    Unregister: Any
+    ListPlugins: Any
+
     def __init__(self, channel: Any) -> None:
         _connect(self, "PluginRegistry", channel)
 
@@ -108,6 +113,8 @@ def add_PluginRegistryServicer_to_server(servicer: PluginRegistryServicer, serve
 class PredictPluginStub:
     """Client of `PredictPlugin`."""
 
+    Predict: Any
+
     def __init__(self, channel: Any) -> None:
         _connect(self, "PredictPlugin", channel)
 
@@ -127,6 +134,8 @@ def add_PredictPluginServicer_to_server(servicer: PredictPluginServicer, server:
 
 class ProposePluginStub:
     """Client of `ProposePlugin`."""
+
+    Propose: Any
 
     def __init__(self, channel: Any) -> None:
         _connect(self, "ProposePlugin", channel)
@@ -148,6 +157,8 @@ def add_ProposePluginServicer_to_server(servicer: ProposePluginServicer, server:
 class ReconcilePluginStub:
     """Client of `ReconcilePlugin`."""
 
+    Reconcile: Any
+
     def __init__(self, channel: Any) -> None:
         _connect(self, "ReconcilePlugin", channel)
 
@@ -168,6 +179,8 @@ def add_ReconcilePluginServicer_to_server(servicer: ReconcilePluginServicer, ser
 class ConstrainPluginStub:
     """Client of `ConstrainPlugin`."""
 
+    Constrain: Any
+
     def __init__(self, channel: Any) -> None:
         _connect(self, "ConstrainPlugin", channel)
 
@@ -187,6 +200,9 @@ def add_ConstrainPluginServicer_to_server(servicer: ConstrainPluginServicer, ser
 
 class PluginLifecycleStub:
     """Client of `PluginLifecycle`."""
+
+    Bootstrap: Any
+    Reset: Any
 
     def __init__(self, channel: Any) -> None:
         _connect(self, "PluginLifecycle", channel)
