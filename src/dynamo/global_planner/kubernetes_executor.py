@@ -13,7 +13,7 @@ from dynamo.core.errors import Overloaded, WorkerUnavailable
 from dynamo.global_planner.arbitration import ReplicaPool, ReplicaPools
 from dynamo.global_planner.executor import CHECK_INTERVAL_S, MAX_CHECKS, MAX_DEPLOYMENTS
 from dynamo.k8s.client import KubeClient
-from dynamo.planner.connectors.graph import GENERIC_WORKER, Graph
+from dynamo.planner.connectors.graph import GENERIC_WORKER, PlannedGraph
 from dynamo.planner.connectors.graph_api import GraphApi
 from dynamo.planner.core.scaling import DECODE, PREFILL
 from dynamo.planner.errors import DynamoGraphDeploymentNotReadyError
@@ -95,7 +95,7 @@ class KubernetesExecutor:
         """Close the client."""
         await self._client.close()
 
-    def _components(self, participant: str, graph: Graph) -> dict[str, str]:
+    def _components(self, participant: str, graph: PlannedGraph) -> dict[str, str]:
         """Return the component of each role; a generic worker without a named role has its own name, or is the decode worker."""
         named = self._named.get(participant, {})
         found: dict[str, str] = {}
@@ -112,7 +112,7 @@ class KubernetesExecutor:
             return found | {DECODE: generic[0]}
         return found | {name: name for name in generic}
 
-    def _pools(self, participant: str, graph: Graph) -> dict[WorkerRole, ReplicaPool]:
+    def _pools(self, participant: str, graph: PlannedGraph) -> dict[WorkerRole, ReplicaPool]:
         pools = {}
         for role, name in self._components(participant, graph).items():
             _, gpus = graph.gpus(name)
@@ -124,7 +124,7 @@ class KubernetesExecutor:
     def _api(self, namespace: str) -> GraphApi:
         return self._apis.setdefault(namespace, GraphApi(self._client, namespace))
 
-    async def _graph(self, participant: str, *, with_pods: bool = False) -> Graph:
+    async def _graph(self, participant: str, *, with_pods: bool = False) -> PlannedGraph:
         namespace, name = self._split(participant)
         return await self._api(namespace).graph(name, with_pods=with_pods)
 

@@ -23,7 +23,7 @@ CONFIG = parse({"mode": "agg", "optimization_target": "sla", "namespace": "defau
 SERVING = {"replicas": 1, "updatedReplicas": 1, "readyReplicas": 1, "availableReplicas": 1, "gpusPerEngine": 2, "gpusPerReplica": 2}  # fmt: skip
 
 
-class PlannedGraph:
+class ScaledGraph:
     """A graph with a frontend and a worker, whose status the test writes in place of an operator."""
 
     def __init__(self, server: KubernetesServer) -> None:
@@ -64,15 +64,15 @@ class PlannedGraph:
 
 
 @pytest.fixture
-def graph(kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> PlannedGraph:
+def graph(kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> ScaledGraph:
     monkeypatch.setenv("KUBECONFIG", str(kubernetes_api.kubeconfig))
     monkeypatch.setenv("DYN_PARENT_DGD_K8S_NAME", "agg")
     install_crds(kubernetes_api)
-    return PlannedGraph(kubernetes_api)
+    return ScaledGraph(kubernetes_api)
 
 
 @pytest.fixture
-async def connector(graph: PlannedGraph) -> AsyncIterator[KubernetesConnector]:
+async def connector(graph: ScaledGraph) -> AsyncIterator[KubernetesConnector]:
     made = KubernetesConnector(CONFIG, MemoryDiscovery(MemoryStore()))
     await made.start()
     yield made
@@ -83,7 +83,7 @@ def workers(number: int) -> ScalingDecision:
     return ScalingDecision(num_decode=number)
 
 
-async def test_counts_are_those_of_the_status(graph: PlannedGraph, connector: KubernetesConnector) -> None:
+async def test_counts_are_those_of_the_status(graph: ScaledGraph, connector: KubernetesConnector) -> None:
     counts = await connector.counts()
     assert (counts.ready_num_decode, counts.expected_num_decode, counts.decode_scaling_in_progress) == (1, 1, False)
     assert (counts.ready_num_prefill, counts.expected_num_prefill) == (None, None)
@@ -99,7 +99,7 @@ async def test_capabilities_have_the_gpus_that_the_operator_reports(connector: K
 
 
 async def test_replicas_are_set_in_the_graph_without_an_adapter(
-    graph: PlannedGraph, connector: KubernetesConnector
+    graph: ScaledGraph, connector: KubernetesConnector
 ) -> None:
     outcome = await connector.scale(workers(3))
     assert (outcome.status, outcome.message) == (ScaleStatus.ACCEPTED, "VllmWorker: 3")
@@ -107,7 +107,7 @@ async def test_replicas_are_set_in_the_graph_without_an_adapter(
 
 
 async def test_replicas_are_set_at_the_adapter_that_owns_them(
-    graph: PlannedGraph, connector: KubernetesConnector
+    graph: ScaledGraph, connector: KubernetesConnector
 ) -> None:
     graph.add_adapter()
     assert (await connector.scale(workers(3))).status is ScaleStatus.ACCEPTED
@@ -124,7 +124,7 @@ async def test_replicas_are_set_at_the_adapter_that_owns_them(
     ],
 )
 async def test_nothing_is_set_while_the_graph_changes(
-    graph: PlannedGraph, connector: KubernetesConnector, status: dict[str, Any], message: str
+    graph: ScaledGraph, connector: KubernetesConnector, status: dict[str, Any], message: str
 ) -> None:
     graph.observe(**status)
     outcome = await connector.scale(workers(3))
@@ -134,7 +134,7 @@ async def test_nothing_is_set_while_the_graph_changes(
 
 
 async def test_replicas_that_are_still_starting_can_be_given_up(
-    graph: PlannedGraph, connector: KubernetesConnector
+    graph: ScaledGraph, connector: KubernetesConnector
 ) -> None:
     await connector.scale(workers(3))
     body = {"metadata": {"name": "starting", "labels": {"nvidia.com/dynamo-graph-deployment-name": "agg"}}}
@@ -148,7 +148,7 @@ async def test_replicas_that_are_still_starting_can_be_given_up(
 
 
 async def test_graph_that_is_edited_at_the_same_time_is_not_overwritten(
-    graph: PlannedGraph, connector: KubernetesConnector, monkeypatch: pytest.MonkeyPatch
+    graph: ScaledGraph, connector: KubernetesConnector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "dynamo.planner.connectors.graph_api.replicas_patch",
@@ -161,7 +161,7 @@ async def test_graph_that_is_edited_at_the_same_time_is_not_overwritten(
 
 
 async def test_missing_graph_or_variable_is_one_line_at_the_start(
-    graph: PlannedGraph, monkeypatch: pytest.MonkeyPatch
+    graph: ScaledGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     discovery = MemoryDiscovery(MemoryStore())
     other = KubernetesConnector(CONFIG, discovery, name="other")

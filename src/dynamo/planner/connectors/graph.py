@@ -39,7 +39,7 @@ class RoleReplicas:
     is_stable: bool
 
 
-class Graph:
+class PlannedGraph:
     """One DynamoGraphDeployment and its pods."""
 
     def __init__(self, value: KubeObject, pods: Sequence[KubeObject] | None = None) -> None:
@@ -186,7 +186,7 @@ class Graph:
         return None if not watts or gpus is None else int(watts) * gpus
 
 
-def replicas_patch(graph: Graph, name: str, replicas: int) -> list[dict[str, Any]]:
+def replicas_patch(graph: PlannedGraph, name: str, replicas: int) -> list[dict[str, Any]]:
     """Return the JSON patch that sets the replicas of a component, and fails if the list has changed meanwhile."""
     index = list(graph.components).index(name)
     return [

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dynamo.core.errors import WorkerUnavailable
 from dynamo.k8s.client import JSON_PATCH, KubeClient, KubeRefused
 from dynamo.k8s.kinds import GRAPHS, PODS, SCALING_ADAPTERS
-from dynamo.planner.connectors.graph import GRAPH_LABEL, Graph, adapter_name, replicas_patch
+from dynamo.planner.connectors.graph import GRAPH_LABEL, PlannedGraph, adapter_name, replicas_patch
 from dynamo.protocols.kubernetes.common import KubeObject
 
 logger = logging.getLogger(__name__)
@@ -22,19 +22,19 @@ class GraphApi:
         self._client = client
         self._may_list_pods = True
 
-    async def graph(self, name: str, *, with_pods: bool = False) -> Graph:
+    async def graph(self, name: str, *, with_pods: bool = False) -> PlannedGraph:
         """Return a graph. Raise `WorkerUnavailable` if it does not exist."""
         value = await self._client.get(GRAPHS, name, self.namespace)
         if value is None:
             raise WorkerUnavailable(f"DynamoGraphDeployment {self.namespace}/{name} does not exist")
-        return Graph(value, await self._pods(name) if with_pods else None)
+        return PlannedGraph(value, await self._pods(name) if with_pods else None)
 
-    async def graphs(self) -> dict[str, Graph]:
+    async def graphs(self) -> dict[str, PlannedGraph]:
         """Return all graphs of the namespace by name, without pods."""
         listed = await self._client.list(GRAPHS, self.namespace)
-        return {item["metadata"]["name"]: Graph(item) for item in listed.items}
+        return {item["metadata"]["name"]: PlannedGraph(item) for item in listed.items}
 
-    async def set_replicas(self, graph: Graph, changes: Mapping[str, int]) -> None:
+    async def set_replicas(self, graph: PlannedGraph, changes: Mapping[str, int]) -> None:
         """Set the replicas of components: at their scaling adapters, or in the graph where there is none."""
         for component, replicas in changes.items():
             body = {"spec": {"replicas": replicas}}

@@ -12,7 +12,7 @@ from dynamo.core.errors import ConfigError, WorkerUnavailable
 from dynamo.k8s.client import KubeClient, KubeRefused
 from dynamo.planner.config.planner_config import PlannerConfig
 from dynamo.planner.connectors.base import ScaleOutcome, ScaleStatus
-from dynamo.planner.connectors.graph import Graph
+from dynamo.planner.connectors.graph import PlannedGraph
 from dynamo.planner.connectors.graph_api import GraphApi
 from dynamo.planner.connectors.workers import WorkerDirectory, capabilities_of
 from dynamo.planner.core.scaling import DECODE, PREFILL, WorkerCapabilities
@@ -116,7 +116,7 @@ class KubernetesConnector:
         mode = self._config.mode
         return [role for role, is_scaled in ((PREFILL, mode.scales_prefill), (DECODE, mode.scales_decode)) if is_scaled]
 
-    def _component(self, graph: Graph, role: str) -> str:
+    def _component(self, graph: PlannedGraph, role: str) -> str:
         """Return the component of a role. Raise `WorkerUnavailable` if the graph has none, or several."""
         try:
             return graph.component_of(role)
@@ -124,7 +124,7 @@ class KubernetesConnector:
             raise WorkerUnavailable(f"DynamoGraphDeployment {self._api.namespace}/{self.name}: {error}") from None
 
     def _reported(
-        self, known: EngineCapabilities | None, graph: Graph, role: str, configured: int | None
+        self, known: EngineCapabilities | None, graph: PlannedGraph, role: str, configured: int | None
     ) -> EngineCapabilities | None:
         if known is None:
             return None
@@ -137,7 +137,7 @@ class KubernetesConnector:
             power_watts_per_replica=graph.watts(component),
         )
 
-    async def _graph(self, *, with_pods: bool = False) -> Graph:
+    async def _graph(self, *, with_pods: bool = False) -> PlannedGraph:
         graph = await self._api.graph(self.name, with_pods=with_pods)
         self._worker_namespace = graph.worker_namespace(self._config.namespace)
         return graph

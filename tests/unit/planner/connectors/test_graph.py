@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dynamo.planner.connectors.graph import Graph, adapter_name, replicas_patch
+from dynamo.planner.connectors.graph import PlannedGraph, adapter_name, replicas_patch
 from dynamo.planner.errors import DuplicateSubComponentError, SubComponentNotFoundError
 from dynamo.protocols.planner import RolloutPhase
 
@@ -16,11 +16,11 @@ def graph(
     statuses: dict[str, dict[str, Any]] | None = None,
     pods: list[dict[str, Any]] | None = None,
     **status: Any,
-) -> Graph:
+) -> PlannedGraph:
     spec = {"components": [{"name": name, **one} for name, one in components.items()]}
     conditions = [{"type": "Ready", "status": "True"}]
     given = {"observedGeneration": 3, "conditions": conditions, "components": statuses or {}, **status}
-    return Graph({"metadata": {"name": "g", "generation": 3}, "spec": spec, "status": given}, pods)
+    return PlannedGraph({"metadata": {"name": "g", "generation": 3}, "spec": spec, "status": given}, pods)
 
 
 def pod(phase: str = "Running", **metadata: Any) -> dict[str, Any]:
