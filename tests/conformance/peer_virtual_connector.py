@@ -1,6 +1,6 @@
 """Coordinator of the virtual connector, driven step by step; run by the Python of either implementation.
 
-Reads words from standard input: `init`, `decide PREFILL DECODE` (`-` leaves a number), `get`, `complete`, `wait`. Writes a line of JSON
+Reads words from standard input: `init`, `decide PREFILL DECODE` (`-` leaves a number), `get`, `complete`, `settle`, `wait`. Writes a line of JSON
 for each: the state of the coordinator, whether it is ready, and the result.
 """
 
@@ -16,6 +16,14 @@ MAX_WAIT_S = 3600
 
 def fields(decision):
     return [decision.num_prefill_workers, decision.num_decode_workers, decision.decision_id]
+
+
+async def settle(coordinator):
+    """Wait until the coordinator is ready: the released one learns of a completion some time after it."""
+    for _ in range(100):
+        if await coordinator.is_scaling_ready():
+            return
+        await asyncio.sleep(0.05)
 
 
 async def main():
@@ -34,6 +42,9 @@ async def main():
             result = fields(await client.get())
         elif word == "complete":
             await client.complete(await client.get())
+            await settle(coordinator)
+        elif word == "settle":
+            await settle(coordinator)
         elif word == "wait":
             try:
                 await asyncio.wait_for(client.wait(), 1)

@@ -103,7 +103,8 @@ def test_decisions_of_one_are_carried_out_by_the_other(pair: tuple[Process, Proc
     assert planner.do("decide - 2")[1] is False
     assert environment.do("get")[2] == [-1, 2, 0]
     environment.do("complete")
+    planner.do("settle")
     assert planner.do("decide 4 -") == [[4, 2, 1], False, None]
     assert environment.do("wait")[2] == "decision"
     environment.do("complete")
-    assert planner.do("get")[:2] == [[4, 2, 1], True]
+    assert planner.do("settle")[:2] == [[4, 2, 1], True]
