@@ -19,7 +19,7 @@ def fields(decision):
 
 
 async def settle(coordinator):
-    """Wait until the coordinator is ready: the released one learns of a completion some time after it."""
+    """Wait until the coordinator is ready: the released one reads a completion some time after it was written."""
     for _ in range(100):
         if await coordinator.is_scaling_ready():
             return

@@ -8,7 +8,7 @@ import logging
 
 from dynamo.core.errors import DynamoException, NotReady
 from dynamo.planner.config.perf_model import EngineRole
-from dynamo.planner.config.planner_config import OptimizationTarget, PlannerConfig, SweepMode
+from dynamo.planner.config.planner_config import Backend, OptimizationTarget, PlannerConfig, SweepMode
 from dynamo.planner.connectors.workers import LiveWorkers
 from dynamo.planner.core.scaling import DECODE, PREFILL
 from dynamo.planner.profile_data import benchmark_steps
@@ -31,12 +31,14 @@ async def measured_steps(
 ) -> Steps:
     """Return the steps that the workers of each scaled role have measured; a role without any is absent.
 
-    This waits for the endpoint only where latencies decide and `pre_deployment_sweeping_mode` is not `none`: thresholds
-    need no performance model.
+    This waits for the endpoint only where latencies decide, because thresholds need no performance model, and neither with
+    `pre_deployment_sweeping_mode: none` nor with mockers.
     """
     roles = scaled_roles(config)
-    has_benchmark = config.pre_deployment_sweeping_mode not in (None, SweepMode.NONE)
-    wait_s = wait_s if has_benchmark and config.optimization_target is OptimizationTarget.SLA else 0.0
+    is_expected = (
+        config.pre_deployment_sweeping_mode not in (None, SweepMode.NONE) and config.backend is not Backend.MOCKER
+    )
+    wait_s = wait_s if is_expected and config.optimization_target is OptimizationTarget.SLA else 0.0
     found = await asyncio.gather(*(_of_role(runtime, workers, role, wait_s) for role in roles))
     return {role: steps for role, steps in zip(roles, found, strict=True) if steps}
 

@@ -75,7 +75,12 @@ async def test_the_planner_waits_for_an_endpoint_that_is_registered_late(runtime
 
 @pytest.mark.parametrize(
     "settings",
-    [SLA, {**SLA, "optimization_target": "throughput"}, {**SLA, "pre_deployment_sweeping_mode": "none"}],
+    [
+        SLA,
+        {**SLA, "optimization_target": "throughput"},
+        {**SLA, "pre_deployment_sweeping_mode": "none"},
+        {**SLA, "backend": "mocker"},
+    ],
 )
 async def test_workers_without_the_endpoint_have_no_steps(
     runtime: DistributedRuntime, settings: dict[str, Any]
