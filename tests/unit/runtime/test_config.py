@@ -4,13 +4,38 @@ import pytest
 
 from dynamo.core.config import load
 from dynamo.core.errors import ConfigError
-from dynamo.runtime.config import RuntimeOptions, inhibited_duration_s, request_plane_codec, tcp_options
+from dynamo.runtime.config import (
+    RuntimeOptions,
+    default_discovery,
+    inhibited_duration_s,
+    request_plane_codec,
+    tcp_options,
+)
 
 
 def test_runtime_config_defaults_need_no_infrastructure() -> None:
     assert load(RuntimeOptions, [], {}) == RuntimeOptions(
         discovery_backend="file", request_plane="tcp", event_plane="zmq"
     )
+
+
+POD = {"KUBERNETES_SERVICE_HOST": "h", "DYN_PARENT_DGD_K8S_NAME": "g", "POD_NAME": "p", "POD_UID": "u"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        (POD, "kubernetes"),
+        ({**POD, "ETCD_ENDPOINTS": "http://e:2379"}, "etcd"),
+        ({**POD, "DYN_PARENT_DGD_K8S_NAME": ""}, "file"),
+    ],
+)
+def test_discovery_is_the_registry_that_the_environment_names(
+    variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert default_discovery() == expected
 
 
 def test_runtime_config_prefers_flag_over_variable_over_default() -> None:
@@ -21,7 +46,7 @@ def test_runtime_config_prefers_flag_over_variable_over_default() -> None:
 
 def test_runtime_config_refuses_an_unsupported_discovery_backend() -> None:
     with pytest.raises(ConfigError, match="DYN_DISCOVERY_BACKEND"):
-        load(RuntimeOptions, [], {"DYN_DISCOVERY_BACKEND": "kubernetes"})
+        load(RuntimeOptions, [], {"DYN_DISCOVERY_BACKEND": "consul"})
     with pytest.raises(ConfigError, match="--request-plane"):
         load(RuntimeOptions, ["--request-plane", "quic"], {})
 

@@ -155,9 +155,21 @@ async def test_the_members_are_chosen_by_name(tmp_path: Any, monkeypatch: pytest
     runtime = DistributedRuntime(None, "mem", "mem", event_plane="mem")
     assert type(runtime.event_plane).__name__ == "MemoryEventPlane"
     await runtime.shutdown()
-    for choice in ({"discovery_backend": "kubernetes"}, {"discovery_backend": "mem", "request_plane": "quic"}):
+    for choice in ({"discovery_backend": "consul"}, {"discovery_backend": "mem", "request_plane": "quic"}):
         with pytest.raises(ConfigError, match="must be"):
             DistributedRuntime(None, **choice)  # type: ignore[arg-type]
+
+
+async def test_registry_may_determine_the_instance_id_and_show_its_records() -> None:
+    class Assigning(MemoryDiscovery):
+        instance_id = 7
+
+        def data(self) -> dict[str, Any]:
+            return {"endpoints": {}}
+
+    runtime = DistributedRuntime(None, Assigning(), "mem", event_plane="mem")
+    assert runtime.instance_id == 7
+    await runtime.shutdown()
 
 
 async def test_an_unknown_event_plane_is_a_value_error() -> None:
