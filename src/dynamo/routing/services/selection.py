@@ -14,7 +14,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -33,6 +33,19 @@ from dynamo.routing.endpoint_router import load_table, overlap_table
 from dynamo.routing.kv_push_router import constraints_of
 from dynamo.routing.services.indexed_models import Held, IndexedModels, Place, add_tiers, shown
 from dynamo.routing.services.indexer_peers import Peers
+from dynamo.routing.services.worker_catalog import (
+    DEFAULT,
+    Catalog,
+    Id,
+    Signed,
+    WorkerBody,
+    WorkerRecord,
+    check_event_endpoints,
+    event_endpoints,
+    followed_as,
+    plain,
+    read,
+)
 from dynamo.routing.sync.replica_peers import ReplicaPeers
 from dynamo.routing.topology import topology_taint
 from dynamo.text.multimodal.routing_hashes import hashes_of, media_of
@@ -42,7 +55,6 @@ logger = logging.getLogger(__name__)
 
 CACHE_TTL_S, CACHE_ENTRIES, CACHE_BYTES = 120.0, 4096, 256 << 20  # Upstream's.
 AFFINITY_MAX_S = 31_536_000
-DEFAULT = "default"
 
 STATUS_OF_KIND = {
     "invalid_request": 400,
@@ -53,10 +65,6 @@ STATUS_OF_KIND = {
     "internal": 500,
 }
 
-Id = Annotated[int, msgspec.Meta(ge=0)]
-Signed = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-B = TypeVar("B")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionCacheConfig:
@@ -65,57 +73,6 @@ class SelectionCacheConfig:
     ttl_secs: float | None = None
     max_entries: int | None = None
     max_bytes: int | None = None
-
-
-class WorkerBody(msgspec.Struct, kw_only=True):
-    """Worker registration. A change keeps the omitted fields."""
-
-    worker_id: Id | UnsetType = UNSET
-    model_name: str = DEFAULT
-    routing_group: str = DEFAULT
-    endpoint: str | None = None
-    kv_events_endpoint: str | None = None
-    kv_events_endpoints: dict[str, str] | UnsetType = UNSET
-    replay_endpoint: str | None = None
-    block_size: Id | None = None
-    data_parallel_start_rank: Id | None = None
-    data_parallel_size: Id | None = None
-    max_num_batched_tokens: Id | None = None
-    total_kv_blocks: Id | None = None
-    stable_routing_id: str | None = None
-    is_eagle: bool | None = None
-    taints: list[str] = msgspec.field(default_factory=list)
-    topology_domains: dict[str, str] = msgspec.field(default_factory=dict)
-    kv_transfer_domain: str | None = None
-    kv_transfer_enforcement: str | None = None
-    kv_transfer_preferred_weight: float | None = None
-
-
-class WorkerRecord(msgspec.Struct, kw_only=True):
-    """Registered worker, as returned by the API."""
-
-    worker_id: int
-    model_name: str
-    routing_group: str
-    lifecycle: str
-    """`schedulable`, `incomplete`, or `unschedulable` for a removed worker."""
-    endpoint: str | None
-    kv_events_endpoint: str | None
-    kv_events_endpoints: dict[str, str] | UnsetType = UNSET
-    replay_endpoint: str | None
-    block_size: int | None
-    data_parallel_start_rank: int | None
-    data_parallel_size: int | None
-    max_num_batched_tokens: int | None
-    total_kv_blocks: int | None
-    stable_routing_id: str | None
-    is_eagle: bool | None
-    taints: list[str]
-    topology_domains: dict[str, str]
-    kv_transfer_domain: str | None
-    kv_transfer_enforcement: str | None
-    kv_transfer_preferred_weight: float | None
-    not_schedulable_reasons: list[str] | UnsetType = UNSET
 
 
 class PromptBody(msgspec.Struct, kw_only=True):
@@ -171,61 +128,6 @@ class _Pending:
     rank: tuple[int, int]
     until: float
     size: int
-
-
-class Catalog:
-    """Registered workers, and the reasons why some are not schedulable."""
-
-    def __init__(self, *, requires_events: bool = True) -> None:
-        self.records: dict[int, WorkerRecord] = {}
-        self._requires_events = requires_events
-
-    def record(self, worker_id: int, body: WorkerBody) -> WorkerRecord:
-        """Return the record of a worker, with its lifecycle and the missing fields."""
-        fields = {name: getattr(body, name) for name in body.__struct_fields__ if name != "worker_id"}
-        record = WorkerRecord(worker_id=worker_id, lifecycle="schedulable", **fields)
-        reasons = []
-        if body.endpoint is None:
-            reasons.append("endpoint is required")
-        if not body.block_size:
-            reasons.append("block_size must be greater than 0")
-        reasons += [
-            f"kv_events endpoint is required for dp_rank {rank}"
-            for rank, endpoint in event_endpoints(record).items()
-            if endpoint is None and self._requires_events
-        ]
-        if body.replay_endpoint is not None and (body.data_parallel_size or 1) != 1:
-            reasons.append("replay_endpoint is supported only for data_parallel_size 1")
-        if reasons:
-            record.lifecycle, record.not_schedulable_reasons = "incomplete", reasons
-        return record
-
-    def shown(self, model_name: str | None, routing_group: str | None) -> list[WorkerRecord]:
-        return [
-            record
-            for _, record in sorted(self.records.items())
-            if model_name in (None, record.model_name) and routing_group in (None, record.routing_group)
-        ]
-
-
-def event_endpoints(record: WorkerRecord) -> dict[int, str | None]:
-    """Return the KV event endpoint of each rank; None if it is missing."""
-    start, size = record.data_parallel_start_rank or 0, record.data_parallel_size or 1
-    by_rank = record.kv_events_endpoints if isinstance(record.kv_events_endpoints, dict) else {}
-    only = record.kv_events_endpoint if size == 1 else None
-    return {rank: by_rank.get(str(rank), only) for rank in range(start, start + size)}
-
-
-def followed_as(record: WorkerRecord) -> tuple[Any, ...]:
-    """Return the fields of a record whose change requires new listeners."""
-    return (
-        record.model_name,
-        record.routing_group,
-        record.block_size,
-        record.replay_endpoint,
-        record.is_eagle,
-        event_endpoints(record),
-    )
 
 
 def peers_of(urls: Sequence[str]) -> Peers:
@@ -338,14 +240,15 @@ class SelectionService:
         return plain(self._set(body.worker_id, body))
 
     async def update_worker(self, worker_id: int, changes: Any) -> Any:
-        """Change fields of a worker."""
+        """Change fields of a worker; null keeps a field, as in upstream."""
         before = self._catalog.records.get(worker_id)
         if before is None:
             raise failed("not_found", f"worker {worker_id} not found")
         if not isinstance(changes, Mapping):
             raise InvalidArgument("a worker update must be an object")
         known = {name: value for name, value in plain(before).items() if name in WorkerBody.__struct_fields__}
-        return plain(self._set(worker_id, read({**known, **changes}, WorkerBody)))
+        known |= {name: value for name, value in changes.items() if value is not None}
+        return plain(self._set(worker_id, read(known, WorkerBody)))
 
     async def delete_worker(self, worker_id: int) -> Any:
         """Remove a worker and its reservations."""
@@ -366,21 +269,21 @@ class SelectionService:
 
     def ready(self) -> Any:
         """Return whether any worker is schedulable, and the records of all."""
-        count = sum(record.lifecycle == "schedulable" for record in self._catalog.records.values())
+        count = self._catalog.schedulable_count
         return {"ready": count > 0, "schedulable_workers": count, "workers": self.list_workers()}
 
     def _set(self, worker_id: int, body: WorkerBody) -> WorkerRecord:
         before = self._catalog.records.get(worker_id)
         record = self._catalog.record(worker_id, body)
-        if before is not None and (record.lifecycle != "schedulable" or followed_as(before) != followed_as(record)):
+        if before is not None and (not record.is_schedulable or followed_as(before) != followed_as(record)):
             self._withdraw(before)
             before = None
-        if record.lifecycle == "schedulable":
+        if record.is_schedulable:
             try:
-                self._admit(record, is_followed=before is not None and before.lifecycle == "schedulable")
-            except HttpError as error:
-                record.lifecycle = "incomplete"
-                record.not_schedulable_reasons = [f"reconciliation failed: {error.message}"]
+                self._admit(record, is_followed=before is not None and before.is_schedulable)
+            except (HttpError, InvalidArgument) as error:
+                reason = error.message if isinstance(error, HttpError) else str(error)
+                record.lifecycle, record.not_schedulable_reasons = "incomplete", [f"reconciliation failed: {reason}"]
         self._catalog.records[worker_id] = record
         return record
 
@@ -391,6 +294,9 @@ class SelectionService:
             reason = f"block_size mismatch for {shown(place)}: existing={known.block_size} requested={size}"
             raise HttpError(409, reason)
         if self._use_kv_events and not is_followed:
+            check_event_endpoints(
+                record
+            )  # Before the first rank is followed: a worker is followed whole or not at all.
             for rank, endpoint in event_endpoints(record).items():
                 assert endpoint is not None, "a worker without events is not schedulable"
                 self.models.follow(
@@ -430,7 +336,7 @@ class SelectionService:
         )
 
     def _withdraw(self, record: WorkerRecord) -> None:
-        if record.lifecycle != "schedulable":
+        if not record.is_schedulable:
             return
         place = (record.model_name, record.routing_group)
         if self._use_kv_events:
@@ -583,6 +489,8 @@ class SelectionService:
     # Implementation.
 
     def _schedulable(self, model_name: str, routing_group: str) -> _Model:
+        if not self._catalog.schedulable_count:
+            raise failed("not_ready", "no schedulable workers are available")
         place = (model_name, routing_group)
         model = self._selectors.get(place)
         if model is None or not model.machine.workers:
@@ -796,18 +704,3 @@ class SelectionService:
 def failed(kind: str, message: str) -> SelectionServiceError:
     """Return an error with its kind and HTTP status."""
     return SelectionServiceError(message, kind, STATUS_OF_KIND[kind])
-
-
-def read(value: Any, kind: type[B]) -> B:
-    """Convert a JSON value, or return an already converted one. Raises `InvalidArgument`."""
-    if isinstance(value, kind):
-        return value
-    try:
-        return msgspec.convert(value, kind)
-    except (msgspec.ValidationError, TypeError) as error:
-        raise InvalidArgument(str(error)) from None
-
-
-def plain(value: Any) -> Any:
-    """Convert to a JSON value."""
-    return msgspec.to_builtins(value)

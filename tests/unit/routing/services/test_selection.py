@@ -62,3 +62,17 @@ async def test_without_kv_events_cached_blocks_are_predicted_from_reservations(m
     removed = await service.delete_worker(1)
     assert removed["lifecycle"] == "unschedulable"
     await service.shutdown_async()
+
+
+async def test_a_worker_whose_registration_failed_is_admitted_when_corrected() -> None:
+    service = SelectionService()
+    endpoints = {0: "tcp://127.0.0.1:5998", 1: "nonsense"}
+    body = {**WORKER, "block_size": 4, "data_parallel_size": 2, "kv_events_endpoints": endpoints}
+    record = await service.upsert_worker(body)
+    assert record["not_schedulable_reasons"][0].startswith("reconciliation failed: invalid kv_events endpoint")
+    with pytest.raises(SelectionServiceError, match="no schedulable workers are available"):
+        await service.select({"model_name": "m", "token_ids": [1, 2, 3, 4]})
+    changed = await service.patch_worker(1, {"kv_events_endpoints": {**endpoints, 1: "tcp://127.0.0.1:5997"}})
+    assert changed["lifecycle"] == "schedulable"
+    assert (await service.patch_worker(1, {"endpoint": None}))["endpoint"] == "http://a"
+    await service.shutdown_async()
