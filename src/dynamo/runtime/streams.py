@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import msgspec
+
 from dynamo.core.codec import decode
 from dynamo.core.errors import DynamoException, EngineShutdown, InvalidArgument, ResponseTimeout, Unknown
 from dynamo.core.tasks import TaskOwner
@@ -95,7 +97,8 @@ def as_value_error(error: Exception) -> Exception:
 class ResponseStream:
     """Response to one request as an async iterator. Leaving it early kills the request.
 
-    Stopping its context ends the iteration: what the worker still sends is dropped. The errors that it raises are
+    Without annotations, elements that have no data are skipped, as in upstream's bindings. Stopping its context ends
+    the iteration: what the worker still sends is dropped. The errors that it raises are
     `ValueError`s too, as in upstream's bindings.
     """
 
@@ -159,6 +162,12 @@ class ResponseStream:
         return self
 
     async def __anext__(self) -> Any:
+        element = await self._next()
+        while element is None and not self._annotated:  # Annotations without data.
+            element = await self._next()
+        return element
+
+    async def _next(self) -> Any:
         while not self._unread:
             if self._is_over or self._is_stopped:
                 error, self._error = self._error, None
@@ -362,14 +371,22 @@ def write(reply: Reply, element: Any) -> None:
 def _write_item(reply: Reply, value: Any) -> None:
     try:
         reply.item(value)
-    except InvalidArgument as error:
-        raise InvalidArgument(f"failed serializing Python response: {error}") from None
+    except InvalidArgument as error:  # The handler's fault, not the caller's.
+        raise Unknown(f"critical error: failed serializing Python response: {error}") from None
 
 
 def _write_annotated(reply: Reply, envelope: dict[str, Any]) -> None:
-    """Write an element with the annotations of its envelope; the event `error` ends the response with an error."""
-    value = AnnotatedValue(**{name: envelope[name] for name in AnnotatedValue.__struct_fields__ if name in envelope})
+    """Write an element with the annotations of its envelope; the event `error` ends the response with an error.
+
+    Raises `Unknown` for annotations of other types than text, which would make the caller close the connection.
+    """
+    known = {name: envelope[name] for name in AnnotatedValue.__struct_fields__ if name in envelope}
+    try:
+        value = msgspec.convert(known, AnnotatedValue)
+    except msgspec.ValidationError as error:
+        reason = "critical error: invalid response object from Python async generator"
+        raise Unknown(f"{reason}; application-logic-mismatch: {error}") from None
     if value.event == "error":
-        reply.fail(Unknown(" ".join(value.comment or ["unknown error"])))
+        reply.fail(Unknown(", ".join(value.comment or ["unknown error"])))
     else:
         _write_item(reply, value)

@@ -433,7 +433,26 @@ async def test_an_envelope_is_written_with_its_annotations() -> None:
         {"_dynamo_annotated": False, "data": 5},
     ]
     assert isinstance(reply.end, Unknown)
-    assert str(reply.end) == "out of memory"
+    assert str(reply.end) == "out of, memory"
+
+
+@pytest.mark.parametrize("wrong", [{"id": 7}, {"event": 3}, {"comment": "text"}, {"comment": [1]}])
+async def test_an_envelope_with_annotations_that_are_not_text_fails_its_request_alone(wrong: dict[str, Any]) -> None:
+    async def generate(request: Any) -> AsyncIterator[Any]:
+        yield {"_dynamo_annotated": True, "data": 1, **wrong}
+
+    reply = await run(generate)
+    assert reply.written == []
+    assert isinstance(reply.end, Unknown)
+    assert "invalid response object from Python async generator" in str(reply.end)
+
+
+async def test_elements_without_data_are_skipped_where_annotations_are_not_requested() -> None:
+    stream = ResponseStream(annotated=False)
+    for data in (None, b"\x05", b"\xc0", b"\x06"):
+        stream.on_item(Item(data, "msgpack", event="e"))
+    stream.on_end()
+    assert [element async for element in stream] == [5, 6]
 
 
 async def test_annotations_of_an_envelope_reach_the_caller() -> None:
@@ -464,5 +483,5 @@ async def test_an_element_that_cannot_be_encoded_fails_the_request() -> None:
 
     GeneratorHandler(generate, tasks)(Request("r", msgpack_encode({})), reply)
     await turns()
-    assert isinstance(reply.end, InvalidArgument)
+    assert isinstance(reply.end, Unknown)
     assert "failed serializing Python response" in str(reply.end)
