@@ -36,8 +36,8 @@ class RuntimeOptions:
         default_discovery,
         "--discovery-backend",
         "DYN_DISCOVERY_BACKEND",
-        "Registry of processes: a directory (DYN_FILE_KV), etcd (ETCD_ENDPOINTS; the default where set), "
-        "Kubernetes (the default in an operator's pod), or memory (this process only)",
+        "Registry of processes; default: etcd where ETCD_ENDPOINTS is set, Kubernetes in a pod of the operator, "
+        "or files in DYN_FILE_KV",
         choices=DISCOVERY_BACKENDS,
     )
     request_plane: str = option(
