@@ -87,6 +87,9 @@ class LiveDeployment(PeerCluster):
         self.metrics_port = free_port()
         self.reasons: list[str] = []
         """The load scaling decisions of the planner, each change once."""
+        self.advised: list[str] = []
+        """Those of the advisory planner."""
+        self._advisory_port = 0
         command = [*self._python(workers), "-m", "dynamo.mocker", "--model-path", bench_model(), "--model-name", MODEL]
         script = str(HERE / "virtual_supervisor.py")
         self._start("supervisor", supervisor, [script, NAMESPACE, *command, *WORKER_FLAGS])
@@ -96,6 +99,12 @@ class LiveDeployment(PeerCluster):
         else:
             program = [require_planner_peer(), str(HERE / "peer_planner_process.py"), "--config", json.dumps(plan)]
             self.start("planner", program, cwd=folder)
+
+    def advise(self, whose: str) -> None:
+        """Start an advisory planner with the settings of the other one."""
+        self._advisory_port = free_port()
+        plan = PLAN | {"metric_reporting_prometheus_port": self._advisory_port, "advisory": True}
+        self._start("advisory", whose, ["-m", "dynamo.planner", "--config", json.dumps(plan)])
 
     def start_frontend(self, name: str, *flags: str) -> int:
         """Start a frontend and return its port."""
@@ -122,17 +131,23 @@ class LiveDeployment(PeerCluster):
         return [json.loads(line)["workers"] for line in lines if line.startswith('{"carried_out"')]
 
     def note_reason(self) -> None:
-        """Add the present load scaling decision to `reasons` if it has changed."""
+        """Add the present load scaling decisions to `reasons` and `advised` if they have changed."""
+        self._note(self.metrics_port, self.reasons)
+        if self._advisory_port:
+            self._note(self._advisory_port, self.advised)
+
+    @staticmethod
+    def _note(port: int, reasons: list[str]) -> None:
         try:
-            text = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=5.0).text
+            text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=5.0).text
         except httpx.TransportError:
             return
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 if sample.name == "dynamo_planner_load_scaling_decision" and sample.value == 1:
                     reason = sample.labels["dynamo_planner_load_scaling_decision"]
-                    if self.reasons[-1:] != [reason]:
-                        self.reasons.append(reason)
+                    if reasons[-1:] != [reason]:
+                        reasons.append(reason)
 
     async def until(self, condition: Callable[[], object], message: str) -> None:
         """Poll, noting the planner's reasons, until the condition is true."""

@@ -3,9 +3,7 @@
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from typing import Any
 
 from dynamo.core import logging as logs
 from dynamo.core.clock import Clock, SystemClock
@@ -28,22 +26,19 @@ from dynamo.planner.observation.prometheus import PrometheusTraffic
 from dynamo.planner.observation.scrape import FrontendScraper
 from dynamo.planner.observation.steps import StepObserver
 from dynamo.planner.plugin_metrics import PluginMetrics
+from dynamo.planner.precedence import Precedence
 from dynamo.planner.reports.recorder import ReportRecorder
 from dynamo.planner.service import PlannerParts, PlannerService, TickPlugins
 from dynamo.planner.worker_benchmarks import measured_steps
-from dynamo.protocols.discovery import INSTANCES, EndpointId
-from dynamo.protocols.planner import PLANNER_COMPONENT, STATUS_ENDPOINT, WorkerCounts
+from dynamo.protocols.planner import WorkerCounts
 from dynamo.runtime.config import RuntimeOptions
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.json_service import HttpCall, JsonRoutes, TextBody
 from dynamo.runtime.run_service import open_runtime, stop_event
-from dynamo.runtime.streams import GeneratorHandler
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
-READY_ENDPOINT = f"{PLANNER_COMPONENT}.generate"
-HEALTH_PAYLOAD = {"text": "health"}
 
 
 def main() -> int:
@@ -80,7 +75,7 @@ async def run_planner(
     """Plan a deployment until cancelled, through the connector of the settings or another one. Raises `ConfigError`."""
     clock = SystemClock()
     connector = connector or make_connector(config, runtime, clock)
-    leader = Precedence(runtime, config.namespace)
+    leader = Precedence(runtime, config.namespace, is_advisory=config.advisory)
     parts = make_parts(config, runtime, connector, leader, clock)
     service = PlannerService(config, parts)
     try:
@@ -142,7 +137,7 @@ def directory_of(connector: PlannerConnector, runtime: DistributedRuntime, confi
 
 
 def make_parts(
-    config: PlannerConfig, runtime: DistributedRuntime, connector: PlannerConnector, leader: "Precedence", clock: Clock
+    config: PlannerConfig, runtime: DistributedRuntime, connector: PlannerConnector, leader: Precedence, clock: Clock
 ) -> PlannerParts:
     """Return the parts of a planner in this runtime."""
     directory = directory_of(connector, runtime, config)
@@ -209,55 +204,6 @@ def missing_roles(counts: WorkerCounts, config: PlannerConfig) -> list[str]:
         ("decode", config.mode.scales_decode, counts.ready_num_decode),
     )
     return [role for role, is_scaled, ready in roles if is_scaled and not ready]
-
-
-class Precedence:
-    """Registration of this planner, and the choice among several of one namespace: the smallest instance id scales."""
-
-    def __init__(self, runtime: DistributedRuntime, namespace: str) -> None:
-        self._runtime = runtime
-        self._endpoint = runtime.endpoint(f"{namespace}.{READY_ENDPOINT}")
-        self._prefix = EndpointId.parse(f"{namespace}.{READY_ENDPOINT}").path + "/"
-        self._status = runtime.endpoint(f"{namespace}.{PLANNER_COMPONENT}.{STATUS_ENDPOINT}")
-        self._serving: list[Any] = []
-        self._cause = ""
-
-    async def join(self, status: Callable[[], dict[str, Any]]) -> None:
-        """Register the endpoint that released tools call to see that the planner is ready, and that of its status."""
-
-        async def report(request: Any) -> AsyncIterator[Any]:
-            yield status()
-
-        for endpoint, reply in ((self._endpoint, _ready), (self._status, report)):
-            self._serving.append(await endpoint.serve(GeneratorHandler(reply, self._runtime.tasks)))
-        await self.preceding()
-
-    async def preceding(self) -> str:
-        """Return which other planner scales this namespace; empty if it is this one."""
-        found = [
-            int(key.rpartition("/")[2], 16)
-            for key in await self._runtime.discovery.snapshot(INSTANCES)
-            if key.startswith(self._prefix)
-        ]
-        first = min(found, default=self._runtime.instance_id)
-        is_preceded = first < self._runtime.instance_id
-        cause = f"planner {first:x} of the same namespace has precedence" if is_preceded else ""
-        if cause and not self._cause:
-            logger.warning("%s: this one, %x, records decisions and does not scale", cause, self._runtime.instance_id)
-        elif self._cause and not cause:
-            logger.warning("planner %x scales from now on: the preceding one has left", self._runtime.instance_id)
-        self._cause = cause
-        return cause
-
-    async def leave(self) -> None:
-        """Remove the registrations."""
-        serving, self._serving = self._serving, []
-        for one in serving:
-            await one.close(0.0)
-
-
-async def _ready(request: Any) -> AsyncIterator[str]:
-    yield "mock endpoint"
 
 
 def metrics_routes(registry: MetricsRegistry) -> JsonRoutes:
