@@ -1,4 +1,4 @@
-"""Command line: `dynamo serve`, `dynamo chat`, `dynamo route`, `dynamo plan`, `dynamo replay`, and the help page."""
+"""Command line: `dynamo serve`, `dynamo chat`, `dynamo route`, `dynamo plan`, `dynamo replay`, `dynamo deploy`, and the help page."""
 
 import sys
 import time
@@ -18,6 +18,7 @@ dynamo {__version__}: serve a language model over the OpenAI API
   dynamo route explain                show why the KV router chose the workers of the last requests
   dynamo plan explain FILE            show why the planner changed the number of workers, or did not
   dynamo replay TRACE.jsonl           simulate a cluster under the load of a trace
+  dynamo deploy validate FILE...      check Kubernetes manifests; other verbs apply them and show their state
 
   dynamo COMMAND --help               its common options, their environment variables and defaults (also: dynamo help COMMAND)
   dynamo COMMAND --help-all           all of its options
@@ -29,7 +30,7 @@ The same processes can be started one by one, on one machine or on several that 
   python -m dynamo.cpu --discovery-backend file --model-path DIR
   python -m dynamo.mocker --discovery-backend file --model-path DIR
 """
-COMMANDS = ("serve", "chat", "route", "plan", "replay")
+COMMANDS = ("serve", "chat", "route", "plan", "replay", "deploy")
 STARTED = time.monotonic()
 
 
@@ -72,6 +73,10 @@ def run(argv: list[str]) -> int:
         from dynamo.cli.replay import replay
 
         return replay(rest)
+    if word == "deploy":
+        from dynamo.cli.deploy import deploy
+
+        return deploy(rest)
     import difflib
 
     near = difflib.get_close_matches(word, [*COMMANDS, "--help", "--version"], n=1)

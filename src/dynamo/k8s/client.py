@@ -13,7 +13,7 @@ import yaml
 from dynamo.core.codec import json_encode
 from dynamo.core.config import setting
 from dynamo.core.errors import ConfigError, DynamoException, WorkerUnavailable
-from dynamo.k8s.kinds import ObjectKind
+from dynamo.k8s.kinds import PODS, ObjectKind
 from dynamo.protocols.kubernetes.common import KubeObject
 
 REQUEST_S = 10.0
@@ -84,7 +84,8 @@ class KubeClient:
             )
         except (Unconfigured, OSError) as error:
             raise ConfigError(f"KUBECONFIG {file or '~/.kube/config'}: {error}") from None
-        except (yaml.YAMLError, LookupError, ValueError, TypeError, AttributeError) as error:
+        except (yaml.YAMLError, LookupError, ValueError, TypeError, AttributeError, AssertionError) as error:
+            # lightkube asserts that the context has a user.
             what = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise ConfigError(f"KUBECONFIG {file or '~/.kube/config'}: not a kubeconfig file: {what}") from None
         if config is None:
@@ -127,11 +128,20 @@ class KubeClient:
         *,
         manager: str,
         subresource: str | None = None,
+        is_forced: bool = True,
+        is_dry_run: bool = False,
     ) -> KubeObject:
-        """Create or update an object by server-side apply; fields of other managers are taken over."""
+        """Create or update an object by server-side apply.
+
+        With `is_forced`, fields of other managers are taken over; otherwise a conflict raises `KubeRefused` with code
+        409. With `is_dry_run`, the server returns the result and stores nothing.
+        """
         path = kind.path(namespace, value["metadata"]["name"], subresource)
         named = {"apiVersion": kind.api_version, "kind": kind.kind, **value}
-        return await self._request("PATCH", path, named, {"fieldManager": manager, "force": "true"}, APPLY)
+        params = {"fieldManager": manager, "force": "true" if is_forced else "false"}
+        if is_dry_run:
+            params["dryRun"] = "All"
+        return await self._request("PATCH", path, named, params, APPLY)
 
     async def patch(
         self,
@@ -179,6 +189,36 @@ class KubeClient:
                         yield change_of(line)
         except self._failures as error:
             raise self._unavailable(error) from None
+
+    async def discover(self, api_version: str, kind: str) -> ObjectKind | None:
+        """Return the place of a kind in the API, or None if the server does not have it."""
+        root = "/api/" if "/" not in api_version else "/apis/"
+        try:
+            listed = await self._request("GET", root + api_version)
+        except KubeRefused as error:
+            if error.code == 404:
+                return None
+            raise
+        for one in listed.get("resources") or []:
+            if one["kind"] == kind and "/" not in one["name"]:
+                return ObjectKind(api_version, kind, one["name"], bool(one["namespaced"]))
+        return None
+
+    async def pod_log(
+        self, name: str, namespace: str, *, container: str | None = None, lines: int | None = None
+    ) -> str:
+        """Return the last lines of a container's log."""
+        params = {"container": container} if container else {}
+        if lines is not None:
+            params["tailLines"] = str(lines)
+        try:
+            response = await self._http.request("GET", PODS.path(namespace, name, "log"), params=params)
+        except self._failures as error:
+            raise self._unavailable(error) from None
+        if response.status_code >= 400:
+            raise refusal(response.status_code, response.content)
+        text: str = response.text
+        return text
 
     async def close(self) -> None:
         """Close all connections."""

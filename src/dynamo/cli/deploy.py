@@ -1,0 +1,180 @@
+"""Kubernetes deployments: `dynamo deploy validate`, `diff`, `apply`, `status`, `logs` and `delete`."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dynamo.cli import cluster
+from dynamo.cli.manifests import Manifest, check_manifests, read_manifests
+from dynamo.core.config import load, option
+from dynamo.core.errors import ConfigError, DynamoException
+from dynamo.operator.validation.facts import AdmissionFacts
+
+HELP = """\
+dynamo deploy: graphs on Kubernetes, from manifests; KUBECONFIG or ~/.kube/config names the cluster
+
+  dynamo deploy validate FILE...      check schemas and admission rules, without a cluster; exit status 1 if refused
+  dynamo deploy diff FILE...          show what apply would change; exit status 1 if there is a difference
+  dynamo deploy apply FILE...         check, then create or update the objects
+  dynamo deploy status NAME           the graph's components: ready replicas, phase, last event, why not ready
+  dynamo deploy logs NAME             the last lines of the graph's containers
+  dynamo deploy delete FILE...|NAME   delete the objects of the files, or the graph
+
+  FILE may be a directory, or - for the standard input. Options follow the files. --help after a command lists them.
+"""
+GROVE = ("auto", "yes", "no")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidateConfig:
+    """Check manifests by the schemas and the admission rules, without a cluster."""
+
+    grove: str = option(
+        "auto", "--grove", None, "Apply the rules of clusters with (yes) or without (no) Grove; auto: neither"
+    )
+
+    def __post_init__(self) -> None:
+        if self.grove not in GROVE:
+            raise ConfigError(f"--grove {self.grove}: must be {', '.join(GROVE)}")
+
+    @property
+    def facts(self) -> AdmissionFacts:
+        """Facts about the cluster."""
+        return AdmissionFacts(has_grove={"yes": True, "no": False}.get(self.grove))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """Compare manifests with the cluster, or delete their objects."""
+
+    namespace: str | None = option(None, "--namespace", None, "Namespace; default: that of the kubeconfig's context")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyConfig:
+    """Check manifests, then create or update their objects by server-side apply."""
+
+    namespace: str | None = option(None, "--namespace", None, "Namespace; default: that of the kubeconfig's context")
+    force: bool = option(False, "--force", None, "Take over fields that another manager owns")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusConfig:
+    """Show the components of a graph."""
+
+    name: str | None = option(None, "name", None, "Name of the DynamoGraphDeployment")
+    namespace: str | None = option(None, "--namespace", None, "Namespace; default: that of the kubeconfig's context")
+    watch: bool = option(False, "--watch", None, "Repeat until all components are ready")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogsConfig:
+    """Show the last lines of a graph's containers."""
+
+    name: str | None = option(None, "name", None, "Name of the DynamoGraphDeployment")
+    namespace: str | None = option(None, "--namespace", None, "Namespace; default: that of the kubeconfig's context")
+    component: str | None = option(None, "--component", None, "Only this component")
+    tail: int = option(20, "--tail", None, "Number of lines of each container")
+
+    def __post_init__(self) -> None:
+        if self.tail < 1:
+            raise ConfigError(f"--tail {self.tail}: must be at least 1")
+
+
+def deploy(argv: Sequence[str]) -> int:
+    """Run `dynamo deploy`. Raise `ConfigError` for wrong options and unreadable manifests."""
+    word, rest = (argv[0], list(argv[1:])) if argv else ("--help", [])
+    if word in {"--help", "-h", "help"}:
+        print(HELP, end="")
+        return 0
+    verb = VERBS.get(word)
+    if verb is None:
+        raise ConfigError(f"unknown command dynamo deploy {word}: expected one of {', '.join(VERBS)}")
+    try:
+        return verb(rest)
+    except ConfigError:
+        raise
+    except DynamoException as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+
+
+def split_files(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the files, which come first, and the options."""
+    for at, word in enumerate(argv):
+        if word.startswith("-") and word != "-":
+            return list(argv[:at]), list(argv[at:])
+    return list(argv), []
+
+
+def validate(argv: Sequence[str]) -> int:
+    """Run `dynamo deploy validate`."""
+    files, options = split_files(argv)
+    config = load(ValidateConfig, options, prog="dynamo deploy validate FILE...")
+    manifests = read_manifests(files)
+    return 1 if refused(manifests, config.facts, is_verbose=True) else 0
+
+
+def refused(manifests: Sequence[Manifest], facts: AdmissionFacts, *, is_verbose: bool = False) -> bool:
+    """Print the problems and warnings of manifests; return whether there is a problem."""
+    problems, warnings, checked = check_manifests(manifests, facts)
+    for text in warnings:
+        sys.stderr.write(f"warning: {text}\n")
+    for text in problems:
+        sys.stderr.write(f"error: {text}\n")
+    if is_verbose:
+        others = len(manifests) - checked
+        unchecked = f"; {others} of other groups not checked" if others else ""
+        print(f"{checked} checked, {len(problems)} problems{unchecked}")
+    return bool(problems)
+
+
+def diff(argv: Sequence[str]) -> int:
+    """Run `dynamo deploy diff`."""
+    files, options = split_files(argv)
+    config = load(ClusterConfig, options, prog="dynamo deploy diff FILE...")
+    return asyncio.run(cluster.diff(read_manifests(files), config.namespace))
+
+
+def apply(argv: Sequence[str]) -> int:
+    """Run `dynamo deploy apply`; nothing is applied if one object is refused."""
+    files, options = split_files(argv)
+    config = load(ApplyConfig, options, prog="dynamo deploy apply FILE...")
+    manifests = read_manifests(files)
+    if refused(manifests, AdmissionFacts()):
+        return 1
+    return asyncio.run(cluster.apply(manifests, config.namespace, is_forced=config.force))
+
+
+def status(argv: Sequence[str]) -> int:
+    """Run `dynamo deploy status`."""
+    config = load(StatusConfig, argv, prog="dynamo deploy status")
+    return asyncio.run(cluster.status(named(config.name), config.namespace, is_repeated=config.watch))
+
+
+def logs(argv: Sequence[str]) -> int:
+    """Run `dynamo deploy logs`."""
+    config = load(LogsConfig, argv, prog="dynamo deploy logs")
+    return asyncio.run(
+        cluster.logs(named(config.name), config.namespace, component=config.component, lines=config.tail)
+    )
+
+
+def delete(argv: Sequence[str]) -> int:
+    """Run `dynamo deploy delete`: a single word without a suffix or a slash is the name of a graph."""
+    files, options = split_files(argv)
+    config = load(ClusterConfig, options, prog="dynamo deploy delete FILE...|NAME")
+    if len(files) == 1 and files[0] != "-" and not set(files[0]) & set("./"):
+        return asyncio.run(cluster.delete_graph(files[0], config.namespace))
+    return asyncio.run(cluster.delete(read_manifests(files), config.namespace))
+
+
+def named(name: str | None) -> str:
+    """Return the name of a graph. Raise `ConfigError` if it is missing."""
+    if not name:
+        raise ConfigError("NAME: expected the name of a DynamoGraphDeployment")
+    return name
+
+
+VERBS = {"validate": validate, "diff": diff, "apply": apply, "status": status, "logs": logs, "delete": delete}

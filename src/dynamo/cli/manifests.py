@@ -1,0 +1,119 @@
+"""Kubernetes manifests from files: reading, and the order in which they are applied. Reads files, decides the rest."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dynamo.core.errors import ConfigError
+from dynamo.operator.validation.admission import review
+from dynamo.operator.validation.facts import AdmissionFacts
+from dynamo.protocols.kubernetes.common import GROUP, KubeObject
+
+SUFFIXES = (".yaml", ".yml", ".json")
+FIRST = ("Namespace", "CustomResourceDefinition", "ServiceAccount", "Secret", "ConfigMap", "PersistentVolumeClaim")
+"""Kinds that other objects refer to, in the order of their creation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One object of a file."""
+
+    file: str
+    value: KubeObject
+
+    @property
+    def kind(self) -> str:
+        """Kind of the object."""
+        return str(self.value.get("kind") or "")
+
+    @property
+    def api_version(self) -> str:
+        """Group and version of the object."""
+        return str(self.value.get("apiVersion") or "")
+
+    @property
+    def name(self) -> str:
+        """Name of the object."""
+        metadata = self.value.get("metadata")
+        return str((metadata.get("name") if isinstance(metadata, dict) else None) or "")
+
+    @property
+    def label(self) -> str:
+        """Kind and name, as messages show them."""
+        return f"{self.kind or 'object'}/{self.name or '?'}"
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the object is of the group whose rules are known here."""
+        return self.api_version.partition("/")[0] == GROUP
+
+
+def read_manifests(names: Sequence[str]) -> list[Manifest]:
+    """Return the objects of files, of directories (their YAML and JSON files) and, for `-`, of the standard input.
+
+    Raise `ConfigError` for a missing file, for one that is not YAML, and where there is no object at all.
+    """
+    if not names:
+        raise ConfigError("FILE: expected at least one manifest, directory or - for the standard input")
+    found: list[Manifest] = []
+    for name in names:
+        found += [Manifest(file, value) for file, text in _texts(name) for value in _objects(file, text)]
+    if not found:
+        raise ConfigError(f"{' '.join(names)}: no Kubernetes object")
+    return found
+
+
+def _texts(name: str) -> Iterable[tuple[str, str]]:
+    if name == "-":
+        yield "standard input", sys.stdin.read()
+        return
+    path = Path(name)
+    files = sorted(one for one in path.rglob("*") if one.suffix in SUFFIXES) if path.is_dir() else [path]
+    for file in files:
+        try:
+            yield str(file), file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{file}: cannot be read: {error}") from None
+
+
+def _objects(file: str, text: str) -> Iterable[KubeObject]:
+    try:
+        documents: list[Any] = list(yaml.safe_load_all(text))
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        at = f" line {where.line + 1}" if where else ""
+        raise ConfigError(f"{file}:{at} not YAML: {getattr(error, 'problem', None) or error}") from None
+    for document in documents:
+        if document is None:
+            continue
+        if not isinstance(document, dict):
+            raise ConfigError(f"{file}: a document is a {type(document).__name__}; expected an object")
+        if str(document.get("kind") or "").endswith("List") and isinstance(document.get("items"), list):
+            yield from (one for one in document["items"] if isinstance(one, dict))
+        else:
+            yield document
+
+
+def check_manifests(manifests: Iterable[Manifest], facts: AdmissionFacts) -> tuple[list[str], list[str], int]:
+    """Return the problems, the warnings, and the number of objects that were checked."""
+    problems: list[str] = []
+    warnings: list[str] = []
+    checked = 0
+    for one in manifests:
+        if not one.kind or not one.api_version:
+            problems.append(f"{one.file}: {one.label}: apiVersion and kind are required")
+        elif one.is_ours:
+            checked += 1
+            found = review(one.value, facts=facts)
+            problems += [f"{one.file}: {one.label}: {problem}" for problem in found.problems]
+            warnings += [f"{one.file}: {one.label}: {text}" for text in found.warnings]
+    return problems, warnings, checked
+
+
+def in_order(manifests: Iterable[Manifest]) -> list[Manifest]:
+    """Return manifests in the order of their creation: what others refer to first, otherwise as the files have them."""
+    return sorted(manifests, key=lambda one: FIRST.index(one.kind) if one.kind in FIRST else len(FIRST))

@@ -1,0 +1,94 @@
+"""`dynamo deploy` against an API server with the resource definitions of this repository."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.cluster.kubernetes.running import KubernetesServer
+
+from dynamo.cli.deploy import deploy
+from dynamo.core.errors import ConfigError
+from dynamo.protocols.kubernetes.crds import manifests
+
+pytestmark = pytest.mark.integration
+
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+PODS = "/api/v1/namespaces/default/pods"
+GRAPH = """\
+apiVersion: nvidia.com/v1beta1
+kind: DynamoGraphDeployment
+metadata: {name: g}
+spec: {components: [{name: Frontend, type: frontend, replicas: 1}]}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: c}
+data: {a: b}
+"""
+
+
+@pytest.fixture
+def graph_file(kubernetes_api: KubernetesServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Install the definitions and return a manifest."""
+    with httpx.Client(base_url=kubernetes_api.url, headers={"Authorization": f"Bearer {kubernetes_api.token}"}) as api:
+        for _, crd in manifests(has_conversion=False):
+            assert api.post(CRDS, json=crd).status_code == 201
+    monkeypatch.setenv("KUBECONFIG", str(kubernetes_api.kubeconfig))
+    file = tmp_path / "g.yaml"
+    file.write_text(GRAPH)
+    return file
+
+
+def test_graph_is_applied_compared_shown_and_deleted(
+    graph_file: Path, kubernetes_api: KubernetesServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(graph_file)
+    assert deploy(["diff", file]) == 1
+    assert "+kind: DynamoGraphDeployment" in capsys.readouterr().out
+    assert deploy(["apply", file]) == 0
+    assert capsys.readouterr().out.splitlines() == ["ConfigMap/c created", "DynamoGraphDeployment/g created"]
+    assert deploy(["apply", file]) == 0
+    assert "DynamoGraphDeployment/g unchanged" in capsys.readouterr().out
+    assert deploy(["diff", file]) == 0
+    graph_file.write_text(GRAPH.replace("replicas: 1", "replicas: 3"))
+    capsys.readouterr()
+    assert deploy(["diff", file]) == 1
+    assert "+    replicas: 3" in capsys.readouterr().out
+    assert deploy(["status", "g"]) == 1
+    assert "Frontend   0/1" in capsys.readouterr().out
+    assert deploy(["logs", "g"]) == 1
+    assert deploy(["delete", file]) == 0
+    with pytest.raises(ConfigError, match="no DynamoGraphDeployment of this name"):
+        deploy(["status", "g"])
+    assert deploy(["delete", "g"]) == 1
+
+
+def test_refused_manifest_is_not_sent(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph_file.write_text(GRAPH.replace("replicas: 1", "replicas: -1"))
+    assert deploy(["apply", str(graph_file)]) == 1
+    assert "spec.components[0].replicas" in capsys.readouterr().err
+    assert deploy(["delete", "g"]) == 1
+
+
+def test_kind_that_is_not_installed_is_named(graph_file: Path) -> None:
+    graph_file.write_text("apiVersion: example.com/v1\nkind: Box\nmetadata: {name: b}\n")
+    with pytest.raises(ConfigError, match=r"Box/b: example\.com/v1 is not installed"):
+        deploy(["apply", str(graph_file)])
+
+
+def test_unreachable_server_is_one_line(
+    graph_file: Path,
+    kubernetes_api: KubernetesServer,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = kubernetes_api.kubeconfig
+    config.write_text(config.read_text().replace(kubernetes_api.url, "http://127.0.0.1:9"))
+    assert deploy(["diff", str(graph_file)]) == 1
+    assert capsys.readouterr().err.startswith("error: Kubernetes API server http://127.0.0.1:9")
+
+
+def test_kubeconfig_without_user_is_refused(graph_file: Path, kubernetes_api: KubernetesServer) -> None:
+    config = kubernetes_api.kubeconfig
+    config.write_text(config.read_text().replace("user: test", "user: other"))
+    with pytest.raises(ConfigError, match="KUBECONFIG"):
+        deploy(["status", "g"])

@@ -1,0 +1,62 @@
+"""`dynamo deploy` without a cluster: validation, and refusals of options."""
+
+from pathlib import Path
+
+import pytest
+
+from dynamo.cli.deploy import VERBS, deploy
+from dynamo.core.errors import ConfigError
+
+GOOD = """\
+apiVersion: nvidia.com/v1alpha1
+kind: DynamoGraphDeployment
+metadata: {name: g}
+spec: {services: {Frontend: {componentType: frontend, replicas: 1}}}
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: s}
+"""
+
+
+def test_validate_accepts_a_graph_and_skips_other_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "g.yaml"
+    file.write_text(GOOD)
+    assert deploy(["validate", str(file)]) == 0
+    assert capsys.readouterr().out == "1 checked, 0 problems; 1 of other groups not checked\n"
+
+
+def test_validate_prints_field_path_and_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "g.yaml"
+    file.write_text(GOOD.replace("replicas: 1", "replicas: -1"))
+    assert deploy(["validate", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert f"error: {file}: DynamoGraphDeployment/g: spec.services.Frontend.replicas: -1 must be at least 0" in error
+
+
+def test_validate_applies_the_rules_of_grove_on_request(tmp_path: Path) -> None:
+    file = tmp_path / "g.yaml"
+    file.write_text(GOOD.replace("spec: {", "spec: {priorityClassName: high, "))
+    assert [deploy(["validate", str(file), "--grove", mode]) for mode in ("auto", "yes", "no")] == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["aply"], "unknown command dynamo deploy aply"),
+        (["validate"], "FILE: expected at least one manifest"),
+        (["validate", "missing.yaml"], "missing.yaml: cannot be read"),
+        (["validate", "a.yaml", "--grove", "maybe"], "--grove maybe: must be auto, yes, no"),
+        (["status"], "NAME: expected the name"),
+        (["logs", "g", "--tail", "0"], "--tail 0: must be at least 1"),
+    ],
+)
+def test_wrong_usage_is_one_clear_line(argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        deploy(argv)
+
+
+def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert deploy([]) == 0
+    page = capsys.readouterr().out
+    assert all(f"dynamo deploy {verb} " in page for verb in VERBS)

@@ -1,0 +1,37 @@
+"""Manifests: documents, lists, damaged files, and the order of creation."""
+
+from pathlib import Path
+
+import pytest
+
+from dynamo.cli.manifests import Manifest, check_manifests, in_order, read_manifests
+from dynamo.core.errors import ConfigError
+from dynamo.operator.validation.facts import AdmissionFacts
+
+
+def test_documents_and_lists_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("kind: A\nmetadata: {name: a}\n---\n---\nkind: BList\nitems: [{kind: B}]\n")
+    (tmp_path / "c.json").write_text('{"kind": "C"}')
+    (tmp_path / "notes.txt").write_text("no manifest")
+    assert [one.label for one in read_manifests([str(tmp_path)])] == ["A/a", "B/?", "C/?"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("a: [", r"a.yaml: line \d not YAML"), ("- a", "a document is a list"), ("", "no Kubernetes object")],
+)
+def test_damaged_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_manifests([str(tmp_path / "a.yaml")])
+
+
+def test_objects_that_others_refer_to_are_created_first() -> None:
+    kinds = ["DynamoGraphDeployment", "PersistentVolumeClaim", "Job", "Namespace"]
+    ordered = in_order(Manifest("f", {"kind": kind}) for kind in kinds)
+    assert [one.kind for one in ordered] == ["Namespace", "PersistentVolumeClaim", "DynamoGraphDeployment", "Job"]
+
+
+def test_object_without_kind_is_a_problem() -> None:
+    problems, _, checked = check_manifests([Manifest("f", {"metadata": {"name": "x"}})], AdmissionFacts())
+    assert (problems, checked) == (["f: object/x: apiVersion and kind are required"], 0)
