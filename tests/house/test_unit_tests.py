@@ -100,6 +100,8 @@ COVERED_BY = {
     "mocker/simulation/step.py": "unit/mocker/simulation/test_engines.py",
     "openai_proxy/text_engine.py": "integration/openai_proxy/test_engine.py",
     "openai_proxy/tokens.py": "unit/openai_proxy/test_completions.py",
+    "operator/conversion/components.py": "unit/operator/conversion/test_convert.py",
+    "operator/conversion/kinds.py": "unit/operator/conversion/test_convert.py",
     "operator/validation/component.py": "unit/operator/validation/test_admission.py",
     "operator/validation/facts.py": "unit/operator/validation/test_admission.py",
     "operator/validation/graph.py": "unit/operator/validation/test_admission.py",
