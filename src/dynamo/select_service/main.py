@@ -17,13 +17,12 @@ from dynamo.routing.services.selection import (
     CACHE_BYTES,
     CACHE_ENTRIES,
     CACHE_TTL_S,
-    Id,
     PromptBody,
     ReservationBody,
     SelectionCacheConfig,
     SelectionService,
-    WorkerBody,
 )
+from dynamo.routing.services.worker_catalog import Id, WorkerBody
 from dynamo.routing.settings import TrackingOptions
 from dynamo.routing.sync.replica_peers import ReplicaOptions, add_peer_routes
 from dynamo.runtime.json_service import Handler, HttpCall, JsonRoutes

@@ -54,7 +54,10 @@ def test_a_catalog_without_events_requires_no_event_endpoint() -> None:
 
 
 def test_a_record_keeps_router_hints_and_omits_absent_ones() -> None:
-    hints: dict[str, Any] = {"router_hint_worker_type": "prefill", "router_hint_source_control_endpoints": {"0": "tcp://a:1"}}
+    hints: dict[str, Any] = {
+        "router_hint_worker_type": "prefill",
+        "router_hint_source_control_endpoints": {"0": "tcp://a:1"},
+    }
     shown = plain(record(**hints, taints=["b", "a", "b"]))
     assert shown["router_hint_source_control_endpoints"] == {0: "tcp://a:1"}
     assert shown["taints"] == ["a", "b"]
