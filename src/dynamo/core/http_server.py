@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ from dynamo.core.openmetrics import negotiated
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.01
+TLS_HANDSHAKE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,15 +79,18 @@ class HttpServer:
         """Return the number of open connections."""
         return len(self._state.connections)
 
-    async def start(self, listener: socket.socket) -> None:
-        """Accept requests on a bound socket."""
+    async def start(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """Accept requests on a bound socket, over TLS where a context is given."""
         config = uvicorn.Config(
             self._serve, loop="none", lifespan="off", interface="asgi3", ws="none", log_config=None, access_log=False,
             proxy_headers=False, server_header=False, date_header=False,
         )  # fmt: skip
         config.load()
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: _BoundedProtocol(config, self._state, self.limits), sock=listener
+            lambda: _BoundedProtocol(config, self._state, self.limits),
+            sock=listener,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else TLS_HANDSHAKE_S,
         )
 
     async def close(self) -> None:

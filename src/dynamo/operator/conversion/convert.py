@@ -61,7 +61,7 @@ def _kept(text: str | None) -> KubeObject | None:
 def _restored(kept: KubeObject | None, own: KubeObject, there: Mapper, again: Mapper) -> KubeObject:
     """Return a section in the other version: the kept original with the changes since, else the counterparts.
 
-    The kept original is used as far as it still stands for the object: a result that would convert back to something
+    The kept original is used unless the result would convert back to something
     else, for instance an environment variable that was removed here and is in two places there, is not used.
     """
     plain = there(own)

@@ -38,6 +38,10 @@ def review(value: KubeObject, old: KubeObject | None = None, facts: AdmissionFac
         if kind == "DynamoGraphDeployment":
             check_graph_creation(value, found)
     else:
+        # What the stored object already has does not prevent a change: a newer operator may have more rules.
+        before = Findings()
+        _check(kind, old, known, before, is_alpha=version == ALPHA)
+        found.problems = [one for one in found.problems if one not in before.problems]
         _check_update(kind, value, old, known, found, is_alpha=version == ALPHA)
     found.problems = list(dict.fromkeys(found.problems))
     return found

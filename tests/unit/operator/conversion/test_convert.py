@@ -79,7 +79,7 @@ def test_component_becomes_service() -> None:
 
 
 def test_seed_era_request_becomes_typed_targets() -> None:
-    config = {"sla": {"isl": 3000, "osl": 150, "ttft": 200, "itl": 20}, "sweep": {"x": 1}}
+    config: Object = {"sla": {"isl": 3000, "osl": 150, "ttft": 200, "itl": 20}, "sweep": {"x": 1}}
     spec = {"model": "m", "backend": "vllm", "autoApply": True, "profilingConfig": {"config": config}}
     value = resource("DynamoGraphDeploymentRequest", V1ALPHA1, spec, status={"state": "Ready", "backend": "vllm"})
     beta = convert(value, V1BETA1)
@@ -188,7 +188,7 @@ pods = st.fixed_dictionaries(
         "containers": st.lists(
             st.builds(lambda name, one: {"name": name, **one}, st.sampled_from(["main", "a", "sidecar-frontend"]), containers),
             max_size=3,
-            unique_by=lambda one: one["name"],
+            unique_by=lambda one: one["name"],  # type: ignore[index]
         ),
         "nodeSelector": maps,
     },

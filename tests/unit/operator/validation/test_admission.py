@@ -226,3 +226,9 @@ def test_object_in_deletion_is_not_checked() -> None:
     value = alpha({})
     value["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert paths(value, alpha()) == []
+
+
+def test_problem_of_the_stored_object_does_not_prevent_other_changes() -> None:
+    old = graph(worker(sharedMemorySize="-1Gi", replicas=1))
+    assert paths(graph(worker(sharedMemorySize="-1Gi", replicas=2)), old) == []
+    assert paths(graph(worker(sharedMemorySize="-2Gi", replicas=1)), old) == [f"{BASE}.sharedMemorySize"]
