@@ -65,6 +65,19 @@ def test_metadata_and_cancellation_pass_through_two_stages(
     assert [scripts.line(upper), scripts.line(upper)] == ["asked by examples", "stopped"]
 
 
+@pytest.mark.parametrize(("first", "second"), TOGETHER)
+def test_a_cancelled_handler_that_raises_ends_the_response_without_an_error(
+    scripts: Scripts, pythons: dict[str, str], first: str, second: str
+) -> None:
+    server = scripts.start("cancellation/server.py", python=pythons[second])
+    middle = scripts.start("cancellation/middle.py", python=pythons[first])
+    for flags in ([], ["--middle"]):
+        received = scripts.run("cancellation/client.py", *flags, python=pythons[second])
+        assert received == ["received 0", "received 1", "received 2", "cancelled"]
+        assert scripts.line(server).startswith("cancelled before ")
+    assert scripts.line(middle) == "response of the server ended"
+
+
 # Behind a frontend -----------------------------------------------------------------------------------------------
 
 BEHIND = [("ours", "theirs"), ("theirs", "ours"), ("theirs", "theirs")]

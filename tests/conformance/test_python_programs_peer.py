@@ -17,7 +17,7 @@ TIMEOUT_S = 60.0
 def lines(python: str, program: str, home: Path) -> list[str]:
     """Return what a program prints with a discovery directory of its own."""
     home.mkdir()
-    loopback = {name: "127.0.0.1" for name in ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST")}
+    loopback = dict.fromkeys(("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST"), "127.0.0.1")
     environment = {**os.environ, **loopback, "DYN_LOG": "error", "HOME": str(home), "DYN_FILE_KV": str(home / "kv")}
     if python != sys.executable:
         environment.pop("PYTHONPATH", None)  # It may name our package.

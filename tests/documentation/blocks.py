@@ -12,7 +12,7 @@ FENCE = re.compile(r"(`{3,})(\w*)$")
 
 SERVER = re.compile(
     r"-m dynamo\.(?!replay)|dynamo serve|make serve|nats-server|launch/\w+\.sh|03_parts\.sh|_worker\.py|"
-    r"(hello_world|echo_model|media)/worker\.py|two_stages/(upper|entrance)\.py"
+    r"(hello_world|echo_model|media)/worker\.py|two_stages/(upper|entrance)\.py|cancellation/(server|middle)\.py"
 )
 """Programs that run until they are stopped, with or without `&`."""
 NEEDS_PORTS = re.compile(r"09_kv_routing\.sh")

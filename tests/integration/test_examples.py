@@ -52,6 +52,18 @@ def test_a_caller_that_stops_stops_both_stages(scripts: Scripts) -> None:
     assert [scripts.line(upper), scripts.line(upper)] == ["asked by examples", "stopped"]
 
 
+def test_cancellation_reaches_the_server_directly_and_through_a_server_in_between(scripts: Scripts) -> None:
+    server = scripts.start("cancellation/server.py")
+    middle = scripts.start("cancellation/middle.py")
+    received = ["received 0", "received 1", "received 2", "cancelled"]
+    assert scripts.run("cancellation/client.py") == received
+    assert scripts.line(server).startswith("cancelled before ")
+    assert scripts.run("cancellation/client.py", "--middle") == received
+    assert scripts.line(server).startswith("cancelled before ")
+    assert scripts.line(middle) == "response of the server ended"
+    assert scripts.stop() == [0, 0]
+
+
 @pytest.mark.parametrize("kind", ["text", "tokens"])
 def test_the_echo_model_answers_behind_the_frontend(scripts: Scripts, tmp_path: Path, kind: str) -> None:
     with Cluster(tmp_path, "--discovery-backend", "file") as cluster:

@@ -263,21 +263,31 @@ class GeneratorHandler:
                     self._write(reply, element)
             reply.finish()
         except DynamoException as error:
-            reply.fail(error)
+            _end(reply, context, error)
         except (ValueError, TypeError) as error:  # Reported as an invalid request, as in Dynamo.
             logger.warning("handler rejected request %s: %s: %s", reply.request_id, type(error).__name__, error)
             logger.debug("traceback of the rejection", exc_info=True)
-            reply.fail(refused(error))
+            _end(reply, context, refused(error))
         except (asyncio.CancelledError, GeneratorExit) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and (task is None or not task.cancelling()):
-                reply.fail(named(error))  # Raised by the handler: this task was not cancelled.
+                _end(reply, context, named(error))  # Raised by the handler: this task was not cancelled.
                 return
             reply.fail(EngineShutdown("engine shutting down"))
             raise
         except Exception as error:  # Request boundary: the caller gets the error.
-            logger.exception("handler failed on request %s", reply.request_id)
-            reply.fail(error)
+            if not context.is_stopped():
+                logger.exception("handler failed on request %s", reply.request_id)
+            _end(reply, context, error)
+
+
+def _end(reply: Reply, context: Context, error: Exception) -> None:
+    """End a response with the handler's error; after a stop without it, as upstream: the caller awaits no result."""
+    if context.is_stopped():
+        logger.debug("handler of the stopped request %s raised %s: %s", reply.request_id, type(error).__name__, error)
+        reply.finish()
+    else:
+        reply.fail(error)
 
 
 class RequestStream:

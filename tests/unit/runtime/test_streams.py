@@ -485,3 +485,20 @@ async def test_an_element_that_cannot_be_encoded_fails_the_request() -> None:
     await turns()
     assert isinstance(reply.end, Unknown)
     assert "failed serializing Python response" in str(reply.end)
+
+
+@pytest.mark.parametrize(
+    "raised", [asyncio.CancelledError(), RuntimeError("late"), ValueError("late"), Unknown("late")]
+)
+async def test_errors_of_a_handler_after_a_stop_are_not_sent(raised: BaseException) -> None:
+    async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
+        yield "first"
+        await context.async_killed_or_stopped()
+        raise raised
+
+    tasks, reply = TaskOwner("t"), FakeReply()
+    GeneratorHandler(generate, tasks)(Request("r", b"\xc0"), reply)
+    await turns()
+    reply.stop()
+    assert await tasks.wait(1.0)
+    assert (reply.written, reply.end) == (["first"], None)
