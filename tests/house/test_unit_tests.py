@@ -107,6 +107,7 @@ COVERED_BY = {
     "operator/validation/graph.py": "unit/operator/validation/test_admission.py",
     "operator/validation/requests.py": "unit/operator/validation/test_admission.py",
     "operator/validation/views.py": "unit/operator/validation/test_admission.py",
+    "operator/webhooks.py": "integration/kubernetes/test_webhooks.py",
     "parsers/base.py": "contract/test_parsers.py",
     "parsers/registry.py": "contract/test_parsers.py",
     "protocols/active_sequences.py": "unit/slot_tracker/test_tracker.py",

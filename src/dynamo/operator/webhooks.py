@@ -1,0 +1,244 @@
+"""Webhook server of the operator: validation, defaults and conversion over TLS, with certificates that renew themselves.
+
+    webhooks = WebhookServer(client, WebhookSettings(namespace="dynamo-system"))
+    await webhooks.start(bind("0.0.0.0", 9443, "--webhook-port")); ...; await webhooks.close()
+
+The certificates are in a secret that all replicas of the operator share. The authority's certificate is written into the
+webhook configurations and the resource definitions, again at each check, so that replacing these heals by itself.
+"""
+
+import asyncio
+import base64
+import logging
+import os
+import socket
+import ssl
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from dynamo import __version__
+from dynamo.core.boundaries import logged
+from dynamo.core.http_server import HttpServer, ServerLimits
+from dynamo.core.tasks import TaskOwner
+from dynamo.k8s.client import KubeClient, KubeRefused
+from dynamo.k8s.kinds import ObjectKind
+from dynamo.operator.certificates import CertificateSet, renewed, service_hosts
+from dynamo.operator.reviews import MalformedReview, conversion_response, defaulting_response, validation_response
+from dynamo.operator.webhook_configurations import (
+    FIELD_MANAGER,
+    configurations,
+    conversion_patch,
+    converted_definitions,
+)
+from dynamo.protocols.kubernetes.common import KubeObject
+from dynamo.protocols.kubernetes.crds import CONVERSION_NAMESPACE, CONVERSION_SERVICE
+
+logger = logging.getLogger(__name__)
+
+CERTIFICATES = "webhook-server-cert"
+CHECK_S = 3600.0
+"""Interval of the checks; much shorter than the time that is left at a renewal."""
+RETRY_S = 10.0
+"""Interval while the certificates have not been published."""
+BODY_BYTES = 16 << 20
+"""A conversion review has a whole page of a list; an object has at most 1.5 MiB."""
+CONFLICTS = frozenset({404, 409})
+SECRETS = ObjectKind("v1", "Secret", "secrets")
+DEFINITIONS = ObjectKind(
+    "apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", is_namespaced=False
+)
+ADMISSION = "admissionregistration.k8s.io/v1"
+CONFIGURATIONS = {
+    kind: ObjectKind(ADMISSION, kind, f"{kind.lower()}s", is_namespaced=False)
+    for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookSettings:
+    """Settings of the webhook server."""
+
+    namespace: str = CONVERSION_NAMESPACE
+    """Namespace of the secret and of the service."""
+    service: str = CONVERSION_SERVICE
+    has_grove: bool | None = None
+    operator_users: frozenset[str] = frozenset()
+    """Names of the callers that are the operator, such as `system:serviceaccount:NAMESPACE:NAME`."""
+    namespaces: tuple[str, ...] = ()
+    """Namespaces whose objects are checked; empty: all."""
+    extra_hosts: tuple[str, ...] = ()
+    """Further names and addresses of the server certificate."""
+    has_conversion: bool = True
+    """Whether the resource definitions are given the conversion webhook."""
+    now: Callable[[], datetime] = field(default=lambda: datetime.now(UTC))
+
+
+class WebhookServer:
+    """Serves the webhooks and keeps their certificates valid and published."""
+
+    def __init__(self, client: KubeClient, settings: WebhookSettings) -> None:
+        self._client = client
+        self._settings = settings
+        self._tasks = TaskOwner("webhooks")
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._loaded: CertificateSet | None = None
+        self.http = HttpServer(self._application(), ServerLimits(body_bytes=BODY_BYTES))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the server has a certificate."""
+        return self._loaded is not None
+
+    async def start(self, listener: socket.socket) -> None:
+        """Obtain and publish the certificates, serve, and check them every hour. Raise what the API server refuses."""
+        await self.check()
+        await self.http.start(listener, self._context)
+        self._tasks.start(self._keep(), "certificates")
+
+    async def close(self) -> None:
+        """Stop the checks and the server."""
+        await self._tasks.cancel_and_wait()
+        await self.http.close()
+
+    async def _keep(self) -> None:
+        wait_s = CHECK_S
+        while True:
+            await asyncio.sleep(wait_s)
+            wait_s = RETRY_S  # Kept if the check fails.
+            with logged(logger, "failed to check the webhook certificates; trying again in %g s", RETRY_S):
+                await self.check()
+                wait_s = CHECK_S
+
+    async def check(self) -> None:
+        """Renew the certificates if they are due, use them for new connections, and publish their authority."""
+        pair = await self._current()
+        if pair != self._loaded:
+            await asyncio.to_thread(load_certificate, self._context, pair)
+            self._loaded = pair
+            logger.info("webhook certificate loaded")
+        await self._publish(base64.b64encode(pair.authority).decode())
+
+    async def _current(self) -> CertificateSet:
+        """Return the certificates of the secret, renewed if they are due; another replica may have been faster."""
+        settings = self._settings
+        hosts = (*service_hosts(settings.service, settings.namespace), *settings.extra_hosts)
+        for _ in range(3):
+            stored = await self._client.get(SECRETS, CERTIFICATES, settings.namespace)
+            old = None if stored is None else CertificateSet.from_data(decoded(stored.get("data")))
+            pair = await asyncio.to_thread(renewed, old, hosts, settings.now())
+            if pair == old:
+                return pair
+            try:
+                await self._store(pair, stored)
+            except KubeRefused as error:
+                if error.code not in CONFLICTS:
+                    raise
+                continue
+            return pair
+        raise KubeRefused(409, "Conflict", f"secret {settings.namespace}/{CERTIFICATES} changes continuously")
+
+    async def _store(self, pair: CertificateSet, stored: KubeObject | None) -> None:
+        data = {name: base64.b64encode(one).decode() for name, one in pair.data().items()}
+        namespace = self._settings.namespace
+        if stored is None:
+            metadata = {"name": CERTIFICATES, "namespace": namespace}
+            value = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "data": data}
+            await self._client.create(SECRETS, value, namespace)
+            return
+        revision = {"resourceVersion": stored["metadata"]["resourceVersion"]}
+        await self._client.patch(SECRETS, CERTIFICATES, {"metadata": revision, "data": data}, namespace)
+
+    async def _publish(self, bundle: str) -> None:
+        """Write the authority's certificate where the API server reads it; write nothing that is already there."""
+        settings = self._settings
+        for value in configurations(settings.service, settings.namespace, bundle, settings.namespaces):
+            kind = CONFIGURATIONS[value["kind"]]
+            stored = await self._client.get(kind, value["metadata"]["name"])
+            if stored is None or not has_values(stored, value):
+                await self._client.apply(kind, value, manager=FIELD_MANAGER)
+        if not settings.has_conversion:
+            return
+        patch = conversion_patch(settings.service, settings.namespace, bundle)
+        for name in converted_definitions():
+            stored = await self._client.get(DEFINITIONS, name)
+            if stored is None:
+                logger.warning("resource definition %s is not installed; apply deploy/crds", name)
+            elif not has_values(stored, patch):
+                await self._client.patch(DEFINITIONS, name, patch)
+
+    def _application(self) -> Starlette:
+        post = ["POST"]
+        return Starlette(
+            routes=[
+                Route("/validate{kind:path}", self._validate, methods=post),
+                Route("/mutate{kind:path}", self._default, methods=post),
+                Route("/convert", self._convert, methods=post),
+            ]
+        )
+
+    async def _validate(self, request: Request) -> Response:
+        settings = self._settings
+        return await _reviewed(
+            request,
+            lambda message: validation_response(
+                message, has_grove=settings.has_grove, operator_users=settings.operator_users
+            ),
+        )
+
+    async def _default(self, request: Request) -> Response:
+        return await _reviewed(request, lambda message: defaulting_response(message, operator_version=__version__))
+
+    async def _convert(self, request: Request) -> Response:
+        return await _reviewed(request, conversion_response)
+
+
+async def _reviewed(request: Request, respond: Callable[[Any], KubeObject]) -> Response:
+    try:
+        answer = respond(msgspec.json.decode(await request.body()))
+    except (msgspec.DecodeError, MalformedReview) as error:
+        return Response(f"malformed review: {error}", 400, media_type="text/plain")
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+def load_certificate(context: ssl.SSLContext, pair: CertificateSet) -> None:
+    """Use a certificate for new connections. The ssl module reads files only; they exist for this call, privately."""
+    with tempfile.TemporaryDirectory() as folder:
+        certificate, key = Path(folder) / "tls.crt", Path(folder) / "tls.key"
+        certificate.write_bytes(pair.certificate)
+        key.touch(mode=0o600)
+        key.write_bytes(pair.key)
+        context.load_cert_chain(os.fspath(certificate), os.fspath(key))
+
+
+def decoded(data: Any) -> dict[str, bytes]:
+    """Return the entries of a secret; an entry that is not base64 is left out."""
+    found: dict[str, bytes] = {}
+    for name, text in (data or {}).items():
+        try:
+            found[name] = base64.b64decode(text)
+        except ValueError:
+            continue
+    return found
+
+
+def has_values(stored: Any, wanted: Any) -> bool:
+    """Return whether an object has all fields of another one with their values; it may have more."""
+    if isinstance(wanted, dict):
+        return isinstance(stored, dict) and all(has_values(stored.get(name), one) for name, one in wanted.items())
+    if isinstance(wanted, list):
+        items: Iterable[Any] = stored if isinstance(stored, list) and len(stored) == len(wanted) else ()
+        return bool(items) == bool(wanted) and all(
+            has_values(one, other) for one, other in zip(items, wanted, strict=True)
+        )
+    return bool(stored == wanted)

@@ -1,0 +1,147 @@
+"""The operator's webhooks, called by an API server over TLS."""
+
+import asyncio
+import copy
+import socket
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import pytest
+from tests.cluster.kubernetes.running import KubernetesServer
+
+from dynamo.k8s.client import KubeClient
+from dynamo.operator.certificates import SERVER_DAYS
+from dynamo.operator.validation.graph import ORIGIN_VERSION
+from dynamo.operator.webhooks import CERTIFICATES, SECRETS, WebhookServer, WebhookSettings
+from dynamo.protocols.kubernetes.crds import CONVERSION_NAMESPACE, CONVERSION_SERVICE, manifests
+
+pytestmark = pytest.mark.integration
+
+Object = dict[str, Any]
+Case = Callable[[httpx.AsyncClient, WebhookServer, KubeClient], Coroutine[Any, Any, None]]
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+ALPHA, BETA = (
+    f"/apis/nvidia.com/{version}/namespaces/default/dynamographdeployments" for version in ("v1alpha1", "v1beta1")
+)
+REQUESTS = "/apis/nvidia.com/{}/namespaces/default/dynamographdeploymentrequests"
+NAMESPACES = "/api/v1/namespaces"
+MERGE = {"content-type": "application/merge-patch+json"}
+
+
+def graph(replicas: int = 1) -> Object:
+    service = {"componentType": "frontend", "replicas": replicas, "ingress": {"enabled": True, "host": "h"}}
+    return {
+        "apiVersion": "nvidia.com/v1alpha1",
+        "kind": "DynamoGraphDeployment",
+        "metadata": {"name": "g"},
+        "spec": {"services": {"Frontend": service}},
+    }
+
+
+@pytest.fixture
+def with_webhooks(kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that runs a case against the API server with the webhooks installed."""
+    monkeypatch.setenv("KUBECONFIG", str(kubernetes_api.kubeconfig))
+
+    async def run(case: Case, settings: WebhookSettings) -> None:
+        headers = {"Authorization": f"Bearer {kubernetes_api.token}"}
+        client = KubeClient()
+        async with httpx.AsyncClient(base_url=kubernetes_api.url, headers=headers, timeout=30) as api:
+            await api.post(NAMESPACES, json={"metadata": {"name": CONVERSION_NAMESPACE}})
+            for _, crd in manifests():
+                assert (await api.post(CRDS, json=crd)).status_code == 201
+            server = WebhookServer(client, settings)
+            await server.start(socket.create_server(("127.0.0.1", 0)))
+            addresses = kubernetes_api.server.webhooks.service_addresses
+            addresses[f"{CONVERSION_NAMESPACE}/{CONVERSION_SERVICE}"] = f"https://127.0.0.1:{server.http.port}"
+            try:
+                await case(api, server, client)
+            finally:
+                await server.close()
+                await client.close()
+
+    return lambda case, settings=None: asyncio.run(run(case, settings or WebhookSettings()))
+
+
+def test_graph_is_defaulted_checked_and_converted(with_webhooks: Callable[..., None]) -> None:
+    async def case(api: httpx.AsyncClient, server: WebhookServer, client: KubeClient) -> None:
+        refused = await api.post(ALPHA, json=graph(-1))
+        assert refused.status_code == 422
+        bare = graph()
+        bare["spec"]["services"] = {}
+        denied = await api.post(ALPHA, json=bare)
+        assert denied.status_code == 422
+        assert denied.json()["details"]["causes"][0]["field"] == "spec.services"
+        assert "spec.services: must have at least one component" in denied.json()["message"]
+        made = (await api.post(ALPHA, json=graph())).json()
+        assert ORIGIN_VERSION in made["metadata"]["annotations"]
+        beta = (await api.get(f"{BETA}/g")).json()
+        assert beta["spec"]["components"] == [{"name": "Frontend", "type": "frontend", "replicas": 1}]
+        patch = {"spec": {"components": [{"name": "Frontend", "type": "frontend", "replicas": 3}]}}
+        changed = await api.patch(f"{BETA}/g", headers=MERGE, json=patch)
+        assert changed.status_code == 200
+        alpha = (await api.get(f"{ALPHA}/g")).json()
+        assert alpha["spec"] == graph(3)["spec"]
+        other = {"spec": {"components": [{"name": "Other", "type": "frontend"}]}}
+        immutable = await api.patch(f"{BETA}/g", headers=MERGE, json=other)
+        assert "the set of components is immutable" in immutable.json()["message"]
+
+    with_webhooks(case)
+
+
+def test_seed_era_request_is_served_in_both_versions(with_webhooks: Callable[..., None]) -> None:
+    async def case(api: httpx.AsyncClient, server: WebhookServer, client: KubeClient) -> None:
+        config = {"sla": {"isl": 3000, "osl": 150, "ttft": 200, "itl": 20}}
+        value = {
+            "apiVersion": "nvidia.com/v1alpha1", "kind": "DynamoGraphDeploymentRequest", "metadata": {"name": "r"},
+            "spec": {"model": "m", "backend": "vllm", "profilingConfig": {"config": config}, "autoApply": True},
+        }  # fmt: skip
+        assert (await api.post(REQUESTS.format("v1alpha1"), json=value)).status_code == 201
+        beta = (await api.get(REQUESTS.format("v1beta1") + "/r")).json()
+        assert beta["spec"]["workload"] == {"isl": 3000, "osl": 150}
+        assert beta["spec"]["sla"] == {"ttft": 200, "itl": 20}
+        alpha = (await api.get(REQUESTS.format("v1alpha1") + "/r")).json()
+        assert alpha["spec"]["profilingConfig"] == {"config": config}
+
+    with_webhooks(case)
+
+
+def test_certificates_rotate_while_objects_are_written(with_webhooks: Callable[..., None]) -> None:
+    clock = [datetime.now(UTC) - timedelta(days=SERVER_DAYS * 0.8)]
+
+    async def case(api: httpx.AsyncClient, server: WebhookServer, client: KubeClient) -> None:
+        before = await client.get(SECRETS, CERTIFICATES, CONVERSION_NAMESPACE)
+        assert before is not None
+        clock[0] += timedelta(days=SERVER_DAYS * 0.8)
+        await server.check()
+        after = await client.get(SECRETS, CERTIFICATES, CONVERSION_NAMESPACE)
+        assert after is not None
+        assert after["data"]["tls.crt"] != before["data"]["tls.crt"]
+        assert (await api.post(ALPHA, json=graph())).status_code == 201
+        broken = copy.deepcopy(after["data"])
+        broken["ca.key"] = ""
+        await client.patch(SECRETS, CERTIFICATES, {"data": broken}, CONVERSION_NAMESPACE)
+        await server.check()  # The damaged secret is replaced, with a new authority that is published.
+        assert (await api.patch(f"{ALPHA}/g", headers=MERGE, json=graph(2))).status_code == 200
+
+    with_webhooks(case, replace(WebhookSettings(), now=lambda: clock[0]))
+
+
+def test_check_at_rest_writes_nothing(with_webhooks: Callable[..., None]) -> None:
+    async def case(api: httpx.AsyncClient, server: WebhookServer, client: KubeClient) -> None:
+        async def revision() -> str:
+            listed = (await api.get(NAMESPACES)).json()
+            found: str = listed["metadata"]["resourceVersion"]
+            return found
+
+        before = await revision()
+        await server.check()
+        assert await revision() == before
+        url = f"https://127.0.0.1:{server.http.port}/convert"
+        async with httpx.AsyncClient(verify=False) as plain:
+            assert (await plain.post(url, content=b"{")).status_code == 400
+
+    with_webhooks(case)
