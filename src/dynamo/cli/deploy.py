@@ -41,7 +41,7 @@ class ValidateConfig:
     @property
     def facts(self) -> AdmissionFacts:
         """Facts about the cluster."""
-        return AdmissionFacts(has_grove={"yes": True, "no": False}.get(self.grove))
+        return AdmissionFacts(has_grove={"yes": True, "no": False}.get(self.grove), may_exist=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ def apply(argv: Sequence[str]) -> int:
     files, options = split_files(argv)
     config = load(ApplyConfig, options, prog="dynamo deploy apply FILE...")
     manifests = read_manifests(files)
-    if refused(manifests, AdmissionFacts()):
+    if refused(manifests, AdmissionFacts(may_exist=True)):
         return 1
     return asyncio.run(cluster.apply(manifests, config.namespace, is_forced=config.force))
 

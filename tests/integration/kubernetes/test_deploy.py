@@ -92,3 +92,10 @@ def test_kubeconfig_without_user_is_refused(graph_file: Path, kubernetes_api: Ku
     config.write_text(config.read_text().replace("user: test", "user: other"))
     with pytest.raises(ConfigError, match="KUBECONFIG"):
         deploy(["status", "g"])
+
+
+def test_graph_is_restarted_by_apply(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert deploy(["apply", str(graph_file)]) == 0
+    graph_file.write_text(GRAPH.replace("spec: {", "spec: {restart: {id: again}, "))
+    assert deploy(["apply", str(graph_file)]) == 0
+    assert "DynamoGraphDeployment/g configured" in capsys.readouterr().out

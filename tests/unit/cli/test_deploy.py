@@ -60,3 +60,10 @@ def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert deploy([]) == 0
     page = capsys.readouterr().out
     assert all(f"dynamo deploy {verb} " in page for verb in VERBS)
+
+
+def test_restart_in_a_file_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "g.yaml"
+    file.write_text(GOOD.replace("spec: {", "spec: {restart: {id: a}, "))
+    assert deploy(["validate", str(file)]) == 0
+    assert "spec.restart.id: must be absent at creation" in capsys.readouterr().err

@@ -10,6 +10,8 @@ SAME = ("replicas", "multinode", "modelRef", "topologyConstraint", "eppConfig", 
 """Fields that are equal in both versions."""
 PROMOTED = frozenset({"prefill", "decode"})
 """Sub-component types of v1alpha1 that are types of v1beta1."""
+BETA_TYPES = frozenset({"frontend", "worker", "prefill", "decode", "planner", "epp"})
+"""Types that v1beta1 accepts; other types of v1alpha1, such as `default`, have the defaults of no role."""
 SIDECAR = "sidecar-frontend"
 PROBES = ("livenessProbe", "readinessProbe")
 ALPHA_ONLY = (
@@ -24,7 +26,7 @@ def to_component(service: KubeObject, name: str | None) -> KubeObject:
     kind, sub = service.get("componentType"), service.get("subComponentType")
     if kind == "worker" and sub in PROMOTED:
         component["type"] = sub
-    elif kind is not None:
+    elif kind in BETA_TYPES:
         component["type"] = kind
     component |= {field: service[field] for field in SAME if field in service}
     memory = part(service, "sharedMemory")

@@ -36,7 +36,7 @@ def review(value: KubeObject, old: KubeObject | None = None, facts: AdmissionFac
     _check(kind, value, known, found, is_alpha=version == ALPHA)
     if old is None:
         if kind == "DynamoGraphDeployment":
-            check_graph_creation(value, found)
+            check_graph_creation(value, known, found)
     else:
         # What the stored object already has does not prevent a change: a newer operator may have more rules.
         before = Findings()

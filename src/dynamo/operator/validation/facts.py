@@ -52,6 +52,8 @@ class AdmissionFacts:
     """Name of the caller; empty: unknown, so that the caller has no special rights."""
     operator_users: frozenset[str] = frozenset()
     """Names of the callers that are the operator."""
+    may_exist: bool = False
+    """Whether an object without a former state may be an update, as in a file: rules of creation only warn."""
 
     @property
     def may_scale(self) -> bool:

@@ -190,10 +190,11 @@ def check_graph_update(
     _check_restart_update(spec, before, old, found)
 
 
-def check_graph_creation(value: KubeObject, found: Findings) -> None:
+def check_graph_creation(value: KubeObject, facts: AdmissionFacts, found: Findings) -> None:
     """Check what must be absent when a graph is created."""
     if part(spec_of(value), "restart").get("id"):
-        found.refuse("spec.restart.id", "must be absent at creation; there is nothing to restart")
+        report = found.warn if facts.may_exist else found.refuse
+        report("spec.restart.id", "must be absent at creation; there is nothing to restart")
 
 
 def _check_restart_update(spec: KubeObject, before: KubeObject, old: KubeObject, found: Findings) -> None:

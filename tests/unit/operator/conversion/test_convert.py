@@ -64,6 +64,16 @@ def test_service_becomes_component_with_pod_template() -> None:
     assert template["spec"]["volumes"] == [{"name": "cache", "persistentVolumeClaim": {"claimName": "cache"}}]
 
 
+def test_type_that_beta_does_not_have_is_kept() -> None:
+    value = graph(V1ALPHA1, {"services": {"R": {"componentType": "default"}}})
+    beta = convert(value, V1BETA1)
+    assert beta["spec"]["components"] == [{"name": "R"}]
+    beta["spec"]["components"][0]["replicas"] = 2
+    assert review(beta).problems == []
+    service = convert(beta, V1ALPHA1)["spec"]["services"]["R"]
+    assert service == {"componentType": "default", "replicas": 2}
+
+
 def test_component_becomes_service() -> None:
     component = {
         "name": "d", "type": "decode", "sharedMemorySize": "0", "scalingAdapter": {},
@@ -157,7 +167,7 @@ containers = st.fixed_dictionaries({}, optional={"image": names, "env": envs, "a
 services = st.fixed_dictionaries(
     {},
     optional={
-        "componentType": st.sampled_from(["frontend", "worker", "planner"]),
+        "componentType": st.sampled_from(["frontend", "worker", "planner", "default"]),
         "subComponentType": st.sampled_from(["prefill", "decode"]),
         "replicas": st.integers(0, 3),
         "annotations": maps,
