@@ -10,6 +10,10 @@ from dynamo.operator.conversion.kinds import CONVERSIONS, Mapper
 from dynamo.operator.conversion.merge import merged
 from dynamo.operator.validation.facts import ANNOTATION, part
 from dynamo.protocols.kubernetes.common import V1ALPHA1, V1BETA1, KubeObject
+from dynamo.protocols.kubernetes.crds import version_schema
+from dynamo.protocols.kubernetes.schema import PRESERVE, Schema
+
+SECTIONS = ("spec", "status")
 
 
 class ConversionFailed(ValueError):
@@ -25,11 +29,18 @@ def convert(value: KubeObject, api_version: str) -> KubeObject:
     if found is None or {source, api_version} != {V1ALPHA1, V1BETA1}:
         raise ConversionFailed(f"{source} {kind}: cannot be converted to {api_version}")
     is_to_beta = api_version == V1BETA1
-    forward = (found.spec_to_beta, found.status_to_beta) if is_to_beta else (found.spec_to_alpha, found.status_to_alpha)
-    back = (found.spec_to_alpha, found.status_to_alpha) if is_to_beta else (found.spec_to_beta, found.status_to_beta)
+    to_beta = [
+        _pruning(kind, V1BETA1, section, mapper)
+        for section, mapper in zip(SECTIONS, (found.spec_to_beta, found.status_to_beta), strict=True)
+    ]
+    to_alpha = [
+        _pruning(kind, V1ALPHA1, section, mapper)
+        for section, mapper in zip(SECTIONS, (found.spec_to_alpha, found.status_to_alpha), strict=True)
+    ]
+    forward, back = (to_beta, to_alpha) if is_to_beta else (to_alpha, to_beta)
     result: KubeObject = {**copy.deepcopy(value), "apiVersion": api_version}
     annotations = dict(part(value, "metadata").get("annotations") or {})
-    for section, there, again in zip(("spec", "status"), forward, back, strict=True):
+    for section, there, again in zip(SECTIONS, forward, back, strict=True):
         key = annotation_key(found.short_name, section)
         kept = _kept(annotations.pop(key, None))
         if not isinstance(value.get(section), dict):
@@ -42,6 +53,31 @@ def convert(value: KubeObject, api_version: str) -> KubeObject:
     metadata.pop("annotations", None)
     result["metadata"] = {**metadata, **({"annotations": annotations} if annotations else {})}
     return result
+
+
+def _pruning(kind: str, api_version: str, section: str, mapper: Mapper) -> Mapper:
+    """Return a mapper without the fields that the target version does not have: the API server would drop them."""
+    schema = version_schema(kind, api_version.partition("/")[2])["properties"][section]
+    return lambda value: pruned(mapper(value), schema)
+
+
+def pruned(value: Any, schema: Schema) -> Any:
+    """Return JSON data without the fields that a structural schema does not have."""
+    if isinstance(value, dict):
+        properties: dict[str, Schema] = schema.get("properties", {})
+        other = schema.get("additionalProperties")
+        keeps = schema.get(PRESERVE) or not (properties or other is not None)
+        kept = {}
+        for name, item in value.items():
+            part_schema = properties.get(name) or (other if isinstance(other, dict) else None)
+            if part_schema is not None:
+                kept[name] = pruned(item, part_schema)
+            elif keeps:
+                kept[name] = item
+        return kept
+    if isinstance(value, list) and "items" in schema:
+        return [pruned(item, schema["items"]) for item in value]
+    return value
 
 
 def annotation_key(short_name: str, section: str) -> str:

@@ -126,6 +126,14 @@ def test_adapter_and_status_are_renamed() -> None:
     assert convert(value, V1BETA1)["status"]["rollingUpdate"]["updatedComponents"] == ["W"]
 
 
+def test_status_fields_of_one_version_are_kept() -> None:
+    status = {"components": {"W": {"replicas": 1, "newerField": 2}}}
+    value = graph(V1BETA1, {"components": [{"name": "W"}]}, status=status)
+    alpha = convert(value, V1ALPHA1)
+    assert alpha["status"] == {"services": {"W": {"replicas": 1}}}
+    assert convert(alpha, V1BETA1) == value
+
+
 def test_change_of_replicas_keeps_everything_else() -> None:
     value = graph(V1ALPHA1, {"services": {"W": SERVICE}, "pvcs": [{"name": "cache"}]})
     beta = convert(value, V1BETA1)
