@@ -14,7 +14,7 @@ COVERED_BY = {
     "backend/listeners.py": "unit/vllm/test_engine.py",
     "backend/media.py": "unit/vllm/test_engine.py",
     "backend/metrics.py": "unit/backend/test_worker.py",
-    "cli/cluster.py": "integration/kubernetes/test_deploy.py",
+    "cli/cluster.py": "integration/kubernetes/test_deploy_cluster.py",
     "cli/replay.py": "unit/cli/test___main__.py",
     "common/backend/bound_worker.py": "unit/common/backend/test_worker.py",
     "common/backend/publisher.py": "unit/common/backend/test_served_engine.py",
