@@ -14,6 +14,7 @@ import os
 import socket
 import ssl
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -29,11 +30,13 @@ from starlette.routing import Route
 from dynamo import __version__
 from dynamo.core.boundaries import logged
 from dynamo.core.http_server import HttpServer, ServerLimits
+from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
 from dynamo.k8s.client import KubeClient, KubeRefused
 from dynamo.k8s.kinds import ObjectKind
 from dynamo.operator.certificates import CertificateSet, renewed, service_hosts
 from dynamo.operator.reviews import MalformedReview, conversion_response, defaulting_response, validation_response
+from dynamo.operator.validation.facts import part
 from dynamo.operator.webhook_configurations import (
     FIELD_MANAGER,
     configurations,
@@ -41,7 +44,7 @@ from dynamo.operator.webhook_configurations import (
     converted_definitions,
 )
 from dynamo.protocols.kubernetes.common import KubeObject
-from dynamo.protocols.kubernetes.crds import CONVERSION_NAMESPACE, CONVERSION_SERVICE
+from dynamo.protocols.kubernetes.crds import BY_KIND, CONVERSION_NAMESPACE, CONVERSION_SERVICE
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +89,17 @@ class WebhookSettings:
 class WebhookServer:
     """Serves the webhooks and keeps their certificates valid and published."""
 
-    def __init__(self, client: KubeClient, settings: WebhookSettings) -> None:
+    def __init__(self, client: KubeClient, settings: WebhookSettings, metrics: MetricsRegistry | None = None) -> None:
+        registry = metrics or MetricsRegistry()
+        self._duration = registry.histogram(
+            "dynamo_operator_webhook_duration_seconds", "Duration of webhook requests", ("webhook",)
+        )
+        self._requests = registry.counter(
+            "dynamo_operator_webhook_requests_total", "Webhook requests", ("webhook", "resource_type")
+        )
+        self._denials = registry.counter(
+            "dynamo_operator_webhook_denials_total", "Objects that the validating webhook refused", ("resource_type",)
+        )
         self._client = client
         self._settings = settings
         self._tasks = TaskOwner("webhooks")
@@ -189,26 +202,43 @@ class WebhookServer:
 
     async def _validate(self, request: Request) -> Response:
         settings = self._settings
-        return await _reviewed(
+        return await self._reviewed(
             request,
+            "validate",
             lambda message: validation_response(
                 message, has_grove=settings.has_grove, operator_users=settings.operator_users
             ),
         )
 
     async def _default(self, request: Request) -> Response:
-        return await _reviewed(request, lambda message: defaulting_response(message, operator_version=__version__))
+        return await self._reviewed(
+            request, "mutate", lambda message: defaulting_response(message, operator_version=__version__)
+        )
 
     async def _convert(self, request: Request) -> Response:
-        return await _reviewed(request, conversion_response)
+        return await self._reviewed(request, "convert", conversion_response)
+
+    async def _reviewed(self, request: Request, webhook: str, respond: Callable[[Any], KubeObject]) -> Response:
+        began = time.perf_counter()
+        try:
+            message = msgspec.json.decode(await request.body())
+            answer = respond(message)
+        except (msgspec.DecodeError, MalformedReview) as error:
+            return Response(f"malformed review: {error}", 400, media_type="text/plain")
+        body = msgspec.json.encode(answer)
+        resource = resource_type(message)
+        self._duration.labels(webhook=webhook).observe(time.perf_counter() - began)
+        self._requests.labels(webhook=webhook, resource_type=resource).inc()
+        if answer["response"].get("allowed") is False:
+            self._denials.labels(resource_type=resource).inc()
+        return Response(body, media_type="application/json")
 
 
-async def _reviewed(request: Request, respond: Callable[[Any], KubeObject]) -> Response:
-    try:
-        answer = respond(msgspec.json.decode(await request.body()))
-    except (msgspec.DecodeError, MalformedReview) as error:
-        return Response(f"malformed review: {error}", 400, media_type="text/plain")
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+def resource_type(message: KubeObject) -> str:
+    """Return the kind that a review is about; `other` for one that is not of the group, so that labels stay few."""
+    objects = [part(message, "request").get("object"), *(part(message, "request").get("objects") or ())]
+    kind = next((str(one.get("kind")) for one in objects if isinstance(one, dict)), "")
+    return kind if kind in BY_KIND else "other"
 
 
 def load_certificate(context: ssl.SSLContext, pair: CertificateSet) -> None:

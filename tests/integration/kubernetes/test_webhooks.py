@@ -12,6 +12,7 @@ import httpx
 import pytest
 from tests.cluster.kubernetes.running import KubernetesServer
 
+from dynamo.core.metrics import MetricsRegistry
 from dynamo.k8s.client import KubeClient
 from dynamo.operator.certificates import SERVER_DAYS
 from dynamo.operator.validation.graph import ORIGIN_VERSION
@@ -21,6 +22,7 @@ from dynamo.protocols.kubernetes.crds import CONVERSION_NAMESPACE, CONVERSION_SE
 pytestmark = pytest.mark.integration
 
 Object = dict[str, Any]
+METRICS = MetricsRegistry()
 Case = Callable[[httpx.AsyncClient, WebhookServer, KubeClient], Coroutine[Any, Any, None]]
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 ALPHA, BETA = (
@@ -53,7 +55,7 @@ def with_webhooks(kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPa
             await api.post(NAMESPACES, json={"metadata": {"name": CONVERSION_NAMESPACE}})
             for _, crd in manifests():
                 assert (await api.post(CRDS, json=crd)).status_code == 201
-            server = WebhookServer(client, settings)
+            server = WebhookServer(client, settings, METRICS)
             await server.start(socket.create_server(("127.0.0.1", 0)))
             addresses = kubernetes_api.server.webhooks.service_addresses
             addresses[f"{CONVERSION_NAMESPACE}/{CONVERSION_SERVICE}"] = f"https://127.0.0.1:{server.http.port}"
@@ -88,6 +90,7 @@ def test_graph_is_defaulted_checked_and_converted(with_webhooks: Callable[..., N
         other = {"spec": {"components": [{"name": "Other", "type": "frontend"}]}}
         immutable = await api.patch(f"{BETA}/g", headers=MERGE, json=other)
         assert "the set of components is immutable" in immutable.json()["message"]
+        assert 'dynamo_operator_webhook_denials_total{resource_type="DynamoGraphDeployment"} ' in METRICS.render()
 
     with_webhooks(case)
 
