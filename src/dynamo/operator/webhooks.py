@@ -114,9 +114,13 @@ class WebhookServer:
         return self._loaded is not None
 
     async def start(self, listener: socket.socket) -> None:
-        """Obtain and publish the certificates, serve, and check them every hour. Raise what the API server refuses."""
-        await self.check()
+        """Serve, publish the certificates, and check them every hour. Raise what the API server refuses.
+
+        Serving comes first: from the publication on, the API server refuses objects that it cannot have checked.
+        """
+        pair = await self._load()
         await self.http.start(listener, self._context)
+        await self._publish(base64.b64encode(pair.authority).decode())
         self._tasks.start(self._keep(), "certificates")
 
     async def close(self) -> None:
@@ -135,12 +139,16 @@ class WebhookServer:
 
     async def check(self) -> None:
         """Renew the certificates if they are due, use them for new connections, and publish their authority."""
+        pair = await self._load()
+        await self._publish(base64.b64encode(pair.authority).decode())
+
+    async def _load(self) -> CertificateSet:
         pair = await self._current()
         if pair != self._loaded:
             await asyncio.to_thread(load_certificate, self._context, pair)
             self._loaded = pair
             logger.info("webhook certificate loaded")
-        await self._publish(base64.b64encode(pair.authority).decode())
+        return pair
 
     async def _current(self) -> CertificateSet:
         """Return the certificates of the secret, renewed if they are due; another replica may have been faster."""
