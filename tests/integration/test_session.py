@@ -36,9 +36,13 @@ spec = json.loads(sys.argv[1])
 home = LockedDirectory(PREFIX, spec["folder"], logs_kept=LOGS_KEPT)
 (home.path / "discovery").mkdir()
 process = lambda name, code: Process(name=name, command=(sys.executable, "-c", code, name, str(home.path)))
+
+class Programs:  # A template of workers that each run a program of their own.
+    def worker(self, role, number, devices=()):
+        return process(f"worker-{number}", spec["workers"][number - 1])
+
 graph = Graph(
-    frontend=process("frontend", spec["frontend"]),
-    workers=tuple(process(f"worker-{n}", code) for n, code in enumerate(spec["workers"], 1)),
+    frontend=process("frontend", spec["frontend"]), roles={"worker": len(spec["workers"])}, template=Programs()
 )
 announcement = Announcement(
     engine="cpu", workers=len(graph.workers), is_demo=True, host="127.0.0.1", port=spec["port"], command="dynamo"
