@@ -58,6 +58,12 @@ class RoutedCluster(Cluster):
         (router,) = self.http.get("/routing/state").json()["routers"]
         return {rank["worker_id"]: rank["held_blocks"] for rank in router["ranks"]}
 
+    def has_all(self, held: dict[int, int]) -> bool:
+        """Whether the router knows at least as many blocks of each worker."""
+        routers = self.http.get("/routing/state").json()["routers"]
+        known = {rank["worker_id"]: rank["held_blocks"] for router in routers for rank in router["ranks"]}
+        return all(known.get(worker, 0) >= blocks for worker, blocks in held.items())
+
     def holders(self, numbers: range) -> dict[int, int]:
         """Which worker holds each prompt, sent once its predecessor is indexed."""
         found = {}
@@ -214,11 +220,13 @@ def test_new_frontend_restores_cached_blocks_from_durable_events(
             holders = first.holders(range(6))
             log = tmp_path / "frontend0.log"
             wait_until(lambda: "uploaded" in log.read_text(), "no snapshot was taken")
+            held = first.held()
             first.frontend.terminate()
             assert first.frontend.wait(60) == 0
             second = frontend()
             wait_until(lambda: second.workers() == 2, "the workers never appeared")
-            wait_until(lambda: second.knows(0), "the new frontend never learnt of the blocks")
+            # No request before all are known: it would add blocks to another worker.
+            wait_until(lambda: second.has_all(held), "the new frontend never learnt of the blocks")
             assert {number: second.chat(number)["worker_id"] for number in holders} == holders
 
 
