@@ -59,7 +59,7 @@ class RoutedCluster(Cluster):
         return {rank["worker_id"]: rank["held_blocks"] for rank in router["ranks"]}
 
     def has_all(self, held: dict[int, int]) -> bool:
-        """Whether the router knows at least as many blocks of each worker."""
+        """Whether the router has at least as many blocks of each worker."""
         routers = self.http.get("/routing/state").json()["routers"]
         known = {rank["worker_id"]: rank["held_blocks"] for router in routers for rank in router["ranks"]}
         return all(known.get(worker, 0) >= blocks for worker, blocks in held.items())
