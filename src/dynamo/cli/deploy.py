@@ -1,20 +1,25 @@
-"""Kubernetes deployments: `dynamo deploy validate`, `diff`, `apply`, `status`, `logs` and `delete`."""
+"""Kubernetes deployments: `dynamo deploy validate`, `render`, `diff`, `apply`, `status`, `logs` and `delete`."""
 
 import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import yaml
+
 from dynamo.cli import cluster
-from dynamo.cli.manifests import Manifest, check_manifests, read_manifests
+from dynamo.cli.manifests import Manifest, check_manifests, read_manifests, rendered
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError, DynamoException
+from dynamo.operator.reconcile.graph import CannotRender
+from dynamo.operator.reconcile.names import OperatorSettings
 from dynamo.operator.validation.facts import AdmissionFacts
 
 HELP = """\
 dynamo deploy: graphs on Kubernetes, from manifests; KUBECONFIG or ~/.kube/config names the cluster
 
   dynamo deploy validate FILE...      check schemas and admission rules, without a cluster; exit status 1 if refused
+  dynamo deploy render FILE...        print the objects that a graph requires, without a cluster
   dynamo deploy diff FILE...          show what apply would change; exit status 1 if there is a difference
   dynamo deploy apply FILE...         check, then create or update the objects
   dynamo deploy status NAME           the graph's components: ready replicas, phase, last event, why not ready
@@ -42,6 +47,26 @@ class ValidateConfig:
     def facts(self) -> AdmissionFacts:
         """Facts about the cluster."""
         return AdmissionFacts(has_grove={"yes": True, "no": False}.get(self.grove), may_exist=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderConfig:
+    """Print the objects that graphs require, without a cluster."""
+
+    namespace: str = option("default", "--namespace", None, "Namespace of objects that do not name one")
+    nats_address: str = option("", "--nats-address", None, "NATS server of the processes")
+    etcd_endpoints: str = option("", "--etcd-endpoints", None, "etcd of the processes; default: Kubernetes discovery")
+    prometheus_endpoint: str = option("", "--prometheus-endpoint", None, "Prometheus server that planners read")
+
+    @property
+    def settings(self) -> OperatorSettings:
+        """Services of the cluster."""
+        return OperatorSettings(
+            discovery_backend="etcd" if self.etcd_endpoints else "kubernetes",
+            nats_address=self.nats_address,
+            etcd_endpoints=self.etcd_endpoints,
+            prometheus_endpoint=self.prometheus_endpoint,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +155,22 @@ def refused(manifests: Sequence[Manifest], facts: AdmissionFacts, *, is_verbose:
     return bool(problems)
 
 
+def render(argv: Sequence[str]) -> int:
+    """Run `dynamo deploy render`; nothing is printed if one object is refused."""
+    files, options = split_files(argv)
+    config = load(RenderConfig, options, prog="dynamo deploy render FILE...")
+    manifests = read_manifests(files)
+    if refused(manifests, AdmissionFacts(may_exist=True)):
+        return 1
+    try:
+        found = [made for one in manifests for made in rendered(one, config.settings, config.namespace)]
+    except CannotRender as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    print(yaml.safe_dump_all(found, sort_keys=False, width=120), end="")
+    return 0
+
+
 def diff(argv: Sequence[str]) -> int:
     """Run `dynamo deploy diff`."""
     files, options = split_files(argv)
@@ -177,4 +218,12 @@ def named(name: str | None) -> str:
     return name
 
 
-VERBS = {"validate": validate, "diff": diff, "apply": apply, "status": status, "logs": logs, "delete": delete}
+VERBS = {
+    "validate": validate,
+    "render": render,
+    "diff": diff,
+    "apply": apply,
+    "status": status,
+    "logs": logs,
+    "delete": delete,
+}

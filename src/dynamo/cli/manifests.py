@@ -8,10 +8,16 @@ from typing import Any
 
 import yaml
 
+from dynamo import __version__
 from dynamo.core.errors import ConfigError
+from dynamo.operator.conversion.convert import convert
+from dynamo.operator.defaulting import with_defaults
+from dynamo.operator.reconcile.graph import CannotRender, graph_objects
+from dynamo.operator.reconcile.names import OperatorSettings
 from dynamo.operator.validation.admission import review
 from dynamo.operator.validation.facts import AdmissionFacts
-from dynamo.protocols.kubernetes.common import GROUP, KubeObject
+from dynamo.protocols.kubernetes.common import GROUP, V1BETA1, KubeObject, decode
+from dynamo.protocols.kubernetes.v1beta1 import DynamoGraphDeployment
 
 SUFFIXES = (".yaml", ".yml", ".json")
 FIRST = ("Namespace", "CustomResourceDefinition", "ServiceAccount", "Secret", "ConfigMap", "PersistentVolumeClaim")
@@ -112,6 +118,18 @@ def check_manifests(manifests: Iterable[Manifest], facts: AdmissionFacts) -> tup
             problems += [f"{one.file}: {one.label}: {problem}" for problem in found.problems]
             warnings += [f"{one.file}: {one.label}: {text}" for text in found.warnings]
     return problems, warnings, checked
+
+
+def rendered(manifest: Manifest, settings: OperatorSettings, namespace: str) -> list[KubeObject]:
+    """Return the objects that a graph requires; any other object as it is. Raise `CannotRender` with the file."""
+    if not manifest.is_ours or manifest.kind != "DynamoGraphDeployment":
+        return [manifest.value]
+    value = with_defaults(convert(manifest.value, V1BETA1), None, operator_version=__version__)
+    try:
+        graph = decode(DynamoGraphDeployment, value)
+        return graph_objects(graph, settings, graph.metadata.namespace or namespace)
+    except CannotRender as error:
+        raise CannotRender(f"{manifest.file}: {manifest.label}: {error}") from None
 
 
 def in_order(manifests: Iterable[Manifest]) -> list[Manifest]:

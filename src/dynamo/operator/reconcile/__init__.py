@@ -1,0 +1,1 @@
+"""Reconcile: the objects that a graph and its components require. Pure."""

@@ -1,0 +1,110 @@
+"""Names, labels and settings that the objects of one graph share."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from dynamo.protocols.kubernetes.common import GROUP
+from dynamo.protocols.kubernetes.v1beta1 import ComponentSpec, DynamoGraphDeployment
+
+PREFIX = f"{GROUP}/"
+SELECTOR = f"{PREFIX}selector"
+GRAPH = f"{PREFIX}dynamo-graph-deployment-name"
+COMPONENT = f"{PREFIX}dynamo-component"
+COMPONENT_TYPE = f"{PREFIX}dynamo-component-type"
+COMPONENT_CLASS = f"{PREFIX}dynamo-component-class"
+NAMESPACE = f"{PREFIX}dynamo-namespace"
+WORKER_HASH = f"{PREFIX}dynamo-worker-hash"
+DISCOVERY_BACKEND = f"{PREFIX}dynamo-discovery-backend"
+DISCOVERY_ENABLED = f"{PREFIX}dynamo-discovery-enabled"
+METRICS_ENABLED = f"{PREFIX}metrics-enabled"
+ENABLE_METRICS = f"{PREFIX}enable-metrics"
+CURRENT_WORKER_HASH = f"{PREFIX}current-worker-hash-v2"
+GLOBAL_NAMESPACE = "dynamo"
+HASH_LENGTH = 8
+WORKER_TYPES = frozenset({"worker", "prefill", "decode"})
+NOT_HASHED = ("replicas", "scaling_adapter")
+"""Fields whose change does not replace the workers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSettings:
+    """Services of the cluster that processes use; an empty address is not set."""
+
+    discovery_backend: str = "kubernetes"
+    nats_address: str = ""
+    etcd_endpoints: str = ""
+    model_express_url: str = ""
+    prometheus_endpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphContext:
+    """One graph as its components see it."""
+
+    name: str
+    namespace: str
+    settings: OperatorSettings
+    worker_hash: str
+
+    def dynamo_namespace(self, component: ComponentSpec) -> str:
+        """Return the Dynamo namespace of a component, without the suffix of the workers' generation."""
+        return GLOBAL_NAMESPACE if component.global_dynamo_namespace else f"{self.namespace}-{self.name}"
+
+    def object_name(self, component: ComponentSpec) -> str:
+        """Return the name of a component's workload; that of workers has their generation."""
+        name = service_name(self.name, component.name)
+        return f"{name}-{self.worker_hash}" if is_worker(component) else name
+
+    def labels(self, component: ComponentSpec) -> dict[str, str]:
+        """Return the labels of a component's objects and pods."""
+        labels = {
+            GRAPH: self.name,
+            COMPONENT: component.name,
+            NAMESPACE: self.dynamo_namespace(component),
+            SELECTOR: self.object_name(component),
+        }
+        if component.type:
+            labels[COMPONENT_TYPE] = component.type
+        if is_worker(component):
+            labels |= {COMPONENT_CLASS: "worker", WORKER_HASH: self.worker_hash}
+        if self.settings.discovery_backend == "kubernetes":
+            labels |= {DISCOVERY_BACKEND: "kubernetes", DISCOVERY_ENABLED: "true"}
+        return labels
+
+
+def is_worker(component: ComponentSpec) -> bool:
+    """Return whether a component serves a model."""
+    return component.type in WORKER_TYPES
+
+
+def service_name(graph: str, component: str) -> str:
+    """Return the name of a component's service, which does not change with the workers' generation."""
+    return f"{graph}-{component.lower()}"
+
+
+def worker_hash(graph: DynamoGraphDeployment) -> str:
+    """Return the generation of a graph's workers: eight hexadecimal digits of what makes them what they are."""
+    workers = []
+    for component in graph.spec.components or []:
+        if is_worker(component):
+            fields = msgspec.to_builtins(component)
+            workers.append({name: value for name, value in fields.items() if name not in _wire_names()})
+    shared = {"env": graph.spec.env, "backend": graph.spec.backend_framework}
+    text = msgspec.json.encode([shared, sorted(workers, key=lambda one: one["name"])], order="deterministic")
+    return hashlib.sha256(text).hexdigest()[:HASH_LENGTH]
+
+
+def _wire_names() -> frozenset[str]:
+    names = dict(zip(ComponentSpec.__struct_fields__, ComponentSpec.__struct_encode_fields__, strict=True))
+    return frozenset(names[field] for field in NOT_HASHED)
+
+
+def merged(*given: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the union of labels or annotations; later ones take precedence."""
+    found: dict[str, str] = {}
+    for one in given:
+        found |= one or {}
+    return found

@@ -1,0 +1,48 @@
+"""Plan: what one pass of reconciliation requires of the cluster. Pure data."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from dynamo.protocols.kubernetes.common import KubeObject
+
+
+class ObjectRef(NamedTuple):
+    """Identity of an object."""
+
+    api_version: str
+    kind: str
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class EventNote:
+    """An event about the reconciled object."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Outcome of one pass over one object. Applying it a second time changes nothing."""
+
+    apply: Sequence[KubeObject] = ()
+    """Complete objects for server-side apply, in order. The caller adds the owner reference."""
+    delete: Sequence[ObjectRef] = ()
+    """Objects of the operator that are no longer required."""
+    status: KubeObject | None = None
+    """New status of the reconciled object; None leaves it."""
+    annotations: Mapping[str, str | None] = field(default_factory=dict)
+    """Annotations of the reconciled object to set, or to remove (None)."""
+    events: Sequence[EventNote] = ()
+    requeue_s: float | None = None
+    """Seconds after which the object is reconciled again even without a change."""
+
+
+def ref_of(value: KubeObject) -> ObjectRef:
+    """Return the identity of an object."""
+    metadata = value["metadata"]
+    return ObjectRef(value["apiVersion"], value["kind"], metadata.get("namespace", ""), metadata["name"])
