@@ -11,7 +11,7 @@ from dynamo.cli import cluster
 from dynamo.cli.manifests import Manifest, check_manifests, read_manifests, rendered
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError, DynamoException
-from dynamo.operator.reconcile.graph import CannotRender
+from dynamo.operator.reconcile.component import CannotRender
 from dynamo.operator.reconcile.names import OperatorSettings
 from dynamo.operator.validation.facts import AdmissionFacts
 

@@ -12,13 +12,16 @@ from dynamo import __version__
 from dynamo.core.errors import ConfigError
 from dynamo.operator.conversion.convert import convert
 from dynamo.operator.defaulting import with_defaults
-from dynamo.operator.reconcile.graph import CannotRender, graph_objects
+from dynamo.operator.reconcile.component import CannotRender, component_objects
+from dynamo.operator.reconcile.graph import ObservedGraph, graph_plan
 from dynamo.operator.reconcile.names import OperatorSettings
 from dynamo.operator.validation.admission import review
 from dynamo.operator.validation.facts import AdmissionFacts
 from dynamo.protocols.kubernetes.common import GROUP, V1BETA1, KubeObject, decode
-from dynamo.protocols.kubernetes.v1beta1 import DynamoGraphDeployment
+from dynamo.protocols.kubernetes.v1beta1 import DynamoComponentDeployment, DynamoGraphDeployment
 
+NEVER = "1970-01-01T00:00:00Z"
+"""Time of a status that is not written."""
 SUFFIXES = (".yaml", ".yml", ".json")
 FIRST = ("Namespace", "CustomResourceDefinition", "ServiceAccount", "Secret", "ConfigMap", "PersistentVolumeClaim")
 """Kinds that other objects refer to, in the order of their creation."""
@@ -121,13 +124,22 @@ def check_manifests(manifests: Iterable[Manifest], facts: AdmissionFacts) -> tup
 
 
 def rendered(manifest: Manifest, settings: OperatorSettings, namespace: str) -> list[KubeObject]:
-    """Return the objects that a graph requires; any other object as it is. Raise `CannotRender` with the file."""
-    if not manifest.is_ours or manifest.kind != "DynamoGraphDeployment":
+    """Return the objects that a graph or a component requires; any other object as it is.
+
+    Raise `CannotRender` with the file.
+    """
+    if not manifest.is_ours or manifest.kind not in ("DynamoGraphDeployment", "DynamoComponentDeployment"):
         return [manifest.value]
     value = with_defaults(convert(manifest.value, V1BETA1), None, operator_version=__version__)
-    try:
+    value["metadata"].setdefault("namespace", namespace)
+    if manifest.kind == "DynamoComponentDeployment":
+        found = [value]
+    else:
         graph = decode(DynamoGraphDeployment, value)
-        return graph_objects(graph, settings, graph.metadata.namespace or namespace)
+        found = list(graph_plan(graph, ObservedGraph(), settings, NEVER).apply)
+    deployed = [decode(DynamoComponentDeployment, one) for one in found if one["kind"] == "DynamoComponentDeployment"]
+    try:
+        return found + [made for one in deployed for made in component_objects(one, settings)]
     except CannotRender as error:
         raise CannotRender(f"{manifest.file}: {manifest.label}: {error}") from None
 

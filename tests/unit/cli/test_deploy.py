@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dynamo.cli.deploy import VERBS, deploy
 from dynamo.core.errors import ConfigError
@@ -67,3 +68,25 @@ def test_restart_in_a_file_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFi
     file.write_text(GOOD.replace("spec: {", "spec: {restart: {id: a}, "))
     assert deploy(["validate", str(file)]) == 0
     assert "spec.restart.id: must be absent at creation" in capsys.readouterr().err
+
+
+def test_render_prints_the_objects_of_a_graph_and_others_unchanged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "g.yaml"
+    file.write_text(GOOD)
+    assert deploy(["render", str(file), "--namespace", "space"]) == 0
+    found = list(yaml.safe_load_all(capsys.readouterr().out))
+    kinds = ["ServiceAccount", "Role", "RoleBinding", "DynamoComponentDeployment", "Deployment", "Service", "Secret"]
+    assert [one["kind"] for one in found] == kinds
+    assert found[4]["metadata"]["name"] == "g-frontend"
+    assert {one["metadata"].get("namespace") for one in found[:-1]} == {"space"}
+
+
+def test_render_names_a_field_that_it_does_not_support(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "g.yaml"
+    services = "{Frontend: {componentType: frontend, multinode: {nodeCount: 2}}}"
+    file.write_text(GOOD.replace("{Frontend: {componentType: frontend, replicas: 1}}", services))
+    assert deploy(["render", str(file)]) == 1
+    captured = capsys.readouterr()
+    assert (captured.out, "spec.multinode" in captured.err) == ("", True)

@@ -22,6 +22,10 @@ DISCOVERY_ENABLED = f"{PREFIX}dynamo-discovery-enabled"
 METRICS_ENABLED = f"{PREFIX}metrics-enabled"
 ENABLE_METRICS = f"{PREFIX}enable-metrics"
 CURRENT_WORKER_HASH = f"{PREFIX}current-worker-hash-v2"
+RESTART_AT = f"{PREFIX}restartAt"
+STRATEGY = f"{PREFIX}deployment-strategy"
+MAX_SURGE = f"{PREFIX}deployment-rolling-update-max-surge"
+MAX_UNAVAILABLE = f"{PREFIX}deployment-rolling-update-max-unavailable"
 GLOBAL_NAMESPACE = "dynamo"
 HASH_LENGTH = 8
 WORKER_TYPES = frozenset({"worker", "prefill", "decode"})
@@ -48,6 +52,8 @@ class GraphContext:
     namespace: str
     settings: OperatorSettings
     worker_hash: str
+    workload: str = ""
+    """Name of the objects of a single component outside a graph; default: of the graph and the component."""
 
     def dynamo_namespace(self, component: ComponentSpec) -> str:
         """Return the Dynamo namespace of a component, without the suffix of the workers' generation."""
@@ -55,6 +61,8 @@ class GraphContext:
 
     def object_name(self, component: ComponentSpec) -> str:
         """Return the name of a component's workload; that of workers has their generation."""
+        if self.workload:
+            return self.workload
         name = service_name(self.name, component.name)
         return f"{name}-{self.worker_hash}" if is_worker(component) else name
 
@@ -78,6 +86,11 @@ class GraphContext:
 def is_worker(component: ComponentSpec) -> bool:
     """Return whether a component serves a model."""
     return component.type in WORKER_TYPES
+
+
+def replicas_of(component: ComponentSpec) -> int:
+    """Return the desired replicas of a component; default 1."""
+    return 1 if component.replicas is None else component.replicas
 
 
 def service_name(graph: str, component: str) -> str:

@@ -25,12 +25,21 @@ class EventNote:
     message: str
 
 
+class ObjectPatch(NamedTuple):
+    """Merge patch of an object that exists."""
+
+    ref: ObjectRef
+    value: KubeObject
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Outcome of one pass over one object. Applying it a second time changes nothing."""
 
     apply: Sequence[KubeObject] = ()
     """Complete objects for server-side apply, in order. The caller adds the owner reference."""
+    patch: Sequence[ObjectPatch] = ()
+    """Changes of single fields, of objects that are not complete in this plan."""
     delete: Sequence[ObjectRef] = ()
     """Objects of the operator that are no longer required."""
     status: KubeObject | None = None

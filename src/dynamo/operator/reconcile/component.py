@@ -1,0 +1,231 @@
+"""Reconcile of a DynamoComponentDeployment: a Deployment and a Service, and its status from what they report."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from dynamo.operator.reconcile.conditions import with_condition
+from dynamo.operator.reconcile.names import (
+    COMPONENT,
+    GRAPH,
+    MAX_SURGE,
+    MAX_UNAVAILABLE,
+    NAMESPACE,
+    SELECTOR,
+    STRATEGY,
+    WORKER_HASH,
+    GraphContext,
+    OperatorSettings,
+    is_worker,
+    replicas_of,
+    service_name,
+)
+from dynamo.operator.reconcile.plan import EventNote, Plan
+from dynamo.operator.reconcile.pods import MAIN, pod_template, ports
+from dynamo.operator.reconcile.rollout import DEFAULT_PERCENT
+from dynamo.protocols.kubernetes.common import Condition, KubeObject, decode, encode
+from dynamo.protocols.kubernetes.v1beta1 import (
+    ComponentDeploymentStatus,
+    ComponentSpec,
+    ComponentStatus,
+    DynamoComponentDeployment,
+)
+
+GPU = "nvidia.com/gpu"
+POWER_LIMIT = "dynamo.nvidia.com/gpu-power-limit"
+
+
+class CannotRender(ValueError):
+    """A component requires objects that are not supported; the message names the field."""
+
+
+def component_plan(
+    deployed: DynamoComponentDeployment, workload: KubeObject | None, settings: OperatorSettings, now: str
+) -> Plan:
+    """Return the objects of a component and its status. `workload` is its Deployment as observed, or None.
+
+    `now` is a timestamp of RFC 3339. A component that cannot be rendered gets a condition and an event, no objects.
+    """
+    name = deployed.metadata.name
+    try:
+        objects = component_objects(deployed, settings)
+    except CannotRender as error:
+        status = _status(deployed, None, Condition(type="Available", status="False", reason="CannotRender"), now)
+        status.conditions = [
+            msgspec.structs.replace(one, message=str(error)) if one.type == "Available" else one
+            for one in status.conditions or []
+        ]
+        return Plan(status=encode(status), events=[EventNote("Warning", "CannotRender", f"{name}: {error}")])
+    ready = is_ready(workload)
+    available = Condition(
+        type="Available",
+        status="True" if ready else "False",
+        reason="DeploymentReady" if ready else "DeploymentNotReady",
+        message="Deployment is ready" if ready else "Deployment is not ready",
+    )
+    return Plan(apply=objects, status=encode(_status(deployed, workload, available, now)))
+
+
+def component_objects(deployed: DynamoComponentDeployment, settings: OperatorSettings) -> list[KubeObject]:
+    """Return the objects of a component. Raise `CannotRender` for several nodes."""
+    component = component_of(deployed)
+    if component.multinode is not None:
+        raise CannotRender("spec.multinode: workloads of several nodes are not supported yet")
+    context = context_of(deployed, component, settings)
+    template = pod_template(component, context, [])
+    objects = [deployment(component, context, template, deployed.metadata.annotations)]
+    if ports(component):
+        objects.append(service(component, context))
+    return objects
+
+
+def component_of(deployed: DynamoComponentDeployment) -> ComponentSpec:
+    """Return the component that a DynamoComponentDeployment describes; its name defaults to the object's."""
+    spec = encode(deployed.spec)
+    spec.setdefault("name", deployed.metadata.labels.get(COMPONENT) or deployed.metadata.name)
+    return decode(ComponentSpec, spec)
+
+
+def context_of(
+    deployed: DynamoComponentDeployment, component: ComponentSpec, settings: OperatorSettings
+) -> GraphContext:
+    """Return what the labels of a component's object say of its graph; without a graph it is one of its own."""
+    metadata = deployed.metadata
+    return GraphContext(
+        name=metadata.labels.get(GRAPH) or metadata.name,
+        namespace=metadata.namespace,
+        settings=settings,
+        worker_hash=metadata.labels.get(WORKER_HASH, ""),
+        workload=metadata.name,
+    )
+
+
+def deployment(
+    component: ComponentSpec, context: GraphContext, template: KubeObject, annotations: dict[str, str]
+) -> KubeObject:
+    """Return the Deployment of a component. Annotations give its update strategy."""
+    return {
+        **_object("apps/v1", "Deployment", context.object_name(component), component, context),
+        "spec": {
+            "replicas": replicas_of(component),
+            "selector": {"matchLabels": {SELECTOR: context.object_name(component)}},
+            "strategy": update_strategy(annotations),
+            "template": template,
+        },
+    }
+
+
+def service(component: ComponentSpec, context: GraphContext) -> KubeObject:
+    """Return the service of a component; its EndpointSlices are what discovery reads."""
+    named = [
+        {"name": name, "port": port, "targetPort": name, "protocol": "TCP"} for name, port in ports(component).items()
+    ]
+    name = context.object_name(component) if is_worker(component) else service_name(context.name, component.name)
+    return {
+        **_object("v1", "Service", name, component, context),
+        "spec": {"selector": {SELECTOR: context.object_name(component)}, "ports": named},
+    }
+
+
+def update_strategy(annotations: dict[str, str]) -> KubeObject:
+    """Return the strategy of a Deployment, of the annotations deployment-strategy and deployment-rolling-update-*."""
+    if annotations.get(STRATEGY) == "Recreate":
+        return {"type": "Recreate"}
+    return {
+        "type": "RollingUpdate",
+        "rollingUpdate": {
+            "maxSurge": _int_or_percent(annotations.get(MAX_SURGE) or DEFAULT_PERCENT),
+            "maxUnavailable": _int_or_percent(annotations.get(MAX_UNAVAILABLE) or DEFAULT_PERCENT),
+        },
+    }
+
+
+def is_ready(workload: KubeObject | None) -> bool:
+    """Return whether a Deployment has as many current and available pods as it should, and no others."""
+    if workload is None or workload.get("spec", {}).get("paused"):
+        return False
+    desired = workload["spec"].get("replicas", 1)
+    if desired == 0:
+        return True
+    status = workload.get("status") or {}
+    return (
+        status.get("observedGeneration", 0) >= workload["metadata"].get("generation", 0)
+        and status.get("updatedReplicas", 0) >= desired
+        and status.get("availableReplicas", 0) >= desired
+        and status.get("replicas", 0) == desired
+        and any(one["type"] == "Available" and one["status"] == "True" for one in status.get("conditions") or [])
+    )
+
+
+def gpus(template: KubeObject | None) -> int:
+    """Return the GPUs of one pod; 0 if its limits do not say."""
+    containers: Sequence[KubeObject] = ((template or {}).get("spec") or {}).get("containers") or []
+    main = next((one for one in containers if one.get("name") == MAIN), {})
+    resources = main.get("resources") or {}
+    found = (resources.get("limits") or {}).get(GPU, (resources.get("requests") or {}).get(GPU, 0))
+    return int(found) if str(found).isdigit() else 0
+
+
+def _status(
+    deployed: DynamoComponentDeployment, workload: KubeObject | None, available: Condition, now: str
+) -> ComponentDeploymentStatus:
+    generation = deployed.metadata.generation
+    component_ready = Condition(
+        type="DynamoComponentReady",
+        status=available.status,
+        reason="ComponentReady" if available.status == "True" else "ComponentNotReady",
+        message="DynamoComponent is ready" if available.status == "True" else "DynamoComponent is not ready",
+    )
+    conditions = (deployed.status and deployed.status.conditions) or []
+    for one in (available, component_ready):
+        one.observed_generation = generation
+        conditions = with_condition(conditions, one, now)
+    return ComponentDeploymentStatus(
+        conditions=conditions,
+        pod_selector={SELECTOR: deployed.metadata.name},
+        component=_replica_status(deployed, workload),
+        observed_generation=generation,
+    )
+
+
+def _replica_status(deployed: DynamoComponentDeployment, workload: KubeObject | None) -> ComponentStatus | None:
+    if workload is None:
+        return None
+    reported = workload.get("status") or {}
+    template = deployed.spec.pod_template
+    annotations = ((template or {}).get("metadata") or {}).get("annotations") or {}
+    limit: Any = annotations.get(POWER_LIMIT, "")
+    return ComponentStatus(
+        component_kind="Deployment",
+        component_names=[workload["metadata"]["name"]],
+        replicas=reported.get("replicas", 0),
+        updated_replicas=reported.get("updatedReplicas", 0),
+        ready_replicas=reported.get("readyReplicas", 0),
+        available_replicas=reported.get("availableReplicas", 0),
+        runtime_namespace=runtime_namespace(deployed),
+        runtime_component_name=deployed.metadata.labels.get(COMPONENT) or deployed.metadata.name,
+        gpus_per_engine=gpus(template) or None,
+        gpus_per_replica=gpus(template) or None,
+        gpu_power_limit_watts=int(limit) if limit.isdigit() else None,
+    )
+
+
+def runtime_namespace(deployed: DynamoComponentDeployment) -> str:
+    """Return the Dynamo namespace in which a component's processes register."""
+    labels = deployed.metadata.labels
+    base = labels.get(NAMESPACE) or f"{deployed.metadata.namespace}-{labels.get(GRAPH) or deployed.metadata.name}"
+    suffix = labels.get(WORKER_HASH)
+    return f"{base}-{suffix}" if suffix else base
+
+
+def _int_or_percent(text: str) -> int | str:
+    return int(text) if text.isdigit() else text
+
+
+def _object(api_version: str, kind: str, name: str, component: ComponentSpec, context: GraphContext) -> KubeObject:
+    return {
+        "apiVersion": api_version,
+        "kind": kind,
+        "metadata": {"name": name, "namespace": context.namespace, "labels": context.labels(component)},
+    }

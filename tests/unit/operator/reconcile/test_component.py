@@ -1,0 +1,161 @@
+"""Components: Deployment, Service, update strategy, readiness and status."""
+
+from typing import Any
+
+import pytest
+
+from dynamo.operator.reconcile.component import component_objects, component_plan, gpus, is_ready, runtime_namespace
+from dynamo.operator.reconcile.names import COMPONENT, GRAPH, NAMESPACE, WORKER_HASH, OperatorSettings
+from dynamo.protocols.kubernetes.common import Multinode, ObjectMeta, decode
+from dynamo.protocols.kubernetes.v1beta1 import (
+    ComponentDeploymentSpec,
+    ComponentDeploymentStatus,
+    DynamoComponentDeployment,
+)
+
+NOW = "2026-01-01T00:00:00Z"
+LATER = "2026-01-01T00:01:00Z"
+LABELS = {GRAPH: "chat", COMPONENT: "decode", NAMESPACE: "space-chat", WORKER_HASH: "0123abcd"}
+
+
+def deployed(labels: dict[str, str] = LABELS, annotations: dict[str, str] | None = None, **spec: Any) -> Any:
+    return DynamoComponentDeployment(
+        metadata=ObjectMeta(
+            name="chat-decode-0123abcd",
+            namespace="space",
+            labels=labels,
+            annotations=annotations or {},
+            generation=3,
+        ),
+        spec=ComponentDeploymentSpec(**({"type": "decode", "replicas": 2} | spec)),
+    )
+
+
+def workload(**status: Any) -> dict[str, Any]:
+    reported = {"observedGeneration": 1, "replicas": 2, "updatedReplicas": 2, "readyReplicas": 2} | {
+        "availableReplicas": 2,
+        "conditions": [{"type": "Available", "status": "True"}],
+    }
+    return {
+        "metadata": {"name": "chat-decode-0123abcd", "generation": 1},
+        "spec": {"replicas": 2},
+        "status": reported | status,
+    }
+
+
+def test_a_component_has_a_deployment_and_a_service_of_its_name() -> None:
+    made, service = component_objects(deployed(), OperatorSettings())
+    assert (made["kind"], service["kind"]) == ("Deployment", "Service")
+    assert made["metadata"]["name"] == service["metadata"]["name"] == "chat-decode-0123abcd"
+    assert service["spec"]["selector"] == made["spec"]["selector"]["matchLabels"]
+    assert made["spec"]["selector"]["matchLabels"].items() <= made["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_a_component_without_a_graph_is_one_of_its_own() -> None:
+    made, _ = component_objects(deployed(labels={}), OperatorSettings())
+    env = {one["name"]: one.get("value") for one in made["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert env["DYN_NAMESPACE"] == "space-chat-decode-0123abcd"
+    assert "DYN_NAMESPACE_WORKER_SUFFIX" not in env
+
+
+@pytest.mark.parametrize(
+    ("annotations", "expected"),
+    [
+        ({}, {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "25%", "maxUnavailable": "25%"}}),
+        (
+            {
+                "nvidia.com/deployment-rolling-update-max-surge": "2",
+                "nvidia.com/deployment-rolling-update-max-unavailable": "0",
+            },
+            {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 2, "maxUnavailable": 0}},
+        ),
+        ({"nvidia.com/deployment-strategy": "Recreate"}, {"type": "Recreate"}),
+    ],
+)
+def test_annotations_give_the_update_strategy(annotations: dict[str, str], expected: dict[str, Any]) -> None:
+    made, _ = component_objects(deployed(annotations=annotations), OperatorSettings())
+    assert made["spec"]["strategy"] == expected
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, True),
+        ({"observedGeneration": 0}, False),
+        ({"updatedReplicas": 1}, False),
+        ({"availableReplicas": 1}, False),
+        ({"replicas": 3}, False),
+        ({"conditions": []}, False),
+    ],
+)
+def test_a_deployment_is_ready_with_all_pods_current_and_no_others(changed: dict[str, Any], expected: bool) -> None:
+    assert is_ready(workload(**changed)) is expected
+
+
+def test_a_deployment_of_no_pods_is_ready_and_a_missing_or_paused_one_is_not() -> None:
+    empty = workload(availableReplicas=0)
+    empty["spec"]["replicas"] = 0
+    assert is_ready(empty)
+    assert not is_ready(None)
+    paused = workload()
+    paused["spec"]["paused"] = True
+    assert not is_ready(paused)
+
+
+def test_the_status_has_replicas_namespace_gpus_and_power_limit() -> None:
+    template = {
+        "metadata": {"annotations": {"dynamo.nvidia.com/gpu-power-limit": "400"}},
+        "spec": {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "4"}}}]},
+    }
+    status = component_plan(deployed(pod_template=template), workload(), OperatorSettings(), NOW).status
+    assert status is not None
+    assert status["component"] == {
+        "componentKind": "Deployment",
+        "componentNames": ["chat-decode-0123abcd"],
+        "replicas": 2,
+        "updatedReplicas": 2,
+        "readyReplicas": 2,
+        "availableReplicas": 2,
+        "runtimeNamespace": "space-chat-0123abcd",
+        "runtimeComponentName": "decode",
+        "gpusPerEngine": 4,
+        "gpusPerReplica": 4,
+        "gpuPowerLimitWatts": 400,
+    }
+    assert [(one["type"], one["status"]) for one in status["conditions"]] == [
+        ("Available", "True"),
+        ("DynamoComponentReady", "True"),
+    ]
+    assert status["observedGeneration"] == 3
+
+
+def test_a_condition_keeps_its_time_until_its_status_changes() -> None:
+    first = component_plan(deployed(), workload(), OperatorSettings(), NOW).status
+    assert first is not None
+    again = deployed()
+    again.status = decode(ComponentDeploymentStatus, first)
+    second = component_plan(again, workload(), OperatorSettings(), LATER).status
+    assert second == first
+    changed = component_plan(again, workload(availableReplicas=0), OperatorSettings(), LATER).status
+    assert changed is not None
+    assert {one["lastTransitionTime"] for one in changed["conditions"]} == {LATER}
+
+
+def test_a_component_of_several_nodes_gets_a_condition_and_an_event_instead_of_objects() -> None:
+    plan = component_plan(deployed(multinode=Multinode(2)), None, OperatorSettings(), NOW)
+    assert plan.apply == ()
+    assert plan.status is not None
+    assert plan.status["conditions"][0]["reason"] == "CannotRender"
+    assert "spec.multinode" in plan.status["conditions"][0]["message"]
+    assert [event.reason for event in plan.events] == ["CannotRender"]
+
+
+def test_gpus_are_the_limit_or_request_of_the_main_container() -> None:
+    assert gpus(None) == 0
+    assert gpus({"spec": {"containers": [{"name": "other", "resources": {"limits": {"nvidia.com/gpu": 2}}}]}}) == 0
+    assert gpus({"spec": {"containers": [{"name": "main", "resources": {"requests": {"nvidia.com/gpu": 2}}}]}}) == 2
+
+
+def test_workers_register_in_the_namespace_of_their_generation() -> None:
+    assert runtime_namespace(deployed()) == "space-chat-0123abcd"
+    assert runtime_namespace(deployed(labels={GRAPH: "chat"})) == "space-chat"
