@@ -25,6 +25,7 @@ import msgspec
 
 from dynamo.core.api_keys import KEY_CHARS_MIN
 from dynamo.core.errors import ConfigError, HttpError
+from dynamo.core.token_bucket import TokenBucket
 
 SECRET = secrets.token_bytes(32)
 MINUTE_S = 60.0
@@ -78,38 +79,6 @@ class KeysFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: tuple[KeyLimits, ...]
 
 
-class TokenBucket:
-    """Token bucket: refills by `size` per minute and holds at most `size`."""
-
-    __slots__ = ("_at_s", "_left", "_size")
-
-    def __init__(self, size: float) -> None:
-        self._size = size
-        self._left = size
-        self._at_s: float | None = None
-
-    def wait_s(self, now: float, amount: float = 0.0) -> float:
-        """Return the seconds until `amount` is available, or, for 0, until anything is left; 0.0 if it is now."""
-        self._fill(now)
-        missing = max(amount, 1e-9) - self._left
-        return 0.0 if missing <= 0 else missing * MINUTE_S / self._size
-
-    def take(self, amount: float, now: float) -> None:
-        """Take an amount, which may exceed the rest: the usage of a request is known only when it has ended."""
-        self._fill(now)
-        self._left -= amount
-
-    def resize(self, size: float) -> None:
-        """Change the limit per minute."""
-        self._left = min(self._left, size)
-        self._size = size
-
-    def _fill(self, now: float) -> None:
-        if self._at_s is not None:
-            self._left = min(self._size, self._left + max(0.0, now - self._at_s) * self._size / MINUTE_S)
-        self._at_s = now
-
-
 class ApiCaller:
     """Owner of a key, with its usage."""
 
@@ -118,8 +87,8 @@ class ApiCaller:
         self.owner = owner_id(limits.plain_digest())
         """Owner that is stored with this caller's files, batches and responses."""
         self.concurrent = 0
-        self._requests = None if limits.requests_per_minute is None else TokenBucket(limits.requests_per_minute)
-        self._tokens = None if limits.tokens_per_minute is None else TokenBucket(limits.tokens_per_minute)
+        self._requests = _changed(None, limits.requests_per_minute)
+        self._tokens = _changed(None, limits.tokens_per_minute)
 
     @property
     def name(self) -> str:
@@ -276,6 +245,6 @@ def _changed(bucket: TokenBucket | None, size: int | None) -> TokenBucket | None
     if size is None:
         return None
     if bucket is None:
-        return TokenBucket(size)
-    bucket.resize(size)
+        return TokenBucket(size, size / MINUTE_S)
+    bucket.resize(size, size / MINUTE_S)
     return bucket

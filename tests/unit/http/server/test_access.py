@@ -3,12 +3,11 @@
 import hashlib
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dynamo.core.errors import ConfigError, HttpError
-from dynamo.http.server.access import ApiCaller, KeyLimits, KeyRing, TokenBucket, plain_keys, read_keys
+from dynamo.http.server.access import ApiCaller, KeyLimits, KeyRing, plain_keys, read_keys
 
 KEY = "sk-secret-1"
 
@@ -176,21 +175,6 @@ def test_a_wrong_keys_file_is_named_and_shows_no_key(text: str, said: str) -> No
 def test_a_wrong_entry_is_refused(entry: KeyLimits, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         KeyRing([entry])
-
-
-@given(
-    st.lists(st.tuples(st.floats(0, 30), st.integers(1, 5)), max_size=40),
-    st.integers(1, 50),
-)
-def test_no_minute_gives_more_than_twice_its_share(steps: list[tuple[float, int]], size: int) -> None:
-    bucket, now, taken = TokenBucket(size), 0.0, []
-    for wait, amount in steps:
-        now += wait
-        if amount <= size and bucket.wait_s(now, amount) == 0.0:
-            bucket.take(amount, now)
-            taken.append((now, amount))
-    for at, _ in taken:
-        assert sum(amount for when, amount in taken if at <= when < at + 60) <= 2 * size + 1e-6
 
 
 class CallerMachine(RuleBasedStateMachine):
