@@ -12,13 +12,11 @@ from dynamo.cli.graph_status import COMPONENT_LABEL, GRAPH_LABEL, HEAD, rows_of
 from dynamo.cli.manifests import Manifest, in_order
 from dynamo.core.errors import ConfigError
 from dynamo.k8s.client import KubeClient, KubeRefused
-from dynamo.k8s.kinds import PODS, ObjectKind
+from dynamo.k8s.kinds import EVENTS, GRAPHS, PODS, ObjectKind
 from dynamo.operator.validation.facts import part
-from dynamo.protocols.kubernetes.common import V1BETA1, KubeObject
+from dynamo.protocols.kubernetes.common import KubeObject
 
 MANAGER = "dynamo-deploy"
-GRAPHS = ObjectKind(V1BETA1, "DynamoGraphDeployment", "dynamographdeployments")
-EVENTS = ObjectKind("v1", "Event", "events")
 STATUS_S = 2.0
 """Interval of `status --watch`."""
 SERVER_FIELDS = ("managedFields", "resourceVersion", "uid", "creationTimestamp", "generation", "selfLink")

@@ -120,6 +120,13 @@ class KubeClient:
         """Create an object."""
         return await self._request("POST", kind.path(namespace), value)
 
+    async def replace(self, kind: ObjectKind, value: KubeObject, namespace: str | None = None) -> KubeObject:
+        """Replace an object by one with its `resourceVersion`.
+
+        Raise `KubeRefused` with code 409 if the object has changed since that version.
+        """
+        return await self._request("PUT", kind.path(namespace, value["metadata"]["name"]), value)
+
     async def apply(
         self,
         kind: ObjectKind,

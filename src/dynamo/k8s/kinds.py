@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from dynamo.core.errors import InvalidArgument
+from dynamo.protocols.kubernetes.common import V1ALPHA1, V1BETA1
 
 SEGMENT = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.:]*[A-Za-z0-9])?")
 
@@ -38,10 +39,44 @@ def _segment(name: str) -> str:
     return name
 
 
+RBAC = "rbac.authorization.k8s.io/v1"
+GROVE = "grove.io/v1alpha1"
+
 PODS = ObjectKind("v1", "Pod", "pods")
+SERVICES = ObjectKind("v1", "Service", "services")
+SERVICE_ACCOUNTS = ObjectKind("v1", "ServiceAccount", "serviceaccounts")
+CONFIG_MAPS = ObjectKind("v1", "ConfigMap", "configmaps")
+SECRETS = ObjectKind("v1", "Secret", "secrets")
+VOLUME_CLAIMS = ObjectKind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+EVENTS = ObjectKind("v1", "Event", "events")
+NODES = ObjectKind("v1", "Node", "nodes", is_namespaced=False)
+DEPLOYMENTS = ObjectKind("apps/v1", "Deployment", "deployments")
+JOBS = ObjectKind("batch/v1", "Job", "jobs")
+ROLES = ObjectKind(RBAC, "Role", "roles")
+ROLE_BINDINGS = ObjectKind(RBAC, "RoleBinding", "rolebindings")
+INGRESSES = ObjectKind("networking.k8s.io/v1", "Ingress", "ingresses")
+LEASES = ObjectKind("coordination.k8s.io/v1", "Lease", "leases")
 ENDPOINT_SLICES = ObjectKind("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
-WORKER_METADATA = ObjectKind("nvidia.com/v1alpha1", "DynamoWorkerMetadata", "dynamoworkermetadatas")
-GRAPHS = ObjectKind("nvidia.com/v1beta1", "DynamoGraphDeployment", "dynamographdeployments")
-SCALING_ADAPTERS = ObjectKind(
-    "nvidia.com/v1beta1", "DynamoGraphDeploymentScalingAdapter", "dynamographdeploymentscalingadapters"
+RESOURCE_DEFINITIONS = ObjectKind(
+    "apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", is_namespaced=False
 )
+LEADER_WORKER_SETS = ObjectKind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets")
+POD_CLIQUE_SETS = ObjectKind(GROVE, "PodCliqueSet", "podcliquesets")
+POD_CLIQUES = ObjectKind(GROVE, "PodClique", "podcliques")
+POD_CLIQUE_SCALING_GROUPS = ObjectKind(GROVE, "PodCliqueScalingGroup", "podcliquescalinggroups")
+GRAPHS = ObjectKind(V1BETA1, "DynamoGraphDeployment", "dynamographdeployments")
+COMPONENTS = ObjectKind(V1BETA1, "DynamoComponentDeployment", "dynamocomponentdeployments")
+GRAPH_REQUESTS = ObjectKind(V1BETA1, "DynamoGraphDeploymentRequest", "dynamographdeploymentrequests")
+SCALING_ADAPTERS = ObjectKind(V1BETA1, "DynamoGraphDeploymentScalingAdapter", "dynamographdeploymentscalingadapters")
+MODELS = ObjectKind(V1ALPHA1, "DynamoModel", "dynamomodels")
+CHECKPOINTS = ObjectKind(V1ALPHA1, "DynamoCheckpoint", "dynamocheckpoints")
+WORKER_METADATA = ObjectKind(V1ALPHA1, "DynamoWorkerMetadata", "dynamoworkermetadatas")
+
+KINDS = (
+    PODS, SERVICES, SERVICE_ACCOUNTS, CONFIG_MAPS, SECRETS, VOLUME_CLAIMS, EVENTS, NODES, DEPLOYMENTS, JOBS, ROLES,
+    ROLE_BINDINGS, INGRESSES, LEASES, ENDPOINT_SLICES, RESOURCE_DEFINITIONS, LEADER_WORKER_SETS, POD_CLIQUE_SETS,
+    POD_CLIQUES, POD_CLIQUE_SCALING_GROUPS, GRAPHS, COMPONENTS, GRAPH_REQUESTS, SCALING_ADAPTERS, MODELS, CHECKPOINTS,
+    WORKER_METADATA,
+)  # fmt: skip
+BY_NAME = {(one.api_version, one.kind): one for one in KINDS}
+"""Kinds by API version and name, as an object gives them in `apiVersion` and `kind`."""

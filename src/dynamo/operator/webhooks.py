@@ -33,7 +33,7 @@ from dynamo.core.http_server import HttpServer, ServerLimits
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
 from dynamo.k8s.client import KubeClient, KubeRefused
-from dynamo.k8s.kinds import ObjectKind
+from dynamo.k8s.kinds import RESOURCE_DEFINITIONS, SECRETS, ObjectKind
 from dynamo.operator.certificates import CertificateSet, renewed, service_hosts
 from dynamo.operator.reviews import MalformedReview, conversion_response, defaulting_response, validation_response
 from dynamo.operator.validation.facts import part
@@ -56,10 +56,6 @@ RETRY_S = 10.0
 BODY_BYTES = 16 << 20
 """A conversion review has a whole page of a list; an object has at most 1.5 MiB."""
 CONFLICTS = frozenset({404, 409})
-SECRETS = ObjectKind("v1", "Secret", "secrets")
-DEFINITIONS = ObjectKind(
-    "apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", is_namespaced=False
-)
 ADMISSION = "admissionregistration.k8s.io/v1"
 CONFIGURATIONS = {
     kind: ObjectKind(ADMISSION, kind, f"{kind.lower()}s", is_namespaced=False)
@@ -192,11 +188,11 @@ class WebhookServer:
             return
         patch = conversion_patch(settings.service, settings.namespace, bundle)
         for name in converted_definitions():
-            stored = await self._client.get(DEFINITIONS, name)
+            stored = await self._client.get(RESOURCE_DEFINITIONS, name)
             if stored is None:
                 logger.warning("resource definition %s is not installed; apply deploy/crds", name)
             elif not has_values(stored, patch):
-                await self._client.patch(DEFINITIONS, name, patch)
+                await self._client.patch(RESOURCE_DEFINITIONS, name, patch)
 
     def _application(self) -> Starlette:
         post = ["POST"]
