@@ -16,7 +16,6 @@ import socket
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
 
 from dynamo.core.boundaries import logged
@@ -25,6 +24,7 @@ from dynamo.core.errors import ConfigError, DynamoException
 from dynamo.core.tasks import TaskOwner
 from dynamo.k8s.client import KubeRefused
 from dynamo.k8s.kinds import LEASES, ObjectKind
+from dynamo.k8s.times import micro_time
 from dynamo.protocols.kubernetes.common import KubeObject
 
 logger = logging.getLogger(__name__)
@@ -269,8 +269,3 @@ class LeaderElection:
 def process_identity() -> str:
     """Return a unique identity for this process, which begins with the name of its host or pod."""
     return f"{socket.gethostname()}_{uuid.uuid4()}"
-
-
-def micro_time(wall: float) -> str:
-    """Return a time with microseconds as Kubernetes writes it."""
-    return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -14,9 +14,10 @@ from tests.cluster.kubernetes.running import KubernetesServer
 
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.k8s.client import KubeClient
+from dynamo.k8s.kinds import SECRETS
 from dynamo.operator.certificates import SERVER_DAYS
 from dynamo.operator.validation.graph import ORIGIN_VERSION
-from dynamo.operator.webhooks import CERTIFICATES, SECRETS, WebhookServer, WebhookSettings
+from dynamo.operator.webhooks import CERTIFICATES, WebhookServer, WebhookSettings
 from dynamo.protocols.kubernetes.crds import CONVERSION_NAMESPACE, CONVERSION_SERVICE, manifests
 
 pytestmark = pytest.mark.integration
