@@ -1,1 +1,1 @@
-"""Kubernetes client: requests with the configuration of the environment, and views of objects that watches keep current."""
+"""Kubernetes client, views of objects that watches keep current, and the parts of controllers: queue, workers, election, events."""

@@ -156,3 +156,9 @@ class Controller(Generic[Key]):
             if not deadline.expired():
                 raise
             raise ReconcileTimeout(f"no result within {self._deadline_s:g} s") from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Of something that the function awaited: the worker itself goes on.
+            raise DynamoException("an operation that the reconciliation awaited was cancelled") from None

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from dynamo.core.boundaries import logged
+from dynamo.core.boundaries import ErrorBoundary, logged
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.errors import ConfigError, DynamoException
 from dynamo.core.tasks import TaskOwner
@@ -193,13 +193,9 @@ class LeaderElection:
         limit_s = self._timings.renew_deadline_s
         if self._acquired.is_set():
             limit_s = max(0.0, self._held_until - self._clock.now())
-        try:
+        with ErrorBoundary(self._failed):  # Whatever fails, the loss of the lease is noticed in time.
             async with asyncio.timeout(limit_s):
                 await self._write()
-        except (DynamoException, TimeoutError) as error:
-            self._is_fresh = False
-            self._log_failure(error)
-        else:
             self._error = ""
 
     async def _write(self) -> None:
@@ -240,7 +236,8 @@ class LeaderElection:
         with logged(logger, "callback for the loss of a lease failed"):
             self._on_lost()
 
-    def _log_failure(self, error: Exception) -> None:
+    def _failed(self, error: Exception) -> None:
+        self._is_fresh = False
         message = str(error) or "no response in time"
         is_conflict = isinstance(error, KubeRefused) and error.code == CONFLICT
         if message != self._error and not is_conflict:  # In a conflict another candidate was faster.

@@ -32,13 +32,14 @@ class Controlled:
         self.running: list[str] = []
         self.reconciled: list[str] = []
         self.during: Callable[[str], object] = lambda _: None
+        self.hook_error: Exception | None = None
         self.controller = Controller(
             "graph",
             self._reconcile,
             self.queue,
             workers,
             deadline_s=deadline_s,
-            on_result=self.results.append,
+            on_result=self._on_result,
             clock=self.clock,
         )
 
@@ -54,6 +55,11 @@ class Controlled:
             return self.again_s
         finally:
             self.running.remove(key)
+
+    def _on_result(self, result: ReconcileResult[str]) -> None:
+        self.results.append(result)
+        if self.hook_error:
+            raise self.hook_error
 
     async def advance(self, seconds: float = 0.0) -> None:
         await turns(10)
@@ -164,6 +170,31 @@ async def test_reconciliation_beyond_the_deadline_is_ended_and_retried(caplog: p
         assert made.outcomes == ["error"]
         assert made.queue.delayed == 1
     assert "failed to reconcile a: ReconcileTimeout: no result within 0.01 s" in caplog.text
+
+
+async def test_cancellation_inside_a_reconciliation_does_not_end_the_worker(caplog: pytest.LogCaptureFixture) -> None:
+    async with controlled(workers=1) as made:
+        cancelled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        cancelled.cancel()
+        made.during = lambda _: cancelled.result()
+        made.queue.add("a")
+        await made.advance()
+        assert made.outcomes == ["error"]
+        made.during = lambda _: None
+        await made.advance(1.0)
+        assert made.outcomes == ["error", "success"]
+    assert "an operation that the reconciliation awaited was cancelled" in caplog.text
+
+
+async def test_worker_outlives_a_hook_that_fails() -> None:
+    async with controlled(workers=1) as made:
+        made.hook_error = ValueError("hook")
+        made.queue.add("a")
+        await made.advance()
+        made.hook_error = None
+        made.queue.add("b")
+        await made.advance(1.0)
+        assert made.reconciled == ["a", "b"]
 
 
 async def test_key_that_changes_during_its_reconciliation_is_reconciled_again_afterwards() -> None:

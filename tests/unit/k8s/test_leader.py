@@ -287,6 +287,18 @@ async def test_candidate_that_never_wrote_releases_nothing() -> None:
     assert candidates.server.writes == 0
 
 
+async def test_malformed_lease_does_not_delay_the_loss_of_the_leadership() -> None:
+    candidates = Candidates("a")
+    await candidates.pass_time(1)
+    candidates.all["a"].client.failure = KeyError("metadata")
+    await candidates.pass_time(11)
+    assert (candidates.leaders, candidates.all["a"].lost) == ([], 1)
+    candidates.all["a"].client.failure = None
+    await candidates.pass_time(20)
+    assert candidates.leaders == ["a"]
+    await candidates.end()
+
+
 def test_timings_that_allow_two_leaders_are_refused() -> None:
     for wrong in (
         {"renew_deadline_s": 15.0},
