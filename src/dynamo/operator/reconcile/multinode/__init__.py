@@ -98,6 +98,14 @@ def role_templates(
     return RoleTemplates(leader=leader, worker=worker, framework=framework, is_changed=changed)
 
 
+def single_node_template(template: KubeObject, framework: str | None) -> KubeObject:
+    """Return the template of a component of one node, which starts a Ray head when vLLM can add pods to it later."""
+    result = copy.deepcopy(template)
+    if framework == "vllm":
+        vllm.add_single_node_head(main_of(result))
+    return result
+
+
 def main_of(template: KubeObject) -> KubeObject:
     """Return the main container of a complete pod template."""
     containers: list[KubeObject] = template["spec"]["containers"]

@@ -1,0 +1,228 @@
+"""Grove's PodCliqueSet of a graph.
+
+A component of one node is a clique; one of several nodes is a scaling group with a clique for the leader and one for the
+workers. Grove updates cliques in place, so that names have no generation of the workers.
+"""
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from dynamo.operator.reconcile.multinode import framework_of, role_templates, single_node_template
+from dynamo.operator.reconcile.multinode.nodes import (
+    LEADER_SUFFIX,
+    WORKER_SUFFIX,
+    WorkloadError,
+    grove_nodes,
+    node_count,
+)
+from dynamo.operator.reconcile.names import GRAPH, PREFIX, SELECTOR, GraphContext, merged, service_name
+from dynamo.operator.reconcile.provider import ClusterFacts
+from dynamo.protocols.kubernetes.common import KubeObject
+from dynamo.protocols.kubernetes.v1beta1 import ComponentSpec, DynamoGraphDeployment, GraphTopologyConstraint
+
+API_VERSION = "grove.io/v1alpha1"
+NAME_BUDGET = 45
+"""Characters that the names of set, scaling group and clique share in the names of pods."""
+LEAST_NAME = 8
+TERMINATION_DELAY = "4h0m0s"
+UPDATE_STRATEGY = f"{PREFIX}grove-update-strategy"
+UPDATE_STRATEGIES = ("RollingRecreate", "OnDelete")
+KAI, KAI_QUEUE, KAI_QUEUE_LABEL, DEFAULT_QUEUE = (
+    "kai-scheduler",
+    f"{PREFIX}kai-scheduler-queue",
+    "kai.scheduler/queue",
+    "dynamo",
+)
+VOLCANO, VOLCANO_QUEUE, GROVE_QUEUE = "volcano", f"{PREFIX}volcano-queue", "scheduling.grove.io/volcano-queue"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentCliques:
+    """Part of a PodCliqueSet that runs one component."""
+
+    cliques: tuple[KubeObject, ...]
+    scaling_group: KubeObject | None = None
+
+
+def pod_clique_set_name(graph: str, components: Iterable[ComponentSpec]) -> str:
+    """Return the name of a graph's PodCliqueSet: the graph's, shortened with a hash where the names of pods require it."""
+    longest = max((_name_length(one) for one in components), default=0)
+    length = max(NAME_BUDGET - longest, LEAST_NAME)
+    if len(graph) <= length:
+        return graph
+    return f"{graph[: length - 5]}-{_fnv32a(graph.encode()) & 0xFFFF:04x}"
+
+
+def grove_component_name(graph: str, components: Iterable[ComponentSpec], component: ComponentSpec) -> str:
+    """Return the name of the PodClique or PodCliqueScalingGroup that Grove creates for a component."""
+    return f"{pod_clique_set_name(graph, components)}-0-{component.name.lower()}"
+
+
+def pod_clique_set(
+    graph: DynamoGraphDeployment,
+    context: GraphContext,
+    templates: Mapping[str, KubeObject],
+    *,
+    facts: ClusterFacts,
+    termination_delay: str = TERMINATION_DELAY,
+) -> KubeObject:
+    """Return the PodCliqueSet of a graph.
+
+    `templates` are the complete pod templates of the components by name. Raise `WorkloadError` for a component that
+    cannot run.
+    """
+    if facts.has_kai and facts.has_volcano:
+        raise WorkloadError("scheduler: KAI and Volcano are both enabled; Grove supports one")
+    components = graph.spec.components or []
+    annotations = graph.metadata.annotations or {}
+    parts = [
+        component_cliques(one, context, templates[one.name], graph=graph, scheduling=_scheduling(annotations, facts))
+        for one in components
+    ]
+    cliques = [clique for one in parts for clique in one.cliques]
+    groups = [one.scaling_group for one in parts if one.scaling_group is not None]
+    is_ordered = any("startsAfter" in clique["spec"] for clique in cliques)
+    template: KubeObject = {
+        "cliques": cliques,
+        "cliqueStartupType": f"CliqueStartupType{'Explicit' if is_ordered else 'AnyOrder'}",
+        "headlessServiceConfig": {"publishNotReadyAddresses": True},
+        "terminationDelay": termination_delay,
+    }
+    if graph.spec.priority_class_name:
+        template["priorityClassName"] = graph.spec.priority_class_name
+    if groups:
+        template["podCliqueScalingGroups"] = groups
+    topology = graph.spec.topology_constraint
+    if topology is not None and topology.pack_domain:
+        template["topologyConstraint"] = _packed(topology.pack_domain, topology.cluster_topology_name)
+    spec: KubeObject = {"replicas": 1, "template": template}
+    if UPDATE_STRATEGY in annotations:
+        spec["updateStrategy"] = {"type": _update_strategy(annotations[UPDATE_STRATEGY])}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "PodCliqueSet",
+        "metadata": _metadata(graph, context, facts),
+        "spec": spec,
+    }
+
+
+def component_cliques(
+    component: ComponentSpec,
+    context: GraphContext,
+    template: KubeObject,
+    *,
+    graph: DynamoGraphDeployment,
+    scheduling: Mapping[str, str],
+) -> ComponentCliques:
+    """Return the cliques of a component and, with several nodes, its scaling group."""
+    sharing = component.experimental and component.experimental.gpu_memory_service
+    if sharing and sharing.mode == "InterPod":
+        path = f"spec.components[{component.name}].experimental.gpuMemoryService.mode"
+        raise WorkloadError(f"{path}: InterPod is not supported; IntraPod is allowed")
+    framework = framework_of(component, graph.spec.backend_framework)
+    nodes, name = node_count(component), component.name.lower()
+    replicas = 1 if component.replicas is None else component.replicas
+    topology = _component_topology(component, graph.spec.topology_constraint)
+    if nodes == 1:
+        pod = single_node_template(template, framework)
+        clique = _clique(name, replicas, 1, pod, component, context, scheduling)
+        return ComponentCliques(cliques=({**clique, **topology},))
+    roles = role_templates(
+        component,
+        context,
+        template,
+        grove_nodes(component.name, nodes),
+        framework=framework,
+        annotations=graph.metadata.annotations or {},
+    )
+    leader_name, worker_name = f"{name}-{LEADER_SUFFIX}", f"{name}-{WORKER_SUFFIX}"
+    leader = _clique(leader_name, 1, 1, roles.leader, component, context, scheduling)
+    worker = _clique(worker_name, nodes - 1, nodes - 1, roles.worker, component, context, scheduling)
+    if framework == "trtllm":  # mpirun connects to the workers' SSH servers.
+        leader["spec"]["startsAfter"] = [worker_name]
+    group = {
+        "name": name,
+        "cliqueNames": [leader_name, worker_name],
+        "replicas": replicas,
+        "minAvailable": 1,
+        **topology,
+    }
+    return ComponentCliques(cliques=(leader, worker), scaling_group=group)
+
+
+def _clique(
+    name: str,
+    replicas: int,
+    least: int,
+    template: KubeObject,
+    component: ComponentSpec,
+    context: GraphContext,
+    scheduling: Mapping[str, str],
+) -> KubeObject:
+    """Return one clique; labels and annotations are those of its pods. `scheduling` is the scheduler's name and queue."""
+    metadata = template.get("metadata") or {}
+    labels = merged(metadata.get("labels"), {SELECTOR: service_name(context.name, component.name)})
+    pod = copy.deepcopy(template["spec"])
+    scheduler = scheduling.get("name")
+    if scheduler and pod.setdefault("schedulerName", scheduler) == scheduler and "queue" in scheduling:
+        labels[KAI_QUEUE_LABEL] = scheduling["queue"]
+    clique: KubeObject = {"name": name, "labels": labels}
+    if metadata.get("annotations"):
+        clique["annotations"] = dict(metadata["annotations"])
+    clique["spec"] = {"roleName": name, "replicas": replicas, "minAvailable": least, "podSpec": pod}
+    return clique
+
+
+def _metadata(graph: DynamoGraphDeployment, context: GraphContext, facts: ClusterFacts) -> KubeObject:
+    metadata: KubeObject = {
+        "name": pod_clique_set_name(context.name, graph.spec.components or []),
+        "namespace": context.namespace,
+        "labels": merged(graph.spec.labels, {GRAPH: context.name}),
+    }
+    queue = (graph.metadata.annotations or {}).get(VOLCANO_QUEUE, "").strip()
+    annotations = merged(graph.spec.annotations, {GROVE_QUEUE: queue} if queue and facts.has_volcano else None)
+    return {**metadata, "annotations": annotations} if annotations else metadata
+
+
+def _scheduling(annotations: Mapping[str, str], facts: ClusterFacts) -> dict[str, str]:
+    if facts.has_kai:
+        return {"name": KAI, "queue": annotations.get(KAI_QUEUE, "").strip() or DEFAULT_QUEUE}
+    return {"name": VOLCANO} if facts.has_volcano else {}
+
+
+def _component_topology(component: ComponentSpec, graph: GraphTopologyConstraint | None) -> dict[str, KubeObject]:
+    """Return a component's constraint; it names the topology unless the set's own constraint does."""
+    if component.topology_constraint is None:
+        return {}
+    is_named_by_set = graph is None or graph.pack_domain
+    name = "" if is_named_by_set or graph is None else graph.cluster_topology_name
+    return {"topologyConstraint": _packed(component.topology_constraint.pack_domain, name)}
+
+
+def _packed(domain: str, topology: str) -> KubeObject:
+    pack: KubeObject = {"pack": {"requiredDomain": domain}}
+    return {"topologyName": topology, **pack} if topology else pack
+
+
+def _update_strategy(given: str) -> str:
+    if given not in UPDATE_STRATEGIES:
+        allowed = " and ".join(UPDATE_STRATEGIES)
+        raise WorkloadError(
+            f"metadata.annotations[{UPDATE_STRATEGY}]: {given!r} is not supported; {allowed} are allowed"
+        )
+    return given
+
+
+def _name_length(component: ComponentSpec) -> int:
+    if node_count(component) == 1:
+        return len(component.name)
+    return 2 * len(component.name) + len(f"-{LEADER_SUFFIX}")
+
+
+def _fnv32a(data: bytes) -> int:
+    """Return the FNV-1a hash of 32 bits (http://www.isthe.com/chongo/tech/comp/fnv)."""
+    value = 0x811C9DC5
+    for byte in data:
+        value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
+    return value
