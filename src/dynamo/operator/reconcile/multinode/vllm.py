@@ -25,7 +25,9 @@ EXECUTOR = "--distributed-executor-backend"
 TENSOR = ("--tensor-parallel-size", "-tp")
 PIPELINE = ("--pipeline-parallel-size", "-pp")
 DATA = ("--data-parallel-size", "-dp")
+DATA_LOCAL = ("--data-parallel-size-local", "-dpl")
 DATA_BACKEND = ("--data-parallel-backend", "-dpb")
+ALIASES = {DATA_LOCAL[0]: DATA_LOCAL[1:], "--data-parallel-hybrid-lb": ("-dph",)}
 ELASTIC = "--enable-elastic-ep"
 RAY_ATTEMPTS, LIVE_ATTEMPTS = 150, 720
 """Polls of the Ray head every 2 s (5 minutes) and of the leader every 15 s (3 hours, for slow disks)."""
@@ -88,8 +90,7 @@ def worker_command(command: CommandLine, mode: LaunchMode, group: NodeGroup, gpu
         case LaunchMode.RAY:
             return shell_script(join, command.variables)
         case LaunchMode.DATA_PARALLEL:
-            local = max(gpus // (command.number(*TENSOR) * command.number(*PIPELINE)), 1)
-            start = ShellExpression(f"$(({local} * {group.rank_arithmetic}))")
+            start = ShellExpression(f"$(({_local_ranks(command, gpus)} * {group.rank_arithmetic}))")
             return command.with_options(_data_options(command, group, gpus, start), MODULE)
         case LaunchMode.ELASTIC:
             return shell_script(f"{_wait_until_live(group.leader)} && {join}", command.variables)
@@ -123,11 +124,27 @@ def _process_options(command: CommandLine, group: NodeGroup) -> list[OptionWord]
 
 
 def _data_options(command: CommandLine, group: NodeGroup, gpus: int, start: OptionWord) -> list[OptionWord]:
-    """Return the options by which the servers of all nodes form one data-parallel group, and each balances its own ranks."""
-    local = max(gpus // (command.number(*TENSOR) * command.number(*PIPELINE)), 1)
-    own = ["--data-parallel-size-local", str(local), "--data-parallel-start-rank"]
-    address = ["--data-parallel-address", group.leader, "--data-parallel-rpc-port", str(RPC_PORT)]
-    return ["--data-parallel-hybrid-lb", *own, start, *address]
+    """Return the options by which the servers of all nodes form one data-parallel group, and each balances its own ranks.
+
+    Sizes and ports that the command gives remain.
+    """
+    options: list[OptionWord] = []
+    for name, value in {
+        "--data-parallel-hybrid-lb": None,
+        "--data-parallel-size-local": str(_local_ranks(command, gpus)),
+        "--data-parallel-start-rank": start,
+        "--data-parallel-address": group.leader,
+        "--data-parallel-rpc-port": str(RPC_PORT),
+    }.items():
+        if name == "--data-parallel-start-rank" or not command.has(name, *ALIASES.get(name, ())):
+            options += [name] if value is None else [name, value]
+    return options
+
+
+def _local_ranks(command: CommandLine, gpus: int) -> int:
+    """Return the data-parallel ranks of one node."""
+    given = command.number(*DATA_LOCAL) if command.has(*DATA_LOCAL) else 0
+    return given or max(gpus // (command.number(*TENSOR) * command.number(*PIPELINE)), 1)
 
 
 def _ray_head(options: str) -> str:

@@ -21,7 +21,7 @@ POD = {
     "GROVE_PCSG_INDEX": "0",
     "GROVE_HEADLESS_SERVICE": "s",
     "MODEL": "x y",
-    "HOME": "/root",
+    "HOME": "/home/user",
 }
 
 
@@ -32,7 +32,7 @@ def test_leader_starts_a_process_for_each_gpu_of_all_nodes(tmp_path) -> None:
     [words] = programs({"command": ["sh", "-c", run]}, tmp_path, variables=POD, names=("mpirun",))
     assert words[words.index("-n") + 1] == "16"
     assert words[words.index("-H") + 1] == "g-0-d-0-d-ldr-0.s,g-0-d-0-d-wkr-0.s"
-    assert words[words.index("plm_rsh_args") + 1] == "-p 2222 -o StrictHostKeyChecking=no -i /root/.ssh/id_rsa"
+    assert words[words.index("plm_rsh_args") + 1] == "-p 2222 -o StrictHostKeyChecking=no -i /home/user/.ssh/id_rsa"
     exported = {name for flag, name in pairwise(words) if flag == "-x"}
     assert {"MODEL", "HF_TOKEN", "LD_LIBRARY_PATH"} <= exported
     inner = {"command": words[words.index("bash") :]}

@@ -111,6 +111,17 @@ def test_data_parallel_ranks_start_after_those_of_the_nodes_before(group, variab
         assert words.count("-dp") == 1
 
 
+def test_data_parallel_options_of_the_command_remain(tmp_path) -> None:
+    own = ["-dp", "32", "-dpl", "4", "--data-parallel-hybrid-lb", "--data-parallel-rpc-port", "29500"]
+    command = line(*own)
+    [words] = started(worker_command(command, LaunchMode.DATA_PARALLEL, LWS, 8), tmp_path)
+    assert words[1:] == [
+        *command.words[1:],
+        *("--data-parallel-start-rank", "4"),
+        *("--data-parallel-address", "l.s.n"),
+    ]
+
+
 def test_elastic_leader_starts_a_ray_head_first(tmp_path) -> None:
     command = line("--enable-elastic-ep", "-dpb", "ray")
     found = started(leader_command(command, LaunchMode.ELASTIC, LWS, 8), tmp_path)
