@@ -76,6 +76,18 @@ class Informer:
                 self._fail(error)
                 await self._clock.sleep(self._backoff.next(random.random()))
 
+    def store(self, value: KubeObject) -> None:
+        """Put a response to an own write into the view, so that it need not wait for the watch; older ones are ignored.
+
+        An object that is not in the view and not newer than the watch was deleted since. `on_change` is not called: the
+        watch reports the change too.
+        """
+        key = key_of(value)
+        known = self.objects.get(key)
+        newest = {"metadata": {"resourceVersion": self._revision}} if known is None else known
+        if not is_older(value, newest) and (known is not None or is_older(newest, value)):
+            self.objects[key] = without_managed_fields(value)
+
     async def listed(self) -> KubeListing:
         """Return the objects as the server has them now, independent of the view."""
         return await self._source.list(self._kind, self._namespace, self._labels)
@@ -100,13 +112,16 @@ class Informer:
 
     def _apply(self, change: WatchChange) -> None:
         key = key_of(change.object)
+        self._revision = change.revision
+        known = self.objects.get(key)
+        if change.type == "BOOKMARK" or (known is not None and is_older(change.object, known)):
+            return
         if change.type == "DELETED":
             if self.objects.pop(key, None) is not None:
                 self._on_change(key, None)
-        elif change.type != "BOOKMARK":
-            self.objects[key] = change.object
+        else:
+            self.objects[key] = without_managed_fields(change.object)
             self._on_change(key, change.object)
-        self._revision = change.revision
 
     def _replace(self, items: Iterable[KubeObject]) -> None:
         found = {key_of(item): item for item in items}
@@ -116,7 +131,7 @@ class Informer:
         for key, item in found.items():
             known = self.objects.get(key)
             if known is None or known["metadata"].get("resourceVersion") != item["metadata"].get("resourceVersion"):
-                self.objects[key] = item
+                self.objects[key] = without_managed_fields(item)
                 self._on_change(key, item)
 
     def _connected(self) -> None:
@@ -132,6 +147,18 @@ class Informer:
         if not self.error:
             logger.warning("Kubernetes: cannot read %s, keeping the last view: %s", self._kind.plural, error)
         self.is_connected, self.error = False, str(error)
+
+
+def is_older(value: KubeObject, other: KubeObject) -> bool:
+    """Return whether a version of an object is older than another; versions are compared as numbers, as etcd's are."""
+    first, second = (one["metadata"].get("resourceVersion", "") for one in (value, other))
+    return first.isdigit() and second.isdigit() and int(first) < int(second)
+
+
+def without_managed_fields(value: KubeObject) -> KubeObject:
+    """Remove the managed fields of an object, which are often larger than the rest and which no view needs."""
+    value["metadata"].pop("managedFields", None)
+    return value
 
 
 def key_of(value: KubeObject) -> ObjectKey:

@@ -282,8 +282,8 @@ class Api:
         given = own.get("managedFields")
         own["resourceVersion"] = current
         own["managedFields"] = live["metadata"].get("managedFields", [])
+        self._default(resource, item)  # Before generations are compared: an absent default is no change.
         metadata.carry_over(item, live, resource, options.subresource)
-        self._default(resource, item)
         own = item["metadata"]
         if entries is None:
             owner = self._ownership(resource, options)

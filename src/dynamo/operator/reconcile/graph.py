@@ -12,6 +12,7 @@ from dynamo.operator.reconcile.conditions import is_true, with_condition
 from dynamo.operator.reconcile.names import (
     COMPONENT,
     CURRENT_WORKER_HASH,
+    GRAPH,
     RESTART_AT,
     WORKER_HASH,
     GraphContext,
@@ -178,8 +179,7 @@ def component_object(
         del template["metadata"]
     if template:
         spec["podTemplate"] = template
-    made = _object(V1BETA1, DEPLOYED, context.object_name(component), context)
-    made["metadata"]["labels"] = context.labels(component)
+    made = _object(V1BETA1, DEPLOYED, context.object_name(component), context, context.labels(component))
     annotations = merged(graph.spec.annotations, _annotations(component))
     if annotations:
         made["metadata"]["annotations"] = annotations
@@ -188,8 +188,8 @@ def component_object(
 
 def adapter_object(component: ComponentSpec, context: GraphContext) -> KubeObject:
     """Return a new scaling adapter of a component. An existing one owns its replicas and is not applied again."""
-    made = _object(V1BETA1, ADAPTER, service_name(context.name, component.name), context)
-    made["metadata"]["labels"] = context.labels(component)
+    name = service_name(context.name, component.name)
+    made = _object(V1BETA1, ADAPTER, name, context, context.labels(component))
     reference = {"name": context.name, "componentName": component.name}
     return {**made, "spec": {"replicas": replicas_of(component), "dgdRef": reference}}
 
@@ -199,10 +199,11 @@ def discovery_access(context: GraphContext) -> Iterator[KubeObject]:
     if context.settings.discovery_backend != "kubernetes":
         return
     account = f"{context.name}-k8s-service-discovery"
-    yield _object("v1", "ServiceAccount", account, context)
-    yield {**_object(f"{RBAC}/v1", "Role", f"{account}-role", context), "rules": DISCOVERY_RULES}
+    labels = {GRAPH: context.name}
+    yield _object("v1", "ServiceAccount", account, context, labels)
+    yield {**_object(f"{RBAC}/v1", "Role", f"{account}-role", context, labels), "rules": DISCOVERY_RULES}
     yield {
-        **_object(f"{RBAC}/v1", "RoleBinding", f"{account}-binding", context),
+        **_object(f"{RBAC}/v1", "RoleBinding", f"{account}-binding", context, labels),
         "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": context.namespace}],
         "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": f"{account}-role"},
     }
@@ -386,5 +387,6 @@ def _add_environment(template: KubeObject, graph_env: Sequence[KubeObject]) -> N
     main["env"] = [*(one for one in graph_env if one["name"] not in own), *(main.get("env") or [])]
 
 
-def _object(api_version: str, kind: str, name: str, context: GraphContext) -> KubeObject:
-    return {"apiVersion": api_version, "kind": kind, "metadata": {"name": name, "namespace": context.namespace}}
+def _object(api_version: str, kind: str, name: str, context: GraphContext, labels: Mapping[str, str]) -> KubeObject:
+    metadata = {"name": name, "namespace": context.namespace, "labels": dict(labels)}
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata}

@@ -1,0 +1,204 @@
+"""Applier: carries out plans, and writes only what differs from what it last wrote or from what the cluster has."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from dynamo.core.errors import DynamoException
+from dynamo.k8s.client import KubeRefused
+from dynamo.k8s.kinds import BY_NAME, ObjectKind
+from dynamo.operator.reconcile.plan import ObjectRef, Plan, ref_of
+from dynamo.operator.view import ClusterView
+from dynamo.protocols.kubernetes.common import KubeObject
+
+NOT_FOUND = 404
+FIELD_MANAGER = "dynamo-operator"
+
+
+class ObjectWriter(Protocol):
+    """Writes objects: `KubeClient`, or a fake in tests."""
+
+    async def get(self, kind: ObjectKind, name: str, namespace: str | None = None) -> KubeObject | None: ...
+    async def apply(
+        self,
+        kind: ObjectKind,
+        value: KubeObject,
+        namespace: str | None = None,
+        *,
+        manager: str,
+        subresource: str | None = None,
+    ) -> KubeObject: ...
+    async def patch(self, kind: ObjectKind, name: str, value: Any, namespace: str | None = None) -> KubeObject: ...
+    async def delete(self, kind: ObjectKind, name: str, namespace: str | None = None) -> None: ...
+
+
+class EventSink(Protocol):
+    """Records events: `EventRecorder`, or a fake in tests."""
+
+    def record(self, kind: ObjectKind, about: KubeObject, event_type: Any, reason: str, message: str) -> None: ...
+
+
+class NotControlled(DynamoException):
+    """An object of the required name exists and is not the operator's; the message names both."""
+
+
+class Written(NamedTuple):
+    """What was last written to one object."""
+
+    digest: bytes
+    version: object
+    """Generation after the write, or the resource version of kinds without one."""
+
+
+@dataclass(slots=True)
+class WriteCounts:
+    """Writes since the start."""
+
+    applied: int = 0
+    patched: int = 0
+    deleted: int = 0
+    statuses: int = 0
+
+    @property
+    def total(self) -> int:
+        """Sum of all writes."""
+        return self.applied + self.patched + self.deleted + self.statuses
+
+
+class Applier:
+    """Carries out plans. What it wrote is kept per object, and forgotten when the object is gone."""
+
+    def __init__(self, writer: ObjectWriter, view: ClusterView, events: EventSink) -> None:
+        self._writer = writer
+        self._view = view
+        self._events = events
+        self._written: dict[ObjectRef, Written] = {}
+        self._statuses: dict[ObjectRef, Written] = {}
+        self.counts = WriteCounts()
+        view.on_deleted(self._forget)
+
+    def __len__(self) -> int:
+        """Number of objects of which the last write is known."""
+        return len(self._written) + len(self._statuses)
+
+    async def carry_out(self, plan: Plan, owner: KubeObject, kind: ObjectKind) -> None:
+        """Write what a plan requires, in order: objects, changes, deletions, annotations, status. Then record events.
+
+        A failed write ends the pass; the next one starts again from what the cluster has. Raise `NotControlled` for an
+        object that belongs to something else.
+        """
+        for value in plan.apply:
+            await self._apply(owned(value, owner, kind))
+        for patch in plan.patch:
+            target = BY_NAME[patch.ref.api_version, patch.ref.kind]
+            changed = await self._writer.patch(target, patch.ref.name, patch.value, patch.ref.namespace)
+            self.counts.patched += 1
+            self._view.store(target, changed)
+        for ref in plan.delete:
+            await self._writer.delete(BY_NAME[ref.api_version, ref.kind], ref.name, ref.namespace)
+            self.counts.deleted += 1
+        try:
+            owner = await self._annotate(plan.annotations, owner, kind)
+            if plan.status is not None:
+                await self._write_status(plan.status, owner, kind)
+        except KubeRefused as error:
+            if error.code != NOT_FOUND:
+                raise
+            return  # The object was deleted in the meantime, and its children are collected.
+        for event in plan.events:
+            self._events.record(kind, owner, event.type, event.reason, event.message)
+
+    async def _apply(self, value: KubeObject) -> None:
+        ref = ref_of(value)
+        kind = BY_NAME[ref.api_version, ref.kind]
+        observed = self._view.get(kind, ref.namespace, ref.name)
+        digest, known = digest_of(value), self._written.get(ref)
+        if observed is None and known is None:  # It may exist without the labels of the view.
+            observed = await self._writer.get(kind, ref.name, ref.namespace)
+        if observed is not None:
+            check_controller(value, observed)
+            if known == Written(digest, version_of(observed)) and has_metadata(observed, value):
+                return
+        stored = await self._writer.apply(kind, value, ref.namespace, manager=FIELD_MANAGER)
+        self.counts.applied += 1
+        self._view.store(kind, stored)
+        if self._view.get(kind, ref.namespace, ref.name) is not None:
+            self._written[ref] = Written(digest, version_of(stored))
+
+    async def _annotate(self, annotations: Mapping[str, str | None], owner: KubeObject, kind: ObjectKind) -> KubeObject:
+        present = owner["metadata"].get("annotations") or {}
+        changed = {name: value for name, value in annotations.items() if present.get(name) != value}
+        if not changed:
+            return owner
+        metadata = owner["metadata"]
+        patch = {"metadata": {"annotations": changed}}
+        stored = await self._writer.patch(kind, metadata["name"], patch, metadata.get("namespace"))
+        self.counts.patched += 1
+        self._view.store(kind, stored)
+        return stored
+
+    async def _write_status(self, status: KubeObject, owner: KubeObject, kind: ObjectKind) -> None:
+        metadata = owner["metadata"]
+        ref = ObjectRef(kind.api_version, kind.kind, metadata.get("namespace", ""), metadata["name"])
+        present = owner.get("status") or {}
+        written = Written(digest_of(status), digest_of(present))
+        if status == present or self._statuses.get(ref) == written:
+            return  # The second case: the server adds defaults to what is written.
+        named = {"metadata": {"name": ref.name, "namespace": ref.namespace}, "status": status}
+        stored = await self._writer.apply(kind, named, ref.namespace, manager=FIELD_MANAGER, subresource="status")
+        self.counts.statuses += 1
+        self._view.store(kind, stored)
+        if self._view.get(kind, ref.namespace, ref.name) is not None:
+            self._statuses[ref] = Written(digest_of(status), digest_of(stored.get("status") or {}))
+
+    def _forget(self, ref: ObjectRef) -> None:
+        self._written.pop(ref, None)
+        self._statuses.pop(ref, None)
+
+
+def owned(value: KubeObject, owner: KubeObject, kind: ObjectKind) -> KubeObject:
+    """Return an object with its owner as the controller."""
+    metadata = owner["metadata"]
+    reference = {
+        "apiVersion": kind.api_version,
+        "kind": kind.kind,
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    return {**value, "metadata": {**value["metadata"], "ownerReferences": [reference]}}
+
+
+def check_controller(wanted: KubeObject, observed: KubeObject) -> None:
+    """Raise `NotControlled` if another object controls an object, or if it was made by someone else."""
+    mine = wanted["metadata"]["ownerReferences"][0]
+    references = observed["metadata"].get("ownerReferences") or []
+    other = next((one for one in references if one.get("controller") and one["uid"] != mine["uid"]), None)
+    if other is None and references:
+        return
+    what = f"{wanted['kind']} {wanted['metadata']['name']}"
+    owner = f"{other['kind']} {other['name']}" if other else "no object"
+    raise NotControlled(f"{what} exists and is controlled by {owner}: expected {mine['kind']} {mine['name']}")
+
+
+def digest_of(value: object) -> bytes:
+    """Return a digest of JSON data."""
+    return hashlib.blake2b(msgspec.json.encode(value, order="deterministic"), digest_size=16).digest()
+
+
+def version_of(value: KubeObject) -> object:
+    """Return what changes when the content of an object does: its generation if it has one."""
+    metadata = value["metadata"]
+    return metadata.get("uid"), metadata.get("generation") or metadata.get("resourceVersion")
+
+
+def has_metadata(observed: KubeObject, wanted: KubeObject) -> bool:
+    """Return whether an object has the labels, annotations and owner that it should have; it may have more."""
+    have, want = observed["metadata"], wanted["metadata"]
+    return all(
+        (want.get(name) or {}).items() <= (have.get(name) or {}).items() for name in ("labels", "annotations")
+    ) and any(one["uid"] == want["ownerReferences"][0]["uid"] for one in have.get("ownerReferences") or [])

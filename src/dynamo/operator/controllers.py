@@ -1,0 +1,97 @@
+"""Controllers of graphs and components: read the view, plan, and carry the plan out."""
+
+import logging
+from collections.abc import Callable
+from typing import ClassVar, Protocol
+
+import msgspec
+
+from dynamo.core.clock import Clock, SystemClock
+from dynamo.k8s.informer import ObjectKey
+from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, GRAPHS, SCALING_ADAPTERS, ObjectKind
+from dynamo.k8s.times import seconds_time
+from dynamo.operator.applier import Applier
+from dynamo.operator.reconcile.component import component_plan
+from dynamo.operator.reconcile.graph import ObservedGraph, graph_plan
+from dynamo.operator.reconcile.names import OperatorSettings
+from dynamo.operator.reconcile.plan import EventNote, Plan
+from dynamo.operator.view import ClusterView
+from dynamo.protocols.kubernetes.common import KubeObject, decode
+from dynamo.protocols.kubernetes.v1beta1 import DynamoComponentDeployment, DynamoGraphDeployment
+
+logger = logging.getLogger(__name__)
+
+Planner = Callable[[KubeObject, str], Plan]
+"""Returns the plan of an object at a time (RFC 3339)."""
+
+
+class ObjectController(Protocol):
+    """Reconciles the objects of one kind."""
+
+    kind: ClassVar[ObjectKind]
+
+    def plan(self, value: KubeObject, now: str) -> Plan: ...
+
+
+class GraphController:
+    """Reconciles DynamoGraphDeployments."""
+
+    kind: ClassVar = GRAPHS
+
+    def __init__(self, view: ClusterView, settings: OperatorSettings) -> None:
+        self._view = view
+        self._settings = settings
+
+    def plan(self, value: KubeObject, now: str) -> Plan:
+        """Return the plan of a graph."""
+        components = self._view.children(value, COMPONENTS)
+        adapters = self._view.children(value, SCALING_ADAPTERS)
+        observed = ObservedGraph(
+            components=[decode(DynamoComponentDeployment, one) for one in components],
+            adapters=[one["metadata"]["name"] for one in adapters],
+        )
+        return graph_plan(decode(DynamoGraphDeployment, value), observed, self._settings, now)
+
+
+class ComponentController:
+    """Reconciles DynamoComponentDeployments."""
+
+    kind: ClassVar = COMPONENTS
+
+    def __init__(self, view: ClusterView, settings: OperatorSettings) -> None:
+        self._view = view
+        self._settings = settings
+
+    def plan(self, value: KubeObject, now: str) -> Plan:
+        """Return the plan of a component."""
+        deployed = decode(DynamoComponentDeployment, value)
+        workload = self._view.get(DEPLOYMENTS, deployed.metadata.namespace, deployed.metadata.name)
+        return component_plan(deployed, workload, self._settings, now)
+
+
+class Reconciler:
+    """Reconciles one object of a kind: the function that the work queue's workers call."""
+
+    def __init__(
+        self, controller: ObjectController, view: ClusterView, applier: Applier, clock: Clock | None = None
+    ) -> None:
+        self._controller = controller
+        self._view = view
+        self._applier = applier
+        self._clock = clock or SystemClock()
+
+    async def reconcile(self, key: ObjectKey) -> float | None:
+        """Make the cluster match an object. Return the seconds after which to look again, or None.
+
+        An object that does not match its schema is not retried: it gets an event, and its next change is waited for.
+        """
+        kind = self._controller.kind
+        value = self._view.get(kind, *key)
+        if value is None or value["metadata"].get("deletionTimestamp"):
+            return None  # Its children are collected with it.
+        try:
+            plan = self._controller.plan(value, seconds_time(self._clock.wall()))
+        except msgspec.ValidationError as error:
+            plan = Plan(events=[EventNote("Warning", "InvalidObject", str(error))])
+        await self._applier.carry_out(plan, value, kind)
+        return plan.requeue_s

@@ -1,0 +1,172 @@
+"""Operator: informers, controllers, webhooks, leader election and the health server, started and stopped in order."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from dynamo.core.clock import Clock, SystemClock
+from dynamo.core.http_server import HttpServer, ServerLimits, metrics_response, plain_text
+from dynamo.core.metrics import MetricsRegistry
+from dynamo.core.tasks import TaskOwner
+from dynamo.k8s.client import KubeClient
+from dynamo.k8s.controller import Controller, ReconcileResult
+from dynamo.k8s.events import EventRecorder
+from dynamo.k8s.informer import ObjectKey
+from dynamo.k8s.kinds import (
+    COMPONENTS,
+    DEPLOYMENTS,
+    GRAPHS,
+    ROLE_BINDINGS,
+    ROLES,
+    SCALING_ADAPTERS,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+    ObjectKind,
+)
+from dynamo.k8s.leader import LeaderElection
+from dynamo.k8s.workqueue import WorkQueue
+from dynamo.operator.applier import Applier
+from dynamo.operator.controllers import ComponentController, GraphController, ObjectController, Reconciler
+from dynamo.operator.metrics import OperatorMetrics
+from dynamo.operator.reconcile.names import GRAPH, OperatorSettings
+from dynamo.operator.view import ClusterView
+
+logger = logging.getLogger(__name__)
+
+COMPONENT = "dynamo-operator"
+SYNC_POLL_S = 0.05
+STOP_S = 20.0
+"""Time for running reconciliations at the end; the Lease is released after them."""
+LABELLED = (DEPLOYMENTS, SERVICES, SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS)
+"""Kinds of which only the objects of graphs are viewed."""
+
+
+@dataclass(slots=True)
+class RunningController:
+    """One kind with its queue and workers."""
+
+    kind: ObjectKind
+    queue: WorkQueue[ObjectKey] = field(default_factory=WorkQueue)
+    controller: Controller[ObjectKey] | None = None
+
+
+class Operator:
+    """Reconciles the objects of one cluster, or of one namespace of it."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        settings: OperatorSettings,
+        *,
+        namespace: str | None = None,
+        workers: int = 4,
+        election: LeaderElection | None = None,
+        metrics: MetricsRegistry | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """With an `election`, nothing is written before this process is the leader."""
+        self._clock = clock or SystemClock()
+        self._workers = workers
+        self._election = election
+        self.metrics = OperatorMetrics(metrics or MetricsRegistry())
+        self.view = ClusterView(client, namespace, self._clock)
+        self.events = EventRecorder(client, COMPONENT, clock=self._clock)
+        self.applier = Applier(client, self.view, self.events)
+        self._tasks = TaskOwner("operator")
+        self._running = [
+            self._controlled(one)
+            for one in (GraphController(self.view, settings), ComponentController(self.view, settings))
+        ]
+        for kind in (GRAPHS, COMPONENTS, SCALING_ADAPTERS):
+            self.view.watch(kind)
+        for kind in LABELLED:
+            self.view.watch(kind, GRAPH)
+        self.http = HttpServer(self._application(), ServerLimits())
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every kind was listed and every worker runs; a follower is ready too."""
+        return self.view.is_synced and all(
+            one.controller is not None and one.controller.is_sound for one in self._running
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no object waits to be reconciled or is being reconciled."""
+        return self.is_ready and not any(one.queue.depth or one.queue.processing for one in self._running)
+
+    def start(self) -> None:
+        """View the cluster, and reconcile from the time when the view is complete and this process leads."""
+        self.view.start()
+        self.events.start()
+        if self._election is not None:
+            self._election.start()
+        self._tasks.start(self._begin(), "begin")
+
+    async def close(self) -> None:
+        """Let running reconciliations end, then stop, and release the Lease last."""
+        await self._tasks.cancel_and_wait()
+        for one in self._running:
+            if one.controller is not None:
+                await one.controller.stop(STOP_S)
+            else:
+                await one.queue.close()
+        await self.view.close()
+        await self.events.close()
+        if self._election is not None:
+            await self._election.close()
+
+    async def _begin(self) -> None:
+        while not self.view.is_synced:
+            await self._clock.sleep(SYNC_POLL_S)
+        if self._election is not None:
+            await self._election.wait_until_leader()
+        for one in self._running:
+            assert one.controller is not None
+            one.controller.start()
+        logger.info("reconciling %d graphs", self.view.count(GRAPHS))
+
+    def _controlled(self, made: ObjectController) -> RunningController:
+        running = RunningController(made.kind)
+        reconciler = Reconciler(made, self.view, self.applier, self._clock)
+
+        def record(result: ReconcileResult[ObjectKey]) -> None:
+            self.metrics.record(made.kind, result)
+
+        running.controller = Controller(
+            made.kind.kind, reconciler.reconcile, running.queue, self._workers, on_result=record, clock=self._clock
+        )
+        self.view.listen(made.kind, _adder(running.queue))
+        return running
+
+    def _application(self) -> Starlette:
+        routes = [
+            Route("/healthz", self._show_live),
+            Route("/readyz", self._show_ready),
+            Route("/metrics", self._show_metrics),
+        ]
+        return Starlette(routes=routes)
+
+    async def _show_live(self, request: Request) -> Response:
+        return plain_text(200, "ok")
+
+    async def _show_ready(self, request: Request) -> Response:
+        if self.is_ready:
+            return plain_text(200, "ok")
+        return plain_text(503, "; ".join(self.view.waits_for) or "a controller does not run")
+
+    async def _show_metrics(self, request: Request) -> Response:
+        self.metrics.read(self.view, self.applier, [(one.kind, one.queue) for one in self._running])
+        return metrics_response(request, self.metrics.registry.render())
+
+
+def _adder(queue: WorkQueue[ObjectKey]) -> Callable[[ObjectKey], None]:
+    def add(key: ObjectKey) -> None:
+        queue.add(key)
+
+    return add

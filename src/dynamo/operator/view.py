@@ -1,0 +1,141 @@
+"""View of the cluster: informers of the kinds that the operator reads, and the children of each owner."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+from dynamo.core.clock import Clock, SystemClock
+from dynamo.core.tasks import TaskOwner
+from dynamo.k8s.informer import Informer, ObjectKey, ObjectSource, key_of
+from dynamo.k8s.kinds import ObjectKind
+from dynamo.operator.reconcile.plan import ObjectRef
+from dynamo.protocols.kubernetes.common import KubeObject
+
+OnObject = Callable[[ObjectKey], None]
+
+
+class ClusterView:
+    """Objects as last seen, by kind. A change of an object is reported for itself and for its owner."""
+
+    def __init__(self, source: ObjectSource, namespace: str | None = None, clock: Clock | None = None) -> None:
+        """View all namespaces, or one."""
+        self._source = source
+        self._namespace = namespace
+        self._clock = clock or SystemClock()
+        self._informers: dict[ObjectKind, Informer] = {}
+        self._children: defaultdict[str, dict[ObjectRef, ObjectKind]] = defaultdict(dict)
+        """Children by the uid of their controller."""
+        self._owners: dict[ObjectRef, KubeObject] = {}
+        """Reference to the controller of each child."""
+        self._listeners: defaultdict[str, list[OnObject]] = defaultdict(list)
+        """Listeners by the name of a kind."""
+        self._forget: list[Callable[[ObjectRef], None]] = []
+        self._tasks = TaskOwner("cluster view")
+
+    def watch(self, kind: ObjectKind, labels: str = "") -> None:
+        """View the objects of a kind that match a label selector. Call it before `start`."""
+        self._informers[kind] = Informer(
+            self._source,
+            kind,
+            self._namespace,
+            labels,
+            on_change=lambda key, value: self._changed(kind, key, value),
+            clock=self._clock,
+        )
+
+    def listen(self, kind: ObjectKind, listener: OnObject) -> None:
+        """Call `listener` with the key of each object of a kind that changed, or whose child changed."""
+        self._listeners[kind.kind].append(listener)
+
+    def on_deleted(self, forget: Callable[[ObjectRef], None]) -> None:
+        """Call `forget` with each object that is gone."""
+        self._forget.append(forget)
+
+    def start(self) -> None:
+        """Begin to list and watch."""
+        for kind, informer in self._informers.items():
+            self._tasks.supervise(informer.run, kind.plural, clock=self._clock)
+
+    async def close(self) -> None:
+        """Stop all watches."""
+        await self._tasks.cancel_and_wait()
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether every kind was listed once."""
+        return all(one.is_synced for one in self._informers.values())
+
+    @property
+    def waits_for(self) -> list[str]:
+        """Kinds that were not listed yet, with the failure of their informer."""
+        return [
+            f"{kind.plural}: {one.error}" if one.error else kind.plural
+            for kind, one in self._informers.items()
+            if not one.is_synced
+        ]
+
+    @property
+    def kinds(self) -> Iterable[ObjectKind]:
+        """Kinds in the view."""
+        return self._informers
+
+    def count(self, kind: ObjectKind) -> int:
+        """Return the number of objects of a kind."""
+        return len(self._informers[kind].objects)
+
+    def objects(self, kind: ObjectKind) -> Iterable[tuple[ObjectKey, KubeObject]]:
+        """Return the objects of a kind."""
+        return self._informers[kind].objects.items()
+
+    def get(self, kind: ObjectKind, namespace: str, name: str) -> KubeObject | None:
+        """Return an object, or None if it is not in the view."""
+        informer = self._informers.get(kind)
+        return None if informer is None else informer.objects.get((namespace, name))
+
+    def children(self, owner: KubeObject, kind: ObjectKind) -> list[KubeObject]:
+        """Return the objects of a kind that an object controls, by name."""
+        refs = [ref for ref, found in self._children.get(owner["metadata"]["uid"], {}).items() if found == kind]
+        found = (self.get(kind, ref.namespace, ref.name) for ref in sorted(refs))
+        return [one for one in found if one is not None]
+
+    def store(self, kind: ObjectKind, value: KubeObject) -> None:
+        """Put the response to a write into the view."""
+        informer = self._informers.get(kind)
+        if informer is not None:
+            informer.store(value)
+            if informer.objects.get(key_of(value)) is value:
+                self._index(kind, value)
+
+    def _changed(self, kind: ObjectKind, key: ObjectKey, value: KubeObject | None) -> None:
+        ref = ObjectRef(kind.api_version, kind.kind, *key)
+        owner = self._owners.get(ref)
+        if value is None:
+            self._unindex(ref)
+            for forget in self._forget:
+                forget(ref)
+        else:
+            owner = self._index(kind, value) or owner
+        for listener in self._listeners.get(kind.kind, ()):
+            listener(key)
+        if owner is not None:
+            for listener in self._listeners.get(owner["kind"], ()):
+                listener((ref.namespace, owner["name"]))
+
+    def _index(self, kind: ObjectKind, value: KubeObject) -> KubeObject | None:
+        metadata = value["metadata"]
+        ref = ObjectRef(kind.api_version, kind.kind, metadata.get("namespace", ""), metadata["name"])
+        owner = next((one for one in metadata.get("ownerReferences") or () if one.get("controller")), None)
+        known = self._owners.get(ref)
+        if known is not None and (owner is None or owner["uid"] != known["uid"]):
+            self._unindex(ref)
+        if owner is not None:
+            self._owners[ref] = owner
+            self._children[owner["uid"]][ref] = kind
+        return owner
+
+    def _unindex(self, ref: ObjectRef) -> None:
+        owner = self._owners.pop(ref, None)
+        if owner is not None:
+            children = self._children[owner["uid"]]
+            children.pop(ref, None)
+            if not children:
+                del self._children[owner["uid"]]
