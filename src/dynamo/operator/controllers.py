@@ -10,7 +10,7 @@ from dynamo.core.clock import Clock, SystemClock
 from dynamo.k8s.informer import ObjectKey
 from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, GRAPHS, SCALING_ADAPTERS, ObjectKind
 from dynamo.k8s.times import seconds_time
-from dynamo.operator.applier import Applier
+from dynamo.operator.applier import Applier, EventSink, NotControlled
 from dynamo.operator.reconcile.component import component_plan
 from dynamo.operator.reconcile.graph import ObservedGraph, graph_plan
 from dynamo.operator.reconcile.names import OperatorSettings
@@ -73,9 +73,15 @@ class Reconciler:
     """Reconciles one object of a kind: the function that the work queue's workers call."""
 
     def __init__(
-        self, controller: ObjectController, view: ClusterView, applier: Applier, clock: Clock | None = None
+        self,
+        controller: ObjectController,
+        view: ClusterView,
+        applier: Applier,
+        events: EventSink,
+        clock: Clock | None = None,
     ) -> None:
         self._controller = controller
+        self._events = events
         self._view = view
         self._applier = applier
         self._clock = clock or SystemClock()
@@ -93,5 +99,9 @@ class Reconciler:
             plan = self._controller.plan(value, seconds_time(self._clock.wall()))
         except msgspec.ValidationError as error:
             plan = Plan(events=[EventNote("Warning", "InvalidObject", str(error))])
-        await self._applier.carry_out(plan, value, kind)
+        try:
+            await self._applier.carry_out(plan, value, kind)
+        except NotControlled as error:  # Retried: the other object may be removed.
+            self._events.record(kind, value, "Warning", "NotControlled", str(error))
+            raise
         return plan.requeue_s

@@ -133,7 +133,7 @@ class Operator:
 
     def _controlled(self, made: ObjectController) -> RunningController:
         running = RunningController(made.kind)
-        reconciler = Reconciler(made, self.view, self.applier, self._clock)
+        reconciler = Reconciler(made, self.view, self.applier, self.events, self._clock)
 
         def record(result: ReconcileResult[ObjectKey]) -> None:
             self.metrics.record(made.kind, result)

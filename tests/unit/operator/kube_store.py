@@ -1,0 +1,123 @@
+"""Objects of a cluster in memory, behind the interfaces that the operator's shell uses."""
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator
+from typing import Any
+
+from dynamo.k8s.client import KubeListing, KubeRefused, WatchChange
+from dynamo.k8s.kinds import ObjectKind
+from dynamo.protocols.kubernetes.common import KubeObject
+
+Place = tuple[str, str, str]
+"""Plural, namespace and name."""
+
+
+class KubeStore:
+    """Applies, patches and deletes objects as a server does, with one revision for all; keeps the calls."""
+
+    def __init__(self) -> None:
+        self.objects: dict[Place, KubeObject] = {}
+        self.calls: list[str] = []
+        self.events: list[tuple[str, str]] = []
+        self.revision = 0
+        self._changes: list[tuple[str, WatchChange]] = []
+        self._wake = asyncio.Event()
+
+    def put(self, kind: ObjectKind, value: KubeObject) -> KubeObject:
+        """Write an object as another client would."""
+        metadata = value["metadata"]
+        place = (kind.plural, metadata.get("namespace", ""), metadata["name"])
+        known = self.objects.get(place)
+        self.revision += 1
+        stored = copy.deepcopy(value)
+        generation = known["metadata"]["generation"] if known else 0
+        is_changed = known is None or known.get("spec") != stored.get("spec")
+        stored["metadata"] |= {
+            "uid": known["metadata"]["uid"] if known else f"uid-{self.revision}",
+            "resourceVersion": str(self.revision),
+            "generation": generation + is_changed,
+        }
+        self.objects[place] = stored
+        self._notify(kind, "MODIFIED" if known else "ADDED", stored)
+        return copy.deepcopy(stored)
+
+    async def get(self, kind: ObjectKind, name: str, namespace: str | None = None) -> KubeObject | None:
+        self.calls.append(f"get {kind.kind} {name}")
+        return copy.deepcopy(self.objects.get((kind.plural, namespace or "", name)))
+
+    async def apply(
+        self,
+        kind: ObjectKind,
+        value: KubeObject,
+        namespace: str | None = None,
+        *,
+        manager: str,
+        subresource: str | None = None,
+    ) -> KubeObject:
+        name = value["metadata"]["name"]
+        self.calls.append(f"apply {kind.kind} {name}{'/' + subresource if subresource else ''}")
+        known = self.objects.get((kind.plural, namespace or "", name))
+        if subresource:
+            if known is None:
+                raise KubeRefused(404, "NotFound", name)
+            return self.put(kind, {**known, "status": value["status"]})
+        changed = {**(known or {}), **value, "metadata": {**(known or {}).get("metadata", {}), **value["metadata"]}}
+        if known is not None and {**changed, "status": 0} == {**known, "status": 0}:
+            return copy.deepcopy(known)
+        return self.put(kind, changed)
+
+    async def patch(self, kind: ObjectKind, name: str, value: Any, namespace: str | None = None) -> KubeObject:
+        self.calls.append(f"patch {kind.kind} {name}")
+        known = self.objects.get((kind.plural, namespace or "", name))
+        if known is None:
+            raise KubeRefused(404, "NotFound", name)
+        changed = copy.deepcopy(known)
+        for part, fields in value.items():
+            target = changed.setdefault(part, {})
+            for field, given in fields.items():
+                target[field] = {**target.get(field, {}), **given} if isinstance(given, dict) else given
+        return self.put(kind, changed)
+
+    async def delete(self, kind: ObjectKind, name: str, namespace: str | None = None) -> None:
+        self.calls.append(f"delete {kind.kind} {name}")
+        self.remove(kind, namespace or "", name)
+
+    def remove(self, kind: ObjectKind, namespace: str, name: str) -> None:
+        """Delete an object as another client would."""
+        gone = self.objects.pop((kind.plural, namespace, name), None)
+        if gone is not None:
+            self.revision += 1
+            gone["metadata"]["resourceVersion"] = str(self.revision)
+            self._notify(kind, "DELETED", gone)
+
+    async def list(self, kind: ObjectKind, namespace: str | None = None, labels: str = "") -> KubeListing:
+        found = [copy.deepcopy(one) for (plural, _, _), one in self.objects.items() if plural == kind.plural]
+        return KubeListing(found, str(self.revision))
+
+    async def watch(
+        self, kind: ObjectKind, revision: str, namespace: str | None = None, labels: str = ""
+    ) -> AsyncIterator[WatchChange]:
+        position = 0
+        while True:
+            while position < len(self._changes):
+                plural, change = self._changes[position]
+                position += 1
+                if plural == kind.plural and int(change.revision) > int(revision):
+                    yield copy.deepcopy(change)
+            self._wake.clear()
+            await self._wake.wait()
+
+    def record(self, kind: ObjectKind, about: KubeObject, event_type: Any, reason: str, message: str) -> None:
+        """Keep an event."""
+        self.events.append((reason, message))
+
+    def _notify(self, kind: ObjectKind, change: str, value: KubeObject) -> None:
+        self._changes.append((kind.plural, WatchChange(change, copy.deepcopy(value))))
+        self._wake.set()
+
+
+async def settle(rounds: int = 20) -> None:
+    """Let pending tasks run."""
+    for _ in range(rounds):
+        await asyncio.sleep(0)

@@ -1,0 +1,165 @@
+"""Applier: owners, unchanged objects, edited children, statuses, objects of others, and objects that are gone."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tests.unit.operator.kube_store import KubeStore, settle
+
+from dynamo.k8s.kinds import COMPONENTS, GRAPHS, SERVICES
+from dynamo.operator.applier import Applier, NotControlled
+from dynamo.operator.reconcile.plan import EventNote, ObjectPatch, ObjectRef, Plan
+from dynamo.operator.view import ClusterView
+from dynamo.protocols.kubernetes.common import KubeObject
+
+WANTED = {
+    "apiVersion": "v1",
+    "kind": "Service",
+    "metadata": {"name": "web", "namespace": "space", "labels": {"a": "b"}},
+    "spec": {"ports": [1]},
+}
+WEB = ("services", "space", "web")
+
+
+class Subject:
+    """A graph with its view and applier."""
+
+    def __init__(self, store: KubeStore) -> None:
+        self.store = store
+        self.view = ClusterView(store)
+        for kind in (GRAPHS, COMPONENTS, SERVICES):
+            self.view.watch(kind)
+        self.applier = Applier(store, self.view, store)
+        self.graph = store.put(GRAPHS, {"metadata": {"name": "chat", "namespace": "space"}, "spec": {}})
+
+    async def run(self, **plan: Any) -> list[str]:
+        """Carry out a plan; return the requests."""
+        self.store.calls.clear()
+        owner = self.view.get(GRAPHS, "space", "chat") or self.graph
+        await self.applier.carry_out(Plan(**plan), owner, GRAPHS)
+        await settle()
+        return list(self.store.calls)
+
+
+@pytest.fixture
+async def subject() -> AsyncIterator[Subject]:
+    made = Subject(KubeStore())
+    made.view.start()
+    await settle()
+    yield made
+    await made.view.close()
+
+
+async def test_an_object_is_made_with_its_owner_as_the_controller(subject: Subject) -> None:
+    assert await subject.run(apply=[WANTED]) == ["get Service web", "apply Service web"]
+    reference = subject.store.objects[WEB]["metadata"]["ownerReferences"]
+    uid = subject.graph["metadata"]["uid"]
+    assert [(one["kind"], one["name"], one["uid"], one["controller"]) for one in reference] == [
+        ("DynamoGraphDeployment", "chat", uid, True)
+    ]
+
+
+async def test_an_unchanged_object_is_not_written_again(subject: Subject) -> None:
+    await subject.run(apply=[WANTED])
+    assert await subject.run(apply=[WANTED]) == []
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda value: value["spec"].update(ports=[2]),
+        lambda value: value["metadata"].update(labels={}),
+    ],
+)
+async def test_an_edited_object_is_written_again(subject: Subject, edit: Any) -> None:
+    await subject.run(apply=[WANTED])
+    value = subject.store.objects[WEB]
+    changed = {**value, "metadata": dict(value["metadata"]), "spec": dict(value["spec"])}
+    edit(changed)
+    subject.store.put(SERVICES, changed)
+    await settle()
+    assert await subject.run(apply=[WANTED]) == ["apply Service web"]
+    assert subject.store.objects[WEB]["spec"] == {"ports": [1]}
+    assert await subject.run(apply=[WANTED]) == []
+
+
+async def test_additional_labels_of_others_are_left_alone(subject: Subject) -> None:
+    await subject.run(apply=[WANTED])
+    value = subject.store.objects[WEB]
+    subject.store.put(SERVICES, {**value, "metadata": {**value["metadata"], "labels": {"a": "b", "c": "d"}}})
+    await settle()
+    assert await subject.run(apply=[WANTED]) == []
+
+
+async def test_a_deleted_object_is_made_again(subject: Subject) -> None:
+    await subject.run(apply=[WANTED])
+    subject.store.remove(SERVICES, "space", "web")
+    await settle()
+    assert await subject.run(apply=[WANTED]) == ["get Service web", "apply Service web"]
+
+
+@pytest.mark.parametrize("owner", [None, {"kind": "Other", "name": "x", "uid": "u", "controller": True}])
+async def test_an_object_of_someone_else_is_refused_and_not_changed(subject: Subject, owner: Any) -> None:
+    foreign: KubeObject = {"metadata": {"name": "web", "namespace": "space"}, "spec": {"ports": [9]}}
+    if owner:
+        foreign["metadata"]["ownerReferences"] = [owner]
+    subject.store.put(SERVICES, foreign)
+    with pytest.raises(NotControlled, match="Service web exists and is controlled by"):
+        await subject.run(apply=[WANTED])
+    assert subject.store.objects[WEB]["spec"] == {"ports": [9]}
+
+
+async def test_a_status_is_written_when_it_differs(subject: Subject) -> None:
+    assert await subject.run(status={"state": "pending"}) == ["apply DynamoGraphDeployment chat/status"]
+    assert await subject.run(status={"state": "pending"}) == []
+    assert await subject.run(status={"state": "successful"}) == ["apply DynamoGraphDeployment chat/status"]
+
+
+async def test_defaults_that_the_server_adds_to_a_status_cause_no_further_write(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply = subject.store.apply
+
+    async def with_default(kind: Any, value: KubeObject, *more: Any, **named: Any) -> KubeObject:
+        return await apply(kind, {**value, "status": {**value["status"], "extra": 1}}, *more, **named)
+
+    monkeypatch.setattr(subject.store, "apply", with_default)
+    assert await subject.run(status={"state": "pending"}) != []
+    assert await subject.run(status={"state": "pending"}) == []
+
+
+async def test_annotations_are_set_and_only_if_they_differ(subject: Subject) -> None:
+    assert await subject.run(annotations={"a": "b"}) == ["patch DynamoGraphDeployment chat"]
+    assert await subject.run(annotations={"a": "b"}) == []
+
+
+async def test_changes_and_deletions_are_carried_out_in_order(subject: Subject) -> None:
+    ref = ObjectRef("v1", "Service", "space", "web")
+    await subject.run(apply=[WANTED])
+    calls = await subject.run(patch=[ObjectPatch(ref, {"spec": {"ports": [3]}})], delete=[ref])
+    assert calls == ["patch Service web", "delete Service web"]
+
+
+async def test_events_are_recorded_after_the_writes(subject: Subject) -> None:
+    await subject.run(events=[EventNote("Normal", "Ready", "all")])
+    assert subject.store.events == [("Ready", "all")]
+
+
+async def test_the_status_of_an_object_that_was_deleted_in_the_meantime_is_dropped(subject: Subject) -> None:
+    del subject.store.objects["dynamographdeployments", "space", "chat"]
+    assert await subject.run(status={"state": "pending"}) == ["apply DynamoGraphDeployment chat/status"]
+
+
+async def test_nothing_is_kept_of_objects_that_are_gone(subject: Subject) -> None:
+    await subject.run(apply=[WANTED], status={"state": "pending"})
+    assert len(subject.applier) == 2
+    subject.store.remove(SERVICES, "space", "web")
+    subject.store.remove(GRAPHS, "space", "chat")
+    await settle()
+    assert len(subject.applier) == 0
+
+
+async def test_writes_are_counted(subject: Subject) -> None:
+    await subject.run(apply=[WANTED], status={"state": "pending"}, annotations={"a": "b"})
+    counts = subject.applier.counts
+    assert (counts.applied, counts.patched, counts.deleted, counts.statuses, counts.total) == (1, 1, 0, 1, 3)

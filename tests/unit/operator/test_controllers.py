@@ -1,0 +1,91 @@
+"""Controllers: they plan from the view; malformed and deleted objects are left alone."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tests.unit.operator.kube_store import KubeStore, settle
+
+from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, GRAPHS, SCALING_ADAPTERS
+from dynamo.operator.applier import Applier, NotControlled
+from dynamo.operator.controllers import ComponentController, GraphController, Reconciler
+from dynamo.operator.reconcile.names import OperatorSettings
+from dynamo.operator.view import ClusterView
+
+KEY = ("space", "chat")
+
+
+class Subject:
+    """Controllers over a cluster in memory."""
+
+    def __init__(self) -> None:
+        self.store = KubeStore()
+        self.view = ClusterView(self.store)
+        for kind in (GRAPHS, COMPONENTS, SCALING_ADAPTERS, DEPLOYMENTS):
+            self.view.watch(kind)
+        self.applier = Applier(self.store, self.view, self.store)
+        graphs = GraphController(self.view, OperatorSettings())
+        components = ComponentController(self.view, OperatorSettings())
+        self.graphs = Reconciler(graphs, self.view, self.applier, self.store)
+        self.components = Reconciler(components, self.view, self.applier, self.store)
+
+    async def put(self, components: Any, **metadata: Any) -> None:
+        """Write the graph."""
+        named = {"name": "chat", "namespace": "space", **metadata}
+        self.store.put(GRAPHS, {"metadata": named, "spec": {"components": components}})
+        await settle()
+
+    def kinds(self) -> list[str]:
+        """Return the kinds and names of all objects."""
+        return sorted(f"{plural}/{name}" for plural, _, name in self.store.objects)
+
+
+@pytest.fixture
+async def subject() -> AsyncIterator[Subject]:
+    made = Subject()
+    made.view.start()
+    await settle()
+    yield made
+    await made.view.close()
+
+
+async def test_a_graph_gets_its_components_and_these_their_deployments(subject: Subject) -> None:
+    await subject.put([{"name": "Frontend", "type": "frontend"}])
+    await subject.graphs.reconcile(KEY)
+    await settle()
+    await subject.components.reconcile(("space", "chat-frontend"))
+    assert subject.kinds() == [
+        "deployments/chat-frontend",
+        "dynamocomponentdeployments/chat-frontend",
+        "dynamographdeployments/chat",
+        "rolebindings/chat-k8s-service-discovery-binding",
+        "roles/chat-k8s-service-discovery-role",
+        "serviceaccounts/chat-k8s-service-discovery",
+        "services/chat-frontend",
+    ]
+    graph = subject.store.objects["dynamographdeployments", "space", "chat"]
+    assert graph["status"]["state"] == "initializing"
+
+
+async def test_a_malformed_object_gets_an_event_and_is_not_retried(subject: Subject) -> None:
+    await subject.put([{"name": "Frontend", "replicas": "many"}])
+    assert await subject.graphs.reconcile(KEY) is None
+    assert [reason for reason, _ in subject.store.events] == ["InvalidObject"]
+    assert "replicas" in subject.store.events[0][1]
+
+
+async def test_an_object_of_someone_else_is_an_event_and_a_failure(subject: Subject) -> None:
+    foreign = {"metadata": {"name": "chat-frontend", "namespace": "space"}, "spec": {}}
+    subject.store.put(COMPONENTS, foreign)
+    await subject.put([{"name": "Frontend", "type": "frontend"}])
+    with pytest.raises(NotControlled):
+        await subject.graphs.reconcile(KEY)
+    assert [reason for reason, _ in subject.store.events] == ["NotControlled"]
+
+
+async def test_an_object_that_is_being_deleted_or_is_gone_is_left_alone(subject: Subject) -> None:
+    await subject.put([{"name": "Frontend"}], deletionTimestamp="2026-01-01T00:00:00Z")
+    subject.store.calls.clear()
+    assert await subject.graphs.reconcile(KEY) is None
+    assert await subject.graphs.reconcile(("space", "none")) is None
+    assert subject.store.calls == []

@@ -1,0 +1,96 @@
+"""Operator: it reconciles when the view is complete and it leads; health and metrics report its state."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from tests.unit.operator.kube_store import KubeStore, settle
+
+from dynamo.k8s.kinds import GRAPHS
+from dynamo.operator.manager import Operator
+from dynamo.operator.reconcile.names import OperatorSettings
+
+GRAPH: dict[str, Any] = {
+    "metadata": {"name": "chat", "namespace": "space"},
+    "spec": {"components": [{"name": "Frontend", "type": "frontend", "replicas": 0}]},
+}
+
+
+class KubeStoreWithEvents(KubeStore):
+    """Store that also accepts created events."""
+
+    async def create(self, kind: Any, value: Any, namespace: str | None = None) -> Any:
+        return value
+
+
+@pytest.fixture
+def store() -> KubeStore:
+    return KubeStoreWithEvents()
+
+
+@pytest.fixture
+async def operator(store: KubeStore) -> AsyncIterator[Operator]:
+    made = Operator(store, OperatorSettings())  # type: ignore[arg-type]
+    yield made
+    await made.close()
+
+
+async def get(operator: Operator, path: str) -> httpx.Response:
+    transport = httpx.ASGITransport(app=operator._application())
+    async with httpx.AsyncClient(transport=transport, base_url="http://operator") as client:
+        return await client.get(path)
+
+
+async def until_idle(operator: Operator) -> None:
+    for _ in range(200):
+        await settle(50)
+        if operator.is_idle:
+            return
+    raise AssertionError("the operator is not idle")
+
+
+async def test_it_is_ready_when_every_kind_was_listed(operator: Operator) -> None:
+    assert (await get(operator, "/healthz")).status_code == 200
+    waiting = await get(operator, "/readyz")
+    assert waiting.status_code == 503
+    assert "dynamographdeployments" in waiting.text
+    operator.start()
+    await settle(50)
+    assert (await get(operator, "/readyz")).status_code == 200
+
+
+async def test_metrics_count_objects_reconciliations_and_writes(operator: Operator, store: KubeStore) -> None:
+    store.put(GRAPHS, GRAPH)
+    operator.view.start()
+    operator.events.start()
+    for one in operator._running:
+        assert one.controller is not None
+        one.controller.start()
+    await until_idle(operator)
+    text = (await get(operator, "/metrics")).text
+    assert 'dynamo_operator_resources_total{resource_type="DynamoGraphDeployment",status="ready"} 1' in text
+    assert 'dynamo_operator_reconcile_total{resource_type="DynamoComponentDeployment",result="success"}' in text
+    assert 'dynamo_operator_writes{operation="applied"}' in text
+
+
+async def test_a_follower_writes_nothing(store: KubeStore) -> None:
+    class Never:
+        is_leader = False
+
+        def start(self) -> None: ...
+
+        async def wait_until_leader(self) -> None:
+            import asyncio
+
+            await asyncio.Event().wait()
+
+        async def close(self) -> None: ...
+
+    store.put(GRAPHS, GRAPH)
+    follower = Operator(store, OperatorSettings(), election=Never())  # type: ignore[arg-type]
+    follower.start()
+    await settle(200)
+    assert follower.is_ready
+    assert store.calls == []
+    await follower.close()
