@@ -112,6 +112,8 @@ COVERED_BY = {
     "operator/validation/requests.py": "unit/operator/validation/test_admission.py",
     "operator/validation/views.py": "unit/operator/validation/test_admission.py",
     "operator/webhooks.py": "integration/kubernetes/test_webhooks.py",
+    "ops/doctor/collect.py": "integration/ops/test_doctor.py",
+    "ops/doctor/facts.py": "unit/ops/doctor/test_host_checks.py",
     "parsers/base.py": "contract/test_parsers.py",
     "parsers/registry.py": "contract/test_parsers.py",
     "protocols/active_sequences.py": "unit/slot_tracker/test_tracker.py",

@@ -1,4 +1,4 @@
-"""Command line: `dynamo serve`, `dynamo chat`, `dynamo route`, `dynamo plan`, `dynamo replay`, `dynamo deploy`, and the help page."""
+"""Command line: `dynamo serve`, `dynamo chat`, `dynamo route`, `dynamo plan`, `dynamo replay`, `dynamo deploy`, `dynamo doctor`, and the help page."""
 
 import sys
 import time
@@ -19,6 +19,7 @@ dynamo {__version__}: serve a language model over the OpenAI API
   dynamo plan explain FILE            show why the planner changed the number of workers, or did not
   dynamo replay TRACE.jsonl           simulate a cluster under the load of a trace
   dynamo deploy validate FILE...      check Kubernetes manifests; other verbs apply them and show their state
+  dynamo doctor                       check this machine: packages, GPUs, ports, discovery, settings; what to do
 
   dynamo COMMAND --help               its common options, their environment variables and defaults (also: dynamo help COMMAND)
   dynamo COMMAND --help-all           all of its options
@@ -30,7 +31,7 @@ The same processes can be started one by one, on one machine or on several that 
   python -m dynamo.cpu --discovery-backend file --model-path DIR
   python -m dynamo.mocker --discovery-backend file --model-path DIR
 """
-COMMANDS = ("serve", "chat", "route", "plan", "replay", "deploy")
+COMMANDS = ("serve", "chat", "route", "plan", "replay", "deploy", "doctor")
 STARTED = time.monotonic()
 
 
@@ -77,6 +78,10 @@ def run(argv: list[str]) -> int:
         from dynamo.cli.deploy import deploy
 
         return deploy(rest)
+    if word == "doctor":
+        from dynamo.ops.doctor.command import doctor
+
+        return doctor(rest)
     import difflib
 
     near = difflib.get_close_matches(word, [*COMMANDS, "--help", "--version"], n=1)

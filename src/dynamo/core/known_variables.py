@@ -542,8 +542,13 @@ def is_known(name: str) -> bool:
     return name in KNOWN or FAMILIES.fullmatch(name) is not None
 
 
+def nearest(name: str) -> str:
+    """Return the known variable with the most similar name; empty without a similar one."""
+    return next(iter(difflib.get_close_matches(name, KNOWN, n=1, cutoff=SIMILARITY)), "")
+
+
 def _warning(name: str) -> str:
     if name in UPSTREAM_ONLY:
         return f"{name}: has no effect in this implementation"
-    near = difflib.get_close_matches(name, KNOWN, n=1, cutoff=SIMILARITY)
-    return f"{name}: unknown variable, ignored{f'; did you mean {near[0]}?' if near else ''}"
+    near = nearest(name)
+    return f"{name}: unknown variable, ignored{f'; did you mean {near}?' if near else ''}"

@@ -1,0 +1,91 @@
+"""Local graph: Dynamo processes of this machine, their versions, and the directories and logs of `dynamo serve`."""
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dynamo.core.private_paths import user_id
+from dynamo.ops.archive import tail_of
+
+SERVE_PREFIX = "dynamo-serve-"
+"""Directories of `dynamo serve` in the temporary directory."""
+LOG_BYTES_MAX = 2 << 20  # The end of each log.
+MODULE = re.compile(r"dynamo(?:\.[a-z_]+)+")
+DISTRIBUTION_INFO = re.compile(r"(dynamo_serve|ai_dynamo)-(\d[^-]*)\.dist-info")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalProcess:
+    """A process of a graph."""
+
+    pid: int
+    module: str
+    """Module of `python -m`, such as `dynamo.frontend`."""
+    command: tuple[str, ...]
+
+
+def local_processes(proc: str = "/proc") -> list[LocalProcess]:
+    """Return the Dynamo processes of this user, by their command lines; none on systems without /proc."""
+    found = []
+    for pid in _pids(proc):
+        with suppress(OSError):
+            if os.stat(f"{proc}/{pid}").st_uid != user_id() or pid == os.getpid():
+                continue
+            command = Path(f"{proc}/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+            module = module_of(command)
+            if module:
+                found.append(LocalProcess(pid, module, tuple(command)))
+    return found
+
+
+def module_of(command: list[str]) -> str:
+    """Return the Dynamo module that a command line runs; empty for other programs and for the `dynamo` command."""
+    for at, word in enumerate(command[:-1]):
+        if word == "-m" and MODULE.fullmatch(command[at + 1]) and not command[at + 1].startswith("dynamo.cli"):
+            return command[at + 1]
+    return ""
+
+
+def version_of(command: tuple[str, ...]) -> tuple[str, str]:
+    """Return product and version of the package in a process's environment; empty if they cannot be determined."""
+    prefix = Path(command[0]).parent.parent
+    for library in sorted(prefix.glob("lib/python3*/site-packages")):
+        with suppress(OSError):
+            for name in sorted(os.listdir(library)):
+                match = DISTRIBUTION_INFO.fullmatch(name)
+                if match:
+                    return match[1].replace("_", "-"), match[2]
+    return "", ""
+
+
+def serve_directories(folder: str | None = None) -> list[Path]:
+    """Return the directories of `dynamo serve` of this user, the newest first."""
+    found: list[tuple[float, Path]] = []
+    for path in Path(folder or tempfile.gettempdir()).glob(f"{SERVE_PREFIX}*"):
+        with suppress(OSError):
+            status = path.lstat()
+            if path.is_dir() and not path.is_symlink() and status.st_uid == user_id():
+                found.append((status.st_mtime, path))
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def logs_in(directory: Path) -> dict[str, str]:
+    """Return the ends of the logs in a directory of `dynamo serve`, or of `*.log` files in any directory."""
+    found: dict[str, str] = {}
+    for folder in (directory / "logs", directory):
+        for path in sorted(folder.glob("*.log")):
+            with suppress(OSError):
+                found[path.name] = tail_of(str(path), LOG_BYTES_MAX).decode(errors="replace")
+    return found
+
+
+def _pids(proc: str) -> Iterator[int]:
+    try:
+        names = os.listdir(proc)
+    except OSError:
+        return
+    yield from sorted(int(name) for name in names if name.isdigit())
