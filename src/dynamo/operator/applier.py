@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from dynamo.core.errors import DynamoException
-from dynamo.k8s.client import KubeRefused
+from dynamo.k8s.client import JSON_PATCH, MERGE, KubeRefused
 from dynamo.k8s.kinds import BY_NAME, ObjectKind
 from dynamo.operator.reconcile.plan import ObjectRef, Plan, ref_of
 from dynamo.operator.view import ClusterView
@@ -31,7 +31,9 @@ class ObjectWriter(Protocol):
         manager: str,
         subresource: str | None = None,
     ) -> KubeObject: ...
-    async def patch(self, kind: ObjectKind, name: str, value: Any, namespace: str | None = None) -> KubeObject: ...
+    async def patch(
+        self, kind: ObjectKind, name: str, value: Any, namespace: str | None = None, *, content_type: str = MERGE
+    ) -> KubeObject: ...
     async def delete(self, kind: ObjectKind, name: str, namespace: str | None = None) -> None: ...
 
 
@@ -84,22 +86,30 @@ class Applier:
         """Number of objects of which the last write is known."""
         return len(self._written) + len(self._statuses)
 
-    async def carry_out(self, plan: Plan, owner: KubeObject, kind: ObjectKind) -> None:
-        """Write what a plan requires, in order: objects, changes, deletions, annotations, status. Then record events.
+    async def write_objects(self, plan: Plan, owner: KubeObject, kind: ObjectKind) -> bool:
+        """Write the objects of a plan, in order: complete ones, changes, deletions. Return whether anything was written.
 
         A failed write ends the pass; the next one starts again from what the cluster has. Raise `NotControlled` for an
         object that belongs to something else.
         """
+        before = self.counts.total
         for value in plan.apply:
             await self._apply(owned(value, owner, kind))
         for patch in plan.patch:
             target = BY_NAME[patch.ref.api_version, patch.ref.kind]
-            changed = await self._writer.patch(target, patch.ref.name, patch.value, patch.ref.namespace)
+            content_type = JSON_PATCH if isinstance(patch.value, list) else MERGE
+            changed = await self._writer.patch(
+                target, patch.ref.name, patch.value, patch.ref.namespace, content_type=content_type
+            )
             self.counts.patched += 1
             self._view.store(target, changed)
         for ref in plan.delete:
             await self._writer.delete(BY_NAME[ref.api_version, ref.kind], ref.name, ref.namespace)
             self.counts.deleted += 1
+        return self.counts.total != before
+
+    async def write_status(self, plan: Plan, owner: KubeObject, kind: ObjectKind) -> None:
+        """Write the annotations and the status of the reconciled object, then record the events."""
         try:
             owner = await self._annotate(plan.annotations, owner, kind)
             if plan.status is not None:

@@ -1,4 +1,4 @@
-"""Controllers of graphs and components: read the view, plan, and carry the plan out."""
+"""Controllers of graphs, components and scaling adapters: read the view, plan, and carry the plan out."""
 
 import logging
 from collections.abc import Callable
@@ -11,13 +11,18 @@ from dynamo.k8s.informer import ObjectKey
 from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, GRAPHS, SCALING_ADAPTERS, ObjectKind
 from dynamo.k8s.times import seconds_time
 from dynamo.operator.applier import Applier, EventSink, NotControlled
+from dynamo.operator.reconcile.adapters import adapter_plan
 from dynamo.operator.reconcile.component import component_plan
 from dynamo.operator.reconcile.graph import ObservedGraph, graph_plan
 from dynamo.operator.reconcile.names import OperatorSettings
 from dynamo.operator.reconcile.plan import EventNote, Plan
 from dynamo.operator.view import ClusterView
 from dynamo.protocols.kubernetes.common import KubeObject, decode
-from dynamo.protocols.kubernetes.v1beta1 import DynamoComponentDeployment, DynamoGraphDeployment
+from dynamo.protocols.kubernetes.v1beta1 import (
+    DynamoComponentDeployment,
+    DynamoGraphDeployment,
+    DynamoGraphDeploymentScalingAdapter,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +74,21 @@ class ComponentController:
         return component_plan(deployed, workload, self._settings, now)
 
 
+class AdapterController:
+    """Reconciles DynamoGraphDeploymentScalingAdapters."""
+
+    kind: ClassVar = SCALING_ADAPTERS
+
+    def __init__(self, view: ClusterView) -> None:
+        self._view = view
+
+    def plan(self, value: KubeObject, now: str) -> Plan:
+        """Return the plan of a scaling adapter."""
+        adapter = decode(DynamoGraphDeploymentScalingAdapter, value)
+        graph = self._view.get(GRAPHS, adapter.metadata.namespace, adapter.spec.dgd_ref.name)
+        return adapter_plan(adapter, None if graph is None else decode(DynamoGraphDeployment, graph), now)
+
+
 class Reconciler:
     """Reconciles one object of a kind: the function that the work queue's workers call."""
 
@@ -95,13 +115,20 @@ class Reconciler:
         value = self._view.get(kind, *key)
         if value is None or value["metadata"].get("deletionTimestamp"):
             return None  # Its children are collected with it.
+        plan = self._plan(value)
         try:
-            plan = self._controller.plan(value, seconds_time(self._clock.wall()))
-        except msgspec.ValidationError as error:
-            plan = Plan(events=[EventNote("Warning", "InvalidObject", str(error))])
-        try:
-            await self._applier.carry_out(plan, value, kind)
+            has_written = await self._applier.write_objects(plan, value, kind)
         except NotControlled as error:  # Retried: the other object may be removed.
             self._events.record(kind, value, "Warning", "NotControlled", str(error))
             raise
+        value = self._view.get(kind, *key) or value
+        if has_written and plan.describes_observed:
+            plan = self._plan(value)
+        await self._applier.write_status(plan, value, kind)
         return plan.requeue_s
+
+    def _plan(self, value: KubeObject) -> Plan:
+        try:
+            return self._controller.plan(value, seconds_time(self._clock.wall()))
+        except msgspec.ValidationError as error:
+            return Plan(events=[EventNote("Warning", "InvalidObject", str(error))])

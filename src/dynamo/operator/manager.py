@@ -16,7 +16,7 @@ from dynamo.core.tasks import TaskOwner
 from dynamo.k8s.client import KubeClient
 from dynamo.k8s.controller import Controller, ReconcileResult
 from dynamo.k8s.events import EventRecorder
-from dynamo.k8s.informer import ObjectKey
+from dynamo.k8s.informer import ObjectKey, key_of
 from dynamo.k8s.kinds import (
     COMPONENTS,
     DEPLOYMENTS,
@@ -31,7 +31,13 @@ from dynamo.k8s.kinds import (
 from dynamo.k8s.leader import LeaderElection
 from dynamo.k8s.workqueue import WorkQueue
 from dynamo.operator.applier import Applier
-from dynamo.operator.controllers import ComponentController, GraphController, ObjectController, Reconciler
+from dynamo.operator.controllers import (
+    AdapterController,
+    ComponentController,
+    GraphController,
+    ObjectController,
+    Reconciler,
+)
 from dynamo.operator.metrics import OperatorMetrics
 from dynamo.operator.reconcile.names import GRAPH, OperatorSettings
 from dynamo.operator.view import ClusterView
@@ -80,8 +86,13 @@ class Operator:
         self._tasks = TaskOwner("operator")
         self._running = [
             self._controlled(one)
-            for one in (GraphController(self.view, settings), ComponentController(self.view, settings))
+            for one in (
+                GraphController(self.view, settings),
+                ComponentController(self.view, settings),
+                AdapterController(self.view),
+            )
         ]
+        self.view.listen(GRAPHS, self._graph_changed)
         for kind in (GRAPHS, COMPONENTS, SCALING_ADAPTERS):
             self.view.watch(kind)
         for kind in LABELLED:
@@ -143,6 +154,13 @@ class Operator:
         )
         self.view.listen(made.kind, _adder(running.queue))
         return running
+
+    def _graph_changed(self, key: ObjectKey) -> None:
+        """Reconcile the scaling adapters of a graph, whose status shows its replicas."""
+        graph = self.view.get(GRAPHS, *key)
+        queue = next(one.queue for one in self._running if one.kind == SCALING_ADAPTERS)
+        for adapter in self.view.children(graph, SCALING_ADAPTERS) if graph else ():
+            queue.add(key_of(adapter))
 
     def _application(self) -> Starlette:
         routes = [

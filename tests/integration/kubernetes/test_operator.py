@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.kubernetes.running import KubernetesServer
 
 from dynamo.k8s.client import KubeClient
-from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, EVENTS, GRAPHS, SERVICES
+from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, EVENTS, GRAPHS, SCALING_ADAPTERS, SERVICES
 from dynamo.operator.manager import Operator
 from dynamo.operator.reconcile.names import RESTART_AT, OperatorSettings
 from dynamo.protocols.kubernetes.crds import manifests
@@ -208,5 +208,29 @@ def test_a_deleted_graph_leaves_nothing(run: Callable[[Case], None]) -> None:
             while await cluster.names(DEPLOYMENTS) or await cluster.names(SERVICES) or len(operator.applier):
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.05)
+
+    run(case)
+
+
+def test_a_scaled_adapter_scales_the_component(run: Callable[[Case], None]) -> None:
+    async def case(cluster: Cluster) -> None:
+        value = graph()
+        value["spec"]["components"][1]["scalingAdapter"] = {}
+        async with cluster.operator():
+            await cluster.apply(value)
+            await cluster.until(is_successful(1))
+            body = {"spec": {"replicas": 4}}
+            await cluster.client.patch(SCALING_ADAPTERS, "chat-decode", body, SPACE, subresource="scale")
+            status = await cluster.until(is_successful(2))
+            assert status["components"]["decode"]["readyReplicas"] == 4
+            assert "rollingUpdate" not in status
+            deadline = time.monotonic() + DEADLINE_S
+            while True:
+                adapter = await cluster.client.get(SCALING_ADAPTERS, "chat-decode", SPACE)
+                assert adapter is not None and time.monotonic() < deadline
+                if (adapter.get("status") or {}).get("replicas") == 4:
+                    break
+                await asyncio.sleep(0.05)
+            assert "nvidia.com/dynamo-component=decode" in adapter["status"]["selector"]
 
     run(case)

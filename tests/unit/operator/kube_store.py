@@ -67,11 +67,15 @@ class KubeStore:
             return copy.deepcopy(known)
         return self.put(kind, changed)
 
-    async def patch(self, kind: ObjectKind, name: str, value: Any, namespace: str | None = None) -> KubeObject:
+    async def patch(
+        self, kind: ObjectKind, name: str, value: Any, namespace: str | None = None, *, content_type: str = ""
+    ) -> KubeObject:
         self.calls.append(f"patch {kind.kind} {name}")
         known = self.objects.get((kind.plural, namespace or "", name))
         if known is None:
             raise KubeRefused(404, "NotFound", name)
+        if isinstance(value, list):
+            return self.put(kind, operated(known, value))
         changed = copy.deepcopy(known)
         for part, fields in value.items():
             target = changed.setdefault(part, {})
@@ -115,6 +119,23 @@ class KubeStore:
     def _notify(self, kind: ObjectKind, change: str, value: KubeObject) -> None:
         self._changes.append((kind.plural, WatchChange(change, copy.deepcopy(value))))
         self._wake.set()
+
+
+def operated(value: KubeObject, operations: list[KubeObject]) -> KubeObject:
+    """Return an object after the operations `test` and `add` of a JSON patch."""
+    changed: Any = copy.deepcopy(value)
+    for operation in operations:
+        *parts, last = operation["path"].split("/")[1:]
+        target = changed
+        for part in parts:
+            target = target[int(part)] if isinstance(target, list) else target[part]
+        if operation["op"] == "test":
+            if target[last] != operation["value"]:
+                raise KubeRefused(422, "Invalid", operation["path"])
+        else:
+            target[last] = operation["value"]
+    result: KubeObject = changed
+    return result
 
 
 async def settle(rounds: int = 20) -> None:

@@ -33,10 +33,11 @@ class Subject:
         self.graph = store.put(GRAPHS, {"metadata": {"name": "chat", "namespace": "space"}, "spec": {}})
 
     async def run(self, **plan: Any) -> list[str]:
-        """Carry out a plan; return the requests."""
+        """Write a plan; return the requests."""
         self.store.calls.clear()
         owner = self.view.get(GRAPHS, "space", "chat") or self.graph
-        await self.applier.carry_out(Plan(**plan), owner, GRAPHS)
+        await self.applier.write_objects(Plan(**plan), owner, GRAPHS)
+        await self.applier.write_status(Plan(**plan), owner, GRAPHS)
         await settle()
         return list(self.store.calls)
 

@@ -64,7 +64,7 @@ async def test_a_graph_gets_its_components_and_these_their_deployments(subject: 
         "services/chat-frontend",
     ]
     graph = subject.store.objects["dynamographdeployments", "space", "chat"]
-    assert graph["status"]["state"] == "initializing"
+    assert graph["status"]["state"] == "pending"
 
 
 async def test_a_malformed_object_gets_an_event_and_is_not_retried(subject: Subject) -> None:
@@ -89,3 +89,20 @@ async def test_an_object_that_is_being_deleted_or_is_gone_is_left_alone(subject:
     assert await subject.graphs.reconcile(KEY) is None
     assert await subject.graphs.reconcile(("space", "none")) is None
     assert subject.store.calls == []
+
+
+async def test_a_status_written_after_a_change_does_not_describe_the_state_before(subject: Subject) -> None:
+    await subject.put([{"name": "Frontend", "type": "frontend", "replicas": 1}])
+    await subject.graphs.reconcile(KEY)
+    ready = {"conditions": [{"type": "Available", "status": "True", "reason": "r"}], "observedGeneration": 1}
+    component = subject.store.objects["dynamocomponentdeployments", "space", "chat-frontend"]
+    subject.store.put(COMPONENTS, {**component, "status": ready})
+    await settle()
+    await subject.graphs.reconcile(KEY)
+    graph = subject.store.objects["dynamographdeployments", "space", "chat"]
+    assert graph["status"]["state"] == "successful"
+    await subject.put([{"name": "Frontend", "type": "frontend", "replicas": 2}])
+    await subject.graphs.reconcile(KEY)
+    graph = subject.store.objects["dynamographdeployments", "space", "chat"]
+    assert graph["status"]["state"] == "pending"
+    assert graph["status"]["observedGeneration"] == 2

@@ -64,7 +64,7 @@ def component_plan(
         reason="DeploymentReady" if ready else "DeploymentNotReady",
         message="Deployment is ready" if ready else "Deployment is not ready",
     )
-    return Plan(apply=objects, status=encode(_status(deployed, workload, available, now)))
+    return Plan(apply=objects, describes_observed=True, status=encode(_status(deployed, workload, available, now)))
 
 
 def component_objects(deployed: DynamoComponentDeployment, settings: OperatorSettings) -> list[KubeObject]:

@@ -144,6 +144,7 @@ def graph_plan(graph: DynamoGraphDeployment, observed: ObservedGraph, settings: 
         apply=apply,
         patch=patches,
         delete=list(_unwanted(one_pass, wanted)),
+        describes_observed=True,
         annotations=_hash_annotation(one_pass, is_current),
         status=encode(_graph_status(one_pass, restart, rollout)),
         events=one_pass.events,

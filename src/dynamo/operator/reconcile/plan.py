@@ -26,10 +26,11 @@ class EventNote:
 
 
 class ObjectPatch(NamedTuple):
-    """Merge patch of an object that exists."""
+    """Change of an object that exists."""
 
     ref: ObjectRef
-    value: KubeObject
+    value: KubeObject | list[KubeObject]
+    """A merge patch, or the operations of a JSON patch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,9 @@ class Plan:
     """Changes of single fields, of objects that are not complete in this plan."""
     delete: Sequence[ObjectRef] = ()
     """Objects of the operator that are no longer required."""
+    describes_observed: bool = False
+    """Whether status and events describe the objects as observed: after a write they are planned again from what the
+    API server returned, because the observed objects are those before it."""
     status: KubeObject | None = None
     """New status of the reconciled object; None leaves it."""
     annotations: Mapping[str, str | None] = field(default_factory=dict)

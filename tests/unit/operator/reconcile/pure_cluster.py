@@ -108,6 +108,7 @@ class PureCluster:
             self._write(ref_of(value), {**self.objects.get(ref_of(value), {}), **copy.deepcopy(value)}, owner)
         for patch in plan.patch:
             changed = copy.deepcopy(self.objects[patch.ref])
+            assert isinstance(patch.value, dict)
             changed["spec"].update(patch.value["spec"])
             self._write(patch.ref, changed, None)
         for ref in plan.delete:
