@@ -1,4 +1,4 @@
-"""Command line: `dynamo serve`, `dynamo chat`, `dynamo route`, `dynamo plan`, `dynamo replay`, `dynamo deploy`, `dynamo doctor`, and the help page."""
+"""Command line: dispatch of `dynamo COMMAND` to the module of the command, and the help page."""
 
 import sys
 import time
@@ -20,6 +20,7 @@ dynamo {__version__}: serve a language model over the OpenAI API
   dynamo replay TRACE.jsonl           simulate a cluster under the load of a trace
   dynamo deploy validate FILE...      check Kubernetes manifests; other verbs apply them and show their state
   dynamo doctor                       check this machine: packages, GPUs, ports, discovery, settings; what to do
+  dynamo troubleshoot                 find known causes of failures in the local graph, a cluster or a bundle
 
   dynamo COMMAND --help               its common options, their environment variables and defaults (also: dynamo help COMMAND)
   dynamo COMMAND --help-all           all of its options
@@ -31,7 +32,7 @@ The same processes can be started one by one, on one machine or on several that 
   python -m dynamo.cpu --discovery-backend file --model-path DIR
   python -m dynamo.mocker --discovery-backend file --model-path DIR
 """
-COMMANDS = ("serve", "chat", "route", "plan", "replay", "deploy", "doctor")
+COMMANDS = ("serve", "chat", "route", "plan", "replay", "deploy", "doctor", "troubleshoot")
 STARTED = time.monotonic()
 
 
@@ -82,6 +83,10 @@ def run(argv: list[str]) -> int:
         from dynamo.ops.doctor.command import doctor
 
         return doctor(rest)
+    if word == "troubleshoot":
+        from dynamo.ops.troubleshoot.command import troubleshoot
+
+        return troubleshoot(rest)
     import difflib
 
     near = difflib.get_close_matches(word, [*COMMANDS, "--help", "--version"], n=1)

@@ -15,8 +15,11 @@ FILE_BYTES_MAX = 8 << 20  # The end of longer files is read: the last lines of a
 TOTAL_BYTES_MAX = 256 << 20
 
 
-def write_archive(path: str, files: Mapping[str, str], now: float) -> None:
-    """Write files as PATH, a tar.gz with one directory named after it. Raise `ConfigError` if that fails."""
+def write_archive(path: str, files: Mapping[str, str], now: float, *, setting: str = "--bundle") -> None:
+    """Write files as PATH, a tar.gz with one directory named after it.
+
+    Raise `ConfigError`, which names the `setting`, if that fails.
+    """
     top = os.path.basename(path).removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz") or "bundle"
     temporary = f"{path}.partial"
     try:
@@ -32,7 +35,7 @@ def write_archive(path: str, files: Mapping[str, str], now: float) -> None:
                 archive.addfile(entry, io.BytesIO(data))
         os.replace(temporary, path)
     except OSError as error:
-        raise ConfigError(f"--bundle {path}: {error.strerror or error}") from None
+        raise ConfigError(f"{setting} {path}: {error.strerror or error}") from None
 
 
 def read_files(path: str) -> dict[str, str]:

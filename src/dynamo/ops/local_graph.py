@@ -3,18 +3,21 @@
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dynamo.core.private_paths import user_id
 from dynamo.ops.archive import tail_of
+from dynamo.ops.redaction import redacted_text, redacted_variables
 
 SERVE_PREFIX = "dynamo-serve-"
 """Directories of `dynamo serve` in the temporary directory."""
 LOG_BYTES_MAX = 2 << 20  # The end of each log.
 MODULE = re.compile(r"dynamo(?:\.[a-z_]+)+")
+GRAPH_PREFIXES = ("DYN_", "ETCD_", "NATS_", "CUDA_VISIBLE_DEVICES", "POD_")
 DISTRIBUTION_INFO = re.compile(r"(dynamo_serve|ai_dynamo)-(\d[^-]*)\.dist-info")
 
 
@@ -48,6 +51,30 @@ def module_of(command: list[str]) -> str:
         if word == "-m" and MODULE.fullmatch(command[at + 1]) and not command[at + 1].startswith("dynamo.cli"):
             return command[at + 1]
     return ""
+
+
+def process_values(processes: Iterable[LocalProcess], proc: str = "/proc") -> list[dict[str, Any]]:
+    """Return the processes as JSON objects without secrets: pid, module, command, version, variables."""
+    return [
+        {
+            "pid": one.pid,
+            "module": one.module,
+            "command": redacted_text(" ".join(one.command)),
+            "version": version_of(one.command)[1],
+            "variables": redacted_variables(variables_of(one.pid, proc)),
+        }
+        for one in processes
+    ]
+
+
+def variables_of(pid: int, proc: str = "/proc") -> dict[str, str]:
+    """Return the variables of a process that concern its graph; empty if they cannot be read."""
+    try:
+        words = Path(f"{proc}/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return {}
+    pairs = (word.partition("=") for word in words)
+    return {name: value for name, _, value in pairs if name.startswith(GRAPH_PREFIXES)}
 
 
 def version_of(command: tuple[str, ...]) -> tuple[str, str]:

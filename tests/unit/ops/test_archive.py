@@ -49,7 +49,7 @@ def test_unreadable_archive_and_unwritable_place_are_named(tmp_path: Path) -> No
         read_files(str(tmp_path / "bad.tar.gz"))
     with pytest.raises(ConfigError, match="absent: cannot read the bundle: No such file"):
         read_files(str(tmp_path / "absent"))
-    with pytest.raises(ConfigError, match="--bundle .*x.tar.gz: No such file"):
+    with pytest.raises(ConfigError, match=r"--bundle .*x\.tar\.gz: No such file"):
         write_archive(str(tmp_path / "no" / "x.tar.gz"), FILES, 0)
 
 

@@ -10,7 +10,7 @@ from dynamo.common.config_dump.system_info import get_package_info
 from dynamo.ops.doctor.directory import records
 from dynamo.ops.doctor.facts import MachineFacts
 from dynamo.ops.doctor.network import fetch
-from dynamo.ops.local_graph import local_processes, logs_in, serve_directories
+from dynamo.ops.local_graph import local_processes, logs_in, process_values, serve_directories
 from dynamo.ops.redaction import redacted_json, redacted_text, redacted_variables
 from dynamo.ops.report import CheckRow, as_json, as_table
 
@@ -18,6 +18,7 @@ PREFIXES = ("DYN_", "NATS_", "ETCD_", "HF_", "CUDA_", "NVIDIA_", "NCCL_", "UCX_"
             "TLLM_", "KUBE", "POD_", "OMP_", "PYTHON", "LD_", "LMCACHE_", "PROMETHEUS_")  # fmt: skip
 """Variables that processes of a graph and their engines read; the others of a user's environment are not reported."""
 NOT_IN_NAMES = re.compile(r"[^\w.-]")
+FRONTEND_FILES = (("health.json", "/health"), ("models.json", "/v1/models"), ("metrics.txt", "/metrics"))
 RUNS_MAX = 3  # Directories of `dynamo serve` whose logs are included.
 RECORD_CHARS_MAX = 4096
 NOTE = """\
@@ -38,10 +39,9 @@ def bundle_files(rows: Sequence[CheckRow], facts: MachineFacts) -> dict[str, str
     for number, directory in enumerate(serve_directories()[:RUNS_MAX], start=1):
         files |= log_files(f"run-{number}", logs_in(directory))
     if facts.frontend is not None:
-        for name, path in (("health.json", "/health"), ("metrics.txt", "/metrics")):
+        for name, path in FRONTEND_FILES:
             files[name] = redacted_text(fetch(facts.frontend.url, path)[2])
-    processes = [f"{one.pid} {' '.join(one.command)}" for one in local_processes()]
-    files["processes.txt"] = "".join(f"{redacted_text(line)}\n" for line in processes)
+    files["processes.json"] = json.dumps(process_values(local_processes()), indent=2)
     return files
 
 

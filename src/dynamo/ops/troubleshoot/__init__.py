@@ -1,0 +1,1 @@
+"""Troubleshoot: known causes of failures, found in logs, Kubernetes objects, metrics and discovery records."""
