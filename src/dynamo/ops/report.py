@@ -92,8 +92,8 @@ def as_table(rows: Sequence[CheckRow], *, width: int = 100, is_colored: bool = F
 
 def _wrapped(text: str, head: str, indent: str, width: int, head_width: int | None = None) -> list[str]:
     """Return a text wrapped behind a head whose colours take no width."""
-    room = max(WIDTH_MIN, width - (len(head) if head_width is None else head_width))
-    parts = textwrap.wrap(text, room, break_on_hyphens=False, break_long_words=False) or [""]
+    columns = max(WIDTH_MIN, width - (len(head) if head_width is None else head_width))
+    parts = textwrap.wrap(text, columns, break_on_hyphens=False, break_long_words=False) or [""]
     return [f"{head}{parts[0]}".rstrip(), *(f"{indent}{part}" for part in parts[1:])]
 
 

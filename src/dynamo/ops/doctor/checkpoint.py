@@ -55,7 +55,7 @@ def cached_snapshot(name: str) -> str:
 
 
 def nearest_directory(path: str) -> str:
-    """Return the directory beside a path that does not exist whose name is the most similar; empty without one."""
+    """Return the directory with the most similar name in the parent of a path that does not exist; empty without one."""
     parent, name = os.path.split(os.path.abspath(path))
     try:
         with os.scandir(parent) as entries:

@@ -12,20 +12,28 @@ COMMAND_CHARS_MAX = 80
 
 
 def listener_of(port: int, proc: str = "/proc") -> str:
-    """Return command and pid of a process that listens on a port; empty if it cannot be determined."""
+    """Return command and pid of a process that listens on a port; empty if none does."""
+    pid = listener_pid(port, proc)
+    if pid is None:
+        return ""
+    return f"{command_of(str(pid), proc)} (pid {pid})" if pid else "a process of another user"
+
+
+def listener_pid(port: int, proc: str = "/proc") -> int | None:
+    """Return the pid of a process that listens on a port, 0 for one of another user, None if none does."""
     inodes: set[str] = set()
     for name in ("tcp", "tcp6"):
         with suppress(OSError):
             inodes |= listening_inodes(Path(f"{proc}/net/{name}").read_text().splitlines()[1:], port)
     if not inodes:
-        return ""
+        return None
     for pid in sorted((name for name in os.listdir(proc) if name.isdigit()), key=int):
         with suppress(OSError):  # Processes of other users cannot be examined.
             for descriptor in os.listdir(f"{proc}/{pid}/fd"):
                 match = INODE.fullmatch(os.readlink(f"{proc}/{pid}/fd/{descriptor}"))
                 if match and match[1] in inodes:
-                    return f"{command_of(pid, proc)} (pid {pid})"
-    return "a process of another user"
+                    return int(pid)
+    return 0
 
 
 def listening_inodes(lines: Iterable[str], port: int) -> set[str]:

@@ -74,7 +74,7 @@ class CaseFacts:
     @property
     def is_empty(self) -> bool:
         """Whether nothing was collected."""
-        return not (self.logs or any(self.objects.values()) or self.metrics or self.records or self.health)
+        return self.summary == "nothing"
 
     @property
     def summary(self) -> str:
@@ -85,6 +85,7 @@ class CaseFacts:
             "discovery records": len(self.records),
             "processes": len(self.processes),
             "expositions of metrics": len(self.metrics),
+            "failed checks": len(self.failures),
         }
         text = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
         return f"{text}{', /health' if self.health is not None else ''}" or "nothing"

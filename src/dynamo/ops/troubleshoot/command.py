@@ -109,7 +109,7 @@ def json_report(rows: Sequence[CheckRow], found: Sequence[SignatureMatch]) -> st
                     "signature": one.signature.name,
                     "status": one.signature.status.value,
                     "is_symptom": one.signature.is_symptom,
-                    "evidence": [line._asdict() for line in one.lines],
+                    "evidence": [{"source": line.source, "text": line.text} for line in one.lines],
                     "count": one.count,
                     "cause": one.signature.cause,
                     "next": one.signature.command,

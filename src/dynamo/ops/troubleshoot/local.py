@@ -5,14 +5,18 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 from dynamo.core.errors import ConfigError
 from dynamo.ops.archive import tail_of
 from dynamo.ops.doctor.bundle import FRONTEND_FILES, discovery_file, log_files
 from dynamo.ops.doctor.directory import records
 from dynamo.ops.doctor.network import fetch
+from dynamo.ops.doctor.sockets import listener_pid
 from dynamo.ops.local_graph import LOG_BYTES_MAX, local_processes, logs_in, process_values, serve_directories
 from dynamo.ops.redaction import redacted_text
+from dynamo.ops.troubleshoot.graph_signatures import REGISTRY_SETTINGS
 from dynamo.runtime.discovery.file import EXPIRY_S, default_root
 
 RECORDS = "v1"
@@ -33,7 +37,7 @@ def local_files(url: str, logs: str | None, variables: Mapping[str, str]) -> dic
         status, _, text = fetch(url, path, variables.get("DYN_API_KEY", "") if path == "/v1/models" else "")
         if status in {200, 503} and text:
             files[name] = redacted_text(text)
-    processes = process_values(local_processes())
+    processes = of_frontend(process_values(local_processes()), listener_pid(urlsplit(url).port or 80))
     if processes:
         files["processes.json"] = json.dumps(processes, indent=2)
         discovery += [one["variables"]["DYN_FILE_KV"] for one in processes if "DYN_FILE_KV" in one["variables"]]
@@ -47,6 +51,16 @@ def local_files(url: str, logs: str | None, variables: Mapping[str, str]) -> dic
     if found:
         files["discovery.json"] = discovery_file(found)
     return files
+
+
+def of_frontend(processes: list[dict[str, Any]], pid: int | None) -> list[dict[str, Any]]:
+    """Return the processes with the registry of the frontend with this pid; all if it has none there, or is not known.
+
+    Several graphs may run on one machine. A frontend without workers may be one whose workers use another registry.
+    """
+    registries = {one["pid"]: tuple(one["variables"].get(name) for name in REGISTRY_SETTINGS) for one in processes}
+    own = [one for one in processes if pid in registries and registries[one["pid"]] == registries[pid]]
+    return own if any(one["module"] != "dynamo.frontend" for one in own) else processes
 
 
 def given_logs(path: str) -> dict[str, str]:

@@ -44,7 +44,7 @@ RESOURCES = (
     of_lines(
         "host-memory",
         r"was killed by SIGKILL|Out of memory: Killed process|oom-kill|MemoryError\b|Cannot allocate memory",
-        "The system ended the process because memory ran out, or somebody killed it",
+        "The system ended the process because memory ran out, or a user killed it",
         "dmesg | grep -i oom; then raise the memory limit, or start fewer workers",
     ),
     of_lines(

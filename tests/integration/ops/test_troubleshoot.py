@@ -1,0 +1,240 @@
+"""`dynamo troubleshoot` as a process, on real processes that serve or fail, and on a Kubernetes API server."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.ports import free_port
+from tests.cluster.kubernetes.running import KubernetesServer
+from tests.cluster.processes import ProcessGroup
+
+pytestmark = pytest.mark.integration
+
+PYTHON = [sys.executable, "-m"]
+MODEL = Path(__file__).parents[3] / "src" / "dynamo" / "cpu" / "demo_model"
+WORKER = ["dynamo.mocker", "--model-path", str(MODEL)]
+INHERITED = ("PATH", "PYTHONPATH", "LANG", "VIRTUAL_ENV")
+
+
+class Findings:
+    """Exit status and signatures of one run."""
+
+    def __init__(self, folder: Path, *argv: str, **variables: str) -> None:
+        own = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        environment = {
+            **own,
+            "HOME": str(folder),
+            "TMPDIR": str(folder),
+            "DYN_FILE_KV": str(folder / "kv"),
+            **variables,
+        }
+        command = [*PYTHON, "dynamo.cli", "troubleshoot", "--json", *argv]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert done.stdout, done.stderr
+        value = json.loads(done.stdout)
+        self.status = done.returncode
+        self.rows: list[dict[str, Any]] = value["rows"]
+        self.found: dict[str, dict[str, Any]] = {one["signature"]: one for one in value["signatures"]}
+
+    def evidence(self, name: str) -> str:
+        return "\n".join(f"{one['source']}: {one['text']}" for one in self.found[name]["evidence"])
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[ProcessGroup]:
+    made = ProcessGroup(tmp_path)
+    yield made
+    made.stop()
+
+
+def fails(group: ProcessGroup, *command: str, **variables: str) -> None:
+    """Start a process that ends with an error, in whose folder its log is."""
+    process = group.start("part", [*PYTHON, *command], variables)
+    assert process.wait(60) != 0
+
+
+@pytest.mark.parametrize(
+    ("signature", "command", "variables"),
+    [
+        ("model-path", ["dynamo.cpu", "--model-path", "/nonexistent/model"], {}),
+        ("wrong-flag", [*WORKER, "--modle-name", "x"], {}),
+        ("parser", [*WORKER, "--dyn-tool-call-parser", "hermess"], {}),
+        (
+            "etcd-down",
+            [*WORKER, "--discovery-backend", "etcd"],
+            {"ETCD_ENDPOINTS": "http://127.0.0.1:1", "ETCD_STARTUP_CONNECT_TIMEOUT_SECONDS": "1"},
+        ),
+        (
+            "nats-down",
+            [*WORKER, "--request-plane", "nats"],
+            {"NATS_SERVER": "nats://127.0.0.1:1", "NATS_STARTUP_CONNECT_TIMEOUT_SECONDS": "1"},
+        ),
+    ],
+)
+def test_log_of_a_process_that_cannot_start_names_the_cause(
+    group: ProcessGroup, signature: str, command: list[str], variables: dict[str, str]
+) -> None:
+    fails(group, *command, **variables)
+    findings = Findings(group.folder, "--logs", str(group.folder))
+    assert findings.status == 1
+    assert signature in findings.found, group.logs()
+    assert findings.found[signature]["evidence"][0]["source"] == "logs/part.log"
+
+
+def test_incomplete_model_taken_port_and_shared_directory_are_found(group: ProcessGroup) -> None:
+    model = group.folder / "model"
+    shutil.copytree(MODEL, model)
+    (model / "config.json").unlink()
+    fails(group, "dynamo.mocker", "--model-path", str(model))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        fails(group, "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(taken.getsockname()[1]))
+    (group.folder / "kv").chmod(0o777)
+    fails(group, *WORKER)
+    findings = Findings(group.folder, "--logs", str(group.folder))
+    assert {"model-incomplete", "port-clash", "discovery-directory"} <= findings.found.keys(), group.logs()
+
+
+class Frontend:
+    """A frontend of the group, and what it lists."""
+
+    def __init__(self, group: ProcessGroup, **variables: str) -> None:
+        self.url = f"http://127.0.0.1:{(port := free_port())}"
+        command = [*PYTHON, "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)]
+        group.start("frontend", command, variables)
+        group.wait_until(self.is_up, "the frontend did not start")
+        self._group = group
+
+    def is_up(self) -> bool:
+        try:
+            return self.models() is not None
+        except OSError:
+            return False
+
+    def models(self) -> list[Any]:
+        with urllib.request.urlopen(f"{self.url}/v1/models", timeout=5) as response:
+            return json.load(response)["data"]
+
+    def wait_listed(self) -> None:
+        self._group.wait_until(self.models, "no model is listed")
+
+
+def test_serving_graph_has_no_failure_and_its_collection_is_a_bundle(group: ProcessGroup) -> None:
+    frontend = Frontend(group)
+    group.start("worker", [*PYTHON, *WORKER])
+    frontend.wait_listed()
+    saved = group.folder / "saved.tar.gz"
+    findings = Findings(group.folder, "--url", frontend.url, "--logs", str(group.folder), "--save", str(saved))
+    assert (findings.status, findings.found) == (0, {})
+    assert "/health" in findings.rows[0]["evidence"]
+    again = Findings(group.folder, "--bundle", str(saved))
+    assert (again.status, again.rows) == (0, findings.rows)
+
+
+def test_frontend_without_workers_lists_no_model(group: ProcessGroup) -> None:
+    frontend = Frontend(group)
+    findings = Findings(group.folder, "--url", frontend.url, "--logs", str(group.folder))
+    assert findings.status == 1
+    assert "/v1/models is empty" in findings.evidence("no-models")
+
+
+def test_worker_in_another_registry_is_a_mismatch(group: ProcessGroup) -> None:
+    frontend = Frontend(group)
+    other = group.folder / "other"
+    worker = group.start("worker", [*PYTHON, *WORKER], {"DYN_FILE_KV": str(other)})
+    group.wait_until(lambda: list(other.glob("v1/mdc/*")), "the worker did not register")
+    findings = Findings(group.folder, "--url", frontend.url, "--logs", str(group.folder))
+    assert findings.status == 1
+    assert list(findings.found)[-1] == "no-models", "the symptom follows its cause"
+    assert f"DYN_FILE_KV={group.folder / 'kv'}" in findings.evidence("discovery-mismatch")
+    assert worker.poll() is None
+
+
+def test_prefill_worker_alone_lacks_decode_workers(group: ProcessGroup) -> None:
+    group.start("worker", [*PYTHON, *WORKER, "--disaggregation-mode", "prefill"])
+    group.wait_until(lambda: list((group.folder / "kv").glob("v1/mdc/*")), "the worker did not register")
+    findings = Findings(group.folder, "--url", f"http://127.0.0.1:{free_port()}", "--logs", str(group.folder))
+    assert "prefill workers only, no decode worker" in findings.evidence("missing-peer-role")
+
+
+def test_bundle_of_the_doctor_is_read(tmp_path: Path) -> None:
+    port = free_port()
+    bundle = tmp_path / "bug.tar.gz"
+    variables = {"ETCD_ENDPOINTS": f"http://127.0.0.1:{port}", "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    own = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    command = [*PYTHON, "dynamo.cli", "doctor", "--http-port", str(port), "--bundle", str(bundle)]
+    subprocess.run(command, env={**own, **variables}, capture_output=True, timeout=60, check=False)
+    findings = Findings(tmp_path, "--bundle", str(bundle))
+    assert findings.status == 1
+    assert "doctor etcd" in findings.evidence("doctor")
+
+
+POD = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "g-worker-0", "labels": {"nvidia.com/dynamo-graph-deployment-name": "g"}},
+    "spec": {
+        "containers": [{"name": "main", "image": "nvcr.io/x:9", "env": [{"name": "HF_TOKEN", "value": "s3cret-value"}]}]
+    },
+}
+WAITING = {
+    "phase": "Pending",
+    "containerStatuses": [
+        {
+            "name": "main",
+            "image": "nvcr.io/x:9",
+            "imageID": "",
+            "ready": False,
+            "restartCount": 0,
+            "state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}},
+        }
+    ],
+}
+
+
+def test_cluster_with_a_pod_that_cannot_pull_its_image(tmp_path: Path) -> None:
+    pytest.importorskip("lightkube")
+    with KubernetesServer(tmp_path / "kubernetes", controllers=False) as server:
+        pods = "/api/v1/namespaces/default/pods"
+        post(server, pods, POD)
+        post(server, f"{pods}/g-worker-0/status", {**POD, "status": WAITING}, "PUT")
+        kubeconfig = str(server.kubeconfig)
+        saved = tmp_path / "saved.tar.gz"
+        findings = Findings(tmp_path, "g", "--namespace", "default", "--save", str(saved), KUBECONFIG=kubeconfig)
+        empty = Findings(tmp_path, "--namespace", "other", KUBECONFIG=kubeconfig)
+    assert findings.status == 1
+    assert findings.evidence("image-pull") == "pod/g-worker-0: main ImagePullBackOff: Back-off pulling image"
+    assert (empty.status, empty.found) == (0, {})
+    assert Findings(tmp_path, "--bundle", str(saved)).found.keys() == findings.found.keys()
+    assert b"s3cret-value" not in subprocess.run(["tar", "xzOf", str(saved)], capture_output=True, check=True).stdout
+
+
+def test_cluster_that_does_not_respond_is_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("lightkube")
+    with KubernetesServer(tmp_path / "kubernetes", controllers=False) as server:
+        kubeconfig = str(server.kubeconfig)
+    own = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    command = [*PYTHON, "dynamo.cli", "troubleshoot", "g"]
+    done = subprocess.run(
+        command, env={**own, "KUBECONFIG": kubeconfig}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: Kubernetes API server")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def post(server: KubernetesServer, path: str, value: dict[str, Any], method: str = "POST") -> None:
+    """Send an object to the API server."""
+    headers = {"Authorization": f"Bearer {server.token}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{server.url}{path}", json.dumps(value).encode(), headers, method=method)
+    with urllib.request.urlopen(request, timeout=10) as response:
+        assert response.status in {200, 201}
