@@ -36,6 +36,8 @@ LEVELS = {
     "off": logging.CRITICAL + 10,
 }
 FORMATS = ("readable", "jsonl")
+REQUEST_LOGGERS = ("httpx", "httpx2")
+"""Loggers of libraries that write a line per request at level INFO; at that level only their warnings are shown."""
 CONFIG_PATH = "/opt/dynamo/etc/logging.toml"  # Present in upstream's images.
 
 RequestScope = tuple[str, Mapping[str, str], str, str]
@@ -97,7 +99,8 @@ def setup(
         made.is_dynamo = True  # type: ignore[attr-defined]
         root.addHandler(made)
     root.setLevel(level)
-    for name, target_level in targets.items():
+    requests = dict.fromkeys(REQUEST_LOGGERS, logging.WARNING if level == logging.INFO else level)
+    for name, target_level in {**requests, **targets}.items():
         logging.getLogger(name).setLevel(target_level)
     for warning in unknown_variables(variables):
         if warning not in _reported:

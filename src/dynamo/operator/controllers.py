@@ -7,17 +7,19 @@ from typing import ClassVar, Protocol
 import msgspec
 
 from dynamo.core.clock import Clock, SystemClock
+from dynamo.k8s.client import KubeRefused
 from dynamo.k8s.informer import ObjectKey
-from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, GRAPHS, SCALING_ADAPTERS, ObjectKind
+from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, GRAPHS, STORED_ADAPTERS, ObjectKind
 from dynamo.k8s.times import seconds_time
 from dynamo.operator.applier import Applier, EventSink, NotControlled
+from dynamo.operator.conversion.convert import convert
 from dynamo.operator.reconcile.adapters import adapter_plan
 from dynamo.operator.reconcile.component import component_plan
 from dynamo.operator.reconcile.graph import ObservedGraph, graph_plan
 from dynamo.operator.reconcile.names import OperatorSettings
 from dynamo.operator.reconcile.plan import EventNote, Plan
 from dynamo.operator.view import ClusterView
-from dynamo.protocols.kubernetes.common import KubeObject, decode
+from dynamo.protocols.kubernetes.common import V1BETA1, KubeObject, decode
 from dynamo.protocols.kubernetes.v1beta1 import (
     DynamoComponentDeployment,
     DynamoGraphDeployment,
@@ -26,6 +28,7 @@ from dynamo.protocols.kubernetes.v1beta1 import (
 
 logger = logging.getLogger(__name__)
 
+CONFLICT = 409
 Planner = Callable[[KubeObject, str], Plan]
 """Returns the plan of an object at a time (RFC 3339)."""
 
@@ -50,7 +53,7 @@ class GraphController:
     def plan(self, value: KubeObject, now: str) -> Plan:
         """Return the plan of a graph."""
         components = self._view.children(value, COMPONENTS)
-        adapters = self._view.children(value, SCALING_ADAPTERS)
+        adapters = self._view.children(value, STORED_ADAPTERS)
         observed = ObservedGraph(
             components=[decode(DynamoComponentDeployment, one) for one in components],
             adapters=[one["metadata"]["name"] for one in adapters],
@@ -77,14 +80,14 @@ class ComponentController:
 class AdapterController:
     """Reconciles DynamoGraphDeploymentScalingAdapters."""
 
-    kind: ClassVar = SCALING_ADAPTERS
+    kind: ClassVar = STORED_ADAPTERS
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
 
     def plan(self, value: KubeObject, now: str) -> Plan:
         """Return the plan of a scaling adapter."""
-        adapter = decode(DynamoGraphDeploymentScalingAdapter, value)
+        adapter = decode(DynamoGraphDeploymentScalingAdapter, convert(value, V1BETA1))
         graph = self._view.get(GRAPHS, adapter.metadata.namespace, adapter.spec.dgd_ref.name)
         return adapter_plan(adapter, None if graph is None else decode(DynamoGraphDeployment, graph), now)
 
@@ -120,6 +123,10 @@ class Reconciler:
             has_written = await self._applier.write_objects(plan, value, kind)
         except NotControlled as error:  # Retried: the other object may be removed.
             self._events.record(kind, value, "Warning", "NotControlled", str(error))
+            raise
+        except KubeRefused as error:
+            if error.code != CONFLICT:  # A conflict is resolved by the next pass.
+                self._events.record(kind, value, "Warning", "ReconcileFailed", str(error))
             raise
         value = self._view.get(kind, *key) or value
         if has_written and plan.describes_observed:

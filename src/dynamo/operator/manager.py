@@ -23,9 +23,9 @@ from dynamo.k8s.kinds import (
     GRAPHS,
     ROLE_BINDINGS,
     ROLES,
-    SCALING_ADAPTERS,
     SERVICE_ACCOUNTS,
     SERVICES,
+    STORED_ADAPTERS,
     ObjectKind,
 )
 from dynamo.k8s.leader import LeaderElection
@@ -93,7 +93,7 @@ class Operator:
             )
         ]
         self.view.listen(GRAPHS, self._graph_changed)
-        for kind in (GRAPHS, COMPONENTS, SCALING_ADAPTERS):
+        for kind in (GRAPHS, COMPONENTS, STORED_ADAPTERS):
             self.view.watch(kind)
         for kind in LABELLED:
             self.view.watch(kind, GRAPH)
@@ -158,8 +158,8 @@ class Operator:
     def _graph_changed(self, key: ObjectKey) -> None:
         """Reconcile the scaling adapters of a graph, whose status shows its replicas."""
         graph = self.view.get(GRAPHS, *key)
-        queue = next(one.queue for one in self._running if one.kind == SCALING_ADAPTERS)
-        for adapter in self.view.children(graph, SCALING_ADAPTERS) if graph else ():
+        queue = next(one.queue for one in self._running if one.kind == STORED_ADAPTERS)
+        for adapter in self.view.children(graph, STORED_ADAPTERS) if graph else ():
             queue.add(key_of(adapter))
 
     def _application(self) -> Starlette:

@@ -34,7 +34,12 @@ class OperatorOptions:
     host: str = option("0.0.0.0", "--host", None, "Address of the health server")  # noqa: S104 - probes come from the node
     port: int = option(8081, "--port", None, "Port of /healthz, /readyz and /metrics; 0: any")
     leader_elect: bool = option(True, "--leader-elect", None, "Only the holder of a Lease reconciles")
-    webhooks: bool = option(True, "--webhooks", None, "Serve and install the admission and conversion webhooks")
+    webhooks: bool = option(
+        "KUBERNETES_SERVICE_HOST" in os.environ,
+        "--webhooks",
+        None,
+        "Serve and install the admission and conversion webhooks; default: in a pod, where their service reaches them",
+    )
     webhook_port: int = option(9443, "--webhook-port", None, "Port of the webhooks; 0: any")
     discovery_backend: str = option(
         "kubernetes", "--discovery-backend", None, "Discovery of the graphs' processes", choices=("kubernetes", "etcd")

@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.kubernetes.running import KubernetesServer
 
 from dynamo.k8s.client import KubeClient
-from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, EVENTS, GRAPHS, SCALING_ADAPTERS, SERVICES
+from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, EVENTS, GRAPHS, SERVICES, STORED_ADAPTERS
 from dynamo.operator.manager import Operator
 from dynamo.operator.reconcile.names import RESTART_AT, OperatorSettings
 from dynamo.protocols.kubernetes.crds import manifests
@@ -81,7 +81,7 @@ Case = Callable[[Cluster], Any]
 
 @pytest.fixture
 def run(kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[Case], None]:
-    """Return a function that runs a case with the resource definitions installed."""
+    """Return a function that runs a case with the resource definitions installed, without their conversion webhook."""
     monkeypatch.setenv("KUBECONFIG", str(kubernetes_api.kubeconfig))
 
     async def with_cluster(case: Case) -> None:
@@ -89,7 +89,6 @@ def run(kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> Ca
         headers = {"Authorization": f"Bearer {kubernetes_api.token}"}
         async with httpx.AsyncClient(base_url=kubernetes_api.url, headers=headers, timeout=30) as api:
             for _, crd in manifests():
-                crd["spec"].pop("conversion", None)
                 assert (await api.post(CRDS, json=crd)).status_code == 201
         try:
             await case(Cluster(kubernetes_api, client))
@@ -220,13 +219,13 @@ def test_a_scaled_adapter_scales_the_component(run: Callable[[Case], None]) -> N
             await cluster.apply(value)
             await cluster.until(is_successful(1))
             body = {"spec": {"replicas": 4}}
-            await cluster.client.patch(SCALING_ADAPTERS, "chat-decode", body, SPACE, subresource="scale")
+            await cluster.client.patch(STORED_ADAPTERS, "chat-decode", body, SPACE, subresource="scale")
             status = await cluster.until(is_successful(2))
             assert status["components"]["decode"]["readyReplicas"] == 4
             assert "rollingUpdate" not in status
             deadline = time.monotonic() + DEADLINE_S
             while True:
-                adapter = await cluster.client.get(SCALING_ADAPTERS, "chat-decode", SPACE)
+                adapter = await cluster.client.get(STORED_ADAPTERS, "chat-decode", SPACE)
                 assert adapter is not None and time.monotonic() < deadline
                 if (adapter.get("status") or {}).get("replicas") == 4:
                     break

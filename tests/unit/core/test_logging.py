@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 
 from dynamo.core.errors import ConfigError
-from dynamo.core.logging import LEVELS, TRACE, RequestScope, current_request, levels, log_message, parse_filters, setup
+from dynamo.core.logging import (
+    LEVELS,
+    REQUEST_LOGGERS,
+    TRACE,
+    RequestScope,
+    current_request,
+    levels,
+    log_message,
+    parse_filters,
+    setup,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +31,7 @@ def restored() -> Iterator[None]:
     root.handlers[:] = handlers
     root.setLevel(level)
     logging.addLevelName(logging.WARNING, "WARNING")
-    for name in ("t.quiet", "t.loud"):
+    for name in ("t.quiet", "t.loud", *REQUEST_LOGGERS):
         logging.getLogger(name).setLevel(logging.NOTSET)
 
 
@@ -161,3 +171,11 @@ def test_message_is_logged_for_a_module(caplog: pytest.LogCaptureFixture) -> Non
     assert [(one.name, one.levelno, one.getMessage(), one.lineno) for one in caplog.records] == [
         ("engine", logging.ERROR, "100% full", 7)
     ]
+
+
+@pytest.mark.parametrize(("filters", "is_written"), [("info", False), ("debug", True), ("info,httpx2=info", True)])
+def test_requests_of_http_clients_are_logged_on_request_only(filters: str, is_written: bool) -> None:
+    stream = io.StringIO()
+    setup({"DYN_LOG": filters}, stream)
+    logging.getLogger("httpx2").info("GET /")
+    assert ("GET /" in stream.getvalue()) is is_written

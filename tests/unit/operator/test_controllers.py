@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from tests.unit.operator.kube_store import KubeStore, settle
 
-from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, GRAPHS, SCALING_ADAPTERS
+from dynamo.k8s.client import KubeRefused
+from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, GRAPHS, STORED_ADAPTERS
 from dynamo.operator.applier import Applier, NotControlled
 from dynamo.operator.controllers import ComponentController, GraphController, Reconciler
 from dynamo.operator.reconcile.names import OperatorSettings
@@ -21,7 +22,7 @@ class Subject:
     def __init__(self) -> None:
         self.store = KubeStore()
         self.view = ClusterView(self.store)
-        for kind in (GRAPHS, COMPONENTS, SCALING_ADAPTERS, DEPLOYMENTS):
+        for kind in (GRAPHS, COMPONENTS, STORED_ADAPTERS, DEPLOYMENTS):
             self.view.watch(kind)
         self.applier = Applier(self.store, self.view, self.store)
         graphs = GraphController(self.view, OperatorSettings())
@@ -81,6 +82,19 @@ async def test_an_object_of_someone_else_is_an_event_and_a_failure(subject: Subj
     with pytest.raises(NotControlled):
         await subject.graphs.reconcile(KEY)
     assert [reason for reason, _ in subject.store.events] == ["NotControlled"]
+
+
+async def test_what_the_server_refuses_is_an_event_and_a_failure(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: Any, **__: Any) -> Any:
+        raise KubeRefused(403, "Forbidden", "no")
+
+    monkeypatch.setattr(subject.store, "apply", refuse)
+    await subject.put([{"name": "Frontend", "type": "frontend"}])
+    with pytest.raises(KubeRefused):
+        await subject.graphs.reconcile(KEY)
+    assert subject.store.events == [("ReconcileFailed", "403 Forbidden: no")]
 
 
 async def test_an_object_that_is_being_deleted_or_is_gone_is_left_alone(subject: Subject) -> None:

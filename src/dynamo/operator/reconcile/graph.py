@@ -27,7 +27,7 @@ from dynamo.operator.reconcile.plan import EventNote, ObjectPatch, ObjectRef, Pl
 from dynamo.operator.reconcile.pods import MAIN
 from dynamo.operator.reconcile.restart import marked, next_restart
 from dynamo.operator.reconcile.rollout import WorkerReplicas, generation_of, is_drained, replica_targets
-from dynamo.protocols.kubernetes.common import V1BETA1, Condition, KubeObject, RestartStatus, encode
+from dynamo.protocols.kubernetes.common import V1ALPHA1, V1BETA1, Condition, KubeObject, RestartStatus, encode
 from dynamo.protocols.kubernetes.v1beta1 import (
     ComponentSpec,
     ComponentStatus,
@@ -188,10 +188,13 @@ def component_object(
 
 
 def adapter_object(component: ComponentSpec, context: GraphContext) -> KubeObject:
-    """Return a new scaling adapter of a component. An existing one owns its replicas and is not applied again."""
+    """Return a new scaling adapter of a component, in the version in which it is stored.
+
+    An existing one owns its replicas and is not applied again.
+    """
     name = service_name(context.name, component.name)
-    made = _object(V1BETA1, ADAPTER, name, context, context.labels(component))
-    reference = {"name": context.name, "componentName": component.name}
+    made = _object(V1ALPHA1, ADAPTER, name, context, context.labels(component))
+    reference = {"name": context.name, "serviceName": component.name}
     return {**made, "spec": {"replicas": replicas_of(component), "dgdRef": reference}}
 
 
@@ -275,7 +278,7 @@ def _unwanted(one_pass: GraphPass, wanted: set[ObjectRef]) -> Iterator[ObjectRef
         if ref not in wanted and (one.metadata.name not in earlier or (is_updated and is_drained(one))):
             yield ref
     for name in one_pass.observed.adapters:
-        ref = ObjectRef(V1BETA1, ADAPTER, namespace, name)
+        ref = ObjectRef(V1ALPHA1, ADAPTER, namespace, name)
         if ref not in wanted:
             yield ref
 
