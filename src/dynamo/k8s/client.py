@@ -212,10 +212,18 @@ class KubeClient:
         return None
 
     async def pod_log(
-        self, name: str, namespace: str, *, container: str | None = None, lines: int | None = None
+        self,
+        name: str,
+        namespace: str,
+        *,
+        container: str | None = None,
+        lines: int | None = None,
+        is_previous: bool = False,
     ) -> str:
-        """Return the last lines of a container's log."""
+        """Return the last lines of a container's log, with `is_previous` those of its last ended run."""
         params = {"container": container} if container else {}
+        if is_previous:
+            params["previous"] = "true"
         if lines is not None:
             params["tailLines"] = str(lines)
         try:

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from benchmarks.ports import free_port
 from tests.cluster.etcd import EtcdCluster
+from tests.cluster.kubernetes.running import KubernetesServer
+from tests.cluster.nats import NatsServer, nats_server_binary
 from tests.cluster.processes import ProcessGroup
 
 pytestmark = pytest.mark.integration
@@ -108,6 +110,27 @@ def test_etcd_that_serves_passes_and_its_clock_is_compared(tmp_path: Path) -> No
     assert report.failures() == []
     assert report.row("etcd")["status"] == "PASS"
     assert report.row("clock")["status"] == "PASS"
+
+
+@pytest.mark.skipif(nats_server_binary() is None, reason="needs nats-server")
+def test_nats_that_serves_passes_and_wrong_credentials_fail(tmp_path: Path) -> None:
+    with NatsServer(tmp_path, 'authorization { user: "user", password: "user" }') as nats:
+        good = Report(tmp_path, NATS_SERVER=nats.url)
+        bad = Report(tmp_path, NATS_SERVER=nats.url, NATS_AUTH_TOKEN="wrong-value")
+    assert (good.failures(), good.row("NATS")["status"]) == ([], "PASS")
+    assert (bad.status, bad.failures()) == (1, ["NATS"])
+    assert "authorization rejected" in bad.row("NATS")["evidence"]
+
+
+def test_kubernetes_that_serves_is_a_warning_without_resource_definitions(tmp_path: Path) -> None:
+    pytest.importorskip("lightkube")
+    with KubernetesServer(tmp_path / "kubernetes", controllers=False) as server:
+        report = Report(tmp_path, KUBECONFIG=str(server.kubeconfig))
+        required = Report(tmp_path, KUBECONFIG=str(server.kubeconfig), DYN_DISCOVERY_BACKEND="kubernetes")
+    assert report.failures() == []
+    assert "DynamoGraphDeployment is not installed" in report.row("Kubernetes")["evidence"]
+    assert "DynamoWorkerMetadata is not installed" in required.row("Kubernetes")["evidence"]
+    assert required.status == 1
 
 
 def test_discovery_directory_that_others_can_write_fails(tmp_path: Path) -> None:

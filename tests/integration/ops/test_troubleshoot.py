@@ -207,12 +207,14 @@ def test_cluster_with_a_pod_that_cannot_pull_its_image(tmp_path: Path) -> None:
         pods = "/api/v1/namespaces/default/pods"
         post(server, pods, POD)
         post(server, f"{pods}/g-worker-0/status", {**POD, "status": WAITING}, "PUT")
+        server.server.logs["default/g-worker-0"] = "RuntimeError: No CUDA GPUs are available"
         kubeconfig = str(server.kubeconfig)
         saved = tmp_path / "saved.tar.gz"
         findings = Findings(tmp_path, "g", "--namespace", "default", "--save", str(saved), KUBECONFIG=kubeconfig)
         empty = Findings(tmp_path, "--namespace", "other", KUBECONFIG=kubeconfig)
     assert findings.status == 1
     assert findings.evidence("image-pull") == "pod/g-worker-0: main ImagePullBackOff: Back-off pulling image"
+    assert findings.evidence("gpu-absent") == "pod/g-worker-0/main: RuntimeError: No CUDA GPUs are available"
     assert (empty.status, empty.found) == (0, {})
     assert Findings(tmp_path, "--bundle", str(saved)).found.keys() == findings.found.keys()
     assert b"s3cret-value" not in subprocess.run(["tar", "xzOf", str(saved)], capture_output=True, check=True).stdout

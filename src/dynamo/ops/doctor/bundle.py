@@ -15,7 +15,7 @@ from dynamo.ops.redaction import redacted_json, redacted_text, redacted_variable
 from dynamo.ops.report import CheckRow, as_json, as_table
 
 PREFIXES = ("DYN_", "NATS_", "ETCD_", "HF_", "CUDA_", "NVIDIA_", "NCCL_", "UCX_", "NIXL_", "VLLM_", "SGLANG_", "OTEL_",
-            "TLLM_", "KUBE", "POD_", "OMP_", "PYTHON", "LD_", "LMCACHE_", "PROMETHEUS_")  # fmt: skip
+            "TLLM_", "KUBE", "POD_", "OMP_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "PYTHON", "LD_", "LMCACHE_", "PROMETHEUS_")  # fmt: skip
 """Variables that processes of a graph and their engines read; the others of a user's environment are not reported."""
 NOT_IN_NAMES = re.compile(r"[^\w.-]")
 FRONTEND_FILES = (("health.json", "/health"), ("models.json", "/v1/models"), ("metrics.txt", "/metrics"))
@@ -40,7 +40,7 @@ def bundle_files(rows: Sequence[CheckRow], facts: MachineFacts) -> dict[str, str
         files |= log_files(f"run-{number}", logs_in(directory))
     if facts.frontend is not None:
         for name, path in FRONTEND_FILES:
-            files[name] = redacted_text(fetch(facts.frontend.url, path)[2])
+            files[name] = redacted_record(fetch(facts.frontend.url, path)[2])
     files["processes.json"] = json.dumps(process_values(local_processes()), indent=2)
     return files
 

@@ -13,6 +13,7 @@ from dynamo.ops.archive import write_archive
 from dynamo.ops.report import CheckRow, as_json, as_table, exit_status, failed
 
 COLUMNS_MAX = 140
+PORT_MAX = 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,15 +29,15 @@ class DoctorConfig:
     )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.http_port <= 65535:
-            raise ConfigError(f"--http-port {self.http_port}: must be from 0 to 65535")
+        if not 0 <= self.http_port <= PORT_MAX:
+            raise ConfigError(f"--http-port {self.http_port}: must be from 0 to {PORT_MAX}")
 
 
 def doctor(argv: Sequence[str]) -> int:
     """Run `dynamo doctor`; return 1 if a check fails. Raise `ConfigError` for wrong options."""
     variables = environ()
     # A wrong variable is a row of the report; only the flags of this command must be valid.
-    own = {name: value for name, value in variables.items() if name != "DYN_HTTP_PORT" or value.strip().isdigit()}
+    own = {name: value for name, value in variables.items() if name != "DYN_HTTP_PORT" or is_port(value.strip())}
     config = load(DoctorConfig, argv, own, prog="dynamo doctor")
     try:
         from dynamo.ops.doctor.collect import collect, rows_of_machine
@@ -54,6 +55,11 @@ def doctor(argv: Sequence[str]) -> int:
     if config.bundle is not None:
         sys.stderr.write(f"wrote {config.bundle}; logs may contain parts of requests: read it before you share it\n")
     return exit_status(rows)
+
+
+def is_port(text: str) -> bool:
+    """Return whether a text is the number of a port."""
+    return text.isdigit() and int(text) <= PORT_MAX
 
 
 def _without_imports(error: ImportError, *, is_json: bool) -> int:

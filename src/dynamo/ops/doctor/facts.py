@@ -172,6 +172,7 @@ class ClusterFacts:
     source: str
     """What names the cluster: KUBECONFIG, ~/.kube/config or the service account."""
     is_required: bool
+    """Whether processes use the cluster for discovery."""
     address: str = ""
     namespace: str = ""
     error: str = ""

@@ -164,7 +164,7 @@ async def cluster_facts(variables: Mapping[str, str], *, is_required: bool) -> C
     source = cluster_source(variables)
     if not source and not is_required:
         return None
-    facts = ClusterFacts(source=source or "no configuration", is_required=is_required or source == "KUBECONFIG")
+    facts = ClusterFacts(source=source or "no configuration", is_required=is_required)
     try:
         async with asyncio.timeout(DEADLINE_S * 2):
             client = KubeClient()

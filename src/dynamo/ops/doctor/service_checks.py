@@ -164,7 +164,7 @@ def cluster_row(facts: ClusterFacts | None) -> CheckRow:
     """Return the row of access to Kubernetes."""
     if facts is None:
         return skipped("Kubernetes", "not configured (KUBECONFIG, ~/.kube/config or a service account)")
-    bad = failed if facts.is_required else warned
+    bad = failed if facts.is_required or facts.source == "KUBECONFIG" else warned
     where = f"{facts.address or 'cluster'} ({facts.source}), namespace {facts.namespace or 'default'}"
     if facts.error:
         return bad("Kubernetes", facts.error, "correct KUBECONFIG, or check the network; kubectl get --raw /version")

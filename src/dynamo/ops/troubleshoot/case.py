@@ -84,7 +84,7 @@ class CaseFacts:
             **{f"{kind} objects": len(found) for kind, found in sorted(self.objects.items())},
             "discovery records": len(self.records),
             "processes": len(self.processes),
-            "expositions of metrics": len(self.metrics),
+            "metrics pages": len(self.metrics),
             "failed checks": len(self.failures),
         }
         text = ", ".join(f"{count} {name}" for name, count in counts.items() if count)

@@ -3,12 +3,14 @@
 import asyncio
 import json
 from collections.abc import Iterable
+from typing import NamedTuple
 
-from dynamo.k8s.client import KubeClient, KubeRefused
+from dynamo.k8s.client import KubeClient, KubeRefused, KubeUnavailable
 from dynamo.k8s.kinds import ENDPOINT_SLICES, GRAPHS, PODS, ObjectKind
 from dynamo.operator.reconcile.names import GRAPH
 from dynamo.operator.validation.facts import part
 from dynamo.ops.redaction import redacted_json, redacted_text
+from dynamo.ops.troubleshoot.pod_signatures import conditions, containers
 from dynamo.protocols.kubernetes.common import KubeObject
 
 EVENTS = ObjectKind("v1", "Event", "events")
@@ -24,6 +26,7 @@ FILES = {
     "requests.json": REQUESTS,
     "slices.json": ENDPOINT_SLICES,
 }
+OPERATOR_LABEL = "app.kubernetes.io/name=dynamo-operator"
 LOG_LINES = 2000  # Of each container, as upstream's collector.
 PODS_MAX = 200  # Pods whose logs are read; those that are not ready come first.
 LOGS_AT_ONCE = 8
@@ -44,7 +47,7 @@ async def cluster_files(namespace: str | None, graph: str | None) -> tuple[dict[
                     problems.append(f"{kind.plural}: {error}")
         objects = {name: of_graph(name, items, graph) for name, items in found.items()}
         files = {name: objects_file(items, FILES[name].kind) for name, items in objects.items() if items}
-        files |= await _logs(client, where, objects.get("pods.json", []))
+        files |= await _logs(client, [*objects.get("pods.json", []), *await _operator_pods(client)], where, problems)
     finally:
         await client.close()
     return files, where, problems
@@ -99,29 +102,70 @@ def _without_secrets(value: object) -> object:
     return {name: _without_secrets(one) for name, one in value.items()}
 
 
-async def _logs(client: KubeClient, namespace: str, pods: list[KubeObject]) -> dict[str, str]:
-    """Return the logs of the pods' containers."""
+class LogRequest(NamedTuple):
+    """A log to read."""
+
+    namespace: str
+    pod: str
+    container: str
+    is_previous: bool
+
+    @property
+    def file(self) -> str:
+        """Return the name of its file."""
+        return f"pods/{self.pod}/{self.container}{'-previous' if self.is_previous else ''}.log"
+
+
+def log_requests(pods: Iterable[KubeObject]) -> list[LogRequest]:
+    """Return the logs to read: of all containers, and of the previous runs of those that were restarted."""
+    found = []
+    for pod in sorted(pods, key=_is_ready)[:PODS_MAX]:
+        metadata, spec = part(pod, "metadata"), part(pod, "spec")
+        where, name = str(metadata.get("namespace") or ""), str(metadata.get("name"))
+        restarted = {str(one.get("name")) for one in containers(pod) if one.get("restartCount")}
+        for one in [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]:
+            own = str(one.get("name"))
+            found += [LogRequest(where, name, own, is_previous=False)]
+            found += [LogRequest(where, name, own, is_previous=True)] if own in restarted else []
+    return found
+
+
+async def _operator_pods(client: KubeClient) -> list[KubeObject]:
+    """Return the pods of the operator in any namespace; none if they cannot be listed."""
+    try:
+        return (await client.list(PODS, None, OPERATOR_LABEL)).items
+    except KubeRefused:  # Users of one namespace may not see others.
+        return []
+
+
+async def _logs(client: KubeClient, pods: list[KubeObject], namespace: str, problems: list[str]) -> dict[str, str]:
+    """Return the logs of the pods' containers; those that cannot be read for lack of a response are added to `problems`."""
     limit = asyncio.Semaphore(LOGS_AT_ONCE)
     files: dict[str, str] = {}
 
-    async def read(pod: str, container: str) -> None:
+    async def read(one: LogRequest) -> None:
         async with limit:
             try:
-                text = await client.pod_log(pod, namespace, container=container, lines=LOG_LINES)
+                text = await client.pod_log(
+                    one.pod,
+                    one.namespace or namespace,
+                    container=one.container,
+                    lines=LOG_LINES,
+                    is_previous=one.is_previous,
+                )
             except KubeRefused:  # A container that has not started has no log.
                 return
+            except KubeUnavailable as error:
+                problems.append(f"log of {one.pod}/{one.container}: {error}")
+                return
         if text:
-            files[f"pods/{pod}/{container}.log"] = redacted_text(text)
+            files[one.file] = redacted_text(text)
 
-    chosen = sorted(pods, key=_is_ready)[:PODS_MAX]
     async with asyncio.TaskGroup() as group:
-        for pod in chosen:
-            spec = part(pod, "spec")
-            for one in [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]:
-                group.create_task(read(str(part(pod, "metadata").get("name")), str(one.get("name"))))
+        for request in log_requests(pods):
+            group.create_task(read(request))
     return files
 
 
 def _is_ready(pod: KubeObject) -> bool:
-    found = part(pod, "status").get("conditions") or []
-    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in found)
+    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions(pod))

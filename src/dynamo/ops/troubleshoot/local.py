@@ -10,12 +10,11 @@ from urllib.parse import urlsplit
 
 from dynamo.core.errors import ConfigError
 from dynamo.ops.archive import tail_of
-from dynamo.ops.doctor.bundle import FRONTEND_FILES, discovery_file, log_files
+from dynamo.ops.doctor.bundle import FRONTEND_FILES, discovery_file, log_files, redacted_record
 from dynamo.ops.doctor.directory import records
 from dynamo.ops.doctor.network import fetch
 from dynamo.ops.doctor.sockets import listener_pid
 from dynamo.ops.local_graph import LOG_BYTES_MAX, local_processes, logs_in, process_values, serve_directories
-from dynamo.ops.redaction import redacted_text
 from dynamo.ops.troubleshoot.graph_signatures import REGISTRY_SETTINGS
 from dynamo.runtime.discovery.file import EXPIRY_S, default_root
 
@@ -36,7 +35,7 @@ def local_files(url: str, logs: str | None, variables: Mapping[str, str]) -> dic
     for name, path in FRONTEND_FILES:
         status, _, text = fetch(url, path, variables.get("DYN_API_KEY", "") if path == "/v1/models" else "")
         if status in {200, 503} and text:
-            files[name] = redacted_text(text)
+            files[name] = redacted_record(text)
     processes = of_frontend(process_values(local_processes()), listener_pid(urlsplit(url).port or 80))
     if processes:
         files["processes.json"] = json.dumps(processes, indent=2)

@@ -29,7 +29,10 @@ def test_files_of_a_collection_become_facts() -> None:
     assert case.records[0].card == {"a": 1}
     assert (case.processes[0].name, case.processes[0].variables) == ("dynamo.cpu (pid 3)", {"A": "b"})
     assert case.failures == (("c", "e", "r"),)
-    assert case.summary == "2 logs, 1 Pod objects, 1 discovery records, 1 processes, 1 expositions of metrics, 1 failed checks, /health"
+    assert (
+        case.summary
+        == "2 logs, 1 Pod objects, 1 discovery records, 1 processes, 1 metrics pages, 1 failed checks, /health"
+    )
 
 
 def test_files_of_upstreams_collector_are_read() -> None:

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from dynamo.ops.troubleshoot.cluster import objects_file, of_graph
+from dynamo.ops.troubleshoot.cluster import log_requests, objects_file, of_graph
 
 LABEL = "nvidia.com/dynamo-graph-deployment-name"
 
@@ -36,4 +36,23 @@ def test_secrets_and_managed_fields_are_left_out() -> None:
     assert one["spec"]["containers"][0]["env"] == [
         {"name": "HF_TOKEN", "value": "[redacted]"},
         {"name": "A", "value": "b"},
+    ]
+
+
+def test_logs_of_pods_that_are_not_ready_come_first_with_those_of_previous_runs() -> None:
+    ready = {
+        "metadata": {"name": "a"},
+        "spec": {"initContainers": [{"name": "i"}], "containers": [{"name": "main"}]},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    }
+    crashed = {
+        "metadata": {"name": "b"},
+        "spec": {"containers": [{"name": "main"}]},
+        "status": {"containerStatuses": [{"name": "main", "restartCount": 2}]},
+    }
+    assert [one.file for one in log_requests([ready, crashed])] == [
+        "pods/b/main.log",
+        "pods/b/main-previous.log",
+        "pods/a/i.log",
+        "pods/a/main.log",
     ]
