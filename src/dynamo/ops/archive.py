@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 
 from dynamo.core.errors import ConfigError
-from dynamo.core.private_paths import private_opener
+from dynamo.core.private_paths import private_opener, unlink_all
 
 FILES_MAX = 2000  # A bundle of a large cluster has some hundreds; more means that the directory is something else.
 FILE_BYTES_MAX = 8 << 20  # The end of longer files is read: the last lines of a log name the failure.
@@ -35,6 +35,7 @@ def write_archive(path: str, files: Mapping[str, str], now: float, *, setting: s
                 archive.addfile(entry, io.BytesIO(data))
         os.replace(temporary, path)
     except OSError as error:
+        unlink_all(temporary)
         raise ConfigError(f"{setting} {path}: {error.strerror or error}") from None
 
 

@@ -43,7 +43,7 @@ RESOURCES = (
     ),
     of_lines(
         "host-memory",
-        r"was killed by SIGKILL|Out of memory: Killed process|oom-kill|MemoryError\b|Cannot allocate memory",
+        r"was killed by SIGKILL|Out of memory: Killed process|oom-kill|(?<!OutOf)MemoryError\b|Cannot allocate memory",
         "The system ended the process because memory ran out, or a user killed it",
         "dmesg | grep -i oom; then raise the memory limit, or start fewer workers",
     ),
@@ -112,13 +112,13 @@ GPUS = (
     of_lines(
         "multinode-leader",
         r"DistStoreError|Timed out (?:after \d+ seconds )?waiting for clients|rendezvous.*(?:timed? ?out|failed)"
-        r"|client socket has timed out.*connect|waiting for (?:the )?leader",
+        r"|client socket has timed out.*connect",
         "A node of a multi-node engine does not reach its leader",
         "kubectl get pods -o wide; check that all nodes of the engine run, and the leader's address and port",
     ),
     of_lines(
         "nixl-backend",
-        r"NIXL_ERR_\w+|nixl\w*Error|Failed to create (?:NIXL )?backend|NIXL is not available|nixl.*(?:plugin|backend).*not found",
+        r"NIXL_ERR_\w+|nixl\w*Error|Failed to create (?:NIXL )?backend|NIXL is not available|nixl.*backend.*not found",
         "NIXL has no usable backend for the transfer of KV blocks",
         "python -c 'import nixl'; check UCX_TLS, and that prefill and decode workers have the same NIXL release",
     ),
@@ -127,7 +127,7 @@ MODELS = (
     of_lines(
         "model-auth",
         r"GatedRepoError|401 Client Error|403 Client Error|gated repo|repository is gated|Access to model .* is restricted"
-        r"|Invalid (?:user )?token|Invalid username or password",
+        r"|Invalid user token|Invalid username or password",
         "The Hugging Face hub refuses the download: the model is gated or private, and the token is missing or wrong",
         "accept the model's terms on the hub; set HF_TOKEN, in Kubernetes the secret hf-token-secret",
     ),
@@ -162,7 +162,7 @@ MODELS = (
     ),
     of_lines(
         "remote-code",
-        r"trust_remote_code=True",
+        r"(?:pass|set|use|argument|option|requires?)\b.{0,60}trust_remote_code=True",
         "The model contains code that the engine does not execute without permission",
         "review that code, then add --trust-remote-code",
     ),
@@ -255,7 +255,7 @@ PROCESSES = (
     of_lines(
         "wire-version",
         r"malformed (?:batched|request|response|control) (?:frame|stream)|malformed (?:request|response) from"
-        r"|unsupported (?:protocol|wire) version|unknown variant `|missing field `",
+        r"|unsupported (?:protocol|wire) version|^(?!.*JSON body).*(?:unknown variant `|missing field `)",
         "Two processes of different releases cannot read each other's messages",
         "dynamo doctor shows the versions; use one release for all processes of a graph",
     ),
@@ -280,7 +280,7 @@ PROCESSES = (
     ),
     of_lines(
         "missing-package",
-        r"ModuleNotFoundError: No module named|ImportError: (?:cannot import|lib)|is not installed(?:[:;]| \()",
+        r"ModuleNotFoundError: No module named|ImportError: (?:cannot import|lib)|error: .*is not installed",
         "A Python package or a system library is missing in the environment of the process",
         "dynamo doctor lists the extras; install the one that the message names",
     ),

@@ -10,6 +10,8 @@ from dynamo.ops.troubleshoot.case import CaseFacts
 
 LINES_MAX = 3  # Evidence lines that are shown; the first of each source are enough to find the rest.
 LINE_CHARS_MAX = 240
+LEVEL_CHARS = 80  # A line's level is in its prefix: time, process and level.
+INFORMATIONAL = re.compile(r"\b(?:INFO|DEBUG|TRACE)\b")
 CONTEXT_CHARS = 60  # Characters before the match that are kept of a long line.
 
 
@@ -75,8 +77,13 @@ def evidence(case: CaseFacts, signature: Signature) -> Iterator[EvidenceLine]:
     if signature.pattern is not None:
         for source, line in texts(case):
             match = signature.pattern.search(line)
-            if match:
+            if match and not (signature.status is CheckStatus.FAIL and is_informational(line)):
                 yield EvidenceLine(source, excerpt(line, match.start()))
+
+
+def is_informational(line: str) -> bool:
+    """Return whether a log line reports no failure by its own level, such as a refused request of a client."""
+    return INFORMATIONAL.search(line[:LEVEL_CHARS]) is not None
 
 
 def texts(case: CaseFacts) -> Iterator[tuple[str, str]]:

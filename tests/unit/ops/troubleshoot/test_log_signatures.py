@@ -180,6 +180,10 @@ INFO event plane zmq, request plane tcp
 INFO installed packages: nixl 1.5, prometheus-client 0.22
 INFO draining: 0 requests; stopped
 WARNING DYN_FOO: unknown variable, ignored
+INFO dynamo.serving.open_requests: request refused status=400 error=Failed to deserialize the JSON body: missing field `role`
+(EngineCore pid=7) INFO 11-24 00:39:19 engine with config: model='m', trust_remote_code=True, max_seq_len=8192
+WARNING 11-24 flash_attn is not installed; another kernel is used
+INFO waiting for the leader
 """
 
 
