@@ -61,23 +61,30 @@ class SignatureMatch:
 
 
 def matches(case: CaseFacts, signatures: Sequence[Signature]) -> list[SignatureMatch]:
-    """Return the signatures that apply: causes before symptoms, failures before warnings, then in the given order."""
+    """Return the signatures that apply: causes before symptoms, failures before warnings, then in the given order.
+
+    Lines of informational levels are searched for warnings only, which also keeps the search of large logs short.
+    """
+    lines = [(source, line, is_informational(line)) for source, line in dict.fromkeys(texts(case))]
+    reports = [(source, line) for source, line, is_quiet in lines if not is_quiet]
+    everything = [(source, line) for source, line, _ in lines]
     found = []
     for one in signatures:
-        lines = list(dict.fromkeys(evidence(case, one)))
-        if lines:
-            found.append(SignatureMatch(one, shown(lines), len(lines)))
+        searched = reports if one.status is CheckStatus.FAIL else everything
+        own = list(dict.fromkeys(evidence(case, one, searched)))
+        if own:
+            found.append(SignatureMatch(one, shown(own), len(own)))
     return sorted(found, key=lambda match: (match.signature.is_symptom, match.signature.status is not CheckStatus.FAIL))
 
 
-def evidence(case: CaseFacts, signature: Signature) -> Iterator[EvidenceLine]:
-    """Yield the lines and objects that show a failure."""
+def evidence(case: CaseFacts, signature: Signature, lines: Iterable[tuple[str, str]]) -> Iterator[EvidenceLine]:
+    """Yield the objects of the case and those of the lines that show a failure."""
     if signature.find is not None:
         yield from signature.find(case)
     if signature.pattern is not None:
-        for source, line in texts(case):
+        for source, line in lines:
             match = signature.pattern.search(line)
-            if match and not (signature.status is CheckStatus.FAIL and is_informational(line)):
+            if match:
                 yield EvidenceLine(source, excerpt(line, match.start()))
 
 
