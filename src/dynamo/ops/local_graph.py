@@ -12,6 +12,7 @@ from typing import Any
 from dynamo.core.private_paths import user_id
 from dynamo.ops.archive import tail_of
 from dynamo.ops.redaction import redacted_text, redacted_variables
+from dynamo.ops.settings_in_force import settings_in_force
 
 SERVE_PREFIX = "dynamo-serve-"
 """Directories of `dynamo serve` in the temporary directory."""
@@ -61,7 +62,7 @@ def process_values(processes: Iterable[LocalProcess], proc: str = "/proc") -> li
             "module": one.module,
             "command": redacted_text(" ".join(one.command)),
             "version": version_of(one.command)[1],
-            "variables": redacted_variables(variables_of(one.pid, proc)),
+            "variables": redacted_variables(settings_in_force(variables_of(one.pid, proc), one.command)),
         }
         for one in processes
     ]

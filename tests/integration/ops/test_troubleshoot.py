@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +15,10 @@ from typing import Any
 import pytest
 from benchmarks.ports import free_port
 from tests.cluster.kubernetes.running import KubernetesServer
+from tests.cluster.nats import NatsServer, nats_server_binary
 from tests.cluster.processes import ProcessGroup
+
+from dynamo.ops.local_graph import local_processes, variables_of
 
 pytestmark = pytest.mark.integration
 
@@ -240,3 +244,28 @@ def post(server: KubernetesServer, path: str, value: dict[str, Any], method: str
     request = urllib.request.Request(f"{server.url}{path}", json.dumps(value).encode(), headers, method=method)
     with urllib.request.urlopen(request, timeout=10) as response:
         assert response.status in {200, 201}
+
+
+@pytest.mark.skipif(nats_server_binary() is None, reason="needs nats-server")
+def test_worker_with_another_event_plane_is_a_mismatch(group: ProcessGroup) -> None:
+    with NatsServer(group.folder) as nats:
+        frontend = Frontend(group, DYN_EVENT_PLANE="zmq")
+        group.start("worker", [*PYTHON, *WORKER, "--event-plane", "nats"], {"NATS_SERVER": nats.url})
+        frontend.wait_listed()
+        findings = Findings(group.folder, "--url", frontend.url, "--logs", str(group.folder))
+    assert findings.status == 1
+    assert "DYN_EVENT_PLANE=nats" in findings.evidence("plane-mismatch")
+
+
+def test_output_of_a_graph_whose_worker_was_killed_names_it(group: ProcessGroup) -> None:
+    port = free_port()
+    serve = [*PYTHON, "dynamo.cli", "serve", "--engine", "mocker", "--http-port", str(port)]
+    group.start("serve", serve, {"TMPDIR": str(group.folder), "DYN_FILE_KV": ""})
+    group.wait_until(lambda: "Press Ctrl-C" in group.logs(), "the graph did not start")
+    for process in local_processes():
+        if process.module == "dynamo.mocker" and str(group.folder) in variables_of(process.pid).get("DYN_FILE_KV", ""):
+            os.kill(process.pid, signal.SIGKILL)
+    group.wait_until(lambda: "was killed by SIGKILL" in group.logs(), "the worker was not restarted")
+    findings = Findings(group.folder, "--url", f"http://127.0.0.1:{port}", "--logs", str(group.folder))
+    assert findings.status == 1
+    assert "worker-1 was killed by SIGKILL" in findings.evidence("host-memory")

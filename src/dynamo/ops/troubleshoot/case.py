@@ -23,6 +23,7 @@ LISTS = {
 """Files of Kubernetes objects, and the kind of their items."""
 NOT_LOGS = frozenset({"README.txt", "packages.txt", "system.txt", "report.txt", "processes.txt", "conditions.txt"})
 """Text files of a bundle in which words such as `error` do not report a failure."""
+LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -147,6 +148,25 @@ def yaml_objects(text: str) -> list[KubeObject]:
         return []
     nested = [item for one in documents if str(one.get("kind")).endswith("List") for item in one.get("items") or ()]
     return [one for one in [*documents, *nested] if isinstance(one, dict) and isinstance(one.get("kind"), str)]
+
+
+def total(text: str, name: str, labels: Mapping[str, str] | None = None) -> float | None:
+    """Return the sum of a family's samples with the given labels; None if there is no sample of that name."""
+    found: float | None = None
+    for line in text.splitlines():
+        if not line.startswith(name) or line[len(name) : len(name) + 1] not in {"{", " "}:
+            continue
+        head, _, value = line.partition("}") if "{" in line else (name, "", line[len(name) :])
+        try:
+            number = float(value.split()[0])
+        except (ValueError, IndexError):
+            continue
+        given = dict(LABEL.findall(head))
+        if labels is None or labels.items() <= given.items():
+            found = (found or 0.0) + number
+        elif found is None:
+            found = 0.0
+    return found
 
 
 def _model_names(value: Any) -> tuple[str, ...] | None:

@@ -6,17 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dynamo.operator.reconcile.names import COMPONENT_TYPE, GRAPH
 from dynamo.operator.validation.facts import part
 from dynamo.ops.report import CheckStatus
-from dynamo.ops.troubleshoot.case import CaseFacts, CaseProcess
-from dynamo.ops.troubleshoot.exposition import total
+from dynamo.ops.settings_in_force import PLANE_SETTINGS, REGISTRY_SETTINGS, is_same, settings_in_force
+from dynamo.ops.troubleshoot.case import CaseFacts, CaseProcess, total
 from dynamo.ops.troubleshoot.pod_signatures import conditions, name_of, of_objects
 from dynamo.ops.troubleshoot.signature import EvidenceLine
 from dynamo.protocols.kubernetes.common import KubeObject
 
-REGISTRY_SETTINGS = ("DYN_DISCOVERY_BACKEND", "ETCD_ENDPOINTS", "DYN_FILE_KV")
-"""Settings that name the registry; they must be the same for all processes of a graph."""
 AGGREGATED = "aggregated"
 SUB_COMPONENT_TYPE = "nvidia.com/dynamo-sub-component-type"
-PLANE_SETTINGS = ("DYN_EVENT_PLANE", "DYN_REQUEST_PLANE")
 REQUESTS = "dynamo_frontend_requests_total"
 EVENTS = "dynamo_component_kv_cache_events_applied"
 DECISIONS = "dynamo_component_router_requests_total"
@@ -35,7 +32,8 @@ def pod_groups(case: CaseFacts) -> Iterator[list[Part]]:
         graph = part(pod, "metadata", "labels").get(GRAPH)
         for one in part(pod, "spec").get("containers") or () if graph else ():
             pairs = {str(each.get("name")): str(each["value"]) for each in one.get("env") or () if "value" in each}
-            found[str(graph)].append((f"{name_of(pod)}/{one.get('name')}", pairs))
+            words = [str(word) for word in [*(one.get("command") or ()), *(one.get("args") or ())]]
+            found[str(graph)].append((f"{name_of(pod)}/{one.get('name')}", settings_in_force(pairs, words)))
     yield from found.values()
 
 
@@ -52,8 +50,9 @@ def differing(parts: Iterable[Part], settings: tuple[str, ...]) -> Iterator[Evid
     for setting in settings:
         holders: dict[str, str] = {}
         for name, variables in parts:
-            if variables.get(setting):
-                holders.setdefault(variables[setting], name)
+            value = variables.get(setting)
+            if value and not any(is_same(setting, value, other) for other in holders):
+                holders[value] = name
         if len(holders) > 1:
             for value, name in holders.items():
                 yield EvidenceLine(name, f"{setting}={value}")

@@ -15,7 +15,7 @@ from dynamo.ops.doctor.directory import records
 from dynamo.ops.doctor.network import fetch
 from dynamo.ops.doctor.sockets import listener_pid
 from dynamo.ops.local_graph import LOG_BYTES_MAX, local_processes, logs_in, process_values, serve_directories
-from dynamo.ops.troubleshoot.graph_signatures import REGISTRY_SETTINGS
+from dynamo.ops.settings_in_force import REGISTRY_SETTINGS
 from dynamo.runtime.discovery.file import EXPIRY_S, default_root
 
 RECORDS = "v1"

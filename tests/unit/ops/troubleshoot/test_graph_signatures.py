@@ -154,3 +154,15 @@ def test_router_that_applied_no_event_is_reported_after_enough_requests() -> Non
     )
     assert found({"metrics.txt": text}) == ["router-without-events"]
     assert found({"metrics.txt": text.replace("30", "3")}) == []
+
+
+def test_planes_of_flags_are_compared_too() -> None:
+    front, work = pod("f"), pod("w")
+    front["spec"]["containers"][0]["args"] = ["--event-plane", "zmq"]
+    work["spec"]["containers"][0]["args"] = ["--event-plane=nats"]
+    assert found({"pods.json": [front, work]}) == ["plane-mismatch"]
+
+
+def test_members_of_etcd_in_another_order_are_no_mismatch() -> None:
+    pods = [pod("f", ETCD_ENDPOINTS="http://a:1,http://b:1"), pod("w", ETCD_ENDPOINTS="http://b:1,http://a:1")]
+    assert found({"pods.json": pods}) == []
