@@ -224,15 +224,21 @@ def test_cluster_with_a_pod_that_cannot_pull_its_image(tmp_path: Path) -> None:
     assert b"s3cret-value" not in subprocess.run(["tar", "xzOf", str(saved)], capture_output=True, check=True).stdout
 
 
-def test_cluster_that_does_not_respond_is_one_line(tmp_path: Path) -> None:
+def test_cluster_that_does_not_respond_or_has_no_such_graph_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("lightkube")
-    with KubernetesServer(tmp_path / "kubernetes", controllers=False) as server:
-        kubeconfig = str(server.kubeconfig)
     own = {name: os.environ[name] for name in INHERITED if name in os.environ}
     command = [*PYTHON, "dynamo.cli", "troubleshoot", "g"]
-    done = subprocess.run(
-        command, env={**own, "KUBECONFIG": kubeconfig}, capture_output=True, text=True, timeout=60, check=False
-    )
+
+    def run() -> "subprocess.CompletedProcess[str]":
+        environment = {**own, "KUBECONFIG": kubeconfig}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    with KubernetesServer(tmp_path / "kubernetes", controllers=False) as server:
+        kubeconfig = str(server.kubeconfig)
+        absent = run()
+    assert absent.returncode == 1
+    assert absent.stderr == "error: g: no DynamoGraphDeployment of this name in namespace default\n"
+    done = run()
     assert done.returncode == 1
     assert done.stderr.startswith("error: Kubernetes API server")
     assert len(done.stderr.splitlines()) == 1

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from dynamo.operator.validation.facts import part
 from dynamo.protocols.kubernetes.common import KubeObject
 
 LISTS = {
@@ -73,6 +74,12 @@ class CaseFacts:
         return self.objects.get(kind, ())
 
     @property
+    def open_events(self) -> tuple[KubeObject, ...]:
+        """Return the events, without those of pods that are ready now: their failures have passed."""
+        ready = {name for pod in self.of("Pod") if (name := ready_pod(pod))}
+        return tuple(one for one in self.of("Event") if part(one, "involvedObject").get("name") not in ready)
+
+    @property
     def is_empty(self) -> bool:
         """Whether nothing was collected."""
         return self.summary == "nothing"
@@ -120,6 +127,15 @@ def case_of(files: Mapping[str, str]) -> CaseFacts:
         processes=tuple(_processes(_json(files.get("processes.json", "")))),
         failures=tuple(_failures(_json(files.get("report.json", "")))),
     )
+
+
+def ready_pod(pod: KubeObject) -> str:
+    """Return the name of a pod that is ready; empty for another one."""
+    found = part(pod, "status").get("conditions")
+    is_ready = any(
+        one.get("type") == "Ready" and one.get("status") == "True" for one in found or () if isinstance(one, dict)
+    )
+    return str(part(pod, "metadata").get("name") or "") if is_ready else ""
 
 
 def source_of(name: str) -> str:

@@ -2,9 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from dynamo.core.errors import StartupError
 from dynamo.k8s.client import KubeClient, KubeRefused, KubeUnavailable
 from dynamo.k8s.kinds import ENDPOINT_SLICES, GRAPHS, PODS, ObjectKind
 from dynamo.operator.reconcile.names import GRAPH
@@ -33,7 +34,10 @@ LOGS_AT_ONCE = 8
 
 
 async def cluster_files(namespace: str | None, graph: str | None) -> tuple[dict[str, str], str, list[str]]:
-    """Return files, namespace and the kinds that could not be listed. Raise `KubeUnavailable` without a response."""
+    """Return files, namespace and the kinds that could not be listed.
+
+    Raise `KubeUnavailable` without a response, and `StartupError` for a graph that does not exist and has no pods.
+    """
     client = KubeClient()
     try:
         where = namespace or client.namespace or "default"
@@ -46,11 +50,23 @@ async def cluster_files(namespace: str | None, graph: str | None) -> tuple[dict[
                 if error.code != 404 or kind is PODS:  # A kind that is not installed has no objects.
                     problems.append(f"{kind.plural}: {error}")
         objects = {name: of_graph(name, items, graph) for name, items in found.items()}
+        absent = absence(objects, graph, where)
+        if absent and not objects.get("pods.json"):
+            raise StartupError(absent)
+        problems += [absent] if absent else []
         files = {name: objects_file(items, FILES[name].kind) for name, items in objects.items() if items}
         files |= await _logs(client, [*objects.get("pods.json", []), *await _operator_pods(client)], where, problems)
     finally:
         await client.close()
     return files, where, problems
+
+
+def absence(objects: Mapping[str, Sequence[KubeObject]], graph: str | None, namespace: str) -> str:
+    """Return why a graph cannot be examined; empty if it exists, or if none is named."""
+    own = [one for one in objects.get("graphs.json", ()) if part(one, "metadata").get("name") == graph]
+    if graph is None or own:
+        return ""
+    return f"{graph}: no DynamoGraphDeployment of this name in namespace {namespace}"
 
 
 def of_graph(file: str, items: list[KubeObject], graph: str | None) -> list[KubeObject]:

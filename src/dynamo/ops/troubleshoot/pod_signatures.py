@@ -76,7 +76,7 @@ def unscheduled(pattern: str) -> Find:
                 message = str(one.get("message") or "")
                 if one.get("type") == "PodScheduled" and one.get("status") == "False" and wanted.search(message):
                     yield EvidenceLine(name_of(pod), message)
-        for event in case.of("Event"):
+        for event in case.open_events:
             message = str(event.get("message") or "")
             if event.get("reason") == "FailedScheduling" and wanted.search(message):
                 yield EvidenceLine(f"pod/{part(event, 'involvedObject').get('name') or ''}", message)

@@ -99,7 +99,7 @@ def texts(case: CaseFacts) -> Iterator[tuple[str, str]]:
         for line in text.splitlines():
             if line:
                 yield source, line
-    for event in case.of("Event"):
+    for event in case.open_events:
         subject = event.get("involvedObject") or event.get("regarding") or {}
         where = f"event of {subject.get('kind', 'object')} {subject.get('name', '')}".rstrip()
         yield where, f"{event.get('reason') or ''}: {event.get('message') or event.get('note') or ''}"

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from dynamo.ops.troubleshoot.cluster import log_requests, objects_file, of_graph
+from dynamo.ops.troubleshoot.cluster import absence, log_requests, objects_file, of_graph
 
 LABEL = "nvidia.com/dynamo-graph-deployment-name"
 
@@ -56,3 +56,11 @@ def test_logs_of_pods_that_are_not_ready_come_first_with_those_of_previous_runs(
         "pods/a/i.log",
         "pods/a/main.log",
     ]
+
+
+def test_graph_that_does_not_exist_is_named() -> None:
+    assert absence({"graphs.json": [named("other")]}, "g", "ns") == (
+        "g: no DynamoGraphDeployment of this name in namespace ns"
+    )
+    assert absence({"graphs.json": [named("g")]}, "g", "ns") == ""
+    assert absence({}, None, "ns") == ""

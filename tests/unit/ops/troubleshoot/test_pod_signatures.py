@@ -109,6 +109,10 @@ def test_scheduling_event_without_a_pod_is_enough() -> None:
     ]
 
 
+def test_events_of_a_pod_that_is_ready_now_are_no_failures() -> None:
+    assert found(HEALTHY, event("FailedMount", "x"), event("FailedScheduling", "Insufficient nvidia.com/gpu")) == []
+
+
 def test_crash_is_listed_after_its_cause() -> None:
     assert found(CASES["crash-loop"], CASES["container-memory"]) == ["container-memory", "crash-loop"]
 
