@@ -45,6 +45,7 @@ COVERED_BY = {
     "frontend/main.py": "integration/test_frontend.py",
     "global_planner/executor.py": "unit/global_planner/test_handler.py",
     "global_planner/kubernetes_executor.py": "integration/kubernetes/test_global_planner.py",
+    "operator/model_loader.py": "integration/kubernetes/test_model_loader.py",
     "operator/metrics.py": "unit/operator/test_manager.py",
     "operator/reconcile/conditions.py": "unit/operator/reconcile/test_component.py",
     "operator/reconcile/names.py": "unit/operator/reconcile/test_pods.py",

@@ -1,7 +1,7 @@
 """Operator: informers, controllers, webhooks, leader election and the health server, started and stopped in order."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
@@ -20,7 +20,9 @@ from dynamo.k8s.informer import ObjectKey, key_of
 from dynamo.k8s.kinds import (
     COMPONENTS,
     DEPLOYMENTS,
+    ENDPOINT_SLICES,
     GRAPHS,
+    MODELS,
     ROLE_BINDINGS,
     ROLES,
     SERVICE_ACCOUNTS,
@@ -39,7 +41,9 @@ from dynamo.operator.controllers import (
     Reconciler,
 )
 from dynamo.operator.metrics import OperatorMetrics
-from dynamo.operator.reconcile.names import GRAPH, OperatorSettings
+from dynamo.operator.model_loader import AdapterLoader
+from dynamo.operator.models import ModelReconciler
+from dynamo.operator.reconcile.names import BASE_MODEL_HASH, GRAPH, OperatorSettings
 from dynamo.operator.view import ClusterView
 
 logger = logging.getLogger(__name__)
@@ -92,9 +96,14 @@ class Operator:
                 AdapterController(self.view),
             )
         ]
+        loader = AdapterLoader()
+        models = ModelReconciler(self.view, self.applier, self.events, loader, self._clock)
+        self._running.append(self._run(models.kind, models.reconcile))
         self.view.listen(GRAPHS, self._graph_changed)
-        for kind in (GRAPHS, COMPONENTS, STORED_ADAPTERS):
+        self.view.listen(ENDPOINT_SLICES, self._pods_changed)
+        for kind in (GRAPHS, COMPONENTS, STORED_ADAPTERS, MODELS):
             self.view.watch(kind)
+        self.view.watch(ENDPOINT_SLICES, BASE_MODEL_HASH)
         for kind in LABELLED:
             self.view.watch(kind, GRAPH)
         self.http = HttpServer(self._application(), ServerLimits())
@@ -143,17 +152,27 @@ class Operator:
         logger.info("reconciling %d graphs", self.view.count(GRAPHS))
 
     def _controlled(self, made: ObjectController) -> RunningController:
-        running = RunningController(made.kind)
         reconciler = Reconciler(made, self.view, self.applier, self.events, self._clock)
+        return self._run(made.kind, reconciler.reconcile)
+
+    def _run(self, kind: ObjectKind, reconcile: Callable[[ObjectKey], Awaitable[float | None]]) -> RunningController:
+        running = RunningController(kind)
 
         def record(result: ReconcileResult[ObjectKey]) -> None:
-            self.metrics.record(made.kind, result)
+            self.metrics.record(kind, result)
 
         running.controller = Controller(
-            made.kind.kind, reconciler.reconcile, running.queue, self._workers, on_result=record, clock=self._clock
+            kind.kind, reconcile, running.queue, self._workers, on_result=record, clock=self._clock
         )
-        self.view.listen(made.kind, _adder(running.queue))
+        self.view.listen(kind, _adder(running.queue))
         return running
+
+    def _pods_changed(self, key: ObjectKey) -> None:
+        """Reconcile the models of a namespace."""
+        queue = next(one.queue for one in self._running if one.kind == MODELS)
+        for model, _ in self.view.objects(MODELS):
+            if model[0] == key[0]:
+                queue.add(model)
 
     def _graph_changed(self, key: ObjectKey) -> None:
         """Reconcile the scaling adapters of a graph, whose status shows its replicas."""

@@ -26,6 +26,7 @@ RESTART_AT = f"{PREFIX}restartAt"
 STRATEGY = f"{PREFIX}deployment-strategy"
 MAX_SURGE = f"{PREFIX}deployment-rolling-update-max-surge"
 MAX_UNAVAILABLE = f"{PREFIX}deployment-rolling-update-max-unavailable"
+BASE_MODEL_HASH = f"{PREFIX}dynamo-base-model-hash"
 GLOBAL_NAMESPACE = "dynamo"
 HASH_LENGTH = 8
 WORKER_TYPES = frozenset({"worker", "prefill", "decode"})
@@ -78,6 +79,8 @@ class GraphContext:
             labels[COMPONENT_TYPE] = component.type
         if is_worker(component):
             labels |= {COMPONENT_CLASS: "worker", WORKER_HASH: self.worker_hash}
+        if component.model_ref is not None and component.model_ref.name:
+            labels[BASE_MODEL_HASH] = base_model_hash(component.model_ref.name)
         if self.settings.discovery_backend == "kubernetes":
             labels |= {DISCOVERY_BACKEND: "kubernetes", DISCOVERY_ENABLED: "true"}
         return labels
@@ -113,6 +116,11 @@ def worker_hash(graph: DynamoGraphDeployment) -> str:
 def _wire_names() -> frozenset[str]:
     names = dict(zip(ComponentSpec.__struct_fields__, ComponentSpec.__struct_encode_fields__, strict=True))
     return frozenset(names[field] for field in NOT_HASHED)
+
+
+def base_model_hash(name: str) -> str:
+    """Return the label value of a base model, whose name may have characters that labels do not allow."""
+    return hashlib.sha256(name.encode()).hexdigest()[:HASH_LENGTH]
 
 
 def merged(*given: Mapping[str, str] | None) -> dict[str, str]:

@@ -1,0 +1,141 @@
+"""Models: adapters are loaded once per state of the pods, again after failures, and unloaded at the end."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+from tests.unit.operator.kube_store import KubeStore, settle
+
+from dynamo.k8s.kinds import ENDPOINT_SLICES, MODELS
+from dynamo.operator.applier import Applier
+from dynamo.operator.models import ModelReconciler
+from dynamo.operator.reconcile.models import FINALIZER, ServingPod
+from dynamo.operator.reconcile.names import BASE_MODEL_HASH, base_model_hash
+from dynamo.operator.view import ClusterView
+from dynamo.protocols.kubernetes.models import DynamoModel
+
+KEY = ("space", "tuned")
+PLACE = ("dynamomodels", "space", "tuned")
+
+
+class FakeLoader:
+    """Keeps the calls; pods in `failing` refuse."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[str]]] = []
+        self.failing: set[str] = set()
+
+    async def load(self, model: DynamoModel, pods: Sequence[ServingPod]) -> dict[str, str | None]:
+        return self._call("load", pods)
+
+    async def unload(self, model: DynamoModel, pods: Sequence[ServingPod]) -> dict[str, str | None]:
+        return self._call("unload", pods)
+
+    def _call(self, name: str, pods: Sequence[ServingPod]) -> dict[str, str | None]:
+        self.calls.append((name, [pod.name for pod in pods]))
+        return {pod.uid: "refused" if pod.name in self.failing else None for pod in pods}
+
+
+class Subject:
+    """A model, its pods and its reconciler."""
+
+    def __init__(self) -> None:
+        self.store = KubeStore()
+        self.loader = FakeLoader()
+        self.view = ClusterView(self.store)
+        for kind in (MODELS, ENDPOINT_SLICES):
+            self.view.watch(kind)
+        applier = Applier(self.store, self.view, self.store)
+        self.models = ModelReconciler(self.view, applier, self.store, self.loader)
+
+    async def put(self, kind: str = "lora", **metadata: Any) -> None:
+        spec: dict[str, Any] = {"modelName": "tuned", "baseModelName": "base", "modelType": kind}
+        if kind == "lora":
+            spec["source"] = {"uri": "hf://a/b"}
+        known = self.store.objects.get(PLACE, {}).get("metadata", {})
+        named = {**known, "name": "tuned", "namespace": "space", **metadata}
+        self.store.put(MODELS, {"metadata": named, "spec": spec})
+        await settle()
+
+    async def pods(self, *names: str) -> None:
+        endpoints = [
+            {"addresses": ["10.0.0.1"], "targetRef": {"kind": "Pod", "name": name, "uid": name}} for name in names
+        ]
+        labels = {BASE_MODEL_HASH: base_model_hash("base"), "kubernetes.io/service-name": "s"}
+        metadata = {"name": "slice", "namespace": "space", "labels": labels}
+        self.store.put(ENDPOINT_SLICES, {"metadata": metadata, "endpoints": endpoints})
+        await settle()
+
+    async def run(self) -> float | None:
+        result = await self.models.reconcile(KEY)
+        await settle()
+        return result
+
+    @property
+    def finalizers(self) -> Any:
+        return self.store.objects[PLACE]["metadata"].get("finalizers")
+
+
+@pytest.fixture
+async def subject() -> AsyncIterator[Subject]:
+    made = Subject()
+    made.view.start()
+    await settle()
+    yield made
+    await made.view.close()
+
+
+async def test_an_adapter_is_loaded_once_into_every_pod(subject: Subject) -> None:
+    await subject.put()
+    await subject.pods("a", "b")
+    assert await subject.run() is None
+    assert await subject.run() is None
+    assert subject.loader.calls == [("load", ["a", "b"])]
+    assert subject.store.objects[PLACE]["status"]["readyEndpoints"] == 2
+    assert subject.finalizers == [FINALIZER]
+
+
+async def test_it_is_loaded_again_when_the_pods_change(subject: Subject) -> None:
+    await subject.put()
+    await subject.pods("a")
+    await subject.run()
+    await subject.pods("a", "b")
+    await subject.run()
+    assert subject.loader.calls[-1] == ("load", ["a", "b"])
+
+
+async def test_a_failure_is_tried_again(subject: Subject) -> None:
+    subject.loader.failing = {"b"}
+    await subject.put()
+    await subject.pods("a", "b")
+    assert await subject.run() == 30.0
+    subject.loader.failing = set()
+    assert await subject.run() is None
+    assert len(subject.loader.calls) == 2
+
+
+async def test_a_base_model_is_not_loaded_and_has_no_finalizer(subject: Subject) -> None:
+    await subject.put("base")
+    await subject.pods("a")
+    await subject.run()
+    assert (subject.loader.calls, subject.finalizers) == ([], None)
+
+
+@pytest.mark.parametrize(("failing", "reason"), [(set(), "LoRAUnloaded"), ({"a"}, "LoRAUnloadFailed")])
+async def test_a_deleted_model_is_unloaded_and_let_go(subject: Subject, failing: set[str], reason: str) -> None:
+    await subject.put()
+    await subject.pods("a")
+    await subject.run()
+    await subject.put(deletionTimestamp="2026-01-01T00:00:00Z")
+    subject.loader.failing = failing
+    await subject.run()
+    assert subject.loader.calls[-1] == ("unload", ["a"])
+    assert subject.finalizers == []
+    assert reason in [event for event, _ in subject.store.events]
+
+
+async def test_a_malformed_model_is_an_event(subject: Subject) -> None:
+    subject.store.put(MODELS, {"metadata": {"name": "tuned", "namespace": "space"}, "spec": {"modelName": 1}})
+    await settle()
+    assert await subject.run() is None
+    assert [reason for reason, _ in subject.store.events] == ["InvalidObject"]
