@@ -234,9 +234,8 @@ class EventRecorder:
     async def _write(self, identity: EventIdentity, known: _Known) -> None:
         namespace = identity.subject.namespace or DEFAULT_NAMESPACE
         if known.name:
-            patch = {"count": known.count, "lastTimestamp": seconds_time(known.last)}
             try:
-                await self._store.patch(EVENTS, known.name, patch, namespace)
+                await self._count(known, known.name, namespace)
             except KubeRefused as error:
                 if error.code != NOT_FOUND:
                     raise
@@ -247,9 +246,15 @@ class EventRecorder:
         try:
             await self._store.create(EVENTS, self._event(identity, known, known.candidate), namespace)
         except KubeRefused as error:
-            if error.code != CONFLICT:  # A request without a response may have created it.
+            if error.code != CONFLICT:
                 raise
+            # A request without a response created it, with the count of that time.
+            await self._count(known, known.candidate, namespace)
         known.name = known.candidate
+
+    async def _count(self, known: _Known, name: str, namespace: str) -> None:
+        patch = {"count": known.count, "lastTimestamp": seconds_time(known.last)}
+        await self._store.patch(EVENTS, name, patch, namespace)
 
     def _name(self, subject: Subject) -> str:
         suffix = f".{next(self._names):x}"

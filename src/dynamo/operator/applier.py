@@ -18,7 +18,7 @@ NOT_FOUND = 404
 FIELD_MANAGER = "dynamo-operator"
 
 
-class ObjectWriter(Protocol):
+class KubeWriter(Protocol):
     """Writes objects: `KubeClient`, or a fake in tests."""
 
     async def get(self, kind: ObjectKind, name: str, namespace: str | None = None) -> KubeObject | None: ...
@@ -47,7 +47,7 @@ class NotControlled(DynamoException):
     """An object of the required name exists and is not the operator's; the message names both."""
 
 
-class Written(NamedTuple):
+class LastWrite(NamedTuple):
     """What was last written to one object."""
 
     digest: bytes
@@ -73,12 +73,12 @@ class WriteCounts:
 class Applier:
     """Carries out plans. What it wrote is kept per object, and forgotten when the object is gone."""
 
-    def __init__(self, writer: ObjectWriter, view: ClusterView, events: EventSink) -> None:
+    def __init__(self, writer: KubeWriter, view: ClusterView, events: EventSink) -> None:
         self._writer = writer
         self._view = view
         self._events = events
-        self._written: dict[ObjectRef, Written] = {}
-        self._statuses: dict[ObjectRef, Written] = {}
+        self._written: dict[ObjectRef, LastWrite] = {}
+        self._statuses: dict[ObjectRef, LastWrite] = {}
         self.counts = WriteCounts()
         view.on_deleted(self._forget)
 
@@ -130,13 +130,13 @@ class Applier:
             observed = await self._writer.get(kind, ref.name, ref.namespace)
         if observed is not None:
             check_controller(value, observed)
-            if known == Written(digest, version_of(observed)) and has_metadata(observed, value):
+            if known == LastWrite(digest, version_of(observed)) and has_metadata(observed, value):
                 return
         stored = await self._writer.apply(kind, value, ref.namespace, manager=FIELD_MANAGER)
         self.counts.applied += 1
         self._view.store(kind, stored)
         if self._view.get(kind, ref.namespace, ref.name) is not None:
-            self._written[ref] = Written(digest, version_of(stored))
+            self._written[ref] = LastWrite(digest, version_of(stored))
 
     async def _annotate(self, annotations: Mapping[str, str | None], owner: KubeObject, kind: ObjectKind) -> KubeObject:
         present = owner["metadata"].get("annotations") or {}
@@ -154,7 +154,7 @@ class Applier:
         metadata = owner["metadata"]
         ref = ObjectRef(kind.api_version, kind.kind, metadata.get("namespace", ""), metadata["name"])
         present = owner.get("status") or {}
-        written = Written(digest_of(status), digest_of(present))
+        written = LastWrite(digest_of(status), digest_of(present))
         if status == present or self._statuses.get(ref) == written:
             return  # The second case: the server adds defaults to what is written.
         named = {"metadata": {"name": ref.name, "namespace": ref.namespace}, "status": status}
@@ -162,7 +162,7 @@ class Applier:
         self.counts.statuses += 1
         self._view.store(kind, stored)
         if self._view.get(kind, ref.namespace, ref.name) is not None:
-            self._statuses[ref] = Written(digest_of(status), digest_of(stored.get("status") or {}))
+            self._statuses[ref] = LastWrite(digest_of(status), digest_of(stored.get("status") or {}))
 
     def _forget(self, ref: ObjectRef) -> None:
         self._written.pop(ref, None)

@@ -34,8 +34,8 @@ class OperatorOptions:
     host: str = option("0.0.0.0", "--host", None, "Address of the health server")  # noqa: S104 - probes come from the node
     port: int = option(8081, "--port", None, "Port of /healthz, /readyz and /metrics; 0: any")
     leader_elect: bool = option(True, "--leader-elect", None, "Only the holder of a Lease reconciles")
-    webhooks: bool = option(
-        "KUBERNETES_SERVICE_HOST" in os.environ,
+    webhooks: bool | None = option(
+        None,
         "--webhooks",
         None,
         "Serve and install the admission and conversion webhooks; default: in a pod, where their service reaches them",
@@ -57,6 +57,12 @@ class OperatorOptions:
                 raise ConfigError(f"{flag} {value}: must be 0 to 65535")
         if self.discovery_backend == "etcd" and not self.etcd_endpoints:
             raise ConfigError("--discovery-backend etcd: requires --etcd-endpoints")
+
+    @property
+    def serves_webhooks(self) -> bool:
+        """Whether the webhooks are served."""
+        in_pod = bool(setting("KUBERNETES_SERVICE_HOST", "", str))
+        return in_pod if self.webhooks is None else self.webhooks
 
     @property
     def settings(self) -> OperatorSettings:
@@ -99,7 +105,7 @@ async def serve(options: OperatorOptions) -> AsyncIterator[None]:
         )
         await operator.http.start(bind(options.host, options.port, "--port"))
         stack.push_async_callback(operator.http.close)
-        if options.webhooks:
+        if options.serves_webhooks:
             webhooks = WebhookServer(client, webhook_settings(options, home), registry)
             await webhooks.start(bind(options.host, options.webhook_port, "--webhook-port"))
             stack.push_async_callback(webhooks.close)

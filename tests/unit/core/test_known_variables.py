@@ -48,5 +48,10 @@ def test_documented_variables_are_known() -> None:
     root = Path(__file__).parents[3]
     pages = [root / "README.md", *(root / "docs").glob("*.md"), *(root / "examples").rglob("*.sh")]
     named = {name for path in pages for name in re.findall(r"\bDYN_[A-Z0-9_]+[A-Z0-9]\b(?!_)", path.read_text())}
-    composed = {"DYN_HTTP_SVC_X_PATH", "DYN_METRICS_TTFT", "DYN_TCP_TLS"}
+    composed = {
+        "DYN_HTTP_SVC_X_PATH",
+        "DYN_METRICS_TTFT",
+        "DYN_TCP_TLS",
+        "DYN_HTP_PORT",
+    }  # The last is an example of a mistake.
     assert {name for name in named if not is_known(name)} - UPSTREAM_ONLY - composed == set()

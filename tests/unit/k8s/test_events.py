@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.settle import turns
 
@@ -288,6 +288,7 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=30))
+@example([("record", "a"), ("record", "b"), ("lose", ""), ("pass", "")])
 def test_last_event_of_each_message_has_the_count_of_all_its_records(steps: list[tuple[str, str]]) -> None:
     async def run() -> None:
         counts: dict[str, int] = {}

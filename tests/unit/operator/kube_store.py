@@ -136,9 +136,3 @@ def operated(value: KubeObject, operations: list[KubeObject]) -> KubeObject:
             target[last] = operation["value"]
     result: KubeObject = changed
     return result
-
-
-async def settle(rounds: int = 20) -> None:
-    """Let pending tasks run."""
-    for _ in range(rounds):
-        await asyncio.sleep(0)

@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.unit.operator.kube_store import KubeStore, settle
+from tests.settle import turns
+from tests.unit.operator.kube_store import KubeStore
 
 from dynamo.k8s.kinds import COMPONENTS, GRAPHS, SERVICES
 from dynamo.operator.applier import Applier, NotControlled
@@ -38,7 +39,7 @@ class Subject:
         owner = self.view.get(GRAPHS, "space", "chat") or self.graph
         await self.applier.write_objects(Plan(**plan), owner, GRAPHS)
         await self.applier.write_status(Plan(**plan), owner, GRAPHS)
-        await settle()
+        await turns(20)
         return list(self.store.calls)
 
 
@@ -46,7 +47,7 @@ class Subject:
 async def subject() -> AsyncIterator[Subject]:
     made = Subject(KubeStore())
     made.view.start()
-    await settle()
+    await turns(20)
     yield made
     await made.view.close()
 
@@ -78,7 +79,7 @@ async def test_an_edited_object_is_written_again(subject: Subject, edit: Any) ->
     changed = {**value, "metadata": dict(value["metadata"]), "spec": dict(value["spec"])}
     edit(changed)
     subject.store.put(SERVICES, changed)
-    await settle()
+    await turns(20)
     assert await subject.run(apply=[WANTED]) == ["apply Service web"]
     assert subject.store.objects[WEB]["spec"] == {"ports": [1]}
     assert await subject.run(apply=[WANTED]) == []
@@ -88,14 +89,14 @@ async def test_additional_labels_of_others_are_left_alone(subject: Subject) -> N
     await subject.run(apply=[WANTED])
     value = subject.store.objects[WEB]
     subject.store.put(SERVICES, {**value, "metadata": {**value["metadata"], "labels": {"a": "b", "c": "d"}}})
-    await settle()
+    await turns(20)
     assert await subject.run(apply=[WANTED]) == []
 
 
 async def test_a_deleted_object_is_made_again(subject: Subject) -> None:
     await subject.run(apply=[WANTED])
     subject.store.remove(SERVICES, "space", "web")
-    await settle()
+    await turns(20)
     assert await subject.run(apply=[WANTED]) == ["get Service web", "apply Service web"]
 
 
@@ -156,7 +157,7 @@ async def test_nothing_is_kept_of_objects_that_are_gone(subject: Subject) -> Non
     assert len(subject.applier) == 2
     subject.store.remove(SERVICES, "space", "web")
     subject.store.remove(GRAPHS, "space", "chat")
-    await settle()
+    await turns(20)
     assert len(subject.applier) == 0
 
 

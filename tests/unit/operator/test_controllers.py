@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.unit.operator.kube_store import KubeStore, settle
+from tests.settle import turns
+from tests.unit.operator.kube_store import KubeStore
 
 from dynamo.k8s.client import KubeRefused
 from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, GRAPHS, STORED_ADAPTERS
@@ -34,7 +35,7 @@ class Subject:
         """Write the graph."""
         named = {"name": "chat", "namespace": "space", **metadata}
         self.store.put(GRAPHS, {"metadata": named, "spec": {"components": components}})
-        await settle()
+        await turns(20)
 
     def kinds(self) -> list[str]:
         """Return the kinds and names of all objects."""
@@ -45,7 +46,7 @@ class Subject:
 async def subject() -> AsyncIterator[Subject]:
     made = Subject()
     made.view.start()
-    await settle()
+    await turns(20)
     yield made
     await made.view.close()
 
@@ -53,7 +54,7 @@ async def subject() -> AsyncIterator[Subject]:
 async def test_a_graph_gets_its_components_and_these_their_deployments(subject: Subject) -> None:
     await subject.put([{"name": "Frontend", "type": "frontend"}])
     await subject.graphs.reconcile(KEY)
-    await settle()
+    await turns(20)
     await subject.components.reconcile(("space", "chat-frontend"))
     assert subject.kinds() == [
         "deployments/chat-frontend",
@@ -111,7 +112,7 @@ async def test_a_status_written_after_a_change_does_not_describe_the_state_befor
     ready = {"conditions": [{"type": "Available", "status": "True", "reason": "r"}], "observedGeneration": 1}
     component = subject.store.objects["dynamocomponentdeployments", "space", "chat-frontend"]
     subject.store.put(COMPONENTS, {**component, "status": ready})
-    await settle()
+    await turns(20)
     await subject.graphs.reconcile(KEY)
     graph = subject.store.objects["dynamographdeployments", "space", "chat"]
     assert graph["status"]["state"] == "successful"

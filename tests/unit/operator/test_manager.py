@@ -5,7 +5,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.unit.operator.kube_store import KubeStore, settle
+from tests.settle import turns
+from tests.unit.operator.kube_store import KubeStore
 
 from dynamo.k8s.kinds import GRAPHS
 from dynamo.operator.manager import Operator
@@ -44,7 +45,7 @@ async def get(operator: Operator, path: str) -> httpx.Response:
 
 async def until_idle(operator: Operator) -> None:
     for _ in range(200):
-        await settle(50)
+        await turns(50)
         if operator.is_idle:
             return
     raise AssertionError("the operator is not idle")
@@ -56,7 +57,7 @@ async def test_it_is_ready_when_every_kind_was_listed(operator: Operator) -> Non
     assert waiting.status_code == 503
     assert "dynamographdeployments" in waiting.text
     operator.start()
-    await settle(50)
+    await turns(50)
     assert (await get(operator, "/readyz")).status_code == 200
 
 
@@ -90,7 +91,7 @@ async def test_a_follower_writes_nothing(store: KubeStore) -> None:
     store.put(GRAPHS, GRAPH)
     follower = Operator(store, OperatorSettings(), election=Never())  # type: ignore[arg-type]
     follower.start()
-    await settle(200)
+    await turns(200)
     assert follower.is_ready
     assert store.calls == []
     await follower.close()

@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
-from tests.unit.operator.kube_store import KubeStore, settle
+from tests.settle import turns
+from tests.unit.operator.kube_store import KubeStore
 
 from dynamo.k8s.kinds import ENDPOINT_SLICES, MODELS
 from dynamo.operator.applier import Applier
@@ -55,7 +56,7 @@ class Subject:
         known = self.store.objects.get(PLACE, {}).get("metadata", {})
         named = {**known, "name": "tuned", "namespace": "space", **metadata}
         self.store.put(MODELS, {"metadata": named, "spec": spec})
-        await settle()
+        await turns(20)
 
     async def pods(self, *names: str) -> None:
         endpoints = [
@@ -64,11 +65,11 @@ class Subject:
         labels = {BASE_MODEL_HASH: base_model_hash("base"), "kubernetes.io/service-name": "s"}
         metadata = {"name": "slice", "namespace": "space", "labels": labels}
         self.store.put(ENDPOINT_SLICES, {"metadata": metadata, "endpoints": endpoints})
-        await settle()
+        await turns(20)
 
     async def run(self) -> float | None:
         result = await self.models.reconcile(KEY)
-        await settle()
+        await turns(20)
         return result
 
     @property
@@ -80,7 +81,7 @@ class Subject:
 async def subject() -> AsyncIterator[Subject]:
     made = Subject()
     made.view.start()
-    await settle()
+    await turns(20)
     yield made
     await made.view.close()
 
@@ -136,6 +137,6 @@ async def test_a_deleted_model_is_unloaded_and_let_go(subject: Subject, failing:
 
 async def test_a_malformed_model_is_an_event(subject: Subject) -> None:
     subject.store.put(MODELS, {"metadata": {"name": "tuned", "namespace": "space"}, "spec": {"modelName": 1}})
-    await settle()
+    await turns(20)
     assert await subject.run() is None
     assert [reason for reason, _ in subject.store.events] == ["InvalidObject"]

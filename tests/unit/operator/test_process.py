@@ -39,3 +39,14 @@ def test_an_operator_of_one_namespace_checks_only_its_objects() -> None:
 def test_requests_of_the_own_account_are_those_of_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POD_SERVICE_ACCOUNT", "me")
     assert webhook_settings(options(), "home").operator_users == {"system:serviceaccount:home:me"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "host", "expected"),
+    [([], "", False), ([], "10.0.0.1", True), (["--no-webhooks"], "10.0.0.1", False), (["--webhooks"], "", True)],
+)
+def test_webhooks_are_served_in_a_pod_unless_an_option_decides(
+    argv: list[str], host: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    assert options(*argv).serves_webhooks is expected

@@ -3,7 +3,8 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.unit.operator.kube_store import KubeStore, settle
+from tests.settle import turns
+from tests.unit.operator.kube_store import KubeStore
 
 from dynamo.k8s.informer import ObjectKey
 from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, GRAPHS
@@ -31,7 +32,7 @@ async def view(store: KubeStore) -> AsyncIterator[ClusterView]:
     for kind in (GRAPHS, COMPONENTS, DEPLOYMENTS):
         made.watch(kind)
     made.start()
-    await settle()
+    await turns(20)
     yield made
     await made.close()
 
@@ -42,7 +43,7 @@ async def test_it_is_synced_when_every_kind_was_listed(store: KubeStore) -> None
     assert not made.is_synced
     assert made.waits_for == ["dynamographdeployments"]
     made.start()
-    await settle()
+    await turns(20)
     assert (made.is_synced, made.waits_for, made.count(GRAPHS)) == (True, [], 0)
     await made.close()
 
@@ -51,11 +52,11 @@ async def test_children_are_those_that_an_object_controls_by_name(store: KubeSto
     graph, other = store.put(GRAPHS, named("chat")), store.put(GRAPHS, named("other"))
     for name, owner in (("b", graph), ("a", graph), ("c", other)):
         store.put(COMPONENTS, named(name, owner))
-    await settle()
+    await turns(20)
     assert [one["metadata"]["name"] for one in view.children(graph, COMPONENTS)] == ["a", "b"]
     assert view.children(graph, DEPLOYMENTS) == []
     store.remove(COMPONENTS, "space", "a")
-    await settle()
+    await turns(20)
     assert [one["metadata"]["name"] for one in view.children(graph, COMPONENTS)] == ["b"]
 
 
@@ -64,11 +65,11 @@ async def test_a_change_is_reported_for_the_object_and_for_its_owner(store: Kube
     view.listen(GRAPHS, lambda key: seen.append(("graph", key)))
     view.listen(COMPONENTS, lambda key: seen.append(("component", key)))
     graph = store.put(GRAPHS, named("chat"))
-    await settle()
+    await turns(20)
     store.put(COMPONENTS, named("a", graph))
-    await settle()
+    await turns(20)
     store.remove(COMPONENTS, "space", "a")
-    await settle()
+    await turns(20)
     chat, a = ("graph", ("space", "chat")), ("component", ("space", "a"))
     assert seen == [chat, a, chat, a, chat]
 
@@ -83,7 +84,7 @@ async def test_an_own_write_is_visible_at_once_and_not_undone_by_an_older_change
     assert view.children(graph, COMPONENTS) == [second]
     view.store(COMPONENTS, first)
     assert view.get(COMPONENTS, "space", "a") == second
-    await settle()
+    await turns(20)
     assert (view.get(COMPONENTS, "space", "a") or {})["spec"] == {"replicas": 2}
 
 
@@ -91,7 +92,7 @@ async def test_a_response_that_arrives_after_the_deletion_is_ignored(store: Kube
     graph = store.put(GRAPHS, named("chat"))
     late = store.put(COMPONENTS, named("a", graph))
     store.remove(COMPONENTS, "space", "a")
-    await settle()
+    await turns(20)
     view.store(COMPONENTS, late)
     assert view.get(COMPONENTS, "space", "a") is None
     assert view.children(graph, COMPONENTS) == []
@@ -101,14 +102,14 @@ async def test_deleted_objects_are_announced(store: KubeStore, view: ClusterView
     gone: list[ObjectRef] = []
     view.on_deleted(gone.append)
     store.put(GRAPHS, named("chat"))
-    await settle()
+    await turns(20)
     store.remove(GRAPHS, "space", "chat")
-    await settle()
+    await turns(20)
     assert gone == [ObjectRef(GRAPHS.api_version, GRAPHS.kind, "space", "chat")]
 
 
 async def test_managed_fields_are_not_kept(store: KubeStore, view: ClusterView) -> None:
     store.put(GRAPHS, named("chat"))
-    await settle()
+    await turns(20)
     found = view.get(GRAPHS, "space", "chat")
     assert found is not None and "managedFields" not in found["metadata"]

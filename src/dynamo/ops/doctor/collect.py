@@ -12,8 +12,8 @@ from dynamo.frontend.config import FrontendConfig
 from dynamo.ops.doctor.checkpoint import checkpoint_facts, hub_home
 from dynamo.ops.doctor.directory import directory_facts
 from dynamo.ops.doctor.facts import (
+    ApiServerFacts,
     ClockFacts,
-    ClusterFacts,
     FrontendFacts,
     MachineFacts,
     PartFacts,
@@ -105,7 +105,7 @@ def _other_ports(variables: Mapping[str, str]) -> list[PortFacts]:
 
 async def _services(
     variables: Mapping[str, str], backend: str
-) -> tuple[tuple[ServiceFacts, ...], tuple[ClockFacts, ...], ClusterFacts | None]:
+) -> tuple[tuple[ServiceFacts, ...], tuple[ClockFacts, ...], ApiServerFacts | None]:
     """Return the facts about etcd, NATS and Kubernetes, collected at the same time."""
     uses_nats = "nats" in {variables.get("DYN_REQUEST_PLANE"), variables.get("DYN_EVENT_PLANE")}
     uses_etcd = backend == "etcd"

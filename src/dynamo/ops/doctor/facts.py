@@ -166,7 +166,7 @@ class ServiceFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterFacts:
+class ApiServerFacts:
     """Access to a Kubernetes cluster."""
 
     source: str
@@ -250,7 +250,7 @@ class MachineFacts:
     frontend: FrontendFacts | None = None
     directory: DirectoryFacts | None = None
     services: tuple[ServiceFacts, ...] = ()
-    cluster: ClusterFacts | None = None
+    cluster: ApiServerFacts | None = None
     clocks: tuple[ClockFacts, ...] = ()
     parts: tuple[PartFacts, ...] = ()
     checkpoint: CheckpointFacts | None = None

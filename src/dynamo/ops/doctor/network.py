@@ -18,7 +18,7 @@ from dynamo.core.hosts import is_loopback
 from dynamo.core.http_client import BlockingHttpClient, Deadlines
 from dynamo.k8s.client import KubeClient
 from dynamo.k8s.kinds import PODS
-from dynamo.ops.doctor.facts import ClockFacts, ClusterFacts, FrontendFacts, PortFacts, ServiceFacts
+from dynamo.ops.doctor.facts import ApiServerFacts, ClockFacts, FrontendFacts, PortFacts, ServiceFacts
 from dynamo.ops.doctor.sockets import listener_of
 from dynamo.protocols.kubernetes.common import V1ALPHA1, V1BETA1
 from dynamo.runtime.config import nats_options
@@ -159,12 +159,12 @@ async def nats_facts(variables: Mapping[str, str], *, is_required: bool) -> Serv
     return dataclasses.replace(facts, elapsed_ms=(time.perf_counter() - begun) * 1e3)
 
 
-async def cluster_facts(variables: Mapping[str, str], *, is_required: bool) -> ClusterFacts | None:
+async def cluster_facts(variables: Mapping[str, str], *, is_required: bool) -> ApiServerFacts | None:
     """Return the facts about the Kubernetes cluster; None if none is configured."""
     source = cluster_source(variables)
     if not source and not is_required:
         return None
-    facts = ClusterFacts(source=source or "no configuration", is_required=is_required)
+    facts = ApiServerFacts(source=source or "no configuration", is_required=is_required)
     try:
         async with asyncio.timeout(DEADLINE_S * 2):
             client = KubeClient()
@@ -178,7 +178,7 @@ async def cluster_facts(variables: Mapping[str, str], *, is_required: bool) -> C
         return dataclasses.replace(facts, error=str(error))
 
 
-async def _examine(client: KubeClient, facts: ClusterFacts) -> ClusterFacts:
+async def _examine(client: KubeClient, facts: ApiServerFacts) -> ApiServerFacts:
     namespace = client.namespace or "default"
     graphs = await client.discover(V1BETA1, "DynamoGraphDeployment")
     metadata = await client.discover(V1ALPHA1, "DynamoWorkerMetadata")

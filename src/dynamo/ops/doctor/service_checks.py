@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 
 from dynamo.core.known_variables import UPSTREAM_ONLY, is_known, nearest
 from dynamo.ops.doctor.facts import (
+    ApiServerFacts,
     ClockFacts,
-    ClusterFacts,
     DirectoryFacts,
     FrontendFacts,
     MachineFacts,
@@ -160,7 +160,7 @@ def _members(name: str, own: list[ServiceFacts]) -> Iterator[CheckRow]:
         yield passed(name, f"{len(own)} members respond")
 
 
-def cluster_row(facts: ClusterFacts | None) -> CheckRow:
+def cluster_row(facts: ApiServerFacts | None) -> CheckRow:
     """Return the row of access to Kubernetes."""
     if facts is None:
         return skipped("Kubernetes", "not configured (KUBECONFIG, ~/.kube/config or a service account)")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynamo.ops.doctor.facts import ClockFacts, ClusterFacts, DirectoryFacts, FrontendFacts, PortFacts, ServiceFacts
+from dynamo.ops.doctor.facts import ApiServerFacts, ClockFacts, DirectoryFacts, FrontendFacts, PortFacts, ServiceFacts
 from dynamo.ops.doctor.service_checks import (
     VARIABLES_MAX,
     clock_rows,
@@ -22,7 +22,7 @@ PORT = PortFacts(setting="DYN_HTTP_PORT", host="127.0.0.1", port=8000)
 FRONTEND = FrontendFacts(url="http://127.0.0.1:8000", status="healthy", models=("m",), instances=1)
 DIRECTORY = DirectoryFacts(path="/tmp/kv", exists=True, live=2)
 ETCD = ServiceFacts(name="etcd", setting="ETCD_ENDPOINTS", address="http://a:2379", elapsed_ms=2)
-CLUSTER = ClusterFacts(source="KUBECONFIG", is_required=True, has_graphs=True, has_metadata=True, pods=3)
+CLUSTER = ApiServerFacts(source="KUBECONFIG", is_required=True, has_graphs=True, has_metadata=True, pods=3)
 
 
 def test_known_variables_pass_and_misspelled_ones_have_the_nearest_name() -> None:
@@ -130,7 +130,7 @@ def test_members_of_a_server_are_judged_together(
         (replace(CLUSTER, has_graphs=False), WARN, "DynamoGraphDeployment"),
     ],
 )
-def test_access_to_kubernetes_is_judged(facts: ClusterFacts | None, status: CheckStatus, words: str) -> None:
+def test_access_to_kubernetes_is_judged(facts: ApiServerFacts | None, status: CheckStatus, words: str) -> None:
     row = cluster_row(facts)
     assert row.status is status
     assert words in row.evidence
