@@ -37,7 +37,7 @@ class KubeWriter(Protocol):
     async def delete(self, kind: ObjectKind, name: str, namespace: str | None = None) -> None: ...
 
 
-class EventSink(Protocol):
+class EventLog(Protocol):
     """Records events: `EventRecorder`, or a fake in tests."""
 
     def record(self, kind: ObjectKind, about: KubeObject, event_type: Any, reason: str, message: str) -> None: ...
@@ -73,7 +73,7 @@ class WriteCounts:
 class Applier:
     """Carries out plans. What it wrote is kept per object, and forgotten when the object is gone."""
 
-    def __init__(self, writer: KubeWriter, view: ClusterView, events: EventSink) -> None:
+    def __init__(self, writer: KubeWriter, view: ClusterView, events: EventLog) -> None:
         self._writer = writer
         self._view = view
         self._events = events

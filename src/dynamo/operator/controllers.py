@@ -11,7 +11,7 @@ from dynamo.k8s.client import KubeRefused
 from dynamo.k8s.informer import ObjectKey
 from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, GRAPHS, STORED_ADAPTERS, ObjectKind
 from dynamo.k8s.times import seconds_time
-from dynamo.operator.applier import Applier, EventSink, NotControlled
+from dynamo.operator.applier import Applier, EventLog, NotControlled
 from dynamo.operator.conversion.convert import convert
 from dynamo.operator.reconcile.adapters import adapter_plan
 from dynamo.operator.reconcile.component import component_plan
@@ -100,7 +100,7 @@ class Reconciler:
         controller: ObjectController,
         view: ClusterView,
         applier: Applier,
-        events: EventSink,
+        events: EventLog,
         clock: Clock | None = None,
     ) -> None:
         self._controller = controller

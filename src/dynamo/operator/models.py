@@ -10,7 +10,7 @@ from dynamo.core.clock import Clock, SystemClock
 from dynamo.k8s.informer import ObjectKey
 from dynamo.k8s.kinds import ENDPOINT_SLICES, MODELS
 from dynamo.k8s.times import seconds_time
-from dynamo.operator.applier import Applier, EventSink
+from dynamo.operator.applier import Applier, EventLog
 from dynamo.operator.reconcile.models import FINALIZER, ServingPod, has_adapter, model_plan, serving_pods
 from dynamo.operator.reconcile.names import BASE_MODEL_HASH, base_model_hash
 from dynamo.operator.reconcile.plan import EventNote, ObjectPatch, ObjectRef, Plan
@@ -35,7 +35,7 @@ class ModelReconciler:
     kind: ClassVar = MODELS
 
     def __init__(
-        self, view: ClusterView, applier: Applier, events: EventSink, loader: Loader, clock: Clock | None = None
+        self, view: ClusterView, applier: Applier, events: EventLog, loader: Loader, clock: Clock | None = None
     ) -> None:
         self._view = view
         self._applier = applier
