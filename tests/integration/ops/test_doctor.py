@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ INHERITED = ("PATH", "PYTHONPATH", "LANG", "VIRTUAL_ENV")
 class Report:
     """Exit status and rows of one run."""
 
-    def __init__(self, folder: Path, *argv: str, **variables: str) -> None:
+    def __init__(self, folder: Path, *argv: str, prefix: Sequence[str] = (), **variables: str) -> None:
         own = {name: os.environ[name] for name in INHERITED if name in os.environ}
         environment = {
             **own,
@@ -40,7 +41,7 @@ class Report:
             **variables,
         }
         done = subprocess.run(
-            [*DYNAMO, "doctor", "--json", *argv],
+            [*prefix, *DYNAMO, "doctor", "--json", *argv],
             env=environment,
             capture_output=True,
             text=True,
@@ -146,6 +147,21 @@ def test_discovery_below_a_file_fails(tmp_path: Path) -> None:
     report = Report(tmp_path, DYN_FILE_KV=str(tmp_path / "file" / "kv"))
     assert report.status == 1
     assert "discovery" in report.failures()
+
+
+SMALL_DISK = ["unshare", "-Urm", "sh", "-c", 'mount -t tmpfs -o size=1m none "$0" && exec "$@"']
+"""Runs a command in a mount namespace in which the directory of the first argument is a disk of 1 MiB."""
+
+
+def test_full_disk_names_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "small").mkdir()
+    prefix = [*SMALL_DISK, str(tmp_path / "small")]
+    if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], check=False).returncode:
+        pytest.skip("needs user namespaces")
+    report = Report(tmp_path, prefix=prefix, DYN_FILE_KV=str(tmp_path / "small" / "kv"))
+    assert report.status == 1
+    assert report.row("disk discovery")["status"] == "FAIL"
+    assert str(tmp_path / "small" / "kv") in report.row("disk discovery")["evidence"]
 
 
 def test_misspelled_variable_is_a_warning_with_the_nearest_name(tmp_path: Path) -> None:

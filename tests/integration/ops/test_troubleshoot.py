@@ -19,6 +19,7 @@ from tests.cluster.nats import NatsServer, nats_server_binary
 from tests.cluster.processes import ProcessGroup
 
 from dynamo.ops.local_graph import local_processes, variables_of
+from dynamo.protocols.kubernetes.crds import manifests
 
 pytestmark = pytest.mark.integration
 
@@ -275,3 +276,39 @@ def test_output_of_a_graph_whose_worker_was_killed_names_it(group: ProcessGroup)
     findings = Findings(group.folder, "--url", f"http://127.0.0.1:{port}", "--logs", str(group.folder))
     assert findings.status == 1
     assert "worker-1 was killed by SIGKILL" in findings.evidence("host-memory")
+
+
+def test_script_of_the_skill_collects_evidence_that_is_a_bundle(tmp_path: Path) -> None:
+    pytest.importorskip("lightkube")
+    script = (
+        Path(__file__).parents[3] / ".agents" / "skills" / "dynamo-troubleshoot" / "scripts" / "collect-evidence.sh"
+    )
+    own = {name: os.environ[name] for name in INHERITED if name in os.environ}
+
+    def run(*argv: str) -> "subprocess.CompletedProcess[str]":
+        environment = {**own, "KUBECONFIG": str(server.kubeconfig), "PYTHON": sys.executable}
+        return subprocess.run([script, *argv], env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    with KubernetesServer(tmp_path / "kubernetes", controllers=False) as server:
+        crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+        for _, crd in manifests(has_conversion=False):
+            post(server, crds, crd)
+        graph = {
+            "apiVersion": "nvidia.com/v1beta1",
+            "kind": "DynamoGraphDeployment",
+            "metadata": {"name": "g"},
+            "spec": {"components": [{"name": "Frontend", "type": "frontend", "replicas": 1}]},
+        }
+        post(server, "/apis/nvidia.com/v1beta1/namespaces/default/dynamographdeployments", graph)
+        pods = "/api/v1/namespaces/default/pods"
+        post(server, pods, POD)
+        post(server, f"{pods}/g-worker-0/status", {**POD, "status": WAITING}, "PUT")
+        done = run("-k", "dgd", "-r", "g", "-n", "default", "-o", str(tmp_path / "out"))
+        absent = run("-k", "dgdr", "-r", "x", "-o", str(tmp_path / "absent"))
+        wrong = run("-k", "pod", "-r", "x", "-o", str(tmp_path / "wrong"))
+    assert (done.returncode, absent.returncode, wrong.returncode) == (0, 1, 2), done.stdout + done.stderr
+    assert "PASS|resource|dgd/g collected" in done.stdout
+    assert "FAIL|resource|dgdr/x not found" in absent.stdout
+    assert {"g.yaml", "pods.txt", "describe-g-worker-0.txt"} <= {one.name for one in (tmp_path / "out").iterdir()}
+    findings = Findings(tmp_path, "--bundle", str(tmp_path / "out"))
+    assert {"image-pull", "operator-absent"} <= findings.found.keys()

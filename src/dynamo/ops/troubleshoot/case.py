@@ -20,6 +20,8 @@ LISTS = {
     "graphs.json": "DynamoGraphDeployment",
     "requests.json": "DynamoGraphDeploymentRequest",
     "slices.json": "EndpointSlice",
+    "adapters.json": "DynamoGraphDeploymentScalingAdapter",
+    "components.json": "DynamoComponentDeployment",
 }
 """Files of Kubernetes objects, and the kind of their items."""
 NOT_LOGS = frozenset({"README.txt", "packages.txt", "system.txt", "report.txt", "processes.txt", "conditions.txt"})

@@ -2,15 +2,16 @@
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from dynamo.core.errors import StartupError
 from dynamo.k8s.client import KubeClient, KubeRefused, KubeUnavailable
-from dynamo.k8s.kinds import ENDPOINT_SLICES, GRAPHS, PODS, ObjectKind
+from dynamo.k8s.kinds import ENDPOINT_SLICES, GRAPHS, PODS, SCALING_ADAPTERS, ObjectKind
 from dynamo.operator.reconcile.names import GRAPH
 from dynamo.operator.validation.facts import part
 from dynamo.ops.redaction import redacted_json, redacted_text
+from dynamo.ops.troubleshoot.case import items_of
 from dynamo.ops.troubleshoot.pod_signatures import conditions, containers
 from dynamo.protocols.kubernetes.common import KubeObject
 
@@ -18,6 +19,7 @@ EVENTS = ObjectKind("v1", "Event", "events")
 JOBS = ObjectKind("batch/v1", "Job", "jobs")
 CLAIMS = ObjectKind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 REQUESTS = ObjectKind("nvidia.com/v1beta1", "DynamoGraphDeploymentRequest", "dynamographdeploymentrequests")
+COMPONENTS = ObjectKind("nvidia.com/v1beta1", "DynamoComponentDeployment", "dynamocomponentdeployments")
 FILES = {
     "pods.json": PODS,
     "events.json": EVENTS,
@@ -26,45 +28,53 @@ FILES = {
     "graphs.json": GRAPHS,
     "requests.json": REQUESTS,
     "slices.json": ENDPOINT_SLICES,
+    "adapters.json": SCALING_ADAPTERS,
+    "components.json": COMPONENTS,
 }
+NOT_FOUND = 404
 OPERATOR_LABEL = "app.kubernetes.io/name=dynamo-operator"
 LOG_LINES = 2000  # Of each container, as upstream's collector.
 PODS_MAX = 200  # Pods whose logs are read; those that are not ready come first.
 LOGS_AT_ONCE = 8
 
 
-async def cluster_files(namespace: str | None, graph: str | None) -> tuple[dict[str, str], str, list[str]]:
-    """Return files, namespace and the kinds that could not be listed.
+async def cluster_files(namespace: str | None, graph: str | None) -> tuple[dict[str, str], list[str]]:
+    """Return the files of a graph, or of a whole namespace, and what could not be read.
 
     Raise `KubeUnavailable` without a response, and `StartupError` for a graph that does not exist and has no pods.
     """
+    files, where, problems = await namespace_files(namespace, graph)
+    absent = absence(files, graph, where)
+    if absent and "pods.json" not in files:
+        raise StartupError(absent)
+    return files, [*problems, *([absent] if absent else [])]
+
+
+async def namespace_files(namespace: str | None, resource: str | None) -> tuple[dict[str, str], str, list[str]]:
+    """Return the files of what concerns a resource, the namespace, and what could not be read."""
     client = KubeClient()
     try:
         where = namespace or client.namespace or "default"
         found: dict[str, list[KubeObject]] = {}
-        problems = []
+        problems: list[str] = []
         for name, kind in FILES.items():
             try:
-                found[name] = (await client.list(kind, where)).items
+                found[name] = of_graph(name, (await client.list(kind, where)).items, resource)
             except KubeRefused as error:
-                if error.code != 404 or kind is PODS:  # A kind that is not installed has no objects.
+                if error.code != NOT_FOUND or kind is PODS:  # A kind that is not installed has no objects.
                     problems.append(f"{kind.plural}: {error}")
-        objects = {name: of_graph(name, items, graph) for name, items in found.items()}
-        absent = absence(objects, graph, where)
-        if absent and not objects.get("pods.json"):
-            raise StartupError(absent)
-        problems += [absent] if absent else []
-        files = {name: objects_file(items, FILES[name].kind) for name, items in objects.items() if items}
-        files |= await _logs(client, [*objects.get("pods.json", []), *await _operator_pods(client)], where, problems)
+        files = {name: objects_file(items, FILES[name].kind) for name, items in found.items() if items}
+        pods = [*found.get("pods.json", []), *await _operator_pods(client)]
+        files |= await _logs(client, pods, where, problems)
     finally:
         await client.close()
     return files, where, problems
 
 
-def absence(objects: Mapping[str, Sequence[KubeObject]], graph: str | None, namespace: str) -> str:
+def absence(files: Mapping[str, str], graph: str | None, namespace: str) -> str:
     """Return why a graph cannot be examined; empty if it exists, or if none is named."""
-    own = [one for one in objects.get("graphs.json", ()) if part(one, "metadata").get("name") == graph]
-    if graph is None or own:
+    graphs = items_of(files.get("graphs.json", ""))
+    if graph is None or any(part(one, "metadata").get("name") == graph for one in graphs):
         return ""
     return f"{graph}: no DynamoGraphDeployment of this name in namespace {namespace}"
 

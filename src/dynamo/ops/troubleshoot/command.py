@@ -74,7 +74,7 @@ def collected(config: TroubleshootConfig) -> tuple[dict[str, str], list[str]]:
     from dynamo.ops.troubleshoot.cluster import cluster_files
 
     try:
-        files, _, problems = asyncio.run(cluster_files(config.namespace, config.graph))
+        files, problems = asyncio.run(cluster_files(config.namespace, config.graph))
     except ConfigError:
         raise
     except DynamoException as error:

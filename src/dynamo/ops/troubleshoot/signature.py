@@ -88,6 +88,15 @@ def evidence(case: CaseFacts, signature: Signature, lines: Iterable[tuple[str, s
                 yield EvidenceLine(source, excerpt(line, match.start()))
 
 
+def signature_table(signatures: Iterable[Signature]) -> str:
+    """Return the signatures as a Markdown table, for the page of the skill."""
+    rows = [(f"`{one.name}`", one.cause, one.command) for one in signatures]
+    lines = [
+        " | ".join(cell.replace("|", "\\|") for cell in row) for row in [("signature", "likely cause", "next"), *rows]
+    ]
+    return "\n".join([f"| {lines[0]} |", "|---|---|---|", *(f"| {line} |" for line in lines[1:])]) + "\n"
+
+
 def is_informational(line: str) -> bool:
     """Return whether a log line reports no failure by its own level, such as a refused request of a client."""
     return INFORMATIONAL.search(line[:LEVEL_CHARS]) is not None

@@ -59,8 +59,8 @@ def test_logs_of_pods_that_are_not_ready_come_first_with_those_of_previous_runs(
 
 
 def test_graph_that_does_not_exist_is_named() -> None:
-    assert absence({"graphs.json": [named("other")]}, "g", "ns") == (
+    assert absence({"graphs.json": json.dumps([named("other")])}, "g", "ns") == (
         "g: no DynamoGraphDeployment of this name in namespace ns"
     )
-    assert absence({"graphs.json": [named("g")]}, "g", "ns") == ""
+    assert absence({"graphs.json": json.dumps([named("g")])}, "g", "ns") == ""
     assert absence({}, None, "ns") == ""
