@@ -2,108 +2,25 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Callable
 
-import httpx
 import pytest
+from tests.cluster.kubernetes.operated import DEADLINE_S, SPACE, Case, OperatedCluster, graph, is_successful, run_on
 from tests.cluster.kubernetes.running import KubernetesServer
 
-from dynamo.k8s.client import KubeClient
 from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, EVENTS, GRAPHS, SERVICES, STORED_ADAPTERS
-from dynamo.operator.manager import Operator
-from dynamo.operator.reconcile.names import RESTART_AT, OperatorSettings
-from dynamo.protocols.kubernetes.crds import manifests
+from dynamo.operator.reconcile.names import RESTART_AT
 
 pytestmark = pytest.mark.integration
-
-Object = dict[str, Any]
-SPACE = "default"
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-DEADLINE_S = 20.0
-
-
-def component(name: str, kind: str, replicas: int, image: str) -> Object:
-    template = {"spec": {"containers": [{"name": "main", "image": image}]}}
-    return {"name": name, "type": kind, "replicas": replicas, "podTemplate": template}
-
-
-def graph(name: str = "chat", *, image: str = "image:1", workers: int = 2, **more: Any) -> Object:
-    components = [component("Frontend", "frontend", 1, "front:1"), component("decode", "decode", workers, image)]
-    return {
-        "apiVersion": GRAPHS.api_version,
-        "kind": GRAPHS.kind,
-        "metadata": {"name": name, "namespace": SPACE},
-        "spec": {"components": components, **more},
-    }
-
-
-class Cluster:
-    """An API server with the resource definitions, and a client of it."""
-
-    def __init__(self, server: KubernetesServer, client: KubeClient) -> None:
-        self.server = server
-        self.client = client
-
-    @asynccontextmanager
-    async def operator(self) -> AsyncIterator[Operator]:
-        """Run an operator."""
-        made = Operator(self.client, OperatorSettings())
-        made.start()
-        try:
-            yield made
-        finally:
-            await made.close()
-
-    async def apply(self, value: Object) -> None:
-        await self.client.apply(GRAPHS, value, SPACE, manager="user")
-
-    async def status(self, name: str = "chat") -> Object:
-        value = await self.client.get(GRAPHS, name, SPACE)
-        return (value or {}).get("status") or {}
-
-    async def until(self, is_reached: Callable[[Object], bool], name: str = "chat") -> Object:
-        """Wait until the status of a graph has a property; return it."""
-        deadline = time.monotonic() + DEADLINE_S
-        while not is_reached(status := await self.status(name)):
-            assert time.monotonic() < deadline, status
-            await asyncio.sleep(0.05)
-        return status
-
-    async def names(self, kind: Any) -> list[str]:
-        listed = await self.client.list(kind, SPACE)
-        return sorted(one["metadata"]["name"] for one in listed.items)
-
-
-Case = Callable[[Cluster], Any]
 
 
 @pytest.fixture
 def run(kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[Case], None]:
-    """Return a function that runs a case with the resource definitions installed, without their conversion webhook."""
-    monkeypatch.setenv("KUBECONFIG", str(kubernetes_api.kubeconfig))
-
-    async def with_cluster(case: Case) -> None:
-        client = KubeClient()
-        headers = {"Authorization": f"Bearer {kubernetes_api.token}"}
-        async with httpx.AsyncClient(base_url=kubernetes_api.url, headers=headers, timeout=30) as api:
-            for _, crd in manifests():
-                assert (await api.post(CRDS, json=crd)).status_code == 201
-        try:
-            await case(Cluster(kubernetes_api, client))
-        finally:
-            await client.close()
-
-    return lambda case: asyncio.run(with_cluster(case))
-
-
-def is_successful(generation: int) -> Callable[[Object], bool]:
-    return lambda status: status.get("state") == "successful" and status.get("observedGeneration") == generation
+    return run_on(kubernetes_api, monkeypatch)
 
 
 def test_a_graph_becomes_ready_and_is_at_rest(run: Callable[[Case], None]) -> None:
-    async def case(cluster: Cluster) -> None:
+    async def case(cluster: OperatedCluster) -> None:
         async with cluster.operator() as operator:
             await cluster.apply(graph())
             status = await cluster.until(is_successful(1))
@@ -120,7 +37,7 @@ def test_a_graph_becomes_ready_and_is_at_rest(run: Callable[[Case], None]) -> No
 
 
 def test_a_second_operator_writes_nothing_that_changes_an_object(run: Callable[[Case], None]) -> None:
-    async def case(cluster: Cluster) -> None:
+    async def case(cluster: OperatedCluster) -> None:
         async with cluster.operator():
             await cluster.apply(graph())
             await cluster.until(is_successful(1))
@@ -139,7 +56,7 @@ def test_a_second_operator_writes_nothing_that_changes_an_object(run: Callable[[
 
 
 def test_edited_and_deleted_children_are_restored(run: Callable[[Case], None]) -> None:
-    async def case(cluster: Cluster) -> None:
+    async def case(cluster: OperatedCluster) -> None:
         async with cluster.operator():
             await cluster.apply(graph())
             await cluster.until(is_successful(1))
@@ -158,7 +75,7 @@ def test_edited_and_deleted_children_are_restored(run: Callable[[Case], None]) -
 
 
 def test_a_new_image_rolls_the_workers_and_a_restart_reaches_every_pod(run: Callable[[Case], None]) -> None:
-    async def case(cluster: Cluster) -> None:
+    async def case(cluster: OperatedCluster) -> None:
         async with cluster.operator():
             await cluster.apply(graph())
             await cluster.until(is_successful(1))
@@ -179,7 +96,7 @@ def test_a_new_image_rolls_the_workers_and_a_restart_reaches_every_pod(run: Call
 
 
 def test_an_object_of_someone_else_is_not_taken_over(run: Callable[[Case], None]) -> None:
-    async def case(cluster: Cluster) -> None:
+    async def case(cluster: OperatedCluster) -> None:
         foreign = {
             "metadata": {"name": "chat-frontend", "namespace": SPACE},
             "spec": {"selector": {"app": "other"}, "ports": [{"port": 1}]},
@@ -198,7 +115,7 @@ def test_an_object_of_someone_else_is_not_taken_over(run: Callable[[Case], None]
 
 
 def test_a_deleted_graph_leaves_nothing(run: Callable[[Case], None]) -> None:
-    async def case(cluster: Cluster) -> None:
+    async def case(cluster: OperatedCluster) -> None:
         async with cluster.operator() as operator:
             await cluster.apply(graph())
             await cluster.until(is_successful(1))
@@ -212,7 +129,7 @@ def test_a_deleted_graph_leaves_nothing(run: Callable[[Case], None]) -> None:
 
 
 def test_a_scaled_adapter_scales_the_component(run: Callable[[Case], None]) -> None:
-    async def case(cluster: Cluster) -> None:
+    async def case(cluster: OperatedCluster) -> None:
         value = graph()
         value["spec"]["components"][1]["scalingAdapter"] = {}
         async with cluster.operator():

@@ -1,0 +1,102 @@
+"""A cluster with the operator, for tests: the API server, the resource definitions, graphs and their status."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from tests.cluster.kubernetes.running import KubernetesServer
+
+from dynamo.k8s.client import KubeClient
+from dynamo.k8s.kinds import GRAPHS
+from dynamo.k8s.leader import LeaderElection
+from dynamo.operator.manager import Operator
+from dynamo.operator.reconcile.names import OperatorSettings
+from dynamo.protocols.kubernetes.crds import manifests
+
+Object = dict[str, Any]
+SPACE = "default"
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+DEADLINE_S = 20.0
+
+
+def component(name: str, kind: str, replicas: int, image: str) -> Object:
+    template = {"spec": {"containers": [{"name": "main", "image": image}]}}
+    return {"name": name, "type": kind, "replicas": replicas, "podTemplate": template}
+
+
+def graph(name: str = "chat", *, image: str = "image:1", workers: int = 2, **more: Any) -> Object:
+    components = [component("Frontend", "frontend", 1, "front:1"), component("decode", "decode", workers, image)]
+    return {
+        "apiVersion": GRAPHS.api_version,
+        "kind": GRAPHS.kind,
+        "metadata": {"name": name, "namespace": SPACE},
+        "spec": {"components": components, **more},
+    }
+
+
+class OperatedCluster:
+    """An API server with the resource definitions, and a client of it."""
+
+    def __init__(self, server: KubernetesServer, client: KubeClient) -> None:
+        self.server = server
+        self.client = client
+
+    @asynccontextmanager
+    async def operator(
+        self, client: KubeClient | None = None, election: LeaderElection | None = None
+    ) -> AsyncIterator[Operator]:
+        """Run an operator, with a client of its own if one is given."""
+        made = Operator(client or self.client, OperatorSettings(), election=election)
+        made.start()
+        try:
+            yield made
+        finally:
+            await made.close()
+
+    async def apply(self, value: Object) -> None:
+        await self.client.apply(GRAPHS, value, SPACE, manager="user")
+
+    async def status(self, name: str = "chat") -> Object:
+        value = await self.client.get(GRAPHS, name, SPACE)
+        return (value or {}).get("status") or {}
+
+    async def until(self, is_reached: Callable[[Object], bool], name: str = "chat") -> Object:
+        """Wait until the status of a graph has a property; return it."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not is_reached(status := await self.status(name)):
+            assert time.monotonic() < deadline, status
+            await asyncio.sleep(0.05)
+        return status
+
+    async def names(self, kind: Any) -> list[str]:
+        listed = await self.client.list(kind, SPACE)
+        return sorted(one["metadata"]["name"] for one in listed.items)
+
+
+Case = Callable[[OperatedCluster], Any]
+
+
+def run_on(kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[Case], None]:
+    """Return a function that runs a case with the resource definitions installed, without their conversion webhook."""
+    monkeypatch.setenv("KUBECONFIG", str(kubernetes_api.kubeconfig))
+
+    async def with_cluster(case: Case) -> None:
+        client = KubeClient()
+        headers = {"Authorization": f"Bearer {kubernetes_api.token}"}
+        async with httpx.AsyncClient(base_url=kubernetes_api.url, headers=headers, timeout=30) as api:
+            for _, crd in manifests():
+                assert (await api.post(CRDS, json=crd)).status_code == 201
+        try:
+            await case(OperatedCluster(kubernetes_api, client))
+        finally:
+            await client.close()
+
+    return lambda case: asyncio.run(with_cluster(case))
+
+
+def is_successful(generation: int) -> Callable[[Object], bool]:
+    return lambda status: status.get("state") == "successful" and status.get("observedGeneration") == generation

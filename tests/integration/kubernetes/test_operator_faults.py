@@ -1,0 +1,171 @@
+"""The operator under faults: killed after any write, an API server that refuses, drops or is away, a lost leader."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from tests.cluster.kubernetes.operated import DEADLINE_S, SPACE, Case, OperatedCluster, graph, is_successful, run_on
+from tests.cluster.kubernetes.running import KubernetesServer
+from tests.settle import until
+
+from dynamo.k8s.client import KubeClient
+from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, GRAPHS, SERVICES
+from dynamo.k8s.leader import LeaderElection, LeaseName, LeaseTimings
+from dynamo.operator import manager
+from dynamo.operator.manager import Operator
+from dynamo.operator.reconcile.names import OperatorSettings
+
+pytestmark = pytest.mark.integration
+
+WRITES_OF_A_GRAPH = 16
+WRITES_OF_AN_UPDATE = 12
+WRITES = ("apply", "patch", "delete")
+
+
+@pytest.fixture
+def run(kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[Case], None]:
+    monkeypatch.setattr(manager, "STOP_S", 0.01)
+    return run_on(kubernetes_api, monkeypatch)
+
+
+class DyingClient(KubeClient):
+    """Client whose process dies at one of its writes: the write is made, and nothing follows it."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.left = at
+        self.has_died = asyncio.Event()
+
+    async def _request(self, method: str, path: str, *more: Any, **named: Any) -> Any:
+        if self.has_died.is_set():
+            await asyncio.Event().wait()
+        is_write = method in ("PATCH", "DELETE", "POST") and "/events" not in path
+        result = await super()._request(method, path, *more, **named)
+        if is_write:
+            self.left -= 1
+            if self.left == 0:
+                self.has_died.set()
+                await asyncio.Event().wait()
+        return result
+
+
+@asynccontextmanager
+async def until_death(cluster: OperatedCluster, at: int) -> AsyncIterator[DyingClient]:
+    """Run an operator that dies at its write number `at`; the block causes the writes."""
+    client = DyingClient(at)
+    operator = Operator(client, OperatorSettings())
+    operator.start()
+    try:
+        yield client
+        async with asyncio.timeout(DEADLINE_S):
+            await client.has_died.wait()
+    finally:
+        await operator.close()
+        await client.close()
+
+
+async def names_of(cluster: OperatedCluster, name: str) -> list[str]:
+    found = [await cluster.names(kind) for kind in (COMPONENTS, DEPLOYMENTS, SERVICES)]
+    return [one for names in found for one in names if one.startswith(f"{name}-")]
+
+
+def test_a_graph_becomes_ready_after_a_death_at_any_write(run: Callable[[Case], None]) -> None:
+    async def case(cluster: OperatedCluster) -> None:
+        for at in range(1, WRITES_OF_A_GRAPH):
+            name = f"g{at}"
+            async with until_death(cluster, at):
+                await cluster.apply(graph(name))
+            async with cluster.operator():
+                await cluster.until(is_successful(1), name)
+                assert len(await names_of(cluster, name)) == 6
+                await cluster.client.delete(GRAPHS, name, SPACE)
+                deadline = time.monotonic() + DEADLINE_S
+                while await names_of(cluster, name):
+                    assert time.monotonic() < deadline
+                    await asyncio.sleep(0.02)
+
+    run(case)
+
+
+def test_a_rolling_update_completes_after_a_death_at_any_write(run: Callable[[Case], None]) -> None:
+    async def case(cluster: OperatedCluster) -> None:
+        await cluster.apply(graph())
+        async with cluster.operator():
+            await cluster.until(is_successful(1))
+        for at in range(1, WRITES_OF_AN_UPDATE):
+            async with until_death(cluster, at):
+                await cluster.apply(graph(image=f"image:{at + 1}"))
+            async with cluster.operator():
+                status = await cluster.until(is_successful(at + 1))
+                assert status["rollingUpdate"]["phase"] == "Completed"
+                assert len(await cluster.names(DEPLOYMENTS)) == 2
+
+    run(case)
+
+
+def test_refused_requests_and_dropped_watches_delay_a_graph_and_do_not_stop_it(run: Callable[[Case], None]) -> None:
+    async def case(cluster: OperatedCluster) -> None:
+        act = cluster.server.act
+        async with cluster.operator():
+            act(method="PATCH", path=".*deployments.*", status=500, count=3)
+            act(method="PATCH", path=".*", status=429, retry_after_s=0, count=3)
+            act(method="GET", path=".*services.*", status=503, count=3)
+            await cluster.client.create(GRAPHS, graph(), SPACE)
+            for _ in range(5):
+                act(action="drop_watches")
+                await asyncio.sleep(0.1)
+            act(action="compact")
+            act(action="drop_watches")
+            await cluster.until(is_successful(1))
+
+    run(case)
+
+
+def test_an_edit_during_an_outage_is_reconciled_after_it(run: Callable[[Case], None]) -> None:
+    async def case(cluster: OperatedCluster) -> None:
+        act = cluster.server.act
+        operators = KubeClient()
+        async with cluster.operator(operators) as operator:
+            await cluster.apply(graph())
+            await cluster.until(is_successful(1))
+            act(action="drop_watches")
+            act(method="GET", path=".*", status=503, count=-1)
+            await cluster.client.delete(DEPLOYMENTS, "chat-frontend", SPACE)
+            await cluster.apply(graph(workers=3))
+            await asyncio.sleep(0.5)
+            assert operator.view.get(DEPLOYMENTS, SPACE, "chat-frontend") is not None
+            act(action="clear")
+            status = await cluster.until(is_successful(2))
+            assert status["components"]["decode"]["readyReplicas"] == 3
+            assert "chat-frontend" in await cluster.names(DEPLOYMENTS)
+        await operators.close()
+
+    run(case)
+
+
+def test_a_second_operator_takes_over_when_the_leader_dies(run: Callable[[Case], None]) -> None:
+    async def case(cluster: OperatedCluster) -> None:
+        timings = LeaseTimings(duration_s=2, renew_deadline_s=1.5, retry_s=0.2)
+        first, second = DyingClient(4), KubeClient()
+        leader = Operator(
+            first, OperatorSettings(), election=LeaderElection(first, LeaseName(SPACE, "lock"), "one", timings=timings)
+        )
+        leader.start()
+        election = LeaderElection(second, LeaseName(SPACE, "lock"), "two", timings=timings)
+        await until(lambda: leader.is_ready)
+        async with cluster.operator(second, election) as follower:
+            await cluster.apply(graph())
+            async with asyncio.timeout(DEADLINE_S):
+                await first.has_died.wait()
+            began = time.monotonic()
+            await cluster.until(is_successful(1))
+            assert follower.applier.counts.total > 0
+            assert time.monotonic() - began < DEADLINE_S
+        await leader.close()
+        await first.close()
+        await second.close()
+
+    run(case)
