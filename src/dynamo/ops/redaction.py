@@ -7,8 +7,9 @@ REDACTED = "[redacted]"
 SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|NKEY|AUTHORIZATION", re.IGNORECASE)
 """Names of variables and fields whose values are secret."""
 
-_NAME = r"[\w.-]*(?:KEYS?|TOKENS?|SECRETS?|PASSWORDS?|PASSWD|CREDENTIALS?)"
-_URL_CREDENTIALS = re.compile(r"(?<=://)[^/\s@\"']+@")
+_NAME = r"[\w.-]{0,64}(?:KEYS?|TOKENS?|SECRETS?|PASSWORDS?|PASSWD|CREDENTIALS?)"
+"""Names are bounded, so that lines of any length are searched in linear time."""
+_URL_CREDENTIALS = re.compile(r"(?<=://)[^/\s@\"']{1,512}@")
 _URL_PARAMETER = re.compile(rf"([?&]{_NAME}=)[^&\s\"']+", re.IGNORECASE)
 _ASSIGNMENT = re.compile(
     rf"\b({_NAME}[\"']?\s*[=:]\s*)(\"[^\"\n]*\"|'[^'\n]*'|[^\s,;}}\]\"'{{\[(][^\s,;}}\]\"']*)", re.IGNORECASE

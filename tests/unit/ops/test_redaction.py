@@ -1,5 +1,7 @@
 """Redaction of secrets, and of nothing else."""
 
+import time
+
 import pytest
 
 from dynamo.ops.redaction import REDACTED, redacted_json, redacted_text, redacted_variables
@@ -57,3 +59,15 @@ def test_json_is_redacted_at_any_depth_and_keeps_its_form() -> None:
         "secrets": [REDACTED],
         "token": {"value": f"nats://{REDACTED}@h"},
     }
+
+
+@pytest.mark.parametrize("part", ["a-", "x.", "://", "key", "--token", "Bearer "])
+def test_long_lines_are_searched_in_linear_time(part: str) -> None:
+    short, long = (timed(part * count) for count in (2_000, 20_000))
+    assert long < 60 * max(short, 1e-3)
+
+
+def timed(text: str) -> float:
+    begun = time.process_time()
+    redacted_text(text)
+    return time.process_time() - begun

@@ -10,6 +10,7 @@ from dynamo.ops.troubleshoot.case import CaseFacts
 
 LINES_MAX = 3  # Evidence lines that are shown; the first of each source are enough to find the rest.
 LINE_CHARS_MAX = 240
+SEARCHED_CHARS = 4096  # Of a line; longer ones are dumps, and patterns take quadratic time on them.
 LEVEL_CHARS = 80  # A line's level is in its prefix: time, process and level.
 INFORMATIONAL = re.compile(r"\b(?:INFO|DEBUG|TRACE)\b")
 CONTEXT_CHARS = 60  # Characters before the match that are kept of a long line.
@@ -107,7 +108,7 @@ def texts(case: CaseFacts) -> Iterator[tuple[str, str]]:
     for source, text in case.logs.items():
         for line in text.splitlines():
             if line:
-                yield source, line
+                yield source, line[:SEARCHED_CHARS]
     for event in case.open_events:
         subject = event.get("involvedObject") or event.get("regarding") or {}
         where = f"event of {subject.get('kind', 'object')} {subject.get('name', '')}".rstrip()

@@ -4,7 +4,15 @@ import re
 
 from dynamo.ops.report import CheckStatus
 from dynamo.ops.troubleshoot.case import CaseFacts
-from dynamo.ops.troubleshoot.signature import LINE_CHARS_MAX, EvidenceLine, Signature, excerpt, matches, shown
+from dynamo.ops.troubleshoot.signature import (
+    LINE_CHARS_MAX,
+    SEARCHED_CHARS,
+    EvidenceLine,
+    Signature,
+    excerpt,
+    matches,
+    shown,
+)
 
 
 def signature(
@@ -56,3 +64,9 @@ def test_long_line_is_shortened_around_the_match() -> None:
     assert len(text) <= LINE_CHARS_MAX + 2
     assert (text[0], text[-1]) == ("…", "…")
     assert excerpt("  short  ", 3) == "short"
+
+
+def test_only_the_beginning_of_a_very_long_line_is_searched() -> None:
+    case = CaseFacts(logs={"a.log": "a" * SEARCHED_CHARS + "MATCH", "b.log": "MATCH" + "a" * SEARCHED_CHARS})
+    (found,) = matches(case, [signature("s", "MATCH")])
+    assert [line.source for line in found.lines] == ["b.log"]
