@@ -11,7 +11,7 @@ from dynamo.cli import cluster
 from dynamo.cli.manifests import Manifest, check_manifests, read_manifests, rendered
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError, DynamoException
-from dynamo.operator.reconcile.component import CannotRender
+from dynamo.operator.reconcile.multinode.nodes import WorkloadError
 from dynamo.operator.reconcile.names import OperatorSettings
 from dynamo.operator.validation.facts import AdmissionFacts
 
@@ -164,7 +164,7 @@ def render(argv: Sequence[str]) -> int:
         return 1
     try:
         found = [made for one in manifests for made in rendered(one, config.settings, config.namespace)]
-    except CannotRender as error:
+    except WorkloadError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
     print(yaml.safe_dump_all(found, sort_keys=False, width=120), end="")

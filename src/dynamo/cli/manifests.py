@@ -12,14 +12,18 @@ from dynamo import __version__
 from dynamo.core.errors import ConfigError
 from dynamo.operator.conversion.convert import convert
 from dynamo.operator.defaulting import with_defaults
-from dynamo.operator.reconcile.component import CannotRender, component_objects
+from dynamo.operator.reconcile.component import component_objects
 from dynamo.operator.reconcile.graph import ObservedGraph, graph_plan
+from dynamo.operator.reconcile.multinode.nodes import WorkloadError
 from dynamo.operator.reconcile.names import OperatorSettings
+from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.operator.validation.admission import review
 from dynamo.operator.validation.facts import AdmissionFacts
 from dynamo.protocols.kubernetes.common import GROUP, V1BETA1, KubeObject, decode
 from dynamo.protocols.kubernetes.v1beta1 import DynamoComponentDeployment, DynamoGraphDeployment
 
+RENDERED = ClusterFacts(has_lws=True)
+"""Cluster for which objects are rendered."""
 NEVER = "1970-01-01T00:00:00Z"
 """Time of a status that is not written."""
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -126,7 +130,7 @@ def check_manifests(manifests: Iterable[Manifest], facts: AdmissionFacts) -> tup
 def rendered(manifest: Manifest, settings: OperatorSettings, namespace: str) -> list[KubeObject]:
     """Return the objects that a graph or a component requires; any other object as it is.
 
-    Raise `CannotRender` with the file.
+    Raise `WorkloadError` with the file.
     """
     if not manifest.is_ours or manifest.kind not in ("DynamoGraphDeployment", "DynamoComponentDeployment"):
         return [manifest.value]
@@ -139,9 +143,9 @@ def rendered(manifest: Manifest, settings: OperatorSettings, namespace: str) -> 
         found = list(graph_plan(graph, ObservedGraph(), settings, NEVER).apply)
     deployed = [decode(DynamoComponentDeployment, one) for one in found if one["kind"] == "DynamoComponentDeployment"]
     try:
-        return found + [made for one in deployed for made in component_objects(one, settings)]
-    except CannotRender as error:
-        raise CannotRender(f"{manifest.file}: {manifest.label}: {error}") from None
+        return found + [made for one in deployed for made in component_objects(one, settings, RENDERED)]
+    except WorkloadError as error:
+        raise WorkloadError(f"{manifest.file}: {manifest.label}: {error}") from None
 
 
 def in_order(manifests: Iterable[Manifest]) -> list[Manifest]:

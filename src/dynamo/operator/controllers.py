@@ -9,15 +9,16 @@ import msgspec
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.k8s.client import KubeRefused
 from dynamo.k8s.informer import ObjectKey
-from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, GRAPHS, STORED_ADAPTERS, ObjectKind
+from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, GRAPHS, LEADER_WORKER_SETS, STORED_ADAPTERS, ObjectKind
 from dynamo.k8s.times import seconds_time
 from dynamo.operator.applier import Applier, EventLog, NotControlled
 from dynamo.operator.conversion.convert import convert
 from dynamo.operator.reconcile.adapters import adapter_plan
-from dynamo.operator.reconcile.component import component_plan
+from dynamo.operator.reconcile.component import component_plan, workload_name
 from dynamo.operator.reconcile.graph import ObservedGraph, graph_plan
 from dynamo.operator.reconcile.names import OperatorSettings
 from dynamo.operator.reconcile.plan import EventNote, Plan
+from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.operator.view import ClusterView
 from dynamo.protocols.kubernetes.common import V1BETA1, KubeObject, decode
 from dynamo.protocols.kubernetes.v1beta1 import (
@@ -29,6 +30,7 @@ from dynamo.protocols.kubernetes.v1beta1 import (
 logger = logging.getLogger(__name__)
 
 CONFLICT = 409
+WORKLOADS = {"Deployment": DEPLOYMENTS, "LeaderWorkerSet": LEADER_WORKER_SETS}
 Planner = Callable[[KubeObject, str], Plan]
 """Returns the plan of an object at a time (RFC 3339)."""
 
@@ -73,8 +75,10 @@ class ComponentController:
     def plan(self, value: KubeObject, now: str) -> Plan:
         """Return the plan of a component."""
         deployed = decode(DynamoComponentDeployment, value)
-        workload = self._view.get(DEPLOYMENTS, deployed.metadata.namespace, deployed.metadata.name)
-        return component_plan(deployed, workload, self._settings, now)
+        kind, name = workload_name(deployed)
+        workload = self._view.get(WORKLOADS[kind], deployed.metadata.namespace, name)
+        facts = ClusterFacts(has_lws=LEADER_WORKER_SETS in self._view.kinds)
+        return component_plan(deployed, workload, self._settings, facts, now)
 
 
 class AdapterController:

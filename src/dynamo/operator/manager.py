@@ -1,7 +1,7 @@
 """Operator: informers, controllers, webhooks, leader election and the health server, started and stopped in order."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
@@ -19,9 +19,11 @@ from dynamo.k8s.events import EventRecorder
 from dynamo.k8s.informer import ObjectKey, key_of
 from dynamo.k8s.kinds import (
     COMPONENTS,
+    CONFIG_MAPS,
     DEPLOYMENTS,
     ENDPOINT_SLICES,
     GRAPHS,
+    LEADER_WORKER_SETS,
     MODELS,
     ROLE_BINDINGS,
     ROLES,
@@ -52,8 +54,15 @@ COMPONENT = "dynamo-operator"
 SYNC_POLL_S = 0.05
 STOP_S = 20.0
 """Time for running reconciliations at the end; the Lease is released after them."""
-LABELLED = (DEPLOYMENTS, SERVICES, SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS)
+LABELLED = (DEPLOYMENTS, SERVICES, SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CONFIG_MAPS)
 """Kinds of which only the objects of graphs are viewed."""
+OPTIONAL = (LEADER_WORKER_SETS,)
+"""Kinds of other controllers, which a cluster may not have."""
+
+
+async def optional_kinds(client: KubeClient) -> list[ObjectKind]:
+    """Return the optional kinds that the cluster has."""
+    return [one for one in OPTIONAL if await client.discover(one.api_version, one.kind)]
 
 
 @dataclass(slots=True)
@@ -74,12 +83,16 @@ class Operator:
         settings: OperatorSettings,
         *,
         namespace: str | None = None,
+        optional: Sequence[ObjectKind] = (),
         workers: int = 4,
         election: LeaderElection | None = None,
         metrics: MetricsRegistry | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """With an `election`, nothing is written before this process is the leader."""
+        """View also the `optional` kinds, which the cluster has.
+
+        With an `election`, nothing is written before this process is the leader.
+        """
         self._clock = clock or SystemClock()
         self._workers = workers
         self._election = election
@@ -104,7 +117,7 @@ class Operator:
         for kind in (GRAPHS, COMPONENTS, STORED_ADAPTERS, MODELS):
             self.view.watch(kind)
         self.view.watch(ENDPOINT_SLICES, BASE_MODEL_HASH)
-        for kind in LABELLED:
+        for kind in (*LABELLED, *optional):
             self.view.watch(kind, GRAPH)
         self.http = HttpServer(self._application(), ServerLimits())
 

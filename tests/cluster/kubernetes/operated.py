@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.cluster.kubernetes.running import KubernetesServer
 from dynamo.k8s.client import KubeClient
 from dynamo.k8s.kinds import GRAPHS
 from dynamo.k8s.leader import LeaderElection
-from dynamo.operator.manager import Operator
+from dynamo.operator.manager import Operator, optional_kinds
 from dynamo.operator.reconcile.names import OperatorSettings
 from dynamo.protocols.kubernetes.crds import manifests
 
@@ -50,7 +50,8 @@ class OperatedCluster:
         self, client: KubeClient | None = None, election: LeaderElection | None = None
     ) -> AsyncIterator[Operator]:
         """Run an operator, with a client of its own if one is given."""
-        made = Operator(client or self.client, OperatorSettings(), election=election)
+        used = client or self.client
+        made = Operator(used, OperatorSettings(), election=election, optional=await optional_kinds(used))
         made.start()
         try:
             yield made
@@ -80,15 +81,20 @@ class OperatedCluster:
 Case = Callable[[OperatedCluster], Any]
 
 
-def run_on(kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[Case], None]:
-    """Return a function that runs a case with the resource definitions installed, without their conversion webhook."""
+def run_on(
+    kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch, definitions: Sequence[Object] = ()
+) -> Callable[[Case], None]:
+    """Return a function that runs a case with the resource definitions installed, without their conversion webhook.
+
+    `definitions` are installed too.
+    """
     monkeypatch.setenv("KUBECONFIG", str(kubernetes_api.kubeconfig))
 
     async def with_cluster(case: Case) -> None:
         client = KubeClient()
         headers = {"Authorization": f"Bearer {kubernetes_api.token}"}
         async with httpx.AsyncClient(base_url=kubernetes_api.url, headers=headers, timeout=30) as api:
-            for _, crd in manifests():
+            for crd in [*(crd for _, crd in manifests()), *definitions]:
                 assert (await api.post(CRDS, json=crd)).status_code == 201
         try:
             await case(OperatedCluster(kubernetes_api, client))

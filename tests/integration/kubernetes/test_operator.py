@@ -5,10 +5,30 @@ import time
 from collections.abc import Callable
 
 import pytest
-from tests.cluster.kubernetes.operated import DEADLINE_S, SPACE, Case, OperatedCluster, graph, is_successful, run_on
+from tests.cluster.kubernetes.operated import (
+    DEADLINE_S,
+    SPACE,
+    Case,
+    Object,
+    OperatedCluster,
+    graph,
+    is_successful,
+    run_on,
+)
 from tests.cluster.kubernetes.running import KubernetesServer
+from tests.cluster.kubernetes.workloads import workload_definitions
 
-from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, EVENTS, GRAPHS, SERVICES, STORED_ADAPTERS
+from dynamo.k8s.kinds import (
+    COMPONENTS,
+    CONFIG_MAPS,
+    DEPLOYMENTS,
+    EVENTS,
+    GRAPHS,
+    LEADER_WORKER_SETS,
+    PODS,
+    SERVICES,
+    STORED_ADAPTERS,
+)
 from dynamo.operator.reconcile.names import RESTART_AT
 
 pytestmark = pytest.mark.integration
@@ -148,5 +168,47 @@ def test_a_scaled_adapter_scales_the_component(run: Callable[[Case], None]) -> N
                     break
                 await asyncio.sleep(0.05)
             assert "nvidia.com/dynamo-component=decode" in adapter["status"]["selector"]
+
+    run(case)
+
+
+def several_nodes(image: str = "image:1") -> Object:
+    value = graph(image=image)
+    main = value["spec"]["components"][1]["podTemplate"]["spec"]["containers"][0]
+    main["command"] = ["python3", "-m", "dynamo.vllm", "--model", "m", "--tensor-parallel-size", "8"]
+    main["resources"] = {"limits": {"nvidia.com/gpu": "4"}}
+    value["spec"]["components"][1]["multinode"] = {"nodeCount": 2}
+    return value
+
+
+def test_a_component_of_several_nodes_runs_as_a_leader_worker_set_and_rolls_without_a_surge(
+    kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def case(cluster: OperatedCluster) -> None:
+        async with cluster.operator():
+            await cluster.apply(several_nodes())
+            status = await cluster.until(is_successful(1))
+            component = status["components"]["decode"]
+            assert (component["componentKind"], component["readyReplicas"]) == ("LeaderWorkerSet", 2)
+            assert component["gpusPerReplica"] == 8
+            assert await cluster.names(CONFIG_MAPS) == ["chat-wait-leader-script"]
+            pods = [one for one in await cluster.names(PODS) if "-decode-" in one]
+            assert len(pods) == 4
+            before = await cluster.names(LEADER_WORKER_SETS)
+            await cluster.apply(several_nodes("image:2"))
+            status = await cluster.until(is_successful(2))
+            assert status["rollingUpdate"]["phase"] == "Completed"
+            after = await cluster.names(LEADER_WORKER_SETS)
+            assert len(after) == 1 and after != before
+
+    run_on(kubernetes_api, monkeypatch, workload_definitions())(case)
+
+
+def test_several_nodes_without_a_leader_worker_set_are_a_condition(run: Callable[[Case], None]) -> None:
+    async def case(cluster: OperatedCluster) -> None:
+        async with cluster.operator():
+            await cluster.apply(several_nodes())
+            status = await cluster.until(lambda found: "requires LeaderWorkerSet" in str(found.get("conditions")))
+            assert status["state"] == "pending"
 
     run(case)

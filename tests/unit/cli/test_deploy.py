@@ -85,8 +85,8 @@ def test_render_prints_the_objects_of_a_graph_and_others_unchanged(
 
 def test_render_names_a_field_that_it_does_not_support(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "g.yaml"
-    services = "{Frontend: {componentType: frontend, multinode: {nodeCount: 2}}}"
+    services = "{Decode: {componentType: worker, multinode: {nodeCount: 2}}}"
     file.write_text(GOOD.replace("{Frontend: {componentType: frontend, replicas: 1}}", services))
     assert deploy(["render", str(file)]) == 1
     captured = capsys.readouterr()
-    assert (captured.out, "spec.multinode" in captured.err) == ("", True)
+    assert (captured.out, "podTemplate.spec.containers[main].command" in captured.err) == ("", True)

@@ -1,4 +1,7 @@
-"""Reconcile of a DynamoComponentDeployment: a Deployment and a Service, and its status from what they report."""
+"""Reconcile of a DynamoComponentDeployment: its workload and its Service, and its status from what they report.
+
+The workload is a Deployment, or a LeaderWorkerSet when a replica has several nodes.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,6 +9,9 @@ from typing import Any
 import msgspec
 
 from dynamo.operator.reconcile.conditions import with_condition
+from dynamo.operator.reconcile.lws import leader_worker_set
+from dynamo.operator.reconcile.multinode import framework_of, single_node_template
+from dynamo.operator.reconcile.multinode.nodes import WorkloadError, node_count
 from dynamo.operator.reconcile.names import (
     COMPONENT,
     GRAPH,
@@ -23,6 +29,8 @@ from dynamo.operator.reconcile.names import (
 )
 from dynamo.operator.reconcile.plan import EventNote, Plan
 from dynamo.operator.reconcile.pods import MAIN, pod_template, ports
+from dynamo.operator.reconcile.provider import ClusterFacts
+from dynamo.operator.reconcile.readiness import leader_worker_set_readiness
 from dynamo.operator.reconcile.rollout import DEFAULT_PERCENT
 from dynamo.protocols.kubernetes.common import Condition, KubeObject, decode, encode
 from dynamo.protocols.kubernetes.v1beta1 import (
@@ -36,48 +44,64 @@ GPU = "nvidia.com/gpu"
 POWER_LIMIT = "dynamo.nvidia.com/gpu-power-limit"
 
 
-class CannotRender(ValueError):
-    """A component requires objects that are not supported; the message names the field."""
-
-
 def component_plan(
-    deployed: DynamoComponentDeployment, workload: KubeObject | None, settings: OperatorSettings, now: str
+    deployed: DynamoComponentDeployment,
+    workload: KubeObject | None,
+    settings: OperatorSettings,
+    facts: ClusterFacts,
+    now: str,
 ) -> Plan:
-    """Return the objects of a component and its status. `workload` is its Deployment as observed, or None.
+    """Return the objects of a component and its status. `workload` is its workload as observed, or None.
 
-    `now` is a timestamp of RFC 3339. A component that cannot be rendered gets a condition and an event, no objects.
+    `now` is a timestamp of RFC 3339. A component that the cluster cannot run gets a condition and an event, no objects.
     """
     name = deployed.metadata.name
     try:
-        objects = component_objects(deployed, settings)
-    except CannotRender as error:
-        status = _status(deployed, None, Condition(type="Available", status="False", reason="CannotRender"), now)
-        status.conditions = [
-            msgspec.structs.replace(one, message=str(error)) if one.type == "Available" else one
-            for one in status.conditions or []
-        ]
+        objects = component_objects(deployed, settings, facts)
+    except WorkloadError as error:
+        refused = Condition(type="Available", status="False", reason="CannotRender", message=str(error))
+        status = _status(deployed, None, refused, now)
         return Plan(status=encode(status), events=[EventNote("Warning", "CannotRender", f"{name}: {error}")])
-    ready = is_ready(workload)
+    kind = objects[0]["kind"]
+    if kind == "LeaderWorkerSet":
+        found = leader_worker_set_readiness(objects[0]["metadata"]["name"], workload)
+        ready, reported = found.is_ready, None if workload is None else found.status
+    else:
+        ready, reported = is_ready(workload), _deployment_status(workload)
     available = Condition(
         type="Available",
         status="True" if ready else "False",
-        reason="DeploymentReady" if ready else "DeploymentNotReady",
-        message="Deployment is ready" if ready else "Deployment is not ready",
+        reason=f"{kind}Ready" if ready else f"{kind}NotReady",
+        message=f"{kind} is ready" if ready else f"{kind} is not ready",
     )
-    return Plan(apply=objects, describes_observed=True, status=encode(_status(deployed, workload, available, now)))
+    return Plan(apply=objects, describes_observed=True, status=encode(_status(deployed, reported, available, now)))
 
 
-def component_objects(deployed: DynamoComponentDeployment, settings: OperatorSettings) -> list[KubeObject]:
-    """Return the objects of a component. Raise `CannotRender` for several nodes."""
+def component_objects(
+    deployed: DynamoComponentDeployment, settings: OperatorSettings, facts: ClusterFacts
+) -> list[KubeObject]:
+    """Return the objects of a component, its workload first. Raise `WorkloadError` if the cluster cannot run it."""
     component = component_of(deployed)
-    if component.multinode is not None:
-        raise CannotRender("spec.multinode: workloads of several nodes are not supported yet")
     context = context_of(deployed, component, settings)
+    annotations = deployed.metadata.annotations
+    framework = framework_of(component, deployed.spec.backend_framework)
     template = pod_template(component, context, [])
-    objects = [deployment(component, context, template, deployed.metadata.annotations)]
-    if ports(component):
-        objects.append(service(component, context))
-    return objects
+    if node_count(component) > 1:
+        if not facts.has_lws:
+            raise WorkloadError("spec.multinode: requires LeaderWorkerSet, which is not installed")
+        workload = leader_worker_set(
+            component, context, template, framework=framework, annotations=annotations, has_volcano=facts.has_volcano
+        )
+    else:
+        workload = deployment(component, context, single_node_template(template, framework), annotations)
+    return [workload, service(component, context)] if ports(component) else [workload]
+
+
+def workload_name(deployed: DynamoComponentDeployment) -> tuple[str, str]:
+    """Return the kind and the name of a component's workload."""
+    if node_count(component_of(deployed)) > 1:
+        return "LeaderWorkerSet", f"{deployed.metadata.name}-0"
+    return "Deployment", deployed.metadata.name
 
 
 def component_of(deployed: DynamoComponentDeployment) -> ComponentSpec:
@@ -168,7 +192,7 @@ def gpus(template: KubeObject | None) -> int:
 
 
 def _status(
-    deployed: DynamoComponentDeployment, workload: KubeObject | None, available: Condition, now: str
+    deployed: DynamoComponentDeployment, reported: ComponentStatus | None, available: Condition, now: str
 ) -> ComponentDeploymentStatus:
     generation = deployed.metadata.generation
     component_ready = Condition(
@@ -184,18 +208,15 @@ def _status(
     return ComponentDeploymentStatus(
         conditions=conditions,
         pod_selector={SELECTOR: deployed.metadata.name},
-        component=_replica_status(deployed, workload),
+        component=reported and _described(deployed, reported),
         observed_generation=generation,
     )
 
 
-def _replica_status(deployed: DynamoComponentDeployment, workload: KubeObject | None) -> ComponentStatus | None:
+def _deployment_status(workload: KubeObject | None) -> ComponentStatus | None:
     if workload is None:
         return None
     reported = workload.get("status") or {}
-    template = deployed.spec.pod_template
-    annotations = ((template or {}).get("metadata") or {}).get("annotations") or {}
-    limit: Any = annotations.get(POWER_LIMIT, "")
     return ComponentStatus(
         component_kind="Deployment",
         component_names=[workload["metadata"]["name"]],
@@ -203,10 +224,25 @@ def _replica_status(deployed: DynamoComponentDeployment, workload: KubeObject | 
         updated_replicas=reported.get("updatedReplicas", 0),
         ready_replicas=reported.get("readyReplicas", 0),
         available_replicas=reported.get("availableReplicas", 0),
+    )
+
+
+def _described(deployed: DynamoComponentDeployment, reported: ComponentStatus) -> ComponentStatus:
+    """Return the replicas with what the specification says of each: namespace, GPUs and their power limit."""
+    component = component_of(deployed)
+    template = deployed.spec.pod_template
+    annotations = ((template or {}).get("metadata") or {}).get("annotations") or {}
+    limit: Any = annotations.get(POWER_LIMIT, "")
+    count = gpus(template) * node_count(component)
+    return msgspec.structs.replace(
+        reported,
+        available_replicas=reported.ready_replicas
+        if reported.available_replicas is None
+        else reported.available_replicas,
         runtime_namespace=runtime_namespace(deployed),
-        runtime_component_name=deployed.metadata.labels.get(COMPONENT) or deployed.metadata.name,
-        gpus_per_engine=gpus(template) or None,
-        gpus_per_replica=gpus(template) or None,
+        runtime_component_name=component.name,
+        gpus_per_engine=count or None,
+        gpus_per_replica=count or None,
         gpu_power_limit_watts=int(limit) if limit.isdigit() else None,
     )
 

@@ -9,10 +9,14 @@ from dataclasses import dataclass, field
 
 from dynamo.operator.reconcile.component import runtime_namespace
 from dynamo.operator.reconcile.conditions import is_true, with_condition
+from dynamo.operator.reconcile.multinode.nodes import node_count
+from dynamo.operator.reconcile.multinode.wait_for_leader import config_map
 from dynamo.operator.reconcile.names import (
     COMPONENT,
     CURRENT_WORKER_HASH,
     GRAPH,
+    MAX_SURGE,
+    MAX_UNAVAILABLE,
     RESTART_AT,
     WORKER_HASH,
     GraphContext,
@@ -49,6 +53,10 @@ DISCOVERY_RULES = [
         "verbs": ["get", "list", "watch", "create", "patch"],
     },
 ]
+
+
+ONE_GROUP = {MAX_SURGE: "0", MAX_UNAVAILABLE: "1"}
+"""Update of components of several nodes, unless annotations differ: a surge would need the GPUs of a group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +123,7 @@ def graph_plan(graph: DynamoGraphDeployment, observed: ObservedGraph, settings: 
     context = context_of_graph(graph, settings, graph.metadata.namespace)
     one_pass = GraphPass(graph, context, observed, now)
     restart = _restart(one_pass)
-    apply, adapters, patches = list(discovery_access(context)), list[KubeObject](), list[ObjectPatch]()
+    apply, adapters, patches = list(shared_objects(graph, context)), list[KubeObject](), list[ObjectPatch]()
     with_restart = marked(graph.spec.restart, restart, [one.name for one in one_pass.components])
     for component in one_pass.components:
         state = one_pass.current(component)
@@ -124,7 +132,7 @@ def graph_plan(graph: DynamoGraphDeployment, observed: ObservedGraph, settings: 
             component,
             generation_of(state) if state else WorkerReplicas(),
             old,
-            merged(graph.spec.annotations, _annotations(component)),
+            merged(ONE_GROUP if node_count(component) > 1 else None, graph.spec.annotations, _annotations(component)),
         )
         restart_at = graph.spec.restart.id if graph.spec.restart and component.name in with_restart else None
         apply.append(component_object(graph, component, context, targets.new, restart_at or _restart_annotation(state)))
@@ -196,6 +204,13 @@ def adapter_object(component: ComponentSpec, context: GraphContext) -> KubeObjec
     made = _object(V1ALPHA1, ADAPTER, name, context, context.labels(component))
     reference = {"name": context.name, "serviceName": component.name}
     return {**made, "spec": {"replicas": replicas_of(component), "dgdRef": reference}}
+
+
+def shared_objects(graph: DynamoGraphDeployment, context: GraphContext) -> Iterator[KubeObject]:
+    """Yield the objects that all components of a graph use."""
+    yield from discovery_access(context)
+    if any(node_count(one) > 1 and is_worker(one) for one in graph.spec.components or []):
+        yield config_map(context)
 
 
 def discovery_access(context: GraphContext) -> Iterator[KubeObject]:

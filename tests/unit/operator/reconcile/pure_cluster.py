@@ -8,6 +8,7 @@ from dynamo.operator.reconcile.component import component_plan
 from dynamo.operator.reconcile.graph import DEPLOYED, ObservedGraph, graph_plan
 from dynamo.operator.reconcile.names import OperatorSettings
 from dynamo.operator.reconcile.plan import ObjectRef, Plan, ref_of
+from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.protocols.kubernetes.common import V1BETA1, KubeObject, decode
 from dynamo.protocols.kubernetes.v1beta1 import DynamoComponentDeployment, DynamoGraphDeployment
 
@@ -56,7 +57,7 @@ class PureCluster:
         name = value["metadata"]["name"]
         workload = self.objects.get(ObjectRef("apps/v1", "Deployment", NAMESPACE, name))
         deployed = decode(DynamoComponentDeployment, value)
-        return component_plan(deployed, workload, SETTINGS, now_of(self.time))
+        return component_plan(deployed, workload, SETTINGS, ClusterFacts(), now_of(self.time))
 
     def step_graph(self) -> None:
         """Reconcile the graph."""

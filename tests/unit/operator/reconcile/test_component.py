@@ -4,8 +4,16 @@ from typing import Any
 
 import pytest
 
-from dynamo.operator.reconcile.component import component_objects, component_plan, gpus, is_ready, runtime_namespace
+from dynamo.operator.reconcile.component import (
+    component_objects,
+    component_plan,
+    gpus,
+    is_ready,
+    runtime_namespace,
+    workload_name,
+)
 from dynamo.operator.reconcile.names import COMPONENT, GRAPH, NAMESPACE, WORKER_HASH, OperatorSettings
+from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.protocols.kubernetes.common import Multinode, ObjectMeta, decode
 from dynamo.protocols.kubernetes.v1beta1 import (
     ComponentDeploymentSpec,
@@ -13,6 +21,7 @@ from dynamo.protocols.kubernetes.v1beta1 import (
     DynamoComponentDeployment,
 )
 
+FACTS = ClusterFacts(has_lws=True)
 NOW = "2026-01-01T00:00:00Z"
 LATER = "2026-01-01T00:01:00Z"
 LABELS = {GRAPH: "chat", COMPONENT: "decode", NAMESPACE: "space-chat", WORKER_HASH: "0123abcd"}
@@ -44,7 +53,7 @@ def workload(**status: Any) -> dict[str, Any]:
 
 
 def test_a_component_has_a_deployment_and_a_service_of_its_name() -> None:
-    made, service = component_objects(deployed(), OperatorSettings())
+    made, service = component_objects(deployed(), OperatorSettings(), FACTS)
     assert (made["kind"], service["kind"]) == ("Deployment", "Service")
     assert made["metadata"]["name"] == service["metadata"]["name"] == "chat-decode-0123abcd"
     assert service["spec"]["selector"] == made["spec"]["selector"]["matchLabels"]
@@ -52,7 +61,7 @@ def test_a_component_has_a_deployment_and_a_service_of_its_name() -> None:
 
 
 def test_a_component_without_a_graph_is_one_of_its_own() -> None:
-    made, _ = component_objects(deployed(labels={}), OperatorSettings())
+    made, _ = component_objects(deployed(labels={}), OperatorSettings(), FACTS)
     env = {one["name"]: one.get("value") for one in made["spec"]["template"]["spec"]["containers"][0]["env"]}
     assert env["DYN_NAMESPACE"] == "space-chat-decode-0123abcd"
     assert "DYN_NAMESPACE_WORKER_SUFFIX" not in env
@@ -73,7 +82,7 @@ def test_a_component_without_a_graph_is_one_of_its_own() -> None:
     ],
 )
 def test_annotations_give_the_update_strategy(annotations: dict[str, str], expected: dict[str, Any]) -> None:
-    made, _ = component_objects(deployed(annotations=annotations), OperatorSettings())
+    made, _ = component_objects(deployed(annotations=annotations), OperatorSettings(), FACTS)
     assert made["spec"]["strategy"] == expected
 
 
@@ -107,7 +116,7 @@ def test_the_status_has_replicas_namespace_gpus_and_power_limit() -> None:
         "metadata": {"annotations": {"dynamo.nvidia.com/gpu-power-limit": "400"}},
         "spec": {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "4"}}}]},
     }
-    status = component_plan(deployed(pod_template=template), workload(), OperatorSettings(), NOW).status
+    status = component_plan(deployed(pod_template=template), workload(), OperatorSettings(), FACTS, NOW).status
     assert status is not None
     assert status["component"] == {
         "componentKind": "Deployment",
@@ -130,23 +139,52 @@ def test_the_status_has_replicas_namespace_gpus_and_power_limit() -> None:
 
 
 def test_a_condition_keeps_its_time_until_its_status_changes() -> None:
-    first = component_plan(deployed(), workload(), OperatorSettings(), NOW).status
+    first = component_plan(deployed(), workload(), OperatorSettings(), FACTS, NOW).status
     assert first is not None
     again = deployed()
     again.status = decode(ComponentDeploymentStatus, first)
-    second = component_plan(again, workload(), OperatorSettings(), LATER).status
+    second = component_plan(again, workload(), OperatorSettings(), FACTS, LATER).status
     assert second == first
-    changed = component_plan(again, workload(availableReplicas=0), OperatorSettings(), LATER).status
+    changed = component_plan(again, workload(availableReplicas=0), OperatorSettings(), FACTS, LATER).status
     assert changed is not None
     assert {one["lastTransitionTime"] for one in changed["conditions"]} == {LATER}
 
 
-def test_a_component_of_several_nodes_gets_a_condition_and_an_event_instead_of_objects() -> None:
-    plan = component_plan(deployed(multinode=Multinode(2)), None, OperatorSettings(), NOW)
+COMMAND = ["python3", "-m", "dynamo.vllm", "--model", "m", "--tensor-parallel-size", "8"]
+
+
+def of_several_nodes() -> Any:
+    main = {"name": "main", "command": COMMAND, "resources": {"limits": {"nvidia.com/gpu": "4"}}}
+    return deployed(multinode=Multinode(2), pod_template={"spec": {"containers": [main]}})
+
+
+def test_a_component_of_several_nodes_has_a_leader_worker_set() -> None:
+    plan = component_plan(of_several_nodes(), None, OperatorSettings(), FACTS, NOW)
+    assert [one["kind"] for one in plan.apply] == ["LeaderWorkerSet", "Service"]
+    assert plan.apply[0]["metadata"]["name"] == workload_name(of_several_nodes())[1] == "chat-decode-0123abcd-0"
+    assert plan.status is not None
+    assert plan.status["conditions"][0]["reason"] == "LeaderWorkerSetNotReady"
+
+
+def test_the_status_of_a_leader_worker_set_counts_groups_and_all_their_gpus() -> None:
+    status = {"replicas": 2, "updatedReplicas": 2, "readyReplicas": 2} | {
+        "conditions": [{"type": "Available", "status": "True"}]
+    }
+    observed = {"metadata": {"name": "x"}, "spec": {"replicas": 2}, "status": status}
+    plan = component_plan(of_several_nodes(), observed, OperatorSettings(), FACTS, NOW)
+    assert plan.status is not None
+    assert plan.status["conditions"][0]["status"] == "True"
+    found = plan.status["component"]
+    assert (found["componentKind"], found["readyReplicas"], found["availableReplicas"]) == ("LeaderWorkerSet", 2, 2)
+    assert (found["gpusPerReplica"], found["runtimeNamespace"]) == (8, "space-chat-0123abcd")
+
+
+def test_a_cluster_that_cannot_run_several_nodes_is_a_condition_and_an_event() -> None:
+    plan = component_plan(of_several_nodes(), None, OperatorSettings(), ClusterFacts(), NOW)
     assert plan.apply == ()
     assert plan.status is not None
     assert plan.status["conditions"][0]["reason"] == "CannotRender"
-    assert "spec.multinode" in plan.status["conditions"][0]["message"]
+    assert "spec.multinode: requires LeaderWorkerSet" in plan.status["conditions"][0]["message"]
     assert [event.reason for event in plan.events] == ["CannotRender"]
 
 
