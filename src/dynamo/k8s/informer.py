@@ -53,7 +53,7 @@ class Informer:
         self._source = source
         self._kind = kind
         self._namespace = namespace
-        self._labels = labels
+        self.labels = labels
         self._on_change = on_change
         self._on_sync = on_sync
         self._clock = clock or SystemClock()
@@ -90,7 +90,7 @@ class Informer:
 
     async def listed(self) -> KubeListing:
         """Return the objects as the server has them now, independent of the view."""
-        return await self._source.list(self._kind, self._namespace, self._labels)
+        return await self._source.list(self._kind, self._namespace, self.labels)
 
     async def _follow(self) -> bool:
         """List if necessary, and watch until the server ends the watch; return whether the watch had a change."""
@@ -101,7 +101,7 @@ class Informer:
             self._connected()
             self.is_synced = True
             self._on_sync()
-        changes = self._source.watch(self._kind, self._revision, self._namespace, self._labels)
+        changes = self._source.watch(self._kind, self._revision, self._namespace, self.labels)
         has_changed = False
         async with aclosing(changes) as received:  # type: ignore[type-var]
             async for change in received:

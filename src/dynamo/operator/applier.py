@@ -126,7 +126,9 @@ class Applier:
         kind = BY_NAME[ref.api_version, ref.kind]
         observed = self._view.get(kind, ref.namespace, ref.name)
         digest, known = digest_of(value), self._written.get(ref)
-        if observed is None and known is None:  # It may exist without the labels of the view.
+        if (
+            observed is None and known is None and not self._view.has_all(kind)
+        ):  # It may exist without the labels of the view.
             observed = await self._writer.get(kind, ref.name, ref.namespace)
         if observed is not None:
             check_controller(value, observed)

@@ -30,6 +30,8 @@ from dynamo.protocols.kubernetes.v1beta1 import (
 logger = logging.getLogger(__name__)
 
 CONFLICT = 409
+SETTLE_S = 0.1
+"""Delay of a pass after a change, in which further changes arrive: those of one object's children come together."""
 WORKLOADS = {"Deployment": DEPLOYMENTS, "LeaderWorkerSet": LEADER_WORKER_SETS}
 Planner = Callable[[KubeObject, str], Plan]
 """Returns the plan of an object at a time (RFC 3339)."""
@@ -112,6 +114,8 @@ class Reconciler:
         self._view = view
         self._applier = applier
         self._clock = clock or SystemClock()
+        self._deferred: set[ObjectKey] = set()
+        """Objects whose last pass wrote children and left the status to the next one, when these have changed too."""
 
     async def reconcile(self, key: ObjectKey) -> float | None:
         """Make the cluster match an object. Return the seconds after which to look again, or None.
@@ -121,6 +125,7 @@ class Reconciler:
         kind = self._controller.kind
         value = self._view.get(kind, *key)
         if value is None or value["metadata"].get("deletionTimestamp"):
+            self._deferred.discard(key)
             return None  # Its children are collected with it.
         plan = self._plan(value)
         try:
@@ -134,7 +139,11 @@ class Reconciler:
             raise
         value = self._view.get(kind, *key) or value
         if has_written and plan.describes_observed:
+            if key not in self._deferred:
+                self._deferred.add(key)
+                return SETTLE_S
             plan = self._plan(value)
+        self._deferred.discard(key)
         await self._applier.write_status(plan, value, kind)
         return plan.requeue_s
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -36,6 +36,7 @@ from dynamo.k8s.leader import LeaderElection
 from dynamo.k8s.workqueue import WorkQueue
 from dynamo.operator.applier import Applier
 from dynamo.operator.controllers import (
+    SETTLE_S,
     AdapterController,
     ComponentController,
     GraphController,
@@ -70,7 +71,7 @@ class RunningController:
     """One kind with its queue and workers."""
 
     kind: ObjectKind
-    queue: WorkQueue[ObjectKey] = field(default_factory=WorkQueue)
+    queue: WorkQueue[ObjectKey]
     controller: Controller[ObjectKey] | None = None
 
 
@@ -131,7 +132,9 @@ class Operator:
     @property
     def is_idle(self) -> bool:
         """Whether no object waits to be reconciled or is being reconciled."""
-        return self.is_ready and not any(one.queue.depth or one.queue.processing for one in self._running)
+        return self.is_ready and not any(
+            one.queue.depth or one.queue.delayed or one.queue.processing for one in self._running
+        )
 
     def start(self) -> None:
         """View the cluster, and reconcile from the time when the view is complete and this process leads."""
@@ -169,7 +172,7 @@ class Operator:
         return self._run(made.kind, reconciler.reconcile)
 
     def _run(self, kind: ObjectKind, reconcile: Callable[[ObjectKey], Awaitable[float | None]]) -> RunningController:
-        running = RunningController(kind)
+        running = RunningController(kind, WorkQueue(clock=self._clock))
 
         def record(result: ReconcileResult[ObjectKey]) -> None:
             self.metrics.record(kind, result)
@@ -185,14 +188,14 @@ class Operator:
         queue = next(one.queue for one in self._running if one.kind == MODELS)
         for model, _ in self.view.objects(MODELS):
             if model[0] == key[0]:
-                queue.add(model)
+                queue.add_after(model, SETTLE_S)
 
     def _graph_changed(self, key: ObjectKey) -> None:
         """Reconcile the scaling adapters of a graph, whose status shows its replicas."""
         graph = self.view.get(GRAPHS, *key)
         queue = next(one.queue for one in self._running if one.kind == STORED_ADAPTERS)
         for adapter in self.view.children(graph, STORED_ADAPTERS) if graph else ():
-            queue.add(key_of(adapter))
+            queue.add_after(key_of(adapter), SETTLE_S)
 
     def _application(self) -> Starlette:
         routes = [
@@ -217,6 +220,6 @@ class Operator:
 
 def _adder(queue: WorkQueue[ObjectKey]) -> Callable[[ObjectKey], None]:
     def add(key: ObjectKey) -> None:
-        queue.add(key)
+        queue.add_after(key, SETTLE_S)
 
     return add

@@ -78,6 +78,11 @@ class ClusterView:
         """Kinds in the view."""
         return self._informers
 
+    def has_all(self, kind: ObjectKind) -> bool:
+        """Return whether the view has every object of a kind, not only those with a label."""
+        informer = self._informers.get(kind)
+        return informer is not None and informer.is_synced and not informer.labels
+
     def count(self, kind: ObjectKind) -> int:
         """Return the number of objects of a kind."""
         return len(self._informers[kind].objects)

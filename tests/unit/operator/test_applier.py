@@ -28,8 +28,9 @@ class Subject:
     def __init__(self, store: KubeStore) -> None:
         self.store = store
         self.view = ClusterView(store)
-        for kind in (GRAPHS, COMPONENTS, SERVICES):
+        for kind in (GRAPHS, COMPONENTS):
             self.view.watch(kind)
+        self.view.watch(SERVICES, "a")
         self.applier = Applier(store, self.view, store)
         self.graph = store.put(GRAPHS, {"metadata": {"name": "chat", "namespace": "space"}, "spec": {}})
 

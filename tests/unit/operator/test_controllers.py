@@ -10,7 +10,7 @@ from tests.unit.operator.kube_store import KubeStore
 from dynamo.k8s.client import KubeRefused
 from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, GRAPHS, STORED_ADAPTERS
 from dynamo.operator.applier import Applier, NotControlled
-from dynamo.operator.controllers import ComponentController, GraphController, Reconciler
+from dynamo.operator.controllers import SETTLE_S, ComponentController, GraphController, Reconciler
 from dynamo.operator.reconcile.names import OperatorSettings
 from dynamo.operator.view import ClusterView
 
@@ -53,6 +53,8 @@ async def subject() -> AsyncIterator[Subject]:
 
 async def test_a_graph_gets_its_components_and_these_their_deployments(subject: Subject) -> None:
     await subject.put([{"name": "Frontend", "type": "frontend"}])
+    assert await subject.graphs.reconcile(KEY) == SETTLE_S
+    assert "status" not in subject.store.objects["dynamographdeployments", "space", "chat"]
     await subject.graphs.reconcile(KEY)
     await turns(20)
     await subject.components.reconcile(("space", "chat-frontend"))
@@ -67,6 +69,17 @@ async def test_a_graph_gets_its_components_and_these_their_deployments(subject: 
     ]
     graph = subject.store.objects["dynamographdeployments", "space", "chat"]
     assert graph["status"]["state"] == "pending"
+
+
+async def test_a_status_is_written_also_while_something_else_changes_the_children_again_and_again(
+    subject: Subject,
+) -> None:
+    await subject.put([{"name": "Frontend", "type": "frontend"}])
+    await subject.graphs.reconcile(KEY)
+    subject.store.remove(COMPONENTS, "space", "chat-frontend")
+    await turns(20)
+    assert await subject.graphs.reconcile(KEY) is None
+    assert subject.store.objects["dynamographdeployments", "space", "chat"]["status"]["state"] == "pending"
 
 
 async def test_a_malformed_object_gets_an_event_and_is_not_retried(subject: Subject) -> None:
@@ -117,6 +130,7 @@ async def test_a_status_written_after_a_change_does_not_describe_the_state_befor
     graph = subject.store.objects["dynamographdeployments", "space", "chat"]
     assert graph["status"]["state"] == "successful"
     await subject.put([{"name": "Frontend", "type": "frontend", "replicas": 2}])
+    await subject.graphs.reconcile(KEY)
     await subject.graphs.reconcile(KEY)
     graph = subject.store.objects["dynamographdeployments", "space", "chat"]
     assert graph["status"]["state"] == "pending"

@@ -8,7 +8,9 @@ import pytest
 from tests.settle import turns
 from tests.unit.operator.kube_store import KubeStore
 
+from dynamo.core.clock import ManualClock
 from dynamo.k8s.kinds import GRAPHS
+from dynamo.operator.controllers import SETTLE_S
 from dynamo.operator.manager import Operator
 from dynamo.operator.reconcile.names import OperatorSettings
 
@@ -31,8 +33,13 @@ def store() -> KubeStore:
 
 
 @pytest.fixture
-async def operator(store: KubeStore) -> AsyncIterator[Operator]:
-    made = Operator(store, OperatorSettings())  # type: ignore[arg-type]
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def operator(store: KubeStore, clock: ManualClock) -> AsyncIterator[Operator]:
+    made = Operator(store, OperatorSettings(), clock=clock)  # type: ignore[arg-type]
     yield made
     await made.close()
 
@@ -43,8 +50,10 @@ async def get(operator: Operator, path: str) -> httpx.Response:
         return await client.get(path)
 
 
-async def until_idle(operator: Operator) -> None:
+async def until_idle(operator: Operator, clock: ManualClock) -> None:
     for _ in range(200):
+        await turns(50)
+        clock.advance(SETTLE_S)
         await turns(50)
         if operator.is_idle:
             return
@@ -61,14 +70,16 @@ async def test_it_is_ready_when_every_kind_was_listed(operator: Operator) -> Non
     assert (await get(operator, "/readyz")).status_code == 200
 
 
-async def test_metrics_count_objects_reconciliations_and_writes(operator: Operator, store: KubeStore) -> None:
+async def test_metrics_count_objects_reconciliations_and_writes(
+    operator: Operator, store: KubeStore, clock: ManualClock
+) -> None:
     store.put(GRAPHS, GRAPH)
     operator.view.start()
     operator.events.start()
     for one in operator._running:
         assert one.controller is not None
         one.controller.start()
-    await until_idle(operator)
+    await until_idle(operator, clock)
     text = (await get(operator, "/metrics")).text
     assert 'dynamo_operator_resources_total{resource_type="DynamoGraphDeployment",status="ready"} 1' in text
     assert 'dynamo_operator_reconcile_total{resource_type="DynamoComponentDeployment",result="success"}' in text
@@ -89,9 +100,13 @@ async def test_a_follower_writes_nothing(store: KubeStore) -> None:
         async def close(self) -> None: ...
 
     store.put(GRAPHS, GRAPH)
-    follower = Operator(store, OperatorSettings(), election=Never())  # type: ignore[arg-type]
+    clock = ManualClock()
+    follower = Operator(store, OperatorSettings(), election=Never(), clock=clock)  # type: ignore[arg-type]
     follower.start()
-    await turns(200)
+    for _ in range(5):
+        await turns(50)
+        clock.advance(SETTLE_S)
+    await turns(50)
     assert follower.is_ready
     assert store.calls == []
     await follower.close()

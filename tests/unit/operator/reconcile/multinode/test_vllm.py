@@ -144,7 +144,7 @@ def test_single_node_with_elastic_parallelism_starts_a_ray_head(tmp_path) -> Non
     assert [one["name"] for one in main["env"]] == ["A", "POD_IP", "VLLM_DP_MASTER_IP"]
     found = programs(main, tmp_path, variables={"POD_IP": "10.0.0.1"}, names=("python3", "ray"))
     assert main["args"][0].startswith('ray start --head --port=6379 --node-ip-address="$POD_IP" --block & ')
-    assert found[-1] == ["python3", "-m", "dynamo.vllm", *args]
+    assert ["python3", "-m", "dynamo.vllm", *args] in found
 
 
 @pytest.mark.parametrize("args", [[], ["--enable-elastic-ep"], ["-dpb", "ray"]])
