@@ -5,7 +5,7 @@ workers. Grove updates cliques in place, so that names have no generation of the
 """
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from dynamo.operator.reconcile.multinode import framework_of, role_templates, single_node_template
@@ -17,6 +17,7 @@ from dynamo.operator.reconcile.multinode.nodes import (
     node_count,
 )
 from dynamo.operator.reconcile.names import GRAPH, PREFIX, SELECTOR, GraphContext, merged, service_name
+from dynamo.operator.reconcile.plan import ObjectPatch, ObjectRef
 from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.protocols.kubernetes.common import KubeObject
 from dynamo.protocols.kubernetes.v1beta1 import ComponentSpec, DynamoGraphDeployment, GraphTopologyConstraint
@@ -105,6 +106,28 @@ def pod_clique_set(
         "metadata": _metadata(graph, context, facts),
         "spec": spec,
     }
+
+
+def scale_patches(
+    graph: DynamoGraphDeployment, context: GraphContext, observed: Collection[KubeObject]
+) -> list[ObjectPatch]:
+    """Return the changes of replicas of the PodCliques and PodCliqueScalingGroups that exist.
+
+    Grove makes them from the PodCliqueSet, but does not scale those that exist when its template changes. Those that do
+    not exist yet are made with the right replicas. A component without replicas keeps what others have set.
+    """
+    components = graph.spec.components or []
+    known = {(one["kind"], one["metadata"]["name"]): one for one in observed}
+    patches = []
+    for component in components:
+        kind = "PodClique" if node_count(component) == 1 else "PodCliqueScalingGroup"
+        name = grove_component_name(context.name, components, component)
+        found = known.get((kind, name))
+        if found is None or component.replicas is None or found["spec"].get("replicas", 1) == component.replicas:
+            continue
+        ref = ObjectRef(API_VERSION, kind, context.namespace, name)
+        patches.append(ObjectPatch(ref, {"spec": {"replicas": component.replicas}}))
+    return patches
 
 
 def component_cliques(

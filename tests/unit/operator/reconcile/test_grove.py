@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.golden import check_golden
 from tests.unit.operator.reconcile.worlds import CONTEXT, MP, worker
 
-from dynamo.operator.reconcile.grove import grove_component_name, pod_clique_set, pod_clique_set_name
+from dynamo.operator.reconcile.grove import grove_component_name, pod_clique_set, pod_clique_set_name, scale_patches
 from dynamo.operator.reconcile.multinode.nodes import WorkloadError
 from dynamo.operator.reconcile.pods import pod_template
 from dynamo.operator.reconcile.provider import ClusterFacts
@@ -123,6 +123,28 @@ def test_component_names_the_topology_when_the_graph_packs_nothing() -> None:
 def test_graph_that_grove_cannot_run_is_refused(one, facts, message) -> None:
     with pytest.raises(WorkloadError, match=message):
         rendered(one, facts)
+
+
+def test_existing_cliques_and_groups_are_scaled() -> None:
+    one = graph(FRONTEND, worker("vllm", name="A", nodes=1, replicas=3), worker("vllm", replicas=2))
+
+    def existing(kind: str, name: str, replicas: int) -> KubeObject:
+        return {"kind": kind, "metadata": {"name": name}, "spec": {"replicas": replicas}}
+
+    observed = [
+        existing("PodClique", "g-0-frontend", 7),  # Without replicas in the graph: another owner scales it.
+        existing("PodClique", "g-0-a", 1),
+        existing("PodCliqueScalingGroup", "g-0-decode", 1),
+        existing("PodClique", "g-0-decode-0-decode-ldr", 1),
+    ]
+    found = scale_patches(one, CONTEXT, observed)
+    assert [(patch.ref.kind, patch.ref.name, patch.value) for patch in found] == [
+        ("PodClique", "g-0-a", {"spec": {"replicas": 3}}),
+        ("PodCliqueScalingGroup", "g-0-decode", {"spec": {"replicas": 2}}),
+    ]
+    observed[1]["spec"]["replicas"], observed[2]["spec"]["replicas"] = 3, 2
+    assert scale_patches(one, CONTEXT, observed) == []
+    assert scale_patches(one, CONTEXT, []) == []
 
 
 def test_name_of_the_set_is_shortened_with_a_hash() -> None:
