@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 
 from dynamo.operator.reconcile.component import runtime_namespace
 from dynamo.operator.reconcile.conditions import is_true, with_condition
+from dynamo.operator.reconcile.lws import VOLCANO_QUEUE
 from dynamo.operator.reconcile.multinode.nodes import node_count
+from dynamo.operator.reconcile.multinode.vllm import EXECUTOR_ANNOTATION, ORIGIN_ANNOTATION
 from dynamo.operator.reconcile.multinode.wait_for_leader import config_map
 from dynamo.operator.reconcile.names import (
     COMPONENT,
@@ -55,6 +57,8 @@ DISCOVERY_RULES = [
 ]
 
 
+PASSED_ON = (EXECUTOR_ANNOTATION, ORIGIN_ANNOTATION, VOLCANO_QUEUE)
+"""Annotations of the graph itself that decide how its components run on several nodes."""
 ONE_GROUP = {MAX_SURGE: "0", MAX_UNAVAILABLE: "1"}
 """Update of components of several nodes, unless annotations differ: a surge would need the GPUs of a group."""
 
@@ -189,7 +193,8 @@ def component_object(
     if template:
         spec["podTemplate"] = template
     made = _object(V1BETA1, DEPLOYED, context.object_name(component), context, context.labels(component))
-    annotations = merged(graph.spec.annotations, _annotations(component))
+    own = {name: value for name, value in graph.metadata.annotations.items() if name in PASSED_ON}
+    annotations = merged(own if node_count(component) > 1 else None, graph.spec.annotations, _annotations(component))
     if annotations:
         made["metadata"]["annotations"] = annotations
     return {**made, "spec": spec}

@@ -57,6 +57,16 @@ def main_env(value: KubeObject) -> dict[str, Any]:
     return {one["name"]: one.get("value") for one in main["env"]}
 
 
+def test_annotations_of_the_graph_that_several_nodes_need_are_those_of_the_component() -> None:
+    executor = {"nvidia.com/vllm-distributed-executor-backend": "mp"}
+    several = component("decode", "decode", multinode={"nodeCount": 2})
+    made = PureCluster({"spec": {"components": [component("Frontend", "frontend"), several]}})
+    made.graph["metadata"]["annotations"] = {**executor, "other": "x"}
+    made.step_graph()
+    found = {one["spec"]["name"]: one["metadata"].get("annotations") for one in made.of_kind(DEPLOYED)}
+    assert found == {"Frontend": None, "decode": executor}
+
+
 def test_a_graph_becomes_a_component_a_deployment_and_a_service_each(cluster: PureCluster) -> None:
     generation = worker_hash(decode(DynamoGraphDeployment, cluster.graph))
     wanted = sorted(["chat-frontend", f"chat-prefill-{generation}", f"chat-decode-{generation}"])
