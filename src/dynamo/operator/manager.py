@@ -13,7 +13,7 @@ from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.http_server import HttpServer, ServerLimits, metrics_response, plain_text
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
-from dynamo.k8s.client import KubeClient
+from dynamo.k8s.client import KubeClient, KubeRefused, KubeUnavailable
 from dynamo.k8s.controller import Controller, ReconcileResult
 from dynamo.k8s.events import EventRecorder
 from dynamo.k8s.informer import ObjectKey, key_of
@@ -55,6 +55,8 @@ COMPONENT = "dynamo-operator"
 SYNC_POLL_S = 0.05
 STOP_S = 20.0
 """Time for running reconciliations at the end; the Lease is released after them."""
+KINDS_RETRY_S = 2.0
+"""Pause before the kinds of an API server that is away are read again."""
 LABELLED = (DEPLOYMENTS, SERVICES, SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CONFIG_MAPS)
 """Kinds of which only the objects of graphs are viewed."""
 OPTIONAL = (LEADER_WORKER_SETS,)
@@ -84,16 +86,18 @@ class Operator:
         settings: OperatorSettings,
         *,
         namespace: str | None = None,
-        optional: Sequence[ObjectKind] = (),
+        optional: Sequence[ObjectKind] | None = (),
         workers: int = 4,
         election: LeaderElection | None = None,
         metrics: MetricsRegistry | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """View also the `optional` kinds, which the cluster has.
+        """View also the `optional` kinds, which the cluster has; None: those that it has when the view starts.
 
         With an `election`, nothing is written before this process is the leader.
         """
+        self._client = client
+        self._optional = optional
         self._clock = clock or SystemClock()
         self._workers = workers
         self._election = election
@@ -118,7 +122,7 @@ class Operator:
         for kind in (GRAPHS, COMPONENTS, STORED_ADAPTERS, MODELS):
             self.view.watch(kind)
         self.view.watch(ENDPOINT_SLICES, BASE_MODEL_HASH)
-        for kind in (*LABELLED, *optional):
+        for kind in (*LABELLED, *(optional or ())):
             self.view.watch(kind, GRAPH)
         self.http = HttpServer(self._application(), ServerLimits())
 
@@ -138,7 +142,8 @@ class Operator:
 
     def start(self) -> None:
         """View the cluster, and reconcile from the time when the view is complete and this process leads."""
-        self.view.start()
+        if self._optional is not None:
+            self.view.start()
         self.events.start()
         if self._election is not None:
             self._election.start()
@@ -158,6 +163,10 @@ class Operator:
             await self._election.close()
 
     async def _begin(self) -> None:
+        if self._optional is None:
+            for kind in await self._present_kinds():
+                self.view.watch(kind, GRAPH)
+            self.view.start()
         while not self.view.is_synced:
             await self._clock.sleep(SYNC_POLL_S)
         if self._election is not None:
@@ -166,6 +175,15 @@ class Operator:
             assert one.controller is not None
             one.controller.start()
         logger.info("reconciling %d graphs", self.view.count(GRAPHS))
+
+    async def _present_kinds(self) -> list[ObjectKind]:
+        """Return the optional kinds once the API server responds."""
+        while True:
+            try:
+                return await optional_kinds(self._client)
+            except (KubeRefused, KubeUnavailable) as error:
+                logger.warning("cannot read the kinds of the API server: %s; retrying in %g s", error, KINDS_RETRY_S)
+                await self._clock.sleep(KINDS_RETRY_S)
 
     def _controlled(self, made: ObjectController) -> RunningController:
         reconciler = Reconciler(made, self.view, self.applier, self.events, self._clock)

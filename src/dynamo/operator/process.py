@@ -13,7 +13,7 @@ from dynamo.core.listening import bind
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.k8s.client import KubeClient
 from dynamo.k8s.leader import LeaderElection, LeaseName, process_identity
-from dynamo.operator.manager import COMPONENT, Operator, optional_kinds
+from dynamo.operator.manager import COMPONENT, Operator
 from dynamo.operator.reconcile.names import OperatorSettings
 from dynamo.operator.webhooks import WebhookServer, WebhookSettings
 from dynamo.runtime.run_service import run_service
@@ -99,7 +99,7 @@ async def serve(options: OperatorOptions) -> AsyncIterator[None]:
             client,
             options.settings,
             namespace=options.namespace or None,
-            optional=await optional_kinds(client),
+            optional=None,
             workers=options.workers,
             election=election,
             metrics=registry,

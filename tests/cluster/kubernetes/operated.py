@@ -13,7 +13,7 @@ from tests.cluster.kubernetes.running import KubernetesServer
 from dynamo.k8s.client import KubeClient
 from dynamo.k8s.kinds import GRAPHS
 from dynamo.k8s.leader import LeaderElection
-from dynamo.operator.manager import Operator, optional_kinds
+from dynamo.operator.manager import Operator
 from dynamo.operator.reconcile.names import OperatorSettings
 from dynamo.protocols.kubernetes.crds import manifests
 
@@ -51,7 +51,7 @@ class OperatedCluster:
     ) -> AsyncIterator[Operator]:
         """Run an operator, with a client of its own if one is given."""
         used = client or self.client
-        made = Operator(used, OperatorSettings(), election=election, optional=await optional_kinds(used))
+        made = Operator(used, OperatorSettings(), election=election, optional=None)
         made.start()
         try:
             yield made

@@ -5,13 +5,14 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.settle import turns
+from tests.settle import turns, until
 from tests.unit.operator.kube_store import KubeStore
 
 from dynamo.core.clock import ManualClock
-from dynamo.k8s.kinds import GRAPHS
+from dynamo.k8s.client import KubeUnavailable
+from dynamo.k8s.kinds import GRAPHS, LEADER_WORKER_SETS
 from dynamo.operator.controllers import SETTLE_S
-from dynamo.operator.manager import Operator
+from dynamo.operator.manager import KINDS_RETRY_S, Operator
 from dynamo.operator.reconcile.names import OperatorSettings
 
 GRAPH: dict[str, Any] = {
@@ -68,6 +69,28 @@ async def test_it_is_ready_when_every_kind_was_listed(operator: Operator) -> Non
     operator.start()
     await turns(50)
     assert (await get(operator, "/readyz")).status_code == 200
+
+
+async def test_kinds_of_the_cluster_are_read_again_until_the_server_responds() -> None:
+    clock = ManualClock()
+
+    class Away(KubeStoreWithEvents):
+        is_away = True
+
+        async def discover(self, api_version: str, kind: str) -> Any:
+            if self.is_away:
+                raise KubeUnavailable("away")
+            return LEADER_WORKER_SETS
+
+    server = Away()
+    made = Operator(server, OperatorSettings(), optional=None, clock=clock)  # type: ignore[arg-type]
+    made.start()
+    await turns(50)
+    assert not made.is_ready
+    server.is_away = False
+    clock.advance(KINDS_RETRY_S)
+    await until(lambda: LEADER_WORKER_SETS in made.view.kinds)
+    await made.close()
 
 
 async def test_metrics_count_objects_reconciliations_and_writes(
