@@ -228,7 +228,7 @@ def _deployment_status(workload: KubeObject | None) -> ComponentStatus | None:
 
 
 def _described(deployed: DynamoComponentDeployment, reported: ComponentStatus) -> ComponentStatus:
-    """Return the replicas with what the specification says of each: namespace, GPUs and their power limit."""
+    """Return the replicas with their namespace, GPUs and power limit from the specification."""
     component = component_of(deployed)
     template = deployed.spec.pod_template
     annotations = ((template or {}).get("metadata") or {}).get("annotations") or {}
