@@ -140,7 +140,8 @@ def rendered(manifest: Manifest, settings: OperatorSettings, namespace: str) -> 
         found = [value]
     else:
         graph = decode(DynamoGraphDeployment, value)
-        found = list(graph_plan(graph, ObservedGraph(), settings, NEVER).apply)
+        plan = graph_plan(graph, ObservedGraph(), settings, NEVER)
+        found = [*plan.create, *plan.apply]
     deployed = [decode(DynamoComponentDeployment, one) for one in found if one["kind"] == "DynamoComponentDeployment"]
     try:
         return found + [made for one in deployed for made in component_objects(one, settings, RENDERED)]

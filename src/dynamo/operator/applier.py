@@ -22,6 +22,7 @@ class KubeWriter(Protocol):
     """Writes objects: `KubeClient`, or a fake in tests."""
 
     async def get(self, kind: ObjectKind, name: str, namespace: str | None = None) -> KubeObject | None: ...
+    async def create(self, kind: ObjectKind, value: KubeObject, namespace: str | None = None) -> KubeObject: ...
     async def apply(
         self,
         kind: ObjectKind,
@@ -93,6 +94,8 @@ class Applier:
         object that belongs to something else.
         """
         before = self.counts.total
+        for value in plan.create:
+            await self._create(owned(value, owner, kind))
         for value in plan.apply:
             await self._apply(owned(value, owner, kind))
         for patch in plan.patch:
@@ -139,6 +142,17 @@ class Applier:
         self._view.store(kind, stored)
         if self._view.get(kind, ref.namespace, ref.name) is not None:
             self._written[ref] = LastWrite(digest, version_of(stored))
+
+    async def _create(self, value: KubeObject) -> None:
+        ref = ref_of(value)
+        kind = BY_NAME[ref.api_version, ref.kind]
+        if ref in self._written or self._view.get(kind, ref.namespace, ref.name) is not None:
+            return
+        if await self._writer.get(kind, ref.name, ref.namespace) is None:
+            self._view.store(kind, await self._writer.create(kind, value, ref.namespace))
+            self.counts.applied += 1
+        else:
+            self._written[ref] = LastWrite(b"", None)  # Not of the operator: it is not looked for again.
 
     async def _annotate(self, annotations: Mapping[str, str | None], owner: KubeObject, kind: ObjectKind) -> KubeObject:
         present = owner["metadata"].get("annotations") or {}

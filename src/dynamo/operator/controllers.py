@@ -9,7 +9,7 @@ import msgspec
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.k8s.client import KubeRefused
 from dynamo.k8s.informer import ObjectKey
-from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, GRAPHS, LEADER_WORKER_SETS, STORED_ADAPTERS, ObjectKind
+from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, GRAPHS, INGRESSES, LEADER_WORKER_SETS, STORED_ADAPTERS, ObjectKind
 from dynamo.k8s.times import seconds_time
 from dynamo.operator.applier import Applier, EventLog, NotControlled
 from dynamo.operator.conversion.convert import convert
@@ -61,6 +61,7 @@ class GraphController:
         observed = ObservedGraph(
             components=[decode(DynamoComponentDeployment, one) for one in components],
             adapters=[one["metadata"]["name"] for one in adapters],
+            entries=[one["metadata"]["name"] for one in self._view.children(value, INGRESSES)],
         )
         return graph_plan(decode(DynamoGraphDeployment, value), observed, self._settings, now)
 

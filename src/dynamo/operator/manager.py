@@ -23,6 +23,7 @@ from dynamo.k8s.kinds import (
     DEPLOYMENTS,
     ENDPOINT_SLICES,
     GRAPHS,
+    INGRESSES,
     LEADER_WORKER_SETS,
     MODELS,
     ROLE_BINDINGS,
@@ -30,6 +31,7 @@ from dynamo.k8s.kinds import (
     SERVICE_ACCOUNTS,
     SERVICES,
     STORED_ADAPTERS,
+    VOLUME_CLAIMS,
     ObjectKind,
 )
 from dynamo.k8s.leader import LeaderElection
@@ -57,7 +59,7 @@ STOP_S = 20.0
 """Time for running reconciliations at the end; the Lease is released after them."""
 KINDS_RETRY_S = 2.0
 """Pause before the kinds of an API server that is away are read again."""
-LABELLED = (DEPLOYMENTS, SERVICES, SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CONFIG_MAPS)
+LABELLED = (DEPLOYMENTS, SERVICES, SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CONFIG_MAPS, INGRESSES, VOLUME_CLAIMS)
 """Kinds of which only the objects of graphs are viewed."""
 OPTIONAL = (LEADER_WORKER_SETS,)
 """Kinds of other controllers, which a cluster may not have."""

@@ -18,16 +18,19 @@ from tests.cluster.kubernetes.operated import (
 from tests.cluster.kubernetes.running import KubernetesServer
 from tests.cluster.kubernetes.workloads import workload_definitions
 
+from dynamo.core.codec import json_encode
 from dynamo.k8s.kinds import (
     COMPONENTS,
     CONFIG_MAPS,
     DEPLOYMENTS,
     EVENTS,
     GRAPHS,
+    INGRESSES,
     LEADER_WORKER_SETS,
     PODS,
     SERVICES,
     STORED_ADAPTERS,
+    VOLUME_CLAIMS,
 )
 from dynamo.operator.reconcile.names import RESTART_AT
 
@@ -84,12 +87,15 @@ def test_edited_and_deleted_children_are_restored(run: Callable[[Case], None]) -
             await cluster.client.delete(SERVICES, services[0], SPACE)
             await cluster.client.delete(DEPLOYMENTS, deployments[0], SPACE)
             await cluster.client.patch(DEPLOYMENTS, deployments[1], {"spec": {"replicas": 5}}, SPACE)
-            await asyncio.sleep(0.3)
+            deadline = time.monotonic() + DEADLINE_S
+            while True:
+                restored = await cluster.client.get(DEPLOYMENTS, deployments[1], SPACE)
+                found = [await cluster.names(kind) for kind in (SERVICES, DEPLOYMENTS)]
+                if found == [services, deployments] and restored and restored["spec"]["replicas"] == 1:
+                    break
+                assert time.monotonic() < deadline, found
+                await asyncio.sleep(0.05)
             await cluster.until(is_successful(1))
-            assert await cluster.names(SERVICES) == services
-            assert await cluster.names(DEPLOYMENTS) == deployments
-            restored = await cluster.client.get(DEPLOYMENTS, deployments[1], SPACE)
-            assert restored is not None and restored["spec"]["replicas"] == 1
 
     run(case)
 
@@ -210,5 +216,29 @@ def test_several_nodes_without_a_leader_worker_set_are_a_condition(run: Callable
             await cluster.apply(several_nodes())
             status = await cluster.until(lambda found: "requires LeaderWorkerSet" in str(found.get("conditions")))
             assert status["state"] == "pending"
+
+    run(case)
+
+
+def test_claims_and_ingresses_of_a_v1alpha1_graph_are_made_and_collected(run: Callable[[Case], None]) -> None:
+    async def case(cluster: OperatedCluster) -> None:
+        claim = {"name": "cache", "create": True, "size": "1Gi", "storageClass": "fast"}
+        services = {"Frontend": {"ingress": {"enabled": True, "host": "chat.example.com", "hostSuffix": ""}}}
+        value = graph()
+        text = json_encode({"pvcs": [claim], "services": services}).decode()
+        value["metadata"]["annotations"] = {"nvidia.com/dgd-spec": text}
+        async with cluster.operator() as operator:
+            await cluster.apply(value)
+            await cluster.until(is_successful(1))
+            assert await cluster.names(VOLUME_CLAIMS) == ["cache"]
+            assert await cluster.names(INGRESSES) == ["chat-frontend"]
+            before = operator.applier.counts.total
+            await asyncio.sleep(1.0)
+            assert operator.applier.counts.total == before
+            await cluster.client.delete(GRAPHS, "chat", SPACE)
+            deadline = time.monotonic() + DEADLINE_S
+            while await cluster.names(VOLUME_CLAIMS) or await cluster.names(INGRESSES):
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
 
     run(case)

@@ -108,12 +108,13 @@ def test_a_rolling_update_completes_after_a_death_at_any_write(run: Callable[[Ca
         await cluster.apply(graph())
         async with cluster.operator():
             await cluster.until(is_successful(1))
-        for at in itertools.count(1, 2):
-            if await survives(cluster, at, graph(image=f"image:{at + 1}"), at + 1):
+        for generation in itertools.count(2):
+            at = 2 * generation - 3
+            if await survives(cluster, at, graph(image=f"image:{generation}"), generation):
                 assert at > WRITES_OF_AN_UPDATE
                 return
             async with cluster.operator():
-                status = await cluster.until(is_successful(at + 1))
+                status = await cluster.until(is_successful(generation))
                 assert status["rollingUpdate"]["phase"] == "Completed"
                 assert len(await cluster.names(DEPLOYMENTS)) == 2
 

@@ -67,6 +67,10 @@ class KubeStore:
             return copy.deepcopy(known)
         return self.put(kind, changed)
 
+    async def create(self, kind: ObjectKind, value: KubeObject, namespace: str | None = None) -> KubeObject:
+        self.calls.append(f"create {kind.kind} {value['metadata']['name']}")
+        return self.put(kind, value)
+
     async def patch(
         self, kind: ObjectKind, name: str, value: Any, namespace: str | None = None, *, content_type: str = ""
     ) -> KubeObject:

@@ -166,3 +166,12 @@ async def test_writes_are_counted(subject: Subject) -> None:
     await subject.run(apply=[WANTED], status={"state": "pending"}, annotations={"a": "b"})
     counts = subject.applier.counts
     assert (counts.applied, counts.patched, counts.deleted, counts.statuses, counts.total) == (1, 1, 0, 1, 3)
+
+
+async def test_an_object_is_created_once_and_one_of_someone_else_is_used_as_it_is(subject: Subject) -> None:
+    assert await subject.run(create=[WANTED]) == ["get Service web", "create Service web"]
+    assert await subject.run(create=[{**WANTED, "spec": {"ports": [2]}}]) == []
+    foreign = {**WANTED, "metadata": {"name": "own", "namespace": "space"}}
+    subject.store.put(SERVICES, foreign)
+    assert "create Service own" not in await subject.run(create=[foreign])
+    assert await subject.run(create=[foreign]) == []

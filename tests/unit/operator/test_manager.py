@@ -21,16 +21,9 @@ GRAPH: dict[str, Any] = {
 }
 
 
-class KubeStoreWithEvents(KubeStore):
-    """Store that also accepts created events."""
-
-    async def create(self, kind: Any, value: Any, namespace: str | None = None) -> Any:
-        return value
-
-
 @pytest.fixture
 def store() -> KubeStore:
-    return KubeStoreWithEvents()
+    return KubeStore()
 
 
 @pytest.fixture
@@ -74,7 +67,7 @@ async def test_it_is_ready_when_every_kind_was_listed(operator: Operator) -> Non
 async def test_kinds_of_the_cluster_are_read_again_until_the_server_responds() -> None:
     clock = ManualClock()
 
-    class Away(KubeStoreWithEvents):
+    class Away(KubeStore):
         is_away = True
 
         async def discover(self, api_version: str, kind: str) -> Any:

@@ -31,6 +31,7 @@ from dynamo.operator.reconcile.names import (
 )
 from dynamo.operator.reconcile.plan import EventNote, ObjectPatch, ObjectRef, Plan, ref_of
 from dynamo.operator.reconcile.pods import MAIN
+from dynamo.operator.reconcile.preserved import claims, ingress, not_supported
 from dynamo.operator.reconcile.restart import marked, next_restart
 from dynamo.operator.reconcile.rollout import WorkerReplicas, generation_of, is_drained, replica_targets
 from dynamo.protocols.kubernetes.common import V1ALPHA1, V1BETA1, Condition, KubeObject, RestartStatus, encode
@@ -70,6 +71,8 @@ class ObservedGraph:
     components: Sequence[DynamoComponentDeployment] = ()
     adapters: Sequence[str] = ()
     """Names of the scaling adapters."""
+    entries: Sequence[str] = ()
+    """Names of the Ingresses."""
 
 
 @dataclass(slots=True)
@@ -148,11 +151,16 @@ def graph_plan(graph: DynamoGraphDeployment, observed: ObservedGraph, settings: 
         adapter = adapter_object(component, context) if component.scaling_adapter is not None else None
         if adapter is not None:
             adapters.append(adapter)
+        entry = ingress(graph, component, context)
+        if entry is not None:
+            apply.append(entry)
     wanted = {ref_of(one) for one in [*apply, *adapters]}
+    one_pass.events += not_supported(graph)
     apply += [one for one in adapters if one["metadata"]["name"] not in observed.adapters]
     rollout = _rollout(one_pass)
     is_current = not one_pass.is_rolling() and _all_exist(one_pass)
     return Plan(
+        create=list(claims(graph, context)),
         apply=apply,
         patch=patches,
         delete=list(_unwanted(one_pass, wanted)),
@@ -299,6 +307,10 @@ def _unwanted(one_pass: GraphPass, wanted: set[ObjectRef]) -> Iterator[ObjectRef
             yield ref
     for name in one_pass.observed.adapters:
         ref = ObjectRef(V1ALPHA1, ADAPTER, namespace, name)
+        if ref not in wanted:
+            yield ref
+    for name in one_pass.observed.entries:
+        ref = ObjectRef("networking.k8s.io/v1", "Ingress", namespace, name)
         if ref not in wanted:
             yield ref
 

@@ -39,6 +39,8 @@ class Plan:
 
     apply: Sequence[KubeObject] = ()
     """Complete objects for server-side apply, in order. The caller adds the owner reference."""
+    create: Sequence[KubeObject] = ()
+    """Objects that are created if none of their name exists, and are not changed afterwards."""
     patch: Sequence[ObjectPatch] = ()
     """Changes of single fields, of objects that are not complete in this plan."""
     delete: Sequence[ObjectRef] = ()

@@ -17,6 +17,8 @@ HTTP_PORT, SYSTEM_PORT, NIXL_PORT, PLANNER_METRICS_PORT, STEP_METRICS_PORT = 800
 SHARED_MEMORY = "shared-memory"
 SHARED_MEMORY_SIZE = "8Gi"
 TERMINATION_GRACE_S = 60
+DEFAULT_CACHE = "/root/.cache/vllm"
+"""Directory of vLLM's compilation cache; other engines have none without a path."""
 FRONTEND_COMMAND = ["python3", "-m", "dynamo.frontend"]
 HEALTHY = f"curl -s http://localhost:{HTTP_PORT}/health | jq -e '.status == \"healthy\"'"
 FRONTEND_TIMES = {"initialDelaySeconds": 60, "periodSeconds": 60, "timeoutSeconds": 30, "failureThreshold": 10}
@@ -40,6 +42,7 @@ def pod_template(component: ComponentSpec, context: GraphContext, graph_env: Seq
     for name, probe in probes(component).items():
         main.setdefault(name, probe)
     add_shared_memory(component, spec, main)
+    add_compilation_cache(component, spec, main)
     spec.setdefault("terminationGracePeriodSeconds", TERMINATION_GRACE_S)
     spec.setdefault("restartPolicy", "Always")
     spec.setdefault("securityContext", {"fsGroup": 1000})
@@ -158,6 +161,22 @@ def add_shared_memory(component: ComponentSpec, spec: KubeObject, main: KubeObje
         )
     if not mounts:
         del main["volumeMounts"]
+
+
+def add_compilation_cache(component: ComponentSpec, spec: KubeObject, main: KubeObject) -> None:
+    """Mount the claim of the engine's compilation cache, and point vLLM to it."""
+    cache = component.compilation_cache
+    if cache is None:
+        return
+    path = cache.mount_path or DEFAULT_CACHE
+    mounts: list[KubeObject] = main.setdefault("volumeMounts", [])
+    if all(one.get("mountPath") != path for one in mounts):
+        mounts.append({"name": cache.pvc_name, "mountPath": path})
+    volumes: list[KubeObject] = spec.setdefault("volumes", [])
+    if all(one.get("name") != cache.pvc_name for one in volumes):
+        volumes.append({"name": cache.pvc_name, "persistentVolumeClaim": {"claimName": cache.pvc_name}})
+    if all(one["name"] != "VLLM_CACHE_ROOT" for one in main["env"]):
+        main["env"].append({"name": "VLLM_CACHE_ROOT", "value": path})
 
 
 def _get(path: str, port: int) -> KubeObject:

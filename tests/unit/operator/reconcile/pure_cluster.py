@@ -49,7 +49,8 @@ class PureCluster:
         """Return the plan of the graph in the present state."""
         deployed = tuple(decode(DynamoComponentDeployment, one) for one in self.of_kind(DEPLOYED))
         adapters = [one["metadata"]["name"] for one in self.of_kind("DynamoGraphDeploymentScalingAdapter")]
-        observed = ObservedGraph(components=deployed, adapters=adapters)
+        entries = [one["metadata"]["name"] for one in self.of_kind("Ingress")]
+        observed = ObservedGraph(components=deployed, adapters=adapters, entries=entries)
         return graph_plan(decode(DynamoGraphDeployment, self.graph), observed, SETTINGS, now_of(self.time))
 
     def plan_component(self, value: KubeObject) -> Plan:
@@ -105,6 +106,9 @@ class PureCluster:
 
     def apply(self, plan: Plan, owner: KubeObject) -> None:
         """Carry out a plan; count the writes that change something."""
+        for value in plan.create:
+            if ref_of(value) not in self.objects:
+                self._write(ref_of(value), copy.deepcopy(value), owner)
         for value in plan.apply:
             self._write(ref_of(value), {**self.objects.get(ref_of(value), {}), **copy.deepcopy(value)}, owner)
         for patch in plan.patch:

@@ -6,7 +6,7 @@ import pytest
 
 from dynamo.operator.reconcile.names import METRICS_ENABLED, GraphContext, OperatorSettings
 from dynamo.operator.reconcile.pods import pod_template, ports
-from dynamo.protocols.kubernetes.v1beta1 import ComponentSpec
+from dynamo.protocols.kubernetes.v1beta1 import CompilationCache, ComponentSpec
 
 
 def template_of(
@@ -125,3 +125,14 @@ def test_the_template_of_the_component_is_not_changed() -> None:
     own = with_main(image="m")
     template_of("worker", own)
     assert own == with_main(image="m")
+
+
+def test_the_compilation_cache_is_mounted_and_named_to_the_engine() -> None:
+    cache = CompilationCache("claim", "/cc")
+    found = template_of("worker", compilation_cache=cache)
+    assert {"name": "claim", "mountPath": "/cc"} in main_of(found)["volumeMounts"]
+    assert {"name": "claim", "persistentVolumeClaim": {"claimName": "claim"}} in found["spec"]["volumes"]
+    assert values(found)["VLLM_CACHE_ROOT"] == "/cc"
+    assert values(template_of("worker", compilation_cache=CompilationCache("claim")))["VLLM_CACHE_ROOT"] == (
+        "/root/.cache/vllm"
+    )
