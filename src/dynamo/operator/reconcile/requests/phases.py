@@ -1,0 +1,318 @@
+"""Phases of a request: Pending, Profiling, then Ready, or Deploying and Deployed; Failed from each of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import get_args
+
+import yaml
+
+from dynamo.operator.reconcile.requests.draft import (
+    DEPLOYMENT_READY,
+    PROFILING,
+    SPEC_GENERATED,
+    SUCCEEDED,
+    VALIDATION,
+    RequestPlan,
+    StatusDraft,
+)
+from dynamo.operator.reconcile.requests.hardware import HardwareUnknown, with_discovered
+from dynamo.operator.reconcile.requests.job import (
+    PROFILER,
+    CannotProfile,
+    RequestSettings,
+    profiled_spec,
+    profiling_access,
+    profiling_job,
+    profiling_job_name,
+)
+from dynamo.operator.reconcile.requests.result import FINAL_CONFIG, NoGraph, final_objects, own_output
+from dynamo.protocols.kubernetes.common import KubeObject
+from dynamo.protocols.kubernetes.v1beta1 import (
+    DeploymentInfo,
+    DynamoGraphDeploymentRequest,
+    ProfilingPhase,
+    ProfilingResults,
+    RequestSpec,
+)
+
+FROZEN = frozenset({"Profiling", "Ready", "Deploying", "Deployed"})
+"""Phases in which the specification does not change any more."""
+GENERATED_SPEC = "nvidia.com/generated-dgd-spec"
+"""Annotation with the generated graph in YAML, for a user who applies it."""
+MAX_ANNOTATION = 250_000
+PULL_FAILURES = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName"})
+RESULT_GRACE_S = 60.0
+"""Time after the end of a job in which its result is waited for: it may be observed later than the job's end."""
+RESULT_RETRY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedRequest:
+    """State of the cluster that concerns one request."""
+
+    job: KubeObject | None = None
+    """Job of name `profiling_job_name`."""
+    pods: Sequence[KubeObject] = ()
+    """Pods of the job."""
+    output: KubeObject | None = None
+    """ConfigMap of name `output_name`."""
+    graph: KubeObject | None = None
+    """Graph of name `status.dgdName`, in version v1beta1."""
+    nodes: Sequence[KubeObject] | None = None
+    """Nodes of the cluster; None if they may not be read."""
+    has_model_cache: bool = True
+    """Whether the claim of `spec.modelCache` exists."""
+
+
+def request_plan(
+    request: DynamoGraphDeploymentRequest, observed: ObservedRequest, settings: RequestSettings, now: str
+) -> RequestPlan:
+    """Return what a request requires next, and its status. `now` is a timestamp of RFC 3339."""
+    draft = StatusDraft.of(request, now)
+    phase = draft.status.phase or "Pending"
+    _reject_change(request, draft)
+    if phase == "Pending":
+        return _pending(request, observed, settings, draft)
+    if phase == "Profiling":
+        return _profiling(request, observed, settings, draft)
+    if phase in ("Deploying", "Deployed"):
+        return _deploying(observed.graph, draft)
+    return draft.plan()  # Ready and Failed: the rest is the user's.
+
+
+def _reject_change(request: DynamoGraphDeploymentRequest, draft: StatusDraft) -> None:
+    """Note once that a changed specification has no effect."""
+    status, generation = draft.status, request.metadata.generation
+    if status.phase not in FROZEN or not status.observed_generation or status.observed_generation == generation:
+        return
+    known = draft.condition(VALIDATION)
+    if known is not None and known.reason == "SpecChangeRejected" and known.observed_generation == generation:
+        return
+    text = (
+        f"Cannot modify spec in phase '{status.phase}'. DynamoGraphDeploymentRequest is immutable once profiling starts. "
+        "Create a new resource with a different name instead."
+    )
+    draft.set(VALIDATION, False, "SpecChangeRejected", text)
+    changed = draft.condition(VALIDATION)
+    if changed is not None:
+        changed.observed_generation = generation
+    draft.note("Warning", "SpecChangeRejected", text)
+
+
+def _pending(
+    request: DynamoGraphDeploymentRequest, observed: ObservedRequest, settings: RequestSettings, draft: StatusDraft
+) -> RequestPlan:
+    """Start profiling. A job that exists was made by a pass whose status was not written."""
+    if not draft.status.observed_generation:
+        draft.note("Normal", "Initialized", "DGDR initialized successfully")
+    draft.status.observed_generation = request.metadata.generation
+    job = _own_job(request, observed.job)
+    profiled = None if job is None else profiled_spec(job)
+    if profiled is not None:
+        draft.status.observed_generation = profiled[1]
+    create: list[KubeObject] = []
+    apply: list[KubeObject] = []
+    if job is None:
+        problems = _problems(request.spec, observed)
+        try:
+            hardware = with_discovered(request.spec.hardware, observed.nodes)
+        except HardwareUnknown as error:
+            problems.append(str(error))
+        if problems:
+            draft.fail(VALIDATION, "ValidationFailed", "; ".join(problems), event="ValidationFailed")
+            return draft.plan()
+        try:
+            apply = [profiling_job(request, hardware, settings)]
+        except CannotProfile as error:
+            draft.fail(PROFILING, "JobCreationFailed", str(error), event="ProfilingJobFailed")
+            return draft.plan()
+        create = profiling_access(request.metadata.namespace)
+    draft.set(VALIDATION, True, "ValidationSucceeded", "Spec is valid")
+    draft.enter("Profiling")
+    draft.status.profiling_job_name = profiling_job_name(request.metadata.name)
+    draft.status.profiling_phase = "Initializing"
+    draft.set(PROFILING, False, "Initializing", "Profiling job created, entering initialization phase")
+    draft.note("Normal", "ProfilingJobCreated", "Profiling job created")
+    return draft.plan(create, apply=apply)
+
+
+def _problems(spec: RequestSpec, observed: ObservedRequest) -> list[str]:
+    problems = []
+    if spec.search_strategy == "thorough" and (spec.backend or "auto") == "auto":
+        problems.append(
+            "spec.backend: auto cannot be used with spec.searchStrategy thorough: set sglang, trtllm or vllm"
+        )
+    if spec.model_cache is not None and spec.model_cache.pvc_name and not observed.has_model_cache:
+        problems.append(f"spec.modelCache.pvcName: claim {spec.model_cache.pvc_name!r} does not exist")
+    return problems
+
+
+def _profiling(
+    request: DynamoGraphDeploymentRequest, observed: ObservedRequest, settings: RequestSettings, draft: StatusDraft
+) -> RequestPlan:
+    job, output = _own_job(request, observed.job), own_output(request, observed.output)
+    ended = _ended(job)
+    has_result = FINAL_CONFIG in output and (job is None or "Complete" in ended)
+    _relay(output.get("phase", ""), output.get("message", ""), draft)
+    if has_result:
+        profiled = None if job is None else profiled_spec(job)
+        return _generated(request, request.spec if profiled is None else profiled[0], output[FINAL_CONFIG], draft)
+    if job is None:
+        return _job_again(request, observed, settings, draft)
+    if "Failed" in ended:
+        details = _details(observed.pods) or output.get("message") or ""
+        text = f"profiling job failed: {ended['Failed'].get('message') or 'unknown reason'}"
+        text += f". Details: {details}" if details else ""
+        reason = f"{draft.status.profiling_phase or 'Profiling'}Failed"
+        draft.fail(PROFILING, reason, text, event="ProfilingJobFailed")
+        draft.set(SUCCEEDED, False, reason, text)
+        return draft.plan()
+    if "Complete" in ended:
+        if _age_s(ended["Complete"].get("lastTransitionTime"), draft.now) <= RESULT_GRACE_S:
+            return draft.plan(requeue_s=RESULT_RETRY_S)
+        return _no_graph(f"the profiling job ended without {FINAL_CONFIG} in its output", draft)
+    _note_pull_failure(observed.pods, draft)
+    return draft.plan()
+
+
+def _job_again(
+    request: DynamoGraphDeploymentRequest, observed: ObservedRequest, settings: RequestSettings, draft: StatusDraft
+) -> RequestPlan:
+    """Make a job that was deleted before it had a result."""
+    try:
+        job = profiling_job(request, with_discovered(request.spec.hardware, observed.nodes), settings)
+    except (CannotProfile, HardwareUnknown) as error:
+        draft.fail(PROFILING, "JobCreationFailed", str(error), event="ProfilingJobFailed")
+        return draft.plan()
+    return draft.plan(profiling_access(request.metadata.namespace), apply=[job])
+
+
+def _relay(phase: str, message: str, draft: StatusDraft) -> None:
+    """Copy the profiler's phase, which its sidecar publishes, into the status."""
+    known = next((one for one in get_args(ProfilingPhase) if one == phase), None)
+    condition = draft.condition(PROFILING)
+    is_stuck = condition is not None and condition.reason == "ImagePullFailed"
+    if known is None or (is_stuck and known == draft.status.profiling_phase):
+        return
+    draft.status.profiling_phase = known
+    reason = "Completed" if known == "Done" else known
+    draft.set(PROFILING, False, reason, message)
+    draft.set(SUCCEEDED, False, reason, message)
+
+
+def _generated(request: DynamoGraphDeploymentRequest, spec: RequestSpec, text: str, draft: StatusDraft) -> RequestPlan:
+    try:
+        found = final_objects(request, spec, text)
+    except NoGraph as error:
+        return _no_graph(str(error), draft)
+    status = draft.status
+    status.profiling_phase = None
+    status.dgd_name = found.graph["metadata"]["name"]
+    status.profiling_results = ProfilingResults(selected_config=found.graph)
+    draft.set(PROFILING, True, "ProfilingCompleted", "Profiling job completed successfully")
+    is_applied = spec.auto_apply is None or spec.auto_apply
+    text = "DynamoGraphDeployment spec generated successfully"
+    draft.note("Normal", "SpecGenerated", text)
+    annotations: dict[str, str | None] = {}
+    if not is_applied:
+        document = yaml.safe_dump(found.graph, sort_keys=False)
+        if len(document) <= MAX_ANNOTATION:
+            annotations[GENERATED_SPEC] = document
+            text = f"Generated spec is available in annotation {GENERATED_SPEC}"
+        else:
+            text = "Generated spec is available in status.profilingResults.selectedConfig"
+    draft.set(SPEC_GENERATED, True, "SpecGenerated", text)
+    draft.enter("Deploying" if is_applied else "Ready")
+    create = [*found.others, found.graph] if is_applied else found.others
+    return draft.plan(create, annotations=annotations)
+
+
+def _no_graph(text: str, draft: StatusDraft) -> RequestPlan:
+    draft.status.profiling_phase = None
+    draft.fail(SPEC_GENERATED, "GenerationFailed", text, event="GenerationFailed")
+    return draft.plan()
+
+
+def _deploying(graph: KubeObject | None, draft: StatusDraft) -> RequestPlan:
+    """Follow the graph. It was deleted if it is absent and was observed once, which the condition keeps."""
+    status, known = draft.status, draft.condition(DEPLOYMENT_READY)
+    name = status.dgd_name or "the generated graph"
+    if graph is None:
+        selected = status.profiling_results and status.profiling_results.selected_config
+        if known is None and selected:
+            return draft.plan([selected])
+        text = f"DGD {name} was deleted. DGDR will not recreate it. Delete this DGDR and create a new one to redeploy."
+        status.dgd_name = status.deployment_info = None
+        draft.fail(DEPLOYMENT_READY, "DeploymentDeleted", text, event="DeploymentDeleted")
+        return draft.plan()
+    if known is None:
+        draft.note("Normal", "DeploymentCreated", f"DynamoGraphDeployment {name} created successfully")
+    reported = graph.get("status") or {}
+    state = reported.get("state") or "initializing"
+    components = (reported.get("components") or {}).values()
+    status.deployment_info = DeploymentInfo(
+        replicas=sum(one.get("replicas") or 0 for one in components),
+        available_replicas=sum(one.get("availableReplicas") or 0 for one in components),
+    )
+    if state == "successful":
+        text = f"DynamoGraphDeployment {name} is ready"
+        if status.phase != "Deployed":
+            draft.note("Normal", "DeploymentReady", text)
+        draft.enter("Deployed")
+        draft.set(DEPLOYMENT_READY, True, "DeploymentReady", text)
+        return draft.plan()
+    if status.phase == "Deployed":
+        text = f"DynamoGraphDeployment {name} degraded from Ready to {state}"
+        draft.note("Warning", "DeploymentDegraded", text)
+        draft.set(DEPLOYMENT_READY, False, "DeploymentDegraded", f"Deployment degraded to {state}")
+    elif known is None or known.reason != "DeploymentDegraded":
+        draft.set(DEPLOYMENT_READY, False, "DeploymentInProgress", f"DGD {name} is in {state} state")
+    draft.enter("Deploying")
+    return draft.plan()
+
+
+def _own_job(request: DynamoGraphDeploymentRequest, job: KubeObject | None) -> KubeObject | None:
+    """Return the job unless it is that of an earlier request of the same name."""
+    owners = [] if job is None else job["metadata"].get("ownerReferences") or []
+    is_other = owners and request.metadata.uid and all(one.get("uid") != request.metadata.uid for one in owners)
+    return None if is_other else job
+
+
+def _ended(job: KubeObject | None) -> dict[str, KubeObject]:
+    conditions = [] if job is None else (job.get("status") or {}).get("conditions") or []
+    return {one["type"]: one for one in conditions if one.get("status") == "True"}
+
+
+def _details(pods: Sequence[KubeObject]) -> str:
+    """Return why the profiler's container ended, of the first pod that has failed."""
+    for pod in pods:
+        for one in _states(pod):
+            ended = (one.get("state") or {}).get("terminated")
+            if one.get("name") == PROFILER and ended and ended.get("exitCode"):
+                text = f"pod {pod['metadata']['name']}: exit code {ended['exitCode']}, {ended.get('reason') or 'Error'}"
+                return f"{text}, {ended['message']}" if ended.get("message") else text
+    return ""
+
+
+def _note_pull_failure(pods: Sequence[KubeObject], draft: StatusDraft) -> None:
+    for pod in pods:
+        for one in _states(pod):
+            waiting = (one.get("state") or {}).get("waiting") or {}
+            if waiting.get("reason") not in PULL_FAILURES:
+                continue
+            known = draft.condition(PROFILING)
+            text = f"pod {pod['metadata']['name']}: image {one.get('image') or 'of ' + one['name']} cannot be pulled"
+            if known is None or known.reason != "ImagePullFailed":
+                draft.note("Warning", "ImagePullFailed", text)
+            draft.set(PROFILING, False, "ImagePullFailed", text)
+            return
+
+
+def _states(pod: KubeObject) -> list[KubeObject]:
+    return (pod.get("status") or {}).get("containerStatuses") or []
+
+
+def _age_s(then: str | None, now: str) -> float:
+    """Return the seconds between two timestamps; 0 if the first is missing."""
+    return (datetime.fromisoformat(now) - datetime.fromisoformat(then)).total_seconds() if then else 0.0
