@@ -1,4 +1,4 @@
-"""Container beside the profiler that publishes its progress and its result in a ConfigMap."""
+"""Sidecar of the profiler: it publishes progress and result in a ConfigMap."""
 
 import msgspec
 

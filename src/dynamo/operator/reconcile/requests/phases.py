@@ -26,7 +26,7 @@ from dynamo.operator.reconcile.requests.job import (
     profiling_job,
     profiling_job_name,
 )
-from dynamo.operator.reconcile.requests.result import FINAL_CONFIG, NoGraph, final_objects, own_output
+from dynamo.operator.reconcile.requests.result import FINAL_CONFIG, NoGraph, final_objects, own_output, reported_error
 from dynamo.protocols.kubernetes.common import KubeObject
 from dynamo.protocols.kubernetes.v1beta1 import (
     DeploymentInfo,
@@ -161,7 +161,7 @@ def _profiling(
     if job is None:
         return _job_again(request, observed, settings, draft)
     if "Failed" in ended:
-        details = _details(observed.pods) or output.get("message") or ""
+        details = "; ".join(one for one in (_details(observed.pods), reported_error(output)) if one)
         text = f"profiling job failed: {ended['Failed'].get('message') or 'unknown reason'}"
         text += f". Details: {details}" if details else ""
         reason = f"{draft.status.profiling_phase or 'Profiling'}Failed"

@@ -13,7 +13,7 @@ from dynamo.operator.reconcile.requests.job import alpha_profiling, tracking_lab
 from dynamo.protocols.kubernetes.common import V1ALPHA1, V1BETA1, KubeObject, decode
 from dynamo.protocols.kubernetes.v1beta1 import DynamoGraphDeployment, DynamoGraphDeploymentRequest, RequestSpec
 
-FINAL_CONFIG = "final_config.yaml"
+FINAL_CONFIG, PROFILER_STATUS = "final_config.yaml", "profiler_status.yaml"
 GRAPH = "DynamoGraphDeployment"
 APPENDED = {V1ALPHA1: frozenset({"tolerations", "args"}), V1BETA1: frozenset({"tolerations"})}
 """Lists whose items an override adds; other lists it replaces, or merges if their items have names."""
@@ -22,7 +22,7 @@ TOPOLOGY = frozenset({"services", "components"})
 
 
 class NoGraph(ValueError):
-    """The profiler's result has no usable graph; the message says why."""
+    """The profiler's result has no usable graph; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,16 @@ def own_output(request: DynamoGraphDeploymentRequest, config_map: KubeObject | N
     if owners and request.metadata.uid and all(one.get("uid") != request.metadata.uid for one in owners):
         return {}
     return config_map.get("data") or {}
+
+
+def reported_error(data: Mapping[str, str]) -> str:
+    """Return the error that the profiler reported in its output, or its last message."""
+    try:
+        status = yaml.safe_load(data.get(PROFILER_STATUS, ""))
+    except yaml.YAMLError:
+        status = None
+    error = status.get("error") if isinstance(status, dict) else None
+    return str(error or data.get("message") or "")
 
 
 def generated_objects(text: str) -> GeneratedObjects:

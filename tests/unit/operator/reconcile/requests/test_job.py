@@ -1,9 +1,11 @@
 """Profiling job: container, volumes, environment, account, and the allowed changes of `overrides.profilingJob`."""
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tests.golden import check_golden
 from tests.unit.operator.reconcile.requests.requests_world import HARDWARE, request_object
 
 from dynamo.operator.reconcile.names import OperatorSettings
@@ -152,3 +154,8 @@ def test_the_account_may_publish_the_output_and_deploy_candidates() -> None:
     allowed = {resource: rule["verbs"] for rule in role["rules"] for resource in rule["resources"]}
     assert {"create", "patch"} <= set(allowed["configmaps"]) and "create" in allowed["dynamographdeployments"]
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "dgdr-profiling-job", "namespace": "space"}]
+
+
+def test_objects_of_profiling_are_those_of_the_golden_file() -> None:
+    spec = {"sla": {"ttft": 200.0, "itl": 20.0}, "modelCache": {"pvcName": "weights", "pvcModelPath": "m"}}
+    check_golden(Path(__file__).parent / "golden" / "profiling.yaml", [*profiling_access("space"), job(spec)])

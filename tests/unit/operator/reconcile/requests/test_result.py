@@ -7,7 +7,14 @@ import yaml
 from tests.unit.operator.reconcile.requests.requests_world import CONFIG, GRAPH, RESULT, request_object
 
 from dynamo.operator.conversion.convert import convert
-from dynamo.operator.reconcile.requests.result import NoGraph, final_objects, generated_objects, overridden, own_output
+from dynamo.operator.reconcile.requests.result import (
+    NoGraph,
+    final_objects,
+    generated_objects,
+    overridden,
+    own_output,
+    reported_error,
+)
 from dynamo.protocols.kubernetes.common import V1ALPHA1, V1BETA1, KubeObject, decode
 from dynamo.protocols.kubernetes.v1beta1 import DynamoGraphDeploymentRequest
 
@@ -137,3 +144,15 @@ def test_output_of_another_request_is_not_used() -> None:
     output["metadata"]["ownerReferences"].append({"uid": "uid-1"})
     assert own_output(request, output) == {"phase": "Done"}
     assert own_output(request, None) == own_output(request, {"metadata": {}}) == {}
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        ({"profiler_status.yaml": "status: failed\nerror: 'no GPU'", "message": "m"}, "no GPU"),
+        ({"profiler_status.yaml": "a: [", "message": "m"}, "m"),
+        ({}, ""),
+    ],
+)
+def test_the_error_of_the_profiler_precedes_its_message(data: dict[str, str], error: str) -> None:
+    assert reported_error(data) == error
