@@ -17,7 +17,9 @@ HTTP_PORT, SYSTEM_PORT, NIXL_PORT, PLANNER_METRICS_PORT, STEP_METRICS_PORT = 800
 SHARED_MEMORY = "shared-memory"
 SHARED_MEMORY_SIZE = "8Gi"
 TERMINATION_GRACE_S = 60
-DEFAULT_CACHE = "/root/.cache/vllm"
+IMAGE_HOME = "/root"
+"""Home of the user that engine images run as."""
+DEFAULT_CACHE = f"{IMAGE_HOME}/.cache/vllm"
 """Directory of vLLM's compilation cache; other engines have none without a path."""
 FRONTEND_COMMAND = ["python3", "-m", "dynamo.frontend"]
 HEALTHY = f"curl -s http://localhost:{HTTP_PORT}/health | jq -e '.status == \"healthy\"'"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dynamo.operator.reconcile.names import METRICS_ENABLED, GraphContext, OperatorSettings
-from dynamo.operator.reconcile.pods import pod_template, ports
+from dynamo.operator.reconcile.pods import IMAGE_HOME, pod_template, ports
 from dynamo.protocols.kubernetes.v1beta1 import CompilationCache, ComponentSpec
 
 
@@ -133,6 +133,7 @@ def test_the_compilation_cache_is_mounted_and_named_to_the_engine() -> None:
     assert {"name": "claim", "mountPath": "/cc"} in main_of(found)["volumeMounts"]
     assert {"name": "claim", "persistentVolumeClaim": {"claimName": "claim"}} in found["spec"]["volumes"]
     assert values(found)["VLLM_CACHE_ROOT"] == "/cc"
-    assert values(template_of("worker", compilation_cache=CompilationCache("claim")))["VLLM_CACHE_ROOT"] == (
-        "/root/.cache/vllm"
+    assert (
+        values(template_of("worker", compilation_cache=CompilationCache("claim")))["VLLM_CACHE_ROOT"]
+        == f"{IMAGE_HOME}/.cache/vllm"
     )
