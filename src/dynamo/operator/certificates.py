@@ -117,7 +117,7 @@ def _new_authority(now: datetime) -> tuple[bytes, bytes]:
     from cryptography.x509.oid import NameOID
 
     key = ec.generate_private_key(ec.SECP256R1())
-    # The serial number tells two authorities of one name apart; the key identifier leads a client to the right one.
+    # The serial number distinguishes two authorities of one name; the key identifier leads a client to the right one.
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, AUTHORITY_NAME)])
     made = (
         x509.CertificateBuilder()
