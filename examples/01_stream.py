@@ -10,7 +10,7 @@ url = sys.argv[2] if len(sys.argv) > 2 else "http://localhost:8000"
 client = OpenAI(base_url=f"{url}/v1", api_key="unused")
 model = client.models.list().data[0].id
 for chunk in client.chat.completions.create(
-    model=model, messages=[{"role": "user", "content": question}], max_tokens=128, stream=True
+    model=model, messages=[{"role": "user", "content": question}], max_tokens=128, temperature=0, stream=True
 ):
     if chunk.choices:
         print(chunk.choices[0].delta.content or "", end="", flush=True)

@@ -18,7 +18,11 @@ async def converse(client: AsyncOpenAI, model: str, number: int, order: list[int
     """One answer; every piece of it leaves this conversation's number in `order`."""
     text = ""
     stream = await client.chat.completions.create(
-        model=model, messages=[{"role": "user", "content": QUESTIONS[number]}], max_tokens=64, stream=True
+        model=model,
+        messages=[{"role": "user", "content": QUESTIONS[number]}],
+        max_tokens=64,
+        temperature=0,
+        stream=True,
     )
     async for chunk in stream:
         if chunk.choices:
