@@ -80,8 +80,10 @@ class Informer:
         """Put a response to an own write into the view, so that it need not wait for the watch; older ones are ignored.
 
         An object that is not in the view and not newer than the watch was deleted since. `on_change` is not called: the
-        watch reports the change too.
+        watch reports the change too. An object without the labels of the view is ignored, because its changes are not seen.
         """
+        if not has_labels(value, self.labels):
+            return
         key = key_of(value)
         known = self.objects.get(key)
         newest = {"metadata": {"resourceVersion": self._revision}} if known is None else known
@@ -147,6 +149,16 @@ class Informer:
         if not self.error:
             logger.warning("Kubernetes: cannot read %s, keeping the last view: %s", self._kind.plural, error)
         self.is_connected, self.error = False, str(error)
+
+
+def has_labels(value: KubeObject, selector: str) -> bool:
+    """Return whether an object matches a selector of the forms `NAME` and `NAME=VALUE`, separated by commas."""
+    labels = value["metadata"].get("labels") or {}
+    for one in filter(None, selector.split(",")):
+        name, has_value, wanted = one.partition("=")
+        if name not in labels or (has_value and labels[name] != wanted):
+            return False
+    return True
 
 
 def is_older(value: KubeObject, other: KubeObject) -> bool:

@@ -14,7 +14,7 @@ from dynamo.operator.reconcile.plan import ObjectRef, Plan, ref_of
 from dynamo.operator.view import ClusterView
 from dynamo.protocols.kubernetes.common import KubeObject
 
-NOT_FOUND = 404
+NOT_FOUND, CONFLICT = 404, 409
 FIELD_MANAGER = "dynamo-operator"
 
 
@@ -88,12 +88,14 @@ class Applier:
         return len(self._written) + len(self._statuses)
 
     async def write_objects(self, plan: Plan, owner: KubeObject, kind: ObjectKind) -> bool:
-        """Write the objects of a plan, in order: complete ones, changes, deletions. Return whether anything was written.
+        """Write the objects of a plan, in order: new and complete ones, changes, deletions. Return whether one was written.
 
         A failed write ends the pass; the next one starts again from what the cluster has. Raise `NotControlled` for an
         object that belongs to something else.
         """
         before = self.counts.total
+        for value in plan.create_unowned:
+            await self._create_unowned(value)
         for value in plan.create:
             await self._create(owned(value, owner, kind))
         for value in plan.apply:
@@ -153,6 +155,20 @@ class Applier:
             self.counts.applied += 1
         else:
             self._written[ref] = LastWrite(b"", None)  # Not of the operator: it is not looked for again.
+
+    async def _create_unowned(self, value: KubeObject) -> None:
+        ref = ref_of(value)
+        kind = BY_NAME[ref.api_version, ref.kind]
+        if self._view.get(kind, ref.namespace, ref.name) is not None:
+            return
+        try:
+            stored = await self._writer.create(kind, value, ref.namespace)
+        except KubeRefused as error:
+            if error.code != CONFLICT:  # It exists, without the labels of the view.
+                raise
+            return
+        self.counts.applied += 1
+        self._view.store(kind, stored)
 
     async def _annotate(self, annotations: Mapping[str, str | None], owner: KubeObject, kind: ObjectKind) -> KubeObject:
         present = owner["metadata"].get("annotations") or {}

@@ -1,7 +1,6 @@
 """Controllers of graphs, components and scaling adapters: read the view, plan, and carry the plan out."""
 
 import logging
-from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 import msgspec
@@ -33,8 +32,6 @@ CONFLICT = 409
 SETTLE_S = 0.1
 """Delay of a pass after a change, in which further changes arrive: those of one object's children come together."""
 WORKLOADS = {"Deployment": DEPLOYMENTS, "LeaderWorkerSet": LEADER_WORKER_SETS}
-Planner = Callable[[KubeObject, str], Plan]
-"""Returns the plan of an object at a time (RFC 3339)."""
 
 
 class ObjectController(Protocol):
@@ -42,7 +39,7 @@ class ObjectController(Protocol):
 
     kind: ClassVar[ObjectKind]
 
-    def plan(self, value: KubeObject, now: str) -> Plan: ...
+    async def plan(self, value: KubeObject, now: str) -> Plan: ...
 
 
 class GraphController:
@@ -54,7 +51,7 @@ class GraphController:
         self._view = view
         self._settings = settings
 
-    def plan(self, value: KubeObject, now: str) -> Plan:
+    async def plan(self, value: KubeObject, now: str) -> Plan:
         """Return the plan of a graph."""
         components = self._view.children(value, COMPONENTS)
         adapters = self._view.children(value, STORED_ADAPTERS)
@@ -75,7 +72,7 @@ class ComponentController:
         self._view = view
         self._settings = settings
 
-    def plan(self, value: KubeObject, now: str) -> Plan:
+    async def plan(self, value: KubeObject, now: str) -> Plan:
         """Return the plan of a component."""
         deployed = decode(DynamoComponentDeployment, value)
         kind, name = workload_name(deployed)
@@ -92,7 +89,7 @@ class AdapterController:
     def __init__(self, view: ClusterView) -> None:
         self._view = view
 
-    def plan(self, value: KubeObject, now: str) -> Plan:
+    async def plan(self, value: KubeObject, now: str) -> Plan:
         """Return the plan of a scaling adapter."""
         adapter = decode(DynamoGraphDeploymentScalingAdapter, convert(value, V1BETA1))
         graph = self._view.get(GRAPHS, adapter.metadata.namespace, adapter.spec.dgd_ref.name)
@@ -128,7 +125,7 @@ class Reconciler:
         if value is None or value["metadata"].get("deletionTimestamp"):
             self._deferred.discard(key)
             return None  # Its children are collected with it.
-        plan = self._plan(value)
+        plan = await self._plan(value)
         try:
             has_written = await self._applier.write_objects(plan, value, kind)
         except NotControlled as error:  # Retried: the other object may be removed.
@@ -143,13 +140,13 @@ class Reconciler:
             if key not in self._deferred:
                 self._deferred.add(key)
                 return SETTLE_S
-            plan = self._plan(value)
+            plan = await self._plan(value)
         self._deferred.discard(key)
         await self._applier.write_status(plan, value, kind)
         return plan.requeue_s
 
-    def _plan(self, value: KubeObject) -> Plan:
+    async def _plan(self, value: KubeObject) -> Plan:
         try:
-            return self._controller.plan(value, seconds_time(self._clock.wall()))
+            return await self._controller.plan(value, seconds_time(self._clock.wall()))
         except msgspec.ValidationError as error:
             return Plan(events=[EventNote("Warning", "InvalidObject", str(error))])

@@ -1,7 +1,7 @@
 """Operator: informers, controllers, webhooks, leader election and the health server, started and stopped in order."""
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from starlette.applications import Starlette
@@ -18,12 +18,15 @@ from dynamo.k8s.controller import Controller, ReconcileResult
 from dynamo.k8s.events import EventRecorder
 from dynamo.k8s.informer import ObjectKey, key_of
 from dynamo.k8s.kinds import (
+    CHECKPOINTS,
     COMPONENTS,
     CONFIG_MAPS,
     DEPLOYMENTS,
     ENDPOINT_SLICES,
+    GRAPH_REQUESTS,
     GRAPHS,
     INGRESSES,
+    JOBS,
     LEADER_WORKER_SETS,
     MODELS,
     ROLE_BINDINGS,
@@ -45,10 +48,12 @@ from dynamo.operator.controllers import (
     ObjectController,
     Reconciler,
 )
+from dynamo.operator.jobs import SELECTIONS, CheckpointController, RequestController, owner_of_job, requests_of_graph
 from dynamo.operator.metrics import OperatorMetrics
 from dynamo.operator.model_loader import AdapterLoader
 from dynamo.operator.models import ModelReconciler
 from dynamo.operator.reconcile.names import BASE_MODEL_HASH, GRAPH, OperatorSettings
+from dynamo.operator.reconcile.requests.job import RequestSettings
 from dynamo.operator.view import ClusterView
 
 logger = logging.getLogger(__name__)
@@ -87,6 +92,7 @@ class Operator:
         client: KubeClient,
         settings: OperatorSettings,
         *,
+        requests: RequestSettings | None = None,
         namespace: str | None = None,
         optional: Sequence[ObjectKind] | None = (),
         workers: int = 4,
@@ -114,6 +120,8 @@ class Operator:
                 GraphController(self.view, settings),
                 ComponentController(self.view, settings),
                 AdapterController(self.view),
+                RequestController(self.view, client, requests or RequestSettings(operator=settings)),
+                CheckpointController(self.view),
             )
         ]
         loader = AdapterLoader()
@@ -121,8 +129,11 @@ class Operator:
         self._running.append(self._run(models.kind, models.reconcile))
         self.view.listen(GRAPHS, self._graph_changed)
         self.view.listen(ENDPOINT_SLICES, self._pods_changed)
-        for kind in (GRAPHS, COMPONENTS, STORED_ADAPTERS, MODELS):
+        self.view.listen(JOBS, self._job_changed)
+        for kind in (GRAPHS, COMPONENTS, STORED_ADAPTERS, MODELS, GRAPH_REQUESTS, CHECKPOINTS):
             self.view.watch(kind)
+        for kind, labels in SELECTIONS:
+            self.view.watch(kind, labels)
         self.view.watch(ENDPOINT_SLICES, BASE_MODEL_HASH)
         for kind in (*LABELLED, *(optional or ())):
             self.view.watch(kind, GRAPH)
@@ -205,17 +216,24 @@ class Operator:
 
     def _pods_changed(self, key: ObjectKey) -> None:
         """Reconcile the models of a namespace."""
-        queue = next(one.queue for one in self._running if one.kind == MODELS)
-        for model, _ in self.view.objects(MODELS):
-            if model[0] == key[0]:
-                queue.add_after(model, SETTLE_S)
+        self._enqueue(MODELS, (model for model in self.view.objects(MODELS) if model[0] == key[0]))
 
     def _graph_changed(self, key: ObjectKey) -> None:
-        """Reconcile the scaling adapters of a graph, whose status shows its replicas."""
+        """Reconcile the scaling adapters of a graph and the request that made it: their status shows the graph's."""
         graph = self.view.get(GRAPHS, *key)
-        queue = next(one.queue for one in self._running if one.kind == STORED_ADAPTERS)
-        for adapter in self.view.children(graph, STORED_ADAPTERS) if graph else ():
-            queue.add_after(key_of(adapter), SETTLE_S)
+        adapters = self.view.children(graph, STORED_ADAPTERS) if graph else ()
+        self._enqueue(STORED_ADAPTERS, (key_of(one) for one in adapters))
+        self._enqueue(GRAPH_REQUESTS, requests_of_graph(self.view, key))
+
+    def _job_changed(self, key: ObjectKey) -> None:
+        """Reconcile the request of a job whose pod changed."""
+        owner = owner_of_job(self.view, key)
+        self._enqueue(GRAPH_REQUESTS, (owner,) if owner else ())
+
+    def _enqueue(self, kind: ObjectKind, keys: Iterable[ObjectKey]) -> None:
+        queue = next(one.queue for one in self._running if one.kind == kind)
+        for key in keys:
+            queue.add_after(key, SETTLE_S)
 
     def _application(self) -> Starlette:
         routes = [

@@ -73,7 +73,7 @@ class ModelReconciler:
         wanted = base_model_hash(model.spec.base_model_name)
         return [
             value
-            for (namespace, _), value in self._view.objects(ENDPOINT_SLICES)
+            for (namespace, _), value in self._view.objects(ENDPOINT_SLICES).items()
             if namespace == model.metadata.namespace
             and (value["metadata"].get("labels") or {}).get(BASE_MODEL_HASH) == wanted
         ]

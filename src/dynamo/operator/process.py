@@ -15,6 +15,7 @@ from dynamo.k8s.client import KubeClient
 from dynamo.k8s.leader import LeaderElection, LeaseName, process_identity
 from dynamo.operator.manager import COMPONENT, Operator
 from dynamo.operator.reconcile.names import OperatorSettings
+from dynamo.operator.reconcile.requests.job import RequestSettings
 from dynamo.operator.webhooks import WebhookServer, WebhookSettings
 from dynamo.runtime.run_service import run_service
 
@@ -47,6 +48,12 @@ class OperatorOptions:
     nats_address: str = option("", "--nats-address", None, "NATS server of the graphs' processes")
     etcd_endpoints: str = option("", "--etcd-endpoints", None, "etcd of the graphs' processes")
     model_express_url: str = option("", "--model-express-url", None, "ModelExpress server of the graphs' processes")
+    profiler_image: str = option(
+        "", "--profiler-image", None, "Image of the profiling jobs of deployment requests that name none"
+    )
+    output_copier_image: str = option(
+        "", "--output-copier-image", None, "Image with Python of a profiling job's sidecar; default: of the profiler"
+    )
     prometheus_endpoint: str = option("", "--prometheus-endpoint", None, "Prometheus server that planners read")
 
     def __post_init__(self) -> None:
@@ -75,6 +82,13 @@ class OperatorOptions:
             prometheus_endpoint=self.prometheus_endpoint,
         )
 
+    @property
+    def requests(self) -> RequestSettings:
+        """Settings of profiling jobs."""
+        return RequestSettings(
+            profiler_image=self.profiler_image, copier_image=self.output_copier_image, operator=self.settings
+        )
+
 
 def main() -> int:
     """Run the operator until it is stopped. Raises `ConfigError`."""
@@ -99,6 +113,7 @@ async def serve(options: OperatorOptions) -> AsyncIterator[None]:
             client,
             options.settings,
             namespace=options.namespace or None,
+            requests=options.requests,
             optional=None,
             workers=options.workers,
             election=election,

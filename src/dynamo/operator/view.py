@@ -1,7 +1,7 @@
 """View of the cluster: informers of the kinds that the operator reads, and the children of each owner."""
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections import ChainMap, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.tasks import TaskOwner
@@ -21,7 +21,8 @@ class ClusterView:
         self._source = source
         self._namespace = namespace
         self._clock = clock or SystemClock()
-        self._informers: dict[ObjectKind, Informer] = {}
+        self._informers: defaultdict[ObjectKind, list[Informer]] = defaultdict(list)
+        """Informers of each kind, one for each selector."""
         self._children: defaultdict[str, dict[ObjectRef, ObjectKind]] = defaultdict(dict)
         """Children by the uid of their controller."""
         self._owners: dict[ObjectRef, KubeObject] = {}
@@ -32,8 +33,8 @@ class ClusterView:
         self._tasks = TaskOwner("cluster view")
 
     def watch(self, kind: ObjectKind, labels: str = "") -> None:
-        """View the objects of a kind that match a label selector. Call it before `start`."""
-        self._informers[kind] = Informer(
+        """View the objects of a kind that match a label selector, with those of earlier calls. Call it before `start`."""
+        informer = Informer(
             self._source,
             kind,
             self._namespace,
@@ -41,6 +42,7 @@ class ClusterView:
             on_change=lambda key, value: self._changed(kind, key, value),
             clock=self._clock,
         )
+        self._informers[kind].append(informer)
 
     def listen(self, kind: ObjectKind, listener: OnObject) -> None:
         """Call `listener` with the key of each object of a kind that changed, or whose child changed."""
@@ -52,8 +54,8 @@ class ClusterView:
 
     def start(self) -> None:
         """Begin to list and watch."""
-        for kind, informer in self._informers.items():
-            self._tasks.supervise(informer.run, kind.plural, clock=self._clock)
+        for kind, informer in self._each():
+            self._tasks.supervise(informer.run, f"{kind.plural} {informer.labels}".rstrip(), clock=self._clock)
 
     async def close(self) -> None:
         """Stop all watches."""
@@ -62,14 +64,14 @@ class ClusterView:
     @property
     def is_synced(self) -> bool:
         """Whether every kind was listed once."""
-        return all(one.is_synced for one in self._informers.values())
+        return all(one.is_synced for _, one in self._each())
 
     @property
     def waits_for(self) -> list[str]:
         """Kinds that were not listed yet, with the failure of their informer."""
         return [
             f"{kind.plural}: {one.error}" if one.error else kind.plural
-            for kind, one in self._informers.items()
+            for kind, one in self._each()
             if not one.is_synced
         ]
 
@@ -80,21 +82,20 @@ class ClusterView:
 
     def has_all(self, kind: ObjectKind) -> bool:
         """Return whether the view has every object of a kind, not only those with a label."""
-        informer = self._informers.get(kind)
-        return informer is not None and informer.is_synced and not informer.labels
+        return any(one.is_synced and not one.labels for one in self._informers.get(kind, ()))
 
     def count(self, kind: ObjectKind) -> int:
         """Return the number of objects of a kind."""
-        return len(self._informers[kind].objects)
+        return len(self.objects(kind))
 
-    def objects(self, kind: ObjectKind) -> Iterable[tuple[ObjectKey, KubeObject]]:
+    def objects(self, kind: ObjectKind) -> Mapping[ObjectKey, KubeObject]:
         """Return the objects of a kind."""
-        return self._informers[kind].objects.items()
+        return ChainMap(*(one.objects for one in self._informers.get(kind, ())))
 
     def get(self, kind: ObjectKind, namespace: str, name: str) -> KubeObject | None:
         """Return an object, or None if it is not in the view."""
-        informer = self._informers.get(kind)
-        return None if informer is None else informer.objects.get((namespace, name))
+        found = (one.objects.get((namespace, name)) for one in self._informers.get(kind, ()))
+        return next((one for one in found if one is not None), None)
 
     def children(self, owner: KubeObject, kind: ObjectKind) -> list[KubeObject]:
         """Return the objects of a kind that an object controls, by name."""
@@ -104,20 +105,22 @@ class ClusterView:
 
     def store(self, kind: ObjectKind, value: KubeObject) -> None:
         """Put the response to a write into the view."""
-        informer = self._informers.get(kind)
-        if informer is not None:
+        for informer in self._informers.get(kind, ()):
             informer.store(value)
             if informer.objects.get(key_of(value)) is value:
                 self._index(kind, value)
 
+    def _each(self) -> Iterable[tuple[ObjectKind, Informer]]:
+        return ((kind, one) for kind, found in self._informers.items() for one in found)
+
     def _changed(self, kind: ObjectKind, key: ObjectKey, value: KubeObject | None) -> None:
         ref = ObjectRef(kind.api_version, kind.kind, *key)
         owner = self._owners.get(ref)
-        if value is None:
+        if value is None and self.get(kind, *key) is None:
             self._unindex(ref)
             for forget in self._forget:
                 forget(ref)
-        else:
+        elif value is not None:
             owner = self._index(kind, value) or owner
         for listener in self._listeners.get(kind.kind, ()):
             listener(key)

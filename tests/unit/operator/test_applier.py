@@ -68,20 +68,22 @@ async def test_an_unchanged_object_is_not_written_again(subject: Subject) -> Non
 
 
 @pytest.mark.parametrize(
-    "edit",
+    ("edit", "calls"),
     [
-        lambda value: value["spec"].update(ports=[2]),
-        lambda value: value["metadata"].update(labels={}),
+        (lambda value: value["spec"].update(ports=[2]), ["apply Service web"]),
+        (lambda value: value["metadata"].update(labels={"a": "c"}), ["apply Service web"]),
+        # Without the labels of the view it is not seen any more.
+        (lambda value: value["metadata"].update(labels={}), ["get Service web", "apply Service web"]),
     ],
 )
-async def test_an_edited_object_is_written_again(subject: Subject, edit: Any) -> None:
+async def test_an_edited_object_is_written_again(subject: Subject, edit: Any, calls: list[str]) -> None:
     await subject.run(apply=[WANTED])
     value = subject.store.objects[WEB]
     changed = {**value, "metadata": dict(value["metadata"]), "spec": dict(value["spec"])}
     edit(changed)
     subject.store.put(SERVICES, changed)
     await turns(20)
-    assert await subject.run(apply=[WANTED]) == ["apply Service web"]
+    assert await subject.run(apply=[WANTED]) == calls
     assert subject.store.objects[WEB]["spec"] == {"ports": [1]}
     assert await subject.run(apply=[WANTED]) == []
 
@@ -175,3 +177,13 @@ async def test_an_object_is_created_once_and_one_of_someone_else_is_used_as_it_i
     subject.store.put(SERVICES, foreign)
     assert "create Service own" not in await subject.run(create=[foreign])
     assert await subject.run(create=[foreign]) == []
+
+
+async def test_objects_without_an_owner_are_created_first_and_left_alone_afterwards(subject: Subject) -> None:
+    free = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "free", "namespace": "space"}, "data": {}}
+    calls = await subject.run(create_unowned=[free], apply=[WANTED])
+    assert calls == ["create ConfigMap free", "get Service web", "apply Service web"]
+    stored = subject.store.objects["configmaps", "space", "free"]
+    assert "ownerReferences" not in stored["metadata"]
+    await subject.run(create_unowned=[{**free, "data": {"a": "b"}}])
+    assert subject.store.objects["configmaps", "space", "free"] == stored

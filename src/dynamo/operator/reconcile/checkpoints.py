@@ -8,7 +8,15 @@ from typing import Any, Literal
 import msgspec
 
 from dynamo.operator.reconcile.conditions import with_condition
-from dynamo.operator.reconcile.names import COMPONENT_TYPE, GLOBAL_NAMESPACE, NAMESPACE, PREFIX, WORKER_TYPES
+from dynamo.operator.reconcile.names import (
+    COMPONENT_TYPE,
+    GLOBAL_NAMESPACE,
+    MANAGED_BY,
+    NAMESPACE,
+    OPERATOR,
+    PREFIX,
+    WORKER_TYPES,
+)
 from dynamo.operator.reconcile.plan import EventNote, Plan
 from dynamo.operator.reconcile.pods import SYSTEM_PORT
 from dynamo.protocols.kubernetes.common import Condition, KubeObject, encode
@@ -140,7 +148,7 @@ def checkpoint_job(checkpoint: DynamoCheckpoint) -> KubeObject:
         "metadata": {
             "name": job_name(checkpoint),
             "namespace": checkpoint.metadata.namespace,
-            "labels": {CHECKPOINT_ID: hash_value},
+            "labels": {CHECKPOINT_ID: hash_value, MANAGED_BY: OPERATOR},
         },
         "spec": {
             "activeDeadlineSeconds": _given(given.active_deadline_seconds, ACTIVE_DEADLINE_S),

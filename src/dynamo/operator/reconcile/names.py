@@ -27,6 +27,7 @@ STRATEGY = f"{PREFIX}deployment-strategy"
 MAX_SURGE = f"{PREFIX}deployment-rolling-update-max-surge"
 MAX_UNAVAILABLE = f"{PREFIX}deployment-rolling-update-max-unavailable"
 BASE_MODEL_HASH = f"{PREFIX}dynamo-base-model-hash"
+MANAGED_BY, OPERATOR = f"{PREFIX}managed-by", "dynamo-operator"
 GLOBAL_NAMESPACE = "dynamo"
 HASH_LENGTH = 8
 WORKER_TYPES = frozenset({"worker", "prefill", "decode"})

@@ -39,6 +39,8 @@ class Plan:
 
     apply: Sequence[KubeObject] = ()
     """Complete objects for server-side apply, in order. The caller adds the owner reference."""
+    create_unowned: Sequence[KubeObject] = ()
+    """Objects that outlive the reconciled object: created first, without an owner, if none of their name exists."""
     create: Sequence[KubeObject] = ()
     """Objects that are created if none of their name exists, and are not changed afterwards."""
     patch: Sequence[ObjectPatch] = ()

@@ -24,15 +24,6 @@ OUTCOMES: dict[RequestPhase, tuple[bool, str, str]] = {
 """Condition `Succeeded` of each phase: whether it is true, reason and message."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestPlan:
-    """Outcome of one pass over a request."""
-
-    create: Sequence[KubeObject] = ()
-    """Objects to create if they do not exist, before those of `plan`: without an owner, and never changed afterwards."""
-    plan: Plan
-
-
 @dataclass(slots=True)
 class StatusDraft:
     """Next status of a request."""
@@ -88,10 +79,13 @@ class StatusDraft:
         apply: Sequence[KubeObject] = (),
         annotations: dict[str, str | None] | None = None,
         requeue_s: float | None = None,
-    ) -> RequestPlan:
-        """Return the plan with this status."""
-        status = encode(self.status)
-        plan = Plan(
-            apply=apply, status=status, annotations=annotations or {}, events=tuple(self.events), requeue_s=requeue_s
+    ) -> Plan:
+        """Return the plan with this status; the objects of `create` outlive the request."""
+        return Plan(
+            create_unowned=create,
+            apply=apply,
+            status=encode(self.status),
+            annotations=annotations or {},
+            events=tuple(self.events),
+            requeue_s=requeue_s,
         )
-        return RequestPlan(create=create, plan=plan)

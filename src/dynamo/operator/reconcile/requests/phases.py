@@ -5,15 +5,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import get_args
 
+import msgspec
 import yaml
 
+from dynamo.operator.reconcile.plan import Plan
 from dynamo.operator.reconcile.requests.draft import (
     DEPLOYMENT_READY,
     PROFILING,
     SPEC_GENERATED,
     SUCCEEDED,
     VALIDATION,
-    RequestPlan,
     StatusDraft,
 )
 from dynamo.operator.reconcile.requests.hardware import HardwareUnknown, with_discovered
@@ -21,6 +22,7 @@ from dynamo.operator.reconcile.requests.job import (
     PROFILER,
     CannotProfile,
     RequestSettings,
+    is_tracked,
     profiled_spec,
     profiling_access,
     profiling_job,
@@ -65,9 +67,15 @@ class ObservedRequest:
     """Whether the claim of `spec.modelCache` exists."""
 
 
+def needs_job(request: DynamoGraphDeploymentRequest, job: KubeObject | None) -> bool:
+    """Return whether a pass makes the profiling job, for which it needs the nodes and the model cache."""
+    phase = request.status and request.status.phase
+    return phase in (None, "Pending", "Profiling") and _own_job(request, job) is None
+
+
 def request_plan(
     request: DynamoGraphDeploymentRequest, observed: ObservedRequest, settings: RequestSettings, now: str
-) -> RequestPlan:
+) -> Plan:
     """Return what a request requires next, and its status. `now` is a timestamp of RFC 3339."""
     draft = StatusDraft.of(request, now)
     phase = draft.status.phase or "Pending"
@@ -77,7 +85,7 @@ def request_plan(
     if phase == "Profiling":
         return _profiling(request, observed, settings, draft)
     if phase in ("Deploying", "Deployed"):
-        return _deploying(observed.graph, draft)
+        return _deploying(request, observed.graph, draft)
     return draft.plan()  # Ready and Failed: the rest is the user's.
 
 
@@ -102,13 +110,13 @@ def _reject_change(request: DynamoGraphDeploymentRequest, draft: StatusDraft) ->
 
 def _pending(
     request: DynamoGraphDeploymentRequest, observed: ObservedRequest, settings: RequestSettings, draft: StatusDraft
-) -> RequestPlan:
+) -> Plan:
     """Start profiling. A job that exists was made by a pass whose status was not written."""
     if not draft.status.observed_generation:
         draft.note("Normal", "Initialized", "DGDR initialized successfully")
     draft.status.observed_generation = request.metadata.generation
     job = _own_job(request, observed.job)
-    profiled = None if job is None else profiled_spec(job)
+    profiled = profiled_spec(job)
     if profiled is not None:
         draft.status.observed_generation = profiled[1]
     create: list[KubeObject] = []
@@ -150,16 +158,16 @@ def _problems(spec: RequestSpec, observed: ObservedRequest) -> list[str]:
 
 def _profiling(
     request: DynamoGraphDeploymentRequest, observed: ObservedRequest, settings: RequestSettings, draft: StatusDraft
-) -> RequestPlan:
+) -> Plan:
     job, output = _own_job(request, observed.job), own_output(request, observed.output)
     ended = _ended(job)
     has_result = FINAL_CONFIG in output and (job is None or "Complete" in ended)
     _relay(output.get("phase", ""), output.get("message", ""), draft)
+    profiled = profiled_spec(job, observed.output if output else None)
     if has_result:
-        profiled = None if job is None else profiled_spec(job)
         return _generated(request, request.spec if profiled is None else profiled[0], output[FINAL_CONFIG], draft)
     if job is None:
-        return _job_again(request, observed, settings, draft)
+        return _job_again(request, profiled, observed, settings, draft)
     if "Failed" in ended:
         details = "; ".join(one for one in (_details(observed.pods), reported_error(output)) if one)
         text = f"profiling job failed: {ended['Failed'].get('message') or 'unknown reason'}"
@@ -177,9 +185,21 @@ def _profiling(
 
 
 def _job_again(
-    request: DynamoGraphDeploymentRequest, observed: ObservedRequest, settings: RequestSettings, draft: StatusDraft
-) -> RequestPlan:
-    """Make a job that was deleted before it had a result."""
+    request: DynamoGraphDeploymentRequest,
+    profiled: tuple[RequestSpec, int] | None,
+    observed: ObservedRequest,
+    settings: RequestSettings,
+    draft: StatusDraft,
+) -> Plan:
+    """Make a job that was deleted before it had a result, for the specification with which profiling started."""
+    metadata, began = request.metadata, draft.status.observed_generation
+    if profiled is not None:
+        metadata = msgspec.structs.replace(metadata, generation=profiled[1])
+        request = msgspec.structs.replace(request, spec=profiled[0], metadata=metadata)
+    elif began and began != metadata.generation:
+        text = "the profiling job was deleted, and the spec has changed since profiling started: create another request"
+        draft.fail(PROFILING, "JobCreationFailed", text, event="ProfilingJobFailed")
+        return draft.plan()
     try:
         job = profiling_job(request, with_discovered(request.spec.hardware, observed.nodes), settings)
     except (CannotProfile, HardwareUnknown) as error:
@@ -201,7 +221,7 @@ def _relay(phase: str, message: str, draft: StatusDraft) -> None:
     draft.set(SUCCEEDED, False, reason, message)
 
 
-def _generated(request: DynamoGraphDeploymentRequest, spec: RequestSpec, text: str, draft: StatusDraft) -> RequestPlan:
+def _generated(request: DynamoGraphDeploymentRequest, spec: RequestSpec, text: str, draft: StatusDraft) -> Plan:
     try:
         found = final_objects(request, spec, text)
     except NoGraph as error:
@@ -228,13 +248,13 @@ def _generated(request: DynamoGraphDeploymentRequest, spec: RequestSpec, text: s
     return draft.plan(create, annotations=annotations)
 
 
-def _no_graph(text: str, draft: StatusDraft) -> RequestPlan:
+def _no_graph(text: str, draft: StatusDraft) -> Plan:
     draft.status.profiling_phase = None
     draft.fail(SPEC_GENERATED, "GenerationFailed", text, event="GenerationFailed")
     return draft.plan()
 
 
-def _deploying(graph: KubeObject | None, draft: StatusDraft) -> RequestPlan:
+def _deploying(request: DynamoGraphDeploymentRequest, graph: KubeObject | None, draft: StatusDraft) -> Plan:
     """Follow the graph. It was deleted if it is absent and was observed once, which the condition keeps."""
     status, known = draft.status, draft.condition(DEPLOYMENT_READY)
     name = status.dgd_name or "the generated graph"
@@ -247,6 +267,10 @@ def _deploying(graph: KubeObject | None, draft: StatusDraft) -> RequestPlan:
         draft.fail(DEPLOYMENT_READY, "DeploymentDeleted", text, event="DeploymentDeleted")
         return draft.plan()
     if known is None:
+        if not is_tracked(request, graph):
+            text = f"DynamoGraphDeployment {name} exists and is not of this request: delete it, or set another name"
+            draft.fail(DEPLOYMENT_READY, "NameConflict", text, event="DeploymentCreationFailed")
+            return draft.plan()
         draft.note("Normal", "DeploymentCreated", f"DynamoGraphDeployment {name} created successfully")
     reported = graph.get("status") or {}
     state = reported.get("state") or "initializing"
