@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 from tests.cluster.kubernetes import metadata
@@ -26,6 +27,8 @@ class Controllers:
 
     def __init__(self, api: Api, *, ready_s: float = 0.0) -> None:
         self.api, self.ready_s = api, ready_s
+        self.is_external: Callable[[Object], bool] = lambda pod: False
+        """Whether something else runs a pod."""
         self._storage = api.storage
         self._queue: dict[At, None] = {}
         self._addresses = 0
@@ -220,7 +223,7 @@ class Controllers:
 
     def _run_pod(self, pod: Object) -> None:
         """Do what scheduler and kubelet do: bind the pod and report it as running, after `ready_s`."""
-        if pod["spec"].get("nodeName"):
+        if pod["spec"].get("nodeName") or self.is_external(pod):
             return
         self._addresses += 1
         high, low = divmod(self._addresses, 250)

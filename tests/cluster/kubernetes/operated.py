@@ -1,6 +1,7 @@
 """A cluster with the operator, for tests: the API server, the resource definitions, graphs and their status."""
 
 import asyncio
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -78,6 +79,27 @@ class OperatedCluster:
         return sorted(one["metadata"]["name"] for one in listed.items)
 
 
+class DyingClient(KubeClient):
+    """Client whose process dies at one of its writes: the write is made, and nothing follows it."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.left = at
+        self.has_died = asyncio.Event()
+
+    async def _request(self, method: str, path: str, *more: Any, **named: Any) -> Any:
+        if self.has_died.is_set():
+            await asyncio.Event().wait()
+        is_write = method in ("PATCH", "DELETE", "POST") and "/events" not in path
+        result = await super()._request(method, path, *more, **named)
+        if is_write:
+            self.left -= 1
+            if self.left == 0:
+                self.has_died.set()
+                await asyncio.Event().wait()
+        return result
+
+
 Case = Callable[[OperatedCluster], Any]
 
 
@@ -93,7 +115,9 @@ def run_on(
     async def with_cluster(case: Case) -> None:
         client = KubeClient()
         headers = {"Authorization": f"Bearer {kubernetes_api.token}"}
-        async with httpx.AsyncClient(base_url=kubernetes_api.url, headers=headers, timeout=30) as api:
+        ca = kubernetes_api.ca
+        verify = ssl.create_default_context(cadata=ca.decode()) if ca else True
+        async with httpx.AsyncClient(base_url=kubernetes_api.url, headers=headers, verify=verify, timeout=30) as api:
             for crd in [*(crd for _, crd in manifests()), *definitions]:
                 assert (await api.post(CRDS, json=crd)).status_code == 201
         try:
