@@ -235,6 +235,27 @@ class KubeClient:
         text: str = response.text
         return text
 
+    async def follow_pod_log(
+        self, name: str, namespace: str, container: str, *, lines: int, since: str = ""
+    ) -> AsyncIterator[tuple[str, str]]:
+        """Yield time (RFC 3339) and text of the last lines of a container's log, then of each new one until it ends.
+
+        With `since`, the lines from that time on, which is that of the last line before. A log without a line for
+        `WATCH_S` ends with `KubeUnavailable`, so that a connection that died unnoticed is found.
+        """
+        params = {"container": container, "follow": "true", "timestamps": "true"}
+        params |= {"sinceTime": since} if since else {"tailLines": str(lines)}
+        path = PODS.path(namespace, name, "log")
+        try:
+            async with self._http.stream("GET", path, params=params, timeout=self._watch_timeout) as response:
+                if response.status_code >= 400:
+                    raise refusal(response.status_code, await response.aread())
+                async for line in response.aiter_lines():
+                    time, _, text = line.partition(" ")
+                    yield time, text
+        except self._failures as error:
+            raise self._unavailable(error) from None
+
     async def close(self) -> None:
         """Close all connections."""
         await self._http.aclose()

@@ -58,9 +58,33 @@ def test_graph_is_applied_compared_shown_and_deleted(
     assert "Frontend   0/1" in capsys.readouterr().out
     assert deploy(["logs", "g"]) == 1
     assert deploy(["delete", file]) == 0
-    with pytest.raises(ConfigError, match="no DynamoGraphDeployment of this name"):
+    with pytest.raises(ConfigError, match=r"g: no DynamoGraphDeployment or .* of this name in namespace default"):
         deploy(["status", "g"])
     assert deploy(["delete", "g"]) == 1
+
+
+def test_status_of_a_request_shows_conditions_and_the_next_step(
+    graph_file: Path, kubernetes_api: KubernetesServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph_file.write_text(
+        "apiVersion: nvidia.com/v1beta1\nkind: DynamoGraphDeploymentRequest\n"
+        "metadata: {name: r}\nspec: {model: m, image: i}\n"
+    )
+    assert deploy(["apply", str(graph_file)]) == 0
+    assert deploy(["status", "r"]) == 1
+    assert "DynamoGraphDeploymentRequest/r: not reported\nnext: the operator" in capsys.readouterr().out
+    validation = {
+        "type": "Validation", "status": "False", "reason": "ValidationFailed", "message": "spec.hardware: unknown",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }  # fmt: skip
+    path = "/apis/nvidia.com/v1beta1/namespaces/default/dynamographdeploymentrequests/r/status"
+    headers = {"Authorization": f"Bearer {kubernetes_api.token}", "Content-Type": "application/merge-patch+json"}
+    body = {"status": {"phase": "Failed", "conditions": [validation]}}
+    assert httpx.patch(kubernetes_api.url + path, json=body, headers=headers).status_code == 200
+    assert deploy(["status", "dgdr/r", "--watch"]) == 1
+    shown = capsys.readouterr().out
+    assert "Validation  False   ValidationFailed  2026-01-01T00:00:00Z  spec.hardware: unknown" in shown
+    assert "next: correct the cause (spec.hardware: unknown), and create another request" in shown
 
 
 def test_refused_manifest_is_not_sent(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

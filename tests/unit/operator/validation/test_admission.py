@@ -94,6 +94,8 @@ CREATED: list[tuple[Object, str]] = [
     (resource("DynamoGraphDeploymentRequest", "v1beta1", model="m", sla={"e2eLatency": 1, "ttft": 1}), "spec.sla"),
     (resource("DynamoGraphDeploymentRequest", "v1beta1", model="m", sla={"itl": 0}), "spec.sla.itl"),
     (resource("DynamoGraphDeploymentRequest", "v1beta1", model=""), "spec.model"),
+    (resource("DynamoGraphDeploymentRequest", "v1beta1", model="m", overrides={"dgd": {"apiVersion": "apps/v1", "kind": "Deployment"}}), "spec.overrides.dgd"),
+    ({**resource("DynamoGraphDeploymentRequest", "v1beta1", model="m"), "metadata": {"name": "n" * 56}}, "metadata.name"),
     (resource("DynamoGraphDeploymentRequest", "v1alpha1", model="m", profilingConfig={"config": {"sla": {"ttft": -1}}}), "spec.profilingConfig.config.sla.ttft"),
     (resource("DynamoComponentDeployment", "v1beta1", type="worker", multinode={"nodeCount": 1}), "spec.multinode.nodeCount"),
     (resource("DynamoGraph", "v1beta1"), "apiVersion"),
@@ -123,6 +125,20 @@ def test_rule_refuses_with_field_path(value: Object, path: str) -> None:
 )
 def test_valid_object_is_accepted(value: Object) -> None:
     assert review(value, facts=GROVE).problems == []
+
+
+def test_fields_of_a_request_without_effect_are_warnings() -> None:
+    job = {"backoffLimit": 1, "foo": 1, "template": {"spec": {"tolerations": [], "hostNetwork": True}}}
+    value = resource(
+        "DynamoGraphDeploymentRequest", "v1beta1", model="m", searchStrategy="thorough", overrides={"profilingJob": job}
+    )
+    found = review(value)
+    assert found.problems == []
+    assert [one.partition(":")[0] for one in found.warnings] == [
+        "spec.backend",
+        "spec.overrides.profilingJob.foo",
+        "spec.overrides.profilingJob.template.spec.hostNetwork",
+    ]
 
 
 def test_seed_era_request_is_accepted() -> None:

@@ -10,6 +10,7 @@ import msgspec
 from dynamo.operator.conversion.convert import annotation_key
 from dynamo.operator.reconcile.names import MANAGED_BY, OPERATOR, OperatorSettings
 from dynamo.operator.reconcile.requests.copier import OUTPUT_PATH, OUTPUT_VOLUME, copier_container, give_account
+from dynamo.operator.validation.requests import JOB_FIELDS, MAX_REQUEST_NAME, POD_FIELDS
 from dynamo.protocols.kubernetes.common import V1BETA1, KubeObject, encode
 from dynamo.protocols.kubernetes.v1beta1 import DynamoGraphDeploymentRequest, RequestSpec
 
@@ -23,8 +24,6 @@ PROFILER = "profiler"
 CACHE_VOLUME, CACHE_PATH = "model-cache", "/opt/model-cache"
 CONFIG_VOLUME, CONFIG_PATH, CONFIG_KEY = "profiling-config", "/config", "disagg.yaml"
 USER_ID = 1000
-MAX_NAME = 63
-"""Length of a job's name, which is a label of its pods."""
 RBAC = "rbac.authorization.k8s.io"
 RULES = [
     {
@@ -44,14 +43,6 @@ RULES = [
         "verbs": ["get", "list", "create", "update", "patch", "delete"],
     },
 ]
-JOB_FIELDS = (
-    "backoffLimit", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "completions", "parallelism", "suspend",
-)  # fmt: skip
-POD_FIELDS = (
-    "tolerations", "nodeSelector", "affinity", "priorityClassName", "serviceAccountName", "runtimeClassName",
-    "dnsPolicy", "dnsConfig", "terminationGracePeriodSeconds", "topologySpreadConstraints",
-    "automountServiceAccountToken",
-)  # fmt: skip
 
 
 class CannotProfile(ValueError):
@@ -111,9 +102,8 @@ def profiling_job(request: DynamoGraphDeploymentRequest, hardware: KubeObject, s
     """Return the profiling job of a request with known hardware. Raise `CannotProfile` if none can be made."""
     metadata = request.metadata
     name = profiling_job_name(metadata.name)
-    if len(name) > MAX_NAME:
-        limit = MAX_NAME - len(profiling_job_name(""))
-        raise CannotProfile(f"metadata.name: {metadata.name!r} must have at most {limit} characters")
+    if len(metadata.name) > MAX_REQUEST_NAME:
+        raise CannotProfile(f"metadata.name: {metadata.name!r} must have at most {MAX_REQUEST_NAME} characters")
     image = request.spec.image or settings.profiler_image
     if not image:
         raise CannotProfile("spec.image: is required: no default profiler image is configured")

@@ -29,6 +29,7 @@ from dynamo.operator.reconcile.requests.job import (
     profiling_job_name,
 )
 from dynamo.operator.reconcile.requests.result import FINAL_CONFIG, NoGraph, final_objects, own_output, reported_error
+from dynamo.operator.validation.requests import is_graph
 from dynamo.protocols.kubernetes.common import KubeObject
 from dynamo.protocols.kubernetes.v1beta1 import (
     DeploymentInfo,
@@ -151,6 +152,9 @@ def _problems(spec: RequestSpec, observed: ObservedRequest) -> list[str]:
         problems.append(
             "spec.backend: auto cannot be used with spec.searchStrategy thorough: set sglang, trtllm or vllm"
         )
+    override = spec.overrides and spec.overrides.dgd
+    if override and not is_graph(override):  # Otherwise found only after hours of profiling.
+        problems.append("spec.overrides.dgd: must be a DynamoGraphDeployment of a known version")
     if spec.model_cache is not None and spec.model_cache.pvc_name and not observed.has_model_cache:
         problems.append(f"spec.modelCache.pvcName: claim {spec.model_cache.pvc_name!r} does not exist")
     return problems
