@@ -104,10 +104,12 @@ class KubeClient:
                 return None
             raise
 
-    async def list(self, kind: ObjectKind, namespace: str | None = None, labels: str = "") -> KubeListing:
-        """Return all objects that match a label selector, read in pages."""
+    async def list(
+        self, kind: ObjectKind, namespace: str | None = None, labels: str = "", *, fields: str = ""
+    ) -> KubeListing:
+        """Return all objects that match a label selector and a field selector, read in pages."""
         items: list[KubeObject] = []
-        params = {"limit": str(PAGE_ITEMS), **({"labelSelector": labels} if labels else {})}
+        params = {"limit": str(PAGE_ITEMS), **_selectors(labels, fields)}
         while True:
             page = await self._request("GET", kind.path(namespace), params=params)
             items += page.get("items") or []
@@ -172,7 +174,7 @@ class KubeClient:
                 raise
 
     async def watch(
-        self, kind: ObjectKind, revision: str, namespace: str | None = None, labels: str = ""
+        self, kind: ObjectKind, revision: str, namespace: str | None = None, labels: str = "", *, fields: str = ""
     ) -> AsyncIterator[WatchChange]:
         """Yield the changes after a revision, until the server ends the watch.
 
@@ -183,7 +185,7 @@ class KubeClient:
             "allowWatchBookmarks": "true",
             "resourceVersion": revision,
             "timeoutSeconds": str(WATCH_S),
-            **({"labelSelector": labels} if labels else {}),
+            **_selectors(labels, fields),
         }
         try:
             async with self._http.stream(
@@ -281,6 +283,10 @@ class KubeClient:
 
     def _unavailable(self, error: Exception) -> KubeUnavailable:
         return KubeUnavailable(f"Kubernetes API server {self.address}: {type(error).__name__}: {error}")
+
+
+def _selectors(labels: str, fields: str) -> dict[str, str]:
+    return {name: value for name, value in (("labelSelector", labels), ("fieldSelector", fields)) if value}
 
 
 def refusal(code: int, body: bytes) -> KubeRefused:

@@ -52,6 +52,7 @@ from dynamo.operator.jobs import SELECTIONS, CheckpointController, RequestContro
 from dynamo.operator.metrics import OperatorMetrics
 from dynamo.operator.model_loader import AdapterLoader
 from dynamo.operator.models import ModelReconciler
+from dynamo.operator.namespace_scope import EveryNamespace, NamespaceScope
 from dynamo.operator.reconcile.names import BASE_MODEL_HASH, GRAPH, OperatorSettings
 from dynamo.operator.reconcile.requests.job import RequestSettings
 from dynamo.operator.view import ClusterView
@@ -97,6 +98,7 @@ class Operator:
         optional: Sequence[ObjectKind] | None = (),
         workers: int = 4,
         election: LeaderElection | None = None,
+        scope: NamespaceScope | None = None,
         metrics: MetricsRegistry | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -109,6 +111,7 @@ class Operator:
         self._clock = clock or SystemClock()
         self._workers = workers
         self._election = election
+        self._scope = scope or EveryNamespace()
         self.metrics = OperatorMetrics(metrics or MetricsRegistry())
         self.view = ClusterView(client, namespace, self._clock)
         self.events = EventRecorder(client, COMPONENT, clock=self._clock)
@@ -142,8 +145,10 @@ class Operator:
     @property
     def is_ready(self) -> bool:
         """Whether every kind was listed and every worker runs; a follower is ready too."""
-        return self.view.is_synced and all(
-            one.controller is not None and one.controller.is_sound for one in self._running
+        return (
+            self.view.is_synced
+            and not self._scope.waits_for
+            and all(one.controller is not None and one.controller.is_sound for one in self._running)
         )
 
     @property
@@ -158,6 +163,7 @@ class Operator:
         if self._optional is not None:
             self.view.start()
         self.events.start()
+        self._scope.start(self._namespace_freed)
         if self._election is not None:
             self._election.start()
         self._tasks.start(self._begin(), "begin")
@@ -170,6 +176,7 @@ class Operator:
                 await one.controller.stop(STOP_S)
             else:
                 await one.queue.close()
+        await self._scope.close()
         await self.view.close()
         await self.events.close()
         if self._election is not None:
@@ -180,10 +187,11 @@ class Operator:
             for kind in await self._present_kinds():
                 self.view.watch(kind, GRAPH)
             self.view.start()
-        while not self.view.is_synced:
+        while not self.view.is_synced or self._scope.waits_for:
             await self._clock.sleep(SYNC_POLL_S)
         if self._election is not None:
             await self._election.wait_until_leader()
+        await self._scope.acquire()
         for one in self._running:
             assert one.controller is not None
             one.controller.start()
@@ -208,11 +216,19 @@ class Operator:
         def record(result: ReconcileResult[ObjectKey]) -> None:
             self.metrics.record(kind, result)
 
+        async def reconcile_in_scope(key: ObjectKey) -> float | None:
+            return None if self._scope.excludes(key[0]) else await reconcile(key)
+
         running.controller = Controller(
-            kind.kind, reconcile, running.queue, self._workers, on_result=record, clock=self._clock
+            kind.kind, reconcile_in_scope, running.queue, self._workers, on_result=record, clock=self._clock
         )
         self.view.listen(kind, _adder(running.queue))
         return running
+
+    def _namespace_freed(self, namespace: str) -> None:
+        """Reconcile the objects of a namespace that another operator has left."""
+        for one in self._running:
+            self._enqueue(one.kind, (key for key in self.view.objects(one.kind) if key[0] == namespace))
 
     def _pods_changed(self, key: ObjectKey) -> None:
         """Reconcile the models of a namespace."""
@@ -249,7 +265,9 @@ class Operator:
     async def _show_ready(self, request: Request) -> Response:
         if self.is_ready:
             return plain_text(200, "ok")
-        return plain_text(503, "; ".join(self.view.waits_for) or "a controller does not run")
+        return plain_text(
+            503, "; ".join(filter(None, [*self.view.waits_for, self._scope.waits_for])) or "a controller does not run"
+        )
 
     async def _show_metrics(self, request: Request) -> Response:
         self.metrics.read(self.view, self.applier, [(one.kind, one.queue) for one in self._running])

@@ -14,6 +14,7 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.k8s.client import KubeClient
 from dynamo.k8s.leader import LeaderElection, LeaseName, process_identity
 from dynamo.operator.manager import COMPONENT, Operator
+from dynamo.operator.namespace_scope import NamespaceScope, OtherNamespaces, OwnedNamespace
 from dynamo.operator.reconcile.names import OperatorSettings
 from dynamo.operator.reconcile.requests.job import RequestSettings
 from dynamo.operator.webhooks import WebhookServer, WebhookSettings
@@ -109,6 +110,9 @@ async def serve(options: OperatorOptions) -> AsyncIterator[None]:
             election = LeaderElection(
                 client, LeaseName(home, LEASE), process_identity(), on_lost=lambda: os._exit(1)
             )  # A leader that lost its Lease must write nothing more; it starts again as a candidate.
+        scope: NamespaceScope = OtherNamespaces(client)
+        if options.namespace:
+            scope = OwnedNamespace(client, options.namespace, process_identity())
         operator = Operator(
             client,
             options.settings,
@@ -117,12 +121,13 @@ async def serve(options: OperatorOptions) -> AsyncIterator[None]:
             optional=None,
             workers=options.workers,
             election=election,
+            scope=scope,
             metrics=registry,
         )
         await operator.http.start(bind(options.host, options.port, "--port"))
         stack.push_async_callback(operator.http.close)
         if options.serves_webhooks:
-            webhooks = WebhookServer(client, webhook_settings(options, home), registry)
+            webhooks = WebhookServer(client, webhook_settings(options, home, scope), registry)
             await webhooks.start(bind(options.host, options.webhook_port, "--webhook-port"))
             stack.push_async_callback(webhooks.close)
         operator.start()
@@ -130,11 +135,13 @@ async def serve(options: OperatorOptions) -> AsyncIterator[None]:
         yield
 
 
-def webhook_settings(options: OperatorOptions, home: str) -> WebhookSettings:
+def webhook_settings(options: OperatorOptions, home: str, scope: NamespaceScope) -> WebhookSettings:
     """Return the settings of the webhooks; requests of the operator's own account are those of the operator."""
     account = setting("POD_SERVICE_ACCOUNT", COMPONENT, str)
     return WebhookSettings(
         namespace=home,
         operator_users=frozenset({f"system:serviceaccount:{home}:{account}"}),
         namespaces=(options.namespace,) if options.namespace else (),
+        # An operator of one namespace receives reviews of that namespace only.
+        is_excluded=(lambda _: False) if options.namespace else scope.excludes,
     )

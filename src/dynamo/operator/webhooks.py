@@ -35,7 +35,13 @@ from dynamo.core.tasks import TaskOwner
 from dynamo.k8s.client import KubeClient, KubeRefused
 from dynamo.k8s.kinds import RESOURCE_DEFINITIONS, SECRETS, ObjectKind
 from dynamo.operator.certificates import CertificateSet, renewed, service_hosts
-from dynamo.operator.reviews import MalformedReview, conversion_response, defaulting_response, validation_response
+from dynamo.operator.reviews import (
+    MalformedReview,
+    accepting_response,
+    conversion_response,
+    defaulting_response,
+    validation_response,
+)
 from dynamo.operator.validation.facts import part
 from dynamo.operator.webhook_configurations import (
     FIELD_MANAGER,
@@ -75,6 +81,8 @@ class WebhookSettings:
     """Names of the callers that are the operator, such as `system:serviceaccount:NAMESPACE:NAME`."""
     namespaces: tuple[str, ...] = ()
     """Namespaces whose objects are checked; empty: all."""
+    is_excluded: Callable[[str], bool] = lambda _: False
+    """Whether another operator checks the objects of a namespace, so that this one accepts them as they are."""
     extra_hosts: tuple[str, ...] = ()
     """Further names and addresses of the server certificate."""
     has_conversion: bool = True
@@ -191,6 +199,8 @@ class WebhookServer:
             stored = await self._client.get(RESOURCE_DEFINITIONS, name)
             if stored is None:
                 logger.warning("resource definition %s is not installed; apply deploy/crds", name)
+            elif settings.namespaces and is_converted_by_other(stored, patch):
+                continue  # Definitions are the cluster's: its operator converts.
             elif not has_values(stored, patch):
                 await self._client.patch(RESOURCE_DEFINITIONS, name, patch)
 
@@ -206,18 +216,24 @@ class WebhookServer:
 
     async def _validate(self, request: Request) -> Response:
         settings = self._settings
-        return await self._reviewed(
-            request,
-            "validate",
-            lambda message: validation_response(
-                message, has_grove=settings.has_grove, operator_users=settings.operator_users
-            ),
-        )
+
+        def respond(message: Any) -> KubeObject:
+            if self._is_excluded(message):
+                return accepting_response(message)
+            return validation_response(message, has_grove=settings.has_grove, operator_users=settings.operator_users)
+
+        return await self._reviewed(request, "validate", respond)
 
     async def _default(self, request: Request) -> Response:
-        return await self._reviewed(
-            request, "mutate", lambda message: defaulting_response(message, operator_version=__version__)
-        )
+        def respond(message: Any) -> KubeObject:
+            if self._is_excluded(message):
+                return accepting_response(message)
+            return defaulting_response(message, operator_version=__version__)
+
+        return await self._reviewed(request, "mutate", respond)
+
+    def _is_excluded(self, message: Any) -> bool:
+        return self._settings.is_excluded(str(part(message, "request").get("namespace") or ""))
 
     async def _convert(self, request: Request) -> Response:
         return await self._reviewed(request, "convert", conversion_response)
@@ -236,6 +252,12 @@ class WebhookServer:
         if answer["response"].get("allowed") is False:
             self._denials.labels(resource_type=resource).inc()
         return Response(body, media_type="application/json")
+
+
+def is_converted_by_other(definition: KubeObject, patch: KubeObject) -> bool:
+    """Return whether the webhook of another service, whose certificate is published, converts a resource definition."""
+    client, own = (part(one, "spec", "conversion", "webhook", "clientConfig") for one in (definition, patch))
+    return bool(client.get("caBundle")) and client.get("service") != own["service"]
 
 
 def resource_type(message: KubeObject) -> str:

@@ -17,6 +17,7 @@ from tests.cluster.kubernetes.operated import (
 )
 from tests.cluster.kubernetes.running import KubernetesServer
 from tests.cluster.kubernetes.workloads import workload_definitions
+from tests.settle import until
 
 from dynamo.core.codec import json_encode
 from dynamo.k8s.kinds import (
@@ -32,7 +33,9 @@ from dynamo.k8s.kinds import (
     STORED_ADAPTERS,
     VOLUME_CLAIMS,
 )
-from dynamo.operator.reconcile.names import RESTART_AT
+from dynamo.operator.manager import Operator
+from dynamo.operator.namespace_scope import OtherNamespaces, OwnedNamespace
+from dynamo.operator.reconcile.names import RESTART_AT, OperatorSettings
 
 pytestmark = pytest.mark.integration
 
@@ -240,5 +243,28 @@ def test_claims_and_ingresses_of_a_v1alpha1_graph_are_made_and_collected(run: Ca
             while await cluster.names(VOLUME_CLAIMS) or await cluster.names(INGRESSES):
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.05)
+
+    run(case)
+
+
+def test_a_namespace_with_an_operator_of_its_own_is_left_to_it_until_it_ends(run: Callable[[Case], None]) -> None:
+    async def case(cluster: OperatedCluster) -> None:
+        client, settings = cluster.client, OperatorSettings()
+        own = Operator(client, settings, namespace=SPACE, optional=None, scope=OwnedNamespace(client, SPACE, "own"))
+        whole = Operator(client, settings, optional=None, scope=OtherNamespaces(client))
+        own.start()
+        await until(lambda: own.is_ready and not own._scope.excludes(SPACE))
+        whole.start()
+        try:
+            await cluster.apply(graph())
+            await cluster.until(is_successful(1))
+            await until(lambda: whole.is_idle)
+            assert whole.applier.counts.total == 0
+            await own.close()
+            await cluster.apply(graph(workers=3))
+            await cluster.until(is_successful(2))
+            assert whole.applier.counts.total > 0
+        finally:
+            await whole.close()
 
     run(case)

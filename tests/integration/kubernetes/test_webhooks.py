@@ -149,3 +149,30 @@ def test_check_at_rest_writes_nothing(with_webhooks: Callable[..., None]) -> Non
             assert (await plain.post(url, content=b"{")).status_code == 400
 
     with_webhooks(case)
+
+
+def test_objects_of_a_namespace_with_another_operator_are_accepted_as_they_are(
+    with_webhooks: Callable[..., None],
+) -> None:
+    async def case(api: httpx.AsyncClient, server: WebhookServer, client: KubeClient) -> None:
+        bare = graph()
+        bare["spec"]["services"] = {}
+        made = await api.post(ALPHA, json=bare)
+        assert made.status_code == 201
+        assert ORIGIN_VERSION not in (made.json()["metadata"].get("annotations") or {})
+
+    with_webhooks(case, replace(WebhookSettings(), is_excluded=lambda namespace: namespace == "default"))
+
+
+def test_an_operator_of_one_namespace_leaves_the_conversion_to_that_of_the_cluster(
+    with_webhooks: Callable[..., None],
+) -> None:
+    async def case(api: httpx.AsyncClient, server: WebhookServer, client: KubeClient) -> None:
+        path = f"{CRDS}/dynamographdeployments.nvidia.com"
+        before = (await api.get(path)).json()["spec"]["conversion"]
+        await api.post(NAMESPACES, json={"metadata": {"name": "team"}})
+        restricted = WebhookServer(client, WebhookSettings(namespace="team", namespaces=("team",)), MetricsRegistry())
+        await restricted.check()
+        assert (await api.get(path)).json()["spec"]["conversion"] == before
+
+    with_webhooks(case)

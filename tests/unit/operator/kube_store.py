@@ -105,17 +105,19 @@ class KubeStore:
             gone["metadata"]["resourceVersion"] = str(self.revision)
             self._notify(kind, "DELETED", gone, gone)
 
-    async def list(self, kind: ObjectKind, namespace: str | None = None, labels: str = "") -> KubeListing:
+    async def list(
+        self, kind: ObjectKind, namespace: str | None = None, labels: str = "", *, fields: str = ""
+    ) -> KubeListing:
         self.lists.append(kind.kind)
         found = [
             copy.deepcopy(one)
             for (plural, _, _), one in self.objects.items()
-            if plural == kind.plural and has_labels(one, labels)
+            if plural == kind.plural and has_labels(one, labels) and has_name(one, fields)
         ]
         return KubeListing(found, str(self.revision))
 
     async def watch(
-        self, kind: ObjectKind, revision: str, namespace: str | None = None, labels: str = ""
+        self, kind: ObjectKind, revision: str, namespace: str | None = None, labels: str = "", *, fields: str = ""
     ) -> AsyncIterator[WatchChange]:
         position = 0
         while True:
@@ -123,6 +125,8 @@ class KubeStore:
                 plural, change, before = self._changes[position]
                 position += 1
                 if plural != kind.plural or int(change.revision) <= int(revision):
+                    continue
+                if not has_name(change.object, fields):
                     continue
                 if has_labels(change.object, labels):
                     yield copy.deepcopy(change)
@@ -138,6 +142,11 @@ class KubeStore:
     def _notify(self, kind: ObjectKind, change: str, value: KubeObject, before: KubeObject | None) -> None:
         self._changes.append((kind.plural, WatchChange(change, copy.deepcopy(value)), copy.deepcopy(before)))
         self._wake.set()
+
+
+def has_name(value: KubeObject, fields: str) -> bool:
+    """Return whether an object matches the field selector `metadata.name=NAME`; an empty one matches all."""
+    return not fields or fields == f"metadata.name={value['metadata']['name']}"
 
 
 def operated(value: KubeObject, operations: list[KubeObject]) -> KubeObject:

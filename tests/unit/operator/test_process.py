@@ -4,6 +4,7 @@ import pytest
 
 from dynamo.core.config import load
 from dynamo.core.errors import ConfigError
+from dynamo.operator.namespace_scope import EveryNamespace
 from dynamo.operator.process import OperatorOptions, webhook_settings
 
 
@@ -31,14 +32,14 @@ def test_wrong_options_are_one_clear_line(argv: list[str], message: str) -> None
 
 
 def test_an_operator_of_one_namespace_checks_only_its_objects() -> None:
-    found = webhook_settings(options("--namespace", "a"), "home")
+    found = webhook_settings(options("--namespace", "a"), "home", EveryNamespace())
     assert (found.namespaces, found.namespace) == (("a",), "home")
-    assert webhook_settings(options(), "home").namespaces == ()
+    assert webhook_settings(options(), "home", EveryNamespace()).namespaces == ()
 
 
 def test_requests_of_the_own_account_are_those_of_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POD_SERVICE_ACCOUNT", "me")
-    assert webhook_settings(options(), "home").operator_users == {"system:serviceaccount:home:me"}
+    assert webhook_settings(options(), "home", EveryNamespace()).operator_users == {"system:serviceaccount:home:me"}
 
 
 @pytest.mark.parametrize(
