@@ -1,6 +1,7 @@
 """Applier: carries out plans, and writes only what differs from what it last wrote or from what the cluster has."""
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -10,11 +11,25 @@ import msgspec
 from dynamo.core.errors import DynamoException
 from dynamo.k8s.client import JSON_PATCH, MERGE, KubeRefused
 from dynamo.k8s.kinds import BY_NAME, ObjectKind
+from dynamo.operator.failure_condition import (
+    FAILED,
+    OUTDATED,
+    has_conditions,
+    outdated_message,
+    undeclared_field,
+    with_failure,
+    without_failure,
+    without_field,
+)
 from dynamo.operator.reconcile.plan import ObjectRef, Plan, ref_of
 from dynamo.operator.view import ClusterView
 from dynamo.protocols.kubernetes.common import KubeObject
 
+logger = logging.getLogger(__name__)
+
 NOT_FOUND, CONFLICT = 404, 409
+MAX_MISSING = 16
+"""Fields of a status that are left out, one more with each request, before the write fails."""
 FIELD_MANAGER = "dynamo-operator"
 
 
@@ -113,18 +128,27 @@ class Applier:
             self.counts.deleted += 1
         return self.counts.total != before
 
-    async def write_status(self, plan: Plan, owner: KubeObject, kind: ObjectKind) -> None:
+    async def write_status(self, plan: Plan, owner: KubeObject, kind: ObjectKind, now: str) -> None:
         """Write the annotations and the status of the reconciled object, then record the events."""
         try:
             owner = await self._annotate(plan.annotations, owner, kind)
             if plan.status is not None:
-                await self._write_status(plan.status, owner, kind)
+                await self._write_status(without_failure(plan.status), owner, kind, now)
         except KubeRefused as error:
             if error.code != NOT_FOUND:
                 raise
             return  # The object was deleted in the meantime, and its children are collected.
         for event in plan.events:
             self._events.record(kind, owner, event.type, event.reason, event.message)
+
+    async def write_failure(self, message: str, owner: KubeObject, kind: ObjectKind, now: str) -> None:
+        """Report in the status of an object why it cannot be reconciled; the rest of the status stays."""
+        if not has_conditions(kind):
+            return
+        try:
+            await self._write_status(with_failure(owner, FAILED, message, now), owner, kind, now)
+        except KubeRefused as error:  # The failure that is reported is in the event as well.
+            logger.warning("cannot report a failure of %s %s: %s", kind.kind, owner["metadata"]["name"], error)
 
     async def _apply(self, value: KubeObject) -> None:
         ref = ref_of(value)
@@ -182,19 +206,44 @@ class Applier:
         self._view.store(kind, stored)
         return stored
 
-    async def _write_status(self, status: KubeObject, owner: KubeObject, kind: ObjectKind) -> None:
+    async def _write_status(self, status: KubeObject, owner: KubeObject, kind: ObjectKind, now: str) -> None:
         metadata = owner["metadata"]
         ref = ObjectRef(kind.api_version, kind.kind, metadata.get("namespace", ""), metadata["name"])
         present = owner.get("status") or {}
         written = LastWrite(digest_of(status), digest_of(present))
         if status == present or self._statuses.get(ref) == written:
             return  # The second case: the server adds defaults to what is written.
-        named = {"metadata": {"name": ref.name, "namespace": ref.namespace}, "status": status}
-        stored = await self._writer.apply(kind, named, ref.namespace, manager=FIELD_MANAGER, subresource="status")
+        stored = await self._apply_status(status, owner, kind, now)
         self.counts.statuses += 1
         self._view.store(kind, stored)
         if self._view.get(kind, ref.namespace, ref.name) is not None:
             self._statuses[ref] = LastWrite(digest_of(status), digest_of(stored.get("status") or {}))
+
+    async def _apply_status(self, status: KubeObject, owner: KubeObject, kind: ObjectKind, now: str) -> KubeObject:
+        """Write a status; without the fields, named in a condition and an event, that an old resource definition lacks."""
+        metadata = owner["metadata"]
+        named = {"name": metadata["name"], "namespace": metadata.get("namespace", "")}
+        missing: list[str] = []
+        while True:
+            try:
+                return await self._writer.apply(
+                    kind,
+                    {"metadata": named, "status": status},
+                    metadata.get("namespace"),
+                    manager=FIELD_MANAGER,
+                    subresource="status",
+                )
+            except KubeRefused as error:
+                field = undeclared_field(error)
+                rest = without_field(status, field) if field and len(missing) < MAX_MISSING else None
+                if field is None or rest is None:
+                    raise
+            missing.append(field)
+            message = outdated_message(kind, missing)
+            status = rest
+            if "conditions" in rest:
+                status = with_failure({**owner, "status": rest}, OUTDATED, message, now)
+            self._events.record(kind, owner, "Warning", OUTDATED, message)
 
     def _forget(self, ref: ObjectRef) -> None:
         self._written.pop(ref, None)

@@ -12,6 +12,7 @@ from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, GRAPHS, INGRESSES, LEADER_
 from dynamo.k8s.times import seconds_time
 from dynamo.operator.applier import Applier, EventLog, NotControlled
 from dynamo.operator.conversion.convert import convert
+from dynamo.operator.failure_condition import FAILED
 from dynamo.operator.reconcile.adapters import adapter_plan
 from dynamo.operator.reconcile.component import component_plan, workload_name
 from dynamo.operator.reconcile.graph import ObservedGraph, graph_plan
@@ -129,11 +130,11 @@ class Reconciler:
         try:
             has_written = await self._applier.write_objects(plan, value, kind)
         except NotControlled as error:  # Retried: the other object may be removed.
-            self._events.record(kind, value, "Warning", "NotControlled", str(error))
+            await self._report(error, "NotControlled", value)
             raise
         except KubeRefused as error:
             if error.code != CONFLICT:  # A conflict is resolved by the next pass.
-                self._events.record(kind, value, "Warning", "ReconcileFailed", str(error))
+                await self._report(error, FAILED, value)
             raise
         value = self._view.get(kind, *key) or value
         if has_written and plan.describes_observed:
@@ -142,11 +143,21 @@ class Reconciler:
                 return SETTLE_S
             plan = await self._plan(value)
         self._deferred.discard(key)
-        await self._applier.write_status(plan, value, kind)
+        await self._applier.write_status(plan, value, kind, self._now)
         return plan.requeue_s
+
+    async def _report(self, error: Exception, reason: str, value: KubeObject) -> None:
+        """Record a failure as an event and as a condition."""
+        kind = self._controller.kind
+        self._events.record(kind, value, "Warning", reason, str(error))
+        await self._applier.write_failure(str(error), value, kind, self._now)
+
+    @property
+    def _now(self) -> str:
+        return seconds_time(self._clock.wall())
 
     async def _plan(self, value: KubeObject) -> Plan:
         try:
-            return await self._controller.plan(value, seconds_time(self._clock.wall()))
+            return await self._controller.plan(value, self._now)
         except msgspec.ValidationError as error:
             return Plan(events=[EventNote("Warning", "InvalidObject", str(error))])

@@ -10,6 +10,8 @@ from dynamo.k8s.kinds import ObjectKind
 from dynamo.operator.reconcile.plan import ObjectRef
 from dynamo.protocols.kubernetes.common import KubeObject
 
+ABSENT_RETRY_S = 30.0
+"""Interval in which a kind is looked for that the API server does not have."""
 OnObject = Callable[[ObjectKey], None]
 
 
@@ -40,6 +42,7 @@ class ClusterView:
             self._namespace,
             labels,
             on_change=lambda key, value: self._changed(kind, key, value),
+            absent_retry_s=ABSENT_RETRY_S,
             clock=self._clock,
         )
         self._informers[kind].append(informer)
@@ -63,8 +66,8 @@ class ClusterView:
 
     @property
     def is_synced(self) -> bool:
-        """Whether every kind was listed once."""
-        return all(one.is_synced for _, one in self._each())
+        """Whether every kind was listed once, or does not exist: its resource definition may be installed later."""
+        return all(one.is_synced or one.is_absent for _, one in self._each())
 
     @property
     def waits_for(self) -> list[str]:
@@ -72,7 +75,7 @@ class ClusterView:
         return [
             f"{kind.plural}: {one.error}" if one.error else kind.plural
             for kind, one in self._each()
-            if not one.is_synced
+            if not (one.is_synced or one.is_absent)
         ]
 
     @property

@@ -19,6 +19,7 @@ RETRIES = 5
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+OWN_FIELDS = frozenset({"apiVersion", "kind", "metadata"})
 APPLY_PATCH = "application/apply-patch+yaml"
 NO_RESOURCE_VERSION = "must be specified for an update"
 
@@ -217,6 +218,8 @@ class Api:
             problem = errors.required("fieldManager", "is required for apply patch")
             raise errors.invalid("meta.k8s.io", "PatchOptions", "", [problem])
         config = self._decoded(resource, name[0], body, options)
+        if resource.custom:
+            self._check_declared(resource, name, body)
         if config["metadata"].get("managedFields") is not None:
             raise ApiError(400, "metadata.managedFields must be nil")
         if config["metadata"].setdefault("name", name[1]) != name[1]:
@@ -244,6 +247,15 @@ class Api:
             return owner.apply(live, config, schema, managers, force=force)
 
         return await self.change(resource, name, applied, options)
+
+    def _check_declared(self, resource: Resource, name: Name, body: Object) -> None:
+        """Raise 500, as the released server does, where an applied object has a field that its definition does not have."""
+        unknown: list[str] = []
+        resource.schema.prune({part: one for part, one in body.items() if part not in OWN_FIELDS}, "", unknown)
+        if unknown:
+            what = f"{body['metadata'].get('namespace', '')}/{name[1]}; {resource.api_version}, Kind={resource.kind}"
+            text = f"failed to create typed patch object ({what}): .{unknown[0]}: field not declared in schema"
+            raise ApiError(500, text)
 
     async def change(self, resource: Resource, name: Name, change: Change, options: Options) -> Object:
         """Change an object; without resourceVersion the change is repeated where another write comes in between."""

@@ -595,3 +595,11 @@ def test_definition_must_be_structural(api: httpx.Client) -> None:
     }  # fmt: skip
     found = causes(api.post(CRDS, json=definition))
     assert ("spec.validation.openAPIV3Schema.properties[spec].type", "FieldValueRequired") in found
+
+
+def test_apply_refuses_a_field_that_the_definition_does_not_have(api: httpx.Client, widgets: str) -> None:
+    name = next(names)
+    value = {**widget(name), "status": {"unheard": 1}}
+    refused = api.patch(f"{widgets}/{name}?fieldManager=a", headers=APPLY, content=json.dumps(value))
+    assert refused.status_code == 500
+    assert refused.json()["message"].endswith(", Kind=Widget): .status.unheard: field not declared in schema")

@@ -7,7 +7,8 @@ import pytest
 from tests.settle import turns
 from tests.unit.operator.kube_store import KubeStore
 
-from dynamo.k8s.kinds import COMPONENTS, GRAPHS, SERVICES
+from dynamo.k8s.client import KubeRefused
+from dynamo.k8s.kinds import COMPONENTS, GRAPHS, SERVICES, ObjectKind
 from dynamo.operator.applier import Applier, NotControlled
 from dynamo.operator.reconcile.plan import EventNote, ObjectPatch, ObjectRef, Plan
 from dynamo.operator.view import ClusterView
@@ -19,6 +20,7 @@ WANTED = {
     "metadata": {"name": "web", "namespace": "space", "labels": {"a": "b"}},
     "spec": {"ports": [1]},
 }
+NOW = "2026-01-01T00:00:00Z"
 WEB = ("services", "space", "web")
 
 
@@ -39,7 +41,7 @@ class Subject:
         self.store.calls.clear()
         owner = self.view.get(GRAPHS, "space", "chat") or self.graph
         await self.applier.write_objects(Plan(**plan), owner, GRAPHS)
-        await self.applier.write_status(Plan(**plan), owner, GRAPHS)
+        await self.applier.write_status(Plan(**plan), owner, GRAPHS, NOW)
         await turns(20)
         return list(self.store.calls)
 
@@ -187,3 +189,58 @@ async def test_objects_without_an_owner_are_created_first_and_left_alone_afterwa
     assert "ownerReferences" not in stored["metadata"]
     await subject.run(create_unowned=[{**free, "data": {"a": "b"}}])
     assert subject.store.objects["configmaps", "space", "free"] == stored
+
+
+def outdated(store: KubeStore, monkeypatch: pytest.MonkeyPatch, *fields: str) -> None:
+    """Let the resource definition lack fields of the status."""
+    apply = store.apply
+
+    async def applied(kind: ObjectKind, value: KubeObject, *args: Any, **named: Any) -> KubeObject:
+        for field in fields:
+            if field in value.get("status", {}):
+                store.calls.append(f"refused {field}")
+                raise KubeRefused(500, "", f"failed to …: .status.{field}: field not declared in schema")
+        return await apply(kind, value, *args, **named)
+
+    monkeypatch.setattr(store, "apply", applied)
+
+
+async def test_a_status_is_written_without_the_fields_that_an_old_definition_lacks(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outdated(subject.store, monkeypatch, "placement", "other")
+    status = {"state": "pending", "placement": {"score": 1}, "other": 2, "conditions": []}
+    written = ["refused placement", "refused other", "apply DynamoGraphDeployment chat/status"]
+    assert await subject.run(status=status) == written
+    stored = subject.store.objects["dynamographdeployments", "space", "chat"]["status"]
+    assert stored["state"] == "pending" and "placement" not in stored
+    [condition] = stored["conditions"]
+    assert (condition["type"], condition["status"], condition["reason"]) == (
+        "Reconciled", "False", "ResourceDefinitionOutdated",
+    )  # fmt: skip
+    assert ".status.placement, .status.other: install" in condition["message"]
+    assert await subject.run(status=status) == []
+    assert await subject.run(status={**status, "conditions": [condition]}) == []
+
+
+async def test_a_status_that_is_refused_for_another_reason_is_a_failure(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: Any, **__: Any) -> Any:
+        raise KubeRefused(500, "", "failed: .spec.a: field not declared in schema")
+
+    monkeypatch.setattr(subject.store, "apply", refuse)
+    with pytest.raises(KubeRefused):
+        await subject.run(status={"state": "pending"})
+
+
+async def test_a_failure_is_a_condition_until_the_next_status(subject: Subject) -> None:
+    await subject.run(status={"state": "pending", "conditions": []})
+    owner = subject.view.get(GRAPHS, "space", "chat")
+    assert owner is not None
+    await subject.applier.write_failure("403 Forbidden: no", owner, GRAPHS, NOW)
+    await turns(20)
+    status = subject.store.objects["dynamographdeployments", "space", "chat"]["status"]
+    assert (status["state"], status["conditions"][0]["message"]) == ("pending", "403 Forbidden: no")
+    await subject.run(status={"state": "pending", "conditions": status["conditions"]})
+    assert subject.store.objects["dynamographdeployments", "space", "chat"]["status"]["conditions"] == []
