@@ -140,7 +140,6 @@ async def serve(config: FrontendConfig, listener: socket.socket, plan: HttpPlan)
         loop.add_signal_handler(sign, stop.set)
     runtime = DistributedRuntime.from_options(config)
     metrics = FrontendMetrics(runtime.metrics, plan.http.metrics_prefix, migration_limit=config.migration_limit)
-    metrics.router_id = f"{runtime.instance_id:x}"
     models = models_of(config, runtime, metrics)
     trace = None if plan.trace is None else RequestTrace(plan.trace, runtime.metrics, metrics.prefix)
     policy = MigrationPolicy(config.migration_limit, config.migration_max_seq_len)

@@ -20,6 +20,8 @@ class Predicted:
         """By slot, oldest first: time, stamp of the placement, end of its prompt."""
         self._blocks: dict[int, int] = {}
         self._stamp = 0.0
+        self.evicted = 0
+        """Blocks dropped because a cache was full."""
 
     def blocks(self, slot: int) -> int:
         """Return the number of blocks that a slot is predicted to hold."""
@@ -36,8 +38,10 @@ class Predicted:
                 self._blocks[slot] = self._blocks.get(slot, 0) + len(node)
         placed = self._placed.setdefault(slot, deque())
         placed.append((now, self._stamp, end))
+        before = self._blocks.get(slot, 0)
         while capacity is not None and len(placed) > 1 and self._blocks[slot] > capacity:
             self._forget(slot, placed)
+        self.evicted += before - self._blocks.get(slot, 0)
 
     def overlap(self, blocks: bytes, now: float) -> list[tuple[int, int]]:
         """Return pairs of (blocks from the start, slots as bits predicted to hold exactly that many)."""

@@ -1,14 +1,13 @@
 """Frontend metrics: request, latency, token, model and migration metrics under upstream's names."""
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from dynamo.core.config import setting
 from dynamo.core.errors import ConfigError
-from dynamo.core.metrics import Counter, Gauge, Histogram, MetricsRegistry
+from dynamo.core.metrics import Counter, Gauge, Histogram, MetricsRegistry, spread_buckets
 
 BUCKETS = {
     "REQUEST_DURATION": (1.0, 512.0, 10),
@@ -99,9 +98,7 @@ class FrontendMetrics:
         """Requests in progress."""
         self._migration_limit = migration_limit
         self._buckets = {name: read_buckets(name) for name in BUCKETS}
-        self.router_id = ""
-        """Label of this frontend's own series: its instance id in hexadecimal."""
-        self._workers: dict[int, tuple[Gauge, ...]] = {}
+        self._workers: dict[tuple[int, int | None], tuple[Gauge, ...]] = {}
         self._models: dict[str, ModelMetrics] = {}
         self._series: dict[tuple[str, ...], Counter] = {}
         self._declare_requests(registry, prefix)
@@ -238,12 +235,6 @@ class FrontendMetrics:
         self.routing: Gauge = in_stage.labels(phase="aggregated", stage="route")
         self.prefills: Gauge = in_stage.labels(phase="prefill", stage="dispatch")
         """Prefills whose result is awaited."""
-        self.transfer = registry.histogram(
-            "dynamo_component_router_kv_transfer_estimated_latency_seconds",
-            "Time from the end of a prefill to the first token of its decode: an upper bound of the KV transfer time",
-            ("router_id",),
-            STAGE_BUCKETS,
-        )
 
     def _declare_workers(self, registry: MetricsRegistry, prefix: str) -> None:
         """Declare the last request of each worker."""
@@ -286,20 +277,25 @@ class FrontendMetrics:
         for family in self.model_gauges.values():
             family.remove(model=model)
 
-    def worker(self, worker_id: int, worker_type: str = "decode") -> tuple[Gauge, ...]:
-        """Return the gauges of a worker's last request: prompt tokens, time to first token, inter-token latency."""
-        gauges = self._workers.get(worker_id)
+    def worker(self, worker_id: int, worker_type: str = "decode", dp_rank: int | None = None) -> tuple[Gauge, ...]:
+        """Return the gauges of a worker's last request: prompt tokens, time to first token, inter-token latency.
+
+        `dp_rank` is known where a KV router chose it.
+        """
+        key = (worker_id, dp_rank)
+        gauges = self._workers.get(key)
         if gauges is None:
-            labels = {"dp_rank": "none", "worker_id": str(worker_id), "worker_type": worker_type}
-            gauges = self._workers[worker_id] = tuple(family.labels(**labels) for family in self._last)
+            rank = "none" if dp_rank is None else str(dp_rank)
+            labels = {"dp_rank": rank, "worker_id": str(worker_id), "worker_type": worker_type}
+            gauges = self._workers[key] = tuple(family.labels(**labels) for family in self._last)
         return gauges
 
     def keep_workers(self, present: Collection[int]) -> None:
         """Remove the series of workers that left."""
-        for worker_id in self._workers.keys() - present:
-            del self._workers[worker_id]
+        for key in [key for key in self._workers if key[0] not in present]:
+            del self._workers[key]
             for family in self._last:
-                family.remove(worker_id=str(worker_id))
+                family.remove(worker_id=str(key[0]))
 
     def _count(self, is_there: Callable[[StagedRequest], bool]) -> int:
         return sum(map(is_there, self.open_requests))
@@ -346,15 +342,6 @@ def read_buckets(name: str) -> tuple[float, ...]:
         return spread_buckets(low, high, count)
     except ValueError as error:
         raise ConfigError(f"{variable}_{{MIN,MAX,COUNT}}: {error}") from None
-
-
-def spread_buckets(low: float, high: float, count: int) -> tuple[float, ...]:
-    """Return 0 and `count` - 1 powers from `low` (excluded) to `high`, each rounded to two digits."""
-    if not (0 < low < high and count >= 2):
-        raise ValueError(f"buckets need 0 < min < max and count >= 2, got {low}, {high}, {count}")
-    ratio = math.log(high / low) / (count - 1)
-    values = {float(f"{low * math.exp(ratio * step):.1e}") for step in range(1, count)}
-    return (0.0, *sorted(values))
 
 
 class LoopDelay:

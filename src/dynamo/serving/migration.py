@@ -298,7 +298,10 @@ class Dispatch:
             except BaseException:  # Without a context manager: this runs for every request.
                 self.release()
                 raise
-        sessions = self._model.current.sessions
+        current = self._model.current
+        if current.routed is not None:
+            current.routed.sent(len(self._request.token_ids))
+        sessions = current.sessions
         if sessions is not None and sessions.sent(self._request, self._request_id, call.instance_id):
             self._kept = sessions
         if self._generation.is_over:  # The client disconnected during the send.

@@ -199,6 +199,7 @@ class Pipeline(OpenRequests):
     def _route(self, answer: BaseAnswer, model: ServedModel) -> None:
         """Give every engine request a dispatch, which chooses its workers: for each phase, and again after a failure."""
         state = answer.state
+        state.route_through(model.routed)
         make = DisaggregatedDispatch if model.is_decode else Dispatch
         for place, generation in enumerate(answer.generations):
             part_id = state.request_id if place == 0 else new_id()
@@ -235,7 +236,9 @@ class Pipeline(OpenRequests):
         if place == 0 and answer.exchange.header(EXPLAIN) in YES:
             answer.exchange.header_bytes += explanation_of(generation)
         if generation.call is not None:
-            answer.state.sent_to(generation.call.instance_id, place)
+            decision = generation.dispatch.decision
+            dp_rank = None if decision is None else decision.dp_rank
+            answer.state.sent_to(generation.call.instance_id, place, dp_rank)
 
     # Parts of the steps.
 

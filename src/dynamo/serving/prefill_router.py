@@ -256,6 +256,8 @@ class DisaggregatedDispatch(Dispatch):
             else:
                 phase.keep(served.current.sessions, self._request)
                 phase.sent(call)
+                if phase.served.routed is not None:
+                    phase.served.routed.sent(len(request.token_ids))
         return phase
 
     def _abandon_prefill(self, phase: PrefillPhase) -> None:
