@@ -20,6 +20,7 @@ PHASE_LABELS = (*ROUTER_LABELS, "model", "phase")
 QUEUE_LABELS = ("model", "policy_class", "worker_type")
 RANK_LABELS = ("dp_rank", "worker_id", "worker_type")
 
+HASHING_BUCKETS_MS = tuple(0.001 * 2**step for step in range(15))
 OVERHEAD_BUCKETS_MS = tuple(0.01 * 3**step for step in range(17))
 RATE_BUCKETS = tuple(step * 0.05 for step in range(21))
 LOST_BUCKETS = tuple(2.0**step for step in range(-2, 14))
@@ -34,14 +35,16 @@ class OverheadMetrics:
     """Durations of the steps of a decision."""
 
     def __init__(self, registry: MetricsRegistry, router_id: str) -> None:
-        def overhead(name: str, what: str) -> Any:
+        def overhead(name: str, what: str, buckets: tuple[float, ...] = OVERHEAD_BUCKETS_MS) -> Any:
             family = registry.histogram(
-                f"dynamo_router_overhead_{name}_ms", f"{what}, in milliseconds", ("router_id",), OVERHEAD_BUCKETS_MS
+                f"dynamo_router_overhead_{name}_ms", f"{what}, in milliseconds", ("router_id",), buckets
             )
             return family.labels(router_id=router_id)
 
-        self.block_hashing = overhead("block_hashing", "Time to hash a prompt's blocks")
-        self.seq_hashing = overhead("seq_hashing", "Time to hash a prompt's prefixes for router replicas")
+        self.block_hashing = overhead("block_hashing", "Time to hash a prompt's blocks", HASHING_BUCKETS_MS)
+        self.seq_hashing = overhead(
+            "seq_hashing", "Time to hash a prompt's prefixes for router replicas", HASHING_BUCKETS_MS
+        )
         self.indexer_find_matches = overhead("indexer_find_matches", "Time to look up a prompt's cached blocks")
         self.scheduling = overhead("scheduling", "Time to score, choose and book")
         self.total = overhead("total", "Total time of a routing decision")

@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
+from functools import partial
+from typing import NamedTuple, Protocol
 
 from dynamo.core.config import setting
 from dynamo.core.errors import ConfigError
@@ -79,6 +80,13 @@ class ModelMetrics:
         self.output_tokens_total: Counter = families.output_tokens_total.labels(model=model)
 
 
+class PhaseGauges(NamedTuple):
+    """Requests in the stages of one phase: whose worker is being chosen, and that are being sent or, as prefills, computed."""
+
+    route: Gauge
+    dispatch: Gauge
+
+
 class StagedRequest(Protocol):
     """Request in progress, as far as the gauges of the stages need it."""
 
@@ -86,6 +94,8 @@ class StagedRequest(Protocol):
     """Time at which the prompt was tokenized; 0 before."""
     sent_s: float
     """Time at which the request had been sent to a worker; 0 before."""
+    phase: PhaseGauges | None
+    """Gauges of the phase in which its response is generated; None before its workers are known."""
 
 
 class FrontendMetrics:
@@ -98,8 +108,10 @@ class FrontendMetrics:
         """Requests in progress."""
         self._migration_limit = migration_limit
         self._buckets = {name: read_buckets(name) for name in BUCKETS}
-        self._workers: dict[tuple[int, int | None], tuple[Gauge, ...]] = {}
+        self._workers: dict[tuple[int, int | None, int], Gauge] = {}
+        """Gauges of the last request, by worker, rank and place in `_last`."""
         self._models: dict[str, ModelMetrics] = {}
+        self._phases: dict[str, PhaseGauges] = {}
         self._series: dict[tuple[str, ...], Counter] = {}
         self._declare_requests(registry, prefix)
         self._declare_tokens(registry, prefix)
@@ -227,14 +239,19 @@ class FrontendMetrics:
         self.route = stages.labels(stage="route")
         self.dispatch = stages.labels(stage="dispatch")
         self.roundtrip = stages.labels(stage="transport_roundtrip")
-        in_stage = registry.gauge(name("stage_requests"), "Requests in each stage", ["phase", "stage"])
-        in_stage.labels(phase="", stage="preprocess").follow(lambda: self._count(lambda one: not one.prepared_s))
-        in_stage.labels(phase="aggregated", stage="dispatch").follow(
-            lambda: self._count(lambda one: bool(one.prepared_s) and not one.sent_s)
-        )
-        self.routing: Gauge = in_stage.labels(phase="aggregated", stage="route")
-        self.prefills: Gauge = in_stage.labels(phase="prefill", stage="dispatch")
-        """Prefills whose result is awaited."""
+        self._in_stage = registry.gauge(name("stage_requests"), "Requests in each stage", ["phase", "stage"])
+        self._in_stage.labels(phase="", stage="preprocess").follow(self._preprocessing)
+
+    def phase(self, name: str) -> PhaseGauges:
+        """Return the gauges of a phase: aggregated, prefill or decode."""
+        gauges = self._phases.get(name)
+        if gauges is None:
+            labels = self._in_stage.labels
+            gauges = PhaseGauges(labels(phase=name, stage="route"), labels(phase=name, stage="dispatch"))
+            self._phases[name] = gauges
+            if name != "prefill":  # Prefills are counted one by one: a request may have several.
+                gauges.dispatch.follow(partial(self._dispatching, gauges))
+        return gauges
 
     def _declare_workers(self, registry: MetricsRegistry, prefix: str) -> None:
         """Declare the last request of each worker."""
@@ -277,18 +294,26 @@ class FrontendMetrics:
         for family in self.model_gauges.values():
             family.remove(model=model)
 
-    def worker(self, worker_id: int, worker_type: str = "decode", dp_rank: int | None = None) -> tuple[Gauge, ...]:
-        """Return the gauges of a worker's last request: prompt tokens, time to first token, inter-token latency.
-
-        `dp_rank` is known where a KV router chose it.
-        """
-        key = (worker_id, dp_rank)
-        gauges = self._workers.get(key)
-        if gauges is None:
-            rank = "none" if dp_rank is None else str(dp_rank)
-            labels = {"dp_rank": rank, "worker_id": str(worker_id), "worker_type": worker_type}
-            gauges = self._workers[key] = tuple(family.labels(**labels) for family in self._last)
-        return gauges
+    def note_worker(
+        self,
+        worker_id: int,
+        worker_type: str,
+        dp_rank: int | None,
+        *,
+        prompt_tokens: int | None = None,
+        ttft_s: float | None = None,
+        itl_s: float | None = None,
+    ) -> None:
+        """Record a worker's last request, as far as the worker computed it; `dp_rank` is known to a KV router only."""
+        for place, value in enumerate((prompt_tokens, ttft_s, itl_s)):
+            if value is None:
+                continue
+            gauge = self._workers.get((worker_id, dp_rank, place))
+            if gauge is None:
+                rank = "none" if dp_rank is None else str(dp_rank)
+                gauge = self._last[place].labels(dp_rank=rank, worker_id=str(worker_id), worker_type=worker_type)
+                self._workers[worker_id, dp_rank, place] = gauge
+            gauge.value = value
 
     def keep_workers(self, present: Collection[int]) -> None:
         """Remove the series of workers that left."""
@@ -297,8 +322,11 @@ class FrontendMetrics:
             for family in self._last:
                 family.remove(worker_id=str(key[0]))
 
-    def _count(self, is_there: Callable[[StagedRequest], bool]) -> int:
-        return sum(map(is_there, self.open_requests))
+    def _preprocessing(self) -> int:
+        return sum(not one.prepared_s for one in self.open_requests)
+
+    def _dispatching(self, phase: PhaseGauges) -> int:
+        return sum(one.phase is phase and bool(one.prepared_s) and not one.sent_s for one in self.open_requests)
 
     def count_start(self, endpoint: str, model: str, request_type: str) -> None:
         """Count an accepted request."""

@@ -274,6 +274,9 @@ class Dispatch:
             if self.obstacle is None:
                 generation.keep_ids()
 
+    phase = "aggregated"
+    """Phase that the workers compute."""
+
     async def send(self) -> None:
         """Send the request. Raise the error of the last worker tried."""
         tried = self._excluded()
@@ -313,11 +316,12 @@ class Dispatch:
     async def _route(self, exclude: frozenset[int]) -> int | None:
         """Choose a worker, and record how long that took."""
         metrics, began_s = self._metrics, time.perf_counter()
-        metrics.routing.inc()
+        choosing = metrics.phase(self.phase).route
+        choosing.value += 1
         try:
             return await self._choose(exclude)
         finally:
-            metrics.routing.dec()
+            choosing.value -= 1
             metrics.route.observe(time.perf_counter() - began_s)
 
     async def _choose(self, exclude: frozenset[int]) -> int | None:

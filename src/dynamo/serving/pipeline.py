@@ -199,8 +199,8 @@ class Pipeline(OpenRequests):
     def _route(self, answer: BaseAnswer, model: ServedModel) -> None:
         """Give every engine request a dispatch, which chooses its workers: for each phase, and again after a failure."""
         state = answer.state
-        state.route_through(model.routed)
         make = DisaggregatedDispatch if model.is_decode else Dispatch
+        state.route_through(model.routed, self.metrics.phase(make.phase))
         for place, generation in enumerate(answer.generations):
             part_id = state.request_id if place == 0 else new_id()
             headers = state.headers

@@ -48,6 +48,8 @@ SEQUENTIAL_MODES = frozenset((RouterMode.POWER_OF_TWO, RouterMode.LEAST_LOADED))
 class DisaggregatedDispatch(Dispatch):
     """Dispatch of one generation to a prefill worker and a decode worker, and to others if one of them fails."""
 
+    phase = "decode"
+
     def __init__(self, model: ServedModel, generation: Sent, request_id: str, *more: Any, **named: Any) -> None:
         super().__init__(model, generation, request_id, *more, **named)
         self._outgoing = self._request
@@ -196,11 +198,12 @@ class DisaggregatedDispatch(Dispatch):
         if phase.meeting is not None and phase.error is None and phase.served.mode not in SEQUENTIAL_MODES:
             phase.report_failure(self._prefill_broke)
             return phase.meeting
-        self._metrics.prefills.inc()
+        computing = self._metrics.phase("prefill").dispatch
+        computing.inc()
         try:
             result = await phase.wait(self._timeout_s)
         finally:
-            self._metrics.prefills.dec()
+            computing.dec()
         if phase.is_whole:
             return None
         return phase.meeting or result
@@ -236,7 +239,12 @@ class DisaggregatedDispatch(Dispatch):
         served = self._prefill_set()
         if served is None:
             raise WorkerUnavailable("no prefill worker serves the model at the moment")
-        phase = await self._choose_prefill(served)
+        choosing = self._metrics.phase("prefill").route
+        choosing.inc()
+        try:
+            phase = await self._choose_prefill(served)
+        finally:
+            choosing.dec()
         phase.meet(self._meeting(phase))
         request = prefill_request(self._request, phase.instance_id, phase.dp_rank, phase.meeting)
         with Rollback(partial(self._abandon_prefill, phase)):

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dynamo.core.logging import RequestScope
 from dynamo.core.tracing import Span, Tracer
 from dynamo.protocols.engine import CompletionUsage
-from dynamo.serving.metrics import FrontendMetrics
+from dynamo.serving.metrics import FrontendMetrics, PhaseGauges
 from dynamo.serving.prefill_phase import PrefillPhase
 from dynamo.serving.request_trace.payload import Capture
 from dynamo.serving.request_trace.rows import AgentContext
@@ -42,6 +42,7 @@ class RequestState:
         "metadata",
         "metrics",
         "model",
+        "phase",
         "prefill",
         "prepared_s",
         "request_id",
@@ -110,6 +111,8 @@ class RequestState:
         """First worker of each of its engine requests."""
         self.dp_rank: int | None = None
         """Rank of the worker of the last engine request, where a KV router chose it."""
+        self.phase: PhaseGauges | None = None
+        """Gauges of the phase in which the response is generated."""
         self.prefill: tuple[int, float, int | None] | None = None
         """Prefill worker, if separate, the time at which the prompt was computed (0: not yet), and the worker's rank."""
         self.routed: RoutedRequests | None = None
@@ -129,9 +132,10 @@ class RequestState:
         if isinstance(media, dict):
             self.count_media(media)
 
-    def route_through(self, routed: RoutedRequests | None) -> None:
-        """Set the metrics of the worker set to which the request is sent."""
+    def route_through(self, routed: RoutedRequests | None, phase: PhaseGauges) -> None:
+        """Set the metrics of the worker set to which the request is sent, and of its phase."""
         self.routed = routed
+        self.phase = phase
 
     def sent(self) -> None:
         """Record that every engine request was sent to a worker."""
@@ -291,11 +295,12 @@ class RequestState:
 
     def _note_worker(self, usage: CompletionUsage) -> None:
         """Record the worker's last request; with a prefill worker, prompt tokens and time to first token are its values."""
-        prompt, first, between = self.frontend.worker(self.workers[-1], dp_rank=self.dp_rank)
-        if self.prefill is not None:
-            worker_id, _, dp_rank = self.prefill
-            prompt, first, _ = self.frontend.worker(worker_id, "prefill", dp_rank)
-        prompt.set(usage.prompt_tokens)
-        first.set(self.first_s - self.started_s)
+        note, ttft_s = self.frontend.note_worker, self.first_s - self.started_s
+        prompt, itl_s = usage.prompt_tokens, None
         if usage.completion_tokens > 1:
-            between.set((self.last_s - self.first_s) / (usage.completion_tokens - 1))
+            itl_s = (self.last_s - self.first_s) / (usage.completion_tokens - 1)
+        if self.prefill is None:
+            note(self.workers[-1], "decode", self.dp_rank, prompt_tokens=prompt, ttft_s=ttft_s, itl_s=itl_s)
+        else:
+            note(self.workers[-1], "decode", self.dp_rank, itl_s=itl_s)
+            note(self.prefill[0], "prefill", self.prefill[2], prompt_tokens=prompt, ttft_s=ttft_s)
