@@ -32,6 +32,8 @@ MORE_VALUES = {
     # Decode workers publish KV events too, and ours routes by them.
     "dynamo_component_router_kv_event_source_mismatch_workers": {"decode"},
 }
+FAILURES = "dynamo_frontend_failures"
+"""Also counts requests sent before the frontend knew its workers."""
 OWN_BUCKETS = {"dynamo_frontend_event_loop_delay_seconds"}
 OWN_LABELS = {"dynamo_component_uptime_seconds"}
 """The released frontend adds the process's id."""
@@ -104,7 +106,7 @@ def test_metrics_of_both_have_the_same_types_labels_and_buckets(situation):
 def test_metrics_of_both_have_the_same_label_values(situation):
     _, observed = situation
     ours, theirs = observed[OURS], observed[THEIRS]
-    for name in theirs.families.keys() & ours.families.keys():
+    for name in theirs.families.keys() & ours.families.keys() - {FAILURES}:
         for label in CLOSED:
             mine, released = ours.values(name, label), theirs.values(name, label)
             if mine and released:
