@@ -33,7 +33,14 @@ class KubeWriter(Protocol):
         subresource: str | None = None,
     ) -> KubeObject: ...
     async def patch(
-        self, kind: ObjectKind, name: str, value: Any, namespace: str | None = None, *, content_type: str = MERGE
+        self,
+        kind: ObjectKind,
+        name: str,
+        value: Any,
+        namespace: str | None = None,
+        *,
+        content_type: str = MERGE,
+        subresource: str | None = None,
     ) -> KubeObject: ...
     async def delete(self, kind: ObjectKind, name: str, namespace: str | None = None) -> None: ...
 
@@ -102,10 +109,16 @@ class Applier:
             target = BY_NAME[patch.ref.api_version, patch.ref.kind]
             content_type = JSON_PATCH if isinstance(patch.value, list) else MERGE
             changed = await self._writer.patch(
-                target, patch.ref.name, patch.value, patch.ref.namespace, content_type=content_type
+                target,
+                patch.ref.name,
+                patch.value,
+                patch.ref.namespace,
+                content_type=content_type,
+                subresource=patch.subresource,
             )
             self.counts.patched += 1
-            self._view.store(target, changed)
+            if patch.subresource is None:  # The response to another one is not the object.
+                self._view.store(target, changed)
         for ref in plan.delete:
             await self._writer.delete(BY_NAME[ref.api_version, ref.kind], ref.name, ref.namespace)
             self.counts.deleted += 1

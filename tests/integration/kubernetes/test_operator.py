@@ -184,6 +184,7 @@ def several_nodes(image: str = "image:1") -> Object:
     main["command"] = ["python3", "-m", "dynamo.vllm", "--model", "m", "--tensor-parallel-size", "8"]
     main["resources"] = {"limits": {"nvidia.com/gpu": "4"}}
     value["spec"]["components"][1]["multinode"] = {"nodeCount": 2}
+    value["metadata"]["annotations"] = {"nvidia.com/enable-grove": "false"}
     return value
 
 
@@ -214,8 +215,8 @@ def test_several_nodes_without_a_leader_worker_set_are_a_condition(run: Callable
     async def case(cluster: OperatedCluster) -> None:
         async with cluster.operator():
             await cluster.apply(several_nodes())
-            status = await cluster.until(lambda found: "requires LeaderWorkerSet" in str(found.get("conditions")))
-            assert status["state"] == "pending"
+            status = await cluster.until(lambda found: found.get("state") == "failed")
+            assert "require Grove or LeaderWorkerSet" in status["conditions"][0]["message"]
 
     run(case)
 

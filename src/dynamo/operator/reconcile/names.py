@@ -43,6 +43,8 @@ class OperatorSettings:
     etcd_endpoints: str = ""
     model_express_url: str = ""
     prometheus_endpoint: str = ""
+    grove_termination_delay: str = "4h0m0s"
+    """Time for which a gang of Grove may have too few pods before it is ended, as a Go duration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,8 @@ class GraphContext:
     worker_hash: str
     workload: str = ""
     """Name of the objects of a single component outside a graph; default: of the graph and the component."""
+    is_in_place: bool = False
+    """Whether workers are updated in place, so that the names of objects have no generation."""
 
     def dynamo_namespace(self, component: ComponentSpec) -> str:
         """Return the Dynamo namespace of a component, without the suffix of the workers' generation."""
@@ -65,7 +69,7 @@ class GraphContext:
         if self.workload:
             return self.workload
         name = service_name(self.name, component.name)
-        return f"{name}-{self.worker_hash}" if is_worker(component) else name
+        return f"{name}-{self.worker_hash}" if is_worker(component) and not self.is_in_place else name
 
     def labels(self, component: ComponentSpec) -> dict[str, str]:
         """Return the labels of a component's objects and pods."""

@@ -31,6 +31,7 @@ class ObjectPatch(NamedTuple):
     ref: ObjectRef
     value: KubeObject | list[KubeObject]
     """A merge patch, or the operations of a JSON patch."""
+    subresource: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

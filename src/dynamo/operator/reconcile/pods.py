@@ -82,7 +82,7 @@ def operator_environment(component: ComponentSpec, context: GraphContext) -> lis
     settings = context.settings
     values = {
         "DYN_NAMESPACE": context.dynamo_namespace(component),
-        "DYN_COMPONENT": component.name,
+        "DYN_COMPONENT": component.type or "",
         "DYN_PARENT_DGD_K8S_NAME": context.name,
         "DYN_PARENT_DGD_K8S_NAMESPACE": context.namespace,
         "DYN_DISCOVERY_BACKEND": settings.discovery_backend,
@@ -122,6 +122,14 @@ def ports(component: ComponentSpec) -> dict[str, int]:
     if is_worker(component):
         return {"system": SYSTEM_PORT, "nixl": NIXL_PORT}
     return {"metrics": PLANNER_METRICS_PORT, "system": SYSTEM_PORT} if component.type == "planner" else {}
+
+
+def service_ports(component: ComponentSpec) -> list[KubeObject]:
+    """Return the ports of a component's service. A component of no type has its system port, if it serves one."""
+    named = ports(component)
+    if not named:
+        return [{"name": "system", "port": SYSTEM_PORT, "targetPort": SYSTEM_PORT, "protocol": "TCP"}]
+    return [{"name": name, "port": port, "targetPort": name, "protocol": "TCP"} for name, port in named.items()]
 
 
 def with_ports(own: Sequence[KubeObject], wanted: Mapping[str, int]) -> list[KubeObject]:
