@@ -140,7 +140,7 @@ def rendered(manifest: Manifest, settings: OperatorSettings, namespace: str, fac
     else:
         graph = decode(DynamoGraphDeployment, value)
         plan = graph_plan(graph, ObservedGraph(), settings, facts, NEVER)
-        found = [*plan.create, *plan.apply]
+        found = [*plan.create, *plan.joint, *plan.apply]
         if not found:  # The cluster cannot run it; the plan's event says why.
             raise WorkloadError(f"{manifest.file}: {manifest.label}: {plan.events[0].message}")
     deployed = [decode(DynamoComponentDeployment, one) for one in found if one["kind"] == "DynamoComponentDeployment"]

@@ -11,8 +11,10 @@ from dynamo.k8s.client import KubeRefused
 from dynamo.k8s.informer import ObjectKey
 from dynamo.k8s.kinds import (
     COMPONENTS,
+    CONFIG_MAPS,
     DEPLOYMENTS,
     GRAPHS,
+    INFERENCE_POOLS,
     INGRESSES,
     LEADER_WORKER_SETS,
     POD_CLIQUE_SCALING_GROUPS,
@@ -20,6 +22,7 @@ from dynamo.k8s.kinds import (
     POD_CLIQUES,
     SERVICES,
     STORED_ADAPTERS,
+    VIRTUAL_SERVICES,
     ObjectKind,
 )
 from dynamo.k8s.times import seconds_time
@@ -46,7 +49,7 @@ CONFLICT = 409
 SETTLE_S = 0.1
 """Delay of a pass after a change, in which further changes arrive: those of one object's children come together."""
 WORKLOADS = {"Deployment": DEPLOYMENTS, "LeaderWorkerSet": LEADER_WORKER_SETS}
-REMOVABLE = (SERVICES, INGRESSES)
+REMOVABLE = (SERVICES, CONFIG_MAPS, INGRESSES, VIRTUAL_SERVICES, INFERENCE_POOLS)
 """Kinds whose objects are deleted when their graph no longer requires them."""
 Facts = Callable[[], ClusterFacts]
 """Returns what the cluster has at present."""

@@ -1,5 +1,6 @@
 """Operator: informers, controllers, webhooks, leader election and the health server, started and stopped in order."""
 
+import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from dynamo.k8s.kinds import (
     INGRESSES,
     MODELS,
     POD_CLIQUE_SETS,
+    PODS,
     ROLE_BINDINGS,
     ROLES,
     SERVICE_ACCOUNTS,
@@ -49,8 +51,11 @@ from dynamo.operator.metrics import OperatorMetrics
 from dynamo.operator.model_loader import AdapterLoader
 from dynamo.operator.models import ModelReconciler
 from dynamo.operator.optional_kinds import OptionalKinds, OptionalSettings
+from dynamo.operator.pull_secrets import PullSecretIndex
 from dynamo.operator.reconcile.names import BASE_MODEL_HASH, GRAPH, OperatorSettings
 from dynamo.operator.reconcile.provider import ClusterFacts
+from dynamo.operator.reconcile.topology import FROM_NODE
+from dynamo.operator.topology_labels import TopologyLabelReconciler
 from dynamo.operator.view import ClusterView
 
 logger = logging.getLogger(__name__)
@@ -100,6 +105,8 @@ class Operator:
         self.applier = Applier(client, self.view, self.events)
         self._tasks = TaskOwner("operator")
         self.kinds = OptionalKinds(client, self.view, optional or OptionalSettings(), self._reconcile_all, self._clock)
+        self.pull_secrets = PullSecretIndex(client, namespace, self._reconcile_all, self._clock)
+        settings = dataclasses.replace(settings, pull_secrets=self.pull_secrets.names)
         self._running = [
             self._controlled(one)
             for one in (
@@ -111,6 +118,9 @@ class Operator:
         loader = AdapterLoader()
         models = ModelReconciler(self.view, self.applier, self.events, loader, self._clock)
         self._running.append(self._run(models.kind, models.reconcile))
+        topology = TopologyLabelReconciler(self.view, client, self.events)
+        self._running.append(self._run(topology.kind, topology.reconcile))
+        self.view.watch(PODS, FROM_NODE)
         self.view.listen(GRAPHS, self._graph_changed)
         self.view.listen(ENDPOINT_SLICES, self._pods_changed)
         for kind in (GRAPHS, COMPONENTS, STORED_ADAPTERS, MODELS):
@@ -157,6 +167,7 @@ class Operator:
 
     async def _begin(self) -> None:
         await self.kinds.begin()
+        await self.pull_secrets.read()
         self.view.start()
         while not self.view.is_synced:
             await self._clock.sleep(SYNC_POLL_S)
@@ -167,6 +178,7 @@ class Operator:
             one.controller.start()
         logger.info("reconciling %d graphs", self.view.count(GRAPHS))
         self._tasks.supervise(self.kinds.follow, "optional kinds", clock=self._clock)
+        self._tasks.supervise(self.pull_secrets.follow, "pull secrets", clock=self._clock)
 
     def _facts(self) -> ClusterFacts:
         return self.kinds.facts

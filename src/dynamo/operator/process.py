@@ -66,6 +66,18 @@ class OperatorOptions:
         "Scheduler of pods that start together; auto: KAI, else Volcano, where installed",
         choices=("auto", "kai", "volcano", "none"),
     )
+    ingress_class: str = option(
+        "", "--ingress-controller-class-name", None, "Class of the Ingress of frontends that define none"
+    )
+    ingress_tls_secret: str = option(
+        "", "--ingress-controller-tls-secret-name", None, "Secret with the certificate of these Ingresses"
+    )
+    ingress_host_suffix: str = option(
+        "", "--ingress-host-suffix", None, "Domain of the hosts of these Ingresses, after the name of the graph"
+    )
+    virtual_service_gateway: str = option(
+        "", "--istio-virtual-service-gateway", None, "Istio gateway of the VirtualService of frontends that define none"
+    )
     grove_termination_delay: str = option(
         "4h0m0s",
         "--grove-termination-delay",
@@ -102,6 +114,10 @@ class OperatorOptions:
             model_express_url=self.model_express_url,
             prometheus_endpoint=self.prometheus_endpoint,
             grove_termination_delay=self.grove_termination_delay,
+            ingress_class=self.ingress_class,
+            ingress_tls_secret=self.ingress_tls_secret,
+            ingress_host_suffix=self.ingress_host_suffix,
+            virtual_service_gateway=self.virtual_service_gateway,
         )
 
     @property

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.tasks import TaskOwner
@@ -27,6 +27,8 @@ class ClusterView:
         """Children by the uid of their controller."""
         self._owners: dict[ObjectRef, KubeObject] = {}
         """Reference to the controller of each child."""
+        self._co_owners: dict[ObjectRef, Sequence[KubeObject]] = {}
+        """References to the owners of each object that several share."""
         self._listeners: defaultdict[str, list[OnObject]] = defaultdict(list)
         """Listeners by the name of a kind."""
         self._forget: list[Callable[[ObjectRef], None]] = []
@@ -140,18 +142,19 @@ class ClusterView:
 
     def _changed(self, kind: ObjectKind, key: ObjectKey, value: KubeObject | None) -> None:
         ref = ObjectRef(kind.api_version, kind.kind, *key)
-        owner = self._owners.get(ref)
+        owner, sharing = self._owners.get(ref), self._co_owners.get(ref, ())
         if value is None:
             self._unindex(ref)
+            self._co_owners.pop(ref, None)
             for forget in self._forget:
                 forget(ref)
         else:
             owner = self._index(kind, value) or owner
         for listener in self._listeners.get(kind.kind, ()):
             listener(key)
-        if owner is not None:
-            for listener in self._listeners.get(owner["kind"], ()):
-                listener((ref.namespace, owner["name"]))
+        for one in sharing if owner is None else (owner,):
+            for listener in self._listeners.get(one["kind"], ()):
+                listener((ref.namespace, one["name"]))
 
     def _index(self, kind: ObjectKind, value: KubeObject) -> KubeObject | None:
         metadata = value["metadata"]
@@ -163,6 +166,8 @@ class ClusterView:
         if owner is not None:
             self._owners[ref] = owner
             self._children[owner["uid"]][ref] = kind
+        elif metadata.get("ownerReferences"):
+            self._co_owners[ref] = metadata["ownerReferences"]
         return owner
 
     def _unindex(self, ref: ObjectRef) -> None:

@@ -111,7 +111,9 @@ class KubeStore:
     async def discover(self, api_version: str, kind: str) -> ObjectKind | None:
         return next((one for one in self.kinds if (one.api_version, one.kind) == (api_version, kind)), None)
 
-    async def list(self, kind: ObjectKind, namespace: str | None = None, labels: str = "") -> KubeListing:
+    async def list(
+        self, kind: ObjectKind, namespace: str | None = None, labels: str = "", fields: str = ""
+    ) -> KubeListing:
         found = [copy.deepcopy(one) for (plural, _, _), one in self.objects.items() if plural == kind.plural]
         return KubeListing(found, str(self.revision))
 

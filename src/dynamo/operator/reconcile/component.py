@@ -13,8 +13,10 @@ from dynamo.operator.reconcile.lws import leader_worker_set
 from dynamo.operator.reconcile.multinode import framework_of, single_node_template
 from dynamo.operator.reconcile.multinode.nodes import WorkloadError, node_count
 from dynamo.operator.reconcile.names import (
+    BASE_MODEL_HASH,
     COMPONENT,
     GRAPH,
+    MAIN,
     MAX_SURGE,
     MAX_UNAVAILABLE,
     NAMESPACE,
@@ -26,10 +28,11 @@ from dynamo.operator.reconcile.names import (
     replicas_of,
 )
 from dynamo.operator.reconcile.plan import EventNote, Plan
-from dynamo.operator.reconcile.pods import MAIN, pod_template, service_ports
+from dynamo.operator.reconcile.pods import pod_template, service_ports
 from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.operator.reconcile.readiness import leader_worker_set_readiness
 from dynamo.operator.reconcile.rollout import DEFAULT_PERCENT
+from dynamo.operator.reconcile.shared import joint_objects
 from dynamo.protocols.kubernetes.common import Condition, KubeObject, decode, encode
 from dynamo.protocols.kubernetes.v1beta1 import (
     ComponentDeploymentStatus,
@@ -72,7 +75,12 @@ def component_plan(
         reason=f"{kind}Ready" if ready else f"{kind}NotReady",
         message=f"{kind} is ready" if ready else f"{kind} is not ready",
     )
-    return Plan(apply=objects, describes_observed=True, status=encode(_status(deployed, reported, available, now)))
+    is_alone = not deployed.metadata.labels.get(GRAPH)
+    component = component_of(deployed)
+    joint = list(joint_objects([component], context_of(deployed, component, settings))) if is_alone else []
+    return Plan(
+        joint=joint, apply=objects, describes_observed=True, status=encode(_status(deployed, reported, available, now))
+    )
 
 
 def component_objects(
@@ -140,8 +148,10 @@ def deployment(
 
 def service(component: ComponentSpec, context: GraphContext) -> KubeObject:
     """Return the service of a component; its EndpointSlices are what discovery reads."""
+    made = _object("v1", "Service", context.object_name(component), component, context)
+    made["metadata"]["labels"].pop(BASE_MODEL_HASH, None)  # That of the service of all pods of the base model.
     return {
-        **_object("v1", "Service", context.object_name(component), component, context),
+        **made,
         "spec": {"selector": {SELECTOR: context.object_name(component)}, "ports": service_ports(component)},
     }
 

@@ -32,6 +32,7 @@ from dynamo.operator.reconcile.names import (
     replicas_of,
 )
 from dynamo.operator.reconcile.plan import EventNote, ObjectPatch, ObjectRef, Plan
+from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.operator.reconcile.restart import marked, next_restart
 from dynamo.operator.reconcile.rollout import WorkerReplicas, generation_of, is_drained, replica_targets
 from dynamo.protocols.kubernetes.common import V1BETA1, KubeObject, RestartStatus, encode
@@ -51,11 +52,11 @@ ONE_GROUP = {MAX_SURGE: "0", MAX_UNAVAILABLE: "1"}
 """Update of components of several nodes, unless annotations differ: a surge would need the GPUs of a group."""
 
 
-def components_plan(one_pass: GraphPass) -> Plan:
-    """Return the objects of a graph and its next status."""
+def components_plan(one_pass: GraphPass, facts: ClusterFacts) -> Plan:
+    """Return the objects of a graph and its next status. Raise `WorkloadError` if it cannot run."""
     graph, context = one_pass.graph, one_pass.context
     restart = _restart(one_pass)
-    common = common_objects(one_pass)
+    common = common_objects(one_pass, facts)
     apply, patches = list(common.apply), list[ObjectPatch]()
     with_restart = marked(graph.spec.restart, restart, [one.name for one in one_pass.components])
     for component in one_pass.components:
@@ -79,6 +80,7 @@ def components_plan(one_pass: GraphPass) -> Plan:
     is_current = not one_pass.is_rolling() and _all_exist(one_pass)
     return Plan(
         create=common.create,
+        joint=common.joint,
         apply=[*apply, *new_adapters(one_pass, common)],
         patch=patches,
         delete=[*_former(one_pass, wanted), *unwanted(one_pass, wanted)],

@@ -7,7 +7,7 @@ from dynamo.operator.reconcile.graph_pass import GraphPass, ObservedGraph
 from dynamo.operator.reconcile.graph_status import failed_plan
 from dynamo.operator.reconcile.grove_graph import grove_plan
 from dynamo.operator.reconcile.multinode.nodes import WorkloadError
-from dynamo.operator.reconcile.names import GraphContext, OperatorSettings, worker_hash
+from dynamo.operator.reconcile.names import DISCOVERY_BACKEND_ANNOTATION, GraphContext, OperatorSettings, worker_hash
 from dynamo.operator.reconcile.plan import Plan
 from dynamo.operator.reconcile.provider import ClusterFacts, Provider, ProviderUnavailable, workload_provider
 from dynamo.operator.validation.facts import WORKLOAD_PROVIDER
@@ -36,7 +36,7 @@ def graph_plan(
         provider = workload_provider(components, annotations, facts, observed.providers)
         context = context_of_graph(graph, settings, graph.metadata.namespace, is_in_place=provider == "grove")
         one_pass = GraphPass(graph, context, observed, now)
-        plan = grove_plan(one_pass, facts) if provider == "grove" else components_plan(one_pass)
+        plan = grove_plan(one_pass, facts) if provider == "grove" else components_plan(one_pass, facts)
     except WorkloadError as error:
         one_pass = GraphPass(graph, context_of_graph(graph, settings, graph.metadata.namespace), observed, now)
         reason = error.reason if isinstance(error, ProviderUnavailable) else CANNOT_RENDER
@@ -50,10 +50,11 @@ def context_of_graph(
     graph: DynamoGraphDeployment, settings: OperatorSettings, namespace: str, *, is_in_place: bool = False
 ) -> GraphContext:
     """Return the graph as its components see it; with `is_in_place`, names have no generation of the workers."""
+    backend = graph.metadata.annotations.get(DISCOVERY_BACKEND_ANNOTATION) or settings.discovery_backend
     return GraphContext(
         name=graph.metadata.name,
         namespace=namespace,
-        settings=settings,
+        settings=dataclasses.replace(settings, discovery_backend=backend),
         worker_hash=worker_hash(graph),
         is_in_place=is_in_place,
     )

@@ -4,13 +4,17 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dynamo.operator.reconcile.entries import entries
+from dynamo.operator.reconcile.epp import epp_objects
 from dynamo.operator.reconcile.graph_pass import GraphPass
 from dynamo.operator.reconcile.multinode.nodes import node_count
 from dynamo.operator.reconcile.multinode.vllm import EXECUTOR_ANNOTATION, ORIGIN_ANNOTATION
 from dynamo.operator.reconcile.multinode.wait_for_leader import config_map
 from dynamo.operator.reconcile.names import (
+    DISCOVERY_BACKEND_ANNOTATION,
     ENABLE_METRICS,
     GRAPH,
+    MAIN,
     RESTART_AT,
     GraphContext,
     is_worker,
@@ -18,15 +22,16 @@ from dynamo.operator.reconcile.names import (
     replicas_of,
     service_name,
 )
-from dynamo.operator.reconcile.plan import ObjectRef, ref_of
-from dynamo.operator.reconcile.pods import MAIN
-from dynamo.operator.reconcile.preserved import claims, ingress, not_supported
-from dynamo.operator.validation.facts import ANNOTATION, DISCOVERY_MODE
+from dynamo.operator.reconcile.plan import EventNote, ObjectRef, ref_of
+from dynamo.operator.reconcile.preserved import claims
+from dynamo.operator.reconcile.provider import ClusterFacts
+from dynamo.operator.reconcile.shared import RBAC, joint_objects
+from dynamo.operator.reconcile.topology import add_policy, policy_of
+from dynamo.operator.validation.facts import DISCOVERY_MODE
 from dynamo.protocols.kubernetes.common import V1ALPHA1, KubeObject, encode
 from dynamo.protocols.kubernetes.v1beta1 import ComponentSpec, DynamoGraphDeployment
 
 ADAPTER = "DynamoGraphDeploymentScalingAdapter"
-RBAC = "rbac.authorization.k8s.io"
 DISCOVERY_RULES = [
     {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]},
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
@@ -40,7 +45,7 @@ PASSED_ON = (
     EXECUTOR_ANNOTATION,
     ORIGIN_ANNOTATION,
     DISCOVERY_MODE,
-    f"{ANNOTATION}dynamo-discovery-backend",
+    DISCOVERY_BACKEND_ANNOTATION,
     ENABLE_METRICS,
 )
 """Annotations of the graph itself that its pods have too."""
@@ -52,21 +57,28 @@ class CommonObjects:
 
     create: list[KubeObject] = field(default_factory=list)
     apply: list[KubeObject] = field(default_factory=list)
+    joint: list[KubeObject] = field(default_factory=list)
+    """Objects that several graphs share."""
     adapters: list[KubeObject] = field(default_factory=list)
     """Scaling adapters; existing ones own their replicas and are not applied again."""
 
 
-def common_objects(one_pass: GraphPass) -> CommonObjects:
+def common_objects(one_pass: GraphPass, facts: ClusterFacts) -> CommonObjects:
     """Return the objects that a graph has with every provider, and add events about fields without effect."""
     graph, context = one_pass.graph, one_pass.context
-    found = CommonObjects(create=list(claims(graph, context)), apply=list(shared_objects(graph, context)))
+    found = CommonObjects(
+        create=list(claims(graph, context)),
+        apply=list(shared_objects(graph, context)),
+        joint=list(joint_objects(one_pass.components, context)),
+    )
     for component in one_pass.components:
         if component.scaling_adapter is not None:
             found.adapters.append(adapter_object(component, context))
-        entry = ingress(graph, component, context)
-        if entry is not None:
-            found.apply.append(entry)
-    one_pass.events += not_supported(graph)
+        made = list(entries(graph, component, context, facts))
+        if component.type == "epp":
+            made += epp_objects(component, context, facts)
+        one_pass.events += [one for one in made if isinstance(one, EventNote)]
+        found.apply += [one for one in made if not isinstance(one, EventNote)]
     return found
 
 
@@ -75,11 +87,15 @@ def component_fields(
 ) -> KubeObject:
     """Return a component's fields with what the graph gives to all its components.
 
-    Environment variables, labels and annotations of the component take precedence over those of the graph.
+    Environment variables, labels and annotations of the component take precedence over those of the graph, and the
+    variables of the graph's transfer policy over both. Raise `WorkloadError` for a policy that is not supported.
     """
     spec = encode(component)
     template = copy.deepcopy(spec.get("podTemplate") or {})
     _add_environment(template, graph.spec.env or [])
+    policy = policy_of(graph, component)
+    if policy is not None:
+        add_policy(template, policy)
     metadata = template.setdefault("metadata", {})
     own = {name: value for name, value in graph.metadata.annotations.items() if name in PASSED_ON}
     restart = {RESTART_AT: restart_at} if restart_at else {}

@@ -40,7 +40,7 @@ def grove_plan(one_pass: GraphPass, facts: ClusterFacts) -> Plan:
     restart = _restart(one_pass, found)
     names = [one.name for one in one_pass.components]
     with_restart = marked(graph.spec.restart, restart, names)
-    common = common_objects(one_pass)
+    common = common_objects(one_pass, facts)
     apply, templates = list(common.apply), dict[str, KubeObject]()
     for component in one_pass.components:
         restart_at = restart_id(graph, component.name, with_restart) or _restart_annotation(one_pass, component.name)
@@ -54,6 +54,7 @@ def grove_plan(one_pass: GraphPass, facts: ClusterFacts) -> Plan:
     status = _status(one_pass, found, restart)
     return Plan(
         create=common.create,
+        joint=common.joint,
         apply=[*apply, *new_adapters(one_pass, common)],
         patch=scale_patches(graph, context, observed.cliques),
         delete=list(unwanted(one_pass, refs_of(apply, common.adapters))),

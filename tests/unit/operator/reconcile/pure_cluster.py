@@ -16,6 +16,8 @@ from dynamo.protocols.kubernetes.v1beta1 import DynamoComponentDeployment, Dynam
 
 NAMESPACE = "space"
 SETTINGS = OperatorSettings()
+JOINT: KubeObject = {"metadata": {"name": "several"}}
+"""Owner of shared objects."""
 NO_GROVE = ClusterFacts(has_lws=True, has_virtual_services=True, has_inference_pools=True)
 REMOVABLE = ("Service", "Ingress", "VirtualService", "ConfigMap", "InferencePool")
 """Kinds of further objects that the operator deletes."""
@@ -123,6 +125,8 @@ class PureCluster:
         for value in plan.create:
             if ref_of(value) not in self.objects:
                 self._write(ref_of(value), copy.deepcopy(value), owner)
+        for value in plan.joint:
+            self._write(ref_of(value), {**self.objects.get(ref_of(value), {}), **copy.deepcopy(value)}, JOINT)
         for value in plan.apply:
             self._write(ref_of(value), {**self.objects.get(ref_of(value), {}), **copy.deepcopy(value)}, owner)
         for patch in plan.patch:
@@ -156,6 +160,10 @@ class PureCluster:
 
     def _collect(self) -> None:
         """Delete objects whose owner is gone."""
-        names = {self.graph["metadata"]["name"], *(one["metadata"]["name"] for one in self.of_kind(DEPLOYED))}
+        names = {
+            JOINT["metadata"]["name"],
+            self.graph["metadata"]["name"],
+            *(one["metadata"]["name"] for one in self.of_kind(DEPLOYED)),
+        }
         for ref in [ref for ref, value in self.objects.items() if value["owner"] not in names]:
             del self.objects[ref]
