@@ -104,10 +104,13 @@ class KubeClient:
                 return None
             raise
 
-    async def list(self, kind: ObjectKind, namespace: str | None = None, labels: str = "") -> KubeListing:
-        """Return all objects that match a label selector, read in pages."""
+    async def list(
+        self, kind: ObjectKind, namespace: str | None = None, labels: str = "", fields: str = ""
+    ) -> KubeListing:
+        """Return all objects that match a label and a field selector, read in pages."""
         items: list[KubeObject] = []
-        params = {"limit": str(PAGE_ITEMS), **({"labelSelector": labels} if labels else {})}
+        selectors = {"labelSelector": labels, "fieldSelector": fields}
+        params = {"limit": str(PAGE_ITEMS), **{name: text for name, text in selectors.items() if text}}
         while True:
             page = await self._request("GET", kind.path(namespace), params=params)
             items += page.get("items") or []

@@ -1,7 +1,8 @@
 """View of the cluster: informers of the kinds that the operator reads, and the children of each owner."""
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.tasks import TaskOwner
@@ -26,13 +27,21 @@ class ClusterView:
         """Children by the uid of their controller."""
         self._owners: dict[ObjectRef, KubeObject] = {}
         """Reference to the controller of each child."""
+        self._co_owners: dict[ObjectRef, Sequence[KubeObject]] = {}
+        """References to the owners of each object that several share."""
         self._listeners: defaultdict[str, list[OnObject]] = defaultdict(list)
         """Listeners by the name of a kind."""
         self._forget: list[Callable[[ObjectRef], None]] = []
         self._tasks = TaskOwner("cluster view")
+        self._running: dict[ObjectKind, asyncio.Task[None]] = {}
+        self._is_started = False
+        self._late: set[ObjectKind] = set()
 
     def watch(self, kind: ObjectKind, labels: str = "") -> None:
-        """View the objects of a kind that match a label selector. Call it before `start`."""
+        """View the objects of a kind that match a label selector, from now on or from `start` on.
+
+        The view is complete without a kind that is added after `start`.
+        """
         self._informers[kind] = Informer(
             self._source,
             kind,
@@ -41,6 +50,19 @@ class ClusterView:
             on_change=lambda key, value: self._changed(kind, key, value),
             clock=self._clock,
         )
+        if self._is_started:
+            self._late.add(kind)
+            self._run(kind)
+
+    def unwatch(self, kind: ObjectKind) -> None:
+        """End the view of a kind, whose objects are gone with it."""
+        informer = self._informers.pop(kind)
+        self._late.discard(kind)
+        task = self._running.pop(kind, None)
+        if task is not None:
+            task.cancel()
+        for key in list(informer.objects):
+            self._changed(kind, key, None)
 
     def listen(self, kind: ObjectKind, listener: OnObject) -> None:
         """Call `listener` with the key of each object of a kind that changed, or whose child changed."""
@@ -52,8 +74,9 @@ class ClusterView:
 
     def start(self) -> None:
         """Begin to list and watch."""
-        for kind, informer in self._informers.items():
-            self._tasks.supervise(informer.run, kind.plural, clock=self._clock)
+        self._is_started = True
+        for kind in self._informers:
+            self._run(kind)
 
     async def close(self) -> None:
         """Stop all watches."""
@@ -62,7 +85,7 @@ class ClusterView:
     @property
     def is_synced(self) -> bool:
         """Whether every kind was listed once."""
-        return all(one.is_synced for one in self._informers.values())
+        return not self.waits_for
 
     @property
     def waits_for(self) -> list[str]:
@@ -70,13 +93,17 @@ class ClusterView:
         return [
             f"{kind.plural}: {one.error}" if one.error else kind.plural
             for kind, one in self._informers.items()
-            if not one.is_synced
+            if not one.is_synced and kind not in self._late
         ]
 
-    @property
-    def kinds(self) -> Iterable[ObjectKind]:
-        """Kinds in the view."""
-        return self._informers
+    def has(self, kind: ObjectKind) -> bool:
+        """Return whether the objects of a kind are in the view."""
+        informer = self._informers.get(kind)
+        return informer is not None and informer.is_synced
+
+    def is_watched(self, kind: ObjectKind) -> bool:
+        """Return whether a kind is viewed, though maybe not listed yet."""
+        return kind in self._informers
 
     def has_all(self, kind: ObjectKind) -> bool:
         """Return whether the view has every object of a kind, not only those with a label."""
@@ -110,20 +137,24 @@ class ClusterView:
             if informer.objects.get(key_of(value)) is value:
                 self._index(kind, value)
 
+    def _run(self, kind: ObjectKind) -> None:
+        self._running[kind] = self._tasks.supervise(self._informers[kind].run, kind.plural, clock=self._clock)
+
     def _changed(self, kind: ObjectKind, key: ObjectKey, value: KubeObject | None) -> None:
         ref = ObjectRef(kind.api_version, kind.kind, *key)
-        owner = self._owners.get(ref)
+        owner, sharing = self._owners.get(ref), self._co_owners.get(ref, ())
         if value is None:
             self._unindex(ref)
+            self._co_owners.pop(ref, None)
             for forget in self._forget:
                 forget(ref)
         else:
             owner = self._index(kind, value) or owner
         for listener in self._listeners.get(kind.kind, ()):
             listener(key)
-        if owner is not None:
-            for listener in self._listeners.get(owner["kind"], ()):
-                listener((ref.namespace, owner["name"]))
+        for one in sharing if owner is None else (owner,):
+            for listener in self._listeners.get(one["kind"], ()):
+                listener((ref.namespace, one["name"]))
 
     def _index(self, kind: ObjectKind, value: KubeObject) -> KubeObject | None:
         metadata = value["metadata"]
@@ -135,6 +166,8 @@ class ClusterView:
         if owner is not None:
             self._owners[ref] = owner
             self._children[owner["uid"]][ref] = kind
+        elif metadata.get("ownerReferences"):
+            self._co_owners[ref] = metadata["ownerReferences"]
         return owner
 
     def _unindex(self, ref: ObjectRef) -> None:

@@ -21,6 +21,8 @@ class KubeStore:
         self.calls: list[str] = []
         self.events: list[tuple[str, str]] = []
         self.revision = 0
+        self.kinds: set[ObjectKind] = set()
+        """Optional kinds that the server has."""
         self._changes: list[tuple[str, WatchChange]] = []
         self._wake = asyncio.Event()
 
@@ -72,9 +74,16 @@ class KubeStore:
         return self.put(kind, value)
 
     async def patch(
-        self, kind: ObjectKind, name: str, value: Any, namespace: str | None = None, *, content_type: str = ""
+        self,
+        kind: ObjectKind,
+        name: str,
+        value: Any,
+        namespace: str | None = None,
+        *,
+        content_type: str = "",
+        subresource: str | None = None,
     ) -> KubeObject:
-        self.calls.append(f"patch {kind.kind} {name}")
+        self.calls.append(f"patch {kind.kind} {name}{'/' + subresource if subresource else ''}")
         known = self.objects.get((kind.plural, namespace or "", name))
         if known is None:
             raise KubeRefused(404, "NotFound", name)
@@ -99,7 +108,12 @@ class KubeStore:
             gone["metadata"]["resourceVersion"] = str(self.revision)
             self._notify(kind, "DELETED", gone)
 
-    async def list(self, kind: ObjectKind, namespace: str | None = None, labels: str = "") -> KubeListing:
+    async def discover(self, api_version: str, kind: str) -> ObjectKind | None:
+        return next((one for one in self.kinds if (one.api_version, one.kind) == (api_version, kind)), None)
+
+    async def list(
+        self, kind: ObjectKind, namespace: str | None = None, labels: str = "", fields: str = ""
+    ) -> KubeListing:
         found = [copy.deepcopy(one) for (plural, _, _), one in self.objects.items() if plural == kind.plural]
         return KubeListing(found, str(self.revision))
 

@@ -8,9 +8,15 @@ from typing import Any, Literal
 import msgspec
 
 from dynamo.operator.reconcile.conditions import with_condition
-from dynamo.operator.reconcile.names import COMPONENT_TYPE, GLOBAL_NAMESPACE, NAMESPACE, PREFIX, WORKER_TYPES
+from dynamo.operator.reconcile.names import (
+    COMPONENT_TYPE,
+    GLOBAL_NAMESPACE,
+    NAMESPACE,
+    PREFIX,
+    SYSTEM_PORT,
+    WORKER_TYPES,
+)
 from dynamo.operator.reconcile.plan import EventNote, Plan
-from dynamo.operator.reconcile.pods import SYSTEM_PORT
 from dynamo.protocols.kubernetes.common import Condition, KubeObject, encode
 from dynamo.protocols.kubernetes.models import CheckpointStatus, DynamoCheckpoint
 from dynamo.protocols.kubernetes.v1alpha1 import CheckpointIdentity
