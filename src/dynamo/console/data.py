@@ -1,6 +1,7 @@
 """Console data: what the pages and `dynamo top` show of one frontend, and of the processes that share its port."""
 
 import asyncio
+import itertools
 import time
 from typing import Any
 
@@ -16,15 +17,46 @@ from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.codec import json_decoder, json_encode
 from dynamo.core.tasks import TaskOwner
 from dynamo.http.server.siblings import Siblings
+from dynamo.kv_router.explain import Explanation
 from dynamo.serving.models import Models
 from dynamo.serving.pipeline import Pipeline
 
 WORKERS_INTERVAL_S = 2.0
 WORKER_COST_S = 0.1
 """Seconds between two reads of the workers' status for each worker: a call costs a fraction of a millisecond on both sides."""
+STALE_S = 10.0
+"""Age of the workers' status at which a new view waits for a read of it."""
 HISTORY_SENT = 300
 """Samples with which a page begins."""
 
+
+class RoutedDecision(msgspec.Struct):
+    """One decision of a KV router."""
+
+    model: str
+    role: str
+    """Role of the workers among which it chose."""
+    decision: Explanation
+
+
+class RouterSummary(msgspec.Struct):
+    """State of one KV router."""
+
+    model: str
+    role: str
+    policy: str
+    indexed_blocks: int
+    waiting: int
+
+
+class RoutingView(msgspec.Struct):
+    """Routers and their last decisions, the newest first."""
+
+    routers: list[RouterSummary]
+    decisions: list[RoutedDecision]
+
+
+decode_decisions = json_decoder(list[RoutedDecision]).decode
 decode_totals = json_decoder(Totals).decode
 decode_views = json_decoder(list[RequestView]).decode
 
@@ -94,6 +126,7 @@ class ConsoleData:
         if siblings is not None:
             siblings.answer("console-totals", self._own_totals)
             siblings.answer("console-requests", self._own_requests)
+            siblings.answer("console-decisions", self._own_decisions)
 
     async def close(self) -> None:
         """End the streams and close the clients."""
@@ -149,6 +182,35 @@ class ConsoleData:
                 views += decode_views(text)
         return selected(views, limit=limit, **wanted)
 
+    async def routing(self, limit: int, request_id: str = "") -> RoutingView:
+        """Return the KV routers of this process and the last decisions of all processes, or those about one request."""
+        decisions = self._decisions(limit, request_id)
+        if self._siblings is not None:
+            for text in await self._siblings.query(f"console-decisions {limit} {request_id}"):
+                decisions += decode_decisions(text)
+        decisions.sort(key=lambda one: -one.decision.at)
+        routers = [
+            RouterSummary(
+                one.name, one.worker_type, one.kv.config.policy, one.kv.machine.index.size, len(one.kv.machine.waiting)
+            )
+            for one in self._models.every_set()
+            if one.kv is not None
+        ]
+        return RoutingView(routers, decisions[: limit * max(1, len(routers))])
+
+    def _decisions(self, limit: int, request_id: str) -> list[RoutedDecision]:
+        return [
+            RoutedDecision(one.name, one.worker_type, found)
+            for one in self._models.every_set()
+            if one.kv is not None
+            for found in itertools.islice(one.kv.explain(request_id or None), limit)
+        ]
+
+    async def wait_fresh(self) -> None:
+        """Read the workers unless that was done a moment ago, so that the first view is complete."""
+        if self._clock.now() - self._refreshed_s > STALE_S:
+            await self.refresh_workers()
+
     async def refresh_workers(self) -> None:
         """Read the state of all workers now."""
         self._refreshed_s = self._clock.now()
@@ -191,6 +253,10 @@ class ConsoleData:
 
     async def _own_totals(self, question: str) -> str:
         return json_encode(totals_of(self._pipeline.metrics)).decode()
+
+    async def _own_decisions(self, question: str) -> str:
+        limit, _, request_id = question.partition(" ")
+        return json_encode(self._decisions(int(limit), request_id)).decode()
 
     async def _own_requests(self, question: str) -> str:
         return json_encode(self._views()).decode()

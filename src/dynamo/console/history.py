@@ -1,7 +1,7 @@
 """History: a bounded ring of samples, computed from successive totals. Pure."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -84,7 +84,7 @@ class History:
         return list(self.samples)[max(0, len(self.samples) - count) :]
 
     @staticmethod
-    def _point(states: list[tuple[float, ModelTotals | None]]) -> Point:
+    def _point(states: Sequence[tuple[float, ModelTotals | None]]) -> Point:
         """Return the activity at the end of a series of states."""
         at, now = states[-1]
         assert now is not None, "the last state has the models whose points are computed"
@@ -108,7 +108,7 @@ class History:
         )
 
 
-def _backwards(states: list[tuple[float, ModelTotals | None]]) -> Iterator[tuple[float, ModelTotals | None]]:
+def _backwards(states: Sequence[tuple[float, ModelTotals | None]]) -> Iterator[tuple[float, ModelTotals | None]]:
     """Yield the states before the last one, the newest first."""
     return iter(states[-2::-1])
 

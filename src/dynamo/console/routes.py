@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
@@ -14,6 +13,7 @@ from dynamo.console.live_feed import WATCHERS_MAX, Watcher
 from dynamo.console.reports import DIRECTORY_VARIABLE, ReportFolder
 from dynamo.console.static_files import HEADERS, INDEX, REPORT_HEADERS, StaticFile, static_files
 from dynamo.core.config import read_bool, setting
+from dynamo.http.routes.planner import DECISIONS_MAX as PLANNER_DECISIONS_MAX
 from dynamo.http.routes.table import (
     Access,
     Operation,
@@ -27,8 +27,10 @@ from dynamo.http.routes.table import (
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.worker_control import DRAIN, RESUME, WORKER_CONTROL
 from dynamo.serving.errors import ErrorAnswer
+from dynamo.serving.planner_status import PlannerStatuses
 
 REQUESTS_SHOWN, REQUESTS_MAX = 100, 500
+DECISIONS_SHOWN, DECISIONS_MAX = 60, 256
 KEEP_ALIVE_S = 15.0
 """Interval of comments in an idle stream, so that proxies do not close it."""
 ID_CHARS = 36
@@ -48,13 +50,13 @@ def add(routes: RouteTable, context: RouteContext) -> None:
     if setting("DYN_DISABLE_FRONTEND_ADMIN_API", False, read_bool):
         return
     data = ConsoleData(context.pipeline, context.models, context.siblings)
-    handlers = ConsoleHandlers(data, asks_keys=context.keys is not None)
+    planners = PlannerStatuses(context.models.runtime)
+    handlers = ConsoleHandlers(data, planners, asks_keys=context.keys is not None)
     routes.on_stop.append(data.close)
     pages = static_files()
 
-    def get(path: str, handler: PlainHandler, summary: str, access: Access = Access.ADMIN, **more: str) -> None:
-        operation = Operation(summary, is_listed=False)
-        routes.plain("GET", path, handler, replace(operation, **more) if more else operation, access=access)
+    def get(path: str, handler: PlainHandler, summary: str, access: Access = Access.ADMIN) -> None:
+        routes.plain("GET", path, handler, Operation(summary, is_listed=False), access=access)
 
     get("/", handlers.root, "Redirect a browser to the console", Access.OPEN)
     for path in ("/console", "/console/"):
@@ -67,6 +69,8 @@ def add(routes: RouteTable, context: RouteContext) -> None:
     get("/console/api/overview", handlers.overview, "Console: models, workers and last samples")
     get("/console/api/live", handlers.live, "Console: the same as server-sent events, then a sample every second")
     get("/console/api/requests", handlers.requests, "Console: requests in flight and recent ones, with their stages")
+    get("/console/api/routing", handlers.routing, "Console: KV routers and their last decisions")
+    get("/console/api/planners", handlers.planners, "Console: planners and their last decisions")
     get("/console/api/reports", handlers.reports, f"Console: reports in {DIRECTORY_VARIABLE}")
     get("/console/api/reports/{name}", handlers.report, "Console: one report")
     act = Operation("Console: drain or resume a worker", is_listed=False)
@@ -77,8 +81,9 @@ def add(routes: RouteTable, context: RouteContext) -> None:
 class ConsoleHandlers:
     """Handlers of the routes."""
 
-    def __init__(self, data: ConsoleData, *, asks_keys: bool) -> None:
+    def __init__(self, data: ConsoleData, planners: PlannerStatuses, *, asks_keys: bool) -> None:
         self._data = data
+        self._planners = planners
         self._asks_keys = asks_keys
         self._reports = ReportFolder(setting(DIRECTORY_VARIABLE, "", str))
 
@@ -117,10 +122,12 @@ class ConsoleHandlers:
         if isinstance(count, Response):
             return count
         self._data.feed.poll()
+        await self._data.wait_fresh()
         return as_json(self._data.overview(count))
 
     async def live(self, request: Request) -> Response:
         """GET /console/api/live."""
+        await self._data.wait_fresh()
         watcher = self._data.feed.join()
         if watcher is None:
             return refuse(TOO_MANY)
@@ -153,6 +160,20 @@ class ConsoleHandlers:
             limit, state=wanted.get("state", ""), model=wanted.get("model", ""), request_id=request_id
         )
         return as_json({"requests": found})
+
+    async def routing(self, request: Request) -> Response:
+        """GET /console/api/routing."""
+        limit = number(request, "limit", DECISIONS_SHOWN, DECISIONS_MAX)
+        if isinstance(limit, Response):
+            return limit
+        return as_json(await self._data.routing(limit, request.query_params.get("id", "")[-ID_CHARS:]))
+
+    async def planners(self, request: Request) -> Response:
+        """GET /console/api/planners."""
+        limit = number(request, "limit", PLANNER_DECISIONS_MAX, PLANNER_DECISIONS_MAX)
+        if isinstance(limit, Response):
+            return limit
+        return as_json({"planners": await self._planners.read(limit)})
 
     async def reports(self, request: Request) -> Response:
         """GET /console/api/reports."""

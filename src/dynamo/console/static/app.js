@@ -104,8 +104,10 @@ async function saveKey() {
 
 document.getElementById("key-button").addEventListener("click", askKey);
 document.getElementById("key-cancel").addEventListener("click", () => dialog.close());
-document.getElementById("key-save").addEventListener("click", saveKey);
-input.addEventListener("keydown", (event) => { if (event.key === "Enter") saveKey(); });
+document.getElementById("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  saveKey();
+});
 
 async function readSession() {
   const found = await get("/console/api/session");

@@ -34,7 +34,7 @@ function stop() {
   controller = null;
 }
 
-function report(kind, text) {
+export function report(kind, text) {
   for (const one of statusListeners) one(kind, text);
 }
 

@@ -99,7 +99,7 @@ export function show(main, session) {
 
   function drawNotice() {
     const absent = state.models.filter((one) => !one.is_ready).map((one) => one.name);
-    const guessing = state.models.flatMap((one) => one.sets.filter((set) => set.is_guessing).map(() => one.name));
+    const guessing = state.models.flatMap((one) => one.sets.filter((set) => set.is_guessing && set.role !== "decode").map(() => one.name));
     replace(notice,
       state.overview?.is_draining ? h("p", { class: "notice warn" }, "This frontend is draining: it refuses new requests.") : null,
       absent.length ? h("p", { class: "notice bad" }, `Not ready: ${absent.join(", ")}. `, h("a", { href: "#/workers" }, "Show workers")) : null,

@@ -6,7 +6,6 @@ import { badge, card, empty, h, keepFocus, replace, table } from "../dom.js";
 import { clock, ms, number, percent } from "../format.js";
 import { repeat } from "./requests.js";
 
-const DECISIONS = 256;
 const OUTCOMES = { accepted: "good", held: "warn", failed: "bad", advisory: "accent" };
 
 export function show(main) {
@@ -16,13 +15,17 @@ export function show(main) {
   const poll = repeat(async () => {
     let planners = [];
     try {
-      planners = (await get(`/v1/planner?decisions=${DECISIONS}`)).planners;
+      planners = (await get("/console/api/planners")).planners;
     } catch (error) {
       panels.clear();
-      replace(box, h("div", { class: "card" }, error.status === 404
-        ? empty("No planner is registered", "A planner changes the number of workers to meet latency objectives.", h("code", {}, "dynamo serve --planner --max-workers 4"))
-        : empty("The planners cannot be read", error.message)));
-      return;
+      replace(box, h("div", { class: "card" }, empty("The planners cannot be read", error.message)));
+      return false;
+    }
+    if (!planners.length) {
+      panels.clear();
+      replace(box, h("div", { class: "card" },
+        empty("No planner is registered", "A planner changes the number of workers to meet latency objectives.", h("code", {}, "dynamo serve --planner --max-workers 4"))));
+      return true;
     }
     if (planners.map((one) => one.instance_id).join() !== [...panels.keys()].join()) {
       panels.clear();
@@ -30,6 +33,7 @@ export function show(main) {
       replace(box, [...panels.values()].map((one) => one.node));
     }
     for (const one of planners) panels.get(one.instance_id).update(one);
+    return true;
   }, 2000);
   return poll.stop;
 }

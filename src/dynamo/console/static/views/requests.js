@@ -2,6 +2,7 @@
 
 import { get } from "../api.js";
 import { badge, card, empty, h, keepFocus, replace, svg, table } from "../dom.js";
+import { report } from "../live.js";
 import { ago, clock, ms, number, shortId, whole } from "../format.js";
 
 const POLL_MS = 1500;
@@ -84,17 +85,21 @@ function list(main) {
       failure = error.message;
     }
     draw();
+    return failure === null;
   });
   return poll.stop;
 }
 
-// Calls `work` now and periodically while the page is visible; the result calls it at once.
+// Calls `work` now and periodically while the page is visible; the result calls it at once. `work` returns false after a failure.
 export function repeat(work, interval = POLL_MS) {
   let timer = null, ended = false;
   const run = async () => {
     clearTimeout(timer);
     if (ended) return;
-    if (!document.hidden) await work();
+    if (!document.hidden) {
+      const isFine = await work();
+      if (!ended) report(isFine === false ? "lost" : "live", isFine === false ? "Disconnected" : "Live");
+    }
     if (!ended) timer = setTimeout(run, interval);
   };
   run.stop = () => { ended = true; clearTimeout(timer); };
@@ -112,15 +117,16 @@ function one(main, id) {
       [found] = (await get(`/console/api/requests?limit=1&id=${encodeURIComponent(id)}`)).requests;
     } catch (error) {
       replace(box, h("p", { class: "notice bad" }, error.message));
-      return;
+      return false;
     }
     if (!found) {
       replace(box, h("div", { class: "card" }, empty("This request is not kept", "The frontend keeps the last 1000 requests, the last 200 failures and the slowest of the last 15 minutes.")));
-      return;
+      return true;
     }
-    decisions ??= await get(`/routing/decisions?request_id=${encodeURIComponent(found.id)}`).then(() => true, () => false);
+    decisions ??= await get(`/console/api/routing?id=${encodeURIComponent(found.id)}`).then((answer) => answer.decisions.length > 0, () => null);
     keepFocus(box, () => replace(box, detail(found, decisions)));
-    if (found.state !== "running") poll.stop();
+    if (found.state !== "running") setTimeout(() => poll.stop());
+    return true;
   }, 1000);
   return poll.stop;
 }

@@ -22,21 +22,20 @@ export function show(main, session, given) {
   replace(main, h("div", { class: "row between" }, h("h1", {}, "Routing"), h("div", { class: "row" }, state, pause)), h("div", { class: "grid split" }, listBox, detailBox));
 
   const poll = repeat(async () => {
-    if (paused && (decisions.length || failure)) return;
+    if (paused && (decisions.length || failure)) return true;
     try {
-      routers = (await get("/routing/state")).routers;
-      let found = (await get(`/routing/decisions?limit=${SHOWN}`)).models;
-      if (given && !found.some((one) => one.decisions.some((row) => row.request_id.endsWith(given.slice(-36))))) {
-        const older = await get(`/routing/decisions?request_id=${encodeURIComponent(given)}`).then((answer) => answer.models, () => []);
-        found = [...older, ...found];
+      let found = await get(`/console/api/routing?limit=${SHOWN}`);
+      routers = found.routers;
+      if (given && !found.decisions.some((one) => one.decision.request_id.endsWith(given.slice(-36)))) {
+        found = { decisions: [...(await get(`/console/api/routing?id=${encodeURIComponent(given)}`)).decisions, ...found.decisions] };
       }
-      decisions = found.flatMap((one) => one.decisions.map((row) => ({ ...row, model: one.model, role: one.worker_type })));
-      decisions.sort((a, b) => b.at - a.at);
+      decisions = found.decisions.map((one) => ({ ...one.decision, model: one.model, role: one.role }));
       failure = null;
     } catch (error) {
       failure = error.message;
     }
     draw();
+    return failure === null;
   }, 2000);
 
   function current() {
@@ -45,7 +44,7 @@ export function show(main, session, given) {
 
   function draw() {
     const now = current();
-    replace(state, routers.map((one) => badge(`${one.model}${one.worker_type === "aggregated" ? "" : ` ${one.worker_type}`}: ${one.policy}, ${whole(one.index_blocks)} blocks indexed, ${one.waiting_requests} waiting`)));
+    replace(state, routers.map((one) => badge(`${one.model}${one.role === "aggregated" ? "" : ` ${one.role}`}: ${one.policy}, ${whole(one.indexed_blocks)} blocks indexed, ${one.waiting} waiting`)));
     keepFocus(listBox, () => replace(listBox, failure ? h("p", { class: "notice bad" }, failure) : decisions.length
       ? h("ul", { "aria-label": "Last decisions" }, decisions.map((one) => h("li", {}, h("button", {
         type: "button", "aria-current": one === now ? "true" : null, "data-focus": `${one.request_id}-${one.role}`,
@@ -68,7 +67,7 @@ function explain(decision) {
   const rows = decision.candidates;
   const winner = rows.find((one) => one.worker_id === decision.worker_id && one.dp_rank === decision.dp_rank);
   const widest = Math.max(...rows.map((one) => { const p = parts(one, scale); return p.adjusted + p.decode + p.other + p.saved; }), 1);
-  const isUpstream = decision.policy === "default" || decision.policy === "upstream";
+  const isUpstream = decision.policy === "dynamo";
   const bars = h("ol", { class: "costs" }, rows.map((one) => {
     const p = parts(one, scale);
     let at = 0;
@@ -88,7 +87,7 @@ function explain(decision) {
     { title: "Cost", num: true, cell: (one) => (one.filtered ? one.filtered : number(one.cost)) },
     { title: "Cached (GPU)", num: true, cell: (one) => whole(one.device) }, { title: "Host", num: true, cell: (one) => whole(one.host) },
     { title: "Disk", num: true, cell: (one) => whole(one.disk) }, { title: "Shared", num: true, cell: (one) => whole(one.shared) },
-    { title: "Queued prefill tokens", num: true, cell: (one) => whole(one.active_prefill_tokens) }, { title: "Blocks in use", num: true, cell: (one) => whole(one.active_blocks) },
+    { title: "Prefill queued", num: true, cell: (one) => whole(one.active_prefill_tokens) }, { title: "In use", num: true, cell: (one) => whole(one.active_blocks) },
     { title: "Requests", num: true, cell: (one) => whole(one.active_requests) }, { title: "Prefill", num: true, cell: (one) => number(one.prefill) },
     { title: "Saved", num: true, cell: (one) => number(one.saved) }, { title: "Decode", num: true, cell: (one) => number(one.decode) },
   ];

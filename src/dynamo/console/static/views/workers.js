@@ -51,6 +51,11 @@ export function show(main, session) {
     return h("span", { title: `${whole(used)} of ${whole(total)} blocks` }, meter(used / total, percent(used / total)));
   }
 
+  function cached(worker) {
+    const rate = worker.ranks.find((rank) => rank.hit_rate !== null)?.hit_rate ?? null;
+    return h("div", { class: "two" }, h("span", {}, number(sum(worker, "cached_blocks"))), rate === null ? null : h("span", { class: "muted" }, `${percent(rate)} hits`));
+  }
+
   function identity(worker) {
     return h("div", { class: "two" }, h("code", { title: worker.id }, worker.id), h("span", { class: "muted" }, [worker.host, worker.address].filter(Boolean).join(" · ")));
   }
@@ -69,8 +74,7 @@ export function show(main, session) {
     { title: "Waiting", num: true, cell: (one) => whole(sum(one, "waiting")) },
     { title: "Prefill tokens", num: true, cell: (one) => number(sum(one, "prefill_tokens")) },
     { title: "KV in use", cell: cache },
-    { title: "Indexed blocks", num: true, cell: (one) => number(sum(one, "cached_blocks")) },
-    { title: "Cache hits", num: true, cell: (one) => percent(one.ranks.find((rank) => rank.hit_rate !== null)?.hit_rate) },
+    { title: "Cached blocks", num: true, cell: cached },
     { title: "Engine", cell: (one) => h("div", { class: "two" }, h("span", {}, one.engine || "–"), h("span", { class: "muted" }, one.version ? `dynamo ${one.version}` : "")) },
     { title: "Up", num: true, cell: (one) => (one.started_at ? duration(Date.now() / 1000 - one.started_at) : "–") },
     { title: "Last error", wrap: true, cell: error },
