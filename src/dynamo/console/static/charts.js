@@ -23,9 +23,9 @@ function niceTop(value) {
 }
 
 export class LineChart {
-  // `series`: [{label, kind, value: (item) => number|null, step?: bool, area?: bool, dashed?: bool}]; items have `at` in seconds.
+  // `series`: [{label, kind, value: (item) => number|null, step?: bool, area?: bool, dashed?: bool, optional?: bool}]; items have `at` in seconds.
   constructor(title, series, options = {}) {
-    this.series = series;
+    this.series = this.declared = series;
     this.options = { format: String, height: 190, gap: 5, ...options };
     this.items = [];
     this.focus = null;
@@ -41,8 +41,10 @@ export class LineChart {
     new ResizeObserver(() => this.draw()).observe(this.canvas);
   }
 
+  // Series with `optional` are left out while they have no values.
   update(items) {
     this.items = items;
+    this.series = this.declared.filter((one) => !one.optional || items.some((item) => (one.value(item) ?? null) !== null));
     this.draw();
   }
 
@@ -86,7 +88,7 @@ export class LineChart {
       replace(this.canvas, h("p", { class: "waiting muted" }, this.options.waiting || "Waiting for samples"));
       return;
     }
-    const end = items.at(-1).at, begin = Math.min(items[0].at, end - (this.options.span ?? 60));
+    const end = items.at(-1).at, begin = Math.min(items[0].at, end - (this.options.span ?? 30));
     const values = items.flatMap((item) => this.series.map((one) => one.value(item)).filter((one) => one !== null && one !== undefined));
     const top = niceTop(Math.max(...values, this.options.least || 0));
     const inner = width - PAD.left - PAD.right, tall = height - PAD.top - PAD.bottom;

@@ -44,20 +44,20 @@ function panel() {
   let objectives = {};
   const replicas = new LineChart("Workers", [
     { label: "decode", kind: "s1", step: true, value: (one) => one.counts?.ready_num_decode ?? null },
-    { label: "prefill", kind: "s2", step: true, value: (one) => one.counts?.ready_num_prefill ?? null },
+    { label: "prefill", optional: true, kind: "s2", step: true, value: (one) => one.counts?.ready_num_prefill ?? null },
     { label: "wanted decode", kind: "s1", dashed: true, step: true, value: (one) => one.wanted_decode },
-    { label: "wanted prefill", kind: "s2", dashed: true, step: true, value: (one) => one.wanted_prefill },
+    { label: "wanted prefill", optional: true, kind: "s2", dashed: true, step: true, value: (one) => one.wanted_prefill },
   ], { format: number, gap: Infinity, least: 2 });
   const demand = new LineChart("Demand", [
-    { label: "requests/s", kind: "s3", area: true, value: rate }, { label: "predicted", kind: "s4", dashed: true, value: (one) => one.predicted },
+    { label: "requests/s", kind: "s3", area: true, value: rate }, { label: "predicted", optional: true, kind: "s4", dashed: true, value: (one) => one.predicted },
   ], { format: number, gap: Infinity });
   const latency = (title, field, estimate) => new LineChart(title, [
-    { label: "observed", kind: "s1", value: (one) => one[field] ?? null }, { label: "estimated", kind: "s5", dashed: true, value: (one) => one[estimate] ?? null },
-    { label: "objective", kind: "bad", dashed: true, value: () => objectives[field] ?? null },
+    { label: "observed", kind: "s1", value: (one) => one[field] ?? null }, { label: "estimated", optional: true, kind: "s5", dashed: true, value: (one) => one[estimate] ?? null },
+    { label: "objective", optional: true, kind: "bad", dashed: true, value: () => objectives[field] ?? null },
   ], { format: ms, gap: Infinity });
   const charts = [replicas, demand, latency("Time to first token", "ttft_ms", "estimated_ttft_ms"), latency("Inter-token latency", "itl_ms", "estimated_itl_ms")];
   const decisions = h("div");
-  const node = h("section", { class: "stack" }, head, h("div", { class: "grid charts" }, charts.map((one) => one.node)), decisions);
+  const node = h("section", { class: "stack" }, head, h("div", { class: "grid charts even" }, charts.map((one) => one.node)), decisions);
 
   function update(planner) {
     if (planner.error) {

@@ -2,6 +2,7 @@
 
 import { ApiError, events, get, open } from "../api.js";
 import { badge, card, h, replace } from "../dom.js";
+import { report } from "../live.js";
 import { ms, number, percent, whole } from "../format.js";
 
 const TOOL_EXAMPLE = JSON.stringify([{ type: "function", function: { name: "get_weather", description: "Current weather of a city",
@@ -197,8 +198,12 @@ export function show(main, session) {
   get("/v1/models").then((found) => {
     replace(model, found.data.map((one) => h("option", { value: one.id }, one.id)));
     if (!found.data.length) problem.textContent = "No model is served yet.";
+    report("live", "Ready");
     drawCode();
-  }, (error) => { problem.textContent = error.message; });
+  }, (error) => {
+    report("lost", "Disconnected");
+    problem.textContent = error.message;
+  });
   welcome();
   return () => controller?.abort();
 }

@@ -2,6 +2,7 @@
 
 import { get, open } from "../api.js";
 import { card, empty, h, replace, table } from "../dom.js";
+import { report } from "../live.js";
 import { ago, bytes, ms, number, percent, whole } from "../format.js";
 
 const HIGHER = /throughput|goodput|reused_ratio|completed/;
@@ -16,6 +17,7 @@ export function show(main) {
     let found;
     try {
       found = await get("/console/api/reports");
+      report("live", "Ready");
     } catch (error) {
       replace(box, h("p", { class: "notice bad" }, error.message));
       return;
