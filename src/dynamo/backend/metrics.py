@@ -19,6 +19,8 @@ class WorkerMetrics:
         self._labels = worker_labels(endpoint, instance_id)
         self._model = ""
         self._early: dict[int, WorkerLoad] = {}
+        self.loads: dict[int, WorkerLoad] = {}
+        """Last load of each rank."""
         self._blocks_total = registry.gauge("dynamo_component_total_blocks", "KV blocks of the rank", RANK_LABELS)
         self._cache_usage = registry.gauge(
             "dynamo_component_gpu_cache_usage_percent", "KV blocks in use, 0-1", RANK_LABELS
@@ -57,6 +59,7 @@ class WorkerMetrics:
 
     def observe_load(self, load: WorkerLoad) -> None:
         """Record the cache usage of a rank after a step; that of an engine that still starts when it has started."""
+        self.loads[load.dp_rank] = load
         if not self._model:
             self._early[load.dp_rank] = load
             return

@@ -15,6 +15,7 @@ dynamo {__version__}: serve a language model over the OpenAI API
   dynamo serve DIR --workers 4        four engines behind one frontend
   dynamo serve --engine mocker        a simulated engine: real API, real timing, random tokens
   dynamo chat                         talk to the running server in this terminal
+  dynamo top                          models and workers of the running server: rates, latencies, load, cache
   dynamo route explain                show why the KV router chose the workers of the last requests
   dynamo plan explain FILE            show why the planner changed the number of workers, or did not
   dynamo replay TRACE.jsonl           simulate a cluster under the load of a trace
@@ -32,7 +33,7 @@ The same processes can be started one by one, on one machine or on several that 
   python -m dynamo.cpu --discovery-backend file --model-path DIR
   python -m dynamo.mocker --discovery-backend file --model-path DIR
 """
-COMMANDS = ("serve", "chat", "route", "plan", "replay", "deploy", "doctor", "troubleshoot")
+COMMANDS = ("serve", "chat", "top", "route", "plan", "replay", "deploy", "doctor", "troubleshoot")
 STARTED = time.monotonic()
 
 
@@ -63,6 +64,10 @@ def run(argv: list[str]) -> int:
         from dynamo.cli.chat import chat
 
         return chat(rest)
+    if word == "top":
+        from dynamo.cli.top import top
+
+        return top(rest)
     if word == "route":
         from dynamo.cli.route import route
 

@@ -279,6 +279,19 @@ class FrontendMetrics:
             metrics = self._models[model] = ModelMetrics(self, model)
         return metrics
 
+    def models(self) -> Mapping[str, ModelMetrics]:
+        """Return the series of every model that has had a request."""
+        return self._models
+
+    def ended(self) -> dict[str, tuple[float, float]]:
+        """Return the numbers of successful and failed requests by model; refused ones count for `NO_MODEL`."""
+        found: dict[str, tuple[float, float]] = {}
+        for key, counter in self._series.items():
+            if len(key) == 4:  # Ended requests: endpoint, model, request type, error type.
+                good, bad = found.get(key[1], (0.0, 0.0))
+                found[key[1]] = (good, bad + counter.value) if key[3] else (good + counter.value, bad)
+        return found
+
     def show_model(self, model: str, values: Mapping[str, int | None]) -> None:
         """Publish the model card's values."""
         self.model_ready.labels(model=model).set(1)
