@@ -308,9 +308,12 @@ class KvRouter:
 
     @_on_own_loop
     async def dump_events(self) -> str:
-        """Return JSON events that recreate the index of cached blocks."""
+        """Return JSON events that recreate the index of cached blocks; without KV events that of predicted blocks."""
         router = await self.ready()
-        return json_encode(events.dump(router.kv.machine.index)).decode()
+        machine = router.kv.machine
+        if machine.config.use_kv_events:
+            return json_encode(events.dump(machine.index)).decode()
+        return json_encode(events.dump_predicted(machine.predicted_blocks(self._clock.now()))).decode()
 
     @_on_own_loop
     async def mark_prefill_complete(self, request_id: str) -> None:
