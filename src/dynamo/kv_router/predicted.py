@@ -5,6 +5,7 @@ the worker's own events.
 """
 
 from collections import deque
+from collections.abc import Iterator
 
 from dynamo.kv_router.prompts import PromptTree, SharedBlocks, up
 
@@ -47,6 +48,14 @@ class Predicted:
         """Return pairs of (blocks from the start, slots as bits predicted to hold exactly that many)."""
         self.expire(now)
         return self._prompts.overlap(blocks)
+
+    def held(self, now: float) -> Iterator[tuple[int, bytes, bytes]]:
+        """Yield slot, blocks and the blocks before them, for each stretch that a slot is predicted to hold; fronts first."""
+        self.expire(now)
+        for node in self._prompts:
+            before = b"".join(reversed([one.blocks for one in up(node.parent)]))
+            for slot in node.marks:
+                yield slot, node.blocks, before
 
     def expire(self, now: float) -> None:
         """Drop expired placements."""

@@ -12,7 +12,7 @@ which it was based, so that `explain` can show later why a worker was chosen (do
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from dynamo.core.errors import InvalidArgument, NotReady, Overloaded
@@ -343,6 +343,12 @@ class Router:
             capacity = self._workers[rank[0]].kv_blocks
         self.predicted.place(slot, blocks, now, capacity)
         return True
+
+    def predicted_blocks(self, now: float) -> Iterator[tuple[Rank, bytes, bytes]]:
+        """Yield rank, blocks and the blocks before them, for each stretch of blocks that is predicted to be cached."""
+        if self.predicted is not None:
+            for slot, blocks, before in self.predicted.held(now):
+                yield self._ranks[slot], blocks, before
 
     def validate(self) -> None:
         """Raise `AssertionError` if the parts disagree."""

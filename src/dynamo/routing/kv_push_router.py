@@ -79,6 +79,8 @@ class KvPushRouter:
     ) -> None:
         """`router_id`: label of its metrics, the instance id by default; `worker_type`: see the workers' cards."""
         self.config = config
+        self.endpoint = endpoint
+        """Endpoint of the workers."""
         self.machine = Router(config, rng or random.Random(random.getrandbits(64)), profile)
         self.view: KvView | None = None
         self.durable: DurableEvents | None = None
@@ -137,6 +139,8 @@ class KvPushRouter:
         self._watcher: asyncio.Task[None] | None = None
         self._alone_since: float | None = None
         self._configured = self.machine.predicted
+        self._without_events: set[int] = set()
+        """Present workers that were reported because their cards state that they publish no KV events."""
         self._queue_timeout_s = setting("DYN_ROUTER_QUEUE_TIMEOUT_SECS", QUEUE_TIMEOUT_S, float)
 
     async def start(self) -> None:
@@ -192,6 +196,8 @@ class KvPushRouter:
         self.apply_cards(cards.values())
         self._peers = peers_of(cards)
         self.set_facts([facts_of(worker_id, card) for worker_id, card in cards.items()])
+        if self.config.use_kv_events:
+            self._report_without_events(cards)
 
     def hinted(self, request: PreprocessedRequest, decision: Decision) -> PreprocessedRequest:
         """Return the request for the chosen worker, with a hint to a peer that has more of its blocks, if any."""
@@ -509,6 +515,34 @@ class KvPushRouter:
                 future.set_exception(found)
 
     # Workers without KV events.
+
+    def _report_without_events(self, cards: Mapping[int, ModelDeploymentCard]) -> None:
+        """Log a warning once for each worker that computes prompts and states that it publishes no KV events."""
+        self._without_events &= cards.keys()
+        for worker_id, card in cards.items():
+            runtime = card.runtime_config
+            if (
+                runtime.kv_event_publishing_enabled is not False
+                or card.worker_type == "decode"
+                or worker_id in self._without_events
+            ):
+                continue
+            self._without_events.add(worker_id)
+            start, size = runtime.data_parallel_start_rank, max(1, runtime.data_parallel_size)
+            fields = {
+                "diagnostic_code": "kv_event_publisher_disabled",
+                "model": card.display_name,
+                "worker_id": worker_id,
+                "worker_role": card.worker_type,
+                "requirement": "cache_aware_routing",
+                "serving_endpoint": self.endpoint.path,
+                "kv_event_publishing_enabled": False,
+                "waited_ms": 0,
+                "rank_count": size,
+                "dp_ranks": ",".join(str(rank) for rank in range(start, start + size)),
+                "suggested_action": "enable KV events on the worker, or choose a routing mode without them",
+            }
+            logger.warning("a worker publishes no KV events, which KV routing needs to know its cache", extra=fields)
 
     def _check_sources(self) -> None:
         """Predict cache contents and log a warning if KV events are expected and none arrive."""

@@ -223,6 +223,17 @@ class OpenRequests:
             if now_s - answer.state.started_s > longest_s:
                 answer.fail(ResponseTimeout(f"no end after {longest_s:g} s"))
 
+    def commit(self, wait_s: float) -> None:
+        """Send the status of every stream whose worker has had the request for `wait_s` seconds without an event.
+
+        An error that follows is an event of the stream.
+        """
+        latest_s = time.perf_counter() - wait_s
+        for answer in self._answers:
+            state = answer.state
+            if not state.last_s and 0 < state.sent_s <= latest_s and state.request_type == "stream":
+                answer.exchange.begin()
+
     def keep_alive(self, interval_s: float) -> None:
         """Write a comment to every stream that has been idle for `interval_s` seconds.
 
