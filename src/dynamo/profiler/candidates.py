@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from dynamo.planner.config.parallelization import PickedParallelConfig
-from dynamo.profiler.perf.engine_model import MEMORY_SHARE, RUNTIME_BYTES, Efficiency, EngineModel
+from dynamo.profiler.perf.analytic_engine import MEMORY_SHARE, RUNTIME_BYTES, AnalyticEngine, Efficiency
 from dynamo.profiler.perf.gpus import GIB, GpuSpec
 from dynamo.profiler.perf.model_shape import ModelShape
 
@@ -24,9 +24,9 @@ class EngineFamily:
     gpus_per_node: int
     efficiency: Efficiency = field(default_factory=Efficiency)
 
-    def engine(self, parallel: PickedParallelConfig) -> EngineModel:
+    def engine(self, parallel: PickedParallelConfig) -> AnalyticEngine:
         """Return the model of an engine."""
-        return EngineModel(
+        return AnalyticEngine(
             shape=self.shape,
             gpu=self.gpu,
             parallel=parallel,
@@ -35,7 +35,7 @@ class EngineFamily:
         )
 
 
-def candidates(family: EngineFamily, max_gpus: int, context: int, *, is_measured: bool = False) -> list[EngineModel]:
+def candidates(family: EngineFamily, max_gpus: int, context: int, *, is_measured: bool = False) -> list[AnalyticEngine]:
     """Return the engines of at most `max_gpus` GPUs whose cache has room for one sequence of `context` tokens, smallest first.
 
     `is_measured`: leave out what released sweeps do not deploy: copies of KV heads, and experts in tensor parallelism
@@ -83,7 +83,7 @@ def _parallelizations(family: EngineFamily, max_gpus: int, *, is_measured: bool)
         yield PickedParallelConfig(tp=1, dp=gpus, moe_ep=gpus)
 
 
-def _divides(engine: EngineModel, *, is_strict: bool) -> bool:
+def _divides(engine: AnalyticEngine, *, is_strict: bool) -> bool:
     """Return whether heads, experts and the width of the MLP can be divided; small models may have copies of KV heads."""
     shape, parallel = engine.shape, engine.parallel
     tp = parallel.tp

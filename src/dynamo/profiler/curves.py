@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dynamo.core.errors import ConfigError
-from dynamo.profiler.perf.engine_model import EngineModel
+from dynamo.profiler.perf.analytic_engine import AnalyticEngine
 
 PREFILL_FOLDER, DECODE_FOLDER = "selected_prefill_interpolation", "selected_decode_interpolation"
 RAW_FILE = "raw_data.npz"
@@ -106,7 +106,7 @@ def concurrencies(most: int, granularity: int, ranks: int) -> list[int]:
     return [ranks * one for one in sorted(spaced)]
 
 
-def estimated_prefill(engine: EngineModel, max_context: int, granularity: int) -> PrefillCurve:
+def estimated_prefill(engine: AnalyticEngine, max_context: int, granularity: int) -> PrefillCurve:
     """Return the prefill curve of an engine by the performance model."""
     curve = PrefillCurve()
     for isl in prefill_grid(max_context, granularity):
@@ -114,7 +114,7 @@ def estimated_prefill(engine: EngineModel, max_context: int, granularity: int) -
     return curve
 
 
-def estimated_decode(engine: EngineModel, max_context: int, granularity: int) -> DecodeCurve:
+def estimated_decode(engine: AnalyticEngine, max_context: int, granularity: int) -> DecodeCurve:
     """Return the decode curve of an engine by the performance model."""
     ranks, capacity = engine.parallel.dp, engine.kv_tokens()
     curve = DecodeCurve(capacity)

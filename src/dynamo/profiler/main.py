@@ -1,8 +1,9 @@
 """Main of the profiler: command line, log, status file and exit code."""
 
+import contextlib
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,9 @@ def main(argv: Sequence[str], prog: str = "python -m dynamo.profiler") -> int:
 def _run(config: ProfilerConfig, status: StatusFile) -> int:
     try:
         raw = read_spec(config.config or "")
-        _log_to(Path(config.output_dir) / LOG_FILE)
-        status.enter("Initializing", "Profiler job started")
-        ProfilerRun(config, profile_spec(raw), status, environ().get("DGDR_NAME", "")).execute()
+        with log_file(Path(config.output_dir) / LOG_FILE):
+            status.enter("Initializing", "Profiler job started")
+            ProfilerRun(config, profile_spec(raw), status, environ().get("DGDR_NAME", "")).execute()
     except ConfigError as error:
         return _refused(status, str(error), FAILURE)
     return 0
@@ -82,10 +83,20 @@ def _fail(status: StatusFile, message: str, error: str) -> None:
         sys.stderr.write(f"error: {problem}\n")
 
 
-def _log_to(path: Path) -> None:
-    """Log to standard error and to a file of the result."""
+@contextlib.contextmanager
+def log_file(path: Path) -> Iterator[None]:
+    """Log to standard error, and within the block to a file of the result too. Raise `ConfigError` if it cannot be written."""
     setup()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(path)
+    except OSError as error:
+        raise ConfigError(f"--output-dir {path.parent}: cannot write {path.name}: {error.strerror or error}") from None
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.getLogger().addHandler(handler)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        handler.close()

@@ -8,7 +8,7 @@ from dynamo.core.errors import ConfigError
 from dynamo.planner.config.parallelization import PickedParallelConfig
 from dynamo.planner.config.planner_config import Mode
 from dynamo.profiler.candidates import NODES_MAX, EngineFamily, candidates, smallest_that_fits
-from dynamo.profiler.perf.engine_model import EngineModel
+from dynamo.profiler.perf.analytic_engine import AnalyticEngine
 from dynamo.profiler.perf.gpus import GIB
 from dynamo.profiler.perf.model_shape import UnsupportedModel, model_shape
 from dynamo.profiler.search import Configuration, EngineChoice, SearchResult, search
@@ -25,9 +25,9 @@ class PickedDeployment:
 
     config: Configuration
     backend: str
-    prefill_engine: EngineModel | None = None
+    prefill_engine: AnalyticEngine | None = None
     """Performance model of the picked engines; None if the model is not covered."""
-    decode_engine: EngineModel | None = None
+    decode_engine: AnalyticEngine | None = None
     max_context: int
     warnings: tuple[str, ...] = ()
     alternatives: tuple[Configuration, ...] = ()
@@ -131,7 +131,7 @@ def _warnings(spec: ProfileSpec, found: SearchResult) -> list[str]:
     return lines
 
 
-def _does_not_fit(spec: ProfileSpec, family: EngineFamily, context: int, engines: list[EngineModel]) -> str:
+def _does_not_fit(spec: ProfileSpec, family: EngineFamily, context: int, engines: list[AnalyticEngine]) -> str:
     gib = family.shape.weight_bytes / GIB
     what = f"{spec.model} has {gib:.0f} GiB of weights, and a request up to {context} tokens of cache"
     if engines:

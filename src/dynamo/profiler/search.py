@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dynamo.planner.config.parallelization import PickedParallelConfig
-from dynamo.profiler.perf.engine_model import NODE_LINK_GB_S, EngineModel
+from dynamo.profiler.perf.analytic_engine import NODE_LINK_GB_S, AnalyticEngine
 from dynamo.profiler.spec import LatencyTarget, TrafficTarget
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -88,7 +88,7 @@ def queue_factor(busy: float) -> float:
     return 1 + busy / (2 * (1 - busy))
 
 
-def aggregated(engine: EngineModel, traffic: TrafficTarget) -> Iterator[Configuration]:
+def aggregated(engine: AnalyticEngine, traffic: TrafficTarget) -> Iterator[Configuration]:
     """Yield one engine at each batch size that its cache has room for."""
     isl, osl = traffic.isl, traffic.osl
     prefill_ms = engine.prefill_ms(isl)
@@ -113,7 +113,7 @@ def aggregated(engine: EngineModel, traffic: TrafficTarget) -> Iterator[Configur
         )
 
 
-def prefill_rate(engine: EngineModel, traffic: TrafficTarget, wait_ms: float) -> tuple[float, float]:
+def prefill_rate(engine: AnalyticEngine, traffic: TrafficTarget, wait_ms: float) -> tuple[float, float]:
     """Return the requests per second of one prefill engine, and the TTFT in ms, where requests may wait `wait_ms` in all."""
     service_ms = engine.prefill_ms(traffic.isl)
     fixed_ms = engine.request_ms() + transfer_ms(engine, traffic.isl)
@@ -122,13 +122,13 @@ def prefill_rate(engine: EngineModel, traffic: TrafficTarget, wait_ms: float) ->
     return 1000 * busy * engine.parallel.dp / service_ms, fixed_ms + service_ms * queue_factor(busy)
 
 
-def transfer_ms(engine: EngineModel, tokens: int) -> float:
+def transfer_ms(engine: AnalyticEngine, tokens: int) -> float:
     """Return the milliseconds to send the cache of a prompt to another node, by the network adapters of all its GPUs."""
     lanes = engine.parallel.tp
     return 1000 * tokens * engine.shape.kv_bytes_per_token / (NODE_LINK_GB_S * 1e9 * 0.8 * lanes)
 
 
-def decode_rates(engine: EngineModel, traffic: TrafficTarget) -> Iterator[tuple[int, float, float]]:
+def decode_rates(engine: AnalyticEngine, traffic: TrafficTarget) -> Iterator[tuple[int, float, float]]:
     """Yield batch size, ITL in ms and requests per second of one decode engine."""
     capacity = engine.kv_tokens()
     for batch in BATCHES:
@@ -139,7 +139,7 @@ def decode_rates(engine: EngineModel, traffic: TrafficTarget) -> Iterator[tuple[
 
 
 def disaggregated(
-    prefills: Sequence[EngineModel], decodes: Sequence[EngineModel], traffic: TrafficTarget, target: LatencyTarget
+    prefills: Sequence[AnalyticEngine], decodes: Sequence[AnalyticEngine], traffic: TrafficTarget, target: LatencyTarget
 ) -> Iterator[Configuration]:
     """Yield one prefill and one decode engine of all kinds and batch sizes; their numbers are not yet balanced."""
     for decode in decodes:
@@ -174,7 +174,7 @@ class SearchResult:
 
 
 def search(
-    engines: Sequence[EngineModel],
+    engines: Sequence[AnalyticEngine],
     traffic: TrafficTarget,
     target: LatencyTarget,
     total_gpus: int,
@@ -228,7 +228,10 @@ def _rank(
 
 
 def _rate(
-    one: Configuration, engines: dict[PickedParallelConfig, EngineModel], traffic: TrafficTarget, target: LatencyTarget
+    one: Configuration,
+    engines: dict[PickedParallelConfig, AnalyticEngine],
+    traffic: TrafficTarget,
+    target: LatencyTarget,
 ) -> Configuration:
     """Return a pair with its rate per GPU as if the planner balanced both roles."""
     if one.prefill is None:
@@ -239,7 +242,10 @@ def _rate(
 
 
 def _rates(
-    one: Configuration, engines: dict[PickedParallelConfig, EngineModel], traffic: TrafficTarget, target: LatencyTarget
+    one: Configuration,
+    engines: dict[PickedParallelConfig, AnalyticEngine],
+    traffic: TrafficTarget,
+    target: LatencyTarget,
 ) -> tuple[float, float]:
     assert one.prefill is not None
     allowed_ms = target.ttft_ms if target.e2e_ms is None else target.e2e_ms - one.itl_ms * (traffic.osl - 1)
@@ -250,7 +256,7 @@ def _rates(
 
 def _scaled_pair(
     one: Configuration,
-    engines: dict[PickedParallelConfig, EngineModel],
+    engines: dict[PickedParallelConfig, AnalyticEngine],
     traffic: TrafficTarget,
     target: LatencyTarget,
     total_gpus: int,

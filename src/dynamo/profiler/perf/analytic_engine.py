@@ -50,7 +50,7 @@ class Efficiency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineModel:
+class AnalyticEngine:
     """One engine: the GPUs of one replica. It implements `dynamo.mocker.simulation.timing.StepTimes`."""
 
     shape: ModelShape
