@@ -11,7 +11,7 @@ from dynamo.profiler.spec import ProfileSpec
 from dynamo.protocols.kubernetes.common import KubeObject
 
 MakeSpec = Callable[..., ProfileSpec]
-CURVES = {"prefill_raw_data.json": {}, "decode_raw_data.json": {}}
+CURVES: dict[str, Any] = {"prefill_raw_data.json": {}, "decode_raw_data.json": {}}
 
 
 def assembled(spec: ProfileSpec, config: Configuration, backend: str = "vllm", **more: Any) -> list[KubeObject]:
