@@ -88,7 +88,9 @@ def worker(
     main["workingDir"] = WORKING_DIRECTORY[backend]
     nodes = math.ceil(choice.parallel.num_gpus / spec.gpus_per_node)
     limits = {GPU: str(min(choice.parallel.num_gpus, spec.gpus_per_node))}
-    main["resources"] = {"limits": limits, "requests": {**limits, "ephemeral-storage": EPHEMERAL_STORAGE}}
+    main["resources"] = {"limits": limits}
+    if backend == "vllm" or role is None:
+        main["resources"]["requests"] = {**limits, "ephemeral-storage": EPHEMERAL_STORAGE}
     found = component(name, role or "worker", choice.replicas, main)
     if nodes > 1:
         found["multinode"] = {"nodeCount": nodes}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dynamo.planner.config.perf_model import AicBackend, AicInterpolationSpec
-from dynamo.planner.config.planner_config import Mode, PlannerConfig, ScalingPolicy
+from dynamo.planner.config.planner_config import Mode, PlannerConfig, ScalingPolicy, SweepMode
 from dynamo.profiler.graph.components import WORKERS, component, container, graph, main_container
 from dynamo.profiler.graph.images import planner_image
 from dynamo.profiler.search import Configuration
@@ -112,7 +112,8 @@ def interpolation_spec(
 ) -> AicInterpolationSpec | None:
     """Return what a released planner needs to sweep its own performance database; None without throughput scaling."""
     planner = spec.planner
-    if config.prefill is None or planner is None or not planner.enable_throughput_scaling or spec.is_thorough:
+    is_used = planner is not None and planner.enable_throughput_scaling and spec.sweep_mode is SweepMode.RAPID
+    if config.prefill is None or not is_used:
         return None
     return AicInterpolationSpec(
         hf_id=spec.model,
