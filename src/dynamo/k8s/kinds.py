@@ -64,6 +64,7 @@ LEADER_WORKER_SETS = ObjectKind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"
 POD_CLIQUE_SETS = ObjectKind(GROVE, "PodCliqueSet", "podcliquesets")
 POD_CLIQUES = ObjectKind(GROVE, "PodClique", "podcliques")
 POD_CLIQUE_SCALING_GROUPS = ObjectKind(GROVE, "PodCliqueScalingGroup", "podcliquescalinggroups")
+INFERENCE_POOLS = ObjectKind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools")
 GRAPHS = ObjectKind(V1BETA1, "DynamoGraphDeployment", "dynamographdeployments")
 COMPONENTS = ObjectKind(V1BETA1, "DynamoComponentDeployment", "dynamocomponentdeployments")
 GRAPH_REQUESTS = ObjectKind(V1BETA1, "DynamoGraphDeploymentRequest", "dynamographdeploymentrequests")
@@ -77,7 +78,7 @@ WORKER_METADATA = ObjectKind(V1ALPHA1, "DynamoWorkerMetadata", "dynamoworkermeta
 KINDS = (
     PODS, SERVICES, SERVICE_ACCOUNTS, CONFIG_MAPS, SECRETS, VOLUME_CLAIMS, EVENTS, NODES, DEPLOYMENTS, JOBS, ROLES,
     ROLE_BINDINGS, INGRESSES, LEASES, ENDPOINT_SLICES, RESOURCE_DEFINITIONS, LEADER_WORKER_SETS, POD_CLIQUE_SETS,
-    POD_CLIQUES, POD_CLIQUE_SCALING_GROUPS, GRAPHS, COMPONENTS, GRAPH_REQUESTS, SCALING_ADAPTERS, STORED_ADAPTERS, MODELS, CHECKPOINTS,
+    POD_CLIQUES, POD_CLIQUE_SCALING_GROUPS, INFERENCE_POOLS, GRAPHS, COMPONENTS, GRAPH_REQUESTS, SCALING_ADAPTERS, STORED_ADAPTERS, MODELS, CHECKPOINTS,
     WORKER_METADATA,
 )  # fmt: skip
 BY_NAME = {(one.api_version, one.kind): one for one in KINDS}
