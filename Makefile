@@ -33,7 +33,7 @@ test: $(VENV)/.test ## Run the unit, contract, house and integration tests on JO
 ifeq ($(strip $(ARGS)),)
 	$(PYTEST) -m "$(LOCAL) and not kserve" $(PARALLEL) tests/unit tests/contract tests/house
 	$(PYTEST) -m "$(LOCAL) and not kserve" $(PARALLEL) tests/integration tests/simulation
-	$(PYTEST) -m "$(LOCAL) and kserve" tests/integration/test_kserve.py tests/integration/planner tests/unit/grpc
+	$(PYTEST) -m "$(LOCAL) and kserve" tests/integration/test_kserve.py tests/integration/epp tests/integration/planner tests/unit/grpc
 else
 	$(PYTEST) -m "$(LOCAL)" $(ARGS)
 endif

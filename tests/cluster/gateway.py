@@ -73,7 +73,9 @@ class GatewayStream:
     ) -> None:
         """Send the request's headers."""
         given = {":method": method, ":path": path, ":authority": "gateway", **(headers or {})}
-        message: dict[str, Any] = {"request_headers": ext_proc.HttpHeaders(headers=headers_of(given), end_of_stream=ends)}
+        message: dict[str, Any] = {
+            "request_headers": ext_proc.HttpHeaders(headers=headers_of(given), end_of_stream=ends)
+        }
         if mode is not None:
             message["protocol_config"] = config_of(mode)
         if subset is not None:
@@ -88,9 +90,7 @@ class GatewayStream:
 
     def response_headers(self, *, ends: bool = False) -> ext_proc.ProcessingResponse:
         """Send the response's headers; return the picker's response."""
-        self.send(
-            response_headers=ext_proc.HttpHeaders(headers=headers_of({":status": "200"}), end_of_stream=ends)
-        )
+        self.send(response_headers=ext_proc.HttpHeaders(headers=headers_of({":status": "200"}), end_of_stream=ends))
         return self.receive()
 
     def response_body(self, body: bytes, *, ends: bool) -> ext_proc.ProcessingResponse:

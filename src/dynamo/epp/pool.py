@@ -43,9 +43,10 @@ class PoolPods:
         self._on_change = on_change
         self._spec: PoolSpec | None = None
         self._pods: PodAddresses | None = None
+        self._former: PodAddresses | None = None
+        """Pods of the pool before its change, which are used until those after it are known."""
         self._informer = Informer(source, INFERENCE_POOLS, namespace, on_change=self._apply, on_sync=self._synced)
         self._tasks = TaskOwner(f"InferencePool {name}")
-        self._leaving: list[PodAddresses] = []
 
     def start(self) -> None:
         """Start to watch the pool and its pods."""
@@ -54,20 +55,17 @@ class PoolPods:
     async def close(self) -> None:
         """Stop watching."""
         await self._tasks.cancel_and_wait()
-        if self._pods is not None:
-            await self._pods.close()
-
-    @property
-    def is_synced(self) -> bool:
-        """Whether the pool exists and its pods are known."""
-        return self._pods is not None and self._pods.is_synced
+        for pods in (self._pods, self._former):
+            if pods is not None:
+                await pods.close()
 
     @property
     def addresses(self) -> dict[int, str]:
-        """Addresses of the ready pods by instance id; empty while the pods of a changed pool are not known."""
-        if self._pods is None or not self._pods.is_synced:
+        """Addresses of the ready pods by instance id."""
+        pods = self._pods if self._pods is not None and self._pods.is_synced else self._former
+        if pods is None:
             return {}
-        return {one: address for one in self._pods.names if (address := self._pods.address_of(one)) is not None}
+        return {one: address for one in pods.names if (address := pods.address_of(one)) is not None}
 
     def _synced(self) -> None:
         if self._pods is None:
@@ -83,12 +81,25 @@ class PoolPods:
         if spec == self._spec:
             return
         self._spec = spec
-        former, self._pods = self._pods, None
-        if former is not None:
-            self._tasks.start(former.close(), "close")
+        current, self._pods = self._pods, None
+        if spec is None or (current is not None and current.is_synced):
+            self._replace_former(None if spec is None else current)
+            current = None if spec is not None else current
+        if current is not None:
+            self._tasks.start(current.close(), "close")
         if spec is not None:
             self._pods = PodAddresses(
-                self._source, self._namespace, spec.selector, port=spec.port, on_change=self._on_change
+                self._source, self._namespace, spec.selector, port=spec.port, on_change=self._pods_changed
             )
             self._pods.start()
         self._on_change()
+
+    def _pods_changed(self) -> None:
+        if self._pods is not None and self._pods.is_synced:
+            self._replace_former(None)
+        self._on_change()
+
+    def _replace_former(self, pods: PodAddresses | None) -> None:
+        former, self._former = self._former, pods
+        if former is not None:
+            self._tasks.start(former.close(), "close")
