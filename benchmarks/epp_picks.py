@@ -1,4 +1,4 @@
-"""Cost of the endpoint picker: latency and processor time of a pick at a paced load, beside a bare gRPC server.
+"""Cost of the endpoint picker: latency and processor time of a pick at a paced load, and of a gRPC server that only answers.
 
     python -m benchmarks.epp_picks [--rate 1000] [--seconds 5] [--reps 3] [--save]
 

@@ -1,7 +1,7 @@
-"""Messages: the wire types of Envoy's external processing (`ext_proc`, v3) and of gRPC's health protocol.
+"""Messages: the wire types of Envoy's external processing (`ext_proc`, v3).
 
-The tables list the names, numbers and types of the fields in the public specifications; all ext_proc types are in one
-package here, which the wire format does not contain.
+The table lists the names, numbers and types of the fields in the public definitions; all types are in one package here,
+because the wire format does not contain their packages.
 """
 
 from typing import Any
@@ -9,7 +9,6 @@ from typing import Any
 from dynamo.grpc.message_tables import classes_of, file_of
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
-HEALTH_SERVICE = "grpc.health.v1.Health"
 
 TABLE: dict[str, str] = {
     "Struct": "1 fields Value%",
@@ -50,15 +49,11 @@ TABLE: dict[str, str] = {
         " 7 immediate_response ImmediateResponse|response, 8 dynamic_metadata Struct"
     ),
 }
-HEALTH_TABLE: dict[str, str] = {"HealthCheckRequest": "1 service string", "HealthCheckResponse": "1 status enum"}
 
 CLASSES: dict[str, Any] = classes_of(file_of("dynamo_ext_proc.proto", "dynamo.ext_proc", TABLE))
-HEALTH_CLASSES: dict[str, Any] = classes_of(file_of("dynamo_health.proto", "dynamo.health", HEALTH_TABLE))
 
 NONE, STREAMED, BUFFERED, BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED = range(5)
 """`ProcessingMode.BodySendMode`: how the gateway sends a body."""
 BODY_MODES = ("NONE", "STREAMED", "BUFFERED", "BUFFERED_PARTIAL", "FULL_DUPLEX_STREAMED", "GRPC")
 OVERWRITE_IF_EXISTS_OR_ADD = 2
 """`HeaderValueOption.HeaderAppendAction`."""
-UNKNOWN, SERVING, NOT_SERVING, SERVICE_UNKNOWN = range(4)
-"""`HealthCheckResponse.ServingStatus`."""

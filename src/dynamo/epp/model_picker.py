@@ -16,7 +16,7 @@ from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import WorkerUnavailable
 from dynamo.epp.addresses import WorkerAddresses, is_in
 from dynamo.epp.phases import PickRequest
-from dynamo.epp.picker import Choice, no_worker, routing_headers
+from dynamo.epp.picker import EndpointChoice, no_worker, routing_headers
 from dynamo.epp.replies import REMOVED_HEADERS, ROUTING_HEADERS
 from dynamo.kv_router.router import Decision
 from dynamo.protocols.engine import PreprocessedRequest, Routing
@@ -48,7 +48,7 @@ class PickProgress:
         self.is_over = False
 
 
-class Booking:
+class PickBooking:
     """Requests that the routers count for one pick."""
 
     def __init__(self, request_id: str) -> None:
@@ -99,7 +99,7 @@ class ModelPicker:
         """Whether a model has a worker."""
         return self._addresses.is_synced and bool(self._models.served())
 
-    async def pick(self, request: PickRequest) -> Choice:
+    async def pick(self, request: PickRequest) -> EndpointChoice:
         """Choose a worker. Raises the errors of the frontend for the same request."""
         path = request.path.partition("?")[0]
         if not request.body and request.method in ("GET", "HEAD", "OPTIONS"):
@@ -113,16 +113,16 @@ class ModelPicker:
             return await self._generation(request, parsed, COMPLETIONS.model_type)
         return self._any(request)
 
-    def _any(self, request: PickRequest) -> Choice:
+    def _any(self, request: PickRequest) -> EndpointChoice:
         """Choose a worker by turn, for a request that is not routed by its prompt."""
         able = sorted(address for address in set(self._addresses.all().values()) if is_in(address, request.subset))
         if not able:
             raise no_worker(request.subset)
-        return Choice(able[next(self._turn) % len(able)], {})
+        return EndpointChoice(able[next(self._turn) % len(able)], {})
 
     async def _generation(
         self, request: PickRequest, parsed: ChatCompletionRequest | CompletionRequest, kind: str
-    ) -> Choice:
+    ) -> EndpointChoice:
         """Choose the workers of a generation: every step, in order."""
         headers = [(name, value) for name, value in request.headers if name not in OWN_HEADERS]
         parsed.nvext = with_headers(parsed.nvext, headers)
@@ -130,7 +130,7 @@ class ModelPicker:
         model.admit()
         metadata = metadata_of(headers)
         prepared = (await prepared_of(model, parsed, headers, len(request.body)))[0]
-        booking = Booking(new_id())
+        booking = PickBooking(new_id())
         with Rollback(booking.release):
             prefill = None
             if model.is_decode:
@@ -139,7 +139,7 @@ class ModelPicker:
                 unreachable = frozenset()
             decision, address = await self._worker(model, prepared, booking, metadata, unreachable, request.subset)
         chosen = None if prefill is None else (prefill.worker_id, prefill.dp_rank)
-        return Choice(
+        return EndpointChoice(
             address,
             routing_headers(decision.worker_id, decision.dp_rank, chosen),
             model.name,
@@ -148,7 +148,7 @@ class ModelPicker:
         )
 
     async def _prefill(
-        self, model: ServedModel, prepared: PreprocessedRequest, booking: Booking, metadata: dict[str, str]
+        self, model: ServedModel, prepared: PreprocessedRequest, booking: PickBooking, metadata: dict[str, str]
     ) -> tuple[PreprocessedRequest, Decision | None, frozenset[int]]:
         """Choose a prefill worker; return the decode request and the decode workers that cannot receive its blocks."""
         served = prefill_set_of(model)
@@ -179,7 +179,7 @@ class ModelPicker:
         self,
         model: ServedModel,
         prepared: PreprocessedRequest,
-        booking: Booking,
+        booking: PickBooking,
         metadata: dict[str, str],
         unreachable: frozenset[int],
         subset: frozenset[str] | None,

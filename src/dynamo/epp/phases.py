@@ -25,7 +25,7 @@ TAIL_BYTES = 16 << 10
 CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,18})')
 
 
-class Event(Enum):
+class PickEvent(Enum):
     """Progress of a request that the picker counts."""
 
     PICK = "pick"
@@ -65,10 +65,10 @@ class RequestPhases:
         self._has_output = False
         self._tail = b""
 
-    def receive(self, message: Any) -> tuple[list[Any], Event | None]:
+    def receive(self, message: Any) -> tuple[list[Any], PickEvent | None]:
         """Return the responses to a message, and what it means for the request.
 
-        With `Event.PICK` the responses follow from `picked`. Raises `InvalidArgument` and `HttpError` for a request or a
+        With `PickEvent.PICK` the responses follow from `picked`. Raises `InvalidArgument` and `HttpError` for a request or a
         configuration of the gateway that cannot be served.
         """
         if message.HasField("protocol_config"):
@@ -87,7 +87,7 @@ class RequestPhases:
             case "response_body":
                 return self._response_body(message.response_body)
             case "response_trailers":
-                return [replies.unchanged(phase)], Event.END
+                return [replies.unchanged(phase)], PickEvent.END
         raise InvalidArgument("ext_proc message without a phase")
 
     def picked(self, destination: str, headers: Mapping[str, str]) -> list[Any]:
@@ -117,7 +117,7 @@ class RequestPhases:
 
     # The request.
 
-    def _request_headers(self, message: Any) -> tuple[list[Any], Event | None]:
+    def _request_headers(self, message: Any) -> tuple[list[Any], PickEvent | None]:
         self.request.subset = subset_of(message)
         for name, value in pairs_of(message.request_headers.headers.headers):
             if name == b":path":
@@ -138,7 +138,7 @@ class RequestPhases:
         self.awaits_body = True
         return ([replies.unchanged("request_headers")] if self._is_buffered else []), None
 
-    def _request_body(self, body: Any) -> tuple[list[Any], Event | None]:
+    def _request_body(self, body: Any) -> tuple[list[Any], PickEvent | None]:
         if self._is_picked or self._pending is not None:
             raise InvalidArgument("ext_proc: request body after the end of the request")
         self._check_size(self._size + len(body.body))
@@ -148,19 +148,19 @@ class RequestPhases:
             return self._complete("request_body")
         return [], None
 
-    def _request_trailers(self) -> tuple[list[Any], Event | None]:
+    def _request_trailers(self) -> tuple[list[Any], PickEvent | None]:
         if self._is_picked:  # A buffered body was complete before.
             return [replies.unchanged("request_trailers")], None
         if self._is_buffered:
             raise InvalidArgument("the request has no body")
         return self._complete("request_trailers")
 
-    def _complete(self, phase: str) -> tuple[list[Any], Event]:
+    def _complete(self, phase: str) -> tuple[list[Any], PickEvent]:
         self.awaits_body = False
         self._pending = phase
         self.request.body = bytearray().join(self._parts)
         self._parts.clear()
-        return [], Event.PICK
+        return [], PickEvent.PICK
 
     def _check_size(self, size: int) -> None:
         if size > self._body_bytes_max:
@@ -168,18 +168,18 @@ class RequestPhases:
 
     # The response.
 
-    def _response_headers(self, headers: Any) -> tuple[list[Any], Event | None]:
+    def _response_headers(self, headers: Any) -> tuple[list[Any], PickEvent | None]:
         self.awaits_body = False  # A response that begins early ends the wait: no worker is chosen any more.
-        return [replies.unchanged("response_headers")], Event.END if headers.end_of_stream else None
+        return [replies.unchanged("response_headers")], PickEvent.END if headers.end_of_stream else None
 
-    def _response_body(self, body: Any) -> tuple[list[Any], Event | None]:
+    def _response_body(self, body: Any) -> tuple[list[Any], PickEvent | None]:
         event = None
         if body.body:
             self._tail = (self._tail + body.body)[-TAIL_BYTES:]
             if not self._has_output:
-                self._has_output, event = True, Event.FIRST_OUTPUT
+                self._has_output, event = True, PickEvent.FIRST_OUTPUT
         if body.end_of_stream:
-            event = Event.END
+            event = PickEvent.END
         if self._response_mode in (None, FULL_DUPLEX_STREAMED):
             return list(replies.chunks("response_body", body.body, ends=body.end_of_stream)), event
         return [replies.unchanged("response_body")], event

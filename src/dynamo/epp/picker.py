@@ -12,7 +12,7 @@ AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"
 
 
 @dataclass(slots=True)
-class Choice:
+class EndpointChoice:
     """Chosen worker of one request, which the picker counts until `release`."""
 
     destination: str
@@ -33,7 +33,7 @@ class EndpointPicker(Protocol):
         """Whether a request can be served now."""
         ...
 
-    async def pick(self, request: PickRequest) -> Choice:
+    async def pick(self, request: PickRequest) -> EndpointChoice:
         """Choose a worker; it may wait while all workers are busy. Raises `DynamoException`."""
         ...
 

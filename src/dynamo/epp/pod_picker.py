@@ -27,7 +27,7 @@ from dynamo.epp.addresses import is_in
 from dynamo.epp.config import EppOptions
 from dynamo.epp.peers import ServicePeers
 from dynamo.epp.phases import PickRequest
-from dynamo.epp.picker import Choice, no_worker, routing_headers
+from dynamo.epp.picker import EndpointChoice, no_worker, routing_headers
 from dynamo.epp.pool import PoolPods
 from dynamo.epp.renderer import Renderer
 from dynamo.k8s.informer import ObjectSource
@@ -94,7 +94,7 @@ class PodPicker:
         """Whether a worker is registered and the replicas are known."""
         return bool(self._registered) and (self._peers is None or self._peers.is_synced)
 
-    async def pick(self, request: PickRequest) -> Choice:
+    async def pick(self, request: PickRequest) -> EndpointChoice:
         """Choose a pod. Raises `DynamoException`."""
         path = request.path.partition("?")[0]
         if not request.body or not path.endswith(ROUTED_PATHS):
@@ -122,8 +122,8 @@ class PodPicker:
         with Rollback(lambda: self._finish(selection_id)):
             return self._choice(chosen, selection_id)
 
-    def _choice(self, chosen: Mapping[str, Any], selection_id: str) -> Choice:
-        return Choice(
+    def _choice(self, chosen: Mapping[str, Any], selection_id: str) -> EndpointChoice:
+        return EndpointChoice(
             chosen["endpoint"],
             routing_headers(chosen["worker_id"], chosen["dp_rank"]),
             self._model,
@@ -141,11 +141,11 @@ class PodPicker:
         body.nvext = with_headers(body.nvext, request.headers)
         return body
 
-    def _any(self, subset: frozenset[str] | None) -> Choice:
+    def _any(self, subset: frozenset[str] | None) -> EndpointChoice:
         able = sorted(address for address in self._registered.values() if is_in(address, subset))
         if not able:
             raise no_worker(subset)
-        return Choice(able[next(self._turn) % len(able)], {})
+        return EndpointChoice(able[next(self._turn) % len(able)], {})
 
     def _finish(self, selection_id: str) -> None:
         self._act(self._service.free_reservation(selection_id))

@@ -5,25 +5,21 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from dynamo.core.boundaries import ErrorBoundary
 from dynamo.core.errors import ConfigError, DynamoException, Overloaded, ResponseTimeout
 from dynamo.core.extras import install_command
 from dynamo.core.listening import bind
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.epp import replies
-from dynamo.epp.messages import (
-    CLASSES,
-    HEALTH_CLASSES,
-    HEALTH_SERVICE,
-    NOT_SERVING,
-    SERVICE,
-    SERVING,
-)
-from dynamo.epp.phases import Event, RequestPhases
-from dynamo.epp.picker import Choice, EndpointPicker
+from dynamo.epp.messages import CLASSES, SERVICE
+from dynamo.epp.phases import PickEvent, RequestPhases
+from dynamo.epp.picker import EndpointChoice, EndpointPicker
 from dynamo.serving.errors import answer_to
 
 try:
     import grpc
+
+    from dynamo.grpc.health import health_handler
 except ImportError:
     raise ConfigError(f"python -m dynamo.epp: requires gRPC; install it: {install_command('grpc')}") from None
 
@@ -84,12 +80,7 @@ class ExtProcServer:
 
     async def start_health(self, host: str, port: int) -> None:
         """Serve the health service, which probes use before workers are known. Raises `StartupError`."""
-        check = grpc.unary_unary_rpc_method_handler(
-            self._check,
-            request_deserializer=HEALTH_CLASSES["HealthCheckRequest"].FromString,
-            response_serializer=HEALTH_CLASSES["HealthCheckResponse"].SerializeToString,
-        )
-        self.health_port = await self._serve(host, port, "--grpc-health-port", HEALTH_SERVICE, {"Check": check}, None)
+        self.health_port = await self._serve(host, port, "--grpc-health-port", health_handler(self._is_serving), None)
 
     async def start(self, host: str, port: int, credentials: Any) -> None:
         """Serve ext_proc, with TLS if there are credentials. Raises `StartupError`."""
@@ -98,7 +89,8 @@ class ExtProcServer:
             request_deserializer=CLASSES["ProcessingRequest"].FromString,
             response_serializer=CLASSES["ProcessingResponse"].SerializeToString,
         )
-        self.port = await self._serve(host, port, "--grpc-port", SERVICE, {"Process": process}, credentials)
+        handler = grpc.method_handlers_generic_handler(SERVICE, {"Process": process})
+        self.port = await self._serve(host, port, "--grpc-port", handler, credentials)
 
     def drain(self) -> None:
         """Report NOT_SERVING, so that gateways turn to other pickers."""
@@ -109,9 +101,7 @@ class ExtProcServer:
         servers, self._servers = self._servers, []
         await asyncio.gather(*(server.stop(budget_s) for server in servers))
 
-    async def _serve(
-        self, host: str, port: int, flag: str, service: str, handlers: dict[str, Any], credentials: Any
-    ) -> int:
+    async def _serve(self, host: str, port: int, flag: str, handler: Any, credentials: Any) -> int:
         server = grpc.aio.server(
             options=[
                 ("grpc.so_reuseport", 0),
@@ -119,7 +109,7 @@ class ExtProcServer:
                 ("grpc.max_send_message_length", -1),
             ]
         )
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        server.add_generic_rpc_handlers((handler,))
         if port:
             bind(host, port, flag).close()  # Reports a port in use in our form.
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -134,30 +124,34 @@ class ExtProcServer:
         self._servers.append(server)
         return int(bound)
 
-    async def _check(self, message: Any, context: Any) -> Any:
-        if message.service not in PROBED_SERVICES:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {message.service!r}")
-        is_serving = message.service == LIVENESS or (self._picker.is_ready and not self._is_draining)
-        return HEALTH_CLASSES["HealthCheckResponse"](status=SERVING if is_serving else NOT_SERVING)
+    def _is_serving(self, service: str) -> bool | None:
+        if service not in PROBED_SERVICES:
+            return None
+        return service == LIVENESS or (self._picker.is_ready and not self._is_draining)
 
     # ext_proc.
 
     async def _process(self, _messages: Any, context: Any) -> None:
         """Serve the stream of one HTTP request."""
-        phases = RequestPhases(self._body_bytes_max)
-        choice: Choice | None = None
+        failures: list[Exception] = []
+        with ErrorBoundary(failures.append):  # Request boundary: the client gets an error response.
+            await self._follow(context, RequestPhases(self._body_bytes_max))
+        for error in failures:
+            await self._refuse(context, error)
+
+    async def _follow(self, context: Any, phases: RequestPhases) -> None:
+        """Answer every message of a stream until the gateway ends it."""
+        choice: EndpointChoice | None = None
         try:
             while (message := await self._read(context, phases)) is not grpc.aio.EOF:
                 responses, event = phases.receive(message)
-                if event is Event.PICK:
+                if event is PickEvent.PICK:
                     choice = await self._pick(phases)
                     responses = phases.picked(choice.destination, choice.headers)
                 elif choice is not None and event is not None:
                     self._progress(choice, phases, event)
                 for response in responses:
                     await context.write(response)
-        except Exception as error:  # noqa: BLE001 - request boundary: the client gets an error response
-            await self._refuse(context, error)
         finally:
             if choice is not None:
                 choice.on_end()
@@ -171,7 +165,7 @@ class ExtProcServer:
         except TimeoutError:
             raise ResponseTimeout(f"the request's body did not arrive within {self._body_deadline_s:g} s") from None
 
-    async def _pick(self, phases: RequestPhases) -> Choice:
+    async def _pick(self, phases: RequestPhases) -> EndpointChoice:
         """Choose the worker of a complete request."""
         if self._inflight >= self._inflight_max:
             raise Overloaded(f"{self._inflight} requests wait for a worker (DYN_EPP_MAX_INFLIGHT_REQUESTS)")
@@ -185,8 +179,8 @@ class ExtProcServer:
         self._metrics.picks.labels(result="picked").inc()
         return choice
 
-    def _progress(self, choice: Choice, phases: RequestPhases, event: Event) -> None:
-        if event is Event.FIRST_OUTPUT:
+    def _progress(self, choice: EndpointChoice, phases: RequestPhases, event: PickEvent) -> None:
+        if event is PickEvent.FIRST_OUTPUT:
             choice.on_first_output()
             return
         cached = phases.cached_tokens

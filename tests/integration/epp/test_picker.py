@@ -17,7 +17,8 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.gateway import BUFFERED, CHAT_PATH, DESTINATION, STREAMED, GatewayStream, mutated, refusal
 from tests.cluster.processes import wait_until
 
-from dynamo.epp.messages import HEALTH_CLASSES, HEALTH_SERVICE, NOT_SERVING, SERVING
+from dynamo.grpc.health import CLASSES as HEALTH_CLASSES
+from dynamo.grpc.health import HEALTH_SERVICE, NOT_SERVING, SERVING
 
 pytestmark = [pytest.mark.integration, pytest.mark.kserve]
 
@@ -312,7 +313,7 @@ def test_stop_reports_not_serving_before_streams_end(cluster: Cluster) -> None:
 
 
 def test_dying_workers(tmp_path: Path) -> None:
-    """Requests go to the workers that live; without any the response says so."""
+    """Requests go to the workers that live; without any they get an error."""
     with Cluster(tmp_path, "--router-mode", "kv") as cluster:
         picker = Picker(cluster)
         assert picker.status() == NOT_SERVING

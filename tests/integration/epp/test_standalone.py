@@ -20,7 +20,8 @@ from tests.cluster.kubernetes.pods import call
 from tests.cluster.kubernetes.running import KubernetesServer
 from tests.cluster.processes import ProcessGroup, wait_until
 
-from dynamo.epp.messages import HEALTH_CLASSES, HEALTH_SERVICE, SERVING
+from dynamo.grpc.health import CLASSES as HEALTH_CLASSES
+from dynamo.grpc.health import HEALTH_SERVICE, SERVING
 from dynamo.runtime.discovery.pod_identity import id_of_name
 
 pytestmark = [pytest.mark.integration, pytest.mark.kserve]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dynamo.core.errors import HttpError, InvalidArgument
 from dynamo.epp.messages import BUFFERED, CLASSES, FULL_DUPLEX_STREAMED, NONE, STREAMED
-from dynamo.epp.phases import Event, RequestPhases
+from dynamo.epp.phases import PickEvent, RequestPhases
 
 Request = CLASSES["ProcessingRequest"]
 LIMIT = 1 << 20
@@ -68,7 +68,7 @@ def test_full_duplex_request_is_answered_when_its_body_is_complete() -> None:
     assert phases.awaits_body
     assert phases.receive(body(b"ab", ends=False)) == ([], None)
     responses, event = phases.receive(body(b"c", ends=True))
-    assert (responses, event) == ([], Event.PICK)
+    assert (responses, event) == ([], PickEvent.PICK)
     assert not phases.awaits_body
     assert phases.request.body == b"abc"
     assert (phases.request.path, phases.request.method) == ("/v1/chat/completions", "POST")
@@ -85,7 +85,7 @@ def test_full_duplex_body_returns_whole_in_bounded_chunks(parts: list[bytes], ha
     for number, part in enumerate(parts):
         phases.receive(body(part, ends=not has_trailers and number == len(parts) - 1))
     if has_trailers:
-        assert phases.receive(trailers())[1] is Event.PICK
+        assert phases.receive(trailers())[1] is PickEvent.PICK
     made = phases.picked("10.0.0.1:8000", {})
     passed, ends = returned(made)
     assert passed == b"".join(parts)
@@ -100,7 +100,7 @@ def test_buffered_headers_are_answered_at_once_and_the_destination_follows_with_
     responses, event = phases.receive(headers(PATH, mode=BUFFERED))
     assert (kinds(responses), event) == (["request_headers"], None)
     assert not responses[0].request_headers.response.HasField("header_mutation")
-    assert phases.receive(body(b"abc", ends=False))[1] is Event.PICK, "a buffered body is one message"
+    assert phases.receive(body(b"abc", ends=False))[1] is PickEvent.PICK, "a buffered body is one message"
     (made,) = phases.picked("10.0.0.1:8000", {})
     common = made.request_body.response
     assert common.header_mutation.set_headers[0].header.raw_value == b"10.0.0.1:8000"
@@ -110,7 +110,7 @@ def test_buffered_headers_are_answered_at_once_and_the_destination_follows_with_
 
 def test_request_without_a_body_is_picked_at_its_headers() -> None:
     phases = RequestPhases(LIMIT)
-    assert phases.receive(headers({":method": "GET", ":path": "/v1/models"}, ends=True))[1] is Event.PICK
+    assert phases.receive(headers({":method": "GET", ":path": "/v1/models"}, ends=True))[1] is PickEvent.PICK
     assert kinds(phases.picked("10.0.0.1:8000", {})) == ["request_headers"]
 
 
@@ -152,11 +152,11 @@ def test_response_reports_first_output_end_and_cached_tokens_once() -> None:
     message.response_headers.SetInParent()
     assert phases.receive(message)[1] is None
     assert phases.receive(response_body(b"", ends=False))[1] is None
-    assert phases.receive(response_body(b'data: {"x":1}\n\n', ends=False))[1] is Event.FIRST_OUTPUT
+    assert phases.receive(response_body(b'data: {"x":1}\n\n', ends=False))[1] is PickEvent.FIRST_OUTPUT
     usage = b'data: {"usage":{"prompt_tokens_details":{"cached_tokens": 48}}}\n\n'
     assert phases.receive(response_body(usage, ends=False))[1] is None
     responses, event = phases.receive(response_body(b"data: [DONE]\n\n", ends=True))
-    assert event is Event.END
+    assert event is PickEvent.END
     assert responses[0].response_body.response.body_mutation.streamed_response.end_of_stream
     assert phases.cached_tokens == 48
 
@@ -175,9 +175,9 @@ def test_response_may_begin_before_the_request_is_complete() -> None:
     phases.receive(headers(PATH))
     message = Request()
     message.response_headers.end_of_stream = True
-    assert phases.receive(message)[1] is Event.END
+    assert phases.receive(message)[1] is PickEvent.END
     assert not phases.awaits_body
-    assert phases.receive(trailers("response_trailers"))[1] is Event.END
+    assert phases.receive(trailers("response_trailers"))[1] is PickEvent.END
 
 
 def test_subset_restricts_the_addresses() -> None:
