@@ -1,5 +1,6 @@
 """The process `python -m dynamo.operator`: its options, and the operator with its webhooks."""
 
+import asyncio
 import logging
 import os
 import re
@@ -9,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
+from dynamo.core import logging as logs
 from dynamo.core.config import load, option, setting
 from dynamo.core.errors import ConfigError
 from dynamo.core.listening import bind
@@ -16,10 +18,11 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.k8s.client import KubeClient, KubeRefused, KubeUnavailable
 from dynamo.k8s.kinds import SELF_REVIEWS
 from dynamo.k8s.leader import LeaderElection, LeaseName, process_identity
+from dynamo.operator.definitions import prepare_definitions
 from dynamo.operator.manager import COMPONENT, Operator
 from dynamo.operator.optional_kinds import OptionalSettings
 from dynamo.operator.reconcile.names import OperatorSettings
-from dynamo.operator.webhooks import WebhookServer, WebhookSettings
+from dynamo.operator.webhooks import WebhookServer, WebhookSettings, remove_webhooks
 from dynamo.runtime.run_service import run_service
 
 logger = logging.getLogger(__name__)
@@ -46,6 +49,15 @@ class OperatorOptions:
         "--webhooks",
         None,
         "Serve and install the admission and conversion webhooks; default: in a pod, where their service reaches them",
+    )
+    upgrade_crds: bool = option(
+        False, "--upgrade-crds", None, "Install the resource definitions that are missing or of an earlier release"
+    )
+    remove_webhooks: bool = option(
+        False,
+        "--remove-webhooks",
+        None,
+        "Remove the webhooks from the cluster and exit, before the operator is uninstalled",
     )
     webhook_port: int = option(9443, "--webhook-port", None, "Port of the webhooks; 0: any")
     discovery_backend: str = option(
@@ -129,7 +141,20 @@ class OperatorOptions:
 def main() -> int:
     """Run the operator until it is stopped. Raises `ConfigError`."""
     options = load(OperatorOptions, sys.argv[1:], prog="python -m dynamo.operator")
+    if options.remove_webhooks:
+        asyncio.run(uninstall(options))
+        return 0
     return run_service("operator", serve(options))
+
+
+async def uninstall(options: OperatorOptions) -> None:
+    """Remove the webhooks. Raise what the API server refuses."""
+    logs.setup(component="operator")
+    client = KubeClient()
+    try:
+        await remove_webhooks(client, webhook_settings(options, options.operator_namespace or client.namespace))
+    finally:
+        await client.close()
 
 
 @asynccontextmanager
@@ -156,8 +181,10 @@ async def serve(options: OperatorOptions) -> AsyncIterator[None]:
         )
         await operator.http.start(bind(options.host, options.port, "--port"))
         stack.push_async_callback(operator.http.close)
+        settings = webhook_settings(options, home, await own_user(client))
+        await prepare_definitions(client, home, settings.service, upgrades=options.upgrade_crds)
         if options.serves_webhooks:
-            webhooks = WebhookServer(client, webhook_settings(options, home, await own_user(client)), registry)
+            webhooks = WebhookServer(client, settings, registry)
             await webhooks.start(bind(options.host, options.webhook_port, "--webhook-port"))
             stack.push_async_callback(webhooks.close)
         operator.start()

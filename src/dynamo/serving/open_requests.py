@@ -118,7 +118,7 @@ class OpenRequests:
                 started_s=time.perf_counter(),
                 request_id=request_id,
                 headers=trace_headers(exchange),
-                metadata=metadata_of(exchange),
+                metadata=metadata_of(exchange.headers),
             )
             undo.callback(state.discard)
             if self._tracer is not None:
