@@ -7,7 +7,7 @@ profiling jobs.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from dynamo.operator.reconcile.graph import DISCOVERY_RULES
+from dynamo.operator.reconcile.graph_objects import DISCOVERY_RULES
 from dynamo.operator.reconcile.requests.job import RULES as PROFILING_RULES
 from dynamo.protocols.kubernetes.common import GROUP, KubeObject
 from dynamo.protocols.kubernetes.crds import KINDS
