@@ -33,7 +33,7 @@ test: $(VENV)/.test ## Run the unit, contract, house and integration tests on JO
 ifeq ($(strip $(ARGS)),)
 	$(PYTEST) -m "$(LOCAL) and not kserve" $(PARALLEL) tests/unit tests/contract tests/house
 	$(PYTEST) -m "$(LOCAL) and not kserve" $(PARALLEL) tests/integration tests/simulation
-	$(PYTEST) -m "$(LOCAL) and kserve" tests/integration/test_kserve.py tests/integration/planner tests/unit/grpc
+	$(PYTEST) -m "$(LOCAL) and kserve" tests/integration/test_kserve.py tests/integration/epp tests/integration/planner tests/unit/grpc
 else
 	$(PYTEST) -m "$(LOCAL)" $(ARGS)
 endif
@@ -103,7 +103,7 @@ format: $(VENV)/.check ## Rewrite the files as `make check` requires, and the ge
 	$(MAKE) --no-print-directory references
 
 references: $(VENV)/.check ## Rewrite the generated pages and pictures of the documentation from the source and the result files.
-	@for page in known_variables architecture parsers_page request_fields flags_page variables_page endpoints_page metrics_page python_api crds upstream_page figures; do \
+	@for page in known_variables architecture parsers_page request_fields flags_page variables_page endpoints_page metrics_page python_api crds charts upstream_page figures; do \
 		$(BIN)/python -m tools.$$page || exit 1; done
 
 clean: ## Delete the environments and every cache.

@@ -18,6 +18,7 @@ COMMANDS = {
     "dynamo chat": "dynamo.cli.chat:ChatConfig",
     "dynamo route explain": "dynamo.cli.route:ExplainConfig",
     "dynamo route state": "dynamo.cli.route:StateConfig",
+    "dynamo top": "dynamo.cli.top:TopConfig",
     "dynamo plan explain": "dynamo.cli.plan:PlanExplainConfig",
     "dynamo plan replay": "dynamo.cli.plan:PlanReplayConfig",
     "dynamo replay": "dynamo.replay.config:ReplayConfig",

@@ -17,6 +17,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+from tools.absent_metrics import (
+    ABSENT,
+    ABSENT_WITH_KV_ROUTER,
+    ABSENT_WITHOUT_KV_ROUTER,
+    ABSENT_WITHOUT_REPLICA_SYNC,
+)
 from tools.pages import REFERENCE, ROOT, cell, code, table, write
 
 PAGE = REFERENCE / "metrics.md"
@@ -32,6 +38,17 @@ their own ports, workers on the system port (`DYN_SYSTEM_PORT`), the KV block ma
 `--metrics-prefix` replaces `dynamo_frontend`. Workers of vLLM, SGLang and TensorRT-LLM add the metrics of their engines. Written by
 `tools/metrics_page.py` from the code; `make references` updates it. [Observability](../observability.md) explains how to use them.
 """
+
+ABSENT_HEAD = """## Metrics of the released frontend that this one does not have
+
+Names without the suffix `_total`. `tests/conformance` compares the names, types and labels of both frontends.
+"""
+ABSENT_METRICS = {
+    "In every router mode": ABSENT,
+    "Without a KV router": ABSENT_WITHOUT_KV_ROUTER,
+    "With a KV router": ABSENT_WITH_KV_ROUTER,
+    "Without router replicas": ABSENT_WITHOUT_REPLICA_SYNC,
+}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -85,6 +102,10 @@ def content() -> str:
             if one.package == package
         ]
         parts.append(f"## `dynamo.{package}`\n\n" + table(("metric", "type", "labels", ""), rows))
+    parts.append(ABSENT_HEAD)
+    for title, absent in ABSENT_METRICS.items():
+        rows = [(code(name), cell(reason)) for name, reason in sorted(absent.items())]
+        parts.append(f"### {title}\n\n" + table(("metric", "reason"), rows))
     return "\n".join(parts)
 
 

@@ -48,6 +48,7 @@ COMMANDS = (
     "dynamo.cli chat",
     "dynamo.cli route explain",
     "dynamo.cli route state",
+    "dynamo.cli top",
     "dynamo.cli plan explain",
     "dynamo.cli plan replay",
     "dynamo.cli replay TRACE",

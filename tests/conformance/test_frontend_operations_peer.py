@@ -12,7 +12,12 @@ from benchmarks.peer import peer_python
 from benchmarks.stacks import HOST, MODEL_NAME, Recipe, Stack, ours, theirs
 from prometheus_client.parser import text_string_to_metric_families
 from tests.cluster.peers import require_peer
-from tests.conformance.absent_metrics import ABSENT, ABSENT_WITH_KV_ROUTER, ABSENT_WITHOUT_KV_ROUTER
+from tools.absent_metrics import (
+    ABSENT,
+    ABSENT_WITH_KV_ROUTER,
+    ABSENT_WITHOUT_KV_ROUTER,
+    ABSENT_WITHOUT_REPLICA_SYNC,
+)
 
 pytestmark = pytest.mark.conformance
 
@@ -65,12 +70,14 @@ class Side:
         self.families = {family.name: family for family in text_string_to_metric_families(text)}
 
 
-def names_of(implementation, router_mode, expected=frozenset()):
+def names_of(implementation, router_mode, expected=frozenset(), flags=()):
     """The names of the metrics of a frontend that has answered a stream.
 
     The released frontend registers some of them at its first sample: the expected names are waited for.
     """
-    recipe = Recipe(name="metrics", frontend=implementation, engine=ours(), router_mode=router_mode)
+    recipe = Recipe(
+        name="metrics", frontend=implementation, engine=ours(), router_mode=router_mode, frontend_flags=flags
+    )
     with Stack(recipe, bench_model()) as stack:
         assert ask(stack, CHAT, {"messages": MESSAGES, "stream": True}, {}) == 200
         deadline = time.monotonic() + 15.0
@@ -161,13 +168,21 @@ def test_both_frontends_trace_the_same_payload_rows(sides):
         assert our_answer["object"] == their_answer["object"]
 
 
+IN_KV = ABSENT_WITH_KV_ROUTER.keys()
+
+
 @pytest.mark.parametrize(
-    ("router_mode", "absent"),
-    [("round-robin", ABSENT | ABSENT_WITHOUT_KV_ROUTER), ("kv", ABSENT | ABSENT_WITH_KV_ROUTER)],
+    ("router_mode", "flags", "absent"),
+    [
+        ("round-robin", (), ABSENT.keys() | ABSENT_WITHOUT_KV_ROUTER.keys()),
+        ("kv", (), ABSENT.keys() | IN_KV | ABSENT_WITHOUT_REPLICA_SYNC.keys()),
+        ("kv", ("--router-replica-sync",), ABSENT.keys() | IN_KV),
+    ],
 )
-def test_frontend_has_every_metric_of_the_released_one_but_those_named_with_a_reason(router_mode, absent):
+def test_frontend_has_every_metric_of_the_released_one_but_those_named_with_a_reason(router_mode, flags, absent):
     require_peer()
-    released, mine = names_of(theirs(peer_python()), router_mode, absent), names_of(ours(), router_mode)
+    released = names_of(theirs(peer_python()), router_mode, frozenset(absent), flags)
+    mine = names_of(ours(), router_mode, flags=flags)
     assert sorted(released - mine) == sorted(absent)
 
 

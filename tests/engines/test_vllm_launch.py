@@ -30,3 +30,22 @@ def test_one_worker_and_a_frontend(serve: Callable[[str], EngineCluster], engine
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert f"--http-port {servers.port}" not in listed
     assert servers.model not in listed
+
+
+def test_dynamo_serve_starts_two_workers_with_their_own_ports(
+    serve: Callable[[str], EngineCluster], engines_python: str
+) -> None:
+    servers = serve("serve")
+    servers.port = free_port()
+    process = servers.run(
+        "serve",
+        [
+            engines_python, "-m", "dynamo.cli", "serve", servers.model, "--engine", "vllm", "--workers", "2",
+            "--router-mode", "kv", "--http-port", str(servers.port), "--", "--served-model-name", "tiny", *PLAIN,
+        ],
+    )  # fmt: skip
+    servers.until_ready()
+    assert servers.complete("a page", max_tokens=4)["usage"]["completion_tokens"] == 4
+    process.terminate()
+    assert process.wait(120) == 0
+    servers.processes.remove(process)

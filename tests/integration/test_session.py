@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dynamo.cli.life import RESTARTS_MAX
-from dynamo.cli.serve import cores, reserve_port
+from dynamo.cli.machine import cores, reserve_port
 from dynamo.core.errors import ConfigError
 from dynamo.core.listening import bind
 
@@ -28,7 +28,9 @@ import json, os, sys
 from pathlib import Path
 from dynamo.cli.announcement import Announcement
 from dynamo.cli.graph import Graph
-from dynamo.cli.serve import LOGS_KEPT, PREFIX, ProgressLine, ServeSession
+from dynamo.cli.progress import ProgressLine
+
+from dynamo.cli.session import LOGS_KEPT, PREFIX, ServeSession
 from dynamo.core.locked_directory import LockedDirectory
 from dynamo.core.supervisor import Process
 

@@ -173,10 +173,14 @@ class BlockWriter(abc.ABC):
     stream.
     """
 
-    plain = False
+    plain, counts = False, False
 
     def __init__(self) -> None:
         self._row = BlockRow()
+
+    def count(self, usage: CompletionUsage) -> bytes:
+        """Return nothing: the events have no running usage."""
+        return b""
 
     def head(self, index: int) -> bytes:
         raise AssertionError("a response of blocks has no plain chunks")

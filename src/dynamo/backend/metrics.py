@@ -5,8 +5,8 @@ from dynamo.backend.engine import EngineConfig
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.load import WorkerLoad
+from dynamo.runtime.metric_labels import WORKER_LABELS, worker_labels
 
-WORKER_LABELS = ("dynamo_namespace", "dynamo_component", "worker_id")
 MODEL_LABELS = (*WORKER_LABELS, "model")
 RANK_LABELS = (*MODEL_LABELS, "dp_rank")
 
@@ -16,11 +16,11 @@ class WorkerMetrics:
 
     def __init__(self, registry: MetricsRegistry, endpoint: EndpointId, instance_id: int) -> None:
         self._registry = registry
-        self._labels = dict(
-            zip(WORKER_LABELS, (endpoint.namespace, endpoint.component, f"{instance_id:x}"), strict=True)
-        )
+        self._labels = worker_labels(endpoint, instance_id)
         self._model = ""
         self._early: dict[int, WorkerLoad] = {}
+        self.loads: dict[int, WorkerLoad] = {}
+        """Last load of each rank."""
         self._blocks_total = registry.gauge("dynamo_component_total_blocks", "KV blocks of the rank", RANK_LABELS)
         self._cache_usage = registry.gauge(
             "dynamo_component_gpu_cache_usage_percent", "KV blocks in use, 0-1", RANK_LABELS
@@ -59,6 +59,7 @@ class WorkerMetrics:
 
     def observe_load(self, load: WorkerLoad) -> None:
         """Record the cache usage of a rank after a step; that of an engine that still starts when it has started."""
+        self.loads[load.dp_rank] = load
         if not self._model:
             self._early[load.dp_rank] = load
             return

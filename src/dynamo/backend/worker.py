@@ -26,6 +26,7 @@ from dynamo.backend.disagg import DisaggregationMode, drain_timeout_s
 from dynamo.backend.drain import COMPLETE, NOT_APPLICABLE, PENDING, UNKNOWN, ControlRoutes, DrainState, Service
 from dynamo.backend.engine import EngineConfig, KvExportingEngine, LLMEngine
 from dynamo.backend.metrics import WorkerMetrics
+from dynamo.backend.worker_control import WorkerControl
 from dynamo.core import logging as log
 from dynamo.core import tracing
 from dynamo.core.boundaries import logged
@@ -45,6 +46,7 @@ from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.protocols.load import ForwardPass, WorkerLoad
 from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord
+from dynamo.protocols.worker_control import WORKER_CONTROL
 from dynamo.routing.topology import read_topology
 from dynamo.runtime.component import Endpoint, Serving
 from dynamo.runtime.distributed import DistributedRuntime
@@ -167,6 +169,13 @@ class EngineWorker:
             for name, route in self._adapters.routes().items():
                 self.runtime.register_engine_route(name, route)
                 routes[name] = route
+        facts = {
+            "role": self.options.role.value,
+            "engine": type(self.engine).__module__.removeprefix("dynamo.").partition(".")[0],
+            "model": config.served_model_name,
+        }
+        control = WorkerControl(self.service, facts, loads=lambda: self._metrics.loads)
+        routes[WORKER_CONTROL] = control.answer
         await serve_auxiliary(self._endpoint, routes)
 
     def handle(self, request: Request, reply: Reply) -> None:

@@ -4,24 +4,11 @@ import sys
 import time
 
 from dynamo import __version__
+from dynamo.cli.commands import COMMANDS, help_lines
 from dynamo.core.config import exit_on_config_error
 from dynamo.core.errors import ConfigError
 
-HELP = f"""\
-dynamo {__version__}: serve a language model over the OpenAI API
-
-  dynamo serve                        the bundled demo model on this machine's CPU, http://localhost:8000
-  dynamo serve DIR                    a Llama, Qwen2 or Qwen3 checkpoint in Hugging Face layout
-  dynamo serve DIR --workers 4        four engines behind one frontend
-  dynamo serve --engine mocker        a simulated engine: real API, real timing, random tokens
-  dynamo chat                         talk to the running server in this terminal
-  dynamo route explain                show why the KV router chose the workers of the last requests
-  dynamo plan explain FILE            show why the planner changed the number of workers, or did not
-  dynamo replay TRACE.jsonl           simulate a cluster under the load of a trace
-  dynamo deploy validate FILE...      check Kubernetes manifests; other verbs apply them and show their state
-  dynamo doctor                       check this machine: packages, GPUs, ports, discovery, settings; what to do
-  dynamo troubleshoot                 find known causes of failures in the local graph, a cluster or a bundle
-
+FOOTER = """\
   dynamo COMMAND --help               its common options, their environment variables and defaults (also: dynamo help COMMAND)
   dynamo COMMAND --help-all           all of its options
   dynamo --version
@@ -32,7 +19,6 @@ The same processes can be started one by one, on one machine or on several that 
   python -m dynamo.cpu --discovery-backend file --model-path DIR
   python -m dynamo.mocker --discovery-backend file --model-path DIR
 """
-COMMANDS = ("serve", "chat", "route", "plan", "replay", "deploy", "doctor", "troubleshoot")
 STARTED = time.monotonic()
 
 
@@ -50,48 +36,27 @@ def run(argv: list[str]) -> int:
     if word == "help" and rest:
         word, rest = rest[0], [*rest[1:], "--help"]
     if word in {"--help", "-h", "help"}:
-        print(HELP, end="")
+        print(help_page(), end="")
         return 0
     if word in {"--version", "-V", "version"}:
         print(f"dynamo {__version__}")
         return 0
-    if word == "serve":
-        from dynamo.cli.serve import serve
-
-        return serve(rest, STARTED)
-    if word == "chat":
-        from dynamo.cli.chat import chat
-
-        return chat(rest)
-    if word == "route":
-        from dynamo.cli.route import route
-
-        return route(rest)
-    if word == "plan":
-        from dynamo.cli.plan import plan
-
-        return plan(rest)
-    if word == "replay":
-        from dynamo.cli.replay import replay
-
-        return replay(rest)
-    if word == "deploy":
-        from dynamo.cli.deploy import deploy
-
-        return deploy(rest)
-    if word == "doctor":
-        from dynamo.ops.doctor.command import doctor
-
-        return doctor(rest)
-    if word == "troubleshoot":
-        from dynamo.ops.troubleshoot.command import troubleshoot
-
-        return troubleshoot(rest)
+    command = COMMANDS.get(word)
+    if command is not None:
+        function = command.function()
+        status: int = function(rest, STARTED) if word == "serve" else function(rest)
+        return status
     import difflib
 
     near = difflib.get_close_matches(word, [*COMMANDS, "--help", "--version"], n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise ConfigError(f"unknown command {word}{hint} (see dynamo --help)")
+
+
+def help_page() -> str:
+    """Return the help page: the commands by group."""
+    title = f"dynamo {__version__}: serve a language model over the OpenAI API"
+    return "\n".join([title, "", *help_lines(), FOOTER])
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError, DynamoException
 from dynamo.operator.reconcile.multinode.nodes import WorkloadError
 from dynamo.operator.reconcile.names import OperatorSettings
+from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.operator.validation.facts import AdmissionFacts
 
 HELP = """\
@@ -59,6 +60,22 @@ class RenderConfig:
     nats_address: str = option("", "--nats-address", None, "NATS server of the processes")
     etcd_endpoints: str = option("", "--etcd-endpoints", None, "etcd of the processes; default: Kubernetes discovery")
     prometheus_endpoint: str = option("", "--prometheus-endpoint", None, "Prometheus server that planners read")
+    grove: bool = option(False, "--grove", None, "Render for a cluster with Grove; otherwise with LeaderWorkerSet")
+    gang_scheduler: str = option(
+        "none", "--gang-scheduler", None, "Scheduler of pods that start together", choices=("none", "kai", "volcano")
+    )
+
+    @property
+    def cluster_facts(self) -> ClusterFacts:
+        """What the cluster has."""
+        return ClusterFacts(
+            has_grove=self.grove,
+            has_lws=True,
+            has_kai=self.gang_scheduler == "kai",
+            has_volcano=self.gang_scheduler == "volcano",
+            has_virtual_services=True,
+            has_inference_pools=True,
+        )
 
     @property
     def settings(self) -> OperatorSettings:
@@ -165,10 +182,11 @@ def render(argv: Sequence[str]) -> int:
     files, options = split_files(argv)
     config = load(RenderConfig, options, prog="dynamo deploy render FILE...")
     manifests = read_manifests(files)
-    if refused(manifests, AdmissionFacts(may_exist=True)):
+    if refused(manifests, AdmissionFacts(has_grove=config.grove or None, may_exist=True)):
         return 1
+    facts = config.cluster_facts
     try:
-        found = [made for one in manifests for made in rendered(one, config.settings, config.namespace)]
+        found = [made for one in manifests for made in rendered(one, config.settings, config.namespace, facts)]
     except WorkloadError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

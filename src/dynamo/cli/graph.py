@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from dynamo.core.api_keys import ADMIN_API_KEYS, API_KEYS
 from dynamo.core.supervisor import Process
@@ -22,6 +23,36 @@ SCALING_WAIT_VARIABLE, SCALING_WAIT_S = "SCALING_MAX_WAIT_TIME", "300"
 """Seconds after which the planner stops to wait for a worker that does not become ready."""
 
 
+class PerWorker(Protocol):
+    """Flags and variables by which the workers of an engine differ."""
+
+    def flags(self, role: str, index: int) -> Sequence[str]:
+        """Return the flags of worker `index`, from 0."""
+
+    def variables(self, index: int) -> Mapping[str, str]:
+        """Return the variables of worker `index`, from 0."""
+
+
+class ProcessGraph(Protocol):
+    """Processes that start and end together: one frontend and workers."""
+
+    @property
+    def frontend(self) -> Process:
+        """Return the frontend."""
+
+    @property
+    def workers(self) -> tuple[Process, ...]:
+        """Return the workers of the start."""
+
+    @property
+    def planner(self) -> Process | None:
+        """Return the planner, if there is one."""
+
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        """Return all processes in their start order."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTemplate:
     """What the workers of a graph have in common, and how they differ by role and number."""
@@ -33,19 +64,24 @@ class WorkerTemplate:
     prefill_workers: int
     system_port: int | None
     """System port of the first worker; the others follow. None: workers have none."""
+    per_worker: PerWorker | None = None
 
     def worker(self, role: str, number: int, devices: Sequence[str] = ()) -> Process:
         """Return the process of a worker; numbers of a role begin with 1. `devices`: the only GPUs that it uses."""
         variables = dict(self.variables)
+        index = number - 1 + (self.workers if role == PREFILL else 0)
         if self.system_port is not None:
-            index = number - 1 + (self.workers if role == PREFILL else 0)
             variables["DYN_SYSTEM_PORT"] = str(self.system_port + index)
         if devices:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
         mode = ("--disaggregation-mode=prefill" if role == PREFILL else "--disaggregation-mode=decode",)
+        own: Sequence[str] = ()
+        if self.per_worker is not None:
+            own = self.per_worker.flags(role, index)
+            variables |= self.per_worker.variables(index)
         return Process(
             name=f"{role}-{number}",
-            command=(*self.command, *(mode if self.prefill_workers else ())),
+            command=(*self.command, *(mode if self.prefill_workers else ()), *own),
             variables=variables,
         )
 
@@ -59,12 +95,16 @@ class Graph:
     """Number of workers of each role at the start."""
     template: WorkerTemplate
     planner: Process | None = None
+    devices: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """GPUs of each worker of the start, by its name; the planner's workers receive theirs when they are started."""
 
     @property
     def workers(self) -> tuple[Process, ...]:
         """Return the workers of the start."""
         return tuple(
-            self.template.worker(role, number) for role, count in self.roles.items() for number in range(1, count + 1)
+            self.template.worker(role, number, self.devices.get(f"{role}-{number}", ()))
+            for role, count in self.roles.items()
+            for number in range(1, count + 1)
         )
 
     @property
@@ -98,6 +138,8 @@ def plan(
     frontend_flags: Sequence[str] = (),
     engine_flags: Sequence[str] = (),
     key_variables: Mapping[str, str] | None = None,
+    per_worker: PerWorker | None = None,
+    devices: Mapping[str, Sequence[str]] | None = None,
     verbose: bool = False,
 ) -> Graph:
     """Return the graph of one frontend and `workers` engines with file discovery, TCP requests and ZMQ events.
@@ -105,15 +147,9 @@ def plan(
     `prefill_workers` further engines compute the prompts, and the others decode. `key_variables` contain the API keys
     for the frontend, whose command line has none; workers get the admin keys only. With `planner_config`, the JSON
     text of its settings, a planner changes the number of workers, up to `max_workers`; `planner_variables` contain the
-    settings that must not be in a command line.
+    settings that must not be in a command line. `devices` are the GPUs of each worker, by its name.
     """
-    shared = {
-        **PLANES,
-        "DYN_FILE_KV": place.discovery,
-        "DYN_LOG": place.variables.get("DYN_LOG") or ("info" if verbose else "warn"),
-    }
-    if place.is_private:
-        shared |= {name: place.variables.get(name) or address for name, address in LOOPBACK.items()}
+    shared = shared_variables(place, verbose=verbose)
     # At the end, workers are stopped after the frontend, so no request needs a grace period; with a planner, one may be
     # stopped while the frontend serves, which has to receive the change of discovery first.
     grace = {
@@ -139,8 +175,22 @@ def plan(
             workers=max(workers, max_workers or 0),
             prefill_workers=prefill_workers,
             system_port=_system_port(place.variables),
+            per_worker=per_worker,
         ),
+        devices=devices or {},
     )
+
+
+def shared_variables(place: GraphLocation, *, verbose: bool) -> dict[str, str]:
+    """Return the variables of every process: planes, discovery directory, addresses and log level."""
+    shared = {
+        **PLANES,
+        "DYN_FILE_KV": place.discovery,
+        "DYN_LOG": place.variables.get("DYN_LOG") or ("info" if verbose else "warn"),
+    }
+    if place.is_private:
+        shared |= {name: place.variables.get(name) or address for name, address in LOOPBACK.items()}
+    return shared
 
 
 def _planner(place: GraphLocation, config: str, shared: Mapping[str, str], variables: Mapping[str, str]) -> Process:

@@ -13,7 +13,8 @@ from dynamo.core.errors import ConfigError
 from dynamo.operator.conversion.convert import convert
 from dynamo.operator.defaulting import with_defaults
 from dynamo.operator.reconcile.component import component_objects
-from dynamo.operator.reconcile.graph import ObservedGraph, graph_plan
+from dynamo.operator.reconcile.graph import graph_plan
+from dynamo.operator.reconcile.graph_pass import ObservedGraph
 from dynamo.operator.reconcile.multinode.nodes import WorkloadError
 from dynamo.operator.reconcile.names import OperatorSettings
 from dynamo.operator.reconcile.provider import ClusterFacts
@@ -22,8 +23,6 @@ from dynamo.operator.validation.facts import AdmissionFacts
 from dynamo.protocols.kubernetes.common import GROUP, V1BETA1, KubeObject, decode
 from dynamo.protocols.kubernetes.v1beta1 import DynamoComponentDeployment, DynamoGraphDeployment
 
-RENDERED = ClusterFacts(has_lws=True)
-"""Cluster for which objects are rendered."""
 NEVER = "1970-01-01T00:00:00Z"
 """Time of a status that is not written."""
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -127,7 +126,7 @@ def check_manifests(manifests: Iterable[Manifest], facts: AdmissionFacts) -> tup
     return problems, warnings, checked
 
 
-def rendered(manifest: Manifest, settings: OperatorSettings, namespace: str) -> list[KubeObject]:
+def rendered(manifest: Manifest, settings: OperatorSettings, namespace: str, facts: ClusterFacts) -> list[KubeObject]:
     """Return the objects that a graph or a component requires; any other object as it is.
 
     Raise `WorkloadError` with the file.
@@ -140,11 +139,13 @@ def rendered(manifest: Manifest, settings: OperatorSettings, namespace: str) -> 
         found = [value]
     else:
         graph = decode(DynamoGraphDeployment, value)
-        plan = graph_plan(graph, ObservedGraph(), settings, NEVER)
-        found = [*plan.create, *plan.apply]
+        plan = graph_plan(graph, ObservedGraph(), settings, facts, NEVER)
+        found = [*plan.create, *plan.joint, *plan.apply]
+        if not found:  # The cluster cannot run it; the plan's event says why.
+            raise WorkloadError(f"{manifest.file}: {manifest.label}: {plan.events[0].message}")
     deployed = [decode(DynamoComponentDeployment, one) for one in found if one["kind"] == "DynamoComponentDeployment"]
     try:
-        return found + [made for one in deployed for made in component_objects(one, settings, RENDERED)]
+        return found + [made for one in deployed for made in component_objects(one, settings, facts)]
     except WorkloadError as error:
         raise WorkloadError(f"{manifest.file}: {manifest.label}: {error}") from None
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dynamo.backend.config import UNSUPPORTED_WORKER_FLAGS, DisaggregatedOptions
 from dynamo.backend.disagg import DisaggregationMode
 from dynamo.cli.announcement import Api
+from dynamo.cli.external import CHAT, KINDS, ExternalEngine, split_arguments, value_of
 from dynamo.cli.graph import PLANES
 from dynamo.core.config import as_flags, build_parser, from_namespace, option
 from dynamo.core.errors import ConfigError
@@ -21,7 +22,7 @@ from dynamo.core.unsupported_flags import UnsupportedFlag, declared_flags, drop_
 if TYPE_CHECKING:
     from dynamo.planner.config.planner_config import PlannerConfig
 
-ENGINES = ("cpu", "mocker")
+ENGINES = ("cpu", "mocker", *KINDS)
 DEFAULT_HOST = "127.0.0.1"  # A model served on a laptop must not be exposed to the network by default.
 PLANNED_MIGRATIONS = 3  # A long request may lose several workers while their number falls.
 WORKERS_MAX = 64  # Processes on one machine; a larger number is probably a typing error.
@@ -32,11 +33,13 @@ class ServeConfig:
     """Serve a model on this machine: one frontend and its workers, as processes that start and end together."""
 
     COMMON: ClassVar = (
+        "--file",
         "--engine",
         "--workers",
         "--prefill-workers",
         "--planner",
         "--max-workers",
+        "--dry-run",
         "--verbose",
         "--model-name",
         "--max-model-len",
@@ -60,6 +63,13 @@ class ServeConfig:
         None,
         "Directory in Hugging Face layout, or a Hugging Face model id; default: the bundled demo model",
     )
+    file: str | None = option(
+        None,
+        "--file",
+        None,
+        "Graph file to run instead of MODEL; -f FILE --help",
+        aliases=("-f",),
+    )
     engine: str = option("cpu", "--engine", "DYN_SERVE_ENGINE", "Engine that generates the tokens", choices=ENGINES)
     workers: int = option(1, "--workers", "DYN_SERVE_WORKERS", "Number of engine processes")
     prefill_workers: int = option(
@@ -80,12 +90,14 @@ class ServeConfig:
     max_workers: int | None = option(
         None, "--max-workers", "DYN_SERVE_MAX_WORKERS", "Most engine processes with --planner, prefill included"
     )
-    gpus_per_worker: int = option(
-        0,
+    gpus_per_worker: int | None = option(
+        None,
         "--gpus-per-worker",
         "DYN_SERVE_GPUS_PER_WORKER",
-        "GPUs of each engine process with --planner (CUDA_VISIBLE_DEVICES)",
+        "GPUs of each engine process (CUDA_VISIBLE_DEVICES); 0: all share all; default: as its parallel sizes require",
     )
+    dry_run: bool = option(False, "--dry-run", None, "Print the command lines of the processes without starting them")
+    name: str | None = option(None, "--name", None, "Name of the graph in dynamo status; default: serve-PORT")
     verbose: bool = option(
         False, "--verbose", None, "Show the processes' logs in this terminal; so does setting DYN_LOG"
     )
@@ -95,13 +107,11 @@ class ServeConfig:
             raise ConfigError(f"--workers {self.workers}: must be from 1 to {WORKERS_MAX}")
         if not 0 <= self.prefill_workers <= WORKERS_MAX:
             raise ConfigError(f"--prefill-workers {self.prefill_workers}: must be from 0 to {WORKERS_MAX}")
+        if self.gpus_per_worker is not None and not 0 <= self.gpus_per_worker <= WORKERS_MAX:
+            raise ConfigError(f"--gpus-per-worker {self.gpus_per_worker}: must be from 0 to {WORKERS_MAX}")
         if self.planner is None:
-            for flag, value in (
-                ("--max-workers", self.max_workers),
-                ("--gpus-per-worker", self.gpus_per_worker or None),
-            ):
-                if value is not None:
-                    raise ConfigError(f"{flag} {value}: requires --planner")
+            if self.max_workers is not None:
+                raise ConfigError(f"--max-workers {self.max_workers}: requires --planner")
             return
         least = self.workers + self.prefill_workers
         if self.max_workers is None:
@@ -110,8 +120,11 @@ class ServeConfig:
             raise ConfigError(
                 f"--max-workers {self.max_workers}: must be from {least}, the workers of the start, to {WORKERS_MAX}"
             )
-        if not 0 <= self.gpus_per_worker <= WORKERS_MAX:
-            raise ConfigError(f"--gpus-per-worker {self.gpus_per_worker}: must be from 0 to {WORKERS_MAX}")
+
+    @property
+    def most_workers(self) -> int:
+        """Return the most engine processes at a time."""
+        return self.max_workers or self.workers + self.prefill_workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +152,10 @@ class Options:
 
     def engine_flags(self, cores: int) -> list[str]:
         """Return each engine's flags that differ from the defaults; the engines share the cores."""
+        if isinstance(self.engine, ExternalEngine):
+            return self.engine.flags()
         flags = as_flags(self.engine)
-        processes = self.serve.max_workers or self.serve.workers + self.serve.prefill_workers
+        processes = self.serve.most_workers
         if self.serve.engine == "cpu" and self.engine.threads is None and processes > 1:
             from dynamo.cpu.blas import suitable_threads
 
@@ -152,20 +167,48 @@ def read(argv: Sequence[str], variables: Mapping[str, str]) -> Options:
     """Parse the command line. Raises `ConfigError` for an unknown flag, with the most similar known one."""
     from dynamo.frontend.config import UNSUPPORTED_FLAGS, FrontendConfig, api_keys
 
+    argv, arguments = split_arguments(argv)
     variables = {name: value for name, value in variables.items() if name not in PLANES}
     variables["DYN_HTTP_HOST"] = variables.get("DYN_HTTP_HOST") or DEFAULT_HOST
     serve, _ = build_parser(ServeConfig, variables=variables, prog="dynamo serve").parse_known_args(
         [word for word in argv if word not in {"-h", "--help", "--help-all"}]
     )
-    engine_type, engine_unsupported = config_of(serve.engine)
-    declared = declared_flags(ServeConfig) | declared_flags(engine_type) | declared_flags(FrontendConfig)
-    argv = drop_unsupported((*UNSUPPORTED_FLAGS, *engine_unsupported), argv, variables, declared)
-    whole = build_parser(ServeConfig, engine_type, FrontendConfig, variables=variables, prog="dynamo serve")
-    config = from_namespace(ServeConfig, whole.parse_args(list(argv)))
-    engine = _own(engine_type, _with_model(argv, config), variables)
+    types: list[type[Any]] = [FrontendConfig]
+    unsupported = list(UNSUPPORTED_FLAGS)
+    is_external = serve.engine in KINDS
+    if not is_external:
+        argv = [*argv, *arguments]
+        engine_type, engine_unsupported = config_of(serve.engine)
+        types.insert(0, engine_type)
+        unsupported += engine_unsupported
+    declared = declared_flags(ServeConfig).union(*map(declared_flags, types))
+    argv = drop_unsupported(tuple(unsupported), argv, variables, declared)
+    whole = build_parser(ServeConfig, *types, variables=variables, prog="dynamo serve")
+    namespace, unknown = whole.parse_known_args(argv)
+    if unknown:
+        hint = f"; arguments of {serve.engine} follow --" if is_external else ""
+        whole.error(whole.describe_unknown(unknown[0]) + hint)
+    config = from_namespace(ServeConfig, namespace)
+    engine = (
+        external_engine(config, arguments, getattr(namespace, "namespace", None))
+        if is_external
+        else _own(types[0], _with_model(argv, config), variables)
+    )
     frontend = _own(FrontendConfig, _with_migrations(argv, config, variables), variables)
     if config.prefill_workers:
         _check_roles(config, engine)
+    refuse_unsupported(frontend)
+    return Options(
+        serve=config,
+        frontend=frontend,
+        engine=engine,
+        is_demo=not is_external and engine.model_path is None,
+        keys=api_keys(frontend, variables),
+    )
+
+
+def refuse_unsupported(frontend: Any) -> None:
+    """Raise `ConfigError` for settings of the frontend that need a terminal, another protocol or certificates of clients."""
     if frontend.interactive:
         raise ConfigError("--interactive: not supported by dynamo serve; run dynamo chat in another terminal")
     if frontend.kserve_grpc_server:
@@ -177,13 +220,30 @@ def read(argv: Sequence[str], variables: Mapping[str, str]) -> Options:
             "--tls-client-ca-cert-path: not supported by dynamo serve, which has no client certificate for its health "
             "checks; start python -m dynamo.frontend and its workers one by one"
         )
-    return Options(
-        serve=config,
-        frontend=frontend,
-        engine=engine,
-        is_demo=engine.model_path is None,
-        keys=api_keys(frontend, variables),
+
+
+def external_engine(config: ServeConfig, arguments: Sequence[str], namespace: str | None) -> ExternalEngine:
+    """Return the settings of an external engine. A model id is downloaded once here. Raise `ConfigError`."""
+    own = list(arguments)
+    if namespace and namespace != "dynamo" and not _is_given(own, "--namespace"):
+        own.insert(0, f"--namespace={namespace}")
+    directory = None
+    if config.model is not None:
+        from dynamo.model_card.hub import resolve_model
+
+        directory = resolve_model(config.model, weights=config.engine != "openai_proxy")
+    name = None
+    if directory is not None and config.model is not None and config.engine != "openai_proxy":
+        name = Path(directory).name if Path(config.model).expanduser().is_dir() else config.model
+    made = ExternalEngine(
+        engine=config.engine,
+        model_name=name,
+        directory=directory,
+        arguments=tuple(own),
+        namespace=namespace or "dynamo",
     )
+    template = value_of(own, ("--custom-jinja-template", "--chat-template"))
+    return made if template is None else dataclasses.replace(made, custom_jinja_template=template)
 
 
 def planner_config(chosen: Options) -> "PlannerConfig | None":
@@ -220,7 +280,7 @@ def api_of(engine: Any) -> Api:
     if getattr(engine, "classify_worker", False):
         return Api.CLASSIFY
     has_template = engine.custom_jinja_template is not None or has_chat_template(engine.model_path)
-    return Api.CHAT if "chat" in engine.endpoint_types and has_template else Api.COMPLETIONS
+    return Api.CHAT if CHAT in engine.endpoint_types and has_template else Api.COMPLETIONS
 
 
 def has_chat_template(directory: str | None) -> bool:
@@ -239,6 +299,15 @@ def has_chat_template(directory: str | None) -> bool:
 
 def _check_roles(config: ServeConfig, engine: Any) -> None:
     """Raise `ConfigError` if the roles of an engine's processes cannot be assigned."""
+    if isinstance(engine, ExternalEngine):
+        if not engine.has_roles:
+            raise ConfigError(
+                f"--prefill-workers {config.prefill_workers}: not supported by --engine {config.engine}; "
+                "start python -m dynamo.openai_proxy once for each server, with --disaggregation-mode"
+            )
+        if engine.names_role:
+            raise ConfigError("--prefill-workers and --disaggregation-mode are mutually exclusive")
+        return
     if not isinstance(engine, DisaggregatedOptions):
         raise ConfigError(f"--prefill-workers {config.prefill_workers}: not supported by --engine {config.engine}")
     if engine.role is not DisaggregationMode.AGGREGATED:

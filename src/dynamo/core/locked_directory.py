@@ -64,6 +64,11 @@ def remove_ended(prefix: str, folder: Path, *, logs_kept: int = 0) -> None:
         _remove(path, keep_logs=has_logs and rank < logs_kept)
 
 
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock of a directory. Raise `OSError` where there is none."""
+    return not _has_ended(path)
+
+
 def _remove(path: Path, *, keep_logs: bool) -> None:
     if not keep_logs:
         shutil.rmtree(path, ignore_errors=True)

@@ -1,6 +1,7 @@
 """Calls between event loops: objects that belong to one loop, used from another loop or from a thread without one."""
 
 import asyncio
+import contextlib
 import copy
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
@@ -50,16 +51,18 @@ class LoopThread:
                 self._thread = threading.Thread(target=self.loop.run_forever, name="event loop", daemon=True)
                 self._thread.start()
 
-    def call(self, build: Callable[[], T]) -> T:
-        """Return `build()`, called on the loop; blocks a caller that is elsewhere."""
+    def offer(self, build: Callable[[], object], wait_s: float) -> None:
+        """Call `build` on the loop. Return after `wait_s` seconds even if it has not run: its thread may wait for this one."""
         if not is_foreign(self.loop):
-            return build()
+            build()
+            return
 
-        async def built() -> T:
-            return build()
+        async def built() -> None:
+            build()
 
         self.ensure_running()
-        return asyncio.run_coroutine_threadsafe(built(), self.loop).result()
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(built(), self.loop).result(wait_s)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`, run on the loop."""

@@ -65,6 +65,10 @@ class Gauge:
         """Read the value from `callback` whenever the metrics are rendered."""
         self._callback = callback
 
+    def follows(self, callback: Callable[[], float]) -> bool:
+        """Return whether the value is read from `callback`, and not from one that was given later."""
+        return self._callback is callback
+
     def samples(self, name: str, labels: str) -> Iterator[str]:
         if self._callback is not None:
             self.value = self._callback()
@@ -229,6 +233,15 @@ def log_buckets(low: float, high: float, count: int) -> tuple[float, ...]:
     ratio = math.log(high / low) / (count - 2)
     values = [float(f"{low * math.exp(ratio * step):.1e}") for step in range(count - 1)]
     return (0.0, *sorted(set(values)))
+
+
+def spread_buckets(low: float, high: float, count: int) -> tuple[float, ...]:
+    """Return 0 and `count` - 1 powers from `low` (excluded) to `high`, each rounded to two digits."""
+    if not (0 < low < high and count >= 2):
+        raise ValueError(f"buckets need 0 < min < max and count >= 2, got {low}, {high}, {count}")
+    ratio = math.log(high / low) / (count - 1)
+    values = {float(f"{low * math.exp(ratio * step):.1e}") for step in range(1, count)}
+    return (0.0, *sorted(values))
 
 
 def escape(value: str) -> str:

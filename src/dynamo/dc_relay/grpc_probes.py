@@ -6,13 +6,12 @@ from typing import Any
 import grpc
 
 from dynamo.dc_relay.messages import FILE, SERVICE
+from dynamo.grpc.health import health_handler
 from dynamo.grpc.message_tables import classes_of, file_of
 
-HEALTH, REFLECTION = "grpc.health.v1", "grpc.reflection.v1"
-HEALTH_SERVICE, REFLECTION_SERVICE = f"{HEALTH}.Health", f"{REFLECTION}.ServerReflection"
-SERVING, NOT_SERVING = 1, 2
+REFLECTION = "grpc.reflection.v1"
+REFLECTION_SERVICE = f"{REFLECTION}.ServerReflection"
 
-_HEALTH_TABLE = {"HealthCheckRequest": "1 service string", "HealthCheckResponse": "1 status enum"}
 _REFLECTION_TABLE = {
     "ServerReflectionRequest": (
         "1 host string, 3 file_by_filename string|message_request, 4 file_containing_symbol string|message_request,"
@@ -28,34 +27,23 @@ _REFLECTION_TABLE = {
         " 6 list_services_response ListServiceResponse|message_response, 7 error_response ErrorResponse|message_response"
     ),
 }
-_HEALTH_CLASSES = classes_of(file_of("health.proto", HEALTH, _HEALTH_TABLE))
 _REFLECTION_CLASSES = classes_of(file_of("reflection.proto", REFLECTION, _REFLECTION_TABLE))
 
 
 def probe_handlers(is_serving: Callable[[], bool]) -> tuple[Any, ...]:
-    """Return the handlers of both services. Health watches are not served: clients poll `Check`."""
-
-    async def check(request: Any, context: Any) -> Any:
-        if request.service not in ("", SERVICE):
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"service {request.service!r}: unknown")
-        return _HEALTH_CLASSES["HealthCheckResponse"](status=SERVING if is_serving() else NOT_SERVING)
+    """Return the handlers of both services."""
 
     async def reflect(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         async for request in requests:
             yield reflected(request)
 
-    health = grpc.unary_unary_rpc_method_handler(
-        check,
-        request_deserializer=_HEALTH_CLASSES["HealthCheckRequest"].FromString,
-        response_serializer=_HEALTH_CLASSES["HealthCheckResponse"].SerializeToString,
-    )
     reflection = grpc.stream_stream_rpc_method_handler(
         reflect,
         request_deserializer=_REFLECTION_CLASSES["ServerReflectionRequest"].FromString,
         response_serializer=_REFLECTION_CLASSES["ServerReflectionResponse"].SerializeToString,
     )
     return (
-        grpc.method_handlers_generic_handler(HEALTH_SERVICE, {"Check": health}),
+        health_handler(lambda service: is_serving() if service in ("", SERVICE) else None),
         grpc.method_handlers_generic_handler(REFLECTION_SERVICE, {"ServerReflectionInfo": reflection}),
     )
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dynamo.console import routes as console_routes
 from dynamo.core import logging as logs
 from dynamo.core.codec import json_encode
 from dynamo.core.config import dump, setting, without_secrets
@@ -127,7 +128,7 @@ class HttpPlan:
             extensions=load_extensions(config.extensions),
             siblings=siblings,
             identity=identity,
-            groups=(metrics_group,) if config.kserve_grpc_server else GROUPS,
+            groups=(*((metrics_group,) if config.kserve_grpc_server else GROUPS), console_routes.add),
         )
         return cls(tls, http, TraceOptions.from_environment())
 
@@ -140,7 +141,6 @@ async def serve(config: FrontendConfig, listener: socket.socket, plan: HttpPlan)
         loop.add_signal_handler(sign, stop.set)
     runtime = DistributedRuntime.from_options(config)
     metrics = FrontendMetrics(runtime.metrics, plan.http.metrics_prefix, migration_limit=config.migration_limit)
-    metrics.router_id = f"{runtime.instance_id:x}"
     models = models_of(config, runtime, metrics)
     trace = None if plan.trace is None else RequestTrace(plan.trace, runtime.metrics, metrics.prefix)
     policy = MigrationPolicy(config.migration_limit, config.migration_max_seq_len)

@@ -13,7 +13,7 @@ from dynamo.core.codec import UNREADABLE, msgpack_encode
 from dynamo.core.errors import DynamoException, EngineShutdown, InvalidArgument, NotFound, Unknown
 from dynamo.grpc.completions import completion_request, response_of
 from dynamo.grpc.descriptions import COMPLETIONS, TENSORS, is_tensor
-from dynamo.grpc.statuses import RequestRefused
+from dynamo.grpc.statuses import RequestRefused, shown
 from dynamo.grpc.tensors import TensorRequest, TensorResponse, request_of, response_message
 from dynamo.http.server.gate import Account
 from dynamo.runtime.streams import ResponseStream
@@ -97,6 +97,9 @@ class KserveCalls:
                 async for response in responses:
                     yield await _built(message, response_message, response, bool(message.raw_input_contents))
             label = ""
+        except DynamoException as error:
+            label = answer_to(error).label
+            raise shown(error) from error
         except Exception as error:  # The metrics count every kind of error.
             label = answer_to(error).label
             raise
@@ -152,6 +155,7 @@ def _checked(value: Any, request: TensorRequest) -> TensorResponse:
     try:
         response = msgspec.convert(value, TensorResponse)
     except (msgspec.ValidationError, *UNREADABLE) as error:
-        raise Unknown(f"malformed tensor response from the worker: {error}") from None
+        problem = str(error).replace("missing required field", "missing field")  # the words that Triton clients expect
+        raise Unknown(f"malformed tensor response from the worker: {problem}") from None
     response.id = request.id
     return response

@@ -1,6 +1,8 @@
 """Statuses: map a failure to a gRPC status, by way of its HTTP status. Pure."""
 
-from dynamo.core.errors import DynamoException
+from dataclasses import replace
+
+from dynamo.core.errors import DynamoException, InvalidArgument, Unknown
 from dynamo.serving.errors import ErrorAnswer, answer_to
 
 BY_HTTP_STATUS = {
@@ -25,6 +27,16 @@ class RequestRefused(DynamoException):
     def __init__(self, answer: ErrorAnswer) -> None:
         super().__init__(answer.message)
         self.answer = answer
+
+
+def shown(error: DynamoException) -> DynamoException:
+    """Return a failure of a tensor model with its own text, which the frontend otherwise hides.
+
+    Its text is a backend's message about tensors, as of Triton, whose clients read nothing else.
+    """
+    if isinstance(error, InvalidArgument) and not error.is_public:
+        return InvalidArgument(str(error), param=error.param)
+    return RequestRefused(replace(answer_to(error), message=str(error))) if isinstance(error, Unknown) else error
 
 
 def status_of(error: BaseException) -> tuple[str, str]:

@@ -259,8 +259,10 @@ def _checked(tensor: Tensor) -> TensorType:
     kind = BY_NAME.get(metadata.data_type)
     if kind is None:
         raise ValueError(f"{metadata.name!r} is {metadata.data_type!r}: expected one of {', '.join(BY_NAME)}")
-    if any(one < 0 for one in metadata.shape) or math.prod(metadata.shape) != len(data.values):
-        raise ValueError(f"{metadata.name!r} has the shape {metadata.shape}, but {len(data.values)} values")
+    count = -1 if any(one < 0 for one in metadata.shape) else math.prod(metadata.shape)
+    if count != len(data.values):
+        problem = f"shape implies {count} elements but data has {len(data.values)}"
+        raise ValueError(f"{metadata.name!r} has the shape {metadata.shape}: {problem}")
     if beyond(kind, [one for one in data.values if isinstance(one, int)]):
         raise ValueError(f"{metadata.name!r} has a value out of range of {kind.wire}")
     return kind

@@ -72,6 +72,10 @@ class ChatClient:
             raise
         return found
 
+    def overview(self, samples: int = 1) -> dict[str, Any]:
+        """Return the models, the workers and the last samples of the console. Raise `HttpError` (404) without a console."""
+        return self._get(f"/console/api/overview?samples={samples}")
+
     def router_state(self) -> list[dict[str, Any]]:
         """Return the KV routers' state of their workers."""
         found: list[dict[str, Any]] = self._get("/routing/state").get("routers", [])

@@ -74,8 +74,8 @@ class FrontendRoute:
             raise ValueError(f"unsupported FrontendRoute method {method!r}; only GET is supported")
         if not path.startswith("/"):
             raise ValueError(f"frontend route path must start with '/': {path!r}")
-        if re.search(r"[{}*\s]", path):
-            raise ValueError(f"frontend route path must be static (no '{{...}}', '*', or whitespace): {path!r}")
+        if re.search(r"[{}*\s]|/:", path):
+            raise ValueError(f"frontend route path must be static (no '{{...}}', '*', '/:' or whitespace): {path!r}")
         if not callable(handler):
             raise TypeError("FrontendRoute handler must be callable")
         if inspect.iscoroutinefunction(handler):

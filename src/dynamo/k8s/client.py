@@ -105,7 +105,7 @@ class KubeClient:
             raise
 
     async def list(
-        self, kind: ObjectKind, namespace: str | None = None, labels: str = "", *, fields: str = ""
+        self, kind: ObjectKind, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> KubeListing:
         """Return all objects that match a label selector and a field selector, read in pages."""
         items: list[KubeObject] = []
@@ -174,7 +174,7 @@ class KubeClient:
                 raise
 
     async def watch(
-        self, kind: ObjectKind, revision: str, namespace: str | None = None, labels: str = "", *, fields: str = ""
+        self, kind: ObjectKind, revision: str, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> AsyncIterator[WatchChange]:
         """Yield the changes after a revision, until the server ends the watch.
 

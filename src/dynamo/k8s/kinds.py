@@ -55,6 +55,7 @@ JOBS = ObjectKind("batch/v1", "Job", "jobs")
 ROLES = ObjectKind(RBAC, "Role", "roles")
 ROLE_BINDINGS = ObjectKind(RBAC, "RoleBinding", "rolebindings")
 INGRESSES = ObjectKind("networking.k8s.io/v1", "Ingress", "ingresses")
+SELF_REVIEWS = ObjectKind("authentication.k8s.io/v1", "SelfSubjectReview", "selfsubjectreviews", is_namespaced=False)
 LEASES = ObjectKind("coordination.k8s.io/v1", "Lease", "leases")
 ENDPOINT_SLICES = ObjectKind("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
 RESOURCE_DEFINITIONS = ObjectKind(
@@ -64,6 +65,10 @@ LEADER_WORKER_SETS = ObjectKind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"
 POD_CLIQUE_SETS = ObjectKind(GROVE, "PodCliqueSet", "podcliquesets")
 POD_CLIQUES = ObjectKind(GROVE, "PodClique", "podcliques")
 POD_CLIQUE_SCALING_GROUPS = ObjectKind(GROVE, "PodCliqueScalingGroup", "podcliquescalinggroups")
+QUEUES_OF_KAI = ObjectKind("scheduling.run.ai/v2", "Queue", "queues", is_namespaced=False)
+POD_GROUPS = ObjectKind("scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups")
+VIRTUAL_SERVICES = ObjectKind("networking.istio.io/v1beta1", "VirtualService", "virtualservices")
+INFERENCE_POOLS = ObjectKind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools")
 GRAPHS = ObjectKind(V1BETA1, "DynamoGraphDeployment", "dynamographdeployments")
 COMPONENTS = ObjectKind(V1BETA1, "DynamoComponentDeployment", "dynamocomponentdeployments")
 GRAPH_REQUESTS = ObjectKind(V1BETA1, "DynamoGraphDeploymentRequest", "dynamographdeploymentrequests")
@@ -77,7 +82,7 @@ WORKER_METADATA = ObjectKind(V1ALPHA1, "DynamoWorkerMetadata", "dynamoworkermeta
 KINDS = (
     PODS, SERVICES, SERVICE_ACCOUNTS, CONFIG_MAPS, SECRETS, VOLUME_CLAIMS, EVENTS, NODES, DEPLOYMENTS, JOBS, ROLES,
     ROLE_BINDINGS, INGRESSES, LEASES, ENDPOINT_SLICES, RESOURCE_DEFINITIONS, LEADER_WORKER_SETS, POD_CLIQUE_SETS,
-    POD_CLIQUES, POD_CLIQUE_SCALING_GROUPS, GRAPHS, COMPONENTS, GRAPH_REQUESTS, SCALING_ADAPTERS, STORED_ADAPTERS, MODELS, CHECKPOINTS,
+    POD_CLIQUES, POD_CLIQUE_SCALING_GROUPS, QUEUES_OF_KAI, POD_GROUPS, VIRTUAL_SERVICES, INFERENCE_POOLS, GRAPHS, COMPONENTS, GRAPH_REQUESTS, SCALING_ADAPTERS, STORED_ADAPTERS, MODELS, CHECKPOINTS,
     WORKER_METADATA,
 )  # fmt: skip
 BY_NAME = {(one.api_version, one.kind): one for one in KINDS}

@@ -38,6 +38,7 @@ from dynamo.protocols.kv_state import ATTACHMENTS_TOPIC, STATE_EVENTS_TOPIC, Sta
 from dynamo.runtime.discovery.base import Put, Synced
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.event_plane.base import Event, PublisherGone, Subscriber
+from dynamo.runtime.metric_labels import WORKER_LABELS, worker_labels
 from dynamo.runtime.request_plane.base import Request, Target
 from dynamo.runtime.single_response import OneAnswer
 
@@ -80,6 +81,11 @@ class _Source:
         self.recovery: asyncio.Task[None] | None = None
 
 
+UNKNOWN_BLOCK = {"stored": "parent_block_not_found", "removed": "block_not_found", "cleared": "block_not_found"}
+"""`status` label of an event that refers to an unknown block, by `event_type`."""
+LIFECYCLE = ("preconnected", "started", "activated")
+
+
 class KvView:
     """Follow the KV events of one endpoint's workers."""
 
@@ -103,7 +109,8 @@ class KvView:
         self._keys: dict[str, Rank] = {}
         self._subscribers: list[Subscriber] = []
         self._follows_state_agents = False
-        self._metrics = ViewMetrics(runtime.metrics)
+        self._metrics = ViewMetrics(runtime.metrics, worker_labels(endpoint, runtime.instance_id))
+        self._metrics.follow_sources(lambda: sum(self._is_active(one) for one in self._sources.values()), self._count)
 
     @property
     def is_sound(self) -> bool:
@@ -119,6 +126,14 @@ class KvView:
     def is_whole(self) -> bool:
         """Whether no query is in progress."""
         return all(source.recovery is None and not source.is_held_back for source in self._sources.values())
+
+    @staticmethod
+    def _is_active(source: _Source) -> bool:
+        """Return whether events of a source are applied as they arrive."""
+        return source.record is not None and source.recovery is None and not source.is_held_back
+
+    def _count(self) -> int:
+        return sum(source.record is not None for source in self._sources.values())
 
     async def start(self) -> None:
         """Start listening, then querying: no event is lost in between."""
@@ -217,6 +232,7 @@ class KvView:
                 logger.debug("publisher %x of %s is gone", received.publisher_id, self.endpoint)
 
     def _on_message(self, event: Event) -> None:
+        self._metrics.batches.inc()
         try:
             events = decode_events(event.payload)
         except ValueError as error:
@@ -255,9 +271,7 @@ class KvView:
 
     def _apply(self, source: _Source, kv_event: WorkerKvEvent) -> None:
         source.last_id = max(source.last_id, kv_event.event.event_id)
-        self._metrics.events.labels(
-            event_type=kind_of(kv_event), status="ok" if self._listener.apply(kv_event) else "missed"
-        ).inc()
+        self._metrics.applied(kind_of(kv_event), is_known=self._listener.apply(kv_event))
 
     # Sources
 
@@ -306,6 +320,7 @@ class KvView:
             self._drop(rank)
         self._keys[key] = rank
         source = self._sources[rank] = _Source(record)
+        self._metrics.entered()
         if self._queries_new:
             self._recover(rank, source, None)
 
@@ -351,7 +366,7 @@ class KvView:
             await asyncio.sleep(HELD_BACK_S)
         await self._learn(rank, source, answer)
         source.recovery, source.is_partial = None, False
-        self._metrics.recoveries.inc()
+        self._metrics.recovered()
         self._catch_up(rank, source)
 
     def _catch_up(self, rank: Rank, source: _Source) -> None:
@@ -397,9 +412,27 @@ class KvView:
 class ViewMetrics:
     """Metrics of received events and recovery queries."""
 
-    def __init__(self, registry: MetricsRegistry) -> None:
-        self.events = registry.counter(
-            "dynamo_component_kv_cache_events_applied", "KV events applied", ("event_type", "status")
+    def __init__(self, registry: MetricsRegistry, worker: dict[str, str]) -> None:
+        """`worker`: values of `WORKER_LABELS`."""
+        self._worker = worker
+        self._events = registry.counter(
+            "dynamo_component_kv_cache_events_applied", "KV events applied", (*WORKER_LABELS, "event_type", "status")
+        )
+        for kind, unknown in UNKNOWN_BLOCK.items():
+            for status in ("ok", unknown):
+                self._events.labels(**worker, event_type=kind, status=status)
+        ingress = "dynamo_component_router_kv_zmq_ingress_"
+        self.batches = registry.counter(
+            ingress + "batches_total", "Messages with KV events received", WORKER_LABELS
+        ).labels(**worker)
+        lifecycle = registry.counter(
+            ingress + "lifecycle_total", "Event sources that were registered and queried", (*WORKER_LABELS, "action")
+        )
+        self._lifecycle = {action: lifecycle.labels(**worker, action=action) for action in LIFECYCLE}
+        self._sources = registry.gauge(
+            ingress + "sources",
+            "Event sources: active, or preconnected while their blocks are queried",
+            (*WORKER_LABELS, "state"),
         )
         prefix = "dynamo_router_kv_"
         self.gaps = registry.counter(prefix + "event_gaps_total", "Gaps in the event numbers of a rank").labels()
@@ -408,6 +441,26 @@ class ViewMetrics:
         ).labels()
         self.unanswered = registry.counter(prefix + "recovery_failures_total", "Recovery queries that failed").labels()
         self.unreadable = registry.counter(prefix + "unreadable_events_total", "Malformed messages").labels()
+
+    def follow_sources(self, active: Callable[[], int], count: Callable[[], int]) -> None:
+        """Read the number of active sources, and of all sources, whenever the metrics are rendered."""
+        self._sources.labels(**self._worker, state="active").follow(active)
+        self._sources.labels(**self._worker, state="preconnected").follow(lambda: count() - active())
+
+    def applied(self, kind: str, *, is_known: bool) -> None:
+        """Count an event; `is_known` is false where it refers to an unknown block."""
+        status = "ok" if is_known else UNKNOWN_BLOCK[kind]
+        self._events.labels(**self._worker, event_type=kind, status=status).inc()
+
+    def entered(self) -> None:
+        """Count a registered source: its subscription precedes its registration."""
+        self._lifecycle["preconnected"].inc()
+        self._lifecycle["started"].inc()
+
+    def recovered(self) -> None:
+        """Count a source whose blocks are known."""
+        self.recoveries.inc()
+        self._lifecycle["activated"].inc()
 
 
 async def query_source(

@@ -28,6 +28,16 @@ class Topic:
         self._tasks = TaskOwner(f"{name} of {endpoint}")
         self._publisher: Publisher | None = None
         self._subscriber: Subscriber | None = None
+        self.messages = 0
+        """Number of received messages."""
+        self.missed = 0
+        """Number of messages that were lost on the way."""
+        self._senders: set[int] = set()
+
+    @property
+    def senders(self) -> int:
+        """Return the number of present publishers from which messages arrived."""
+        return len(self._senders)
 
     @property
     def is_sound(self) -> bool:
@@ -60,6 +70,11 @@ class Topic:
         assert self._subscriber is not None, "the subscriber is created by `start`"
         async for received in self._subscriber:
             if isinstance(received, Event):
+                self.messages += 1
+                self.missed += received.missed
+                self._senders.add(received.publisher_id)
                 self._on_message(received)
-            elif isinstance(received, PublisherGone) and self._gone is not None:
-                self._gone(received.publisher_id)
+            elif isinstance(received, PublisherGone):
+                self._senders.discard(received.publisher_id)
+                if self._gone is not None:
+                    self._gone(received.publisher_id)

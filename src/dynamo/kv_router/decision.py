@@ -59,6 +59,8 @@ class RouteRequest:
     """Cached blocks by rank and tier from a remote index (`--use-remote-indexer`)."""
     sequence: bytes | None = None
     """Packed sequence hashes of its blocks, where router replicas identify active blocks by them."""
+    prompt: Prompt | None = None
+    """Its cached blocks, between `Router.look_up` and `Router.place`."""
 
 
 @dataclass(slots=True)

@@ -1,11 +1,12 @@
 """Conversion between KV cache events and the index: apply a worker's events, dump the index as events."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from dynamo.kv_router.index import KvIndex
-from dynamo.kv_router.runs import DEVICE, TIERS, pack
-from dynamo.protocols.kv_events import KvEventData, NumberedKvEvent, Removed, Stored, WorkerKvEvent
+from dynamo.kv_router.runs import DEVICE, TIERS, pack, unpack
+from dynamo.protocols.kv_events import KvEventData, NumberedKvEvent, Removed, Stored, StoredBlock, WorkerKvEvent
+from dynamo.tokens.hashing import sequence_hashes
 
 NUMBERS = {name: number for number, name in enumerate(TIERS)}
 
@@ -39,6 +40,23 @@ def dump(index: KvIndex, worker_ids: frozenset[int] | None = None) -> list[Worke
         if worker_ids is None or worker_id in worker_ids:
             number = next(numbers.setdefault((worker_id, dp_rank), itertools.count(1)))
             events.append(_worker_event(worker_id, dp_rank, tier, number, change))
+    return events
+
+
+def dump_predicted(held: Iterable[tuple[tuple[int, int], bytes, bytes]]) -> list[WorkerKvEvent]:
+    """Return events of the blocks that ranks are predicted to hold: rank, blocks, and the blocks before them.
+
+    A block has no engine's key: its key is the hash of the prefix that ends with it.
+    """
+    events: list[WorkerKvEvent] = []
+    numbers: dict[tuple[int, int], itertools.count[int]] = {}
+    for (worker_id, dp_rank), blocks, before in held:
+        ahead, hashes = unpack(before), unpack(blocks)
+        keys = sequence_hashes((*ahead, *hashes))[len(ahead) :]
+        parent = sequence_hashes(ahead)[-1] if ahead else None
+        stored = Stored(parent, None, [StoredBlock(key, one) for key, one in zip(keys, hashes, strict=True)])
+        number = next(numbers.setdefault((worker_id, dp_rank), itertools.count(1)))
+        events.append(_worker_event(worker_id, dp_rank, DEVICE, number, stored))
     return events
 
 

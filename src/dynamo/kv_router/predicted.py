@@ -5,6 +5,7 @@ the worker's own events.
 """
 
 from collections import deque
+from collections.abc import Iterator
 
 from dynamo.kv_router.prompts import PromptTree, SharedBlocks, up
 
@@ -20,6 +21,8 @@ class Predicted:
         """By slot, oldest first: time, stamp of the placement, end of its prompt."""
         self._blocks: dict[int, int] = {}
         self._stamp = 0.0
+        self.evicted = 0
+        """Blocks dropped because a cache was full."""
 
     def blocks(self, slot: int) -> int:
         """Return the number of blocks that a slot is predicted to hold."""
@@ -36,13 +39,23 @@ class Predicted:
                 self._blocks[slot] = self._blocks.get(slot, 0) + len(node)
         placed = self._placed.setdefault(slot, deque())
         placed.append((now, self._stamp, end))
+        before = self._blocks.get(slot, 0)
         while capacity is not None and len(placed) > 1 and self._blocks[slot] > capacity:
             self._forget(slot, placed)
+        self.evicted += before - self._blocks.get(slot, 0)
 
     def overlap(self, blocks: bytes, now: float) -> list[tuple[int, int]]:
         """Return pairs of (blocks from the start, slots as bits predicted to hold exactly that many)."""
         self.expire(now)
         return self._prompts.overlap(blocks)
+
+    def held(self, now: float) -> Iterator[tuple[int, bytes, bytes]]:
+        """Yield slot, blocks and the blocks before them, for each stretch that a slot is predicted to hold; fronts first."""
+        self.expire(now)
+        for node in self._prompts:
+            before = b"".join(reversed([one.blocks for one in up(node.parent)]))
+            for slot in node.marks:
+                yield slot, node.blocks, before
 
     def expire(self, now: float) -> None:
         """Drop expired placements."""

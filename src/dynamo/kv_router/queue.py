@@ -12,6 +12,7 @@ it does not use. A class whose workers are all busy keeps its deficit and earns 
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Generic, Literal, TypeVar
 
@@ -22,6 +23,13 @@ from dynamo.core.errors import ConfigError, RouterQueueLimitExceeded
 T = TypeVar("T")
 
 DEFAULT = "default"
+
+REFUSALS = {
+    "request_queue_limit_per_worker": "request_limit",
+    "raw_isl_token_queue_limit_per_worker": "raw_isl_token_limit",
+    "cached_token_queue_limit_per_worker": "cached_token_limit",
+}
+"""Reason that the metrics give for a request refused at each limit of a class."""
 
 
 class PolicyClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,13 +116,31 @@ class WaitingQueue(Generic[T]):
         self._requests_max = requests_max
         self._count = 0
         self._size = 0
+        self.refused: Counter[tuple[str, str]] = Counter()
+        """Number of refused requests, by class and reason (`REFUSALS`)."""
+        self.expired: Counter[str] = Counter()
+        """Number of requests removed because they waited too long, by class."""
 
     def __len__(self) -> int:
         return self._size
 
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the classes."""
+        return list(self._classes)
+
     def depth(self, name: str = DEFAULT) -> int:
         """Return the number of queued requests of a class."""
-        return sum(len(lane.heap) for lane in self._lanes.values() if lane.policy.name == name)
+        return self.pending(name)[0]
+
+    def pending(self, name: str) -> tuple[int, int, int]:
+        """Return the number of queued requests of a class, their prompt tokens, and how many of these are cached."""
+        lanes = [lane for lane in self._lanes.values() if lane.policy.name == name]
+        return (
+            sum(len(lane.heap) for lane in lanes),
+            sum(lane.prompt_tokens for lane in lanes),
+            sum(lane.cached_tokens for lane in lanes),
+        )
 
     def policy(self, name: str) -> PolicyClass:
         """Return the class of that name, or the first class."""
@@ -142,10 +168,12 @@ class WaitingQueue(Generic[T]):
         ):
             limit = getattr(policy, limit_name)
             if limit is not None and used + wanted > limit * workers:
+                self.refused[policy.name, REFUSALS[limit_name]] += 1
                 raise RouterQueueLimitExceeded(
                     f"the router queue of class {policy.name} is full: {limit_name} {limit} x {workers} workers"
                 )
         if self._size >= self._requests_max:
+            self.refused[policy.name, "request_limit"] += 1
             raise RouterQueueLimitExceeded(f"the router queue is full: {self._requests_max} requests")
         lane = self._lanes.get((policy.name, only_worker))
         if lane is None:
@@ -179,8 +207,8 @@ class WaitingQueue(Generic[T]):
             self._lanes[name] = self._lanes.pop(name)
         return waiting
 
-    def remove(self, wanted: Callable[[T], bool]) -> list[T]:
-        """Remove and return the matching requests, such as those cancelled or expired."""
+    def remove(self, wanted: Callable[[T], bool], *, is_late: bool = False) -> list[T]:
+        """Remove and return the matching requests, which were cancelled or, if they are late, waited too long."""
         found: list[T] = []
         for name, lane in list(self._lanes.items()):
             leaving = [entry for entry in lane.heap if wanted(entry[3].item)]
@@ -191,6 +219,8 @@ class WaitingQueue(Generic[T]):
                     lane.prompt_tokens -= entry[3].prompt_tokens
                     lane.cached_tokens -= entry[3].cached_tokens
                     found.append(entry[3].item)
+                if is_late:
+                    self.expired[lane.policy.name] += len(leaving)
                 if not lane.heap:
                     del self._lanes[name]
         self._size -= len(found)

@@ -11,8 +11,8 @@ which it was based, so that `explain` can show later why a worker was chosen (do
 
 import math
 import random
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from dynamo.core.errors import InvalidArgument, NotReady, Overloaded
@@ -72,6 +72,8 @@ class Router:
         self.profile = profile or PolicyProfile(policy_classes=[self._default_class()])
         self.waiting: WaitingQueue[RouteRequest] = WaitingQueue(self.profile.policy_classes)
         self.decisions: deque[Decision] = deque(maxlen=DECISIONS_MAX)
+        self.received: Counter[str] = Counter()
+        """Number of requests to be placed, by policy class."""
         self._rng = rng
         self._workers: dict[int, WorkerFacts] = {}
         self._ranks: dict[int, Rank] = {}
@@ -88,6 +90,11 @@ class Router:
     def workers(self) -> Mapping[int, WorkerFacts]:
         """Return the workers by id."""
         return self._workers
+
+    @property
+    def ranks(self) -> Collection[Rank]:
+        """Return the ranks of all workers."""
+        return self._slots.keys()
 
     def set_worker(self, facts: WorkerFacts) -> None:
         """Add a worker or update its facts."""
@@ -141,6 +148,10 @@ class Router:
 
     # Requests.
 
+    def look_up(self, route_request: RouteRequest, now: float) -> None:
+        """Look up the cached blocks of a prompt for the `place` that follows immediately, so that both can be timed."""
+        route_request.prompt = self._prompt(route_request, now)
+
     def place(self, route_request: RouteRequest, now: float, *, book: bool = True) -> Decision | None:
         """Route a request; return None if it is queued until a worker has capacity (`admit`).
 
@@ -149,10 +160,12 @@ class Router:
         worker or rank.
         """
         slots, filtered = self._eligible_of_session(route_request, now)
-        prompt = self._prompt(route_request, now)
+        prompt, route_request.prompt = route_request.prompt or self._prompt(route_request, now), None
         uncached = route_request.tokens - self.config.block_size * max(prompt.device.values(), default=0)
         policy = self.profile.class_of(route_request.policy_class, max(0, uncached))
         self.expire(now)
+        if book:
+            self.received[policy.name] += 1
         if book and self._may_wait and not self._has_capacity(policy, slots, now):
             cached = self.config.block_size * max((prompt.device.get(slot, 0) for slot in slots), default=0)
             waiting = QueuedRequest(
@@ -199,9 +212,9 @@ class Router:
             self.affinity.expire(now)
         return lost
 
-    def withdraw(self, request_id: str) -> bool:
-        """Remove a queued request. Return False if it is not queued."""
-        return bool(self.waiting.remove(lambda route_request: route_request.request_id == request_id))
+    def withdraw(self, request_id: str, *, is_late: bool = False) -> bool:
+        """Remove a queued request, counted as expired if it `is_late`. Return False if it is not queued."""
+        return bool(self.waiting.remove(lambda one: one.request_id == request_id, is_late=is_late))
 
     def prefilled(self, request_id: str, now: float | None = None) -> bool:
         """Record the first token of a request."""
@@ -283,6 +296,11 @@ class Router:
             for slot, rank in self._ranks.items()
         }
 
+    def load_of(self, rank: Rank) -> tuple[float, float]:
+        """Return the active prefill tokens and the active blocks of a rank; zeros for an unknown one."""
+        slot = self._slots.get(rank)
+        return (0, 0) if slot is None else (self.active.prefill_tokens[slot], self.active.blocks[slot])
+
     def explain(self, decision: Decision) -> Explanation:
         """Return the explanation of a decision."""
         return explained(decision, self.config.policy)
@@ -325,6 +343,12 @@ class Router:
             capacity = self._workers[rank[0]].kv_blocks
         self.predicted.place(slot, blocks, now, capacity)
         return True
+
+    def predicted_blocks(self, now: float) -> Iterator[tuple[Rank, bytes, bytes]]:
+        """Yield rank, blocks and the blocks before them, for each stretch of blocks that is predicted to be cached."""
+        if self.predicted is not None:
+            for slot, blocks, before in self.predicted.held(now):
+                yield self._ranks[slot], blocks, before
 
     def validate(self) -> None:
         """Raise `AssertionError` if the parts disagree."""

@@ -78,6 +78,8 @@ class _Booked:
     is_over: bool = False
 
 
+CREATED_S = 1.0  # A loop that takes longer may be one whose thread waits for the thread that creates the router.
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -115,46 +117,56 @@ class KvRouter:
             raise ValueError(f"block_size {block_size}: expected 1 or more")
         if session_affinity_mode not in ("hard", "soft"):
             raise ValueError(f"session_affinity_mode {session_affinity_mode!r}: expected hard or soft")
+        self._made: EndpointRouter | None = None
         config = kv_router_config.meaning(block_size, session_affinity_ttl_secs, session_affinity_mode, ais_perf_config)
         self._clock = SystemClock()
         self._server: IndexerServer | None = None
         self.thread = endpoint.runtime.thread
         """Runs the loop of the runtime, to which the router belongs."""
 
-        def build() -> None:
-            self._router = EndpointRouter(
+        profile = kv_router_config.profile()
+        thresholds = None if load_threshold_config is None else load_threshold_config.meaning()
+
+        def make() -> EndpointRouter:
+            router = EndpointRouter(
                 endpoint,
                 config,
-                profile=kv_router_config.profile(),
-                thresholds=None if load_threshold_config is None else load_threshold_config.meaning(),
+                profile=profile,
+                thresholds=thresholds,
             )
             if kv_router_config.serve_indexer:
-                self._server = IndexerServer(endpoint, self._router.kv.machine, self._router.models)
-            self._starting = endpoint.runtime.tasks.start(self._start(), f"kv router of {endpoint}")
+                self._server = IndexerServer(endpoint, router.kv.machine, router.models)
+            self._starting = endpoint.runtime.tasks.start(self._start(router), f"kv router of {endpoint}")
+            return router
 
-        self.thread.call(build)
+        self._make = make
+        self.thread.offer(lambda: self.core, CREATED_S)
 
     @property
     def core(self) -> EndpointRouter:
-        """Return the underlying router."""
-        return self._router
+        """Return the underlying router, created at the first call. To be called on the loop of the runtime."""
+        if self._made is None:
+            self._made = self._make()
+        return self._made
 
     @_on_own_loop
     async def ready(self) -> EndpointRouter:
         """Wait until the existing workers are known. Raise the error that prevented it."""
+        router = self.core
         await asyncio.shield(self._starting)
-        return self._router
+        return router
 
     @_on_own_loop
     async def close(self) -> None:
         """Stop the router before its runtime does."""
+        router = self.core
         self._starting.cancel()
         if self._server is not None:
             await self._server.close()
-        await self._router.close()
+        await router.close()
 
-    async def _start(self) -> None:
-        await self._router.start()
+    async def _start(self, router: EndpointRouter) -> None:
+        await router.start()
         if self._server is not None:
             await self._server.start()
 
@@ -296,9 +308,12 @@ class KvRouter:
 
     @_on_own_loop
     async def dump_events(self) -> str:
-        """Return JSON events that recreate the index of cached blocks."""
+        """Return JSON events that recreate the index of cached blocks; without KV events that of predicted blocks."""
         router = await self.ready()
-        return json_encode(events.dump(router.kv.machine.index)).decode()
+        machine = router.kv.machine
+        if machine.config.use_kv_events:
+            return json_encode(events.dump(machine.index)).decode()
+        return json_encode(events.dump_predicted(machine.predicted_blocks(self._clock.now()))).decode()
 
     @_on_own_loop
     async def mark_prefill_complete(self, request_id: str) -> None:

@@ -21,6 +21,7 @@ from dynamo.operator.failure_condition import (
     without_failure,
     without_field,
 )
+from dynamo.operator.reconcile.names import MANAGED_BY
 from dynamo.operator.reconcile.plan import ObjectRef, Plan, ref_of
 from dynamo.operator.view import ClusterView
 from dynamo.protocols.kubernetes.common import KubeObject
@@ -48,7 +49,14 @@ class KubeWriter(Protocol):
         subresource: str | None = None,
     ) -> KubeObject: ...
     async def patch(
-        self, kind: ObjectKind, name: str, value: Any, namespace: str | None = None, *, content_type: str = MERGE
+        self,
+        kind: ObjectKind,
+        name: str,
+        value: Any,
+        namespace: str | None = None,
+        *,
+        content_type: str = MERGE,
+        subresource: str | None = None,
     ) -> KubeObject: ...
     async def delete(self, kind: ObjectKind, name: str, namespace: str | None = None) -> None: ...
 
@@ -95,12 +103,14 @@ class Applier:
         self._events = events
         self._written: dict[ObjectRef, LastWrite] = {}
         self._statuses: dict[ObjectRef, LastWrite] = {}
+        self._joint: dict[ObjectRef, dict[str, LastWrite]] = {}
+        """Last writes of objects that owners share, by the uid of the owner."""
         self.counts = WriteCounts()
         view.on_deleted(self._forget)
 
     def __len__(self) -> int:
         """Number of objects of which the last write is known."""
-        return len(self._written) + len(self._statuses)
+        return len(self._written) + len(self._statuses) + len(self._joint)
 
     async def write_objects(self, plan: Plan, owner: KubeObject, kind: ObjectKind) -> bool:
         """Write the objects of a plan, in order: new and complete ones, changes, deletions. Return whether one was written.
@@ -113,16 +123,24 @@ class Applier:
             await self._create_unowned(value)
         for value in plan.create:
             await self._create(owned(value, owner, kind))
+        for value in plan.joint:
+            await self._apply_joint(value, owner, kind)
         for value in plan.apply:
             await self._apply(owned(value, owner, kind))
         for patch in plan.patch:
             target = BY_NAME[patch.ref.api_version, patch.ref.kind]
             content_type = JSON_PATCH if isinstance(patch.value, list) else MERGE
             changed = await self._writer.patch(
-                target, patch.ref.name, patch.value, patch.ref.namespace, content_type=content_type
+                target,
+                patch.ref.name,
+                patch.value,
+                patch.ref.namespace,
+                content_type=content_type,
+                subresource=patch.subresource,
             )
             self.counts.patched += 1
-            self._view.store(target, changed)
+            if patch.subresource is None:  # The response to another one is not the object.
+                self._view.store(target, changed)
         for ref in plan.delete:
             await self._writer.delete(BY_NAME[ref.api_version, ref.kind], ref.name, ref.namespace)
             self.counts.deleted += 1
@@ -168,6 +186,27 @@ class Applier:
         self._view.store(kind, stored)
         if self._view.get(kind, ref.namespace, ref.name) is not None:
             self._written[ref] = LastWrite(digest, version_of(stored))
+
+    async def _apply_joint(self, value: KubeObject, owner: KubeObject, kind: ObjectKind) -> None:
+        """Apply an object as one of its owners. One of that name that is not the operator's is left alone."""
+        wanted = owned(value, owner, kind, is_controller=False)
+        ref, uid = ref_of(wanted), owner["metadata"]["uid"]
+        target = BY_NAME[ref.api_version, ref.kind]
+        observed = self._view.get(target, ref.namespace, ref.name)
+        if observed is None:  # It may exist without the labels of the view.
+            observed = await self._writer.get(target, ref.name, ref.namespace)
+        if observed is not None:
+            if (observed["metadata"].get("labels") or {}).get(MANAGED_BY) != FIELD_MANAGER:
+                return
+            known = self._joint.get(ref, {}).get(uid)
+            if known == LastWrite(digest_of(wanted), version_of(observed)) and has_metadata(observed, wanted):
+                return
+        manager = f"{FIELD_MANAGER}-{uid}"  # Of its own, so that it does not remove the references of other owners.
+        stored = await self._writer.apply(target, wanted, ref.namespace, manager=manager)
+        self.counts.applied += 1
+        self._view.store(target, stored)
+        if self._view.get(target, ref.namespace, ref.name) is not None:
+            self._joint.setdefault(ref, {})[uid] = LastWrite(digest_of(wanted), version_of(stored))
 
     async def _create(self, value: KubeObject) -> None:
         ref = ref_of(value)
@@ -247,19 +286,20 @@ class Applier:
 
     def _forget(self, ref: ObjectRef) -> None:
         self._written.pop(ref, None)
+        self._joint.pop(ref, None)
         self._statuses.pop(ref, None)
 
 
-def owned(value: KubeObject, owner: KubeObject, kind: ObjectKind) -> KubeObject:
-    """Return an object with its owner as the controller."""
+def owned(value: KubeObject, owner: KubeObject, kind: ObjectKind, *, is_controller: bool = True) -> KubeObject:
+    """Return an object with its owner, as the controller unless it has several owners."""
     metadata = owner["metadata"]
     reference = {
         "apiVersion": kind.api_version,
         "kind": kind.kind,
         "name": metadata["name"],
         "uid": metadata["uid"],
-        "controller": True,
-        "blockOwnerDeletion": True,
+        "controller": is_controller,
+        "blockOwnerDeletion": is_controller,
     }
     return {**value, "metadata": {**value["metadata"], "ownerReferences": [reference]}}
 

@@ -1,6 +1,7 @@
 """Controllers of graphs, components and scaling adapters: read the view, plan, and carry the plan out."""
 
 import logging
+from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 import msgspec
@@ -8,16 +9,32 @@ import msgspec
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.k8s.client import KubeRefused
 from dynamo.k8s.informer import ObjectKey
-from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, GRAPHS, INGRESSES, LEADER_WORKER_SETS, STORED_ADAPTERS, ObjectKind
+from dynamo.k8s.kinds import (
+    COMPONENTS,
+    CONFIG_MAPS,
+    DEPLOYMENTS,
+    GRAPHS,
+    INFERENCE_POOLS,
+    INGRESSES,
+    LEADER_WORKER_SETS,
+    POD_CLIQUE_SCALING_GROUPS,
+    POD_CLIQUE_SETS,
+    POD_CLIQUES,
+    SERVICES,
+    STORED_ADAPTERS,
+    VIRTUAL_SERVICES,
+    ObjectKind,
+)
 from dynamo.k8s.times import seconds_time
 from dynamo.operator.applier import Applier, EventLog, NotControlled
 from dynamo.operator.conversion.convert import convert
 from dynamo.operator.failure_condition import FAILED
 from dynamo.operator.reconcile.adapters import adapter_plan
 from dynamo.operator.reconcile.component import component_plan, workload_name
-from dynamo.operator.reconcile.graph import ObservedGraph, graph_plan
+from dynamo.operator.reconcile.graph import graph_plan
+from dynamo.operator.reconcile.graph_pass import ObservedGraph
 from dynamo.operator.reconcile.names import OperatorSettings
-from dynamo.operator.reconcile.plan import EventNote, Plan
+from dynamo.operator.reconcile.plan import EventNote, ObjectRef, Plan
 from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.operator.view import ClusterView
 from dynamo.protocols.kubernetes.common import V1BETA1, KubeObject, decode
@@ -33,6 +50,10 @@ CONFLICT = 409
 SETTLE_S = 0.1
 """Delay of a pass after a change, in which further changes arrive: those of one object's children come together."""
 WORKLOADS = {"Deployment": DEPLOYMENTS, "LeaderWorkerSet": LEADER_WORKER_SETS}
+REMOVABLE = (SERVICES, CONFIG_MAPS, INGRESSES, VIRTUAL_SERVICES, INFERENCE_POOLS)
+"""Kinds whose objects are deleted when their graph no longer requires them."""
+Facts = Callable[[], ClusterFacts]
+"""Returns what the cluster has at present."""
 
 
 class ObjectController(Protocol):
@@ -48,20 +69,33 @@ class GraphController:
 
     kind: ClassVar = GRAPHS
 
-    def __init__(self, view: ClusterView, settings: OperatorSettings) -> None:
+    def __init__(self, view: ClusterView, settings: OperatorSettings, facts: Facts) -> None:
         self._view = view
         self._settings = settings
+        self._facts = facts
 
     async def plan(self, value: KubeObject, now: str) -> Plan:
         """Return the plan of a graph."""
         components = self._view.children(value, COMPONENTS)
         adapters = self._view.children(value, STORED_ADAPTERS)
+        sets = self._view.children(value, POD_CLIQUE_SETS)
         observed = ObservedGraph(
             components=[decode(DynamoComponentDeployment, one) for one in components],
             adapters=[one["metadata"]["name"] for one in adapters],
-            entries=[one["metadata"]["name"] for one in self._view.children(value, INGRESSES)],
+            owned=[
+                ObjectRef(kind.api_version, kind.kind, one["metadata"]["namespace"], one["metadata"]["name"])
+                for kind in REMOVABLE
+                for one in self._view.children(value, kind)
+            ],
+            clique_set=sets[0] if sets else None,
+            cliques=[
+                {"kind": kind.kind, **one}
+                for owner in sets
+                for kind in (POD_CLIQUES, POD_CLIQUE_SCALING_GROUPS)
+                for one in self._view.children(owner, kind)
+            ],
         )
-        return graph_plan(decode(DynamoGraphDeployment, value), observed, self._settings, now)
+        return graph_plan(decode(DynamoGraphDeployment, value), observed, self._settings, self._facts(), now)
 
 
 class ComponentController:
@@ -69,17 +103,17 @@ class ComponentController:
 
     kind: ClassVar = COMPONENTS
 
-    def __init__(self, view: ClusterView, settings: OperatorSettings) -> None:
+    def __init__(self, view: ClusterView, settings: OperatorSettings, facts: Facts) -> None:
         self._view = view
         self._settings = settings
+        self._facts = facts
 
     async def plan(self, value: KubeObject, now: str) -> Plan:
         """Return the plan of a component."""
         deployed = decode(DynamoComponentDeployment, value)
         kind, name = workload_name(deployed)
         workload = self._view.get(WORKLOADS[kind], deployed.metadata.namespace, name)
-        facts = ClusterFacts(has_lws=LEADER_WORKER_SETS in self._view.kinds)
-        return component_plan(deployed, workload, self._settings, facts, now)
+        return component_plan(deployed, workload, self._settings, self._facts(), now)
 
 
 class AdapterController:

@@ -1,7 +1,8 @@
 """Operator: informers, controllers, webhooks, leader election and the health server, started and stopped in order."""
 
+import dataclasses
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from starlette.applications import Starlette
@@ -13,7 +14,7 @@ from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.http_server import HttpServer, ServerLimits, metrics_response, plain_text
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
-from dynamo.k8s.client import KubeClient, KubeRefused, KubeUnavailable
+from dynamo.k8s.client import KubeClient
 from dynamo.k8s.controller import Controller, ReconcileResult
 from dynamo.k8s.events import EventRecorder
 from dynamo.k8s.informer import ObjectKey, key_of
@@ -27,8 +28,9 @@ from dynamo.k8s.kinds import (
     GRAPHS,
     INGRESSES,
     JOBS,
-    LEADER_WORKER_SETS,
     MODELS,
+    POD_CLIQUE_SETS,
+    PODS,
     ROLE_BINDINGS,
     ROLES,
     SERVICE_ACCOUNTS,
@@ -53,8 +55,13 @@ from dynamo.operator.metrics import OperatorMetrics
 from dynamo.operator.model_loader import AdapterLoader
 from dynamo.operator.models import ModelReconciler
 from dynamo.operator.namespace_scope import EveryNamespace, NamespaceScope
+from dynamo.operator.optional_kinds import OptionalKinds, OptionalSettings
+from dynamo.operator.pull_secrets import PullSecretIndex
 from dynamo.operator.reconcile.names import BASE_MODEL_HASH, GRAPH, OperatorSettings
+from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.operator.reconcile.requests.job import RequestSettings
+from dynamo.operator.reconcile.topology import FROM_NODE
+from dynamo.operator.topology_labels import TopologyLabelReconciler
 from dynamo.operator.view import ClusterView
 
 logger = logging.getLogger(__name__)
@@ -63,17 +70,8 @@ COMPONENT = "dynamo-operator"
 SYNC_POLL_S = 0.05
 STOP_S = 20.0
 """Time for running reconciliations at the end; the Lease is released after them."""
-KINDS_RETRY_S = 2.0
-"""Pause before the kinds of an API server that is away are read again."""
 LABELLED = (DEPLOYMENTS, SERVICES, SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CONFIG_MAPS, INGRESSES, VOLUME_CLAIMS)
 """Kinds of which only the objects of graphs are viewed."""
-OPTIONAL = (LEADER_WORKER_SETS,)
-"""Kinds of other controllers, which a cluster may not have."""
-
-
-async def optional_kinds(client: KubeClient) -> list[ObjectKind]:
-    """Return the optional kinds that the cluster has."""
-    return [one for one in OPTIONAL if await client.discover(one.api_version, one.kind)]
 
 
 @dataclass(slots=True)
@@ -95,19 +93,17 @@ class Operator:
         *,
         requests: RequestSettings | None = None,
         namespace: str | None = None,
-        optional: Sequence[ObjectKind] | None = (),
+        optional: OptionalSettings | None = None,
         workers: int = 4,
         election: LeaderElection | None = None,
         scope: NamespaceScope | None = None,
         metrics: MetricsRegistry | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """View also the `optional` kinds, which the cluster has; None: those that it has when the view starts.
+        """Use the kinds of other controllers that the cluster has, by the `optional` settings.
 
         With an `election`, nothing is written before this process is the leader.
         """
-        self._client = client
-        self._optional = optional
         self._clock = clock or SystemClock()
         self._workers = workers
         self._election = election
@@ -117,11 +113,14 @@ class Operator:
         self.events = EventRecorder(client, COMPONENT, clock=self._clock)
         self.applier = Applier(client, self.view, self.events)
         self._tasks = TaskOwner("operator")
+        self.kinds = OptionalKinds(client, self.view, optional or OptionalSettings(), self._reconcile_all, self._clock)
+        self.pull_secrets = PullSecretIndex(client, namespace, self._reconcile_all, self._clock)
+        settings = dataclasses.replace(settings, pull_secrets=self.pull_secrets.names)
         self._running = [
             self._controlled(one)
             for one in (
-                GraphController(self.view, settings),
-                ComponentController(self.view, settings),
+                GraphController(self.view, settings, self._facts),
+                ComponentController(self.view, settings, self._facts),
                 AdapterController(self.view),
                 RequestController(self.view, client, requests or RequestSettings(operator=settings)),
                 CheckpointController(self.view),
@@ -130,6 +129,9 @@ class Operator:
         loader = AdapterLoader()
         models = ModelReconciler(self.view, self.applier, self.events, loader, self._clock)
         self._running.append(self._run(models.kind, models.reconcile))
+        topology = TopologyLabelReconciler(self.view, client, self.events)
+        self._running.append(self._run(topology.kind, topology.reconcile))
+        self.view.watch(PODS, FROM_NODE)
         self.view.listen(GRAPHS, self._graph_changed)
         self.view.listen(ENDPOINT_SLICES, self._pods_changed)
         self.view.listen(JOBS, self._job_changed)
@@ -138,7 +140,8 @@ class Operator:
         for kind, labels in SELECTIONS:
             self.view.watch(kind, labels)
         self.view.watch(ENDPOINT_SLICES, BASE_MODEL_HASH)
-        for kind in (*LABELLED, *(optional or ())):
+        self.view.listen(POD_CLIQUE_SETS, self._cliques_changed)
+        for kind in LABELLED:
             self.view.watch(kind, GRAPH)
         self.http = HttpServer(self._application(), ServerLimits())
 
@@ -160,8 +163,6 @@ class Operator:
 
     def start(self) -> None:
         """View the cluster, and reconcile from the time when the view is complete and this process leads."""
-        if self._optional is not None:
-            self.view.start()
         self.events.start()
         self._scope.start(self._namespace_freed)
         if self._election is not None:
@@ -183,10 +184,9 @@ class Operator:
             await self._election.close()
 
     async def _begin(self) -> None:
-        if self._optional is None:
-            for kind in await self._present_kinds():
-                self.view.watch(kind, GRAPH)
-            self.view.start()
+        await self.kinds.begin()
+        await self.pull_secrets.read()
+        self.view.start()
         while not self.view.is_synced or self._scope.waits_for:
             await self._clock.sleep(SYNC_POLL_S)
         if self._election is not None:
@@ -196,15 +196,24 @@ class Operator:
             assert one.controller is not None
             one.controller.start()
         logger.info("reconciling %d graphs", self.view.count(GRAPHS))
+        self._tasks.supervise(self.kinds.follow, "optional kinds", clock=self._clock)
+        self._tasks.supervise(self.pull_secrets.follow, "pull secrets", clock=self._clock)
 
-    async def _present_kinds(self) -> list[ObjectKind]:
-        """Return the optional kinds once the API server responds."""
-        while True:
-            try:
-                return await optional_kinds(self._client)
-            except (KubeRefused, KubeUnavailable) as error:
-                logger.warning("cannot read the kinds of the API server: %s; retrying in %g s", error, KINDS_RETRY_S)
-                await self._clock.sleep(KINDS_RETRY_S)
+    def _facts(self) -> ClusterFacts:
+        return self.kinds.facts
+
+    def _reconcile_all(self) -> None:
+        """Reconcile all graphs and components, because what the cluster can run has changed."""
+        for one in self._running:
+            if one.kind in (GRAPHS, COMPONENTS):
+                self._enqueue(one.kind, self.view.objects(one.kind))
+
+    def _cliques_changed(self, key: ObjectKey) -> None:
+        """Reconcile the graph of a PodCliqueSet that changed, or one of whose cliques did."""
+        value = self.view.get(POD_CLIQUE_SETS, *key)
+        owners = value["metadata"].get("ownerReferences") or () if value else ()
+        graphs = (one["name"] for one in owners if one.get("controller") and one["kind"] == GRAPHS.kind)
+        self._enqueue(GRAPHS, ((key[0], name) for name in graphs))
 
     def _controlled(self, made: ObjectController) -> RunningController:
         reconciler = Reconciler(made, self.view, self.applier, self.events, self._clock)

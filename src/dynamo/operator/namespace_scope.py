@@ -36,10 +36,10 @@ class LeaseClient(Protocol):
     """Reads and writes Leases: `KubeClient`, or a fake in tests."""
 
     async def list(
-        self, kind: ObjectKind, namespace: str | None = None, labels: str = "", *, fields: str = ""
+        self, kind: ObjectKind, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> KubeListing: ...
     def watch(
-        self, kind: ObjectKind, revision: str, namespace: str | None = None, labels: str = "", *, fields: str = ""
+        self, kind: ObjectKind, revision: str, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> AsyncIterator[WatchChange]: ...
     async def get(self, kind: ObjectKind, name: str, namespace: str | None = None) -> KubeObject | None: ...
     async def apply(

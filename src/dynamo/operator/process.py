@@ -1,26 +1,36 @@
 """The process `python -m dynamo.operator`: its options, and the operator with its webhooks."""
 
+import asyncio
+import logging
 import os
+import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
+from dynamo.core import logging as logs
 from dynamo.core.config import load, option, setting
 from dynamo.core.errors import ConfigError
 from dynamo.core.listening import bind
 from dynamo.core.metrics import MetricsRegistry
-from dynamo.k8s.client import KubeClient
+from dynamo.k8s.client import KubeClient, KubeRefused, KubeUnavailable
+from dynamo.k8s.kinds import SELF_REVIEWS
 from dynamo.k8s.leader import LeaderElection, LeaseName, process_identity
+from dynamo.operator.definitions import prepare_definitions
 from dynamo.operator.manager import COMPONENT, Operator
-from dynamo.operator.namespace_scope import NamespaceScope, OtherNamespaces, OwnedNamespace
+from dynamo.operator.namespace_scope import EveryNamespace, NamespaceScope, OtherNamespaces, OwnedNamespace
+from dynamo.operator.optional_kinds import OptionalSettings
 from dynamo.operator.reconcile.names import OperatorSettings
 from dynamo.operator.reconcile.requests.job import RequestSettings
-from dynamo.operator.webhooks import WebhookServer, WebhookSettings
+from dynamo.operator.webhooks import WebhookServer, WebhookSettings, remove_webhooks
 from dynamo.runtime.run_service import run_service
 
+logger = logging.getLogger(__name__)
+
 LEASE = "dynamo-operator-lock"
+DURATION = r"(\d+h)?(\d+m)?(\d+s)?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +52,15 @@ class OperatorOptions:
         None,
         "Serve and install the admission and conversion webhooks; default: in a pod, where their service reaches them",
     )
+    upgrade_crds: bool = option(
+        False, "--upgrade-crds", None, "Install the resource definitions that are missing or of an earlier release"
+    )
+    remove_webhooks: bool = option(
+        False,
+        "--remove-webhooks",
+        None,
+        "Remove the webhooks from the cluster and exit, before the operator is uninstalled",
+    )
     webhook_port: int = option(9443, "--webhook-port", None, "Port of the webhooks; 0: any")
     discovery_backend: str = option(
         "kubernetes", "--discovery-backend", None, "Discovery of the graphs' processes", choices=("kubernetes", "etcd")
@@ -56,6 +75,35 @@ class OperatorOptions:
         "", "--output-copier-image", None, "Image with Python of a profiling job's sidecar; default: of the profiler"
     )
     prometheus_endpoint: str = option("", "--prometheus-endpoint", None, "Prometheus server that planners read")
+    grove: bool = option(True, "--grove", None, "Run graphs with Grove where it is installed")
+    lws: bool = option(
+        True, "--lws", None, "Run components of several nodes as LeaderWorkerSets where these are installed"
+    )
+    gang_scheduler: str = option(
+        "auto",
+        "--gang-scheduler",
+        None,
+        "Scheduler of pods that start together; auto: KAI, else Volcano, where installed",
+        choices=("auto", "kai", "volcano", "none"),
+    )
+    ingress_class: str = option(
+        "", "--ingress-controller-class-name", None, "Class of the Ingress of frontends that define none"
+    )
+    ingress_tls_secret: str = option(
+        "", "--ingress-controller-tls-secret-name", None, "Secret with the certificate of these Ingresses"
+    )
+    ingress_host_suffix: str = option(
+        "", "--ingress-host-suffix", None, "Domain of the hosts of these Ingresses, after the name of the graph"
+    )
+    virtual_service_gateway: str = option(
+        "", "--istio-virtual-service-gateway", None, "Istio gateway of the VirtualService of frontends that define none"
+    )
+    grove_termination_delay: str = option(
+        "4h0m0s",
+        "--grove-termination-delay",
+        None,
+        "Time for which a gang of Grove may lack pods before it is ended, such as 30m; empty: Grove's own",
+    )
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -63,6 +111,10 @@ class OperatorOptions:
         for flag, value in (("--port", self.port), ("--webhook-port", self.webhook_port)):
             if not 0 <= value <= 65535:
                 raise ConfigError(f"{flag} {value}: must be 0 to 65535")
+        if self.grove_termination_delay and not re.fullmatch(DURATION, self.grove_termination_delay):
+            raise ConfigError(
+                f"--grove-termination-delay {self.grove_termination_delay}: must be hours, minutes and seconds, such as 4h30m"
+            )
         if self.discovery_backend == "etcd" and not self.etcd_endpoints:
             raise ConfigError("--discovery-backend etcd: requires --etcd-endpoints")
 
@@ -81,6 +133,11 @@ class OperatorOptions:
             etcd_endpoints=self.etcd_endpoints,
             model_express_url=self.model_express_url,
             prometheus_endpoint=self.prometheus_endpoint,
+            grove_termination_delay=self.grove_termination_delay,
+            ingress_class=self.ingress_class,
+            ingress_tls_secret=self.ingress_tls_secret,
+            ingress_host_suffix=self.ingress_host_suffix,
+            virtual_service_gateway=self.virtual_service_gateway,
         )
 
     @property
@@ -90,11 +147,29 @@ class OperatorOptions:
             profiler_image=self.profiler_image, copier_image=self.output_copier_image, operator=self.settings
         )
 
+    @property
+    def optional(self) -> OptionalSettings:
+        """Use of the kinds of other controllers."""
+        return OptionalSettings(grove=self.grove, lws=self.lws, gang_scheduler=self.gang_scheduler)
+
 
 def main() -> int:
     """Run the operator until it is stopped. Raises `ConfigError`."""
     options = load(OperatorOptions, sys.argv[1:], prog="python -m dynamo.operator")
+    if options.remove_webhooks:
+        asyncio.run(uninstall(options))
+        return 0
     return run_service("operator", serve(options))
+
+
+async def uninstall(options: OperatorOptions) -> None:
+    """Remove the webhooks. Raise what the API server refuses."""
+    logs.setup(component="operator")
+    client = KubeClient()
+    try:
+        await remove_webhooks(client, webhook_settings(options, options.operator_namespace or client.namespace))
+    finally:
+        await client.close()
 
 
 @asynccontextmanager
@@ -118,7 +193,7 @@ async def serve(options: OperatorOptions) -> AsyncIterator[None]:
             options.settings,
             namespace=options.namespace or None,
             requests=options.requests,
-            optional=None,
+            optional=options.optional,
             workers=options.workers,
             election=election,
             scope=scope,
@@ -126,8 +201,10 @@ async def serve(options: OperatorOptions) -> AsyncIterator[None]:
         )
         await operator.http.start(bind(options.host, options.port, "--port"))
         stack.push_async_callback(operator.http.close)
+        settings = webhook_settings(options, home, await own_user(client), scope)
+        await prepare_definitions(client, home, settings.service, upgrades=options.upgrade_crds)
         if options.serves_webhooks:
-            webhooks = WebhookServer(client, webhook_settings(options, home, scope), registry)
+            webhooks = WebhookServer(client, settings, registry)
             await webhooks.start(bind(options.host, options.webhook_port, "--webhook-port"))
             stack.push_async_callback(webhooks.close)
         operator.start()
@@ -135,13 +212,26 @@ async def serve(options: OperatorOptions) -> AsyncIterator[None]:
         yield
 
 
-def webhook_settings(options: OperatorOptions, home: str, scope: NamespaceScope) -> WebhookSettings:
-    """Return the settings of the webhooks; requests of the operator's own account are those of the operator."""
+async def own_user(client: KubeClient) -> str:
+    """Return the name under which this process calls the API server; empty if the server has no such review."""
+    try:
+        review = await client.create(SELF_REVIEWS, {"apiVersion": SELF_REVIEWS.api_version, "kind": SELF_REVIEWS.kind})
+    except (KubeRefused, KubeUnavailable) as error:
+        logger.info("the API server does not name the operator's user: %s", error)
+        return ""
+    return str(((review.get("status") or {}).get("userInfo") or {}).get("username") or "")
+
+
+def webhook_settings(
+    options: OperatorOptions, home: str, user: str = "", scope: NamespaceScope | None = None
+) -> WebhookSettings:
+    """Return the settings of the webhooks; requests of the operator's own account or `user` are those of the operator."""
     account = setting("POD_SERVICE_ACCOUNT", COMPONENT, str)
+    users = {f"system:serviceaccount:{home}:{account}", user} - {""}
     return WebhookSettings(
         namespace=home,
-        operator_users=frozenset({f"system:serviceaccount:{home}:{account}"}),
+        operator_users=frozenset(users),
         namespaces=(options.namespace,) if options.namespace else (),
         # An operator of one namespace receives reviews of that namespace only.
-        is_excluded=(lambda _: False) if options.namespace else scope.excludes,
+        is_excluded=(EveryNamespace() if options.namespace or scope is None else scope).excludes,
     )

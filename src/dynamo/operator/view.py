@@ -1,7 +1,8 @@
 """View of the cluster: informers of the kinds that the operator reads, and the children of each owner."""
 
+import asyncio
 from collections import ChainMap, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.tasks import TaskOwner
@@ -29,13 +30,21 @@ class ClusterView:
         """Children by the uid of their controller."""
         self._owners: dict[ObjectRef, KubeObject] = {}
         """Reference to the controller of each child."""
+        self._co_owners: dict[ObjectRef, Sequence[KubeObject]] = {}
+        """References to the owners of each object that several share."""
         self._listeners: defaultdict[str, list[OnObject]] = defaultdict(list)
         """Listeners by the name of a kind."""
         self._forget: list[Callable[[ObjectRef], None]] = []
         self._tasks = TaskOwner("cluster view")
+        self._running: defaultdict[ObjectKind, list[asyncio.Task[None]]] = defaultdict(list)
+        self._is_started = False
+        self._late: set[ObjectKind] = set()
 
     def watch(self, kind: ObjectKind, labels: str = "") -> None:
-        """View the objects of a kind that match a label selector, with those of earlier calls. Call it before `start`."""
+        """View the objects of a kind that match a label selector, with those of earlier calls, from `start` on or from now on.
+
+        The view is complete without a kind that is added after `start`.
+        """
         informer = Informer(
             self._source,
             kind,
@@ -46,6 +55,18 @@ class ClusterView:
             clock=self._clock,
         )
         self._informers[kind].append(informer)
+        if self._is_started:
+            self._late.add(kind)
+            self._run(kind, informer)
+
+    def unwatch(self, kind: ObjectKind) -> None:
+        """End the view of a kind, whose objects are gone with it."""
+        informers = self._informers.pop(kind)
+        self._late.discard(kind)
+        for task in self._running.pop(kind, ()):
+            task.cancel()
+        for key in {key for one in informers for key in one.objects}:
+            self._changed(kind, key, None)
 
     def listen(self, kind: ObjectKind, listener: OnObject) -> None:
         """Call `listener` with the key of each object of a kind that changed, or whose child changed."""
@@ -57,8 +78,9 @@ class ClusterView:
 
     def start(self) -> None:
         """Begin to list and watch."""
+        self._is_started = True
         for kind, informer in self._each():
-            self._tasks.supervise(informer.run, f"{kind.plural} {informer.labels}".rstrip(), clock=self._clock)
+            self._run(kind, informer)
 
     async def close(self) -> None:
         """Stop all watches."""
@@ -67,7 +89,7 @@ class ClusterView:
     @property
     def is_synced(self) -> bool:
         """Whether every kind was listed once, or does not exist: its resource definition may be installed later."""
-        return all(one.is_synced or one.is_absent for _, one in self._each())
+        return not self.waits_for
 
     @property
     def waits_for(self) -> list[str]:
@@ -75,13 +97,17 @@ class ClusterView:
         return [
             f"{kind.plural}: {one.error}" if one.error else kind.plural
             for kind, one in self._each()
-            if not (one.is_synced or one.is_absent)
+            if not (one.is_synced or one.is_absent or kind in self._late)
         ]
 
-    @property
-    def kinds(self) -> Iterable[ObjectKind]:
-        """Kinds in the view."""
-        return self._informers
+    def has(self, kind: ObjectKind) -> bool:
+        """Return whether the objects of a kind are in the view."""
+        found = self._informers.get(kind, ())
+        return bool(found) and all(one.is_synced for one in found)
+
+    def is_watched(self, kind: ObjectKind) -> bool:
+        """Return whether a kind is viewed, though maybe not listed yet."""
+        return kind in self._informers
 
     def has_all(self, kind: ObjectKind) -> bool:
         """Return whether the view has every object of a kind, not only those with a label."""
@@ -114,22 +140,27 @@ class ClusterView:
                 self._index(kind, value)
 
     def _each(self) -> Iterable[tuple[ObjectKind, Informer]]:
-        return ((kind, one) for kind, found in self._informers.items() for one in found)
+        return [(kind, one) for kind, found in self._informers.items() for one in found]
+
+    def _run(self, kind: ObjectKind, informer: Informer) -> None:
+        name = f"{kind.plural} {informer.labels}".rstrip()
+        self._running[kind].append(self._tasks.supervise(informer.run, name, clock=self._clock))
 
     def _changed(self, kind: ObjectKind, key: ObjectKey, value: KubeObject | None) -> None:
         ref = ObjectRef(kind.api_version, kind.kind, *key)
-        owner = self._owners.get(ref)
+        owner, sharing = self._owners.get(ref), self._co_owners.get(ref, ())
         if value is None and self.get(kind, *key) is None:
             self._unindex(ref)
+            self._co_owners.pop(ref, None)
             for forget in self._forget:
                 forget(ref)
         elif value is not None:
             owner = self._index(kind, value) or owner
         for listener in self._listeners.get(kind.kind, ()):
             listener(key)
-        if owner is not None:
-            for listener in self._listeners.get(owner["kind"], ()):
-                listener((ref.namespace, owner["name"]))
+        for one in sharing if owner is None else (owner,):
+            for listener in self._listeners.get(one["kind"], ()):
+                listener((ref.namespace, one["name"]))
 
     def _index(self, kind: ObjectKind, value: KubeObject) -> KubeObject | None:
         metadata = value["metadata"]
@@ -141,6 +172,8 @@ class ClusterView:
         if owner is not None:
             self._owners[ref] = owner
             self._children[owner["uid"]][ref] = kind
+        elif metadata.get("ownerReferences"):
+            self._co_owners[ref] = metadata["ownerReferences"]
         return owner
 
     def _unindex(self, ref: ObjectRef) -> None:

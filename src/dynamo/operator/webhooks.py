@@ -298,3 +298,22 @@ def has_values(stored: Any, wanted: Any) -> bool:
             has_values(one, other) for one, other in zip(items, wanted, strict=True)
         )
     return bool(stored == wanted)
+
+
+async def remove_webhooks(client: KubeClient, settings: WebhookSettings) -> None:
+    """Delete the webhook configurations and switch conversion off, so that the API server works without the operator.
+
+    Raise what the API server refuses.
+    """
+    for value in configurations(settings.service, settings.namespace, "", settings.namespaces):
+        name = value["metadata"]["name"]
+        await client.delete(CONFIGURATIONS[value["kind"]], name)
+        logger.info("webhook configuration %s removed", name)
+    for name in converted_definitions():
+        stored = await client.get(RESOURCE_DEFINITIONS, name)
+        service = part(part(part(part(stored or {}, "spec"), "conversion"), "webhook"), "clientConfig").get("service")
+        if isinstance(service, dict) and service.get("namespace") == settings.namespace:
+            await client.patch(
+                RESOURCE_DEFINITIONS, name, {"spec": {"conversion": {"strategy": "None", "webhook": None}}}
+            )
+            logger.info("conversion of %s switched off", name)

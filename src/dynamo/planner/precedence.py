@@ -16,6 +16,8 @@ from dynamo.runtime.streams import GeneratorHandler
 logger = logging.getLogger(__name__)
 
 READY_ENDPOINT, ADVISORY_ENDPOINT = "generate", "advisory"
+DECISIONS_SHOWN = 20
+"""Last decisions in a status whose request names no number."""
 
 
 class Precedence:
@@ -28,11 +30,12 @@ class Precedence:
         self._serving: list[Any] = []
         self._cause = ""
 
-    async def join(self, status: Callable[[], dict[str, Any]]) -> None:
+    async def join(self, status: Callable[[int], dict[str, Any]]) -> None:
         """Register the endpoint that released tools call to see that the planner is ready, and that of its status."""
 
         async def report(request: Any) -> AsyncIterator[Any]:
-            yield status()
+            count = request.get("decisions") if isinstance(request, dict) else None
+            yield status(count if isinstance(count, int) and count > 0 else DECISIONS_SHOWN)
 
         endpoints = {ADVISORY_ENDPOINT: _ready} if self._is_advisory else {}
         endpoints |= {STATUS_ENDPOINT: report, READY_ENDPOINT: _ready}  # The last one makes it a candidate.

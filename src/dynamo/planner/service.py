@@ -171,6 +171,8 @@ class PlannerService:
             "environment": config.environment.value,
             "optimization_target": config.optimization_target.value,
             "advisory": config.advisory,
+            "ttft_ms": config.ttft_ms,
+            "itl_ms": config.itl_ms,
             "ticks": self._ticks,
             "limits": {
                 "prefill_min_endpoint": config.prefill_floor if config.mode.scales_prefill else None,

@@ -4,13 +4,15 @@ Pure. A worker is busy when it exceeds any threshold that is set; a request is r
 serve it is busy. An unknown value (a load never published, a capacity missing on the card) does not make a worker busy.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.load import KvMetrics
+
+NO_LOAD = (0.0, 0.0)
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,10 +64,20 @@ class BusyWorkers:
         self.thresholds = thresholds
         self.capacity = capacity
         self._loads: dict[int, dict[int, KvMetrics]] = {}
+        self._booked: dict[int, dict[int, tuple[float, float]]] = {}
 
     def apply(self, load: KvMetrics) -> None:
         """Store the published load of a rank."""
         self._loads.setdefault(load.worker_id, {})[load.dp_rank] = load
+
+    def book(self, loads: Mapping[tuple[int, int], tuple[float, float, int]]) -> None:
+        """Replace the loads that a KV router counts: active prefill tokens, blocks and requests by worker and rank.
+
+        They are ahead of the workers' reports, which arrive at intervals: a burst is refused before it is reported.
+        """
+        self._booked = {}
+        for (worker, rank), (tokens, blocks, _) in loads.items():
+            self._booked.setdefault(worker, {})[rank] = (tokens, blocks)
 
     def keep(self, workers: Iterable[int]) -> None:
         """Drop the loads of all other workers."""
@@ -75,25 +87,22 @@ class BusyWorkers:
 
     def why(self, worker: int) -> str | None:
         """Return the flag of the threshold that a worker exceeds; None if not busy. All ranks must be busy."""
-        ranks = self._loads.get(worker)
-        if not ranks:
-            return None
-        reasons = [self._why(load) for load in ranks.values()]
-        return reasons[0] if all(reasons) else None
+        reported, booked = self._loads.get(worker, {}), self._booked.get(worker, {})
+        reasons = [self._why(reported.get(rank), booked.get(rank, NO_LOAD)) for rank in reported.keys() | booked.keys()]
+        return reasons[0] if reasons and all(reasons) else None
 
     def busy(self, workers: Iterable[int]) -> frozenset[int]:
         """Return the busy workers among the given ones."""
         return frozenset(worker for worker in workers if self.why(worker) is not None)
 
-    def _why(self, load: KvMetrics) -> str | None:
+    def _why(self, load: KvMetrics | None, booked: tuple[float, float]) -> str | None:
+        tokens, used = booked
+        if load is not None:
+            used, tokens = max(load.active_decode_blocks or 0, used), max(load.active_prefill_tokens or 0, tokens)
         limits = self.thresholds
         share, blocks = limits.active_decode_blocks_threshold, self.capacity.kv_blocks
-        used = load.active_decode_blocks
-        if share is not None and blocks and used is not None and used > share * blocks:
+        if share is not None and blocks and used > share * blocks:
             return "--active-decode-blocks-threshold"
-        tokens = load.active_prefill_tokens
-        if tokens is None:
-            return None
         most = limits.active_prefill_tokens_threshold
         if most is not None and tokens > most:
             return "--active-prefill-tokens-threshold"

@@ -31,13 +31,14 @@ from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.model_card import ModelDeploymentCard
 from dynamo.routing.kv_peers import hint_of, peers_of, with_hint
-from dynamo.routing.metrics import KvRouterMetrics
+from dynamo.routing.metrics import KvRouterMetrics, SharedCacheMetrics
 from dynamo.routing.remote_indexer import RemoteIndexer
 from dynamo.routing.shared_cache import SharedCache
 from dynamo.routing.sync.affinity_sync import AffinitySync
 from dynamo.routing.sync.replica_sync import ReplicaSync
 from dynamo.routing.topology import taints_of
 from dynamo.runtime.distributed import DistributedRuntime
+from dynamo.runtime.metric_labels import worker_labels
 from dynamo.text.multimodal.routing_hashes import hashes_of, media_of
 from dynamo.tokens.hashing import packed_block_hashes, seed_of, sequence_hashes
 
@@ -74,8 +75,12 @@ class KvPushRouter:
         rng: random.Random | None = None,
         clock: Clock | None = None,
         router_id: str = "",
+        worker_type: str = "aggregated",
     ) -> None:
+        """`router_id`: label of its metrics, the instance id by default; `worker_type`: see the workers' cards."""
         self.config = config
+        self.endpoint = endpoint
+        """Endpoint of the workers."""
         self.machine = Router(config, rng or random.Random(random.getrandbits(64)), profile)
         self.view: KvView | None = None
         self.durable: DurableEvents | None = None
@@ -108,11 +113,12 @@ class KvPushRouter:
         """Key that makes the hashes of active requests private to routers with the same key."""
         if config.tracking_hash == KEYED:
             self.key = read_key(config.tracking_key_file or "", config.tracking_key_id or "")
-        name = router_id or f"{runtime.instance_id:x}"
+        name = router_id or str(runtime.instance_id)
+        shared_metrics = SharedCacheMetrics(runtime.metrics, name, worker_labels(endpoint, runtime.instance_id))
         self.shared: SharedCache | None = None
         """Index of a cache shared by all workers."""
         if config.shared_cache == "hicache":
-            self.shared = SharedCache(config.block_size, runtime.metrics, name, str(endpoint))
+            self.shared = SharedCache(config.block_size, shared_metrics, str(endpoint))
         self._completes = self.key is not None or self.shared is not None
         self.paces: PaceListener | None = None
         """Subscription to the workers' step times, if a cost model uses them."""
@@ -123,7 +129,8 @@ class KvPushRouter:
         self._lengths: dict[str, RequestProgress] = {}
         """With the latency-based cost function: requests whose output lengths are learned at their end."""
         self._tasks = TaskOwner(f"kv router of {endpoint}")
-        self._metrics = KvRouterMetrics(runtime.metrics, name, endpoint)
+        self._endpoint = endpoint
+        self._metrics = KvRouterMetrics(runtime.metrics, name, endpoint, runtime.instance_id, self.machine, worker_type)
         self._prefilling: dict[str, RequestProgress] = {}
         self._growing: dict[str, tuple[RequestProgress, int]] = {}
         """With output blocks tracked: progress and counted blocks by request."""
@@ -132,6 +139,8 @@ class KvPushRouter:
         self._watcher: asyncio.Task[None] | None = None
         self._alone_since: float | None = None
         self._configured = self.machine.predicted
+        self._without_events: set[int] = set()
+        """Present workers that were reported because their cards state that they publish no KV events."""
         self._queue_timeout_s = setting("DYN_ROUTER_QUEUE_TIMEOUT_SECS", QUEUE_TIMEOUT_S, float)
 
     async def start(self) -> None:
@@ -155,6 +164,7 @@ class KvPushRouter:
             if not future.done():
                 future.set_exception(Overloaded("the router is shutting down"))
         await self._tasks.cancel_and_wait()
+        self._metrics.close()
         if self.paces is not None:
             await self.paces.close()
         for one in (self.shared, self.bindings, self.sync):
@@ -186,6 +196,8 @@ class KvPushRouter:
         self.apply_cards(cards.values())
         self._peers = peers_of(cards)
         self.set_facts([facts_of(worker_id, card) for worker_id, card in cards.items()])
+        if self.config.use_kv_events:
+            self._report_without_events(cards)
 
     def hinted(self, request: PreprocessedRequest, decision: Decision) -> PreprocessedRequest:
         """Return the request for the chosen worker, with a hint to a peer that has more of its blocks, if any."""
@@ -199,6 +211,10 @@ class KvPushRouter:
         known = list(cards)
         for card in known:
             self.model_name, self.is_eagle = card.display_name, card.runtime_config.enable_eagle
+        if self.model_name:
+            self._metrics.set_model(self.model_name, self._endpoint)
+            if self.sync is not None:
+                self.sync.set_model(self.model_name, self._metrics.worker_type)
         if self.shared is not None:
             self.shared.apply_cards(known)
 
@@ -213,6 +229,7 @@ class KvPushRouter:
         for facts in workers:
             if machine.workers.get(facts.worker_id) != facts:
                 machine.set_worker(facts)
+        self._metrics.set_ranks(machine.ranks)
 
     # Requests.
 
@@ -242,11 +259,15 @@ class KvPushRouter:
         self.refresh()
         self._check_sources()
         self.prepare(route_request)
-        decision = self.machine.place(route_request, self._clock.now())
+        now, lookup = self._clock.now(), time.perf_counter()
+        self.machine.look_up(route_request, now)
+        lookup_s = time.perf_counter() - lookup
+        decision = self.machine.place(route_request, now)
         if decision is None:
             decision = await self._wait(route_request, progress)
         else:
-            self._metrics.decided(decision, hashing_s, time.perf_counter() - began)
+            self._metrics.timed(hashing_s, lookup_s, hashing_s + time.perf_counter() - began)
+        self._metrics.decided(decision)
         if route_request.request_id in self.machine.active:
             self._prefilling[route_request.request_id] = progress
             if self.paces is not None:
@@ -288,7 +309,9 @@ class KvPushRouter:
     def prepare(self, route_request: RouteRequest) -> None:
         """Set the sequence hashes of a prompt if router replicas are synchronized."""
         if self.sync is not None and route_request.sequence is None:
+            began = time.perf_counter()
             route_request.sequence = pack(sequence_hashes(unpack(route_request.blocks)))
+            self._metrics.overhead.seq_hashing.observe((time.perf_counter() - began) * 1e3)
 
     def prefilled(self, request_id: str) -> bool:
         """Record a first token that the caller observed. False for a request that is not counted."""
@@ -458,6 +481,7 @@ class KvPushRouter:
             async with asyncio.timeout(self._queue_timeout_s):
                 return await future
         except TimeoutError:
+            self.machine.withdraw(route_request.request_id, is_late=True)
             raise Overloaded(
                 f"no worker had capacity within {self._queue_timeout_s:g} s (DYN_ROUTER_QUEUE_TIMEOUT_SECS)"
             ) from None
@@ -491,6 +515,34 @@ class KvPushRouter:
                 future.set_exception(found)
 
     # Workers without KV events.
+
+    def _report_without_events(self, cards: Mapping[int, ModelDeploymentCard]) -> None:
+        """Log a warning once for each worker that computes prompts and states that it publishes no KV events."""
+        self._without_events &= cards.keys()
+        for worker_id, card in cards.items():
+            runtime = card.runtime_config
+            if (
+                runtime.kv_event_publishing_enabled is not False
+                or card.worker_type == "decode"
+                or worker_id in self._without_events
+            ):
+                continue
+            self._without_events.add(worker_id)
+            start, size = runtime.data_parallel_start_rank, max(1, runtime.data_parallel_size)
+            fields = {
+                "diagnostic_code": "kv_event_publisher_disabled",
+                "model": card.display_name,
+                "worker_id": worker_id,
+                "worker_role": card.worker_type,
+                "requirement": "cache_aware_routing",
+                "serving_endpoint": self.endpoint.path,
+                "kv_event_publishing_enabled": False,
+                "waited_ms": 0,
+                "rank_count": size,
+                "dp_ranks": ",".join(str(rank) for rank in range(start, start + size)),
+                "suggested_action": "enable KV events on the worker, or choose a routing mode without them",
+            }
+            logger.warning("a worker publishes no KV events, which KV routing needs to know its cache", extra=fields)
 
     def _check_sources(self) -> None:
         """Predict cache contents and log a warning if KV events are expected and none arrive."""

@@ -186,7 +186,7 @@ class KvOptions:
         extra=surfaces("predicted_ttl_s", yaml="router"))
     router_queue_threshold: float | None = option(None, "--router-queue-threshold", "DYN_ROUTER_QUEUE_THRESHOLD",
         "Multiple of a worker's largest batch; requests queue while every worker has more active prefill tokens than that",
-        extra=surfaces("queue_threshold"))
+        accepts_none=True, extra=surfaces("queue_threshold"))
     router_queue_policy: str | None = option(None, "--router-queue-policy", "DYN_ROUTER_QUEUE_POLICY",
         "Order of queued requests: arrival (fcfs), newest first (lcfs) or shortest uncached prompt first (wspt, for balanced)",
         choices=["fcfs", "lcfs", "wspt"], extra=surfaces("queue_policy"))

@@ -19,7 +19,6 @@ import msgspec
 
 from dynamo.core.codec import UNREADABLE, msgpack_decoder
 from dynamo.core.errors import InvalidArgument
-from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
 from dynamo.kv_router.hicache import RUNTIME_KEY, HicacheLayout, HicachePages, ObjectEvent, Runs, read_layout
 from dynamo.protocols.model_card import ModelDeploymentCard
@@ -37,7 +36,7 @@ NAMES = ObjectEvent.__struct_fields__
 class SharedCache:
     """Shared cache of one worker set."""
 
-    def __init__(self, block_size: int, registry: MetricsRegistry, router_id: str, name: str = "") -> None:
+    def __init__(self, block_size: int, metrics: SharedCacheMetrics, name: str = "") -> None:
         self.pages = HicachePages()
         self._block_size = block_size
         self._name = name
@@ -47,7 +46,7 @@ class SharedCache:
         self._changed = asyncio.Event()
         """Event set when the address changes."""
         self._warned = ""
-        self._metrics = SharedCacheMetrics(registry, router_id)
+        self._metrics = metrics
 
     @property
     def is_sound(self) -> bool:

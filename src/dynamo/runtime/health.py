@@ -25,6 +25,8 @@ class SystemHealth:
         self.endpoints: dict[str, bool] = {}
         self.checks: list[Callable[[], bool]] = []
         """Additional conditions of readiness, evaluated at every request."""
+        self.conditions: list[Callable[[], bool]] = []
+        """Conditions of readiness of a process without endpoints; one that fails is no reason to restart it."""
 
     def set(self, is_ready: bool) -> None:
         """Set the status of the process, overriding that of its endpoints."""
@@ -45,6 +47,8 @@ class SystemHealth:
             return self._override
         if self._followed:
             return all(self.endpoints.get(name) for name in self._followed)
+        if self.conditions:
+            return all(condition() for condition in self.conditions)
         if not self.endpoints:
             return self._starting == READY
         return all(self.endpoints.values())

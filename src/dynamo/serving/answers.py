@@ -369,7 +369,8 @@ class StreamAnswer(BaseAnswer):
         if not events and not entries:
             return b""
         if self._decorated is None:
-            found = self._chunks.events(choice.index, events, b"", entries, offset)
+            counted = self._chunks.count(total_usage(self.generations)) if self._chunks.counts else b""
+            found = self._chunks.events(choice.index, events, counted, entries, offset)
         else:  # One by one: each chunk carries the tokens since the previous chunk.
             found = b""
             for place in range(max(1, len(events))):

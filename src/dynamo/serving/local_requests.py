@@ -119,6 +119,9 @@ class LocalCall(Generic[Item]):
         """Free the body, which the handler has read or will not read."""
         self.body = bytearray()
 
+    def begin(self) -> None:
+        """Write nothing: no client waits for a status."""
+
     def comment(self) -> None:
         """Write nothing: without a connection, nothing is closed as idle."""
 

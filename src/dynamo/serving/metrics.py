@@ -1,14 +1,14 @@
 """Frontend metrics: request, latency, token, model and migration metrics under upstream's names."""
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
+from functools import partial
+from typing import NamedTuple, Protocol
 
 from dynamo.core.config import setting
 from dynamo.core.errors import ConfigError
-from dynamo.core.metrics import Counter, Gauge, Histogram, MetricsRegistry
+from dynamo.core.metrics import Counter, Gauge, Histogram, MetricsRegistry, spread_buckets
 
 BUCKETS = {
     "REQUEST_DURATION": (1.0, 512.0, 10),
@@ -80,6 +80,13 @@ class ModelMetrics:
         self.output_tokens_total: Counter = families.output_tokens_total.labels(model=model)
 
 
+class PhaseGauges(NamedTuple):
+    """Requests in the stages of one phase: whose worker is being chosen, and that are being sent or, as prefills, computed."""
+
+    route: Gauge
+    dispatch: Gauge
+
+
 class StagedRequest(Protocol):
     """Request in progress, as far as the gauges of the stages need it."""
 
@@ -87,6 +94,8 @@ class StagedRequest(Protocol):
     """Time at which the prompt was tokenized; 0 before."""
     sent_s: float
     """Time at which the request had been sent to a worker; 0 before."""
+    phase: PhaseGauges | None
+    """Gauges of the phase in which its response is generated; None before its workers are known."""
 
 
 class FrontendMetrics:
@@ -99,10 +108,10 @@ class FrontendMetrics:
         """Requests in progress."""
         self._migration_limit = migration_limit
         self._buckets = {name: read_buckets(name) for name in BUCKETS}
-        self.router_id = ""
-        """Label of this frontend's own series: its instance id in hexadecimal."""
-        self._workers: dict[int, tuple[Gauge, ...]] = {}
+        self._workers: dict[tuple[int, int | None, int], Gauge] = {}
+        """Gauges of the last request, by worker, rank and place in `_last`."""
         self._models: dict[str, ModelMetrics] = {}
+        self._phases: dict[str, PhaseGauges] = {}
         self._series: dict[tuple[str, ...], Counter] = {}
         self._declare_requests(registry, prefix)
         self._declare_tokens(registry, prefix)
@@ -230,20 +239,19 @@ class FrontendMetrics:
         self.route = stages.labels(stage="route")
         self.dispatch = stages.labels(stage="dispatch")
         self.roundtrip = stages.labels(stage="transport_roundtrip")
-        in_stage = registry.gauge(name("stage_requests"), "Requests in each stage", ["phase", "stage"])
-        in_stage.labels(phase="", stage="preprocess").follow(lambda: self._count(lambda one: not one.prepared_s))
-        in_stage.labels(phase="aggregated", stage="dispatch").follow(
-            lambda: self._count(lambda one: bool(one.prepared_s) and not one.sent_s)
-        )
-        self.routing: Gauge = in_stage.labels(phase="aggregated", stage="route")
-        self.prefills: Gauge = in_stage.labels(phase="prefill", stage="dispatch")
-        """Prefills whose result is awaited."""
-        self.transfer = registry.histogram(
-            "dynamo_component_router_kv_transfer_estimated_latency_seconds",
-            "Time from the end of a prefill to the first token of its decode: an upper bound of the KV transfer time",
-            ("router_id",),
-            STAGE_BUCKETS,
-        )
+        self._in_stage = registry.gauge(name("stage_requests"), "Requests in each stage", ["phase", "stage"])
+        self._in_stage.labels(phase="", stage="preprocess").follow(self._preprocessing)
+
+    def phase(self, name: str) -> PhaseGauges:
+        """Return the gauges of a phase: aggregated, prefill or decode."""
+        gauges = self._phases.get(name)
+        if gauges is None:
+            labels = self._in_stage.labels
+            gauges = PhaseGauges(labels(phase=name, stage="route"), labels(phase=name, stage="dispatch"))
+            self._phases[name] = gauges
+            if name != "prefill":  # Prefills are counted one by one: a request may have several.
+                gauges.dispatch.follow(partial(self._dispatching, gauges))
+        return gauges
 
     def _declare_workers(self, registry: MetricsRegistry, prefix: str) -> None:
         """Declare the last request of each worker."""
@@ -271,6 +279,19 @@ class FrontendMetrics:
             metrics = self._models[model] = ModelMetrics(self, model)
         return metrics
 
+    def models(self) -> Mapping[str, ModelMetrics]:
+        """Return the series of every model that has had a request."""
+        return self._models
+
+    def ended(self) -> dict[str, tuple[float, float]]:
+        """Return the numbers of successful and failed requests by model; refused ones count for `NO_MODEL`."""
+        found: dict[str, tuple[float, float]] = {}
+        for key, counter in self._series.items():
+            if len(key) == 4:  # Ended requests: endpoint, model, request type, error type.
+                good, bad = found.get(key[1], (0.0, 0.0))
+                found[key[1]] = (good, bad + counter.value) if key[3] else (good + counter.value, bad)
+        return found
+
     def show_model(self, model: str, values: Mapping[str, int | None]) -> None:
         """Publish the model card's values."""
         self.model_ready.labels(model=model).set(1)
@@ -286,23 +307,39 @@ class FrontendMetrics:
         for family in self.model_gauges.values():
             family.remove(model=model)
 
-    def worker(self, worker_id: int, worker_type: str = "decode") -> tuple[Gauge, ...]:
-        """Return the gauges of a worker's last request: prompt tokens, time to first token, inter-token latency."""
-        gauges = self._workers.get(worker_id)
-        if gauges is None:
-            labels = {"dp_rank": "none", "worker_id": str(worker_id), "worker_type": worker_type}
-            gauges = self._workers[worker_id] = tuple(family.labels(**labels) for family in self._last)
-        return gauges
+    def note_worker(
+        self,
+        worker_id: int,
+        worker_type: str,
+        dp_rank: int | None,
+        *,
+        prompt_tokens: int | None = None,
+        ttft_s: float | None = None,
+        itl_s: float | None = None,
+    ) -> None:
+        """Record a worker's last request, as far as the worker computed it; `dp_rank` is known to a KV router only."""
+        for place, value in enumerate((prompt_tokens, ttft_s, itl_s)):
+            if value is None:
+                continue
+            gauge = self._workers.get((worker_id, dp_rank, place))
+            if gauge is None:
+                rank = "none" if dp_rank is None else str(dp_rank)
+                gauge = self._last[place].labels(dp_rank=rank, worker_id=str(worker_id), worker_type=worker_type)
+                self._workers[worker_id, dp_rank, place] = gauge
+            gauge.value = value
 
     def keep_workers(self, present: Collection[int]) -> None:
         """Remove the series of workers that left."""
-        for worker_id in self._workers.keys() - present:
-            del self._workers[worker_id]
+        for key in [key for key in self._workers if key[0] not in present]:
+            del self._workers[key]
             for family in self._last:
-                family.remove(worker_id=str(worker_id))
+                family.remove(worker_id=str(key[0]))
 
-    def _count(self, is_there: Callable[[StagedRequest], bool]) -> int:
-        return sum(map(is_there, self.open_requests))
+    def _preprocessing(self) -> int:
+        return sum(not one.prepared_s for one in self.open_requests)
+
+    def _dispatching(self, phase: PhaseGauges) -> int:
+        return sum(one.phase is phase and bool(one.prepared_s) and not one.sent_s for one in self.open_requests)
 
     def count_start(self, endpoint: str, model: str, request_type: str) -> None:
         """Count an accepted request."""
@@ -346,15 +383,6 @@ def read_buckets(name: str) -> tuple[float, ...]:
         return spread_buckets(low, high, count)
     except ValueError as error:
         raise ConfigError(f"{variable}_{{MIN,MAX,COUNT}}: {error}") from None
-
-
-def spread_buckets(low: float, high: float, count: int) -> tuple[float, ...]:
-    """Return 0 and `count` - 1 powers from `low` (excluded) to `high`, each rounded to two digits."""
-    if not (0 < low < high and count >= 2):
-        raise ValueError(f"buckets need 0 < min < max and count >= 2, got {low}, {high}, {count}")
-    ratio = math.log(high / low) / (count - 1)
-    values = {float(f"{low * math.exp(ratio * step):.1e}") for step in range(1, count)}
-    return (0.0, *sorted(values))
 
 
 class LoopDelay:

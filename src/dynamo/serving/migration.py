@@ -15,7 +15,7 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -231,6 +231,18 @@ class Sent(Receiver, Protocol):
         """End with the error: no other worker can take the request."""
 
 
+class Move(NamedTuple):
+    """Failure of a worker after which a request was sent to another one."""
+
+    at_s: float
+    """Time by `time.perf_counter`."""
+    worker_id: int | None
+    """Worker that failed; None if another cause is known."""
+    error: str
+    tokens: int
+    """Output tokens received before."""
+
+
 class Dispatch:
     """Dispatch of one generation to a worker, and to another one if that worker fails."""
 
@@ -263,6 +275,10 @@ class Dispatch:
         """Session affinity that keeps the request's session bound, if there is no KV router."""
         self.decision: Decision | None = None
         """Latest decision of the KV router."""
+        self.moves: tuple[Move, ...] = ()
+        """Failures after which the request was sent to another worker, oldest first; bounded by the attempts."""
+        self.route_s = (0.0, 0.0)
+        """Begin and end of the latest choice of a worker; 0 before."""
         self._clock = clock or SystemClock()
         self._attempts = Attempts(policy.limit)
         self.prefill: PrefillPhase | None = None
@@ -273,6 +289,9 @@ class Dispatch:
             self.obstacle = obstacle_of(generation.request, resumes_sampling=model.resumes_sampling)
             if self.obstacle is None:
                 generation.keep_ids()
+
+    phase = "aggregated"
+    """Phase that the workers compute."""
 
     async def send(self) -> None:
         """Send the request. Raise the error of the last worker tried."""
@@ -298,7 +317,10 @@ class Dispatch:
             except BaseException:  # Without a context manager: this runs for every request.
                 self.release()
                 raise
-        sessions = self._model.current.sessions
+        current = self._model.current
+        if current.routed is not None:
+            current.routed.sent(len(self._request.token_ids))
+        sessions = current.sessions
         if sessions is not None and sessions.sent(self._request, self._request_id, call.instance_id):
             self._kept = sessions
         if self._generation.is_over:  # The client disconnected during the send.
@@ -310,12 +332,15 @@ class Dispatch:
     async def _route(self, exclude: frozenset[int]) -> int | None:
         """Choose a worker, and record how long that took."""
         metrics, began_s = self._metrics, time.perf_counter()
-        metrics.routing.inc()
+        choosing = metrics.phase(self.phase).route
+        choosing.value += 1
         try:
             return await self._choose(exclude)
         finally:
-            metrics.routing.dec()
-            metrics.route.observe(time.perf_counter() - began_s)
+            ended_s = time.perf_counter()
+            self.route_s = began_s, ended_s
+            choosing.value -= 1
+            metrics.route.observe(ended_s - began_s)
 
     async def _choose(self, exclude: frozenset[int]) -> int | None:
         """Return the worker named by the request or chosen by the KV router; None if the client's mode chooses."""
@@ -414,6 +439,7 @@ class Dispatch:
         generation = self._generation
         logger.warning("Stream disconnected, recreating stream: request=%s error=%s", self._request_id, error)
         started_s = time.perf_counter()
+        self.moves = (*self.moves, Move(started_s, generation.failed_instance, str(error), generation.tokens))
         self.release()
         if generation.failed_instance is not None:
             self._attempts.exclude(generation.failed_instance, may_recover=connection_broke(error))

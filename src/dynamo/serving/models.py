@@ -40,6 +40,7 @@ from dynamo.runtime.discovery.base import Change, Delete, Put
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.push_router import RouterMode
 from dynamo.serving.metrics import FrontendMetrics
+from dynamo.serving.routed_requests import RoutedRequests
 from dynamo.serving.served_model import PARTIAL, PREFILL, ServedModel
 from dynamo.text.preprocessor import Timings
 from dynamo.text.tokenizer.tokenizer import BACKENDS, Tokenizer
@@ -375,6 +376,9 @@ class Models:
         )
         served.busy.thresholds = wanted.thresholds or self._thresholds
         served.mode, served.workers_min = mode, self._workers_min
+        served.routed = RoutedRequests(
+            self._metrics.registry, endpoint, self._runtime.instance_id, card.display_name, card.worker_type
+        )
         served.conditional = self._disaggregation.conditional(self._kv_options.router_queue_threshold)
         served.never_whole = self._disaggregation.enforce_disagg or wanted.enforce_disagg
         options = self._routing_of(card, wanted)
@@ -385,7 +389,7 @@ class Models:
         if mode is RouterMode.KV and card.model_input == "Tokens":
             options = config_of_stage(options, card.worker_type, self._policy, self._disaggregation)
             profile = None if self._policy is None else self._policy.profile(card.display_name)
-            served.kv = KvPushRouter(self._runtime, endpoint, options, profile=profile)
+            served.kv = KvPushRouter(self._runtime, endpoint, options, profile=profile, worker_type=card.worker_type)
             await served.kv.start()
             await self._update_index(place[1])
         elif options.affinity_ttl_s is not None and card.model_input == "Tokens":

@@ -22,6 +22,7 @@ from dynamo.serving.generation import Generation
 from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.migration import Dispatch
 from dynamo.serving.next_turn_prefill import NextTurnPrefill, NullReceiver, pinned
+from dynamo.serving.recent_requests import RecentRequests, RequestFacts, facts_of
 from dynamo.serving.request_headers import identify, metadata_of, new_id, trace_headers
 from dynamo.serving.request_state import SPAN, RequestState
 from dynamo.serving.request_trace.trace import RequestTrace
@@ -42,10 +43,16 @@ class OpenRequests:
         """Metrics of the requests."""
         self.tasks = TaskOwner("pipeline")
         self.is_draining = False
+        self.recent = RecentRequests()
+        """The last requests that ended."""
         self._trace = trace
         self._tracer = tracing.tracer()
         self._answers: set[BaseAnswer] = set()
         self._quiet = asyncio.Event()
+
+    def in_flight(self) -> list[RequestFacts]:
+        """Return the facts of the requests in progress, in no order."""
+        return [facts_of(answer) for answer in self._answers]
 
     @property
     def inflight(self) -> int:
@@ -72,6 +79,7 @@ class OpenRequests:
         except DynamoException as error:
             response = answer_to(error)
             self.metrics.count_end(endpoint, "", "unary", response.label)
+            self.recent.refused(endpoint, response.label, response.message, whole_s)
             identities = scope_fields(("", trace_headers(exchange), SPAN, ""))
             logger.info("request refused", extra={"status": response.status, "error": response.message, **identities})
             if self._tracer is not None:
@@ -110,7 +118,7 @@ class OpenRequests:
                 started_s=time.perf_counter(),
                 request_id=request_id,
                 headers=trace_headers(exchange),
-                metadata=metadata_of(exchange),
+                metadata=metadata_of(exchange.headers),
             )
             undo.callback(state.discard)
             if self._tracer is not None:
@@ -125,8 +133,8 @@ class OpenRequests:
         return answer
 
     def _observing(self, answer: BaseAnswer) -> ErrorBoundary:
-        """Log exceptions of the block: a request does not depend on its trace."""
-        return logged(logger, "request trace of %s failed", answer.state.request_id)
+        """Log exceptions of the block: a request does not depend on its record or trace."""
+        return logged(logger, "record of request %s failed", answer.state.request_id)
 
     def _closed(self, answer: BaseAnswer, error_type: str, error: Exception | None) -> None:
         """Release the workers of a finished response, close its metrics, and report it."""
@@ -164,7 +172,9 @@ class OpenRequests:
         usage: CompletionUsage | None,
         now_s: float,
     ) -> None:
-        """Trace and log a finished response."""
+        """Keep, trace and log a finished response."""
+        with self._observing(answer):
+            self.recent.ended(facts_of(answer, error_type, error, usage, now_s))
         if self._trace is not None:
             with self._observing(answer):
                 self._trace.end(answer, error_type)
@@ -212,6 +222,17 @@ class OpenRequests:
         for answer in list(self._answers):
             if now_s - answer.state.started_s > longest_s:
                 answer.fail(ResponseTimeout(f"no end after {longest_s:g} s"))
+
+    def commit(self, wait_s: float) -> None:
+        """Send the status of every stream whose worker has had the request for `wait_s` seconds without an event.
+
+        An error that follows is an event of the stream.
+        """
+        latest_s = time.perf_counter() - wait_s
+        for answer in self._answers:
+            state = answer.state
+            if not state.last_s and 0 < state.sent_s <= latest_s and state.request_type == "stream":
+                answer.exchange.begin()
 
     def keep_alive(self, interval_s: float) -> None:
         """Write a comment to every stream that has been idle for `interval_s` seconds.

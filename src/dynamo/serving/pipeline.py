@@ -11,11 +11,9 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
-import msgspec
-
 from dynamo.core.codec import json_encode
 from dynamo.core.config import read_bool, setting
-from dynamo.core.errors import InvalidArgument, NotFound
+from dynamo.core.errors import NotFound
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.nvext import NvExt
 from dynamo.protocols.openai import (
@@ -41,8 +39,9 @@ from dynamo.serving.next_turn_prefill import next_turn_prefill_of
 from dynamo.serving.open_requests import Open, OpenRequests
 from dynamo.serving.postprocessor import chat_body
 from dynamo.serving.prefill_router import DisaggregatedDispatch
+from dynamo.serving.preparation import chosen_worker, prepared_of
 from dynamo.serving.relay import OnSuccess, RelayAnswer
-from dynamo.serving.request_headers import agent_context, cache_key_context, headed, new_id, trigger_of, with_headers
+from dynamo.serving.request_headers import headed, new_id, with_headers
 from dynamo.serving.request_state import RequestState
 from dynamo.serving.request_trace.trace import RequestTrace
 from dynamo.serving.response_form import Form
@@ -146,19 +145,7 @@ class Pipeline(OpenRequests):
     ) -> Sequence[PreprocessedRequest]:
         """Return the engine requests: prompt tokens, image hashes, agent session. Raise `InvalidArgument`."""
         exchange = answer.exchange
-        prepared: Sequence[PreprocessedRequest]
-        if isinstance(request, ChatCompletionRequest):
-            prepared = [await model.preprocessor.chat_async(request, len(exchange.body))]
-            await self._name_images(model, prepared[0])
-        else:
-            prepared = await model.preprocessor.completion_async(request, len(exchange.body))
-        chosen_worker(request, model)  # Refuse an unknown worker before anything is sent.
-        trigger = trigger_of(request)
-        context = agent_context(exchange.headers, trigger) or cache_key_context(request.prompt_cache_key, trigger)
-        if context is not None:
-            for one in prepared:
-                one.agent_context = context
-                one.image_cache_scope = context["session_id"]
+        prepared = await prepared_of(model, request, exchange.headers, len(exchange.body))
         await self._annotate(answer, model, request, prepared)
         answer.state.prepared(prepared[0].multi_modal_data)
         return prepared
@@ -200,6 +187,7 @@ class Pipeline(OpenRequests):
         """Give every engine request a dispatch, which chooses its workers: for each phase, and again after a failure."""
         state = answer.state
         make = DisaggregatedDispatch if model.is_decode else Dispatch
+        state.route_through(model.routed, self.metrics.phase(make.phase))
         for place, generation in enumerate(answer.generations):
             part_id = state.request_id if place == 0 else new_id()
             headers = state.headers
@@ -235,7 +223,9 @@ class Pipeline(OpenRequests):
         if place == 0 and answer.exchange.header(EXPLAIN) in YES:
             answer.exchange.header_bytes += explanation_of(generation)
         if generation.call is not None:
-            answer.state.sent_to(generation.call.instance_id, place)
+            decision = generation.dispatch.decision
+            dp_rank = None if decision is None else decision.dp_rank
+            answer.state.sent_to(generation.call.instance_id, place, dp_rank)
 
     # Parts of the steps.
 
@@ -334,13 +324,6 @@ class Pipeline(OpenRequests):
             model.admit()
             await answer.forward()
 
-    async def _name_images(self, model: ServedModel, prepared: PreprocessedRequest) -> None:
-        """Hash images for the KV router, if the number of tokens per image is known."""
-        if model.kv is not None and prepared.multi_modal_data is not msgspec.UNSET:
-            images = model.preprocessor.images
-            if images is not None:
-                await images.add(prepared, model.kv.config.block_size)
-
     async def _annotate(
         self,
         answer: BaseAnswer,
@@ -382,13 +365,3 @@ class Pipeline(OpenRequests):
         generation.revive()
         self.tasks.start(dispatch.repeat(error), "retry")
         return True
-
-
-def chosen_worker(request: GenerationRequest, model: ServedModel) -> int | None:
-    """Return the worker that the request names, None for any. Raise `InvalidArgument` for an unknown worker."""
-    chosen = request.nvext.backend_instance_id if request.nvext is not None else None
-    if chosen is not None and chosen not in model.client.instance_ids():
-        raise InvalidArgument(
-            f"backend_instance_id {chosen} is not a worker of model `{model.name}`", param="nvext.backend_instance_id"
-        )
-    return chosen

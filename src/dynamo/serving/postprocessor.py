@@ -63,6 +63,11 @@ class Chunks(Protocol):
 
     plain: bool
     """Whether a text chunk has the fixed text `head` and `tail`; otherwise all text is passed to `events`."""
+    counts: bool
+    """Whether `events` writes the running usage of every stream, as `count` returns it."""
+
+    def count(self, usage: CompletionUsage) -> bytes:
+        """Return the running usage as JSON of the format."""
 
     def begin(self, prompt_tokens: int) -> bytes:
         """Return the events before all choices; often empty."""
@@ -104,7 +109,7 @@ class Chunks(Protocol):
 class OpenAiChunks:
     """Common part of chat and completion streams: begin, end, and fields present in every chunk."""
 
-    plain = True
+    plain, counts = True, False
     no_usage = b""
     """Usage field of a chunk without usage."""
 
@@ -118,6 +123,9 @@ class OpenAiChunks:
         """Set the fields of all following chunks: running usage and `nvext`, both as JSON."""
         self._nvext = b',"nvext":' + nvext if nvext else b""
         self._close = self._closing(usage)
+
+    def count(self, usage: CompletionUsage) -> bytes:
+        return json_encode(usage)
 
     def _closing(self, usage: bytes) -> bytes:
         counted = b',"usage":' + usage if usage else self.no_usage

@@ -228,6 +228,10 @@ class PrefillPhase:
         if self._timer is not None:
             self._timer.cancel()
         self.release()
+        if self.call is not None and self.served.routed is not None:
+            cached = 0 if self._details is None else self._details.cached_tokens or 0
+            ttft_s = self.done_s - self.sent_s if error is None else None
+            self.served.routed.ended(self.tokens, ttft_s, None, cached)
         notify, self.on_failure = self.on_failure, None
         if error is not None and notify is not None:
             notify(error)

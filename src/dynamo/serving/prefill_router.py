@@ -20,16 +20,15 @@ from dynamo.core.config import setting
 from dynamo.core.errors import (
     Cancelled,
     CannotConnect,
-    DynamoException,
     InvalidArgument,
     Overloaded,
     WorkerUnavailable,
 )
 from dynamo.protocols.engine import BootstrapInfo, PrefillResult, PreprocessedRequest, Routing
-from dynamo.routing.prefill_plan import PrefillFacts, decode_request, prefill_request, prefill_routing_request, whole
-from dynamo.routing.topology import taints_of, transfer_constraints
+from dynamo.routing.prefill_plan import decode_request, prefill_request, prefill_routing_request, whole
 from dynamo.runtime.push_router import RouterMode
 from dynamo.serving.migration import SENDS_MAX, Attempts, Dispatch, Sent, connection_broke, more_informative
+from dynamo.serving.phase_routing import computes_locally, prefill_set_of, reach_of
 from dynamo.serving.prefill_phase import PrefillPhase
 from dynamo.serving.served_model import ServedModel
 
@@ -47,6 +46,8 @@ SEQUENTIAL_MODES = frozenset((RouterMode.POWER_OF_TWO, RouterMode.LEAST_LOADED))
 
 class DisaggregatedDispatch(Dispatch):
     """Dispatch of one generation to a prefill worker and a decode worker, and to others if one of them fails."""
+
+    phase = "decode"
 
     def __init__(self, model: ServedModel, generation: Sent, request_id: str, *more: Any, **named: Any) -> None:
         super().__init__(model, generation, request_id, *more, **named)
@@ -130,32 +131,13 @@ class DisaggregatedDispatch(Dispatch):
 
     def _stays_whole(self) -> bool:
         """Return whether the decode worker computes the prompt because that is expected to be faster."""
-        model = self._model.current
-        rule, decode = model.conditional, model.kv
-        prefill = self._prefill_set()
-        if rule is None or decode is None or prefill is None or prefill.kv is None:
-            return False
-        try:
-            there = decode.peek(self._request, self._request_id, avoid=self._attempts.excluded)
-            elsewhere = prefill.kv.peek(
-                prefill_routing_request(self._request), self._request_id, avoid=self._prefill_attempts.excluded
-            )
-        except DynamoException as error:
-            logger.debug("request %s: cannot evaluate local prefill, using two phases: %s", self._request_id, error)
-            return False
-        size = decode.config.block_size
-        tokens = len(self._request.token_ids)
-        loads = prefill.kv.machine.loads()[elsewhere.worker_id, elsewhere.dp_rank]
-        batch = prefill.kv.machine.workers[elsewhere.worker_id].batch_tokens
-        capacity = decode.machine.workers[there.worker_id].kv_blocks
-        used = decode.machine.loads()[there.worker_id, there.dp_rank][1] + there.blocks - there.overlap_blocks
-        facts = PrefillFacts(
-            tokens,
-            max(0, tokens - size * there.overlap_blocks),
-            prefill_load=loads[0] / batch if batch else None,
-            decode_load=used / capacity if capacity else None,
+        return computes_locally(
+            self._model,
+            self._request,
+            self._request_id,
+            avoid=self._attempts.excluded,
+            prefill_avoid=self._prefill_attempts.excluded,
         )
-        return rule.bypasses(facts)
 
     async def _prefill(self) -> bool:
         """Compute the prompt. Return True if a decode phase follows, False if the response is complete."""
@@ -196,11 +178,12 @@ class DisaggregatedDispatch(Dispatch):
         if phase.meeting is not None and phase.error is None and phase.served.mode not in SEQUENTIAL_MODES:
             phase.report_failure(self._prefill_broke)
             return phase.meeting
-        self._metrics.prefills.inc()
+        computing = self._metrics.phase("prefill").dispatch
+        computing.inc()
         try:
             result = await phase.wait(self._timeout_s)
         finally:
-            self._metrics.prefills.dec()
+            computing.dec()
         if phase.is_whole:
             return None
         return phase.meeting or result
@@ -217,26 +200,20 @@ class DisaggregatedDispatch(Dispatch):
     def _goes_on(self, phase: PrefillPhase, found: PrefillResult | BootstrapInfo) -> None:
         """Build the decode request, now that the prefill worker and its result or address are known."""
         self._outgoing = decode_request(self._request, phase.instance_id, phase.dp_rank, found)
-        card = phase.served.card_of(phase.instance_id)
-        required, preferred = (frozenset[str](), {}) if card is None else transfer_constraints(card.runtime_config)
-        if not required and not preferred:
-            return
-        given = dict((self._request.routing or Routing()).routing_constraints or {})
-        given["required_taints"] = sorted({*(given.get("required_taints") or ()), *required})
-        given["preferred_taints"] = {**(given.get("preferred_taints") or {}), **preferred}
-        self._constraints = given
-        model = self._model.current
-        cards = {worker: model.card_of(worker) for worker in model.worker_ids()}
-        self._out_of_reach = frozenset(
-            worker for worker, its in cards.items() if its is None or not required <= taints_of(its.runtime_config)
-        )
+        reach = reach_of(self._model, self._request, phase.served, phase.instance_id)
+        self._constraints, self._out_of_reach = reach.constraints, reach.out_of_reach
 
     async def _send_prefill(self) -> PrefillPhase:
         """Choose a prefill worker and send it its request. Raise `WorkerUnavailable` if there is none."""
-        served = self._prefill_set()
+        served = prefill_set_of(self._model)
         if served is None:
             raise WorkerUnavailable("no prefill worker serves the model at the moment")
-        phase = await self._choose_prefill(served)
+        choosing = self._metrics.phase("prefill").route
+        choosing.inc()
+        try:
+            phase = await self._choose_prefill(served)
+        finally:
+            choosing.dec()
         phase.meet(self._meeting(phase))
         request = prefill_request(self._request, phase.instance_id, phase.dp_rank, phase.meeting)
         with Rollback(partial(self._abandon_prefill, phase)):
@@ -256,6 +233,8 @@ class DisaggregatedDispatch(Dispatch):
             else:
                 phase.keep(served.current.sessions, self._request)
                 phase.sent(call)
+                if phase.served.routed is not None:
+                    phase.served.routed.sent(len(request.token_ids))
         return phase
 
     def _abandon_prefill(self, phase: PrefillPhase) -> None:
@@ -290,14 +269,6 @@ class DisaggregatedDispatch(Dispatch):
         assert found is not None, "a set with a KV router has a decision"
         phase.book(*found)
         return phase
-
-    def _prefill_set(self) -> ServedModel | None:
-        """Return a set of prefill workers: of several sets, a random one weighted by its workers."""
-        sets = [(one, len(one.worker_ids())) for one in self._model.current.prefill_sets]
-        able = [(one, count) for one, count in sets if count]
-        if len(able) < 2:
-            return able[0][0] if able else None
-        return random.choices([one for one, _ in able], weights=[count for _, count in able])[0]
 
     def _meeting(self, phase: PrefillPhase) -> BootstrapInfo | None:
         """Return the address for the block transfer, if the worker publishes one."""

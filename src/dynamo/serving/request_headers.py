@@ -59,11 +59,11 @@ def trace_headers(exchange: IncomingRequest) -> dict[str, str]:
     return {name.decode("ascii"): value.decode("latin-1") for name, value in exchange.headers if name in TRACE_HEADERS}
 
 
-def metadata_of(exchange: IncomingRequest) -> dict[str, str]:
+def metadata_of(headers: Headers) -> dict[str, str]:
     """Return the context metadata of the worker's request: the client's headers `x-dynamo-meta-<key>`."""
     return {
         name[len(META_HEADER) :].decode("ascii"): value.decode("latin-1")
-        for name, value in exchange.headers
+        for name, value in headers
         if name.startswith(META_HEADER)
     }
 

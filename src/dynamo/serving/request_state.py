@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dynamo.core.logging import RequestScope
 from dynamo.core.tracing import Span, Tracer
 from dynamo.protocols.engine import CompletionUsage
-from dynamo.serving.metrics import FrontendMetrics
+from dynamo.serving.metrics import FrontendMetrics, PhaseGauges
 from dynamo.serving.prefill_phase import PrefillPhase
 from dynamo.serving.request_trace.payload import Capture
 from dynamo.serving.request_trace.rows import AgentContext
+from dynamo.serving.routed_requests import RoutedRequests
 
 SPAN = "http-request"
 """Name of a request's span."""
@@ -29,6 +30,7 @@ class RequestState:
         "agent_context",
         "capture",
         "commented_s",
+        "dp_rank",
         "endpoint",
         "first_s",
         "frontend",
@@ -40,10 +42,12 @@ class RequestState:
         "metadata",
         "metrics",
         "model",
+        "phase",
         "prefill",
         "prepared_s",
         "request_id",
         "request_type",
+        "routed",
         "routes",
         "scope",
         "sent_s",
@@ -105,8 +109,14 @@ class RequestState:
         """Tokens per KV cache block of the model; set if requests are traced."""
         self.workers: list[int] = []
         """First worker of each of its engine requests."""
-        self.prefill: tuple[int, float] | None = None
-        """Prefill worker, if separate, and the time at which the prompt was computed (0: not yet)."""
+        self.dp_rank: int | None = None
+        """Rank of the worker of the last engine request, where a KV router chose it."""
+        self.phase: PhaseGauges | None = None
+        """Gauges of the phase in which the response is generated."""
+        self.prefill: tuple[int, float, int | None] | None = None
+        """Prefill worker, if separate, the time at which the prompt was computed (0: not yet), and the worker's rank."""
+        self.routed: RoutedRequests | None = None
+        """Metrics of the worker set to which the request is sent."""
         self.is_closed = False
         frontend.count_start(endpoint, model, self.request_type)
         frontend.open_requests.add(self)
@@ -122,19 +132,25 @@ class RequestState:
         if isinstance(media, dict):
             self.count_media(media)
 
+    def route_through(self, routed: RoutedRequests | None, phase: PhaseGauges) -> None:
+        """Set the metrics of the worker set to which the request is sent, and of its phase."""
+        self.routed = routed
+        self.phase = phase
+
     def sent(self) -> None:
         """Record that every engine request was sent to a worker."""
         self.sent_s = time.perf_counter()
 
-    def sent_to(self, worker_id: int, part: int) -> None:
-        """Record the first worker of one of the engine requests."""
+    def sent_to(self, worker_id: int, part: int, dp_rank: int | None = None) -> None:
+        """Record the first worker of one of the engine requests, and its rank where a KV router chose it."""
         self.workers.append(worker_id)
+        self.dp_rank = dp_rank
         if self.routes:
             self.routes[part].set("worker_id", f"{worker_id:x}")
 
     def prefilled_by(self, phase: PrefillPhase) -> None:
         """Record the prefill worker."""
-        self.prefill = phase.instance_id, phase.done_s
+        self.prefill = phase.instance_id, phase.done_s, phase.dp_rank
 
     def tokens(self, count: int, now_s: float) -> None:
         """Record `count` tokens that became visible together."""
@@ -261,17 +277,30 @@ class RequestState:
                 self._note_worker(usage)
             if usage.prompt_tokens_details is not None and usage.prompt_tokens_details.cached_tokens is not None:
                 metrics.cached_tokens.observe(usage.prompt_tokens_details.cached_tokens)
+        if self.routed is not None and self.workers:
+            self._note_routed(self.routed, usage)
         self.frontend.count_end(self.endpoint, self.model, self.request_type, error_type)
+
+    def _note_routed(self, routed: RoutedRequests, usage: CompletionUsage | None) -> None:
+        """Record the end of the request in the metrics of the worker set."""
+        tokens, reused = 0, 0
+        if usage is not None:
+            tokens, details = usage.completion_tokens, usage.prompt_tokens_details
+            reused = 0 if details is None else details.cached_tokens or 0
+        ttft_s = self.first_s - self.prepared_s if self.first_s else None
+        itl_s = (self.last_s - self.first_s) / (tokens - 1) if tokens > 1 else None
+        routed.ended(tokens, ttft_s, itl_s, reused, len(self.workers))
+        if self.prefill is not None and self.first_s:
+            routed.transferred(max(0.0, self.first_s - (self.prefill[1] or self.first_s)))
 
     def _note_worker(self, usage: CompletionUsage) -> None:
         """Record the worker's last request; with a prefill worker, prompt tokens and time to first token are its values."""
-        prompt, first, between = self.frontend.worker(self.workers[-1])
-        if self.prefill is not None:
-            worker_id, done_s = self.prefill
-            prompt, first, _ = self.frontend.worker(worker_id, "prefill")
-            transfer = self.frontend.transfer.labels(router_id=self.frontend.router_id)
-            transfer.observe(max(0.0, self.first_s - (done_s or self.first_s)))
-        prompt.set(usage.prompt_tokens)
-        first.set(self.first_s - self.started_s)
+        note, ttft_s = self.frontend.note_worker, self.first_s - self.started_s
+        prompt, itl_s = usage.prompt_tokens, None
         if usage.completion_tokens > 1:
-            between.set((self.last_s - self.first_s) / (usage.completion_tokens - 1))
+            itl_s = (self.last_s - self.first_s) / (usage.completion_tokens - 1)
+        if self.prefill is None:
+            note(self.workers[-1], "decode", self.dp_rank, prompt_tokens=prompt, ttft_s=ttft_s, itl_s=itl_s)
+        else:
+            note(self.workers[-1], "decode", self.dp_rank, itl_s=itl_s)
+            note(self.prefill[0], "prefill", self.prefill[2], prompt_tokens=prompt, ttft_s=ttft_s)

@@ -64,6 +64,9 @@ class IncomingRequest(Protocol):
     def refuse(self, error: ErrorAnswer) -> None:
         """Send an error response; after the response started, end the stream with an error event."""
 
+    def begin(self) -> None:
+        """Send the status of a streamed response before its first event; further calls do nothing."""
+
     def comment(self) -> None:
         """Write a comment to a client that waits for the next event, so that its connection is not closed as idle."""
 

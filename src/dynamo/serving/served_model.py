@@ -27,6 +27,7 @@ from dynamo.runtime.event_plane.base import Event, Subscriber
 from dynamo.runtime.push_router import RouterMode
 from dynamo.runtime.request_plane.base import Call, Receiver
 from dynamo.runtime.request_plane.request_frames import RequestFrames
+from dynamo.serving.routed_requests import RoutedRequests
 from dynamo.text.detokenizer import TokenTable
 from dynamo.text.preprocessor import Preprocessor, Timings
 from dynamo.text.tokenizer.tokenizer import BACKENDS
@@ -93,6 +94,8 @@ class ServedModel:
         """For decode workers: never compute a prompt, even without a prefill worker (`--enforce-disagg`)."""
         self.kv: KvPushRouter | None = None
         """KV router (`--router-mode kv`), if any."""
+        self.routed: RoutedRequests | None = None
+        """Metrics of the requests sent to its workers."""
         self.sessions: SessionAffinity | None = None
         """Session affinity without a KV router, if enabled."""
         self.workers_min = 0
@@ -219,12 +222,19 @@ class ServedModel:
         """Raise `Overloaded` if every worker is above a busy threshold; called before any work for the request."""
         if not self.busy.thresholds.is_set:
             return
+        self._book()
         workers = self.worker_ids()
         reasons = [self.busy.why(worker) for worker in workers]
         if workers and all(reasons):
             raise Overloaded(
                 f"Service temporarily overloaded: every worker of model `{self.name}` is over {reasons[0]}"
             )
+
+    def _book(self) -> None:
+        """Update the loads counted by the KV router."""
+        if self.kv is not None:
+            self.kv.refresh()
+            self.busy.book(self.kv.machine.loads())
 
     async def listen(self, subscriber: Subscriber) -> None:
         """Receive the workers' load reports forever."""
@@ -350,6 +360,7 @@ class ServedModel:
         """Return the busy workers; empty if all eligible workers are busy, as a busy worker is better than none."""
         if not self.busy.thresholds.is_set:
             return frozenset()
+        self._book()
         able = frozenset(self.worker_ids()) - exclude
         busy = self.busy.busy(able)
         return frozenset() if busy == able else busy

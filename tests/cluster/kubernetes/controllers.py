@@ -8,6 +8,7 @@ from typing import Any
 from tests.cluster.kubernetes import metadata
 from tests.cluster.kubernetes.api import Api, Options, name_of
 from tests.cluster.kubernetes.errors import ApiError, Object
+from tests.cluster.kubernetes.grove import GROVE_WORKLOADS
 from tests.cluster.kubernetes.resources import GroupPlural
 from tests.cluster.kubernetes.selectors import object_selector
 from tests.cluster.kubernetes.storage import Event, Name
@@ -19,6 +20,7 @@ ENDPOINTS_PER_SLICE = 100
 READY, WAITING, OUTCOME = "dynamo.test/ready", "dynamo.test/waiting-reason", "dynamo.test/outcome"
 """Annotations of pods: "false" keeps one unready, with a reason; "Failed" lets that of a job fail."""
 MANAGER = Options(manager="kube-controller-manager", user={"username": "system:kube-controller-manager"})
+ALL_WORKLOADS = WORKLOADS | GROVE_WORKLOADS
 At = tuple[GroupPlural, Name]
 
 
@@ -88,8 +90,8 @@ class Controllers:
             self._run_pod(item)
         elif key == SERVICES:
             await self._slice(item)
-        elif key in WORKLOADS:
-            await WORKLOADS[key](self, key, item)
+        elif key in ALL_WORKLOADS:
+            await ALL_WORKLOADS[key](self, key, item)
 
     # Garbage collection.
 

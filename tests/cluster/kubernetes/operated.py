@@ -15,6 +15,7 @@ from dynamo.k8s.client import KubeClient
 from dynamo.k8s.kinds import GRAPHS
 from dynamo.k8s.leader import LeaderElection
 from dynamo.operator.manager import Operator
+from dynamo.operator.optional_kinds import OptionalSettings
 from dynamo.operator.reconcile.names import OperatorSettings
 from dynamo.protocols.kubernetes.crds import manifests
 
@@ -22,6 +23,8 @@ Object = dict[str, Any]
 SPACE = "default"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 DEADLINE_S = 20.0
+LOOK_S = 0.5
+"""Interval in which the operator looks for optional kinds."""
 
 
 def component(name: str, kind: str, replicas: int, image: str) -> Object:
@@ -52,7 +55,7 @@ class OperatedCluster:
     ) -> AsyncIterator[Operator]:
         """Run an operator, with a client of its own if one is given."""
         used = client or self.client
-        made = Operator(used, OperatorSettings(), election=election, optional=None)
+        made = Operator(used, OperatorSettings(), election=election, optional=OptionalSettings(look_s=LOOK_S))
         made.start()
         try:
             yield made

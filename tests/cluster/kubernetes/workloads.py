@@ -1,4 +1,4 @@
-"""Stand-ins for the controllers of Deployment, ReplicaSet, StatefulSet, Job, LeaderWorkerSet and PodCliqueSet."""
+"""Stand-ins for the controllers of Deployment, ReplicaSet, StatefulSet, Job and LeaderWorkerSet."""
 
 import hashlib
 import json
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 DEPLOYMENTS, REPLICA_SETS = ("apps", "deployments"), ("apps", "replicasets")
 LEADER_WORKER_SETS = ("leaderworkerset.x-k8s.io", "leaderworkersets")
-CLIQUE_SETS, CLIQUES = ("grove.io", "podcliquesets"), ("grove.io", "podcliques")
-SCALING_GROUPS = ("grove.io", "podcliquescalinggroups")
 HASH = "pod-template-hash"
 
 
@@ -193,84 +191,9 @@ async def leader_worker_set(run: "Controllers", key: GroupPlural, item: Object) 
     )  # fmt: skip
 
 
-async def clique_set(run: "Controllers", key: GroupPlural, item: Object) -> None:
-    """Keep the PodCliques and PodCliqueScalingGroups of a PodCliqueSet."""
-    template, name = item["spec"]["template"], item["metadata"]["name"]
-    cliques = {one["name"]: one for one in template.get("cliques") or []}
-    groups = template.get("podCliqueScalingGroups") or []
-    grouped = {member for one in groups for member in one["cliqueNames"]}
-    wanted: dict[tuple[GroupPlural, str], Object] = {}
-    for index in range(item["spec"].get("replicas", 1)):
-        for clique in cliques.values():
-            if clique["name"] not in grouped:
-                wanted[CLIQUES, f"{name}-{index}-{clique['name']}"] = clique
-        for group in groups:
-            at = f"{name}-{index}-{group['name']}"
-            wanted[SCALING_GROUPS, at] = {
-                "spec": {"replicas": group.get("replicas", 1), "cliqueNames": group["cliqueNames"]}
-            }
-            scaled = run.api.storage.get(SCALING_GROUPS, (item["metadata"]["namespace"], at))
-            count = scaled["spec"]["replicas"] if scaled else group.get("replicas", 1)
-            for replica in range(count):
-                wanted |= {(CLIQUES, f"{at}-{replica}-{member}"): cliques[member] for member in group["cliqueNames"]}
-    found = {(of, one["metadata"]["name"]): one for of in (CLIQUES, SCALING_GROUPS) for one in run.children(of, item)}
-    for at in set(found) - set(wanted):
-        await run.delete_child(at[0], found.pop(at))
-    for at, one in wanted.items():
-        if at not in found:
-            labels = {**(one.get("labels") or {}), "app.kubernetes.io/part-of": name}
-            body = {
-                "metadata": child_metadata(
-                    item, at[1], {"metadata": {"labels": labels, "annotations": one.get("annotations")}}
-                )
-            }
-            found[at] = await run.create(at[0], item["metadata"]["namespace"], {**body, "spec": one["spec"]})
-    _report_groups(run, name, found)
-    ready = all(_clique_ready(one) for at, one in found.items() if at[0] == CLIQUES)
-    replicas = item["spec"].get("replicas", 1)
-    run.put_status(
-        key, item, replicas=replicas, updatedReplicas=replicas, availableReplicas=replicas if ready else 0,
-        observedGeneration=item["metadata"]["generation"],
-    )  # fmt: skip
-
-
-def _clique_ready(item: Object) -> bool:
-    return bool((item.get("status") or {}).get("readyReplicas", -1) >= item["spec"].get("replicas", 1))
-
-
-def _report_groups(run: "Controllers", name: str, found: dict[tuple[GroupPlural, str], Object]) -> None:
-    for (of, at), one in found.items():
-        if of == SCALING_GROUPS:
-            replicas = one["spec"]["replicas"]
-            members = [
-                [c for (k, n), c in found.items() if k == CLIQUES and n.startswith(f"{at}-{index}-")]
-                for index in range(replicas)
-            ]
-            ready = sum(bool(several) and all(map(_clique_ready, several)) for several in members)
-            run.put_status(
-                of, one, replicas=replicas, scheduledReplicas=replicas, availableReplicas=ready, updatedReplicas=replicas,
-                observedGeneration=one["metadata"]["generation"], selector=f"app.kubernetes.io/part-of={name}",
-            )  # fmt: skip
-
-
-async def clique(run: "Controllers", key: GroupPlural, item: Object) -> None:
-    """Keep the pods of a PodClique."""
-    name, replicas = item["metadata"]["name"], item["spec"].get("replicas", 1)
-    template = {
-        "metadata": {one: item["metadata"].get(one) for one in ("labels", "annotations")},
-        "spec": item["spec"]["podSpec"],
-    }
-    pods = await run.match_pods(item, {f"{name}-{index}": template for index in range(replicas)})
-    ready = sum(map(is_ready, pods))
-    run.put_status(
-        key, item, replicas=len(pods), readyReplicas=ready, scheduledReplicas=len(pods), updatedReplicas=len(pods),
-        observedGeneration=item["metadata"]["generation"],
-    )  # fmt: skip
-
-
 WORKLOADS: dict[GroupPlural, Callable[["Controllers", GroupPlural, Object], Awaitable[None]]] = {
     DEPLOYMENTS: deployment, REPLICA_SETS: replica_set, ("apps", "statefulsets"): stateful_set,
-    ("batch", "jobs"): job, LEADER_WORKER_SETS: leader_worker_set, CLIQUE_SETS: clique_set, CLIQUES: clique,
+    ("batch", "jobs"): job, LEADER_WORKER_SETS: leader_worker_set,
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """The operator against an API server: graphs become ready, heal, roll, restart, and cost nothing at rest."""
 
 import asyncio
+import base64
 import time
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ from tests.cluster.kubernetes.operated import (
     Case,
     Object,
     OperatedCluster,
+    component,
     graph,
     is_successful,
     run_on,
@@ -26,11 +28,16 @@ from dynamo.k8s.kinds import (
     DEPLOYMENTS,
     EVENTS,
     GRAPHS,
+    INFERENCE_POOLS,
     INGRESSES,
     LEADER_WORKER_SETS,
+    NODES,
     PODS,
+    SECRETS,
+    SERVICE_ACCOUNTS,
     SERVICES,
     STORED_ADAPTERS,
+    VIRTUAL_SERVICES,
     VOLUME_CLAIMS,
 )
 from dynamo.operator.manager import Operator
@@ -187,6 +194,7 @@ def several_nodes(image: str = "image:1") -> Object:
     main["command"] = ["python3", "-m", "dynamo.vllm", "--model", "m", "--tensor-parallel-size", "8"]
     main["resources"] = {"limits": {"nvidia.com/gpu": "4"}}
     value["spec"]["components"][1]["multinode"] = {"nodeCount": 2}
+    value["metadata"]["annotations"] = {"nvidia.com/enable-grove": "false"}
     return value
 
 
@@ -217,8 +225,8 @@ def test_several_nodes_without_a_leader_worker_set_are_a_condition(run: Callable
     async def case(cluster: OperatedCluster) -> None:
         async with cluster.operator():
             await cluster.apply(several_nodes())
-            status = await cluster.until(lambda found: "requires LeaderWorkerSet" in str(found.get("conditions")))
-            assert status["state"] == "pending"
+            status = await cluster.until(lambda found: found.get("state") == "failed")
+            assert "require Grove or LeaderWorkerSet" in status["conditions"][0]["message"]
 
     run(case)
 
@@ -250,8 +258,8 @@ def test_claims_and_ingresses_of_a_v1alpha1_graph_are_made_and_collected(run: Ca
 def test_a_namespace_with_an_operator_of_its_own_is_left_to_it_until_it_ends(run: Callable[[Case], None]) -> None:
     async def case(cluster: OperatedCluster) -> None:
         client, settings = cluster.client, OperatorSettings()
-        own = Operator(client, settings, namespace=SPACE, optional=None, scope=OwnedNamespace(client, SPACE, "own"))
-        whole = Operator(client, settings, optional=None, scope=OtherNamespaces(client))
+        own = Operator(client, settings, namespace=SPACE, scope=OwnedNamespace(client, SPACE, "own"))
+        whole = Operator(client, settings, scope=OtherNamespaces(client))
         own.start()
         await until(lambda: own.is_ready and not own._scope.excludes(SPACE))
         whole.start()
@@ -268,3 +276,132 @@ def test_a_namespace_with_an_operator_of_its_own_is_left_to_it_until_it_ends(run
             await whole.close()
 
     run(case)
+
+
+def extension(group: str, version: str, plural: str, kind: str) -> Object:
+    """Return the definition of a kind of another controller, without its schema."""
+    free = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    schema = {"type": "object", "properties": {"spec": free, "status": free}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}"},
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {"plural": plural, "kind": kind},
+            "versions": [
+                {
+                    "name": version,
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": schema},
+                    "subresources": {"status": {}},
+                }
+            ],
+        },
+    }
+
+
+EXTENSIONS = [
+    extension("networking.istio.io", "v1beta1", "virtualservices", "VirtualService"),
+    extension("inference.networking.k8s.io", "v1", "inferencepools", "InferencePool"),
+]
+
+
+def test_objects_that_graphs_share_end_with_the_last_of_them(run: Callable[[Case], None]) -> None:
+    def sharing(name: str) -> Object:
+        value = graph(name)
+        value["spec"]["components"][1]["modelRef"] = {"name": "Qwen/Qwen3-0.6B"}
+        value["spec"]["components"].append(component("Planner", "planner", 1, "planner:1"))
+        return value
+
+    async def case(cluster: OperatedCluster) -> None:
+        async with cluster.operator() as operator:
+            for name in ("chat", "other"):
+                await cluster.apply(sharing(name))
+            for name in ("chat", "other"):
+                await cluster.until(is_successful(1), name)
+            [service] = [one for one in await cluster.names(SERVICES) if one.startswith("dynamo-model-")]
+            await asyncio.sleep(0.5)
+            before = operator.applier.counts.total
+            await asyncio.sleep(1.0)
+            assert operator.applier.counts.total == before
+            await cluster.client.delete(SERVICES, service, SPACE)
+            await gone_and_back(cluster, service, is_present=True)
+            await cluster.client.delete(GRAPHS, "chat", SPACE)
+            deadline = time.monotonic() + DEADLINE_S
+            while any(one.startswith("chat-") for one in await cluster.names(SERVICES)):
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
+            assert service in await cluster.names(SERVICES)
+            assert "planner-serviceaccount" in await cluster.names(SERVICE_ACCOUNTS)
+            await cluster.client.delete(GRAPHS, "other", SPACE)
+            await gone_and_back(cluster, service, is_present=False)
+            assert "planner-serviceaccount" not in await cluster.names(SERVICE_ACCOUNTS)
+
+    run(case)
+
+
+async def gone_and_back(cluster: OperatedCluster, name: str, *, is_present: bool) -> None:
+    """Wait until a service exists, or does not."""
+    deadline = time.monotonic() + DEADLINE_S
+    while (name in await cluster.names(SERVICES)) is not is_present:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+
+
+def test_an_account_of_someone_else_is_left_alone(run: Callable[[Case], None]) -> None:
+    async def case(cluster: OperatedCluster) -> None:
+        account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "planner-serviceaccount"}}
+        await cluster.client.create(SERVICE_ACCOUNTS, account, SPACE)
+        value = graph()
+        value["spec"]["components"].append(component("Planner", "planner", 1, "planner:1"))
+        async with cluster.operator():
+            await cluster.apply(value)
+            await cluster.until(is_successful(1))
+            found = await cluster.client.get(SERVICE_ACCOUNTS, "planner-serviceaccount", SPACE)
+            assert found is not None and "ownerReferences" not in found["metadata"]
+
+    run(case)
+
+
+def test_pull_secrets_virtual_services_pools_and_topology_labels(
+    kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def case(cluster: OperatedCluster) -> None:
+        auths = base64.b64encode(json_encode({"auths": {"nvcr.io": {}}})).decode()
+        secret = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "ngc"},
+            "type": "kubernetes.io/dockerconfigjson",
+            "data": {".dockerconfigjson": auths},
+        }
+        await cluster.client.create(SECRETS, secret, SPACE)
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-0", "labels": {"rack": "r7"}}}
+        await cluster.client.create(NODES, node)
+        value = graph(image="nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.6.1")
+        value["spec"]["experimental"] = {"kvTransferPolicy": {"labelKey": "rack", "domain": "rack"}}
+        entry = {"enabled": True, "host": "chat", "useVirtualService": True, "virtualServiceGateway": "istio/main"}
+        text = json_encode({"services": {"Frontend": {"ingress": entry}}}).decode()
+        value["metadata"]["annotations"] = {"nvidia.com/dgd-spec": text}
+        picker = component("Epp", "epp", 1, "epp:1.6.1")
+        value["spec"]["components"].append(picker)
+        async with cluster.operator():
+            await cluster.apply(value)
+            await cluster.until(is_successful(1))
+            assert await cluster.names(VIRTUAL_SERVICES) == ["chat-frontend"]
+            assert await cluster.names(INFERENCE_POOLS) == ["chat-pool"]
+            pods = {one["metadata"]["name"]: one for one in (await cluster.client.list(PODS, SPACE)).items}
+            secrets = {name.split("-")[1]: one["spec"].get("imagePullSecrets") for name, one in pods.items()}
+            assert secrets == {"frontend": None, "decode": [{"name": "ngc"}], "epp": None}
+            deadline = time.monotonic() + DEADLINE_S
+            while True:
+                workers = [one for one in (await cluster.client.list(PODS, SPACE)).items if "-decode-" in str(one)]
+                if all(one["metadata"]["labels"].get("rack") == "r7" for one in workers):
+                    break
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
+
+    run_on(kubernetes_api, monkeypatch, EXTENSIONS)(case)

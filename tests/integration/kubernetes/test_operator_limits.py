@@ -28,6 +28,8 @@ from dynamo.protocols.kubernetes.common import V1ALPHA1
 pytestmark = pytest.mark.integration
 
 REST_S = 3.0
+RETRIES_PER_S = 250
+"""Requests of all watches together at the beginning of an outage, when their retries are closest."""
 RETRIES_MAX = 30
 """Requests for a refused object in `REST_S`: the delay of its retries doubles."""
 CHECKPOINT: Object = {
@@ -78,7 +80,7 @@ def failure(status: Object) -> tuple[str, str] | None:
     return next(((one["reason"], one["message"]) for one in found), None)
 
 
-def test_nothing_is_requested_at_rest(run: Callable[[Case], None]) -> None:
+def test_nothing_is_written_at_rest_and_only_optional_kinds_are_looked_for(run: Callable[[Case], None]) -> None:
     async def case(cluster: OperatedCluster) -> None:
         async with cluster.operator() as operator:
             await cluster.apply(graph())
@@ -88,7 +90,8 @@ def test_nothing_is_requested_at_rest(run: Callable[[Case], None]) -> None:
             await until_idle(operator)
             before = requests(cluster)
             await asyncio.sleep(REST_S)
-            assert requests(cluster) == before
+            looks = {name for name, count in requests(cluster).items() if count != before.get(name)}
+            assert all(name.startswith("GET /apis/") and name.count("/") == 3 for name in looks), looks
 
     run(case)
 
@@ -174,8 +177,7 @@ def test_deployments_made_during_an_outage_of_the_server_are_reconciled_after_it
             await asyncio.sleep(1.0)
             before = sum(requests(cluster).values())
             await asyncio.sleep(REST_S)
-            kinds = len(list(operator.view.kinds))
-            assert sum(requests(cluster).values()) - before < 10 * kinds * REST_S
+            assert sum(requests(cluster).values()) - before < RETRIES_PER_S * REST_S
             assert not operator.view.waits_for
             cluster.server.act(action="clear")
             await cluster.until(is_successful(1))

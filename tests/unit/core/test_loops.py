@@ -6,8 +6,11 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from tests.settle import turns
 
 from dynamo.core.loops import ForeignStream, LoopThread, is_foreign, on_loop, read_ahead
+
+WAIT_S = 10.0
 
 
 @pytest.fixture
@@ -30,9 +33,23 @@ def test_work_runs_on_the_loop_of_its_owner_from_every_other_loop(thread: LoopTh
 
 
 def test_a_thread_without_a_loop_builds_objects_on_the_loop(thread: LoopThread) -> None:
+    built: list[object] = []
     assert is_foreign(thread.loop)
-    assert thread.call(asyncio.get_running_loop) is thread.loop
-    assert not thread.call(lambda: is_foreign(thread.loop))
+    thread.offer(lambda: built.append(asyncio.get_running_loop()), WAIT_S)
+    assert built == [thread.loop]
+    with pytest.raises(ZeroDivisionError):
+        thread.offer(lambda: 1 / 0, WAIT_S)
+
+
+async def test_a_loop_whose_thread_waits_is_not_waited_for_long() -> None:
+    built: list[object] = []
+    mine = LoopThread(asyncio.get_running_loop())
+    waiter = threading.Thread(target=lambda: mine.offer(lambda: built.append(is_foreign(mine.loop)), 0.01))
+    waiter.start()
+    waiter.join(WAIT_S)
+    assert not waiter.is_alive() and not built
+    await turns(5)
+    assert built == [False]
 
 
 def test_errors_of_the_other_loop_reach_the_caller(thread: LoopThread) -> None:

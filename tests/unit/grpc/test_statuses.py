@@ -13,7 +13,7 @@ from dynamo.core.errors import (
     ResponseTimeout,
     Unknown,
 )
-from dynamo.grpc.statuses import RequestRefused, status_of
+from dynamo.grpc.statuses import RequestRefused, shown, status_of
 from dynamo.serving.errors import ErrorAnswer
 
 
@@ -40,3 +40,12 @@ def test_each_error_has_its_status(error: DynamoException, status: str) -> None:
 
 def test_overload_is_known_by_what_it_is_whatever_its_http_status() -> None:
     assert status_of(RequestRefused(ErrorAnswer(503, "x", label="overload")))[0] == "RESOURCE_EXHAUSTED"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(InvalidArgument("text", is_public=False), "INVALID_ARGUMENT"), (Unknown("text"), "INTERNAL")],
+)
+def test_a_tensor_models_failure_is_told_in_its_own_words(error: DynamoException, status: str) -> None:
+    assert status_of(error)[1] != "text"
+    assert status_of(shown(error)) == (status, "text")

@@ -23,6 +23,7 @@ async def asynchronous(context: FrontendExtensionContext) -> object:
         ("POST", "/x", fail, ValueError),
         ("GET", "x", fail, ValueError),
         ("GET", "/{x}", fail, ValueError),
+        ("GET", "/a/:x", fail, ValueError),
         ("GET", "/a b", fail, ValueError),
         ("GET", "/x", 5, TypeError),
         ("GET", "/x", asynchronous, ValueError),

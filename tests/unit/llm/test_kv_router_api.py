@@ -219,6 +219,19 @@ async def test_an_approximate_indexer_believes_for_a_while(harness: KvRouterHarn
     assert indexer.block_size() == BLOCK
 
 
+async def test_a_router_is_created_in_a_thread_for_which_its_loop_waits() -> None:
+    harness = KvRouterHarness()
+    await harness.worker()
+    endpoint = harness.runtime().endpoint(PATH)
+    made: list[KvRouter] = []
+    thread = threading.Thread(target=lambda: made.append(KvRouter(endpoint, BLOCK, KvRouterConfig())))
+    thread.start()
+    thread.join(TIMEOUT_S)
+    (router,) = made
+    assert (await router.best_worker(PROMPT))[0] == harness.workers[0]
+    await harness.close()
+
+
 def test_a_router_is_created_in_a_thread_and_used_on_several_loops() -> None:
     loop = asyncio.new_event_loop()
 

@@ -23,6 +23,8 @@ class KubeStore:
         self.lists: list[str] = []
         self.events: list[tuple[str, str]] = []
         self.revision = 0
+        self.kinds: set[ObjectKind] = set()
+        """Optional kinds that the server has."""
         self._changes: list[tuple[str, WatchChange, KubeObject | None]] = []
         """Plural, change, and the object before it."""
         self._wake = asyncio.Event()
@@ -78,9 +80,16 @@ class KubeStore:
         return self.put(kind, value)
 
     async def patch(
-        self, kind: ObjectKind, name: str, value: Any, namespace: str | None = None, *, content_type: str = ""
+        self,
+        kind: ObjectKind,
+        name: str,
+        value: Any,
+        namespace: str | None = None,
+        *,
+        content_type: str = "",
+        subresource: str | None = None,
     ) -> KubeObject:
-        self.calls.append(f"patch {kind.kind} {name}")
+        self.calls.append(f"patch {kind.kind} {name}{'/' + subresource if subresource else ''}")
         known = self.objects.get((kind.plural, namespace or "", name))
         if known is None:
             raise KubeRefused(404, "NotFound", name)
@@ -105,8 +114,11 @@ class KubeStore:
             gone["metadata"]["resourceVersion"] = str(self.revision)
             self._notify(kind, "DELETED", gone, gone)
 
+    async def discover(self, api_version: str, kind: str) -> ObjectKind | None:
+        return next((one for one in self.kinds if (one.api_version, one.kind) == (api_version, kind)), None)
+
     async def list(
-        self, kind: ObjectKind, namespace: str | None = None, labels: str = "", *, fields: str = ""
+        self, kind: ObjectKind, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> KubeListing:
         self.lists.append(kind.kind)
         found = [
@@ -117,7 +129,7 @@ class KubeStore:
         return KubeListing(found, str(self.revision))
 
     async def watch(
-        self, kind: ObjectKind, revision: str, namespace: str | None = None, labels: str = "", *, fields: str = ""
+        self, kind: ObjectKind, revision: str, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> AsyncIterator[WatchChange]:
         position = 0
         while True:
@@ -145,8 +157,8 @@ class KubeStore:
 
 
 def has_name(value: KubeObject, fields: str) -> bool:
-    """Return whether an object matches the field selector `metadata.name=NAME`; an empty one matches all."""
-    return not fields or fields == f"metadata.name={value['metadata']['name']}"
+    """Return whether an object matches a field selector `metadata.name=NAME`; others match all."""
+    return not fields.startswith("metadata.name=") or fields == f"metadata.name={value['metadata']['name']}"
 
 
 def operated(value: KubeObject, operations: list[KubeObject]) -> KubeObject:

@@ -10,6 +10,7 @@ from tests.unit.operator.kube_store import KubeStore
 from dynamo.k8s.client import KubeRefused
 from dynamo.k8s.kinds import COMPONENTS, GRAPHS, SERVICES, ObjectKind
 from dynamo.operator.applier import Applier, NotControlled
+from dynamo.operator.reconcile.names import MANAGED_BY
 from dynamo.operator.reconcile.plan import EventNote, ObjectPatch, ObjectRef, Plan
 from dynamo.operator.view import ClusterView
 from dynamo.protocols.kubernetes.common import KubeObject
@@ -244,3 +245,39 @@ async def test_a_failure_is_a_condition_until_the_next_status(subject: Subject) 
     assert (status["state"], status["conditions"][0]["message"]) == ("pending", "403 Forbidden: no")
     await subject.run(status={"state": "pending", "conditions": status["conditions"]})
     assert subject.store.objects["dynamographdeployments", "space", "chat"]["status"]["conditions"] == []
+
+
+JOINT = {**WANTED, "metadata": {**WANTED["metadata"], "labels": {"a": "", MANAGED_BY: "dynamo-operator"}}}  # type: ignore[dict-item]
+
+
+async def test_a_shared_object_has_an_owner_that_is_not_its_controller(subject: Subject) -> None:
+    assert await subject.run(joint=[JOINT]) == ["get Service web", "apply Service web"]
+    [reference] = subject.store.objects[WEB]["metadata"]["ownerReferences"]
+    assert (reference["name"], reference["controller"], reference["blockOwnerDeletion"]) == ("chat", False, False)
+    assert await subject.run(joint=[JOINT]) == []
+
+
+async def test_a_shared_object_that_is_deleted_is_made_again(subject: Subject) -> None:
+    notified: list[str] = []
+    subject.view.listen(GRAPHS, lambda key: notified.append(key[1]))
+    await subject.run(joint=[JOINT])
+    notified.clear()
+    subject.store.remove(SERVICES, "space", "web")
+    await turns(20)
+    assert notified == ["chat"]
+    assert await subject.run(joint=[JOINT]) == ["get Service web", "apply Service web"]
+
+
+async def test_an_object_of_someone_else_is_not_shared(subject: Subject) -> None:
+    subject.store.put(SERVICES, {"metadata": {"name": "web", "namespace": "space"}, "spec": {"ports": [9]}})
+    assert "apply Service web" not in await subject.run(joint=[JOINT])
+    assert subject.store.objects[WEB]["spec"] == {"ports": [9]}
+
+
+async def test_the_response_of_a_subresource_is_not_taken_for_the_object(subject: Subject) -> None:
+    await subject.run(apply=[WANTED])
+    before = subject.view.get(SERVICES, "space", "web")
+    ref = ObjectRef("v1", "Service", "space", "web")
+    calls = await subject.run(patch=[ObjectPatch(ref, {"spec": {"replicas": 2}}, "scale")])
+    assert calls == ["patch Service web/scale"]
+    assert before is not None and "replicas" not in before["spec"]

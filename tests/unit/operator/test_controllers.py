@@ -12,6 +12,7 @@ from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, GRAPHS, STORED_ADAPTERS
 from dynamo.operator.applier import Applier, NotControlled
 from dynamo.operator.controllers import SETTLE_S, ComponentController, GraphController, Reconciler
 from dynamo.operator.reconcile.names import OperatorSettings
+from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.operator.view import ClusterView
 
 KEY = ("space", "chat")
@@ -26,8 +27,8 @@ class Subject:
         for kind in (GRAPHS, COMPONENTS, STORED_ADAPTERS, DEPLOYMENTS):
             self.view.watch(kind)
         self.applier = Applier(self.store, self.view, self.store)
-        graphs = GraphController(self.view, OperatorSettings())
-        components = ComponentController(self.view, OperatorSettings())
+        graphs = GraphController(self.view, OperatorSettings(), ClusterFacts)
+        components = ComponentController(self.view, OperatorSettings(), ClusterFacts)
         self.graphs = Reconciler(graphs, self.view, self.applier, self.store)
         self.components = Reconciler(components, self.view, self.applier, self.store)
 

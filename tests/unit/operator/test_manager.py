@@ -12,7 +12,8 @@ from dynamo.core.clock import ManualClock
 from dynamo.k8s.client import KubeUnavailable
 from dynamo.k8s.kinds import GRAPHS, LEADER_WORKER_SETS
 from dynamo.operator.controllers import SETTLE_S
-from dynamo.operator.manager import KINDS_RETRY_S, Operator
+from dynamo.operator.manager import Operator
+from dynamo.operator.optional_kinds import RETRY_S
 from dynamo.operator.reconcile.names import OperatorSettings
 
 GRAPH: dict[str, Any] = {
@@ -73,16 +74,17 @@ async def test_kinds_of_the_cluster_are_read_again_until_the_server_responds() -
         async def discover(self, api_version: str, kind: str) -> Any:
             if self.is_away:
                 raise KubeUnavailable("away")
-            return LEADER_WORKER_SETS
+            return await super().discover(api_version, kind)
 
     server = Away()
-    made = Operator(server, OperatorSettings(), optional=None, clock=clock)  # type: ignore[arg-type]
+    server.kinds = {LEADER_WORKER_SETS}
+    made = Operator(server, OperatorSettings(), clock=clock)  # type: ignore[arg-type]
     made.start()
     await turns(50)
     assert not made.is_ready
     server.is_away = False
-    clock.advance(KINDS_RETRY_S)
-    await until(lambda: LEADER_WORKER_SETS in made.view.kinds)
+    clock.advance(RETRY_S)
+    await until(lambda: made.view.has(LEADER_WORKER_SETS))
     await made.close()
 
 

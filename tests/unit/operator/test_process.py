@@ -1,11 +1,14 @@
 """Options of the operator's process."""
 
+from typing import Any
+
 import pytest
 
 from dynamo.core.config import load
 from dynamo.core.errors import ConfigError
-from dynamo.operator.namespace_scope import EveryNamespace
-from dynamo.operator.process import OperatorOptions, webhook_settings
+from dynamo.k8s.client import KubeRefused
+from dynamo.operator.optional_kinds import OptionalSettings
+from dynamo.operator.process import OperatorOptions, own_user, webhook_settings
 
 
 def options(*argv: str) -> OperatorOptions:
@@ -24,6 +27,8 @@ def test_services_of_the_cluster_become_settings() -> None:
         (["--workers", "0"], "--workers 0: must be at least 1"),
         (["--port", "70000"], "--port 70000: must be 0 to 65535"),
         (["--discovery-backend", "etcd"], "--discovery-backend etcd: requires --etcd-endpoints"),
+        (["--grove-termination-delay", "4 hours"], "--grove-termination-delay 4 hours: must be hours, minutes"),
+        (["--gang-scheduler", "other"], "--gang-scheduler"),
     ],
 )
 def test_wrong_options_are_one_clear_line(argv: list[str], message: str) -> None:
@@ -32,14 +37,34 @@ def test_wrong_options_are_one_clear_line(argv: list[str], message: str) -> None
 
 
 def test_an_operator_of_one_namespace_checks_only_its_objects() -> None:
-    found = webhook_settings(options("--namespace", "a"), "home", EveryNamespace())
+    found = webhook_settings(options("--namespace", "a"), "home")
     assert (found.namespaces, found.namespace) == (("a",), "home")
-    assert webhook_settings(options(), "home", EveryNamespace()).namespaces == ()
+    assert webhook_settings(options(), "home").namespaces == ()
 
 
 def test_requests_of_the_own_account_are_those_of_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POD_SERVICE_ACCOUNT", "me")
-    assert webhook_settings(options(), "home", EveryNamespace()).operator_users == {"system:serviceaccount:home:me"}
+    assert webhook_settings(options(), "home").operator_users == {"system:serviceaccount:home:me"}
+    assert webhook_settings(options(), "home", "admin").operator_users == {"system:serviceaccount:home:me", "admin"}
+
+
+async def test_the_own_user_is_what_the_server_calls_it() -> None:
+    class Server:
+        async def create(self, kind: Any, value: Any) -> Any:
+            return {**value, "status": {"userInfo": {"username": "admin"}}}
+
+    class Old:
+        async def create(self, kind: Any, value: Any) -> Any:
+            raise KubeRefused(404, "NotFound", "no such resource")
+
+    assert await own_user(Server()) == "admin"  # type: ignore[arg-type]
+    assert await own_user(Old()) == ""  # type: ignore[arg-type]
+
+
+def test_options_decide_the_use_of_other_controllers() -> None:
+    found = options("--no-grove", "--gang-scheduler", "volcano", "--grove-termination-delay", "30m")
+    assert found.optional == OptionalSettings(grove=False, gang_scheduler="volcano")
+    assert found.settings.grove_termination_delay == "30m"
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,15 @@ def test_busy_detection_treats_unknown_load_as_not_busy() -> None:
     assert workers.why(1) is None
 
 
+def test_busy_detection_counts_what_the_router_sent_before_the_worker_reports_it() -> None:
+    workers = BusyWorkers(Thresholds(active_prefill_tokens_threshold=9), CAPACITY)
+    workers.apply(load(tokens=0))
+    workers.book({(1, 0): (10, 0, 1), (2, 0): (0, 5, 1)})
+    assert workers.busy([1, 2]) == {1}
+    workers.book({})
+    assert workers.busy([1, 2]) == frozenset()
+
+
 def test_busy_worker_has_only_busy_ranks() -> None:
     workers = BusyWorkers(Thresholds(active_prefill_tokens_threshold=0), CAPACITY)
     workers.apply(load(tokens=1, rank=0))

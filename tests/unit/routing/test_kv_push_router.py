@@ -169,6 +169,26 @@ async def test_kv_push_router_predicts_caches_without_events_and_says_so(caplog:
     await harness.close()
 
 
+async def test_workers_whose_cards_state_no_kv_events_are_reported_once(
+    harness: RouterHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    silent = card(kv_event_publishing_enabled=False, data_parallel_size=2, data_parallel_start_rank=1)
+    decode = card(kv_event_publishing_enabled=False)
+    decode.worker_type = "decode"
+    for _ in range(2):
+        harness.router.set_workers({1: card(), 2: silent, 3: decode})
+    [record] = [one for one in caplog.records if hasattr(one, "diagnostic_code")]
+    said = vars(record)
+    assert said["diagnostic_code"] == "kv_event_publisher_disabled"
+    assert (said["worker_id"], said["worker_role"], said["rank_count"], said["dp_ranks"]) == (2, "aggregated", 2, "1,2")
+    assert said["serving_endpoint"] == "dynamo/backend/generate"
+    harness.router.set_workers({1: card()})
+    harness.router.set_workers({2: silent})
+    assert sum(hasattr(one, "diagnostic_code") for one in caplog.records) == 2, (
+        "a worker that returns is reported again"
+    )
+
+
 async def test_kv_push_router_tracks_output_blocks_when_enabled() -> None:
     harness = RouterHarness(track_output_blocks=True)
     progress = Progress()

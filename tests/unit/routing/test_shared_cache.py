@@ -11,9 +11,11 @@ from dynamo.core.errors import InvalidArgument
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.kv_router.hicache import RUNTIME_KEY, page_names
 from dynamo.protocols.model_card import ModelDeploymentCard, RuntimeConfig
+from dynamo.routing.metrics import SharedCacheMetrics
 from dynamo.routing.shared_cache import SharedCache, agreed_layout
 
 TOKENS = list(range(8))
+WORKER = {"dynamo_namespace": "n", "dynamo_component": "c", "worker_id": "1"}
 
 
 def card(**layout: Any) -> ModelDeploymentCard:
@@ -24,7 +26,7 @@ def card(**layout: Any) -> ModelDeploymentCard:
 
 
 def shared() -> SharedCache:
-    return SharedCache(4, MetricsRegistry(), "router", "m")
+    return SharedCache(4, SharedCacheMetrics(MetricsRegistry(), "router", WORKER), "m")
 
 
 def message(number: int, *events: Any) -> list[bytes]:
@@ -96,7 +98,7 @@ def test_shared_cache_reads_objects_with_named_or_positional_fields(by_name: boo
 )
 def test_shared_cache_counts_and_skips_malformed_events(frames: list[bytes]) -> None:
     registry = MetricsRegistry()
-    found = SharedCache(4, registry, "router", "m")
+    found = SharedCache(4, SharedCacheMetrics(registry, "router", WORKER), "m")
     found.apply_cards([card()])
 
     found.apply(frames)

@@ -76,6 +76,7 @@ def test_a_failure_has_a_class_and_a_reason() -> None:
 def test_requests_are_counted_in_the_stage_they_are_in() -> None:
     registry = MetricsRegistry()
     record = record_of(registry)
+    record.route_through(None, record.frontend.phase("aggregated"))
 
     def counts() -> tuple[float, float]:
         found = series(registry)

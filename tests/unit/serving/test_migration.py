@@ -152,6 +152,7 @@ class Worker:
     def stop(self) -> None: ...
 
     sessions = None
+    routed = None
 
     @property
     def current(self) -> "Worker":

@@ -549,3 +549,28 @@ async def test_an_idle_stream_gets_a_comment_once_an_interval(
     pipeline.keep_alive(1.0)
     pipeline.keep_alive(1.0)
     assert written == ["comment"] * comments
+
+
+@pytest.mark.parametrize(
+    ("request_type", "sent_ago_s", "has_token", "begins"),
+    [
+        ("stream", 2.0, False, 1),
+        ("stream", 0.5, False, 0),
+        ("stream", None, False, 0),
+        ("stream", 2.0, True, 0),
+        ("unary", 2.0, False, 0),
+    ],
+)
+async def test_a_stream_that_waits_for_its_first_event_begins_after_the_request_was_sent(
+    request_type: str, sent_ago_s: float | None, has_token: bool, begins: int
+) -> None:
+    pipeline, begun = make(), list[str]()
+    state = RequestState(pipeline.metrics, "chat_completions", "m", stream=request_type == "stream", started_s=0.0)
+    if sent_ago_s is not None:
+        state.sent_s = time.perf_counter() - sent_ago_s
+    if has_token:
+        state.written(time.perf_counter())
+    answer = SimpleNamespace(state=state, exchange=SimpleNamespace(begin=lambda: begun.append("begin")))
+    pipeline._answers = [answer]  # type: ignore[assignment,list-item]
+    pipeline.commit(1.0)
+    assert begun == ["begin"] * begins

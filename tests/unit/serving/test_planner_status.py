@@ -8,7 +8,8 @@ from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
 from dynamo.runtime.streams import GeneratorHandler
-from dynamo.serving.planner_status import PlannerStatuses, planners_of
+from dynamo.serving.direct_calls import instances_of
+from dynamo.serving.planner_status import PlannerStatuses
 
 
 class Processes:
@@ -64,4 +65,4 @@ def test_only_status_endpoints_of_planners_count() -> None:
         "dynamo/backend/status/1",
         "dynamo/Planner/status/x",
     ]
-    assert planners_of(keys) == [(EndpointId("dynamo", "Planner", "status"), 255)]
+    assert instances_of(keys, "status", "Planner") == [(EndpointId("dynamo", "Planner", "status"), 255)]

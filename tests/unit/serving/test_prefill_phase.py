@@ -25,7 +25,7 @@ class Router:
 
 
 def a_leg(router: Router | None = None, *, has_other: bool = True) -> PrefillPhase:
-    served: Any = SimpleNamespace(kv=router, has_other=lambda _: has_other)
+    served: Any = SimpleNamespace(kv=router, routed=None, has_other=lambda _: has_other)
     served.current = served
     leg = PrefillPhase(served, "id", 7)
     if router is not None:

@@ -80,6 +80,7 @@ class Pool:
     resumes_sampling = False
     kv: Any = None
     sessions: Any = None
+    routed: Any = None
     conditional: Conditional | None = None
 
     def __init__(self, scene: "Scene", *ids: int, **config: Any) -> None:

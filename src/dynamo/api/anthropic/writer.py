@@ -15,6 +15,7 @@ from dynamo.api.anthropic.errors import error_details
 from dynamo.api.content_blocks import BlockKind, BlockWriter, OutputBlock
 from dynamo.api.sealed_text import sealed
 from dynamo.core.codec import json_encode
+from dynamo.parsers.base import Event
 from dynamo.protocols.anthropic import (
     AnswerBlock,
     AnswerText,
@@ -27,7 +28,7 @@ from dynamo.protocols.anthropic import (
 )
 from dynamo.protocols.engine import CompletionUsage
 from dynamo.serving.errors import ErrorAnswer
-from dynamo.serving.postprocessor import FinishedChoice
+from dynamo.serving.postprocessor import FinishedChoice, TokenEntry
 from dynamo.text.detokenizer import json_text
 
 DELTAS = {
@@ -41,7 +42,9 @@ STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "content_filter":
 
 
 class MessageWriter(BlockWriter):
-    """Writer of one message."""
+    """Writer of one message. Every delta has the usage so far, as upstream's have, which clients may count while they read."""
+
+    counts = True
 
     def __init__(
         self, message_id: str, model: str, *, stop_sequences: Sequence[str] = (), hides_thoughts: bool = False
@@ -50,6 +53,8 @@ class MessageWriter(BlockWriter):
         self.message = AnthropicMessage(id=message_id, model=model, usage=MessageUsage(0, 0))
         self._stop_sequences = stop_sequences
         self._hides_thoughts = hides_thoughts
+        self._counted = b""
+        """Usage field of the next deltas."""
 
     # Parts of a stream.
 
@@ -60,6 +65,19 @@ class MessageWriter(BlockWriter):
             event(b"message_start", b'"message":' + json_encode(self.message))
             + b'event: ping\ndata: {"type":"ping"}\n\n'
         )
+
+    def count(self, usage: CompletionUsage) -> bytes:
+        """Return the usage so far with the sum of its tokens."""
+        counted = usage_of(usage)
+        total = usage.prompt_tokens + usage.completion_tokens
+        return b'%b,"total_tokens":%d}' % (json_encode(counted)[:-1], total)
+
+    def events(
+        self, index: int, events: Sequence[Event], usage: bytes, entries: Sequence[TokenEntry], offset: int
+    ) -> bytes:
+        """Return the block events of parsed events, with the usage in every delta."""
+        self._counted = b',"usage":' + usage if usage else b""
+        return super().events(index, events, usage, entries, offset)
 
     def finish(self, index: int, reason: str, stop_reason: int | str | None) -> bytes:
         """Close the last block and set the stop reason."""
@@ -105,7 +123,7 @@ class MessageWriter(BlockWriter):
     def _grown(self, block: OutputBlock, text: str) -> bytes:
         if self._hides_thoughts and block.kind is BlockKind.THOUGHT:
             return b""
-        return block_delta(block.index, DELTAS[block.kind] % json_text(text))
+        return block_delta(block.index, DELTAS[block.kind] % json_text(text), self._counted)
 
     def _closed(self, block: OutputBlock, *, is_cut: bool) -> bytes:
         answer = self._answer(block)
@@ -113,7 +131,7 @@ class MessageWriter(BlockWriter):
         closing = event(b"content_block_stop", b'"index":%d' % block.index)
         if isinstance(answer, AnswerThinking):
             signature = b'{"type":"signature_delta","signature":"%b"}' % json_text(answer.signature)
-            return block_delta(block.index, signature) + closing
+            return block_delta(block.index, signature, self._counted) + closing
         return closing
 
     def _answer(self, block: OutputBlock) -> AnswerBlock:
@@ -145,9 +163,9 @@ def event(name: bytes, fields: bytes) -> bytes:
     return b'event: %b\ndata: {"type":"%b",%b}\n\n' % (name, name, fields)
 
 
-def block_delta(index: int, delta: bytes) -> bytes:
-    """Return a `content_block_delta` event."""
-    return event(b"content_block_delta", b'"index":%d,"delta":%b' % (index, delta))
+def block_delta(index: int, delta: bytes, counted: bytes) -> bytes:
+    """Return a `content_block_delta` event; `counted` is its usage field, empty for none."""
+    return event(b"content_block_delta", b'"index":%d,"delta":%b%b' % (index, delta, counted))
 
 
 def tool_use_id(call_id: str) -> str:

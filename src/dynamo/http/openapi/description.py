@@ -41,10 +41,11 @@ REF = "#/components/schemas/{name}"
 
 def describe(routes: RouteTable) -> dict[str, Any]:
     """Return the document of `GET /openapi.json`."""
-    operations = [entry.operation for entry in routes.entries]
+    entries = [entry for entry in routes.entries if entry.operation.is_listed]
+    operations = [entry.operation for entry in entries]
     refs, schemas = _schemas(operations)
     paths: dict[str, dict[str, Any]] = {}
-    for entry in routes.entries:
+    for entry in entries:
         path = PATH_PARAMETER.sub(r"{\1}", entry.path)
         operation = paths.setdefault(path, {})[entry.method.lower()] = _operation(entry, refs)
         if routes.asks_keys and entry.access is not Access.OPEN:

@@ -42,7 +42,7 @@ class Extensions:
         for one in extensions:
             if (one.method, one.path) in taken:
                 raise ConfigError(
-                    f"--frontend-route-extension: {one.method} {one.path} is already in use by another route"
+                    f"--frontend-route-extension: duplicate frontend route registered: {one.method} {one.path}"
                 )
             taken.add((one.method, one.path))
             operation = Operation("Route of this deployment", answer={}, refusals=(500, 503))

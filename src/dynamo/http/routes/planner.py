@@ -13,6 +13,8 @@ from dynamo.serving.planner_status import PlannerStatuses
 
 NO_PLANNER = "no planner is registered; start one with dynamo serve --planner, or with python -m dynamo.planner"
 
+DECISIONS_MAX = 256  # Number of decisions that a planner keeps.
+
 
 class PlannersAnswer(Struct):
     """Body of `GET /v1/planner`."""
@@ -28,10 +30,19 @@ def add(routes: RouteTable, context: RouteContext) -> None:
     statuses = PlannerStatuses(context.models.runtime)
 
     async def planners(request: Request) -> Response:
-        found = await statuses.read()
+        text = request.query_params.get("decisions", "")
+        if text and not (text.isdecimal() and 1 <= int(text) <= DECISIONS_MAX):
+            message = f"decisions {text!r}: expected a number from 1 to {DECISIONS_MAX}"
+            return refuse(ErrorAnswer(400, message, param="decisions"))
+        found = await statuses.read(int(text) if text else None)
         if not found:
             return refuse(ErrorAnswer(404, NO_PLANNER))
         return as_json({"planners": found})
 
-    operation = Operation("Show the planners and their last decisions", answer=PlannersAnswer, refusals=(403, 404))
+    operation = Operation(
+        "Show the planners and their last decisions",
+        answer=PlannersAnswer,
+        refusals=(400, 403, 404),
+        query={"decisions": {"type": "integer", "minimum": 1, "maximum": DECISIONS_MAX}},
+    )
     routes.plain("GET", "/v1/planner", planners, operation, access=Access.ADMIN)

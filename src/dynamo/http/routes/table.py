@@ -85,6 +85,8 @@ class Operation:
     """JSON schemas of its optional query parameters."""
     error: Any = None
     """Type of its errors; None for OpenAI's form."""
+    is_listed: bool = True
+    """Whether the OpenAPI document describes it; pages and their own data are not part of the API."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ class HttpLimits:
     """Maximum silence of a worker before its request ends with a 504. 0: unlimited."""
     request_s: float = 0.0
     """Maximum time of a request from its arrival to its end, then it ends with a 504. 0: unlimited."""
+    peek_s: float = 1.0
+    """Time that the status of a stream waits for the worker's first event, so that an error has its own status."""
     comment_s: float = 0.0
     """Idle time after which a comment is written into a stream, so that proxies keep it open. 0: never."""
 
@@ -68,6 +70,7 @@ class HttpLimits:
             stalled_s=_number("DYN_HTTP_SLOW_READER_TIMEOUT_SECS", own.stalled_s, float),
             silence_s=_number("DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS", own.silence_s, float),
             request_s=_number("DYN_HTTP_REQUEST_TIMEOUT_SECS", own.request_s, float),
+            peek_s=_number("DYN_HTTP_PRE_COMMIT_ERROR_PEEK_MS", round(own.peek_s * 1000), int) / 1000,
             comment_s=_number("DYN_HTTP_SSE_KEEP_ALIVE_INTERVAL_MS", 0, int) / 1000,
         )
 

@@ -195,10 +195,19 @@ class Exchange:
             return  # An empty chunk would end the response.
         chunk = b"%x\r\n%b\r\n" % (len(data), data)
         if not self.response_started:
-            self.response_started = self.is_event_stream = True
-            close = b"" if self.keep_alive else b"connection: close\r\n"
-            chunk = b"%b%b%b\r\n%b" % (EVENT_STREAM, self.header_bytes, close, chunk)
+            chunk = self._event_stream_head() + chunk
         self._send(chunk)
+
+    def _event_stream_head(self) -> bytes:
+        """Return the status and the headers of a stream of events, which begins with them."""
+        self.response_started = self.is_event_stream = True
+        close = b"" if self.keep_alive else b"connection: close\r\n"
+        return b"%b%b%b\r\n" % (EVENT_STREAM, self.header_bytes, close)
+
+    def begin(self) -> None:
+        """Send the status and the headers of a stream of events that has not begun."""
+        if not self.response_started:
+            self._send(self._event_stream_head())
 
     def comment(self) -> None:
         """Write a comment, which begins a stream that has not begun."""

@@ -39,6 +39,8 @@ from dynamo.text.request_template import RequestTemplate
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 2.0
+COMMIT_S = 0.05
+"""Shortest interval of `_commit`."""
 TLS_HANDSHAKE_S = 10.0  # Timeout of the handshake.
 
 
@@ -98,6 +100,7 @@ class FrontendServer:
         self._server: asyncio.Server | None = None
         self._state = ServerState()
         self._sweeper: asyncio.TimerHandle | None = None
+        self._committer: asyncio.TimerHandle | None = None
         self._commenter: asyncio.TimerHandle | None = None
 
     async def start(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
@@ -120,13 +123,14 @@ class FrontendServer:
         for begin in self._routes.on_start:
             begin()
         self._sweep()
+        self._commit()
         if self._options.limits.comment_s > 0:
             self._keep_alive()
 
     async def stop(self, budget_s: float) -> None:
         """Refuse new requests, let those in progress end within the budget, and close."""
         await self._pipeline.drain(budget_s)
-        for timer in (self._sweeper, self._commenter):
+        for timer in (self._sweeper, self._committer, self._commenter):
             if timer is not None:
                 timer.cancel()
         if self._options.siblings is not None:
@@ -171,6 +175,12 @@ class FrontendServer:
         if self._options.identity is not None:
             self._options.identity.refresh()
         self._sweeper = loop.call_later(SWEEP_S, self._sweep)
+
+    def _commit(self) -> None:
+        """Send the status of streams that wait for their first event, a tenth of the time or 50 ms late at most."""
+        wait_s = self._options.limits.peek_s
+        self._pipeline.commit(wait_s)
+        self._committer = asyncio.get_running_loop().call_later(max(wait_s / 10, COMMIT_S), self._commit)
 
     def _keep_alive(self) -> None:
         """Write comments into idle streams, at most half an interval late."""

@@ -15,10 +15,10 @@ from dynamo.operator.reconcile.names import (
     NAMESPACE,
     OPERATOR,
     PREFIX,
+    SYSTEM_PORT,
     WORKER_TYPES,
 )
 from dynamo.operator.reconcile.plan import EventNote, Plan
-from dynamo.operator.reconcile.pods import SYSTEM_PORT
 from dynamo.protocols.kubernetes.common import Condition, KubeObject, encode
 from dynamo.protocols.kubernetes.models import CheckpointStatus, DynamoCheckpoint
 from dynamo.protocols.kubernetes.v1alpha1 import CheckpointIdentity

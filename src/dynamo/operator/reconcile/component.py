@@ -13,8 +13,10 @@ from dynamo.operator.reconcile.lws import leader_worker_set
 from dynamo.operator.reconcile.multinode import framework_of, single_node_template
 from dynamo.operator.reconcile.multinode.nodes import WorkloadError, node_count
 from dynamo.operator.reconcile.names import (
+    BASE_MODEL_HASH,
     COMPONENT,
     GRAPH,
+    MAIN,
     MAX_SURGE,
     MAX_UNAVAILABLE,
     NAMESPACE,
@@ -23,15 +25,14 @@ from dynamo.operator.reconcile.names import (
     WORKER_HASH,
     GraphContext,
     OperatorSettings,
-    is_worker,
     replicas_of,
-    service_name,
 )
 from dynamo.operator.reconcile.plan import EventNote, Plan
-from dynamo.operator.reconcile.pods import MAIN, pod_template, ports
+from dynamo.operator.reconcile.pods import pod_template, service_ports
 from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.operator.reconcile.readiness import leader_worker_set_readiness
 from dynamo.operator.reconcile.rollout import DEFAULT_PERCENT
+from dynamo.operator.reconcile.shared import joint_objects
 from dynamo.protocols.kubernetes.common import Condition, KubeObject, decode, encode
 from dynamo.protocols.kubernetes.v1beta1 import (
     ComponentDeploymentStatus,
@@ -74,7 +75,12 @@ def component_plan(
         reason=f"{kind}Ready" if ready else f"{kind}NotReady",
         message=f"{kind} is ready" if ready else f"{kind} is not ready",
     )
-    return Plan(apply=objects, describes_observed=True, status=encode(_status(deployed, reported, available, now)))
+    is_alone = not deployed.metadata.labels.get(GRAPH)
+    component = component_of(deployed)
+    joint = list(joint_objects([component], context_of(deployed, component, settings))) if is_alone else []
+    return Plan(
+        joint=joint, apply=objects, describes_observed=True, status=encode(_status(deployed, reported, available, now))
+    )
 
 
 def component_objects(
@@ -94,7 +100,7 @@ def component_objects(
         )
     else:
         workload = deployment(component, context, single_node_template(template, framework), annotations)
-    return [workload, service(component, context)] if ports(component) else [workload]
+    return [workload, service(component, context)]
 
 
 def workload_name(deployed: DynamoComponentDeployment) -> tuple[str, str]:
@@ -142,13 +148,11 @@ def deployment(
 
 def service(component: ComponentSpec, context: GraphContext) -> KubeObject:
     """Return the service of a component; its EndpointSlices are what discovery reads."""
-    named = [
-        {"name": name, "port": port, "targetPort": name, "protocol": "TCP"} for name, port in ports(component).items()
-    ]
-    name = context.object_name(component) if is_worker(component) else service_name(context.name, component.name)
+    made = _object("v1", "Service", context.object_name(component), component, context)
+    made["metadata"]["labels"].pop(BASE_MODEL_HASH, None)  # That of the service of all pods of the base model.
     return {
-        **_object("v1", "Service", name, component, context),
-        "spec": {"selector": {SELECTOR: context.object_name(component)}, "ports": named},
+        **made,
+        "spec": {"selector": {SELECTOR: context.object_name(component)}, "ports": service_ports(component)},
     }
 
 
@@ -208,7 +212,7 @@ def _status(
     return ComponentDeploymentStatus(
         conditions=conditions,
         pod_selector={SELECTOR: deployed.metadata.name},
-        component=reported and _described(deployed, reported),
+        component=reported and described(reported, component_of(deployed), runtime_namespace(deployed)),
         observed_generation=generation,
     )
 
@@ -227,10 +231,9 @@ def _deployment_status(workload: KubeObject | None) -> ComponentStatus | None:
     )
 
 
-def _described(deployed: DynamoComponentDeployment, reported: ComponentStatus) -> ComponentStatus:
-    """Return the replicas with their namespace, GPUs and power limit from the specification."""
-    component = component_of(deployed)
-    template = deployed.spec.pod_template
+def described(reported: ComponentStatus, component: ComponentSpec, namespace: str) -> ComponentStatus:
+    """Return the replicas of a component with its Dynamo namespace, GPUs and power limit."""
+    template = component.pod_template
     annotations = ((template or {}).get("metadata") or {}).get("annotations") or {}
     limit: Any = annotations.get(POWER_LIMIT, "")
     count = gpus(template) * node_count(component)
@@ -239,7 +242,7 @@ def _described(deployed: DynamoComponentDeployment, reported: ComponentStatus) -
         available_replicas=reported.ready_replicas
         if reported.available_replicas is None
         else reported.available_replicas,
-        runtime_namespace=runtime_namespace(deployed),
+        runtime_namespace=namespace,
         runtime_component_name=component.name,
         gpus_per_engine=count or None,
         gpus_per_replica=count or None,

@@ -16,7 +16,7 @@ from dynamo.operator.reconcile.multinode.nodes import (
     grove_nodes,
     node_count,
 )
-from dynamo.operator.reconcile.names import GRAPH, PREFIX, SELECTOR, GraphContext, merged, service_name
+from dynamo.operator.reconcile.names import GRAPH, PREFIX, GraphContext, merged
 from dynamo.operator.reconcile.plan import ObjectPatch, ObjectRef
 from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.protocols.kubernetes.common import KubeObject
@@ -26,7 +26,6 @@ API_VERSION = "grove.io/v1alpha1"
 NAME_BUDGET = 45
 """Characters that the names of set, scaling group and clique share in the names of pods."""
 LEAST_NAME = 8
-TERMINATION_DELAY = "4h0m0s"
 UPDATE_STRATEGY = f"{PREFIX}grove-update-strategy"
 UPDATE_STRATEGIES = ("RollingRecreate", "OnDelete")
 KAI, KAI_QUEUE, KAI_QUEUE_LABEL, DEFAULT_QUEUE = (
@@ -66,12 +65,12 @@ def pod_clique_set(
     templates: Mapping[str, KubeObject],
     *,
     facts: ClusterFacts,
-    termination_delay: str = TERMINATION_DELAY,
+    termination_delay: str,
 ) -> KubeObject:
     """Return the PodCliqueSet of a graph.
 
-    `templates` are the complete pod templates of the components by name. Raise `WorkloadError` for a component that
-    cannot run.
+    `templates` are the complete pod templates of the components by name; `termination_delay` is a Go duration, and empty
+    for Grove's own. Raise `WorkloadError` for a component that cannot run.
     """
     if facts.has_kai and facts.has_volcano:
         raise WorkloadError("scheduler: KAI and Volcano are both enabled; Grove supports one")
@@ -88,8 +87,9 @@ def pod_clique_set(
         "cliques": cliques,
         "cliqueStartupType": f"CliqueStartupType{'Explicit' if is_ordered else 'AnyOrder'}",
         "headlessServiceConfig": {"publishNotReadyAddresses": True},
-        "terminationDelay": termination_delay,
     }
+    if termination_delay:
+        template["terminationDelay"] = termination_delay
     if graph.spec.priority_class_name:
         template["priorityClassName"] = graph.spec.priority_class_name
     if groups:
@@ -126,7 +126,7 @@ def scale_patches(
         if found is None or component.replicas is None or found["spec"].get("replicas", 1) == component.replicas:
             continue
         ref = ObjectRef(API_VERSION, kind, context.namespace, name)
-        patches.append(ObjectPatch(ref, {"spec": {"replicas": component.replicas}}))
+        patches.append(ObjectPatch(ref, {"spec": {"replicas": component.replicas}}, "scale"))
     return patches
 
 
@@ -185,7 +185,7 @@ def _clique(
 ) -> KubeObject:
     """Return one clique; labels and annotations are those of its pods. `scheduling` is the scheduler's name and queue."""
     metadata = template.get("metadata") or {}
-    labels = merged(metadata.get("labels"), {SELECTOR: service_name(context.name, component.name)})
+    labels = dict(metadata.get("labels") or {})
     pod = copy.deepcopy(template["spec"])
     scheduler = scheduling.get("name")
     if scheduler and pod.setdefault("schedulerName", scheduler) == scheduler and "queue" in scheduling:
@@ -224,7 +224,7 @@ def _component_topology(component: ComponentSpec, graph: GraphTopologyConstraint
 
 
 def _packed(domain: str, topology: str) -> KubeObject:
-    pack: KubeObject = {"pack": {"requiredDomain": domain}}
+    pack: KubeObject = {"pack": {"required": domain}}
     return {"topologyName": topology, **pack} if topology else pack
 
 

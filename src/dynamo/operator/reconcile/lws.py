@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 from dynamo.operator.reconcile.multinode import RoleTemplates, main_of, role_templates
 from dynamo.operator.reconcile.multinode.nodes import WorkloadError, leader_worker_set_nodes, node_count
-from dynamo.operator.reconcile.names import PREFIX, GraphContext
-from dynamo.operator.reconcile.pods import MAIN
+from dynamo.operator.reconcile.names import MAIN, PREFIX, GraphContext
 from dynamo.protocols.kubernetes.common import KubeObject
 from dynamo.protocols.kubernetes.v1beta1 import ComponentSpec
 

@@ -4,9 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dynamo.operator.reconcile.conditions import with_condition
-from dynamo.operator.reconcile.names import PREFIX
+from dynamo.operator.reconcile.names import PREFIX, SYSTEM_PORT
 from dynamo.operator.reconcile.plan import EventNote, Plan
-from dynamo.operator.reconcile.pods import SYSTEM_PORT
 from dynamo.protocols.kubernetes.common import Condition, KubeObject, encode
 from dynamo.protocols.kubernetes.models import DynamoModel, ModelEndpoint, ModelStatus
 

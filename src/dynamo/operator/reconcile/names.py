@@ -1,12 +1,13 @@
 """Names, labels and settings that the objects of one graph share."""
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import msgspec
 
-from dynamo.protocols.kubernetes.common import GROUP
+from dynamo.protocols.kubernetes.common import GROUP, KubeObject
 from dynamo.protocols.kubernetes.v1beta1 import ComponentSpec, DynamoGraphDeployment
 
 PREFIX = f"{GROUP}/"
@@ -28,11 +29,27 @@ MAX_SURGE = f"{PREFIX}deployment-rolling-update-max-surge"
 MAX_UNAVAILABLE = f"{PREFIX}deployment-rolling-update-max-unavailable"
 BASE_MODEL_HASH = f"{PREFIX}dynamo-base-model-hash"
 MANAGED_BY, OPERATOR = f"{PREFIX}managed-by", "dynamo-operator"
+BASE_MODEL = f"{PREFIX}dynamo-base-model"
 GLOBAL_NAMESPACE = "dynamo"
+MAIN = "main"
+"""Name of the container that runs a component."""
+HTTP_PORT, SYSTEM_PORT, NIXL_PORT, PLANNER_METRICS_PORT, STEP_METRICS_PORT = 8000, 9090, 19090, 9085, 20380
+GRPC_PORT, GRPC_HEALTH_PORT = 9002, 9003
+"""Ports of the endpoint picker."""
+DISCOVERY_BACKEND_ANNOTATION = f"{PREFIX}dynamo-discovery-backend"
 HASH_LENGTH = 8
 WORKER_TYPES = frozenset({"worker", "prefill", "decode"})
 NOT_HASHED = ("replicas", "scaling_adapter")
 """Fields whose change does not replace the workers."""
+
+
+PullSecrets: TypeAlias = Callable[[str, str], Sequence[str]]
+"""Returns the names of the pull secrets of a namespace that are for the registry of an image."""
+
+
+def no_pull_secrets(namespace: str, image: str) -> Sequence[str]:
+    """Return no secrets."""
+    return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +61,15 @@ class OperatorSettings:
     etcd_endpoints: str = ""
     model_express_url: str = ""
     prometheus_endpoint: str = ""
+    grove_termination_delay: str = "4h0m0s"
+    """Time for which a gang of Grove may have too few pods before it is ended, as a Go duration."""
+    ingress_class: str = ""
+    """Class of the Ingress of frontends that have none of their own."""
+    ingress_tls_secret: str = ""
+    ingress_host_suffix: str = ""
+    virtual_service_gateway: str = ""
+    """Istio gateway of the VirtualService of frontends that have none of their own."""
+    pull_secrets: PullSecrets = field(default=no_pull_secrets, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,17 +82,25 @@ class GraphContext:
     worker_hash: str
     workload: str = ""
     """Name of the objects of a single component outside a graph; default: of the graph and the component."""
+    is_in_place: bool = False
+    """Whether workers are updated in place, so that the names of objects have no generation."""
 
     def dynamo_namespace(self, component: ComponentSpec) -> str:
         """Return the Dynamo namespace of a component, without the suffix of the workers' generation."""
         return GLOBAL_NAMESPACE if component.global_dynamo_namespace else f"{self.namespace}-{self.name}"
+
+    def discovery_backend(self, component: ComponentSpec) -> str:
+        """Return the discovery backend of a component: that of its annotation, or else the operator's."""
+        metadata = (component.pod_template or {}).get("metadata") or {}
+        given = (metadata.get("annotations") or {}).get(DISCOVERY_BACKEND_ANNOTATION)
+        return str(given or self.settings.discovery_backend)
 
     def object_name(self, component: ComponentSpec) -> str:
         """Return the name of a component's workload; that of workers has their generation."""
         if self.workload:
             return self.workload
         name = service_name(self.name, component.name)
-        return f"{name}-{self.worker_hash}" if is_worker(component) else name
+        return f"{name}-{self.worker_hash}" if is_worker(component) and not self.is_in_place else name
 
     def labels(self, component: ComponentSpec) -> dict[str, str]:
         """Return the labels of a component's objects and pods."""
@@ -82,7 +116,7 @@ class GraphContext:
             labels |= {COMPONENT_CLASS: "worker", WORKER_HASH: self.worker_hash}
         if component.model_ref is not None and component.model_ref.name:
             labels[BASE_MODEL_HASH] = base_model_hash(component.model_ref.name)
-        if self.settings.discovery_backend == "kubernetes":
+        if self.discovery_backend(component) == "kubernetes":
             labels |= {DISCOVERY_BACKEND: "kubernetes", DISCOVERY_ENABLED: "true"}
         return labels
 
@@ -90,6 +124,12 @@ class GraphContext:
 def is_worker(component: ComponentSpec) -> bool:
     """Return whether a component serves a model."""
     return component.type in WORKER_TYPES
+
+
+def main_container(component: ComponentSpec) -> KubeObject:
+    """Return the main container of a component's own template; empty if it has none."""
+    containers: Sequence[KubeObject] = ((component.pod_template or {}).get("spec") or {}).get("containers") or ()
+    return next((one for one in containers if one.get("name") == MAIN), {})
 
 
 def replicas_of(component: ComponentSpec) -> int:

@@ -31,6 +31,7 @@ class ObjectPatch(NamedTuple):
     ref: ObjectRef
     value: KubeObject | list[KubeObject]
     """A merge patch, or the operations of a JSON patch."""
+    subresource: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,8 @@ class Plan:
     """Objects that outlive the reconciled object: created first, without an owner, if none of their name exists."""
     create: Sequence[KubeObject] = ()
     """Objects that are created if none of their name exists, and are not changed afterwards."""
+    joint: Sequence[KubeObject] = ()
+    """Objects that several owners share: each applies them for itself, and they are collected with the last owner."""
     patch: Sequence[ObjectPatch] = ()
     """Changes of single fields, of objects that are not complete in this plan."""
     delete: Sequence[ObjectRef] = ()

@@ -1,19 +1,32 @@
 """Pod templates: a component's own template with the operator's environment, probes, ports and shared memory.
 
-What the component's template sets takes precedence. Environment variables of the component precede those of the graph,
-which precede the operator's.
+What the component's template sets takes precedence.
 """
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dynamo.operator.reconcile.names import ENABLE_METRICS, METRICS_ENABLED, GraphContext, is_worker, merged
+from dynamo.operator.reconcile.environment import annotation_of, environment, sidecar_environment
+from dynamo.operator.reconcile.epp import EPP_ACCOUNT, EPP_GRACE_S, add_epp, epp_ports
+from dynamo.operator.reconcile.multinode.nodes import WorkloadError
+from dynamo.operator.reconcile.names import (
+    ENABLE_METRICS,
+    HTTP_PORT,
+    MAIN,
+    METRICS_ENABLED,
+    NIXL_PORT,
+    PLANNER_METRICS_PORT,
+    PREFIX,
+    SYSTEM_PORT,
+    GraphContext,
+    is_worker,
+    merged,
+)
+from dynamo.operator.reconcile.probes import frontend_probes, probes
 from dynamo.protocols.kubernetes.common import KubeObject
 from dynamo.protocols.kubernetes.v1beta1 import ComponentSpec
 
-MAIN = "main"
-HTTP_PORT, SYSTEM_PORT, NIXL_PORT, PLANNER_METRICS_PORT, STEP_METRICS_PORT = 8000, 9090, 19090, 9085, 20380
 SHARED_MEMORY = "shared-memory"
 SHARED_MEMORY_SIZE = "8Gi"
 TERMINATION_GRACE_S = 60
@@ -21,15 +34,13 @@ IMAGE_HOME = "/root"
 """Home of the user that engine images run as."""
 DEFAULT_CACHE = f"{IMAGE_HOME}/.cache/vllm"
 """Directory of vLLM's compilation cache; other engines have none without a path."""
-FRONTEND_COMMAND = ["python3", "-m", "dynamo.frontend"]
-HEALTHY = f"curl -s http://localhost:{HTTP_PORT}/health | jq -e '.status == \"healthy\"'"
-FRONTEND_TIMES = {"initialDelaySeconds": 60, "periodSeconds": 60, "timeoutSeconds": 30, "failureThreshold": 10}
-SERVED = frozenset({"planner", "worker", "prefill", "decode"})
-"""Component types with a system server."""
+FRONTEND = ["-m", "dynamo.frontend"]
+NO_PULL_SECRETS = f"{PREFIX}disable-image-pull-secret-discovery"
+PLANNER_ACCOUNT = "planner-serviceaccount"
 
 
 def pod_template(component: ComponentSpec, context: GraphContext, graph_env: Sequence[KubeObject]) -> KubeObject:
-    """Return the pod template of a component's workload."""
+    """Return the pod template of a component's workload. Raise `WorkloadError` for a template that cannot run."""
     template = copy.deepcopy(component.pod_template or {})
     spec: KubeObject = template.setdefault("spec", {})
     containers: list[KubeObject] = spec.setdefault("containers", [])
@@ -37,82 +48,58 @@ def pod_template(component: ComponentSpec, context: GraphContext, graph_env: Seq
     if main is None:
         main = {"name": MAIN}
         containers.insert(0, main)
-    main["env"] = environment(component, context, graph_env, main.get("env") or [])
-    if component.type == "frontend" and not main.get("command") and not main.get("args"):
-        main["command"] = list(FRONTEND_COMMAND)
+    main["env"] = environment(component, context, graph_env, main.get("env") or [], MAIN)
+    add_command(component, main)
     main["ports"] = with_ports(main.get("ports") or [], ports(component))
     for name, probe in probes(component).items():
         main.setdefault(name, probe)
     add_shared_memory(component, spec, main)
     add_compilation_cache(component, spec, main)
-    spec.setdefault("terminationGracePeriodSeconds", TERMINATION_GRACE_S)
+    if component.type == "epp":
+        add_epp(component, context.name, context.namespace, spec, main)
+    if component.frontend_sidecar:
+        add_frontend_sidecar(component, context, containers, main)
+    add_claim_volumes(spec, main)
+    grace_s = EPP_GRACE_S if component.type == "epp" else TERMINATION_GRACE_S
+    spec.setdefault("terminationGracePeriodSeconds", grace_s)
     spec.setdefault("restartPolicy", "Always")
     spec.setdefault("securityContext", {"fsGroup": 1000})
-    spec.setdefault("serviceAccountName", account_name(component, context))
+    account = account_name(component, context)
+    if account:
+        spec.setdefault("serviceAccountName", account)
+    add_pull_secrets(component, context, spec)
     metadata = template.setdefault("metadata", {})
     metadata["labels"] = merged(metadata.get("labels"), context.labels(component), metrics_label(metadata))
     return template
 
 
 def account_name(component: ComponentSpec, context: GraphContext) -> str:
-    """Return the service account of a component's pods."""
-    return "planner-serviceaccount" if component.type == "planner" else f"{context.name}-k8s-service-discovery"
+    """Return the service account of a component's pods; empty where they need none."""
+    if component.type == "planner":
+        return PLANNER_ACCOUNT
+    if component.type == "epp":
+        return EPP_ACCOUNT
+    is_kubernetes = context.discovery_backend(component) == "kubernetes"
+    return f"{context.name}-k8s-service-discovery" if is_kubernetes else ""
+
+
+def add_command(component: ComponentSpec, main: KubeObject) -> None:
+    """Give a container without a command the one of its type: a frontend, or a shell that runs its arguments.
+
+    The endpoint picker, and a container without arguments, run what their image contains.
+    """
+    if main.get("command") or component.type == "epp":
+        return
+    if component.type == "frontend":
+        main["command"] = ["python3"]
+        main.setdefault("args", list(FRONTEND))
+    elif main.get("args"):
+        main["command"] = ["/bin/sh", "-c"]
 
 
 def metrics_label(metadata: Mapping[str, Any]) -> dict[str, str]:
     """Return the label by which pods are scraped, unless an annotation opts out."""
     return {} if (metadata.get("annotations") or {}).get(ENABLE_METRICS) == "false" else {METRICS_ENABLED: "true"}
-
-
-def environment(
-    component: ComponentSpec,
-    context: GraphContext,
-    graph_env: Iterable[KubeObject],
-    own_env: Iterable[KubeObject],
-) -> list[KubeObject]:
-    """Return the environment of the main container, each variable once."""
-    found = {one["name"]: one for one in operator_environment(component, context)}
-    for given in (graph_env, own_env):
-        found.update((one["name"], dict(one)) for one in given)
-    return list(found.values())
-
-
-def operator_environment(component: ComponentSpec, context: GraphContext) -> list[KubeObject]:
-    """Return the variables that the operator sets for a component of this type."""
-    settings = context.settings
-    values = {
-        "DYN_NAMESPACE": context.dynamo_namespace(component),
-        "DYN_COMPONENT": component.name,
-        "DYN_PARENT_DGD_K8S_NAME": context.name,
-        "DYN_PARENT_DGD_K8S_NAMESPACE": context.namespace,
-        "DYN_DISCOVERY_BACKEND": settings.discovery_backend,
-        "NATS_SERVER": settings.nats_address,
-        "ETCD_ENDPOINTS": settings.etcd_endpoints,
-        "MODEL_EXPRESS_URL": settings.model_express_url,
-        "PROMETHEUS_ENDPOINT": settings.prometheus_endpoint,
-    }
-    if component.type == "frontend":
-        values |= {"DYNAMO_PORT": str(HTTP_PORT), "DYN_HTTP_PORT": str(HTTP_PORT)}
-        values["DYN_NAMESPACE_PREFIX"] = context.dynamo_namespace(component)
-    elif is_worker(component):
-        values |= {
-            "DYN_SYSTEM_ENABLED": "true",
-            "DYN_SYSTEM_PORT": str(SYSTEM_PORT),
-            "DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS": '["generate"]',
-            "DYN_HEALTH_CHECK_ENABLED": "false",
-            "NIXL_TELEMETRY_ENABLE": "n",
-            "NIXL_TELEMETRY_EXPORTER": "prometheus",
-            "NIXL_TELEMETRY_PROMETHEUS_PORT": str(NIXL_PORT),
-            "DYN_NAMESPACE_WORKER_SUFFIX": context.worker_hash,
-            "DYN_FORWARDPASS_METRIC_PORT": str(STEP_METRICS_PORT),
-        }
-    elif component.type == "planner":
-        values |= {"PLANNER_PROMETHEUS_PORT": str(PLANNER_METRICS_PORT), "DYN_SYSTEM_PORT": str(SYSTEM_PORT)}
-    fields = {"POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace", "POD_UID": "metadata.uid"}
-    return [
-        *({"name": name, "value": value} for name, value in values.items() if value),
-        *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
-    ]
 
 
 def ports(component: ComponentSpec) -> dict[str, int]:
@@ -121,7 +108,20 @@ def ports(component: ComponentSpec) -> dict[str, int]:
         return {"http": HTTP_PORT}
     if is_worker(component):
         return {"system": SYSTEM_PORT, "nixl": NIXL_PORT}
+    if component.type == "epp":
+        return epp_ports()
     return {"metrics": PLANNER_METRICS_PORT, "system": SYSTEM_PORT} if component.type == "planner" else {}
+
+
+def service_ports(component: ComponentSpec) -> list[KubeObject]:
+    """Return the ports of a component's service. A component of no type has its system port, if it serves one."""
+    if component.type == "epp":
+        grpc = epp_ports()["grpc"]
+        return [{"name": "grpc", "port": grpc, "targetPort": grpc, "protocol": "TCP", "appProtocol": "http2"}]
+    named = ports(component)
+    if not named:
+        return [{"name": "system", "port": SYSTEM_PORT, "targetPort": SYSTEM_PORT, "protocol": "TCP"}]
+    return [{"name": name, "port": port, "targetPort": name, "protocol": "TCP"} for name, port in named.items()]
 
 
 def with_ports(own: Sequence[KubeObject], wanted: Mapping[str, int]) -> list[KubeObject]:
@@ -133,23 +133,6 @@ def with_ports(own: Sequence[KubeObject], wanted: Mapping[str, int]) -> list[Kub
         if not {name, port} & used
     ]
     return [*own, *added]
-
-
-def probes(component: ComponentSpec) -> dict[str, KubeObject]:
-    """Return the probes of the main container."""
-    if component.type == "frontend":
-        return {
-            "livenessProbe": {**_get("/live", HTTP_PORT), **FRONTEND_TIMES},
-            "readinessProbe": {"exec": {"command": ["/bin/sh", "-c", HEALTHY]}, **FRONTEND_TIMES},
-        }
-    if component.type not in SERVED:
-        return {}
-    live, health = _get("/live", SYSTEM_PORT), _get("/health", SYSTEM_PORT)
-    return {
-        "livenessProbe": {**live, "periodSeconds": 5, "timeoutSeconds": 4, "failureThreshold": 3},
-        "readinessProbe": {**health, "periodSeconds": 10, "timeoutSeconds": 4, "failureThreshold": 3},
-        "startupProbe": {**live, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 720},
-    }
 
 
 def add_shared_memory(component: ComponentSpec, spec: KubeObject, main: KubeObject) -> None:
@@ -174,12 +157,50 @@ def add_compilation_cache(component: ComponentSpec, spec: KubeObject, main: Kube
     mounts: list[KubeObject] = main.setdefault("volumeMounts", [])
     if all(one.get("mountPath") != path for one in mounts):
         mounts.append({"name": cache.pvc_name, "mountPath": path})
-    volumes: list[KubeObject] = spec.setdefault("volumes", [])
-    if all(one.get("name") != cache.pvc_name for one in volumes):
-        volumes.append({"name": cache.pvc_name, "persistentVolumeClaim": {"claimName": cache.pvc_name}})
     if all(one["name"] != "VLLM_CACHE_ROOT" for one in main["env"]):
         main["env"].append({"name": "VLLM_CACHE_ROOT", "value": path})
 
 
-def _get(path: str, port: int) -> KubeObject:
-    return {"httpGet": {"path": path, "port": port}}
+def add_claim_volumes(spec: KubeObject, main: KubeObject) -> None:
+    """Add a volume for each mount that names none: it is the claim of that name."""
+    known = {one.get("name") for one in spec.get("volumes") or ()}
+    names = dict.fromkeys(one["name"] for one in main.get("volumeMounts") or () if one.get("name"))
+    added = [{"name": one, "persistentVolumeClaim": {"claimName": one}} for one in names if one not in known]
+    if added:
+        spec["volumes"] = [*(spec.get("volumes") or ()), *added]
+
+
+def add_frontend_sidecar(
+    component: ComponentSpec, context: GraphContext, containers: Sequence[KubeObject], main: KubeObject
+) -> None:
+    """Complete the container that runs a frontend in the pods of a worker. Raise `WorkloadError` if there is none."""
+    name = component.frontend_sidecar or ""
+    sidecar = next((one for one in containers if one.get("name") == name and name != MAIN), None)
+    if sidecar is None:
+        path = f"spec.components[{component.name}].frontendSidecar"
+        raise WorkloadError(f"{path}: {name!r} is not a further container of podTemplate")
+    if not sidecar.get("command"):
+        sidecar["command"] = ["python3"]
+        sidecar.setdefault("args", list(FRONTEND))
+    sidecar["env"] = sidecar_environment(component, context, sidecar.get("env") or [], name)
+    sidecar["ports"] = with_ports(sidecar.get("ports") or [], {"http": HTTP_PORT})
+    for probe, value in frontend_probes().items():
+        sidecar.setdefault(probe, value)
+    own = {one["name"] for one in sidecar.get("volumeMounts") or ()}
+    shared = [
+        dict(one) for one in main.get("volumeMounts") or () if one["name"] not in own and one["name"] != SHARED_MEMORY
+    ]
+    if shared:
+        sidecar["volumeMounts"] = [*(sidecar.get("volumeMounts") or ()), *shared]
+
+
+def add_pull_secrets(component: ComponentSpec, context: GraphContext, spec: KubeObject) -> None:
+    """Add the pull secrets of the registries of a pod's images, unless an annotation disables this."""
+    if annotation_of(component, NO_PULL_SECRETS) == "true":
+        return
+    found = {one.get("name"): one for one in spec.get("imagePullSecrets") or ()}
+    for container in spec["containers"]:
+        for name in context.settings.pull_secrets(context.namespace, str(container.get("image") or "")):
+            found.setdefault(name, {"name": name})
+    if found:
+        spec["imagePullSecrets"] = list(found.values())

@@ -26,6 +26,19 @@ class ClusterFacts:
     """Whether Grove's pods use the KAI scheduler."""
     has_volcano: bool = False
     """Whether pods of several nodes use the Volcano scheduler."""
+    has_virtual_services: bool = False
+    """Whether Istio's VirtualServices are installed."""
+    has_inference_pools: bool = False
+    """Whether InferencePools of the Gateway API Inference Extension are installed."""
+
+
+class ProviderUnavailable(WorkloadError):
+    """The provider that a graph needs is not in the cluster, or cannot be decided."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        """`reason` is that of the graph's condition."""
+        super().__init__(message)
+        self.reason = reason
 
 
 def workload_provider(
@@ -37,15 +50,16 @@ def workload_provider(
     """Return the provider of a graph; the caller records it in the annotation, after which it does not change.
 
     `owned` are the providers whose workloads the graph already has. A graph without the annotation continues with its
-    own workloads. Raise `WorkloadError` when the cluster cannot run the graph.
+    own workloads. Raise `ProviderUnavailable` when the cluster cannot run the graph.
     """
     provider = _chosen(annotations, facts, owned)
     if provider == "grove" and not facts.has_grove:
-        raise WorkloadError(f"{ANNOTATION}: grove requires Grove, which is not installed or not enabled")
+        text = f"{ANNOTATION}: grove requires Grove, which is not installed or not enabled"
+        raise ProviderUnavailable("selected_workload_provider_unavailable", text)
     if provider == "component" and not facts.has_lws:
         several = next((one for one in components if node_count(one) > 1), None)
         if several is not None:
-            raise WorkloadError(_missing(several, annotations, facts))
+            raise ProviderUnavailable("no_multinode_orchestrator_available", _missing(several, annotations, facts))
     return provider
 
 
@@ -58,9 +72,11 @@ def _chosen(annotations: Mapping[str, str], facts: ClusterFacts, owned: Collecti
         case None:
             pass
         case other:
-            raise WorkloadError(f"{ANNOTATION}: {other!r} is not supported; component and grove are allowed")
+            text = f"{ANNOTATION}: {other!r} is not supported; component and grove are allowed"
+            raise ProviderUnavailable("unsupported_workload_provider", text)
     if len(set(owned)) > 1:
-        raise WorkloadError(f"{ANNOTATION}: is required, because the graph owns workloads of several providers")
+        text = f"{ANNOTATION}: is required, because the graph owns workloads of several providers"
+        raise ProviderUnavailable("conflicting_workload_providers", text)
     for provider in owned:
         return provider
     is_disabled = annotations.get(ENABLE_GROVE, "").lower() == "false"

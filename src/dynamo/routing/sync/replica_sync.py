@@ -30,6 +30,7 @@ from dynamo.routing.metrics import SyncMetrics
 from dynamo.runtime.discovery.base import new_id
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.event_plane.base import Event
+from dynamo.runtime.metric_labels import worker_labels
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +96,11 @@ class ReplicaSync:
         self._unsent: list[ActiveSequenceEvent] = []
         self._timer: asyncio.TimerHandle | None = None
         self._metrics = SyncMetrics(runtime.metrics)
+        self._metrics.follow_topic(self._topic, worker_labels(endpoint, runtime.instance_id))
+
+    def set_model(self, model: str, worker_type: str) -> None:
+        """Create the metric series of the model, once its name is known from a card."""
+        self._metrics.set_model(model, worker_type, lambda: self._topic.messages)
 
     @property
     def is_sound(self) -> bool:

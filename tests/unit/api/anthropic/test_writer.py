@@ -172,3 +172,13 @@ def test_thoughts_are_counted_where_somebody_counts_them() -> None:
     message = MessageWriter("msg_1", "m").whole(Choice([ContentDelta("x")]), counted)
     assert json.loads(json_encode(message.usage))["output_tokens_details"] == {"thinking_tokens": 2}
     assert message.usage.input_tokens == 5
+
+
+def test_every_delta_has_the_usage_so_far() -> None:
+    writer = MessageWriter("msg_1", "m")
+    assert writer.counts
+    written = writer.events(0, [ReasoningDelta("hm"), ContentDelta("so")], writer.count(USAGE), (), 0)
+    usages = [one.get("usage") for one in read(written) if one["type"] == "content_block_delta"]
+    wanted = {"input_tokens": 3, "output_tokens": 3, "total_tokens": 8}
+    assert len(usages) == 3, "of the thought, its signature and the text"
+    assert all(usage.items() >= wanted.items() for usage in usages)

@@ -76,5 +76,5 @@ def test_too_many_at_a_time_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_path_that_is_taken_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="GET /x is already in use"):
+    with pytest.raises(ConfigError, match="duplicate frontend route registered: GET /x"):
         client(FrontendRoute("GET", "/x", fail), FrontendRoute("GET", "/x", fail))

@@ -22,11 +22,12 @@ def test_the_environment_sets_every_limit(monkeypatch: pytest.MonkeyPatch) -> No
         "DYN_HTTP_SLOW_READER_TIMEOUT_SECS": "15",
         "DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS": "0.5",
         "DYN_HTTP_REQUEST_TIMEOUT_SECS": "600",
+        "DYN_HTTP_PRE_COMMIT_ERROR_PEEK_MS": "1500",
         "DYN_HTTP_SSE_KEEP_ALIVE_INTERVAL_MS": "250",
     }.items():
         monkeypatch.setenv(variable, value)
     assert HttpLimits.from_environment() == HttpLimits(
-        7, 8, 9 << 10, 10, 11 << 20, 100 << 20, 12.0, 13.0, 64 << 10, 15.0, 0.5, 600.0, 0.25
+        7, 8, 9 << 10, 10, 11 << 20, 100 << 20, 12.0, 13.0, 64 << 10, 15.0, 0.5, 600.0, 1.5, 0.25
     )
 
 

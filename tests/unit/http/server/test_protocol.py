@@ -130,6 +130,18 @@ async def test_a_stream_is_chunked_and_its_status_goes_with_the_first_event(serv
     assert body == b"9\r\ndata: 1\n\n\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 
+async def test_a_stream_may_begin_with_its_status_alone(server: Server) -> None:
+    server.protocol.data_received(REQUEST)
+    (exchange,) = server.exchanges
+    exchange.begin()
+    exchange.begin()
+    head = server.transport.sent
+    assert head.startswith(b"HTTP/1.1 200 ") and head.endswith(b"\r\n\r\n") and exchange.response_started
+    exchange.write(b"data: 1\n\n")
+    exchange.end()
+    assert server.transport.sent.removeprefix(head) == b"9\r\ndata: 1\n\n\r\n0\r\n\r\n"
+
+
 async def test_a_query_string_does_not_leave_the_hot_path(server: Server) -> None:
     server.protocol.data_received(REQUEST.replace(b"/hot", b"/hot?x=1"))
     assert len(server.exchanges) == 1

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from dynamo.operator.reconcile.component import component_plan
-from dynamo.operator.reconcile.graph import DEPLOYED, ObservedGraph, graph_plan
+from dynamo.operator.reconcile.component_graph import DEPLOYED
+from dynamo.operator.reconcile.graph import graph_plan
+from dynamo.operator.reconcile.graph_pass import ObservedGraph
 from dynamo.operator.reconcile.names import OperatorSettings
 from dynamo.operator.reconcile.plan import ObjectRef, Plan, ref_of
 from dynamo.operator.reconcile.provider import ClusterFacts
@@ -14,6 +16,11 @@ from dynamo.protocols.kubernetes.v1beta1 import DynamoComponentDeployment, Dynam
 
 NAMESPACE = "space"
 SETTINGS = OperatorSettings()
+JOINT: KubeObject = {"metadata": {"name": "several"}}
+"""Owner of shared objects."""
+NO_GROVE = ClusterFacts(has_lws=True, has_virtual_services=True, has_inference_pools=True)
+REMOVABLE = ("Service", "Ingress", "VirtualService", "ConfigMap", "InferencePool")
+"""Kinds of further objects that the operator deletes."""
 
 
 def now_of(step: int) -> str:
@@ -24,7 +31,8 @@ def now_of(step: int) -> str:
 class PureCluster:
     """Objects by identity. `step_*` methods each do what one actor of a real cluster would do next."""
 
-    def __init__(self, graph: dict[str, Any]) -> None:
+    def __init__(self, graph: dict[str, Any], facts: ClusterFacts = NO_GROVE) -> None:
+        self.facts = facts
         self.objects: dict[ObjectRef, KubeObject] = {}
         self.graph: KubeObject = {
             "apiVersion": V1BETA1,
@@ -49,16 +57,24 @@ class PureCluster:
         """Return the plan of the graph in the present state."""
         deployed = tuple(decode(DynamoComponentDeployment, one) for one in self.of_kind(DEPLOYED))
         adapters = [one["metadata"]["name"] for one in self.of_kind("DynamoGraphDeploymentScalingAdapter")]
-        entries = [one["metadata"]["name"] for one in self.of_kind("Ingress")]
-        observed = ObservedGraph(components=deployed, adapters=adapters, entries=entries)
-        return graph_plan(decode(DynamoGraphDeployment, self.graph), observed, SETTINGS, now_of(self.time))
+        owner = self.graph["metadata"]["name"]
+        owned = [ref for ref in self.objects if ref.kind in REMOVABLE and self.objects[ref]["owner"] == owner]
+        sets = self.of_kind("PodCliqueSet")
+        observed = ObservedGraph(
+            components=deployed,
+            adapters=adapters,
+            owned=owned,
+            clique_set=sets[0] if sets else None,
+            cliques=[*self.of_kind("PodClique"), *self.of_kind("PodCliqueScalingGroup")],
+        )
+        return graph_plan(decode(DynamoGraphDeployment, self.graph), observed, SETTINGS, self.facts, now_of(self.time))
 
     def plan_component(self, value: KubeObject) -> Plan:
         """Return the plan of one component in the present state."""
         name = value["metadata"]["name"]
         workload = self.objects.get(ObjectRef("apps/v1", "Deployment", NAMESPACE, name))
         deployed = decode(DynamoComponentDeployment, value)
-        return component_plan(deployed, workload, SETTINGS, ClusterFacts(), now_of(self.time))
+        return component_plan(deployed, workload, SETTINGS, self.facts, now_of(self.time))
 
     def step_graph(self) -> None:
         """Reconcile the graph."""
@@ -109,6 +125,8 @@ class PureCluster:
         for value in plan.create:
             if ref_of(value) not in self.objects:
                 self._write(ref_of(value), copy.deepcopy(value), owner)
+        for value in plan.joint:
+            self._write(ref_of(value), {**self.objects.get(ref_of(value), {}), **copy.deepcopy(value)}, JOINT)
         for value in plan.apply:
             self._write(ref_of(value), {**self.objects.get(ref_of(value), {}), **copy.deepcopy(value)}, owner)
         for patch in plan.patch:
@@ -142,6 +160,10 @@ class PureCluster:
 
     def _collect(self) -> None:
         """Delete objects whose owner is gone."""
-        names = {self.graph["metadata"]["name"], *(one["metadata"]["name"] for one in self.of_kind(DEPLOYED))}
+        names = {
+            JOINT["metadata"]["name"],
+            self.graph["metadata"]["name"],
+            *(one["metadata"]["name"] for one in self.of_kind(DEPLOYED)),
+        }
         for ref in [ref for ref, value in self.objects.items() if value["owner"] not in names]:
             del self.objects[ref]

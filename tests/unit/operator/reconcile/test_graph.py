@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.operator.reconcile.pure_cluster import NAMESPACE, PureCluster
 
-from dynamo.operator.reconcile.graph import DEPLOYED
+from dynamo.operator.reconcile.component_graph import DEPLOYED
 from dynamo.operator.reconcile.names import CURRENT_WORKER_HASH, RESTART_AT, WORKER_HASH, worker_hash
+from dynamo.operator.validation.facts import WORKLOAD_PROVIDER
 from dynamo.protocols.kubernetes.common import KubeObject, decode
 from dynamo.protocols.kubernetes.v1beta1 import DynamoGraphDeployment
 
@@ -83,7 +84,10 @@ def test_a_settled_graph_is_successful_and_names_its_generation(cluster: PureClu
         ("Ready", "True", "all_resources_are_ready")
     ]
     generation = worker_hash(decode(DynamoGraphDeployment, cluster.graph))
-    assert cluster.graph["metadata"]["annotations"] == {CURRENT_WORKER_HASH: generation}
+    assert cluster.graph["metadata"]["annotations"] == {
+        CURRENT_WORKER_HASH: generation,
+        WORKLOAD_PROVIDER: "component",
+    }
     decode_status = status["components"]["decode"]
     assert decode_status["readyReplicas"] == decode_status["updatedReplicas"] == 4
     assert decode_status["runtimeNamespace"] == f"{NAMESPACE}-chat-{generation}"

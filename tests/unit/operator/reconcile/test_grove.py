@@ -1,6 +1,7 @@
 """PodCliqueSets of graphs. Golden files: `UPDATE_GOLDEN=1`."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ FRONTEND = ComponentSpec(
     name="Frontend", type="frontend", pod_template={"spec": {"containers": [{"name": "main", "image": "f:1"}]}}
 )
 GROVE = ClusterFacts(has_grove=True)
+IN_PLACE = replace(CONTEXT, is_in_place=True)
 
 
 def graph(*components: ComponentSpec, annotations: dict[str, str] | None = None, **spec: Any) -> DynamoGraphDeployment:
@@ -40,9 +42,9 @@ def graph(*components: ComponentSpec, annotations: dict[str, str] | None = None,
 
 def rendered(one: DynamoGraphDeployment, facts: ClusterFacts = GROVE) -> KubeObject:
     components = one.spec.components or []
-    templates = {part.name: pod_template(part, CONTEXT, one.spec.env or []) for part in components}
+    templates = {part.name: pod_template(part, IN_PLACE, one.spec.env or []) for part in components}
     before = copy.deepcopy(templates)
-    found = pod_clique_set(one, CONTEXT, templates, facts=facts)
+    found = pod_clique_set(one, IN_PLACE, templates, facts=facts, termination_delay="4h0m0s")
     assert templates == before
     return found
 
@@ -101,7 +103,7 @@ def test_component_names_the_topology_when_the_graph_packs_nothing() -> None:
     component = worker("vllm", nodes=1, topology_constraint=TopologyConstraint(pack_domain="rack"))
     constraint = GraphTopologyConstraint(cluster_topology_name="gpus")
     template = template_of(rendered(graph(component, topology_constraint=constraint)))
-    assert template["cliques"][0]["topologyConstraint"] == {"topologyName": "gpus", "pack": {"requiredDomain": "rack"}}
+    assert template["cliques"][0]["topologyConstraint"] == {"topologyName": "gpus", "pack": {"required": "rack"}}
     assert "topologyConstraint" not in template
 
 
@@ -137,14 +139,14 @@ def test_existing_cliques_and_groups_are_scaled() -> None:
         existing("PodCliqueScalingGroup", "g-0-decode", 1),
         existing("PodClique", "g-0-decode-0-decode-ldr", 1),
     ]
-    found = scale_patches(one, CONTEXT, observed)
+    found = scale_patches(one, IN_PLACE, observed)
     assert [(patch.ref.kind, patch.ref.name, patch.value) for patch in found] == [
         ("PodClique", "g-0-a", {"spec": {"replicas": 3}}),
         ("PodCliqueScalingGroup", "g-0-decode", {"spec": {"replicas": 2}}),
     ]
     observed[1]["spec"]["replicas"], observed[2]["spec"]["replicas"] = 3, 2
-    assert scale_patches(one, CONTEXT, observed) == []
-    assert scale_patches(one, CONTEXT, []) == []
+    assert scale_patches(one, IN_PLACE, observed) == []
+    assert scale_patches(one, IN_PLACE, []) == []
 
 
 def test_name_of_the_set_is_shortened_with_a_hash() -> None:

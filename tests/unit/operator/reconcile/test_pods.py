@@ -75,10 +75,22 @@ def test_a_worker_has_two_hours_to_start() -> None:
     assert main["livenessProbe"]["httpGet"]["path"] == "/live"
 
 
-def test_a_frontend_runs_the_frontend_unless_the_template_has_arguments() -> None:
-    assert main_of(template_of("frontend"))["command"] == ["python3", "-m", "dynamo.frontend"]
-    own = template_of("frontend", with_main(args=["x"]))
-    assert "command" not in main_of(own)
+@pytest.mark.parametrize(
+    ("kind", "own", "command", "args"),
+    [
+        ("frontend", {}, ["python3"], ["-m", "dynamo.frontend"]),
+        ("frontend", {"args": ["x"]}, ["python3"], ["x"]),
+        ("frontend", {"command": ["run"]}, ["run"], None),
+        ("worker", {"args": ["python3 -m dynamo.vllm"]}, ["/bin/sh", "-c"], ["python3 -m dynamo.vllm"]),
+        ("worker", {}, None, None),
+        ("epp", {"args": ["x"]}, None, ["x"]),
+    ],
+)
+def test_a_container_without_a_command_gets_that_of_its_type(
+    kind: Any, own: dict[str, Any], command: list[str] | None, args: list[str] | None
+) -> None:
+    main = main_of(template_of(kind, with_main(**own)))
+    assert (main.get("command"), main.get("args")) == (command, args)
 
 
 def test_probes_ports_and_variables_of_the_template_take_precedence() -> None:
@@ -105,7 +117,7 @@ def test_shared_memory_is_mounted_with_the_size_of_the_component() -> None:
 def test_shared_memory_is_not_mounted_with_size_zero_or_over_a_mount_of_the_template() -> None:
     assert "volumes" not in template_of("worker", shared_memory_size="0")["spec"]
     mounted = with_main(volumeMounts=[{"name": "own", "mountPath": "/dev/shm"}])
-    assert "volumes" not in template_of("worker", mounted)["spec"]
+    assert [one["name"] for one in template_of("worker", mounted)["spec"]["volumes"]] == ["own"]
 
 
 def test_pods_are_scraped_unless_an_annotation_opts_out() -> None:

@@ -10,8 +10,7 @@ from dynamo.operator.reconcile.multinode import sglang, trtllm, vllm
 from dynamo.operator.reconcile.multinode.commands import MODULE, CommandLine
 from dynamo.operator.reconcile.multinode.nodes import NodeGroup, WorkloadError
 from dynamo.operator.reconcile.multinode.wait_for_leader import add_init_container
-from dynamo.operator.reconcile.names import GraphContext, is_worker, merged
-from dynamo.operator.reconcile.pods import MAIN
+from dynamo.operator.reconcile.names import MAIN, GraphContext, is_worker, merged
 from dynamo.protocols.kubernetes.common import KubeObject
 from dynamo.protocols.kubernetes.v1beta1 import ComponentSpec
 

@@ -11,8 +11,7 @@ from enum import Enum
 
 from dynamo.operator.reconcile.multinode.commands import CommandLine, OptionWord, ShellExpression, shell_script
 from dynamo.operator.reconcile.multinode.nodes import NodeGroup
-from dynamo.operator.reconcile.names import PREFIX
-from dynamo.operator.reconcile.pods import SYSTEM_PORT
+from dynamo.operator.reconcile.names import PREFIX, SYSTEM_PORT
 from dynamo.protocols.kubernetes.common import KubeObject
 
 MODULE = "vllm"

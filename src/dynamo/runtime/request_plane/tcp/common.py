@@ -5,11 +5,15 @@ import socket
 from dataclasses import dataclass, field
 from typing import cast
 
-from dynamo.core.metrics import MetricsRegistry, log_buckets
+from dynamo.core.metrics import MetricsRegistry
 from dynamo.runtime.request_plane.tcp.tls import TcpTls
 
 WILDCARDS = frozenset({"", "0.0.0.0", "::", "*"})  # noqa: S104 - compared, not bound
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 10, 5, 3  # Detects a vanished host within 25 s.
+
+
+ROUNDTRIP_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+"""Upstream's buckets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +76,7 @@ class TcpMetrics:
             "dynamo_request_plane_roundtrip_ttft_seconds",
             "Time from sending a request to the first response element",
             (),
-            log_buckets(0.001, 480.0, 18),
+            ROUNDTRIP_BUCKETS,
         ).labels()
 
 

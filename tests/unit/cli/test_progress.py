@@ -3,7 +3,7 @@
 import io
 import time
 
-from dynamo.cli.serve import ProgressLine
+from dynamo.cli.progress import ProgressLine
 
 
 class Terminal(io.StringIO):

@@ -1,0 +1,199 @@
+"""Cost of the endpoint picker: latency and processor time of a pick at a paced load, and of a gRPC server that only answers.
+
+    python -m benchmarks.epp_picks [--rate 1000] [--seconds 5] [--reps 3] [--save]
+
+The picker routes chats of about 600 tokens over two mockers, on one core. Each pick is one ext_proc stream as gateways send
+it: headers and body, then the destination and the body. The reference is a server of the same library on the same core that
+answers the same messages without reading them; the difference is what the picker adds. Servers take turns; the best window of
+each is reported, because other programs of the machine only add to it. Latency is measured by the client, from the headers to
+the last part of the answer. Ends with status 1 if the picker's rate is below the load or its 99th percentile above 5 ms.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+
+from benchmarks.ports import free_port
+from benchmarks.report import say, table, write_result
+from dynamo.core.config import exit_on_config_error, load, option
+from dynamo.epp.messages import CLASSES, FULL_DUPLEX_STREAMED, SERVICE
+
+P99_MS_MAX = 5.0
+READY_S = 60.0
+PROMPTS = 50
+WORDS = " ".join(f"item {number}" for number in range(200))
+PICKER, ECHO = "picker", "bare gRPC server"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EppBench:
+    """Latency and processor time of the endpoint picker."""
+
+    rate: int = option(1000, "--rate", None, "Picks per second")
+    seconds: float = option(5.0, "--seconds", None, "Length of a window")
+    reps: int = option(3, "--reps", None, "Windows of each server")
+    core: int = option(0, "--core", None, "Core of the servers")
+    save: bool = option(False, "--save", None, "Write the results file")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Result of one window."""
+
+    rate: float
+    p50_ms: float
+    p99_ms: float
+    cpu_us: float
+
+
+def messages(number: int) -> tuple[bytes, bytes]:
+    """Return the messages of one request."""
+    headers, body = CLASSES["ProcessingRequest"](), CLASSES["ProcessingRequest"]()
+    given = {":method": "POST", ":path": "/v1/chat/completions", "content-type": "application/json"}
+    for key, value in given.items():
+        headers.request_headers.headers.headers.add(key=key, raw_value=value.encode())
+    headers.protocol_config.request_body_mode = FULL_DUPLEX_STREAMED
+    chat = {"model": "m", "messages": [{"role": "user", "content": f"{number % PROMPTS} {WORDS}"}]}
+    body.request_body.body, body.request_body.end_of_stream = json.dumps(chat).encode(), True
+    return headers.SerializeToString(), body.SerializeToString()
+
+
+async def window(port: int, pid: int, rate: int, seconds: float) -> Window:
+    """Send picks at a rate and measure them."""
+    sent = [messages(number) for number in range(PROMPTS)]
+    latencies: list[float] = []
+
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        method = channel.stream_stream(f"/{SERVICE}/Process")
+
+        async def pick(number: int) -> None:
+            began = time.perf_counter()
+            call = method()
+            for message in sent[number % PROMPTS]:
+                await call.write(message)
+            await call.read()
+            await call.read()
+            latencies.append(time.perf_counter() - began)
+            await call.done_writing()
+            while await call.read() is not grpc.aio.EOF:
+                pass
+
+        before, began = cpu_s(pid), time.perf_counter()
+        tasks = []
+        for number in range(int(rate * seconds)):
+            ahead = began + number / rate - time.perf_counter()
+            if ahead > 0:
+                await asyncio.sleep(ahead)
+            tasks.append(asyncio.create_task(pick(number)))
+        await asyncio.gather(*tasks)
+        elapsed = time.perf_counter() - began
+    latencies.sort()
+    count = len(latencies)
+    return Window(
+        count / elapsed,
+        latencies[count // 2] * 1e3,
+        latencies[int(count * 0.99)] * 1e3,
+        (cpu_s(pid) - before) / count * 1e6,
+    )
+
+
+def cpu_s(pid: int) -> float:
+    """Return the processor time of a process, in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def echo(port: int) -> None:
+    """Serve the reference: two answers to the second message of each stream."""
+    answer = CLASSES["ProcessingResponse"]()
+    answer.request_headers.response.header_mutation.set_headers.add().header.raw_value = b"x" * 100
+    data = answer.SerializeToString()
+
+    async def process(_: Any, context: Any) -> None:
+        while await context.read() is not grpc.aio.EOF:
+            await context.read()
+            await context.write(data)
+            await context.write(data)
+
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    methods = {"Process": grpc.stream_stream_rpc_method_handler(process)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    await server.wait_for_termination()
+
+
+@contextmanager
+def servers(core: int) -> Iterator[dict[str, tuple[int, int]]]:
+    """Start the picker with two workers, and the reference; return their ports and process ids."""
+    ports = [free_port() for _ in range(4)]
+    python = sys.executable
+    with tempfile.TemporaryDirectory() as folder:
+        variables = {**os.environ, "DYN_FILE_KV": f"{folder}/kv", "DYN_TCP_RPC_HOST": "127.0.0.1", "DYN_LOG": "warn"}
+        picker = ["--host", "127.0.0.1", "--grpc-port", str(ports[0]), "--grpc-health-port", str(ports[1])]
+        commands = [
+            [python, "-m", "dynamo.mocker", "--model-name", "m", "--speedup-ratio", "0"],
+            [python, "-m", "dynamo.mocker", "--model-name", "m", "--speedup-ratio", "0"],
+            [python, "-m", "dynamo.epp", *picker, "--metrics-port", str(ports[2]), "--no-secure-serving"],
+            [python, "-m", "benchmarks.epp_picks", "--rate", "0", "--core", str(ports[3])],
+        ]
+        made = [subprocess.Popen(command, env=variables) for command in commands]
+        try:
+            deadline = time.monotonic() + READY_S
+            while not is_ready(ports[2]):
+                if time.monotonic() > deadline:
+                    raise ConnectionError("the picker found no worker")
+                time.sleep(0.1)
+            for process in made[2:]:
+                for task in os.listdir(f"/proc/{process.pid}/task"):
+                    os.sched_setaffinity(int(task), {core})
+            yield {PICKER: (ports[0], made[2].pid), ECHO: (ports[3], made[3].pid)}
+        finally:
+            for process in made:
+                process.terminate()
+            for process in made:
+                process.wait(30)
+
+
+def is_ready(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def main() -> int:
+    """Measure both servers in turns and print the best windows."""
+    options = load(EppBench, sys.argv[1:], prog="python -m benchmarks.epp_picks")
+    if options.rate == 0:  # The process of the reference.
+        asyncio.run(echo(options.core))
+        return 0
+    found: dict[str, list[Window]] = {PICKER: [], ECHO: []}
+    with servers(options.core) as running:
+        for _ in range(options.reps):
+            for name, (port, pid) in running.items():
+                found[name].append(asyncio.run(window(port, pid, options.rate, options.seconds)))
+    best = {name: min(windows, key=lambda one: one.p99_ms) for name, windows in found.items()}
+    rows = [[n, f"{w.rate:.0f}", f"{w.p50_ms:.2f}", f"{w.p99_ms:.2f}", f"{w.cpu_us:.0f}"] for n, w in best.items()]
+    say(table(["server", "picks/s", "p50 ms", "p99 ms", "CPU us/pick"], rows))
+    if options.save:
+        result = {"rate": options.rate, **{name: [asdict(one) for one in windows] for name, windows in found.items()}}
+        say(write_result("epp_picks", result, is_whole=True))
+    picker = best[PICKER]
+    return int(picker.rate < 0.98 * options.rate or picker.p99_ms > P99_MS_MAX)
+
+
+if __name__ == "__main__":
+    exit_on_config_error(main)

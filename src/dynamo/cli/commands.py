@@ -1,0 +1,162 @@
+"""Commands of `dynamo`: where each is implemented, its lines of the help page, and the options that shells complete."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command."""
+
+    word: str
+    place: str
+    """`module:function`; the function takes the arguments and returns the exit status."""
+    lines: Sequence[tuple[str, str]]
+    """Usages after `dynamo`, each with its description."""
+    options: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """`module:class` of the options of each subcommand; the empty word is the command itself."""
+
+    def function(self) -> Any:
+        """Return the function, whose module is imported now."""
+        module, _, name = self.place.partition(":")
+        return getattr(import_module(module), name)
+
+
+SERVE = (
+    Command(
+        "serve",
+        "dynamo.cli.serve:serve",
+        (
+            ("serve", "the bundled demo model on this machine's CPU, http://localhost:8000"),
+            ("serve DIR", "a Llama, Qwen2 or Qwen3 checkpoint in Hugging Face layout"),
+            ("serve DIR --workers 4", "four engines behind one frontend"),
+            ("serve --engine mocker", "a simulated engine: real API, real timing, random tokens"),
+            ("serve MODEL --engine vllm -- ARGS", "vLLM with its own arguments; also sglang, trtllm, openai_proxy"),
+            ("serve -f graph.yaml", "the components of a DynamoGraphDeployment as processes of this machine"),
+        ),
+        {
+            "": (
+                "dynamo.cli.options:ServeConfig",
+                "dynamo.frontend.config:FrontendConfig",
+                "dynamo.cpu.config:CpuConfig",
+            )
+        },
+    ),
+    Command(
+        "status",
+        "dynamo.cli.machine_graphs:status",
+        (("status", "what runs on this machine: graphs, models, workers, ports, health"),),
+        {"": ("dynamo.cli.machine_graphs:MachineStatusConfig",)},
+    ),
+    Command(
+        "logs",
+        "dynamo.cli.machine_graphs:logs",
+        (("logs [NAME]", "the last lines of a graph's processes; -f continues"),),
+        {"": ("dynamo.cli.machine_graphs:MachineLogsConfig",)},
+    ),
+    Command(
+        "stop",
+        "dynamo.cli.machine_graphs:stop",
+        (("stop [NAME]", "stop a graph after its requests are completed"),),
+        {"": ("dynamo.cli.machine_graphs:MachineStopConfig",)},
+    ),
+    Command(
+        "chat",
+        "dynamo.cli.chat:chat",
+        (("chat", "talk to the running server in this terminal"),),
+        {"": ("dynamo.cli.chat:ChatConfig",)},
+    ),
+    Command(
+        "top",
+        "dynamo.cli.top:top",
+        (("top", "models and workers of the running server: rates, latencies, load, cache"),),
+        {"": ("dynamo.cli.top:TopConfig",)},
+    ),
+)
+EXPLAIN = (
+    Command(
+        "route",
+        "dynamo.cli.route:route",
+        (("route explain", "show why the KV router chose the workers of the last requests"),),
+        {"explain": ("dynamo.cli.route:ExplainConfig",), "state": ("dynamo.cli.route:StateConfig",)},
+    ),
+    Command(
+        "plan",
+        "dynamo.cli.plan:plan",
+        (("plan explain FILE", "show why the planner changed the number of workers, or did not"),),
+        {"explain": ("dynamo.cli.plan:PlanExplainConfig",), "replay": ("dynamo.cli.plan:PlanReplayConfig",)},
+    ),
+    Command(
+        "replay",
+        "dynamo.cli.replay:replay",
+        (("replay TRACE.jsonl", "simulate a cluster under the load of a trace"),),
+        {
+            "": ("dynamo.replay.config:ReplayConfig",),
+            "fit": ("dynamo.replay.fit:FitConfig",),
+            "sweep": ("dynamo.replay.sweep:SweepConfig",),
+            "datagen": (),
+            "sin-synth": ("dynamo.replay.sin_synth:SinConfig",),
+            "convert": ("dynamo.replay.convert:ConvertConfig",),
+        },
+    ),
+)
+DIAGNOSE = (
+    Command(
+        "doctor",
+        "dynamo.ops.doctor.command:doctor",
+        (("doctor", "check this machine: packages, GPUs, ports, discovery, settings; what to do"),),
+        {"": ("dynamo.ops.doctor.command:DoctorConfig",)},
+    ),
+    Command(
+        "troubleshoot",
+        "dynamo.ops.troubleshoot.command:troubleshoot",
+        (("troubleshoot", "find known causes of failures in the local graph, a cluster or a bundle"),),
+        {"": ("dynamo.ops.troubleshoot.command:TroubleshootConfig",)},
+    ),
+)
+KUBERNETES = (
+    Command(
+        "deploy",
+        "dynamo.cli.deploy:deploy",
+        (("deploy validate FILE...", "check Kubernetes manifests; other verbs apply them and show their state"),),
+        {
+            "validate": ("dynamo.cli.deploy:ValidateConfig",),
+            "render": ("dynamo.cli.deploy:RenderConfig",),
+            "diff": ("dynamo.cli.deploy:ClusterConfig",),
+            "apply": ("dynamo.cli.deploy:ApplyConfig",),
+            "status": ("dynamo.cli.deploy:StatusConfig",),
+            "logs": ("dynamo.cli.deploy:LogsConfig",),
+            "delete": ("dynamo.cli.deploy:ClusterConfig",),
+        },
+    ),
+)
+SHELL = (
+    Command(
+        "completion",
+        "dynamo.cli.completion:completion",
+        (("completion bash|zsh|fish", "print the completion of commands and flags for a shell"),),
+        {"bash": (), "zsh": (), "fish": ()},
+    ),
+)
+GROUPS: Mapping[str, Sequence[Command]] = {
+    "Serve": SERVE,
+    "Explain and simulate": EXPLAIN,
+    "Diagnose": DIAGNOSE,
+    "Kubernetes": KUBERNETES,
+    "Shell": SHELL,
+}
+"""The commands in the order of the help page."""
+COMMANDS: Mapping[str, Command] = {one.word: one for group in GROUPS.values() for one in group}
+USAGE_WIDTH = 34
+
+
+def help_lines() -> list[str]:
+    """Return the lines of the help page: one for each usage, by group."""
+    lines: list[str] = []
+    for title, group in GROUPS.items():
+        lines.append(f"{title}:")
+        lines += [f"  dynamo {usage.ljust(USAGE_WIDTH)} {text}" for one in group for usage, text in one.lines]
+        lines.append("")
+    return lines

@@ -1,0 +1,54 @@
+"""Probes of a component's main container, by its type and the version of its runtime."""
+
+from typing import Any
+
+from dynamo.operator.reconcile.names import GRPC_HEALTH_PORT, HTTP_PORT, SYSTEM_PORT
+from dynamo.operator.reconcile.runtime_version import TOLERANT_LIVENESS, has_reached
+from dynamo.protocols.kubernetes.common import KubeObject
+from dynamo.protocols.kubernetes.v1beta1 import ComponentSpec
+
+HEALTHY = f"curl -s http://localhost:{HTTP_PORT}/health | jq -e '.status == \"healthy\"'"
+FRONTEND_TIMES = {"initialDelaySeconds": 60, "periodSeconds": 60, "timeoutSeconds": 30, "failureThreshold": 10}
+SERVED = frozenset({"planner", "worker", "prefill", "decode"})
+"""Component types with a system server."""
+STARTUP = {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 720}
+"""Two hours: a model is downloaded and loaded meanwhile, and a planner waits for its workers."""
+EPP_SERVICE = "inference-extension"
+
+
+def probes(component: ComponentSpec) -> dict[str, KubeObject]:
+    """Return the probes of the main container."""
+    if component.type == "frontend":
+        return frontend_probes()
+    if component.type == "epp":
+        return _epp()
+    if component.type not in SERVED:
+        return {}
+    live, health = _get("/live", SYSTEM_PORT), _get("/health", SYSTEM_PORT)
+    failures = 3 if has_reached(component, TOLERANT_LIVENESS) else 1
+    return {
+        "livenessProbe": {**live, "periodSeconds": 5, "timeoutSeconds": 4, "failureThreshold": failures},
+        "readinessProbe": {**health, "periodSeconds": 10, "timeoutSeconds": 4, "failureThreshold": 3},
+        "startupProbe": {**live, **STARTUP},
+    }
+
+
+def frontend_probes() -> dict[str, KubeObject]:
+    """Return the probes of a frontend, in a pod of its own or in that of a worker."""
+    return {
+        "livenessProbe": {**_get("/live", HTTP_PORT), **FRONTEND_TIMES},
+        "readinessProbe": {"exec": {"command": ["/bin/sh", "-c", HEALTHY]}, **FRONTEND_TIMES},
+    }
+
+
+def _epp() -> dict[str, KubeObject]:
+    grpc: dict[str, Any] = {"grpc": {"port": GRPC_HEALTH_PORT, "service": EPP_SERVICE}, "periodSeconds": 10}
+    return {
+        "livenessProbe": {**grpc, "initialDelaySeconds": 5},
+        "readinessProbe": {**grpc, "initialDelaySeconds": 5},
+        "startupProbe": {**grpc, "failureThreshold": 180},
+    }
+
+
+def _get(path: str, port: int) -> KubeObject:
+    return {"httpGet": {"path": path, "port": port}}

@@ -1,0 +1,133 @@
+"""Status of the graphs of this machine: rows from their records, their processes and the answers of their frontends."""
+
+import concurrent.futures
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dynamo.core.errors import DynamoException
+from dynamo.http.client import ChatClient
+from dynamo.ops.graphs import FoundGraph, GraphState, is_alive
+from dynamo.ops.report import CheckStatus
+
+TIMEOUT_S = 3.0
+QUERIES_MAX = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphHealth:
+    """What the frontend of a graph answers."""
+
+    models: tuple[str, ...] = ()
+    instances: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalGraphStatus:
+    """State of one graph: its record, its processes that run, and its frontend's answer."""
+
+    graph: FoundGraph
+    alive: tuple[bool, ...]
+    """Whether each recorded process runs."""
+    health: GraphHealth
+
+    @property
+    def status(self) -> CheckStatus:
+        """Return PASS if all processes run and the model is served; WARN while it starts; SKIP if it has ended."""
+        if not self.graph.is_running:
+            return CheckStatus.SKIP
+        if self.graph.record.state is GraphState.STARTING:
+            return CheckStatus.WARN
+        is_whole = all(self.alive) and self.health.models and not self.health.error
+        return CheckStatus.PASS if is_whole else CheckStatus.FAIL
+
+    @property
+    def state(self) -> str:
+        """Return the state in words."""
+        record = self.graph.record
+        if not self.graph.is_running:
+            return f"ended: {record.end or 'dynamo serve was killed'}"
+        if self.status is CheckStatus.FAIL:
+            lost = [one.name for one, alive in zip(record.processes, self.alive, strict=True) if not alive]
+            return self.health.error or (f"not running: {', '.join(lost)}" if lost else "no model is served")
+        return record.state.value
+
+    def value(self, now: float) -> dict[str, Any]:
+        """Return the status as a JSON object."""
+        record = self.graph.record
+        return {
+            "name": record.name,
+            "status": self.status.value,
+            "state": self.state,
+            "is_running": self.graph.is_running,
+            "pid": record.pid,
+            "url": record.url,
+            "engine": record.engine,
+            "models": list(self.health.models) or ([record.model] if record.model else []),
+            "workers_ready": self.health.instances,
+            "uptime_s": round(now - record.started, 1) if self.graph.is_running else None,
+            "logs": str(self.graph.logs) if record.has_logs else None,
+            "processes": [
+                {"name": one.name, "pid": one.pid, "module": one.module, "gpus": one.gpus, "is_running": alive}
+                for one, alive in zip(record.processes, self.alive, strict=True)
+            ],
+        }
+
+
+def statuses(graphs: Sequence[FoundGraph], key: str | None) -> list[LocalGraphStatus]:
+    """Return the state of each graph; the frontends are queried concurrently, each for a few seconds at most."""
+    with concurrent.futures.ThreadPoolExecutor(QUERIES_MAX) as pool:
+        answers = list(pool.map(lambda one: query(one, key), graphs))
+    return [
+        LocalGraphStatus(
+            graph=one,
+            alive=tuple(one.is_running and is_alive(each.pid, each.ticks) for each in one.record.processes),
+            health=health,
+        )
+        for one, health in zip(graphs, answers, strict=True)
+    ]
+
+
+def query(graph: FoundGraph, key: str | None) -> GraphHealth:
+    """Return the answer of a graph's frontend; an error if it does not answer."""
+    if not graph.is_running:
+        return GraphHealth()
+    try:
+        found = ChatClient(graph.record.url, timeout_s=TIMEOUT_S, verify=False, key=key).health()
+    except DynamoException as error:
+        if graph.record.needs_key and key is None:
+            return GraphHealth(models=(graph.record.model,), error="")
+        return GraphHealth(error=f"the frontend does not answer: {' '.join(str(error).split())}")
+    return GraphHealth(models=tuple(found.models), instances=found.generate_instances)
+
+
+def as_lines(found: Sequence[LocalGraphStatus], now: float | None = None) -> list[str]:
+    """Return two lines for each graph and one for each of its processes."""
+    lines: list[str] = []
+    for one in found:
+        value = one.value(time.time() if now is None else now)
+        uptime = f", up {duration(value['uptime_s'])}" if value["uptime_s"] is not None else ""
+        lines.append(f"{value['status']}  {value['name']}  {value['state']}{uptime}")
+        models = ", ".join(value["models"]) or "no model yet"
+        lines.append(f"      {models} ({value['engine']}) at {value['url']}, dynamo serve is process {value['pid']}")
+        width = max((len(each["name"]) for each in value["processes"]), default=0)
+        for each in value["processes"]:
+            state = "running" if each["is_running"] else "ended"
+            gpus = f"  GPUs {each['gpus']}" if each["gpus"] else ""
+            lines.append(
+                f"      {each['name'].ljust(width)}  {each['pid']:>7}  {state}  {each['module']}{gpus}".rstrip()
+            )
+        if value["logs"]:
+            lines.append(f"      logs: {value['logs']}")
+    return lines
+
+
+def duration(seconds: float) -> str:
+    """Return a duration such as `42 s`, `5 min` or `3 h 20 min`."""
+    whole = int(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    minutes = whole // 60
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

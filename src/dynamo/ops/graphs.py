@@ -1,0 +1,166 @@
+"""Graphs of this machine: the record that `dynamo serve` keeps of its processes, and how other commands read it.
+
+A record is in the graph's own directory, which has mode 0700 and is locked while the graph runs. Directories of other users,
+or that other users can enter, are ignored; a process is identified by its id and its start time, because ids are reused.
+"""
+
+import contextlib
+import enum
+import os
+import signal
+import stat
+from pathlib import Path
+
+import msgspec
+
+from dynamo.core.errors import ConfigError
+from dynamo.core.locked_directory import LOGS, is_locked
+from dynamo.core.private_paths import private_opener, user_id
+from dynamo.ops.local_graph import serve_directories
+
+RECORD = "graph.json"
+RECORD_BYTES_MAX = 1 << 20  # Some hundred bytes for each process; larger files were not written by `dynamo serve`.
+GRAPHS_MAX = 64  # The newest; a machine has a handful.
+START_TIME_FIELD = 19
+"""Index of the start time in /proc/PID/stat, after the name of the program."""
+
+
+class GraphState(enum.Enum):
+    """State of a recorded graph."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    ENDED = "ended"
+
+
+class RecordedProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of a graph."""
+
+    name: str
+    pid: int
+    ticks: int
+    """Start time, in ticks since the boot of the machine."""
+    module: str
+    gpus: str = ""
+
+
+class GraphRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What `dynamo serve` records of its graph."""
+
+    name: str
+    state: GraphState
+    pid: int
+    """Process of `dynamo serve`, which ends the graph when it receives SIGTERM."""
+    ticks: int
+    url: str
+    engine: str
+    model: str = ""
+    started: float
+    """Unix time in seconds."""
+    needs_key: bool = False
+    has_logs: bool = True
+    """Whether the processes write to log files, not to the terminal of `dynamo serve`."""
+    end: str = ""
+    """Why the graph ended."""
+    processes: list[RecordedProcess]
+
+
+class FoundGraph(msgspec.Struct, frozen=True, kw_only=True):
+    """A graph of this machine."""
+
+    directory: Path
+    is_running: bool
+    record: GraphRecord
+
+    @property
+    def logs(self) -> Path:
+        """Directory of the log files."""
+        return self.directory / LOGS
+
+
+def write_record(folder: Path, record: GraphRecord) -> None:
+    """Replace the record in a directory of logs. Raise `OSError`."""
+    temporary = folder / f"{RECORD}.partial"
+    with open(temporary, "wb", opener=private_opener) as file:
+        file.write(msgspec.json.encode(record))
+    os.replace(temporary, folder / RECORD)
+
+
+def find_graphs(folder: str | None = None) -> list[FoundGraph]:
+    """Return the graphs of this user that run, and those that ended and left logs; the newest first."""
+    found = []
+    for directory in serve_directories(folder)[:GRAPHS_MAX]:
+        with contextlib.suppress(OSError, msgspec.MsgspecError):  # Removed meanwhile, or of a version without records.
+            if stat.S_IMODE(directory.lstat().st_mode) & 0o077:
+                continue
+            record = _read(directory / LOGS / RECORD)
+            is_running = is_locked(directory) and is_alive(record.pid, record.ticks)
+            found.append(FoundGraph(directory=directory, is_running=is_running, record=record))
+    return found
+
+
+def _read(path: Path) -> GraphRecord:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(handle, "rb") as file:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != user_id() or status.st_size > RECORD_BYTES_MAX:
+            raise OSError(f"{path}: not a record")
+        return msgspec.json.decode(file.read(RECORD_BYTES_MAX), type=GraphRecord)
+
+
+def select(graphs: list[FoundGraph], name: str | None) -> FoundGraph:
+    """Return the graph of a name, a port or a directory, or the only one. Raise `ConfigError` otherwise."""
+    named = [one for one in graphs if name is None or name in names_of(one)]
+    if len(named) == 1:
+        return named[0]
+    known = ", ".join(dict.fromkeys(one.record.name for one in graphs)) or "none"
+    if not named:
+        raise ConfigError(f"{name or 'NAME'}: no such graph of dynamo serve on this machine; known: {known}")
+    if name is None:
+        raise ConfigError(f"NAME is missing: several graphs are known: {known}")
+    raise ConfigError(f"{name}: {len(named)} graphs have this name; give the port or the directory instead")
+
+
+def names_of(graph: FoundGraph) -> set[str]:
+    """Return what names a graph: its name, its port, and its directory."""
+    return {graph.record.name, graph.record.url.rpartition(":")[2], str(graph.directory), graph.directory.name}
+
+
+def start_ticks(pid: int, proc: str = "/proc") -> int:
+    """Return the start time of a process in ticks since boot; 0 if it has ended or on systems without /proc."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        # The name of the program may contain any character, so the fields are counted from its end.
+        fields = Path(f"{proc}/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return 0 if fields[0] == b"Z" else int(fields[START_TIME_FIELD])
+    return 0
+
+
+def is_alive(pid: int, ticks: int, proc: str = "/proc") -> bool:
+    """Return whether the process that was started at this time still runs."""
+    if ticks == 0:  # A system without /proc: the id is all that is known.
+        with contextlib.suppress(OSError):
+            os.kill(pid, 0)
+            return pid > 0
+        return False
+    return start_ticks(pid, proc) == ticks
+
+
+def send_stop(record: GraphRecord, number: signal.Signals = signal.SIGTERM) -> bool:
+    """Send a signal to the process of a graph; return False if it has ended. No other process can receive it."""
+    if not hasattr(os, "pidfd_open"):
+        if not is_alive(record.pid, record.ticks):
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(record.pid, number)
+            return True
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        handle = os.pidfd_open(record.pid)
+        try:
+            # The descriptor refers to one process, so that its start time cannot change before the signal is sent.
+            if is_alive(record.pid, record.ticks):
+                signal.pidfd_send_signal(handle, number)
+                return True
+        finally:
+            os.close(handle)
+    return False

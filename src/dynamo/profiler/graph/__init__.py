@@ -1,0 +1,1 @@
+"""Generated graph: components of the picked configuration, features and overrides. Pure."""

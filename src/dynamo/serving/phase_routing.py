@@ -1,0 +1,89 @@
+"""Choice of the workers of a request in two phases: whether it has two, and which decode workers can receive its blocks."""
+
+import logging
+import random
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from dynamo.core.errors import DynamoException
+from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.routing.prefill_plan import PrefillFacts, prefill_routing_request
+from dynamo.routing.topology import taints_of, transfer_constraints
+from dynamo.serving.served_model import ServedModel
+
+logger = logging.getLogger(__name__)
+
+
+def prefill_set_of(model: ServedModel) -> ServedModel | None:
+    """Return a set of prefill workers: of several sets, a random one weighted by its workers."""
+    sets = [(one, len(one.worker_ids())) for one in model.current.prefill_sets]
+    able = [(one, count) for one, count in sets if count]
+    if len(able) < 2:
+        return able[0][0] if able else None
+    return random.choices([one for one, _ in able], weights=[count for _, count in able])[0]
+
+
+def computes_locally(
+    model: ServedModel,
+    request: PreprocessedRequest,
+    request_id: str,
+    *,
+    avoid: Collection[int] = (),
+    prefill_avoid: Collection[int] = (),
+) -> bool:
+    """Return whether the decode worker computes the prompt because that is expected to be faster.
+
+    `avoid` are decode workers that must not be chosen, `prefill_avoid` prefill workers.
+    """
+    model = model.current
+    rule, decode = model.conditional, model.kv
+    prefill = prefill_set_of(model)
+    if rule is None or decode is None or prefill is None or prefill.kv is None:
+        return False
+    try:
+        there = decode.peek(request, request_id, avoid=avoid)
+        elsewhere = prefill.kv.peek(prefill_routing_request(request), request_id, avoid=prefill_avoid)
+    except DynamoException as error:
+        logger.debug("request %s: cannot evaluate local prefill, using two phases: %s", request_id, error)
+        return False
+    size = decode.config.block_size
+    tokens = len(request.token_ids)
+    loads = prefill.kv.machine.loads()[elsewhere.worker_id, elsewhere.dp_rank]
+    batch = prefill.kv.machine.workers[elsewhere.worker_id].batch_tokens
+    capacity = decode.machine.workers[there.worker_id].kv_blocks
+    used = decode.machine.loads()[there.worker_id, there.dp_rank][1] + there.blocks - there.overlap_blocks
+    facts = PrefillFacts(
+        tokens,
+        max(0, tokens - size * there.overlap_blocks),
+        prefill_load=loads[0] / batch if batch else None,
+        decode_load=used / capacity if capacity else None,
+    )
+    return rule.bypasses(facts)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Decode workers that can receive the blocks of a prefill worker."""
+
+    constraints: dict[str, Any] | None = None
+    """Routing constraints of the decode worker; None if every worker can."""
+    out_of_reach: frozenset[int] = frozenset()
+    """Decode workers that cannot receive the blocks."""
+
+
+def reach_of(model: ServedModel, request: PreprocessedRequest, prefill: ServedModel, worker_id: int) -> Reach:
+    """Return the decode workers of a model that can receive the blocks of a prefill worker."""
+    card = prefill.card_of(worker_id)
+    required, preferred = (frozenset[str](), {}) if card is None else transfer_constraints(card.runtime_config)
+    if not required and not preferred:
+        return Reach()
+    given = dict((request.routing.routing_constraints if request.routing is not None else None) or {})
+    given["required_taints"] = sorted({*(given.get("required_taints") or ()), *required})
+    given["preferred_taints"] = {**(given.get("preferred_taints") or {}), **preferred}
+    model = model.current
+    cards = {worker: model.card_of(worker) for worker in model.worker_ids()}
+    out_of_reach = frozenset(
+        worker for worker, its in cards.items() if its is None or not required <= taints_of(its.runtime_config)
+    )
+    return Reach(given, out_of_reach)

@@ -1,0 +1,199 @@
+"""Data of the console, over HTTP: live samples, requests with their stages, decisions, keys, actions, and its cost."""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.cluster.cluster import MODEL, Cluster
+from tests.cluster.processes import DEADLINE_S
+
+pytestmark = pytest.mark.integration
+
+ADMIN, USER = {"authorization": "Bearer admin-key-1"}, {"authorization": "Bearer user-key-1"}
+KEYS = ("--admin-api-key", "admin-key-1", "--api-key", "user-key-1")
+MOCKER = ("--num-gpu-blocks-override", "400", "--block-size", "16", "--speedup-ratio", "4")
+IDLE_S = 4.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("console"), "--router-mode", "kv", "--migration-limit", "3", *KEYS) as found:
+        found.wait_until(found.is_live, "the frontend did not start")
+        for _ in range(2):
+            found.mocker(*MOCKER)
+        yield found
+
+
+def api(cluster: Cluster, path: str, **options: Any) -> Any:
+    response = cluster.http.get(f"/console/api/{path}", headers=ADMIN, **options)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def chat(cluster: Cluster, text: str, **more: Any) -> httpx.Response:
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": 8,
+        "ignore_eos": True,
+        **more,
+    }
+    return cluster.http.post("/v1/chat/completions", json=body, headers=USER)
+
+
+def request_of(cluster: Cluster, response: httpx.Response) -> dict[str, Any]:
+    (found,) = api(cluster, f"requests?id={response.json()['id']}")["requests"]
+    return dict(found)
+
+
+def events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
+    name = ""
+    for line in response.iter_lines():
+        if line.startswith("event:"):
+            name = line.removeprefix("event:").strip()
+        elif line.startswith("data:"):
+            yield name, json.loads(line.removeprefix("data:"))
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_browser_is_redirected_and_other_clients_are_not(cluster: Cluster) -> None:
+    browser = cluster.http.get("/", headers={"accept": "text/html,application/xhtml+xml"})
+    assert (browser.status_code, browser.headers["location"]) == (307, "/console/")
+    other = cluster.http.get("/", headers={"accept": "application/json"})
+    assert (other.status_code, other.json()["error"]["code"]) == (404, "route_not_found")
+
+
+def test_pages_need_no_key_and_forbid_foreign_content(cluster: Cluster) -> None:
+    page = cluster.http.get("/console/")
+    assert page.status_code == 200
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    script = cluster.http.get("/console/views/overview.js")
+    assert script.headers["content-type"].startswith("text/javascript")
+    again = cluster.http.get("/console/views/overview.js", headers={"if-none-match": script.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+@pytest.mark.parametrize("path", ["overview", "live", "requests", "routing", "planners", "reports"])
+def test_data_needs_an_admin_key(cluster: Cluster, path: str) -> None:
+    assert cluster.http.get(f"/console/api/{path}").status_code == 401
+    assert cluster.http.get(f"/console/api/{path}", headers=USER).status_code == 403
+
+
+def test_session_shows_the_rights_of_a_key(cluster: Cluster) -> None:
+    def rights(headers: dict[str, str]) -> Any:
+        return cluster.http.get("/console/api/session", headers=headers).json()
+
+    assert rights(ADMIN) == {"may_read": True, "may_act": True}
+    assert rights(USER) == {"may_read": False, "may_act": False}
+    assert cluster.http.get("/console/api/meta").json()["needs_key"] is True
+
+
+def test_a_request_has_stages_tokens_and_its_worker(cluster: Cluster) -> None:
+    response = chat(cluster, "stages " * 60, stream=False)
+    found = request_of(cluster, response)
+    assert (found["state"], found["model"], found["output_tokens"]) == ("succeeded", MODEL, 8)
+    assert found["prompt_tokens"] == response.json()["usage"]["prompt_tokens"]
+    names = [stage["name"] for stage in found["stages"]]
+    assert [name for name in names if name != "finish"] == ["preprocess", "route", "dispatch", "first_token", "decode"]
+    assert found["workers"][0] in {one["id"] for one in api(cluster, "overview")["workers"]}
+    (decision,) = api(cluster, f"routing?id={found['id']}")["decisions"]
+    assert f"{decision['decision']['worker_id']:x}" == found["workers"][0]
+    assert len(decision["decision"]["candidates"]) == 2
+
+
+def test_a_failed_request_is_found_with_its_cause(cluster: Cluster) -> None:
+    cluster.http.post(
+        "/v1/chat/completions", json={"model": "absent", "messages": [{"role": "user", "content": "x"}]}, headers=USER
+    )
+    chat(cluster, "long " * 9000)
+    failed = api(cluster, "requests?state=failed")["requests"]
+    assert {one["state"] for one in failed} == {"failed"}
+    assert any("absent" in one["error"] for one in failed)
+    assert any("context length" in one["explanation"] for one in failed)
+
+
+def test_a_stream_begins_with_the_state_and_continues_with_samples(cluster: Cluster) -> None:
+    with cluster.http.stream("GET", "/console/api/live", headers=ADMIN, timeout=DEADLINE_S) as response:
+        stream = events(response)
+        name, overview = next(stream)
+        assert name == "overview"
+        assert [one["name"] for one in overview["models"]] == [MODEL]
+        assert {(one["engine"], one["role"], one["is_controllable"]) for one in overview["workers"]} == {
+            ("mocker", "aggregated", True)
+        }
+        for number in range(6):
+            chat(cluster, f"sample {number}")
+        rates = (
+            sample["models"][MODEL]["requests"]
+            for name, sample in stream
+            if name == "sample" and MODEL in sample["models"]
+        )
+        assert next(rate for rate in rates if rate > 0) <= 12  # The first interval may be shorter than a second.
+
+
+def test_a_worker_is_drained_and_resumed_by_an_admin_only(cluster: Cluster) -> None:
+    worker = api(cluster, "overview")["workers"][0]
+    path = f"/console/api/workers/{worker['namespace']}/{worker['component']}/{worker['id']}"
+    assert cluster.http.post(f"{path}/drain", headers=USER).status_code == 403
+    assert cluster.http.post(f"{path}/restart", headers=ADMIN).status_code == 404
+    assert cluster.http.post(f"{path}/drain", headers=ADMIN).json()["state"] in ("draining", "drained")
+
+    def row() -> dict[str, Any]:
+        (found,) = [one for one in api(cluster, "overview")["workers"] if one["id"] == worker["id"]]
+        return dict(found)
+
+    cluster.wait_until(lambda: cluster.workers() == 1, "the drained worker is still listed")
+    assert request_of(cluster, chat(cluster, "elsewhere"))["workers"] != [worker["id"]]
+    assert row()["state"] in ("draining", "drained")
+    assert row()["role"] == "aggregated"
+    assert cluster.http.post(f"{path}/resume", headers=ADMIN).json()["state"] == "serving"
+    cluster.wait_until(lambda: cluster.workers() == 2, "the worker did not come back")
+
+
+def test_an_open_console_costs_less_than_half_a_percent_of_a_core(cluster: Cluster) -> None:
+    pid = cluster.frontend.pid
+
+    def spent() -> float:
+        before, began = cpu_s(pid), time.monotonic()
+        time.sleep(IDLE_S)
+        return (cpu_s(pid) - before) / (time.monotonic() - began)
+
+    idle = spent()
+    with cluster.http.stream("GET", "/console/api/live", headers=ADMIN, timeout=DEADLINE_S) as response:
+        next(events(response))
+        watched = spent()
+    assert watched - idle < 0.02  # Ticks of 10 ms over four seconds; `benchmarks.console_cost` measures it for longer.
+
+
+def test_requests_of_a_killed_worker_show_the_move_and_the_error(cluster: Cluster) -> None:
+    victim = cluster.mocker(*MOCKER[:-1], "0.2")
+    cluster.wait_until(lambda: len(api(cluster, "overview")["workers"]) == 3, "the worker did not appear")
+    session = f"move {time.time()} " * 40
+    results: list[httpx.Response] = []
+    threads = [
+        threading.Thread(
+            target=lambda number=number: results.append(chat(cluster, f"{number} {session}", max_tokens=40))
+        )
+        for number in range(9)
+    ]
+    for thread in threads:
+        thread.start()
+    cluster.wait_until(lambda: len(api(cluster, "requests?state=running")["requests"]) >= 1, "no request is in flight")
+    victim.kill()
+    victim.wait()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert [one.status_code for one in results] == [200] * 9
+    moved = [one for one in api(cluster, "requests?limit=50")["requests"] if one["moves"]]
+    assert moved
+    assert all(move["worker"] not in one["workers"] for one in moved for move in one["moves"])

@@ -1,0 +1,370 @@
+"""The endpoint picker over real workers, driven by a gateway made from Envoy's public protobuf definitions."""
+
+import json
+import signal
+import ssl
+import subprocess
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from benchmarks.ports import free_port
+from tests.cluster.cluster import Cluster
+from tests.cluster.gateway import BUFFERED, CHAT_PATH, DESTINATION, STREAMED, GatewayStream, mutated, refusal
+from tests.cluster.processes import wait_until
+
+from dynamo.grpc.health import CLASSES as HEALTH_CLASSES
+from dynamo.grpc.health import HEALTH_SERVICE, NOT_SERVING, SERVING
+
+pytestmark = [pytest.mark.integration, pytest.mark.kserve]
+
+BLOCK = 16
+QUICK = ("--block-size", str(BLOCK), "--speedup-ratio", "0")
+WORKER, RANK = "x-dynamo-worker-instance-id", "x-dynamo-dp-rank"
+PREFILL, PREFILL_RANK = "x-dynamo-prefill-instance-id", "x-dynamo-prefill-dp-rank"
+MODE = "x-dynamo-routing-mode"
+
+
+def chat(number: int, words: int = 60, **fields: Any) -> dict[str, Any]:
+    """Return a chat whose prompt shares no block with those of other numbers."""
+    text = " ".join(f"{number * 1000 + word}" for word in range(words))
+    return {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 4, **fields}
+
+
+class Picker:
+    """One process of the picker and a channel to it."""
+
+    def __init__(self, cluster: Cluster, *flags: str, secure: bool = False, **variables: str) -> None:
+        self.port, self.health, self.metrics = free_port(), free_port(), free_port()
+        ports = {"--grpc-port": self.port, "--grpc-health-port": self.health, "--metrics-port": self.metrics}
+        argv = [word for flag, port in ports.items() for word in (flag, str(port))]
+        if not secure:
+            argv.append("--no-secure-serving")
+        variables = {"DYN_EPP_GRACEFUL_SHUTDOWN_PROPAGATION_SECS": "0", **variables}
+        self.process: subprocess.Popen[bytes] = cluster.run(
+            "epp", "--host", "127.0.0.1", "--target-port", str(cluster.port), *argv, *flags, **variables
+        )
+        self.channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
+        self._health = grpc.insecure_channel(f"127.0.0.1:{self.health}")
+        cluster.wait_until(lambda: self.status() is not None, "the picker does not listen")
+
+    def close(self) -> None:
+        self.channel.close()
+        self._health.close()
+
+    def status(self, service: str = "inference-extension") -> int | None:
+        """Return the status that a probe gets, None while the picker does not listen."""
+        check = self._health.unary_unary(
+            f"/{HEALTH_SERVICE}/Check", response_deserializer=HEALTH_CLASSES["HealthCheckResponse"].FromString
+        )
+        try:
+            return int(
+                check(HEALTH_CLASSES["HealthCheckRequest"](service=service).SerializeToString(), timeout=5).status
+            )
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+            return None
+
+    def is_serving(self) -> bool:
+        return self.status() == SERVING
+
+    def stream(self) -> GatewayStream:
+        return GatewayStream(self.channel)
+
+    def pick(self, body: dict[str, Any], headers: dict[str, str] | None = None, **more: Any) -> dict[str, str]:
+        """Return the headers of a request that ends at once."""
+        with self.stream() as stream:
+            return stream.pick(body, headers, **more)
+
+    def refused(self, body: bytes, **more: Any) -> tuple[int, dict[str, Any], dict[str, str]]:
+        """Return the error response to a request."""
+        with self.stream() as stream:
+            stream.request_headers(**more)
+            stream.request_body(body)
+            return refusal(stream.receive())
+
+    def exposition(self) -> str:
+        return httpx.get(f"http://127.0.0.1:{self.metrics}/metrics").text
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("epp"), "--router-mode", "kv") as made:
+        made.mocker(*QUICK)
+        made.mocker(*QUICK)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def picker(cluster: Cluster) -> Iterator[Picker]:
+    made = Picker(cluster, DYN_EPP_MAX_BODY_BYTES="100000", DYN_EPP_BODY_DEADLINE_SECS="1")
+    cluster.wait_until(made.is_serving, "the picker has no worker")
+    yield made
+    made.close()
+
+
+def test_full_duplex_request_gets_its_worker_and_its_body_back(cluster: Cluster, picker: Picker) -> None:
+    body = json.dumps(chat(1)).encode()
+    with picker.stream() as stream:
+        stream.request_headers({WORKER: "17", "x-dp-rank": "3"})
+        stream.request_body(body[:10], ends=False)
+        stream.request_body(body[10:])
+        answer = stream.receive()
+        headers = mutated(answer.request_headers.response)
+        passed = stream.receive().request_body.response.body_mutation.streamed_response
+        assert passed.body == body
+        assert headers[DESTINATION] == f"127.0.0.1:{cluster.port}"
+        assert headers[WORKER] != "17", "a client does not choose the worker"
+        assert "x-dp-rank" in answer.request_headers.response.header_mutation.remove_headers
+        assert (headers[RANK], headers[MODE]) == ("0", "aggregated")
+        assert stream.response_headers().WhichOneof("response") == "response_headers"
+        stream.response_body(b'{"usage": {"prompt_tokens_details": {"cached_tokens": 32}}}', ends=True)
+    assert 'dynamo_epp_cached_tokens_sum{model="m"} 32' in picker.exposition()
+
+
+def test_gateway_request_reaches_the_picked_worker_and_streams(cluster: Cluster, picker: Picker) -> None:
+    sidecar_port = free_port()
+    cluster.run("frontend", "--http-host", "127.0.0.1", "--http-port", str(sidecar_port), "--router-mode", "direct")
+    url = f"http://127.0.0.1:{sidecar_port}"
+
+    def is_ready() -> bool:
+        try:
+            return len(httpx.get(f"{url}/health").json()["instances"]) == 2
+        except httpx.TransportError:
+            return False
+
+    cluster.wait_until(is_ready, "the sidecar does not know both workers")
+    body = chat(2, stream=True, nvext={"extra_fields": ["worker_id"]})
+    with picker.stream() as stream:
+        headers = stream.pick(body)
+        stream.response_headers()
+        with httpx.stream("POST", url + CHAT_PATH, json=body, headers=headers, timeout=30) as answer:
+            assert answer.status_code == 200, answer.read()
+            sent = b""
+            for part in answer.iter_raw():
+                passed = stream.response_body(part, ends=False).response_body.response
+                sent += passed.body_mutation.streamed_response.body
+        stream.response_body(b"", ends=True)
+    events = [json.loads(line[6:]) for line in sent.decode().splitlines() if line.startswith("data: {")]
+    workers = {
+        event["nvext"]["worker_id"]["decode_worker_id"] for event in events if "worker_id" in (event.get("nvext") or {})
+    }
+    assert workers == {int(headers[WORKER])}
+    assert sent.endswith(b"data: [DONE]\n\n")
+
+
+def test_buffered_request_and_request_without_a_body(cluster: Cluster, picker: Picker) -> None:
+    with picker.stream() as stream:
+        stream.request_headers(mode=BUFFERED)
+        assert not stream.receive().request_headers.response.HasField("header_mutation")
+        stream.request_body(json.dumps(chat(3)).encode())
+        assert mutated(stream.receive().request_body.response)[WORKER]
+    with picker.stream() as stream:
+        stream.request_headers(path="/v1/models", method="GET", ends=True)
+        assert mutated(stream.receive().request_headers.response) == {DESTINATION: f"127.0.0.1:{cluster.port}"}
+
+
+def test_decisions_equal_those_of_the_frontends_kv_router(cluster: Cluster, picker: Picker) -> None:
+    queried = {"nvext": {"annotations": ["query_instance_id:"]}}
+
+    def frontends(number: int) -> dict[str, int]:
+        answer = cluster.post({**chat(number), **queried}).json()
+        return answer["nvext"]["worker_id"]
+
+    def agree(number: int) -> bool:
+        found = frontends(number)
+        headers = picker.pick(chat(number))
+        return (headers[WORKER], headers[RANK]) == (str(found["decode_worker_id"]), str(found["decode_dp_rank"]))
+
+    numbers = range(100, 112)
+    for number in numbers:
+        assert cluster.post(chat(number)).status_code == 200
+    for number in numbers:  # Until the KV events have arrived, both may choose any worker.
+        cluster.wait_until(partial(agree, number), "the frontend and the picker disagree")
+    assert all(agree(number) for number in numbers for _ in range(3))
+    chosen = {picker.pick(chat(number))[WORKER] for number in numbers}
+    assert len(chosen) == 2, "prompts on both workers are compared"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        (json.dumps({**chat(4), "model": "x"}).encode(), 404, "served: m"),
+        (b"{", 400, ""),
+        (b"", 400, ""),
+        (json.dumps({**chat(4), "max_tokens": 0}).encode(), 400, "Max tokens"),
+        (b"x" * 100_001, 413, "100001 bytes: at most 100000"),
+    ],
+)
+def test_bad_request_gets_an_immediate_response(picker: Picker, body: bytes, status: int, text: str) -> None:
+    code, answer, headers = picker.refused(body)
+    assert (code, headers["content-type"]) == (status, "application/json")
+    assert text in answer["error"]["message"]
+
+
+def test_body_that_does_not_arrive_ends_with_its_deadline(picker: Picker) -> None:
+    with picker.stream() as stream:
+        stream.request_headers()
+        stream.request_body(b"{", ends=False)
+        assert refusal(stream.receive())[0] == 504
+
+
+def test_body_mode_without_bodies_is_a_clear_error(picker: Picker) -> None:
+    with picker.stream() as stream:
+        stream.request_headers(mode=STREAMED)
+        code, answer, _ = refusal(stream.receive())
+    assert code == 501
+    assert "request_body_mode STREAMED: the endpoint picker requires FULL_DUPLEX_STREAMED" in answer["error"]["message"]
+
+
+def test_gateways_candidates_restrict_the_choice(cluster: Cluster, picker: Picker) -> None:
+    assert picker.pick(chat(5), subset=[f"127.0.0.1:{cluster.port}"])[WORKER]
+    code, answer, headers = picker.refused(json.dumps(chat(5)).encode(), subset=["10.9.9.9:8000"])
+    assert (code, headers["retry-after"]) == (503, "1")
+    assert "10.9.9.9:8000" in answer["error"]["message"]
+
+
+def test_probes_know_their_services(picker: Picker) -> None:
+    assert [picker.status(name) for name in ("", "inference-extension", "liveness", "readiness")] == [SERVING] * 4
+    check = grpc.insecure_channel(f"127.0.0.1:{picker.health}").unary_unary(f"/{HEALTH_SERVICE}/Check")
+    with pytest.raises(grpc.RpcError) as caught:
+        check(HEALTH_CLASSES["HealthCheckRequest"](service="other").SerializeToString(), timeout=5)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_overload_and_queue(cluster: Cluster, tmp_path: Path) -> None:
+    """One request per worker is admitted; the next one waits, and one more is refused."""
+    picker = Picker(cluster, "--max-inflight-requests", "1", "--router-queue-threshold", "0.001")
+    cluster.wait_until(picker.is_serving, "the picker has no worker")
+    first, second, third = picker.stream(), picker.stream(), picker.stream()
+    busy = [stream.pick(chat(number)) for number, stream in ((6, first), (7, second))]
+    assert len({headers[WORKER] for headers in busy}) == 2
+    third.request_headers()
+    third.request_body(json.dumps(chat(8)).encode())
+
+    def is_refused() -> bool:
+        with picker.stream() as stream:
+            stream.request_headers()
+            stream.request_body(json.dumps(chat(9)).encode())
+            answer = stream.receive()
+            if answer.WhichOneof("response") != "immediate_response":
+                return False
+            code, body, headers = refusal(answer)
+            assert (code, headers["retry-after"]) == (429, "1")
+            assert "DYN_EPP_MAX_INFLIGHT_REQUESTS" in body["error"]["message"]
+            return True
+
+    wait_until(is_refused, "no request was refused")
+    first.close()
+    admitted = mutated(third.receive().request_headers.response)
+    assert admitted[WORKER] == busy[0][WORKER], "the worker of the request that ended"
+    second.close()
+    third.close()
+    picker.close()
+
+
+def test_secure_serving_presents_a_certificate_by_default(cluster: Cluster) -> None:
+    picker = Picker(cluster, secure=True)
+    cluster.wait_until(picker.is_serving, "the picker has no worker")
+    certificate = ssl.get_server_certificate(("127.0.0.1", picker.port)).encode()
+    options = [("grpc.ssl_target_name_override", "localhost")]
+    credentials = grpc.ssl_channel_credentials(certificate)
+    with (
+        grpc.secure_channel(f"127.0.0.1:{picker.port}", credentials, options) as channel,
+        GatewayStream(channel) as one,
+    ):
+        assert one.pick(chat(10))[WORKER]
+    picker.close()
+
+
+def test_replicas_share_active_requests(cluster: Cluster) -> None:
+    pair = [Picker(cluster, "--router-replica-sync") for _ in range(2)]
+    for one in pair:
+        cluster.wait_until(one.is_serving, "the picker has no worker")
+    first = pair[0].stream()
+    taken = first.pick(chat(20, words=200))[WORKER]
+
+    def avoids() -> bool:
+        return all(pair[1].pick(chat(21 + number, words=200))[WORKER] != taken for number in range(6))
+
+    cluster.wait_until(avoids, "the replica does not count the other's request")
+    first.close()
+    for one in pair:
+        one.close()
+
+
+def test_stop_reports_not_serving_before_streams_end(cluster: Cluster) -> None:
+    picker = Picker(cluster, DYN_EPP_GRACEFUL_SHUTDOWN_PROPAGATION_SECS="2")
+    cluster.wait_until(picker.is_serving, "the picker has no worker")
+    stream = picker.stream()
+    stream.pick(chat(30))
+    picker.process.terminate()
+    wait_until(lambda: picker.status() == NOT_SERVING, "the picker still serves")
+    assert stream.response_headers().WhichOneof("response") == "response_headers"
+    assert picker.pick(chat(31))[WORKER], "gateways that have not noticed are still served"
+    stream.close()
+    assert picker.process.wait(30) == 0
+    picker.close()
+
+
+def test_dying_workers(tmp_path: Path) -> None:
+    """Requests go to the workers that live; without any they get an error."""
+    with Cluster(tmp_path, "--router-mode", "kv") as cluster:
+        picker = Picker(cluster)
+        assert picker.status() == NOT_SERVING
+        assert picker.status("liveness") == SERVING
+        assert picker.refused(json.dumps(chat(1)).encode())[0] == 404
+        workers = [cluster.mocker(*QUICK), cluster.mocker(*QUICK)]
+        cluster.wait_until(
+            lambda: len({picker.pick(chat(one))[WORKER] for one in range(8)}) == 2, "one worker is unused"
+        )
+        workers[0].send_signal(signal.SIGTERM)
+        workers[0].wait(30)
+        cluster.wait_until(lambda: len({picker.pick(chat(one))[WORKER] for one in range(8)}) == 1, "it is still chosen")
+        workers[1].send_signal(signal.SIGTERM)
+        workers[1].wait(30)
+        cluster.wait_until(lambda: not picker.is_serving(), "a picker without workers serves")
+        code, answer, headers = picker.refused(json.dumps(chat(1)).encode())
+        assert (code, headers["retry-after"]) == (503, "1")
+        assert "has no worker at the moment" in answer["error"]["message"]
+        picker.close()
+
+
+def test_disaggregated_request_names_both_workers(tmp_path: Path) -> None:
+    with Cluster(tmp_path, "--router-mode", "kv") as cluster:
+        prefill = cluster.run("mocker", "--model-name", "m", *QUICK, "--disaggregation-mode", "prefill")
+        cluster.worker("mocker", *QUICK, "--disaggregation-mode", "decode")
+        picker = Picker(cluster, "--enforce-disagg")
+        cluster.wait_until(picker.is_serving, "the picker has no workers")
+        headers = picker.pick(chat(1))
+        assert headers[MODE] == "disaggregated"
+        assert headers[PREFILL] != headers[WORKER]
+        assert (headers[RANK], headers[PREFILL_RANK]) == ("0", "0")
+        answer = cluster.post({**chat(1), "nvext": {"annotations": ["query_instance_id:"]}}).json()["nvext"][
+            "worker_id"
+        ]
+        assert (str(answer["prefill_worker_id"]), str(answer["decode_worker_id"])) == (
+            headers[PREFILL],
+            headers[WORKER],
+        )
+        prefill.send_signal(signal.SIGTERM)
+        prefill.wait(30)
+        cluster.wait_until(lambda: not picker.is_serving(), "a picker without prefill workers serves")
+        assert picker.refused(json.dumps(chat(1)).encode())[0] == 503
+        picker.close()
+
+
+def test_stream_of_a_gateway_that_disappears_releases_its_worker(cluster: Cluster) -> None:
+    picker = Picker(cluster, "--router-queue-threshold", "0.001")
+    cluster.wait_until(picker.is_serving, "the picker has no worker")
+    gone = grpc.insecure_channel(f"127.0.0.1:{picker.port}", [("grpc.use_local_subchannel_pool", 1)])
+    for number in (40, 41):
+        GatewayStream(gone).pick(chat(number))
+    gone.close()
+    assert picker.pick(chat(42))[WORKER], "it would wait while both workers are busy"
+    picker.close()

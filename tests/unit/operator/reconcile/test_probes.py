@@ -1,0 +1,49 @@
+"""Probes by component type and runtime version."""
+
+from typing import Any
+
+import pytest
+
+from dynamo.operator.reconcile.probes import probes
+from dynamo.protocols.kubernetes.v1beta1 import ComponentSpec
+
+
+def found(kind: Any, image: str = "r:1.6.1") -> dict[str, Any]:
+    template = {"spec": {"containers": [{"name": "main", "image": image}]}}
+    return probes(ComponentSpec(name="a", type=kind, pod_template=template))
+
+
+@pytest.mark.parametrize("kind", ["worker", "prefill", "decode", "planner"])
+def test_components_with_a_system_server_have_all_probes(kind: str) -> None:
+    made = found(kind)
+    assert made["livenessProbe"] == {
+        "httpGet": {"path": "/live", "port": 9090},
+        "periodSeconds": 5,
+        "timeoutSeconds": 4,
+        "failureThreshold": 3,
+    }
+    assert made["readinessProbe"]["httpGet"]["path"] == "/health"
+    assert made["startupProbe"]["failureThreshold"] == 720
+
+
+@pytest.mark.parametrize(("image", "failures"), [("r:1.4.0", 1), ("r:latest", 1), ("r:1.5.0", 3), ("r:2.0.0", 3)])
+def test_workers_of_later_runtimes_tolerate_failed_liveness_probes(image: str, failures: int) -> None:
+    assert found("worker", image)["livenessProbe"]["failureThreshold"] == failures
+
+
+def test_a_frontend_is_ready_when_it_is_healthy() -> None:
+    made = found("frontend")
+    assert made["livenessProbe"]["httpGet"] == {"path": "/live", "port": 8000}
+    assert "/health" in made["readinessProbe"]["exec"]["command"][2]
+    assert made["readinessProbe"]["periodSeconds"] == 60
+    assert "startupProbe" not in made
+
+
+def test_an_endpoint_picker_is_probed_over_grpc() -> None:
+    made = found("epp")
+    assert {one["grpc"]["port"] for one in made.values()} == {9003}
+    assert made["startupProbe"]["failureThreshold"] == 180
+
+
+def test_components_of_no_type_have_none() -> None:
+    assert found(None) == {}

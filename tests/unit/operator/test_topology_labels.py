@@ -1,0 +1,62 @@
+"""Topology labels: the label of a pod's node is copied to the pod."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.settle import turns
+from tests.unit.operator.kube_store import KubeStore
+
+from dynamo.k8s.kinds import NODES, PODS
+from dynamo.operator.reconcile.topology import LABEL_KEY
+from dynamo.operator.topology_labels import RETRY_S, TopologyLabelReconciler
+from dynamo.operator.view import ClusterView
+
+KEY = "topology.kubernetes.io/rack"
+POD = {
+    "metadata": {"name": "worker-0", "namespace": "space", "annotations": {LABEL_KEY: KEY}},
+    "spec": {"nodeName": "node-0"},
+}
+AT = ("space", "worker-0")
+
+
+@pytest.fixture
+async def store() -> KubeStore:
+    return KubeStore()
+
+
+@pytest.fixture
+async def subject(store: KubeStore) -> AsyncIterator[TopologyLabelReconciler]:
+    view = ClusterView(store)
+    view.watch(PODS)
+    view.start()
+    yield TopologyLabelReconciler(view, store, store)
+    await view.close()
+
+
+async def test_the_label_of_the_node_is_copied_once(store: KubeStore, subject: TopologyLabelReconciler) -> None:
+    store.put(NODES, {"metadata": {"name": "node-0", "labels": {KEY: "r7"}}})
+    store.put(PODS, POD)
+    await turns(20)
+    assert await subject.reconcile(AT) is None
+    assert store.objects["pods", "space", "worker-0"]["metadata"]["labels"] == {KEY: "r7"}
+    await turns(20)
+    store.calls.clear()
+    assert await subject.reconcile(AT) is None
+    assert store.calls == []
+
+
+@pytest.mark.parametrize("labels", [None, {"other": "x"}])
+async def test_a_node_without_the_label_is_an_event_and_read_again(
+    labels: dict[str, str] | None, store: KubeStore, subject: TopologyLabelReconciler
+) -> None:
+    if labels:
+        store.put(NODES, {"metadata": {"name": "node-0", "labels": labels}})
+    store.put(PODS, POD)
+    await turns(20)
+    assert await subject.reconcile(AT) == RETRY_S
+    assert store.events[0][0] == "TopologyLabelMissing"
+
+
+async def test_pods_that_are_gone_are_left(store: KubeStore, subject: TopologyLabelReconciler) -> None:
+    assert await subject.reconcile(AT) is None
+    assert store.calls == []

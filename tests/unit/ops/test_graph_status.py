@@ -1,0 +1,60 @@
+"""Status of graphs: from records, processes and the frontend's answer."""
+
+from pathlib import Path
+
+from dynamo.ops.graph_status import GraphHealth, LocalGraphStatus, as_lines, duration
+from dynamo.ops.graphs import FoundGraph, GraphRecord, GraphState, RecordedProcess
+from dynamo.ops.report import CheckStatus
+
+PROCESSES = [
+    RecordedProcess(name=name, pid=pid, ticks=1, module=f"dynamo.{name}", gpus=gpus)
+    for name, pid, gpus in (("cpu", 7, "0,1"), ("frontend", 8, ""))
+]
+SERVED = GraphHealth(models=("m",), instances=1)
+
+
+def status(
+    *alive: bool,
+    health: GraphHealth = SERVED,
+    state: GraphState = GraphState.SERVING,
+    is_running: bool = True,
+    end: str = "",
+) -> LocalGraphStatus:
+    record = GraphRecord(
+        name="g",
+        state=state,
+        pid=5,
+        ticks=1,
+        url="http://localhost:1",
+        engine="cpu",
+        started=100.0,
+        end=end,
+        processes=PROCESSES,
+    )
+    graph = FoundGraph(directory=Path("/d"), is_running=is_running, record=record)
+    return LocalGraphStatus(graph=graph, alive=alive or (True, True), health=health)
+
+
+def test_graph_whose_processes_run_and_whose_model_is_served_is_healthy() -> None:
+    found = status()
+    assert (found.status, found.state) == (CheckStatus.PASS, "serving")
+    text = "\n".join(as_lines([found], now=160.0))
+    assert "PASS  g  serving, up 60 s" in text
+    assert "GPUs 0,1" in text
+
+
+def test_lost_process_and_silent_frontend_are_failures() -> None:
+    assert (status(False, True).status, status(False, True).state) == (CheckStatus.FAIL, "not running: cpu")
+    silent = status(health=GraphHealth(error="the frontend does not answer: refused"))
+    assert (silent.status, silent.state) == (CheckStatus.FAIL, "the frontend does not answer: refused")
+    assert status(health=GraphHealth()).state == "no model is served"
+
+
+def test_graph_that_starts_or_has_ended_is_no_failure() -> None:
+    assert status(state=GraphState.STARTING, health=GraphHealth()).status is CheckStatus.WARN
+    ended = status(is_running=False, end="Ctrl-C")
+    assert (ended.status, ended.state, ended.value(1.0)["uptime_s"]) == (CheckStatus.SKIP, "ended: Ctrl-C", None)
+
+
+def test_durations_are_readable() -> None:
+    assert [duration(one) for one in (5.9, 150, 12000)] == ["5 s", "2 min", "3 h 20 min"]

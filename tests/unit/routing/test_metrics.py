@@ -1,0 +1,108 @@
+"""Metrics of a KV router: its queue, its ranks and its decisions."""
+
+import random
+
+import pytest
+
+from dynamo.core.errors import RouterQueueLimitExceeded
+from dynamo.core.metrics import MetricsRegistry
+from dynamo.kv_router.config import RoutingConfig
+from dynamo.kv_router.policy import PolicyProfile
+from dynamo.kv_router.queue import PolicyClass
+from dynamo.kv_router.router import Router, RouteRequest, WorkerFacts
+from dynamo.protocols.discovery import EndpointId
+from dynamo.routing.metrics import KvRouterMetrics
+
+ENDPOINT = EndpointId("n", "c", "e")
+BLOCK = 4
+
+
+def series(registry: MetricsRegistry) -> dict[str, float]:
+    lines = [line.rpartition(" ") for line in registry.render().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in lines}
+
+
+def router_of(*workers: int, policy: PolicyClass | None = None) -> Router:
+    profile = None if policy is None else PolicyProfile(policy_classes=[policy])
+    router = Router(RoutingConfig(block_size=BLOCK), random.Random(1), profile)
+    for worker in workers:
+        router.set_worker(WorkerFacts(worker, batch_tokens=10))
+    return router
+
+
+def metrics_of(registry: MetricsRegistry, router: Router, worker_type: str = "aggregated") -> KvRouterMetrics:
+    metrics = KvRouterMetrics(registry, "15", ENDPOINT, 15, router, worker_type)
+    metrics.set_model("m", ENDPOINT)
+    metrics.set_ranks(router.ranks)
+    return metrics
+
+
+def request(name: str, tokens: int = 8) -> RouteRequest:
+    return RouteRequest(name, bytes(8 * (tokens // BLOCK)), tokens)
+
+
+def test_router_metrics_show_the_load_of_each_rank_until_it_leaves() -> None:
+    registry, router = MetricsRegistry(), router_of(7)
+    metrics = metrics_of(registry, router)
+    router.place(request("a"), 0.0)
+    rank = 'dp_rank="0",worker_id="7",worker_type="decode"'
+    assert series(registry)[f"dynamo_frontend_worker_active_prefill_tokens{{{rank}}}"] == 8
+    assert series(registry)[f"dynamo_frontend_worker_active_decode_blocks{{{rank}}}"] == 2
+    router.remove_worker(7)
+    metrics.set_ranks(router.ranks)
+    assert not [name for name in series(registry) if 'worker_id="7"' in name]
+
+
+def test_router_metrics_keep_a_rank_that_another_models_router_reports() -> None:
+    registry, first, second = MetricsRegistry(), router_of(7), router_of(7)
+    metrics = metrics_of(registry, first)
+    metrics_of(registry, second)
+    metrics.close()
+    second.place(request("a"), 0.0)
+    assert (
+        series(registry)['dynamo_frontend_worker_active_prefill_tokens{dp_rank="0",worker_id="7",worker_type="decode"}']
+        == 8
+    )
+
+
+def test_router_metrics_count_received_waiting_expired_and_refused_requests() -> None:
+    limited = PolicyClass(prefill_busy_threshold=1, request_queue_limit_per_worker=1)
+    registry, router = MetricsRegistry(), router_of(7, policy=limited)
+    metrics_of(registry, router)
+    assert router.place(request("placed"), 0.0) is not None
+    assert router.place(request("waiting", 12), 0.0) is None
+    with pytest.raises(RouterQueueLimitExceeded):
+        router.place(request("refused"), 0.0)
+    labels = 'model="m",policy_class="default",worker_type="decode"'
+
+    def value(name: str, more: str = "") -> float:
+        return series(registry)[f"dynamo_frontend_router_{name}{{{labels}{more}}}"]
+
+    assert value("admission_received_total") == 3
+    assert value("queue_pending_requests") == 1
+    assert value("queue_pending_isl_tokens") == 12
+    assert value("queue_backpressure_total", ',reason="request_limit"') == 1
+    assert router.withdraw("waiting", is_late=True)
+    assert value("queue_pending_requests") == 0
+    assert value("admission_rejected_total", ',reason="due_time_passed"') == 1
+
+
+@pytest.mark.parametrize(
+    ("worker_type", "phase"), [("aggregated", "aggregated"), ("prefill", "prefill"), ("decode", "decode")]
+)
+def test_router_metrics_record_cached_tokens_by_phase(worker_type: str, phase: str) -> None:
+    registry, router = MetricsRegistry(), router_of(1, 2)
+    metrics = metrics_of(registry, router, worker_type)
+    decision = router.place(request("a"), 0.0)
+    assert decision is not None
+    other = next(slot for slot, rank in decision.snapshot.ranks.items() if rank[0] != decision.worker_id)
+    decision.snapshot.prompt.device[other] = 2
+    metrics.decided(decision)
+    found = series(registry)
+    place = f'dynamo_namespace="n",dynamo_component="c",worker_id="f",router_id="15",model="m",phase="{phase}"'
+    assert found[f"dynamo_component_router_kv_best_eligible_cached_prefix_tokens_total{{{place}}}"] == 2 * BLOCK
+    assert found[f"dynamo_component_router_kv_selected_cached_prefix_tokens_total{{{place}}}"] == 0
+    kind = "prefill" if worker_type == "prefill" else "decode"
+    router_labels = f'dynamo_namespace="n",dynamo_component="c",worker_id="f",router_id="15",worker_type="{kind}"'
+    assert found[f"dynamo_component_router_non_max_overlap_selections_total{{{router_labels}}}"] == 1
+    assert found[f"dynamo_component_router_overlap_blocks_lost_sum{{{router_labels}}}"] == 2
