@@ -45,6 +45,7 @@ GRAPH_RULES = (
     PermissionRule("networking.k8s.io", ("ingresses",), ALL),
     PermissionRule("discovery.k8s.io", ("endpointslices",), READ),
     PermissionRule("rbac.authorization.k8s.io", ("roles", "rolebindings"), ALL),
+    PermissionRule("coordination.k8s.io", ("leases",), (*READ, "create", "patch", "delete")),  # Who has a namespace.
 )
 """Objects of graphs, in all namespaces or in one."""
 WORKLOAD_RULES = (

@@ -23,6 +23,7 @@ from tests.cluster.kubernetes.operated import (
     run_on,
 )
 from tests.cluster.kubernetes.running import KubernetesServer
+from tests.settle import until
 
 from dynamo.k8s.client import KubeClient
 from dynamo.k8s.informer import Informer, ObjectKey
@@ -52,6 +53,8 @@ pytestmark = pytest.mark.integration
 
 WRITES_OF_A_REQUEST = 7
 """Least number of writes until the graph exists: three of access, the job, a status, the ConfigMap and the graph."""
+ADMIN = "admin"
+"""User of the clients of the tests, the operator among them."""
 LEFT_BEHIND = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CONFIG_MAPS)
 """Kinds of the objects that outlive a request."""
 NAMESPACES = ObjectKind("v1", "Namespace", "namespaces", is_namespaced=False)
@@ -185,7 +188,7 @@ def condition(status: Object, kind: str) -> tuple[str, str, str]:
 async def webhooks(server: KubernetesServer, client: KubeClient) -> AsyncIterator[None]:
     """Serve the admission and conversion webhooks."""
     await client.create(NAMESPACES, {"metadata": {"name": CONVERSION_NAMESPACE}})
-    served = WebhookServer(client, WebhookSettings())
+    served = WebhookServer(client, WebhookSettings(operator_users=frozenset({ADMIN})))
     await served.start(socket.create_server(("127.0.0.1", 0)))
     addresses = server.server.webhooks.service_addresses
     addresses[f"{CONVERSION_NAMESPACE}/{CONVERSION_SERVICE}"] = f"https://127.0.0.1:{served.http.port}"
@@ -319,6 +322,7 @@ def test_a_deployed_request_costs_nothing_and_follows_its_graph(run: Callable[[C
         async with cluster.operator() as operator, Profiler(requests):
             await cluster.client.create(GRAPH_REQUESTS, request(), SPACE)
             await requests.until_phase("Deployed")
+            await until(lambda: operator.is_idle)
             before = operator.applier.counts.total
             await asyncio.sleep(1.0)
             assert operator.applier.counts.total == before
