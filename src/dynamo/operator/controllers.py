@@ -33,7 +33,7 @@ from dynamo.operator.reconcile.adapters import adapter_plan
 from dynamo.operator.reconcile.component import component_plan, workload_name
 from dynamo.operator.reconcile.graph import graph_plan
 from dynamo.operator.reconcile.graph_pass import ObservedGraph
-from dynamo.operator.reconcile.names import OperatorSettings
+from dynamo.operator.reconcile.names import GRAPH, OperatorSettings
 from dynamo.operator.reconcile.plan import EventNote, ObjectRef, Plan
 from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.operator.view import ClusterView
@@ -47,6 +47,8 @@ from dynamo.protocols.kubernetes.v1beta1 import (
 logger = logging.getLogger(__name__)
 
 CONFLICT = 409
+REJECTIONS = frozenset({400, 403, 422})
+"""Codes with which the API server rejects an object that it would reject again."""
 SETTLE_S = 0.1
 """Delay of a pass after a change, in which further changes arrive: those of one object's children come together."""
 WORKLOADS = {"Deployment": DEPLOYMENTS, "LeaderWorkerSet": LEADER_WORKER_SETS}
@@ -86,6 +88,7 @@ class GraphController:
                 ObjectRef(kind.api_version, kind.kind, one["metadata"]["namespace"], one["metadata"]["name"])
                 for kind in REMOVABLE
                 for one in self._view.children(value, kind)
+                if GRAPH in (one["metadata"].get("labels") or {})  # Others are of the request that made the graph.
             ],
             clique_set=sets[0] if sets else None,
             cliques=[
@@ -167,6 +170,9 @@ class Reconciler:
             await self._report(error, "NotControlled", value)
             raise
         except KubeRefused as error:
+            if plan.if_rejected is not None and error.code in REJECTIONS:
+                await self._applier.write_status(plan.if_rejected(str(error)), value, kind, self._now)
+                return None
             if error.code != CONFLICT:  # A conflict is resolved by the next pass.
                 await self._report(error, FAILED, value)
             raise

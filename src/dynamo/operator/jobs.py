@@ -19,7 +19,7 @@ from dynamo.k8s.kinds import (
     ObjectKind,
 )
 from dynamo.operator.reconcile.checkpoints import checkpoint_plan, job_name
-from dynamo.operator.reconcile.names import MANAGED_BY, OPERATOR
+from dynamo.operator.reconcile.names import GRAPH, MANAGED_BY, OPERATOR
 from dynamo.operator.reconcile.plan import Plan
 from dynamo.operator.reconcile.requests.hardware import PRODUCT, is_complete
 from dynamo.operator.reconcile.requests.job import (
@@ -27,6 +27,7 @@ from dynamo.operator.reconcile.requests.job import (
     PROFILER_APP,
     REQUEST_NAME,
     RequestSettings,
+    is_tracked,
     output_name,
     profiling_job_name,
 )
@@ -73,15 +74,42 @@ class RequestController:
         job = self._view.get(JOBS, namespace, profiling_job_name(name))
         graph = request.status and request.status.dgd_name
         makes_job = needs_job(request, job)
+        found = self._view.get(GRAPHS, namespace, graph) if graph else None
         observed = ObservedRequest(
             job=job,
             pods=self._view.children(job, PODS) if job else (),
-            output=self._view.get(CONFIG_MAPS, namespace, output_name(name)),
-            graph=self._view.get(GRAPHS, namespace, graph) if graph else None,
+            output=await self._output(request, job),
+            graph=found,
+            graph_pods=await self._graph_pods(found),
+            config_maps=self._config_maps(request),
             nodes=await self._nodes(request) if makes_job else None,
             has_model_cache=not makes_job or await self._has_model_cache(request),
         )
         return request_plan(request, observed, self._settings, now)
+
+    async def _output(self, request: DynamoGraphDeploymentRequest, job: KubeObject | None) -> KubeObject | None:
+        """Return the output; once the job has ended, also one without the labels of the view."""
+        namespace, name = request.metadata.namespace, output_name(request.metadata.name)
+        found = self._view.get(CONFIG_MAPS, namespace, name)
+        is_profiling = request.status is not None and request.status.phase == "Profiling"
+        if found is None and is_profiling and job and (job.get("status") or {}).get("conditions"):
+            return await self._reader.get(CONFIG_MAPS, name, namespace)
+        return found
+
+    async def _graph_pods(self, graph: KubeObject | None) -> list[KubeObject]:
+        """Return the pods of a graph that is not ready: they are read, because a view of all pods would be large."""
+        if graph is None or (graph.get("status") or {}).get("state") == "successful":
+            return []
+        metadata = graph["metadata"]
+        return (await self._reader.list(PODS, metadata["namespace"], f"{GRAPH}={metadata['name']}")).items
+
+    def _config_maps(self, request: DynamoGraphDeploymentRequest) -> list[KubeObject]:
+        namespace, output = request.metadata.namespace, output_name(request.metadata.name)
+        return [
+            one
+            for (space, name), one in self._view.objects(CONFIG_MAPS).items()
+            if space == namespace and name != output and is_tracked(request, one)
+        ]
 
     async def _nodes(self, request: DynamoGraphDeploymentRequest) -> list[KubeObject] | None:
         """Return the nodes with GPUs; None if they may not be read, or need not because the request has everything."""

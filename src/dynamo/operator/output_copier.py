@@ -129,18 +129,25 @@ class OutputCopier:
                 since_check = 0.0
                 if has_ended(self._call, self._namespace, self._pod):
                     break
+        outcome = self._outcome()
         for _ in range(int(PUBLISH_S / CHECK_S)):
-            if self.publish(result_files(self._folder)):
+            if self.publish({**outcome, **result_files(self._folder)}):
                 break
             sleep(CHECK_S)
         else:
             return 1
+        if outcome["profiler_status"] == "success":
+            return 0
+        print(f"the profiler has failed: {outcome['profiler_error']}", flush=True)
+        return 1
+
+    def _outcome(self) -> dict[str, str]:
+        """Return how the profiler ended, which may be without a status."""
         status = reported(self._folder)
         if status.get("status") == "success":
-            return 0
-        cause = status.get("error") or status.get("message") or "the profiler ended without a status"
-        print(f"profiler status {status.get('status', 'unknown')}: {cause}", flush=True)
-        return 1
+            return {"profiler_status": "success"}
+        cause = status.get("error") or status.get("message") or "it ended without a status"
+        return {"profiler_status": "failed", "profiler_error": cause}
 
 
 def main() -> int:

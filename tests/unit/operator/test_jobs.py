@@ -20,6 +20,7 @@ from dynamo.operator.jobs import (
     requests_of_graph,
 )
 from dynamo.operator.reconcile.requests.job import RequestSettings
+from dynamo.operator.reconcile.requests.phases import LOOK_S
 from dynamo.operator.view import ClusterView
 from dynamo.protocols.kubernetes.common import KubeObject
 
@@ -191,3 +192,79 @@ async def test_a_checkpoint_runs_its_job_and_an_equal_one_fails(subject: Subject
     subject.store.calls.clear()
     await subject.checkpoints.reconcile(("space", "a"))
     assert subject.store.calls == []
+
+
+async def deploy(subject: Subject) -> KubeObject:
+    """Bring the request to the phase Deploying; return its status."""
+    await subject.request()
+    await subject.publish(phase="Done", message="", **{"final_config.yaml": RESULT})
+    await subject.end_job()
+    return await subject.reconcile()
+
+
+async def test_config_maps_of_the_profiler_end_with_the_graph(subject: Subject) -> None:
+    await deploy(subject)
+    place = (CONFIG_MAPS.plural, "space", "planner-config-1a2b")
+    assert "ownerReferences" not in subject.store.objects[place]["metadata"]
+    await subject.reconcile()
+    [owner] = subject.store.objects[place]["metadata"]["ownerReferences"]
+    graph = subject.store.objects[GRAPHS.plural, "space", "chat-dgd"]
+    assert (owner["kind"], owner["uid"], owner["controller"]) == (GRAPHS.kind, graph["metadata"]["uid"], True)
+    subject.store.calls.clear()
+    await subject.reconcile()
+    assert subject.store.calls == []
+
+
+async def test_images_of_the_graph_that_cannot_be_pulled_are_events(subject: Subject) -> None:
+    await deploy(subject)
+    waiting = {"name": "main", "image": "i:1", "state": {"waiting": {"reason": "ErrImagePull"}}}
+    labels = {"nvidia.com/dynamo-graph-deployment-name": "chat-dgd"}
+    await subject.put(PODS, "p", metadata={"labels": labels}, status={"containerStatuses": [waiting]})
+    assert await subject.requests.reconcile(KEY) == LOOK_S
+    assert ("ImagePullFailed", "pod p: image i:1 cannot be pulled: ErrImagePull") in subject.store.events
+
+
+@pytest.mark.parametrize(
+    ("rejected", "condition", "reason", "event"),
+    [
+        (GRAPHS, "DeploymentReady", "DeploymentRejected", "DeploymentCreationFailed"),
+        (JOBS, "Profiling", "JobCreationFailed", "ProfilingJobFailed"),
+    ],
+)
+async def test_an_object_that_the_server_rejects_for_good_fails_the_request(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch, rejected: ObjectKind, condition: str, reason: str, event: str
+) -> None:
+    def refusing(write: Any) -> Any:
+        async def written(kind: ObjectKind, *args: Any, **named: Any) -> KubeObject:
+            if kind == rejected:
+                raise KubeRefused(422, "Invalid", "admission webhook denied the request")
+            value: KubeObject = await write(kind, *args, **named)
+            return value
+
+        return written
+
+    for name in ("create", "apply"):
+        monkeypatch.setattr(subject.store, name, refusing(getattr(subject.store, name)))
+    await subject.request()
+    if rejected == GRAPHS:
+        await subject.publish(phase="Done", message="", **{"final_config.yaml": RESULT})
+        await subject.end_job()
+        await subject.reconcile()
+    status = subject.store.objects[GRAPH_REQUESTS.plural, *KEY]["status"]
+    [found] = [one for one in status["conditions"] if one["type"] == condition]
+    assert (status["phase"], found["status"], found["reason"]) == ("Failed", "False", reason)
+    assert "admission webhook denied the request" in found["message"]
+    assert event in [one for one, _ in subject.store.events]
+
+
+async def test_an_output_without_labels_and_with_a_failure_is_found_when_the_job_has_ended(subject: Subject) -> None:
+    await subject.request()
+    data = {"phase": "SweepingDecode", "profiler_status": "failed", "profiler_error": "no configuration"}
+    await subject.put(CONFIG_MAPS, "dgdr-output-chat", data=data)
+    await subject.end_job()
+    status = await subject.reconcile()
+    [profiling] = [one for one in status["conditions"] if one["type"] == "Profiling"]
+    assert (status["phase"], profiling["reason"]) == ("Failed", "SweepingDecodeFailed")
+    assert profiling["message"] == "profiling failed: no configuration"
+    [succeeded] = [one for one in status["conditions"] if one["type"] == "Succeeded"]
+    assert succeeded["message"] == "Profiling failed: profiling failed: no configuration"

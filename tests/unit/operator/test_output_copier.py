@@ -82,7 +82,8 @@ def test_each_phase_is_published_once_and_the_result_at_the_end(cluster: Cluster
     data = [one["data"] for one in cluster.written]
     assert data[0] == {"phase": "SweepingPrefill", "message": text}
     assert [one["phase"] for one in data] == ["SweepingPrefill", "SweepingDecode", "Done", "Done"]
-    assert set(data[-1]) == {"phase", "message", "final_config.yaml", "profiler_status.yaml"}
+    assert set(data[-1]) == {"phase", "message", "profiler_status", "final_config.yaml", "profiler_status.yaml"}
+    assert data[-1]["profiler_status"] == "success"
     assert cluster.written[-1]["metadata"] == {**METADATA, "name": "dgdr-output-chat", "namespace": "space"}
     assert any("/configmaps/dgdr-output-chat?fieldManager=output-copier&force=true" in one for one in cluster.paths)
 
@@ -92,14 +93,18 @@ def test_a_failed_profiler_fails_the_pod_after_its_status_is_published(
 ) -> None:
     cluster.end("failed", error="no GPUs")
     assert cluster.run() == 1
-    assert "profiler_status.yaml" in cluster.written[-1]["data"]
-    assert "profiler status failed: no GPUs" in capsys.readouterr().out
+    data = cluster.written[-1]["data"]
+    assert (data["profiler_status"], data["profiler_error"]) == ("failed", "no GPUs")
+    assert "profiler_status.yaml" in data
+    assert "the profiler has failed: no GPUs" in capsys.readouterr().out
 
 
 def test_a_profiler_that_ends_without_a_status_is_a_failure(cluster: Cluster) -> None:
     cluster.is_ended = True
     assert cluster.run() == 1
-    assert cluster.written[-1]["data"] == {"phase": "", "message": ""}
+    assert cluster.written[-1]["data"] == {
+        "phase": "", "message": "", "profiler_status": "failed", "profiler_error": "it ended without a status",
+    }  # fmt: skip
 
 
 def test_the_result_is_sent_again_until_the_server_is_back(cluster: Cluster) -> None:

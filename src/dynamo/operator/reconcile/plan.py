@@ -1,6 +1,6 @@
 """Plan: what one pass of reconciliation requires of the cluster. Pure data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -58,6 +58,8 @@ class Plan:
     annotations: Mapping[str, str | None] = field(default_factory=dict)
     """Annotations of the reconciled object to set, or to remove (None)."""
     events: Sequence[EventNote] = ()
+    if_rejected: "Callable[[str], Plan] | None" = None
+    """Plan that applies instead when the API server rejects an object for good, with its message; None: retried."""
     requeue_s: float | None = None
     """Seconds after which the object is reconciled again even without a change."""
 

@@ -1,13 +1,13 @@
 """Status of a request while one pass plans it: phase, conditions and events."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
 from dynamo.operator.reconcile.conditions import with_condition
-from dynamo.operator.reconcile.plan import EventNote, Plan
+from dynamo.operator.reconcile.plan import EventNote, ObjectPatch, Plan
 from dynamo.protocols.kubernetes.common import Condition, KubeObject, encode
 from dynamo.protocols.kubernetes.v1beta1 import DynamoGraphDeploymentRequest, RequestPhase, RequestStatus
 
@@ -22,6 +22,13 @@ OUTCOMES: dict[RequestPhase, tuple[bool, str, str]] = {
     "Failed": (False, "Failed", "DGDR has failed"),
 }
 """Condition `Succeeded` of each phase: whether it is true, reason and message."""
+FAILURES = {
+    VALIDATION: "Validation",
+    PROFILING: "Profiling",
+    SPEC_GENERATED: "Spec generation",
+    DEPLOYMENT_READY: "Deployment",
+}
+"""What has failed when a condition is false."""
 
 
 @dataclass(slots=True)
@@ -67,9 +74,10 @@ class StatusDraft:
         self.set(SUCCEEDED, *OUTCOMES[phase])
 
     def fail(self, kind: str, reason: str, message: str, *, event: str) -> None:
-        """Enter the phase `Failed` for a reason that a condition gives."""
+        """Enter the phase `Failed` for a reason that a condition gives, and the condition `Succeeded` too."""
         self.enter("Failed")
         self.set(kind, False, reason, message)
+        self.set(SUCCEEDED, False, reason, f"{FAILURES[kind]} failed: {message}")
         self.note("Warning", event, message)
 
     def plan(
@@ -77,6 +85,8 @@ class StatusDraft:
         create: Sequence[KubeObject] = (),
         *,
         apply: Sequence[KubeObject] = (),
+        patch: Sequence[ObjectPatch] = (),
+        if_rejected: Callable[[str], Plan] | None = None,
         annotations: dict[str, str | None] | None = None,
         requeue_s: float | None = None,
     ) -> Plan:
@@ -84,6 +94,8 @@ class StatusDraft:
         return Plan(
             create_unowned=create,
             apply=apply,
+            patch=patch,
+            if_rejected=if_rejected,
             status=encode(self.status),
             annotations=annotations or {},
             events=tuple(self.events),

@@ -39,7 +39,7 @@ def test_a_failure_has_a_phase_a_condition_and_an_event() -> None:
     plan = draft.plan()
     assert plan.status is not None and plan.status["phase"] == "Failed"
     assert [(one["type"], one["reason"]) for one in plan.status["conditions"]] == [
-        (SUCCEEDED, "Failed"),
+        (SUCCEEDED, "ValidationFailed"),
         (VALIDATION, "ValidationFailed"),
     ]
     assert [(one.type, one.reason, one.message) for one in plan.events] == [("Warning", "ValidationFailed", "why")]
