@@ -167,7 +167,7 @@ COVERED_BY = {
     "replay/timeline.py": "unit/replay/test_report.py",
     "replay/worker.py": "unit/replay/test_sweep_processes.py",
     "router/args.py": "unit/common/configuration/test_groups.py",
-    "routing/metrics.py": "unit/routing/test_kv_push_router.py",
+    "runtime/metric_labels.py": "unit/routing/test_metrics.py",
     "runtime/discovery/memory.py": "contract/test_discovery.py",
     "runtime/event_plane/memory.py": "contract/test_event_plane.py",
     "runtime/event_plane/zmq_sockets.py": "integration/runtime/event_plane/test_zmq_broker.py",
