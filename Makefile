@@ -54,6 +54,7 @@ bench: $(VENV)/.reference ## Measure the claims of the docs against their peers,
 	$(BIN)/python -m benchmarks.long_context
 	$(BIN)/python -m benchmarks.gateway_overhead
 	$(BIN)/python -m benchmarks.router
+	$(BIN)/python -m benchmarks.block_hashing
 	$(BIN)/python -m benchmarks.router_churn
 	$(BIN)/python -m benchmarks.guided
 	$(BIN)/python -m benchmarks.cpu_engine
