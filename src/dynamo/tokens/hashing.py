@@ -17,6 +17,11 @@ from collections.abc import Sequence
 
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
+__all__ = [
+    "SEED", "U64", "as_u32", "block_hashes", "mixed_block_hashes", "next_sequence_hash", "packed_block_hashes", "packed_sequence_hashes",
+    "python_packed_block_hashes", "python_packed_sequence_hashes", "seed_of", "sequence_hashes",
+]  # fmt: skip
+
 SEED = 1337  # Upstream's constant.
 U64 = (1 << 64) - 1
 
