@@ -28,7 +28,7 @@ requires_promtool = pytest.mark.skipif(
 )
 PLANNER_CONFIG = {
     "environment": "virtual", "mode": "disagg", "optimization_target": "sla", "load_adjustment_interval": 1, "max_gpu_budget": 8,
-    "decode_engine_num_gpu": 1, "prefill_engine_num_gpu": 1,
+    "decode_engine_num_gpu": 1, "prefill_engine_num_gpu": 1, "load_predictor": "constant", "throughput_adjustment_interval": 10,
 }  # fmt: skip
 MOCKER = ("--model-name", MODEL, "--num-gpu-blocks-override", "300", "--block-size", "16")
 LIVE = (OVERVIEW, DISAGGREGATION, KV_ROUTER, PLANNER, ENGINES)
@@ -145,7 +145,7 @@ def test_no_panel_is_empty(graph: Graph, dashboard: Dashboard) -> None:
             for query in panel.queries[:1]
         ]
 
-    wait_until(lambda: not empty(), f"empty panels of {dashboard.name}:\n" + "\n".join(empty()))
+    graph.cluster.wait_until(lambda: not empty(), f"empty panels of {dashboard.name}:\n" + "\n".join(empty()))
 
 
 @requires_prometheus
