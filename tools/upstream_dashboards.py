@@ -105,7 +105,7 @@ REASONS = {
     f"{COMPONENT}cancellation_total model": "added to the series of engines that set it (`metrics_labels`), as upstream's",
     f"{COMPONENT}errors_total model": "added to the series of engines that set it (`metrics_labels`), as upstream's",
     f"{COMPONENT}request_duration_seconds model": "added to the series of engines that set it (`metrics_labels`), as upstream's",
-    **dict.fromkeys(DASHBOARDS["kvbm"], "prefix of upstream's Rust block manager; ours emits kvbm_…"),
+    **dict.fromkeys(DASHBOARDS["kvbm"], "prefix of the dashboard; ours emits kvbm_…"),
     f"{PLANNER}num_prefill_workers": OLDER + "num_prefill_replicas",
     f"{PLANNER}num_decode_workers": OLDER + "num_decode_replicas",
     f"{PLANNER}observed_isl": OLDER + "observed_input_sequence_tokens",
