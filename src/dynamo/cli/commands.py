@@ -126,6 +126,23 @@ KUBERNETES = (
         },
     ),
 )
+RECIPES = (
+    Command(
+        "recipe",
+        "dynamo.cli.recipe:recipe",
+        (
+            ("recipe list", "deployments of known models; show, validate and patch one of them"),
+            ("recipe run NAME", "deploy one in order, wait, send a request, run its benchmark"),
+        ),
+        {
+            "list": ("dynamo.cli.recipe:RecipeListConfig",),
+            "show": ("dynamo.cli.recipe:RecipeTargetConfig",),
+            "validate": ("dynamo.cli.recipe:RecipeTargetConfig",),
+            "patch": ("dynamo.cli.recipe:RecipePatchConfig",),
+            "run": ("dynamo.cli.recipe:RecipeRunConfig",),
+        },
+    ),
+)
 SHELL = (
     Command(
         "completion",
@@ -138,7 +155,7 @@ GROUPS: Mapping[str, Sequence[Command]] = {
     "Serve": SERVE,
     "Explain and simulate": EXPLAIN,
     "Diagnose": DIAGNOSE,
-    "Kubernetes": KUBERNETES,
+    "Kubernetes": (*KUBERNETES, *RECIPES),
     "Shell": SHELL,
 }
 """The commands in the order of the help page."""

@@ -92,12 +92,23 @@ class ChatClient:
                     reasoning = delta.get("reasoning_content") or delta.get("reasoning")
                     yield Delta(delta.get("content") or "", reasoning or "")
 
+    def complete(
+        self, model: str, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the whole response to a conversation."""
+        body = {"model": model, "messages": list(messages), **(options or {})}
+        with self._request("POST", "/v1/chat/completions", json.dumps(body).encode()) as response:
+            return self._object("/v1/chat/completions", response)
+
     def _get(self, path: str) -> dict[str, Any]:
         with self._request("GET", path) as response:
-            try:
-                answer = json.loads(response.read())
-            except ValueError as error:
-                raise Disconnected(f"{self.url}{path}: {error}") from None
+            return self._object(path, response)
+
+    def _object(self, path: str, response: BlockingResponse) -> dict[str, Any]:
+        try:
+            answer = json.loads(response.read())
+        except ValueError as error:
+            raise Disconnected(f"{self.url}{path}: {error}") from None
         return answer if isinstance(answer, dict) else {}
 
     @contextmanager
