@@ -96,6 +96,19 @@ EXPLAIN = (
         },
     ),
 )
+ROUTER = Command(
+    "router",
+    "dynamo.cli.router:router",
+    (
+        ("router start MODE", "dynamo serve with a router mode and two workers"),
+        ("router check --mode MODE", "prove with small requests that a router mode is in force"),
+    ),
+    {
+        "start": ("dynamo.cli.options:ServeConfig",),
+        "patch": ("dynamo.cli.router:RouterPatchConfig",),
+        "check": ("dynamo.ops.router_check:RouterCheckConfig",),
+    },
+)
 DIAGNOSE = (
     Command(
         "doctor",
@@ -154,7 +167,7 @@ SHELL = (
 GROUPS: Mapping[str, Sequence[Command]] = {
     "Serve": SERVE,
     "Explain and simulate": EXPLAIN,
-    "Diagnose": DIAGNOSE,
+    "Diagnose": (*DIAGNOSE, ROUTER),
     "Kubernetes": (*KUBERNETES, *RECIPES),
     "Shell": SHELL,
 }
