@@ -109,6 +109,12 @@ ROUTER = Command(
         "check": ("dynamo.ops.router_check:RouterCheckConfig",),
     },
 )
+INTERCONNECT = Command(
+    "check",
+    "dynamo.ops.interconnect.command:check",
+    (("check interconnect", "RDMA, NVLink and NIXL of a node, a pod or a recipe, with a measured transfer"),),
+    {"interconnect": ("dynamo.ops.interconnect.command:InterconnectConfig",)},
+)
 DIAGNOSE = (
     Command(
         "doctor",
@@ -167,7 +173,7 @@ SHELL = (
 GROUPS: Mapping[str, Sequence[Command]] = {
     "Serve": SERVE,
     "Explain and simulate": EXPLAIN,
-    "Diagnose": (*DIAGNOSE, ROUTER),
+    "Diagnose": (*DIAGNOSE, INTERCONNECT, ROUTER),
     "Kubernetes": (*KUBERNETES, *RECIPES),
     "Shell": SHELL,
 }
