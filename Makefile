@@ -54,6 +54,7 @@ bench: $(VENV)/.reference ## Measure the claims of the docs against their peers,
 	$(BIN)/python -m benchmarks.long_context
 	$(BIN)/python -m benchmarks.gateway_overhead
 	$(BIN)/python -m benchmarks.router
+	$(BIN)/python -m benchmarks.block_hashing
 	$(BIN)/python -m benchmarks.router_churn
 	$(BIN)/python -m benchmarks.guided
 	$(BIN)/python -m benchmarks.cpu_engine
@@ -103,7 +104,7 @@ format: $(VENV)/.check ## Rewrite the files as `make check` requires, and the ge
 	$(MAKE) --no-print-directory references
 
 references: $(VENV)/.check ## Rewrite the generated pages and pictures of the documentation from the source and the result files.
-	@for page in known_variables architecture parsers_page request_fields flags_page variables_page endpoints_page metrics_page python_api crds charts upstream_page figures; do \
+	@for page in known_variables architecture parsers_page request_fields dashboards flags_page variables_page endpoints_page metrics_page python_api crds charts upstream_page figures; do \
 		$(BIN)/python -m tools.$$page || exit 1; done
 
 clean: ## Delete the environments and every cache.

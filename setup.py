@@ -1,6 +1,7 @@
-"""Setup: the package's one compiled module, a twin of `dynamo.kv_router.names.PythonNames`; the rest is in pyproject.toml.
+"""Setup: the package's two compiled modules, equivalents of `dynamo.kv_router.names.PythonNames` and of functions of
+`dynamo.tokens.hashing`; the rest is in pyproject.toml.
 
-It is built where a C compiler works; elsewhere, and with DYNAMO_PURE=1, the package and its wheel are pure Python.
+They are built where a C compiler works; elsewhere, and with DYNAMO_PURE=1, the package and its wheel are pure Python.
 """
 
 import os
@@ -9,11 +10,14 @@ import tempfile
 
 from setuptools import Extension, setup
 
-SOURCE = "src/dynamo/kv_router/_names.c"
+SOURCES = {
+    "dynamo.kv_router._names": "src/dynamo/kv_router/_names.c",
+    "dynamo.tokens._hashing": "src/dynamo/tokens/_hashing.c",
+}
 
 
 def can_compile() -> bool:
-    """Return whether the module compiles here: a wheel's tag must be known before it is built."""
+    """Return whether the modules compile here: a wheel's tag must be known before it is built."""
     if os.environ.get("DYNAMO_PURE"):
         return False
     # From setuptools, whose import provides these names where Python no longer has them.
@@ -24,10 +28,11 @@ def can_compile() -> bool:
     try:
         customize_compiler(compiler)
         with tempfile.TemporaryDirectory() as folder:
-            compiler.compile([SOURCE], output_dir=folder, include_dirs=[sysconfig.get_path("include")])
+            compiler.compile(list(SOURCES.values()), output_dir=folder, include_dirs=[sysconfig.get_path("include")])
     except Exception:  # noqa: BLE001 - every compiler of setuptools has errors of its own
         return False
     return True
 
 
-setup(ext_modules=[Extension("dynamo.kv_router._names", [SOURCE], optional=True)] if can_compile() else [])
+extensions = [Extension(name, [source], optional=True) for name, source in SOURCES.items()]
+setup(ext_modules=extensions if can_compile() else [])

@@ -8,6 +8,7 @@ from unittest.mock import MagicMock
 
 from tools.pages import REFERENCE, ROOT, code, table, write
 
+from dynamo.console import routes as console_routes
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.routes.api_options import ApiOptions
 from dynamo.http.routes.groups import GROUPS
@@ -15,6 +16,8 @@ from dynamo.http.routes.table import RouteContext, RouteTable, routes_of
 
 PAGE = REFERENCE / "endpoints.md"
 SERVICES = ("indexer", "slot_tracker", "select_service", "routing")
+STATIC = (".js", ".css", ".svg")
+"""Files of the console's pages, which are not listed."""
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 HEAD = """# HTTP endpoints
 
@@ -44,6 +47,7 @@ def content() -> str:
             "yes" if one.operation.streams else "",
         )
         for one in frontend_routes().entries
+        if not one.path.endswith(STATIC)
     ]
     parts = [HEAD + table(("endpoint", "", "key", "streams"), rows)]
     for package in SERVICES:
@@ -60,7 +64,9 @@ def frontend_routes() -> RouteTable:
     with tempfile.TemporaryDirectory() as folder:
         apis = ApiOptions(enable_anthropic=True, batch_dir=folder)
         stub = MagicMock()
-        return routes_of(RouteContext(stub, stub, MetricsRegistry(), lambda: True, apis=apis), GROUPS)
+        return routes_of(
+            RouteContext(stub, stub, MetricsRegistry(), lambda: True, apis=apis), (*GROUPS, console_routes.add)
+        )
 
 
 def service_routes(package: str) -> Iterator[tuple[str, str]]:

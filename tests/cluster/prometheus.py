@@ -3,7 +3,9 @@
 import json
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -22,15 +24,29 @@ class PrometheusServer:
     The configuration adds the label by which the planner selects frontends; on Kubernetes, the operator's monitors do.
     """
 
-    def __init__(self, group: ProcessGroup, *targets: str, namespace: str | None = "dynamo") -> None:
+    def __init__(
+        self,
+        group: ProcessGroup,
+        *targets: str,
+        namespace: str | None = "dynamo",
+        jobs: Mapping[str, Sequence[str]] | None = None,
+        rules: str | None = None,
+    ) -> None:
+        """`jobs`: targets of further jobs, without a label; `rules`: content of a file of rules."""
         self._group = group
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self._file: Path = group.folder / "prometheus.json"
         labels = {} if namespace is None else {"dynamo_namespace": namespace}
-        jobs = [{"job_name": "targets", "static_configs": [{"targets": list(targets), "labels": labels}]}]
-        interval = {"scrape_interval": f"{SCRAPE_INTERVAL_S}s", "scrape_timeout": f"{SCRAPE_INTERVAL_S}s"}
-        self._file.write_text(json.dumps({"global": interval, "scrape_configs": jobs}))  # JSON is YAML.
+        scraped = [{"job_name": "targets", "static_configs": [{"targets": list(targets), "labels": labels}]}]
+        scraped += [{"job_name": job, "static_configs": [{"targets": list(one)}]} for job, one in (jobs or {}).items()]
+        interval = f"{SCRAPE_INTERVAL_S}s"
+        common = {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval}
+        configuration: dict[str, Any] = {"global": common, "scrape_configs": scraped}
+        if rules is not None:
+            (group.folder / "rules.yml").write_text(rules)
+            configuration["rule_files"] = ["rules.yml"]
+        self._file.write_text(json.dumps(configuration))  # JSON is YAML.
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -54,6 +70,11 @@ class PrometheusServer:
         """Return the sum of an instant query; None without a series."""
         rows = httpx.get(f"{self.url}/api/v1/query", params={"query": query}).json()["data"]["result"]
         return sum(float(row["value"][1]) for row in rows) if rows else None
+
+    def alerts(self, name: str) -> list[dict[str, Any]]:
+        """Return the alerts of that name which are firing."""
+        found = httpx.get(f"{self.url}/api/v1/alerts").json()["data"]["alerts"]
+        return [one for one in found if one["labels"]["alertname"] == name and one["state"] == "firing"]
 
     def wait_value(self, query: str, minimum: float) -> None:
         """Return when an instant query has at least this value."""

@@ -102,6 +102,25 @@ EXPLAIN = (
         },
     ),
 )
+ROUTER = Command(
+    "router",
+    "dynamo.cli.router:router",
+    (
+        ("router start MODE", "dynamo serve with a router mode and two workers"),
+        ("router check --mode MODE", "prove with small requests that a router mode is in force"),
+    ),
+    {
+        "start": ("dynamo.cli.options:ServeConfig",),
+        "patch": ("dynamo.cli.router:RouterPatchConfig",),
+        "check": ("dynamo.ops.router_check:RouterCheckConfig",),
+    },
+)
+INTERCONNECT = Command(
+    "check",
+    "dynamo.ops.interconnect.command:check",
+    (("check interconnect", "RDMA, NVLink and NIXL of a node, a pod or a recipe, with a measured transfer"),),
+    {"interconnect": ("dynamo.ops.interconnect.command:InterconnectConfig",)},
+)
 DIAGNOSE = (
     Command(
         "doctor",
@@ -132,6 +151,23 @@ KUBERNETES = (
         },
     ),
 )
+RECIPES = (
+    Command(
+        "recipe",
+        "dynamo.cli.recipe:recipe",
+        (
+            ("recipe list", "deployments of known models; show, validate and patch one of them"),
+            ("recipe run NAME", "deploy one in order, wait, send a request, run its benchmark"),
+        ),
+        {
+            "list": ("dynamo.cli.recipe:RecipeListConfig",),
+            "show": ("dynamo.cli.recipe:RecipeTargetConfig",),
+            "validate": ("dynamo.cli.recipe:RecipeTargetConfig",),
+            "patch": ("dynamo.cli.recipe:RecipePatchConfig",),
+            "run": ("dynamo.cli.recipe:RecipeRunConfig",),
+        },
+    ),
+)
 SHELL = (
     Command(
         "completion",
@@ -143,8 +179,8 @@ SHELL = (
 GROUPS: Mapping[str, Sequence[Command]] = {
     "Serve": SERVE,
     "Explain and simulate": EXPLAIN,
-    "Diagnose": DIAGNOSE,
-    "Kubernetes": KUBERNETES,
+    "Diagnose": (*DIAGNOSE, INTERCONNECT, ROUTER),
+    "Kubernetes": (*KUBERNETES, *RECIPES),
     "Shell": SHELL,
 }
 """The commands in the order of the help page."""

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from dynamo import __version__
-from dynamo.console.history import INTERVAL_S, History, Sample
+from dynamo.console.history import INTERVAL_S, ActivitySample, SampleHistory
 from dynamo.console.live_feed import LiveFeed
 from dynamo.console.request_views import RequestView, selected, view_of
 from dynamo.console.totals import Totals, merged, totals_of
@@ -74,7 +74,7 @@ class WorkerSetInfo(msgspec.Struct):
     """Whether the router predicts cached blocks because workers publish no KV events."""
 
 
-class ModelInfo(msgspec.Struct):
+class ModelOverview(msgspec.Struct):
     """A served model."""
 
     name: str
@@ -93,15 +93,15 @@ class Overview(msgspec.Struct):
     started_at: float
     interval_s: float
     is_draining: bool
-    models: list[ModelInfo]
+    models: list[ModelOverview]
     workers: list[WorkerRow]
-    samples: list[Sample]
+    samples: list[ActivitySample]
 
 
 class WorkersEvent(msgspec.Struct):
     """Models and workers, sent when the workers have been read again."""
 
-    models: list[ModelInfo]
+    models: list[ModelOverview]
     workers: list[WorkerRow]
 
 
@@ -116,7 +116,7 @@ class ConsoleData:
         self._siblings = siblings
         self._clock = clock or SystemClock()
         self._started_at = self._clock.wall()
-        self.history = History()
+        self.history = SampleHistory()
         self.workers = WorkerRows(models, pipeline.recent.worker_errors)
         self.feed = LiveFeed(self._take, INTERVAL_S, self._clock)
         self._tasks = TaskOwner("console workers")
@@ -146,16 +146,16 @@ class ConsoleData:
             self.history.last(samples),
         )
 
-    def models(self) -> list[ModelInfo]:
+    def models(self) -> list[ModelOverview]:
         """Return every model, by name."""
-        found: dict[str, ModelInfo] = {}
+        found: dict[str, ModelOverview] = {}
         for served in sorted(
             self._models.every_set(), key=lambda one: (one.name, one.answers_clients, str(one.endpoint))
         ):
             card = served.card
             info = found.setdefault(
                 served.name,
-                ModelInfo(served.name, False, "", card.context_length, card.kv_cache_block_size, None, []),
+                ModelOverview(served.name, False, "", card.context_length, card.kv_cache_block_size, None, []),
             )
             if served.answers_clients:
                 info.is_ready = info.is_ready or served.is_ready

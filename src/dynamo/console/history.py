@@ -40,7 +40,7 @@ class Point(msgspec.Struct):
     itl: Quantiles = msgspec.field(default_factory=Quantiles)
 
 
-class Sample(msgspec.Struct):
+class ActivitySample(msgspec.Struct):
     """State of a frontend at one time."""
 
     at: float
@@ -55,14 +55,14 @@ class Sample(msgspec.Struct):
     """Requests in the queues of KV routers."""
 
 
-class History:
+class SampleHistory:
     """Samples of one frontend, the newest last."""
 
     def __init__(self, samples_max: int = SAMPLES_MAX) -> None:
-        self.samples: deque[Sample] = deque(maxlen=samples_max)
+        self.samples: deque[ActivitySample] = deque(maxlen=samples_max)
         self._totals: deque[tuple[float, Totals]] = deque()
 
-    def add(self, at: float, totals: Totals) -> Sample | None:
+    def add(self, at: float, totals: Totals) -> ActivitySample | None:
         """Add the totals at a time; return the sample, None for the first ones after a pause, which have no rates."""
         states = self._totals
         if states and at - states[-1][0] > GAP_S:
@@ -75,11 +75,11 @@ class History:
         names = totals.keys()
         points = {name: self._point([(when, one.get(name)) for when, one in states]) for name in names}
         everything = [(when, _sum(one)) for when, one in states]
-        sample = Sample(at, self._point(everything), points)
+        sample = ActivitySample(at, self._point(everything), points)
         self.samples.append(sample)
         return sample
 
-    def last(self, count: int) -> list[Sample]:
+    def last(self, count: int) -> list[ActivitySample]:
         """Return the last samples, the newest last."""
         return list(self.samples)[max(0, len(self.samples) - count) :]
 

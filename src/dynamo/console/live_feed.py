@@ -1,4 +1,4 @@
-"""Live feed: takes samples while somebody watches, and sends each to all watchers."""
+"""Live feed: takes samples while someone watches, and sends each to all watchers."""
 
 import asyncio
 import logging

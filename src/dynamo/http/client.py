@@ -3,7 +3,7 @@
 import json
 import ssl
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +56,11 @@ class ChatClient:
         generating = sum(instance.get("endpoint") == "generate" for instance in instances)
         return Health(tuple(self.models()) if generating else (), generating)
 
+    def instances(self) -> list[dict[str, Any]]:
+        """Return the registered endpoints of all workers."""
+        found: list[dict[str, Any]] = self._get("/health").get("instances", [])
+        return found
+
     def decisions(self, **query: str | int | None) -> list[dict[str, Any]]:
         """Return the KV routers' last decisions, by model."""
         given = urllib.parse.urlencode({name: value for name, value in query.items() if value is not None})
@@ -85,23 +90,41 @@ class ChatClient:
         self, model: str, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any] | None = None
     ) -> Iterator[Delta]:
         """Stream the response to a conversation. Leaving the iteration closes the connection."""
+        for chunk in self.chunks(model, messages, options):
+            for choice in chunk["choices"]:
+                delta = choice.get("delta") or {}
+                reasoning = delta.get("reasoning_content") or delta.get("reasoning")
+                yield Delta(delta.get("content") or "", reasoning or "")
+
+    def chunks(
+        self, model: str, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any] | None = None
+    ) -> Generator[dict[str, Any]]:
+        """Stream the chunks of the response to a conversation. Leaving the iteration closes the connection."""
         body = {"model": model, "messages": list(messages), "stream": True, **(options or {})}
         with self._request("POST", "/v1/chat/completions", json.dumps(body).encode()) as response:
             for data in _events(response):
                 chunk = json.loads(data)
                 if "choices" not in chunk:
                     raise HttpError(500, error_message(data))
-                for choice in chunk["choices"]:
-                    delta = choice.get("delta") or {}
-                    reasoning = delta.get("reasoning_content") or delta.get("reasoning")
-                    yield Delta(delta.get("content") or "", reasoning or "")
+                yield chunk
+
+    def complete(
+        self, model: str, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the whole response to a conversation."""
+        body = {"model": model, "messages": list(messages), **(options or {})}
+        with self._request("POST", "/v1/chat/completions", json.dumps(body).encode()) as response:
+            return self._object("/v1/chat/completions", response)
 
     def _get(self, path: str) -> dict[str, Any]:
         with self._request("GET", path) as response:
-            try:
-                answer = json.loads(response.read())
-            except ValueError as error:
-                raise Disconnected(f"{self.url}{path}: {error}") from None
+            return self._object(path, response)
+
+    def _object(self, path: str, response: BlockingResponse) -> dict[str, Any]:
+        try:
+            answer = json.loads(response.read())
+        except ValueError as error:
+            raise Disconnected(f"{self.url}{path}: {error}") from None
         return answer if isinstance(answer, dict) else {}
 
     @contextmanager

@@ -25,7 +25,7 @@ from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.policy import PolicyProfile
 from dynamo.kv_router.predicted import Predicted
 from dynamo.kv_router.router import Decision, Explanation, Rank, Router, RouteRequest, WorkerFacts
-from dynamo.kv_router.runs import pack, unpack
+from dynamo.kv_router.runs import pack
 from dynamo.kv_router.tracking import KEYED, TrackingKey, read_key
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.engine import PreprocessedRequest
@@ -40,7 +40,7 @@ from dynamo.routing.topology import taints_of
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.metric_labels import worker_labels
 from dynamo.text.multimodal.routing_hashes import hashes_of, media_of
-from dynamo.tokens.hashing import packed_block_hashes, seed_of, sequence_hashes
+from dynamo.tokens.hashing import packed_block_hashes, packed_sequence_hashes, seed_of
 
 logger = logging.getLogger(__name__)
 
@@ -310,7 +310,7 @@ class KvPushRouter:
         """Set the sequence hashes of a prompt if router replicas are synchronized."""
         if self.sync is not None and route_request.sequence is None:
             began = time.perf_counter()
-            route_request.sequence = pack(sequence_hashes(unpack(route_request.blocks)))
+            route_request.sequence = packed_sequence_hashes(route_request.blocks)
             self._metrics.overhead.seq_hashing.observe((time.perf_counter() - began) * 1e3)
 
     def prefilled(self, request_id: str) -> bool:

@@ -5,6 +5,9 @@
 
 A sequence hash covers its whole prefix, so two requests share a prefix of n blocks exactly when their n-th
 sequence hashes are equal. A trailing partial block has no hash.
+
+`_hashing.c` has equivalents of two functions that hash a whole prompt in one call (docs/decisions/0008). They are built where a
+compiler is available at installation; elsewhere the Python functions, their definition, are used.
 """
 
 import struct
@@ -13,6 +16,11 @@ from array import array
 from collections.abc import Sequence
 
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
+
+__all__ = [
+    "SEED", "U64", "as_u32", "block_hashes", "mixed_block_hashes", "next_sequence_hash", "packed_block_hashes", "packed_sequence_hashes",
+    "python_packed_block_hashes", "python_packed_sequence_hashes", "seed_of", "sequence_hashes",
+]  # fmt: skip
 
 SEED = 1337  # Upstream's constant.
 U64 = (1 << 64) - 1
@@ -28,14 +36,11 @@ def seed_of(lora_name: str | None = None, cache_salt: str | None = None) -> int:
     return seed & U64
 
 
-def block_hashes(tokens: Sequence[int], block_size: int, seed: int = SEED) -> list[int]:
-    """Return the hash of each complete block's tokens, first to last."""
-    view, width = memoryview(as_u32(tokens)), block_size * 4
-    return [xxh3_64_intdigest(view[at : at + width], seed) for at in range(0, len(view) - width + 1, width)]
+def python_packed_block_hashes(tokens: Sequence[int], block_size: int, seed: int = SEED) -> bytes:
+    """Return the block hashes, eight bytes each, most significant first, to compare prompts as memory.
 
-
-def packed_block_hashes(tokens: Sequence[int], block_size: int, seed: int = SEED) -> bytes:
-    """Return the block hashes, eight bytes each, most significant first, to compare prompts as memory."""
+    Raise `OverflowError` or `TypeError` for a token that is not an unsigned 32-bit integer.
+    """
     view, width = memoryview(as_u32(tokens)), block_size * 4
     return b"".join([xxh3_64_digest(view[at : at + width], seed) for at in range(0, len(view) - width + 1, width)])
 
@@ -63,6 +68,24 @@ def sequence_hashes(tokens_hashes: Sequence[int]) -> list[int]:
         previous = next_sequence_hash(previous, tokens_hash)
         hashes.append(previous)
     return hashes
+
+
+def python_packed_sequence_hashes(packed: bytes) -> bytes:
+    """Return the sequence hash of each block of a prefix; both packed as by `packed_block_hashes`."""
+    count = len(packed) // 8
+    return struct.pack(f">{count}Q", *sequence_hashes(struct.unpack(f">{count}Q", packed)))
+
+
+try:
+    from dynamo.tokens._hashing import packed_block_hashes, packed_sequence_hashes
+except ImportError:  # Not built where no compiler was available.
+    packed_block_hashes, packed_sequence_hashes = python_packed_block_hashes, python_packed_sequence_hashes
+
+
+def block_hashes(tokens: Sequence[int], block_size: int, seed: int = SEED) -> list[int]:
+    """Return the hash of each complete block's tokens, first to last. Raise as `packed_block_hashes`."""
+    packed = packed_block_hashes(tokens, block_size, seed)
+    return list(struct.unpack(f">{len(packed) // 8}Q", packed))
 
 
 def mixed_block_hashes(

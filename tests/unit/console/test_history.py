@@ -1,6 +1,6 @@
 """History of samples: rates and percentiles of successive totals, bounded, and interrupted by pauses."""
 
-from dynamo.console.history import History
+from dynamo.console.history import SampleHistory
 from dynamo.console.totals import Buckets, ModelTotals
 
 
@@ -11,11 +11,11 @@ def totals(requests: float, tokens: float = 0.0, waits: tuple[float, ...] = (0.0
 
 
 def test_first_totals_have_no_rates() -> None:
-    assert History().add(0.0, totals(5)) is None
+    assert SampleHistory().add(0.0, totals(5)) is None
 
 
 def test_rates_are_averages_of_the_last_seconds() -> None:
-    history = History()
+    history = SampleHistory()
     for second in range(6):
         sample = history.add(float(second), totals(2 * second, 30 * second))
     assert sample is not None
@@ -24,7 +24,7 @@ def test_rates_are_averages_of_the_last_seconds() -> None:
 
 
 def test_percentiles_are_those_of_the_window() -> None:
-    history = History()
+    history = SampleHistory()
     history.add(0.0, totals(0, waits=(100, 0, 0)))
     sample = history.add(1.0, totals(10, waits=(100, 10, 0)))
     assert sample is not None
@@ -33,7 +33,7 @@ def test_percentiles_are_those_of_the_window() -> None:
 
 
 def test_history_after_a_pause_begins_again() -> None:
-    history = History()
+    history = SampleHistory()
     history.add(0.0, totals(0))
     history.add(1.0, totals(1))
     assert history.add(100.0, totals(500)) is None
@@ -44,7 +44,7 @@ def test_history_after_a_pause_begins_again() -> None:
 
 
 def test_history_is_bounded() -> None:
-    history = History(samples_max=3)
+    history = SampleHistory(samples_max=3)
     for second in range(10):
         history.add(float(second), totals(second))
     assert [one.at for one in history.last(100)] == [7.0, 8.0, 9.0]
@@ -52,7 +52,7 @@ def test_history_is_bounded() -> None:
 
 
 def test_a_restarted_process_does_not_cause_negative_rates() -> None:
-    history = History()
+    history = SampleHistory()
     history.add(0.0, totals(100))
     sample = history.add(1.0, totals(3))
     assert sample is not None
@@ -60,7 +60,7 @@ def test_a_restarted_process_does_not_cause_negative_rates() -> None:
 
 
 def test_a_model_that_appears_has_rates_from_its_first_sample() -> None:
-    history = History()
+    history = SampleHistory()
     history.add(0.0, {})
     sample = history.add(1.0, totals(4))
     assert sample is not None

@@ -1,7 +1,10 @@
 """Block hashes: equal to the released 1.6.1's, and names of prefixes."""
 
 import struct
+from array import array
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +15,9 @@ from dynamo.tokens.hashing import (
     block_hashes,
     next_sequence_hash,
     packed_block_hashes,
+    packed_sequence_hashes,
+    python_packed_block_hashes,
+    python_packed_sequence_hashes,
     seed_of,
     sequence_hashes,
 )
@@ -90,3 +96,39 @@ def test_hashing_block_by_block_gives_the_same_as_all_at_once(tokens: list[int],
 def test_packed_hashes_are_the_same_numbers(tokens: list[int], size: int) -> None:
     packed = packed_block_hashes(tokens, size, 7)
     assert struct.unpack(f">{len(packed) // 8}Q", packed) == tuple(block_hashes(tokens, size, 7))
+
+
+hashers = pytest.mark.parametrize("hasher", [packed_block_hashes, python_packed_block_hashes])
+
+
+@given(st.integers(1, 320), st.integers(0, 3), st.integers(0, 2**64 - 1), st.randoms(use_true_random=False))
+def test_compiled_block_hashes_equal_those_of_python_for_every_block_length(size, blocks, seed, random) -> None:  # type: ignore[no-untyped-def]
+    tokens = [random.getrandbits(32) for _ in range(size * blocks + random.randrange(size))]
+    assert packed_block_hashes(tokens, size, seed) == python_packed_block_hashes(tokens, size, seed)
+    assert packed_block_hashes(tuple(tokens), size) == packed_block_hashes(array("I", tokens), size)
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=20))
+def test_compiled_sequence_hashes_equal_those_of_python(hashes: list[int]) -> None:
+    packed = struct.pack(f">{len(hashes)}Q", *hashes)
+    assert packed_sequence_hashes(packed) == python_packed_sequence_hashes(packed)
+    assert list(struct.unpack(f">{len(hashes)}Q", packed_sequence_hashes(packed))) == sequence_hashes(hashes)
+
+
+@hashers
+@pytest.mark.parametrize("token", [-1, 2**32, 2**70])
+def test_token_beyond_32_bits_raises_overflow_error(hasher: Callable[..., bytes], token: int) -> None:
+    with pytest.raises(OverflowError):
+        hasher([1, token], 1)
+
+
+@hashers
+@pytest.mark.parametrize("token", [1.0, "1", None])
+def test_token_that_is_no_integer_raises_type_error(hasher: Callable[..., bytes], token: object) -> None:
+    with pytest.raises(TypeError):
+        hasher([1, token], 1)
+
+
+@hashers
+def test_tokens_of_numpy_are_hashed_as_integers(hasher: Callable[..., bytes]) -> None:
+    assert hasher(list(np.arange(8)), 4) == hasher(list(range(8)), 4)

@@ -49,7 +49,7 @@ from dynamo.routing.services.worker_catalog import (
 from dynamo.routing.sync.replica_peers import ReplicaPeers
 from dynamo.routing.topology import topology_taint
 from dynamo.text.multimodal.routing_hashes import hashes_of, media_of
-from dynamo.tokens.hashing import U64, sequence_hashes
+from dynamo.tokens.hashing import U64, packed_sequence_hashes
 
 logger = logging.getLogger(__name__)
 
@@ -517,7 +517,7 @@ class SelectionService:
     def _sequence(self, body: PromptBody | ReservationBody, place: Place, model: _Model, blocks: bytes) -> bytes:
         """Return the sequence hashes under which peers exchange a prompt's blocks."""
         if self._key is None:
-            return pack(sequence_hashes(unpack(blocks)))
+            return packed_sequence_hashes(blocks)
         if body.token_ids is None:
             raise failed("invalid_request", "token_ids is required with a tracking key")
         seeds = self._key.seeds(

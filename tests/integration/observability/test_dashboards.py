@@ -1,0 +1,173 @@
+"""Dashboards and rules on a real Prometheus server that scrapes running processes: no panel is empty, and lost workers alert."""
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from benchmarks.ports import free_port
+from tests.cluster.cluster import MODEL, Cluster
+from tests.cluster.processes import wait_until
+from tests.cluster.prometheus import PrometheusServer, requires_prometheus
+from tools.dashboard_table import DISAGGREGATION, ENGINES, KV_ROUTER, OVERVIEW, PLANNER, Dashboard
+
+ROOT = Path(__file__).parents[3]
+OBSERVABILITY = ROOT / "deploy" / "observability"
+RULES = OBSERVABILITY / "prometheus" / "rules.yml"
+pytestmark = pytest.mark.integration
+requires_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="no `promtool`; on Debian: apt-get install prometheus"
+)
+PLANNER_CONFIG = {
+    "environment": "virtual", "mode": "disagg", "optimization_target": "sla", "load_adjustment_interval": 1, "max_gpu_budget": 8,
+    "decode_engine_num_gpu": 1, "prefill_engine_num_gpu": 1, "load_predictor": "constant", "throughput_adjustment_interval": 10,
+}  # fmt: skip
+MOCKER = ("--model-name", MODEL, "--num-gpu-blocks-override", "300", "--block-size", "16")
+LIVE = (OVERVIEW, DISAGGREGATION, KV_ROUTER, PLANNER, ENGINES)
+"""Dashboards whose components are part of the running graph."""
+
+
+@requires_promtool
+def test_rules_alert_as_their_tests_expect() -> None:
+    command = ["promtool", "test", "rules", "rules_test.yml"]
+    done = subprocess.run(command, cwd=RULES.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@requires_promtool
+def test_every_alert_has_a_test() -> None:
+    alerts = set(re.findall(r"- alert: (\w+)", RULES.read_text()))
+    assert set(re.findall(r"- alertname: (\w+)", (RULES.parent / "rules_test.yml").read_text())) == alerts
+
+
+@requires_promtool
+def test_configuration_of_the_stack_is_valid_and_names_existing_files() -> None:
+    checked = subprocess.run(
+        ["promtool", "check", "config", "prometheus.yml"], cwd=RULES.parent, capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stderr
+    stack = yaml.safe_load((ROOT / "deploy" / "docker-observability.yml").read_text())
+    mounted = [one.split(":")[0] for service in stack["services"].values() for one in service.get("volumes", ())]
+    assert [path for path in mounted if path.startswith(".") and not (ROOT / "deploy" / path).exists()] == []
+    for path in OBSERVABILITY.rglob("*.yml"):
+        assert yaml.safe_load(path.read_text()), path
+
+
+class Graph:
+    """A disaggregated graph with a KV router and a planner, under load, and a Prometheus server that scrapes it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._ending = threading.Event()
+        ports = [free_port() for _ in range(4)]
+        self.workers = [
+            self._worker(role, port) for role, port in zip(("prefill", "decode", "decode"), ports, strict=False)
+        ]
+        cluster.wait_until(lambda: cluster.workers() >= 3, "the workers did not appear")
+        config = json.dumps({**PLANNER_CONFIG, "metric_reporting_prometheus_port": ports[3]})
+        cluster.start(
+            "planner", [sys.executable, "-m", "dynamo.planner", "--config", config], {"DYN_NAMESPACE": "dynamo"}
+        )
+        jobs = {
+            "dynamo-frontend": [f"127.0.0.1:{cluster.port}"],
+            "dynamo-worker": [f"127.0.0.1:{port}" for port in ports[:3]],
+            "dynamo-planner": [f"127.0.0.1:{ports[3]}"],
+        }
+        rules = re.sub(r"for: \d+m|for: 30s", "for: 1s", RULES.read_text()).replace("interval: 30s", "interval: 1s")
+        self.prometheus = PrometheusServer(cluster, jobs=jobs, rules=rules)
+        self.prometheus.start()
+        self._loads = [threading.Thread(target=self._load, args=(number,)) for number in range(3)]
+        for one in self._loads:
+            one.start()
+
+    def _worker(self, role: str, port: int) -> "subprocess.Popen[bytes]":
+        return self.cluster.run(
+            "mocker", *MOCKER, "--disaggregation-mode", role, DYN_SYSTEM_PORT=str(port), DYN_SYSTEM_HOST="127.0.0.1"
+        )
+
+    def _load(self, number: int) -> None:
+        turn = 0
+        while not self._ending.is_set():
+            turn += 1
+            words = f"{number} " + "word " * (60 + 40 * (turn % 4))
+            self.cluster.post(
+                {
+                    "model": MODEL,
+                    "messages": [{"role": "user", "content": words}],
+                    "max_tokens": 20,
+                    "ignore_eos": True,
+                    "stream": True,
+                }
+            )
+            self._ending.wait(0.2)
+
+    def values(self, expr: str) -> list[float]:
+        """Return the numbers of an instant query, with the variables of a dashboard replaced."""
+        query = expr.replace("$__rate_interval", "30s").replace("$model", ".*")
+        answer = httpx.get(f"{self.prometheus.url}/api/v1/query", params={"query": query}).json()
+        assert answer["status"] == "success", f"{query}: {answer}"
+        return [value for row in answer["data"]["result"] if not math.isnan(value := float(row["value"][1]))]
+
+    def stop(self) -> None:
+        self._ending.set()
+        for one in self._loads:
+            one.join()
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
+    with Cluster(tmp_path_factory.mktemp("graph"), "--router-mode", "kv", "--migration-limit", "3") as cluster:
+        cluster.wait_until(cluster.is_live, "the frontend did not start")
+        found = Graph(cluster)
+        try:
+            yield found
+        finally:
+            found.stop()
+
+
+@requires_prometheus
+@pytest.mark.parametrize("dashboard", LIVE, ids=lambda one: one.name)
+def test_no_panel_is_empty(graph: Graph, dashboard: Dashboard) -> None:
+    def empty() -> list[str]:
+        return [
+            f"{panel.title}: {query.expr}"
+            for row in dashboard.rows
+            for panel in row.panels
+            if not panel.optional and not any(graph.values(query.expr) for query in panel.queries)
+            for query in panel.queries[:1]
+        ]
+
+    graph.cluster.wait_until(lambda: not empty(), f"empty panels of {dashboard.name}:\n" + "\n".join(empty()))
+
+
+@requires_prometheus
+def test_optional_panels_have_valid_queries(graph: Graph) -> None:
+    for dashboard in LIVE:
+        for panel in (panel for row in dashboard.rows for panel in row.panels):
+            for query in panel.queries:
+                graph.values(query.expr)
+
+
+@requires_prometheus
+def test_recording_rules_have_values(graph: Graph) -> None:
+    for record in re.findall(r"- record: (\S+)", RULES.read_text()):
+        wait_until(lambda record=record: graph.values(record), f"{record} has no value")
+
+
+@requires_prometheus
+def test_a_killed_worker_alerts(graph: Graph) -> None:
+    assert graph.prometheus.alerts("DynamoTargetDown") == []
+    assert graph.prometheus.alerts("DynamoModelWithoutWorker") == []
+    for worker in graph.workers[1:]:
+        worker.kill()
+        worker.wait()
+    wait_until(lambda: len(graph.prometheus.alerts("DynamoTargetDown")) == 2, "no alert of the lost targets")
+    wait_until(lambda: graph.prometheus.alerts("DynamoModelWithoutWorker"), "no alert of the model without workers")
