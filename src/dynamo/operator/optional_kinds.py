@@ -34,6 +34,7 @@ SYNC_S = 5.0
 GROVE = (POD_CLIQUE_SETS, POD_CLIQUES, POD_CLIQUE_SCALING_GROUPS)
 VIEWED = {
     LEADER_WORKER_SETS: GRAPH,
+    POD_GROUPS: GRAPH,
     POD_CLIQUE_SETS: GRAPH,
     POD_CLIQUES: "",  # Grove gives groups no labels of the graph.
     POD_CLIQUE_SCALING_GROUPS: "",
@@ -41,7 +42,7 @@ VIEWED = {
     INFERENCE_POOLS: GRAPH,
 }
 """Kinds whose objects are viewed, with the label that they must have."""
-NOTED = (QUEUES_OF_KAI, POD_GROUPS)
+NOTED = (QUEUES_OF_KAI,)
 """Kinds of which only the presence matters."""
 
 
@@ -92,7 +93,7 @@ class OptionalKinds:
             has_grove=all(self._view.has(one) for one in GROVE),
             has_lws=self._view.has(LEADER_WORKER_SETS),
             has_kai=has_kai,
-            has_volcano=POD_GROUPS in noted and chosen in ("auto", "volcano") and not has_kai,
+            has_volcano=self._view.has(POD_GROUPS) and chosen in ("auto", "volcano") and not has_kai,
             has_virtual_services=self._view.has(VIRTUAL_SERVICES),
             has_inference_pools=self._view.has(INFERENCE_POOLS),
         )

@@ -80,6 +80,7 @@ def components_plan(one_pass: GraphPass, facts: ClusterFacts) -> Plan:
     is_current = not one_pass.is_rolling() and _all_exist(one_pass)
     return Plan(
         create=common.create,
+        keys=common.keys,
         joint=common.joint,
         apply=[*apply, *new_adapters(one_pass, common)],
         patch=patches,

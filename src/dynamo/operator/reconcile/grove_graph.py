@@ -54,6 +54,7 @@ def grove_plan(one_pass: GraphPass, facts: ClusterFacts) -> Plan:
     status = _status(one_pass, found, restart)
     return Plan(
         create=common.create,
+        keys=common.keys,
         joint=common.joint,
         apply=[*apply, *new_adapters(one_pass, common)],
         patch=scale_patches(graph, context, observed.cliques),

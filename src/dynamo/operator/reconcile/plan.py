@@ -42,6 +42,8 @@ class Plan:
     """Complete objects for server-side apply, in order. The caller adds the owner reference."""
     create: Sequence[KubeObject] = ()
     """Objects that are created if none of their name exists, and are not changed afterwards."""
+    keys: Sequence[ObjectRef] = ()
+    """Secrets that get a generated SSH key pair if they do not exist; several owners share them."""
     joint: Sequence[KubeObject] = ()
     """Objects that several owners share: each applies them for itself, and they are collected with the last owner."""
     patch: Sequence[ObjectPatch] = ()

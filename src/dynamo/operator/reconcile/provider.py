@@ -25,7 +25,7 @@ class ClusterFacts:
     has_kai: bool = False
     """Whether Grove's pods use the KAI scheduler."""
     has_volcano: bool = False
-    """Whether pods of several nodes use the Volcano scheduler."""
+    """Whether pods that start together use the Volcano scheduler."""
     has_virtual_services: bool = False
     """Whether Istio's VirtualServices are installed."""
     has_inference_pools: bool = False

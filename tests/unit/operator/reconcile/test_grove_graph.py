@@ -172,7 +172,8 @@ def test_a_scaling_adapter_exists_while_the_component_wants_one() -> None:
     cluster = PureGrove({"spec": wanted})
     cluster.settle()
     [adapter] = cluster.of_kind("DynamoGraphDeploymentScalingAdapter")
-    assert adapter["metadata"]["labels"]["nvidia.com/selector"] == "chat-decode"
+    assert adapter["metadata"]["name"] == "chat-decode"
+    assert not {WORKER_HASH, "nvidia.com/selector"} & set(adapter["metadata"]["labels"])
     cluster.edit(spec())
     cluster.settle()
     assert cluster.of_kind("DynamoGraphDeploymentScalingAdapter") == []
