@@ -171,14 +171,18 @@ class Operator:
         self.view.start()
         while not self.view.is_synced:
             await self._clock.sleep(SYNC_POLL_S)
+        self._tasks.supervise(self.kinds.follow, "optional kinds", clock=self._clock)  # Webhooks of followers use it.
+        self._tasks.supervise(self.pull_secrets.follow, "pull secrets", clock=self._clock)
         if self._election is not None:
             await self._election.wait_until_leader()
         for one in self._running:
             assert one.controller is not None
             one.controller.start()
         logger.info("reconciling %d graphs", self.view.count(GRAPHS))
-        self._tasks.supervise(self.kinds.follow, "optional kinds", clock=self._clock)
-        self._tasks.supervise(self.pull_secrets.follow, "pull secrets", clock=self._clock)
+
+    def has_grove(self) -> bool | None:
+        """Return whether new graphs run with Grove; None before the view is complete."""
+        return self.kinds.facts.has_grove if self.view.is_synced else None
 
     def _facts(self) -> ClusterFacts:
         return self.kinds.facts
