@@ -25,6 +25,7 @@ from dynamo.operator.reconcile.names import (
     WORKER_HASH,
     GraphContext,
     OperatorSettings,
+    dns_label,
     replicas_of,
 )
 from dynamo.operator.reconcile.plan import EventNote, Plan
@@ -151,7 +152,7 @@ def deployment(
 
 def service(component: ComponentSpec, context: GraphContext) -> KubeObject:
     """Return the service of a component; its EndpointSlices are what discovery reads."""
-    made = _object("v1", "Service", context.object_name(component), component, context)
+    made = _object("v1", "Service", dns_label(context.object_name(component)), component, context)
     made["metadata"]["labels"].pop(BASE_MODEL_HASH, None)  # That of the service of all pods of the base model.
     return {
         **made,

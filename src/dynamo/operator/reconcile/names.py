@@ -143,6 +143,11 @@ def service_name(graph: str, component: str) -> str:
     return f"{graph}-{component.lower()}"
 
 
+def dns_label(name: str) -> str:
+    """Return a name for a kind whose names allow no dots, such as a Service."""
+    return name.lower().replace(".", "-")
+
+
 def worker_hash(graph: DynamoGraphDeployment) -> str:
     """Return the generation of a graph's workers: eight hexadecimal digits of what makes them what they are."""
     workers = []
