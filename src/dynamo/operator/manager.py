@@ -118,7 +118,7 @@ class Operator:
         loader = AdapterLoader()
         models = ModelReconciler(self.view, self.applier, self.events, loader, self._clock)
         self._running.append(self._run(models.kind, models.reconcile))
-        topology = TopologyLabelReconciler(self.view, client, self.events)
+        topology = TopologyLabelReconciler(self.view, client, self.events, self._facts)
         self._running.append(self._run(topology.kind, topology.reconcile))
         self.view.watch(PODS, FROM_NODE)
         self.view.listen(GRAPHS, self._graph_changed)
@@ -171,6 +171,7 @@ class Operator:
         self.view.start()
         while not self.view.is_synced:
             await self._clock.sleep(SYNC_POLL_S)
+        await self.kinds.wait_for_lists()
         self._tasks.supervise(self.kinds.follow, "optional kinds", clock=self._clock)  # Webhooks of followers use it.
         self._tasks.supervise(self.pull_secrets.follow, "pull secrets", clock=self._clock)
         if self._election is not None:

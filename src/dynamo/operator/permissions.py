@@ -53,7 +53,7 @@ WORKLOAD_RULES = (
     PermissionRule("leaderworkerset.x-k8s.io", ("leaderworkersets",), ALL),
     PermissionRule("grove.io", ("podcliquesets", "podcliques", "podcliquescalinggroups"), ALL),
     PermissionRule("grove.io", ("podcliques/scale", "podcliquescalinggroups/scale"), ("get", "update", "patch")),
-    PermissionRule("grove.io", ("clustertopologies",), READ),
+    PermissionRule("grove.io", ("clustertopologybindings", "clustertopologies"), READ),
     PermissionRule("scheduling.volcano.sh", ("podgroups",), ALL),
     PermissionRule("inference.networking.k8s.io", ("inferencepools",), ALL),
     PermissionRule("networking.istio.io", ("virtualservices",), ALL),

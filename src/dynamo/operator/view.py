@@ -37,10 +37,10 @@ class ClusterView:
         self._is_started = False
         self._late: set[ObjectKind] = set()
 
-    def watch(self, kind: ObjectKind, labels: str = "") -> None:
+    def watch(self, kind: ObjectKind, labels: str = "", *, is_required: bool = True) -> None:
         """View the objects of a kind that match a label selector, from now on or from `start` on.
 
-        The view is complete without a kind that is added after `start`.
+        The view is complete without a kind that is not required, or that is added after `start`.
         """
         self._informers[kind] = Informer(
             self._source,
@@ -50,8 +50,9 @@ class ClusterView:
             on_change=lambda key, value: self._changed(kind, key, value),
             clock=self._clock,
         )
-        if self._is_started:
+        if self._is_started or not is_required:
             self._late.add(kind)
+        if self._is_started:
             self._run(kind)
 
     def unwatch(self, kind: ObjectKind) -> None:

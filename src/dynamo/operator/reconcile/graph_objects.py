@@ -30,7 +30,7 @@ from dynamo.operator.reconcile.plan import EventNote, ObjectRef, ref_of
 from dynamo.operator.reconcile.preserved import claims
 from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.operator.reconcile.shared import RBAC, joint_objects
-from dynamo.operator.reconcile.topology import add_policy, policy_of
+from dynamo.operator.reconcile.topology import Topologies, add_policy, policy_of
 from dynamo.operator.validation.facts import DISCOVERY_MODE
 from dynamo.protocols.kubernetes.common import V1ALPHA1, KubeObject, encode
 from dynamo.protocols.kubernetes.v1beta1 import ComponentSpec, DynamoGraphDeployment
@@ -102,7 +102,10 @@ def without_effect(component: ComponentSpec) -> Iterator[EventNote]:
 
 
 def component_fields(
-    graph: DynamoGraphDeployment, component: ComponentSpec, restart_at: str | None = None
+    graph: DynamoGraphDeployment,
+    component: ComponentSpec,
+    topologies: Topologies = None,
+    restart_at: str | None = None,
 ) -> KubeObject:
     """Return a component's fields with what the graph gives to all its components.
 
@@ -114,7 +117,7 @@ def component_fields(
     _add_environment(template, graph.spec.env or [])
     policy = policy_of(graph, component)
     if policy is not None:
-        add_policy(template, policy)
+        add_policy(template, policy, topologies)
     metadata = template.setdefault("metadata", {})
     own = {name: value for name, value in graph.metadata.annotations.items() if name in PASSED_ON}
     restart = {RESTART_AT: restart_at} if restart_at else {}

@@ -44,7 +44,7 @@ def grove_plan(one_pass: GraphPass, facts: ClusterFacts) -> Plan:
     apply, templates = list(common.apply), dict[str, KubeObject]()
     for component in one_pass.components:
         restart_at = restart_id(graph, component.name, with_restart) or _restart_annotation(one_pass, component.name)
-        complete = decode(ComponentSpec, component_fields(graph, component, restart_at))
+        complete = decode(ComponentSpec, component_fields(graph, component, facts.topologies, restart_at))
         templates[component.name] = pod_template(complete, context, [])
         apply.append(service(component, context))
     wanted = pod_clique_set(

@@ -28,6 +28,8 @@ class ClusterFacts:
     """Whether pods that start together use the Volcano scheduler."""
     has_virtual_services: bool = False
     """Whether Istio's VirtualServices are installed."""
+    topologies: Mapping[str, Mapping[str, str]] | None = None
+    """Node label of each domain, by the name of the cluster topology; None: not known."""
     has_inference_pools: bool = False
     """Whether InferencePools of the Gateway API Inference Extension are installed."""
 
