@@ -29,6 +29,8 @@ class Controllers:
     def __init__(self, api: Api, *, ready_s: float = 0.0) -> None:
         self.api, self.ready_s = api, ready_s
         self._storage = api.storage
+        self.runs_pods = True
+        """Whether pods are reported as running; false where a kubelet starts them."""
         self._queue: dict[At, None] = {}
         self._addresses = 0
         self._timers: set[asyncio.TimerHandle] = set()
@@ -84,7 +86,8 @@ class Controllers:
             await self._finish_deletion(key, name, item)
             return
         if key == PODS:
-            self._run_pod(item)
+            if self.runs_pods:
+                self._run_pod(item)
         elif key == SERVICES:
             await self._slice(item)
         elif key in ALL_WORKLOADS:

@@ -108,16 +108,19 @@ class ApiServer:
         self._authorize(request, resource, namespace, rest[1:], user)
         return await self._resource(request, resource, namespace, rest[1:], user)
 
-    def _authorize(
-        self, request: Request, resource: Resource, namespace: str, rest: list[str], user: Object
-    ) -> None:
+    def _authorize(self, request: Request, resource: Resource, namespace: str, rest: list[str], user: Object) -> None:
         """Raise 403 for a request that the user's roles do not allow; an apply that creates requires both rights."""
         is_watch = request.query_params.get("watch", "") in {"1", "true"}
         verb = verb_of(request.method, is_named=bool(rest), is_watch=is_watch)
         name, subresource = rest[0] if rest else "", rest[1] if len(rest) > 1 else ""
         verbs = [verb]
         is_apply = request.headers.get("content-type", "").startswith(APPLY_PATCH)
-        if verb == "patch" and is_apply and not subresource and self.storage.get(resource.key, (namespace, name)) is None:
+        if (
+            verb == "patch"
+            and is_apply
+            and not subresource
+            and self.storage.get(resource.key, (namespace, name)) is None
+        ):
             verbs.append("create")
         for one in verbs:
             self.authorizer.check(user, resource, subresource, namespace, name, one)
@@ -139,7 +142,9 @@ class ApiServer:
         """Return the index of the OpenAPI documents, or that of one version: clients look for `fieldValidation` in it."""
         if not parts:
             versions = self.registry.group_versions()
-            paths = [f"apis/{group}/{one}" if group else f"api/{one}" for group, found in versions.items() for one in found]
+            paths = [
+                f"apis/{group}/{one}" if group else f"api/{one}" for group, found in versions.items() for one in found
+            ]
             return {"paths": {path: {"serverRelativeURL": f"/openapi/v3/{path}"} for path in paths}}
         group, version = ("", parts[-1]) if parts[0] == "api" else (parts[1], parts[-1])
         found = {}
