@@ -13,6 +13,8 @@ REASONS = {
     "is the test suite itself": r"^make test$",
     "needs SGLang": r"sglang",
     "needs TensorRT-LLM": r"trtllm",
+    "needs Docker": r"docker build",
+    "needs a Kubernetes cluster": r"helm install",
     "needs a NATS server with JetStream": r"durable-kv-events",
     "needs a ZMQ broker on another host": r"tcp://broker:",
     "needs another host": r"https://api\.example\.com",
