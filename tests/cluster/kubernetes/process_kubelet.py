@@ -173,6 +173,10 @@ class ProcessKubelet:
             probe = container.get("readinessProbe")
             if probe is None:
                 continue
+            if "grpc" in probe:
+                if not _is_serving(f"{one.ip}:{probe['grpc']['port']}", probe["grpc"].get("service", "")):
+                    return False
+                continue
             got = probe.get("httpGet") or {"path": "/health", "port": 8000}
             named = {port.get("name"): port["containerPort"] for port in container.get("ports", [])}
             port = named.get(got["port"], got["port"])
@@ -183,6 +187,23 @@ class ProcessKubelet:
             if answer.status_code != 200 or ("exec" in probe and answer.json().get("status") != "healthy"):
                 return False
         return True
+
+
+def _is_serving(address: str, service: str) -> bool:
+    """Ask a gRPC health service; imported here, because gRPC does not share a process with most other tests."""
+    import grpc
+
+    from dynamo.grpc.health import CLASSES, HEALTH_SERVICE, SERVING
+
+    request = CLASSES["HealthCheckRequest"](service=service).SerializeToString()
+    with grpc.insecure_channel(address) as channel:
+        check = channel.unary_unary(
+            f"/{HEALTH_SERVICE}/Check", response_deserializer=CLASSES["HealthCheckResponse"].FromString
+        )
+        try:
+            return bool(check(request, timeout=2).status == SERVING)
+        except grpc.RpcError:
+            return False
 
 
 def name_of(pod: Object) -> str:
