@@ -168,7 +168,7 @@ class ProcessKubelet:
 
     @staticmethod
     def _is_ready(one: RunningPod) -> bool:
-        """Evaluate the readiness probes; a command is replaced by what it asks for, a frontend's health."""
+        """Evaluate the readiness probes; a command is replaced by the request that it makes to a frontend."""
         for container in one.pod["spec"]["containers"]:
             probe = container.get("readinessProbe")
             if probe is None:

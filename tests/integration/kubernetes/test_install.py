@@ -11,7 +11,8 @@ import httpx
 import pytest
 from tests.cluster.kubernetes.installed import CHARTS, GRAPHS, SYSTEM, Installed, component, installed
 
-from dynamo.operator.permissions import missing
+from dynamo.operator.permissions import CLUSTER_RULES, ELECTION_RULES, GRAPH_RULES, cells, missing, rules_of
+from dynamo.protocols.kubernetes.crds import KINDS
 
 pytestmark = pytest.mark.integration
 
@@ -31,6 +32,14 @@ SMALL = ("--num-gpu-blocks-override", "128", "--block-size", "16", "--max-num-se
 def cluster(tmp_path: Path) -> Iterator[Installed]:
     with installed(tmp_path) as made:
         yield made
+
+
+IDLE = {
+    "dynamocheckpoints", "dynamocheckpoints/status", "dynamographdeploymentrequests/status", "dynamomodels/status",
+    "dynamoworkermetadatas", "pods/log", "jobs",
+    *(f"{one.plural}/finalizers" for one in KINDS),
+}  # fmt: skip
+"""Resources that the operator does not use for this graph: other kinds, and rights that it only grants."""
 
 
 @contextmanager
@@ -114,6 +123,10 @@ def test_install_serve_scale_and_uninstall(cluster: Installed) -> None:
     ]  # fmt: skip
     assert len(used) > 40
     assert missing(cluster.rules(), used) == []
+    needed = {(group, resource) for rule in used for group, resource, _ in cells(rule)}
+    core = rules_of(GRAPH_RULES, CLUSTER_RULES, ELECTION_RULES)
+    idle = {resource for rule in core for group, resource, _ in cells(rule) if (group, resource) not in needed}
+    assert idle == IDLE, "without one of the other rules, this test fails"
 
     cluster.platform.upgrade(
         str(CHARTS / "dynamo-platform"), "dynamo-platform", {"dynamo-operator": {"controllerManager": {"replicas": 1}}}
