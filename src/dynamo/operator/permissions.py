@@ -1,7 +1,7 @@
 """Permissions of the operator's account, from which the chart's roles are written (`tools/charts.py`). Pure.
 
-A role may only grant what its creator has, so the operator also has what it grants to the accounts of graphs and of
-profiling jobs.
+A role may only grant what its creator has, so the operator also has what it grants to the accounts of graphs, of
+planners, of endpoint pickers and of profiling jobs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,8 +37,10 @@ GRAPH_RULES = (
     PermissionRule(GROUP, OWN, ALL),
     PermissionRule(GROUP, OWN_STATUS, ALL),  # A profiling job is granted all verbs on the status of a graph.
     PermissionRule(GROUP, tuple(f"{one.plural}/finalizers" for one in KINDS), ("update",)),
+    PermissionRule(
+        GROUP, ("dynamographdeploymentscalingadapters/scale",), ("get", "update", "patch")
+    ),  # Granted to planners.
     PermissionRule("", ("services", "serviceaccounts", "configmaps", "persistentvolumeclaims", "secrets"), ALL),
-    PermissionRule(GROUP, ("dynamographdeploymentscalingadapters/scale",), ("get", "patch")),  # Granted to planners.
     PermissionRule("", ("pods",), (*READ, "patch", "delete")),
     PermissionRule("", ("pods/log",), READ),
     PermissionRule("", ("events",), (*READ, "create", "patch")),
@@ -80,9 +82,8 @@ def rules_of(*groups: Sequence[PermissionRule]) -> list[KubeObject]:
 
 
 def granted() -> list[KubeObject]:
-    """Return the rules that the operator grants to accounts of graphs, planners, pickers and profiling jobs."""
-    accounts = [rule for rules in ACCOUNT_RULES.values() for rule in rules]
-    return [*DISCOVERY_RULES, *PROFILING_RULES, *accounts]
+    """Return the rules that the operator grants to the accounts that it makes."""
+    return [*DISCOVERY_RULES, *PROFILING_RULES, *(rule for rules in ACCOUNT_RULES.values() for rule in rules)]
 
 
 def missing(rules: Iterable[KubeObject], wanted: Iterable[KubeObject]) -> list[tuple[str, str, str]]:
