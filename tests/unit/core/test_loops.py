@@ -6,11 +6,9 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-
 from tests.settle import turns
 
 from dynamo.core.loops import ForeignStream, LoopThread, is_foreign, on_loop, read_ahead
-
 
 WAIT_S = 10.0
 

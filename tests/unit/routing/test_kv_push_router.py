@@ -184,7 +184,9 @@ async def test_workers_whose_cards_state_no_kv_events_are_reported_once(
     assert said["serving_endpoint"] == "dynamo/backend/generate"
     harness.router.set_workers({1: card()})
     harness.router.set_workers({2: silent})
-    assert sum(hasattr(one, "diagnostic_code") for one in caplog.records) == 2, "a worker that returns is reported again"
+    assert sum(hasattr(one, "diagnostic_code") for one in caplog.records) == 2, (
+        "a worker that returns is reported again"
+    )
 
 
 async def test_kv_push_router_tracks_output_blocks_when_enabled() -> None:

@@ -15,6 +15,7 @@ from dynamo.api.anthropic.errors import error_details
 from dynamo.api.content_blocks import BlockKind, BlockWriter, OutputBlock
 from dynamo.api.sealed_text import sealed
 from dynamo.core.codec import json_encode
+from dynamo.parsers.base import Event
 from dynamo.protocols.anthropic import (
     AnswerBlock,
     AnswerText,
@@ -25,7 +26,6 @@ from dynamo.protocols.anthropic import (
     StopReason,
     ThinkingTokens,
 )
-from dynamo.parsers.base import Event
 from dynamo.protocols.engine import CompletionUsage
 from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.postprocessor import FinishedChoice, TokenEntry
