@@ -23,6 +23,7 @@ from dynamo.core.errors import (
     DynamoException,
     InvalidArgument,
     Overloaded,
+    Unknown,
     WorkerUnavailable,
 )
 from dynamo.protocols.engine import BootstrapInfo, PrefillResult, PreprocessedRequest, Routing
@@ -230,6 +231,12 @@ class DisaggregatedDispatch(Dispatch):
         self._out_of_reach = frozenset(
             worker for worker, its in cards.items() if its is None or not required <= taints_of(its.runtime_config)
         )
+        pinned = self._request.routing is not None and self._request.routing.prefill_worker_id is not None
+        if pinned and cards and self._out_of_reach == cards.keys():
+            raise Unknown(  # A repetition fails as well, unlike one for which a worker is missing.
+                f"no decode worker can receive KV blocks from prefill worker {phase.instance_id}: "
+                f"it requires {', '.join(sorted(required))}"
+            )
 
     async def _send_prefill(self) -> PrefillPhase:
         """Choose a prefill worker and send it its request. Raise `WorkerUnavailable` if there is none."""
@@ -274,7 +281,10 @@ class DisaggregatedDispatch(Dispatch):
         if served.kv is None:
             if named is None:
                 named = served.bound(self._request, exclude)
-            phase = PrefillPhase(served, self._request_id, served.pick(exclude) if named is None else named)
+            worker = served.pick(exclude) if named is None else named
+            asked = routing is not None and (routing.prefill_dp_rank is not None or routing.dp_rank is not None)
+            rank = None if asked else served.next_rank(worker)
+            phase = PrefillPhase(served, self._request_id, worker, dp_rank=rank)
             self.prefill = phase
             return phase
         phase = PrefillPhase(served, self._request_id, queue_depth=len(served.kv.machine.waiting))
