@@ -73,6 +73,11 @@ class ProfilerRun:
                 "estimate: TTFT %.0f ms, ITL %.1f ms, %.2f requests/s, %.0f tokens/s per GPU",
                 one.ttft_ms, one.itl_ms, one.request_rate, one.tokens_per_gpu,
             )  # fmt: skip
+        if picked.accuracy is not None:
+            logger.info(
+                "its source: %s; median errors on engines left out of the fit: TTFT %.0f %%, ITL %.0f %%",
+                picked.accuracy.source, 100 * picked.accuracy.ttft_error, 100 * picked.accuracy.tpot_error,
+            )  # fmt: skip
         for line in picked.warnings:
             logger.warning("%s", line)
 
