@@ -24,8 +24,8 @@ FITTED = (
 )  # fmt: skip
 LIMITS: Mapping[str, float] = {"compute": 0.9, "memory": 0.95}
 """Largest plausible shares of the peak rates."""
-PRIOR_WEIGHT = 0.1
-"""Weight of the start against one measured ratio: a departure by a factor of e counts as an error of 32 %."""
+PRIOR_WEIGHT = 0.3
+"""Weight of the start against one measured ratio: a departure by a factor of e counts as an error of 55 %."""
 TTFT_WEIGHT = 0.5
 """Weight of TTFT against TPOT: TTFT also depends on the measuring client and on the order of requests."""
 OUTLIER = 0.3
