@@ -2,9 +2,10 @@
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from dynamo.profiler.graph.components import engine_args, graph_of, role_args
+from dynamo.profiler.graph.components import BOOTSTRAP_PORT, MODEL_FLAG, engine_args, graph_of, role_args
 from dynamo.profiler.graph.features import enable_kv_router
 from dynamo.profiler.graph.images import backend_image
 from dynamo.profiler.perf.efficiencies import BackendEfficiency
@@ -17,7 +18,8 @@ from dynamo.protocols.kubernetes.common import KubeObject
 FRONTEND_PORT = 8000
 ROWS_MAX = 12
 GRAPH_NAME = "recommended"
-MODEL_FLAG = {"vllm": "--model", "sglang": "--model-path", "trtllm": "--model-path"}
+SIDE_CHANNEL_PORT = 5600
+"""First port at which vLLM workers offer their KV cache."""
 
 
 def table(results: Sequence[SimulatedResult], on_front: Sequence[SimulatedResult], share: float) -> str:
@@ -65,13 +67,39 @@ def launch_commands(config: RecommendConfig, candidate: CandidateDeployment) -> 
     frontend = ["python3", "-m", "dynamo.frontend", "--http-port", str(FRONTEND_PORT), *router]
     lines = ["#!/bin/sh", "# Starts the recommended deployment on one machine; stop it with Ctrl-C.", "set -eu"]
     lines += ["trap 'kill 0' EXIT INT TERM", "export DYN_DISCOVERY_BACKEND=file", f"{shlex.join(frontend)} &"]
+    for one in workers(config, candidate):
+        variables = {"CUDA_VISIBLE_DEVICES": ",".join(one.gpus), **one.variables}
+        words = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+        lines.append(f"{words} {shlex.join(one.command)} &")
+    return "\n".join([*lines, "wait", ""])
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProcess:
+    """One worker on a machine that it shares with others."""
+
+    name: str
+    gpus: list[str]
+    command: list[str]
+    variables: dict[str, str]
+
+
+def workers(config: RecommendConfig, candidate: CandidateDeployment) -> list[WorkerProcess]:
+    """Return the workers with GPUs and ports of their own."""
+    found: list[WorkerProcess] = []
     first = 0
     for role, choice in roles(candidate):
-        for _ in range(choice.replicas):
-            gpus = ",".join(str(first + at) for at in range(choice.parallel.num_gpus))
-            lines.append(f"CUDA_VISIBLE_DEVICES={gpus} {shlex.join(worker_command(config, role, choice))} &")
+        for number in range(choice.replicas):
+            command, variables = worker_command(config, role, choice), {}
+            if role is not None and config.backend == "vllm":
+                variables["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(SIDE_CHANNEL_PORT + first)
+            if role is not None and config.backend == "sglang":
+                port = command.index("--disaggregation-bootstrap-port") + 1
+                command[port] = str(BOOTSTRAP_PORT + len(found))
+            gpus = [str(first + at) for at in range(choice.parallel.num_gpus)]
+            found.append(WorkerProcess(f"{role or 'worker'}-{number}", gpus, command, variables))
             first += choice.parallel.num_gpus
-    return "\n".join([*lines, "wait", ""])
+    return found
 
 
 def roles(candidate: CandidateDeployment) -> list[tuple[str | None, EngineChoice]]:
@@ -89,7 +117,12 @@ def worker_command(config: RecommendConfig, role: str | None, choice: EngineChoi
 def compose(config: RecommendConfig, candidate: CandidateDeployment) -> dict[str, Any]:
     """Return a compose file of the deployment, for one machine with enough GPUs."""
     image = backend_image(config.image, config.backend)
-    common = {"image": image, "network_mode": "host", "ipc": "host", "environment": {"DYN_DISCOVERY_BACKEND": "etcd"}}
+    common: dict[str, Any] = {
+        "image": image,
+        "network_mode": "host",
+        "ipc": "host",
+        "environment": {"DYN_DISCOVERY_BACKEND": "etcd"},
+    }
     mode = "kv" if candidate.router_mode == "kv_router" else "round-robin"
     frontend = ["python3", "-m", "dynamo.frontend", "--http-port", str(FRONTEND_PORT), "--router-mode", mode]
     services: dict[str, Any] = {
@@ -106,18 +139,15 @@ def compose(config: RecommendConfig, candidate: CandidateDeployment) -> dict[str
         },
         "frontend": {**common, "command": frontend, "depends_on": ["etcd"]},
     }
-    first = 0
-    for role, choice in roles(candidate):
-        for number in range(choice.replicas):
-            ids = [str(first + at) for at in range(choice.parallel.num_gpus)]
-            first += choice.parallel.num_gpus
-            device = {"driver": "nvidia", "device_ids": ids, "capabilities": ["gpu"]}
-            services[f"{role or 'worker'}-{number}"] = {
-                **common,
-                "command": worker_command(config, role, choice),
-                "depends_on": ["etcd"],
-                "deploy": {"resources": {"reservations": {"devices": [device]}}},
-            }
+    for one in workers(config, candidate):
+        device = {"driver": "nvidia", "device_ids": one.gpus, "capabilities": ["gpu"]}
+        services[one.name] = {
+            **common,
+            "environment": {**common["environment"], **one.variables},
+            "command": one.command,
+            "depends_on": ["etcd"],
+            "deploy": {"resources": {"reservations": {"devices": [device]}}},
+        }
     return {"services": services}
 
 
