@@ -8,6 +8,7 @@ from dynamo.core.errors import ConfigError
 from dynamo.planner.config.parallelization import PickedParallelConfig
 from dynamo.planner.config.planner_config import Mode
 from dynamo.profiler.candidates import NODES_MAX, EngineFamily, candidates, smallest_that_fits
+from dynamo.profiler.curves import DecodeCurve, PrefillCurve
 from dynamo.profiler.perf.analytic_engine import AnalyticEngine
 from dynamo.profiler.perf.efficiencies import EFFICIENCIES, BackendEfficiency
 from dynamo.profiler.perf.gpus import GIB
@@ -35,6 +36,8 @@ class PickedDeployment:
     is_met: bool = True
     """Whether the estimate is within the objectives."""
     warnings: tuple[str, ...] = ()
+    curves: tuple[PrefillCurve, DecodeCurve] | None = None
+    """Measured performance of the picked engines."""
     accuracy: BackendEfficiency | None = None
     """Error and origin of the estimate."""
     alternatives: tuple[Configuration, ...] = ()
