@@ -101,6 +101,12 @@ EXPLAIN = (
             "convert": ("dynamo.replay.convert:ConvertConfig",),
         },
     ),
+    Command(
+        "recommend",
+        "dynamo.profiler.recommend.command:recommend",
+        (("recommend MODEL --gpu GPU", "find the deployment that meets latency objectives with the fewest GPUs"),),
+        {"": ("dynamo.profiler.recommend.config:RecommendConfig",)},
+    ),
 )
 ROUTER = Command(
     "router",
