@@ -153,8 +153,8 @@ class OpenRequests:
         return answer
 
     def _observing(self, answer: BaseAnswer) -> ErrorBoundary:
-        """Log exceptions of the block: a request does not depend on its record or trace."""
-        return logged(logger, "record of request %s failed", answer.state.request_id)
+        """Log exceptions of the block: a request does not depend on its trace."""
+        return logged(logger, "request trace of %s failed", answer.state.request_id)
 
     def _closed(self, answer: BaseAnswer, error_type: str, error: Exception | None) -> None:
         """Release the workers of a finished response, close its metrics, and report it."""
@@ -193,7 +193,7 @@ class OpenRequests:
         now_s: float,
     ) -> None:
         """Keep, trace and log a finished response."""
-        with self._observing(answer):
+        with logged(logger, "failed to keep the record of request %s", answer.state.request_id):
             self.recent.ended(facts_of(answer, error_type, error, usage, now_s))
         if self._trace is not None:
             with self._observing(answer):
