@@ -150,7 +150,7 @@ class OptionalKinds:
         """Return the node label of each domain of each topology; None if the operator cannot read them."""
         if any(self._view.is_watched(one) and not self._view.has(one) for one in TOPOLOGIES):
             return None
-        values = [value for one in TOPOLOGIES if self._view.has(one) for _, value in self._view.objects(one)]
+        values = [value for one in TOPOLOGIES if self._view.has(one) for value in self._view.objects(one).values()]
         return {one["metadata"]["name"]: _levels(one) for one in values}
 
     def _is_enabled(self, kind: ObjectKind) -> bool:
