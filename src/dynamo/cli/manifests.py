@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -126,13 +126,22 @@ def check_manifests(manifests: Iterable[Manifest], facts: AdmissionFacts) -> tup
     return problems, warnings, checked
 
 
-def rendered(manifest: Manifest, settings: OperatorSettings, namespace: str, facts: ClusterFacts) -> list[KubeObject]:
+class RenderedManifest(NamedTuple):
+    """Objects that one object requires."""
+
+    objects: list[KubeObject]
+    warnings: Sequence[str] = ()
+    """Fields that have no effect."""
+
+
+def rendered(manifest: Manifest, settings: OperatorSettings, namespace: str, facts: ClusterFacts) -> RenderedManifest:
     """Return the objects that a graph or a component requires; any other object as it is.
 
     Raise `WorkloadError` with the file.
     """
     if not manifest.is_ours or manifest.kind not in ("DynamoGraphDeployment", "DynamoComponentDeployment"):
-        return [manifest.value]
+        return RenderedManifest([manifest.value])
+    warnings: list[str] = []
     value = with_defaults(convert(manifest.value, V1BETA1), None, operator_version=__version__)
     value["metadata"].setdefault("namespace", namespace)
     if manifest.kind == "DynamoComponentDeployment":
@@ -143,11 +152,14 @@ def rendered(manifest: Manifest, settings: OperatorSettings, namespace: str, fac
         found = [*plan.create, *plan.joint, *plan.apply]
         if not found:  # The cluster cannot run it; the plan's event says why.
             raise WorkloadError(f"{manifest.file}: {manifest.label}: {plan.events[0].message}")
+        events = [one.message for one in plan.events if one.type == "Warning"]
+        warnings = [f"{manifest.file}: {manifest.label}: {text}" for text in events]
     deployed = [decode(DynamoComponentDeployment, one) for one in found if one["kind"] == "DynamoComponentDeployment"]
     try:
-        return found + [made for one in deployed for made in component_objects(one, settings, facts)]
+        made = [made for one in deployed for made in component_objects(one, settings, facts)]
     except WorkloadError as error:
         raise WorkloadError(f"{manifest.file}: {manifest.label}: {error}") from None
+    return RenderedManifest(found + made, warnings)
 
 
 def in_order(manifests: Iterable[Manifest]) -> list[Manifest]:
