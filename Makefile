@@ -104,7 +104,7 @@ format: $(VENV)/.check ## Rewrite the files as `make check` requires, and the ge
 	$(MAKE) --no-print-directory references
 
 references: $(VENV)/.check ## Rewrite the generated pages and pictures of the documentation from the source and the result files.
-	@for page in known_variables architecture parsers_page request_fields dashboards flags_page variables_page endpoints_page metrics_page python_api crds charts upstream_page figures; do \
+	@for page in known_variables architecture parsers_page request_fields dashboards flags_page variables_page endpoints_page metrics_page python_api crds charts deploy_examples upstream_page figures; do \
 		$(BIN)/python -m tools.$$page || exit 1; done
 
 clean: ## Delete the environments and every cache.

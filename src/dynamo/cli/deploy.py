@@ -34,6 +34,14 @@ dynamo deploy: graphs on Kubernetes, from manifests; KUBECONFIG or ~/.kube/confi
 GROVE = ("auto", "yes", "no")
 
 
+class PlainDumper(yaml.SafeDumper):
+    """Writes parts that occur several times in full each time."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        """Return True: no part is written as a reference to another."""
+        return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidateConfig:
     """Check manifests by the schemas and the admission rules, without a cluster."""
@@ -190,7 +198,7 @@ def render(argv: Sequence[str]) -> int:
     except WorkloadError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
-    print(yaml.safe_dump_all(found, sort_keys=False, width=120), end="")
+    print(yaml.dump_all(found, Dumper=PlainDumper, sort_keys=False, width=120), end="")
     return 0
 
 

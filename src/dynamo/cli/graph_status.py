@@ -39,7 +39,7 @@ def rows_of(graph: KubeObject, pods: Sequence[KubeObject], events: Sequence[Kube
             pod for pod in pods if part(pod, "metadata", "labels").get(COMPONENT_LABEL, "").lower() == one.name.lower()
         ]
         state = part(status, one.name)
-        ready = state.get("readyReplicas")
+        ready = state.get("readyReplicas", state.get("availableReplicas"))  # Groups of Grove have the second only.
         if ready is None and not state:
             ready = sum(is_ready(pod) for pod in own)
         ready, desired = int(ready or 0), one.replicas_or_default

@@ -1,5 +1,6 @@
 """Applier: carries out plans, and writes only what differs from what it last wrote or from what the cluster has."""
 
+import base64
 import hashlib
 import logging
 from collections.abc import Mapping
@@ -7,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from dynamo.core.errors import DynamoException
 from dynamo.k8s.client import JSON_PATCH, MERGE, KubeRefused
-from dynamo.k8s.kinds import BY_NAME, ObjectKind
+from dynamo.k8s.kinds import BY_NAME, SECRETS, ObjectKind
 from dynamo.operator.failure_condition import (
     FAILED,
     OUTDATED,
@@ -123,6 +126,8 @@ class Applier:
             await self._create_unowned(value)
         for value in plan.create:
             await self._create(owned(value, owner, kind))
+        for ref in plan.keys:
+            await self._ensure_keys(ref, owner, kind)
         for value in plan.joint:
             await self._apply_joint(value, owner, kind)
         for value in plan.apply:
@@ -208,6 +213,25 @@ class Applier:
         if self._view.get(target, ref.namespace, ref.name) is not None:
             self._joint.setdefault(ref, {})[uid] = LastWrite(digest_of(wanted), version_of(stored))
 
+    async def _ensure_keys(self, ref: ObjectRef, owner: KubeObject, kind: ObjectKind) -> None:
+        """Make a secret with a key pair if there is none, and become an owner of one that the operator made."""
+        named = {"name": ref.name, "namespace": ref.namespace, "labels": {MANAGED_BY: FIELD_MANAGER}}
+        value = {"apiVersion": ref.api_version, "kind": ref.kind, "metadata": named}
+        wanted = owned(value, owner, kind, is_controller=False)
+        observed = await self._writer.get(SECRETS, ref.name, ref.namespace)
+        if observed is None:
+            private, public = new_key_pair()
+            data = {"private.key": private, "private.key.pub": public}
+            await self._writer.create(SECRETS, {**wanted, "type": "Opaque", "data": data}, ref.namespace)
+        elif (observed["metadata"].get("labels") or {}).get(MANAGED_BY) != FIELD_MANAGER or has_metadata(
+            observed, wanted
+        ):
+            return
+        else:
+            manager = f"{FIELD_MANAGER}-{owner['metadata']['uid']}"
+            await self._writer.apply(SECRETS, wanted, ref.namespace, manager=manager)
+        self.counts.applied += 1
+
     async def _create(self, value: KubeObject) -> None:
         ref = ref_of(value)
         kind = BY_NAME[ref.api_version, ref.kind]
@@ -288,6 +312,14 @@ class Applier:
         self._written.pop(ref, None)
         self._joint.pop(ref, None)
         self._statuses.pop(ref, None)
+
+
+def new_key_pair() -> tuple[str, str]:
+    """Return a private and a public SSH key, each as the base64 text of a secret."""
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return base64.b64encode(private).decode(), base64.b64encode(public + b"\n").decode()
 
 
 def owned(value: KubeObject, owner: KubeObject, kind: ObjectKind, *, is_controller: bool = True) -> KubeObject:

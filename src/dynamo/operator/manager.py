@@ -129,7 +129,7 @@ class Operator:
         loader = AdapterLoader()
         models = ModelReconciler(self.view, self.applier, self.events, loader, self._clock)
         self._running.append(self._run(models.kind, models.reconcile))
-        topology = TopologyLabelReconciler(self.view, client, self.events)
+        topology = TopologyLabelReconciler(self.view, client, self.events, self._facts)
         self._running.append(self._run(topology.kind, topology.reconcile))
         self.view.watch(PODS, FROM_NODE)
         self.view.listen(GRAPHS, self._graph_changed)
@@ -189,6 +189,9 @@ class Operator:
         self.view.start()
         while not self.view.is_synced or self._scope.waits_for:
             await self._clock.sleep(SYNC_POLL_S)
+        await self.kinds.wait_for_lists()
+        self._tasks.supervise(self.kinds.follow, "optional kinds", clock=self._clock)  # Webhooks of followers use it.
+        self._tasks.supervise(self.pull_secrets.follow, "pull secrets", clock=self._clock)
         if self._election is not None:
             await self._election.wait_until_leader()
         await self._scope.acquire()
@@ -196,8 +199,10 @@ class Operator:
             assert one.controller is not None
             one.controller.start()
         logger.info("reconciling %d graphs", self.view.count(GRAPHS))
-        self._tasks.supervise(self.kinds.follow, "optional kinds", clock=self._clock)
-        self._tasks.supervise(self.pull_secrets.follow, "pull secrets", clock=self._clock)
+
+    def has_grove(self) -> bool | None:
+        """Return whether new graphs run with Grove; None before the view is complete."""
+        return self.kinds.facts.has_grove if self.view.is_synced else None
 
     def _facts(self) -> ClusterFacts:
         return self.kinds.facts

@@ -1,6 +1,7 @@
 """The process `python -m dynamo.operator`: its options, and the operator with its webhooks."""
 
 import asyncio
+import dataclasses
 import logging
 import os
 import re
@@ -201,7 +202,9 @@ async def serve(options: OperatorOptions) -> AsyncIterator[None]:
         )
         await operator.http.start(bind(options.host, options.port, "--port"))
         stack.push_async_callback(operator.http.close)
-        settings = webhook_settings(options, home, await own_user(client), scope)
+        settings = dataclasses.replace(
+            webhook_settings(options, home, await own_user(client), scope), has_grove=operator.has_grove
+        )
         await prepare_definitions(client, home, settings.service, upgrades=options.upgrade_crds)
         if options.serves_webhooks:
             webhooks = WebhookServer(client, settings, registry)

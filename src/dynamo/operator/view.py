@@ -40,10 +40,10 @@ class ClusterView:
         self._is_started = False
         self._late: set[ObjectKind] = set()
 
-    def watch(self, kind: ObjectKind, labels: str = "") -> None:
+    def watch(self, kind: ObjectKind, labels: str = "", *, is_required: bool = True) -> None:
         """View the objects of a kind that match a label selector, with those of earlier calls, from `start` on or from now on.
 
-        The view is complete without a kind that is added after `start`.
+        The view is complete without a kind that is not required, or that is added after `start`.
         """
         informer = Informer(
             self._source,
@@ -55,8 +55,9 @@ class ClusterView:
             clock=self._clock,
         )
         self._informers[kind].append(informer)
-        if self._is_started:
+        if self._is_started or not is_required:
             self._late.add(kind)
+        if self._is_started:
             self._run(kind, informer)
 
     def unwatch(self, kind: ObjectKind) -> None:

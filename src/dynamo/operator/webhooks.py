@@ -76,7 +76,8 @@ class WebhookSettings:
     namespace: str = CONVERSION_NAMESPACE
     """Namespace of the secret and of the service."""
     service: str = CONVERSION_SERVICE
-    has_grove: bool | None = None
+    has_grove: Callable[[], bool | None] = lambda: None
+    """Returns whether graphs run with Grove; None while that is unknown, so that rules which depend on it are not applied."""
     operator_users: frozenset[str] = frozenset()
     """Names of the callers that are the operator, such as `system:serviceaccount:NAMESPACE:NAME`."""
     namespaces: tuple[str, ...] = ()
@@ -220,7 +221,7 @@ class WebhookServer:
         def respond(message: Any) -> KubeObject:
             if self._is_excluded(message):
                 return accepting_response(message)
-            return validation_response(message, has_grove=settings.has_grove, operator_users=settings.operator_users)
+            return validation_response(message, has_grove=settings.has_grove(), operator_users=settings.operator_users)
 
         return await self._reviewed(request, "validate", respond)
 

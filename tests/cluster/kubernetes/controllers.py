@@ -32,6 +32,8 @@ class Controllers:
         self.is_external: Callable[[Object], bool] = lambda pod: False
         """Whether something else runs a pod."""
         self._storage = api.storage
+        self.runs_pods = True
+        """Whether pods are reported as running; false where a kubelet starts them."""
         self._queue: dict[At, None] = {}
         self._addresses = 0
         self._timers: set[asyncio.TimerHandle] = set()
@@ -87,7 +89,8 @@ class Controllers:
             await self._finish_deletion(key, name, item)
             return
         if key == PODS:
-            self._run_pod(item)
+            if self.runs_pods:
+                self._run_pod(item)
         elif key == SERVICES:
             await self._slice(item)
         elif key in ALL_WORKLOADS:

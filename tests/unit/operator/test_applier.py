@@ -1,14 +1,16 @@
 """Applier: owners, unchanged objects, edited children, statuses, objects of others, and objects that are gone."""
 
+import base64
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from tests.settle import turns
 from tests.unit.operator.kube_store import KubeStore
 
 from dynamo.k8s.client import KubeRefused
-from dynamo.k8s.kinds import COMPONENTS, GRAPHS, SERVICES, ObjectKind
+from dynamo.k8s.kinds import COMPONENTS, GRAPHS, SECRETS, SERVICES, ObjectKind
 from dynamo.operator.applier import Applier, NotControlled
 from dynamo.operator.reconcile.names import MANAGED_BY
 from dynamo.operator.reconcile.plan import EventNote, ObjectPatch, ObjectRef, Plan
@@ -281,3 +283,22 @@ async def test_the_response_of_a_subresource_is_not_taken_for_the_object(subject
     calls = await subject.run(patch=[ObjectPatch(ref, {"spec": {"replicas": 2}}, "scale")])
     assert calls == ["patch Service web/scale"]
     assert before is not None and "replicas" not in before["spec"]
+
+
+KEYS = ObjectRef("v1", "Secret", "space", "keys")
+
+
+async def test_a_key_pair_is_made_once_and_belongs_to_every_owner(subject: Subject) -> None:
+    assert await subject.run(keys=[KEYS]) == ["get Secret keys", "create Secret keys"]
+    secret = subject.store.objects["secrets", "space", "keys"]
+    private, public = (base64.b64decode(secret["data"][name]) for name in ("private.key", "private.key.pub"))
+    assert load_ssh_private_key(private, None).public_key() == load_ssh_public_key(public)  # type: ignore[union-attr]
+    assert await subject.run(keys=[KEYS]) == ["get Secret keys"]
+    secret["metadata"]["ownerReferences"] = [{"uid": "another", "name": "other", "kind": "DynamoGraphDeployment"}]
+    assert await subject.run(keys=[KEYS]) == ["get Secret keys", "apply Secret keys"]
+    assert subject.store.objects["secrets", "space", "keys"]["data"] == secret["data"]
+
+
+async def test_keys_of_someone_else_are_used_as_they_are(subject: Subject) -> None:
+    subject.store.put(SECRETS, {"metadata": {"name": "keys", "namespace": "space"}, "data": {}})
+    assert await subject.run(keys=[KEYS]) == ["get Secret keys"]

@@ -1,76 +1,95 @@
-"""Resource definitions at the start: old and missing ones are warnings, or are installed on request."""
+"""Resource definitions that are missing, older or newer than the operator."""
 
+import copy
+import logging
 from typing import Any
 
 import pytest
-from tests.unit.operator.kube_store import KubeStore
 
 from dynamo import __version__
 from dynamo.core.errors import ConfigError
 from dynamo.k8s.client import KubeRefused, KubeUnavailable
-from dynamo.k8s.kinds import RESOURCE_DEFINITIONS
-from dynamo.operator.definitions import VERSION_LABEL, is_older, name_of, prepare_definitions
+from dynamo.operator.definitions import VERSION_LABEL, name_of, prepare_definitions
 from dynamo.protocols.kubernetes.crds import KINDS, manifest
 
-
-class RefusingStore(KubeStore):
-    """Cluster that refuses to show its definitions."""
-
-    error: Exception = KubeRefused(403, "Forbidden", "no")
-
-    async def get(self, *args: Any, **named: Any) -> Any:
-        raise self.error
+GRAPH = next(one for one in KINDS if one.kind == "DynamoGraphDeployment")
+SERVICE = ("dynamo-system", "webhooks")
 
 
-@pytest.fixture
-def store() -> KubeStore:
-    """Return a cluster with all definitions."""
-    made = KubeStore()
-    for kind in KINDS:
-        made.put(RESOURCE_DEFINITIONS, manifest(kind))
-    return made
+class Definitions:
+    """Stored definitions, and those that were applied."""
+
+    def __init__(self, version: str | None = None, *, error: Exception | None = None) -> None:
+        self.stored: dict[str, Any] = {}
+        self.applied: dict[str, Any] = {}
+        self.error = error
+        for kind in KINDS if version is not None else ():
+            self.stored[name_of(kind)] = manifest(kind)
+            self.stored[name_of(kind)]["metadata"]["labels"] = {VERSION_LABEL: version}
+
+    async def get(self, kind: Any, name: str) -> Any:
+        if self.error is not None:
+            raise self.error
+        return copy.deepcopy(self.stored.get(name))
+
+    async def apply(self, kind: Any, value: Any, *, manager: str) -> Any:
+        self.applied[value["metadata"]["name"]] = value
+        return value
 
 
-async def prepare(store: KubeStore, *, upgrades: bool = False) -> None:
-    await prepare_definitions(store, "home", "webhooks", upgrades=upgrades)  # type: ignore[arg-type]
+async def prepare(found: Definitions, *, upgrades: bool) -> None:
+    await prepare_definitions(found, *SERVICE, upgrades=upgrades)  # type: ignore[arg-type]
 
 
-async def test_present_definitions_are_no_warning(store: KubeStore, caplog: pytest.LogCaptureFixture) -> None:
-    await prepare(store)
-    assert caplog.records == []
+async def test_missing_definition_is_a_warning_with_a_remedy(caplog: pytest.LogCaptureFixture) -> None:
+    await prepare(Definitions(), upgrades=False)
+    assert len(caplog.records) == len(KINDS)
+    text = caplog.records[0].getMessage()
+    assert "dynamographdeployments.nvidia.com is not installed" in text and "upgrade the chart dynamo-crds" in text
 
 
-async def test_missing_old_and_new_definitions_are_warnings(store: KubeStore, caplog: pytest.LogCaptureFixture) -> None:
-    missing, old, new = KINDS[0], next(one for one in KINDS[1:] if len(one.versions) > 1), KINDS[-1]
-    store.remove(RESOURCE_DEFINITIONS, "", name_of(missing))
-    value = store.objects[RESOURCE_DEFINITIONS.plural, "", name_of(old)]
-    value["spec"]["versions"] = value["spec"]["versions"][:1]
-    later = store.objects[RESOURCE_DEFINITIONS.plural, "", name_of(new)]
-    later["metadata"]["labels"] = {VERSION_LABEL: "999.0"}
-    await prepare(store)
-    first, second, third = (one.getMessage() for one in caplog.records)
-    assert f"{name_of(missing)} is not installed" in first and "--upgrade-crds" in first
-    assert f"{name_of(old)} does not serve" in second
-    assert "is from release 999.0" in third
+async def test_missing_definitions_are_installed_if_upgrades_are_on() -> None:
+    found = Definitions()
+    await prepare(found, upgrades=True)
+    assert len(found.applied) == len(KINDS)
+    graph = found.applied[name_of(GRAPH)]
+    assert graph["metadata"]["labels"][VERSION_LABEL] == __version__
+    service = graph["spec"]["conversion"]["webhook"]["clientConfig"]["service"]
+    assert (service["namespace"], service["name"]) == SERVICE
 
 
-async def test_definitions_are_installed_on_request_with_their_release(store: KubeStore) -> None:
-    store.remove(RESOURCE_DEFINITIONS, "", name_of(KINDS[0]))
-    await prepare(store, upgrades=True)
-    for kind in KINDS:
-        stored = store.objects[RESOURCE_DEFINITIONS.plural, "", name_of(kind)]
-        assert stored["metadata"]["labels"][VERSION_LABEL] == __version__
-        assert not is_older(stored)
+async def test_older_definition_without_a_version_is_a_warning_unless_upgrades_are_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    found = Definitions("1.0.0")
+    stored = found.stored[name_of(GRAPH)]
+    stored["spec"]["versions"] = stored["spec"]["versions"][:1]
+    stored["spec"]["conversion"]["webhook"]["clientConfig"]["caBundle"] = "YQ=="
+    await prepare(found, upgrades=False)
+    assert "does not serve v1" in caplog.text and "it is older than this operator" in caplog.text
+    await prepare(found, upgrades=True)
+    assert found.applied[name_of(GRAPH)]["spec"]["conversion"]["webhook"]["clientConfig"]["caBundle"] == "YQ=="
 
 
-async def test_definitions_that_may_not_be_read_matter_only_where_they_are_to_be_installed() -> None:
-    await prepare(RefusingStore())
-    with pytest.raises(ConfigError, match="--upgrade-crds: resource definitions cannot be installed"):
-        await prepare(RefusingStore(), upgrades=True)
+async def test_current_definitions_are_not_written() -> None:
+    found = Definitions(__version__)
+    await prepare(found, upgrades=True)
+    assert found.applied == {}
 
 
-async def test_a_server_that_is_away_is_waited_for_by_the_controllers(caplog: pytest.LogCaptureFixture) -> None:
-    away = RefusingStore()
-    away.error = KubeUnavailable("away")
-    await prepare(away, upgrades=True)
+async def test_newer_definitions_are_kept_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    found = Definitions("99.0.0")
+    with caplog.at_level(logging.WARNING):
+        await prepare(found, upgrades=True)
+    assert found.applied == {}
+    assert "from release 99.0.0, this operator from" in caplog.text
+
+
+async def test_api_server_that_is_away_does_not_prevent_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    await prepare(Definitions(error=KubeUnavailable("away")), upgrades=True)
     assert "cannot check the resource definitions" in caplog.text
+
+
+async def test_missing_rights_are_named() -> None:
+    with pytest.raises(ConfigError, match="install the chart's roles"):
+        await prepare(Definitions(error=KubeRefused(403, "Forbidden", "no")), upgrades=True)

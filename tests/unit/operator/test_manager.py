@@ -61,9 +61,11 @@ async def test_it_is_ready_when_every_kind_was_listed(operator: Operator) -> Non
     waiting = await get(operator, "/readyz")
     assert waiting.status_code == 503
     assert "dynamographdeployments" in waiting.text
+    assert operator.has_grove() is None
     operator.start()
     await turns(50)
     assert (await get(operator, "/readyz")).status_code == 200
+    assert operator.has_grove() is False
 
 
 async def test_kinds_of_the_cluster_are_read_again_until_the_server_responds() -> None:

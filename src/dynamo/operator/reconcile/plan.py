@@ -44,6 +44,8 @@ class Plan:
     """Objects that outlive the reconciled object: created first, without an owner, if none of their name exists."""
     create: Sequence[KubeObject] = ()
     """Objects that are created if none of their name exists, and are not changed afterwards."""
+    keys: Sequence[ObjectRef] = ()
+    """Secrets that get a generated SSH key pair if they do not exist; several owners share them."""
     joint: Sequence[KubeObject] = ()
     """Objects that several owners share: each applies them for itself, and they are collected with the last owner."""
     patch: Sequence[ObjectPatch] = ()
