@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 LEASE = "dynamo-operator-namespace-scope"
 DURATION_S = 30
 RENEW_S = 10.0
+FORBIDDEN = "403 "
+"""Beginning of the error of an account without access to Leases: no namespace is skipped then."""
 CHECK_S = 5.0
 """Interval at which expired Leases are looked for; nothing is sent."""
 MANAGER = "dynamo-operator-namespace-scope"
@@ -93,8 +95,8 @@ class OtherNamespaces:
 
     @property
     def waits_for(self) -> str:
-        """The Leases with the failure of their informer, until they were listed."""
-        if self._informer.is_synced:
+        """The Leases with the failure of their informer, until they were listed; nothing if they may not be read."""
+        if self._informer.is_synced or self._informer.error.startswith(FORBIDDEN):
             return ""
         return f"leases: {self._informer.error}" if self._informer.error else "leases"
 

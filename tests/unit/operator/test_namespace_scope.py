@@ -7,7 +7,7 @@ from tests.settle import turns
 from tests.unit.operator.kube_store import KubeStore
 
 from dynamo.core.clock import ManualClock
-from dynamo.k8s.client import KubeUnavailable
+from dynamo.k8s.client import KubeListing, KubeRefused, KubeUnavailable
 from dynamo.k8s.kinds import LEASES
 from dynamo.operator.namespace_scope import CHECK_S, DURATION_S, LEASE, RENEW_S, OtherNamespaces, OwnedNamespace
 from dynamo.protocols.kubernetes.common import KubeObject
@@ -112,6 +112,18 @@ async def test_only_leases_of_the_name_exclude_and_the_scope_waits_for_them(subj
     spec = {"holderIdentity": "node", "leaseDurationSeconds": 40}
     subject.store.put(LEASES, {"metadata": {"name": "node-0", "namespace": "team"}, "spec": spec})
     assert subject.others.waits_for == "leases"
+    subject.others.start(subject.freed.append)
+    await turns(50)
+    assert (subject.others.waits_for, subject.others.excludes("team")) == ("", False)
+    await subject.end()
+
+
+async def test_an_operator_that_may_not_read_leases_skips_no_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: Any, **__: Any) -> KubeListing:
+        raise KubeRefused(403, "Forbidden", "leases is forbidden")
+
+    subject = Subject()
+    monkeypatch.setattr(subject.store, "list", refuse)
     subject.others.start(subject.freed.append)
     await turns(50)
     assert (subject.others.waits_for, subject.others.excludes("team")) == ("", False)
