@@ -1,15 +1,14 @@
-"""Pods of the API server of tests, as the operator makes them: labels, variables, and an EndpointSlice when ready."""
+"""Pods of an API server, as the operator makes them: labels, variables, and an EndpointSlice when ready."""
 
-import json
-import urllib.error
-import urllib.request
+import time
 from dataclasses import dataclass
 from typing import Any
 
-from tests.cluster.kubernetes.running import KubernetesServer
+import httpx
+from tests.cluster.kubernetes.servers import AnyKubernetes, administrator, install_definitions
 
-from dynamo.protocols.kubernetes.crds import manifests
-
+ACCOUNT_S = 20.0
+"""Time after which the account of a new namespace must exist."""
 DISCOVERY_LABELS = {
     "nvidia.com/dynamo-discovery-backend": "kubernetes",
     "nvidia.com/dynamo-discovery-enabled": "true",
@@ -30,29 +29,32 @@ class MadePod:
         return {"POD_NAME": self.name, "POD_NAMESPACE": self.namespace, "POD_UID": self.uid}
 
 
-def call(server: KubernetesServer, method: str, path: str, body: Any = None) -> Any:
+def call(server: AnyKubernetes, method: str, path: str, body: Any = None) -> Any:
     """Send a request as an administrator; an object that exists already is no error."""
-    data = None if body is None else json.dumps(body).encode()
-    headers = {"Authorization": f"Bearer {server.token}", "Content-Type": "application/json"}
-    if method == "PATCH":
-        headers["Content-Type"] = "application/merge-patch+json"
-    request = urllib.request.Request(server.url + path, data, headers, method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=10) as response:
-            return json.load(response)
-    except urllib.error.HTTPError as error:
-        if error.code == 409:
-            return json.load(error)
-        raise
+    merge = {"Content-Type": "application/merge-patch+json"} if method == "PATCH" else {}
+
+    with administrator(server) as api:
+
+        def send() -> httpx.Response:
+            return api.request(method, path, json=body, headers=merge)
+
+        response = send()
+        deadline = time.monotonic() + ACCOUNT_S
+        while response.status_code == 403 and "serviceaccount" in response.text:  # Made by a controller.
+            assert time.monotonic() < deadline, response.text
+            time.sleep(0.05)
+            response = send()
+        if response.status_code != 409:
+            response.raise_for_status()
+        return response.json()
 
 
-def install_crds(server: KubernetesServer) -> None:
+def install_crds(server: AnyKubernetes) -> None:
     """Create the CustomResourceDefinitions, without conversion."""
-    for _, crd in manifests(has_conversion=False):
-        call(server, "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
+    install_definitions(server)
 
 
-def ready_pod(server: KubernetesServer, name: str, namespace: str = "default", *, ready: bool = True) -> MadePod:
+def ready_pod(server: AnyKubernetes, name: str, namespace: str = "default", *, ready: bool = True) -> MadePod:
     """Create a pod and its EndpointSlice."""
     call(server, "POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
     body = {
@@ -76,7 +78,7 @@ def ready_pod(server: KubernetesServer, name: str, namespace: str = "default", *
     return pod
 
 
-def set_ready(server: KubernetesServer, pod: MadePod, ready: bool) -> None:
+def set_ready(server: AnyKubernetes, pod: MadePod, ready: bool) -> None:
     """Set the readiness of a pod in its EndpointSlice."""
     path = f"/apis/discovery.k8s.io/v1/namespaces/{pod.namespace}/endpointslices/{pod.name}-slice"
     endpoints = call(server, "GET", path)["endpoints"]

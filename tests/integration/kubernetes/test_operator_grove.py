@@ -33,8 +33,8 @@ from dynamo.k8s.kinds import (
     POD_CLIQUE_SETS,
     POD_CLIQUES,
     PODS,
+    SCALING_ADAPTERS,
     SERVICES,
-    STORED_ADAPTERS,
 )
 from dynamo.operator.reconcile.names import RESTART_AT, WORKER_HASH
 from dynamo.operator.validation.facts import WORKLOAD_PROVIDER
@@ -93,7 +93,7 @@ def test_replicas_and_adapters_scale_cliques_and_groups(run: Callable[[Case], No
             await cluster.apply(value)
             await cluster.until(is_successful(1))
             body = {"spec": {"replicas": 3}}
-            await cluster.client.patch(STORED_ADAPTERS, "chat-decode", body, SPACE, subresource="scale")
+            await cluster.client.patch(SCALING_ADAPTERS, "chat-decode", body, SPACE, subresource="scale")
             status = await cluster.until(is_successful(2))
             assert status["components"]["decode"]["availableReplicas"] == 3
             group = await cluster.client.get(POD_CLIQUE_SCALING_GROUPS, "chat-0-decode", SPACE)
