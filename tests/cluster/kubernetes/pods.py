@@ -64,7 +64,7 @@ def ready_pod(server: AnyKubernetes, name: str, namespace: str = "default", *, r
     made = call(server, "POST", f"/api/v1/namespaces/{namespace}/pods", body)
     pod = MadePod(name, namespace, made["metadata"]["uid"])
     endpoint = {
-        "addresses": ["127.0.0.1"],
+        "addresses": ["10.1.0.1"],
         "conditions": {"ready": ready},
         "targetRef": {"kind": "Pod", "name": name, "namespace": namespace, "uid": pod.uid},
     }

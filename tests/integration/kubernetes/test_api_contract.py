@@ -603,3 +603,11 @@ def test_apply_refuses_a_field_that_the_definition_does_not_have(api: httpx.Clie
     refused = api.patch(f"{widgets}/{name}?fieldManager=a", headers=APPLY, content=json.dumps(value))
     assert refused.status_code == 500
     assert refused.json()["message"].endswith(", Kind=Widget): .status.unheard: field not declared in schema")
+
+
+def test_loopback_address_of_an_endpoint_is_refused(api: httpx.Client) -> None:
+    body = {
+        "metadata": {"name": next(names)}, "addressType": "IPv4", "ports": [], "endpoints": [{"addresses": ["127.0.0.1"]}],
+    }  # fmt: skip
+    response = api.post("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices", json=body)
+    assert causes(response) == {("endpoints[0].addresses[0]", "FieldValueInvalid")}

@@ -98,7 +98,7 @@ def test_requests_are_served_while_the_api_server_is_away_and_new_workers_are_fo
     own_graph.wait_until(
         lambda: own_graph.metric("dynamo_component_discovery_reachable") == 0, "the outage is not shown in the metrics"
     )
-    assert all(graph.chat().status_code == 200 for _ in range(5))
+    assert all(own_graph.chat().status_code == 200 for _ in range(5))
     own_kubernetes.act(action="clear")
     own_graph.pod("worker-1")
     first.kill()
