@@ -3,9 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dynamo.k8s.kinds import ObjectKind
 from dynamo.protocols.kubernetes.common import GROUP, KubeObject
 from dynamo.protocols.kubernetes.crds import KINDS, ResourceKind
 
+ADMISSION = "admissionregistration.k8s.io/v1"
+CONFIGURATIONS = {
+    kind: ObjectKind(ADMISSION, kind, f"{kind.lower()}s", is_namespaced=False)
+    for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
+}
 FIELD_MANAGER = "dynamo-operator-webhooks"
 TIMEOUT_S = 10
 PORT = 443

@@ -34,7 +34,7 @@ from dynamo.core.http_server import HttpServer, ServerLimits
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
 from dynamo.k8s.client import KubeClient, KubeRefused
-from dynamo.k8s.kinds import RESOURCE_DEFINITIONS, SECRETS, ObjectKind
+from dynamo.k8s.kinds import RESOURCE_DEFINITIONS, SECRETS
 from dynamo.operator.certificates import CertificateSet, renewed, service_hosts
 from dynamo.operator.reviews import (
     MalformedReview,
@@ -45,6 +45,7 @@ from dynamo.operator.reviews import (
 )
 from dynamo.operator.validation.facts import part
 from dynamo.operator.webhook_configurations import (
+    CONFIGURATIONS,
     FIELD_MANAGER,
     WebhookAddress,
     configurations,
@@ -64,11 +65,6 @@ RETRY_S = 10.0
 BODY_BYTES = 16 << 20
 """A conversion review has a whole page of a list; an object has at most 1.5 MiB."""
 CONFLICTS = frozenset({404, 409})
-ADMISSION = "admissionregistration.k8s.io/v1"
-CONFIGURATIONS = {
-    kind: ObjectKind(ADMISSION, kind, f"{kind.lower()}s", is_namespaced=False)
-    for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

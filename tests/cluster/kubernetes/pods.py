@@ -40,13 +40,18 @@ def call(server: AnyKubernetes, method: str, path: str, body: Any = None) -> Any
 
         response = send()
         deadline = time.monotonic() + ACCOUNT_S
-        while response.status_code == 403 and "serviceaccount" in response.text:  # Made by a controller.
+        while is_passing(response):
             assert time.monotonic() < deadline, response.text
             time.sleep(0.05)
             response = send()
         if response.status_code != 409:
             response.raise_for_status()
         return response.json()
+
+
+def is_passing(response: httpx.Response) -> bool:
+    """Return whether a refusal ends by itself: an account is made by a controller, a changed definition is read again."""
+    return response.status_code == 503 or (response.status_code == 403 and "serviceaccount" in response.text)
 
 
 def install_crds(server: AnyKubernetes) -> None:

@@ -97,7 +97,7 @@ class ReleasedKubernetes:
             f"--service-account-key-file={self._path('sa.key')}",
             f"--service-account-signing-key-file={self._path('sa.key')}", "--service-cluster-ip-range=10.0.0.0/16",
             *(() if self._controllers else ("--disable-admission-plugins=ServiceAccount",)),
-            "--enable-priority-and-fairness=false", "--endpoint-reconciler-type=none",
+            "--enable-priority-and-fairness=false", "--endpoint-reconciler-type=none", "--allow-privileged=true",
         )  # fmt: skip
         wait_until(self.is_ready, "kube-apiserver is not ready")
         if self._controllers:

@@ -126,3 +126,9 @@ def test_graph_is_restarted_by_apply(graph_file: Path, capsys: pytest.CaptureFix
     graph_file.write_text(GRAPH.replace("spec: {", "spec: {restart: {id: again}, "))
     assert deploy(["apply", str(graph_file)]) == 0
     assert "DynamoGraphDeployment/g configured" in capsys.readouterr().out
+
+
+def test_empty_fields_of_a_manifest_are_left_out(graph_file: Path) -> None:
+    graph_file.write_text(GRAPH.replace("replicas: 1", "replicas: 1, multinode: , podTemplate: {spec: {containers: }}"))
+    assert deploy(["apply", str(graph_file)]) == 0
+    assert deploy(["diff", str(graph_file)]) == 0
