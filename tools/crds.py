@@ -1,19 +1,15 @@
-"""Write deploy/crds from the API types and deploy/operator/rbac.yaml from the operator's rights; `--check` compares them."""
+"""Write the CustomResourceDefinitions of deploy/crds from the API types; with `--check` report whether they are current."""
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import yaml
 from tools.pages import ROOT, write
 
-from dynamo.operator import rbac
 from dynamo.protocols.kubernetes.crds import manifests
 
-RIGHTS = ROOT / "deploy" / "operator" / "rbac.yaml"
 FOLDER = ROOT / "deploy" / "crds"
 HEAD = "# Written by tools/crds.py from src/dynamo/protocols/kubernetes; `make references` updates it.\n"
-RIGHTS_HEAD = "# Written by tools/crds.py from src/dynamo/operator/rbac.py; `make references` updates it.\n"
 
 
 class PlainDumper(yaml.SafeDumper):
@@ -26,10 +22,9 @@ class PlainDumper(yaml.SafeDumper):
 
 def contents() -> dict[Path, str]:
     """Return the content of every file."""
-    options: dict[str, Any] = {"Dumper": PlainDumper, "sort_keys": False, "width": 120}
     return {
-        **{FOLDER / name: HEAD + yaml.dump(crd, **options) for name, crd in manifests()},
-        RIGHTS: RIGHTS_HEAD + yaml.dump_all(rbac.manifest(), **options),
+        FOLDER / name: HEAD + yaml.dump(crd, Dumper=PlainDumper, sort_keys=False, width=120)
+        for name, crd in manifests()
     }
 
 

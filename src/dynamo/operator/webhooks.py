@@ -316,14 +316,15 @@ async def remove_webhooks(client: KubeClient, settings: WebhookSettings) -> None
 
     Raise what the API server refuses.
     """
-    for value in configurations(settings.service, settings.namespace, "", settings.namespaces):
+    for value in configurations(settings.address, "", settings.namespaces):
         name = value["metadata"]["name"]
         await client.delete(CONFIGURATIONS[value["kind"]], name)
         logger.info("webhook configuration %s removed", name)
     for name in converted_definitions():
         stored = await client.get(RESOURCE_DEFINITIONS, name)
-        service = part(part(part(part(stored or {}, "spec"), "conversion"), "webhook"), "clientConfig").get("service")
-        if isinstance(service, dict) and service.get("namespace") == settings.namespace:
+        address = part(part(part(part(stored or {}, "spec"), "conversion"), "webhook"), "clientConfig")
+        is_own = part(address, "service").get("namespace") == settings.namespace
+        if is_own or (settings.url and str(address.get("url") or "").startswith(settings.url)):
             await client.patch(
                 RESOURCE_DEFINITIONS, name, {"spec": {"conversion": {"strategy": "None", "webhook": None}}}
             )

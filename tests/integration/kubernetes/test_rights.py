@@ -22,14 +22,27 @@ from tests.cluster.processes import ProcessGroup, wait_until
 from dynamo.core.codec import json_encode
 from dynamo.k8s.client import KubeClient
 from dynamo.k8s.kinds import DEPLOYMENTS, GRAPHS, KINDS, MODELS, SCALING_ADAPTERS
-from dynamo.operator.rbac import ACCOUNT, CLUSTER, HOME, cluster_rules, manifest
-from dynamo.operator.reconcile.accounts import planner_access
+from dynamo.operator.permissions import (
+    CLUSTER_RULES,
+    ELECTION_RULES,
+    GPU_DISCOVERY_RULES,
+    GRAPH_RULES,
+    WORKLOAD_RULES,
+    cells,
+    granted,
+    missing,
+    rules_of,
+)
+from dynamo.operator.reconcile.names import GraphContext, OperatorSettings
+from dynamo.operator.reconcile.shared import joint_objects
 from dynamo.operator.webhook_configurations import CONFIGURATIONS
 from dynamo.protocols.kubernetes.crds import CONVERSION_NAMESPACE
+from dynamo.protocols.kubernetes.v1beta1 import ComponentSpec
 
 pytestmark = pytest.mark.integration
 
 Right = tuple[str, str, str]
+ACCOUNT = "dynamo-operator"
 GRAPH_PATH = f"/apis/nvidia.com/v1beta1/namespaces/{SPACE}/dynamographdeployments"
 PLACE = re.compile(
     r"/apis?/(?P<group>.+/)?v[^/]+/(?:namespaces/[^/]+/)?(?P<plural>[^/]+)(?:/(?P<name>[^/]+)(?:/(?P<sub>[^/]+))?)?"
@@ -46,16 +59,30 @@ def right_of(method: str, path: str, query: str) -> Right:
     return (found["group"] or "").rstrip("/"), resource, verb
 
 
+def cluster_rules() -> list[Object]:
+    return rules_of(GRAPH_RULES, WORKLOAD_RULES, CLUSTER_RULES, GPU_DISCOVERY_RULES)
+
+
 def declared() -> set[Right]:
-    rights = {(group, name, verb) for one in (*CLUSTER, *HOME) for group, name, verbs in one.rules() for verb in verbs}
-    granted = {
-        (group, name, verb)
-        for rule in cluster_rules()
-        for group in rule["apiGroups"]
-        for name in rule["resources"]
-        for verb in rule["verbs"]
-    }
-    return rights | granted
+    return {cell for rule in [*cluster_rules(), *rules_of(ELECTION_RULES)] for cell in cells(rule)}
+
+
+def manifest(rules: list[Object]) -> list[Object]:
+    """Return the operator's account with its cluster role, and its role in its own namespace, as the chart has them."""
+    account = {"name": ACCOUNT, "namespace": CONVERSION_NAMESPACE}
+    subjects = [{"kind": "ServiceAccount", **account}]
+    values: list[Object] = [{"kind": "ServiceAccount", "metadata": account}]
+    for prefix, metadata, own in (("Cluster", {"name": ACCOUNT}, rules), ("", account, rules_of(ELECTION_RULES))):
+        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": f"{prefix}Role", "name": ACCOUNT}
+        values.append({"kind": f"{prefix}Role", "metadata": metadata, "rules": own})
+        values.append(
+            {"kind": f"{prefix}RoleBinding", "metadata": metadata, "subjects": subjects, "roleRef": reference}
+        )
+    return values
+
+
+def test_rights_that_the_operator_grants_are_its_own() -> None:
+    assert missing(cluster_rules(), granted()) == []
 
 
 def full_graph(image: str = "image:1") -> Object:
@@ -118,6 +145,7 @@ def released(request: pytest.FixtureRequest) -> Iterator[ReleasedKubernetes]:
 
 
 def create(server: ReleasedKubernetes, values: list[Object]) -> None:
+    """Create accounts, roles and bindings."""
     plurals = {"ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts"}
     for value in values:
         kind = value["kind"]
@@ -155,7 +183,7 @@ def until_ready(server: ReleasedKubernetes, group: ProcessGroup, generation: int
 
 
 def test_operator_runs_with_its_role_and_installs_its_webhooks(released: ReleasedKubernetes, tmp_path: Path) -> None:
-    create(released, manifest())
+    create(released, manifest(cluster_rules()))
     group = OperatorProcess(tmp_path, released)
     try:
         hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
@@ -164,7 +192,7 @@ def test_operator_runs_with_its_role_and_installs_its_webhooks(released: Release
         made = until_ready(released, group, 1)
         assert "nvidia.com/dynamo-operator-origin-version" in made["metadata"]["annotations"]
         account = f"/api/v1/namespaces/{SPACE}/serviceaccounts/planner-serviceaccount"
-        assert "ownerReferences" not in call(released, "GET", account)["metadata"]
+        assert call(released, "GET", account)["metadata"]["ownerReferences"][0]["name"] == "chat"
         adapters = f"/apis/nvidia.com/v1alpha1/namespaces/{SPACE}/dynamographdeploymentscalingadapters"
         reference = call(released, "GET", f"{adapters}/chat-decode")["spec"]["dgdRef"]
         assert reference == {"name": "chat", "serviceName": "decode"}  # Converted by the webhook.
@@ -219,7 +247,8 @@ def models(port: int) -> str:
 def test_planner_scales_a_component_with_its_account_and_may_not_delete_the_graph(
     released: ReleasedKubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(released, planner_access(SPACE))
+    context = GraphContext(name="chat", namespace=SPACE, settings=OperatorSettings(), worker_hash="")
+    create(released, list(joint_objects([ComponentSpec(name="planner", type="planner")], context)))
     call(released, "POST", GRAPH_PATH, graph())
     config = account_kubeconfig(released, tmp_path, SPACE, "planner-serviceaccount")
     monkeypatch.setenv("KUBECONFIG", str(config))
@@ -254,10 +283,7 @@ def test_operator_without_a_rule_does_not_make_a_graph_ready(
     released: ReleasedKubernetes, tmp_path: Path, removed: str
 ) -> None:
     is_removed = dict(WITHOUT)[removed]
-    values = manifest()
-    role = next(one for one in values if one["kind"] == "ClusterRole")
-    role["rules"] = [rule for rule in role["rules"] if not is_removed(rule)]
-    create(released, values)
+    create(released, manifest([rule for rule in cluster_rules() if not is_removed(rule)]))
     group = OperatorProcess(tmp_path, released)
     try:
         call(released, "POST", GRAPH_PATH, graph())
