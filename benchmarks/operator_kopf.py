@@ -18,7 +18,8 @@ import yaml
 from dynamo.k8s.kinds import BY_NAME, COMPONENTS, DEPLOYMENTS, GRAPHS, ObjectKind
 from dynamo.operator.applier import owned
 from dynamo.operator.reconcile.component import component_plan
-from dynamo.operator.reconcile.graph import ObservedGraph, graph_plan
+from dynamo.operator.reconcile.graph import graph_plan
+from dynamo.operator.reconcile.graph_pass import ObservedGraph
 from dynamo.operator.reconcile.names import GRAPH, OperatorSettings
 from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.protocols.kubernetes.common import KubeObject, decode
@@ -30,6 +31,7 @@ SETTINGS, FACTS = OperatorSettings(), ClusterFacts()
 GROUP, VERSION = GRAPHS.api_version.split("/")
 GRAPH_KIND, COMPONENT_KIND = (GROUP, VERSION, GRAPHS.plural), (GROUP, VERSION, COMPONENTS.plural)
 DEPLOYMENT_KIND = ("apps", "v1", DEPLOYMENTS.plural)
+ATTEMPTS, RETRY_S = 20, 0.2
 APPLY = {"Content-Type": "application/apply-patch+yaml"}
 
 
@@ -52,9 +54,13 @@ class Api:
         path = kind.path(metadata.get("namespace"), metadata["name"], subresource)
         named = {"apiVersion": kind.api_version, "kind": kind.kind, **value}
         parameters = {"fieldManager": "kopf", "force": "true"}
-        async with self._session.patch(path, json=named, params=parameters) as response:
-            if response.status not in {200, 201, 404}:
-                raise kopf.TemporaryError(await response.text(), delay=1)
+        for _ in range(ATTEMPTS):  # Events are not handled again: a conflict must be resolved here.
+            async with self._session.patch(path, json=named, params=parameters) as response:
+                if response.status in {200, 201, 404}:
+                    return
+                text = await response.text()
+            await asyncio.sleep(RETRY_S)
+        raise kopf.TemporaryError(text, delay=1)
 
     async def status(self, kind: ObjectKind, owner: KubeObject, status: KubeObject | None) -> None:
         """Write a status that differs from the present one."""
@@ -71,7 +77,7 @@ def planned(graph: KubeObject, components: Any) -> Any:
     """Return the plan of a graph."""
     key = (graph["metadata"]["namespace"], graph["metadata"]["name"])
     found = [decode(DynamoComponentDeployment, one) for one in components.get(key, ())]
-    return graph_plan(decode(DynamoGraphDeployment, graph), ObservedGraph(components=found), SETTINGS, now())
+    return graph_plan(decode(DynamoGraphDeployment, graph), ObservedGraph(components=found), SETTINGS, FACTS, now())
 
 
 @kopf.on.startup()

@@ -369,7 +369,7 @@ def test_an_account_of_someone_else_is_left_alone(run: Callable[[Case], None]) -
 
 
 def test_pull_secrets_virtual_services_pools_and_topology_labels(
-    kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch
+    kubernetes_api: AnyKubernetes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def case(cluster: OperatedCluster) -> None:
         auths = base64.b64encode(json_encode({"auths": {"nvcr.io": {}}})).decode()
