@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.cluster.kubernetes.servers import AnyKubernetes, install_definitions
+from tests.cluster.kubernetes.servers import AnyKubernetes, administrator, install_definitions
 
 from dynamo.cli.deploy import deploy
 from dynamo.core.errors import ConfigError
@@ -58,7 +58,7 @@ def test_graph_is_applied_compared_shown_and_deleted(
 
 
 def test_status_of_a_request_shows_conditions_and_the_next_step(
-    graph_file: Path, kubernetes_api: KubernetesServer, capsys: pytest.CaptureFixture[str]
+    graph_file: Path, kubernetes_api: AnyKubernetes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     graph_file.write_text(
         "apiVersion: nvidia.com/v1beta1\nkind: DynamoGraphDeploymentRequest\n"
@@ -72,9 +72,10 @@ def test_status_of_a_request_shows_conditions_and_the_next_step(
         "lastTransitionTime": "2026-01-01T00:00:00Z",
     }  # fmt: skip
     path = "/apis/nvidia.com/v1beta1/namespaces/default/dynamographdeploymentrequests/r/status"
-    headers = {"Authorization": f"Bearer {kubernetes_api.token}", "Content-Type": "application/merge-patch+json"}
+    headers = {"Content-Type": "application/merge-patch+json"}
     body = {"status": {"phase": "Failed", "conditions": [validation]}}
-    assert httpx.patch(kubernetes_api.url + path, json=body, headers=headers).status_code == 200
+    with administrator(kubernetes_api) as api:
+        assert api.patch(path, json=body, headers=headers).status_code == 200
     assert deploy(["status", "dgdr/r", "--watch"]) == 1
     shown = capsys.readouterr().out
     assert "Validation  False   ValidationFailed  2026-01-01T00:00:00Z  spec.hardware: unknown" in shown

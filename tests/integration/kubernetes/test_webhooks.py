@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.cluster.kubernetes.running import KubernetesServer
-from tests.cluster.kubernetes.servers import AnyKubernetes, install_definitions
+from tests.cluster.kubernetes.servers import CRDS, AnyKubernetes, install_definitions
 
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.k8s.client import KubeClient

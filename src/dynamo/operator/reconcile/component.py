@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from dynamo.operator.reconcile.conditions import with_condition
-from dynamo.operator.reconcile.lws import leader_worker_set, pod_group
 from dynamo.operator.reconcile.graph_objects import discovery_access
+from dynamo.operator.reconcile.lws import leader_worker_set, pod_group
 from dynamo.operator.reconcile.multinode import framework_of, single_node_template
 from dynamo.operator.reconcile.multinode.nodes import WorkloadError, node_count
 from dynamo.operator.reconcile.names import (
