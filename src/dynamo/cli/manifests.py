@@ -21,6 +21,8 @@ from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.operator.validation.admission import review
 from dynamo.operator.validation.facts import AdmissionFacts
 from dynamo.protocols.kubernetes.common import GROUP, V1BETA1, KubeObject, decode
+from dynamo.protocols.kubernetes.crds import find_kind, version_schema
+from dynamo.protocols.kubernetes.schema import without_nulls
 from dynamo.protocols.kubernetes.v1beta1 import DynamoComponentDeployment, DynamoGraphDeployment
 
 NEVER = "1970-01-01T00:00:00Z"
@@ -57,6 +59,15 @@ class Manifest:
     def label(self) -> str:
         """Kind and name, as messages show them."""
         return f"{self.kind or 'object'}/{self.name or '?'}"
+
+    @property
+    def applied(self) -> KubeObject:
+        """The object as it is sent: a server-side apply accepts no nulls."""
+        found = find_kind(self.api_version, self.kind)
+        if found is None:
+            return self.value
+        applied: KubeObject = without_nulls(self.value, version_schema(found[0].kind, found[1]))
+        return applied
 
     @property
     def is_ours(self) -> bool:
@@ -142,7 +153,7 @@ def rendered(manifest: Manifest, settings: OperatorSettings, namespace: str, fac
     if not manifest.is_ours or manifest.kind not in ("DynamoGraphDeployment", "DynamoComponentDeployment"):
         return RenderedManifest([manifest.value])
     warnings: list[str] = []
-    value = with_defaults(convert(manifest.value, V1BETA1), None, operator_version=__version__)
+    value = with_defaults(convert(manifest.applied, V1BETA1), None, operator_version=__version__)
     value["metadata"].setdefault("namespace", namespace)
     if manifest.kind == "DynamoComponentDeployment":
         found = [value]
