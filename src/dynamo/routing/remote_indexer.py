@@ -241,7 +241,8 @@ class RemoteIndexer:
         async with asyncio.timeout(QUERY_TIMEOUT_S):
             await client.send(body, receiver, request_id=f"kv-indexer-{uuid.UUID(int=random.getrandbits(128))}")
             item = await receiver.first
-        return decode(item.data or b"", item.codec, kind)
+        answer: Answered = decode(item.data or b"", item.codec, kind)
+        return answer
 
 
 class RemoteMetrics:
