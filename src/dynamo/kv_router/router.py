@@ -564,6 +564,9 @@ class Router:
 
     def _book(self, route_request: RouteRequest, decision: Decision, now: float) -> None:
         self.decisions.append(decision)
+        if self.config.policy == "balanced":
+            load = decision.snapshot.load.prefill_tokens
+            self.pace.observe_busy(sum(load[slot] > 0 for slot in self._ranks) / len(self._ranks))
         if self.affinity is not None and route_request.session is not None:
             if route_request.is_last:
                 self.affinity.end(route_request.session)
