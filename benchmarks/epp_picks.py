@@ -11,6 +11,7 @@ the last part of the answer. Ends with status 1 if the picker's rate is below th
 
 import asyncio
 import json
+import math
 import os
 import subprocess
 import sys
@@ -56,6 +57,7 @@ class Window:
     p50_ms: float
     p99_ms: float
     cpu_us: float
+    refused: int
 
 
 def messages(number: int) -> tuple[bytes, bytes]:
@@ -74,11 +76,18 @@ async def window(port: int, pid: int, rate: int, seconds: float) -> Window:
     """Send picks at a rate and measure them."""
     sent = [messages(number) for number in range(PROMPTS)]
     latencies: list[float] = []
+    refused: list[int] = []
 
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         method = channel.stream_stream(f"/{SERVICE}/Process")
 
         async def pick(number: int) -> None:
+            try:
+                await picked(number)
+            except grpc.aio.AioRpcError:  # Refused: too many requests wait.
+                refused.append(number)
+
+        async def picked(number: int) -> None:
             began = time.perf_counter()
             call = method()
             for message in sent[number % PROMPTS]:
@@ -99,13 +108,14 @@ async def window(port: int, pid: int, rate: int, seconds: float) -> Window:
             tasks.append(asyncio.create_task(pick(number)))
         await asyncio.gather(*tasks)
         elapsed = time.perf_counter() - began
-    latencies.sort()
+    latencies = sorted(latencies) or [math.inf]
     count = len(latencies)
     return Window(
         count / elapsed,
         latencies[count // 2] * 1e3,
         latencies[int(count * 0.99)] * 1e3,
         (cpu_s(pid) - before) / count * 1e6,
+        len(refused),
     )
 
 
@@ -186,8 +196,11 @@ def main() -> int:
             for name, (port, pid) in running.items():
                 found[name].append(asyncio.run(window(port, pid, options.rate, options.seconds)))
     best = {name: min(windows, key=lambda one: one.p99_ms) for name, windows in found.items()}
-    rows = [[n, f"{w.rate:.0f}", f"{w.p50_ms:.2f}", f"{w.p99_ms:.2f}", f"{w.cpu_us:.0f}"] for n, w in best.items()]
-    say(table(["server", "picks/s", "p50 ms", "p99 ms", "CPU us/pick"], rows))
+    rows = [
+        [n, f"{w.rate:.0f}", f"{w.p50_ms:.2f}", f"{w.p99_ms:.2f}", f"{w.cpu_us:.0f}", str(w.refused)]
+        for n, w in best.items()
+    ]
+    say(table(["server", "picks/s", "p50 ms", "p99 ms", "CPU us/pick", "refused"], rows))
     if options.save:
         result = {"rate": options.rate, **{name: [asdict(one) for one in windows] for name, windows in found.items()}}
         say(write_result("epp_picks", result, is_whole=True))

@@ -62,8 +62,8 @@ EXTRAS = ("grpc", "nats")
 INSTALL_TIMEOUT_S = 600.0
 FILE_TIMEOUT_S = 300.0
 REASON_LENGTH_MAX = 300
-SETTINGS = "[pytest]\nasyncio_mode = auto\naddopts = --import-mode=importlib -p no:cacheprovider -ra\n"
-"""Not upstream's own: those treat warnings of this machine's library versions as errors."""
+SETTINGS = "[pytest]\nasyncio_mode = auto\naddopts = --import-mode={} -p no:cacheprovider -ra\n"
+"""Not upstream's own: those treat warnings of this machine's library versions as errors. For a mode of import."""
 
 
 @dataclass(slots=True)
@@ -198,7 +198,8 @@ def run(
     """Return the results of one file; `extra` are words for pytest, `variables` for its environment."""
     with tempfile.TemporaryDirectory() as home:
         settings, report = Path(home, "pytest.ini"), Path(home, "report.xml")
-        settings.write_text(SETTINGS, encoding="utf-8")
+        # Tests outside the package import helpers beside them, as upstream runs them.
+        settings.write_text(SETTINGS.format("importlib" if is_package(root) else "prepend"), encoding="utf-8")
         env = dict(os.environ) | variables
         env["PATH"] = f"{Path(python).parent}:{env['PATH']}"
         # Within the package, `import vllm` would find the package's module of that name instead of the engine.

@@ -20,6 +20,7 @@ COVERED_BY = {
     "ops/recipes/parts.py": "unit/ops/recipes/test_checks.py",
     "ops/recipes/patch.py": "unit/ops/recipes/test_checks.py",
     "cli/router.py": "integration/ops/test_router_check.py",
+    "ops/clones/command.py": "integration/ops/test_clone_inventory.py",
     "ops/interconnect/collect.py": "integration/ops/test_interconnect.py",
     "ops/interconnect/command.py": "integration/ops/test_interconnect.py",
     "ops/interconnect/transfer.py": "integration/ops/test_interconnect.py",

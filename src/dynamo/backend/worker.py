@@ -107,6 +107,8 @@ class EngineWorker:
         )
         """Whether the worker is registered in discovery and accepts requests."""
         self._serving: Serving | None = None
+        self._control: Serving | None = None
+        """Control endpoint, which stays registered while the worker is drained."""
         self._request_type: type[Any] = PreprocessedRequest
         self._takes_prompt_embeds = False
         self._card: ModelDeploymentCard | None = None
@@ -175,7 +177,7 @@ class EngineWorker:
             "model": config.served_model_name,
         }
         control = WorkerControl(self.service, facts, loads=lambda: self._metrics.loads)
-        routes[WORKER_CONTROL] = control.answer
+        (self._control,) = await serve_auxiliary(self._endpoint, {WORKER_CONTROL: control.answer}, is_internal=True)
         await serve_auxiliary(self._endpoint, routes)
 
     def handle(self, request: Request, reply: Reply) -> None:
@@ -210,6 +212,8 @@ class EngineWorker:
         """Shut down. Requests that still run fail with `EngineShutdown`; callers may retry on another worker."""
         if self._serving is not None:
             await self.service.stop()
+            if self._control is not None:
+                await self._control.unregister()
             if self.failure is None:
                 await self._until_quiet(grace_s)
             self._admission.refuse()

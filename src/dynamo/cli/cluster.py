@@ -5,14 +5,19 @@ import difflib
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import yaml
 
 from dynamo.cli.graph_status import COMPONENT_LABEL, GRAPH_LABEL, HEAD, rows_of
+from dynamo.cli.log_follower import LogFollower
 from dynamo.cli.manifests import Manifest, in_order
+from dynamo.cli.object_status import SHORT_NAMES, ObjectReport, report_of, target_of
 from dynamo.core.errors import ConfigError
-from dynamo.k8s.client import KubeClient, KubeRefused
-from dynamo.k8s.kinds import EVENTS, GRAPHS, PODS, ObjectKind
+from dynamo.k8s.client import KubeClient, KubeRefused, KubeUnavailable
+from dynamo.k8s.kinds import CHECKPOINTS, EVENTS, GRAPH_REQUESTS, GRAPHS, PODS, ObjectKind
+from dynamo.operator.reconcile.checkpoints import CHECKPOINT_ID
+from dynamo.operator.reconcile.requests.job import APP, PROFILER_APP, REQUEST_LABEL
 from dynamo.operator.validation.facts import part
 from dynamo.protocols.kubernetes.common import KubeObject
 
@@ -57,7 +62,7 @@ async def apply(manifests: Sequence[Manifest], namespace: str | None, *, is_forc
             where = namespace_of(one, kind, default)
             before = await client.get(kind, one.name, where)
             try:
-                after = await client.apply(kind, one.value, where, manager=MANAGER, is_forced=is_forced)
+                after = await client.apply(kind, one.applied, where, manager=MANAGER, is_forced=is_forced)
             except KubeRefused as error:
                 failed = 1
                 hint = "; use --force to take over the fields" if error.code == CONFLICT else ""
@@ -82,7 +87,7 @@ async def diff(manifests: Sequence[Manifest], namespace: str | None) -> int:
             kind = await kind_of(client, one)
             where = namespace_of(one, kind, default)
             before = await client.get(kind, one.name, where)
-            after = await client.apply(kind, one.value, where, manager=MANAGER, is_dry_run=True)
+            after = await client.apply(kind, one.applied, where, manager=MANAGER, is_dry_run=True)
             lines = difference(before, after, one.label)
             changed |= bool(lines)
             sys.stdout.writelines(lines)
@@ -101,22 +106,56 @@ def _lines(value: KubeObject) -> list[str]:
     return yaml.safe_dump(shown, sort_keys=True).splitlines(keepends=True)
 
 
-async def status(name: str, namespace: str | None, *, is_repeated: bool) -> int:
-    """Print the components of a graph. Return 0 if all are ready, otherwise 1."""
+async def status(target: str, namespace: str | None, *, is_repeated: bool) -> int:
+    """Print the state of an object, repeatedly until it is ready or final. Return 0 if it is ready, otherwise 1."""
     async with connected(namespace) as (client, where):
+        kind, name = await found(client, target, where)
+        is_first = True
         while True:
-            graph = await client.get(GRAPHS, name, where)
-            if graph is None:
-                raise ConfigError(f"{name}: no DynamoGraphDeployment of this name in namespace {where}")
-            pods = (await client.list(PODS, where, f"{GRAPH_LABEL}={name}")).items
-            rows = rows_of(graph, pods, (await client.list(EVENTS, where)).items)
-            state = part(graph, "status").get("state") or "unknown: the operator has not reported"
-            print(f"{name}: {state}\n{text_table([HEAD, *(row.cells for row in rows)])}")
-            is_ready = all(row.ready >= row.desired for row in rows)
-            if is_ready or not is_repeated:
-                return 0 if is_ready else 1
-            print(flush=True)
+            try:
+                report = await _report(client, kind, name, where)
+            except KubeUnavailable as error:
+                if not is_repeated or is_first:
+                    raise
+                sys.stderr.write(f"{error}\n")
+            else:
+                _show(report, is_first=is_first)
+                if report.is_ready or report.is_final or not is_repeated:
+                    return 0 if report.is_ready else 1
+                is_first = False
             await asyncio.sleep(STATUS_S)
+
+
+async def found(client: KubeClient, target: str, namespace: str) -> tuple[ObjectKind, str]:
+    """Return kind and name of `NAME` or `KIND/NAME`. Raise `ConfigError` if there is no such object."""
+    kind, name = target_of(target)
+    for one in [kind] if kind else SHORT_NAMES.values():
+        if await client.get(one, name, namespace) is not None:
+            return one, name
+    kinds = kind.kind if kind else " or ".join(one.kind for one in SHORT_NAMES.values())
+    raise ConfigError(f"{name}: no {kinds} of this name in namespace {namespace}")
+
+
+async def _report(client: KubeClient, kind: ObjectKind, name: str, namespace: str) -> ObjectReport:
+    value = await client.get(kind, name, namespace)
+    if value is None:
+        raise ConfigError(f"{name}: no {kind.kind} of this name in namespace {namespace}")
+    events = (await client.list(EVENTS, namespace)).items
+    if kind != GRAPHS:
+        return report_of(kind, value, events)
+    pods = (await client.list(PODS, namespace, f"{GRAPH_LABEL}={name}")).items
+    rows = rows_of(value, pods, events)
+    state = part(value, "status").get("state") or "unknown: the operator has not reported"
+    is_ready = all(row.ready >= row.desired for row in rows)
+    return ObjectReport(f"{name}: {state}", [HEAD, *(row.cells for row in rows)], [], is_ready, False)
+
+
+def _show(report: ObjectReport, *, is_first: bool) -> None:
+    """Print a report; on a terminal it replaces the one before."""
+    if not is_first:
+        print("\x1b[H\x1b[2J" if sys.stdout.isatty() else "", end="" if sys.stdout.isatty() else "\n")
+    lines = [report.title, *([text_table(report.rows)] if report.rows else ()), *report.notes]
+    print("\n".join(lines), flush=True)
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> str:
@@ -127,23 +166,60 @@ def text_table(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-async def logs(name: str, namespace: str | None, *, component: str | None, lines: int) -> int:
-    """Print the last lines of every container of a graph. Return 1 if the graph has no pod."""
+@dataclass(frozen=True, slots=True)
+class SelectedPods:
+    """Pods of one object."""
+
+    labels: str
+    component: str | None = None
+    is_job: bool = False
+    """Whether the pods end by themselves."""
+
+    def accepts(self, pod: KubeObject) -> bool:
+        """Return whether a pod that has the labels is of the component."""
+        wanted = self.component
+        return wanted is None or part(pod, "metadata", "labels").get(COMPONENT_LABEL, "").lower() == wanted.lower()
+
+
+async def selected_pods(client: KubeClient, target: str, namespace: str, component: str | None) -> SelectedPods:
+    """Return the pods of a graph, or of the job of a request or checkpoint. Raise `ConfigError` without any."""
+    kind, name = await found(client, target, namespace)
+    if kind == GRAPHS:
+        return SelectedPods(f"{GRAPH_LABEL}={name}", component)
+    if component is not None:
+        raise ConfigError(f"--component {component}: only a graph has components, not a {kind.kind}")
+    if kind == GRAPH_REQUESTS:
+        return SelectedPods(f"{APP}={PROFILER_APP},{REQUEST_LABEL}={name}", is_job=True)
+    if kind == CHECKPOINTS:
+        identity = part(await client.get(kind, name, namespace) or {}, "status").get("identityHash") or ""
+        return SelectedPods(f"{CHECKPOINT_ID}={identity}", is_job=True)
+    raise ConfigError(f"{kind.kind}/{name}: a model has no pods of its own: use the graphs of its base model")
+
+
+async def logs(target: str, namespace: str | None, *, component: str | None, lines: int, is_followed: bool) -> int:
+    """Print the last lines of every container of an object, with `is_followed` also those that are written later.
+
+    Return 1 if the object has no pod.
+    """
     async with connected(namespace) as (client, where):
-        pods = (await client.list(PODS, where, f"{GRAPH_LABEL}={name}")).items
-        own = [
-            pod
-            for pod in pods
-            if component is None
-            or part(pod, "metadata", "labels").get(COMPONENT_LABEL, "").lower() == component.lower()
-        ]
+        selected = await selected_pods(client, target, where, component)
+        pods = (await client.list(PODS, where, selected.labels)).items
+        own = [pod for pod in pods if selected.accepts(pod)]
+        if not own:
+            of = f" of component {component}" if component else ""
+            sys.stderr.write(f"{'waiting' if is_followed else 'error'}: {target}: no pod{of} in namespace {where}\n")
+        if is_followed:
+            follower = LogFollower(client, where, selected.labels, lines=lines, accepts=selected.accepts, write=_write)
+            await follower.run(until_ended=selected.is_job)
+            return 0
         for pod in own:
             for container in part(pod, "spec").get("containers") or []:
                 await _print_log(client, pod["metadata"]["name"], where, container["name"], lines)
-        if not own:
-            of = f" of component {component}" if component else ""
-            sys.stderr.write(f"error: {name}: no pod{of} in namespace {where}\n")
         return 0 if own else 1
+
+
+def _write(line: str) -> None:
+    print(line, flush=True)
 
 
 async def _print_log(client: KubeClient, pod: str, namespace: str, container: str, lines: int) -> None:

@@ -101,6 +101,12 @@ EXPLAIN = (
             "convert": ("dynamo.replay.convert:ConvertConfig",),
         },
     ),
+    Command(
+        "recommend",
+        "dynamo.profiler.recommend.command:recommend",
+        (("recommend MODEL --gpu GPU", "find the deployment that meets latency objectives with the fewest GPUs"),),
+        {"": ("dynamo.profiler.recommend.config:RecommendConfig",)},
+    ),
 )
 ROUTER = Command(
     "router",
@@ -126,6 +132,12 @@ DIAGNOSE = (
         "doctor",
         "dynamo.ops.doctor.command:doctor",
         (("doctor", "check this machine: packages, GPUs, ports, discovery, settings; what to do"),),
+        {"": ("dynamo.ops.doctor.command:DoctorConfig",)},
+    ),
+    Command(
+        "sanity-check",
+        "dynamo.ops.doctor.command:doctor",
+        (("sanity-check", "the same as doctor, by the name of upstream's script"),),
         {"": ("dynamo.ops.doctor.command:DoctorConfig",)},
     ),
     Command(
@@ -168,6 +180,32 @@ RECIPES = (
         },
     ),
 )
+CONTRIBUTE = (
+    Command(
+        "perf-review",
+        "dynamo.ops.reviews.perf_review:perf_review",
+        (("perf-review [DIFF]", "costs that a diff adds to hot paths, and their impact"),),
+        {"": ("dynamo.ops.reviews.perf_review:PerfReviewConfig",)},
+    ),
+    Command(
+        "pr-review",
+        "dynamo.ops.reviews.pr_review:pr_review",
+        (("pr-review PR", "the steps of a review on one GPU, and a draft from captured evidence"),),
+        {"": ("dynamo.ops.reviews.pr_review:PrReviewConfig",)},
+    ),
+    Command(
+        "worklog",
+        "dynamo.ops.reviews.records:worklog",
+        (("worklog new SUBJECT", "the record of a debugging session"),),
+        dict.fromkeys(("new", "log", "status"), ("dynamo.ops.reviews.records:WorklogConfig",)),
+    ),
+    Command(
+        "proposal",
+        "dynamo.ops.reviews.records:proposal",
+        (("proposal new TITLE", "an enhancement proposal and its labels"),),
+        dict.fromkeys(("new", "update"), ("dynamo.ops.reviews.records:ProposalConfig",)),
+    ),
+)
 SHELL = (
     Command(
         "completion",
@@ -181,6 +219,7 @@ GROUPS: Mapping[str, Sequence[Command]] = {
     "Explain and simulate": EXPLAIN,
     "Diagnose": (*DIAGNOSE, INTERCONNECT, ROUTER),
     "Kubernetes": (*KUBERNETES, *RECIPES),
+    "Contribute": CONTRIBUTE,
     "Shell": SHELL,
 }
 """The commands in the order of the help page."""

@@ -23,13 +23,23 @@ dynamo deploy: graphs on Kubernetes, from manifests; KUBECONFIG or ~/.kube/confi
   dynamo deploy render FILE...        print the objects that a graph requires, without a cluster
   dynamo deploy diff FILE...          show what apply would change; exit status 1 if there is a difference
   dynamo deploy apply FILE...         check, then create or update the objects
-  dynamo deploy status NAME           the graph's components: ready replicas, phase, last event, why not ready
-  dynamo deploy logs NAME             the last lines of the graph's containers
+  dynamo deploy status [KIND/]NAME    a graph's components: ready replicas, phase, last event, why not ready; of a
+                                      request, model or checkpoint: phase, conditions, next step
+  dynamo deploy logs [KIND/]NAME      the last lines of a graph's containers, or of those of a job; --follow
   dynamo deploy delete FILE...|NAME   delete the objects of the files, or the graph
 
+  KIND is dgd, dgdr, dm or dckpt; without it, the first of these kinds that has an object of the name is taken.
   FILE may be a directory, or - for the standard input. Options follow the files. --help after a command lists them.
 """
 GROVE = ("auto", "yes", "no")
+
+
+class PlainDumper(yaml.SafeDumper):
+    """Writes parts that occur several times in full each time."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        """Return True: no part is written as a reference to another."""
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,20 +113,23 @@ class ApplyConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusConfig:
-    """Show the components of a graph."""
+    """Show the components of a graph, or phase, conditions and next step of a request, model or checkpoint."""
 
-    name: str | None = option(None, "name", None, "Name of the DynamoGraphDeployment")
+    name: str | None = option(None, "name", None, "NAME, or KIND/NAME with the kind dgd, dgdr, dm or dckpt")
     namespace: str | None = option(None, "--namespace", None, "Namespace; default: that of the kubeconfig's context")
-    watch: bool = option(False, "--watch", None, "Repeat until all components are ready")
+    watch: bool = option(False, "--watch", None, "Repeat until the object is ready or has failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogsConfig:
-    """Show the last lines of a graph's containers."""
+    """Show the last lines of the containers of a graph, or of the job of a request or checkpoint."""
 
-    name: str | None = option(None, "name", None, "Name of the DynamoGraphDeployment")
+    name: str | None = option(None, "name", None, "NAME, or KIND/NAME with the kind dgd, dgdr or dckpt")
     namespace: str | None = option(None, "--namespace", None, "Namespace; default: that of the kubeconfig's context")
     component: str | None = option(None, "--component", None, "Only this component")
+    follow: bool = option(
+        False, "--follow", None, "Print new lines too, also of new pods: until interrupted, or until a job has ended"
+    )
     tail: int = option(20, "--tail", None, "Number of lines of each container")
 
     def __post_init__(self) -> None:
@@ -181,11 +194,14 @@ def render(argv: Sequence[str]) -> int:
         return 1
     facts = config.cluster_facts
     try:
-        found = [made for one in manifests for made in rendered(one, config.settings, config.namespace, facts)]
+        found = [rendered(one, config.settings, config.namespace, facts) for one in manifests]
     except WorkloadError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
-    print(yaml.safe_dump_all(found, sort_keys=False, width=120), end="")
+    for text in (text for one in found for text in one.warnings):
+        sys.stderr.write(f"warning: {text}\n")
+    objects = [made for one in found for made in one.objects]
+    print(yaml.dump_all(objects, Dumper=PlainDumper, sort_keys=False, width=120), end="")
     return 0
 
 
@@ -216,7 +232,13 @@ def logs(argv: Sequence[str]) -> int:
     """Run `dynamo deploy logs`."""
     config = load(LogsConfig, argv, prog="dynamo deploy logs")
     return asyncio.run(
-        cluster.logs(named(config.name), config.namespace, component=config.component, lines=config.tail)
+        cluster.logs(
+            named(config.name),
+            config.namespace,
+            component=config.component,
+            lines=config.tail,
+            is_followed=config.follow,
+        )
     )
 
 
@@ -230,9 +252,9 @@ def delete(argv: Sequence[str]) -> int:
 
 
 def named(name: str | None) -> str:
-    """Return the name of a graph. Raise `ConfigError` if it is missing."""
+    """Return the name of an object. Raise `ConfigError` if it is missing."""
     if not name:
-        raise ConfigError("NAME: expected the name of a DynamoGraphDeployment")
+        raise ConfigError("NAME: expected the name of a DynamoGraphDeployment, or KIND/NAME")
     return name
 
 

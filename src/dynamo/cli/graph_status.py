@@ -39,7 +39,7 @@ def rows_of(graph: KubeObject, pods: Sequence[KubeObject], events: Sequence[Kube
             pod for pod in pods if part(pod, "metadata", "labels").get(COMPONENT_LABEL, "").lower() == one.name.lower()
         ]
         state = part(status, one.name)
-        ready = state.get("readyReplicas")
+        ready = state.get("readyReplicas", state.get("availableReplicas"))  # Groups of Grove have the second only.
         if ready is None and not state:
             ready = sum(is_ready(pod) for pod in own)
         ready, desired = int(ready or 0), one.replicas_or_default
@@ -70,13 +70,20 @@ def condition(value: KubeObject, kind: str) -> KubeObject:
 
 def last_event(events: Iterable[KubeObject], names: set[str], component: str) -> str:
     """Return the reason and message of the newest event of the objects with these names that concerns a component."""
-    own = [
+    return _newest(
         one for one in events if part(one, "involvedObject").get("name") in names and _concerns(one, component, names)
-    ]
-    if not own:
-        return ""
-    newest = max(own, key=_time)
-    return _line(f"{newest.get('reason') or ''}: {newest.get('message') or ''}")
+    )
+
+
+def last_event_of(events: Iterable[KubeObject], kind: str, name: str) -> str:
+    """Return the reason and message of the newest event of one object."""
+    abouts = ((part(one, "involvedObject"), one) for one in events)
+    return _newest(one for about, one in abouts if (about.get("kind"), about.get("name")) == (kind, name))
+
+
+def _newest(events: Iterable[KubeObject]) -> str:
+    newest = max(events, key=_time, default=None)
+    return "" if newest is None else _line(f"{newest.get('reason') or ''}: {newest.get('message') or ''}")
 
 
 def _concerns(event: KubeObject, component: str, names: set[str]) -> bool:

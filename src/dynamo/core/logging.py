@@ -38,6 +38,8 @@ LEVELS = {
 FORMATS = ("readable", "jsonl")
 REQUEST_LOGGERS = ("httpx", "httpx2")
 """Loggers of libraries that write a line per request at level INFO; at that level only their warnings are shown."""
+lifecycle = logging.getLogger("dynamo.lifecycle")
+"""Lines of each step of each request. At level INFO they are written in JSON only: for programs that correlate them."""
 CONFIG_PATH = "/opt/dynamo/etc/logging.toml"  # Present in upstream's images.
 
 RequestScope = tuple[str, Mapping[str, str], str, str]
@@ -99,7 +101,8 @@ def setup(
         made.is_dynamo = True  # type: ignore[attr-defined]
         root.addHandler(made)
     root.setLevel(level)
-    requests = dict.fromkeys(REQUEST_LOGGERS, logging.WARNING if level == logging.INFO else level)
+    quiet = logging.WARNING if level == logging.INFO else level
+    requests = dict.fromkeys(REQUEST_LOGGERS, quiet) | {lifecycle.name: level if style == "jsonl" else quiet}
     for name, target_level in {**requests, **targets}.items():
         logging.getLogger(name).setLevel(target_level)
     for warning in unknown_variables(variables):

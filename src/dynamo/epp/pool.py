@@ -81,12 +81,13 @@ class PoolPods:
         if spec == self._spec:
             return
         self._spec = spec
-        current, self._pods = self._pods, None
-        if spec is None or (current is not None and current.is_synced):
-            self._replace_former(None if spec is None else current)
-            current = None if spec is not None else current
-        if current is not None:
-            self._tasks.start(current.close(), "close")
+        replaced, self._pods = self._pods, None
+        if spec is None:
+            self._close_former()
+        elif replaced is not None and replaced.is_synced:
+            replaced, self._former = self._former, replaced
+        if replaced is not None:
+            self._tasks.start(replaced.close(), "close")
         if spec is not None:
             self._pods = PodAddresses(
                 self._source, self._namespace, spec.selector, port=spec.port, on_change=self._pods_changed
@@ -96,10 +97,10 @@ class PoolPods:
 
     def _pods_changed(self) -> None:
         if self._pods is not None and self._pods.is_synced:
-            self._replace_former(None)
+            self._close_former()
         self._on_change()
 
-    def _replace_former(self, pods: PodAddresses | None) -> None:
-        former, self._former = self._former, pods
+    def _close_former(self) -> None:
+        former, self._former = self._former, None
         if former is not None:
             self._tasks.start(former.close(), "close")

@@ -34,7 +34,9 @@ from dynamo.http.server.service import FrontendServer, HttpOptions, tls_context,
 from dynamo.http.server.siblings import Siblings
 from dynamo.http.terminal_chat import converse
 from dynamo.protocols.discovery import METRICS_SOURCES, MetricsAddress
+from dynamo.runtime.discovery.pod_identity import MODE_VARIABLE
 from dynamo.runtime.distributed import DistributedRuntime
+from dynamo.runtime.push_router import RouterMode
 from dynamo.runtime.request_plane.tcp.common import advertised
 from dynamo.serving.metrics import FrontendMetrics, LoopDelay
 from dynamo.serving.migration import MigrationPolicy
@@ -186,12 +188,23 @@ async def serve(config: FrontendConfig, listener: socket.socket, plan: HttpPlan)
 async def publish_metrics_address(
     config: FrontendConfig, runtime: DistributedRuntime, host: str, port: int, *, is_tls: bool
 ) -> None:
-    """Register the address of this frontend's metrics, which a planner reads where there is no Prometheus server."""
+    """Register the address of this frontend's metrics, which a planner reads where there is no Prometheus server.
+
+    A sidecar has no discovery record of its own: that of its pod is the worker's, which it would replace.
+    """
+    if is_sidecar(config):
+        return
     reachable = advertised(host)
     authority = f"[{reachable}]" if ":" in reachable else reachable
     url = f"{'https' if is_tls else 'http'}://{authority}:{port}/metrics"
     address = MetricsAddress("frontend", url, runtime.instance_id, config.namespace or "")
     await runtime.discovery.put(METRICS_SOURCES, address.key, json_encode(address))
+
+
+def is_sidecar(config: FrontendConfig) -> bool:
+    """Return whether this frontend is in the pod of a worker, behind an endpoint picker, and shares its discovery record."""
+    is_pod = config.discovery_backend == "kubernetes" and setting(MODE_VARIABLE, "", str) != "container"
+    return is_pod and config.mode == RouterMode.DIRECT.value
 
 
 def models_of(config: FrontendConfig, runtime: DistributedRuntime, metrics: FrontendMetrics) -> Models:

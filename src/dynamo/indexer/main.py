@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from dynamo.core.codec import json_encode
-from dynamo.core.config import load, option
+from dynamo.core.config import load, option, read_bool, setting
 from dynamo.core.errors import ConfigError, HttpError, InvalidArgument
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.openmetrics import OPENMETRICS_TYPE, openmetrics, prefers_openmetrics
@@ -198,6 +198,13 @@ class UnfollowBody(msgspec.Struct):
     dp_rank: Id | None = None
 
 
+class ListenerBody(msgspec.Struct):
+    """Rank whose listener is paused or resumed."""
+
+    instance_id: int
+    dp_rank: int | None = None
+
+
 class QueryBody(msgspec.Struct):
     """A prompt as tokens."""
 
@@ -248,6 +255,9 @@ class IndexerRoutes:
         add("POST", "/register_peer", self.register_peer, IndexerPeerBody)
         add("POST", "/deregister_peer", self.deregister_peer, IndexerPeerBody)
         add("POST", "/reopen_logs", self.reopen_logs)
+        if setting("DYN_KV_INDEXER_TEST_ENDPOINTS", False, read_bool):
+            add("POST", "/test/pause_listener", self.pause_listener, ListenerBody)
+            add("POST", "/test/resume_listener", self.resume_listener, ListenerBody)
 
     def _served(self, served: Any) -> None:
         self._metrics.served(served)
@@ -321,6 +331,14 @@ class IndexerRoutes:
     async def deregister_peer(self, call: HttpCall[IndexerPeerBody]) -> tuple[int, Any]:
         if not self._peers.remove(call.body.url):
             raise HttpError(404, "peer not found")
+        return 200, OK
+
+    async def pause_listener(self, call: HttpCall[ListenerBody]) -> tuple[int, Any]:
+        self._models.pause(call.body.instance_id, call.body.dp_rank or 0)
+        return 200, OK
+
+    async def resume_listener(self, call: HttpCall[ListenerBody]) -> tuple[int, Any]:
+        self._models.resume(call.body.instance_id, call.body.dp_rank or 0)
         return 200, OK
 
     async def reopen_logs(self, call: HttpCall[None]) -> tuple[int, Any]:

@@ -3,7 +3,7 @@
 Objects are JSON data (`KubeObject`). Every request has a deadline; a watch is ended by the server after `WATCH_S`.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -107,10 +107,9 @@ class KubeClient:
     async def list(
         self, kind: ObjectKind, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> KubeListing:
-        """Return all objects that match a label and a field selector, read in pages."""
+        """Return all objects that match a label selector and a field selector, read in pages."""
         items: list[KubeObject] = []
-        selectors = {"labelSelector": labels, "fieldSelector": fields}
-        params = {"limit": str(PAGE_ITEMS), **{name: text for name, text in selectors.items() if text}}
+        params = {"limit": str(PAGE_ITEMS), **_selectors(labels, fields)}
         while True:
             page = await self._request("GET", kind.path(namespace), params=params)
             items += page.get("items") or []
@@ -175,7 +174,7 @@ class KubeClient:
                 raise
 
     async def watch(
-        self, kind: ObjectKind, revision: str, namespace: str | None = None, labels: str = ""
+        self, kind: ObjectKind, revision: str, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> AsyncIterator[WatchChange]:
         """Yield the changes after a revision, until the server ends the watch.
 
@@ -186,7 +185,7 @@ class KubeClient:
             "allowWatchBookmarks": "true",
             "resourceVersion": revision,
             "timeoutSeconds": str(WATCH_S),
-            **({"labelSelector": labels} if labels else {}),
+            **_selectors(labels, fields),
         }
         try:
             async with self._http.stream(
@@ -202,17 +201,22 @@ class KubeClient:
 
     async def discover(self, api_version: str, kind: str) -> ObjectKind | None:
         """Return the place of a kind in the API, or None if the server does not have it."""
+        return next((one for one in await self.kinds_of(api_version) if one.kind == kind), None)
+
+    async def kinds_of(self, api_version: str) -> Sequence[ObjectKind]:
+        """Return the kinds of an API version; none if the server does not have it."""
         root = "/api/" if "/" not in api_version else "/apis/"
         try:
             listed = await self._request("GET", root + api_version)
         except KubeRefused as error:
             if error.code == 404:
-                return None
+                return ()
             raise
-        for one in listed.get("resources") or []:
-            if one["kind"] == kind and "/" not in one["name"]:
-                return ObjectKind(api_version, kind, one["name"], bool(one["namespaced"]))
-        return None
+        return [
+            ObjectKind(api_version, one["kind"], one["name"], bool(one["namespaced"]))
+            for one in listed.get("resources") or []
+            if "/" not in one["name"]
+        ]
 
     async def pod_log(
         self,
@@ -237,6 +241,27 @@ class KubeClient:
             raise refusal(response.status_code, response.content)
         text: str = response.text
         return text
+
+    async def follow_pod_log(
+        self, name: str, namespace: str, container: str, *, lines: int, since: str = ""
+    ) -> AsyncIterator[tuple[str, str]]:
+        """Yield time (RFC 3339) and text of the last lines of a container's log, then of each new one until it ends.
+
+        With `since`, the lines from that time on, which is that of the last line before. A log without a line for
+        `WATCH_S` ends with `KubeUnavailable`, so that a connection that died unnoticed is found.
+        """
+        params = {"container": container, "follow": "true", "timestamps": "true"}
+        params |= {"sinceTime": since} if since else {"tailLines": str(lines)}
+        path = PODS.path(namespace, name, "log")
+        try:
+            async with self._http.stream("GET", path, params=params, timeout=self._watch_timeout) as response:
+                if response.status_code >= 400:
+                    raise refusal(response.status_code, await response.aread())
+                async for line in response.aiter_lines():
+                    time, _, text = line.partition(" ")
+                    yield time, text
+        except self._failures as error:
+            raise self._unavailable(error) from None
 
     async def close(self) -> None:
         """Close all connections."""
@@ -263,6 +288,10 @@ class KubeClient:
 
     def _unavailable(self, error: Exception) -> KubeUnavailable:
         return KubeUnavailable(f"Kubernetes API server {self.address}: {type(error).__name__}: {error}")
+
+
+def _selectors(labels: str, fields: str) -> dict[str, str]:
+    return {name: value for name, value in (("labelSelector", labels), ("fieldSelector", fields)) if value}
 
 
 def refusal(code: int, body: bytes) -> KubeRefused:

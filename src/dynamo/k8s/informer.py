@@ -18,6 +18,9 @@ from dynamo.protocols.kubernetes.common import KubeObject
 
 logger = logging.getLogger(__name__)
 
+NOT_FOUND = 404
+ABSENCES = 3
+"""Responses in a row after which a kind counts as absent."""
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 5.0
 ObjectKey = tuple[str, str]
@@ -47,15 +50,22 @@ class Informer:
         *,
         on_change: OnChange,
         on_sync: Callable[[], None] = lambda: None,
+        absent_retry_s: float = RETRY_MAX_S,
         clock: Clock | None = None,
     ) -> None:
-        """Call `on_change` for every difference, and `on_sync` after each complete listing."""
+        """Call `on_change` for every difference, and `on_sync` after each complete listing.
+
+        A kind that the server does not have is looked for at intervals that grow to `absent_retry_s`.
+        """
         self._source = source
         self._kind = kind
         self._namespace = namespace
         self.labels = labels
         self._on_change = on_change
         self._on_sync = on_sync
+        self._absence = Backoff(RETRY_FIRST_S, absent_retry_s)
+        self._absences = 0
+        """Responses in a row that the server does not have the kind."""
         self._clock = clock or SystemClock()
         self._backoff = Backoff(RETRY_FIRST_S, RETRY_MAX_S)
         self._revision = ""
@@ -66,6 +76,11 @@ class Informer:
         self.error = ""
         """The last failure."""
 
+    @property
+    def is_absent(self) -> bool:
+        """Whether the server does not have the kind; a definition that was just created is not served at once."""
+        return self._absences >= ABSENCES
+
     async def run(self) -> None:
         """Keep the view current until cancelled."""
         while True:
@@ -74,14 +89,17 @@ class Informer:
                     await self._clock.sleep(RETRY_FIRST_S)  # A server that ends each watch at once is not flooded.
             except (KubeUnavailable, KubeRefused) as error:
                 self._fail(error)
-                await self._clock.sleep(self._backoff.next(random.random()))
+                backoff = self._absence if self._absences else self._backoff
+                await self._clock.sleep(backoff.next(random.random()))
 
     def store(self, value: KubeObject) -> None:
         """Put a response to an own write into the view, so that it need not wait for the watch; older ones are ignored.
 
         An object that is not in the view and not newer than the watch was deleted since. `on_change` is not called: the
-        watch reports the change too.
+        watch reports the change too. An object without the labels of the view is ignored, because its changes are not seen.
         """
+        if not has_labels(value, self.labels):
+            return
         key = key_of(value)
         known = self.objects.get(key)
         newest = {"metadata": {"resourceVersion": self._revision}} if known is None else known
@@ -137,16 +155,29 @@ class Informer:
     def _connected(self) -> None:
         if self.error and not self.is_connected:
             logger.info("Kubernetes: watching %s again", self._kind.plural)
-        self.is_connected, self.error = True, ""
+        self.is_connected, self._absences, self.error = True, 0, ""
         self._backoff.reset()
+        self._absence.reset()
 
     def _fail(self, error: KubeUnavailable | KubeRefused) -> None:
+        is_absence = isinstance(error, KubeRefused) and error.code == NOT_FOUND
+        self._absences = self._absences + 1 if is_absence else 0
         if isinstance(error, KubeRefused) and error.code == GONE:
             self._revision = ""  # Normal after a long outage: the objects are listed again.
             return
         if not self.error:
             logger.warning("Kubernetes: cannot read %s, keeping the last view: %s", self._kind.plural, error)
         self.is_connected, self.error = False, str(error)
+
+
+def has_labels(value: KubeObject, selector: str) -> bool:
+    """Return whether an object matches a selector of the forms `NAME` and `NAME=VALUE`, separated by commas."""
+    labels = value["metadata"].get("labels") or {}
+    for one in filter(None, selector.split(",")):
+        name, has_value, wanted = one.partition("=")
+        if name not in labels or (has_value and labels[name] != wanted):
+            return False
+    return True
 
 
 def is_older(value: KubeObject, other: KubeObject) -> bool:

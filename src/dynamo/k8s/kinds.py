@@ -65,6 +65,9 @@ LEADER_WORKER_SETS = ObjectKind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"
 POD_CLIQUE_SETS = ObjectKind(GROVE, "PodCliqueSet", "podcliquesets")
 POD_CLIQUES = ObjectKind(GROVE, "PodClique", "podcliques")
 POD_CLIQUE_SCALING_GROUPS = ObjectKind(GROVE, "PodCliqueScalingGroup", "podcliquescalinggroups")
+TOPOLOGY_BINDINGS = ObjectKind(GROVE, "ClusterTopologyBinding", "clustertopologybindings", is_namespaced=False)
+CLUSTER_TOPOLOGIES = ObjectKind(GROVE, "ClusterTopology", "clustertopologies", is_namespaced=False)
+"""Name of the former in earlier releases of Grove."""
 QUEUES_OF_KAI = ObjectKind("scheduling.run.ai/v2", "Queue", "queues", is_namespaced=False)
 POD_GROUPS = ObjectKind("scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups")
 VIRTUAL_SERVICES = ObjectKind("networking.istio.io/v1beta1", "VirtualService", "virtualservices")
@@ -73,8 +76,6 @@ GRAPHS = ObjectKind(V1BETA1, "DynamoGraphDeployment", "dynamographdeployments")
 COMPONENTS = ObjectKind(V1BETA1, "DynamoComponentDeployment", "dynamocomponentdeployments")
 GRAPH_REQUESTS = ObjectKind(V1BETA1, "DynamoGraphDeploymentRequest", "dynamographdeploymentrequests")
 SCALING_ADAPTERS = ObjectKind(V1BETA1, "DynamoGraphDeploymentScalingAdapter", "dynamographdeploymentscalingadapters")
-STORED_ADAPTERS = ObjectKind(V1ALPHA1, "DynamoGraphDeploymentScalingAdapter", "dynamographdeploymentscalingadapters")
-"""Scaling adapters in the version in which they are stored, which needs no conversion webhook."""
 MODELS = ObjectKind(V1ALPHA1, "DynamoModel", "dynamomodels")
 CHECKPOINTS = ObjectKind(V1ALPHA1, "DynamoCheckpoint", "dynamocheckpoints")
 WORKER_METADATA = ObjectKind(V1ALPHA1, "DynamoWorkerMetadata", "dynamoworkermetadatas")
@@ -82,7 +83,7 @@ WORKER_METADATA = ObjectKind(V1ALPHA1, "DynamoWorkerMetadata", "dynamoworkermeta
 KINDS = (
     PODS, SERVICES, SERVICE_ACCOUNTS, CONFIG_MAPS, SECRETS, VOLUME_CLAIMS, EVENTS, NODES, DEPLOYMENTS, JOBS, ROLES,
     ROLE_BINDINGS, INGRESSES, LEASES, ENDPOINT_SLICES, RESOURCE_DEFINITIONS, LEADER_WORKER_SETS, POD_CLIQUE_SETS,
-    POD_CLIQUES, POD_CLIQUE_SCALING_GROUPS, QUEUES_OF_KAI, POD_GROUPS, VIRTUAL_SERVICES, INFERENCE_POOLS, GRAPHS, COMPONENTS, GRAPH_REQUESTS, SCALING_ADAPTERS, STORED_ADAPTERS, MODELS, CHECKPOINTS,
+    POD_CLIQUES, POD_CLIQUE_SCALING_GROUPS, TOPOLOGY_BINDINGS, CLUSTER_TOPOLOGIES, QUEUES_OF_KAI, POD_GROUPS, VIRTUAL_SERVICES, INFERENCE_POOLS, GRAPHS, COMPONENTS, GRAPH_REQUESTS, SCALING_ADAPTERS, MODELS, CHECKPOINTS,
     WORKER_METADATA,
 )  # fmt: skip
 BY_NAME = {(one.api_version, one.kind): one for one in KINDS}

@@ -193,6 +193,7 @@ class EngineListener:
         """Connect, with retries until the engine is available, and process its messages."""
         import zmq
 
+        self.status = Status.PENDING
         try:
             async with subscribed(self.endpoint) as (context, socket):
                 if self._gate is not None:

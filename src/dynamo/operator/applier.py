@@ -1,21 +1,39 @@
 """Applier: carries out plans, and writes only what differs from what it last wrote or from what the cluster has."""
 
+import base64
 import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from dynamo.core.errors import DynamoException
 from dynamo.k8s.client import JSON_PATCH, MERGE, KubeRefused
-from dynamo.k8s.kinds import BY_NAME, ObjectKind
+from dynamo.k8s.kinds import BY_NAME, SECRETS, ObjectKind
+from dynamo.operator.failure_condition import (
+    FAILED,
+    OUTDATED,
+    has_conditions,
+    outdated_message,
+    undeclared_field,
+    with_failure,
+    without_failure,
+    without_field,
+)
 from dynamo.operator.reconcile.names import MANAGED_BY
 from dynamo.operator.reconcile.plan import ObjectRef, Plan, ref_of
 from dynamo.operator.view import ClusterView
 from dynamo.protocols.kubernetes.common import KubeObject
 
-NOT_FOUND = 404
+logger = logging.getLogger(__name__)
+
+NOT_FOUND, CONFLICT = 404, 409
+MAX_MISSING = 16
+"""Fields of a status that are left out, one more with each request, before the write fails."""
 FIELD_MANAGER = "dynamo-operator"
 
 
@@ -98,14 +116,18 @@ class Applier:
         return len(self._written) + len(self._statuses) + len(self._joint)
 
     async def write_objects(self, plan: Plan, owner: KubeObject, kind: ObjectKind) -> bool:
-        """Write the objects of a plan, in order: complete ones, changes, deletions. Return whether anything was written.
+        """Write the objects of a plan, in order: new and complete ones, changes, deletions. Return whether one was written.
 
         A failed write ends the pass; the next one starts again from what the cluster has. Raise `NotControlled` for an
         object that belongs to something else.
         """
         before = self.counts.total
+        for value in plan.create_unowned:
+            await self._create_unowned(value)
         for value in plan.create:
             await self._create(owned(value, owner, kind))
+        for ref in plan.keys:
+            await self._ensure_keys(ref, owner, kind)
         for value in plan.joint:
             await self._apply_joint(value, owner, kind)
         for value in plan.apply:
@@ -129,18 +151,27 @@ class Applier:
             self.counts.deleted += 1
         return self.counts.total != before
 
-    async def write_status(self, plan: Plan, owner: KubeObject, kind: ObjectKind) -> None:
+    async def write_status(self, plan: Plan, owner: KubeObject, kind: ObjectKind, now: str) -> None:
         """Write the annotations and the status of the reconciled object, then record the events."""
         try:
             owner = await self._annotate(plan.annotations, owner, kind)
             if plan.status is not None:
-                await self._write_status(plan.status, owner, kind)
+                await self._write_status(without_failure(plan.status), owner, kind, now)
         except KubeRefused as error:
             if error.code != NOT_FOUND:
                 raise
             return  # The object was deleted in the meantime, and its children are collected.
         for event in plan.events:
             self._events.record(kind, owner, event.type, event.reason, event.message)
+
+    async def write_failure(self, message: str, owner: KubeObject, kind: ObjectKind, now: str) -> None:
+        """Report in the status of an object why it cannot be reconciled; the rest of the status stays."""
+        if not has_conditions(kind):
+            return
+        try:
+            await self._write_status(with_failure(owner, FAILED, message, now), owner, kind, now)
+        except KubeRefused as error:  # The failure that is reported is in the event as well.
+            logger.warning("cannot report a failure of %s %s: %s", kind.kind, owner["metadata"]["name"], error)
 
     async def _apply(self, value: KubeObject) -> None:
         ref = ref_of(value)
@@ -182,6 +213,25 @@ class Applier:
         if self._view.get(target, ref.namespace, ref.name) is not None:
             self._joint.setdefault(ref, {})[uid] = LastWrite(digest_of(wanted), version_of(stored))
 
+    async def _ensure_keys(self, ref: ObjectRef, owner: KubeObject, kind: ObjectKind) -> None:
+        """Make a secret with a key pair if there is none, and become an owner of one that the operator made."""
+        named = {"name": ref.name, "namespace": ref.namespace, "labels": {MANAGED_BY: FIELD_MANAGER}}
+        value = {"apiVersion": ref.api_version, "kind": ref.kind, "metadata": named}
+        wanted = owned(value, owner, kind, is_controller=False)
+        observed = await self._writer.get(SECRETS, ref.name, ref.namespace)
+        if observed is None:
+            private, public = new_key_pair()
+            data = {"private.key": private, "private.key.pub": public}
+            await self._writer.create(SECRETS, {**wanted, "type": "Opaque", "data": data}, ref.namespace)
+        elif (observed["metadata"].get("labels") or {}).get(MANAGED_BY) != FIELD_MANAGER or has_metadata(
+            observed, wanted
+        ):
+            return
+        else:
+            manager = f"{FIELD_MANAGER}-{owner['metadata']['uid']}"
+            await self._writer.apply(SECRETS, wanted, ref.namespace, manager=manager)
+        self.counts.applied += 1
+
     async def _create(self, value: KubeObject) -> None:
         ref = ref_of(value)
         kind = BY_NAME[ref.api_version, ref.kind]
@@ -192,6 +242,20 @@ class Applier:
             self.counts.applied += 1
         else:
             self._written[ref] = LastWrite(b"", None)  # Not of the operator: it is not looked for again.
+
+    async def _create_unowned(self, value: KubeObject) -> None:
+        ref = ref_of(value)
+        kind = BY_NAME[ref.api_version, ref.kind]
+        if self._view.get(kind, ref.namespace, ref.name) is not None:
+            return
+        try:
+            stored = await self._writer.create(kind, value, ref.namespace)
+        except KubeRefused as error:
+            if error.code != CONFLICT:  # It exists, without the labels of the view.
+                raise
+            return
+        self.counts.applied += 1
+        self._view.store(kind, stored)
 
     async def _annotate(self, annotations: Mapping[str, str | None], owner: KubeObject, kind: ObjectKind) -> KubeObject:
         present = owner["metadata"].get("annotations") or {}
@@ -205,24 +269,57 @@ class Applier:
         self._view.store(kind, stored)
         return stored
 
-    async def _write_status(self, status: KubeObject, owner: KubeObject, kind: ObjectKind) -> None:
+    async def _write_status(self, status: KubeObject, owner: KubeObject, kind: ObjectKind, now: str) -> None:
         metadata = owner["metadata"]
         ref = ObjectRef(kind.api_version, kind.kind, metadata.get("namespace", ""), metadata["name"])
         present = owner.get("status") or {}
         written = LastWrite(digest_of(status), digest_of(present))
         if status == present or self._statuses.get(ref) == written:
             return  # The second case: the server adds defaults to what is written.
-        named = {"metadata": {"name": ref.name, "namespace": ref.namespace}, "status": status}
-        stored = await self._writer.apply(kind, named, ref.namespace, manager=FIELD_MANAGER, subresource="status")
+        stored = await self._apply_status(status, owner, kind, now)
         self.counts.statuses += 1
         self._view.store(kind, stored)
         if self._view.get(kind, ref.namespace, ref.name) is not None:
             self._statuses[ref] = LastWrite(digest_of(status), digest_of(stored.get("status") or {}))
 
+    async def _apply_status(self, status: KubeObject, owner: KubeObject, kind: ObjectKind, now: str) -> KubeObject:
+        """Write a status; without the fields, named in a condition and an event, that an old resource definition lacks."""
+        metadata = owner["metadata"]
+        named = {"name": metadata["name"], "namespace": metadata.get("namespace", "")}
+        missing: list[str] = []
+        while True:
+            try:
+                return await self._writer.apply(
+                    kind,
+                    {"metadata": named, "status": status},
+                    metadata.get("namespace"),
+                    manager=FIELD_MANAGER,
+                    subresource="status",
+                )
+            except KubeRefused as error:
+                field = undeclared_field(error)
+                rest = without_field(status, field) if field and len(missing) < MAX_MISSING else None
+                if field is None or rest is None:
+                    raise
+            missing.append(field)
+            message = outdated_message(kind, missing)
+            status = rest
+            if "conditions" in rest:
+                status = with_failure({**owner, "status": rest}, OUTDATED, message, now)
+            self._events.record(kind, owner, "Warning", OUTDATED, message)
+
     def _forget(self, ref: ObjectRef) -> None:
         self._written.pop(ref, None)
         self._joint.pop(ref, None)
         self._statuses.pop(ref, None)
+
+
+def new_key_pair() -> tuple[str, str]:
+    """Return a private and a public SSH key, each as the base64 text of a secret."""
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return base64.b64encode(private).decode(), base64.b64encode(public + b"\n").decode()
 
 
 def owned(value: KubeObject, owner: KubeObject, kind: ObjectKind, *, is_controller: bool = True) -> KubeObject:

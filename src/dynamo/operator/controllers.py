@@ -20,23 +20,23 @@ from dynamo.k8s.kinds import (
     POD_CLIQUE_SCALING_GROUPS,
     POD_CLIQUE_SETS,
     POD_CLIQUES,
+    SCALING_ADAPTERS,
     SERVICES,
-    STORED_ADAPTERS,
     VIRTUAL_SERVICES,
     ObjectKind,
 )
 from dynamo.k8s.times import seconds_time
 from dynamo.operator.applier import Applier, EventLog, NotControlled
-from dynamo.operator.conversion.convert import convert
+from dynamo.operator.failure_condition import FAILED
 from dynamo.operator.reconcile.adapters import adapter_plan
 from dynamo.operator.reconcile.component import component_plan, workload_name
 from dynamo.operator.reconcile.graph import graph_plan
 from dynamo.operator.reconcile.graph_pass import ObservedGraph
-from dynamo.operator.reconcile.names import OperatorSettings
+from dynamo.operator.reconcile.names import GRAPH, OperatorSettings
 from dynamo.operator.reconcile.plan import EventNote, ObjectRef, Plan
 from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.operator.view import ClusterView
-from dynamo.protocols.kubernetes.common import V1BETA1, KubeObject, decode
+from dynamo.protocols.kubernetes.common import KubeObject, decode
 from dynamo.protocols.kubernetes.v1beta1 import (
     DynamoComponentDeployment,
     DynamoGraphDeployment,
@@ -46,6 +46,8 @@ from dynamo.protocols.kubernetes.v1beta1 import (
 logger = logging.getLogger(__name__)
 
 CONFLICT = 409
+REJECTIONS = frozenset({400, 403, 422})
+"""Codes with which the API server rejects an object that it would reject again."""
 SETTLE_S = 0.1
 """Delay of a pass after a change, in which further changes arrive: those of one object's children come together."""
 WORKLOADS = {"Deployment": DEPLOYMENTS, "LeaderWorkerSet": LEADER_WORKER_SETS}
@@ -60,7 +62,7 @@ class ObjectController(Protocol):
 
     kind: ClassVar[ObjectKind]
 
-    def plan(self, value: KubeObject, now: str) -> Plan: ...
+    async def plan(self, value: KubeObject, now: str) -> Plan: ...
 
 
 class GraphController:
@@ -73,10 +75,10 @@ class GraphController:
         self._settings = settings
         self._facts = facts
 
-    def plan(self, value: KubeObject, now: str) -> Plan:
+    async def plan(self, value: KubeObject, now: str) -> Plan:
         """Return the plan of a graph."""
         components = self._view.children(value, COMPONENTS)
-        adapters = self._view.children(value, STORED_ADAPTERS)
+        adapters = self._view.children(value, SCALING_ADAPTERS)
         sets = self._view.children(value, POD_CLIQUE_SETS)
         observed = ObservedGraph(
             components=[decode(DynamoComponentDeployment, one) for one in components],
@@ -85,6 +87,7 @@ class GraphController:
                 ObjectRef(kind.api_version, kind.kind, one["metadata"]["namespace"], one["metadata"]["name"])
                 for kind in REMOVABLE
                 for one in self._view.children(value, kind)
+                if GRAPH in (one["metadata"].get("labels") or {})  # Others are of the request that made the graph.
             ],
             clique_set=sets[0] if sets else None,
             cliques=[
@@ -107,7 +110,7 @@ class ComponentController:
         self._settings = settings
         self._facts = facts
 
-    def plan(self, value: KubeObject, now: str) -> Plan:
+    async def plan(self, value: KubeObject, now: str) -> Plan:
         """Return the plan of a component."""
         deployed = decode(DynamoComponentDeployment, value)
         kind, name = workload_name(deployed)
@@ -118,14 +121,14 @@ class ComponentController:
 class AdapterController:
     """Reconciles DynamoGraphDeploymentScalingAdapters."""
 
-    kind: ClassVar = STORED_ADAPTERS
+    kind: ClassVar = SCALING_ADAPTERS
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
 
-    def plan(self, value: KubeObject, now: str) -> Plan:
+    async def plan(self, value: KubeObject, now: str) -> Plan:
         """Return the plan of a scaling adapter."""
-        adapter = decode(DynamoGraphDeploymentScalingAdapter, convert(value, V1BETA1))
+        adapter = decode(DynamoGraphDeploymentScalingAdapter, value)
         graph = self._view.get(GRAPHS, adapter.metadata.namespace, adapter.spec.dgd_ref.name)
         return adapter_plan(adapter, None if graph is None else decode(DynamoGraphDeployment, graph), now)
 
@@ -159,28 +162,41 @@ class Reconciler:
         if value is None or value["metadata"].get("deletionTimestamp"):
             self._deferred.discard(key)
             return None  # Its children are collected with it.
-        plan = self._plan(value)
+        plan = await self._plan(value)
         try:
             has_written = await self._applier.write_objects(plan, value, kind)
         except NotControlled as error:  # Retried: the other object may be removed.
-            self._events.record(kind, value, "Warning", "NotControlled", str(error))
+            await self._report(error, "NotControlled", value)
             raise
         except KubeRefused as error:
+            if plan.if_rejected is not None and error.code in REJECTIONS:
+                await self._applier.write_status(plan.if_rejected(str(error)), value, kind, self._now)
+                return None
             if error.code != CONFLICT:  # A conflict is resolved by the next pass.
-                self._events.record(kind, value, "Warning", "ReconcileFailed", str(error))
+                await self._report(error, FAILED, value)
             raise
         value = self._view.get(kind, *key) or value
         if has_written and plan.describes_observed:
             if key not in self._deferred:
                 self._deferred.add(key)
                 return SETTLE_S
-            plan = self._plan(value)
+            plan = await self._plan(value)
         self._deferred.discard(key)
-        await self._applier.write_status(plan, value, kind)
+        await self._applier.write_status(plan, value, kind, self._now)
         return plan.requeue_s
 
-    def _plan(self, value: KubeObject) -> Plan:
+    async def _report(self, error: Exception, reason: str, value: KubeObject) -> None:
+        """Record a failure as an event and as a condition."""
+        kind = self._controller.kind
+        self._events.record(kind, value, "Warning", reason, str(error))
+        await self._applier.write_failure(str(error), value, kind, self._now)
+
+    @property
+    def _now(self) -> str:
+        return seconds_time(self._clock.wall())
+
+    async def _plan(self, value: KubeObject) -> Plan:
         try:
-            return self._controller.plan(value, seconds_time(self._clock.wall()))
+            return await self._controller.plan(value, self._now)
         except msgspec.ValidationError as error:
             return Plan(events=[EventNote("Warning", "InvalidObject", str(error))])

@@ -13,6 +13,7 @@ from dynamo.protocols.kubernetes.crds import KINDS, ResourceKind, manifest
 
 logger = logging.getLogger(__name__)
 
+FORBIDDEN = 403
 VERSION_LABEL = "app.kubernetes.io/version"
 FIELD_MANAGER = "dynamo-operator-crds"
 REMEDY = "upgrade the chart dynamo-crds, or set dynamo-operator.upgradeCRD=true (--upgrade-crds)"
@@ -21,8 +22,8 @@ REMEDY = "upgrade the chart dynamo-crds, or set dynamo-operator.upgradeCRD=true 
 async def prepare_definitions(client: KubeClient, namespace: str, service: str, *, upgrades: bool) -> None:
     """Check every resource definition; with `upgrades`, first install those that are missing or older.
 
-    `namespace` and `service` name the conversion webhook. Raise `ConfigError` for a definition that this operator cannot
-    use. If the API server cannot be reached, log it and return: the controllers wait for it.
+    `namespace` and `service` name the conversion webhook. Raise `ConfigError` if definitions must be installed and may not
+    be. If the API server cannot be reached, log it and return: the controllers wait for it.
     """
     try:
         for kind in KINDS:
@@ -37,11 +38,13 @@ async def prepare_definitions(client: KubeClient, namespace: str, service: str, 
     except KubeUnavailable as error:
         logger.warning("cannot check the resource definitions: %s", error)
     except KubeRefused as error:
-        if error.code != 403:
+        if error.code != FORBIDDEN:
             raise
-        raise ConfigError(
-            f"resource definitions cannot be read or installed: {error}; install the chart's roles"
-        ) from None
+        if upgrades:
+            raise ConfigError(
+                f"--upgrade-crds: resource definitions cannot be installed: {error}; install the chart's roles"
+            ) from None
+        logger.info("the resource definitions are not checked: %s", error)
 
 
 def name_of(kind: ResourceKind) -> str:
@@ -82,16 +85,22 @@ def wanted(kind: ResourceKind, namespace: str, service: str, stored: KubeObject 
 
 
 def check(kind: ResourceKind, stored: KubeObject | None) -> None:
-    """Raise `ConfigError` for a definition that is missing or lacks a version; warn of one of a later release."""
+    """Warn of a definition that is missing, lacks a version, or is from a later release.
+
+    The operator runs nevertheless: a kind that is missing is used once it is installed, and fields that a definition
+    lacks are reported in conditions.
+    """
     name = name_of(kind)
     if stored is None:
-        raise ConfigError(f"resource definition {name} is not installed; {REMEDY}")
+        logger.warning("resource definition %s is not installed: its objects are not reconciled; %s", name, REMEDY)
+        return
     served = {one["name"] for one in stored["spec"].get("versions") or [] if one.get("served")}
     lacking = sorted(set(kind.versions) - served)
     if lacking:
-        raise ConfigError(
-            f"resource definition {name} does not serve {', '.join(lacking)}: it is older than this operator; {REMEDY}"
-        )
+        logger.warning(
+            "resource definition %s does not serve %s: it is older than this operator; %s",
+            name, ", ".join(lacking), REMEDY,
+        )  # fmt: skip
     version = version_of(stored)
     if version is not None and version > Version(__version__):
         logger.warning(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from starlette.applications import Starlette
@@ -19,20 +19,23 @@ from dynamo.k8s.controller import Controller, ReconcileResult
 from dynamo.k8s.events import EventRecorder
 from dynamo.k8s.informer import ObjectKey, key_of
 from dynamo.k8s.kinds import (
+    CHECKPOINTS,
     COMPONENTS,
     CONFIG_MAPS,
     DEPLOYMENTS,
     ENDPOINT_SLICES,
+    GRAPH_REQUESTS,
     GRAPHS,
     INGRESSES,
+    JOBS,
     MODELS,
     POD_CLIQUE_SETS,
     PODS,
     ROLE_BINDINGS,
     ROLES,
+    SCALING_ADAPTERS,
     SERVICE_ACCOUNTS,
     SERVICES,
-    STORED_ADAPTERS,
     VOLUME_CLAIMS,
     ObjectKind,
 )
@@ -47,13 +50,16 @@ from dynamo.operator.controllers import (
     ObjectController,
     Reconciler,
 )
+from dynamo.operator.jobs import SELECTIONS, CheckpointController, RequestController, owner_of_job, requests_of_graph
 from dynamo.operator.metrics import OperatorMetrics
 from dynamo.operator.model_loader import AdapterLoader
 from dynamo.operator.models import ModelReconciler
+from dynamo.operator.namespace_scope import EveryNamespace, NamespaceScope
 from dynamo.operator.optional_kinds import OptionalKinds, OptionalSettings
 from dynamo.operator.pull_secrets import PullSecretIndex
 from dynamo.operator.reconcile.names import BASE_MODEL_HASH, GRAPH, OperatorSettings
 from dynamo.operator.reconcile.provider import ClusterFacts
+from dynamo.operator.reconcile.requests.job import RequestSettings
 from dynamo.operator.reconcile.topology import FROM_NODE
 from dynamo.operator.topology_labels import TopologyLabelReconciler
 from dynamo.operator.view import ClusterView
@@ -85,10 +91,12 @@ class Operator:
         client: KubeClient,
         settings: OperatorSettings,
         *,
+        requests: RequestSettings | None = None,
         namespace: str | None = None,
         optional: OptionalSettings | None = None,
         workers: int = 4,
         election: LeaderElection | None = None,
+        scope: NamespaceScope | None = None,
         metrics: MetricsRegistry | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -99,6 +107,7 @@ class Operator:
         self._clock = clock or SystemClock()
         self._workers = workers
         self._election = election
+        self._scope = scope or EveryNamespace()
         self.metrics = OperatorMetrics(metrics or MetricsRegistry())
         self.view = ClusterView(client, namespace, self._clock)
         self.events = EventRecorder(client, COMPONENT, clock=self._clock)
@@ -113,18 +122,23 @@ class Operator:
                 GraphController(self.view, settings, self._facts),
                 ComponentController(self.view, settings, self._facts),
                 AdapterController(self.view),
+                RequestController(self.view, client, requests or RequestSettings(operator=settings)),
+                CheckpointController(self.view),
             )
         ]
         loader = AdapterLoader()
         models = ModelReconciler(self.view, self.applier, self.events, loader, self._clock)
         self._running.append(self._run(models.kind, models.reconcile))
-        topology = TopologyLabelReconciler(self.view, client, self.events)
+        topology = TopologyLabelReconciler(self.view, client, self.events, self._facts)
         self._running.append(self._run(topology.kind, topology.reconcile))
         self.view.watch(PODS, FROM_NODE)
         self.view.listen(GRAPHS, self._graph_changed)
         self.view.listen(ENDPOINT_SLICES, self._pods_changed)
-        for kind in (GRAPHS, COMPONENTS, STORED_ADAPTERS, MODELS):
+        self.view.listen(JOBS, self._job_changed)
+        for kind in (GRAPHS, COMPONENTS, SCALING_ADAPTERS, MODELS, GRAPH_REQUESTS, CHECKPOINTS):
             self.view.watch(kind)
+        for kind, labels in SELECTIONS:
+            self.view.watch(kind, labels)
         self.view.watch(ENDPOINT_SLICES, BASE_MODEL_HASH)
         self.view.listen(POD_CLIQUE_SETS, self._cliques_changed)
         for kind in LABELLED:
@@ -134,8 +148,10 @@ class Operator:
     @property
     def is_ready(self) -> bool:
         """Whether every kind was listed and every worker runs; a follower is ready too."""
-        return self.view.is_synced and all(
-            one.controller is not None and one.controller.is_sound for one in self._running
+        return (
+            self.view.is_synced
+            and not self._scope.waits_for
+            and all(one.controller is not None and one.controller.is_sound for one in self._running)
         )
 
     @property
@@ -148,6 +164,7 @@ class Operator:
     def start(self) -> None:
         """View the cluster, and reconcile from the time when the view is complete and this process leads."""
         self.events.start()
+        self._scope.start(self._namespace_freed)
         if self._election is not None:
             self._election.start()
         self._tasks.start(self._begin(), "begin")
@@ -160,6 +177,7 @@ class Operator:
                 await one.controller.stop(STOP_S)
             else:
                 await one.queue.close()
+        await self._scope.close()
         await self.view.close()
         await self.events.close()
         if self._election is not None:
@@ -169,16 +187,22 @@ class Operator:
         await self.kinds.begin()
         await self.pull_secrets.read()
         self.view.start()
-        while not self.view.is_synced:
+        while not self.view.is_synced or self._scope.waits_for:
             await self._clock.sleep(SYNC_POLL_S)
+        await self.kinds.wait_for_lists()
+        self._tasks.supervise(self.kinds.follow, "optional kinds", clock=self._clock)  # Webhooks of followers use it.
+        self._tasks.supervise(self.pull_secrets.follow, "pull secrets", clock=self._clock)
         if self._election is not None:
             await self._election.wait_until_leader()
+        await self._scope.acquire()
         for one in self._running:
             assert one.controller is not None
             one.controller.start()
         logger.info("reconciling %d graphs", self.view.count(GRAPHS))
-        self._tasks.supervise(self.kinds.follow, "optional kinds", clock=self._clock)
-        self._tasks.supervise(self.pull_secrets.follow, "pull secrets", clock=self._clock)
+
+    def has_grove(self) -> bool | None:
+        """Return whether new graphs run with Grove; None before the view is complete."""
+        return self.kinds.facts.has_grove if self.view.is_synced else None
 
     def _facts(self) -> ClusterFacts:
         return self.kinds.facts
@@ -187,17 +211,14 @@ class Operator:
         """Reconcile all graphs and components, because what the cluster can run has changed."""
         for one in self._running:
             if one.kind in (GRAPHS, COMPONENTS):
-                for key, _ in self.view.objects(one.kind):
-                    one.queue.add_after(key, SETTLE_S)
+                self._enqueue(one.kind, self.view.objects(one.kind))
 
     def _cliques_changed(self, key: ObjectKey) -> None:
         """Reconcile the graph of a PodCliqueSet that changed, or one of whose cliques did."""
         value = self.view.get(POD_CLIQUE_SETS, *key)
         owners = value["metadata"].get("ownerReferences") or () if value else ()
-        queue = next(one.queue for one in self._running if one.kind == GRAPHS)
-        for owner in owners:
-            if owner.get("controller") and owner["kind"] == GRAPHS.kind:
-                queue.add_after((key[0], owner["name"]), SETTLE_S)
+        graphs = (one["name"] for one in owners if one.get("controller") and one["kind"] == GRAPHS.kind)
+        self._enqueue(GRAPHS, ((key[0], name) for name in graphs))
 
     def _controlled(self, made: ObjectController) -> RunningController:
         reconciler = Reconciler(made, self.view, self.applier, self.events, self._clock)
@@ -209,25 +230,40 @@ class Operator:
         def record(result: ReconcileResult[ObjectKey]) -> None:
             self.metrics.record(kind, result)
 
+        async def reconcile_in_scope(key: ObjectKey) -> float | None:
+            return None if self._scope.excludes(key[0]) else await reconcile(key)
+
         running.controller = Controller(
-            kind.kind, reconcile, running.queue, self._workers, on_result=record, clock=self._clock
+            kind.kind, reconcile_in_scope, running.queue, self._workers, on_result=record, clock=self._clock
         )
         self.view.listen(kind, _adder(running.queue))
         return running
 
+    def _namespace_freed(self, namespace: str) -> None:
+        """Reconcile the objects of a namespace that another operator has left."""
+        for one in self._running:
+            self._enqueue(one.kind, (key for key in self.view.objects(one.kind) if key[0] == namespace))
+
     def _pods_changed(self, key: ObjectKey) -> None:
         """Reconcile the models of a namespace."""
-        queue = next(one.queue for one in self._running if one.kind == MODELS)
-        for model, _ in self.view.objects(MODELS):
-            if model[0] == key[0]:
-                queue.add_after(model, SETTLE_S)
+        self._enqueue(MODELS, (model for model in self.view.objects(MODELS) if model[0] == key[0]))
 
     def _graph_changed(self, key: ObjectKey) -> None:
-        """Reconcile the scaling adapters of a graph, whose status shows its replicas."""
+        """Reconcile the scaling adapters of a graph and the request that made it: their status shows the graph's."""
         graph = self.view.get(GRAPHS, *key)
-        queue = next(one.queue for one in self._running if one.kind == STORED_ADAPTERS)
-        for adapter in self.view.children(graph, STORED_ADAPTERS) if graph else ():
-            queue.add_after(key_of(adapter), SETTLE_S)
+        adapters = self.view.children(graph, SCALING_ADAPTERS) if graph else ()
+        self._enqueue(SCALING_ADAPTERS, (key_of(one) for one in adapters))
+        self._enqueue(GRAPH_REQUESTS, requests_of_graph(self.view, key))
+
+    def _job_changed(self, key: ObjectKey) -> None:
+        """Reconcile the request of a job whose pod changed."""
+        owner = owner_of_job(self.view, key)
+        self._enqueue(GRAPH_REQUESTS, (owner,) if owner else ())
+
+    def _enqueue(self, kind: ObjectKind, keys: Iterable[ObjectKey]) -> None:
+        queue = next(one.queue for one in self._running if one.kind == kind)
+        for key in keys:
+            queue.add_after(key, SETTLE_S)
 
     def _application(self) -> Starlette:
         routes = [
@@ -243,7 +279,9 @@ class Operator:
     async def _show_ready(self, request: Request) -> Response:
         if self.is_ready:
             return plain_text(200, "ok")
-        return plain_text(503, "; ".join(self.view.waits_for) or "a controller does not run")
+        return plain_text(
+            503, "; ".join(filter(None, [*self.view.waits_for, self._scope.waits_for])) or "a controller does not run"
+        )
 
     async def _show_metrics(self, request: Request) -> Response:
         self.metrics.read(self.view, self.applier, [(one.kind, one.queue) for one in self._running])

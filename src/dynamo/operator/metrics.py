@@ -53,7 +53,7 @@ class OperatorMetrics:
             self._depth.labels(name=kind.kind).set(queue.depth)
             self._retries.labels(name=kind.kind).set(queue.retries)
             counts: dict[str, int] = {}
-            for _, value in view.objects(kind):
+            for value in view.objects(kind).values():
                 state = state_of(value)
                 counts[state] = counts.get(state, 0) + 1
             for state in ("ready", "not_ready"):

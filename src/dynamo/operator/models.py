@@ -63,17 +63,18 @@ class ModelReconciler:
         if has_adapter(model) and FINALIZER not in model.metadata.finalizers:
             value = await self._set_finalizers(value, [*model.metadata.finalizers, FINALIZER])
         outcome = await self._load(key, model, slices) if has_adapter(model) else {}
-        plan = model_plan(model, slices, outcome, seconds_time(self._clock.wall()))
+        now = seconds_time(self._clock.wall())
+        plan = model_plan(model, slices, outcome, now)
         if plan.requeue_s is not None:
             self._loaded.pop(key, None)
-        await self._applier.write_status(plan, value, MODELS)
+        await self._applier.write_status(plan, value, MODELS, now)
         return plan.requeue_s
 
     def _slices(self, model: DynamoModel) -> list[KubeObject]:
         wanted = base_model_hash(model.spec.base_model_name)
         return [
             value
-            for (namespace, _), value in self._view.objects(ENDPOINT_SLICES)
+            for (namespace, _), value in self._view.objects(ENDPOINT_SLICES).items()
             if namespace == model.metadata.namespace
             and (value["metadata"].get("labels") or {}).get(BASE_MODEL_HASH) == wanted
         ]

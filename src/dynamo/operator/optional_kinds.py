@@ -1,13 +1,15 @@
 """Kinds of other controllers, which may be installed and removed while the operator runs, and what follows from them."""
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.k8s.client import KubeRefused, KubeUnavailable
 from dynamo.k8s.kinds import (
+    CLUSTER_TOPOLOGIES,
     INFERENCE_POOLS,
     LEADER_WORKER_SETS,
     POD_CLIQUE_SCALING_GROUPS,
@@ -15,12 +17,14 @@ from dynamo.k8s.kinds import (
     POD_CLIQUES,
     POD_GROUPS,
     QUEUES_OF_KAI,
+    TOPOLOGY_BINDINGS,
     VIRTUAL_SERVICES,
     ObjectKind,
 )
 from dynamo.operator.reconcile.names import GRAPH
 from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.operator.view import ClusterView
+from dynamo.protocols.kubernetes.common import KubeObject
 
 logger = logging.getLogger(__name__)
 
@@ -34,14 +38,19 @@ SYNC_S = 5.0
 GROVE = (POD_CLIQUE_SETS, POD_CLIQUES, POD_CLIQUE_SCALING_GROUPS)
 VIEWED = {
     LEADER_WORKER_SETS: GRAPH,
+    POD_GROUPS: GRAPH,
     POD_CLIQUE_SETS: GRAPH,
     POD_CLIQUES: "",  # Grove gives groups no labels of the graph.
     POD_CLIQUE_SCALING_GROUPS: "",
     VIRTUAL_SERVICES: GRAPH,
     INFERENCE_POOLS: GRAPH,
+    TOPOLOGY_BINDINGS: "",
+    CLUSTER_TOPOLOGIES: "",
 }
 """Kinds whose objects are viewed, with the label that they must have."""
-NOTED = (QUEUES_OF_KAI, POD_GROUPS)
+TOPOLOGIES = (TOPOLOGY_BINDINGS, CLUSTER_TOPOLOGIES)
+"""Kinds of the cluster, which an operator of one namespace may not be allowed to read."""
+NOTED = (QUEUES_OF_KAI,)
 """Kinds of which only the presence matters."""
 
 
@@ -61,7 +70,7 @@ class OptionalSettings:
 class KindSource(Protocol):
     """Finds kinds: `KubeClient`, or a fake in tests."""
 
-    async def discover(self, api_version: str, kind: str) -> ObjectKind | None: ...
+    async def kinds_of(self, api_version: str) -> Sequence[ObjectKind]: ...
 
 
 class OptionalKinds:
@@ -92,9 +101,10 @@ class OptionalKinds:
             has_grove=all(self._view.has(one) for one in GROVE),
             has_lws=self._view.has(LEADER_WORKER_SETS),
             has_kai=has_kai,
-            has_volcano=POD_GROUPS in noted and chosen in ("auto", "volcano") and not has_kai,
+            has_volcano=self._view.has(POD_GROUPS) and chosen in ("auto", "volcano") and not has_kai,
             has_virtual_services=self._view.has(VIRTUAL_SERVICES),
             has_inference_pools=self._view.has(INFERENCE_POOLS),
+            topologies=self._topologies(),
         )
 
     async def begin(self) -> None:
@@ -108,13 +118,14 @@ class OptionalKinds:
         while True:
             await self._clock.sleep(self._settings.look_s)
             await self._look()
-            await self._wait_for_lists()
+            await self.wait_for_lists()
             if self.facts != last:
                 last = self.facts
                 logger.info("installed for workloads: %s", ", ".join(_present(last)) or "nothing optional")
                 self._on_change()
 
-    async def _wait_for_lists(self) -> None:
+    async def wait_for_lists(self) -> None:
+        """Wait until the optional kinds were listed, for a bounded time: the operator may not be allowed to read one."""
         for _ in range(int(SYNC_S / SYNC_POLL_S)):
             if all(self._view.has(one) for one in VIEWED if self._view.is_watched(one)):
                 return
@@ -124,22 +135,36 @@ class OptionalKinds:
         """View each kind that has appeared and leave each that has vanished; return False if the server is away."""
         try:
             wanted = [one for one in (*VIEWED, *NOTED) if self._is_enabled(one)]
-            present = [one for one in wanted if await self._source.discover(one.api_version, one.kind)]
+            versions = sorted({one.api_version for one in wanted})
+            listed = await asyncio.gather(*map(self._source.kinds_of, versions))
         except (KubeRefused, KubeUnavailable) as error:
             logger.warning("cannot read the kinds of the API server: %s", error)
             return False
+        known = {(one.api_version, one.kind) for several in listed for one in several}
+        present = [one for one in wanted if (one.api_version, one.kind) in known]
         for kind, label in VIEWED.items():
             if kind in present and not self._view.is_watched(kind):
-                self._view.watch(kind, label)
+                self._view.watch(kind, label, is_required=kind not in TOPOLOGIES)
             elif kind not in present and self._view.is_watched(kind):
                 self._view.unwatch(kind)
         self._noted = frozenset(one for one in present if one in NOTED)
         return True
 
+    def _topologies(self) -> Mapping[str, Mapping[str, str]] | None:
+        """Return the node label of each domain of each topology; None if the operator cannot read them."""
+        if any(self._view.is_watched(one) and not self._view.has(one) for one in TOPOLOGIES):
+            return None
+        values = [value for one in TOPOLOGIES if self._view.has(one) for value in self._view.objects(one).values()]
+        return {one["metadata"]["name"]: _levels(one) for one in values}
+
     def _is_enabled(self, kind: ObjectKind) -> bool:
         if kind == LEADER_WORKER_SETS:
             return self._settings.lws
-        return self._settings.grove or kind not in GROVE
+        return self._settings.grove or kind not in (*GROVE, *TOPOLOGIES)
+
+
+def _levels(topology: KubeObject) -> Mapping[str, str]:
+    return {one["domain"]: one["key"] for one in (topology.get("spec") or {}).get("levels") or ()}
 
 
 def _present(facts: ClusterFacts) -> Iterable[str]:

@@ -1,7 +1,7 @@
 """Permissions of the operator's account, from which the chart's roles are written (`tools/charts.py`). Pure.
 
-A role may only grant what its creator has, so the operator also has what it grants to the accounts of graphs and of
-profiling jobs.
+A role may only grant what its creator has, so the operator also has what it grants to the accounts of graphs, of
+planners, of endpoint pickers and of profiling jobs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from dynamo.operator.reconcile.graph_objects import DISCOVERY_RULES
 from dynamo.operator.reconcile.requests.job import RULES as PROFILING_RULES
+from dynamo.operator.reconcile.shared import ACCOUNT_RULES
 from dynamo.protocols.kubernetes.common import GROUP, KubeObject
 from dynamo.protocols.kubernetes.crds import KINDS
 
@@ -36,8 +37,11 @@ GRAPH_RULES = (
     PermissionRule(GROUP, OWN, ALL),
     PermissionRule(GROUP, OWN_STATUS, ALL),  # A profiling job is granted all verbs on the status of a graph.
     PermissionRule(GROUP, tuple(f"{one.plural}/finalizers" for one in KINDS), ("update",)),
+    PermissionRule(
+        GROUP, ("dynamographdeploymentscalingadapters/scale",), ("get", "update", "patch")
+    ),  # Granted to planners.
     PermissionRule("", ("services", "serviceaccounts", "configmaps", "persistentvolumeclaims", "secrets"), ALL),
-    PermissionRule("", ("pods",), (*READ, "delete")),
+    PermissionRule("", ("pods",), (*READ, "patch", "delete")),
     PermissionRule("", ("pods/log",), READ),
     PermissionRule("", ("events",), (*READ, "create", "patch")),
     PermissionRule("apps", ("deployments",), ALL),
@@ -45,15 +49,17 @@ GRAPH_RULES = (
     PermissionRule("networking.k8s.io", ("ingresses",), ALL),
     PermissionRule("discovery.k8s.io", ("endpointslices",), READ),
     PermissionRule("rbac.authorization.k8s.io", ("roles", "rolebindings"), ALL),
+    PermissionRule("coordination.k8s.io", ("leases",), (*READ, "create", "patch", "delete")),  # Who has a namespace.
 )
 """Objects of graphs, in all namespaces or in one."""
 WORKLOAD_RULES = (
     PermissionRule("leaderworkerset.x-k8s.io", ("leaderworkersets",), ALL),
     PermissionRule("grove.io", ("podcliquesets", "podcliques", "podcliquescalinggroups"), ALL),
     PermissionRule("grove.io", ("podcliques/scale", "podcliquescalinggroups/scale"), ("get", "update", "patch")),
-    PermissionRule("grove.io", ("clustertopologies",), READ),
+    PermissionRule("grove.io", ("clustertopologybindings", "clustertopologies"), READ),
     PermissionRule("scheduling.volcano.sh", ("podgroups",), ALL),
     PermissionRule("inference.networking.k8s.io", ("inferencepools",), ALL),
+    PermissionRule("networking.istio.io", ("virtualservices",), ALL),
 )
 """Kinds of other controllers, used where the cluster has them."""
 CLUSTER_RULES = (
@@ -76,8 +82,8 @@ def rules_of(*groups: Sequence[PermissionRule]) -> list[KubeObject]:
 
 
 def granted() -> list[KubeObject]:
-    """Return the rules that the operator grants to accounts of graphs and of profiling jobs."""
-    return [*DISCOVERY_RULES, *PROFILING_RULES]
+    """Return the rules that the operator grants to the accounts that it makes."""
+    return [*DISCOVERY_RULES, *PROFILING_RULES, *(rule for rules in ACCOUNT_RULES.values() for rule in rules)]
 
 
 def missing(rules: Iterable[KubeObject], wanted: Iterable[KubeObject]) -> list[tuple[str, str, str]]:

@@ -1,6 +1,7 @@
 """The process `python -m dynamo.operator`: its options, and the operator with its webhooks."""
 
 import asyncio
+import dataclasses
 import logging
 import os
 import re
@@ -20,8 +21,10 @@ from dynamo.k8s.kinds import SELF_REVIEWS
 from dynamo.k8s.leader import LeaderElection, LeaseName, process_identity
 from dynamo.operator.definitions import prepare_definitions
 from dynamo.operator.manager import COMPONENT, Operator
+from dynamo.operator.namespace_scope import EveryNamespace, NamespaceScope, OtherNamespaces, OwnedNamespace
 from dynamo.operator.optional_kinds import OptionalSettings
 from dynamo.operator.reconcile.names import OperatorSettings
+from dynamo.operator.reconcile.requests.job import RequestSettings
 from dynamo.operator.webhooks import WebhookServer, WebhookSettings, remove_webhooks
 from dynamo.runtime.run_service import run_service
 
@@ -48,7 +51,14 @@ class OperatorOptions:
         None,
         "--webhooks",
         None,
-        "Serve and install the admission and conversion webhooks; default: in a pod, where their service reaches them",
+        "Serve and install the admission and conversion webhooks; default: in a pod, where their service reaches them, and with --webhook-url",
+    )
+    webhook_url: str = option(
+        "",
+        "--webhook-url",
+        None,
+        "Base URL at which the API server reaches the webhooks of this process, such as https://10.0.0.5:9443; "
+        "default: the service dynamo-operator-webhook-service",
     )
     upgrade_crds: bool = option(
         False, "--upgrade-crds", None, "Install the resource definitions that are missing or of an earlier release"
@@ -66,6 +76,12 @@ class OperatorOptions:
     nats_address: str = option("", "--nats-address", None, "NATS server of the graphs' processes")
     etcd_endpoints: str = option("", "--etcd-endpoints", None, "etcd of the graphs' processes")
     model_express_url: str = option("", "--model-express-url", None, "ModelExpress server of the graphs' processes")
+    profiler_image: str = option(
+        "", "--profiler-image", None, "Image of the profiling jobs of deployment requests that name none"
+    )
+    output_copier_image: str = option(
+        "", "--output-copier-image", None, "Image with Python of a profiling job's sidecar; default: of the profiler"
+    )
     prometheus_endpoint: str = option("", "--prometheus-endpoint", None, "Prometheus server that planners read")
     grove: bool = option(True, "--grove", None, "Run graphs with Grove where it is installed")
     lws: bool = option(
@@ -107,6 +123,8 @@ class OperatorOptions:
             raise ConfigError(
                 f"--grove-termination-delay {self.grove_termination_delay}: must be hours, minutes and seconds, such as 4h30m"
             )
+        if self.webhook_url and not self.webhook_url.startswith("https://"):
+            raise ConfigError(f"--webhook-url {self.webhook_url}: must begin with https://")
         if self.discovery_backend == "etcd" and not self.etcd_endpoints:
             raise ConfigError("--discovery-backend etcd: requires --etcd-endpoints")
 
@@ -114,7 +132,7 @@ class OperatorOptions:
     def serves_webhooks(self) -> bool:
         """Whether the webhooks are served."""
         in_pod = bool(setting("KUBERNETES_SERVICE_HOST", "", str))
-        return in_pod if self.webhooks is None else self.webhooks
+        return in_pod or bool(self.webhook_url) if self.webhooks is None else self.webhooks
 
     @property
     def settings(self) -> OperatorSettings:
@@ -130,6 +148,13 @@ class OperatorOptions:
             ingress_tls_secret=self.ingress_tls_secret,
             ingress_host_suffix=self.ingress_host_suffix,
             virtual_service_gateway=self.virtual_service_gateway,
+        )
+
+    @property
+    def requests(self) -> RequestSettings:
+        """Settings of profiling jobs."""
+        return RequestSettings(
+            profiler_image=self.profiler_image, copier_image=self.output_copier_image, operator=self.settings
         )
 
     @property
@@ -170,18 +195,25 @@ async def serve(options: OperatorOptions) -> AsyncIterator[None]:
             election = LeaderElection(
                 client, LeaseName(home, LEASE), process_identity(), on_lost=lambda: os._exit(1)
             )  # A leader that lost its Lease must write nothing more; it starts again as a candidate.
+        scope: NamespaceScope = OtherNamespaces(client)
+        if options.namespace:
+            scope = OwnedNamespace(client, options.namespace, process_identity())
         operator = Operator(
             client,
             options.settings,
             namespace=options.namespace or None,
+            requests=options.requests,
             optional=options.optional,
             workers=options.workers,
             election=election,
+            scope=scope,
             metrics=registry,
         )
         await operator.http.start(bind(options.host, options.port, "--port"))
         stack.push_async_callback(operator.http.close)
-        settings = webhook_settings(options, home, await own_user(client))
+        settings = dataclasses.replace(
+            webhook_settings(options, home, await own_user(client), scope), has_grove=operator.has_grove
+        )
         await prepare_definitions(client, home, settings.service, upgrades=options.upgrade_crds)
         if options.serves_webhooks:
             webhooks = WebhookServer(client, settings, registry)
@@ -202,12 +234,17 @@ async def own_user(client: KubeClient) -> str:
     return str(((review.get("status") or {}).get("userInfo") or {}).get("username") or "")
 
 
-def webhook_settings(options: OperatorOptions, home: str, user: str = "") -> WebhookSettings:
+def webhook_settings(
+    options: OperatorOptions, home: str, user: str = "", scope: NamespaceScope | None = None
+) -> WebhookSettings:
     """Return the settings of the webhooks; requests of the operator's own account or `user` are those of the operator."""
     account = setting("POD_SERVICE_ACCOUNT", COMPONENT, str)
     users = {f"system:serviceaccount:{home}:{account}", user} - {""}
     return WebhookSettings(
         namespace=home,
         operator_users=frozenset(users),
+        url=options.webhook_url.rstrip("/"),
         namespaces=(options.namespace,) if options.namespace else (),
+        # An operator of one namespace receives reviews of that namespace only.
+        is_excluded=(EveryNamespace() if options.namespace or scope is None else scope).excludes,
     )

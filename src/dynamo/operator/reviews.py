@@ -17,6 +17,12 @@ class MalformedReview(ValueError):
     """A request body is not a review."""
 
 
+def accepting_response(message: Any) -> KubeObject:
+    """Return the response that accepts an object as it is. Raise `MalformedReview`."""
+    _request(message)
+    return _answer(message, {"allowed": True})
+
+
 def validation_response(message: Any, *, has_grove: bool | None, operator_users: frozenset[str]) -> KubeObject:
     """Return the response to an AdmissionReview of the validating webhook. Raise `MalformedReview`."""
     request = _request(message)

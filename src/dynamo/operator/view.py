@@ -1,8 +1,8 @@
 """View of the cluster: informers of the kinds that the operator reads, and the children of each owner."""
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import ChainMap, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.tasks import TaskOwner
@@ -11,6 +11,8 @@ from dynamo.k8s.kinds import ObjectKind
 from dynamo.operator.reconcile.plan import ObjectRef
 from dynamo.protocols.kubernetes.common import KubeObject
 
+ABSENT_RETRY_S = 30.0
+"""Interval in which a kind is looked for that the API server does not have."""
 OnObject = Callable[[ObjectKey], None]
 
 
@@ -22,7 +24,8 @@ class ClusterView:
         self._source = source
         self._namespace = namespace
         self._clock = clock or SystemClock()
-        self._informers: dict[ObjectKind, Informer] = {}
+        self._informers: defaultdict[ObjectKind, list[Informer]] = defaultdict(list)
+        """Informers of each kind, one for each selector."""
         self._children: defaultdict[str, dict[ObjectRef, ObjectKind]] = defaultdict(dict)
         """Children by the uid of their controller."""
         self._owners: dict[ObjectRef, KubeObject] = {}
@@ -33,35 +36,37 @@ class ClusterView:
         """Listeners by the name of a kind."""
         self._forget: list[Callable[[ObjectRef], None]] = []
         self._tasks = TaskOwner("cluster view")
-        self._running: dict[ObjectKind, asyncio.Task[None]] = {}
+        self._running: defaultdict[ObjectKind, list[asyncio.Task[None]]] = defaultdict(list)
         self._is_started = False
         self._late: set[ObjectKind] = set()
 
-    def watch(self, kind: ObjectKind, labels: str = "") -> None:
-        """View the objects of a kind that match a label selector, from now on or from `start` on.
+    def watch(self, kind: ObjectKind, labels: str = "", *, is_required: bool = True) -> None:
+        """View the objects of a kind that match a label selector, with those of earlier calls, from `start` on or from now on.
 
-        The view is complete without a kind that is added after `start`.
+        The view is complete without a kind that is not required, or that is added after `start`.
         """
-        self._informers[kind] = Informer(
+        informer = Informer(
             self._source,
             kind,
             self._namespace,
             labels,
             on_change=lambda key, value: self._changed(kind, key, value),
+            absent_retry_s=ABSENT_RETRY_S,
             clock=self._clock,
         )
-        if self._is_started:
+        self._informers[kind].append(informer)
+        if self._is_started or not is_required:
             self._late.add(kind)
-            self._run(kind)
+        if self._is_started:
+            self._run(kind, informer)
 
     def unwatch(self, kind: ObjectKind) -> None:
         """End the view of a kind, whose objects are gone with it."""
-        informer = self._informers.pop(kind)
+        informers = self._informers.pop(kind)
         self._late.discard(kind)
-        task = self._running.pop(kind, None)
-        if task is not None:
+        for task in self._running.pop(kind, ()):
             task.cancel()
-        for key in list(informer.objects):
+        for key in {key for one in informers for key in one.objects}:
             self._changed(kind, key, None)
 
     def listen(self, kind: ObjectKind, listener: OnObject) -> None:
@@ -75,8 +80,8 @@ class ClusterView:
     def start(self) -> None:
         """Begin to list and watch."""
         self._is_started = True
-        for kind in self._informers:
-            self._run(kind)
+        for kind, informer in self._each():
+            self._run(kind, informer)
 
     async def close(self) -> None:
         """Stop all watches."""
@@ -84,7 +89,7 @@ class ClusterView:
 
     @property
     def is_synced(self) -> bool:
-        """Whether every kind was listed once."""
+        """Whether every kind was listed once, or does not exist: its resource definition may be installed later."""
         return not self.waits_for
 
     @property
@@ -92,14 +97,14 @@ class ClusterView:
         """Kinds that were not listed yet, with the failure of their informer."""
         return [
             f"{kind.plural}: {one.error}" if one.error else kind.plural
-            for kind, one in self._informers.items()
-            if not one.is_synced and kind not in self._late
+            for kind, one in self._each()
+            if not (one.is_synced or one.is_absent or kind in self._late)
         ]
 
     def has(self, kind: ObjectKind) -> bool:
         """Return whether the objects of a kind are in the view."""
-        informer = self._informers.get(kind)
-        return informer is not None and informer.is_synced
+        found = self._informers.get(kind, ())
+        return bool(found) and all(one.is_synced for one in found)
 
     def is_watched(self, kind: ObjectKind) -> bool:
         """Return whether a kind is viewed, though maybe not listed yet."""
@@ -107,21 +112,20 @@ class ClusterView:
 
     def has_all(self, kind: ObjectKind) -> bool:
         """Return whether the view has every object of a kind, not only those with a label."""
-        informer = self._informers.get(kind)
-        return informer is not None and informer.is_synced and not informer.labels
+        return any(one.is_synced and not one.labels for one in self._informers.get(kind, ()))
 
     def count(self, kind: ObjectKind) -> int:
         """Return the number of objects of a kind."""
-        return len(self._informers[kind].objects)
+        return len(self.objects(kind))
 
-    def objects(self, kind: ObjectKind) -> Iterable[tuple[ObjectKey, KubeObject]]:
+    def objects(self, kind: ObjectKind) -> Mapping[ObjectKey, KubeObject]:
         """Return the objects of a kind."""
-        return self._informers[kind].objects.items()
+        return ChainMap(*(one.objects for one in self._informers.get(kind, ())))
 
     def get(self, kind: ObjectKind, namespace: str, name: str) -> KubeObject | None:
         """Return an object, or None if it is not in the view."""
-        informer = self._informers.get(kind)
-        return None if informer is None else informer.objects.get((namespace, name))
+        found = (one.objects.get((namespace, name)) for one in self._informers.get(kind, ()))
+        return next((one for one in found if one is not None), None)
 
     def children(self, owner: KubeObject, kind: ObjectKind) -> list[KubeObject]:
         """Return the objects of a kind that an object controls, by name."""
@@ -131,24 +135,27 @@ class ClusterView:
 
     def store(self, kind: ObjectKind, value: KubeObject) -> None:
         """Put the response to a write into the view."""
-        informer = self._informers.get(kind)
-        if informer is not None:
+        for informer in self._informers.get(kind, ()):
             informer.store(value)
             if informer.objects.get(key_of(value)) is value:
                 self._index(kind, value)
 
-    def _run(self, kind: ObjectKind) -> None:
-        self._running[kind] = self._tasks.supervise(self._informers[kind].run, kind.plural, clock=self._clock)
+    def _each(self) -> Iterable[tuple[ObjectKind, Informer]]:
+        return [(kind, one) for kind, found in self._informers.items() for one in found]
+
+    def _run(self, kind: ObjectKind, informer: Informer) -> None:
+        name = f"{kind.plural} {informer.labels}".rstrip()
+        self._running[kind].append(self._tasks.supervise(informer.run, name, clock=self._clock))
 
     def _changed(self, kind: ObjectKind, key: ObjectKey, value: KubeObject | None) -> None:
         ref = ObjectRef(kind.api_version, kind.kind, *key)
         owner, sharing = self._owners.get(ref), self._co_owners.get(ref, ())
-        if value is None:
+        if value is None and self.get(kind, *key) is None:
             self._unindex(ref)
             self._co_owners.pop(ref, None)
             for forget in self._forget:
                 forget(ref)
-        else:
+        elif value is not None:
             owner = self._index(kind, value) or owner
         for listener in self._listeners.get(kind.kind, ()):
             listener(key)

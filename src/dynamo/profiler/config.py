@@ -25,6 +25,13 @@ class ProfilerConfig:
     decode_interpolation_granularity: int = option(
         6, "--decode-interpolation-granularity", None, "Context lengths, and loads of each, of the decode curve"
     )
+    local_worker: str | None = option(
+        None,
+        "--local-worker",
+        None,
+        "Thorough: command of a worker that is measured on this machine; {model} and {engine_args} are replaced",
+        metavar="COMMAND",
+    )
     dry_run: bool = option(False, "--dry-run", None, "Check the spec and stop: no search, an empty result")
 
     def __post_init__(self) -> None:

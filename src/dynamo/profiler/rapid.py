@@ -8,14 +8,18 @@ from dynamo.core.errors import ConfigError
 from dynamo.planner.config.parallelization import PickedParallelConfig
 from dynamo.planner.config.planner_config import Mode
 from dynamo.profiler.candidates import NODES_MAX, EngineFamily, candidates, smallest_that_fits
+from dynamo.profiler.curves import DecodeCurve, PrefillCurve
 from dynamo.profiler.perf.analytic_engine import AnalyticEngine
+from dynamo.profiler.perf.efficiencies import EFFICIENCIES, BackendEfficiency
 from dynamo.profiler.perf.gpus import GIB
-from dynamo.profiler.perf.model_shape import UnsupportedModel, model_shape
+from dynamo.profiler.perf.model_shape import ModelShape, UnsupportedModel, model_shape
 from dynamo.profiler.search import Configuration, EngineChoice, SearchResult, search
-from dynamo.profiler.spec import ProfileSpec
+from dynamo.profiler.spec import BACKENDS, ProfileSpec
 
 DEFAULT_BACKEND = "vllm"
-"""Backend of `auto`: the performance model does not distinguish backends, and vLLM serves the most models."""
+"""Backend of `auto` where the choice cannot be made by an estimate: vLLM serves the most models."""
+OTHER_BACKEND_MARGIN = 1.15
+"""By how much another backend must exceed the default one: smaller differences are within the error of the estimates."""
 NAIVE_BATCH = 256
 
 
@@ -29,7 +33,13 @@ class PickedDeployment:
     """Performance model of the picked engines; None if the model is not covered."""
     decode_engine: AnalyticEngine | None = None
     max_context: int
+    is_met: bool = True
+    """Whether the estimate is within the objectives."""
     warnings: tuple[str, ...] = ()
+    curves: tuple[PrefillCurve, DecodeCurve] | None = None
+    """Measured performance of the picked engines."""
+    accuracy: BackendEfficiency | None = None
+    """Error and origin of the estimate."""
     alternatives: tuple[Configuration, ...] = ()
 
 
@@ -38,18 +48,41 @@ def rapid(spec: ProfileSpec, config: Mapping[str, Any], stored_bytes: int | None
 
     `stored_bytes`: the size of the model's weight files, for models that the performance model does not cover.
     """
-    backend = DEFAULT_BACKEND if spec.backend == "auto" else spec.backend
     try:
         shape = model_shape(config, spec.model)
     except UnsupportedModel as error:
+        backend = DEFAULT_BACKEND if spec.backend == "auto" else spec.backend
         return naive(spec, backend, str(error), stored_bytes)
-    family = EngineFamily(shape=shape, gpu=spec.gpu, gpus_per_node=spec.gpus_per_node)
     context = spec.traffic.isl + spec.traffic.osl
     if shape.max_context and context > shape.max_context:
         raise ConfigError(
             f"workload: isl {spec.traffic.isl} and osl {spec.traffic.osl}: must be at most "
             f"{shape.max_context} tokens together, the context of {spec.model}"
         )
+    found = [_searched(spec, shape, backend) for backend in _backends(spec)]
+    return max(found, key=lambda one: _preference(one, spec))
+
+
+def _backends(spec: ProfileSpec) -> tuple[str, ...]:
+    """Return the backends to search: all for `auto`, unless a planner is going to scale the deployment."""
+    if spec.backend != "auto":
+        return (spec.backend,)
+    return (DEFAULT_BACKEND,) if spec.has_planner else BACKENDS
+
+
+def _preference(one: PickedDeployment, spec: ProfileSpec) -> tuple[float, ...]:
+    """Return the rank of a backend: objectives met, GPUs that a given load needs, and throughput with a margin of doubt."""
+    margin = 1.0 if one.backend == DEFAULT_BACKEND else 1 / OTHER_BACKEND_MARGIN
+    excess_gpus = max(0, one.config.gpus_needed - spec.total_gpus)
+    used = one.config.gpus if spec.picking_mode == "load_match" else 0
+    return (one.is_met, -excess_gpus, -used * (2 - margin), one.config.tokens_per_gpu * margin)
+
+
+def _searched(spec: ProfileSpec, shape: ModelShape, backend: str) -> PickedDeployment:
+    """Return the best deployment on one backend."""
+    accuracy = EFFICIENCIES[backend]
+    family = EngineFamily(shape=shape, gpu=spec.gpu, gpus_per_node=spec.gpus_per_node, efficiency=accuracy.efficiency)
+    context = spec.traffic.isl + spec.traffic.osl
     engines = candidates(family, spec.total_gpus, context)
     is_aggregated_only = spec.planner is not None and spec.has_planner and spec.planner.mode is Mode.AGG
     found = search(
@@ -62,9 +95,7 @@ def rapid(spec: ProfileSpec, config: Mapping[str, Any], stored_bytes: int | None
     )
     if found is None:
         raise ConfigError(_does_not_fit(spec, family, context, engines))
-    best = found.best
-    if is_aggregated_only:
-        best = _one_of_each(best)
+    best = _one_of_each(found.best) if is_aggregated_only else found.best
     by_parallel = {engine.parallel: engine for engine in engines}
     decode = by_parallel[best.decode.parallel]
     return PickedDeployment(
@@ -73,8 +104,10 @@ def rapid(spec: ProfileSpec, config: Mapping[str, Any], stored_bytes: int | None
         prefill_engine=decode if best.prefill is None else by_parallel[best.prefill.parallel],
         decode_engine=decode,
         max_context=shape.max_context or 2 * spec.traffic.isl,
+        is_met=found.is_met,
         warnings=tuple(_warnings(spec, found)),
         alternatives=found.others,
+        accuracy=accuracy,
     )
 
 

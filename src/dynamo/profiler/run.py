@@ -1,5 +1,6 @@
 """Run of the profiler: phases from the specification to the files of the result."""
 
+import asyncio
 import logging
 import secrets
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from dynamo.profiler.models import model_config, model_directory, stored_bytes
 from dynamo.profiler.rapid import PickedDeployment, rapid
 from dynamo.profiler.spec import ProfileSpec
 from dynamo.profiler.status import StatusFile
+from dynamo.profiler.thorough.sweep import ThoroughSweep
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +49,8 @@ class ProfilerRun:
         else:
             self.status.enter("SweepingPrefill", "Sweeping parallelization strategies")
             picked = self._picked()
-            self.status.enter("SelectingConfig", "Selecting the configuration with the lowest cost")
+            if not self.spec.is_thorough:
+                self.status.enter("SelectingConfig", "Selecting the configuration with the lowest cost")
             self._log(picked)
             documents = self._curves(picked)
             self.status.enter("GeneratingDGD", "Packaging data and generating the final deployment")
@@ -56,7 +59,13 @@ class ProfilerRun:
 
     def _picked(self) -> PickedDeployment:
         if self.spec.is_thorough:
-            raise ConfigError("searchStrategy: thorough: must be rapid: measurements are not available in this release")
+            if self.config.local_worker is None:
+                raise ConfigError(
+                    "searchStrategy: thorough: needs --local-worker, the command of a worker to measure on this machine; "
+                    "this release does not deploy candidates in Kubernetes: use rapid there"
+                )
+            sweep = ThoroughSweep(self.spec, self.config, model_config(self.spec), self.status.enter)
+            return asyncio.run(sweep.run())
         return rapid(self.spec, model_config(self.spec), stored_bytes(model_directory(self.spec)))
 
     def _log(self, picked: PickedDeployment) -> None:
@@ -73,11 +82,19 @@ class ProfilerRun:
                 "estimate: TTFT %.0f ms, ITL %.1f ms, %.2f requests/s, %.0f tokens/s per GPU",
                 one.ttft_ms, one.itl_ms, one.request_rate, one.tokens_per_gpu,
             )  # fmt: skip
+        if picked.accuracy is not None:
+            logger.info(
+                "its source: %s; median errors on engines left out of the fit: TTFT %.0f %%, ITL %.0f %%",
+                picked.accuracy.source, 100 * picked.accuracy.ttft_error, 100 * picked.accuracy.tpot_error,
+            )  # fmt: skip
         for line in picked.warnings:
             logger.warning("%s", line)
 
     def _curves(self, picked: PickedDeployment) -> dict[str, Any] | None:
         """Write the performance data of the picked engines, if planner or mocker read them, and return the documents."""
+        if picked.curves is not None:
+            curves.write(self.directory, *picked.curves)
+            return curves.documents(*picked.curves)
         if not self.spec.needs_curves or picked.prefill_engine is None or picked.decode_engine is None:
             return None
         self.status.enter("BuildingCurves", "Building performance curves of the picked engines")

@@ -273,7 +273,7 @@ def _scaled_pair(
         x, y = math.ceil(wanted / prefill_rps), math.ceil(wanted / decode_rps)
         needed = x * prefill_gpus + y * decode_gpus
     if wanted is None or needed > total_gpus:
-        x, y = _balanced(prefill_rps, decode_rps, prefill_gpus, decode_gpus, total_gpus)
+        x, y = balanced(prefill_rps, decode_rps, prefill_gpus, decode_gpus, total_gpus)
     scaled = replace(
         one,
         prefill=replace(one.prefill, replicas=x),
@@ -284,7 +284,7 @@ def _scaled_pair(
     return [scaled]
 
 
-def _balanced(
+def balanced(
     prefill_rps: float, decode_rps: float, prefill_gpus: int, decode_gpus: int, total_gpus: int
 ) -> tuple[int, int]:
     """Return the numbers of engines with the highest rate per GPU, of equal ones those with the highest rate."""

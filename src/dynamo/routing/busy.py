@@ -35,6 +35,10 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
         given = {name: getattr(update, name) for name in self.__struct_fields__}
         return msgspec.structs.replace(self, **{name: value for name, value in given.items() if value is not None})
 
+    def of_prefill(self) -> "Thresholds":
+        """Return the thresholds for workers that only compute prompts, whose blocks are soon free again."""
+        return msgspec.structs.replace(self, active_decode_blocks_threshold=None)
+
     def check(self) -> "Thresholds":
         """Return itself. Raises `InvalidArgument` for a value out of range."""
         share = self.active_decode_blocks_threshold

@@ -85,12 +85,14 @@ class KvPushRouter:
         self.view: KvView | None = None
         self.durable: DurableEvents | None = None
         """Subscription to the workers' events on a persistent stream."""
-        self.remote = RemoteIndexer(runtime, endpoint) if config.use_remote_indexer else None
+        self.remote: RemoteIndexer | None = None
         """Indexer of another process that is queried instead of following KV events."""
         self.model_name = ""
         """Name of the served model."""
         self.is_eagle = False
         """Whether the workers' block hashes include the next token (`mm_routing.hashes_of`)."""
+        if config.use_remote_indexer:
+            self.remote = RemoteIndexer(runtime, endpoint, records=not config.use_kv_events)
         if config.use_kv_events and self.remote is None:
             self.view = KvView(runtime, endpoint, self.machine, is_durable=config.durable_kv_events)
             if config.durable_kv_events:
@@ -268,6 +270,9 @@ class KvPushRouter:
         else:
             self._metrics.timed(hashing_s, lookup_s, hashing_s + time.perf_counter() - began)
         self._metrics.decided(decision)
+        if self.remote is not None and not self.config.use_kv_events:
+            rank = (decision.worker_id, decision.dp_rank)
+            self._tasks.start(self.remote.record(self.model_name, rank, route_request.blocks), "routed prompt")
         if route_request.request_id in self.machine.active:
             self._prefilling[route_request.request_id] = progress
             if self.paces is not None:

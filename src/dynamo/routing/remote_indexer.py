@@ -3,6 +3,11 @@
     request   {model_name, block_hashes, device_only} ──▶ <namespace>.<component>.kv_indexer_query
     response  {"TieredScores": {device: {scores: [[rank, blocks]]}, lower_tier: [[tier, {hits: [[rank, more]]}]]}}
 
+Without KV events there is one index, of routed prompts, and its users add theirs:
+
+    request   {model_name, worker, local_hashes, sequence_hashes} ──▶ <namespace>.<component>.kv_indexer_record_routing_decision
+    response  "Recorded" or {"Error": text}
+
 The format is upstream's: releases of Dynamo and this package can query each other. If the indexer is unavailable, the
 request is routed by load alone.
 """
@@ -13,6 +18,7 @@ import random
 import struct
 import uuid
 from collections.abc import Callable, Collection, Mapping
+from typing import TypeVar
 
 import msgspec
 
@@ -28,11 +34,16 @@ from dynamo.runtime.component import Endpoint, Serving
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.request_plane.base import Bare, Reply, Request
 from dynamo.runtime.single_response import OneAnswer
+from dynamo.tokens.hashing import sequence_hashes
 
 logger = logging.getLogger(__name__)
 
 NAME = "kv_indexer_query"
+RECORD_NAME = "kv_indexer_record_routing_decision"
+RECORDED = "Recorded"
 QUERY_TIMEOUT_S = 1.0  # A response takes a millisecond; a longer wait would cost more than a cache miss.
+
+Answered = TypeVar("Answered")
 
 Tiers = tuple[int, int, int]
 """Blocks on a rank's device, then additional ones in host memory, then on disk."""
@@ -73,6 +84,15 @@ class TieredScores(msgspec.Struct):
     lower_tier: list[tuple[str, TierHits]] = msgspec.field(default_factory=list)
 
 
+class RoutedPrompt(msgspec.Struct):
+    """Prompt that a router sent to a rank."""
+
+    model_name: str
+    worker: RankName
+    local_hashes: list[int]
+    sequence_hashes: list[int] = msgspec.field(default_factory=list)
+
+
 class IndexerAnswer(msgspec.Struct, omit_defaults=True):
     """Response of an indexer; exactly one field is set."""
 
@@ -110,19 +130,22 @@ class IndexerServer:
         """Store the arguments; `models` returns the names that the workers currently serve."""
         place = endpoint.id
         self._endpoint = endpoint.runtime.endpoint(f"{place.namespace}.{place.component}.{NAME}")
+        self._record = endpoint.runtime.endpoint(f"{place.namespace}.{place.component}.{RECORD_NAME}")
         self._machine = machine
         self._models = models
         self._clock = clock or SystemClock()
-        self._serving: Serving | None = None
+        self._serving: list[Serving] = []
 
     async def start(self) -> None:
-        """Register the endpoint for other routers."""
-        self._serving = await self._endpoint.serve(self.handle)
+        """Register the endpoints for other routers."""
+        self._serving.append(await self._endpoint.serve(self.handle))
+        if not self._machine.config.use_kv_events:
+            self._serving.append(await self._record.serve(self.handle_record))
 
     async def close(self) -> None:
-        """Unregister the endpoint."""
-        if self._serving is not None:
-            await self._serving.close(0.0)
+        """Unregister the endpoints."""
+        while self._serving:
+            await self._serving.pop().close(0.0)
 
     def handle(self, request: Request, reply: Reply) -> None:
         """Handle a query. Raises `InvalidArgument` for an unreadable one."""
@@ -134,6 +157,25 @@ class IndexerServer:
         reply.item(Bare(self.answer(query, blocks)))
         reply.finish()
 
+    def handle_record(self, request: Request, reply: Reply) -> None:
+        """Handle a routed prompt. Raises `InvalidArgument` for an unreadable one."""
+        try:
+            prompt = decode(request.body, request.codec, RoutedPrompt)
+            blocks = pack(prompt.local_hashes)
+        except (*UNREADABLE, struct.error) as error:
+            raise InvalidArgument(f"invalid routed prompt: {error}") from None
+        reply.item(Bare(self.record(prompt, blocks)))
+        reply.finish()
+
+    def record(self, prompt: RoutedPrompt, blocks: bytes) -> str | dict[str, str]:
+        """Predict a routed prompt as cached and return the response."""
+        if prompt.model_name not in self._models():
+            return {"Error": f"served indexer model {prompt.model_name} is not registered"}
+        rank = (prompt.worker.worker_id, prompt.worker.dp_rank)
+        if not self._machine.note_sent(rank, blocks, self._clock.now()):
+            return {"Error": f"worker {rank[0]} rank {rank[1]} is not known"}
+        return RECORDED
+
     def answer(self, query: IndexerQuery, blocks: bytes) -> IndexerAnswer:
         """Return the cached blocks of a query."""
         if query.model_name not in self._models():
@@ -144,40 +186,63 @@ class IndexerServer:
 class RemoteIndexer:
     """Client of the index of another process."""
 
-    def __init__(self, runtime: DistributedRuntime, endpoint: EndpointId) -> None:
+    def __init__(self, runtime: DistributedRuntime, endpoint: EndpointId, *, records: bool = False) -> None:
+        """`records`: whether routed prompts are added to the index, which then follows no KV events."""
         self._path = f"{endpoint.namespace}.{endpoint.component}.{NAME}"
+        self._record_path = f"{endpoint.namespace}.{endpoint.component}.{RECORD_NAME}"
+        self._records = records
         self._runtime = runtime
         self._client: Client | None = None
+        self._recorder: Client | None = None
         self._metrics = RemoteMetrics(runtime.metrics)
 
     async def start(self) -> None:
         """Start watching the indexer's instances."""
         self._client = await self._runtime.endpoint(self._path).client()
+        if self._records:
+            self._recorder = await self._runtime.endpoint(self._record_path).client()
 
     async def close(self) -> None:
         """Stop."""
-        if self._client is not None:
-            await self._client.close()
+        for client in (self._client, self._recorder):
+            if client is not None:
+                await client.close()
+
+    async def record(self, model_name: str, rank: Rank, blocks: bytes) -> None:
+        """Add a routed prompt to the index; a failure is counted."""
+        if not blocks or self._recorder is None:
+            return
+        hashes = list(unpack(blocks))
+        prompt = RoutedPrompt(model_name, RankName(*rank), hashes, sequence_hashes(hashes))
+        try:
+            answer = await self._asked(self._recorder, encode(prompt, MSGPACK), object)
+            if answer != RECORDED:
+                raise StreamIncomplete(f"the indexer answered {answer!r}")
+        except (DynamoException, TimeoutError, *UNREADABLE) as error:
+            self._metrics.failed(self._record_path, error)
 
     async def find(self, model_name: str, blocks: bytes) -> dict[Rank, Tiers]:
         """Return the cached blocks of a prompt by rank, given its packed token hashes; empty on failure or timeout."""
         if not blocks or self._client is None:
             return {}
         query = encode(IndexerQuery(model_name, list(unpack(blocks))), MSGPACK)
-        receiver = OneAnswer("the indexer")
         try:
-            async with asyncio.timeout(QUERY_TIMEOUT_S):
-                await self._client.send(
-                    query, receiver, request_id=f"kv-indexer-{uuid.UUID(int=random.getrandbits(128))}"
-                )
-                item = await receiver.first
-            answer = decode(item.data or b"", item.codec, IndexerAnswer)
+            answer = await self._asked(self._client, query, IndexerAnswer)
             if answer.scores is None:
                 raise StreamIncomplete(answer.error or "the indexer sent an empty response")
         except (DynamoException, TimeoutError, *UNREADABLE) as error:
             self._metrics.failed(self._path, error)
             return {}
         return held_of(answer.scores)
+
+    @staticmethod
+    async def _asked(client: Client, body: bytes, kind: type[Answered]) -> Answered:
+        receiver = OneAnswer("the indexer")
+        async with asyncio.timeout(QUERY_TIMEOUT_S):
+            await client.send(body, receiver, request_id=f"kv-indexer-{uuid.UUID(int=random.getrandbits(128))}")
+            item = await receiver.first
+        answer: Answered = decode(item.data or b"", item.codec, kind)
+        return answer
 
 
 class RemoteMetrics:

@@ -11,7 +11,7 @@ import msgspec
 
 from dynamo.core import tracing
 from dynamo.core.errors import DynamoException, EngineShutdown, WorkerOverloaded, WorkerUnavailable
-from dynamo.core.logging import current_request
+from dynamo.core.logging import RequestScope, current_request, lifecycle, scope_fields
 from dynamo.core.metrics import Counter, MetricsRegistry, log_buckets
 from dynamo.protocols.discovery import EndpointId
 from dynamo.runtime.request_plane.base import Handler, Request
@@ -99,6 +99,8 @@ class Served:
         self._running: dict[ReplyBase, float] = {}
         self._tracer = tracing.tracer()
         self._spans: dict[ReplyBase, tracing.Span] = {}
+        self._scopes: dict[ReplyBase, RequestScope] = {}
+        """Identities of running requests whose steps are logged."""
         self.alive_s = time.monotonic()
         """Time of the last sign of life: a successful response or a reported engine step."""
         self._idle: asyncio.Future[None] | None = None
@@ -126,7 +128,11 @@ class Served:
             self._metrics.request_bytes.inc(len(request.body))
         if self._tracer is not None:
             self._trace(self._tracer, request, reply)
-        scope = current_request.set((request.id, request.headers, "handle_payload", self.path))
+        identities = (request.id, request.headers, "handle_payload", self.path)
+        scope = current_request.set(identities)
+        if lifecycle.isEnabledFor(logging.INFO):
+            self._scopes[reply] = identities
+            lifecycle.info("request received")
         try:
             self._handler(request, reply)
         except DynamoException as error:
@@ -166,6 +172,9 @@ class Served:
 
     def _ended(self, reply: ReplyBase, error: BaseException | None) -> None:
         started, now = self._running.pop(reply), time.monotonic()
+        if (scope := self._scopes.pop(reply, None)) is not None:
+            fields = {"status": "success" if error is None else "error", **scope_fields(scope)}
+            lifecycle.info("request completed", extra=fields | {"elapsed_ms": round((now - started) * 1e3, 1)})
         if error is None:
             self.alive_s = now
         if self._spans:

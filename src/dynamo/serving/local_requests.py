@@ -52,6 +52,7 @@ class LocalCall(Generic[Item]):
         "refusal",
         "response_complete",
         "response_started",
+        "status",
     )
 
     def __init__(self, body: bytes, headers: Sequence[tuple[bytes, bytes]], account: RequestAccount | None) -> None:
@@ -63,6 +64,7 @@ class LocalCall(Generic[Item]):
         self.error_body: Callable[[ErrorAnswer], bytes] = ErrorAnswer.body
         self.on_disconnect: Callable[[], None] | None = None
         self.response_started = self.response_complete = self.disconnected = False
+        self.status = 0
         self.refusal: ErrorAnswer | None = None
         """Error with which the handler ended the request."""
         self._capture: InternalCapture | None = None

@@ -261,8 +261,9 @@ class Models:
             raise NotFound(f"Model '{name}' not found. Thresholds can only be set for discovered models.")
         thresholds = self._served[name][0].busy.thresholds.merged(update)
         for one in self._served[name]:
-            one.busy.thresholds = thresholds
-            await self._watch_load(one)
+            for pool in (one, *one.prefill_sets):
+                pool.busy.thresholds = thresholds if pool is one else thresholds.of_prefill()
+                await self._watch_load(pool)
         return thresholds
 
     async def _watch_load(self, served: ServedModel) -> None:
@@ -374,7 +375,8 @@ class Models:
         served = self._sets[place] = ServedModel(
             endpoint, client, self._assets, self._timings, self._tokenizer_backends
         )
-        served.busy.thresholds = wanted.thresholds or self._thresholds
+        thresholds = wanted.thresholds or self._thresholds
+        served.busy.thresholds = thresholds.of_prefill() if card.worker_type == PREFILL else thresholds
         served.mode, served.workers_min = mode, self._workers_min
         served.routed = RoutedRequests(
             self._metrics.registry, endpoint, self._runtime.instance_id, card.display_name, card.worker_type

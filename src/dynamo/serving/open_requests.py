@@ -11,7 +11,7 @@ from dynamo.core import tracing
 from dynamo.core.boundaries import ErrorBoundary, logged
 from dynamo.core.codec import msgpack_encode
 from dynamo.core.errors import DynamoException, EngineShutdown, ResponseTimeout
-from dynamo.core.logging import current_request, scope_fields
+from dynamo.core.logging import current_request, lifecycle, scope_fields
 from dynamo.core.tasks import TaskOwner
 from dynamo.protocols.engine import CompletionUsage
 from dynamo.serving.answers import BaseAnswer, Closed
@@ -23,7 +23,7 @@ from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.migration import Dispatch
 from dynamo.serving.next_turn_prefill import NextTurnPrefill, NullReceiver, pinned
 from dynamo.serving.recent_requests import RecentRequests, RequestFacts, facts_of
-from dynamo.serving.request_headers import identify, metadata_of, new_id, trace_headers
+from dynamo.serving.request_headers import identify, metadata_of, new_id, new_traceparent, trace_headers
 from dynamo.serving.request_state import SPAN, RequestState
 from dynamo.serving.request_trace.trace import RequestTrace
 from dynamo.serving.response_stream import IncomingRequest
@@ -86,12 +86,26 @@ class OpenRequests:
                 span = self._tracer.start(SPAN, trace_headers(exchange), endpoint=endpoint)
                 span.end(error)
             exchange.refuse(response)
+            if lifecycle.isEnabledFor(logging.INFO):
+                self._log_refused(exchange, endpoint, response, whole_s, {"request_id": new_id(), **identities})
         except Exception as error:  # The request boundary: the client gets an error response, whatever failed.
             logger.exception("request failed")
             self.metrics.count_end(endpoint, "", "unary", "internal")
             exchange.refuse(answer_to(error))
         finally:
             exchange.drop_body()  # A response may take minutes and does not need the body any more.
+
+    @staticmethod
+    def _log_refused(
+        exchange: IncomingRequest, endpoint: str, response: ErrorAnswer, whole_s: float, identities: dict[str, str]
+    ) -> None:
+        """Log every step of a request that was refused before its response was created."""
+        elapsed_ms = round((time.perf_counter() - whole_s) * 1e3)
+        failed = {"error_type": response.label, "error_detail": response.message, "elapsed_ms": elapsed_ms}
+        lifecycle.info("request received", extra={"endpoint": endpoint, **identities})
+        lifecycle.error("request completed", extra={"endpoint": endpoint, "status": "error", **failed, **identities})
+        sent = {"status": str(exchange.status), "latency_ms": elapsed_ms}
+        lifecycle.error("http response sent", extra={**sent, **identities})
 
     def adopt(
         self,
@@ -108,7 +122,10 @@ class OpenRequests:
         """
         if exchange.account is not None:
             exchange.account.require(model.name)
-        request_id = identify(exchange)
+        request_id, headers = identify(exchange), trace_headers(exchange)
+        is_logged = lifecycle.isEnabledFor(logging.INFO)
+        if is_logged and self._tracer is None:
+            headers.setdefault("traceparent", new_traceparent())
         with contextlib.ExitStack() as undo:
             state = RequestState(
                 self.metrics,
@@ -117,7 +134,7 @@ class OpenRequests:
                 stream=stream,
                 started_s=time.perf_counter(),
                 request_id=request_id,
-                headers=trace_headers(exchange),
+                headers=headers,
                 metadata=metadata_of(exchange.headers),
             )
             undo.callback(state.discard)
@@ -127,14 +144,17 @@ class OpenRequests:
             answer = make(exchange, state, self._closed)
             undo.pop_all()
         self._answers.add(answer)
+        if is_logged:
+            received = {"endpoint": endpoint, "model": model.name, "request_type": state.request_type}
+            lifecycle.info("request received", extra=received | scope_fields(state.scope))
         if self._trace is not None:
             with self._observing(answer):
                 self._trace.begin(answer, model.card.kv_cache_block_size)
         return answer
 
     def _observing(self, answer: BaseAnswer) -> ErrorBoundary:
-        """Log exceptions of the block: a request does not depend on its record or trace."""
-        return logged(logger, "record of request %s failed", answer.state.request_id)
+        """Log exceptions of the block: a request does not depend on its trace."""
+        return logged(logger, "request trace of %s failed", answer.state.request_id)
 
     def _closed(self, answer: BaseAnswer, error_type: str, error: Exception | None) -> None:
         """Release the workers of a finished response, close its metrics, and report it."""
@@ -173,7 +193,7 @@ class OpenRequests:
         now_s: float,
     ) -> None:
         """Keep, trace and log a finished response."""
-        with self._observing(answer):
+        with logged(logger, "failed to keep the record of request %s", answer.state.request_id):
             self.recent.ended(facts_of(answer, error_type, error, usage, now_s))
         if self._trace is not None:
             with self._observing(answer):
@@ -181,11 +201,21 @@ class OpenRequests:
         if answer.state.span is not None:
             with self._observing(answer):
                 answer.state.end_spans(error, usage)
-        level = logging.ERROR if error_type == "internal" else logging.INFO
+        is_logged = lifecycle.isEnabledFor(logging.INFO)
+        failed = is_logged and error_type not in ("", "cancelled")
+        level = logging.ERROR if failed or error_type == "internal" else logging.INFO
+        if is_logged and answer.exchange.status:
+            status = answer.exchange.status
+            sent = {"status": str(status), "latency_ms": round((now_s - answer.state.started_s) * 1e3)}
+            lifecycle.log(
+                logging.ERROR if status >= 400 else logging.INFO,
+                "http response sent",
+                extra=sent | scope_fields(answer.state.scope),
+            )
         if logger.isEnabledFor(level):
             fields = answer.state.summary(error_type, usage, now_s) | scope_fields(answer.state.scope)
             if error is not None:
-                fields["error"] = repr(error)
+                fields |= {"error": repr(error), "error_detail": str(error)}
             logger.log(level, "request completed", extra=fields)
 
     async def _prefill_next_turn(self, next_turn_prefill: NextTurnPrefill, generation: Generation) -> None:

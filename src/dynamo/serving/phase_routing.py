@@ -2,7 +2,7 @@
 
 import logging
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +70,10 @@ class Reach:
     """Routing constraints of the decode worker; None if every worker can."""
     out_of_reach: frozenset[int] = frozenset()
     """Decode workers that cannot receive the blocks."""
+    required: Sequence[str] = ()
+    """Taints that a decode worker must have."""
+    is_empty: bool = False
+    """Whether no decode worker can receive them."""
 
 
 def reach_of(model: ServedModel, request: PreprocessedRequest, prefill: ServedModel, worker_id: int) -> Reach:
@@ -86,4 +90,4 @@ def reach_of(model: ServedModel, request: PreprocessedRequest, prefill: ServedMo
     out_of_reach = frozenset(
         worker for worker, its in cards.items() if its is None or not required <= taints_of(its.runtime_config)
     )
-    return Reach(given, out_of_reach)
+    return Reach(given, out_of_reach, sorted(required), is_empty=bool(cards) and out_of_reach == cards.keys())

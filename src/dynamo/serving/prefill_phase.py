@@ -31,8 +31,18 @@ STOP_S = 300.0
 class PrefillPhase:
     """One attempt at a prefill; also its progress, for the router of the prefill workers."""
 
-    def __init__(self, served: "ServedModel", request_id: str, instance_id: int = 0, queue_depth: int = 0) -> None:
+    def __init__(
+        self,
+        served: "ServedModel",
+        request_id: str,
+        instance_id: int = 0,
+        queue_depth: int = 0,
+        *,
+        dp_rank: int | None = None,
+    ) -> None:
+        """`dp_rank`: the rank without a KV router; None leaves it to the worker."""
         self.served = served
+        self._rank = dp_rank
         self.instance_id = instance_id
         self.decision: Decision | None = None
         """Decision of the prefill workers' KV router, if there is one."""
@@ -73,7 +83,7 @@ class PrefillPhase:
     @property
     def dp_rank(self) -> int | None:
         """Rank chosen by the router."""
-        return None if self.decision is None else self.decision.dp_rank
+        return self._rank if self.decision is None else self.decision.dp_rank
 
     def book(self, served: "ServedModel", decision: Decision) -> None:
         """Record the chosen worker, whose router counts the request."""

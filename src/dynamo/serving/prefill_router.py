@@ -22,6 +22,7 @@ from dynamo.core.errors import (
     CannotConnect,
     InvalidArgument,
     Overloaded,
+    Unknown,
     WorkerUnavailable,
 )
 from dynamo.protocols.engine import BootstrapInfo, PrefillResult, PreprocessedRequest, Routing
@@ -202,6 +203,13 @@ class DisaggregatedDispatch(Dispatch):
         self._outgoing = decode_request(self._request, phase.instance_id, phase.dp_rank, found)
         reach = reach_of(self._model, self._request, phase.served, phase.instance_id)
         self._constraints, self._out_of_reach = reach.constraints, reach.out_of_reach
+        routing = self._request.routing
+        is_pinned = routing is not None and routing.prefill_worker_id is not None
+        if is_pinned and reach.is_empty:
+            raise Unknown(  # A repetition fails as well, unlike one for which a worker is missing.
+                f"no decode worker can receive KV blocks from prefill worker {phase.instance_id}: "
+                f"it requires {', '.join(reach.required)}"
+            )
 
     async def _send_prefill(self) -> PrefillPhase:
         """Choose a prefill worker and send it its request. Raise `WorkerUnavailable` if there is none."""
@@ -253,7 +261,10 @@ class DisaggregatedDispatch(Dispatch):
         if served.kv is None:
             if named is None:
                 named = served.bound(self._request, exclude)
-            phase = PrefillPhase(served, self._request_id, served.pick(exclude) if named is None else named)
+            worker = served.pick(exclude) if named is None else named
+            asked = routing is not None and (routing.prefill_dp_rank is not None or routing.dp_rank is not None)
+            rank = None if asked else served.next_rank(worker)
+            phase = PrefillPhase(served, self._request_id, worker, dp_rank=rank)
             self.prefill = phase
             return phase
         phase = PrefillPhase(served, self._request_id, queue_depth=len(served.kv.machine.waiting))

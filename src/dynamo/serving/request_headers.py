@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dynamo.core.errors import InvalidArgument
+from dynamo.core.logging import scope_fields
 from dynamo.protocols.engine import PreprocessedRequest, Routing
 from dynamo.protocols.nvext import AgentHints, NvExt
 from dynamo.protocols.openai import ChatCompletionRequest, CompletionRequest
@@ -45,7 +46,8 @@ def identify(exchange: IncomingRequest) -> str:
         try:
             return str(uuid.UUID(chosen.decode("ascii")))
         except ValueError:
-            logger.debug("ignored x-dynamo-request-id: not a UUID")
+            identities = scope_fields(("", trace_headers(exchange), "", ""))
+            logger.warning("x-dynamo-request-id must be a valid UUID; it is ignored", extra=identities)
     return new_id()
 
 
@@ -57,6 +59,11 @@ def new_id() -> str:
 def trace_headers(exchange: IncomingRequest) -> dict[str, str]:
     """Return the client's tracing headers for the worker."""
     return {name.decode("ascii"): value.decode("latin-1") for name, value in exchange.headers if name in TRACE_HEADERS}
+
+
+def new_traceparent() -> str:
+    """Return the trace header of a new trace."""
+    return f"00-{random.getrandbits(128) or 1:032x}-{random.getrandbits(64) or 1:016x}-01"
 
 
 def metadata_of(headers: Headers) -> dict[str, str]:

@@ -224,6 +224,9 @@ class RequestState:
             "model": self.model,
             "endpoint": self.endpoint,
             "request.outcome": outcome or "success",
+            "status": "error" if outcome not in ("", "cancelled") else outcome or "success",
+            **({"error_type": outcome} if outcome else {}),
+            "elapsed_ms": round((now_s - self.started_s) * 1e3),
             "total_ms": round((now_s - self.started_s) * 1e3, 1),
         }
         if usage is not None:

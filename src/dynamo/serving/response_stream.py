@@ -52,6 +52,8 @@ class IncomingRequest(Protocol):
     """Called once when the client disconnects before the response is complete."""
     response_started: bool
     response_complete: bool
+    status: int
+    """Status that was sent; 0 before."""
     disconnected: bool
 
     @property

@@ -101,6 +101,8 @@ class ServedModel:
         self.workers_min = 0
         """Number of workers required before the first request (`--router-min-initial-workers`)."""
         self._has_begun = False
+        self._turn = 0
+        """Counts the requests whose rank was chosen by `next_rank`."""
         self.monitor: asyncio.Task[None] | None = None
         """Task that receives the workers' load reports, if a threshold needs them."""
         self.successor: ServedModel | None = None
@@ -204,6 +206,15 @@ class ServedModel:
         """Return the worker of the next request without a KV router. Raise `WorkerUnavailable`."""
         return self.client.pick(exclude | self._excluded | self._too_busy(exclude))
 
+    def next_rank(self, worker_id: int) -> int | None:
+        """Return the data-parallel rank of a worker's next request, each in turn; None for a worker of one rank."""
+        card = self.card_of(worker_id)
+        if card is None or card.runtime_config.data_parallel_size < 2:
+            return None
+        self._turn += 1
+        config = card.runtime_config
+        return config.data_parallel_start_rank + self._turn % config.data_parallel_size
+
     def bound(self, request: PreprocessedRequest, exclude: frozenset[int]) -> int | None:
         """Return the worker bound to the request's session, if it is eligible."""
         successor = self.current
@@ -219,16 +230,24 @@ class ServedModel:
         return [one for one in self.client.instance_ids() if one not in self._excluded]
 
     def admit(self) -> None:
-        """Raise `Overloaded` if every worker is above a busy threshold; called before any work for the request."""
+        """Raise `Overloaded` if every worker is above a busy threshold; called before any work for the request.
+
+        The same holds for the prefill workers of a decode worker.
+        """
+        reason, kind = self._overload(), "worker"
+        if not reason:
+            pools = [one._overload() for one in self.current.prefill_sets if one.worker_ids()]
+            reason, kind = pools[0] if pools and all(pools) else "", "prefill worker"
+        if reason:
+            raise Overloaded(f"Service temporarily overloaded: every {kind} of model `{self.name}` is over {reason}")
+
+    def _overload(self) -> str:
+        """Return the flag of a busy threshold that every worker exceeds; empty if one does not."""
         if not self.busy.thresholds.is_set:
-            return
+            return ""
         self._book()
-        workers = self.worker_ids()
-        reasons = [self.busy.why(worker) for worker in workers]
-        if workers and all(reasons):
-            raise Overloaded(
-                f"Service temporarily overloaded: every worker of model `{self.name}` is over {reasons[0]}"
-            )
+        reasons = [self.busy.why(worker) for worker in self.worker_ids()]
+        return (reasons[0] or "") if reasons and all(reasons) else ""
 
     def _book(self) -> None:
         """Update the loads counted by the KV router."""

@@ -19,6 +19,7 @@ RETRIES = 5
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+OWN_FIELDS = frozenset({"apiVersion", "kind", "metadata"})
 APPLY_PATCH = "application/apply-patch+yaml"
 NO_RESOURCE_VERSION = "must be specified for an update"
 
@@ -134,6 +135,8 @@ class Api:
     ) -> Object:
         """Store a new object, from an applied configuration where one is given. Raises 400, 403, 404, 409 or 422."""
         item = self._decoded(resource, namespace, body, options)
+        if config is None:
+            self._drop_nulls(resource, item)
         own = item["metadata"]
         if own.get("resourceVersion"):
             raise ApiError(500, "resourceVersion should not be set on objects to be created")  # As released servers do.
@@ -168,6 +171,7 @@ class Api:
     async def update(self, resource: Resource, name: Name, body: Any, options: Options) -> Object:
         """Replace an object or its status. Raises 404, 409 or 422."""
         item = self._decoded(resource, name[0], body, options)
+        self._drop_nulls(resource, item)
         given = item["metadata"].setdefault("name", name[1])
         if given != name[1]:
             raise ApiError(400, f"the name of the object ({given}) does not match the name on the URL ({name[1]})")
@@ -208,7 +212,9 @@ class Api:
                 result = merge_patch(live, body)
             else:
                 result = strategic_merge_patch(live, body, resource.schema)
-            return self._decoded(resource, name[0], result, options)
+            item = self._decoded(resource, name[0], result, options)
+            self._drop_nulls(resource, item)
+            return item
 
         return await self.change(resource, name, patched, options)
 
@@ -217,6 +223,8 @@ class Api:
             problem = errors.required("fieldManager", "is required for apply patch")
             raise errors.invalid("meta.k8s.io", "PatchOptions", "", [problem])
         config = self._decoded(resource, name[0], body, options)
+        if resource.custom:
+            self._check_declared(resource, name, body)
         if config["metadata"].get("managedFields") is not None:
             raise ApiError(400, "metadata.managedFields must be nil")
         if config["metadata"].setdefault("name", name[1]) != name[1]:
@@ -244,6 +252,15 @@ class Api:
             return owner.apply(live, config, schema, managers, force=force)
 
         return await self.change(resource, name, applied, options)
+
+    def _check_declared(self, resource: Resource, name: Name, body: Object) -> None:
+        """Raise 500, as the released server does, where an applied object has a field that its definition does not have."""
+        unknown: list[str] = []
+        resource.schema.prune({part: one for part, one in body.items() if part not in OWN_FIELDS}, "", unknown)
+        if unknown:
+            what = f"{body['metadata'].get('namespace', '')}/{name[1]}; {resource.api_version}, Kind={resource.kind}"
+            text = f"failed to create typed patch object ({what}): .{unknown[0]}: field not declared in schema"
+            raise ApiError(500, text)
 
     async def change(self, resource: Resource, name: Name, change: Change, options: Options) -> Object:
         """Change an object; without resourceVersion the change is repeated where another write comes in between."""
@@ -439,6 +456,12 @@ class Api:
         if not resource.namespaced:
             item["metadata"].pop("namespace", None)
         return item
+
+    @staticmethod
+    def _drop_nulls(resource: Resource, item: Object) -> None:
+        """Remove the nulls of a custom object, except in an apply: there they are refused."""
+        if resource.custom:
+            resource.schema.drop_nulls(item)
 
     def _checks(self, resource: Resource, item: Object, live: Object | None) -> list[Object]:
         if resource.custom:

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from tests.cluster.kubernetes import errors
 from tests.cluster.kubernetes.api import APPLY_PATCH, Api, ListQuery, Options, selection
+from tests.cluster.kubernetes.authorization import Authorizer, account_user, verb_of
 from tests.cluster.kubernetes.builtin import schema_of
 from tests.cluster.kubernetes.custom import CustomResources
 from tests.cluster.kubernetes.errors import ApiError, Object
@@ -36,6 +37,7 @@ class ApiServer:
         self.storage, self.registry = Storage(), Registry()
         for resource in builtin_resources(schema_of):
             self.registry.add(resource)
+        self.authorizer = Authorizer(self.storage)
         self.webhooks = Webhooks(self.storage, self.registry)
         self.api = Api(self.storage, self.registry, self.webhooks)
         self.custom = CustomResources(self.api)
@@ -103,14 +105,58 @@ class ApiServer:
         if rest[0] == "namespaces" and len(rest) > 2 and rest[2] not in {"status", "finalize"}:
             namespace, rest = rest[1], rest[2:]
         resource = self._known(group, version, rest[0])
+        self._authorize(request, resource, namespace, rest[1:], user)
         return await self._resource(request, resource, namespace, rest[1:], user)
+
+    def _authorize(self, request: Request, resource: Resource, namespace: str, rest: list[str], user: Object) -> None:
+        """Raise 403 for a request that the user's roles do not allow; an apply that creates requires both rights."""
+        is_watch = request.query_params.get("watch", "") in {"1", "true"}
+        verb = verb_of(request.method, is_named=bool(rest), is_watch=is_watch)
+        name, subresource = rest[0] if rest else "", rest[1] if len(rest) > 1 else ""
+        verbs = [verb]
+        is_apply = request.headers.get("content-type", "").startswith(APPLY_PATCH)
+        if (
+            verb == "patch"
+            and is_apply
+            and not subresource
+            and self.storage.get(resource.key, (namespace, name)) is None
+        ):
+            verbs.append("create")
+        for one in verbs:
+            self.authorizer.check(user, resource, subresource, namespace, name, one)
+
+    def account_token(self, namespace: str, name: str) -> str:
+        """Return a bearer token of a service account."""
+        token = f"account:{namespace}:{name}"
+        self.tokens[token] = account_user(namespace, name)
+        return token
 
     def _document(self, parts: list[str]) -> Response:
         if parts[:2] == ["openapi", "v3"]:
-            return JSONResponse({"paths": {}} if len(parts) == 2 else {"openapi": "3.0.0", "paths": {}})
+            return JSONResponse(self._schemas(parts[2:]))
         if parts[:1] == ["openapi"]:
             return JSONResponse({"swagger": "2.0", "info": {"title": "test", "version": "1"}, "paths": {}})
         raise ApiError(404, "the server could not find the requested resource")
+
+    def _schemas(self, parts: list[str]) -> Object:
+        """Return the index of the OpenAPI documents, or that of one version: clients look for `fieldValidation` in it."""
+        if not parts:
+            versions = self.registry.group_versions()
+            paths = [
+                f"apis/{group}/{one}" if group else f"api/{one}" for group, found in versions.items() for one in found
+            ]
+            return {"paths": {path: {"serverRelativeURL": f"/openapi/v3/{path}"} for path in paths}}
+        group, version = ("", parts[-1]) if parts[0] == "api" else (parts[1], parts[-1])
+        found = {}
+        for one in self.registry.in_version(group, version):
+            place = f"/{'/'.join(parts)}/{'namespaces/{namespace}/' if one.namespaced else ''}{one.plural}/{{name}}"
+            patch = {
+                "parameters": [{"name": "fieldValidation", "in": "query"}],
+                "responses": {},
+                "x-kubernetes-group-version-kind": {"group": group, "version": version, "kind": one.kind},
+            }
+            found[place] = {"patch": patch}
+        return {"openapi": "3.0.0", "info": {"title": "test", "version": "1"}, "paths": found}
 
     def _discovery(self, parts: list[str]) -> Response:
         versions = self.registry.group_versions()

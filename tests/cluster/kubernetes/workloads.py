@@ -197,6 +197,26 @@ WORKLOADS: dict[GroupPlural, Callable[["Controllers", GroupPlural, Object], Awai
 }  # fmt: skip
 
 
+COUNT = {"type": "integer", "minimum": 1}
+CLIQUE_SET: Object = {
+    "type": "object", "x-kubernetes-preserve-unknown-fields": True,
+    "properties": {"template": {"type": "object", "x-kubernetes-preserve-unknown-fields": True, "properties": {
+        "cliques": {"type": "array", "minItems": 1, "items": {
+            "type": "object", "x-kubernetes-preserve-unknown-fields": True, "properties": {"spec": {
+                "type": "object", "x-kubernetes-preserve-unknown-fields": True,
+                "required": ["roleName", "podSpec", "replicas"],
+                "properties": {"replicas": COUNT, "minAvailable": COUNT},
+            }},
+        }},
+        "podCliqueScalingGroups": {"type": "array", "items": {
+            "type": "object", "x-kubernetes-preserve-unknown-fields": True, "required": ["name", "cliqueNames"],
+            "properties": {"replicas": COUNT, "minAvailable": COUNT},
+        }},
+    }}},
+}  # fmt: skip
+"""What Grove's webhook checks of a PodCliqueSet."""
+
+
 def workload_definitions() -> list[Object]:
     """Return definitions of the kinds of LeaderWorkerSet and Grove, without their schemas."""
     kinds = [
@@ -207,6 +227,7 @@ def workload_definitions() -> list[Object]:
     ]
     free = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     schema = {"type": "object", "properties": {"spec": free, "status": free}}
+    with_template = {"type": "object", "properties": {"spec": CLIQUE_SET, "status": free}}
     scale = {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"}
     return [
         {
@@ -215,7 +236,7 @@ def workload_definitions() -> list[Object]:
             "spec": {
                 "group": group, "scope": "Namespaced", "names": {"plural": plural, "kind": kind, "shortNames": [short]},
                 "versions": [{
-                    "name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema},
+                    "name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": with_template if plural == "podcliquesets" else schema},
                     "subresources": {"status": {}, "scale": scale},
                 }],
             },

@@ -197,3 +197,25 @@ def test_requests_of_a_killed_worker_show_the_move_and_the_error(cluster: Cluste
     moved = [one for one in api(cluster, "requests?limit=50")["requests"] if one["moves"]]
     assert moved
     assert all(move["worker"] not in one["workers"] for one in moved for move in one["moves"])
+
+
+def test_processes_that_share_a_port_are_shown_together(tmp_path: Path) -> None:
+    with Cluster(tmp_path, "--http-workers", "2", *KEYS) as shared:
+        shared.wait_until(shared.is_live, "the frontend did not start")
+        shared.mocker(*MOCKER)
+        asked: set[str] = set()
+
+        def ask() -> None:
+            with httpx.Client(
+                base_url=shared.http.base_url, timeout=DEADLINE_S
+            ) as fresh:  # The kernel may choose the other process.
+                body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+                answer = fresh.post("/v1/chat/completions", json=body, headers=USER)
+            if answer.status_code == 200:  # A process that has not found the worker yet refuses.
+                asked.add(answer.json()["id"][-36:])
+
+        shared.wait_until(lambda: ask() or len(asked) >= 12, "requests failed")
+        for _ in range(6):
+            with httpx.Client(base_url=shared.http.base_url, timeout=DEADLINE_S, headers=ADMIN) as fresh:
+                found = fresh.get("/console/api/requests?limit=200").json()["requests"]
+            assert asked <= {one["id"] for one in found}

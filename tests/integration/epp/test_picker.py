@@ -1,9 +1,11 @@
 """The endpoint picker over real workers, driven by a gateway made from Envoy's public protobuf definitions."""
 
 import json
+import os
 import signal
 import ssl
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -368,3 +370,24 @@ def test_stream_of_a_gateway_that_disappears_releases_its_worker(cluster: Cluste
     gone.close()
     assert picker.pick(chat(42))[WORKER], "it would wait while both workers are busy"
     picker.close()
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"DYN_TLS_CERT_PATH": "/absent.pem", "DYN_TLS_KEY_PATH": "/absent.key"}, "--tls-cert-path /absent.pem: No such file"),
+        ({"DYN_FILE_KV": "/proc/self/absent", "DYN_SECURE_SERVING": "false"}, "DYN_FILE_KV='/proc/self/absent': cannot create"),
+        ({"DYN_EPP_MODE": "standalone"}, "DYN_EPP_INFERENCE_POOL_NAME): required by DYN_EPP_MODE=standalone"),
+        ({"DYN_DISCOVERY_BACKEND": "kubernetes"}, "POD_NAME: required by --discovery-backend kubernetes"),
+    ],
+)  # fmt: skip
+def test_setting_that_cannot_be_used_is_one_line(variables: dict[str, str], message: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dynamo.epp", "--grpc-port", "0", "--grpc-health-port", "0", "--metrics-port", "0"]
+    environment = {"PATH": os.environ["PATH"], **variables}
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode in {1, 2}
+    (line,) = [one for one in done.stderr.splitlines() if one.startswith("error:")]
+    assert message in line
+    assert "Traceback" not in done.stderr

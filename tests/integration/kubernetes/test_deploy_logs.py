@@ -12,13 +12,17 @@ from tests.cluster.kubernetes.kubeconfig import write_kubeconfig
 
 from dynamo.cli.deploy import deploy
 from dynamo.cli.graph_status import COMPONENT_LABEL
+from dynamo.core.errors import ConfigError
 
 pytestmark = pytest.mark.integration
 
 
 def pod(name: str, component: str) -> dict[str, object]:
     containers = [{"name": "main"}, {"name": "sidecar"}]
-    return {"metadata": {"name": name, "labels": {COMPONENT_LABEL: component}}, "spec": {"containers": containers}}
+    metadata = {"name": name, "namespace": "default", "uid": name, "labels": {COMPONENT_LABEL: component}}
+    statuses = [{"name": "main", "state": {"terminated": {"exitCode": 0}}}]
+    status = {"phase": "Succeeded", "containerStatuses": statuses}
+    return {"metadata": metadata, "spec": {"containers": containers}, "status": status}
 
 
 class LogHandler(BaseHTTPRequestHandler):
@@ -26,7 +30,13 @@ class LogHandler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         query = parse_qs(url.query)
         status, body = 200, b""
-        if not url.path.endswith("/log"):
+        if query.get("watch"):
+            pass  # It ends at once, without a change.
+        elif query.get("follow"):
+            assert query["timestamps"] == ["true"]
+            for line in ("2026-01-01T00:00:00.000000001Z started", "2026-01-01T00:00:00.000000002Z ended"):
+                body += line.encode() + b"\n"
+        elif not url.path.endswith("/log"):
             items = [pod("front", "frontend"), pod("work", "decode")]
             body = json.dumps({"metadata": {"resourceVersion": "1"}, "items": items}).encode()
         elif query["container"] == ["main"]:
@@ -60,6 +70,24 @@ def test_lines_name_pod_and_container(capsys: pytest.CaptureFixture[str]) -> Non
     shown = capsys.readouterr()
     assert shown.out.splitlines() == ["work/main: started", "work/main: last of 2"]
     assert shown.err == "work/sidecar: 400 BadRequest: waiting to start\n"
+
+
+def test_the_log_of_a_job_is_followed_to_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    assert deploy(["logs", "dgdr/r", "--follow"]) == 0
+    lines = sorted(capsys.readouterr().out.splitlines())
+    assert lines == ["front/main: ended", "front/main: started", "work/main: ended", "work/main: started"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["dm/m"], "DynamoModel/m: a model has no pods of its own"),
+        (["dgdr/r", "--component", "decode"], "--component decode: only a graph has components"),
+    ],
+)
+def test_what_has_no_logs_is_named(argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        deploy(["logs", *argv])
 
 
 def test_component_without_pods_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,13 +4,13 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from tests.cluster.kubernetes.operated import (
     DEADLINE_S,
     SPACE,
     Case,
+    DyingClient,
     Object,
     OperatedCluster,
     graph,
@@ -34,30 +34,9 @@ WRITES_OF_A_GRAPH, WRITES_OF_AN_UPDATE = 9, 5
 
 
 @pytest.fixture
-def run(kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[Case], None]:
+def run(own_kubernetes: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[Case], None]:
     monkeypatch.setattr(manager, "STOP_S", 0.01)
-    return run_on(kubernetes_api, monkeypatch)
-
-
-class DyingClient(KubeClient):
-    """Client whose process dies at one of its writes: the write is made, and nothing follows it."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.left = at
-        self.has_died = asyncio.Event()
-
-    async def _request(self, method: str, path: str, *more: Any, **named: Any) -> Any:
-        if self.has_died.is_set():
-            await asyncio.Event().wait()
-        is_write = method in ("PATCH", "DELETE", "POST") and "/events" not in path
-        result = await super()._request(method, path, *more, **named)
-        if is_write:
-            self.left -= 1
-            if self.left == 0:
-                self.has_died.set()
-                await asyncio.Event().wait()
-        return result
+    return run_on(own_kubernetes, monkeypatch)
 
 
 async def survives(cluster: OperatedCluster, at: int, value: Object, generation: int) -> bool:

@@ -1,11 +1,14 @@
 """The operator in a cluster with Grove: graphs become ready, scale, update in place, restart, and cost nothing at rest."""
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import httpx
 import pytest
+from benchmarks.ports import free_port
 from tests.cluster.kubernetes.operated import (
     CRDS,
     DEADLINE_S,
@@ -19,7 +22,9 @@ from tests.cluster.kubernetes.operated import (
 )
 from tests.cluster.kubernetes.running import KubernetesServer
 from tests.cluster.kubernetes.workloads import workload_definitions
+from tests.cluster.processes import ProcessGroup
 
+from dynamo.cli.deploy import deploy
 from dynamo.k8s.kinds import (
     COMPONENTS,
     EVENTS,
@@ -28,8 +33,8 @@ from dynamo.k8s.kinds import (
     POD_CLIQUE_SETS,
     POD_CLIQUES,
     PODS,
+    SCALING_ADAPTERS,
     SERVICES,
-    STORED_ADAPTERS,
 )
 from dynamo.operator.reconcile.names import RESTART_AT, WORKER_HASH
 from dynamo.operator.validation.facts import WORKLOAD_PROVIDER
@@ -50,8 +55,8 @@ def several_nodes(image: str = "image:1", **more: object) -> Object:
 
 
 @pytest.fixture
-def run(kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[Case], None]:
-    return run_on(kubernetes_api, monkeypatch, workload_definitions())
+def run(own_kubernetes: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[Case], None]:
+    return run_on(own_kubernetes, monkeypatch, workload_definitions())
 
 
 def test_a_graph_becomes_a_pod_clique_set_and_is_at_rest(run: Callable[[Case], None]) -> None:
@@ -88,7 +93,7 @@ def test_replicas_and_adapters_scale_cliques_and_groups(run: Callable[[Case], No
             await cluster.apply(value)
             await cluster.until(is_successful(1))
             body = {"spec": {"replicas": 3}}
-            await cluster.client.patch(STORED_ADAPTERS, "chat-decode", body, SPACE, subresource="scale")
+            await cluster.client.patch(SCALING_ADAPTERS, "chat-decode", body, SPACE, subresource="scale")
             status = await cluster.until(is_successful(2))
             assert status["components"]["decode"]["availableReplicas"] == 3
             group = await cluster.client.get(POD_CLIQUE_SCALING_GROUPS, "chat-0-decode", SPACE)
@@ -176,15 +181,15 @@ def test_a_deleted_graph_and_a_deleted_set(run: Callable[[Case], None]) -> None:
 
 
 def test_kinds_that_appear_and_vanish_are_noticed_without_a_restart(
-    kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch
+    own_kubernetes: KubernetesServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def case(cluster: OperatedCluster) -> None:
-        headers = {"Authorization": f"Bearer {kubernetes_api.token}"}
+        headers = {"Authorization": f"Bearer {own_kubernetes.token}"}
         async with cluster.operator() as operator:
             await cluster.apply(several_nodes())
             status = await cluster.until(lambda found: found.get("state") == "failed")
             assert "several nodes require Grove or LeaderWorkerSet" in status["conditions"][0]["message"]
-            async with httpx.AsyncClient(base_url=kubernetes_api.url, headers=headers, timeout=30) as api:
+            async with httpx.AsyncClient(base_url=own_kubernetes.url, headers=headers, timeout=30) as api:
                 for crd in workload_definitions():
                     assert (await api.post(CRDS, json=crd)).status_code == 201
                 status = await cluster.until(is_successful(1))
@@ -195,4 +200,68 @@ def test_kinds_that_appear_and_vanish_are_noticed_without_a_restart(
             assert "grove requires Grove" in str(status["conditions"])
             assert operator.is_ready
 
-    run_on(kubernetes_api, monkeypatch)(case)
+    run_on(own_kubernetes, monkeypatch)(case)
+
+
+GRAPH_FILE = """\
+apiVersion: nvidia.com/v1beta1
+kind: DynamoGraphDeployment
+metadata: {name: chat}
+spec:
+  components:
+  - name: Frontend
+    type: frontend
+    podTemplate: {spec: {containers: [{name: main, image: "front:1.6.1"}]}}
+  - name: decode
+    type: decode
+    replicas: 2
+    multinode: {nodeCount: 2}
+    podTemplate:
+      spec:
+        containers:
+        - name: main
+          image: worker:1.6.1
+          command: [python3, -m, dynamo.sglang]
+          args: [--model-path, m, --tp, "8"]
+          resources: {limits: {nvidia.com/gpu: "4"}}
+"""
+
+
+def test_the_process_runs_a_graph_with_grove(
+    own_kubernetes: KubernetesServer,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(own_kubernetes.kubeconfig))
+    headers = {"Authorization": f"Bearer {own_kubernetes.token}"}
+    with httpx.Client(base_url=own_kubernetes.url, headers=headers) as api:
+        for crd in workload_definitions():
+            assert api.post(CRDS, json=crd).status_code == 201
+    file = tmp_path / "graph.yaml"
+    file.write_text(GRAPH_FILE)
+    port = free_port()
+    arguments = ["--port", str(port), "--no-webhooks", "--upgrade-crds"]
+    processes = ProcessGroup(tmp_path)
+    processes.start("operator", [sys.executable, "-m", "dynamo.operator", *arguments])
+    try:
+        processes.wait_until(lambda: is_ready(port), "the operator is not ready")
+        if deploy(["apply", str(file)]) != 0:
+            raise AssertionError(capsys.readouterr().err + processes.logs())
+        processes.wait_until(lambda: deploy(["status", "chat"]) == 0, "the graph is not ready")
+        shown = capsys.readouterr().out
+        assert "decode     2/2    Ready" in shown
+        assert f'dynamo_operator_resources_total{{resource_type="{GRAPHS.kind}",status="ready"}} 1' in metrics(port)
+    finally:
+        processes.stop()
+
+
+def is_ready(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=2).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def metrics(port: int) -> str:
+    return httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=5).text

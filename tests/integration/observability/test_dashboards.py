@@ -19,6 +19,8 @@ from tests.cluster.processes import wait_until
 from tests.cluster.prometheus import PrometheusServer, requires_prometheus
 from tools.dashboard_table import DISAGGREGATION, ENGINES, KV_ROUTER, OVERVIEW, PLANNER, Dashboard
 
+from dynamo.operator.reconcile.names import COMPONENT_TYPE, METRICS_ENABLED, WORKER_TYPES
+
 ROOT = Path(__file__).parents[3]
 OBSERVABILITY = ROOT / "deploy" / "observability"
 RULES = OBSERVABILITY / "prometheus" / "rules.yml"
@@ -59,6 +61,19 @@ def test_configuration_of_the_stack_is_valid_and_names_existing_files() -> None:
     assert [path for path in mounted if path.startswith(".") and not (ROOT / "deploy" / path).exists()] == []
     for path in OBSERVABILITY.rglob("*.yml"):
         assert yaml.safe_load(path.read_text()), path
+
+
+def test_pod_monitors_select_labels_and_ports_that_the_operator_sets() -> None:
+    monitors = list(yaml.safe_load_all((OBSERVABILITY / "k8s" / "podmonitors.yaml").read_text()))
+    ports = {"dynamo-frontend": "http", "dynamo-worker": "system", "dynamo-planner": "metrics"}
+    assert {one["metadata"]["name"]: one["spec"]["podMetricsEndpoints"][0]["port"] for one in monitors} == ports
+    for one in monitors:
+        selector = one["spec"]["selector"]
+        assert selector["matchLabels"].pop(METRICS_ENABLED) == "true"
+        (chosen,) = [*selector["matchLabels"], *(rule["key"] for rule in selector.get("matchExpressions", ()))]
+        assert chosen == COMPONENT_TYPE
+        values = selector.get("matchExpressions", [{}])[0].get("values")
+        assert values is None or set(values) == WORKER_TYPES
 
 
 class Graph:

@@ -62,3 +62,9 @@ def test_ready_pods_are_counted_before_the_operator_reports() -> None:
 )  # fmt: skip
 def test_reason_of_a_pod(status: Object, reason: str) -> None:
     assert pod_reason({"status": status}) == reason
+
+
+def test_groups_of_grove_count_their_available_replicas() -> None:
+    group = {"componentKind": "PodCliqueScalingGroup", "availableReplicas": 2}
+    rows = rows_of(graph({"Frontend": {"readyReplicas": 1}, "decode": group}), [], [])
+    assert rows[1].cells[:3] == ("decode", "2/2", "Ready")

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from tests.asgi import request_json
+from tests.settle import until
 from tests.unit.kv_events.test_engine_subscriber import TOKENS, message, stored
 
 from dynamo.core.config import load
 from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.indexer.main import AccessLog, IndexerOptions, IndexerRoutes, InitialWorker
+from dynamo.kv_events.engine_subscriber import Status
 from dynamo.routing.services.indexed_models import IndexedModels
 from dynamo.routing.services.indexer_peers import Peers
 from dynamo.text.multimodal.routing_hashes import hashes_of
@@ -74,6 +76,24 @@ async def test_refusals(harness: IndexerHarness) -> None:
         found, value = await harness.ask(method, path, body)
         assert found == status, path
         assert isinstance(value, str) if status == 422 else set(value) == {"error"}
+
+
+async def test_a_listener_is_paused_and_resumed_where_that_is_enabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = IndexerHarness()
+    assert (await plain.ask("POST", "/test/pause_listener", {"instance_id": 7}))[0] == 404
+    monkeypatch.setenv("DYN_KV_INDEXER_TEST_ENDPOINTS", "1")
+    enabled = IndexerHarness()
+    assert (await enabled.ask("POST", "/test/pause_listener", {"instance_id": 7}))[0] == 404
+    await enabled.hold()
+    [listener] = enabled.models.listeners()
+    for _ in range(2):
+        assert (await enabled.ask("POST", "/test/pause_listener", {"instance_id": 7, "dp_rank": 0}))[0] == 200
+        await until(lambda: listener.status is Status.PAUSED)
+        assert (await enabled.ask("POST", "/test/resume_listener", {"instance_id": 7}))[0] == 200
+        await until(lambda: listener.status is Status.PENDING)
+        assert enabled.models.listeners() == [listener]
+    assert (await enabled.ask("POST", "/query", PROMPT))[1]["scores"], "its blocks are kept"
+    await enabled.models.close()
 
 
 async def test_peers_are_listed(harness: IndexerHarness) -> None:

@@ -2,10 +2,11 @@
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from dynamo.k8s.client import KubeListing, KubeRefused, WatchChange
+from dynamo.k8s.informer import has_labels
 from dynamo.k8s.kinds import ObjectKind
 from dynamo.protocols.kubernetes.common import KubeObject
 
@@ -19,11 +20,13 @@ class KubeStore:
     def __init__(self) -> None:
         self.objects: dict[Place, KubeObject] = {}
         self.calls: list[str] = []
+        self.lists: list[str] = []
         self.events: list[tuple[str, str]] = []
         self.revision = 0
         self.kinds: set[ObjectKind] = set()
         """Optional kinds that the server has."""
-        self._changes: list[tuple[str, WatchChange]] = []
+        self._changes: list[tuple[str, WatchChange, KubeObject | None]] = []
+        """Plural, change, and the object before it."""
         self._wake = asyncio.Event()
 
     def put(self, kind: ObjectKind, value: KubeObject) -> KubeObject:
@@ -41,7 +44,7 @@ class KubeStore:
             "generation": generation + is_changed,
         }
         self.objects[place] = stored
-        self._notify(kind, "MODIFIED" if known else "ADDED", stored)
+        self._notify(kind, "MODIFIED" if known else "ADDED", stored, known)
         return copy.deepcopy(stored)
 
     async def get(self, kind: ObjectKind, name: str, namespace: str | None = None) -> KubeObject | None:
@@ -70,7 +73,10 @@ class KubeStore:
         return self.put(kind, changed)
 
     async def create(self, kind: ObjectKind, value: KubeObject, namespace: str | None = None) -> KubeObject:
-        self.calls.append(f"create {kind.kind} {value['metadata']['name']}")
+        name = value["metadata"]["name"]
+        self.calls.append(f"create {kind.kind} {name}")
+        if (kind.plural, namespace or "", name) in self.objects:
+            raise KubeRefused(409, "AlreadyExists", name)
         return self.put(kind, value)
 
     async def patch(
@@ -106,27 +112,38 @@ class KubeStore:
         if gone is not None:
             self.revision += 1
             gone["metadata"]["resourceVersion"] = str(self.revision)
-            self._notify(kind, "DELETED", gone)
+            self._notify(kind, "DELETED", gone, gone)
 
-    async def discover(self, api_version: str, kind: str) -> ObjectKind | None:
-        return next((one for one in self.kinds if (one.api_version, one.kind) == (api_version, kind)), None)
+    async def kinds_of(self, api_version: str) -> Sequence[ObjectKind]:
+        return [one for one in self.kinds if one.api_version == api_version]
 
     async def list(
         self, kind: ObjectKind, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> KubeListing:
-        found = [copy.deepcopy(one) for (plural, _, _), one in self.objects.items() if plural == kind.plural]
+        self.lists.append(kind.kind)
+        found = [
+            copy.deepcopy(one)
+            for (plural, _, _), one in self.objects.items()
+            if plural == kind.plural and has_labels(one, labels) and has_name(one, fields)
+        ]
         return KubeListing(found, str(self.revision))
 
     async def watch(
-        self, kind: ObjectKind, revision: str, namespace: str | None = None, labels: str = ""
+        self, kind: ObjectKind, revision: str, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> AsyncIterator[WatchChange]:
         position = 0
         while True:
             while position < len(self._changes):
-                plural, change = self._changes[position]
+                plural, change, before = self._changes[position]
                 position += 1
-                if plural == kind.plural and int(change.revision) > int(revision):
+                if plural != kind.plural or int(change.revision) <= int(revision):
+                    continue
+                if not has_name(change.object, fields):
+                    continue
+                if has_labels(change.object, labels):
                     yield copy.deepcopy(change)
+                elif before is not None and has_labels(before, labels):  # It leaves the selection.
+                    yield WatchChange("DELETED", copy.deepcopy(change.object))
             self._wake.clear()
             await self._wake.wait()
 
@@ -134,9 +151,14 @@ class KubeStore:
         """Keep an event."""
         self.events.append((reason, message))
 
-    def _notify(self, kind: ObjectKind, change: str, value: KubeObject) -> None:
-        self._changes.append((kind.plural, WatchChange(change, copy.deepcopy(value))))
+    def _notify(self, kind: ObjectKind, change: str, value: KubeObject, before: KubeObject | None) -> None:
+        self._changes.append((kind.plural, WatchChange(change, copy.deepcopy(value)), copy.deepcopy(before)))
         self._wake.set()
+
+
+def has_name(value: KubeObject, fields: str) -> bool:
+    """Return whether an object matches a field selector `metadata.name=NAME`; others match all."""
+    return not fields.startswith("metadata.name=") or fields == f"metadata.name={value['metadata']['name']}"
 
 
 def operated(value: KubeObject, operations: list[KubeObject]) -> KubeObject:

@@ -1,13 +1,16 @@
 """Applier: owners, unchanged objects, edited children, statuses, objects of others, and objects that are gone."""
 
+import base64
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from tests.settle import turns
 from tests.unit.operator.kube_store import KubeStore
 
-from dynamo.k8s.kinds import COMPONENTS, GRAPHS, SERVICES
+from dynamo.k8s.client import KubeRefused
+from dynamo.k8s.kinds import COMPONENTS, GRAPHS, SECRETS, SERVICES, ObjectKind
 from dynamo.operator.applier import Applier, NotControlled
 from dynamo.operator.reconcile.names import MANAGED_BY
 from dynamo.operator.reconcile.plan import EventNote, ObjectPatch, ObjectRef, Plan
@@ -20,6 +23,7 @@ WANTED = {
     "metadata": {"name": "web", "namespace": "space", "labels": {"a": "b"}},
     "spec": {"ports": [1]},
 }
+NOW = "2026-01-01T00:00:00Z"
 WEB = ("services", "space", "web")
 
 
@@ -40,7 +44,7 @@ class Subject:
         self.store.calls.clear()
         owner = self.view.get(GRAPHS, "space", "chat") or self.graph
         await self.applier.write_objects(Plan(**plan), owner, GRAPHS)
-        await self.applier.write_status(Plan(**plan), owner, GRAPHS)
+        await self.applier.write_status(Plan(**plan), owner, GRAPHS, NOW)
         await turns(20)
         return list(self.store.calls)
 
@@ -69,20 +73,22 @@ async def test_an_unchanged_object_is_not_written_again(subject: Subject) -> Non
 
 
 @pytest.mark.parametrize(
-    "edit",
+    ("edit", "calls"),
     [
-        lambda value: value["spec"].update(ports=[2]),
-        lambda value: value["metadata"].update(labels={}),
+        (lambda value: value["spec"].update(ports=[2]), ["apply Service web"]),
+        (lambda value: value["metadata"].update(labels={"a": "c"}), ["apply Service web"]),
+        # Without the labels of the view it is not seen any more.
+        (lambda value: value["metadata"].update(labels={}), ["get Service web", "apply Service web"]),
     ],
 )
-async def test_an_edited_object_is_written_again(subject: Subject, edit: Any) -> None:
+async def test_an_edited_object_is_written_again(subject: Subject, edit: Any, calls: list[str]) -> None:
     await subject.run(apply=[WANTED])
     value = subject.store.objects[WEB]
     changed = {**value, "metadata": dict(value["metadata"]), "spec": dict(value["spec"])}
     edit(changed)
     subject.store.put(SERVICES, changed)
     await turns(20)
-    assert await subject.run(apply=[WANTED]) == ["apply Service web"]
+    assert await subject.run(apply=[WANTED]) == calls
     assert subject.store.objects[WEB]["spec"] == {"ports": [1]}
     assert await subject.run(apply=[WANTED]) == []
 
@@ -178,6 +184,71 @@ async def test_an_object_is_created_once_and_one_of_someone_else_is_used_as_it_i
     assert await subject.run(create=[foreign]) == []
 
 
+async def test_objects_without_an_owner_are_created_first_and_left_alone_afterwards(subject: Subject) -> None:
+    free = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "free", "namespace": "space"}, "data": {}}
+    calls = await subject.run(create_unowned=[free], apply=[WANTED])
+    assert calls == ["create ConfigMap free", "get Service web", "apply Service web"]
+    stored = subject.store.objects["configmaps", "space", "free"]
+    assert "ownerReferences" not in stored["metadata"]
+    await subject.run(create_unowned=[{**free, "data": {"a": "b"}}])
+    assert subject.store.objects["configmaps", "space", "free"] == stored
+
+
+def outdated(store: KubeStore, monkeypatch: pytest.MonkeyPatch, *fields: str) -> None:
+    """Let the resource definition lack fields of the status."""
+    apply = store.apply
+
+    async def applied(kind: ObjectKind, value: KubeObject, *args: Any, **named: Any) -> KubeObject:
+        for field in fields:
+            if field in value.get("status", {}):
+                store.calls.append(f"refused {field}")
+                raise KubeRefused(500, "", f"failed to …: .status.{field}: field not declared in schema")
+        return await apply(kind, value, *args, **named)
+
+    monkeypatch.setattr(store, "apply", applied)
+
+
+async def test_a_status_is_written_without_the_fields_that_an_old_definition_lacks(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outdated(subject.store, monkeypatch, "placement", "other")
+    status = {"state": "pending", "placement": {"score": 1}, "other": 2, "conditions": []}
+    written = ["refused placement", "refused other", "apply DynamoGraphDeployment chat/status"]
+    assert await subject.run(status=status) == written
+    stored = subject.store.objects["dynamographdeployments", "space", "chat"]["status"]
+    assert stored["state"] == "pending" and "placement" not in stored
+    [condition] = stored["conditions"]
+    assert (condition["type"], condition["status"], condition["reason"]) == (
+        "Reconciled", "False", "ResourceDefinitionOutdated",
+    )  # fmt: skip
+    assert ".status.placement, .status.other: install" in condition["message"]
+    assert await subject.run(status=status) == []
+    assert await subject.run(status={**status, "conditions": [condition]}) == []
+
+
+async def test_a_status_that_is_refused_for_another_reason_is_a_failure(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: Any, **__: Any) -> Any:
+        raise KubeRefused(500, "", "failed: .spec.a: field not declared in schema")
+
+    monkeypatch.setattr(subject.store, "apply", refuse)
+    with pytest.raises(KubeRefused):
+        await subject.run(status={"state": "pending"})
+
+
+async def test_a_failure_is_a_condition_until_the_next_status(subject: Subject) -> None:
+    await subject.run(status={"state": "pending", "conditions": []})
+    owner = subject.view.get(GRAPHS, "space", "chat")
+    assert owner is not None
+    await subject.applier.write_failure("403 Forbidden: no", owner, GRAPHS, NOW)
+    await turns(20)
+    status = subject.store.objects["dynamographdeployments", "space", "chat"]["status"]
+    assert (status["state"], status["conditions"][0]["message"]) == ("pending", "403 Forbidden: no")
+    await subject.run(status={"state": "pending", "conditions": status["conditions"]})
+    assert subject.store.objects["dynamographdeployments", "space", "chat"]["status"]["conditions"] == []
+
+
 JOINT = {**WANTED, "metadata": {**WANTED["metadata"], "labels": {"a": "", MANAGED_BY: "dynamo-operator"}}}  # type: ignore[dict-item]
 
 
@@ -212,3 +283,22 @@ async def test_the_response_of_a_subresource_is_not_taken_for_the_object(subject
     calls = await subject.run(patch=[ObjectPatch(ref, {"spec": {"replicas": 2}}, "scale")])
     assert calls == ["patch Service web/scale"]
     assert before is not None and "replicas" not in before["spec"]
+
+
+KEYS = ObjectRef("v1", "Secret", "space", "keys")
+
+
+async def test_a_key_pair_is_made_once_and_belongs_to_every_owner(subject: Subject) -> None:
+    assert await subject.run(keys=[KEYS]) == ["get Secret keys", "create Secret keys"]
+    secret = subject.store.objects["secrets", "space", "keys"]
+    private, public = (base64.b64decode(secret["data"][name]) for name in ("private.key", "private.key.pub"))
+    assert load_ssh_private_key(private, None).public_key() == load_ssh_public_key(public)  # type: ignore[union-attr]
+    assert await subject.run(keys=[KEYS]) == ["get Secret keys"]
+    secret["metadata"]["ownerReferences"] = [{"uid": "another", "name": "other", "kind": "DynamoGraphDeployment"}]
+    assert await subject.run(keys=[KEYS]) == ["get Secret keys", "apply Secret keys"]
+    assert subject.store.objects["secrets", "space", "keys"]["data"] == secret["data"]
+
+
+async def test_keys_of_someone_else_are_used_as_they_are(subject: Subject) -> None:
+    subject.store.put(SECRETS, {"metadata": {"name": "keys", "namespace": "space"}, "data": {}})
+    assert await subject.run(keys=[KEYS]) == ["get Secret keys"]

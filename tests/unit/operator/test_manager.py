@@ -9,12 +9,13 @@ from tests.settle import turns, until
 from tests.unit.operator.kube_store import KubeStore
 
 from dynamo.core.clock import ManualClock
-from dynamo.k8s.client import KubeUnavailable
+from dynamo.k8s.client import KubeListing, KubeUnavailable, WatchChange
 from dynamo.k8s.kinds import GRAPHS, LEADER_WORKER_SETS
 from dynamo.operator.controllers import SETTLE_S
 from dynamo.operator.manager import Operator
 from dynamo.operator.optional_kinds import RETRY_S
 from dynamo.operator.reconcile.names import OperatorSettings
+from dynamo.protocols.kubernetes.common import KubeObject
 
 GRAPH: dict[str, Any] = {
     "metadata": {"name": "chat", "namespace": "space"},
@@ -60,9 +61,11 @@ async def test_it_is_ready_when_every_kind_was_listed(operator: Operator) -> Non
     waiting = await get(operator, "/readyz")
     assert waiting.status_code == 503
     assert "dynamographdeployments" in waiting.text
+    assert operator.has_grove() is None
     operator.start()
     await turns(50)
     assert (await get(operator, "/readyz")).status_code == 200
+    assert operator.has_grove() is False
 
 
 async def test_kinds_of_the_cluster_are_read_again_until_the_server_responds() -> None:
@@ -71,10 +74,10 @@ async def test_kinds_of_the_cluster_are_read_again_until_the_server_responds() -
     class Away(KubeStore):
         is_away = True
 
-        async def discover(self, api_version: str, kind: str) -> Any:
+        async def kinds_of(self, api_version: str) -> Any:
             if self.is_away:
                 raise KubeUnavailable("away")
-            return await super().discover(api_version, kind)
+            return await super().kinds_of(api_version)
 
     server = Away()
     server.kinds = {LEADER_WORKER_SETS}
@@ -128,3 +131,80 @@ async def test_a_follower_writes_nothing(store: KubeStore) -> None:
     assert follower.is_ready
     assert store.calls == []
     await follower.close()
+
+
+AWAY_S = 600
+REQUESTS_PER_MINUTE = 20
+"""Limit for each watched kind while the server is away: its retries are up to 5 s apart, half of it at random."""
+
+
+class OutageStore(KubeStore):
+    """Cluster whose API server goes away; its watches end then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_away = False
+        self.refused = 0
+
+    def _check(self) -> None:
+        if self.is_away:
+            self.refused += 1
+            raise KubeUnavailable("away")
+
+    def go_away(self) -> None:
+        self.is_away = True
+        self._wake.set()
+
+    async def get(self, *args: Any, **named: Any) -> KubeObject | None:
+        self._check()
+        return await super().get(*args, **named)
+
+    async def apply(self, *args: Any, **named: Any) -> KubeObject:
+        self._check()
+        return await super().apply(*args, **named)
+
+    async def create(self, *args: Any, **named: Any) -> KubeObject:
+        self._check()
+        return await super().create(*args, **named)
+
+    async def list(self, *args: Any, **named: Any) -> KubeListing:
+        self._check()
+        return await super().list(*args, **named)
+
+    async def watch(self, *args: Any, **named: Any) -> AsyncIterator[WatchChange]:
+        self._check()
+        async for change in super().watch(*args, **named):
+            self._check()
+            yield change
+
+
+def replicated(replicas: int) -> KubeObject:
+    components = [{"name": "Frontend", "type": "frontend", "replicas": replicas}]
+    return {"metadata": {"name": "chat", "namespace": "space"}, "spec": {"components": components}}
+
+
+async def pass_time(clock: ManualClock, seconds: float, step: float = 0.5) -> None:
+    for _ in range(int(seconds / step)):
+        clock.advance(step)
+        await turns(20)
+
+
+async def test_an_outage_of_ten_minutes_costs_few_requests_and_is_made_up_for() -> None:
+    store, clock = OutageStore(), ManualClock()
+    operator = Operator(store, OperatorSettings(), clock=clock)  # type: ignore[arg-type]
+    operator.start()
+    await turns(50)
+    store.put(GRAPHS, replicated(1))
+    await pass_time(clock, 5)
+    deployed = store.objects["deployments", "space", "chat-frontend"]
+    assert deployed["spec"]["replicas"] == 1
+    kinds = len(store.lists) + 1
+    store.go_away()
+    store.put(GRAPHS, replicated(2))  # By another client, as it were: seen when the server is back.
+    await pass_time(clock, AWAY_S)
+    assert 0 < store.refused < REQUESTS_PER_MINUTE * kinds * AWAY_S / 60
+    assert operator.is_ready
+    store.is_away = False
+    await pass_time(clock, 20)
+    assert store.objects["deployments", "space", "chat-frontend"]["spec"]["replicas"] == 2
+    await operator.close()

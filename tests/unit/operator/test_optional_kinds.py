@@ -9,12 +9,23 @@ from tests.settle import turns
 from tests.unit.operator.kube_store import KubeStore
 
 from dynamo.core.clock import ManualClock
-from dynamo.k8s.client import KubeUnavailable
-from dynamo.k8s.kinds import GRAPHS, LEADER_WORKER_SETS, POD_CLIQUE_SETS, POD_GROUPS, QUEUES_OF_KAI, ObjectKind
+from dynamo.k8s.client import KubeRefused, KubeUnavailable
+from dynamo.k8s.kinds import (
+    CLUSTER_TOPOLOGIES,
+    GRAPHS,
+    LEADER_WORKER_SETS,
+    POD_CLIQUE_SETS,
+    POD_GROUPS,
+    QUEUES_OF_KAI,
+    TOPOLOGY_BINDINGS,
+    ObjectKind,
+)
 from dynamo.operator.optional_kinds import GROVE, LOOK_S, SYNC_POLL_S, OptionalKinds, OptionalSettings
+from dynamo.operator.reconcile.names import GRAPH
 from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.operator.view import ClusterView
 
+NOTHING = ClusterFacts(topologies={})
 ALL = {*GROVE, LEADER_WORKER_SETS, POD_GROUPS, QUEUES_OF_KAI}
 
 
@@ -64,8 +75,8 @@ async def subject() -> AsyncIterator[Subject]:
 
 
 async def test_a_bare_cluster_has_nothing(subject: Subject) -> None:
-    assert await subject.start() == ClusterFacts()
-    assert await subject.look() == ClusterFacts()
+    assert await subject.start() == NOTHING
+    assert await subject.look() == NOTHING
     assert subject.changes == 0
 
 
@@ -77,14 +88,14 @@ async def test_grove_counts_when_all_its_kinds_are_there(subject: Subject) -> No
 
 
 async def test_kinds_that_vanish_take_their_objects_with_them(subject: Subject) -> None:
-    value = {"metadata": {"name": "chat", "namespace": "space"}, "spec": {}}
+    value = {"metadata": {"name": "chat", "namespace": "space", "labels": {GRAPH: "chat"}}, "spec": {}}
     subject.store.put(POD_CLIQUE_SETS, value)
     gone: list[str] = []
     subject.view.on_deleted(lambda ref: gone.append(ref.name))
     assert (await subject.start(*ALL)).has_grove
     assert subject.view.get(POD_CLIQUE_SETS, "space", "chat") is not None
     subject.store.kinds = {LEADER_WORKER_SETS}
-    assert await subject.look() == ClusterFacts(has_lws=True)
+    assert await subject.look() == replace(NOTHING, has_lws=True)
     assert (gone, subject.changes) == (["chat"], 1)
     assert subject.view.get(POD_CLIQUE_SETS, "space", "chat") is None
     assert subject.view.is_synced
@@ -93,10 +104,10 @@ async def test_kinds_that_vanish_take_their_objects_with_them(subject: Subject) 
 async def test_a_server_that_is_away_changes_nothing(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     before = await subject.start(*ALL)
 
-    async def away(api_version: str, kind: str) -> None:
+    async def away(api_version: str) -> None:
         raise KubeUnavailable("away")
 
-    monkeypatch.setattr(subject.store, "discover", away)
+    monkeypatch.setattr(subject.store, "kinds_of", away)
     assert await subject.look() == before
     assert subject.changes == 0
 
@@ -113,10 +124,31 @@ async def test_a_server_that_is_away_changes_nothing(subject: Subject, monkeypat
 )
 async def test_settings_disable_what_is_installed(settings: OptionalSettings, wanted: set[str]) -> None:
     subject = Subject(settings)
-    assert await subject.start(*ALL) == replace(ClusterFacts(), **dict.fromkeys(wanted, True))
+    assert await subject.start(*ALL) == replace(NOTHING, **dict.fromkeys(wanted, True))
     await subject.close()
 
 
 async def test_volcano_is_used_where_kai_is_absent(subject: Subject) -> None:
     facts = await subject.start(POD_GROUPS)
     assert (facts.has_kai, facts.has_volcano) == (False, True)
+
+
+@pytest.mark.parametrize("kind", [TOPOLOGY_BINDINGS, CLUSTER_TOPOLOGIES])
+async def test_topologies_have_the_node_label_of_each_domain(kind: ObjectKind, subject: Subject) -> None:
+    levels = [{"domain": "zone", "key": "z"}, {"domain": "rack", "key": "r"}]
+    subject.store.put(kind, {"metadata": {"name": "gpus"}, "spec": {"levels": levels}})
+    facts = await subject.start(kind)
+    assert facts.topologies == {"gpus": {"zone": "z", "rack": "r"}}
+
+
+async def test_topologies_that_cannot_be_read_are_not_known(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = subject.store.list
+
+    async def refused(kind: ObjectKind, *rest: object, **more: object) -> object:
+        if kind == TOPOLOGY_BINDINGS:
+            raise KubeRefused(403, "Forbidden", "clustertopologybindings is forbidden")
+        return await listed(kind, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(subject.store, "list", refused)
+    assert (await subject.start(TOPOLOGY_BINDINGS)).topologies is None
+    assert subject.view.is_synced

@@ -7,7 +7,8 @@ from tests.settle import turns
 from tests.unit.operator.kube_store import KubeStore
 
 from dynamo.k8s.kinds import NODES, PODS
-from dynamo.operator.reconcile.topology import LABEL_KEY
+from dynamo.operator.reconcile.provider import ClusterFacts
+from dynamo.operator.reconcile.topology import LABEL_KEY, TOPOLOGY_NAME
 from dynamo.operator.topology_labels import RETRY_S, TopologyLabelReconciler
 from dynamo.operator.view import ClusterView
 
@@ -16,6 +17,7 @@ POD = {
     "metadata": {"name": "worker-0", "namespace": "space", "annotations": {LABEL_KEY: KEY}},
     "spec": {"nodeName": "node-0"},
 }
+TOPOLOGIES = {"gpus": {"zone": "zone", "rack": KEY}}
 AT = ("space", "worker-0")
 
 
@@ -29,7 +31,7 @@ async def subject(store: KubeStore) -> AsyncIterator[TopologyLabelReconciler]:
     view = ClusterView(store)
     view.watch(PODS)
     view.start()
-    yield TopologyLabelReconciler(view, store, store)
+    yield TopologyLabelReconciler(view, store, store, lambda: ClusterFacts(topologies=TOPOLOGIES))
     await view.close()
 
 
@@ -60,3 +62,15 @@ async def test_a_node_without_the_label_is_an_event_and_read_again(
 async def test_pods_that_are_gone_are_left(store: KubeStore, subject: TopologyLabelReconciler) -> None:
     assert await subject.reconcile(AT) is None
     assert store.calls == []
+
+
+async def test_domains_of_a_topology_are_copied_as_far_as_the_node_has_them(
+    store: KubeStore, subject: TopologyLabelReconciler
+) -> None:
+    store.put(NODES, {"metadata": {"name": "node-0", "labels": {KEY: "r7"}}})
+    store.put(PODS, {**POD, "metadata": {**POD["metadata"], "annotations": {TOPOLOGY_NAME: "gpus"}}})  # type: ignore[dict-item]
+    await turns(20)
+    assert await subject.reconcile(AT) == RETRY_S
+    labels = store.objects["pods", "space", "worker-0"]["metadata"]["labels"]
+    assert labels == {"nvidia.com/dynamo-topology.rack": "r7"}
+    assert "has no label zone" in store.events[0][1]

@@ -113,3 +113,30 @@ async def test_managed_fields_are_not_kept(store: KubeStore, view: ClusterView) 
     await turns(20)
     found = view.get(GRAPHS, "space", "chat")
     assert found is not None and "managedFields" not in found["metadata"]
+
+
+async def test_several_selections_of_one_kind_are_viewed_together(store: KubeStore) -> None:
+    made = ClusterView(store)
+    made.watch(DEPLOYMENTS, "team=a")
+    made.watch(DEPLOYMENTS, "app")
+    made.watch(GRAPHS)
+    made.start()
+    await turns(20)
+    graph = store.put(GRAPHS, named("chat"))
+    both = named("both", graph)
+    both["metadata"]["labels"] = {"team": "a", "app": "x"}
+    seen: list[ObjectKey] = []
+    made.listen(DEPLOYMENTS, seen.append)
+    made.store(DEPLOYMENTS, store.put(DEPLOYMENTS, both))
+    made.store(DEPLOYMENTS, store.put(DEPLOYMENTS, named("none", graph)))
+    await turns(20)
+    assert list(made.objects(DEPLOYMENTS)) == [("space", "both")]
+    assert [one["metadata"]["name"] for one in made.children(graph, DEPLOYMENTS)] == ["both"]
+    store.put(DEPLOYMENTS, {**both, "metadata": {**both["metadata"], "labels": {"app": "x"}}})
+    await turns(20)
+    assert made.get(DEPLOYMENTS, "space", "both") is not None
+    store.remove(DEPLOYMENTS, "space", "both")
+    await turns(20)
+    assert (made.count(DEPLOYMENTS), made.children(graph, DEPLOYMENTS)) == (0, [])
+    assert ("space", "both") in seen
+    await made.close()

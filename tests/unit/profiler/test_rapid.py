@@ -21,9 +21,14 @@ def test_objectives_within_reach_are_met_without_a_warning() -> None:
     assert found.config.itl_ms <= 30
 
 
-def test_automatic_backend_is_vllm_and_others_are_kept() -> None:
-    assert picked().backend == "vllm"
+def test_automatic_backend_with_a_planner_is_vllm_and_others_are_kept() -> None:
+    assert picked(features={"planner": {}}).backend == "vllm"
     assert picked(backend="sglang").backend == "sglang"
+
+
+def test_automatic_backend_is_the_one_with_the_best_estimate() -> None:
+    rates = {name: picked(backend=name).config.tokens_per_gpu for name in ("vllm", "sglang", "trtllm")}
+    assert rates[picked().backend] >= max(rates.values()) / 1.15
 
 
 def test_planner_gets_one_prefill_and_one_decode_engine() -> None:

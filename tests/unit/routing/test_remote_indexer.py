@@ -9,7 +9,9 @@ from tests.settle import until
 from tests.unit.router.test_main import BLOCK, PROMPT, RouterServiceHarness
 
 from dynamo.core.errors import InvalidArgument
+from dynamo.kv_router import events
 from dynamo.kv_router.config import RoutingConfig
+from dynamo.kv_router.index import KvIndex
 from dynamo.kv_router.router import Router
 from dynamo.kv_router.runs import pack
 from dynamo.routing.endpoint_router import EndpointRouter
@@ -19,7 +21,9 @@ from dynamo.routing.remote_indexer import (
     IndexerAnswer,
     IndexerQuery,
     IndexerServer,
+    RankName,
     RemoteIndexer,
+    RoutedPrompt,
     ServedIndexers,
     answer_of,
     held_of,
@@ -103,6 +107,33 @@ async def test_remote_indexer_routes_without_overlap_when_unanswered(harness: Ro
     assert await remote.find("m", b"") == {}
     await server.close()
     await remote.close()
+
+
+async def test_without_kv_events_routers_add_their_prompts_to_the_remote_index(harness: RouterServiceHarness) -> None:
+    endpoint = harness.runtime().endpoint("dynamo.backend.generate")
+    holder = EndpointRouter(endpoint, RoutingConfig(block_size=BLOCK, use_kv_events=False))
+    await holder.start()
+    server = IndexerServer(endpoint, holder.kv.machine, lambda: {""})
+    await server.start()
+    config = RoutingConfig(block_size=BLOCK, use_kv_events=False, use_remote_indexer=True)
+    asking = EndpointRouter(harness.runtime().endpoint("dynamo.backend.generate"), config)
+    await asking.start()
+    stream = await asking.generate({"model": "", "token_ids": PROMPT})
+    assert [output["token_ids"] async for output in stream] == [[5], [6]]
+    blocks = pack(hashes_of(PROMPT, BLOCK))
+    held = holder.kv.machine.overlaps
+    await until(lambda: held(blocks, 0.0) == {(harness.seen[0], 0): (5, 0, 0)})
+    stored = events.dump_predicted(holder.kv.machine.predicted_blocks(0.0))
+    assert [(one.worker_id, one.event.dp_rank) for one in stored] == [(harness.seen[0], 0)]
+    remade = KvIndex()
+    assert all(events.apply(remade, one) for one in stored) and remade.held(harness.seen[0]) == 5
+    unknown = RoutedPrompt("", RankName(1), [1])
+    assert server.record(unknown, pack([1])) == {"Error": "worker 1 rank 0 is not known"}
+    assert "is not registered" in str(server.record(RoutedPrompt("other", RankName(1), [1]), pack([1])))
+    with pytest.raises(InvalidArgument):
+        server.handle_record(Request("r", b"\xc1", "msgpack", {}, {}), None)  # type: ignore[arg-type]
+    for one in (server, asking, holder):
+        await one.close()
 
 
 async def test_remote_indexer_refuses_an_unreadable_request(harness: RouterServiceHarness) -> None:

@@ -113,6 +113,9 @@ class Pool:
             raise WorkerUnavailable("nobody is left")
         return able[0]
 
+    def next_rank(self, worker_id: int) -> int | None:
+        return None
+
     def has_other(self, exclude: frozenset[int]) -> bool:
         return bool(set(self.ids) - exclude)
 
@@ -481,6 +484,21 @@ async def test_blocks_that_are_bound_to_a_place_stay_in_it() -> None:
     scene.decodes.cards = {11: far, 12: far}
     await scene.run()
     assert [type(end) for end in scene.ends] == [WorkerUnavailable]
+    scene = Scene([], [], **place)
+    scene.decodes.cards = {11: far, 12: far}
+    await scene.run(Routing(prefill_worker_id=1))
+    assert [type(end) for end in scene.ends] == [Unknown], "of the named worker no repetition succeeds"
+
+
+async def test_without_a_kv_router_the_ranks_of_a_prefill_worker_take_turns_unless_the_client_names_one() -> None:
+    scene = Scene([], [])
+    ranks = iter((3, 4))
+    scene.prefills.next_rank = lambda worker_id: next(ranks)  # type: ignore[method-assign]
+    await scene.run()
+    await scene.run(Routing(prefill_dp_rank=9))
+    await scene.run()
+    routings = [request.routing for _, request in scene.prefills.sent]
+    assert [routing.prefill_dp_rank for routing in routings if routing is not None] == [3, 9, 4]
 
 
 def cancelled(receiver: Any) -> None:

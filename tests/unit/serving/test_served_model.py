@@ -1,9 +1,18 @@
 """The KV router avoids workers that failed, as long as another one is left."""
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.serving.served_model import workers_to_avoid
+from dynamo.core.errors import Overloaded
+from dynamo.protocols.discovery import EndpointId
+from dynamo.protocols.load import KvMetrics
+from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord, RuntimeConfig
+from dynamo.routing.busy import Thresholds
+from dynamo.serving.served_model import ServedModel, workers_to_avoid
 
 WORKERS = st.frozensets(st.integers(0, 5))
 
@@ -29,3 +38,35 @@ def test_unsound_worker_is_chosen_if_the_others_failed_the_request_and_one_of_th
         failed_and_left,
         failed,
     }
+
+
+def served(worker: int, thresholds: Thresholds, **runtime: Any) -> ServedModel:
+    client = SimpleNamespace(instance_ids=lambda: [worker], on_change=lambda _: None)
+    made = ServedModel(EndpointId("n", "c", "generate"), client, None)  # type: ignore[arg-type]
+    made.busy.thresholds = thresholds
+    card = ModelDeploymentCard(display_name="m", slug="m", runtime_config=RuntimeConfig(**runtime))
+    made.records["key"] = (
+        ModelRecord(namespace="n", component="c", endpoint="generate", instance_id=worker, card_json=card),
+        "sum",
+    )
+    return made
+
+
+def test_requests_are_refused_while_every_prefill_worker_is_busy() -> None:
+    decode = served(1, Thresholds())
+    limits = Thresholds(active_prefill_tokens_threshold=10, active_decode_blocks_threshold=0.0).of_prefill()
+    decode.prefill_sets = [served(2, limits), served(3, limits)]
+    decode._card = decode.records["key"][0].card_json
+    decode.prefill_sets[0].busy.apply(KvMetrics(2, 0, 5, 11, None))
+    decode.admit()
+    decode.prefill_sets[1].busy.apply(KvMetrics(3, 0, 5, 10, None))
+    decode.admit()
+    decode.prefill_sets[1].busy.apply(KvMetrics(3, 0, 5, 11, None))
+    with pytest.raises(Overloaded, match="every prefill worker of model `m` is over --active-prefill-tokens-threshold"):
+        decode.admit()
+
+
+def test_the_ranks_of_a_worker_take_turns() -> None:
+    one, several = served(1, Thresholds()), served(2, Thresholds(), data_parallel_size=2, data_parallel_start_rank=4)
+    assert (one.next_rank(1), several.next_rank(9)) == (None, None)
+    assert {several.next_rank(2) for _ in range(2)} == {4, 5}

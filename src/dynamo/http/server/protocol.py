@@ -125,6 +125,7 @@ class Exchange:
         "protocol",
         "response_complete",
         "response_started",
+        "status",
         "takes_interim",
         "transport",
     )
@@ -149,6 +150,8 @@ class Exchange:
         self.is_whole = False
         self.response_started = False
         self.response_complete = False
+        self.status = 0
+        """Status that was sent; 0 before."""
         self.disconnected = False
         self.message_event = _NO_EVENT
         self.account: Account | None = None
@@ -179,7 +182,7 @@ class Exchange:
             self.header_bytes,
             close,
         )
-        self.response_started = True
+        self.response_started, self.status = True, status
         self.transport.write(head + body)
         self._complete()
 
@@ -201,6 +204,7 @@ class Exchange:
     def _event_stream_head(self) -> bytes:
         """Return the status and the headers of a stream of events, which begins with them."""
         self.response_started = self.is_event_stream = True
+        self.status = 200
         close = b"" if self.keep_alive else b"connection: close\r\n"
         return b"%b%b%b\r\n" % (EVENT_STREAM, self.header_bytes, close)
 
@@ -217,7 +221,7 @@ class Exchange:
         """Begin a stream that does not consist of events; `write` follows in the same turn of the loop."""
         if self.disconnected or self.response_started:
             return
-        self.response_started = True
+        self.response_started, self.status = True, 200
         close = b"" if self.keep_alive else b"connection: close\r\n"
         head = b"%bcontent-type: %b\r\ncache-control: no-cache\r\ntransfer-encoding: chunked\r\n%b%b\r\n"
         self.transport.write(head % (STATUS_LINE[200], content_type, self.header_bytes, close))

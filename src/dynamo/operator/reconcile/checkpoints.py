@@ -11,15 +11,16 @@ from dynamo.operator.reconcile.conditions import with_condition
 from dynamo.operator.reconcile.names import (
     COMPONENT_TYPE,
     GLOBAL_NAMESPACE,
+    MANAGED_BY,
     NAMESPACE,
+    OPERATOR,
     PREFIX,
     SYSTEM_PORT,
     WORKER_TYPES,
 )
 from dynamo.operator.reconcile.plan import EventNote, Plan
-from dynamo.protocols.kubernetes.common import Condition, KubeObject, encode
+from dynamo.protocols.kubernetes.common import CheckpointIdentity, Condition, KubeObject, encode
 from dynamo.protocols.kubernetes.models import CheckpointStatus, DynamoCheckpoint
-from dynamo.protocols.kubernetes.v1alpha1 import CheckpointIdentity
 
 HASH_LENGTH = 16
 IS_SOURCE = f"{PREFIX}snapshot-is-checkpoint-source"
@@ -146,7 +147,7 @@ def checkpoint_job(checkpoint: DynamoCheckpoint) -> KubeObject:
         "metadata": {
             "name": job_name(checkpoint),
             "namespace": checkpoint.metadata.namespace,
-            "labels": {CHECKPOINT_ID: hash_value},
+            "labels": {CHECKPOINT_ID: hash_value, MANAGED_BY: OPERATOR},
         },
         "spec": {
             "activeDeadlineSeconds": _given(given.active_deadline_seconds, ACTIVE_DEADLINE_S),

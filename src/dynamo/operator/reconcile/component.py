@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from dynamo.operator.reconcile.conditions import with_condition
-from dynamo.operator.reconcile.lws import leader_worker_set
+from dynamo.operator.reconcile.graph_objects import discovery_access
+from dynamo.operator.reconcile.lws import leader_worker_set, pod_group
 from dynamo.operator.reconcile.multinode import framework_of, single_node_template
 from dynamo.operator.reconcile.multinode.nodes import WorkloadError, node_count
 from dynamo.operator.reconcile.names import (
@@ -25,6 +26,7 @@ from dynamo.operator.reconcile.names import (
     WORKER_HASH,
     GraphContext,
     OperatorSettings,
+    dns_label,
     replicas_of,
 )
 from dynamo.operator.reconcile.plan import EventNote, Plan
@@ -77,7 +79,10 @@ def component_plan(
     )
     is_alone = not deployed.metadata.labels.get(GRAPH)
     component = component_of(deployed)
-    joint = list(joint_objects([component], context_of(deployed, component, settings))) if is_alone else []
+    context = context_of(deployed, component, settings)
+    joint = list(joint_objects([component], context)) if is_alone else []
+    if is_alone:
+        objects = [*discovery_access(context), *objects]
     return Plan(
         joint=joint, apply=objects, describes_observed=True, status=encode(_status(deployed, reported, available, now))
     )
@@ -92,15 +97,18 @@ def component_objects(
     annotations = deployed.metadata.annotations
     framework = framework_of(component, deployed.spec.backend_framework)
     template = pod_template(component, context, [])
+    groups: list[KubeObject] = []
     if node_count(component) > 1:
         if not facts.has_lws:
             raise WorkloadError("spec.multinode: requires LeaderWorkerSet, which is not installed")
         workload = leader_worker_set(
             component, context, template, framework=framework, annotations=annotations, has_volcano=facts.has_volcano
         )
+        if facts.has_volcano:
+            groups.append(pod_group(component, context, annotations))
     else:
         workload = deployment(component, context, single_node_template(template, framework), annotations)
-    return [workload, service(component, context)]
+    return [workload, service(component, context), *groups]
 
 
 def workload_name(deployed: DynamoComponentDeployment) -> tuple[str, str]:
@@ -148,7 +156,7 @@ def deployment(
 
 def service(component: ComponentSpec, context: GraphContext) -> KubeObject:
     """Return the service of a component; its EndpointSlices are what discovery reads."""
-    made = _object("v1", "Service", context.object_name(component), component, context)
+    made = _object("v1", "Service", dns_label(context.object_name(component)), component, context)
     made["metadata"]["labels"].pop(BASE_MODEL_HASH, None)  # That of the service of all pods of the base model.
     return {
         **made,

@@ -35,6 +35,7 @@ from dynamo.operator.reconcile.plan import EventNote, ObjectPatch, ObjectRef, Pl
 from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.operator.reconcile.restart import marked, next_restart
 from dynamo.operator.reconcile.rollout import WorkerReplicas, generation_of, is_drained, replica_targets
+from dynamo.operator.reconcile.topology import Topologies
 from dynamo.protocols.kubernetes.common import V1BETA1, KubeObject, RestartStatus, encode
 from dynamo.protocols.kubernetes.v1beta1 import (
     ComponentSpec,
@@ -69,7 +70,7 @@ def components_plan(one_pass: GraphPass, facts: ClusterFacts) -> Plan:
             merged(ONE_GROUP if node_count(component) > 1 else None, graph.spec.annotations, _annotations(component)),
         )
         restart_at = restart_id(graph, component.name, with_restart) or _restart_annotation(state)
-        apply.append(component_object(graph, component, context, targets.new, restart_at))
+        apply.append(component_object(graph, component, context, targets.new, facts.topologies, restart_at))
         patches += [
             _replicas_patch(one, targets.old[one.metadata.name])
             for one in old
@@ -80,6 +81,7 @@ def components_plan(one_pass: GraphPass, facts: ClusterFacts) -> Plan:
     is_current = not one_pass.is_rolling() and _all_exist(one_pass)
     return Plan(
         create=common.create,
+        keys=common.keys,
         joint=common.joint,
         apply=[*apply, *new_adapters(one_pass, common)],
         patch=patches,
@@ -96,10 +98,11 @@ def component_object(
     component: ComponentSpec,
     context: GraphContext,
     replicas: int,
+    topologies: Topologies = None,
     restart_at: str | None = None,
 ) -> KubeObject:
     """Return the DynamoComponentDeployment of a component, with what the graph gives to all its components."""
-    spec = component_fields(graph, component, restart_at)
+    spec = component_fields(graph, component, topologies, restart_at)
     spec["replicas"] = replicas
     if graph.spec.backend_framework:
         spec["backendFramework"] = graph.spec.backend_framework

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from dynamo.operator.reconcile.names import HTTP_PORT, GraphContext, service_name
+from dynamo.operator.reconcile.names import HTTP_PORT, GraphContext, dns_label, service_name
 from dynamo.operator.reconcile.plan import EventNote
 from dynamo.operator.reconcile.preserved import preserved_service
 from dynamo.operator.reconcile.provider import ClusterFacts
@@ -23,7 +23,7 @@ def entries(
     wanted = entry_of(graph, component, context)
     if not wanted.get("enabled"):
         return
-    name, host = service_name(context.name, component.name), host_of(wanted)
+    name, host = dns_label(service_name(context.name, component.name)), host_of(wanted)
     metadata: KubeObject = {
         "name": name,
         "namespace": context.namespace,

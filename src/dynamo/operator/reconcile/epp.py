@@ -15,6 +15,7 @@ from dynamo.operator.reconcile.names import (
     NAMESPACE,
     SYSTEM_PORT,
     GraphContext,
+    dns_label,
     service_name,
 )
 from dynamo.operator.reconcile.plan import EventNote
@@ -85,7 +86,7 @@ def epp_objects(
             "selector": {"matchLabels": {COMPONENT_CLASS: "worker", NAMESPACE: context.dynamo_namespace(component)}},
             "endpointPickerRef": {
                 "kind": "Service",
-                "name": service_name(context.name, component.name),
+                "name": dns_label(service_name(context.name, component.name)),
                 "port": {"number": GRPC_PORT},
             },
         },

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from dynamo.operator.reconcile.entries import entries
 from dynamo.operator.reconcile.epp import epp_objects
 from dynamo.operator.reconcile.graph_pass import GraphPass
+from dynamo.operator.reconcile.multinode import framework_of, trtllm
 from dynamo.operator.reconcile.multinode.nodes import node_count
 from dynamo.operator.reconcile.multinode.vllm import EXECUTOR_ANNOTATION, ORIGIN_ANNOTATION
 from dynamo.operator.reconcile.multinode.wait_for_leader import config_map
@@ -16,6 +17,9 @@ from dynamo.operator.reconcile.names import (
     GRAPH,
     MAIN,
     RESTART_AT,
+    SELECTOR,
+    SUB_COMPONENT_TYPE,
+    WORKER_HASH,
     GraphContext,
     is_worker,
     merged,
@@ -26,9 +30,9 @@ from dynamo.operator.reconcile.plan import EventNote, ObjectRef, ref_of
 from dynamo.operator.reconcile.preserved import claims
 from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.operator.reconcile.shared import RBAC, joint_objects
-from dynamo.operator.reconcile.topology import add_policy, policy_of
+from dynamo.operator.reconcile.topology import Topologies, add_policy, policy_of
 from dynamo.operator.validation.facts import DISCOVERY_MODE
-from dynamo.protocols.kubernetes.common import V1ALPHA1, KubeObject, encode
+from dynamo.protocols.kubernetes.common import V1BETA1, KubeObject, encode
 from dynamo.protocols.kubernetes.v1beta1 import ComponentSpec, DynamoGraphDeployment
 
 ADAPTER = "DynamoGraphDeploymentScalingAdapter"
@@ -57,6 +61,8 @@ class CommonObjects:
 
     create: list[KubeObject] = field(default_factory=list)
     apply: list[KubeObject] = field(default_factory=list)
+    keys: list[ObjectRef] = field(default_factory=list)
+    """Secrets with a key pair, which several graphs share."""
     joint: list[KubeObject] = field(default_factory=list)
     """Objects that several graphs share."""
     adapters: list[KubeObject] = field(default_factory=list)
@@ -69,9 +75,11 @@ def common_objects(one_pass: GraphPass, facts: ClusterFacts) -> CommonObjects:
     found = CommonObjects(
         create=list(claims(graph, context)),
         apply=list(shared_objects(graph, context)),
+        keys=key_secrets(graph, context),
         joint=list(joint_objects(one_pass.components, context)),
     )
     for component in one_pass.components:
+        one_pass.events += without_effect(component)
         if component.scaling_adapter is not None:
             found.adapters.append(adapter_object(component, context))
         made = list(entries(graph, component, context, facts))
@@ -82,8 +90,22 @@ def common_objects(one_pass: GraphPass, facts: ClusterFacts) -> CommonObjects:
     return found
 
 
+def without_effect(component: ComponentSpec) -> Iterator[EventNote]:
+    """Yield events about fields of a component that have no effect."""
+    experimental = component.experimental
+    if experimental is None:
+        return
+    for name, value in (("gpuMemoryService", experimental.gpu_memory_service), ("failover", experimental.failover)):
+        if value is not None:
+            path = f"spec.components[{component.name}].experimental.{name}"
+            yield EventNote("Warning", "NotSupported", f"{path}: has no effect")
+
+
 def component_fields(
-    graph: DynamoGraphDeployment, component: ComponentSpec, restart_at: str | None = None
+    graph: DynamoGraphDeployment,
+    component: ComponentSpec,
+    topologies: Topologies = None,
+    restart_at: str | None = None,
 ) -> KubeObject:
     """Return a component's fields with what the graph gives to all its components.
 
@@ -95,12 +117,12 @@ def component_fields(
     _add_environment(template, graph.spec.env or [])
     policy = policy_of(graph, component)
     if policy is not None:
-        add_policy(template, policy)
+        add_policy(template, policy, topologies)
     metadata = template.setdefault("metadata", {})
     own = {name: value for name, value in graph.metadata.annotations.items() if name in PASSED_ON}
     restart = {RESTART_AT: restart_at} if restart_at else {}
     for name, values in (
-        ("labels", merged(graph.spec.labels, metadata.get("labels"))),
+        ("labels", merged(graph.spec.labels, metadata.get("labels"), _sub_type(component))),
         ("annotations", merged(own, graph.spec.annotations, metadata.get("annotations"), restart)),
     ):
         if values:
@@ -112,14 +134,21 @@ def component_fields(
     return spec
 
 
+def _sub_type(component: ComponentSpec) -> dict[str, str]:
+    """Return the label by which v1alpha1 distinguishes prefill and decode workers."""
+    return {SUB_COMPONENT_TYPE: component.type} if component.type in ("prefill", "decode") else {}
+
+
 def adapter_object(component: ComponentSpec, context: GraphContext) -> KubeObject:
     """Return a new scaling adapter of a component, in the version in which it is stored.
 
     An existing one owns its replicas and is not applied again.
     """
     name = service_name(context.name, component.name)
-    made = graph_object(V1ALPHA1, ADAPTER, name, context, context.labels(component))
-    reference = {"name": context.name, "serviceName": component.name}
+    # It outlives the workers' generation, which the other labels name.
+    labels = {one: value for one, value in context.labels(component).items() if one not in (WORKER_HASH, SELECTOR)}
+    made = graph_object(V1BETA1, ADAPTER, name, context, labels)
+    reference = {"name": context.name, "componentName": component.name}
     return {**made, "spec": {"replicas": replicas_of(component), "dgdRef": reference}}
 
 
@@ -128,6 +157,17 @@ def shared_objects(graph: DynamoGraphDeployment, context: GraphContext) -> Itera
     yield from discovery_access(context)
     if any(node_count(one) > 1 and is_worker(one) for one in graph.spec.components or []):
         yield config_map(context)
+
+
+def key_secrets(graph: DynamoGraphDeployment, context: GraphContext) -> list[ObjectRef]:
+    """Return the secret by which the nodes of a TensorRT-LLM worker connect, if a component has several.
+
+    Raise `WorkloadError` for a command that runs another framework than the graph's.
+    """
+    several = [one for one in graph.spec.components or [] if node_count(one) > 1]
+    if all(framework_of(one, graph.spec.backend_framework) != "trtllm" for one in several):
+        return []
+    return [ObjectRef("v1", "Secret", context.namespace, trtllm.SECRET)]
 
 
 def discovery_access(context: GraphContext) -> Iterator[KubeObject]:
@@ -147,7 +187,7 @@ def discovery_access(context: GraphContext) -> Iterator[KubeObject]:
 
 def unwanted(one_pass: GraphPass, wanted: set[ObjectRef]) -> Iterator[ObjectRef]:
     """Yield the graph's adapters and further objects that it no longer requires."""
-    adapters = (ObjectRef(V1ALPHA1, ADAPTER, one_pass.context.namespace, name) for name in one_pass.observed.adapters)
+    adapters = (ObjectRef(V1BETA1, ADAPTER, one_pass.context.namespace, name) for name in one_pass.observed.adapters)
     for ref in (*adapters, *one_pass.observed.owned):
         if ref not in wanted:
             yield ref

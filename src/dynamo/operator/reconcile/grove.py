@@ -16,7 +16,7 @@ from dynamo.operator.reconcile.multinode.nodes import (
     grove_nodes,
     node_count,
 )
-from dynamo.operator.reconcile.names import GRAPH, PREFIX, GraphContext, merged
+from dynamo.operator.reconcile.names import GRAPH, PREFIX, GraphContext, merged, replicas_of
 from dynamo.operator.reconcile.plan import ObjectPatch, ObjectRef
 from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.protocols.kubernetes.common import KubeObject
@@ -145,7 +145,8 @@ def component_cliques(
         raise WorkloadError(f"{path}: InterPod is not supported; IntraPod is allowed")
     framework = framework_of(component, graph.spec.backend_framework)
     nodes, name = node_count(component), component.name.lower()
-    replicas = 1 if component.replicas is None else component.replicas
+    # Grove refuses a set with 0 replicas; the clique or group is scaled to 0 once it exists.
+    replicas = max(1, replicas_of(component))
     topology = _component_topology(component, graph.spec.topology_constraint)
     if nodes == 1:
         pod = single_node_template(template, framework)

@@ -44,7 +44,7 @@ def grove_plan(one_pass: GraphPass, facts: ClusterFacts) -> Plan:
     apply, templates = list(common.apply), dict[str, KubeObject]()
     for component in one_pass.components:
         restart_at = restart_id(graph, component.name, with_restart) or _restart_annotation(one_pass, component.name)
-        complete = decode(ComponentSpec, component_fields(graph, component, restart_at))
+        complete = decode(ComponentSpec, component_fields(graph, component, facts.topologies, restart_at))
         templates[component.name] = pod_template(complete, context, [])
         apply.append(service(component, context))
     wanted = pod_clique_set(
@@ -54,6 +54,7 @@ def grove_plan(one_pass: GraphPass, facts: ClusterFacts) -> Plan:
     status = _status(one_pass, found, restart)
     return Plan(
         create=common.create,
+        keys=common.keys,
         joint=common.joint,
         apply=[*apply, *new_adapters(one_pass, common)],
         patch=scale_patches(graph, context, observed.cliques),

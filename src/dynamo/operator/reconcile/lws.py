@@ -15,6 +15,9 @@ ROLLOUT = {"type": "RollingUpdate", "rollingUpdateConfiguration": {"maxUnavailab
 VOLCANO = "volcano"
 VOLCANO_QUEUE = f"{PREFIX}volcano-queue"
 QUEUE_NAME = "scheduling.volcano.sh/queue-name"
+POD_GROUP_VERSION = "scheduling.volcano.sh/v1beta1"
+GROUP_NAME = "scheduling.k8s.io/group-name"
+"""Annotation of pods: the PodGroup to which they belong."""
 
 
 def leader_worker_set_name(component: ComponentSpec, context: GraphContext) -> str:
@@ -37,8 +40,8 @@ def leader_worker_set(
 ) -> KubeObject:
     """Return the LeaderWorkerSet of a component.
 
-    `template` is the component's complete pod template; `annotations` are those of the graph. With Volcano, pods of a
-    graph that names a queue use its scheduler. Raise `WorkloadError` when the pods cannot run.
+    `template` is the component's complete pod template; `annotations` are those of the graph. With Volcano, pods use its
+    scheduler and start together. Raise `WorkloadError` when the pods cannot run.
     """
     main = main_of(template)
     if not main.get("command") and not main.get("args"):
@@ -55,7 +58,7 @@ def leader_worker_set(
     queue = annotations.get(VOLCANO_QUEUE, "").strip() if has_volcano else ""
     if queue:
         metadata["annotations"] = {QUEUE_NAME: queue}
-    _add_roles(roles, queue)
+    _add_roles(roles, metadata["name"] if has_volcano else "", queue)
     return {
         "apiVersion": API_VERSION,
         "kind": "LeaderWorkerSet",
@@ -74,10 +77,26 @@ def leader_worker_set(
     }
 
 
-def _add_roles(roles: RoleTemplates, queue: str) -> None:
+def pod_group(component: ComponentSpec, context: GraphContext, annotations: Mapping[str, str]) -> KubeObject:
+    """Return the PodGroup of a component's LeaderWorkerSet: Volcano starts all its pods or none."""
+    replicas = 1 if component.replicas is None else component.replicas
+    spec: KubeObject = {"minMember": replicas * node_count(component)}
+    queue = annotations.get(VOLCANO_QUEUE, "").strip()
+    if queue:
+        spec["queue"] = queue
+    metadata = {
+        "name": leader_worker_set_name(component, context),
+        "namespace": context.namespace,
+        "labels": context.labels(component),
+    }
+    return {"apiVersion": POD_GROUP_VERSION, "kind": "PodGroup", "metadata": metadata, "spec": spec}
+
+
+def _add_roles(roles: RoleTemplates, group: str, queue: str) -> None:
     for role, template in (("leader", roles.leader), ("worker", roles.worker)):
         metadata = template.setdefault("metadata", {})
         metadata.setdefault("labels", {})[ROLE] = role
-        if queue:
-            template["spec"].setdefault("schedulerName", VOLCANO)
-            metadata.setdefault("annotations", {})[QUEUE_NAME] = queue
+        if group and template["spec"].setdefault("schedulerName", VOLCANO) == VOLCANO:
+            metadata.setdefault("annotations", {})[GROUP_NAME] = group
+            if queue:
+                metadata["annotations"][QUEUE_NAME] = queue

@@ -15,6 +15,7 @@ SELECTOR = f"{PREFIX}selector"
 GRAPH = f"{PREFIX}dynamo-graph-deployment-name"
 COMPONENT = f"{PREFIX}dynamo-component"
 COMPONENT_TYPE = f"{PREFIX}dynamo-component-type"
+SUB_COMPONENT_TYPE = f"{PREFIX}dynamo-sub-component-type"
 COMPONENT_CLASS = f"{PREFIX}dynamo-component-class"
 NAMESPACE = f"{PREFIX}dynamo-namespace"
 WORKER_HASH = f"{PREFIX}dynamo-worker-hash"
@@ -28,7 +29,7 @@ STRATEGY = f"{PREFIX}deployment-strategy"
 MAX_SURGE = f"{PREFIX}deployment-rolling-update-max-surge"
 MAX_UNAVAILABLE = f"{PREFIX}deployment-rolling-update-max-unavailable"
 BASE_MODEL_HASH = f"{PREFIX}dynamo-base-model-hash"
-MANAGED_BY = f"{PREFIX}managed-by"
+MANAGED_BY, OPERATOR = f"{PREFIX}managed-by", "dynamo-operator"
 BASE_MODEL = f"{PREFIX}dynamo-base-model"
 GLOBAL_NAMESPACE = "dynamo"
 MAIN = "main"
@@ -140,6 +141,11 @@ def replicas_of(component: ComponentSpec) -> int:
 def service_name(graph: str, component: str) -> str:
     """Return the name of a component's service, which does not change with the workers' generation."""
     return f"{graph}-{component.lower()}"
+
+
+def dns_label(name: str) -> str:
+    """Return a name for a kind whose names allow no dots, such as a Service."""
+    return name.lower().replace(".", "-")
 
 
 def worker_hash(graph: DynamoGraphDeployment) -> str:

@@ -1,6 +1,6 @@
 """Plan: what one pass of reconciliation requires of the cluster. Pure data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -40,8 +40,12 @@ class Plan:
 
     apply: Sequence[KubeObject] = ()
     """Complete objects for server-side apply, in order. The caller adds the owner reference."""
+    create_unowned: Sequence[KubeObject] = ()
+    """Objects that outlive the reconciled object: created first, without an owner, if none of their name exists."""
     create: Sequence[KubeObject] = ()
     """Objects that are created if none of their name exists, and are not changed afterwards."""
+    keys: Sequence[ObjectRef] = ()
+    """Secrets that get a generated SSH key pair if they do not exist; several owners share them."""
     joint: Sequence[KubeObject] = ()
     """Objects that several owners share: each applies them for itself, and they are collected with the last owner."""
     patch: Sequence[ObjectPatch] = ()
@@ -56,6 +60,8 @@ class Plan:
     annotations: Mapping[str, str | None] = field(default_factory=dict)
     """Annotations of the reconciled object to set, or to remove (None)."""
     events: Sequence[EventNote] = ()
+    if_rejected: "Callable[[str], Plan] | None" = None
+    """Plan that applies instead when the API server rejects an object for good, with its message; None: retried."""
     requeue_s: float | None = None
     """Seconds after which the object is reconciled again even without a change."""
 

@@ -36,6 +36,7 @@ DEFAULT_CACHE = f"{IMAGE_HOME}/.cache/vllm"
 """Directory of vLLM's compilation cache; other engines have none without a path."""
 FRONTEND = ["-m", "dynamo.frontend"]
 NO_PULL_SECRETS = f"{PREFIX}disable-image-pull-secret-discovery"
+ISTIO_INJECT = "sidecar.istio.io/inject"
 PLANNER_ACCOUNT = "planner-serviceaccount"
 
 
@@ -69,6 +70,8 @@ def pod_template(component: ComponentSpec, context: GraphContext, graph_env: Seq
         spec.setdefault("serviceAccountName", account)
     add_pull_secrets(component, context, spec)
     metadata = template.setdefault("metadata", {})
+    if component.type == "epp":  # It serves TLS itself, which a proxy in its pod would wrap again.
+        metadata["annotations"] = {ISTIO_INJECT: "false", **(metadata.get("annotations") or {})}
     metadata["labels"] = merged(metadata.get("labels"), context.labels(component), metrics_label(metadata))
     return template
 

@@ -25,9 +25,11 @@ class ClusterFacts:
     has_kai: bool = False
     """Whether Grove's pods use the KAI scheduler."""
     has_volcano: bool = False
-    """Whether pods of several nodes use the Volcano scheduler."""
+    """Whether pods that start together use the Volcano scheduler."""
     has_virtual_services: bool = False
     """Whether Istio's VirtualServices are installed."""
+    topologies: Mapping[str, Mapping[str, str]] | None = None
+    """Node label of each domain, by the name of the cluster topology; None: not known."""
     has_inference_pools: bool = False
     """Whether InferencePools of the Gateway API Inference Extension are installed."""
 

@@ -5,9 +5,11 @@ declared and at least `desired - unavailable` stay available. A generation that 
 earlier one, so an update that is reverted or replaced needs no special case.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dynamo.operator.reconcile.multinode.nodes import WorkloadError
 from dynamo.operator.reconcile.names import MAX_SURGE, MAX_UNAVAILABLE, STRATEGY, replicas_of
 from dynamo.protocols.kubernetes.v1beta1 import ComponentSpec, DynamoComponentDeployment
 
@@ -59,6 +61,7 @@ def replica_targets(
     `annotations` give the strategy: Recreate, or RollingUpdate with max-surge and max-unavailable.
     """
     desired = replicas_of(component)
+    surge, unavailable = limits(annotations, desired)
     if not old:
         return ReplicaTargets(new=desired)
     total = sum((generation_of(one) for one in old), WorkerReplicas())
@@ -66,7 +69,6 @@ def replica_targets(
         return ReplicaTargets(
             new=desired if all(is_drained(one) for one in old) else 0, old={one.metadata.name: 0 for one in old}
         )
-    surge, unavailable = limits(annotations, desired)
     floor = desired - unavailable
     new_unavailable = max(0, new.declared - new.available)
     removable = max(0, total.declared + new.declared - floor - new_unavailable)
@@ -78,9 +80,12 @@ def replica_targets(
 
 
 def limits(annotations: Mapping[str, str], desired: int) -> tuple[int, int]:
-    """Return how many replicas may be added and how many may be missing; percentages round up and down."""
-    surge = _scaled(annotations.get(MAX_SURGE) or DEFAULT_PERCENT, desired, is_up=True)
-    unavailable = min(desired, _scaled(annotations.get(MAX_UNAVAILABLE) or DEFAULT_PERCENT, desired, is_up=False))
+    """Return how many replicas may be added and how many may be missing; percentages round up and down.
+
+    Raise `WorkloadError` for an annotation that is neither.
+    """
+    surge = _scaled(MAX_SURGE, annotations, desired, is_up=True)
+    unavailable = min(desired, _scaled(MAX_UNAVAILABLE, annotations, desired, is_up=False))
     return (1, 0) if surge == unavailable == 0 else (surge, unavailable)
 
 
@@ -115,7 +120,10 @@ def _allocate(old: Sequence[DynamoComponentDeployment], target: int) -> dict[str
     return given
 
 
-def _scaled(text: str, whole: int, *, is_up: bool) -> int:
+def _scaled(name: str, annotations: Mapping[str, str], whole: int, *, is_up: bool) -> int:
+    text = annotations.get(name) or DEFAULT_PERCENT
+    if not re.fullmatch(r"\d+%?", text):
+        raise WorkloadError(f"annotation {name}: {text!r} is neither a number nor a percentage")
     if not text.endswith("%"):
         return int(text)
     product = int(text[:-1]) * whole

@@ -21,10 +21,18 @@ HEALTH_CHECKS = TOLERANT_LIVENESS = RuntimeVersion(1, 5, 0)
 """First releases whose workers check their engines by requests, and that restart only after several failed probes."""
 
 
+NATIVE_PICKER = RuntimeVersion(1, 5, 0)
+"""First release whose endpoint picker has no configuration file."""
+
+
 def runtime_version(component: ComponentSpec) -> RuntimeVersion | None:
     """Return the version that a component states, or else that of its image's tag; None if neither is a version."""
-    text = component.runtime_version_override or image_tag(str(main_container(component).get("image") or ""))
-    found = VERSION.fullmatch(text.strip())
+    return stated_version(str(main_container(component).get("image") or ""), component.runtime_version_override or "")
+
+
+def stated_version(image: str, override: str) -> RuntimeVersion | None:
+    """Return the version of an override, or else of an image's tag; None if it is not a version."""
+    found = VERSION.fullmatch((override or image_tag(image)).strip())
     return RuntimeVersion(*(int(one) for one in found.groups()[:3])) if found else None
 
 

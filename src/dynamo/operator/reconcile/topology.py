@@ -4,7 +4,7 @@ The operator copies the node's label to the pod when the pod is scheduled, and a
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from dynamo.operator.reconcile.multinode.nodes import WorkloadError
 from dynamo.operator.reconcile.names import MAIN, PREFIX, is_worker
@@ -13,6 +13,11 @@ from dynamo.protocols.kubernetes.v1beta1 import ComponentSpec, DynamoGraphDeploy
 
 LABEL_KEY = f"{PREFIX}topology-label-key"
 """Annotation of pods: the node label that is copied to the pod."""
+TOPOLOGY_NAME = f"{PREFIX}topology-cluster-topology-name"
+"""Annotation of pods: the topology of Grove whose node labels are copied to the pod, each as DOMAIN_LABEL."""
+DOMAIN_LABEL = f"{PREFIX}dynamo-topology."
+Topologies: TypeAlias = Mapping[str, Mapping[str, str]] | None
+"""Node label of each domain, by the name of a topology; None: not known."""
 FROM_NODE = f"{PREFIX}topology-from-node"
 """Label of the pods whose node label the operator copies."""
 VOLUME, MOUNT_PATH = "topology-labels", "/etc/dynamo/topology"
@@ -26,14 +31,13 @@ def policy_of(graph: DynamoGraphDeployment, component: ComponentSpec) -> KvTrans
     return policy if policy is not None and is_worker(component) else None
 
 
-def add_policy(template: KubeObject, policy: KvTransferPolicy) -> None:
+def add_policy(template: KubeObject, policy: KvTransferPolicy, topologies: Topologies) -> None:
     """Give a pod template the variables, the volume and the annotation of a policy.
 
-    They precede those of the template. Raise `WorkloadError` for a policy that names a topology of Grove.
+    They precede those of the template. Raise `WorkloadError` for a topology that the cluster does not have.
     """
-    if policy.label_key is None:
-        path = "spec.experimental.kvTransferPolicy.clusterTopologyName"
-        raise WorkloadError(f"{path}: is not supported; set labelKey to the node label of the domain")
+    files = _files(policy, topologies)
+    source = {LABEL_KEY: policy.label_key, TOPOLOGY_NAME: policy.cluster_topology_name}
     spec = template.setdefault("spec", {})
     containers: list[KubeObject] = spec.setdefault("containers", [])
     main = next((one for one in containers if one.get("name") == MAIN), None)
@@ -45,12 +49,29 @@ def add_policy(template: KubeObject, policy: KvTransferPolicy) -> None:
     main["env"] = [*kept, *({"name": name, "value": value} for name, value in values.items())]
     mounts = [one for one in main.get("volumeMounts") or () if one.get("mountPath") != MOUNT_PATH]
     main["volumeMounts"] = [*mounts, {"name": VOLUME, "mountPath": MOUNT_PATH, "readOnly": True}]
-    field = {"fieldPath": f"metadata.labels['{policy.label_key}']"}
-    volume = {"name": VOLUME, "downwardAPI": {"items": [{"path": policy.domain, "fieldRef": field}]}}
+    items = [{"path": path, "fieldRef": {"fieldPath": f"metadata.labels['{one}']"}} for path, one in files.items()]
+    volume = {"name": VOLUME, "downwardAPI": {"items": items}}
     spec["volumes"] = [*(one for one in spec.get("volumes") or () if one.get("name") != VOLUME), volume]
     metadata = template.setdefault("metadata", {})
-    metadata["annotations"] = {**(metadata.get("annotations") or {}), LABEL_KEY: policy.label_key}
+    named = {name: value for name, value in source.items() if value}
+    metadata["annotations"] = {**(metadata.get("annotations") or {}), **named}
     metadata["labels"] = {**(metadata.get("labels") or {}), FROM_NODE: "true"}
+
+
+def _files(policy: KvTransferPolicy, topologies: Topologies) -> dict[str, str]:
+    """Return the pod label that each file of the volume shows, by the name of its domain."""
+    domain, name = policy.domain or "", policy.cluster_topology_name
+    if policy.label_key is not None or name is None:
+        return {domain: policy.label_key or ""}
+    if topologies is None:
+        return {domain: DOMAIN_LABEL + domain}
+    path = "spec.experimental.kvTransferPolicy"
+    levels = topologies.get(name)
+    if levels is None:
+        raise WorkloadError(f"{path}.clusterTopologyName: the cluster has no topology {name!r}")
+    if domain not in levels:
+        raise WorkloadError(f"{path}.domain: {domain!r} is not in topology {name!r}, which has {', '.join(levels)}")
+    return {one: DOMAIN_LABEL + one for one in levels}
 
 
 def _variables(policy: KvTransferPolicy) -> dict[str, str]:
@@ -65,10 +86,14 @@ def _variables(policy: KvTransferPolicy) -> dict[str, str]:
     return values
 
 
-def wanted_label(pod: KubeObject) -> str | None:
-    """Return the node label that a scheduled pod lacks; None if it lacks none."""
+def missing_labels(pod: KubeObject, topologies: Topologies) -> dict[str, str]:
+    """Return the node label that each missing label of a scheduled pod is copied from; empty if it lacks none."""
     metadata: Mapping[str, Any] = pod["metadata"]
-    key = (metadata.get("annotations") or {}).get(LABEL_KEY)
-    if not key or metadata.get("deletionTimestamp") or not (pod.get("spec") or {}).get("nodeName"):
-        return None
-    return None if key in (metadata.get("labels") or {}) else str(key)
+    annotations, present = metadata.get("annotations") or {}, metadata.get("labels") or {}
+    if metadata.get("deletionTimestamp") or not (pod.get("spec") or {}).get("nodeName"):
+        return {}
+    levels = (topologies or {}).get(annotations.get(TOPOLOGY_NAME, ""), {})
+    wanted = {DOMAIN_LABEL + domain: key for domain, key in levels.items()}
+    if annotations.get(LABEL_KEY):
+        wanted[annotations[LABEL_KEY]] = annotations[LABEL_KEY]
+    return {label: key for label, key in wanted.items() if label not in present}

@@ -2,6 +2,7 @@
 
 from decimal import Decimal, InvalidOperation
 
+from dynamo.operator.reconcile.runtime_version import NATIVE_PICKER, stated_version
 from dynamo.operator.validation.facts import POWER_LIMIT, Findings, part
 from dynamo.operator.validation.views import ComponentView
 
@@ -33,6 +34,7 @@ def _check_epp(one: ComponentView, found: Findings) -> None:
             found.refuse(f"{one.path}.multinode", "must be absent on a component of type epp")
         if one.replicas not in {None, 1}:
             found.refuse(f"{one.path}.replicas", f"{one.replicas} must be 1 on a component of type epp")
+        _check_picker_version(one, found)
     elif config is not None:
         found.refuse(f"{one.path}.eppConfig", "may only be set on a component of type epp")
     if isinstance(config, dict):
@@ -40,6 +42,18 @@ def _check_epp(one: ComponentView, found: Findings) -> None:
             found.refuse(f"{one.path}.eppConfig", "exactly one of configMapRef and config must be set")
         elif config.get("configMapRef") is not None and not part(config, "configMapRef").get("name"):
             found.refuse(f"{one.path}.eppConfig.configMapRef.name", "is required")
+
+
+def _check_picker_version(one: ComponentView, found: Findings) -> None:
+    """Check that the picker reads a configuration exactly if it is given one, where its version is known."""
+    version = stated_version(one.image, str(one.raw.get("runtimeVersionOverride") or ""))
+    if version is None:
+        return
+    text, least = ".".join(map(str, version)), ".".join(map(str, NATIVE_PICKER))
+    if version >= NATIVE_PICKER and one.epp_config is not None:
+        found.refuse(f"{one.path}.eppConfig", f"must be absent from runtime {least} on; the image is of {text}")
+    elif version < NATIVE_PICKER and one.epp_config is None:
+        found.refuse(f"{one.path}.eppConfig", f"is required before runtime {least}; the image is of {text}")
 
 
 def _check_memory_service(one: ComponentView, found: Findings) -> None:

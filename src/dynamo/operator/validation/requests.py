@@ -1,12 +1,24 @@
 """Rules of deployment requests, scaling adapters, models and checkpoints."""
 
 from dynamo.operator.validation.facts import Findings, part, spec_of
-from dynamo.protocols.kubernetes.common import KubeObject
+from dynamo.protocols.kubernetes.common import V1ALPHA1, V1BETA1, KubeObject
 
 MODEL_SCHEMES = ("s3://", "hf://")
 EDITABLE_PHASES = frozenset({"", "Initializing", "Pending"})
 """States of a request in which profiling has not started."""
 TARGETS = ("isl", "osl", "ttft", "itl")
+MAX_REQUEST_NAME = 63 - len("profile-")
+"""The name of a request's job is a label of its pods."""
+JOB_FIELDS = (
+    "backoffLimit", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "completions", "parallelism", "suspend",
+)  # fmt: skip
+POD_FIELDS = (
+    "tolerations", "nodeSelector", "affinity", "priorityClassName", "serviceAccountName", "runtimeClassName",
+    "dnsPolicy", "dnsConfig", "terminationGracePeriodSeconds", "topologySpreadConstraints",
+    "automountServiceAccountToken",
+)  # fmt: skip
+MERGED_POD_FIELDS = ("securityContext", "volumes", "initContainers", "imagePullSecrets", "containers")
+"""Fields of `overrides.profilingJob` that take effect: of the job, and of its pods."""
 
 
 def check_request(value: KubeObject, found: Findings, *, is_alpha: bool) -> None:
@@ -14,6 +26,9 @@ def check_request(value: KubeObject, found: Findings, *, is_alpha: bool) -> None
     spec = spec_of(value)
     if not spec.get("model"):
         found.refuse("spec.model", "is required")
+    name = part(value, "metadata").get("name") or ""
+    if len(name) > MAX_REQUEST_NAME:
+        found.refuse("metadata.name", f"must have at most {MAX_REQUEST_NAME} characters: it has {len(name)}")
     if is_alpha:
         _check_alpha_request(spec, found)
         return
@@ -30,8 +45,28 @@ def check_request(value: KubeObject, found: Findings, *, is_alpha: bool) -> None
     cache = part(spec, "modelCache")
     if cache and not cache.get("pvcName"):
         found.refuse("spec.modelCache.pvcName", "is required")
+    if spec.get("searchStrategy") == "thorough" and spec.get("backend", "auto") == "auto":
+        found.warn("spec.backend", "auto fails with searchStrategy thorough: set sglang, trtllm or vllm")
+    _check_overrides(part(spec, "overrides"), found)
     if part(spec, "features", "mocker").get("enabled") and part(spec, "features").get("planner") is None:
         found.warn("spec.features.mocker", "simulated workers are deployed; no model is served")
+
+
+def _check_overrides(overrides: KubeObject, found: Findings) -> None:
+    path, graph = "spec.overrides", part(overrides, "dgd")
+    if graph and not is_graph(graph):
+        what = f"{graph.get('apiVersion')} {graph.get('kind')}"
+        found.refuse(f"{path}.dgd", f"{what!r} must be a DynamoGraphDeployment of {V1BETA1} or {V1ALPHA1}")
+    job = part(overrides, "profilingJob")
+    for name in sorted(set(job) - {*JOB_FIELDS, "template"}):
+        found.warn(f"{path}.profilingJob.{name}", "has no effect")
+    for name in sorted(set(part(job, "template", "spec")) - {*POD_FIELDS, *MERGED_POD_FIELDS}):
+        found.warn(f"{path}.profilingJob.template.spec.{name}", "has no effect")
+
+
+def is_graph(value: KubeObject) -> bool:
+    """Return whether an object, perhaps a partial one, is a graph of a known version."""
+    return value.get("kind") == "DynamoGraphDeployment" and value.get("apiVersion") in (V1ALPHA1, V1BETA1)
 
 
 def _check_alpha_request(spec: KubeObject, found: Findings) -> None:

@@ -36,6 +36,8 @@ class ComponentView:
     memory_path: str
     failover_mode: str | None
     failover_path: str
+    image: str
+    """Image of the main container."""
     gpus: int
     containers: tuple[str, ...]
     command: tuple[str, ...]
@@ -96,6 +98,7 @@ def beta_component(raw: KubeObject, path: str, name: str) -> ComponentView:
         memory_path=f"{path}.experimental.gpuMemoryService",
         failover_mode=_beta_mode(experimental.get("failover")),
         failover_path=f"{path}.experimental.failover",
+        image=str(main.get("image") or ""),
         gpus=gpu_count(part(main, "resources"), GPU_RESOURCE),
         containers=tuple(str(one.get("name") or "") for one in containers),
         command=_command(main),
@@ -126,6 +129,7 @@ def alpha_component(raw: KubeObject, path: str, name: str) -> ComponentView:
         memory_path=f"{path}.gpuMemoryService",
         failover_mode=_alpha_mode(part(raw, "failover")),
         failover_path=f"{path}.failover",
+        image=str(main.get("image") or ""),
         gpus=gpu_count(part(raw, "resources"), "gpu") or gpu_count(part(main, "resources"), GPU_RESOURCE),
         containers=(MAIN, *others),
         command=_command(main),

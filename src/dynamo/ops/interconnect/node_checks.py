@@ -199,7 +199,9 @@ def nixl_rows(outputs: Mapping[str, ToolOutput]) -> list[CheckRow]:
         if "ModuleNotFoundError" in text:
             return [skipped("nixl", f"not installed: {text}"), *_log_rows(outputs)]
         return [failed("nixl", text, "check the NIXL release and its plugins (NIXL_PLUGIN_DIR)"), *_log_rows(outputs)]
-    rows.append(passed("nixl", f"{found.get('version')}; plugins: {', '.join(map(str, found.get('plugins') or ()))}"))
+    plugins = found.get("plugins")
+    names = ", ".join(str(one) for one in plugins) if isinstance(plugins, list) else "none"
+    rows.append(passed("nixl", f"{found.get('version')}; plugins: {names}"))
     rows.append(_transfer_row(_json(outputs.get("transfer")), outputs))
     return [*rows, *_log_rows(outputs)]
 

@@ -9,8 +9,9 @@ Communication between GPUs and a constant time per layer are added:
     attention:      max(4 x heads x head size x context x tokens / flops, bytes of the cache read / bandwidth)
     communication:  two all-reduces per layer of a tensor-parallel engine, two exchanges between experts
 
-The shares of the peaks and the constant times are priors (`Efficiency`) until measured points correct them. At small
-batches the constants dominate; published B200 points show about 0.1 ms per layer of a mixture-of-experts model.
+The shares of the peaks and the constant times (`Efficiency`) are fitted to published measurements
+(`dynamo.profiler.perf.efficiencies`), and corrected by a user's own (`dynamo.profiler.perf.calibration`). At small batches
+the constants dominate.
 """
 
 from dataclasses import dataclass, field
@@ -47,6 +48,10 @@ class Efficiency:
     """Seconds per running sequence and step."""
     prompt_s: float = 8e-3
     """Seconds per request outside of the engine's steps: HTTP, tokenization, scheduling, first response."""
+    closed_prompts: float = 1.5
+    """Prompts that are computed together when requests end in groups, as in a closed loop of equal answers."""
+    closed_start: float = 0.05
+    """Prompts that a request waits for on average per concurrent one, because all of a closed loop start at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

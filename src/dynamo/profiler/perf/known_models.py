@@ -21,6 +21,7 @@ DEEPSEEK_V3 = {
     "first_k_dense_replace": 3,
     "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
 }
+KIMI = {**DEEPSEEK_V3, "n_routed_experts": 384, "first_k_dense_replace": 1}
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"]}
 LLAMA = {"architectures": ["LlamaForCausalLM"]}
 FP8: dict[str, Any] = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
@@ -45,6 +46,16 @@ def _minimax(max_context: int) -> tuple[tuple[int, ...], dict[str, Any]]:
     return (62, 3072, 48, 8, 128, 1536, 200064, max_context), more
 
 
+def _gpt_oss(experts: int) -> dict[str, Any]:
+    return {
+        "architectures": ["GptOssForCausalLM"],
+        "num_local_experts": experts,
+        "num_experts_per_tok": 4,
+        "quantization_config": {"quant_method": "mxfp4"},
+    }
+
+
+_KIMI = (61, 7168, 64, 64, 192, 18432, 163840, 131072)
 _LLAMA_8B = (32, 4096, 32, 8, 128, 14336, 128256, 131072)
 _LLAMA_70B = (80, 8192, 64, 8, 128, 28672, 128256, 131072)
 _QWEN3_32B = (64, 5120, 64, 8, 128, 25600, 151936, 40960)
@@ -77,6 +88,10 @@ SIZES: dict[str, tuple[tuple[int, ...], Mapping[str, Any]]] = {
     "deepseek-ai/DeepSeek-V3.1": (_DEEPSEEK, DEEPSEEK_V3),
     "deepseek-ai/DeepSeek-R1": (_DEEPSEEK, DEEPSEEK_V3),
     "deepseek-ai/DeepSeek-R1-0528": (_DEEPSEEK, DEEPSEEK_V3),
+    "moonshotai/Kimi-K2-Instruct": (_KIMI, {**KIMI, **FP8}),
+    "moonshotai/Kimi-K2.5": (_KIMI, {**KIMI, "quantization_config": {"quant_method": "compressed-tensors", "bits": 4}}),
+    "openai/gpt-oss-20b": ((24, 2880, 64, 8, 64, 2880, 201088, 131072), _gpt_oss(32)),
+    "openai/gpt-oss-120b": ((36, 2880, 64, 8, 64, 2880, 201088, 131072), _gpt_oss(128)),
     "MiniMaxAI/MiniMax-M2": _minimax(196608),
     "MiniMaxAI/MiniMax-M2.5": _minimax(196608),
 }

@@ -168,6 +168,25 @@ class IndexedModels:
             del self._instances[instance_id]
             index.remove_worker(instance_id)
 
+    def pause(self, instance_id: int, dp_rank: int) -> None:
+        """Stop receiving a rank's events, and keep its blocks. Raises `HttpError` for an unknown rank."""
+        listener, task = self._following(instance_id, dp_rank)
+        task.cancel()
+        listener.status = Status.PAUSED
+
+    def resume(self, instance_id: int, dp_rank: int) -> None:
+        """Receive a paused rank's events again; those missed are replayed. Raises `HttpError` for an unknown rank."""
+        listener, task = self._following(instance_id, dp_rank)
+        if task.done() or task.cancelling():
+            task = self._tasks.start(listener.run(), f"instance {instance_id} rank {dp_rank}")
+            self._instances[instance_id].listeners[dp_rank] = (listener, task)
+
+    def _following(self, instance_id: int, dp_rank: int) -> tuple[EngineListener, asyncio.Task[None]]:
+        followed = self._instances.get(instance_id)
+        if followed is None or dp_rank not in followed.listeners:
+            raise HttpError(404, f"instance {instance_id} dp_rank {dp_rank} not found")
+        return followed.listeners[dp_rank]
+
     def workers(self, model_name: str | None = None, routing_group: str | None = None) -> list[ShownWorker]:
         """Return the followed instances, optionally of one model or group only."""
         found = []

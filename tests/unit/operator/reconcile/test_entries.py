@@ -145,3 +145,14 @@ def test_a_frontend_has_the_entry_of_the_settings_unless_it_has_its_own() -> Non
 )
 def test_host_has_prefix_and_suffix(given: dict[str, Any], expected: str) -> None:
     assert host_of(given) == expected
+
+
+def test_services_of_a_graph_whose_name_has_dots_have_names_without() -> None:
+    value = converted(INGRESS)
+    value["metadata"]["name"] = "qwen3-0.6b"
+    cluster = PureCluster({"metadata": value["metadata"], "spec": value["spec"]})
+    cluster.settle()
+    [entry] = cluster.of_kind("Ingress")
+    backend = entry["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]["name"]
+    assert backend in [one["metadata"]["name"] for one in cluster.of_kind("Service")] == ["qwen3-0-6b-frontend"]
+    assert cluster.of_kind("Deployment")[0]["metadata"]["name"] == "qwen3-0.6b-frontend"

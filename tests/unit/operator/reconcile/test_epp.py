@@ -49,6 +49,8 @@ def test_a_picker_without_configuration_runs_its_image() -> None:
     main = pod["containers"][0]
     assert "command" not in main and "args" not in main
     assert (pod["serviceAccountName"], pod["terminationGracePeriodSeconds"]) == ("epp-serviceaccount", 130)
+    [made] = [one for one in cluster_of().of_kind("Deployment") if one["metadata"]["name"] == "chat-epp"]
+    assert made["spec"]["template"]["metadata"]["annotations"] == {"sidecar.istio.io/inject": "false"}
     assert {one["name"] for one in pod["volumes"]} == {"shared-memory", "hf-cache"}
 
 

@@ -10,6 +10,7 @@ from tests.unit.operator.reconcile.pure_cluster import NAMESPACE, PureCluster
 
 from dynamo.operator.reconcile.component_graph import DEPLOYED
 from dynamo.operator.reconcile.names import CURRENT_WORKER_HASH, RESTART_AT, WORKER_HASH, worker_hash
+from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.operator.validation.facts import WORKLOAD_PROVIDER
 from dynamo.protocols.kubernetes.common import KubeObject, decode
 from dynamo.protocols.kubernetes.v1beta1 import DynamoGraphDeployment
@@ -173,7 +174,7 @@ def test_a_scaling_adapter_keeps_its_replicas() -> None:
     cluster.settle()
     adapter = cluster.of_kind("DynamoGraphDeploymentScalingAdapter")[0]
     assert adapter["metadata"]["name"] == "chat-decode"
-    assert adapter["spec"] == {"replicas": 4, "dgdRef": {"name": "chat", "serviceName": "decode"}}
+    assert adapter["spec"] == {"replicas": 4, "dgdRef": {"name": "chat", "componentName": "decode"}}
     adapter["spec"]["replicas"] = 9
     cluster.settle()
     assert cluster.of_kind("DynamoGraphDeploymentScalingAdapter")[0]["spec"]["replicas"] == 9
@@ -335,3 +336,74 @@ def test_it_converges_from_every_intermediate_state(
     cluster.writes = 0
     cluster.settle()
     assert cluster.writes == 0
+
+
+# Fields ------------------------------------------------------------------------------------------------------------
+
+
+def test_pods_of_prefill_and_decode_workers_have_the_label_of_v1alpha1(cluster: PureCluster) -> None:
+    key = "nvidia.com/dynamo-sub-component-type"
+    found = [one["spec"]["template"]["metadata"]["labels"].get(key) for one in cluster.of_kind("Deployment")]
+    assert found == ["decode", None, "prefill"]
+
+
+def test_fields_without_effect_are_events() -> None:
+    spec = spec_of()
+    spec["components"][2]["experimental"] = {"gpuMemoryService": {}, "failover": {}}
+    cluster = PureCluster({"spec": spec})
+    messages = [one.message for one in cluster.plan_graph().events if one.reason == "NotSupported"]
+    assert messages == [
+        "spec.components[decode].experimental.gpuMemoryService: has no effect",
+        "spec.components[decode].experimental.failover: has no effect",
+    ]
+
+
+def test_nodes_of_tensorrt_llm_share_a_key() -> None:
+    spec = spec_of(backendFramework="trtllm")
+    assert PureCluster({"spec": spec}).plan_graph().keys == []
+    spec["components"][2] |= {"multinode": {"nodeCount": 2}}
+    assert [one.name for one in PureCluster({"spec": spec}).plan_graph().keys] == ["mpi-run-ssh-secret"]
+
+
+def test_the_discovery_backend_of_the_graph_precedes_that_of_the_operator() -> None:
+    cluster = PureCluster({"spec": spec_of()})
+    cluster.graph["metadata"]["annotations"] = {"nvidia.com/dynamo-discovery-backend": "etcd"}
+    cluster.settle()
+    assert cluster.of_kind("ServiceAccount") == []
+    [frontend, *_] = [one for one in cluster.of_kind("Deployment") if "frontend" in one["metadata"]["name"]]
+    assert main_env(frontend)["DYN_DISCOVERY_BACKEND"] == "etcd"
+    assert "serviceAccountName" not in frontend["spec"]["template"]["spec"]
+    assert "nvidia.com/dynamo-discovery-enabled" not in frontend["spec"]["template"]["metadata"]["labels"]
+
+
+def test_several_nodes_without_their_controllers_fail_the_graph() -> None:
+    spec = spec_of()
+    spec["components"][2] |= {"multinode": {"nodeCount": 2}}
+    cluster = PureCluster({"spec": spec}, ClusterFacts())
+    cluster.step_graph()
+    status = status_of(cluster)
+    assert (status["state"], status["conditions"][0]["reason"]) == ("failed", "no_multinode_orchestrator_available")
+    assert "require Grove or LeaderWorkerSet" in status["conditions"][0]["message"]
+    assert cluster.objects == {}
+
+
+def test_a_graph_keeps_the_provider_of_its_workloads() -> None:
+    cluster = PureCluster({"spec": spec_of()})
+    cluster.step_graph()
+    del cluster.graph["metadata"]["annotations"][WORKLOAD_PROVIDER]  # As if the operator ended before it wrote that.
+    cluster.facts = ClusterFacts(has_grove=True)
+    cluster.settle()
+    assert cluster.of_kind("PodCliqueSet") == []
+    assert cluster.graph["metadata"]["annotations"][WORKLOAD_PROVIDER] == "component"
+
+
+def test_a_graph_whose_provider_is_gone_fails_until_it_is_back(cluster: PureCluster) -> None:
+    cluster.graph["metadata"]["annotations"][WORKLOAD_PROVIDER] = "grove"
+    before = dict(cluster.objects)
+    cluster.step_graph()
+    status = status_of(cluster)
+    assert (status["state"], status["conditions"][0]["reason"]) == ("failed", "selected_workload_provider_unavailable")
+    assert cluster.objects == before
+    cluster.graph["metadata"]["annotations"][WORKLOAD_PROVIDER] = "component"
+    cluster.settle()
+    assert status_of(cluster)["state"] == "successful"

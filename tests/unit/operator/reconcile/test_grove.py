@@ -13,6 +13,7 @@ from tests.unit.operator.reconcile.worlds import CONTEXT, MP, worker
 
 from dynamo.operator.reconcile.grove import grove_component_name, pod_clique_set, pod_clique_set_name, scale_patches
 from dynamo.operator.reconcile.multinode.nodes import WorkloadError
+from dynamo.operator.reconcile.names import replicas_of
 from dynamo.operator.reconcile.pods import pod_template
 from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.protocols.kubernetes.common import KubeObject, Multinode, ObjectMeta, TopologyConstraint
@@ -181,7 +182,7 @@ def test_every_component_has_its_cliques(components: list[ComponentSpec], framew
     assert len(cliques) == len(template["cliques"])
     groups = {group["name"]: group for group in template.get("podCliqueScalingGroups", [])}
     for component in components:
-        name, replicas = component.name.lower(), 1 if component.replicas is None else component.replicas
+        name, replicas = component.name.lower(), max(1, replicas_of(component))
         if component.multinode is None:
             assert cliques.pop(name)["spec"]["replicas"] == replicas
         else:

@@ -172,7 +172,8 @@ def test_a_scaling_adapter_exists_while_the_component_wants_one() -> None:
     cluster = PureGrove({"spec": wanted})
     cluster.settle()
     [adapter] = cluster.of_kind("DynamoGraphDeploymentScalingAdapter")
-    assert adapter["metadata"]["labels"]["nvidia.com/selector"] == "chat-decode"
+    assert adapter["metadata"]["name"] == "chat-decode"
+    assert not {WORKER_HASH, "nvidia.com/selector"} & set(adapter["metadata"]["labels"])
     cluster.edit(spec())
     cluster.settle()
     assert cluster.of_kind("DynamoGraphDeploymentScalingAdapter") == []
@@ -307,3 +308,12 @@ def test_a_component_of_no_type_has_a_service() -> None:
     cluster.settle()
     [found] = cluster.of_kind("Service")
     assert found["spec"]["ports"] == [{"name": "system", "port": 9090, "targetPort": 9090, "protocol": "TCP"}]
+
+
+def test_a_component_without_replicas_is_made_with_one_and_scaled_down() -> None:
+    cluster = PureGrove({"spec": spec(workers=0)})
+    cluster.settle()
+    assert cliques(cluster)["decode"]["spec"]["replicas"] == 1
+    [decode] = [one for one in cluster.of_kind("PodClique") if one["metadata"]["name"] == "chat-0-decode"]
+    assert decode["spec"]["replicas"] == 0
+    assert status_of(cluster)["state"] == "successful"

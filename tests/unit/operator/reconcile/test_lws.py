@@ -7,7 +7,7 @@ import pytest
 from tests.golden import check_golden
 from tests.unit.operator.reconcile.worlds import CONTEXT, MP, RAY, worker
 
-from dynamo.operator.reconcile.lws import leader_worker_set
+from dynamo.operator.reconcile.lws import leader_worker_set, pod_group
 from dynamo.operator.reconcile.multinode.nodes import WorkloadError
 from dynamo.operator.reconcile.pods import pod_template
 from dynamo.protocols.kubernetes.common import KubeObject
@@ -58,6 +58,19 @@ def test_volcano_schedules_pods_of_a_graph_with_a_queue() -> None:
     assert spec["leaderTemplate"]["spec"]["schedulerName"] == "volcano"
     assert "schedulerName" not in rendered(worker("sglang"), "sglang", queue)["spec"]["leaderWorkerTemplate"]
     assert "annotations" not in rendered(worker("sglang"), "sglang", {}, has_volcano=True)["metadata"]
+
+
+def test_volcano_starts_all_pods_or_none() -> None:
+    component = worker("sglang", nodes=4, replicas=3)
+    found = rendered(component, "sglang", MP, has_volcano=True)
+    group = pod_group(component, CONTEXT, {"nvidia.com/volcano-queue": "gpus"})
+    assert group["metadata"]["name"] == found["metadata"]["name"]
+    assert group["spec"] == {"minMember": 12, "queue": "gpus"}
+    for role in ("leader", "worker"):
+        template = found["spec"]["leaderWorkerTemplate"][f"{role}Template"]
+        assert template["metadata"]["annotations"] == {"scheduling.k8s.io/group-name": group["metadata"]["name"]}
+        assert template["spec"]["schedulerName"] == "volcano"
+    assert pod_group(component, CONTEXT, {})["spec"] == {"minMember": 12}
 
 
 def test_image_without_command_is_refused() -> None:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamo.operator.reconcile.multinode.nodes import WorkloadError
 from dynamo.operator.reconcile.names import MAX_SURGE, MAX_UNAVAILABLE, STRATEGY
 from dynamo.operator.reconcile.rollout import WorkerReplicas, is_drained, limits, replica_targets
 from dynamo.protocols.kubernetes.common import ObjectMeta
@@ -105,3 +106,9 @@ def test_no_step_ends_an_available_replica_below_the_floor_or_exceeds_the_ceilin
         assert targets.new + declared_old <= desired + most
     assert available_old <= declared_old
     assert all(0 <= targets.old[one.metadata.name] <= (one.spec.replicas or 0) for one in earlier)
+
+
+@pytest.mark.parametrize("text", ["abc", "-1", "1.5", "10 %"])
+def test_a_limit_that_is_not_a_number_is_refused(text: str) -> None:
+    with pytest.raises(WorkloadError, match="neither a number nor a percentage"):
+        limits({MAX_SURGE: text}, 3)

@@ -1,21 +1,23 @@
 """KV transfer policies: what workers get, and which pods are labelled."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.operator.reconcile.pure_cluster import PureCluster
+from tests.unit.operator.reconcile.pure_cluster import NO_GROVE, PureCluster
 from tests.unit.operator.reconcile.test_graph import spec_of
 
-from dynamo.operator.reconcile.topology import FROM_NODE, LABEL_KEY, wanted_label
+from dynamo.operator.reconcile.provider import ClusterFacts
+from dynamo.operator.reconcile.topology import FROM_NODE, LABEL_KEY, TOPOLOGY_NAME, missing_labels
 
 KEY = "topology.kubernetes.io/rack"
 POLICY = {"labelKey": KEY, "domain": "rack", "enforcement": "preferred", "preferredWeight": 0.75}
 
 
-def templates(policy: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def templates(policy: dict[str, Any], facts: ClusterFacts = NO_GROVE) -> dict[str, dict[str, Any]]:
     """Return the pod templates of a graph with a policy, by component."""
     spec = spec_of(experimental={"kvTransferPolicy": policy}, env=[{"name": "DYN_TOPOLOGY_ENABLED", "value": "no"}])
-    cluster = PureCluster({"spec": spec})
+    cluster = PureCluster({"spec": spec}, facts)
     cluster.settle()
     made = cluster.of_kind("Deployment")
     return {one["metadata"]["labels"]["nvidia.com/dynamo-component"]: one["spec"]["template"] for one in made}
@@ -50,23 +52,55 @@ def test_other_components_have_no_policy() -> None:
     assert FROM_NODE not in template["metadata"]["labels"]
 
 
-def test_a_policy_of_a_topology_of_grove_fails_the_graph() -> None:
-    policy = {"clusterTopologyName": "gpus", "domain": "rack"}
-    cluster = PureCluster({"spec": spec_of(experimental={"kvTransferPolicy": policy})})
-    cluster.step_graph()
-    assert cluster.graph["status"]["state"] == "failed"
-    assert "clusterTopologyName: is not supported" in cluster.graph["status"]["conditions"][0]["message"]
+TOPOLOGIES = {"gpus": {"zone": "topology.kubernetes.io/zone", "rack": KEY}}
+OF_GROVE = {"clusterTopologyName": "gpus", "domain": "rack"}
+
+
+def test_a_topology_of_grove_gives_a_file_for_each_of_its_domains() -> None:
+    template = templates(OF_GROVE, replace(NO_GROVE, topologies=TOPOLOGIES))["decode"]
+    [volume] = [one for one in template["spec"]["volumes"] if "downwardAPI" in one]
+    found = {one["path"]: one["fieldRef"]["fieldPath"] for one in volume["downwardAPI"]["items"]}
+    assert found == {
+        "zone": "metadata.labels['nvidia.com/dynamo-topology.zone']",
+        "rack": "metadata.labels['nvidia.com/dynamo-topology.rack']",
+    }
+    assert template["metadata"]["annotations"][TOPOLOGY_NAME] == "gpus"
+    assert LABEL_KEY not in template["metadata"]["annotations"]
+
+
+def test_a_topology_that_is_not_known_has_the_domain_of_the_policy() -> None:
+    template = templates(OF_GROVE)["decode"]
+    [volume] = [one for one in template["spec"]["volumes"] if "downwardAPI" in one]
+    assert [one["path"] for one in volume["downwardAPI"]["items"]] == ["rack"]
 
 
 @pytest.mark.parametrize(
-    ("pod", "expected"),
+    ("topologies", "message"),
+    [({}, "clusterTopologyName: the cluster has no topology 'gpus'"), ({"gpus": {"zone": "z"}}, "which has zone")],
+)
+def test_a_topology_or_domain_that_does_not_exist_fails_the_graph(topologies: Any, message: str) -> None:
+    spec = spec_of(experimental={"kvTransferPolicy": OF_GROVE})
+    cluster = PureCluster({"spec": spec}, replace(NO_GROVE, topologies=topologies))
+    cluster.step_graph()
+    assert cluster.graph["status"]["state"] == "failed"
+    assert message in cluster.graph["status"]["conditions"][0]["message"]
+
+
+ZONE, RACK = "nvidia.com/dynamo-topology.zone", "nvidia.com/dynamo-topology.rack"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "node", "expected"),
     [
-        ({"metadata": {"annotations": {LABEL_KEY: KEY}}, "spec": {"nodeName": "n"}}, KEY),
-        ({"metadata": {"annotations": {LABEL_KEY: KEY}}, "spec": {}}, None),
-        ({"metadata": {"annotations": {LABEL_KEY: KEY}, "labels": {KEY: "r1"}}, "spec": {"nodeName": "n"}}, None),
-        ({"metadata": {}, "spec": {"nodeName": "n"}}, None),
-        ({"metadata": {"annotations": {LABEL_KEY: KEY}, "deletionTimestamp": "t"}, "spec": {"nodeName": "n"}}, None),
+        ({"annotations": {LABEL_KEY: KEY}}, "n", {KEY: KEY}),
+        ({"annotations": {LABEL_KEY: KEY}}, None, {}),
+        ({"annotations": {LABEL_KEY: KEY}, "labels": {KEY: "r1"}}, "n", {}),
+        ({}, "n", {}),
+        ({"annotations": {LABEL_KEY: KEY}, "deletionTimestamp": "t"}, "n", {}),
+        ({"annotations": {TOPOLOGY_NAME: "gpus"}, "labels": {ZONE: "z1"}}, "n", {RACK: KEY}),
+        ({"annotations": {TOPOLOGY_NAME: "other"}}, "n", {}),
     ],
 )
-def test_a_pod_lacks_a_label_once_it_is_scheduled(pod: dict[str, Any], expected: str | None) -> None:
-    assert wanted_label(pod) == expected
+def test_a_pod_lacks_labels_once_it_is_scheduled(metadata: Any, node: str | None, expected: dict[str, str]) -> None:
+    pod = {"metadata": metadata, "spec": {"nodeName": node}}
+    assert missing_labels(pod, TOPOLOGIES) == expected

@@ -24,6 +24,11 @@ def worker(name: str = "decode", **fields: Any) -> Object:
     return {"name": name, "type": "decode", "podTemplate": pod, **fields}
 
 
+def picker(image: str, **fields: Any) -> Object:
+    pod = {"spec": {"containers": [{"name": "main", "image": image}]}}
+    return {"name": "e", "type": "epp", "podTemplate": pod, **fields}
+
+
 def graph(*components: Object, name: str = "g", annotations: Object | None = None, **spec: Any) -> Object:
     return {
         "apiVersion": "nvidia.com/v1beta1",
@@ -64,6 +69,9 @@ CREATED: list[tuple[Object, str]] = [
     (graph({"name": "e", "type": "epp", "eppConfig": {}}), f"{BASE}.eppConfig"),
     (graph({"name": "e", "type": "epp", "eppConfig": {"configMapRef": {"key": "k"}}}), f"{BASE}.eppConfig.configMapRef.name"),
     (graph({"name": "e", "type": "epp", "replicas": 2}), f"{BASE}.replicas"),
+    (graph(picker("epp:1.5.0", eppConfig={"config": {}})), f"{BASE}.eppConfig"),
+    (graph(picker("epp:1.4.2")), f"{BASE}.eppConfig"),
+    (graph(picker("epp:custom", runtimeVersionOverride="1.4.0")), f"{BASE}.eppConfig"),
     (graph({"name": "e", "type": "epp"}, {"name": "f", "type": "epp"}), "spec.components[1].type"),
     (graph(worker(type="wroker")), f"{BASE}.type"),
     (graph(worker(sharedMemorySize="8GB")), f"{BASE}.sharedMemorySize"),
@@ -94,6 +102,8 @@ CREATED: list[tuple[Object, str]] = [
     (resource("DynamoGraphDeploymentRequest", "v1beta1", model="m", sla={"e2eLatency": 1, "ttft": 1}), "spec.sla"),
     (resource("DynamoGraphDeploymentRequest", "v1beta1", model="m", sla={"itl": 0}), "spec.sla.itl"),
     (resource("DynamoGraphDeploymentRequest", "v1beta1", model=""), "spec.model"),
+    (resource("DynamoGraphDeploymentRequest", "v1beta1", model="m", overrides={"dgd": {"apiVersion": "apps/v1", "kind": "Deployment"}}), "spec.overrides.dgd"),
+    ({**resource("DynamoGraphDeploymentRequest", "v1beta1", model="m"), "metadata": {"name": "n" * 56}}, "metadata.name"),
     (resource("DynamoGraphDeploymentRequest", "v1alpha1", model="m", profilingConfig={"config": {"sla": {"ttft": -1}}}), "spec.profilingConfig.config.sla.ttft"),
     (resource("DynamoComponentDeployment", "v1beta1", type="worker", multinode={"nodeCount": 1}), "spec.multinode.nodeCount"),
     (resource("DynamoGraph", "v1beta1"), "apiVersion"),
@@ -115,6 +125,9 @@ def test_rule_refuses_with_field_path(value: Object, path: str) -> None:
         graph(worker(**SHARED), annotations={DISCOVERY_MODE: "container"}),
         graph(worker(**INTER_POD), backendFramework="vllm"),
         graph(worker(multinode={})),
+        graph(picker("epp:1.6.1")),
+        graph(picker("epp:1.4.2", eppConfig={"config": {}})),
+        graph(picker("epp:custom", eppConfig={"config": {}})),
         graph(topologyConstraint={"clusterTopologyName": "t", "packDomain": "rack"}),
         resource("DynamoGraphDeploymentRequest", "v1beta1", model="m", autoApply=False),
         resource("DynamoModel", "v1alpha1", modelName="a", baseModelName="b"),
@@ -123,6 +136,20 @@ def test_rule_refuses_with_field_path(value: Object, path: str) -> None:
 )
 def test_valid_object_is_accepted(value: Object) -> None:
     assert review(value, facts=GROVE).problems == []
+
+
+def test_fields_of_a_request_without_effect_are_warnings() -> None:
+    job = {"backoffLimit": 1, "foo": 1, "template": {"spec": {"tolerations": [], "hostNetwork": True}}}
+    value = resource(
+        "DynamoGraphDeploymentRequest", "v1beta1", model="m", searchStrategy="thorough", overrides={"profilingJob": job}
+    )
+    found = review(value)
+    assert found.problems == []
+    assert [one.partition(":")[0] for one in found.warnings] == [
+        "spec.backend",
+        "spec.overrides.profilingJob.foo",
+        "spec.overrides.profilingJob.template.spec.hostNetwork",
+    ]
 
 
 def test_seed_era_request_is_accepted() -> None:

@@ -1,13 +1,13 @@
 """Status of a request while one pass plans it: phase, conditions and events."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
 from dynamo.operator.reconcile.conditions import with_condition
-from dynamo.operator.reconcile.plan import EventNote, Plan
+from dynamo.operator.reconcile.plan import EventNote, ObjectPatch, Plan
 from dynamo.protocols.kubernetes.common import Condition, KubeObject, encode
 from dynamo.protocols.kubernetes.v1beta1 import DynamoGraphDeploymentRequest, RequestPhase, RequestStatus
 
@@ -22,15 +22,13 @@ OUTCOMES: dict[RequestPhase, tuple[bool, str, str]] = {
     "Failed": (False, "Failed", "DGDR has failed"),
 }
 """Condition `Succeeded` of each phase: whether it is true, reason and message."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestPlan:
-    """Outcome of one pass over a request."""
-
-    create: Sequence[KubeObject] = ()
-    """Objects to create if they do not exist, before those of `plan`: without an owner, and never changed afterwards."""
-    plan: Plan
+FAILURES = {
+    VALIDATION: "Validation",
+    PROFILING: "Profiling",
+    SPEC_GENERATED: "Spec generation",
+    DEPLOYMENT_READY: "Deployment",
+}
+"""What has failed when a condition is false."""
 
 
 @dataclass(slots=True)
@@ -76,9 +74,10 @@ class StatusDraft:
         self.set(SUCCEEDED, *OUTCOMES[phase])
 
     def fail(self, kind: str, reason: str, message: str, *, event: str) -> None:
-        """Enter the phase `Failed` for a reason that a condition gives."""
+        """Enter the phase `Failed` for a reason that a condition gives, and the condition `Succeeded` too."""
         self.enter("Failed")
         self.set(kind, False, reason, message)
+        self.set(SUCCEEDED, False, reason, f"{FAILURES[kind]} failed: {message}")
         self.note("Warning", event, message)
 
     def plan(
@@ -86,12 +85,19 @@ class StatusDraft:
         create: Sequence[KubeObject] = (),
         *,
         apply: Sequence[KubeObject] = (),
+        patch: Sequence[ObjectPatch] = (),
+        if_rejected: Callable[[str], Plan] | None = None,
         annotations: dict[str, str | None] | None = None,
         requeue_s: float | None = None,
-    ) -> RequestPlan:
-        """Return the plan with this status."""
-        status = encode(self.status)
-        plan = Plan(
-            apply=apply, status=status, annotations=annotations or {}, events=tuple(self.events), requeue_s=requeue_s
+    ) -> Plan:
+        """Return the plan with this status; the objects of `create` outlive the request."""
+        return Plan(
+            create_unowned=create,
+            apply=apply,
+            patch=patch,
+            if_rejected=if_rejected,
+            status=encode(self.status),
+            annotations=annotations or {},
+            events=tuple(self.events),
+            requeue_s=requeue_s,
         )
-        return RequestPlan(create=create, plan=plan)

@@ -57,6 +57,11 @@ def node_gpus(node: KubeObject) -> NodeGpus | None:
     return NodeGpus(gpu_sku(labels[PRODUCT]), int(memory), int(count))
 
 
+def is_complete(hardware: Hardware | None) -> bool:
+    """Return whether a request gives everything that would be discovered."""
+    return hardware is not None and encode(hardware).keys() >= set(REQUIRED)
+
+
 def with_discovered(hardware: Hardware | None, nodes: Iterable[KubeObject] | None) -> KubeObject:
     """Return the hardware of a request with what it lacks filled in from the nodes.
 

@@ -8,24 +8,22 @@ from typing import Any
 import msgspec
 
 from dynamo.operator.conversion.convert import annotation_key
-from dynamo.operator.reconcile.names import OperatorSettings
+from dynamo.operator.reconcile.names import MANAGED_BY, OPERATOR, OperatorSettings
 from dynamo.operator.reconcile.requests.copier import OUTPUT_PATH, OUTPUT_VOLUME, copier_container, give_account
+from dynamo.operator.validation.requests import JOB_FIELDS, MAX_REQUEST_NAME, POD_FIELDS
 from dynamo.protocols.kubernetes.common import V1BETA1, KubeObject, encode
 from dynamo.protocols.kubernetes.v1beta1 import DynamoGraphDeploymentRequest, RequestSpec
 
 REQUEST_NAME, REQUEST_NAMESPACE = "dgdr.nvidia.com/name", "dgdr.nvidia.com/namespace"
-MANAGED_BY, OPERATOR = "nvidia.com/managed-by", "dynamo-operator"
 APP, PROFILER_APP, REQUEST_LABEL = "app", "dynamo-profiler", "dgdr"
 PROTECTED_LABELS = frozenset({APP, REQUEST_LABEL, REQUEST_NAME, REQUEST_NAMESPACE, MANAGED_BY})
 REQUEST_SPEC, REQUEST_GENERATION = "dgdr.nvidia.com/spec", "dgdr.nvidia.com/generation"
-"""Annotations of the job: the specification that is profiled, which later changes of the request do not change."""
+"""Annotations of the job and its output: the specification that is profiled, whatever the request is changed to."""
 ACCOUNT = "dgdr-profiling-job"
 PROFILER = "profiler"
 CACHE_VOLUME, CACHE_PATH = "model-cache", "/opt/model-cache"
 CONFIG_VOLUME, CONFIG_PATH, CONFIG_KEY = "profiling-config", "/config", "disagg.yaml"
 USER_ID = 1000
-MAX_NAME = 63
-"""Length of a job's name, which is a label of its pods."""
 RBAC = "rbac.authorization.k8s.io"
 RULES = [
     {
@@ -45,14 +43,6 @@ RULES = [
         "verbs": ["get", "list", "create", "update", "patch", "delete"],
     },
 ]
-JOB_FIELDS = (
-    "backoffLimit", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "completions", "parallelism", "suspend",
-)  # fmt: skip
-POD_FIELDS = (
-    "tolerations", "nodeSelector", "affinity", "priorityClassName", "serviceAccountName", "runtimeClassName",
-    "dnsPolicy", "dnsConfig", "terminationGracePeriodSeconds", "topologySpreadConstraints",
-    "automountServiceAccountToken",
-)  # fmt: skip
 
 
 class CannotProfile(ValueError):
@@ -65,8 +55,8 @@ class RequestSettings:
 
     profiler_image: str = ""
     """Image of requests that have none."""
-    copier_image: str = "bitnami/kubectl:latest"
-    """Image with a shell and kubectl."""
+    copier_image: str = ""
+    """Image with Python and PyYAML that publishes the profiler's output; default: that of the profiler."""
     pull_secrets: Sequence[str] = ("nvcr-imagepullsecret",)
     operator: OperatorSettings = field(default_factory=OperatorSettings)
 
@@ -85,6 +75,11 @@ def tracking_labels(request: DynamoGraphDeploymentRequest) -> dict[str, str]:
     """Return the labels of what a request makes and does not own."""
     metadata = request.metadata
     return {REQUEST_NAME: metadata.name, REQUEST_NAMESPACE: metadata.namespace, MANAGED_BY: OPERATOR}
+
+
+def is_tracked(request: DynamoGraphDeploymentRequest, value: KubeObject) -> bool:
+    """Return whether an object was made for a request, or for an earlier one of its name."""
+    return tracking_labels(request).items() <= (value["metadata"].get("labels") or {}).items()
 
 
 def profiling_access(namespace: str) -> list[KubeObject]:
@@ -107,30 +102,31 @@ def profiling_job(request: DynamoGraphDeploymentRequest, hardware: KubeObject, s
     """Return the profiling job of a request with known hardware. Raise `CannotProfile` if none can be made."""
     metadata = request.metadata
     name = profiling_job_name(metadata.name)
-    if len(name) > MAX_NAME:
-        limit = MAX_NAME - len(profiling_job_name(""))
-        raise CannotProfile(f"metadata.name: {metadata.name!r} must have at most {limit} characters")
+    if len(metadata.name) > MAX_REQUEST_NAME:
+        raise CannotProfile(f"metadata.name: {metadata.name!r} must have at most {MAX_REQUEST_NAME} characters")
     image = request.spec.image or settings.profiler_image
     if not image:
         raise CannotProfile("spec.image: is required: no default profiler image is configured")
-    pod: KubeObject = {
-        "serviceAccountName": ACCOUNT,
-        "restartPolicy": "Never",
-        "securityContext": {"runAsNonRoot": True, "runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID},
-        "containers": [_profiler(request, hardware, image, settings), _copier(request, settings)],
-        "volumes": [{"name": OUTPUT_VOLUME, "emptyDir": {}}],
-        "imagePullSecrets": [{"name": one} for one in settings.pull_secrets],
-    }
-    _add_claims(request, pod)
     annotations = {
         REQUEST_SPEC: msgspec.json.encode(request.spec, order="deterministic").decode(),
         REQUEST_GENERATION: str(metadata.generation),
     }
+    pod: KubeObject = {
+        "serviceAccountName": ACCOUNT,
+        "restartPolicy": "Never",
+        "securityContext": {"runAsNonRoot": True, "runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID},
+        "containers": [_profiler(request, hardware, image, settings), _copier(request, annotations)],
+        "volumes": [{"name": OUTPUT_VOLUME, "emptyDir": {}}],
+        "imagePullSecrets": [{"name": one} for one in settings.pull_secrets],
+    }
+    _add_claims(request, pod)
     labels = {APP: PROFILER_APP, REQUEST_LABEL: metadata.name, MANAGED_BY: OPERATOR}
     # A failed profiling is not repeated: its causes rarely pass, and it uses GPUs for hours.
     job: KubeObject = {"backoffLimit": 0, "template": {"metadata": {"labels": dict(labels)}, "spec": pod}}
     override = (request.spec.overrides and request.spec.overrides.profiling_job) or {}
     apply_job_overrides(job, override)
+    profiler, copier = pod["containers"]
+    copier["image"] = settings.copier_image or profiler["image"]
     give_account(pod)
     return {
         "apiVersion": "batch/v1",
@@ -140,9 +136,13 @@ def profiling_job(request: DynamoGraphDeploymentRequest, hardware: KubeObject, s
     }
 
 
-def profiled_spec(job: KubeObject) -> tuple[RequestSpec, int] | None:
-    """Return the specification that a job profiles and its generation, or None if the job does not have them."""
-    annotations = job["metadata"].get("annotations") or {}
+def profiled_spec(*values: KubeObject | None) -> tuple[RequestSpec, int] | None:
+    """Return the specification that is profiled and its generation, from a job or its output that has them, or None."""
+    found = (_profiled(one["metadata"].get("annotations") or {}) for one in values if one is not None)
+    return next((one for one in found if one is not None), None)
+
+
+def _profiled(annotations: Mapping[str, str]) -> tuple[RequestSpec, int] | None:
     try:
         spec = msgspec.json.decode(annotations.get(REQUEST_SPEC, ""), type=RequestSpec)
         return spec, int(annotations.get(REQUEST_GENERATION, ""))
@@ -236,7 +236,7 @@ def _profiler(
     }
 
 
-def _copier(request: DynamoGraphDeploymentRequest, settings: RequestSettings) -> KubeObject:
+def _copier(request: DynamoGraphDeploymentRequest, annotations: Mapping[str, str]) -> KubeObject:
     metadata = request.metadata
     owner = {
         "apiVersion": V1BETA1,
@@ -246,8 +246,8 @@ def _copier(request: DynamoGraphDeploymentRequest, settings: RequestSettings) ->
         "controller": True,
         "blockOwnerDeletion": True,
     }
-    output = {"labels": tracking_labels(request), "ownerReferences": [owner]}
-    return copier_container(settings.copier_image, output_name(metadata.name), metadata.namespace, output)
+    output = {"labels": tracking_labels(request), "annotations": annotations, "ownerReferences": [owner]}
+    return copier_container(output_name(metadata.name), metadata.namespace, output)
 
 
 def _add_claims(request: DynamoGraphDeploymentRequest, pod: KubeObject) -> None:

@@ -14,6 +14,8 @@ from dynamo.protocols.kubernetes.common import V1ALPHA1, V1BETA1, KubeObject, de
 from dynamo.protocols.kubernetes.v1beta1 import DynamoGraphDeployment, DynamoGraphDeploymentRequest, RequestSpec
 
 FINAL_CONFIG, PROFILER_STATUS = "final_config.yaml", "profiler_status.yaml"
+REPORTED_STATUS, REPORTED_ERROR = "profiler_status", "profiler_error"
+"""Entries of the output in which the sidecar repeats how the profiler ended."""
 GRAPH = "DynamoGraphDeployment"
 APPENDED = {V1ALPHA1: frozenset({"tolerations", "args"}), V1BETA1: frozenset({"tolerations"})}
 """Lists whose items an override adds; other lists it replaces, or merges if their items have names."""
@@ -45,13 +47,13 @@ def own_output(request: DynamoGraphDeploymentRequest, config_map: KubeObject | N
 
 
 def reported_error(data: Mapping[str, str]) -> str:
-    """Return the error that the profiler reported in its output, or its last message."""
+    """Return the error that the profiler or its sidecar reported in the output, or the last message."""
     try:
         status = yaml.safe_load(data.get(PROFILER_STATUS, ""))
     except yaml.YAMLError:
         status = None
     error = status.get("error") if isinstance(status, dict) else None
-    return str(error or data.get("message") or "")
+    return str(data.get(REPORTED_ERROR) or error or data.get("message") or "")
 
 
 def generated_objects(text: str) -> GeneratedObjects:
@@ -82,14 +84,20 @@ def final_objects(request: DynamoGraphDeploymentRequest, spec: RequestSpec, text
         graph = overridden(graph, override)
     alpha = alpha_profiling(request, "deploymentOverrides")
     given = graph.get("metadata") or {}
-    name = alpha.get("name") or given.get("name") or f"{request.metadata.name}-dgd"
+    wanted = (override or {}).get("metadata") or {}
+    # The profiler's own name would be that of every request with the same result.
+    name = alpha.get("name") or wanted.get("name") or f"{request.metadata.name}-dgd"
     metadata: KubeObject = {"name": name, "namespace": request.metadata.namespace}
     metadata["labels"] = {**(given.get("labels") or {}), **(alpha.get("labels") or {}), **tracking_labels(request)}
     annotations = {**(given.get("annotations") or {}), **(alpha.get("annotations") or {})}
     if annotations:
         metadata["annotations"] = annotations
     graph = convert({**graph, "metadata": metadata}, V1BETA1)
-    graph = {"apiVersion": V1BETA1, "kind": GRAPH, "metadata": graph["metadata"], "spec": graph.get("spec") or {}}
+    content: KubeObject = graph.get("spec") or {}
+    if spec.runtime_version_override:
+        for component in content.get("components") or ():
+            component.setdefault("runtimeVersionOverride", spec.runtime_version_override)
+    graph = {"apiVersion": V1BETA1, "kind": GRAPH, "metadata": graph["metadata"], "spec": content}
     try:
         decode(DynamoGraphDeployment, graph)
     except msgspec.ValidationError as error:

@@ -7,7 +7,7 @@ import msgspec
 import yaml
 
 from dynamo.operator.conversion.convert import convert
-from dynamo.operator.reconcile.requests.draft import RequestPlan
+from dynamo.operator.reconcile.plan import Plan
 from dynamo.operator.reconcile.requests.job import RequestSettings, output_name, profiling_job_name
 from dynamo.operator.reconcile.requests.phases import ObservedRequest, request_plan
 from dynamo.protocols.kubernetes.common import V1BETA1, KubeObject, decode
@@ -69,7 +69,7 @@ class RequestWorld:
         """Return the status and the reason of a condition."""
         return next((one["status"], one["reason"]) for one in self.status["conditions"] if one["type"] == kind)
 
-    def plan(self) -> RequestPlan:
+    def plan(self) -> Plan:
         """Return the plan in the present state."""
         name = self.request["metadata"]["name"]
         observed = ObservedRequest(
@@ -87,15 +87,15 @@ class RequestWorld:
         """Carry out a plan, or only its first writes. Return the number of changes."""
         plan = self.plan()
         self.time += 1
-        steps: list[Any] = [*(("create", one) for one in plan.create), *(("apply", one) for one in plan.plan.apply)]
-        steps.append(("status", plan.plan.status))
+        steps: list[Any] = [*(("create", one) for one in plan.create_unowned), *(("apply", one) for one in plan.apply)]
+        steps.append(("status", plan.status))
         changes = 0
         for kind, value in steps[:writes]:
             changes += self._write(kind, copy.deepcopy(value))
         if writes is None or writes >= len(steps):
-            self.events += [one.reason for one in plan.plan.events]
+            self.events += [one.reason for one in plan.events]
             annotations = self.request["metadata"].setdefault("annotations", {})
-            annotations |= {name: value for name, value in plan.plan.annotations.items() if value is not None}
+            annotations |= {name: value for name, value in plan.annotations.items() if value is not None}
         return changes
 
     def _write(self, kind: str, value: KubeObject) -> int:

@@ -2,28 +2,33 @@
 
 import msgspec
 
-from dynamo.operator.reconcile.requests.copier import SCRIPT, copier_container, give_account
+from dynamo.operator.reconcile.requests.copier import PROGRAM, copier_container, give_account
 from dynamo.protocols.kubernetes.common import KubeObject
 
 
 def test_name_and_owner_of_the_output_are_in_the_environment() -> None:
     metadata = {"labels": {"a": "b"}, "ownerReferences": [{"uid": "u"}]}
-    container = copier_container("kubectl:1", "dgdr-output-chat", "space", metadata)
+    container = copier_container("dgdr-output-chat", "space", metadata)
     env = {one["name"]: one.get("value") for one in container["env"]}
     assert (env["OUTPUT_NAME"], env["DGDR_NAMESPACE"]) == ("dgdr-output-chat", "space")
     assert msgspec.json.decode(env["OUTPUT_METADATA"]) == {"metadata": metadata}
-    assert all(f"${name}" in SCRIPT for name in env)
+    assert all(f'["{name}"]' in PROGRAM for name in env)
+
+
+def test_the_program_needs_nothing_of_this_package() -> None:
+    assert copier_container("o", "n", {})["args"] == [PROGRAM]
+    assert "dynamo" not in "".join(line for line in PROGRAM.splitlines() if line.startswith(("import ", "from ")))
 
 
 def test_the_output_is_mounted_read_only() -> None:
-    mounts = copier_container("i", "o", "n", {})["volumeMounts"]
+    mounts = copier_container("o", "n", {})["volumeMounts"]
     assert mounts == [{"name": "profiling-output", "mountPath": "/data", "readOnly": True}]
 
 
 def test_only_the_copier_gets_a_token_where_the_pod_has_none() -> None:
     pod: KubeObject = {
         "volumes": [],
-        "containers": [{"name": "profiler", "volumeMounts": []}, copier_container("i", "o", "n", {})],
+        "containers": [{"name": "profiler", "volumeMounts": []}, copier_container("o", "n", {})],
     }
     give_account(pod)
     assert pod["volumes"] == []

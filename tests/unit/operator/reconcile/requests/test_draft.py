@@ -36,10 +36,10 @@ def test_the_time_of_a_condition_changes_only_with_its_status() -> None:
 def test_a_failure_has_a_phase_a_condition_and_an_event() -> None:
     draft = StatusDraft.of(request(), NOW)
     draft.fail(VALIDATION, "ValidationFailed", "why", event="ValidationFailed")
-    plan = draft.plan().plan
+    plan = draft.plan()
     assert plan.status is not None and plan.status["phase"] == "Failed"
     assert [(one["type"], one["reason"]) for one in plan.status["conditions"]] == [
-        (SUCCEEDED, "Failed"),
+        (SUCCEEDED, "ValidationFailed"),
         (VALIDATION, "ValidationFailed"),
     ]
     assert [(one.type, one.reason, one.message) for one in plan.events] == [("Warning", "ValidationFailed", "why")]

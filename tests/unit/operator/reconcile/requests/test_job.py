@@ -9,6 +9,7 @@ from tests.golden import check_golden
 from tests.unit.operator.reconcile.requests.requests_world import HARDWARE, request_object
 
 from dynamo.operator.reconcile.names import OperatorSettings
+from dynamo.operator.reconcile.requests.copier import PROGRAM
 from dynamo.operator.reconcile.requests.job import (
     CannotProfile,
     RequestSettings,
@@ -158,4 +159,14 @@ def test_the_account_may_publish_the_output_and_deploy_candidates() -> None:
 
 def test_objects_of_profiling_are_those_of_the_golden_file() -> None:
     spec = {"sla": {"ttft": 200.0, "itl": 20.0}, "modelCache": {"pvcName": "weights", "pvcModelPath": "m"}}
-    check_golden(Path(__file__).parent / "golden" / "profiling.yaml", [*profiling_access("space"), job(spec)])
+    made = job(spec)
+    assert pod_of(made)["containers"][1]["args"] == [PROGRAM]
+    pod_of(made)["containers"][1]["args"] = ["text of dynamo.operator.output_copier"]
+    check_golden(Path(__file__).parent / "golden" / "profiling.yaml", [*profiling_access("space"), made])
+
+
+def test_the_sidecar_runs_in_the_image_of_the_profiler_unless_another_is_configured() -> None:
+    images = [one["image"] for one in pod_of(job(override({"containers": [{"image": "own:2"}]})))["containers"]]
+    assert images == ["own:2", "own:2"]
+    images = [one["image"] for one in pod_of(job(settings=RequestSettings(copier_image="py:3")))["containers"]]
+    assert images == ["planner:1", "py:3"]

@@ -1,5 +1,6 @@
 """Phases of requests: the whole way, faults on it, and convergence from every state between two writes."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -172,7 +173,7 @@ def test_a_missing_result_is_waited_for_before_the_request_fails() -> None:
     world = RequestWorld()
     world.reconcile()
     world.end_job()
-    assert world.plan().plan.requeue_s is not None
+    assert world.plan().requeue_s is not None
     world.reconcile()
     assert world.phase == "Profiling"
     world.time += 120
@@ -205,8 +206,8 @@ def test_output_and_job_of_an_earlier_request_of_the_same_name_are_not_used() ->
     world = RequestWorld(request_object(uid="uid-2"))
     world.objects |= old
     plan = world.plan()
-    assert [one["kind"] for one in plan.plan.apply] == ["Job"]
-    assert plan.plan.status is not None and plan.plan.status["phase"] == "Profiling"
+    assert [one["kind"] for one in plan.apply] == ["Job"]
+    assert plan.status is not None and plan.status["phase"] == "Profiling"
 
 
 def test_a_changed_specification_is_rejected_once_and_the_first_one_is_deployed() -> None:
@@ -267,13 +268,31 @@ def test_the_job_is_written_only_while_it_does_not_exist() -> None:
     world.reconcile()
     world.request["status"] = {}  # The status was not written.
     plan = world.plan()
-    assert (plan.create, plan.plan.apply) == ([], [])
-    assert plan.plan.status is not None and plan.plan.status["phase"] == "Profiling"
+    assert (plan.create_unowned, plan.apply) == ([], [])
+    assert plan.status is not None and plan.status["phase"] == "Profiling"
 
 
-def test_an_existing_graph_of_the_same_name_is_not_overwritten() -> None:
+def test_an_existing_graph_of_someone_else_is_not_overwritten_and_fails_the_request() -> None:
     world = profiled(RequestWorld())
     existing: KubeObject = {**GRAPH, "metadata": {"name": "chat-dgd", "uid": UID}, "spec": {"components": []}}
     world.objects[DEPLOYED] = existing
     world.settle()
     assert world.objects[DEPLOYED]["spec"] == {"components": []}
+    assert (world.phase, world.condition("DeploymentReady")) == ("Failed", ("False", "NameConflict"))
+
+
+def test_a_job_deleted_after_a_change_is_made_for_the_first_specification_or_not_at_all() -> None:
+    world = RequestWorld()
+    world.reconcile()
+    annotations = world.objects[JOB]["metadata"]["annotations"]
+    world.publish("SweepingPrefill")
+    world.request["spec"] = {**world.request["spec"], "model": "other"}
+    world.request["metadata"]["generation"] = 2
+    unpublished = copy.deepcopy(world)
+    world.objects[OUTPUT]["metadata"]["annotations"] = annotations
+    for one in (world, unpublished):
+        del one.objects[JOB]
+        one.reconcile()
+    assert '"model":"org/m"' in world.objects[JOB]["spec"]["template"]["spec"]["containers"][0]["args"][1]
+    assert world.objects[JOB]["metadata"]["annotations"] == annotations
+    assert (unpublished.phase, unpublished.condition("Profiling")) == ("Failed", ("False", "JobCreationFailed"))

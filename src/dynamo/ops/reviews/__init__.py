@@ -1,0 +1,1 @@
+"""Reviews: what a diff costs at run time, and the records of contributors: work logs and proposals."""

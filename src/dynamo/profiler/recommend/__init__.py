@@ -1,0 +1,1 @@
+"""Recommendation: the best deployment for a workload, found by simulating the production router on it."""

@@ -1,0 +1,1 @@
+"""Thorough strategy: measurements of real engines, which processes of this machine run."""

@@ -1,0 +1,71 @@
+"""Journal of measurements: one line per finished or failed one, so that an interrupted run continues where it ended."""
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from dynamo.core.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+JOURNAL_FILE = "measurements.jsonl"
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Result of one load on one engine, or the error that prevented it."""
+
+    engine: str
+    """Label of the engine's parallelism, and of its worker's command."""
+    kind: str
+    """`prefill` or `decode`."""
+    isl: int
+    osl: int
+    concurrency: int
+    ttft_ms: float = 0.0
+    """Mean time to first token."""
+    itl_ms: float = 0.0
+    """Mean inter-token latency."""
+    tok_s: float = 0.0
+    """Output tokens per second while all requests are running."""
+    error: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, int, int, int]:
+        """Return what distinguishes this measurement from others."""
+        return self.engine, self.kind, self.isl, self.osl, self.concurrency
+
+
+@dataclass(slots=True)
+class MeasurementJournal:
+    """File of measurements, and those that it had at the start."""
+
+    path: Path
+    known: dict[tuple[str, str, int, int, int], Measurement] = field(default_factory=dict)
+
+    @classmethod
+    def opened(cls, directory: Path) -> "MeasurementJournal":
+        """Return the journal of a directory; failed measurements in it are made again. A line cut off by a kill is skipped."""
+        found = cls(directory / JOURNAL_FILE)
+        if found.path.is_file():
+            for line in found.path.read_bytes().splitlines():
+                try:
+                    one = msgspec.json.decode(line, type=Measurement)
+                except msgspec.DecodeError as error:
+                    logger.warning("%s: skipped a line: %s", found.path, error)
+                    continue
+                if not one.error:
+                    found.known[one.key] = one
+        if found.known:
+            logger.info("%s: %d measurements are finished and are not made again", found.path, len(found.known))
+        return found
+
+    def add(self, one: Measurement) -> None:
+        """Append a measurement. Raise `ConfigError` if the file cannot be written."""
+        self.known[one.key] = one
+        try:
+            with self.path.open("ab") as file:
+                file.write(msgspec.json.encode(one) + b"\n")
+        except OSError as error:
+            raise ConfigError(f"--output-dir: cannot write {self.path}: {error.strerror or error}") from None

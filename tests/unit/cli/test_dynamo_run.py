@@ -1,0 +1,49 @@
+"""`dynamo-run`: the former command line as today's commands."""
+
+import pytest
+
+from dynamo.cli.dynamo_run import parse, run
+from dynamo.core.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("line", "serve"),
+    [
+        ("in=http out=mocker m --http-port 80", ["m", "--engine", "mocker", "--http-port", "80"]),
+        ("in=text out=echo_core m", ["m", "--engine", "mocker"]),
+        ("in=http out=mistralrs m", ["m", "--engine", "cpu"]),
+        (
+            "in=http out=vllm m --tensor-parallel-size 2 --router-mode kv --verbose",
+            ["m", "--engine", "vllm", "--router-mode", "kv", "--verbose", "--", "--tensor-parallel-size", "2"],
+        ),
+        ("out=cpu in=http --model-path d", ["--engine", "cpu", "--model-path", "d"]),
+    ],
+)
+def test_engine_and_flags_reach_dynamo_serve(line: str, serve: list[str]) -> None:
+    assert parse(line.split()).serve == serve
+
+
+def test_endpoint_is_a_worker_and_auto_is_a_frontend() -> None:
+    worker = parse(["in=dyn://a.b.c", "out=vllm", "m", "--x"]).process
+    assert worker == ["-m", "dynamo.vllm", "--endpoint", "dyn://a.b.c", "--model", "m", "--x"]
+    assert parse(["in=http", "out=auto", "--http-port", "1"]).process == ["-m", "dynamo.frontend", "--http-port", "1"]
+    assert parse(["in=http", "out=dyn://a.b.c"]).target == "auto"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("in=http", "in= and out= are required"),
+        ("in=ftp out=cpu", "in=ftp: must be http, text, stdin, batch:FILE or dyn://"),
+        ("in=http out=other", "out=other: must be cpu, mocker, vllm"),
+        ("in=text out=auto", "workers of other processes are served with in=http"),
+    ],
+)
+def test_wrong_words_are_named(line: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(line.split())
+
+
+def test_usage_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 0
+    assert "in=http|text" in capsys.readouterr().out

@@ -1,0 +1,68 @@
+"""Copies in Rust: found in the syntax tree, and put into the bucket that their surroundings suggest."""
+
+import textwrap
+
+import pytest
+
+from dynamo.ops.clones.rust import rust_sites
+from dynamo.ops.clones.sites import Bucket, CloneSite, ranked
+
+PATH = "lib/llm/src/backend.rs"
+
+
+def sites(body: str, path: str = PATH) -> list[CloneSite]:
+    return rust_sites(path, textwrap.dedent(body).encode())
+
+
+def bucket(statement: str, parameters: str = "") -> Bucket:
+    (found,) = sites(f"fn process(&self{parameters}) {{\n{statement}\n}}")
+    return found.bucket
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("let a = self.sender.clone();", Bucket.SHARED),
+        ("let a = Arc::clone(&self.x);", Bucket.SHARED),
+        ("tokio::spawn(async move { run(item.clone()) });", Bucket.ASYNC),
+        ("let f = move |x| keep(item.clone());", Bucket.ASYNC),
+        ("x.map_err(|e| fail(item.clone()));", Bucket.COLD),
+        ('tracing::debug!("{}", item.clone());', Bucket.COLD),
+        ('let a = "text".to_string();', Bucket.COLD),
+        ("take(&item.name.clone());", Bucket.BORROW),
+        ("let a = item.clone(); use_it(a);", Bucket.MOVE),
+        ("let a = item.clone(); use_it(a, item);", Bucket.BORROW),
+        ("let a = request.token_ids.clone();", Bucket.API),
+        ("let a = part.to_vec();", Bucket.MOVE),
+        ("let a = self.part.to_vec();", Bucket.API),
+        ("let s = stream! { yield item.name.clone(); };", Bucket.BORROW),
+        ("let a = v.iter().map(|e| e.clone());", Bucket.BORROW),
+    ],
+)
+def test_bucket_follows_the_surroundings(statement: str, expected: Bucket) -> None:
+    assert bucket(statement) is expected
+
+
+def test_borrowed_parameter_needs_another_signature() -> None:
+    assert bucket("let a = name.clone();", ", name: &String") is Bucket.API
+
+
+def test_comments_and_strings_are_no_sites() -> None:
+    assert sites('fn f() { // a.clone()\n let s = "b.clone()"; }') == []
+
+
+def test_loops_async_functions_and_names_raise_the_score() -> None:
+    plain, looped = sites("fn f() { g(a.x.clone(), a); }\nasync fn process() { for b in c { g(b.x.clone(), b); } }")
+    assert (plain.is_in_loop, looped.is_in_loop, looped.is_async) == (False, True, True)
+    assert ranked([plain, looped]) == [looped, plain]
+    assert looped.area == "request path"
+
+
+def test_tests_are_left_out_unless_they_are_wanted() -> None:
+    found = sites(
+        "#[cfg(test)]\nmod tests { fn f() { g(&a.clone()); } }\n#[tokio::test]\nasync fn t() { h(&b.clone()); }"
+    )
+    assert [one.is_test for one in found] == [True, True]
+    assert ranked(found) == []
+    assert len(ranked(found, include_tests=True)) == 2
+    assert sites("fn f() { g(&a.clone()); }", "lib/x/tests/y.rs")[0].is_test
