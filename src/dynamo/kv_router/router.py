@@ -175,6 +175,7 @@ class Router:
                 arrived_s=now,
                 priority_jump=route_request.priority_jump,
                 strict_priority=route_request.strict_priority,
+                prefill_s=self.pace.prefill_token_s * max(0, route_request.tokens - cached),
             )
             self.waiting.push(policy.name, waiting, len(self._workers), route_request.worker_id)
             return None
