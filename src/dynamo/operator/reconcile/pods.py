@@ -24,6 +24,7 @@ from dynamo.operator.reconcile.names import (
     merged,
 )
 from dynamo.operator.reconcile.probes import frontend_probes, probes
+from dynamo.operator.validation.facts import PLANNER_ACCOUNT
 from dynamo.protocols.kubernetes.common import KubeObject
 from dynamo.protocols.kubernetes.v1beta1 import ComponentSpec
 
@@ -37,7 +38,6 @@ DEFAULT_CACHE = f"{IMAGE_HOME}/.cache/vllm"
 FRONTEND = ["-m", "dynamo.frontend"]
 NO_PULL_SECRETS = f"{PREFIX}disable-image-pull-secret-discovery"
 ISTIO_INJECT = "sidecar.istio.io/inject"
-PLANNER_ACCOUNT = "planner-serviceaccount"
 
 
 def pod_template(component: ComponentSpec, context: GraphContext, graph_env: Sequence[KubeObject]) -> KubeObject:

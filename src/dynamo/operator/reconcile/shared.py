@@ -15,8 +15,7 @@ from dynamo.operator.reconcile.names import (
     GraphContext,
     base_model_hash,
 )
-from dynamo.operator.reconcile.pods import PLANNER_ACCOUNT
-from dynamo.operator.validation.facts import OPERATOR_NAME
+from dynamo.operator.validation.facts import OPERATOR_NAME, PLANNER_ACCOUNT
 from dynamo.protocols.kubernetes.common import GROUP, KubeObject
 from dynamo.protocols.kubernetes.v1beta1 import ComponentSpec
 
