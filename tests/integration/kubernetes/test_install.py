@@ -42,10 +42,8 @@ def cluster(tmp_path: Path) -> Iterator[Installed]:
 
 
 IDLE = {
-    "dynamocheckpoints", "dynamocheckpoints/status", "dynamographdeploymentrequests/status", "dynamomodels/status",
-    "dynamoworkermetadatas", "pods/log", "jobs", "dynamographdeploymentrequests",
-    "dynamographdeploymentscalingadapters/scale",
-    *(f"{one.plural}/finalizers" for one in KINDS),
+    "dynamocheckpoints/status", "dynamographdeploymentrequests/status", "dynamomodels/status", "dynamoworkermetadatas",
+    "dynamographdeploymentscalingadapters/scale", "pods/log", *(f"{one.plural}/finalizers" for one in KINDS),
 }  # fmt: skip
 """Resources that the operator does not use for this graph: other kinds, and rights that it only grants."""
 
