@@ -82,6 +82,15 @@ class Browser:
         assert found is not None, f"no element {text!r}\n{self.text('body')}"
         return found
 
+    def click(self, text: str, selector: str = "button, a") -> None:
+        """Click the element with that text, again if it was drawn again in between."""
+
+        def clicked() -> bool:
+            self.named(text, selector).click()
+            return True
+
+        self.until(clicked, f"{text!r} cannot be clicked")
+
     def text(self, selector: str = "main") -> str:
         """Return the visible text of an element."""
         return str(self.driver.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", selector))

@@ -123,13 +123,15 @@ def test_a_slow_request_leads_to_its_cause_in_three_steps(browser: Browser) -> N
     browser.until(lambda: browser.all("tbody .strip"), "no requests are listed")
     browser.picture("requests")
     browser.named("Pause").click()  # The table is not drawn again.
-    browser.until(lambda: browser.one("tbody a"), "no request can be opened").click()
+    first = browser.until(lambda: browser.text("tbody a"), "no request can be opened")
+    browser.click(first, "tbody a")
     browser.until(lambda: len(browser.all(".waterfall li")) >= 5, "no waterfall")
     assert " went to " in browser.text(".notice")
     for word in ("Wait for first token", "Generate", "Cached blocks on the worker"):
         assert word in browser.text()
     browser.picture("request")
-    browser.until(lambda: browser.named("Why this worker?"), "no link to the decision").click()
+    browser.until(lambda: "Why this worker?" in browser.text(), "no link to the decision")
+    browser.click("Why this worker?")
     browser.until(lambda: browser.all(".costs .winner"), "the decision is not drawn")
 
 
@@ -161,7 +163,7 @@ def test_playground_streams_an_answer_and_links_its_request(browser: Browser) ->
     assert "OpenAI(base_url=" in browser.text(".code")
     compile(browser.text(".code"), "example", "exec")
     browser.picture("playground")
-    browser.named("Show this request").click()
+    browser.click("Show this request")
     browser.until(lambda: browser.all(".waterfall li"), "the request is not shown")
 
 
@@ -285,10 +287,11 @@ def test_an_admin_key_opens_the_console_and_drains_a_worker(keyed: Browser) -> N
     keyed.until(lambda: keyed.text("#status") == "Live", "the console did not open")
     keyed.named("Workers", "nav a").click()
     keyed.until(lambda: len(keyed.all("tbody tr")) == 2, "the workers are not listed")
-    keyed.named("Drain").click()
+    keyed.click("Drain")
     keyed.driver.switch_to.alert.accept()
     keyed.until(lambda: "drained" in keyed.text("table"), "the worker is not drained")
-    keyed.until(lambda: [one for one in keyed.all("button") if one.text == "Resume"], "it cannot be resumed")[0].click()
+    keyed.until(lambda: "Resume" in keyed.text("table"), "it cannot be resumed")
+    keyed.click("Resume")
     keyed.until(
         lambda: "drained" not in keyed.text("table") and len(keyed.all("tbody tr")) == 2, "the worker was not resumed"
     )
