@@ -18,7 +18,7 @@ CONFORMANCE_SUBSET := peer_frontend runtime_peer requests_peer answer_formats_pe
 	disagg_peer etcd_peer nats_peer kserve_peer python_api_peer forward_pass_peer tls_peer routing_services_peer virtual_connector_peer
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-reference check bench simulate conformance conformance-subset test-disagg test-planner test-clients test-docs test-engines format references clean
+.PHONY: help install serve test test-reference check bench simulate conformance conformance-subset test-disagg test-planner test-clients test-docs test-engines test-kubernetes format references clean
 
 help: ## Show this list.
 	@echo "Verbs (each installs what it needs into $(VENV) first):"
@@ -97,6 +97,12 @@ test-docs: $(VENV)/.test ## Run every command of README.md, docs/ and examples/ 
 test-engines: $(VENV)/.test ## Serve a tiny model with vLLM, in a separate environment below .cache (5 GB; DYNAMO_ENGINES_HOME sets another place).
 	$(BIN)/python tools/engines_env.py
 	$(BIN)/python -m pytest -m engines tests/engines $(ARGS)
+
+test-kubernetes: $(VENV)/.test ## Run the Kubernetes tests on the kube-apiserver and etcd of the folder KUBEBUILDER_ASSETS.
+	@test -x "$$KUBEBUILDER_ASSETS/kube-apiserver" -a -x "$$KUBEBUILDER_ASSETS/etcd" || { \
+		echo "error: KUBEBUILDER_ASSETS: must name a folder with kube-apiserver and etcd; CONTRIBUTING.md says how to get them"; exit 1; }
+	$(PYTEST) tests/integration/kubernetes $(ARGS)
+	$(PYTEST) tests/contract/test_discovery.py -k kubernetes
 
 format: $(VENV)/.check ## Rewrite the files as `make check` requires, and the generated pages.
 	$(BIN)/ruff format .

@@ -15,7 +15,7 @@ from tools.pages import ROOT, write
 
 from dynamo import __version__
 from dynamo.operator import permissions
-from dynamo.operator.webhook_configurations import configurations
+from dynamo.operator.webhook_configurations import WebhookAddress, configurations
 from dynamo.protocols.kubernetes.common import KubeObject
 from dynamo.protocols.kubernetes.crds import CONVERSION_NAMESPACE, CONVERSION_SERVICE, manifests
 
@@ -90,7 +90,7 @@ def contents() -> dict[Path, str]:
         "gpuDiscovery": permissions.rules_of(permissions.GPU_DISCOVERY_RULES),
         "election": permissions.rules_of(permissions.ELECTION_RULES),
     }
-    hooks = configurations(CONVERSION_SERVICE, CONVERSION_NAMESPACE, "")
+    hooks = configurations(WebhookAddress(CONVERSION_SERVICE, CONVERSION_NAMESPACE), "")
     for one in hooks:
         for hook in one["webhooks"]:
             del hook["clientConfig"]["caBundle"]

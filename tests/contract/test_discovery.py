@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from tests.cluster.etcd import EtcdCluster
 from tests.cluster.kubernetes.pods import install_crds, ready_pod
+from tests.cluster.kubernetes.released import ReleasedKubernetes, released_assets
 from tests.cluster.kubernetes.running import KubernetesServer
+from tests.cluster.kubernetes.servers import AnyKubernetes
 
 from dynamo.runtime.discovery.base import Change, Delete, Discovery, Put, Synced, new_id
 from dynamo.runtime.discovery.etcd import EtcdDiscovery
@@ -31,8 +33,10 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
 
 
 @pytest.fixture(scope="session")
-def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubernetesServer]:
-    with KubernetesServer(tmp_path_factory.mktemp("kubernetes")) as server:
+def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyKubernetes]:
+    """Return an API server: a released one where KUBEBUILDER_ASSETS names its folder."""
+    folder, assets = tmp_path_factory.mktemp("kubernetes"), released_assets()
+    with ReleasedKubernetes(folder, assets, controllers=True) if assets else KubernetesServer(folder) as server:
         install_crds(server)
         yield server
 
@@ -59,7 +63,7 @@ async def join(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         await member.close()
 
 
-def pods(server: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> Join:
+def pods(server: AnyKubernetes, monkeypatch: pytest.MonkeyPatch) -> Join:
     """Return a function that makes a ready pod in a namespace of this test, and the registry of its process."""
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     namespace = f"test-{new_id():x}"

@@ -22,6 +22,7 @@ from dynamo.core.errors import DynamoException, InvalidArgument, WorkerUnavailab
 from dynamo.protocols.discovery import INSTANCES, MODEL_CARDS
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, StopConditions
 from dynamo.protocols.kv_events import WorkerKvEvent
+from dynamo.protocols.worker_control import WORKER_CONTROL
 from dynamo.runtime.client import Client
 from dynamo.runtime.component import Endpoint
 from dynamo.runtime.distributed import DistributedRuntime
@@ -117,8 +118,9 @@ async def started(model_dir: Path, tmp_path: Path, *flags: str, instances: int =
 
 async def test_a_mocker_is_found_answers_and_leaves_nothing_behind(model_dir: Path, tmp_path: Path) -> None:
     async with started(model_dir, tmp_path, "--speedup-ratio=20") as mockers:
-        instance, source = sorted((await mockers.records(INSTANCES)).values(), key=lambda record: record["endpoint"])
-        assert (instance["endpoint"], source["endpoint"][:23]) == ("generate", "worker_kv_query_source_")
+        found = sorted((await mockers.records(INSTANCES)).values(), key=lambda record: record["endpoint"])
+        assert [one["endpoint"][:23] for one in found] == ["generate", WORKER_CONTROL, "worker_kv_query_source_"]
+        instance = found[0]
         (card,) = (await mockers.records(MODEL_CARDS)).values()
         assert instance["instance_id"] == card["instance_id"]
         assert card["card_json"]["display_name"] == "tiny-model"

@@ -222,12 +222,17 @@ async def out_of_service(host: EngineHost) -> None:
         await host.leave_service()
 
 
-async def serve_auxiliary(endpoint: Endpoint, routes: Mapping[str, EngineRoute]) -> list[Serving]:
-    """Serve each route as an endpoint of that name in the component of `endpoint`."""
+async def serve_auxiliary(
+    endpoint: Endpoint, routes: Mapping[str, EngineRoute], *, is_internal: bool = False
+) -> list[Serving]:
+    """Serve each route as an endpoint of that name in the component of `endpoint`.
+
+    `is_internal`: the endpoints are no part of the process's health and metrics.
+    """
     runtime, own = endpoint.runtime, endpoint.id
     return [
         await runtime.endpoint(str(EndpointId(own.namespace, own.component, name))).serve(
-            _Handler(endpoint, name, route).handle, ServeOptions()
+            _Handler(endpoint, name, route).handle, ServeOptions(is_internal=is_internal)
         )
         for name, route in routes.items()
     ]

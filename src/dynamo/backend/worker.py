@@ -177,7 +177,7 @@ class EngineWorker:
             "model": config.served_model_name,
         }
         control = WorkerControl(self.service, facts, loads=lambda: self._metrics.loads)
-        (self._control,) = await serve_auxiliary(self._endpoint, {WORKER_CONTROL: control.answer})
+        (self._control,) = await serve_auxiliary(self._endpoint, {WORKER_CONTROL: control.answer}, is_internal=True)
         await serve_auxiliary(self._endpoint, routes)
 
     def handle(self, request: Request, reply: Reply) -> None:

@@ -62,7 +62,7 @@ async def apply(manifests: Sequence[Manifest], namespace: str | None, *, is_forc
             where = namespace_of(one, kind, default)
             before = await client.get(kind, one.name, where)
             try:
-                after = await client.apply(kind, one.value, where, manager=MANAGER, is_forced=is_forced)
+                after = await client.apply(kind, one.applied, where, manager=MANAGER, is_forced=is_forced)
             except KubeRefused as error:
                 failed = 1
                 hint = "; use --force to take over the fields" if error.code == CONFLICT else ""
@@ -87,7 +87,7 @@ async def diff(manifests: Sequence[Manifest], namespace: str | None) -> int:
             kind = await kind_of(client, one)
             where = namespace_of(one, kind, default)
             before = await client.get(kind, one.name, where)
-            after = await client.apply(kind, one.value, where, manager=MANAGER, is_dry_run=True)
+            after = await client.apply(kind, one.applied, where, manager=MANAGER, is_dry_run=True)
             lines = difference(before, after, one.label)
             changed |= bool(lines)
             sys.stdout.writelines(lines)

@@ -194,11 +194,14 @@ def render(argv: Sequence[str]) -> int:
         return 1
     facts = config.cluster_facts
     try:
-        found = [made for one in manifests for made in rendered(one, config.settings, config.namespace, facts)]
+        found = [rendered(one, config.settings, config.namespace, facts) for one in manifests]
     except WorkloadError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
-    print(yaml.dump_all(found, Dumper=PlainDumper, sort_keys=False, width=120), end="")
+    for text in (text for one in found for text in one.warnings):
+        sys.stderr.write(f"warning: {text}\n")
+    objects = [made for one in found for made in one.objects]
+    print(yaml.dump_all(objects, Dumper=PlainDumper, sort_keys=False, width=120), end="")
     return 0
 
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -21,6 +21,8 @@ from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.operator.validation.admission import review
 from dynamo.operator.validation.facts import AdmissionFacts
 from dynamo.protocols.kubernetes.common import GROUP, V1BETA1, KubeObject, decode
+from dynamo.protocols.kubernetes.crds import find_kind, version_schema
+from dynamo.protocols.kubernetes.schema import without_nulls
 from dynamo.protocols.kubernetes.v1beta1 import DynamoComponentDeployment, DynamoGraphDeployment
 
 NEVER = "1970-01-01T00:00:00Z"
@@ -57,6 +59,15 @@ class Manifest:
     def label(self) -> str:
         """Kind and name, as messages show them."""
         return f"{self.kind or 'object'}/{self.name or '?'}"
+
+    @property
+    def applied(self) -> KubeObject:
+        """The object as it is sent: a server-side apply accepts no nulls."""
+        found = find_kind(self.api_version, self.kind)
+        if found is None:
+            return self.value
+        applied: KubeObject = without_nulls(self.value, version_schema(found[0].kind, found[1]))
+        return applied
 
     @property
     def is_ours(self) -> bool:
@@ -126,14 +137,23 @@ def check_manifests(manifests: Iterable[Manifest], facts: AdmissionFacts) -> tup
     return problems, warnings, checked
 
 
-def rendered(manifest: Manifest, settings: OperatorSettings, namespace: str, facts: ClusterFacts) -> list[KubeObject]:
+class RenderedManifest(NamedTuple):
+    """Objects that one object requires."""
+
+    objects: list[KubeObject]
+    warnings: Sequence[str] = ()
+    """Fields that have no effect."""
+
+
+def rendered(manifest: Manifest, settings: OperatorSettings, namespace: str, facts: ClusterFacts) -> RenderedManifest:
     """Return the objects that a graph or a component requires; any other object as it is.
 
     Raise `WorkloadError` with the file.
     """
     if not manifest.is_ours or manifest.kind not in ("DynamoGraphDeployment", "DynamoComponentDeployment"):
-        return [manifest.value]
-    value = with_defaults(convert(manifest.value, V1BETA1), None, operator_version=__version__)
+        return RenderedManifest([manifest.value])
+    warnings: list[str] = []
+    value = with_defaults(convert(manifest.applied, V1BETA1), None, operator_version=__version__)
     value["metadata"].setdefault("namespace", namespace)
     if manifest.kind == "DynamoComponentDeployment":
         found = [value]
@@ -143,11 +163,14 @@ def rendered(manifest: Manifest, settings: OperatorSettings, namespace: str, fac
         found = [*plan.create, *plan.joint, *plan.apply]
         if not found:  # The cluster cannot run it; the plan's event says why.
             raise WorkloadError(f"{manifest.file}: {manifest.label}: {plan.events[0].message}")
+        events = [one.message for one in plan.events if one.type == "Warning"]
+        warnings = [f"{manifest.file}: {manifest.label}: {text}" for text in events]
     deployed = [decode(DynamoComponentDeployment, one) for one in found if one["kind"] == "DynamoComponentDeployment"]
     try:
-        return found + [made for one in deployed for made in component_objects(one, settings, facts)]
+        made = [made for one in deployed for made in component_objects(one, settings, facts)]
     except WorkloadError as error:
         raise WorkloadError(f"{manifest.file}: {manifest.label}: {error}") from None
+    return RenderedManifest(found + made, warnings)
 
 
 def in_order(manifests: Iterable[Manifest]) -> list[Manifest]:

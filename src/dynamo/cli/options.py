@@ -195,6 +195,8 @@ def read(argv: Sequence[str], variables: Mapping[str, str]) -> Options:
         else _own(types[0], _with_model(argv, config), variables)
     )
     frontend = _own(FrontendConfig, _with_migrations(argv, config, variables), variables)
+    if _has_no_policy(argv, variables, frontend):
+        frontend = dataclasses.replace(frontend, router_policy="balanced")
     if config.prefill_workers:
         _check_roles(config, engine)
     refuse_unsupported(frontend)
@@ -205,6 +207,18 @@ def read(argv: Sequence[str], variables: Mapping[str, str]) -> Options:
         is_demo=not is_external and engine.model_path is None,
         keys=api_keys(frontend, variables),
     )
+
+
+def _has_no_policy(argv: Sequence[str], variables: Mapping[str, str], frontend: Any) -> bool:
+    """Return whether the frontend routes by cached blocks, and neither a policy nor a setting of upstream's cost is given."""
+    from dynamo.routing.settings import COST_SETTINGS, KvRouterOptions
+
+    if frontend.mode != "kv" or frontend.load_aware or frontend.router_policy_config is not None:
+        return False
+    if _is_given(argv, "--router-policy") or variables.get("DYN_ROUTER_POLICY"):
+        return False
+    costs = [one for one in dataclasses.fields(KvRouterOptions) if one.name in COST_SETTINGS]
+    return all(getattr(frontend, one.name) == one.default for one in costs)
 
 
 def refuse_unsupported(frontend: Any) -> None:

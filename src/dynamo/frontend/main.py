@@ -164,6 +164,9 @@ async def serve(config: FrontendConfig, listener: socket.socket, plan: HttpPlan)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     host, port = listener.getsockname()[:2]
     await publish_metrics_address(config, runtime, host, port, is_tls=plan.tls is not None)
+    if config.mode == "kv":
+        other = "balanced" if config.router_policy == "dynamo" else "dynamo"
+        logger.info("KV router policy: %s; --router-policy %s selects the other one", config.router_policy, other)
     logger.info("frontend ready: %s://%s:%d", "http" if plan.tls is None else "https", host, port)
 
     if plan.http.keys is None and config.tls_client_ca_cert_path is None and not is_loopback(host):

@@ -3,7 +3,7 @@
 Objects are JSON data (`KubeObject`). Every request has a deadline; a watch is ended by the server after `WATCH_S`.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -201,17 +201,22 @@ class KubeClient:
 
     async def discover(self, api_version: str, kind: str) -> ObjectKind | None:
         """Return the place of a kind in the API, or None if the server does not have it."""
+        return next((one for one in await self.kinds_of(api_version) if one.kind == kind), None)
+
+    async def kinds_of(self, api_version: str) -> Sequence[ObjectKind]:
+        """Return the kinds of an API version; none if the server does not have it."""
         root = "/api/" if "/" not in api_version else "/apis/"
         try:
             listed = await self._request("GET", root + api_version)
         except KubeRefused as error:
             if error.code == 404:
-                return None
+                return ()
             raise
-        for one in listed.get("resources") or []:
-            if one["kind"] == kind and "/" not in one["name"]:
-                return ObjectKind(api_version, kind, one["name"], bool(one["namespaced"]))
-        return None
+        return [
+            ObjectKind(api_version, one["kind"], one["name"], bool(one["namespaced"]))
+            for one in listed.get("resources") or []
+            if "/" not in one["name"]
+        ]
 
     async def pod_log(
         self,

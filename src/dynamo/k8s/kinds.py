@@ -76,8 +76,6 @@ GRAPHS = ObjectKind(V1BETA1, "DynamoGraphDeployment", "dynamographdeployments")
 COMPONENTS = ObjectKind(V1BETA1, "DynamoComponentDeployment", "dynamocomponentdeployments")
 GRAPH_REQUESTS = ObjectKind(V1BETA1, "DynamoGraphDeploymentRequest", "dynamographdeploymentrequests")
 SCALING_ADAPTERS = ObjectKind(V1BETA1, "DynamoGraphDeploymentScalingAdapter", "dynamographdeploymentscalingadapters")
-STORED_ADAPTERS = ObjectKind(V1ALPHA1, "DynamoGraphDeploymentScalingAdapter", "dynamographdeploymentscalingadapters")
-"""Scaling adapters in the version in which they are stored, which needs no conversion webhook."""
 MODELS = ObjectKind(V1ALPHA1, "DynamoModel", "dynamomodels")
 CHECKPOINTS = ObjectKind(V1ALPHA1, "DynamoCheckpoint", "dynamocheckpoints")
 WORKER_METADATA = ObjectKind(V1ALPHA1, "DynamoWorkerMetadata", "dynamoworkermetadatas")
@@ -85,7 +83,7 @@ WORKER_METADATA = ObjectKind(V1ALPHA1, "DynamoWorkerMetadata", "dynamoworkermeta
 KINDS = (
     PODS, SERVICES, SERVICE_ACCOUNTS, CONFIG_MAPS, SECRETS, VOLUME_CLAIMS, EVENTS, NODES, DEPLOYMENTS, JOBS, ROLES,
     ROLE_BINDINGS, INGRESSES, LEASES, ENDPOINT_SLICES, RESOURCE_DEFINITIONS, LEADER_WORKER_SETS, POD_CLIQUE_SETS,
-    POD_CLIQUES, POD_CLIQUE_SCALING_GROUPS, TOPOLOGY_BINDINGS, CLUSTER_TOPOLOGIES, QUEUES_OF_KAI, POD_GROUPS, VIRTUAL_SERVICES, INFERENCE_POOLS, GRAPHS, COMPONENTS, GRAPH_REQUESTS, SCALING_ADAPTERS, STORED_ADAPTERS, MODELS, CHECKPOINTS,
+    POD_CLIQUES, POD_CLIQUE_SCALING_GROUPS, TOPOLOGY_BINDINGS, CLUSTER_TOPOLOGIES, QUEUES_OF_KAI, POD_GROUPS, VIRTUAL_SERVICES, INFERENCE_POOLS, GRAPHS, COMPONENTS, GRAPH_REQUESTS, SCALING_ADAPTERS, MODELS, CHECKPOINTS,
     WORKER_METADATA,
 )  # fmt: skip
 BY_NAME = {(one.api_version, one.kind): one for one in KINDS}

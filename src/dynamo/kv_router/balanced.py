@@ -4,7 +4,7 @@ Upstream's cost weighs blocks to be computed against occupied blocks. It buys a 
 decoding afterwards: a worker with a popular prefix receives ever more requests. Here both are counted in seconds
 (measurements: docs/balanced.md):
 
-    own      = prefill pace x tokens of the prompt that are not cached                counted RECOMPUTE_WEIGHT times
+    own      = prefill pace x tokens of the prompt that are not cached                x  recompute weight
     wait     = prefill pace x prefill tokens ahead of it  x  QUEUE_DELAY_WEIGHT
     decode   = output x step(requests + 1, tokens + its own)
     others   = requests x (own x DECODING  +  output/2 x what it adds to a step)
@@ -33,9 +33,17 @@ SOLVE_EVERY = 64
 QUEUE_DELAY_WEIGHT = 4.0
 """Requests that arrive while a queue lasts wait in it as well. Best value of 1 to 6 on the first half of the
 conversation trace."""
-RECOMPUTE_WEIGHT = 8.0
-"""A block computed twice is stored twice and displaces another one. Values up to 16 are better for conversations of
-five turns and worse for short prompts with long common prefixes; other loads hardly change."""
+RECOMPUTE_WEIGHT_MAX = 8.0
+"""A block computed twice is stored twice, displaces another one, and delays the prompts behind it. Values up to 16 are better
+for conversations of five turns and worse for short prompts with long common prefixes; other loads hardly change."""
+RECOMPUTE_WEIGHT_IDLE = 1.0
+"""Weight while no worker computes a prompt: recomputation then delays the request itself only."""
+RECOMPUTE_FULL_SHARE = 0.4
+"""Share of workers that compute a prompt from which the weight is at its maximum. Below, it grows with the square of the share:
+the probability that another prompt waits behind this one, and that its own recomputation is affected. 0.35 and 0.5 differ by
+less than 1 % on all loads tried."""
+BUSY_SMOOTHING = 0.05
+"""Weight of a decision's view of the workers against all earlier ones: about twenty decisions to adapt."""
 DECODING = 0.6
 """Share of a worker's requests that a prefill delays; requests that are waiting themselves are not delayed. Best of
 0.6 to 1.5."""
@@ -58,6 +66,8 @@ class Pace:
     step_token_s: float = 5e-8
     output_tokens: float = 256.0
     """Length of an answer whose limit is unknown."""
+    busy_share: float = 0.0
+    """Share of the workers that compute a prompt, smoothed over decisions."""
     _prefill_tokens: float = 0.0
     _prefill_seconds: float = 0.0
     _normal: list[float] = field(default_factory=lambda: [0.0] * 9)
@@ -67,6 +77,16 @@ class Pace:
     def step(self, requests: float, tokens: float) -> float:
         """Return the duration of one decode step in seconds."""
         return self.step_s + self.step_request_s * requests + self.step_token_s * tokens
+
+    @property
+    def recompute_weight(self) -> float:
+        """Return the weight of recomputation at the present load."""
+        fullness = min(1.0, self.busy_share / RECOMPUTE_FULL_SHARE) ** 2
+        return RECOMPUTE_WEIGHT_IDLE + (RECOMPUTE_WEIGHT_MAX - RECOMPUTE_WEIGHT_IDLE) * fullness
+
+    def observe_busy(self, share: float) -> None:
+        """Record the share of the eligible workers that compute a prompt, at a decision."""
+        self.busy_share += BUSY_SMOOTHING * (share - self.busy_share)
 
     def observe_output(self, tokens: int) -> None:
         """Record the length of a finished answer, in tokens."""
@@ -133,7 +153,7 @@ def balanced_costs(
 ) -> list[float]:
     """Return the seconds that the request adds on each of the slots, in their order; `capacity`: cache blocks by slot."""
     output = pace.output_tokens if expected_output_tokens is None else float(max(1, expected_output_tokens))
-    found = []
+    found, recompute_weight = [], pace.recompute_weight
     for slot in slots:
         saved = float(prompt.device.get(slot, 0))
         saved += weights.host_cache_hit_weight * prompt.host.get(slot, 0)
@@ -149,7 +169,7 @@ def balanced_costs(
         tokens = load.blocks[slot] * block_size
         step = pace.step(requests, tokens)
         others = requests * (own * DECODING + output / 2 * added)
-        cost = own * RECOMPUTE_WEIGHT + wait + output * (step + added) + others
+        cost = own * recompute_weight + wait + output * (step + added) + others
         held = tokens + requests * pace.output_tokens / 2
         missing = held + blocks * block_size - MAX_CACHE_FILL * capacity[slot] * block_size
         if missing > 0 and held > 0:  # All held blocks are freed within the duration of one answer.

@@ -10,7 +10,7 @@ from dynamo.core.errors import InvalidArgument
 ESTIMATE = (5e-3, 2e-5, 0.0)
 """Prefill estimate for a mid-sized model on one accelerator: 50,000 tokens per second."""
 
-BALANCED_QUEUE: Mapping[str, Any] = {"queue_threshold": 1.0, "queue_policy": "wspt"}
+BALANCED_QUEUE: Mapping[str, Any] = {"queue_threshold": 1.0, "queue_policy": "deadline"}
 """Default queue with `policy="balanced"`: requests wait in the router while every worker has a full batch."""
 
 
@@ -76,7 +76,7 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Lifetime of a block predicted at routing time, until the worker's own event confirms it; None disables prediction."""
     queue_threshold: float | None = None
     """Queue requests while every worker's active prefill exceeds this fraction of its largest batch."""
-    queue_policy: Literal["fcfs", "lcfs", "wspt"] = "fcfs"
+    queue_policy: Literal["fcfs", "lcfs", "wspt", "deadline"] = "fcfs"
     affinity_ttl_s: float | None = None
     """Idle time after which a session loses its worker, in seconds; None disables session affinity."""
     affinity_mode: Literal["hard", "soft"] = "hard"

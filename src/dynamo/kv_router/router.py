@@ -175,6 +175,7 @@ class Router:
                 arrived_s=now,
                 priority_jump=route_request.priority_jump,
                 strict_priority=route_request.strict_priority,
+                prefill_s=self.pace.prefill_token_s * max(0, route_request.tokens - cached),
             )
             self.waiting.push(policy.name, waiting, len(self._workers), route_request.worker_id)
             return None
@@ -564,6 +565,9 @@ class Router:
 
     def _book(self, route_request: RouteRequest, decision: Decision, now: float) -> None:
         self.decisions.append(decision)
+        if self.config.policy == "balanced":
+            load = decision.snapshot.load.prefill_tokens
+            self.pace.observe_busy(sum(load[slot] > 0 for slot in self._ranks) / len(self._ranks))
         if self.affinity is not None and route_request.session is not None:
             if route_request.is_last:
                 self.affinity.end(route_request.session)

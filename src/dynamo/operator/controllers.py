@@ -20,14 +20,13 @@ from dynamo.k8s.kinds import (
     POD_CLIQUE_SCALING_GROUPS,
     POD_CLIQUE_SETS,
     POD_CLIQUES,
+    SCALING_ADAPTERS,
     SERVICES,
-    STORED_ADAPTERS,
     VIRTUAL_SERVICES,
     ObjectKind,
 )
 from dynamo.k8s.times import seconds_time
 from dynamo.operator.applier import Applier, EventLog, NotControlled
-from dynamo.operator.conversion.convert import convert
 from dynamo.operator.failure_condition import FAILED
 from dynamo.operator.reconcile.adapters import adapter_plan
 from dynamo.operator.reconcile.component import component_plan, workload_name
@@ -37,7 +36,7 @@ from dynamo.operator.reconcile.names import GRAPH, OperatorSettings
 from dynamo.operator.reconcile.plan import EventNote, ObjectRef, Plan
 from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.operator.view import ClusterView
-from dynamo.protocols.kubernetes.common import V1BETA1, KubeObject, decode
+from dynamo.protocols.kubernetes.common import KubeObject, decode
 from dynamo.protocols.kubernetes.v1beta1 import (
     DynamoComponentDeployment,
     DynamoGraphDeployment,
@@ -79,7 +78,7 @@ class GraphController:
     async def plan(self, value: KubeObject, now: str) -> Plan:
         """Return the plan of a graph."""
         components = self._view.children(value, COMPONENTS)
-        adapters = self._view.children(value, STORED_ADAPTERS)
+        adapters = self._view.children(value, SCALING_ADAPTERS)
         sets = self._view.children(value, POD_CLIQUE_SETS)
         observed = ObservedGraph(
             components=[decode(DynamoComponentDeployment, one) for one in components],
@@ -122,14 +121,14 @@ class ComponentController:
 class AdapterController:
     """Reconciles DynamoGraphDeploymentScalingAdapters."""
 
-    kind: ClassVar = STORED_ADAPTERS
+    kind: ClassVar = SCALING_ADAPTERS
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
 
     async def plan(self, value: KubeObject, now: str) -> Plan:
         """Return the plan of a scaling adapter."""
-        adapter = decode(DynamoGraphDeploymentScalingAdapter, convert(value, V1BETA1))
+        adapter = decode(DynamoGraphDeploymentScalingAdapter, value)
         graph = self._view.get(GRAPHS, adapter.metadata.namespace, adapter.spec.dgd_ref.name)
         return adapter_plan(adapter, None if graph is None else decode(DynamoGraphDeployment, graph), now)
 

@@ -33,9 +33,9 @@ from dynamo.k8s.kinds import (
     PODS,
     ROLE_BINDINGS,
     ROLES,
+    SCALING_ADAPTERS,
     SERVICE_ACCOUNTS,
     SERVICES,
-    STORED_ADAPTERS,
     VOLUME_CLAIMS,
     ObjectKind,
 )
@@ -135,7 +135,7 @@ class Operator:
         self.view.listen(GRAPHS, self._graph_changed)
         self.view.listen(ENDPOINT_SLICES, self._pods_changed)
         self.view.listen(JOBS, self._job_changed)
-        for kind in (GRAPHS, COMPONENTS, STORED_ADAPTERS, MODELS, GRAPH_REQUESTS, CHECKPOINTS):
+        for kind in (GRAPHS, COMPONENTS, SCALING_ADAPTERS, MODELS, GRAPH_REQUESTS, CHECKPOINTS):
             self.view.watch(kind)
         for kind, labels in SELECTIONS:
             self.view.watch(kind, labels)
@@ -251,8 +251,8 @@ class Operator:
     def _graph_changed(self, key: ObjectKey) -> None:
         """Reconcile the scaling adapters of a graph and the request that made it: their status shows the graph's."""
         graph = self.view.get(GRAPHS, *key)
-        adapters = self.view.children(graph, STORED_ADAPTERS) if graph else ()
-        self._enqueue(STORED_ADAPTERS, (key_of(one) for one in adapters))
+        adapters = self.view.children(graph, SCALING_ADAPTERS) if graph else ()
+        self._enqueue(SCALING_ADAPTERS, (key_of(one) for one in adapters))
         self._enqueue(GRAPH_REQUESTS, requests_of_graph(self.view, key))
 
     def _job_changed(self, key: ObjectKey) -> None:

@@ -1,7 +1,8 @@
 """Kinds of other controllers, which may be installed and removed while the operator runs, and what follows from them."""
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -69,7 +70,7 @@ class OptionalSettings:
 class KindSource(Protocol):
     """Finds kinds: `KubeClient`, or a fake in tests."""
 
-    async def discover(self, api_version: str, kind: str) -> ObjectKind | None: ...
+    async def kinds_of(self, api_version: str) -> Sequence[ObjectKind]: ...
 
 
 class OptionalKinds:
@@ -134,10 +135,13 @@ class OptionalKinds:
         """View each kind that has appeared and leave each that has vanished; return False if the server is away."""
         try:
             wanted = [one for one in (*VIEWED, *NOTED) if self._is_enabled(one)]
-            present = [one for one in wanted if await self._source.discover(one.api_version, one.kind)]
+            versions = sorted({one.api_version for one in wanted})
+            listed = await asyncio.gather(*map(self._source.kinds_of, versions))
         except (KubeRefused, KubeUnavailable) as error:
             logger.warning("cannot read the kinds of the API server: %s", error)
             return False
+        known = {(one.api_version, one.kind) for several in listed for one in several}
+        present = [one for one in wanted if (one.api_version, one.kind) in known]
         for kind, label in VIEWED.items():
             if kind in present and not self._view.is_watched(kind):
                 self._view.watch(kind, label, is_required=kind not in TOPOLOGIES)

@@ -51,7 +51,14 @@ class OperatorOptions:
         None,
         "--webhooks",
         None,
-        "Serve and install the admission and conversion webhooks; default: in a pod, where their service reaches them",
+        "Serve and install the admission and conversion webhooks; default: in a pod, where their service reaches them, and with --webhook-url",
+    )
+    webhook_url: str = option(
+        "",
+        "--webhook-url",
+        None,
+        "Base URL at which the API server reaches the webhooks of this process, such as https://10.0.0.5:9443; "
+        "default: the service dynamo-operator-webhook-service",
     )
     upgrade_crds: bool = option(
         False, "--upgrade-crds", None, "Install the resource definitions that are missing or of an earlier release"
@@ -116,6 +123,8 @@ class OperatorOptions:
             raise ConfigError(
                 f"--grove-termination-delay {self.grove_termination_delay}: must be hours, minutes and seconds, such as 4h30m"
             )
+        if self.webhook_url and not self.webhook_url.startswith("https://"):
+            raise ConfigError(f"--webhook-url {self.webhook_url}: must begin with https://")
         if self.discovery_backend == "etcd" and not self.etcd_endpoints:
             raise ConfigError("--discovery-backend etcd: requires --etcd-endpoints")
 
@@ -123,7 +132,7 @@ class OperatorOptions:
     def serves_webhooks(self) -> bool:
         """Whether the webhooks are served."""
         in_pod = bool(setting("KUBERNETES_SERVICE_HOST", "", str))
-        return in_pod if self.webhooks is None else self.webhooks
+        return in_pod or bool(self.webhook_url) if self.webhooks is None else self.webhooks
 
     @property
     def settings(self) -> OperatorSettings:
@@ -234,6 +243,7 @@ def webhook_settings(
     return WebhookSettings(
         namespace=home,
         operator_users=frozenset(users),
+        url=options.webhook_url.rstrip("/"),
         namespaces=(options.namespace,) if options.namespace else (),
         # An operator of one namespace receives reviews of that namespace only.
         is_excluded=(EveryNamespace() if options.namespace or scope is None else scope).excludes,

@@ -1,10 +1,17 @@
 """Objects that make the API server call the webhooks: the two configurations and the conversion of the definitions. Pure."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from dynamo.k8s.kinds import ObjectKind
 from dynamo.protocols.kubernetes.common import GROUP, KubeObject
 from dynamo.protocols.kubernetes.crds import KINDS, ResourceKind
 
+ADMISSION = "admissionregistration.k8s.io/v1"
+CONFIGURATIONS = {
+    kind: ObjectKind(ADMISSION, kind, f"{kind.lower()}s", is_namespaced=False)
+    for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
+}
 FIELD_MANAGER = "dynamo-operator-webhooks"
 TIMEOUT_S = 10
 PORT = 443
@@ -14,11 +21,28 @@ DEFAULTED = frozenset({"DynamoGraphDeployment", "DynamoComponentDeployment"})
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 
 
-def configurations(service: str, namespace: str, bundle: str, namespaces: Sequence[str] = ()) -> list[KubeObject]:
+@dataclass(frozen=True, slots=True)
+class WebhookAddress:
+    """Place at which the API server reaches the webhooks."""
+
+    service: str
+    namespace: str
+    url: str = ""
+    """Base URL without a trailing slash, such as `https://10.0.0.5:9443`; empty: the service."""
+
+    def client(self, path: str, bundle: str) -> KubeObject:
+        """Return the clientConfig of one path; `bundle` is the authority's certificate in base64."""
+        if self.url:
+            return {"url": self.url + path, "caBundle": bundle}
+        service = {"name": self.service, "namespace": self.namespace, "path": path, "port": PORT}
+        return {"service": service, "caBundle": bundle}
+
+
+def configurations(address: WebhookAddress, bundle: str, namespaces: Sequence[str] = ()) -> list[KubeObject]:
     """Return the mutating and the validating configuration; `bundle` is the authority's certificate in base64."""
     checked = [one for one in KINDS if one.kind not in UNCHECKED]
     return [
-        _configuration(kind, verb, kinds, service, namespace, bundle, namespaces)
+        _configuration(kind, verb, kinds, address, bundle, namespaces)
         for kind, verb, kinds in (
             ("MutatingWebhookConfiguration", "mutate", [one for one in checked if one.kind in DEFAULTED]),
             ("ValidatingWebhookConfiguration", "validate", checked),
@@ -30,8 +54,7 @@ def _configuration(
     kind: str,
     verb: str,
     kinds: Sequence[ResourceKind],
-    service: str,
-    namespace: str,
+    address: WebhookAddress,
     bundle: str,
     namespaces: Sequence[str],
 ) -> KubeObject:
@@ -39,7 +62,7 @@ def _configuration(
     for one in kinds:
         hook = {
             "name": f"{verb}-{one.kind.lower()}.{GROUP}",
-            "clientConfig": _client(service, namespace, f"/{verb}-{one.kind.lower()}", bundle),
+            "clientConfig": address.client(f"/{verb}-{one.kind.lower()}", bundle),
             "rules": [
                 {
                     "apiGroups": [GROUP],
@@ -64,21 +87,16 @@ def _configuration(
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": kind,
         # Operators that are restricted to a namespace have configurations of their own.
-        "metadata": {"name": f"dynamo-operator-{prefix}" + (f"-{namespace}" if namespaces else "")},
+        "metadata": {"name": f"dynamo-operator-{prefix}" + (f"-{address.namespace}" if namespaces else "")},
         "webhooks": hooks,
     }
 
 
-def _client(service: str, namespace: str, path: str, bundle: str) -> KubeObject:
-    return {
-        "service": {"name": service, "namespace": namespace, "path": path, "port": PORT},
-        "caBundle": bundle,
-    }
-
-
-def conversion_patch(service: str, namespace: str, bundle: str) -> KubeObject:
+def conversion_patch(address: WebhookAddress, bundle: str) -> KubeObject:
     """Return the merge patch that gives a resource definition the conversion webhook."""
-    webhook = {"clientConfig": _client(service, namespace, "/convert", bundle), "conversionReviewVersions": ["v1"]}
+    client = address.client("/convert", bundle)
+    absent = {name: None for name in ("url", "service") if name not in client}  # Of an earlier address.
+    webhook = {"clientConfig": {**client, **absent}, "conversionReviewVersions": ["v1"]}
     return {"spec": {"conversion": {"strategy": "Webhook", "webhook": webhook}}}
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 from starlette.applications import Starlette
@@ -33,7 +34,7 @@ from dynamo.core.http_server import HttpServer, ServerLimits
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
 from dynamo.k8s.client import KubeClient, KubeRefused
-from dynamo.k8s.kinds import RESOURCE_DEFINITIONS, SECRETS, ObjectKind
+from dynamo.k8s.kinds import RESOURCE_DEFINITIONS, SECRETS
 from dynamo.operator.certificates import CertificateSet, renewed, service_hosts
 from dynamo.operator.reviews import (
     MalformedReview,
@@ -44,7 +45,9 @@ from dynamo.operator.reviews import (
 )
 from dynamo.operator.validation.facts import part
 from dynamo.operator.webhook_configurations import (
+    CONFIGURATIONS,
     FIELD_MANAGER,
+    WebhookAddress,
     configurations,
     conversion_patch,
     converted_definitions,
@@ -62,11 +65,6 @@ RETRY_S = 10.0
 BODY_BYTES = 16 << 20
 """A conversion review has a whole page of a list; an object has at most 1.5 MiB."""
 CONFLICTS = frozenset({404, 409})
-ADMISSION = "admissionregistration.k8s.io/v1"
-CONFIGURATIONS = {
-    kind: ObjectKind(ADMISSION, kind, f"{kind.lower()}s", is_namespaced=False)
-    for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +76,8 @@ class WebhookSettings:
     service: str = CONVERSION_SERVICE
     has_grove: Callable[[], bool | None] = lambda: None
     """Returns whether graphs run with Grove; None while that is unknown, so that rules which depend on it are not applied."""
+    url: str = ""
+    """Base URL at which the API server reaches this process; empty: through the service."""
     operator_users: frozenset[str] = frozenset()
     """Names of the callers that are the operator, such as `system:serviceaccount:NAMESPACE:NAME`."""
     namespaces: tuple[str, ...] = ()
@@ -89,6 +89,17 @@ class WebhookSettings:
     has_conversion: bool = True
     """Whether the resource definitions are given the conversion webhook."""
     now: Callable[[], datetime] = field(default=lambda: datetime.now(UTC))
+
+    @property
+    def address(self) -> WebhookAddress:
+        """Place at which the API server reaches the webhooks."""
+        return WebhookAddress(self.service, self.namespace, self.url)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names and addresses of the server certificate."""
+        host = urlsplit(self.url).hostname
+        return (*service_hosts(self.service, self.namespace), *([host] if host else []), *self.extra_hosts)
 
 
 class WebhookServer:
@@ -158,11 +169,10 @@ class WebhookServer:
     async def _current(self) -> CertificateSet:
         """Return the certificates of the secret, renewed if they are due; another replica may have been faster."""
         settings = self._settings
-        hosts = (*service_hosts(settings.service, settings.namespace), *settings.extra_hosts)
         for _ in range(3):
             stored = await self._client.get(SECRETS, CERTIFICATES, settings.namespace)
             old = None if stored is None else CertificateSet.from_data(decoded(stored.get("data")))
-            pair = await asyncio.to_thread(renewed, old, hosts, settings.now())
+            pair = await asyncio.to_thread(renewed, old, settings.hosts, settings.now())
             if pair == old:
                 return pair
             try:
@@ -188,14 +198,14 @@ class WebhookServer:
     async def _publish(self, bundle: str) -> None:
         """Write the authority's certificate where the API server reads it; write nothing that is already there."""
         settings = self._settings
-        for value in configurations(settings.service, settings.namespace, bundle, settings.namespaces):
+        for value in configurations(settings.address, bundle, settings.namespaces):
             kind = CONFIGURATIONS[value["kind"]]
             stored = await self._client.get(kind, value["metadata"]["name"])
             if stored is None or not has_values(stored, value):
                 await self._client.apply(kind, value, manager=FIELD_MANAGER)
         if not settings.has_conversion:
             return
-        patch = conversion_patch(settings.service, settings.namespace, bundle)
+        patch = conversion_patch(settings.address, bundle)
         for name in converted_definitions():
             stored = await self._client.get(RESOURCE_DEFINITIONS, name)
             if stored is None:
@@ -306,14 +316,15 @@ async def remove_webhooks(client: KubeClient, settings: WebhookSettings) -> None
 
     Raise what the API server refuses.
     """
-    for value in configurations(settings.service, settings.namespace, "", settings.namespaces):
+    for value in configurations(settings.address, "", settings.namespaces):
         name = value["metadata"]["name"]
         await client.delete(CONFIGURATIONS[value["kind"]], name)
         logger.info("webhook configuration %s removed", name)
     for name in converted_definitions():
         stored = await client.get(RESOURCE_DEFINITIONS, name)
-        service = part(part(part(part(stored or {}, "spec"), "conversion"), "webhook"), "clientConfig").get("service")
-        if isinstance(service, dict) and service.get("namespace") == settings.namespace:
+        address = part(part(part(part(stored or {}, "spec"), "conversion"), "webhook"), "clientConfig")
+        is_own = part(address, "service").get("namespace") == settings.namespace
+        if is_own or (settings.url and str(address.get("url") or "").startswith(settings.url)):
             await client.patch(
                 RESOURCE_DEFINITIONS, name, {"spec": {"conversion": {"strategy": "None", "webhook": None}}}
             )

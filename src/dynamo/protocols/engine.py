@@ -213,7 +213,8 @@ class EngineOutput(msgspec.Struct, omit_defaults=True):
     """A piece of a response: the tokens generated since the previous piece. The last piece has a `finish_reason`."""
 
     token_ids: list[int]
-    index: int | None
+    index: int | None = None
+    """The choice; a worker may omit it for a single choice."""
     tokens: list[str] | None = None
     text: str | None = None
     cum_log_probs: float | None = None

@@ -188,8 +188,8 @@ class KvOptions:
         "Multiple of a worker's largest batch; requests queue while every worker has more active prefill tokens than that",
         accepts_none=True, extra=surfaces("queue_threshold"))
     router_queue_policy: str | None = option(None, "--router-queue-policy", "DYN_ROUTER_QUEUE_POLICY",
-        "Order of queued requests: arrival (fcfs), newest first (lcfs) or shortest uncached prompt first (wspt, for balanced)",
-        choices=["fcfs", "lcfs", "wspt"], extra=surfaces("queue_policy"))
+        "Order of queued requests: arrival (fcfs), newest first (lcfs), shortest uncached prompt first (wspt), or earliest deadline (balanced)",
+        choices=["fcfs", "lcfs", "wspt", "deadline"], extra=surfaces("queue_policy"))
     shared_cache_type: str = option("none", "--shared-cache-type", "DYN_SHARED_CACHE_TYPE",
         "Shared cache whose blocks count as cached: hicache follows the Mooncake store of SGLang's HiCache",
         choices=["none", "hicache"], extra=surfaces("shared_cache", yaml="router"))
@@ -284,6 +284,8 @@ SETS: Mapping[str, str] = {
     one.name: one.metadata["sets"] for one in fields(KvRouterOptions) if one.metadata.get("sets") is not None
 }
 """Setting and field of `RoutingConfig`; those of `CostWeights` have the prefix `weights.`."""
+COST_SETTINGS = frozenset(name for name, sets in SETS.items() if sets.startswith("weights.")) | {"overlap_score_weight"}
+"""Settings of upstream's cost function."""
 OWN_FIELDS = (
     "expiry_s",
     *(sets for name, sets in SETS.items() if name not in {one.name for one in fields(KvRouterSettings)}),

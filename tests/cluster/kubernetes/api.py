@@ -135,6 +135,8 @@ class Api:
     ) -> Object:
         """Store a new object, from an applied configuration where one is given. Raises 400, 403, 404, 409 or 422."""
         item = self._decoded(resource, namespace, body, options)
+        if config is None:
+            self._drop_nulls(resource, item)
         own = item["metadata"]
         if own.get("resourceVersion"):
             raise ApiError(500, "resourceVersion should not be set on objects to be created")  # As released servers do.
@@ -169,6 +171,7 @@ class Api:
     async def update(self, resource: Resource, name: Name, body: Any, options: Options) -> Object:
         """Replace an object or its status. Raises 404, 409 or 422."""
         item = self._decoded(resource, name[0], body, options)
+        self._drop_nulls(resource, item)
         given = item["metadata"].setdefault("name", name[1])
         if given != name[1]:
             raise ApiError(400, f"the name of the object ({given}) does not match the name on the URL ({name[1]})")
@@ -209,7 +212,9 @@ class Api:
                 result = merge_patch(live, body)
             else:
                 result = strategic_merge_patch(live, body, resource.schema)
-            return self._decoded(resource, name[0], result, options)
+            item = self._decoded(resource, name[0], result, options)
+            self._drop_nulls(resource, item)
+            return item
 
         return await self.change(resource, name, patched, options)
 
@@ -451,6 +456,12 @@ class Api:
         if not resource.namespaced:
             item["metadata"].pop("namespace", None)
         return item
+
+    @staticmethod
+    def _drop_nulls(resource: Resource, item: Object) -> None:
+        """Remove the nulls of a custom object, except in an apply: there they are refused."""
+        if resource.custom:
+            resource.schema.drop_nulls(item)
 
     def _checks(self, resource: Resource, item: Object, live: Object | None) -> list[Object]:
         if resource.custom:

@@ -43,13 +43,19 @@ def check(item: Object, live: Object | None) -> list[Object]:
         causes += _check_claim(spec, before, live)
     elif kind in {"ConfigMap", "Secret"}:
         causes += _check_data(item, live)
-    return causes + _missing(item)
+    return causes + _check_slice(item)
 
 
-def _missing(item: Object) -> list[Object]:
-    if item["kind"] == "EndpointSlice" and not item.get("addressType"):
-        return [required("addressType")]
-    return []
+def _check_slice(item: Object) -> list[Object]:
+    if item["kind"] != "EndpointSlice":
+        return []
+    causes = [] if item.get("addressType") else [required("addressType")]
+    for index, endpoint in enumerate(item.get("endpoints") or []):
+        for at, address in enumerate(endpoint.get("addresses") or []):
+            if address.startswith("127."):
+                text = "may not be in the loopback range (127.0.0.0/8, ::1/128)"
+                causes.append(invalid_value(f"endpoints[{index}].addresses[{at}]", address, text))
+    return causes
 
 
 def check_pod_spec(spec: Object, path: str) -> list[Object]:

@@ -9,16 +9,15 @@ from tests.cluster.kubernetes import metadata
 from tests.cluster.kubernetes.api import Api, Options, name_of
 from tests.cluster.kubernetes.errors import ApiError, Object
 from tests.cluster.kubernetes.grove import GROVE_WORKLOADS
+from tests.cluster.kubernetes.pod_status import pod_address, running_status
 from tests.cluster.kubernetes.resources import GroupPlural
 from tests.cluster.kubernetes.selectors import object_selector
 from tests.cluster.kubernetes.storage import Event, Name
-from tests.cluster.kubernetes.workloads import WORKLOADS, child_metadata, condition
+from tests.cluster.kubernetes.workloads import WORKLOADS, child_metadata
 
 PODS, SERVICES, SLICES = ("", "pods"), ("", "services"), ("discovery.k8s.io", "endpointslices")
 NAMESPACES, REPLICA_SETS = ("", "namespaces"), ("apps", "replicasets")
 ENDPOINTS_PER_SLICE = 100
-READY, WAITING, OUTCOME = "dynamo.test/ready", "dynamo.test/waiting-reason", "dynamo.test/outcome"
-"""Annotations of pods: "false" keeps one unready, with a reason; "Failed" lets that of a job fail."""
 MANAGER = Options(manager="kube-controller-manager", user={"username": "system:kube-controller-manager"})
 ALL_WORKLOADS = WORKLOADS | GROVE_WORKLOADS
 At = tuple[GroupPlural, Name]
@@ -231,8 +230,7 @@ class Controllers:
         if pod["spec"].get("nodeName") or self.is_external(pod):
             return
         self._addresses += 1
-        high, low = divmod(self._addresses, 250)
-        ip = f"10.1.{high}.{low + 1}"
+        ip = pod_address(self._addresses)
         bound = {**pod, "spec": {**pod["spec"], "nodeName": "node-0"}}
         self.put(PODS, {**bound, "status": {**pod.get("status", {}), "phase": "Pending", "hostIP": "10.2.0.1"}})
         if self.ready_s:
@@ -245,32 +243,7 @@ class Controllers:
         pod = self._storage.get(PODS, name)
         if pod is None or pod["metadata"].get("deletionTimestamp"):
             return
-        annotations = pod["metadata"].get("annotations") or {}
-        is_ready = annotations.get(READY) != "false"
-        is_job = any(one["kind"] == "Job" for one in pod["metadata"].get("ownerReferences") or ())
-        waiting = annotations.get(WAITING)
-        phase = annotations.get(OUTCOME, "Succeeded") if is_job else "Pending" if waiting else "Running"
-        is_ready = is_ready and phase == "Running"
-        state: Object = {"waiting": {"reason": waiting}} if waiting else {"running": {"startedAt": metadata.now()}}
-        if is_job:
-            state = {
-                "terminated": {
-                    "exitCode": int(phase != "Succeeded"),
-                    "reason": "Completed" if phase == "Succeeded" else "Error",
-                }
-            }
-        containers = [
-            {"name": one["name"], "image": one["image"], "ready": is_ready, "restartCount": 0, "started": is_ready,
-             "imageID": "", "state": state} for one in pod["spec"]["containers"]
-        ]  # fmt: skip
-        conditions = [
-            condition(kind, is_ready or kind == "PodScheduled")
-            for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
-        ]
-        self.put_status(
-            PODS, pod, phase=phase, podIP=ip, podIPs=[{"ip": ip}], conditions=conditions, containerStatuses=containers,
-            startTime=metadata.now(),
-        )  # fmt: skip
+        self.put_status(PODS, pod, **running_status(pod, ip))
 
     async def _remove_slices(self, service: Name) -> None:
         for one in self._storage.items(SLICES, service[0]):

@@ -49,8 +49,9 @@ class Installed:
             assert time.monotonic() < deadline, f"{message}\n{self.kubelet.logs()}"
             time.sleep(0.2)
 
-    def install(self) -> None:
-        self.definitions.install(str(CHARTS / "dynamo-crds"), "dynamo-crds")
+    def install(self, definitions: Path = CHARTS / "dynamo-crds") -> None:
+        """Install both charts, and return when the operator is ready."""
+        self.definitions.install(str(definitions), "dynamo-crds")
         self.platform.install(str(CHARTS / "dynamo-platform"), "dynamo-platform")
         self.wait_until(lambda: self.kubelet.pods("dynamo-operator"), "the operator is not ready")
         (operator,) = self.kubelet.pods("dynamo-operator")
@@ -69,13 +70,13 @@ class Installed:
 
 
 @contextmanager
-def installed(folder: Path) -> Iterator[Installed]:
-    """Run the cluster during the block."""
+def installed(folder: Path, definitions: Path = CHARTS / "dynamo-crds") -> Iterator[Installed]:
+    """Run the cluster during the block; `definitions` is the chart of the resource definitions."""
     logs = folder / "logs"
     logs.mkdir()
     with KubernetesServer(folder / "kubernetes", tls=True) as server, ProcessKubelet(server, logs, adapted) as kubelet:
         made = Installed(server, kubelet)
-        made.install()
+        made.install(definitions)
         yield made
         made.definitions.close()
         made.platform.close()

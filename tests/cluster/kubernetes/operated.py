@@ -1,15 +1,14 @@
 """A cluster with the operator, for tests: the API server, the resource definitions, graphs and their status."""
 
 import asyncio
-import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
 import pytest
-from tests.cluster.kubernetes.running import KubernetesServer
+from tests.cluster.kubernetes.reset import KEPT
+from tests.cluster.kubernetes.servers import AnyKubernetes, install_definitions
 
 from dynamo.k8s.client import KubeClient
 from dynamo.k8s.kinds import GRAPHS
@@ -17,14 +16,13 @@ from dynamo.k8s.leader import LeaderElection
 from dynamo.operator.manager import Operator
 from dynamo.operator.optional_kinds import OptionalSettings
 from dynamo.operator.reconcile.names import OperatorSettings
-from dynamo.protocols.kubernetes.crds import manifests
 
 Object = dict[str, Any]
 SPACE = "default"
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 DEADLINE_S = 20.0
 LOOK_S = 0.5
 """Interval in which the operator looks for optional kinds."""
+REST_S = 1.0
 
 
 def component(name: str, kind: str, replicas: int, image: str) -> Object:
@@ -45,7 +43,7 @@ def graph(name: str = "chat", *, image: str = "image:1", workers: int = 2, **mor
 class OperatedCluster:
     """An API server with the resource definitions, and a client of it."""
 
-    def __init__(self, server: KubernetesServer, client: KubeClient) -> None:
+    def __init__(self, server: AnyKubernetes, client: KubeClient) -> None:
         self.server = server
         self.client = client
 
@@ -77,9 +75,19 @@ class OperatedCluster:
             await asyncio.sleep(0.05)
         return status
 
+    async def until_at_rest(self, operator: Operator) -> None:
+        """Wait until the operator has written nothing for a while: controllers report after it is successful."""
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            before = operator.applier.counts.total
+            await asyncio.sleep(REST_S)
+            if operator.is_idle and operator.applier.counts.total == before:
+                return
+            assert time.monotonic() < deadline, operator.applier.counts
+
     async def names(self, kind: Any) -> list[str]:
         listed = await self.client.list(kind, SPACE)
-        return sorted(one["metadata"]["name"] for one in listed.items)
+        return sorted({one["metadata"]["name"] for one in listed.items} - KEPT)
 
 
 class DyingClient(KubeClient):
@@ -107,7 +115,7 @@ Case = Callable[[OperatedCluster], Any]
 
 
 def run_on(
-    kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch, definitions: Sequence[Object] = ()
+    kubernetes_api: AnyKubernetes, monkeypatch: pytest.MonkeyPatch, definitions: Sequence[Object] = ()
 ) -> Callable[[Case], None]:
     """Return a function that runs a case with the resource definitions installed, without their conversion webhook.
 
@@ -116,13 +124,8 @@ def run_on(
     monkeypatch.setenv("KUBECONFIG", str(kubernetes_api.kubeconfig))
 
     async def with_cluster(case: Case) -> None:
+        install_definitions(kubernetes_api, *definitions)
         client = KubeClient()
-        headers = {"Authorization": f"Bearer {kubernetes_api.token}"}
-        ca = kubernetes_api.ca
-        verify = ssl.create_default_context(cadata=ca.decode()) if ca else True
-        async with httpx.AsyncClient(base_url=kubernetes_api.url, headers=headers, verify=verify, timeout=30) as api:
-            for crd in [*(crd for _, crd in manifests()), *definitions]:
-                assert (await api.post(CRDS, json=crd)).status_code == 201
         try:
             await case(OperatedCluster(kubernetes_api, client))
         finally:

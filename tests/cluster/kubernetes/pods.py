@@ -1,15 +1,14 @@
-"""Pods of the API server of tests, as the operator makes them: labels, variables, and an EndpointSlice when ready."""
+"""Pods of an API server, as the operator makes them: labels, variables, and an EndpointSlice when ready."""
 
-import json
-import urllib.error
-import urllib.request
+import time
 from dataclasses import dataclass
 from typing import Any
 
-from tests.cluster.kubernetes.running import KubernetesServer
+import httpx
+from tests.cluster.kubernetes.servers import AnyKubernetes, administrator, install_definitions
 
-from dynamo.protocols.kubernetes.crds import manifests
-
+ACCOUNT_S = 20.0
+"""Time after which the account of a new namespace must exist."""
 DISCOVERY_LABELS = {
     "nvidia.com/dynamo-discovery-backend": "kubernetes",
     "nvidia.com/dynamo-discovery-enabled": "true",
@@ -30,29 +29,37 @@ class MadePod:
         return {"POD_NAME": self.name, "POD_NAMESPACE": self.namespace, "POD_UID": self.uid}
 
 
-def call(server: KubernetesServer, method: str, path: str, body: Any = None) -> Any:
+def call(server: AnyKubernetes, method: str, path: str, body: Any = None) -> Any:
     """Send a request as an administrator; an object that exists already is no error."""
-    data = None if body is None else json.dumps(body).encode()
-    headers = {"Authorization": f"Bearer {server.token}", "Content-Type": "application/json"}
-    if method == "PATCH":
-        headers["Content-Type"] = "application/merge-patch+json"
-    request = urllib.request.Request(server.url + path, data, headers, method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=10) as response:
-            return json.load(response)
-    except urllib.error.HTTPError as error:
-        if error.code == 409:
-            return json.load(error)
-        raise
+    merge = {"Content-Type": "application/merge-patch+json"} if method == "PATCH" else {}
+
+    with administrator(server) as api:
+
+        def send() -> httpx.Response:
+            return api.request(method, path, json=body, headers=merge)
+
+        response = send()
+        deadline = time.monotonic() + ACCOUNT_S
+        while is_passing(response):
+            assert time.monotonic() < deadline, response.text
+            time.sleep(0.05)
+            response = send()
+        if response.status_code != 409:
+            response.raise_for_status()
+        return response.json()
 
 
-def install_crds(server: KubernetesServer) -> None:
+def is_passing(response: httpx.Response) -> bool:
+    """Return whether a refusal ends by itself: an account is made by a controller, a changed definition is read again."""
+    return response.status_code == 503 or (response.status_code == 403 and "serviceaccount" in response.text)
+
+
+def install_crds(server: AnyKubernetes) -> None:
     """Create the CustomResourceDefinitions, without conversion."""
-    for _, crd in manifests(has_conversion=False):
-        call(server, "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
+    install_definitions(server)
 
 
-def ready_pod(server: KubernetesServer, name: str, namespace: str = "default", *, ready: bool = True) -> MadePod:
+def ready_pod(server: AnyKubernetes, name: str, namespace: str = "default", *, ready: bool = True) -> MadePod:
     """Create a pod and its EndpointSlice."""
     call(server, "POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
     body = {
@@ -62,7 +69,7 @@ def ready_pod(server: KubernetesServer, name: str, namespace: str = "default", *
     made = call(server, "POST", f"/api/v1/namespaces/{namespace}/pods", body)
     pod = MadePod(name, namespace, made["metadata"]["uid"])
     endpoint = {
-        "addresses": ["127.0.0.1"],
+        "addresses": ["10.1.0.1"],
         "conditions": {"ready": ready},
         "targetRef": {"kind": "Pod", "name": name, "namespace": namespace, "uid": pod.uid},
     }
@@ -76,7 +83,7 @@ def ready_pod(server: KubernetesServer, name: str, namespace: str = "default", *
     return pod
 
 
-def set_ready(server: KubernetesServer, pod: MadePod, ready: bool) -> None:
+def set_ready(server: AnyKubernetes, pod: MadePod, ready: bool) -> None:
     """Set the readiness of a pod in its EndpointSlice."""
     path = f"/apis/discovery.k8s.io/v1/namespaces/{pod.namespace}/endpointslices/{pod.name}-slice"
     endpoints = call(server, "GET", path)["endpoints"]

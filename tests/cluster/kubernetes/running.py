@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import ssl
 import sys
 import threading
 import urllib.request
@@ -43,10 +44,12 @@ class KubernetesServer:
         self.server = ApiServer()
         self.controllers = Controllers(self.server.api, ready_s=ready_s) if controllers else None
         self._listener = socket.create_server(("127.0.0.1", port))
+        self.verify: ssl.SSLContext | bool = True
         self._settings: dict[str, Any] = {}
         self.ca: bytes | None = None
         if tls:
             self._settings, self.ca = _certificates(folder)
+            self.verify = ssl.create_default_context(cadata=self.ca.decode())
         self.port = self._listener.getsockname()[1]
         self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
         self.token = ADMIN_TOKEN

@@ -110,6 +110,20 @@ class Schema:
             return [items.prune(one, f"{path}[{index}]", unknown) for index, one in enumerate(value)]
         return value
 
+    def drop_nulls(self, value: Any) -> None:
+        """Remove, in place, the nulls of declared fields that are not nullable and have no default."""
+        if isinstance(value, dict):
+            for name, one in list(value.items()):
+                found = self.properties.get(name) or self.additional
+                if found is None:
+                    continue
+                if one is None and not found.nullable and found.default is None:
+                    del value[name]
+                found.drop_nulls(one)
+        elif isinstance(value, list) and self.items:
+            for one in value:
+                self.items.drop_nulls(one)
+
     def apply_defaults(self, value: Any) -> None:
         """Set absent fields to their defaults, in place; a null of a field that is not nullable counts as absent."""
         if isinstance(value, dict):

@@ -603,3 +603,20 @@ def test_apply_refuses_a_field_that_the_definition_does_not_have(api: httpx.Clie
     refused = api.patch(f"{widgets}/{name}?fieldManager=a", headers=APPLY, content=json.dumps(value))
     assert refused.status_code == 500
     assert refused.json()["message"].endswith(", Kind=Widget): .status.unheard: field not declared in schema")
+
+
+def test_loopback_address_of_an_endpoint_is_refused(api: httpx.Client) -> None:
+    body = {
+        "metadata": {"name": next(names)}, "addressType": "IPv4", "ports": [], "endpoints": [{"addresses": ["127.0.0.1"]}],
+    }  # fmt: skip
+    response = api.post("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices", json=body)
+    assert causes(response) == {("endpoints[0].addresses[0]", "FieldValueInvalid")}
+
+
+def test_nulls_are_dropped_from_a_created_object_and_refused_in_an_apply(api: httpx.Client, widgets: str) -> None:
+    name = next(names)
+    made = api.post(widgets, json=widget(name, mode=None, free={"kept": None}))
+    assert (made.status_code, made.json()["spec"]) == (201, {"free": {"kept": None}, "replicas": 1})
+    other = widget(next(names), mode=None)
+    applied = api.patch(f"{widgets}/{other['metadata']['name']}?fieldManager=m", headers=APPLY, json=other)
+    assert ("spec.mode", "FieldValueTypeInvalid") in causes(applied)

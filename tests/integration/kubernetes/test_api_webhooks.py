@@ -77,8 +77,8 @@ def webhook(tmp_path: Path) -> Iterator[Object]:
 
 
 @pytest.fixture
-def client(kubernetes_api: KubernetesServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=kubernetes_api.url, headers={"Authorization": f"Bearer {kubernetes_api.token}"}) as made:
+def client(own_kubernetes: KubernetesServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=own_kubernetes.url, headers={"Authorization": f"Bearer {own_kubernetes.token}"}) as made:
         yield made
 
 
@@ -199,8 +199,8 @@ def test_leader_worker_set_and_clique_set_become_ready(client: httpx.Client) -> 
     settled(client, f"{path}/p", lambda one: one.get("status", {}).get("availableReplicas") == 1)
 
 
-def test_faults_are_injected(client: httpx.Client, kubernetes_api: KubernetesServer) -> None:
-    kubernetes_api.act(path=".*configmaps", status=429, retry_after_s=3)
+def test_faults_are_injected(client: httpx.Client, own_kubernetes: KubernetesServer) -> None:
+    own_kubernetes.act(path=".*configmaps", status=429, retry_after_s=3)
     refused = client.get(CONFIG_MAPS)
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "3")
     revision = client.get(CONFIG_MAPS).json()["metadata"]["resourceVersion"]
@@ -208,7 +208,7 @@ def test_faults_are_injected(client: httpx.Client, kubernetes_api: KubernetesSer
         client.post(CONFIG_MAPS, json={"metadata": {"name": name}})
     page = client.get(CONFIG_MAPS, params={"limit": "1"}).json()["metadata"]["continue"]
     client.delete(f"{CONFIG_MAPS}/a")
-    kubernetes_api.act(action="compact")
+    own_kubernetes.act(action="compact")
     stale = client.get(CONFIG_MAPS, params={"watch": "1", "resourceVersion": revision, "timeoutSeconds": "5"}).json()
     assert (stale["type"], stale["object"]["code"], stale["object"]["reason"]) == ("ERROR", 410, "Expired")
     expired = client.get(CONFIG_MAPS, params={"limit": "1", "continue": page})

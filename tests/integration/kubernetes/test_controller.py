@@ -1,11 +1,11 @@
 """Controllers, leader election and event recording on an API server, with faults."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
-from tests.cluster.kubernetes.released import ASSETS, ReleasedKubernetes, released_assets
 from tests.cluster.kubernetes.running import KubernetesServer
+from tests.cluster.kubernetes.servers import AnyKubernetes
 from tests.settle import until
 
 from dynamo.k8s.client import KubeClient, KubeRefused
@@ -71,36 +71,18 @@ class CopyController:
             await self.controller.stop(5.0)
 
 
-@pytest.fixture(scope="module", params=["own", "released"])
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[KubernetesServer | ReleasedKubernetes]:
-    """Return each API server; the released one is skipped where it is absent."""
-    folder, assets = tmp_path_factory.mktemp("kubernetes"), released_assets()
-    if request.param == "released":
-        if assets is None:
-            pytest.skip(f"{ASSETS} does not name a folder with kube-apiserver and etcd")
-        with ReleasedKubernetes(folder, assets) as released:
-            yield released
-    else:
-        with KubernetesServer(folder) as own:
-            yield own
-
-
 @pytest.fixture
-async def client(
-    server: KubernetesServer | ReleasedKubernetes, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[KubeClient]:
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+async def client(kubernetes_api: AnyKubernetes, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubeClient]:
+    monkeypatch.setenv("KUBECONFIG", str(kubernetes_api.kubeconfig))
     made = KubeClient()
     yield made
     await made.close()
 
 
 @pytest.fixture
-async def faulty(kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubeClient]:
+async def faulty(own_kubernetes: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubeClient]:
     """Return a client of a server of its own, in which faults are injected."""
-    monkeypatch.setenv("KUBECONFIG", str(kubernetes_api.kubeconfig))
+    monkeypatch.setenv("KUBECONFIG", str(own_kubernetes.kubeconfig))
     made = KubeClient()
     yield made
     await made.close()
@@ -111,16 +93,16 @@ def source(name: str, text: str) -> KubeObject:
 
 
 async def test_copies_converge_through_faults_and_nothing_is_written_at_rest(
-    faulty: KubeClient, kubernetes_api: KubernetesServer
+    faulty: KubeClient, own_kubernetes: KubernetesServer
 ) -> None:
     copies = CopyController(faulty)
     running = asyncio.create_task(copies.run())
     for index in range(30):
         await faulty.create(CONFIG_MAPS, source(f"s{index}", "old"), "default")
     await until(lambda: len(copies.data) == 30)
-    kubernetes_api.act(method="PATCH", path=".*copy-.*", status=500, count=10)
-    kubernetes_api.act(method="PATCH", path=".*copy-.*", status=429, count=10)
-    kubernetes_api.act(action="drop_watches")
+    own_kubernetes.act(method="PATCH", path=".*copy-.*", status=500, count=10)
+    own_kubernetes.act(method="PATCH", path=".*copy-.*", status=429, count=10)
+    own_kubernetes.act(action="drop_watches")
     for index in range(30):
         await faulty.apply(CONFIG_MAPS, source(f"s{index}", "new"), "default", manager="user")
     for index in range(20, 30):
@@ -129,10 +111,10 @@ async def test_copies_converge_through_faults_and_nothing_is_written_at_rest(
     wanted = {f"s{index}": {"text": "new"} for index in range(20)}
     await until(lambda: copies.data == wanted and not copies.queue.delayed and not copies.queue.processing)
     assert {one.outcome for one in copies.results} == {"success", "error"}
-    writes = kubernetes_api.act(action="clear")["writes"]
-    kubernetes_api.act(action="drop_watches")
+    writes = own_kubernetes.act(action="clear")["writes"]
+    own_kubernetes.act(action="drop_watches")
     await asyncio.sleep(0.5)
-    assert kubernetes_api.act(action="clear")["writes"] == writes
+    assert own_kubernetes.act(action="clear")["writes"] == writes
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -176,29 +158,29 @@ async def test_one_of_three_candidates_leads_and_another_follows_when_it_release
 
 
 async def test_leader_that_cannot_renew_stops_and_leads_again_afterwards(
-    faulty: KubeClient, kubernetes_api: KubernetesServer
+    faulty: KubeClient, own_kubernetes: KubernetesServer
 ) -> None:
     lost: list[bool] = []
     election = LeaderElection(faulty, AT, "a", timings=FAST, on_lost=lambda: lost.append(election.is_leader))
     election.start()
     await asyncio.wait_for(election.wait_until_leader(), 5)
-    kubernetes_api.act(path=".*/leases.*", status=503, count=-1)
+    own_kubernetes.act(path=".*/leases.*", status=503, count=-1)
     await until(lambda: lost)
     assert (lost, election.is_leader) == ([False], False)
-    kubernetes_api.act(action="clear")
+    own_kubernetes.act(action="clear")
     await asyncio.wait_for(election.wait_until_leader(), 5)
     await election.close()
 
 
 async def test_server_that_hangs_ends_the_leadership_in_time(
-    faulty: KubeClient, kubernetes_api: KubernetesServer
+    faulty: KubeClient, own_kubernetes: KubernetesServer
 ) -> None:
     lost: list[float] = []
     loop = asyncio.get_running_loop()
     election = LeaderElection(faulty, AT, "a", timings=FAST, on_lost=lambda: lost.append(loop.time()))
     election.start()
     await asyncio.wait_for(election.wait_until_leader(), 5)
-    kubernetes_api.act(path=".*/leases.*", delay_s=2.0, count=1)
+    own_kubernetes.act(path=".*/leases.*", delay_s=2.0, count=1)
     began = loop.time()
     await until(lambda: lost)
     assert lost[0] - began < 1.9

@@ -2,18 +2,14 @@
 
 from pathlib import Path
 
-import httpx
 import pytest
-from tests.cluster.kubernetes.running import KubernetesServer
+from tests.cluster.kubernetes.servers import AnyKubernetes, administrator, install_definitions
 
 from dynamo.cli.deploy import deploy
 from dynamo.core.errors import ConfigError
-from dynamo.protocols.kubernetes.crds import manifests
 
 pytestmark = pytest.mark.integration
 
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-PODS = "/api/v1/namespaces/default/pods"
 GRAPH = """\
 apiVersion: nvidia.com/v1beta1
 kind: DynamoGraphDeployment
@@ -28,11 +24,9 @@ data: {a: b}
 
 
 @pytest.fixture
-def graph_file(kubernetes_api: KubernetesServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def graph_file(kubernetes_api: AnyKubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Install the definitions and return a manifest."""
-    with httpx.Client(base_url=kubernetes_api.url, headers={"Authorization": f"Bearer {kubernetes_api.token}"}) as api:
-        for _, crd in manifests(has_conversion=False):
-            assert api.post(CRDS, json=crd).status_code == 201
+    install_definitions(kubernetes_api)
     monkeypatch.setenv("KUBECONFIG", str(kubernetes_api.kubeconfig))
     file = tmp_path / "g.yaml"
     file.write_text(GRAPH)
@@ -40,7 +34,7 @@ def graph_file(kubernetes_api: KubernetesServer, tmp_path: Path, monkeypatch: py
 
 
 def test_graph_is_applied_compared_shown_and_deleted(
-    graph_file: Path, kubernetes_api: KubernetesServer, capsys: pytest.CaptureFixture[str]
+    graph_file: Path, kubernetes_api: AnyKubernetes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = str(graph_file)
     assert deploy(["diff", file]) == 1
@@ -64,7 +58,7 @@ def test_graph_is_applied_compared_shown_and_deleted(
 
 
 def test_status_of_a_request_shows_conditions_and_the_next_step(
-    graph_file: Path, kubernetes_api: KubernetesServer, capsys: pytest.CaptureFixture[str]
+    graph_file: Path, kubernetes_api: AnyKubernetes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     graph_file.write_text(
         "apiVersion: nvidia.com/v1beta1\nkind: DynamoGraphDeploymentRequest\n"
@@ -78,9 +72,10 @@ def test_status_of_a_request_shows_conditions_and_the_next_step(
         "lastTransitionTime": "2026-01-01T00:00:00Z",
     }  # fmt: skip
     path = "/apis/nvidia.com/v1beta1/namespaces/default/dynamographdeploymentrequests/r/status"
-    headers = {"Authorization": f"Bearer {kubernetes_api.token}", "Content-Type": "application/merge-patch+json"}
+    headers = {"Content-Type": "application/merge-patch+json"}
     body = {"status": {"phase": "Failed", "conditions": [validation]}}
-    assert httpx.patch(kubernetes_api.url + path, json=body, headers=headers).status_code == 200
+    with administrator(kubernetes_api) as api:
+        assert api.patch(path, json=body, headers=headers).status_code == 200
     assert deploy(["status", "dgdr/r", "--watch"]) == 1
     shown = capsys.readouterr().out
     assert "Validation  False   ValidationFailed  2026-01-01T00:00:00Z  spec.hardware: unknown" in shown
@@ -100,20 +95,29 @@ def test_kind_that_is_not_installed_is_named(graph_file: Path) -> None:
         deploy(["apply", str(graph_file)])
 
 
+def changed_config(server: AnyKubernetes, folder: Path, old: str, new: str) -> str:
+    """Return a copy of the kubeconfig with a replaced text."""
+    config = folder / "changed"
+    config.write_text(server.kubeconfig.read_text().replace(old, new))
+    return str(config)
+
+
 def test_unreachable_server_is_one_line(
     graph_file: Path,
-    kubernetes_api: KubernetesServer,
+    kubernetes_api: AnyKubernetes,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    config = kubernetes_api.kubeconfig
-    config.write_text(config.read_text().replace(kubernetes_api.url, "http://127.0.0.1:9"))
+    away = changed_config(kubernetes_api, graph_file.parent, kubernetes_api.url, "http://127.0.0.1:9")
+    monkeypatch.setenv("KUBECONFIG", away)
     assert deploy(["diff", str(graph_file)]) == 1
     assert capsys.readouterr().err.startswith("error: Kubernetes API server http://127.0.0.1:9")
 
 
-def test_kubeconfig_without_user_is_refused(graph_file: Path, kubernetes_api: KubernetesServer) -> None:
-    config = kubernetes_api.kubeconfig
-    config.write_text(config.read_text().replace("user: test", "user: other"))
+def test_kubeconfig_without_user_is_refused(
+    graph_file: Path, kubernetes_api: AnyKubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", changed_config(kubernetes_api, graph_file.parent, "user: test", "user: other"))
     with pytest.raises(ConfigError, match="KUBECONFIG"):
         deploy(["status", "g"])
 
@@ -123,3 +127,9 @@ def test_graph_is_restarted_by_apply(graph_file: Path, capsys: pytest.CaptureFix
     graph_file.write_text(GRAPH.replace("spec: {", "spec: {restart: {id: again}, "))
     assert deploy(["apply", str(graph_file)]) == 0
     assert "DynamoGraphDeployment/g configured" in capsys.readouterr().out
+
+
+def test_empty_fields_of_a_manifest_are_left_out(graph_file: Path) -> None:
+    graph_file.write_text(GRAPH.replace("replicas: 1", "replicas: 1, multinode: , podTemplate: {spec: {containers: }}"))
+    assert deploy(["apply", str(graph_file)]) == 0
+    assert deploy(["diff", str(graph_file)]) == 0

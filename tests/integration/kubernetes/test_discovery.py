@@ -12,6 +12,7 @@ from benchmarks.ports import free_port
 from tests.cluster.cluster import MODEL, Cluster
 from tests.cluster.kubernetes.pods import MadePod, call, install_crds, ready_pod, set_ready
 from tests.cluster.kubernetes.running import KubernetesServer
+from tests.cluster.kubernetes.servers import AnyKubernetes
 
 from dynamo.runtime.discovery.pod_identity import id_of_name
 
@@ -25,7 +26,7 @@ AWAY = {"path": "/apis/(nvidia|discovery).*", "status": 503, "count": -1}
 class KubernetesGraph(Cluster):
     """A frontend and mockers, each with the identity of a pod."""
 
-    def __init__(self, folder: Path, server: KubernetesServer) -> None:
+    def __init__(self, folder: Path, server: AnyKubernetes) -> None:
         self.server = server
         self._pod = ready_pod(server, "frontend")
         super().__init__(folder, "--discovery-backend", "kubernetes", "--router-mode", "kv")
@@ -47,13 +48,20 @@ class KubernetesGraph(Cluster):
 
 
 @pytest.fixture
-def graph(tmp_path: Path, kubernetes_api: KubernetesServer) -> Iterator[KubernetesGraph]:
+def graph(tmp_path: Path, kubernetes_api: AnyKubernetes) -> Iterator[KubernetesGraph]:
     install_crds(kubernetes_api)
     with KubernetesGraph(tmp_path, kubernetes_api) as made:
         yield made
 
 
-def records(server: KubernetesServer) -> dict[str, list[str]]:
+@pytest.fixture
+def own_graph(tmp_path: Path, own_kubernetes: KubernetesServer) -> Iterator[KubernetesGraph]:
+    install_crds(own_kubernetes)
+    with KubernetesGraph(tmp_path, own_kubernetes) as made:
+        yield made
+
+
+def records(server: AnyKubernetes) -> dict[str, list[str]]:
     """Return the endpoints of each DynamoWorkerMetadata."""
     items = call(server, "GET", METADATA)["items"]
     return {one["metadata"]["name"]: sorted(one["spec"]["data"]["endpoints"]) for one in items}
@@ -82,20 +90,20 @@ def test_worker_that_ends_removes_its_records_and_a_deleted_pod_its_object(graph
 
 
 def test_requests_are_served_while_the_api_server_is_away_and_new_workers_are_found_afterwards(
-    graph: KubernetesGraph,
+    own_graph: KubernetesGraph, own_kubernetes: KubernetesServer
 ) -> None:
-    _, first = graph.pod("worker-0")
-    graph.server.act(**AWAY)
-    graph.server.act(action="drop_watches")
-    graph.wait_until(
-        lambda: graph.metric("dynamo_component_discovery_reachable") == 0, "the outage is not shown in the metrics"
+    _, first = own_graph.pod("worker-0")
+    own_kubernetes.act(**AWAY)
+    own_kubernetes.act(action="drop_watches")
+    own_graph.wait_until(
+        lambda: own_graph.metric("dynamo_component_discovery_reachable") == 0, "the outage is not shown in the metrics"
     )
-    assert all(graph.chat().status_code == 200 for _ in range(5))
-    graph.server.act(action="clear")
-    graph.pod("worker-1")
+    assert all(own_graph.chat().status_code == 200 for _ in range(5))
+    own_kubernetes.act(action="clear")
+    own_graph.pod("worker-1")
     first.kill()
-    graph.wait_until(lambda: graph.chat().status_code == 200, "no request succeeds after a worker was killed")
-    assert graph.metric("dynamo_component_discovery_reachable") == 1
+    own_graph.wait_until(lambda: own_graph.chat().status_code == 200, "no request succeeds after a worker was killed")
+    assert own_graph.metric("dynamo_component_discovery_reachable") == 1
 
 
 def test_metadata_of_the_system_server_shows_the_records_of_the_process(graph: KubernetesGraph) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.cluster.kubernetes.pods import call, install_crds
-from tests.cluster.kubernetes.running import KubernetesServer
+from tests.cluster.kubernetes.servers import AnyKubernetes
 
 from dynamo.core.errors import DynamoException, WorkerUnavailable
 from dynamo.core.metrics import MetricsRegistry
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 GRAPHS = "/apis/nvidia.com/v1beta1/namespaces/default/dynamographdeployments"
 
 
-def add_graph(server: KubernetesServer, name: str, replicas: int, gpus: int | None = 2) -> None:
+def add_graph(server: AnyKubernetes, name: str, replicas: int, gpus: int | None = 2) -> None:
     """Create a graph with one worker component, settled, whose replicas have that many GPUs."""
     components = [{"name": "Worker", "type": "worker", "replicas": replicas}]
     body = {"apiVersion": "nvidia.com/v1beta1", "kind": "DynamoGraphDeployment", "metadata": {"name": name}}
@@ -29,7 +29,7 @@ def add_graph(server: KubernetesServer, name: str, replicas: int, gpus: int | No
     settle(server, name, gpus)
 
 
-def settle(server: KubernetesServer, name: str, gpus: int | None = 2) -> None:
+def settle(server: AnyKubernetes, name: str, gpus: int | None = 2) -> None:
     """Write the status of an operator that has made all replicas ready."""
     made = call(server, "GET", f"{GRAPHS}/{name}")
     replicas = made["spec"]["components"][0]["replicas"]
@@ -47,7 +47,7 @@ def settle(server: KubernetesServer, name: str, gpus: int | None = 2) -> None:
     call(server, "PATCH", f"{GRAPHS}/{name}/status", {"status": status})
 
 
-def replicas_of(server: KubernetesServer, name: str) -> int:
+def replicas_of(server: AnyKubernetes, name: str) -> int:
     return int(call(server, "GET", f"{GRAPHS}/{name}")["spec"]["components"][0]["replicas"])
 
 
@@ -69,7 +69,7 @@ async def answered(handler: ScaleRequestHandler, sent: ScaleRequest) -> dict[str
 
 
 @pytest.fixture
-def server(kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> KubernetesServer:
+def server(kubernetes_api: AnyKubernetes, monkeypatch: pytest.MonkeyPatch) -> AnyKubernetes:
     monkeypatch.setenv("KUBECONFIG", str(kubernetes_api.kubeconfig))
     install_crds(kubernetes_api)
     add_graph(kubernetes_api, "a", 1)
@@ -78,7 +78,7 @@ def server(kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
-async def executor(server: KubernetesServer) -> AsyncIterator[KubernetesExecutor]:
+async def executor(server: AnyKubernetes) -> AsyncIterator[KubernetesExecutor]:
     made = KubernetesExecutor([])
     yield made
     await made.close()
@@ -90,14 +90,14 @@ async def test_pools_are_those_of_all_graphs_of_the_namespace(executor: Kubernet
     assert found == {"default/a": {"decode": (1, 2)}, "default/b": {"decode": (3, 4)}}
 
 
-async def test_managed_namespaces_select_graphs(server: KubernetesServer) -> None:
+async def test_managed_namespaces_select_graphs(server: AnyKubernetes) -> None:
     executor = KubernetesExecutor(["default-a", "other-b"])
     assert list(await executor.observe()) == ["default/a"]
     await executor.close()
 
 
 async def test_graph_without_reported_gpus_stops_every_decision(
-    server: KubernetesServer, executor: KubernetesExecutor
+    server: AnyKubernetes, executor: KubernetesExecutor
 ) -> None:
     add_graph(server, "c", 1, gpus=None)
     with pytest.raises(WorkerUnavailable, match="default/c: the GPUs of component Worker are not reported yet"):
@@ -105,7 +105,7 @@ async def test_graph_without_reported_gpus_stops_every_decision(
 
 
 async def test_request_within_the_band_is_applied_and_one_beyond_it_is_rejected(
-    server: KubernetesServer, executor: KubernetesExecutor
+    server: AnyKubernetes, executor: KubernetesExecutor
 ) -> None:
     handler = ScaleRequestHandler(GpuArbiter(TotalGpuBand(-1, 18), 360.0), executor, [], MetricsRegistry())
     assert (await answered(handler, request("a", 3)))["status"] == "success"
@@ -116,7 +116,7 @@ async def test_request_within_the_band_is_applied_and_one_beyond_it_is_rejected(
 
 
 async def test_graph_that_is_changing_or_absent_is_not_scaled(
-    server: KubernetesServer, executor: KubernetesExecutor
+    server: AnyKubernetes, executor: KubernetesExecutor
 ) -> None:
     await executor.register(request("a", 3))
     await executor.scale("default/a", request("a", 3).target_replicas)

@@ -1,6 +1,7 @@
 """From `helm install` to a streamed chat completion: the charts, the operator and a graph, with processes as pods."""
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ import httpx
 import pytest
 from tests.cluster.kubernetes.installed import CHARTS, GRAPHS, SYSTEM, Installed, component, installed
 
+from dynamo import __version__
 from dynamo.operator.permissions import CLUSTER_RULES, ELECTION_RULES, GRAPH_RULES, cells, missing, rules_of
 from dynamo.protocols.kubernetes.crds import KINDS
 
@@ -30,7 +32,12 @@ SMALL = ("--num-gpu-blocks-override", "128", "--block-size", "16", "--max-num-se
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Installed]:
-    with installed(tmp_path) as made:
+    """A cluster with the definitions of an earlier release, which the operator brings to its own."""
+    earlier = tmp_path / "dynamo-crds"
+    shutil.copytree(CHARTS / "dynamo-crds", earlier)
+    chart = earlier / "Chart.yaml"
+    chart.write_text(chart.read_text().replace(__version__, "1.0.0"))
+    with installed(tmp_path, earlier) as made:
         yield made
 
 
@@ -129,6 +136,13 @@ def test_install_serve_scale_and_uninstall(cluster: Installed) -> None:
     idle = {resource for rule in core for group, resource, _ in cells(rule) if (group, resource) not in needed}
     assert idle == IDLE, "without one of the other rules, this test fails"
 
+    graph_definition = f"{CRDS}/dynamographdeployments.nvidia.com"
+    assert cluster.http.get(graph_definition).json()["metadata"]["labels"]["app.kubernetes.io/version"] == __version__
+    before = cluster.graph()["status"]
+    cluster.definitions.upgrade(str(CHARTS / "dynamo-crds"), "dynamo-crds")
+    webhook = cluster.http.get(graph_definition).json()["spec"]["conversion"]["webhook"]
+    assert webhook["clientConfig"].get("caBundle"), "an upgrade keeps the certificate of the conversion"
+    assert cluster.graph()["status"] == before
     cluster.platform.upgrade(
         str(CHARTS / "dynamo-platform"), "dynamo-platform", {"dynamo-operator": {"controllerManager": {"replicas": 1}}}
     )

@@ -34,9 +34,9 @@ WRITES_OF_A_GRAPH, WRITES_OF_AN_UPDATE = 9, 5
 
 
 @pytest.fixture
-def run(kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[Case], None]:
+def run(own_kubernetes: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[Case], None]:
     monkeypatch.setattr(manager, "STOP_S", 0.01)
-    return run_on(kubernetes_api, monkeypatch)
+    return run_on(own_kubernetes, monkeypatch)
 
 
 async def survives(cluster: OperatedCluster, at: int, value: Object, generation: int) -> bool:

@@ -33,8 +33,8 @@ from dynamo.k8s.kinds import (
     POD_CLIQUE_SETS,
     POD_CLIQUES,
     PODS,
+    SCALING_ADAPTERS,
     SERVICES,
-    STORED_ADAPTERS,
 )
 from dynamo.operator.reconcile.names import RESTART_AT, WORKER_HASH
 from dynamo.operator.validation.facts import WORKLOAD_PROVIDER
@@ -55,8 +55,8 @@ def several_nodes(image: str = "image:1", **more: object) -> Object:
 
 
 @pytest.fixture
-def run(kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[Case], None]:
-    return run_on(kubernetes_api, monkeypatch, workload_definitions())
+def run(own_kubernetes: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[Case], None]:
+    return run_on(own_kubernetes, monkeypatch, workload_definitions())
 
 
 def test_a_graph_becomes_a_pod_clique_set_and_is_at_rest(run: Callable[[Case], None]) -> None:
@@ -93,7 +93,7 @@ def test_replicas_and_adapters_scale_cliques_and_groups(run: Callable[[Case], No
             await cluster.apply(value)
             await cluster.until(is_successful(1))
             body = {"spec": {"replicas": 3}}
-            await cluster.client.patch(STORED_ADAPTERS, "chat-decode", body, SPACE, subresource="scale")
+            await cluster.client.patch(SCALING_ADAPTERS, "chat-decode", body, SPACE, subresource="scale")
             status = await cluster.until(is_successful(2))
             assert status["components"]["decode"]["availableReplicas"] == 3
             group = await cluster.client.get(POD_CLIQUE_SCALING_GROUPS, "chat-0-decode", SPACE)
@@ -181,15 +181,15 @@ def test_a_deleted_graph_and_a_deleted_set(run: Callable[[Case], None]) -> None:
 
 
 def test_kinds_that_appear_and_vanish_are_noticed_without_a_restart(
-    kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch
+    own_kubernetes: KubernetesServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def case(cluster: OperatedCluster) -> None:
-        headers = {"Authorization": f"Bearer {kubernetes_api.token}"}
+        headers = {"Authorization": f"Bearer {own_kubernetes.token}"}
         async with cluster.operator() as operator:
             await cluster.apply(several_nodes())
             status = await cluster.until(lambda found: found.get("state") == "failed")
             assert "several nodes require Grove or LeaderWorkerSet" in status["conditions"][0]["message"]
-            async with httpx.AsyncClient(base_url=kubernetes_api.url, headers=headers, timeout=30) as api:
+            async with httpx.AsyncClient(base_url=own_kubernetes.url, headers=headers, timeout=30) as api:
                 for crd in workload_definitions():
                     assert (await api.post(CRDS, json=crd)).status_code == 201
                 status = await cluster.until(is_successful(1))
@@ -200,7 +200,7 @@ def test_kinds_that_appear_and_vanish_are_noticed_without_a_restart(
             assert "grove requires Grove" in str(status["conditions"])
             assert operator.is_ready
 
-    run_on(kubernetes_api, monkeypatch)(case)
+    run_on(own_kubernetes, monkeypatch)(case)
 
 
 GRAPH_FILE = """\
@@ -228,14 +228,14 @@ spec:
 
 
 def test_the_process_runs_a_graph_with_grove(
-    kubernetes_api: KubernetesServer,
+    own_kubernetes: KubernetesServer,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(kubernetes_api.kubeconfig))
-    headers = {"Authorization": f"Bearer {kubernetes_api.token}"}
-    with httpx.Client(base_url=kubernetes_api.url, headers=headers) as api:
+    monkeypatch.setenv("KUBECONFIG", str(own_kubernetes.kubeconfig))
+    headers = {"Authorization": f"Bearer {own_kubernetes.token}"}
+    with httpx.Client(base_url=own_kubernetes.url, headers=headers) as api:
         for crd in workload_definitions():
             assert api.post(CRDS, json=crd).status_code == 201
     file = tmp_path / "graph.yaml"

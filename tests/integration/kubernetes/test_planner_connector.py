@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.kubernetes.pods import call, install_crds
-from tests.cluster.kubernetes.running import KubernetesServer
+from tests.cluster.kubernetes.servers import AnyKubernetes
 
 from dynamo.core.errors import ConfigError
 from dynamo.planner.config.planner_config import parse
@@ -26,7 +26,7 @@ SERVING = {"replicas": 1, "updatedReplicas": 1, "readyReplicas": 1, "availableRe
 class ScaledGraph:
     """A graph with a frontend and a worker, whose status the test writes in place of an operator."""
 
-    def __init__(self, server: KubernetesServer) -> None:
+    def __init__(self, server: AnyKubernetes) -> None:
         self.server = server
         components = [
             {"name": "Frontend", "type": "frontend", "replicas": 1},
@@ -64,7 +64,7 @@ class ScaledGraph:
 
 
 @pytest.fixture
-def graph(kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> ScaledGraph:
+def graph(kubernetes_api: AnyKubernetes, monkeypatch: pytest.MonkeyPatch) -> ScaledGraph:
     monkeypatch.setenv("KUBECONFIG", str(kubernetes_api.kubeconfig))
     monkeypatch.setenv("DYN_PARENT_DGD_K8S_NAME", "agg")
     install_crds(kubernetes_api)

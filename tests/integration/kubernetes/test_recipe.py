@@ -22,8 +22,8 @@ TOOL = TESTS.parent / ".agents" / "skills" / "dynamo-recipe-runner" / "scripts" 
 
 
 @pytest.fixture
-def run(kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[Case], None]:
-    return run_on(kubernetes_api, monkeypatch)
+def run(own_kubernetes: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[Case], None]:
+    return run_on(own_kubernetes, monkeypatch)
 
 
 def test_recipe_is_deployed_in_order_and_its_results_are_collected(

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.cluster.kubernetes.running import KubernetesServer
+from tests.cluster.kubernetes.servers import CRDS, AnyKubernetes, install_definitions
 
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.k8s.client import KubeClient
@@ -18,14 +19,13 @@ from dynamo.k8s.kinds import SECRETS
 from dynamo.operator.certificates import SERVER_DAYS
 from dynamo.operator.validation.graph import ORIGIN_VERSION
 from dynamo.operator.webhooks import CERTIFICATES, WebhookServer, WebhookSettings
-from dynamo.protocols.kubernetes.crds import CONVERSION_NAMESPACE, CONVERSION_SERVICE, manifests
+from dynamo.protocols.kubernetes.crds import CONVERSION_NAMESPACE, CONVERSION_SERVICE
 
 pytestmark = pytest.mark.integration
 
 Object = dict[str, Any]
 METRICS = MetricsRegistry()
 Case = Callable[[httpx.AsyncClient, WebhookServer, KubeClient], Coroutine[Any, Any, None]]
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 ALPHA, BETA = (
     f"/apis/nvidia.com/{version}/namespaces/default/dynamographdeployments" for version in ("v1alpha1", "v1beta1")
 )
@@ -44,22 +44,39 @@ def graph(replicas: int = 1) -> Object:
     }
 
 
+async def is_checked(api: httpx.AsyncClient) -> bool:
+    """Return whether the API server uses the webhooks, which it reads some time after they were configured."""
+    probe = {**graph(), "metadata": {"name": "probe"}}
+    made = await api.post(f"{ALPHA}?dryRun=All", json=probe)
+    return made.status_code == 201 and ORIGIN_VERSION in made.json()["metadata"].get("annotations", {})
+
+
 @pytest.fixture
-def with_webhooks(kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def with_webhooks(kubernetes_api: AnyKubernetes, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return a function that runs a case against the API server with the webhooks installed."""
     monkeypatch.setenv("KUBECONFIG", str(kubernetes_api.kubeconfig))
 
     async def run(case: Case, settings: WebhookSettings) -> None:
         headers = {"Authorization": f"Bearer {kubernetes_api.token}"}
+        install_definitions(kubernetes_api)
         client = KubeClient()
-        async with httpx.AsyncClient(base_url=kubernetes_api.url, headers=headers, timeout=30) as api:
+        async with httpx.AsyncClient(
+            base_url=kubernetes_api.url, headers=headers, verify=kubernetes_api.verify, timeout=30
+        ) as api:
             await api.post(NAMESPACES, json={"metadata": {"name": CONVERSION_NAMESPACE}})
-            for _, crd in manifests():
-                assert (await api.post(CRDS, json=crd)).status_code == 201
+            listener = socket.create_server(("127.0.0.1", 0))
+            url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+            if isinstance(kubernetes_api, KubernetesServer):  # A released one reaches no service.
+                addresses = kubernetes_api.server.webhooks.service_addresses
+                addresses[f"{CONVERSION_NAMESPACE}/{CONVERSION_SERVICE}"] = url
+            else:
+                settings = replace(settings, url=url)
             server = WebhookServer(client, settings, METRICS)
-            await server.start(socket.create_server(("127.0.0.1", 0)))
-            addresses = kubernetes_api.server.webhooks.service_addresses
-            addresses[f"{CONVERSION_NAMESPACE}/{CONVERSION_SERVICE}"] = f"https://127.0.0.1:{server.http.port}"
+            await server.start(listener)
+            for _ in range(400):
+                if await is_checked(api):
+                    break
+                await asyncio.sleep(0.05)
             try:
                 await case(api, server, client)
             finally:

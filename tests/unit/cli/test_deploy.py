@@ -90,3 +90,40 @@ def test_render_names_a_field_that_it_does_not_support(tmp_path: Path, capsys: p
     assert deploy(["render", str(file)]) == 1
     captured = capsys.readouterr()
     assert (captured.out, "podTemplate.spec.containers[main].command" in captured.err) == ("", True)
+
+
+def test_render_for_a_cluster_with_grove(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "g.yaml"
+    worker = {"name": "decode", "type": "decode", "replicas": 1, "multinode": {"nodeCount": 2}}
+    components = [{"name": "Frontend", "type": "frontend", "replicas": 1}, worker]
+    value = {
+        "apiVersion": "nvidia.com/v1beta1",
+        "kind": "DynamoGraphDeployment",
+        "metadata": {"name": "g"},
+        "spec": {"backendFramework": "sglang", "components": components},
+    }
+    file.write_text(yaml.safe_dump(value))
+    assert deploy(["render", str(file), "--grove", "--gang-scheduler", "kai"]) == 0
+    text = capsys.readouterr().out
+    assert "&id" not in text  # No references within a document.
+    [made] = [one for one in yaml.safe_load_all(text) if one["kind"] == "PodCliqueSet"]
+    cliques = made["spec"]["template"]["cliques"]
+    assert [one["name"] for one in cliques] == ["frontend", "decode-ldr", "decode-wkr"]
+    assert {one["spec"]["podSpec"]["schedulerName"] for one in cliques} == {"kai-scheduler"}
+
+
+def test_render_warns_of_fields_without_effect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "g.yaml"
+    main = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    template = {"spec": {"containers": [main]}}
+    worker = {"name": "a", "type": "worker", "podTemplate": template, "experimental": {"gpuMemoryService": {}}}
+    value = {
+        "apiVersion": "nvidia.com/v1beta1",
+        "kind": "DynamoGraphDeployment",
+        "metadata": {"name": "g"},
+        "spec": {"components": [worker]},
+    }
+    file.write_text(yaml.safe_dump(value))
+    assert deploy(["render", str(file)]) == 0
+    path = "spec.components[a].experimental.gpuMemoryService: has no effect"
+    assert f"warning: {file}: DynamoGraphDeployment/g: {path}" in capsys.readouterr().err

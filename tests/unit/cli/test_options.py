@@ -230,3 +230,16 @@ def test_requests_migrate_from_workers_that_a_planner_stops() -> None:
     assert options(*planned, "--migration-limit", "0").frontend.migration_limit == 0
     assert options(*planned, DYN_MIGRATION_LIMIT="1").frontend.migration_limit == 1
     assert options("--engine=mocker").frontend.migration_limit == 0
+
+
+def policy_of(*argv: str, **variables: str) -> list[str]:
+    return [flag for flag in options(*argv, **variables).frontend_flags(8000) if flag.startswith("--router-policy")]
+
+
+def test_serve_routes_by_the_balanced_policy_unless_another_cost_is_chosen() -> None:
+    assert policy_of("--router-mode", "kv") == ["--router-policy=balanced"]
+    assert policy_of() == []
+    assert policy_of("--router-mode", "kv", "--router-policy", "dynamo") == []
+    assert policy_of("--router-mode", "kv", DYN_ROUTER_POLICY="dynamo") == []
+    assert policy_of("--router-mode", "kv", "--router-prefill-load-scale", "32") == []
+    assert policy_of("--router-mode", "kv", "--load-aware") == []

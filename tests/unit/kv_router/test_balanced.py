@@ -30,6 +30,23 @@ def prompt(tokens: int, **device: int) -> Prompt:
     return Prompt(tokens, tokens // BLOCK, held, {}, {}, {}, {})
 
 
+def test_recomputation_weighs_more_the_more_workers_compute_prompts() -> None:
+    pace = Pace()
+    assert pace.recompute_weight == 1
+    weights = []
+    for _ in range(200):
+        pace.observe_busy(0.2)
+        weights.append(pace.recompute_weight)
+    assert weights == sorted(weights)
+    assert weights[-1] == pytest.approx(1 + 7 / 4, rel=0.01)
+    for _ in range(200):
+        pace.observe_busy(1.0)
+    assert pace.recompute_weight == 8
+    for _ in range(400):
+        pace.observe_busy(0.0)
+    assert pace.recompute_weight == pytest.approx(1, abs=0.01)
+
+
 def test_balanced_cost_prefers_cached_blocks() -> None:
     idle = RankLoads([0, 0], [0, 0], [0, 0])
     one, other = costs(idle, prompt(1600, s1=90))

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +45,13 @@ def test_queue_serves_the_shortest_weighted_work_first() -> None:
     for one in (waiting("a", 100), waiting("b", 100, cached=95), waiting("c", 50), waiting("d", 100, jump=9)):
         queue.push("default", one)
     assert drain(queue) == "bdca"
+
+
+def test_queue_serves_the_earliest_deadline_first_so_that_nothing_overtakes_a_long_prompt_forever() -> None:
+    queue: WaitingQueue[str] = WaitingQueue([PolicyClass(queue_policy="deadline")])
+    for name, at, prefill_s in (("L", 0, 2.0), ("s", 1, 0.1), ("a", 19, 0.05), ("b", 21, 0.05), ("c", 25, 0.0)):
+        queue.push("default", msgspec.structs.replace(waiting(name, at=at), prefill_s=prefill_s))
+    assert drain(queue) == "saLbc"  # `L` is due after 20 s.
 
 
 def test_queue_shares_classes_by_quantum() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from dynamo.k8s.client import KubeListing, KubeRefused, WatchChange
@@ -114,8 +114,8 @@ class KubeStore:
             gone["metadata"]["resourceVersion"] = str(self.revision)
             self._notify(kind, "DELETED", gone, gone)
 
-    async def discover(self, api_version: str, kind: str) -> ObjectKind | None:
-        return next((one for one in self.kinds if (one.api_version, one.kind) == (api_version, kind)), None)
+    async def kinds_of(self, api_version: str) -> Sequence[ObjectKind]:
+        return [one for one in self.kinds if one.api_version == api_version]
 
     async def list(
         self, kind: ObjectKind, namespace: str | None = None, labels: str = "", fields: str = ""

@@ -8,7 +8,7 @@ from tests.settle import turns
 from tests.unit.operator.kube_store import KubeStore
 
 from dynamo.k8s.client import KubeRefused
-from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, GRAPHS, STORED_ADAPTERS
+from dynamo.k8s.kinds import COMPONENTS, DEPLOYMENTS, GRAPHS, SCALING_ADAPTERS
 from dynamo.operator.applier import Applier, NotControlled
 from dynamo.operator.controllers import SETTLE_S, ComponentController, GraphController, Reconciler
 from dynamo.operator.reconcile.names import OperatorSettings
@@ -24,7 +24,7 @@ class Subject:
     def __init__(self) -> None:
         self.store = KubeStore()
         self.view = ClusterView(self.store)
-        for kind in (GRAPHS, COMPONENTS, STORED_ADAPTERS, DEPLOYMENTS):
+        for kind in (GRAPHS, COMPONENTS, SCALING_ADAPTERS, DEPLOYMENTS):
             self.view.watch(kind)
         self.applier = Applier(self.store, self.view, self.store)
         graphs = GraphController(self.view, OperatorSettings(), ClusterFacts)

@@ -74,10 +74,10 @@ async def test_kinds_of_the_cluster_are_read_again_until_the_server_responds() -
     class Away(KubeStore):
         is_away = True
 
-        async def discover(self, api_version: str, kind: str) -> Any:
+        async def kinds_of(self, api_version: str) -> Any:
             if self.is_away:
                 raise KubeUnavailable("away")
-            return await super().discover(api_version, kind)
+            return await super().kinds_of(api_version)
 
     server = Away()
     server.kinds = {LEADER_WORKER_SETS}

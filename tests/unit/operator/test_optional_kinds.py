@@ -104,10 +104,10 @@ async def test_kinds_that_vanish_take_their_objects_with_them(subject: Subject) 
 async def test_a_server_that_is_away_changes_nothing(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     before = await subject.start(*ALL)
 
-    async def away(api_version: str, kind: str) -> None:
+    async def away(api_version: str) -> None:
         raise KubeUnavailable("away")
 
-    monkeypatch.setattr(subject.store, "discover", away)
+    monkeypatch.setattr(subject.store, "kinds_of", away)
     assert await subject.look() == before
     assert subject.changes == 0
 

@@ -1,10 +1,17 @@
 """Webhook configurations: kinds, failure policy, namespaces and definitions with conversion."""
 
-from dynamo.operator.webhook_configurations import configurations, conversion_patch, converted_definitions
+from dynamo.operator.webhook_configurations import (
+    WebhookAddress,
+    configurations,
+    conversion_patch,
+    converted_definitions,
+)
+
+ADDRESS = WebhookAddress("s", "n")
 
 
 def test_configurations_cover_all_versions_and_fail_closed() -> None:
-    mutating, validating = configurations("s", "n", "bundle")
+    mutating, validating = configurations(ADDRESS, "bundle")
     assert [len(one["webhooks"]) for one in (mutating, validating)] == [2, 6]
     for hook in validating["webhooks"]:
         assert (hook["failurePolicy"], hook["sideEffects"], hook["timeoutSeconds"]) == ("Fail", "None", 10)
@@ -15,7 +22,7 @@ def test_configurations_cover_all_versions_and_fail_closed() -> None:
 
 
 def test_restricted_operator_has_its_own_configuration() -> None:
-    wide, narrow = configurations("s", "n", "b")[1], configurations("s", "n", "b", ["team"])[1]
+    wide, narrow = configurations(ADDRESS, "b")[1], configurations(ADDRESS, "b", ["team"])[1]
     assert wide["metadata"]["name"] != narrow["metadata"]["name"]
     expression = narrow["webhooks"][0]["namespaceSelector"]["matchExpressions"][0]
     assert expression["values"] == ["team"]
@@ -23,5 +30,16 @@ def test_restricted_operator_has_its_own_configuration() -> None:
 
 def test_definitions_with_two_versions_are_converted() -> None:
     assert len(converted_definitions()) == 4
-    client = conversion_patch("s", "n", "b")["spec"]["conversion"]["webhook"]["clientConfig"]
+    client = conversion_patch(ADDRESS, "b")["spec"]["conversion"]["webhook"]["clientConfig"]
     assert client["service"] == {"name": "s", "namespace": "n", "path": "/convert", "port": 443}
+
+
+def test_webhooks_of_a_process_outside_the_cluster_have_its_url() -> None:
+    outside = WebhookAddress("s", "n", "https://10.0.0.5:9443")
+    validating = configurations(outside, "b")[1]["webhooks"][0]
+    assert validating["clientConfig"] == {
+        "url": "https://10.0.0.5:9443/validate-dynamographdeployment",
+        "caBundle": "b",
+    }
+    client = conversion_patch(outside, "b")["spec"]["conversion"]["webhook"]["clientConfig"]
+    assert (client["url"], client["service"]) == ("https://10.0.0.5:9443/convert", None)

@@ -20,7 +20,7 @@ def test_dense_models_use_tensor_parallelism_within_a_node_then_pipelines() -> N
     assert labels("Qwen/Qwen3-32B", 16) == ["tp1", "tp2", "tp4", "tp8", "tp8-pp2"]
 
 
-def test_engines_without_room_for_a_request_are_left_out() -> None:
+def test_engines_without_space_for_a_request_are_left_out() -> None:
     assert labels("Qwen/Qwen3-32B", 8, sku="l40s") == ["tp2", "tp4", "tp8"]
 
 
@@ -49,7 +49,7 @@ def test_quantization_blocks_must_divide() -> None:
 
 
 @pytest.mark.parametrize(("sku", "found"), [("h200_sxm", 2), ("a30", 8)])
-def test_naive_choice_is_the_fewest_gpus_with_room_for_the_weights(sku: str, found: int) -> None:
+def test_naive_choice_is_the_fewest_gpus_with_space_for_the_weights(sku: str, found: int) -> None:
     one = smallest_that_fits(family("meta-llama/Llama-3.3-70B-Instruct", sku), 64)
     assert one == PickedParallelConfig(tp=found)
 

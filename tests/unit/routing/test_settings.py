@@ -16,8 +16,8 @@ from dynamo.routing.settings import KvRouterOptions, TrackingOptions, router_con
         ({}, None, "fcfs"),
         ({"router_queue_threshold": 2.0}, 2.0, "fcfs"),
         ({"router_queue_threshold": 2.0, "router_queue_policy": "wspt"}, 2.0, "wspt"),
-        ({"router_policy": "balanced"}, 1.0, "wspt"),
-        ({"router_policy": "balanced", "router_queue_threshold": 2.0}, 2.0, "wspt"),
+        ({"router_policy": "balanced"}, 1.0, "deadline"),
+        ({"router_policy": "balanced", "router_queue_threshold": 2.0}, 2.0, "deadline"),
         ({"router_policy": "balanced", "router_queue_policy": "fcfs"}, 1.0, "fcfs"),
     ],
 )

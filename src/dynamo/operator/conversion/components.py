@@ -6,8 +6,14 @@ from dynamo.operator.validation.facts import part
 from dynamo.operator.validation.views import GPU_RESOURCE, MAIN, MODES
 from dynamo.protocols.kubernetes.common import KubeObject
 
-SAME = ("replicas", "multinode", "modelRef", "topologyConstraint", "eppConfig", "globalDynamoNamespace")
+SAME = (
+    "replicas", "minAvailable", "multinode", "modelRef", "topologyConstraint", "eppConfig", "globalDynamoNamespace",
+    "runtimeVersionOverride", "providerOverride",
+)  # fmt: skip
 """Fields that are equal in both versions."""
+CHECKPOINT_SAME = (
+    "enabled", "checkpointRef", "startupPolicy", "deletionPolicy", "targetContainerName", "job", "mode", "identity"
+)  # fmt: skip
 PROMOTED = frozenset({"prefill", "decode"})
 """Sub-component types of v1alpha1 that are types of v1beta1."""
 BETA_TYPES = frozenset({"frontend", "worker", "prefill", "decode", "planner", "epp"})
@@ -61,7 +67,7 @@ def _experimental(service: KubeObject) -> KubeObject:
                 found[name]["mode"] = MODES.get(switch["mode"], switch["mode"])
     checkpoint = part(service, "checkpoint")
     if checkpoint:
-        found["checkpoint"] = {name: checkpoint[name] for name in ("enabled", "checkpointRef") if name in checkpoint}
+        found["checkpoint"] = {name: checkpoint[name] for name in CHECKPOINT_SAME if name in checkpoint}
     return found
 
 
@@ -183,7 +189,7 @@ def _switches(experimental: KubeObject) -> KubeObject:
             found[name] = item
     checkpoint = part(experimental, "checkpoint")
     if checkpoint:
-        found["checkpoint"] = {name: checkpoint[name] for name in ("enabled", "checkpointRef") if name in checkpoint}
+        found["checkpoint"] = {name: checkpoint[name] for name in CHECKPOINT_SAME if name in checkpoint}
     return found
 
 

@@ -115,9 +115,8 @@ def _restored(kept: KubeObject | None, own: KubeObject, there: Mapper, again: Ma
 def _with_fields_only(kept: KubeObject, plain: KubeObject) -> KubeObject:
     """Return the counterparts with the kept fields that have none: claims, and for each service its Ingress and names."""
     result = dict(plain)
-    for name in ("pvcs", "providerOverride"):
-        if name in kept:
-            result[name] = kept[name]
+    if "pvcs" in kept:
+        result["pvcs"] = kept["pvcs"]
     services: dict[str, Any] = part(plain, "services")
     for name, service in services.items():
         before = part(kept, "services", name)

@@ -8,7 +8,7 @@ from dynamo.operator.validation.facts import part
 from dynamo.protocols.kubernetes.common import KubeObject
 
 Mapper = Callable[[KubeObject], KubeObject]
-GRAPH_SAME = ("annotations", "labels", "priorityClassName", "backendFramework", "restart")
+GRAPH_SAME = ("annotations", "labels", "priorityClassName", "backendFramework", "restart", "providerOverride")
 PHASES = {
     "": "Pending", "Initializing": "Pending", "Pending": "Pending", "Profiling": "Profiling", "Deploying": "Deploying",
     "Ready": "Ready", "DeploymentDeleted": "Ready", "Failed": "Failed",

@@ -19,9 +19,8 @@ from dynamo.operator.reconcile.names import (
     WORKER_TYPES,
 )
 from dynamo.operator.reconcile.plan import EventNote, Plan
-from dynamo.protocols.kubernetes.common import Condition, KubeObject, encode
+from dynamo.protocols.kubernetes.common import CheckpointIdentity, Condition, KubeObject, encode
 from dynamo.protocols.kubernetes.models import CheckpointStatus, DynamoCheckpoint
-from dynamo.protocols.kubernetes.v1alpha1 import CheckpointIdentity
 
 HASH_LENGTH = 16
 IS_SOURCE = f"{PREFIX}snapshot-is-checkpoint-source"

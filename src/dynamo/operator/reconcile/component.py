@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from dynamo.operator.reconcile.conditions import with_condition
+from dynamo.operator.reconcile.graph_objects import discovery_access
 from dynamo.operator.reconcile.lws import leader_worker_set, pod_group
 from dynamo.operator.reconcile.multinode import framework_of, single_node_template
 from dynamo.operator.reconcile.multinode.nodes import WorkloadError, node_count
@@ -78,7 +79,10 @@ def component_plan(
     )
     is_alone = not deployed.metadata.labels.get(GRAPH)
     component = component_of(deployed)
-    joint = list(joint_objects([component], context_of(deployed, component, settings))) if is_alone else []
+    context = context_of(deployed, component, settings)
+    joint = list(joint_objects([component], context)) if is_alone else []
+    if is_alone:
+        objects = [*discovery_access(context), *objects]
     return Plan(
         joint=joint, apply=objects, describes_observed=True, status=encode(_status(deployed, reported, available, now))
     )

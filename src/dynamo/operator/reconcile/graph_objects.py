@@ -32,7 +32,7 @@ from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.operator.reconcile.shared import RBAC, joint_objects
 from dynamo.operator.reconcile.topology import Topologies, add_policy, policy_of
 from dynamo.operator.validation.facts import DISCOVERY_MODE
-from dynamo.protocols.kubernetes.common import V1ALPHA1, KubeObject, encode
+from dynamo.protocols.kubernetes.common import V1BETA1, KubeObject, encode
 from dynamo.protocols.kubernetes.v1beta1 import ComponentSpec, DynamoGraphDeployment
 
 ADAPTER = "DynamoGraphDeploymentScalingAdapter"
@@ -147,8 +147,8 @@ def adapter_object(component: ComponentSpec, context: GraphContext) -> KubeObjec
     name = service_name(context.name, component.name)
     # It outlives the workers' generation, which the other labels name.
     labels = {one: value for one, value in context.labels(component).items() if one not in (WORKER_HASH, SELECTOR)}
-    made = graph_object(V1ALPHA1, ADAPTER, name, context, labels)
-    reference = {"name": context.name, "serviceName": component.name}
+    made = graph_object(V1BETA1, ADAPTER, name, context, labels)
+    reference = {"name": context.name, "componentName": component.name}
     return {**made, "spec": {"replicas": replicas_of(component), "dgdRef": reference}}
 
 
@@ -187,7 +187,7 @@ def discovery_access(context: GraphContext) -> Iterator[KubeObject]:
 
 def unwanted(one_pass: GraphPass, wanted: set[ObjectRef]) -> Iterator[ObjectRef]:
     """Yield the graph's adapters and further objects that it no longer requires."""
-    adapters = (ObjectRef(V1ALPHA1, ADAPTER, one_pass.context.namespace, name) for name in one_pass.observed.adapters)
+    adapters = (ObjectRef(V1BETA1, ADAPTER, one_pass.context.namespace, name) for name in one_pass.observed.adapters)
     for ref in (*adapters, *one_pass.observed.owned):
         if ref not in wanted:
             yield ref

@@ -75,7 +75,7 @@ def launch_commands(config: RecommendConfig, candidate: CandidateDeployment) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerProcess:
+class WorkerLaunch:
     """One worker on a machine that it shares with others."""
 
     name: str
@@ -84,9 +84,9 @@ class WorkerProcess:
     variables: dict[str, str]
 
 
-def workers(config: RecommendConfig, candidate: CandidateDeployment) -> list[WorkerProcess]:
+def workers(config: RecommendConfig, candidate: CandidateDeployment) -> list[WorkerLaunch]:
     """Return the workers with GPUs and ports of their own."""
-    found: list[WorkerProcess] = []
+    found: list[WorkerLaunch] = []
     first = 0
     for role, choice in roles(candidate):
         for number in range(choice.replicas):
@@ -97,7 +97,7 @@ def workers(config: RecommendConfig, candidate: CandidateDeployment) -> list[Wor
                 port = command.index("--disaggregation-bootstrap-port") + 1
                 command[port] = str(BOOTSTRAP_PORT + len(found))
             gpus = [str(first + at) for at in range(choice.parallel.num_gpus)]
-            found.append(WorkerProcess(f"{role or 'worker'}-{number}", gpus, command, variables))
+            found.append(WorkerLaunch(f"{role or 'worker'}-{number}", gpus, command, variables))
             first += choice.parallel.num_gpus
     return found
 

@@ -48,7 +48,7 @@ class LocalDeployment:
         """Return the tokens that the cache has room for; 0 if it is not known."""
         return self.kv_blocks * self.block_tokens
 
-    def room(self, tokens: int) -> int | None:
+    def sequences(self, tokens: int) -> int | None:
         """Return how many sequences of `tokens` the cache has room for, in whole blocks; None if it is not known."""
         return self.kv_blocks // -(-(tokens + 1) // self.block_tokens) if self.kv_tokens else None
 

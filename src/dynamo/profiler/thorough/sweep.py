@@ -117,8 +117,8 @@ class ThoroughSweep:
             self.enter("SweepingPrefill", f"Measuring prefill of {parallel.label()}")
             prefill = await meter.prefill(traffic.isl)
             self.enter("SweepingDecode", f"Measuring decode of {parallel.label()}")
-            room = deployment.room(traffic.isl + traffic.osl)
-            most = CONCURRENCY_MAX if room is None else min(CONCURRENCY_MAX, room)
+            most_sequences = deployment.sequences(traffic.isl + traffic.osl)
+            most = CONCURRENCY_MAX if most_sequences is None else min(CONCURRENCY_MAX, most_sequences)
             levels = concurrencies(most, self.config.decode_interpolation_granularity, parallel.dp)
             decodes = [await meter.decode(traffic.isl, traffic.osl, level) for level in levels]
         return MeasuredEngine(parallel, deployment.kv_tokens, prefill, decodes)
@@ -195,9 +195,9 @@ class ThoroughSweep:
     async def _decode_curve(self, meter: EngineMeter, one: PickedParallelConfig, curve: DecodeCurve) -> None:
         granularity = self.config.decode_interpolation_granularity
         for isl, levels in decode_grid(self._max_context(), curve.max_kv_tokens, granularity, one.dp):
-            room = meter.deployment.room(isl + DECODE_OSL)
+            most = meter.deployment.sequences(isl + DECODE_OSL)
             for level in levels:
                 # A cache that is a few blocks too small for the grid's load would preempt sequences.
-                found = await meter.decode(isl, DECODE_OSL, level if room is None else max(1, min(level, room)))
+                found = await meter.decode(isl, DECODE_OSL, level if most is None else max(1, min(level, most)))
                 if not found.error:
                     curve.add(isl, found.concurrency, found.itl_ms, found.tok_s / one.num_gpus)

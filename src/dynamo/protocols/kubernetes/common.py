@@ -27,6 +27,14 @@ Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 Quantity = str | int
 """A Kubernetes quantity such as `8Gi`, `500m` or `4`."""
 NonEmpty = Annotated[str, Meta(min_length=1)]
+DomainName = Annotated[str, Meta(pattern="^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
+"""Logical name of a topology level, such as `rack`."""
+RuntimeVersion = Annotated[str, Meta(pattern=r"^(0|[1-9][0-9]{0,3})\.(0|[1-9][0-9]{0,3})\.(0|[1-9][0-9]{0,3})$")]
+"""Version of the runtime in an image, such as `1.6.1`."""
+LABEL_KEY_PATTERN = (
+    r"^(([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*/)?"
+    r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)$"
+)
 BackendFramework = Literal["sglang", "vllm", "trtllm"]
 RestartStrategyType = Literal["Sequential", "Parallel"]
 GraphState = Literal["initializing", "pending", "successful", "failed"]
@@ -207,20 +215,52 @@ class RestartStatus(KubeStruct):
 class ModelReference(KubeStruct):
     """Model that a component serves."""
 
-    name: str
+    name: NonEmpty
     revision: str | None = None
+
+
+class CheckpointIdentity(KubeStruct):
+    """Inputs that decide whether two checkpoints are equivalent."""
+
+    model: str
+    backend_framework: BackendFramework
+    dynamo_version: str | None = None
+    tensor_parallel_size: Annotated[int | None, Meta(extra_json_schema={"minimum": 1, "default": 1})] = None
+    pipeline_parallel_size: Annotated[int | None, Meta(extra_json_schema={"minimum": 1, "default": 1})] = None
+    dtype: str | None = None
+    max_model_len: PositiveCount | None = None
+    extra_parameters: dict[str, str] | None = None
+
+
+class ProviderOverride(KubeStruct, kw_only=True):
+    """Fragment of the object that a workload provider, such as Grove, generates."""
+
+    api_version: NonEmpty
+    """Group and version of the provider's schema, such as `grove.io/v1alpha1`."""
+    target: str | None = None
+    """Kind or embedded type that the fragment is of; may be absent where only one is possible."""
+    value: Preserved
+    """Fields to set; Grove accepts the topology constraint."""
+
+
+class NodeRole(KubeStruct):
+    """Settings of the leader or of the workers of one replica."""
+
+    provider_override: ProviderOverride | None = None
 
 
 class Multinode(KubeStruct):
     """Nodes that together run one replica."""
 
     node_count: Annotated[int | None, Meta(extra_json_schema={"minimum": 2, "default": 2, "format": "int32"})] = None
+    leader: NodeRole | None = None
+    worker: NodeRole | None = None
 
 
 class TopologyConstraint(KubeStruct):
     """Topology domain into which the pods of one replica are packed."""
 
-    pack_domain: Annotated[str, Meta(min_length=1, max_length=63)]
+    pack_domain: DomainName
 
 
 class EppConfig(KubeStruct):
@@ -235,19 +275,25 @@ class EppConfig(KubeStruct):
     )
 
 
-class KvTransferPolicy(KubeStruct):
+class KvTransferPolicy(KubeStruct, kw_only=True):
     """Preference for KV cache transfers within one topology domain."""
 
-    label_key: str | None = None
+    label_key: Annotated[str, Meta(min_length=1, max_length=317, pattern=LABEL_KEY_PATTERN)] | None = None
     """Node label whose value names the domain."""
-    cluster_topology_name: str | None = None
-    domain: str | None = None
-    enforcement: Literal["required", "preferred"] | None = None
+    cluster_topology_name: NonEmpty | None = None
+    domain: DomainName
+    enforcement: Annotated[Literal["required", "preferred"] | None, Meta(extra_json_schema={"default": "required"})] = (
+        None
+    )
     preferred_weight: Annotated[float, Meta(ge=0, le=1)] | None = None
     RULES = (
         CelRule(
             "has(self.labelKey) != has(self.clusterTopologyName)",
             "exactly one of labelKey and clusterTopologyName must be set",
+        ),
+        CelRule(
+            "(has(self.enforcement) && self.enforcement == 'preferred') == has(self.preferredWeight)",
+            "preferredWeight is required with enforcement preferred, and must be absent otherwise",
         ),
     )
 

@@ -101,7 +101,7 @@ KINDS: tuple[ResourceKind, ...] = (
             "v1alpha1": v1alpha1.DynamoGraphDeploymentScalingAdapterV1Alpha1,
             "v1beta1": v1beta1.DynamoGraphDeploymentScalingAdapter,
         },
-        storage="v1alpha1",
+        storage="v1beta1",
         columns={
             "v1alpha1": (
                 ("DGD", "string", ".spec.dgdRef.name"),
@@ -153,6 +153,7 @@ KINDS: tuple[ResourceKind, ...] = (
     ResourceKind(
         kind="DynamoWorkerMetadata",
         plural="dynamoworkermetadatas",
+        short_names=("dwm",),
         versions={"v1alpha1": models.DynamoWorkerMetadata},
         storage="v1alpha1",
         columns={"v1alpha1": (AGE,)},

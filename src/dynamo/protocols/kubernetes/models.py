@@ -8,6 +8,7 @@ from msgspec import Meta
 from dynamo.protocols.kubernetes.common import (
     V1ALPHA1,
     CelRule,
+    CheckpointIdentity,
     Conditions,
     Int32,
     Int64,
@@ -18,7 +19,7 @@ from dynamo.protocols.kubernetes.common import (
     Preserved,
     Time,
 )
-from dynamo.protocols.kubernetes.v1alpha1 import CheckpointIdentity, GpuMemoryServiceSwitch, SharedMemory
+from dynamo.protocols.kubernetes.v1alpha1 import GpuMemoryServiceSwitch, SharedMemory
 
 
 class ModelSource(KubeStruct):
@@ -99,6 +100,7 @@ class CheckpointStatus(KubeStruct):
 
     phase: Literal["Pending", "Creating", "Ready", "Failed"] | None = None
     checkpoint_id: str | None = msgspec.field(name="checkpointID", default=None)
+    pod_snapshot_name: str | None = None
     identity_hash: str | None = None
     location: str | None = None
     storage_type: Literal["pvc", "s3", "oci"] | None = None

@@ -129,6 +129,27 @@ def with_defaults(value: Any, schema: Schema) -> Any:
     return value
 
 
+def without_nulls(value: Any, schema: Schema) -> Any:
+    """Return JSON data without the nulls of declared fields.
+
+    The API server does this where an object is created, but refuses the nulls in a server-side apply.
+    """
+    if isinstance(value, dict):
+        properties: Mapping[str, Schema] = schema.get("properties", {})
+        other = schema.get("additionalProperties")
+        kept: dict[str, Any] = {}
+        for name, item in value.items():
+            part = properties.get(name) or (other if isinstance(other, dict) else None)
+            if part is None:
+                kept[name] = item
+            elif item is not None:
+                kept[name] = without_nulls(item, part)
+        return kept
+    if isinstance(value, list) and "items" in schema:
+        return [without_nulls(item, schema["items"]) for item in value]
+    return value
+
+
 def problems(value: Any, schema: Schema, path: str = "") -> Iterator[SchemaProblem]:
     """Yield every field that is unknown, missing, of the wrong type or outside its limits."""
     if schema.get("x-kubernetes-int-or-string"):

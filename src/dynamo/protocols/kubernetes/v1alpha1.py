@@ -10,6 +10,8 @@ from dynamo.protocols.kubernetes.common import (
     POD_SPEC_PROPERTIES,
     V1ALPHA1,
     BackendFramework,
+    CelRule,
+    CheckpointIdentity,
     Conditions,
     Count,
     Embedded,
@@ -26,10 +28,12 @@ from dynamo.protocols.kubernetes.common import (
     ObjectMeta,
     PositiveCount,
     Preserved,
+    ProviderOverride,
     Quantity,
     Restart,
     RestartStatus,
     RolloutPhaseName,
+    RuntimeVersion,
     Time,
     TopologyConstraint,
     WorkloadKind,
@@ -131,19 +135,6 @@ class FrontendSidecar(KubeStruct):
     envs: list[EnvVar] | None = None
 
 
-class CheckpointIdentity(KubeStruct):
-    """Inputs that decide whether two checkpoints are equivalent."""
-
-    model: str
-    backend_framework: BackendFramework
-    dynamo_version: str | None = None
-    tensor_parallel_size: Annotated[int | None, Meta(extra_json_schema={"minimum": 1, "default": 1})] = None
-    pipeline_parallel_size: Annotated[int | None, Meta(extra_json_schema={"minimum": 1, "default": 1})] = None
-    dtype: str | None = None
-    max_model_len: PositiveCount | None = None
-    extra_parameters: dict[str, str] | None = None
-
-
 class ServiceCheckpoint(KubeStruct):
     """Start of pods from a checkpoint."""
 
@@ -151,6 +142,10 @@ class ServiceCheckpoint(KubeStruct):
     mode: Annotated[Literal["Auto", "Manual"] | None, Meta(extra_json_schema={"default": "Auto"})] = None
     checkpoint_ref: str | None = None
     identity: CheckpointIdentity | None = None
+    startup_policy: Literal["Immediate", "WaitForCheckpoint"] | None = None
+    deletion_policy: Literal["Delete", "Retain"] | None = None
+    target_container_name: str | None = None
+    job: Preserved | None = None
 
 
 class GpuMemoryServiceSwitch(KubeStruct):
@@ -160,6 +155,8 @@ class GpuMemoryServiceSwitch(KubeStruct):
     mode: Literal["intraPod", "interPod"] | None = None
     device_class_name: str | None = None
     extra_client_containers: list[str] | None = None
+    extra_client_pods: Annotated[list[Preserved] | None, Meta(extra_json_schema={"maxItems": 0})] = None
+    """Reserved: no value is accepted yet."""
 
 
 class FailoverSwitch(KubeStruct):
@@ -198,6 +195,8 @@ class ServiceSpec(KubeStruct):
     liveness_probe: Preserved | None = None
     readiness_probe: Preserved | None = None
     replicas: Count | None = None
+    min_available: PositiveCount | None = None
+    """Replicas that Grove schedules together; only with Grove."""
     multinode: Multinode | None = None
     scaling_adapter: ScalingAdapterSwitch | None = None
     epp_config: EppConfig | None = None
@@ -206,6 +205,20 @@ class ServiceSpec(KubeStruct):
     topology_constraint: TopologyConstraint | None = None
     gpu_memory_service: GpuMemoryServiceSwitch | None = None
     failover: FailoverSwitch | None = None
+    runtime_version_override: RuntimeVersion | None = None
+    """Version of the runtime in the image, for images without a version in their tag."""
+    provider_override: ProviderOverride | None = None
+    RULES = (
+        CelRule(
+            "!has(self.minAvailable) || (has(self.replicas) && self.replicas == 0) ||"
+            " self.minAvailable <= (has(self.replicas) ? self.replicas : 1)",
+            "minAvailable must be at most the number of replicas, unless this is 0",
+        ),
+        CelRule(
+            "!has(oldSelf.minAvailable) || (has(self.minAvailable) && self.minAvailable == oldSelf.minAvailable)",
+            "minAvailable is immutable",
+        ),
+    )
 
 
 class GraphTopologyConstraintV1Alpha1(KubeStruct):
@@ -246,7 +259,7 @@ class GraphSpecV1Alpha1(KubeStruct):
     restart: Restart | None = None
     topology_constraint: GraphTopologyConstraintV1Alpha1 | None = None
     experimental: GraphExperimentalV1Alpha1 | None = None
-    provider_override: Preserved | None = None
+    provider_override: ProviderOverride | None = None
 
 
 class ServiceStatus(KubeStruct):
@@ -277,6 +290,7 @@ class ServiceCheckpointStatus(KubeStruct):
     """Checkpoint of one service."""
 
     checkpoint_name: str | None = None
+    checkpoint_id: str | None = msgspec.field(name="checkpointID", default=None)
     identity_hash: str | None = None
     ready: bool | None = None
 

@@ -9,8 +9,10 @@ from dynamo.protocols.kubernetes.common import (
     V1BETA1,
     BackendFramework,
     CelRule,
+    CheckpointIdentity,
     Conditions,
     Count,
+    DomainName,
     Embedded,
     EnvVar,
     EppConfig,
@@ -24,11 +26,14 @@ from dynamo.protocols.kubernetes.common import (
     NonEmpty,
     ObjectMeta,
     PodTemplate,
+    PositiveCount,
     Preserved,
+    ProviderOverride,
     Quantity,
     Restart,
     RestartStatus,
     RolloutPhaseName,
+    RuntimeVersion,
     Time,
     TopologyConstraint,
     WorkloadKind,
@@ -44,6 +49,13 @@ RequestPhase = Literal["Pending", "Profiling", "Ready", "Deploying", "Deployed",
 ProfilingPhase = Literal[
     "Initializing", "SweepingPrefill", "SweepingDecode", "SelectingConfig", "BuildingCurves", "GeneratingDGD", "Done"
 ]
+STRING_SET = {"x-kubernetes-list-type": "set"}
+CONTAINER_NAME_SCHEMA = {
+    "default": "main",
+    "minLength": 1,
+    "maxLength": 63,
+    "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+}
 SELF_NAMED_PATTERN = "^[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?$"
 
 
@@ -64,14 +76,24 @@ class GpuMemoryService(KubeStruct):
 
     mode: Annotated[SharingMode | None, Meta(extra_json_schema={"default": "IntraPod"})] = None
     device_class_name: Annotated[str | None, Meta(extra_json_schema={"default": "gpu.nvidia.com"})] = None
-    extra_client_containers: list[str] | None = None
+    extra_client_containers: Annotated[list[str] | None, Meta(extra_json_schema=STRING_SET)] = None
+    extra_client_pods: Annotated[list[Preserved] | None, Meta(extra_json_schema={"maxItems": 0})] = None
+    """Reserved: no value is accepted yet."""
+    RULES = (
+        CelRule(
+            "!has(self.extraClientContainers) || size(self.extraClientContainers) == 0 || self.mode == 'IntraPod'",
+            "extraClientContainers is supported only with mode IntraPod",
+        ),
+    )
 
 
 class Failover(KubeStruct):
     """Standby engines that take over when the active one fails."""
 
     mode: Annotated[SharingMode | None, Meta(extra_json_schema={"default": "IntraPod"})] = None
-    num_shadows: Annotated[int | None, Meta(extra_json_schema={"minimum": 1, "default": 1, "format": "int32"})] = None
+    num_shadows: Annotated[
+        int | None, Meta(extra_json_schema={"minimum": 1, "maximum": 1, "default": 1, "format": "int32"})
+    ] = None
 
 
 class ComponentCheckpoint(KubeStruct):
@@ -83,8 +105,25 @@ class ComponentCheckpoint(KubeStruct):
     ] = None
     deletion_policy: Annotated[Literal["Delete", "Retain"] | None, Meta(extra_json_schema={"default": "Delete"})] = None
     checkpoint_ref: str | None = None
-    target_container_name: Annotated[str | None, Meta(extra_json_schema={"default": "main"})] = None
+    target_container_name: Annotated[str | None, Meta(extra_json_schema=CONTAINER_NAME_SCHEMA)] = None
     job: Preserved | None = None
+    mode: Literal["Auto", "Manual"] | None = None
+    """Deprecated and ignored."""
+    identity: CheckpointIdentity | None = None
+    """Deprecated and ignored with `checkpointRef`."""
+    RULES = (
+        CelRule(
+            "!has(self.job) || !has(self.checkpointRef) || size(self.checkpointRef) == 0",
+            "job and checkpointRef are mutually exclusive",
+        ),
+    )
+
+
+class GroveOptions(KubeStruct):
+    """Rendering with Grove."""
+
+    force_scaling_group: bool | None = None
+    """Render a component of one node as a scaling group."""
 
 
 class ComponentExperimental(KubeStruct):
@@ -93,6 +132,7 @@ class ComponentExperimental(KubeStruct):
     gpu_memory_service: GpuMemoryService | None = None
     failover: Failover | None = None
     checkpoint: ComponentCheckpoint | None = None
+    grove: GroveOptions | None = None
 
 
 class ComponentSpec(KubeStruct):
@@ -102,6 +142,8 @@ class ComponentSpec(KubeStruct):
     """Name within the graph; unique without regard to case."""
     type: ComponentType | None = None
     replicas: Count | None = None
+    min_available: PositiveCount | None = None
+    """Replicas that Grove schedules together; only with Grove."""
     pod_template: PodTemplate | None = None
     """Template of the pods; the container `main` receives the operator's defaults."""
     multinode: Multinode | None = None
@@ -115,9 +157,20 @@ class ComponentSpec(KubeStruct):
     compilation_cache: CompilationCache | None = None
     epp_config: EppConfig | None = None
     topology_constraint: TopologyConstraint | None = None
-    runtime_version_override: str | None = None
+    runtime_version_override: RuntimeVersion | None = None
+    """Version of the runtime in the image, for images without a version in their tag."""
+    provider_override: ProviderOverride | None = None
     experimental: ComponentExperimental | None = None
     RULES = (
+        CelRule(
+            "!has(self.minAvailable) || (has(self.replicas) && self.replicas == 0) ||"
+            " self.minAvailable <= (has(self.replicas) ? self.replicas : 1)",
+            "minAvailable must be at most the number of replicas, unless this is 0",
+        ),
+        CelRule(
+            "!has(oldSelf.minAvailable) || (has(self.minAvailable) && self.minAvailable == oldSelf.minAvailable)",
+            "minAvailable is immutable",
+        ),
         CelRule(
             "!has(self.eppConfig) || (has(self.type) && self.type == 'epp')",
             "eppConfig may only be set on a component of type epp",
@@ -129,7 +182,7 @@ class GraphTopologyConstraint(KubeStruct):
     """Topology that the components' constraints refer to, with a default domain."""
 
     cluster_topology_name: NonEmpty
-    pack_domain: str | None = None
+    pack_domain: DomainName | None = None
 
 
 class GraphExperimental(KubeStruct):
@@ -152,6 +205,7 @@ class GraphSpec(KubeStruct):
     restart: Restart | None = None
     topology_constraint: GraphTopologyConstraint | None = None
     experimental: GraphExperimental | None = None
+    provider_override: ProviderOverride | None = None
     components: Annotated[
         list[ComponentSpec] | None,
         Meta(
@@ -205,6 +259,7 @@ class ComponentCheckpointStatus(KubeStruct):
     """Checkpoint of one component."""
 
     checkpoint_name: str | None = None
+    checkpoint_id: str | None = msgspec.field(name="checkpointID", default=None)
     identity_hash: str | None = None
     ready: bool | None = None
 
@@ -380,7 +435,7 @@ class RequestSpec(KubeStruct):
         Literal["auto", "sglang", "trtllm", "vllm"] | None, Meta(extra_json_schema={"default": "auto"})
     ] = None
     image: str | None = None
-    runtime_version_override: str | None = None
+    runtime_version_override: RuntimeVersion | None = None
     model_cache: ModelCache | None = None
     hardware: Hardware | None = None
     workload: Workload | None = None

@@ -21,8 +21,8 @@ async def test_deployment_serves_the_worker_and_reports_its_cache(tmp_path: Path
     async with deployed(MOCKER, tmp_path, 60) as found:
         assert found.model == "mock"
         assert found.kv_tokens == 6400
-        assert found.room(100) == 50
-        assert found.room(128) == 33
+        assert found.sequences(100) == 50
+        assert found.sequences(128) == 33
         assert msgspec.json.decode(await found.stream.get("/health"))
         address = found.stream
     with pytest.raises(CannotConnect):

@@ -174,7 +174,7 @@ def test_a_scaling_adapter_keeps_its_replicas() -> None:
     cluster.settle()
     adapter = cluster.of_kind("DynamoGraphDeploymentScalingAdapter")[0]
     assert adapter["metadata"]["name"] == "chat-decode"
-    assert adapter["spec"] == {"replicas": 4, "dgdRef": {"name": "chat", "serviceName": "decode"}}
+    assert adapter["spec"] == {"replicas": 4, "dgdRef": {"name": "chat", "componentName": "decode"}}
     adapter["spec"]["replicas"] = 9
     cluster.settle()
     assert cluster.of_kind("DynamoGraphDeploymentScalingAdapter")[0]["spec"]["replicas"] == 9

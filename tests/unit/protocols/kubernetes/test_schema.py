@@ -7,7 +7,15 @@ import pytest
 from msgspec import Meta
 
 from dynamo.protocols.kubernetes.common import CelRule, KubeStruct, ObjectMeta, Preserved, Quantity
-from dynamo.protocols.kubernetes.schema import descriptions, fields_of, problems, schema_of, with_defaults
+from dynamo.protocols.kubernetes.schema import (
+    PRESERVE,
+    descriptions,
+    fields_of,
+    problems,
+    schema_of,
+    with_defaults,
+    without_nulls,
+)
 
 
 class Part(KubeStruct):
@@ -111,3 +119,16 @@ def test_valid_value_has_no_problem() -> None:
 
 def test_fields_of_returns_wire_names() -> None:
     assert fields_of(Part) == ("name", "count")
+
+
+def test_nulls_of_declared_fields_are_removed_and_others_kept() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string"},
+            "free": {"type": "object", PRESERVE: True},
+            "items": {"type": "array", "items": {"type": "object", "properties": {"size": {"type": "integer"}}}},
+        },
+    }
+    value = {"name": None, "free": {"a": None}, "items": [{"size": None, "other": None}], "unknown": None}
+    assert without_nulls(value, schema) == {"free": {"a": None}, "items": [{"other": None}], "unknown": None}
