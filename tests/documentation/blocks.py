@@ -88,9 +88,9 @@ def commands(text: str) -> list[Command]:
             continue
         words = shlex.split(so_far, comments=True)
         if words:
-            is_help = {"--help", "-h"} & set(words)
+            is_short = {"--help", "-h", "--dry-run"} & set(words)
             found.append(
-                Command(text=so_far, is_server=words[-1] == "&" or (bool(SERVER.search(so_far)) and not is_help))
+                Command(text=so_far, is_server=words[-1] == "&" or (bool(SERVER.search(so_far)) and not is_short))
             )
         so_far = ""
     assert not so_far, f"an unfinished command: {so_far}"

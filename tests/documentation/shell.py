@@ -30,7 +30,7 @@ FRONTEND = re.compile(r"-m dynamo\.frontend(?!.*kserve)", re.DOTALL)
 WORKER = re.compile(r"-m dynamo\.(cpu|mocker|openai_proxy)")
 SCRIPT = re.compile(r"\.sh\b")
 STDIN = {"dynamo chat": "What is a worker?\n"}
-COPIED = ("benchmarks", "docs", "examples", "src", "tests", "tools")
+COPIED = (".agents", "benchmarks", "docs", "examples", "src", "tests", "tools")
 
 
 class Server:

@@ -24,7 +24,6 @@ COVERED_BY = {
     "ops/interconnect/collect.py": "integration/ops/test_interconnect.py",
     "ops/interconnect/command.py": "integration/ops/test_interconnect.py",
     "ops/interconnect/transfer.py": "integration/ops/test_interconnect.py",
-    "ops/router_check.py": "integration/ops/test_router_check.py",
     "ops/router_health.py": "integration/ops/test_router_check.py",
     "ops/router_probe.py": "integration/ops/test_router_check.py",
     "cli/serve.py": "integration/test_serve.py",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynamo.cli.external import KINDS
-from dynamo.core.config import exit_on_config_error
+from dynamo.core.config import environ, exit_on_config_error
 from dynamo.core.errors import ConfigError, StartupError
 from dynamo.core.parent import VARIABLE
 
@@ -116,7 +116,7 @@ def _with_server(command: FormerCommand) -> int:
         [sys.executable, "-P", *arguments],
         stdout=subprocess.DEVNULL,
         stdin=subprocess.DEVNULL,
-        env={**os.environ, VARIABLE: str(os.getpid())},
+        env={**environ(), VARIABLE: str(os.getpid())},
     )
     try:
         url, model = _await_server(server, name)

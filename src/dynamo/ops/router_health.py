@@ -62,7 +62,7 @@ def chat_once(
 def request_once(
     client: ChatClient, model: str, prompt: str, max_tokens: int, nvext: Mapping[str, Any] | None = None
 ) -> ChatResult:
-    """Return the result of one request that asks for the worker's id."""
+    """Return the result of one request whose response contains the worker's id."""
     messages = [{"role": "user", "content": prompt}]
     options = {"max_tokens": max_tokens, "nvext": {"extra_fields": ["worker_id"], **(nvext or {})}}
     request = {"model": model, "messages": messages, **options}

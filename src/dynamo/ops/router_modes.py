@@ -29,8 +29,8 @@ class RouterObservation:
     explanations: tuple[Mapping[str, Any], ...] = ()
     """The KV router's explanation of each repeated request; empty ones where there is none."""
     held: tuple[str, ...] = ()
-    """Workers that were kept busy, one request each, while `beside` was sent."""
-    beside: tuple[str, ...] = ()
+    """Workers that were kept busy, one request each, while `meanwhile` was sent."""
+    meanwhile: tuple[str, ...] = ()
     """Workers of the short requests that were sent, one after the other, while the others were busy."""
     directed: Mapping[str, str] = field(default_factory=dict)
     """Worker that answered, by the worker that the request named."""
@@ -79,18 +79,18 @@ def _spread_row(mode: str, seen: RouterObservation) -> CheckRow:
 
 
 def _load_row(mode: str, seen: RouterObservation) -> CheckRow:
-    if not seen.held or not seen.beside:
+    if not seen.held or not seen.meanwhile:
         return skipped("mode", f"{mode}: no worker could be kept busy")
     if len(set(seen.held)) < len(seen.held):
         remedy = f"start the frontend with --router-mode {mode}"
         return failed("mode", f"{mode}: concurrent requests were sent to one worker ({', '.join(seen.held)})", remedy)
-    busy = [worker for worker in seen.beside if worker in seen.held]
+    busy = [worker for worker in seen.meanwhile if worker in seen.held]
     if busy:
         remedy = f"start the frontend with --router-mode {mode}"
         return failed("mode", f"{mode}: a busy worker ({busy[0]}) was chosen while another was idle", remedy)
     return passed(
         "mode",
-        f"{mode}: {len(seen.held)} busy, the next {len(seen.beside)} requests reached the idle worker {seen.beside[0]}",
+        f"{mode}: {len(seen.held)} busy, the next {len(seen.meanwhile)} requests reached the idle worker {seen.meanwhile[0]}",
     )
 
 

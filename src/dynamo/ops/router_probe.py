@@ -31,7 +31,7 @@ class RouterProbe:
     def observe(self, mode: str, workers: frozenset[str]) -> RouterObservation:
         """Return what the requests that a mode needs for its proof have shown."""
         if mode == "kv":
-            results = [self._ask(f"{self._prefix()} Question {number}.") for number in range(REPEATS + 1)]
+            results = [self._send(f"{self._prefix()} Question {number}.") for number in range(REPEATS + 1)]
             return RouterObservation(
                 workers=workers,
                 repeated=tuple(one.worker for one in results),
@@ -39,20 +39,20 @@ class RouterProbe:
             )
         if mode == "direct":
             directed = {
-                worker: self._ask("Hello.", {"backend_instance_id": int(worker)}).worker for worker in sorted(workers)
+                worker: self._send("Hello.", {"backend_instance_id": int(worker)}).worker for worker in sorted(workers)
             }
-            return RouterObservation(workers=workers, directed=directed, undirected_error=self._ask("Hello.").error)
+            return RouterObservation(workers=workers, directed=directed, undirected_error=self._send("Hello.").error)
         count = ROUNDS * min(len(workers), WORKERS_MAX)
-        unrelated = tuple(self._ask(f"{self._nonce} {number}: say hello.").worker for number in range(count))
+        unrelated = tuple(self._send(f"{self._nonce} {number}: say hello.").worker for number in range(count))
         if mode not in LOAD_MODES:
             return RouterObservation(workers=workers, unrelated=unrelated)
-        held, beside = self._beside(len(workers) - 1)
-        return RouterObservation(workers=workers, unrelated=unrelated, held=held, beside=beside)
+        held, meanwhile = self._while_busy(len(workers) - 1)
+        return RouterObservation(workers=workers, unrelated=unrelated, held=held, meanwhile=meanwhile)
 
     def _prefix(self) -> str:
         return " ".join(f"{self._nonce} item {number}" for number in range(PREFIX_WORDS // 3))
 
-    def _ask(self, prompt: str, nvext: Mapping[str, Any] | None = None) -> ChatResult:
+    def _send(self, prompt: str, nvext: Mapping[str, Any] | None = None) -> ChatResult:
         return request_once(self._client, self._model, prompt, TOKENS, nvext)
 
     def _explanation(self, result: ChatResult) -> Mapping[str, Any]:
@@ -63,7 +63,7 @@ class RouterProbe:
                     return dict(decision)
         return {}
 
-    def _beside(self, count: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _while_busy(self, count: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the workers of `count` long requests, and those of short ones sent while they run."""
         end = threading.Event()
         with ThreadPoolExecutor(max(1, count)) as pool:
@@ -74,7 +74,7 @@ class RouterProbe:
                     pool.submit(self._hold, f"{self._nonce} long {number}", started, end)
                     held.append(started.result(BUSY_WAIT_S))
                 short = range(count + 1)
-                return tuple(held), tuple(self._ask(f"{self._nonce} beside {number}").worker for number in short)
+                return tuple(held), tuple(self._send(f"{self._nonce} meanwhile {number}").worker for number in short)
             except (TimeoutError, DynamoException):
                 return (), ()
             finally:

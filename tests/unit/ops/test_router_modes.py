@@ -18,7 +18,7 @@ def explanation(worker: int, device: int) -> dict[str, Any]:
 KV = RouterObservation(
     workers=TWO, repeated=("1", "1", "1"), explanations=(explanation(1, 0), explanation(1, 9), explanation(1, 9))
 )
-BUSY = RouterObservation(workers=TWO, unrelated=("1", "1"), held=("1",), beside=("2", "2"))
+BUSY = RouterObservation(workers=TWO, unrelated=("1", "1"), held=("1",), meanwhile=("2", "2"))
 DIRECT = RouterObservation(workers=TWO, directed={"1": "1", "2": "2"}, undirected_error="no worker")
 
 
@@ -30,10 +30,10 @@ DIRECT = RouterObservation(workers=TWO, directed={"1": "1", "2": "2"}, undirecte
         ("random", RouterObservation(workers=TWO, unrelated=("1", "2", "2")), CheckStatus.PASS),
         ("random", RouterObservation(workers=TWO, unrelated=("1", "1", "1")), CheckStatus.FAIL),
         ("least-loaded", BUSY, CheckStatus.PASS),
-        ("least-loaded", RouterObservation(workers=TWO, held=("1",), beside=("2", "1")), CheckStatus.FAIL),
+        ("least-loaded", RouterObservation(workers=TWO, held=("1",), meanwhile=("2", "1")), CheckStatus.FAIL),
         (
             "device-aware-weighted",
-            RouterObservation(workers=TWO | {"3"}, held=("1", "1"), beside=("2",)),
+            RouterObservation(workers=TWO | {"3"}, held=("1", "1"), meanwhile=("2",)),
             CheckStatus.FAIL,
         ),
         ("least-loaded", RouterObservation(workers=TWO), CheckStatus.PASS),

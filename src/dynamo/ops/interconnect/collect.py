@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from dynamo.core.config import environ
 from dynamo.core.errors import ConfigError
 from dynamo.ops.archive import tail_of
 from dynamo.ops.interconnect import transfer
@@ -16,11 +15,11 @@ from dynamo.ops.redaction import redacted_text
 TIMEOUT_S = 120.0
 TEXT_MAX = 1 << 20
 BACKEND = "UCX"
-CommandRunner = Callable[[Sequence[str], Mapping[str, str]], ToolOutput]
-"""Runs a command with additional variables."""
+CommandRunner = Callable[[Sequence[str]], ToolOutput]
+"""Runs a command."""
 
 
-def run_here(command: Sequence[str], variables: Mapping[str, str]) -> ToolOutput:
+def run_here(command: Sequence[str]) -> ToolOutput:
     """Run a command on this machine."""
     try:
         done = subprocess.run(  # noqa: S603 -- a list of arguments, no shell
@@ -31,22 +30,21 @@ def run_here(command: Sequence[str], variables: Mapping[str, str]) -> ToolOutput
             errors="replace",
             timeout=TIMEOUT_S,
             stdin=subprocess.DEVNULL,
-            env={**environ(), **variables},
         )
     except (FileNotFoundError, PermissionError):
         return MISSING
     except subprocess.TimeoutExpired:
         return ToolOutput(status=124, text=f"no end after {TIMEOUT_S:g} s")
-    return ToolOutput(status=done.returncode, text=(done.stdout or done.stderr)[-TEXT_MAX:])
+    text = done.stdout if done.returncode == 0 else done.stdout + done.stderr
+    return ToolOutput(status=done.returncode, text=text[-TEXT_MAX:])
 
 
 def in_pod(namespace: str, pod: str, container: str | None) -> CommandRunner:
     """Return a runner of commands in a pod, by kubectl."""
     target = ["-n", namespace, pod, *(["-c", container] if container else [])]
 
-    def run(command: Sequence[str], variables: Mapping[str, str]) -> ToolOutput:
-        words = ["env", *(f"{name}={value}" for name, value in variables.items()), *command] if variables else command
-        found = run_here(["kubectl", "exec", *target, "--", *words], {})
+    def run(command: Sequence[str]) -> ToolOutput:
+        found = run_here(["kubectl", "exec", *target, "--", *command])
         if found is MISSING:
             raise ConfigError("kubectl: not found; install it, or read saved outputs with --from")
         if "executable file not found" in found.text or "command terminated with exit code 127" in found.text:
@@ -60,7 +58,7 @@ def in_pod(namespace: str, pod: str, container: str | None) -> CommandRunner:
 
 def collect_node(run: CommandRunner) -> dict[str, ToolOutput]:
     """Return the outputs of the node checks."""
-    found = {name: run(command, {}) for name, command in NODE_COMMANDS.items()}
+    found = {name: run(command) for name, command in NODE_COMMANDS.items()}
     shown = variables_of(found["environment"])
     found["environment"] = ToolOutput(status=0, text="\n".join(f"{name}={value}" for name, value in shown.items()))
     return found
@@ -68,19 +66,18 @@ def collect_node(run: CommandRunner) -> dict[str, ToolOutput]:
 
 def collect_nixl(run: CommandRunner, python: str, *, megabytes: int) -> dict[str, ToolOutput]:
     """Return the outputs of the NIXL checks, with a transfer unless its size is 0."""
-    found = {"nixl": run([python, "-c", NIXL_IMPORT], {})}
+    found = {"nixl": run([python, "-c", NIXL_IMPORT])}
     if megabytes and '"backends"' in found["nixl"].text:
         text = Path(transfer.__file__).read_text(encoding="utf-8")
-        program = f"import os; exec(os.environ['{transfer.SOURCE_VARIABLE}'])"
         arguments = [BACKEND, str(megabytes << 20), str(transfer.ROUNDS)]
-        found["transfer"] = run([python, "-c", program, *arguments], {transfer.SOURCE_VARIABLE: text})
+        found["transfer"] = run([python, "-c", transfer.LAUNCHER, text, *arguments])
     return found
 
 
 def pod_logs(namespace: str, pod: str, container: str | None) -> ToolOutput:
     """Return the last lines of a pod's log."""
     chosen = ["-c", container] if container else ["--all-containers"]
-    found = run_here(["kubectl", "logs", "-n", namespace, pod, *chosen, "--tail=2000"], {})
+    found = run_here(["kubectl", "logs", "-n", namespace, pod, *chosen, "--tail=2000"])
     return ToolOutput(status=found.status, text=redacted_text(found.text))
 
 

@@ -202,15 +202,17 @@ def nixl_rows(outputs: Mapping[str, ToolOutput]) -> list[CheckRow]:
     plugins = found.get("plugins")
     names = ", ".join(str(one) for one in plugins) if isinstance(plugins, list) else "none"
     rows.append(passed("nixl", f"{found.get('version')}; plugins: {names}"))
-    rows.append(_transfer_row(_json(outputs.get("transfer")), outputs))
+    rows.append(_transfer_row(outputs.get("transfer", MISSING)))
     return [*rows, *_log_rows(outputs)]
 
 
-def _transfer_row(found: Mapping[str, object], outputs: Mapping[str, ToolOutput]) -> CheckRow:
-    if not found:
+def _transfer_row(output: ToolOutput) -> CheckRow:
+    found = _json(output)
+    if not found and output.status in {0, MISSING.status}:
         return skipped("transfer", "not measured")
-    if "error" in found:
-        return failed("transfer", str(found["error"]), "check UCX_TLS, UCX_NET_DEVICES and the locked-memory limit")
+    if not found:
+        lines = output.text.strip().splitlines() or ["no output"]
+        return failed("transfer", lines[-1], "check UCX_TLS, UCX_NET_DEVICES and the locked-memory limit")
     rate = float(str(found["gb_per_s"]))
     size = int(str(found["bytes"])) >> 20
     text = f"{rate:.2f} GB/s: {found['rounds']} reads of {size} MiB between two processes, {found['backend']}"

@@ -1,6 +1,7 @@
 """NIXL transfer between two processes of one node: prints one JSON line with the rate in GB/s.
 
-This file uses the standard library and nixl alone, so that its text runs in a pod without this package: `python3 -c TEXT`.
+This file uses the standard library and nixl alone, so that its text runs in a pod without this package:
+`python3 -c LAUNCHER TEXT BACKEND BYTES ROUNDS`. An error of the library ends the program with its traceback.
 """
 
 import ctypes
@@ -15,7 +16,7 @@ from typing import Any
 ROUNDS = 20
 SIZE_MB = 64
 LIMIT_S = 60.0
-SOURCE_VARIABLE, FOLDER_VARIABLE = "NIXL_CHECK_SOURCE", "NIXL_CHECK_FOLDER"
+LAUNCHER = "import sys; exec(sys.argv[1])"
 
 
 def agent(name: str, backend: str) -> Any:
@@ -64,16 +65,8 @@ def source(folder: str, backend: str, size: int) -> None:
 def measure(backend: str, size: int, rounds: int, text: str) -> dict[str, float]:
     """Return the rate of reads from another process in GB/s, and the seconds of the fastest."""
     with tempfile.TemporaryDirectory() as folder:
-        variables = {**os.environ, SOURCE_VARIABLE: text, FOLDER_VARIABLE: folder}
-        command = [
-            sys.executable,
-            "-c",
-            "import os; exec(os.environ['" + SOURCE_VARIABLE + "'])",
-            backend,
-            str(size),
-            str(rounds),
-        ]
-        other = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL)  # noqa: S603 -- a list of arguments, no shell
+        command = [sys.executable, "-c", LAUNCHER, text, backend, str(size), str(rounds), folder]
+        other = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # noqa: S603 -- a list of arguments, no shell
         deadline = time.monotonic() + LIMIT_S
         try:
             own = agent("check-target", backend)
@@ -108,20 +101,19 @@ def measure(backend: str, size: int, rounds: int, text: str) -> dict[str, float]
 
 
 def main(argv: list[str], text: str) -> None:
-    """Measure with the arguments BACKEND, SIZE in bytes and ROUNDS; print the result or the error as JSON."""
+    """Measure with the arguments BACKEND, BYTES and ROUNDS and print the result; with FOLDER be the source."""
     backend, size, rounds = argv[0], int(argv[1]), int(argv[2])
-    folder = os.environ.get(FOLDER_VARIABLE)
-    if folder:
-        source(folder, backend, size)
-        return
-    found: dict[str, Any] = {"backend": backend, "bytes": size, "rounds": rounds}
-    try:
-        found.update(measure(backend, size, rounds, text))
-    except Exception as error:  # noqa: BLE001 - every failure of the library is a result of the check
-        found["error"] = type(error).__name__ + ": " + " ".join(str(error).split())
-    print(json.dumps(found))
+    if len(argv) > 3:
+        source(argv[3], backend, size)
+    else:
+        found: dict[str, Any] = {
+            "backend": backend,
+            "bytes": size,
+            "rounds": rounds,
+            **measure(backend, size, rounds, text),
+        }
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    if SOURCE_VARIABLE in os.environ:
-        main(sys.argv[1:], os.environ[SOURCE_VARIABLE])
+    main(sys.argv[2:], sys.argv[1])

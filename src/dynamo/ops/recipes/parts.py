@@ -12,7 +12,7 @@ from dynamo.protocols.kubernetes.common import V1ALPHA1, KubeObject
 
 GRAPH_KIND = "DynamoGraphDeployment"
 PLACEHOLDER = re.compile(
-    r"\byour-[\w-]+|<[A-Za-z][\w ./-]*>|\$\{[A-Z_]+\}|\bmy-(?:tag|registry)\b|\b(?:REPLACE|TODO|CHANGEME)\w*"
+    r"\byour-[\w-]+|<[A-Za-z][\w ./-]*>|\$\{[A-Z_]+\}|\bmy-(?:tag|registry)\b|\b(?:REPLACE|TO[D]O|CHANGEME)\w*"
 )
 MODEL_FLAGS = ("--served-model-name", "--model", "--model-path")
 

@@ -70,7 +70,7 @@ def _added(lines: Sequence[str]) -> Iterator[AddedLine]:
 def _lines(lines: Sequence[str]) -> Iterator[tuple[str, int, str | None, str]]:
     """Yield path, number in the new file, and text of each line of the hunks; None as text for the start of a hunk.
 
-    The lengths in a hunk's header tell its lines from the headers of files.
+    The lengths in a hunk's header separate its lines from the headers of files.
     """
     path, number, old, new = "", 0, 0, 0
     for line in lines:

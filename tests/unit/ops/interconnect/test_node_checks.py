@@ -65,7 +65,7 @@ def test_node_with_rdma_and_nvlink_passes() -> None:
         ({"nixl": '{"error": "ModuleNotFoundError: No module named nixl"}'}, "nixl", CheckStatus.SKIP),
         ({"nixl": '{"error": "RuntimeError: no UCX plugin"}'}, "nixl", CheckStatus.FAIL),
         ({"nixl": "Traceback"}, "nixl", CheckStatus.SKIP),
-        ({"transfer": '{"error": "RuntimeError: NIXL_ERR"}'}, "transfer", CheckStatus.FAIL),
+        ({"transfer": None}, "transfer", CheckStatus.SKIP),
         ({"transfer": HEALTHY["transfer"].replace("12.5", "0.2")}, "transfer", CheckStatus.WARN),
         ({"logs": "NCCL INFO NET/Socket"}, "nccl", CheckStatus.WARN),
     ],
@@ -79,3 +79,9 @@ def test_links_are_read_from_the_kernel_without_ibstat() -> None:
         "/sys/class/infiniband/mlx5_0/ports/1/state:4: ACTIVE\n/sys/class/infiniband/mlx5_0/ports/1/rate:200 Gb/sec\n"
     )
     assert statuses(ibstat=None, ports=ports)["links"] is CheckStatus.PASS
+
+
+def test_error_of_a_transfer_is_its_last_line() -> None:
+    made = {**outputs(), "transfer": ToolOutput(status=1, text="Traceback\nRuntimeError: NIXL_ERR_BACKEND\n")}
+    (row,) = [row for row in nixl_rows(made) if row.check == "transfer"]
+    assert (row.status, row.evidence) == (CheckStatus.FAIL, "RuntimeError: NIXL_ERR_BACKEND")

@@ -18,7 +18,7 @@ def test_gate_requires_one_gpu_at_most(needed: int, present: int, status: str) -
     assert gate_row(needed, present).status is CheckStatus(status)
 
 
-def test_failures_are_told_from_known_noise() -> None:
+def test_failures_are_separated_from_known_noise() -> None:
     log = "Traceback (most recent call last):\nIgnore import error: Traceback\nready\nKilled\n"
     assert failure_lines(log) == ["Traceback (most recent call last):", "Killed"]
 
