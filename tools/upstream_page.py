@@ -25,7 +25,8 @@ NEVER = "Files of which no test passes in either, because they import an engine 
 HEAD = """# Upstream's tests
 
 The released 1.6.1 contains its unit tests. `python -m tools.upstream_tests DIRECTORY` runs them with the released package and with this one
-in its place, in environments with the same libraries and without an engine or a GPU. Packages that this one does not have (`kv_dc_relay`,
+in its place, in environments with the same libraries and without an engine or a GPU. `lib` and `tests` are of upstream's repository: its
+bindings' tests and its end-to-end tests with mockers, in a version shortly before the release, with real etcd and NATS servers. Packages that this one does not have (`kv_dc_relay`,
 `profiler`, `squeeze_evolve`, `thunderagent_router`, `tokenspeed`, `triton`) are upstream's own code on this package's runtime. The tables
 have the tests that pass in each file. They are written by `tools/upstream_page.py`; `tests/conformance/test_upstream_tests.py` runs some.
 

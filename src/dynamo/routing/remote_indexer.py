@@ -215,7 +215,7 @@ class RemoteIndexer:
         hashes = list(unpack(blocks))
         prompt = RoutedPrompt(model_name, RankName(*rank), hashes, sequence_hashes(hashes))
         try:
-            answer = await self._asked(self._recorder, encode(prompt, MSGPACK), object)
+            answer = await self._query(self._recorder, encode(prompt, MSGPACK), object)
             if answer != RECORDED:
                 raise StreamIncomplete(f"the indexer answered {answer!r}")
         except (DynamoException, TimeoutError, *UNREADABLE) as error:
@@ -227,7 +227,7 @@ class RemoteIndexer:
             return {}
         query = encode(IndexerQuery(model_name, list(unpack(blocks))), MSGPACK)
         try:
-            answer = await self._asked(self._client, query, IndexerAnswer)
+            answer = await self._query(self._client, query, IndexerAnswer)
             if answer.scores is None:
                 raise StreamIncomplete(answer.error or "the indexer sent an empty response")
         except (DynamoException, TimeoutError, *UNREADABLE) as error:
@@ -236,7 +236,7 @@ class RemoteIndexer:
         return held_of(answer.scores)
 
     @staticmethod
-    async def _asked(client: Client, body: bytes, kind: type[Answered]) -> Answered:
+    async def _query(client: Client, body: bytes, kind: type[Answered]) -> Answered:
         receiver = OneAnswer("the indexer")
         async with asyncio.timeout(QUERY_TIMEOUT_S):
             await client.send(body, receiver, request_id=f"kv-indexer-{uuid.UUID(int=random.getrandbits(128))}")

@@ -262,8 +262,8 @@ class DisaggregatedDispatch(Dispatch):
             if named is None:
                 named = served.bound(self._request, exclude)
             worker = served.pick(exclude) if named is None else named
-            asked = routing is not None and (routing.prefill_dp_rank is not None or routing.dp_rank is not None)
-            rank = None if asked else served.next_rank(worker)
+            is_named = routing is not None and (routing.prefill_dp_rank is not None or routing.dp_rank is not None)
+            rank = None if is_named else served.next_rank(worker)
             phase = PrefillPhase(served, self._request_id, worker, dp_rank=rank)
             self.prefill = phase
             return phase

@@ -46,6 +46,6 @@ def test_overload_is_known_by_what_it_is_whatever_its_http_status() -> None:
     ("error", "status"),
     [(InvalidArgument("text", is_public=False), "INVALID_ARGUMENT"), (Unknown("text"), "INTERNAL")],
 )
-def test_a_tensor_models_failure_is_told_in_its_own_words(error: DynamoException, status: str) -> None:
+def test_failure_of_a_tensor_model_keeps_its_own_text(error: DynamoException, status: str) -> None:
     assert status_of(error)[1] != "text"
     assert status_of(shown(error)) == (status, "text")

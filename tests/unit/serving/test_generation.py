@@ -185,9 +185,10 @@ def test_output_that_cannot_be_read_is_the_workers_fault() -> None:
     assert isinstance(heard.errors[0], Unknown)
 
 
-def test_json_workers_are_understood() -> None:
+@pytest.mark.parametrize("index", [{"index": 0}, {"index": None}, {}])
+def test_json_workers_are_understood(index: dict[str, int | None]) -> None:
     generation, _, _ = make()
-    generation.on_item(Item(json_encode({"token_ids": [1, 2], "index": 0}), codec="json"))
+    generation.on_item(Item(json_encode({"token_ids": [1, 2], **index}), codec="json"))
     assert generation.choices[0].text() == "Hello world"
 
 
