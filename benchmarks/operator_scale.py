@@ -1,4 +1,4 @@
-"""Operator at scale: many graphs until all are ready, beside a kopf prototype that makes the same objects.
+"""Operator at scale: many graphs until all are ready, compared with a kopf prototype that makes the same objects.
 
     python -m benchmarks.operator_scale [--graphs 150] [--many 500] [--save]
 
