@@ -19,7 +19,7 @@ from dynamo.profiler.status import StatusFile
 logger = logging.getLogger(__name__)
 
 LOG_FILE = "profile_sla.log"
-INVALID = "Config validation failed"
+INVALID, FAILED = "Config validation failed", "Profiler failed"
 USAGE_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
 
 
@@ -72,7 +72,8 @@ def read_spec(text: str) -> Any:
 
 def _refused(status: StatusFile, error: str, code: int) -> int:
     sys.stderr.write(f"error: {error}\n")
-    _fail(status, INVALID, error)
+    is_begun = status.phase not in (None, "Initializing")
+    _fail(status, FAILED if is_begun else INVALID, error)
     return code
 
 

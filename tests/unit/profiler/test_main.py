@@ -36,6 +36,14 @@ def test_invalid_specification_is_exit_code_1_with_the_reason(
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: image: missing")
 
 
+def test_failure_of_the_search_is_not_one_of_the_specification(tmp_path: Path) -> None:
+    hardware = {"gpuSku": "t4", "totalGpus": 1, "numGpusPerNode": 1}
+    spec = {**SPEC, "model": "meta-llama/Llama-3.3-70B-Instruct", "hardware": hardware}
+    assert main(["--config", json.dumps(spec), "--output-dir", str(tmp_path)]) == 1
+    assert status(tmp_path)["message"] == "Profiler failed"
+    assert "no engine of up to 8 nodes fits" in status(tmp_path)["error"]
+
+
 def test_wrong_argument_is_exit_code_2_with_a_status(tmp_path: Path) -> None:
     assert main(["--config", "{}", f"--output-dir={tmp_path}", "--no-such-flag"]) == 2
     assert status(tmp_path)["status"] == "failed"

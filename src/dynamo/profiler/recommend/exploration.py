@@ -199,17 +199,23 @@ class Exploration:
                 return
 
     def _refine(self) -> None:
-        """Try other batch limits and router modes of the best deployment."""
-        best = best_of(self.results, self.share)
-        config = best.candidate.config
-        options = [
-            CandidateDeployment(replace(config, decode=replace(config.decode, batch=batch)), router)
-            for batch in BATCHES
-            for router in ROUTERS
-            if abs(BATCHES.index(batch) - BATCHES.index(_batch(config.decode.batch))) <= 1
-        ]
-        for one in options:
-            self._whole(one)
+        """Try other batch limits of the best deployment, with fewer engines where they suffice, and then other routers."""
+        best = best_of(self.results, self.share).candidate
+        for batch in BATCHES:
+            decode = replace(best.config.decode, batch=batch)
+            self._shrink(CandidateDeployment(replace(best.config, decode=decode), best.router_mode))
+        best = best_of(self.results, self.share).candidate
+        for router in ROUTERS:
+            self._whole(CandidateDeployment(best.config, router))
+
+    def _shrink(self, candidate: CandidateDeployment) -> None:
+        """Remove engines while the objectives are met."""
+        found = self._whole(candidate)
+        while found.met_share >= self.share:
+            outcomes = [self._whole(one) for one in neighbours(found.candidate, larger=False)]
+            if not outcomes:
+                return
+            found = min(outcomes, key=lambda one: _order(one, self.share))
 
     def _whole(self, candidate: CandidateDeployment) -> SimulatedResult:
         known = next((one for one in self.results if one.candidate == candidate), None)
