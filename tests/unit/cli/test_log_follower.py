@@ -45,7 +45,7 @@ class Logs(KubeStore):
                 position += 1
                 yield known[position - 1]
             else:
-                await asyncio.sleep(0)
+                await turns(1)
 
     def pod(self, name: str, phase: str = "Running", containers: tuple[str, ...] = ("main",), **labels: str) -> None:
         state = {"running": {}} if phase == "Running" else {"terminated": {}} if phase != "Pending" else {"waiting": {}}

@@ -23,7 +23,7 @@ SCHEMA_ERROR = (
 )
 
 
-def test_the_condition_is_set_beside_others_and_keeps_its_time() -> None:
+def test_condition_of_failures_leaves_others_and_keeps_its_time() -> None:
     value: dict[str, Any] = {"metadata": {"generation": 2}, "status": {"state": "pending", "conditions": [READY]}}
     status = with_failure(value, "ReconcileFailed", "403 Forbidden: no", FIRST)
     assert status["state"] == "pending"
