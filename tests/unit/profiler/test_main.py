@@ -1,4 +1,6 @@
 import json
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,18 @@ SPEC: dict[str, Any] = {
     "image": "r/dynamo-planner:1.6.1",
     "hardware": {"gpuSku": "h100_sxm", "totalGpus": 8, "numGpusPerNode": 8},
 }
+
+
+@pytest.fixture(autouse=True)
+def root_logger() -> Iterator[None]:
+    """Restore the root logger, which `main` sets up."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    for added in [one for one in root.handlers if one not in handlers]:
+        root.removeHandler(added)
+        added.close()
+    root.setLevel(level)
 
 
 def status(directory: Path) -> dict[str, Any]:
