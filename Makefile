@@ -10,6 +10,8 @@ ARGS ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST := $(BIN)/python -m pytest
 PARALLEL = -n $(JOBS) --dist loadfile
+# Envoy's definitions, in a folder of their own that tests/conftest.py adds: the package has old copies of OpenTelemetry's modules.
+XDS = $(PIP) --no-deps --upgrade --target $(VENV)/xds-protos 'xds-protos>=1.60,<2' && rm -rf $(VENV)/xds-protos/opentelemetry
 LOCAL := not conformance and not clients and not engines and not reference
 SEEDS ?= 10000
 REQUESTS ?= 10000
@@ -133,8 +135,10 @@ $(VENV)/.check: pyproject.toml | $(BIN)/python
 
 $(VENV)/.test: pyproject.toml | $(BIN)/python
 	$(PIP) -e '.[test]'
+	$(XDS)
 	@touch $@ $(VENV)/.serve
 
 $(VENV)/.reference: pyproject.toml | $(BIN)/python
 	$(PIP) -e '.[test,reference]'
+	$(XDS)
 	@touch $@ $(VENV)/.test $(VENV)/.serve

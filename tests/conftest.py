@@ -3,6 +3,8 @@
 import gc
 import os
 import signal
+import sys
+from pathlib import Path
 
 from hypothesis import settings
 
@@ -11,6 +13,9 @@ settings.register_profile("dynamo", deadline=None, max_examples=30)
 # Continuous integration says the same of the same commit; everybody else draws new examples each time.
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dynamo"))
+
+# Envoy's definitions (Makefile): last, because the folder has parts of packages that are installed too.
+sys.path.append(str(Path(sys.prefix) / "xds-protos"))
 
 # A shell starts background commands with SIGINT ignored, and children inherit that: tests that interrupt need the default.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

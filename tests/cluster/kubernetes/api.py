@@ -82,6 +82,8 @@ class Api:
     def __init__(self, storage: Storage, registry: Registry, hooks: Hooks) -> None:
         self.storage, self.registry, self._hooks = storage, registry, hooks
         self._addresses = 0
+        self.allows_loopback = False
+        """Whether endpoints may have loopback addresses, which the real server refuses: those of pods that are processes here."""
         self.extra_checks: dict[tuple[str, str], Callable[[Object, Object | None], list[Object]]] = {}
         """Validation of further built-in resources."""
         self.after_write: dict[tuple[str, str], Callable[[Object | None, Object | None], None]] = {}
@@ -467,7 +469,10 @@ class Api:
         if resource.custom:
             return []
         extra = self.extra_checks.get(resource.key)
-        return checks.check(item, live) + (extra(item, live) if extra else [])
+        found = checks.check(item, live) + (extra(item, live) if extra else [])
+        if item["kind"] == "EndpointSlice" and not self.allows_loopback:
+            found += checks.check_slice(item)
+        return found
 
     def _default(self, resource: Resource, item: Object) -> None:
         resource.schema.apply_defaults(item)

@@ -43,12 +43,11 @@ def check(item: Object, live: Object | None) -> list[Object]:
         causes += _check_claim(spec, before, live)
     elif kind in {"ConfigMap", "Secret"}:
         causes += _check_data(item, live)
-    return causes + _check_slice(item)
+    return causes
 
 
-def _check_slice(item: Object) -> list[Object]:
-    if item["kind"] != "EndpointSlice":
-        return []
+def check_slice(item: Object) -> list[Object]:
+    """Return what is wrong with the addresses of an EndpointSlice."""
     causes = [] if item.get("addressType") else [required("addressType")]
     for index, endpoint in enumerate(item.get("endpoints") or []):
         for at, address in enumerate(endpoint.get("addresses") or []):

@@ -12,9 +12,10 @@ import pytest
 from tests.cluster.memory import MemoryCluster
 
 from dynamo.core.codec import msgpack_encode
-from dynamo.dc_relay.grpc_probes import HEALTH_SERVICE, REFLECTION_SERVICE
+from dynamo.dc_relay.grpc_probes import REFLECTION_SERVICE
 from dynamo.dc_relay.messages import CLASSES, CONTRACT_MARKER, METHODS, SERVICE
 from dynamo.dc_relay.service import REASON_KEY
+from dynamo.grpc.health import HEALTH_SERVICE
 from dynamo.kv_events.source import KvEventSource
 from dynamo.llm import KvDcRelay
 from dynamo.protocols.discovery import MODEL_CARDS

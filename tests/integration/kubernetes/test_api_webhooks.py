@@ -190,7 +190,10 @@ def test_leader_worker_set_and_clique_set_become_ready(client: httpx.Client) -> 
     }
     assert client.post(path, json=body).status_code == 201
     settled(client, f"{path}/l", lambda one: one.get("status", {}).get("readyReplicas") == 2)
-    cliques = [{"name": name, "spec": {"replicas": 1, "podSpec": pod_spec()}} for name in ("front", "ldr", "wkr")]
+    cliques = [
+        {"name": name, "spec": {"roleName": name, "replicas": 1, "podSpec": pod_spec()}}
+        for name in ("front", "ldr", "wkr")
+    ]
     groups = [{"name": "decode", "cliqueNames": ["ldr", "wkr"], "replicas": 2}]
     path = "/apis/grove.io/v1alpha1/namespaces/default/podcliquesets"
     spec = {"replicas": 1, "template": {"cliques": cliques, "podCliqueScalingGroups": groups}}

@@ -14,7 +14,7 @@ from tools import charts
 from dynamo.core.config import load
 from dynamo.operator import permissions
 from dynamo.operator.process import OperatorOptions
-from dynamo.operator.webhook_configurations import configurations
+from dynamo.operator.webhook_configurations import WebhookAddress, configurations
 from dynamo.protocols.kubernetes.crds import manifests
 
 pytestmark = pytest.mark.integration
@@ -96,13 +96,13 @@ def test_definitions_equal_those_of_deploy_crds() -> None:
 
 def test_webhooks_are_those_that_the_operator_maintains() -> None:
     found = rendered("dynamo-platform")
-    for wanted in configurations("dynamo-operator-webhook-service", SYSTEM, "x"):
+    for wanted in configurations(WebhookAddress("dynamo-operator-webhook-service", SYSTEM), "x"):
         own = by_kind(found, wanted["kind"])[wanted["metadata"]["name"]]
         for hook in wanted["webhooks"]:
             del hook["clientConfig"]["caBundle"]
         assert own["webhooks"] == wanted["webhooks"]
     narrow = rendered("dynamo-platform", EVERYTHING)
-    for wanted in configurations("dynamo-operator-webhook-service", SYSTEM, "x", ["team"]):
+    for wanted in configurations(WebhookAddress("dynamo-operator-webhook-service", SYSTEM), "x", ["team"]):
         own = by_kind(narrow, wanted["kind"])[wanted["metadata"]["name"]]
         assert [one["namespaceSelector"] for one in own["webhooks"]] == [
             one["namespaceSelector"] for one in wanted["webhooks"]

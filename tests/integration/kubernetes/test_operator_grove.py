@@ -10,7 +10,6 @@ import httpx
 import pytest
 from benchmarks.ports import free_port
 from tests.cluster.kubernetes.operated import (
-    CRDS,
     DEADLINE_S,
     SPACE,
     Case,
@@ -21,6 +20,7 @@ from tests.cluster.kubernetes.operated import (
     run_on,
 )
 from tests.cluster.kubernetes.running import KubernetesServer
+from tests.cluster.kubernetes.servers import CRDS
 from tests.cluster.kubernetes.workloads import workload_definitions
 from tests.cluster.processes import ProcessGroup
 
