@@ -108,6 +108,10 @@ def plain(text: str) -> str:
     return re.sub(r"(?<=[/_:])(?=[0-9a-f]*\d)[0-9a-f]{11,19}(?=[/\",}]|$)", "ID", text)
 
 
+CONTROL = "v1/instances/dynamo/backend/worker_control/ID"
+"""Endpoint of our workers by which our frontends drain them; the released one has none."""
+
+
 def test_both_implementations_write_the_same_records_under_the_same_keys(
     implementations: dict[str, Implementation], etcd: EtcdCluster
 ) -> None:
@@ -118,5 +122,6 @@ def test_both_implementations_write_the_same_records_under_the_same_keys(
         wait_until(lambda: etcd.names() == [], "something outlived its owner", GONE_TIMEOUT_S)
     assert {"v1/instances/dynamo/backend/generate/ID", "v1/mdc/dynamo/backend/generate/ID"} <= written["ours"].keys()
     device = '"device_type":"cuda"', '"device_type":"cpu"'  # Theirs says so on any machine.
+    del written["ours"][CONTROL]
     for key, record in written["ours"].items():
         assert record == written["theirs"][key].replace(*device), key

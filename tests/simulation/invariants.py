@@ -158,6 +158,8 @@ def untried(world: "World", sent: Sent, workers: list[int]) -> list[str]:
         and worker.served_s <= now - CHOICE_S
         and not world.is_disturbed(now - CONNECT_S, now, worker.name)
         and not world.is_disturbed(now - CONNECT_S, now, f"{worker.name}/{frontend.name}")
+        # Where all links of a frontend broke at once, it may have tried the others over broken connections.
+        and not world.is_disturbed(now - CONNECT_S, now, f"{frontend.name}/links")
     ]
 
 

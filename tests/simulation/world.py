@@ -557,6 +557,8 @@ class World:
             links = [link for link in self.network.links if frontend.process in link.ends]
             for link in links:
                 link.sever(0.0, self.network.latency())
+            now = self.loop.time()
+            self.disturbances.append([f"{frontend.name}/links", now, now])
             return bool(links)
         elif is_only:
             return False
