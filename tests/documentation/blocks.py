@@ -88,7 +88,7 @@ def commands(text: str) -> list[Command]:
             continue
         words = shlex.split(so_far, comments=True)
         if words:
-            is_short = {"--help", "-h", "--dry-run"} & set(words)
+            is_short = bool({"--help", "-h", "--dry-run"} & set(words)) or "-m dynamo.profiler" in so_far
             found.append(
                 Command(text=so_far, is_server=words[-1] == "&" or (bool(SERVER.search(so_far)) and not is_short))
             )
