@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest
 PARALLEL = -n $(JOBS) --dist loadfile
 # Envoy's definitions, in a folder of their own that tests/conftest.py adds: the package has old copies of OpenTelemetry's modules.
 XDS = $(PIP) --no-deps --upgrade --target $(VENV)/xds-protos 'xds-protos>=1.60,<2' && rm -rf $(VENV)/xds-protos/opentelemetry
-LOCAL := not conformance and not clients and not engines and not reference
+LOCAL := not conformance and not clients and not engines and not reference and not install
 SEEDS ?= 10000
 REQUESTS ?= 10000
 CLIENTS ?=
@@ -20,7 +20,7 @@ CONFORMANCE_SUBSET := peer_frontend runtime_peer requests_peer answer_formats_pe
 	disagg_peer etcd_peer nats_peer kserve_peer python_api_peer forward_pass_peer tls_peer routing_services_peer virtual_connector_peer
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-reference check bench simulate conformance conformance-subset test-disagg test-planner test-clients test-docs test-engines test-kubernetes format references clean
+.PHONY: help install serve test test-reference check bench simulate conformance conformance-subset test-disagg test-planner test-clients test-docs test-engines test-kubernetes test-install format references clean
 
 help: ## Show this list.
 	@echo "Verbs (each installs what it needs into $(VENV) first):"
@@ -99,6 +99,9 @@ test-docs: $(VENV)/.test ## Run every command of README.md, docs/ and examples/ 
 test-engines: $(VENV)/.test ## Serve a tiny model with vLLM, in a separate environment below .cache (5 GB; DYNAMO_ENGINES_HOME sets another place).
 	$(BIN)/python tools/engines_env.py
 	$(BIN)/python -m pytest -m engines tests/engines $(ARGS)
+
+test-install: $(VENV)/.test ## Install the Helm charts on the test API server, serve, scale under load, upgrade and uninstall.
+	$(PYTEST) -m install tests/integration/kubernetes/test_install.py $(ARGS)
 
 test-kubernetes: $(VENV)/.test ## Run the Kubernetes tests on the kube-apiserver and etcd of the folder KUBEBUILDER_ASSETS.
 	@test -x "$$KUBEBUILDER_ASSETS/kube-apiserver" -a -x "$$KUBEBUILDER_ASSETS/etcd" || { \

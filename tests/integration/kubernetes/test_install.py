@@ -16,7 +16,7 @@ from dynamo import __version__
 from dynamo.operator.permissions import CLUSTER_RULES, ELECTION_RULES, GRAPH_RULES, cells, missing, rules_of
 from dynamo.protocols.kubernetes.crds import KINDS
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.install]
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 HOOKS = "/apis/admissionregistration.k8s.io/v1"
