@@ -45,7 +45,7 @@ def call(server: AnyKubernetes, method: str, path: str, body: Any = None) -> Any
             time.sleep(0.05)
             response = send()
         if response.status_code != 409:
-            response.raise_for_status()
+            assert response.is_success, f"{method} {path}: {response.status_code}: {response.text}"
         return response.json()
 
 

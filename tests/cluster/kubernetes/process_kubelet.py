@@ -56,7 +56,7 @@ class ProcessKubelet:
         self._thread = threading.Thread(target=self._run, name="kubelet", daemon=True)
         assert server.controllers is not None
         server.controllers.runs_pods = False
-        server.server.allows_loopback = True
+        server.server.api.allows_loopback = True
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -216,6 +216,7 @@ def test_picker_with_replicas_waits_until_it_has_read_their_service(group: Stand
     group.pod("a", "127.0.0.2")
     call(group.server, "POST", POOLS, {"metadata": {"name": "pool"}, "spec": POOL_SPEC})
     group.server.act(path="/apis/discovery.*", status=503, count=5)
+    group.server.server.api.allows_loopback = True
     endpoints = [{"addresses": [ip], "conditions": {"ready": True}} for ip in ("127.0.0.11", "127.0.0.12")]
     metadata = {"name": "epp-1", "labels": {"kubernetes.io/service-name": "epp"}}
     body = {"metadata": metadata, "addressType": "IPv4", "endpoints": endpoints, "ports": []}
