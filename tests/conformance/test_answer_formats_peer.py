@@ -139,7 +139,7 @@ declared strict is not called so."""
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_a_response_has_every_field_of_theirs_with_its_value(peers, name):
+def test_responses_api_fields_and_values_equal_the_released_frontends(peers, name):
     ours, theirs = (peers.post(implementation, RESPONSES, TOLD[name])[1] for implementation in ("ours", "theirs"))
     assert theirs["output"] and set(theirs) <= set(ours)
     for key in set(theirs) - OURS_ALONE - {"id", "created_at", "completed_at"}:
@@ -148,7 +148,7 @@ def test_a_response_has_every_field_of_theirs_with_its_value(peers, name):
         assert ours["usage"][key] == theirs["usage"][key]
 
 
-def test_a_message_is_theirs(peers):
+def test_anthropic_message_equals_the_released_frontends(peers):
     for body in (
         {"stop_sequences": ["there"]},
         {"messages": [USER, {"role": "user", "content": "and?"}]},
@@ -175,7 +175,7 @@ def told_in_order(peers, implementation, path, body):
 
 @pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
 @pytest.mark.parametrize("body", [{}, {"nvext": script("Hello", finish_reason="length")}])
-def test_a_text_is_streamed_in_the_same_order(peers, path, body):
+def test_stream_events_have_the_same_order_as_the_released_frontends(peers, path, body):
     ours = [kind for kind in told_in_order(peers, "ours", path, body) if kind != "ping"]  # As Anthropic's own say.
     assert ours == told_in_order(peers, "theirs", path, body)
 
@@ -194,7 +194,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_the_same_is_refused_with_the_same_status(peers, name):
+def test_both_frontends_refuse_the_same_requests_with_the_same_status(peers, name):
     path, body, status = REFUSED[name]
     ours, theirs = (peers.post(implementation, path, body) for implementation in ("ours", "theirs"))
     assert ours[0] == theirs[0] == status

@@ -102,7 +102,7 @@ def peers(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_both_legs_are_the_same(peers, name):
+def test_both_frontends_send_the_same_prefill_and_decode_requests(peers, name):
     ours, told = peers.phases("ours", ASKED[name])
     theirs, expected = peers.phases("theirs", ASKED[name])
     assert [role for role, _ in ours] == ["prefill", "decode"]
@@ -125,7 +125,7 @@ def test_both_frontends_return_the_same_error_for_a_failed_prefill(peers, name):
     assert ours != 200
 
 
-def test_a_prefill_that_ends_the_text_is_all_of_it(peers):
+def test_response_ends_with_a_prefill_that_generates_the_last_token(peers):
     if peers.is_bootstrapped:
         pytest.skip("decode was sent already")
     body = {"nvext": {"annotations": ["prefill_ends:stop"], "extra_fields": ["worker_id"]}}
@@ -157,7 +157,7 @@ def wait_for_lines(peers, before, matches):
         time.sleep(0.05)
 
 
-def test_the_model_is_ready_in_both_roles(peers):
+def test_model_is_ready_with_workers_of_both_roles(peers):
     answers = {}
     for implementation, port in peers.ports.items():
         with closing(http.client.HTTPConnection(HOST, port, timeout=30)) as connection:
@@ -168,7 +168,7 @@ def test_the_model_is_ready_in_both_roles(peers):
 
 @pytest.mark.parametrize("mode", ["round-robin", "kv"])
 @pytest.mark.parametrize("meets", [False, True])
-def test_released_mockers_answer_in_both_roles(tmp_path, mode, meets):
+def test_released_mockers_serve_both_roles(tmp_path, mode, meets):
     require_peer()
     with DisaggregatedPeers(tmp_path, mode, ("ours",)) as peers:
         for role in ("prefill", "decode"):

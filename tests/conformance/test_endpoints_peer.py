@@ -154,7 +154,7 @@ def test_both_frontends_send_the_same_requests_and_responses(peers, name):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_the_same_is_refused(peers, name):
+def test_both_frontends_refuse_the_same_requests(peers, name):
     path, body, status = REFUSED[name]
     assert [peers.post(implementation, path, body).status for implementation in ("ours", "theirs")] == [status] * 2
 
@@ -177,7 +177,7 @@ TALKS = {
 
 
 @pytest.mark.parametrize("name", TALKS)
-def test_a_conversation_is_the_same(peers, name):
+def test_both_frontends_return_the_same_conversation(peers, name):
     peers.answers.write_text(json.dumps([UPDATED]))
     heard = []
     for implementation in ("ours", "theirs"):

@@ -29,14 +29,14 @@ ADAPTERS = [
 
 
 @pytest.mark.parametrize(("engine", "config", "table"), ADAPTERS)
-def test_adapter_knows_the_flags_of_the_released_adapter(
+def test_adapter_accepts_the_flags_of_the_released_adapter(
     engine: str, config: type[Any], table: Sequence[UnsupportedFlag]
 ) -> None:
     assert sorted(released(f"{engine}/backend_args.py") - known(config, table)) == []
 
 
 @pytest.mark.parametrize(("engine", "config", "table"), ADAPTERS)
-def test_adapter_knows_the_flags_that_all_released_adapters_share(
+def test_adapter_accepts_the_flags_common_to_all_released_adapters(
     engine: str, config: type[Any], table: Sequence[UnsupportedFlag]
 ) -> None:
     shared = released("common/configuration/groups/runtime_args.py")

@@ -142,7 +142,7 @@ def number_of(row):
 
 
 @pytest.mark.parametrize("event", ["request_end", "request_payload"])
-def test_rows_have_the_same_fields_of_the_same_kinds(sides, event):
+def test_audit_rows_have_the_same_fields_and_types(sides, event):
     released, mine = (by_event(side.rows, event) for side in sides)
     assert len(released) == len(mine)
     for theirs_row, our_row in zip(released, mine, strict=True):

@@ -141,7 +141,7 @@ def test_both_frontends_send_the_same_options_for_tool_calls(peers: GuidedPeers,
     assert differing == []
 
 
-def test_what_contradicts_itself_is_refused_by_both(peers: GuidedPeers) -> None:
+def test_both_frontends_refuse_contradictory_guided_options(peers: GuidedPeers) -> None:
     for fields in (
         {"guided_regex": "a", "guided_choice": ["a"]},
         {"guided_regex": "a", "response_format": {"type": "json_object"}},
@@ -155,14 +155,14 @@ def test_what_contradicts_itself_is_refused_by_both(peers: GuidedPeers) -> None:
         assert [peers.sent(frontend, "plain", fields) for frontend in peers.ports] == [400, 400], fields
 
 
-def test_a_text_completion_is_guided_alike(peers: GuidedPeers) -> None:
+def test_both_frontends_send_the_same_guided_options_for_completions(peers: GuidedPeers) -> None:
     fields = {"prompt": "x", "guided_choice": ["a"]}
     ours, theirs = (peers.sent(frontend, "thinks", fields, "/v1/completions") for frontend in ("ours", "theirs"))
     assert ours == theirs == {"guided_decoding": {"choice": ["a"]}, "require_reasoning": None}
 
 
 @pytest.mark.parametrize("frontend", ["ours", "theirs"])
-def test_the_embedded_engine_says_what_either_frontend_wants(peers: GuidedPeers, frontend: str) -> None:
+def test_embedded_engine_follows_the_guided_options_of_both_frontends(peers: GuidedPeers, frontend: str) -> None:
     bounded = {
         "type": "object",
         "properties": {

@@ -65,7 +65,7 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KservePeers]:
 
 @pytest.mark.parametrize("name", ["double", "shout", "nobody"])
 @pytest.mark.parametrize("kind", ["ModelReady", "ModelMetadata", "ModelConfig"])
-def test_models_are_described_alike(peers: KservePeers, kind: str, name: str) -> None:
+def test_both_frontends_return_the_same_model_metadata(peers: KservePeers, kind: str, name: str) -> None:
     ours, theirs = peers.call(kind, getattr(service_pb2, f"{kind}Request")(name=name))
     assert ours == theirs
 
@@ -101,7 +101,7 @@ def tensors(datatype: str = "INT32", shape: Any = (2,), raw: bytes | None = None
     ],
     ids=lambda message: f"{message.inputs[0].datatype}{list(message.inputs[0].shape)}",
 )
-def test_tensors_are_answered_alike(peers: KservePeers, request_message: Any) -> None:
+def test_both_frontends_return_the_same_tensors(peers: KservePeers, request_message: Any) -> None:
     ours, theirs = peers.call("ModelInfer", request_message)
     assert ours == theirs
 
@@ -127,13 +127,13 @@ def prompt(*texts: str, streaming: bool | None = None, **more: Any) -> Any:
     ],
     ids=["text", "unary", "streaming", "two", "foo", "nothing"],
 )
-def test_text_is_answered_alike(peers: KservePeers, request_message: Any) -> None:
+def test_both_frontends_return_the_same_text(peers: KservePeers, request_message: Any) -> None:
     ours, theirs = peers.call("ModelInfer", request_message)
     assert ours == theirs
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-def test_text_is_streamed_alike(peers: KservePeers, streaming: bool) -> None:
+def test_both_frontends_stream_the_same_text(peers: KservePeers, streaming: bool) -> None:
     request = prompt("one two", streaming=streaming)
     ours, theirs = (
         [MessageToDict(one) for one in peers.stubs[name].ModelStreamInfer(iter([request]), timeout=DEADLINE_S)]
@@ -149,7 +149,7 @@ def test_both_frontends_return_not_found_for_an_unknown_model(peers: KservePeers
     assert peers.call("ModelInfer", request) == [grpc.StatusCode.NOT_FOUND] * 2
 
 
-def test_streams_are_answered_alike(peers: KservePeers) -> None:
+def test_both_frontends_answer_bidirectional_streams_equally(peers: KservePeers) -> None:
     request = tensors(int_contents=[1, 2])
     request.parameters["times"].int64_param = 3
     answers = [

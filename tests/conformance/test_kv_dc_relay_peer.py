@@ -110,7 +110,7 @@ async def seen(address: str) -> tuple[Any, Any, list[int]]:
             await asyncio.sleep(0.2)
 
 
-async def test_both_relays_describe_a_worker_and_its_blocks_alike(
+async def test_both_relays_publish_the_same_worker_and_block_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DYN_FILE_KV", str(tmp_path / "registry"))

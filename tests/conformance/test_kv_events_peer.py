@@ -140,7 +140,7 @@ def kv_recipe(peer: str, variables: dict[str, str]) -> Recipe:
     )
 
 
-def test_their_router_sends_a_prompt_to_our_worker_that_has_it(two_workers: Stack) -> None:
+def test_released_router_sends_a_prompt_to_our_worker_that_caches_it(two_workers: Stack) -> None:
     first = {number: chat(two_workers, number) for number in range(1, 5)}
     settle(two_workers)
     again = {number: chat(two_workers, number) for number in first}
@@ -150,7 +150,7 @@ def test_their_router_sends_a_prompt_to_our_worker_that_has_it(two_workers: Stac
         assert answer.cached_tokens >= 5 * BLOCK
 
 
-def test_their_router_applies_all_that_our_workers_store_and_evict(two_workers: Stack) -> None:
+def test_released_router_applies_stored_and_removed_events_of_our_workers(two_workers: Stack) -> None:
     chat(two_workers, 5)
     settle(two_workers)
     assert chat(two_workers, 5).hit_rate > 0.9
@@ -255,7 +255,7 @@ async def until_asked(runtime: DistributedRuntime, times: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-async def test_their_router_asks_our_worker_for_events_that_were_lost(
+async def test_released_router_recovers_lost_events_from_our_worker(
     peer: str, registry: dict[str, str], ranks: int
 ) -> None:
     runtime = DistributedRuntime(event_plane=LossyPlane)
@@ -291,7 +291,7 @@ async def test_their_router_asks_our_worker_for_events_that_were_lost(
         assert ranks < asked() <= 2 * ranks
 
 
-async def test_their_router_that_comes_late_knows_at_once_what_our_worker_holds(
+async def test_released_router_that_starts_late_loads_the_cached_blocks_of_our_worker(
     peer: str, registry: dict[str, str]
 ) -> None:
     runtime = DistributedRuntime()
@@ -307,9 +307,7 @@ async def test_their_router_that_comes_late_knows_at_once_what_our_worker_holds(
             assert (await asyncio.to_thread(chat, late, 0)).hit_rate < 0.5, "it was evicted"
 
 
-async def test_their_router_understands_a_dump_of_more_chains_than_there_were_events(
-    peer: str, registry: dict[str, str]
-) -> None:
+async def test_released_router_reads_a_dump_with_more_chains_than_events(peer: str, registry: dict[str, str]) -> None:
     runtime = DistributedRuntime()
     forks = [" ".join([*(prompt(one) for one in range(depth)), prompt(100 + depth)]) for depth in (4, 3, 2, 1)]
     async with mocker_here(runtime, "--block-size", str(BLOCK)) as worker:
@@ -324,7 +322,7 @@ async def test_their_router_understands_a_dump_of_more_chains_than_there_were_ev
                 assert (await asyncio.to_thread(chat_about, late, fork)).hit_rate > 0.9
 
 
-async def test_their_router_follows_our_cpu_engine(peer: str, registry: dict[str, str]) -> None:
+async def test_released_router_follows_kv_events_of_our_cpu_engine(peer: str, registry: dict[str, str]) -> None:
     environment = {**os.environ, **registry, "DYN_LOG": "error"}
     command = [sys.executable, "-m", "dynamo.cpu", "--model-name", MODEL_NAME, "--discovery-backend", "file"]
     engine = await asyncio.create_subprocess_exec(*command, "--block-size", str(BLOCK), env=environment)

@@ -74,7 +74,7 @@ def metric(stack: Stack, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
 
-def test_prompts_go_to_the_released_worker_that_holds_them(released_workers: Stack) -> None:
+def test_our_router_sends_prompts_to_the_released_worker_that_caches_them(released_workers: Stack) -> None:
     for number in range(1, 5):
         asked: list[dict[str, Any]] = []
 
@@ -89,7 +89,7 @@ def test_prompts_go_to_the_released_worker_that_holds_them(released_workers: Sta
         assert told["cached_tokens"] >= 5 * BLOCK, "it has what we think it has"
 
 
-def test_what_released_workers_evict_is_not_looked_for_there(released_workers: Stack) -> None:
+def test_our_router_removes_blocks_that_released_workers_evict(released_workers: Stack) -> None:
     until(lambda: chat(released_workers, 5)["kv_hit_rate"] > 0.9, "its blocks are not known")
     for number in range(100, 140):
         chat(released_workers, number)

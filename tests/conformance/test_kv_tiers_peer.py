@@ -45,7 +45,7 @@ def peers(tmp_path: Path) -> Iterator[TierPeers]:
         yield peers
 
 
-def test_a_released_router_that_joins_late_counts_what_is_in_the_host(peers: TierPeers) -> None:
+def test_released_router_that_starts_late_counts_host_blocks(peers: TierPeers) -> None:
     worker = ["-m", "dynamo.cpu", "--model-name", "m", "--threads", "1", "--kv-cache-blocks", str(CACHE_BLOCKS)]
     peers.run(
         [sys.executable, *worker],

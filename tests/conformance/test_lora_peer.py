@@ -108,7 +108,7 @@ def test_our_adapter_is_a_model_of_both_frontends_and_answers_as_its_merged_weig
         assert peers.complete(name, "m", prompt)[0] == 200
 
 
-def test_a_released_workers_adapter_is_served_by_both(peers: LoraPeers) -> None:
+def test_both_frontends_serve_the_adapter_of_a_released_worker(peers: LoraPeers) -> None:
     for name in FRONTENDS:
         peers.wait_until(lambda name=name: "released-tuned" in peers.models(name), f"{name} does not list it")  # type: ignore[misc]
         texts = [

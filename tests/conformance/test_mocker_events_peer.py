@@ -115,7 +115,7 @@ def test_both_mockers_publish_the_same_frames_for_the_same_prompts(peer: str) ->
     assert {tuple(event) for event in events_of(mine)} == {tuple(event) for event in events_of(other)}
 
 
-def test_our_relay_understands_theirs(peer: str) -> None:
+def test_our_relay_reads_events_of_the_released_relay(peer: str) -> None:
     frames, _ = told_by(theirs(peer))
 
     def make_stored(tokens: Any, sizes: Any, hashes: Any, parent: Any, *_: Any, **__: Any) -> Stored:

@@ -82,7 +82,7 @@ def serve_a_pair(home: Path, frontend: Implementation, prefill: str, decode: str
 
 @pytest.mark.parametrize("meeting", ["one after the other", "at once"])
 @pytest.mark.parametrize("frontend", ["ours", "theirs"])
-def test_a_frontend_drives_our_mocker_as_prefill_and_decode(
+def test_released_frontend_serves_with_our_mockers_as_prefill_and_decode_workers(
     peer: str, tmp_path: Path, frontend: str, meeting: str
 ) -> None:
     implementation = theirs(peer) if frontend == "theirs" else ours()
@@ -92,7 +92,7 @@ def test_a_frontend_drives_our_mocker_as_prefill_and_decode(
 @pytest.mark.parametrize("meeting", ["one after the other", "at once"])
 @pytest.mark.parametrize("prefill", ["ours", "theirs"])
 @pytest.mark.parametrize("frontend", ["ours", "theirs"])
-def test_a_mocker_of_each_implementation_hands_prompts_to_the_other(
+def test_prefill_and_decode_mockers_of_different_implementations_serve_together(
     peer: str, tmp_path: Path, frontend: str, prefill: str, meeting: str
 ) -> None:
     implementation = theirs(peer) if frontend == "theirs" else ours()
@@ -101,7 +101,7 @@ def test_a_mocker_of_each_implementation_hands_prompts_to_the_other(
 
 
 @pytest.mark.parametrize("prefill", ["ours", "theirs"])
-def test_sglang_workers_of_each_implementation_meet_too(peer: str, tmp_path: Path, prefill: str) -> None:
+def test_sglang_mockers_of_different_implementations_serve_together(peer: str, tmp_path: Path, prefill: str) -> None:
     """They reserve room before the prompt is computed, and not when it is."""
     pair = (sys.executable, peer) if prefill == "ours" else (peer, sys.executable)
     serve_a_pair(tmp_path, ours(), *pair, "--engine-type", "sglang", at_once=True)
@@ -117,7 +117,7 @@ def question(number: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("engine_type", ["vllm", "sglang", "trtllm"])
-def test_our_mocker_takes_the_time_of_the_released_one(peer: str, engine_type: str) -> None:
+def test_our_mocker_has_the_latency_of_the_released_one(peer: str, engine_type: str) -> None:
     """Shortest times, for each length of prompt; benchmarks/mocker_fidelity.py prints whole distributions."""
     lengths = len(PROMPT_TOKENS)
     found = compare(peer, requests=lengths, concurrency=1, rounds=ROUNDS, flags=["--engine-type", engine_type])
@@ -131,7 +131,7 @@ def test_our_mocker_takes_the_time_of_the_released_one(peer: str, engine_type: s
 
 
 @pytest.mark.parametrize(("frontend", "engine"), [("ours", "theirs"), ("theirs", "ours")])
-def test_a_frontend_routes_as_the_other_implementations_mocker_tells_it_to(
+def test_frontend_routes_by_kv_events_of_the_other_implementations_mocker(
     peer: str, frontend: str, engine: str
 ) -> None:
     """By the cache, though the frontend's own way is in turns: a prompt comes back to the worker that has it."""

@@ -75,7 +75,7 @@ async def runtime(variables: dict[str, str]) -> AsyncIterator[DistributedRuntime
     await made.shutdown()
 
 
-async def test_their_client_understands_at_once_that_we_are_full(
+async def test_released_client_gets_an_overload_error_from_a_full_worker_at_once(
     runtime: DistributedRuntime,
     their_client: Peer,  # noqa: F811
 ) -> None:

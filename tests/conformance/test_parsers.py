@@ -331,7 +331,7 @@ NOT_CONVERTED = {"glm47": {"any", "int64", "float32", "long"}}
 """Names that the released parsers of some families do not know: they leave strings, we convert."""
 
 
-def test_we_convert_values_of_python_types_as_the_released_frontend_does(released: Released) -> None:
+def test_parsers_convert_python_values_as_the_released_frontend(released: Released) -> None:
     differing = []
     for name in sorted({"qwen3_coder", "nemotron_nano", "minimax_m2", "glm47"} & {*released.names}):
         known = {key: text for key, text in NAMED_TYPES.items() if key not in NOT_CONVERTED.get(name, ())}
@@ -346,7 +346,7 @@ def test_we_convert_values_of_python_types_as_the_released_frontend_does(release
     assert not differing, "\n".join(differing)
 
 
-def test_gemma_nulls_are_those_of_the_released_frontend(released: Released) -> None:
+def test_gemma_parser_converts_nulls_as_the_released_frontend(released: Released) -> None:
     if "gemma4" not in released.names:
         pytest.skip("this frontend serves no gemma4")
     text = "<|tool_call>call:now{a:nil,b:none,c:NULL,d:None,e:null,f:[nil,Null],g:TRUE}<tool_call|>"
@@ -354,7 +354,7 @@ def test_gemma_nulls_are_those_of_the_released_frontend(released: Released) -> N
     assert [json.loads(arguments) for _, arguments in ours.calls] == [released.read("gemma4", text)[1][0][1]]
 
 
-def test_we_read_what_the_released_frontend_reads(released: Released) -> None:
+def test_parsers_read_the_same_calls_as_the_released_frontend(released: Released) -> None:
     tools = tools_of(TOOLS)
     differing = []
     for name in released.names:

@@ -74,7 +74,7 @@ def usage_counts(usage):
     return usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]
 
 
-def test_a_chat_is_answered_whole_with_exact_usage(stack, tokenizer):
+def test_chat_response_has_exact_usage(stack, tokenizer):
     status, answer = post(stack, "/v1/chat/completions", messages=MESSAGES, max_tokens=24)
     assert status == 200, answer
     prompt = len(tokenizer.encode(render(QUESTION)).ids)
@@ -86,7 +86,7 @@ def test_a_chat_is_answered_whole_with_exact_usage(stack, tokenizer):
     assert answer["object"] == "chat.completion"
 
 
-def test_a_chat_is_streamed_with_exact_usage(stack, tokenizer):
+def test_chat_stream_has_exact_usage(stack, tokenizer):
     events = stream(stack, "/v1/chat/completions", messages=MESSAGES, max_tokens=24)
     prompt = len(tokenizer.encode(render(QUESTION)).ids)
     assert usage_counts(events[-1]["usage"]) == (prompt, 24, prompt + 24)
@@ -99,7 +99,7 @@ def test_a_chat_is_streamed_with_exact_usage(stack, tokenizer):
     assert {event["object"] for event in events} == {"chat.completion.chunk"}
 
 
-def test_a_completion_is_answered_whole_with_exact_usage(stack, tokenizer):
+def test_completion_response_has_exact_usage(stack, tokenizer):
     status, answer = post(stack, "/v1/completions", prompt=QUESTION, max_tokens=24)
     assert status == 200, answer
     prompt = len(tokenizer.encode(QUESTION).ids)
@@ -110,7 +110,7 @@ def test_a_completion_is_answered_whole_with_exact_usage(stack, tokenizer):
     assert answer["object"] == "text_completion"
 
 
-def test_a_completion_is_streamed_with_exact_usage(stack, tokenizer):
+def test_completion_stream_has_exact_usage(stack, tokenizer):
     events = stream(stack, "/v1/completions", prompt=QUESTION, max_tokens=24)
     prompt = len(tokenizer.encode(QUESTION).ids)
     assert usage_counts(events[-1]["usage"]) == (prompt, 24, prompt + 24)
@@ -119,12 +119,12 @@ def test_a_completion_is_streamed_with_exact_usage(stack, tokenizer):
     assert [choice["finish_reason"] for choice in choices if choice.get("finish_reason")] == ["length"]
 
 
-def test_one_token_is_one_token(stack):
+def test_response_of_one_token_has_one_token(stack):
     events = stream(stack, "/v1/chat/completions", messages=MESSAGES, max_tokens=1)
     assert events[-1]["usage"]["completion_tokens"] == 1
 
 
-def test_prompts_of_five_hundred_tokens_on_sixteen_connections_are_all_exact(stack):
+def test_usage_is_exact_for_sixteen_connections_with_500_token_prompts(stack):
     prompts = read_prompts(bench_model(), 512)
     load = Load(
         host=HOST,
@@ -141,18 +141,18 @@ def test_prompts_of_five_hundred_tokens_on_sixteen_connections_are_all_exact(sta
     assert report.answers >= 16
 
 
-def test_an_unknown_model_is_not_found(stack):
+def test_unknown_model_is_not_found(stack):
     status, _ = stack.ask("POST", "/v1/chat/completions", {"model": "nobody", "messages": MESSAGES, "max_tokens": 2})
     assert status == 404
 
 
-def test_what_the_mocker_refuses_is_the_callers_fault(stack):
+def test_request_refused_by_the_mocker_is_a_client_error(stack):
     status, answer = post(stack, "/v1/chat/completions", messages=MESSAGES)
     assert status == 400, answer
     assert "max_output_tokens" in json.dumps(answer)
 
 
-def test_the_frontend_shows_the_worker_it_found(stack):
+def test_frontend_lists_the_discovered_worker(stack):
     status, health = stack.ask("GET", "/health")
     assert status == 200
     generate = [instance for instance in health["instances"] if instance["endpoint"] == "generate"]
@@ -161,7 +161,7 @@ def test_the_frontend_shows_the_worker_it_found(stack):
 
 
 @pytest.mark.parametrize("pair", PAIRS[1:])
-def test_a_client_that_leaves_disturbs_nobody(implementations, pair):
+def test_disconnected_client_does_not_affect_other_requests(implementations, pair):
     with Stack(recipe(implementations, pair, speedup=1.0), bench_model()) as paced:
         body = {"model": MODEL_NAME, "messages": MESSAGES, "max_tokens": 4000, "stream": True}
         for _ in range(3):
@@ -175,7 +175,7 @@ def test_a_client_that_leaves_disturbs_nobody(implementations, pair):
 
 
 @pytest.mark.parametrize("pair", PAIRS[1:])
-def test_a_worker_that_stopped_is_no_longer_listed(implementations, pair):
+def test_stopped_worker_is_not_listed(implementations, pair):
     with Stack(recipe(implementations, pair), bench_model()) as running:
         running.end_engines()
         deadline = time.monotonic() + GONE_TIMEOUT_S

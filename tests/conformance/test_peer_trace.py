@@ -27,7 +27,7 @@ def traced(stack, index):
     return [line for line in lines_of(stack, index) if line.get("trace_id") == TRACE]
 
 
-def test_the_released_worker_logs_our_clients_trace():
+def test_released_worker_logs_the_trace_id_of_our_client():
     require_peer()
     variables = {"DYN_LOGGING_JSONL": "1", "DYN_LOG": "info"}
     recipe = Recipe(name="trace", frontend=ours(), engine=theirs(peer_python()), variables=variables)

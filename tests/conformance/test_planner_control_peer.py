@@ -77,7 +77,7 @@ async def answers(case: dict[str, Any]) -> list[Any]:
     ]
 
 
-async def test_control_api_answers_as_the_released_one() -> None:
+async def test_control_api_responses_equal_the_released_ones() -> None:
     rng = random.Random(7)
     given = [control_case(rng) for _ in range(150)]
     statuses = set()

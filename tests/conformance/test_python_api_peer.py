@@ -132,7 +132,7 @@ def frontend(
 
 @pytest.mark.parametrize(("frontend", "worker"), BEHIND, indirect=["frontend"])
 @pytest.mark.parametrize("kind", ["text", "tokens"])
-def test_a_registered_model_answers(
+def test_registered_model_serves_requests(
     scripts: Scripts, pythons: dict[str, str], frontend: Frontend, worker: str, kind: str
 ) -> None:
     scripts.start("echo_model/worker.py", *([] if kind == "text" else [bench_model()]), python=pythons[worker])
@@ -177,7 +177,7 @@ ANY = [("ours", "ours"), *BEHIND]
 
 @pytest.mark.usefixtures("errors")
 @pytest.mark.parametrize(("frontend", "worker"), ANY, indirect=["frontend"])
-def test_what_a_worker_raises_becomes_its_http_status(frontend: Frontend) -> None:
+def test_exception_of_a_worker_determines_the_http_status(frontend: Frontend) -> None:
     answers = {words: ask(frontend, words) for words in STATUSES}
     assert {words: answer.status_code for words, answer in answers.items()} == STATUSES
     told = {words: answer.json()["message"] for words, answer in answers.items()}

@@ -54,7 +54,7 @@ def is_listed(port: int) -> bool:
 
 
 @pytest.mark.parametrize("worker_of", ["ours", "theirs"])
-async def test_their_frontend_streams_frames_to_a_worker(peer: str, tmp_path: Path, worker_of: str) -> None:
+async def test_released_frontend_streams_frames_to_our_worker(peer: str, tmp_path: Path, worker_of: str) -> None:
     port = free_port()
     variables = {
         **os.environ,

@@ -52,7 +52,7 @@ async def overlaps(runtime: DistributedRuntime, namespace: str) -> list[int]:
 
 
 @pytest.mark.parametrize("serves", ["theirs", "ours"])
-async def test_the_one_that_asks_knows_what_the_other_holds(
+async def test_frontend_routes_with_the_index_of_the_other_implementation(
     peer: str, serves: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {

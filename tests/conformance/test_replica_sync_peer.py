@@ -164,7 +164,7 @@ async def meeting(
         await listening.shutdown()
 
 
-async def test_both_count_each_others_requests_and_come_to_the_same_costs(meeting: Meeting) -> None:
+async def test_replicas_of_both_implementations_share_requests_and_compute_equal_costs(meeting: Meeting) -> None:
     active = meeting.router.machine.active
     await until(lambda: sum(active.requests) == 0, "their first request never ended for us")
     await meeting.agree(lambda: meeting.prompt(100), "nobody has anything to do")

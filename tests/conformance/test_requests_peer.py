@@ -216,7 +216,7 @@ def test_both_frontends_send_workers_the_same_request(peers, name):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_the_same_is_refused(peers, name):
+def test_both_frontends_refuse_the_same_requests(peers, name):
     path, body = REFUSED[name]
     assert peers.post("theirs", path, body)[0] == peers.post("ours", path, body)[0] == 400
 

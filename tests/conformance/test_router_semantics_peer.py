@@ -191,7 +191,7 @@ async def met(
         context.term()
 
 
-async def test_a_session_has_one_worker_in_both_implementations(
+async def test_session_stays_on_one_worker_in_both_implementations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = ("--router-session-affinity-ttl-secs", "600")
@@ -237,7 +237,7 @@ async def test_keyed_hashes_are_shared_by_both_implementations(tmp_path: Path, m
             meeting.router.release(name)
 
 
-async def test_a_shared_cache_is_worth_the_same_to_both_implementations(
+async def test_shared_cache_has_the_same_weight_in_both_implementations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = ("--router-replica-sync", "--shared-cache-type", "hicache", "--shared-cache-multiplier", "0.5")

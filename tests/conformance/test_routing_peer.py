@@ -133,7 +133,7 @@ def ours(steps: list[list[Any]]) -> list[list[list[int]]]:
     return found
 
 
-def test_hashes_and_histories_agree(peer: str, tmp_path: Path) -> None:
+def test_block_hashes_and_event_histories_equal_the_released_ones(peer: str, tmp_path: Path) -> None:
     chance = random.Random(161)
     questions = [random_question(chance) for _ in range(400)]
     histories = [random_history(chance) for _ in range(40)]

@@ -109,7 +109,7 @@ def in_order(body: Any) -> Any:
 M = {"model_name": "m"}
 
 
-async def test_the_slot_trackers_agree(peer: str, tmp_path: Path) -> None:
+async def test_slot_trackers_return_equal_responses(peer: str, tmp_path: Path) -> None:
     worker = {"worker_id": 1, "block_size": 4, "dp_start": 0, "dp_size": 2, **M}
     add = {"request_id": "a", "worker_id": 1, "dp_rank": 0, "sequence_hashes": [1, 2, -3], "new_isl_tokens": 12, **M}
     async with both(peer, "dynamo.slot_tracker", tmp_path) as (theirs, ours):
@@ -210,7 +210,7 @@ async def agreed(theirs: Service, ours: Service, body: dict[str, Any], wanted: A
             await asyncio.sleep(0.1)
 
 
-async def test_the_indexers_agree_in_front_of_a_plain_engine(peer: str, tmp_path: Path) -> None:
+async def test_indexers_return_equal_responses_for_a_plain_engine(peer: str, tmp_path: Path) -> None:
     engine, silent = Engine(), free_port()
     register = {
         "instance_id": 7,
@@ -299,7 +299,7 @@ async def self_reload(peer: str, home: Path, theirs: Service, ours: Service) -> 
             assert answer["instances"]["7"]["longest_matched"] == 12
 
 
-async def test_the_selection_services_agree(peer: str, tmp_path: Path) -> None:
+async def test_selection_services_return_equal_responses(peer: str, tmp_path: Path) -> None:
     engine = Engine()
     worker = {
         "worker_id": 11,

@@ -142,14 +142,14 @@ async def test_our_client_receives_tokens_and_items_of_a_released_worker(client:
     assert await hear(client, {"count": 12}) == expected(12)
 
 
-async def test_we_understand_their_errors(client: Client) -> None:
+async def test_our_client_maps_errors_of_a_released_worker(client: Client) -> None:
     with pytest.raises(InvalidArgument, match="bad thing"):
         await hear(client, {"mode": "invalid"})
     with pytest.raises(Unknown, match="boom"):
         await hear(client, {"mode": "bug"})
 
 
-async def test_their_worker_understands_stop_and_kill(client: Client, worker: Peer) -> None:
+async def test_released_worker_obeys_stop_and_kill(client: Client, worker: Peer) -> None:
     for name, end in (("stop", "False"), ("kill", "True")):
         context = Context()
         stream = await client.generate({"count": 1000, "gap_s": 0.01}, annotated=False, context=context)
@@ -194,12 +194,12 @@ async def test_both_resume_a_cancelled_handler_once(
     assert [line for line in await worker.rest() if line != "step closed"] == []
 
 
-async def test_their_worker_answers_many_at_once(client: Client) -> None:
+async def test_released_worker_serves_concurrent_requests(client: Client) -> None:
     answers = await asyncio.gather(*(hear(client, {"count": 10}) for _ in range(MANY)))
     assert answers == [expected(10)] * MANY
 
 
-async def test_their_worker_that_dies_ends_its_streams_at_once(client: Client, worker: Peer) -> None:
+async def test_streams_of_a_killed_released_worker_end_at_once(client: Client, worker: Peer) -> None:
     stream = await client.generate({"count": 1000, "gap_s": 0.01}, annotated=False)
     async with asyncio.timeout(TIMEOUT_S):
         await anext(stream)
@@ -246,7 +246,9 @@ async def until_ids(peer: Peer, ids: list[int]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_they_call_our_worker_and_see_it_leave(runtime: DistributedRuntime, their_client: Peer) -> None:
+async def test_released_client_calls_our_worker_and_sees_its_deregistration(
+    runtime: DistributedRuntime, their_client: Peer
+) -> None:
     service = Service()
     await until_ids(their_client, [])
     handler = GeneratorHandler(service.generate, runtime.tasks)

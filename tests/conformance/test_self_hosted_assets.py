@@ -43,7 +43,7 @@ def assets_of(card):
         yield from (card.get(group) or {}).values()
 
 
-def test_every_file_of_the_card_is_a_url_of_the_worker(stack):
+def test_files_of_the_model_card_are_urls_of_the_worker(stack):
     paths = [asset["path"] for asset in assets_of(card_of(stack))]
     assert len(paths) >= len(FILES)
     for path in paths:
@@ -51,7 +51,7 @@ def test_every_file_of_the_card_is_a_url_of_the_worker(stack):
         assert "/v1/metadata/dynamo/backend/generate/bench/_base/" in path
 
 
-def test_the_frontend_keeps_each_file_under_its_hash_and_its_name(stack):
+def test_frontend_stores_each_file_by_hash_and_name(stack):
     cache = os.path.join(stack.home, ".cache", "dynamo", "mdc")
     wanted = {asset["checksum"].removeprefix("blake3:") for asset in assets_of(card_of(stack))}
     assert wanted <= set(os.listdir(os.path.join(cache, "blobs")))
@@ -64,7 +64,7 @@ def test_the_frontend_keeps_each_file_under_its_hash_and_its_name(stack):
         assert file.read() == fetched
 
 
-def test_the_model_is_served_from_them(stack):
+def test_model_is_served_from_fetched_files(stack):
     messages = [{"role": "user", "content": "How many items are there?"}]
     status, answer = stack.ask(
         "POST", "/v1/chat/completions", {"model": "bench", "messages": messages, "max_tokens": 8}

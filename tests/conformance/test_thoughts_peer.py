@@ -84,7 +84,7 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReasoningPeers]:
 
 
 @pytest.mark.parametrize("name", [*TEXTS, *ASKED])
-def test_the_released_frontend_reads_the_same(peers: ReasoningPeers, name: str) -> None:
+def test_both_frontends_parse_the_same_reasoning(peers: ReasoningPeers, name: str) -> None:
     for text in [*TEXTS.get(name, ()), *ASKED.get(name, ())]:
         family = reasoning_family(name)
         found = read(family.make(family.starts_inside), [text])

@@ -89,7 +89,7 @@ async def test_our_plaintext_client_fails_at_once_against_a_released_tls_worker(
     await ours.shutdown()
 
 
-async def test_our_tls_client_cannot_connect_to_their_plain_worker(
+async def test_our_tls_client_cannot_connect_to_a_released_plaintext_worker(
     peer: str,  # noqa: F811
     variables: dict[str, str],
     runtime: DistributedRuntime,  # noqa: F811
@@ -106,7 +106,7 @@ async def test_our_tls_client_cannot_connect_to_their_plain_worker(
         await theirs.stop()
 
 
-async def test_their_plain_client_does_not_hang_on_our_tls_worker(
+async def test_released_plaintext_client_does_not_hang_on_our_tls_worker(
     peer: str,  # noqa: F811
     variables: dict[str, str],
     runtime: DistributedRuntime,  # noqa: F811
@@ -122,7 +122,7 @@ async def test_their_plain_client_does_not_hang_on_our_tls_worker(
         await theirs.stop()
 
 
-async def test_a_client_without_a_certificate_is_not_served_by_either(
+async def test_both_implementations_refuse_clients_without_certificate(
     peer: str,  # noqa: F811
     variables: dict[str, str],
     runtime: DistributedRuntime,  # noqa: F811
@@ -148,7 +148,7 @@ CHAT = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "How many?
 
 
 @pytest.mark.parametrize("pair", ["theirs-ours", "ours-theirs", "ours-ours"])
-def test_each_implementation_serves_the_other_in_tls(pair: str, certificates: Certificates) -> None:
+def test_each_implementation_serves_the_other_over_tls(pair: str, certificates: Certificates) -> None:
     implementations = {"ours": ours(), "theirs": theirs(peer_python())}
     frontend, engine = (implementations[name] for name in pair.split("-"))
     recipe = Recipe(name=pair, frontend=frontend, engine=engine, variables=certificates.variables())

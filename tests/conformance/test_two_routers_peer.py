@@ -129,7 +129,7 @@ def prompt(number: int) -> str:
     return " ".join(f"{number} item {number * 1000 + word}" for word in range(20))
 
 
-def test_both_know_what_a_worker_holds_and_what_it_costs(pair: FrontendPair) -> None:
+def test_routers_have_equal_cached_blocks_and_costs(pair: FrontendPair) -> None:
     first = {number: pair.ours.ask(prompt(number)) for number in range(1, 4)}
     first |= {number: pair.theirs.ask(prompt(number)) for number in range(4, 7)}
     for number, before in first.items():
@@ -145,7 +145,7 @@ def test_both_know_what_a_worker_holds_and_what_it_costs(pair: FrontendPair) -> 
         assert min(mine.cached_tokens, other.cached_tokens) >= 4 * BLOCK, "it has what both think it has"
 
 
-def test_the_second_turn_goes_where_the_first_one_went(pair: FrontendPair) -> None:
+def test_second_turn_is_routed_to_the_worker_of_the_first(pair: FrontendPair) -> None:
     for number in range(10, 14):
         opening = prompt(number)
         first = pair.theirs.ask(opening)
@@ -159,7 +159,7 @@ def test_the_second_turn_goes_where_the_first_one_went(pair: FrontendPair) -> No
         assert mine.worker_id == first.worker_id
 
 
-def test_neither_looks_for_what_was_evicted(pair: FrontendPair, request: pytest.FixtureRequest) -> None:
+def test_both_routers_ignore_evicted_blocks(pair: FrontendPair, request: pytest.FixtureRequest) -> None:
     if "CPU" in request.node.name:
         pytest.skip("its cache is too large to be filled here")
     for frontend in (pair.ours, pair.theirs):

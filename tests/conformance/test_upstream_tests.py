@@ -46,7 +46,7 @@ def ours() -> str:
 
 
 @pytest.mark.parametrize("name", SUBSET)
-def test_a_file_passes_as_many_tests_as_listed(ours: str, name: str) -> None:
+def test_upstream_file_passes_the_listed_number_of_tests(ours: str, name: str) -> None:
     root = packages(Path(require_peer()).parents[1]) / "dynamo"
     found = run(ours, root / name, root, FILE_TIMEOUT_S)
     assert found.passed >= upstream_page.read()[name].ours, found.reasons

@@ -83,7 +83,7 @@ def keys(etcd: EtcdCluster, namespace: str) -> dict[str, str]:
     return dict(zip(words[::2], words[1::2], strict=True))
 
 
-def test_each_step_leaves_the_same_state_and_the_same_keys(etcd: EtcdCluster, pair: tuple[Process, Process]) -> None:
+def test_both_connectors_write_the_same_state_and_keys(etcd: EtcdCluster, pair: tuple[Process, Process]) -> None:
     theirs, ours = pair
     for number, step in enumerate(STEPS):
         assert ours.do(step) == theirs.do(step), f"step {number}: {step}"
@@ -96,7 +96,9 @@ def test_each_step_leaves_the_same_state_and_the_same_keys(etcd: EtcdCluster, pa
 
 @pytest.mark.parametrize("pair", [("one", "one")], indirect=True)
 @pytest.mark.parametrize("is_ours_planner", [True, False])
-def test_decisions_of_one_are_carried_out_by_the_other(pair: tuple[Process, Process], is_ours_planner: bool) -> None:
+def test_decisions_of_each_connector_are_executed_by_the_other(
+    pair: tuple[Process, Process], is_ours_planner: bool
+) -> None:
     theirs, ours = pair
     planner, environment = (ours, theirs) if is_ours_planner else (theirs, ours)
     planner.do("init")

@@ -95,7 +95,7 @@ async def take(watch: AsyncIterator[Change], count: int) -> list[Change]:
         return [await anext(watch) for _ in range(count)]
 
 
-async def test_a_watcher_sees_what_is_there_then_that_it_was_all_then_changes(join: Join) -> None:
+async def test_watcher_receives_existing_records_then_synced_then_changes(join: Join) -> None:
     owner, watcher = join(), join()
     await owner.put(BUCKET, "a/b/c/1", b"one")
     watch = watcher.watch(BUCKET)
@@ -106,7 +106,7 @@ async def test_a_watcher_sees_what_is_there_then_that_it_was_all_then_changes(jo
     assert await take(watch, 1) == [Delete("a/b/c/1")]
 
 
-async def test_an_empty_bucket_is_synced_at_once(join: Join) -> None:
+async def test_empty_bucket_is_synced_at_once(join: Join) -> None:
     assert await take(join().watch(BUCKET), 1) == [Synced()]
 
 
@@ -129,7 +129,7 @@ async def test_buckets_are_separate(join: Join) -> None:
     assert await owner.snapshot("v1/mdc") == {"k": b"card"}
 
 
-async def test_a_snapshot_is_what_is_there_now(join: Join) -> None:
+async def test_snapshot_contains_the_present_records(join: Join) -> None:
     owner, reader = join(), join()
     await take(reader.watch(BUCKET), 1)
     await owner.put(BUCKET, "a", b"1")
@@ -139,13 +139,13 @@ async def test_a_snapshot_is_what_is_there_now(join: Join) -> None:
     assert await reader.snapshot(BUCKET) == {"b-_.%/ü": b"\x00\xff"}
 
 
-async def test_deleting_what_is_gone_is_no_error(join: Join) -> None:
+async def test_deleting_a_missing_record_is_no_error(join: Join) -> None:
     owner = join()
     await owner.delete(BUCKET, "never")
     assert await owner.snapshot(BUCKET) == {}
 
 
-async def test_a_members_records_leave_with_it_at_once(join: Join) -> None:
+async def test_records_of_a_member_are_removed_when_it_leaves(join: Join) -> None:
     leaving, staying = join(), join()
     await leaving.put(BUCKET, "leaves", b"1")
     await staying.put(BUCKET, "stays", b"2")

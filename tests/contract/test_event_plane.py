@@ -77,7 +77,7 @@ async def test_events_arrive_in_order_with_nothing_missed(join: Join) -> None:
     assert heard == [Event(publisher.id, start + number, b"%d" % number, 0) for number in range(50)]
 
 
-async def test_a_subscriber_hears_every_publisher_whenever_it_came(join: Join) -> None:
+async def test_subscriber_receives_events_of_earlier_and_later_publishers(join: Join) -> None:
     subscriber = await join().subscriber(ENDPOINT, TOPIC)
     publishers = [await join().publisher(ENDPOINT, TOPIC) for _ in range(3)]
     for publisher in publishers:
@@ -135,7 +135,7 @@ async def test_topics_and_endpoints_are_separate(join: Join) -> None:
     assert await take(subscriber) == Event(ours.id, start, b"for us", 0)
 
 
-async def test_publisher_gone_arrives_after_its_last_event(join: Join) -> None:
+async def test_publisher_gone_is_reported_after_its_last_event(join: Join) -> None:
     publisher = await join().publisher(ENDPOINT, TOPIC)
     subscriber = await join().subscriber(ENDPOINT, TOPIC)
     await connected(publisher, subscriber)
@@ -152,7 +152,7 @@ async def test_closing_ends_the_iteration(join: Join) -> None:
     await subscriber.close()
 
 
-async def test_publishing_to_nobody_is_harmless(join: Join) -> None:
+async def test_publishing_without_subscribers_is_no_error(join: Join) -> None:
     publisher = await join().publisher(ENDPOINT, TOPIC)
     publisher.publish(b"x" * 100_000)
     await publisher.close()

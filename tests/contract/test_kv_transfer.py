@@ -143,7 +143,7 @@ def small(request: pytest.FixtureRequest, open_ends: Callable[..., Ends]) -> End
     return open_ends(request.param, blocks_max=4)
 
 
-def test_blocks_arrive_as_they_were_wherever_they_are_put(ends: Ends) -> None:
+def test_pulled_blocks_are_equal_in_any_destination_slots(ends: Ends) -> None:
     blocks = [3, 4, 5, 11, 0, 7]
     descriptor = ends.source.publish(blocks)
     into = [20, 21, 1, 2, 9, 8]
@@ -154,13 +154,13 @@ def test_blocks_arrive_as_they_were_wherever_they_are_put(ends: Ends) -> None:
     assert not ends.here.pages[:, untouched].any()
 
 
-def test_a_part_of_the_blocks_can_be_pulled(ends: Ends) -> None:
+def test_subset_of_the_blocks_can_be_pulled(ends: Ends) -> None:
     descriptor = ends.source.publish([1, 2, 3, 4])
     ends.pull(descriptor, [(2, 0), (3, 5)])
     assert (ends.here.pages[:, [0, 5]] == ends.there.pages[:, [3, 4]]).all()
 
 
-def test_a_descriptor_survives_a_journey_as_plain_values(ends: Ends) -> None:
+def test_descriptor_round_trips_through_plain_values(ends: Ends) -> None:
     descriptor = ends.source.publish([8, 9])
     for codec in (msgspec.json, msgspec.msgpack):
         read = Descriptor.read(codec.decode(codec.encode(descriptor.to_builtins())))
@@ -169,7 +169,7 @@ def test_a_descriptor_survives_a_journey_as_plain_values(ends: Ends) -> None:
     assert (ends.here.pages[:, :2] == ends.there.pages[:, 8:10]).all()
 
 
-def test_released_blocks_are_free_once_and_pulled_no_more(ends: Ends) -> None:
+def test_released_blocks_are_freed_once_and_cannot_be_pulled(ends: Ends) -> None:
     descriptor = ends.source.publish([1, 2])
     ends.pull(descriptor, [(0, 0), (1, 1)])
     ends.puller.release(descriptor)
@@ -182,7 +182,7 @@ def test_released_blocks_are_free_once_and_pulled_no_more(ends: Ends) -> None:
     assert ends.freed == [[1, 2]]
 
 
-def test_several_pull_at_the_same_time(ends: Ends) -> None:
+def test_concurrent_pulls_succeed(ends: Ends) -> None:
     descriptors = [ends.source.publish([first, first + 1]) for first in range(0, BLOCKS, 2)]
     failures: list[BaseException] = []
 
@@ -204,7 +204,7 @@ def test_several_pull_at_the_same_time(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize("field", ["model", "dtype", "block_tokens", "layers"])
-def test_another_layout_is_refused_by_name(ends: Ends, field: str) -> None:
+def test_different_layout_is_refused_with_its_name(ends: Ends, field: str) -> None:
     descriptor = ends.source.publish([1])
     other: Any = {"model": "m-2", "dtype": "bfloat16", "block_tokens": 8, "layers": 4}
     wrong = msgspec.structs.replace(descriptor, layout=msgspec.structs.replace(LAYOUT, **{field: other[field]}))
@@ -212,7 +212,7 @@ def test_another_layout_is_refused_by_name(ends: Ends, field: str) -> None:
         ends.pull(wrong, [(0, 0)])
 
 
-def test_who_guesses_a_transfer_id_gets_nothing(ends: Ends) -> None:
+def test_guessed_transfer_id_is_refused(ends: Ends) -> None:
     descriptor = ends.source.publish([1, 2])
     guessed = msgspec.structs.replace(descriptor, transfer_id="0" * 32)
     with pytest.raises(NotHeld):
@@ -220,7 +220,7 @@ def test_who_guesses_a_transfer_id_gets_nothing(ends: Ends) -> None:
     assert ends.source.held == 2
 
 
-def test_an_aborted_pull_ends_at_once(ends: Ends) -> None:
+def test_aborted_pull_ends_at_once(ends: Ends) -> None:
     descriptor = ends.source.publish([1, 2])
     deadline = Deadline.after(WAIT_S)
     deadline.aborted.set()
@@ -228,13 +228,13 @@ def test_an_aborted_pull_ends_at_once(ends: Ends) -> None:
         ends.puller.pull(descriptor, [(0, 0)], deadline)
 
 
-def test_a_deadline_that_has_passed_is_a_timeout(ends: Ends) -> None:
+def test_passed_deadline_is_a_timeout(ends: Ends) -> None:
     descriptor = ends.source.publish([1, 2])
     with pytest.raises(TransferTimeout):
         ends.pull(descriptor, [(0, 0)], 0.0)
 
 
-def test_a_closed_source_gives_everything_up(ends: Ends) -> None:
+def test_closed_source_frees_all_blocks(ends: Ends) -> None:
     descriptor = ends.source.publish([1, 2])
     ends.source.close()
     assert ends.freed == [[1, 2]]
@@ -242,7 +242,7 @@ def test_a_closed_source_gives_everything_up(ends: Ends) -> None:
         ends.pull(descriptor, [(0, 0)])
 
 
-def test_blocks_that_nobody_pulls_are_given_up_in_time(open_ends: Callable[..., Ends]) -> None:
+def test_unpulled_blocks_are_freed_at_their_deadline(open_ends: Callable[..., Ends]) -> None:
     for kind in ("shm", "tcp"):
         ends = open_ends(kind, ttl_s=0.05)
         descriptor = ends.source.publish([1, 2])
@@ -264,7 +264,7 @@ def test_source_frees_the_oldest_blocks_when_the_limit_is_exceeded(small: Ends) 
     assert small.source.publish([1, 2, 3, 4, 5]) is None
 
 
-def test_a_source_of_another_machine_is_not_found_by_shared_memory(open_ends: Callable[..., Ends]) -> None:
+def test_shared_memory_transfer_refuses_a_source_on_another_machine(open_ends: Callable[..., Ends]) -> None:
     ends = open_ends("shm")
     descriptor = ends.source.publish([1])
     (offer,) = descriptor.offers
@@ -273,7 +273,7 @@ def test_a_source_of_another_machine_is_not_found_by_shared_memory(open_ends: Ca
         ends.pull(msgspec.structs.replace(descriptor, offers=[elsewhere]), [(0, 0)])
 
 
-def test_shared_memory_is_refused_to_another_user(
+def test_shared_memory_is_refused_to_other_users(
     open_ends: Callable[..., Ends], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The descriptor opens the whole cache, not the lease's blocks alone."""
@@ -307,7 +307,7 @@ def test_tcp_lease_grants_its_own_blocks_alone(open_ends: Callable[..., Ends]) -
             wire.request(link, question, Deadline.after(WAIT_S))
 
 
-def test_lease_is_released_by_the_next_way_where_the_first_does_not_reach(open_ends: Callable[..., Ends]) -> None:
+def test_lease_is_released_by_the_next_transport_when_the_first_fails(open_ends: Callable[..., Ends]) -> None:
     ends = open_ends("tcp")
     descriptor = ends.source.publish([1])
     (offer,) = descriptor.offers
@@ -318,7 +318,7 @@ def test_lease_is_released_by_the_next_way_where_the_first_does_not_reach(open_e
     puller.close()
 
 
-def test_the_next_way_is_tried_where_one_is_closed(open_ends: Callable[..., Ends]) -> None:
+def test_next_transport_is_tried_when_one_is_closed(open_ends: Callable[..., Ends]) -> None:
     ends = open_ends("tcp")
     descriptor = ends.source.publish([1])
     (offer,) = descriptor.offers
@@ -330,7 +330,7 @@ def test_the_next_way_is_tried_where_one_is_closed(open_ends: Callable[..., Ends
     puller.close()
 
 
-def test_a_source_that_stands_still_costs_a_stall_once(open_ends: Callable[..., Ends]) -> None:
+def test_unresponsive_source_delays_only_the_first_pull(open_ends: Callable[..., Ends]) -> None:
     ends = open_ends("tcp")
     descriptor = ends.source.publish([1])
     silent = socket.create_server(("127.0.0.1", 0))
@@ -343,7 +343,7 @@ def test_a_source_that_stands_still_costs_a_stall_once(open_ends: Callable[..., 
     silent.close()
 
 
-def test_a_damaged_block_is_discovered(open_ends: Callable[..., Ends], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_corrupt_block_is_detected(open_ends: Callable[..., Ends], monkeypatch: pytest.MonkeyPatch) -> None:
     ends = open_ends("tcp+digest")
     descriptor = ends.source.publish([1])
     honest = Region.pieces
@@ -365,7 +365,7 @@ def test_a_damaged_block_is_discovered(open_ends: Callable[..., Ends], monkeypat
         ends.pull(descriptor, [(0, 0)])
 
 
-def test_source_closes_connections_that_do_not_speak_its_protocol(open_ends: Callable[..., Ends]) -> None:
+def test_source_closes_connections_with_a_wrong_protocol(open_ends: Callable[..., Ends]) -> None:
     ends = open_ends("tcp")
     descriptor = ends.source.publish([1])
     host, _, port = descriptor.offers[0].address.rpartition(":")
@@ -376,7 +376,7 @@ def test_source_closes_connections_that_do_not_speak_its_protocol(open_ends: Cal
     assert ends.source.held == 1
 
 
-def test_memory_is_let_go_when_its_source_ends(open_ends: Callable[..., Ends]) -> None:
+def test_memory_is_unmapped_when_its_source_ends(open_ends: Callable[..., Ends]) -> None:
     ends = open_ends("shm")
     member: Any = ends.member
     ends.pull(ends.source.publish([1]), [(0, 0)])
@@ -395,7 +395,7 @@ def test_shared_memory_cannot_be_written_by_its_readers() -> None:
 
 
 @pytest.mark.parametrize("how", ["it stalls", "it dies"])
-def test_a_source_that_ends_in_the_middle_is_noticed(
+def test_source_that_ends_during_a_pull_is_detected(
     open_ends: Callable[..., Ends], monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     ends = open_ends("tcp")
@@ -417,7 +417,7 @@ def test_a_source_that_ends_in_the_middle_is_noticed(
     assert ends.source.release(descriptor.transfer_id)
 
 
-def test_blocks_that_are_being_sent_are_not_given_up_meanwhile(
+def test_blocks_are_not_freed_while_they_are_sent(
     open_ends: Callable[..., Ends], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends = open_ends("tcp")
@@ -435,9 +435,7 @@ def test_blocks_that_are_being_sent_are_not_given_up_meanwhile(
     until(lambda: ends.freed == [[1, 2]], "the blocks were never freed")
 
 
-def test_pullers_beyond_the_bound_are_turned_away(
-    open_ends: Callable[..., Ends], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pullers_beyond_the_limit_are_refused(open_ends: Callable[..., Ends], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dynamo.kvbm.transfer.source.CONNECTIONS_MAX", 2)
     ends = open_ends("tcp")
     descriptor = ends.source.publish([1])

@@ -92,7 +92,7 @@ async def test_worker_metrics_count_its_requests_and_errors(is_batched: bool) ->
     await worker.shutdown()
 
 
-async def test_a_caller_who_leaves_is_a_cancellation_and_no_error() -> None:
+async def test_disconnected_caller_is_counted_as_cancellation_not_as_error() -> None:
     runtime = DistributedRuntime(None, "mem", "mem", event_plane="mem")
     await runtime.endpoint("ns.gone.generate").serve(lambda request, reply: reply.token(1))
     client = await runtime.endpoint("ns.gone.generate").client()

@@ -117,7 +117,9 @@ def check(found: Read, markers: Sequence[str]) -> None:
 @EVERY
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_a_text_reads_the_same_however_it_is_cut(make: Callable[[], Parser], family: Any, data: st.DataObject) -> None:
+def test_result_does_not_depend_on_chunk_boundaries(
+    make: Callable[[], Parser], family: Any, data: st.DataObject
+) -> None:
     text = data.draw(mutated(family))
     whole, by_character = outcome(make, text)
     assert whole == by_character
@@ -128,7 +130,7 @@ def test_a_text_reads_the_same_however_it_is_cut(make: Callable[[], Parser], fam
 
 
 @EVERY
-def test_a_text_may_end_anywhere(make: Callable[[], Parser], family: Any) -> None:
+def test_truncated_text_is_parsed_without_error(make: Callable[[], Parser], family: Any) -> None:
     text = f"Hello. {family.example} Bye."
     for end in range(len(text) + 1):
         whole, by_character = outcome(make, text[:end])
@@ -137,7 +139,7 @@ def test_a_text_may_end_anywhere(make: Callable[[], Parser], family: Any) -> Non
 
 
 @EVERY
-def test_text_without_markers_is_passed_on_as_it_is(make: Callable[[], Parser], family: Any) -> None:
+def test_text_without_markers_is_unchanged_content(make: Callable[[], Parser], family: Any) -> None:
     text = 'So: a < b, {x} [y](z) "q" \'r\' \\n <b>bold</b>\n\n  def f(a=1):\n    return [f(a=2), {"a": 1}]\n é😀 '
     for found in outcome(make, text):
         added = "<think>" if getattr(family, "name", "") == "minimax_append_think" else ""  # What it is there for.
@@ -146,7 +148,7 @@ def test_text_without_markers_is_passed_on_as_it_is(make: Callable[[], Parser], 
 
 
 @EVERY_CALLS
-def test_the_example_is_one_call(name: str) -> None:
+def test_example_is_parsed_as_one_call(name: str) -> None:
     for family_name in (name, *TOOL_CALLS[name].aliases):
         for found in outcome(make_calls(TOOL_CALLS[family_name]), TOOL_CALLS[name].example):
             assert found.content == ""
@@ -156,7 +158,7 @@ def test_the_example_is_one_call(name: str) -> None:
 
 
 @EVERY_CALLS
-def test_calls_stand_between_content(name: str) -> None:
+def test_calls_between_content_are_separated(name: str) -> None:
     example = TOOL_CALLS[name].example
     for found in outcome(make_calls(TOOL_CALLS[name]), f"Hello. {example}\n{example}"):
         assert found.content.strip() == "Hello."
@@ -166,7 +168,7 @@ def test_calls_stand_between_content(name: str) -> None:
 
 
 @EVERY_CALLS
-def test_arguments_are_given_while_they_are_written(name: str) -> None:
+def test_arguments_are_streamed_incrementally(name: str) -> None:
     before, after = TOOL_CALLS[name].example.split("Oslo")
     parser = TOOL_CALLS[name].make(TOOLS)
     events = parser.feed(before)
@@ -251,7 +253,7 @@ def test_marker_text_inside_a_closed_string_belongs_to_the_string(name: str) -> 
 
 @pytest.mark.parametrize("item", BAD_ITEMS)
 @pytest.mark.parametrize("name", sorted(LISTS))
-def test_bad_item_of_a_list_of_calls_costs_no_later_call(name: str, item: str) -> None:
+def test_invalid_item_of_a_list_of_calls_does_not_drop_later_calls(name: str, item: str) -> None:
     key = "parameters" if name == "llama3_json" else "arguments"
     call = json.dumps({"name": "get_weather", key: ARGUMENTS})
     for items in ([call, item, call], [item, call, item, call]):
@@ -276,7 +278,7 @@ def test_call_without_a_name_is_dropped_and_not_content(name: str) -> None:
 
 
 @EVERY_CALLS
-def test_a_tool_that_nobody_offers_is_called_only_behind_a_marker(name: str) -> None:
+def test_unknown_tool_is_called_only_after_a_marker(name: str) -> None:
     text = TOOL_CALLS[name].example.replace("get_weather", "no_such_tool")
     has_marker = any(marker in text for marker in TOOL_CALLS[name].markers)
     for found in outcome(make_calls(TOOL_CALLS[name]), text):
@@ -284,7 +286,7 @@ def test_a_tool_that_nobody_offers_is_called_only_behind_a_marker(name: str) -> 
 
 
 @EVERY_CALLS
-def test_deep_arguments_break_nothing(name: str) -> None:
+def test_deeply_nested_arguments_are_parsed(name: str) -> None:
     family = TOOL_CALLS[name]
     for depth in (ARGUMENTS_DEEP, 20_000):
         for inside in ("[" * depth + "]" * depth, '{"a":' * depth, "<" * depth, "{" * depth):
@@ -332,7 +334,7 @@ def long_texts(family: ToolCallFamily | ReasoningFamily) -> Mapping[str, str]:
 
 
 @pytest.mark.parametrize(("make", "family"), different())
-def test_ten_times_the_text_takes_at_most_twelve_times_the_work(make: Callable[[], Parser], family: Any) -> None:
+def test_parsing_time_is_linear_in_text_length(make: Callable[[], Parser], family: Any) -> None:
     opening = family.example.split("Oslo")[0]
     for what, part in long_texts(family).items():
         modes = [(opening, 1, 100), ("", 1, 300), (opening, 499, 600)]
@@ -345,7 +347,7 @@ def test_ten_times_the_text_takes_at_most_twelve_times_the_work(make: Callable[[
             )
 
 
-def test_thoughts_come_before_calls() -> None:
+def test_reasoning_precedes_calls() -> None:
     text = "<think>a</think>Hello. " + TOOL_CALLS["hermes"].example
     parser = output_parser(tool_calls="hermes", reasoning="qwen3", tools=TOOLS)
     assert parser is not None
@@ -355,7 +357,7 @@ def test_thoughts_come_before_calls() -> None:
 
 
 @pytest.mark.parametrize("name", sorted({*CALLS} & {*REASONING} - {"harmony"}))
-def test_a_family_of_both_kinds_reads_calls_behind_its_thoughts(name: str) -> None:
+def test_family_with_reasoning_and_calls_parses_calls_after_reasoning(name: str) -> None:
     thoughts, calls = REASONING[name].example, TOOL_CALLS[name].example
     parser = output_parser(tool_calls=name, reasoning=name, tools=TOOLS, is_reasoning=False)
     assert parser is not None

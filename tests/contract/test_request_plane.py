@@ -194,7 +194,7 @@ only_tcp = pytest.mark.parametrize("wire", TCP, indirect=True)
 # Answers ---------------------------------------------------------------------------------------------------------
 
 
-async def test_tokens_and_items_arrive_in_the_order_they_were_written(wire: Wire) -> None:
+async def test_tokens_and_items_arrive_in_order(wire: Wire) -> None:
     wire.serve()
     heard = Heard()
     await wire.call(heard)
@@ -214,7 +214,7 @@ async def test_tokens_and_items_arrive_in_the_order_they_were_written(wire: Wire
     assert heard.order == expected
 
 
-async def test_many_streams_interleave_and_none_hears_another(wire: Wire) -> None:
+async def test_concurrent_streams_do_not_mix(wire: Wire) -> None:
     wire.serve()
     everyone = [Heard() for _ in range(30)]
     for number, heard in enumerate(everyone):
@@ -231,7 +231,7 @@ async def test_many_streams_interleave_and_none_hears_another(wire: Wire) -> Non
         assert heard.tokens == [1000 * number + step for step in range(20)]
 
 
-async def test_the_largest_token_id_arrives(wire: Wire) -> None:
+async def test_largest_token_id_is_transferred(wire: Wire) -> None:
     wire.serve(lambda _, reply: (reply.token(0), reply.token(2**32 - 1), reply.finish()))
     heard = Heard()
     await wire.call(heard)
@@ -240,7 +240,7 @@ async def test_the_largest_token_id_arrives(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("codec", ["msgpack", "json"])
-async def test_the_handler_receives_the_request_as_it_was_sent(wire: Wire, codec: str) -> None:
+async def test_handler_receives_the_request_unchanged(wire: Wire, codec: str) -> None:
     wire.serve()
     heard = Heard()
     body = json_encode({"n": 1}) if codec == "json" else b"\x81\xa1n\x01"
@@ -260,7 +260,7 @@ async def test_the_handler_receives_the_request_as_it_was_sent(wire: Wire, codec
 
 
 @pytest.mark.parametrize("codec", ["msgpack", "json"])
-async def test_a_bare_value_arrives_like_any_other(wire: Wire, codec: str) -> None:
+async def test_bare_value_is_transferred(wire: Wire, codec: str) -> None:
     wire.serve(lambda _, reply: (reply.item(Bare({"Events": [1, 2]})), reply.item({"x": 1}), reply.finish()))
     heard = Heard()
     await wire.call(heard, Request("r", encode({}, codec), codec))
@@ -268,7 +268,7 @@ async def test_a_bare_value_arrives_like_any_other(wire: Wire, codec: str) -> No
     assert heard.order == [{"Events": [1, 2]}, {"x": 1}]
 
 
-async def test_an_answer_without_elements_ends(wire: Wire) -> None:
+async def test_response_without_elements_ends(wire: Wire) -> None:
     wire.serve(lambda _, reply: reply.finish())
     heard = Heard()
     await wire.call(heard)
@@ -276,7 +276,7 @@ async def test_an_answer_without_elements_ends(wire: Wire) -> None:
     assert heard.order == []
 
 
-async def test_writing_after_the_end_is_harmless(wire: Wire) -> None:
+async def test_writing_after_the_end_is_ignored(wire: Wire) -> None:
     wire.serve()
     heard = Heard()
     await wire.call(heard)
@@ -291,7 +291,7 @@ async def test_writing_after_the_end_is_harmless(wire: Wire) -> None:
     assert heard.order == [1]
 
 
-async def test_a_large_item_arrives_whole(wire: Wire) -> None:
+async def test_large_item_is_transferred(wire: Wire) -> None:
     wire.serve(lambda _, reply: (reply.item("x" * 90_000), reply.finish()))
     heard = Heard()
     await wire.call(heard)
@@ -302,7 +302,7 @@ async def test_a_large_item_arrives_whole(wire: Wire) -> None:
 # Errors ----------------------------------------------------------------------------------------------------------
 
 
-async def test_an_error_arrives_typed_after_what_was_written_before_it(wire: Wire) -> None:
+async def test_typed_error_arrives_after_earlier_elements(wire: Wire) -> None:
     wire.serve(lambda _, reply: (reply.token(1), reply.fail(InvalidArgument("too long", param="messages"))))
     heard = Heard()
     await wire.call(heard)
@@ -312,7 +312,7 @@ async def test_an_error_arrives_typed_after_what_was_written_before_it(wire: Wir
     assert heard.tokens == [1]
 
 
-async def test_what_a_handler_raises_is_the_answer(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
+async def test_exception_of_a_handler_ends_the_response(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
     def raise_http(request: Request, reply: Reply) -> None:
         raise HttpError(418, "teapot")
 
@@ -327,7 +327,7 @@ async def test_what_a_handler_raises_is_the_answer(wire: Wire, caplog: pytest.Lo
     assert "Traceback" in caplog.text
 
 
-async def test_an_unknown_handler_is_refused_at_once(wire: Wire) -> None:
+async def test_unknown_handler_is_refused_at_once(wire: Wire) -> None:
     heard = Heard()
     await wire.call(heard, path="1f/ns/comp/other")
     error = await heard.ended()
@@ -336,7 +336,7 @@ async def test_an_unknown_handler_is_refused_at_once(wire: Wire) -> None:
     assert ("ns_comp.other-1f" if wire.kind == "nats" else "1f/ns/comp/other") in str(error)
 
 
-async def test_a_draining_endpoint_refuses_and_finishes_what_runs(wire: Wire) -> None:
+async def test_draining_endpoint_refuses_new_requests_and_finishes_running_ones(wire: Wire) -> None:
     served = wire.serve()
     running, late = Heard(), Heard()
     await wire.call(running)
@@ -350,7 +350,7 @@ async def test_a_draining_endpoint_refuses_and_finishes_what_runs(wire: Wire) ->
     assert await drained
 
 
-async def test_an_endpoint_that_does_not_drain_gracefully_cuts_its_streams(wire: Wire) -> None:
+async def test_endpoint_without_graceful_drain_ends_its_streams(wire: Wire) -> None:
     served = wire.serve(graceful_shutdown=False)
     heard = Heard()
     await wire.call(heard)
@@ -360,7 +360,7 @@ async def test_an_endpoint_that_does_not_drain_gracefully_cuts_its_streams(wire:
     assert isinstance(error, WorkerUnavailable)
 
 
-async def test_a_full_endpoint_refuses(wire: Wire) -> None:
+async def test_full_endpoint_refuses_requests(wire: Wire) -> None:
     wire.serve(inflight_max=1)
     first, second = Heard(), Heard()
     await wire.call(first)
@@ -371,7 +371,7 @@ async def test_a_full_endpoint_refuses(wire: Wire) -> None:
     assert await first.ended() is None
 
 
-async def test_a_request_over_the_limit_is_the_callers_fault(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_over_the_size_limit_is_a_client_error(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dynamo.runtime.request_plane.memory.BODY_BYTES_MAX", MESSAGE_BYTES_MAX)
     wire.serve()
     heard = Heard()
@@ -384,7 +384,7 @@ async def test_a_request_over_the_limit_is_the_callers_fault(wire: Wire, monkeyp
     assert await ordinary.ended() is None
 
 
-async def test_a_receiver_that_fails_ends_its_own_stream_only(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_receiver_ends_only_its_own_stream(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
     wire.serve()
     broken, sound = Heard(), Heard()
     broken.on_token = broken.on_item = lambda _: int("no number")  # type: ignore[method-assign, assignment]
@@ -426,7 +426,7 @@ async def test_stopped_request_may_still_send_its_last_tokens(wire: Wire) -> Non
     assert heard.tokens == [1, 2]
 
 
-async def test_a_request_that_is_stopped_before_it_arrives_is_stopped(wire: Wire) -> None:
+async def test_request_stopped_before_its_arrival_is_stopped(wire: Wire) -> None:
     wire.serve()
     heard = Heard()
     call = await wire.call(heard)
@@ -459,7 +459,7 @@ async def test_receiver_gets_nothing_after_a_kill(wire: Wire) -> None:
     assert served.inflight == 0
 
 
-async def test_a_callback_that_comes_too_late_is_called_at_once(wire: Wire) -> None:
+async def test_callback_added_after_the_event_is_called_at_once(wire: Wire) -> None:
     wire.serve()
     call = await wire.call(Heard())
     reply = await wire.reply()
@@ -470,7 +470,7 @@ async def test_a_callback_that_comes_too_late_is_called_at_once(wire: Wire) -> N
     assert called == [1]
 
 
-async def test_a_worker_that_vanishes_ends_every_open_stream(wire: Wire) -> None:
+async def test_lost_worker_ends_every_open_stream(wire: Wire) -> None:
     wire.serve()
     everyone = [Heard(), Heard()]
     for heard in everyone:
@@ -484,7 +484,7 @@ async def test_a_worker_that_vanishes_ends_every_open_stream(wire: Wire) -> None
         assert isinstance(await heard.ended(), WorkerUnavailable)
 
 
-async def test_a_caller_that_vanishes_cancels_its_requests(wire: Wire) -> None:
+async def test_lost_caller_cancels_its_requests(wire: Wire) -> None:
     served = wire.serve()
     await wire.call(Heard())
     reply = await wire.reply()
@@ -513,7 +513,7 @@ async def crash(plane: RequestPlane) -> None:
 # Connections -----------------------------------------------------------------------------------------------------
 
 
-async def test_nobody_listening_is_an_error_of_the_connection(wire: Wire) -> None:
+async def test_refused_connection_is_a_connection_error(wire: Wire) -> None:
     target = wire.target()
     await wire.worker.close()
     if wire.kind == "nats":  # Who listens is known to the server alone: it says so once it is asked.
@@ -526,13 +526,13 @@ async def test_nobody_listening_is_an_error_of_the_connection(wire: Wire) -> Non
         await wire.caller.connect(target)
 
 
-async def test_closing_twice_is_harmless(wire: Wire) -> None:
+async def test_closing_twice_has_no_effect(wire: Wire) -> None:
     await wire.worker.close()
     await wire.worker.close()
 
 
 @only_tcp
-async def test_the_next_request_after_a_broken_connection_connects_again(wire: Wire) -> None:
+async def test_request_after_a_broken_connection_reconnects(wire: Wire) -> None:
     wire.serve()
     before = Heard()
     await wire.call(before)
@@ -549,7 +549,7 @@ async def test_the_next_request_after_a_broken_connection_connects_again(wire: W
 
 
 @only_tcp
-async def test_the_time_to_the_first_element_is_measured_once_an_answer(wire: Wire) -> None:
+async def test_time_to_first_element_is_measured_once_per_response(wire: Wire) -> None:
     wire.serve(lambda _, reply: (reply.token(1), reply.item("x"), reply.token(2), reply.finish()))
     for _ in range(3):
         heard = Heard()
@@ -561,7 +561,7 @@ async def test_the_time_to_the_first_element_is_measured_once_an_answer(wire: Wi
 
 
 @pytest.mark.parametrize("kind", TCP)
-async def test_a_worker_that_does_not_acknowledge_is_given_up(kind: str) -> None:
+async def test_request_fails_when_the_worker_does_not_acknowledge(kind: str) -> None:
     silent = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0)
     wire = Wire(kind, TcpLimits(request_timeout_s=0.02))
     host, port = silent.sockets[0].getsockname()
@@ -575,7 +575,7 @@ async def test_a_worker_that_does_not_acknowledge_is_given_up(kind: str) -> None
 
 
 @only_tcp
-async def test_garbage_closes_its_own_connection_only(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
+async def test_malformed_data_closes_only_its_connection(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
     wire.serve()
     heard = Heard()
     await wire.call(heard)
@@ -602,7 +602,7 @@ async def test_garbage_closes_its_own_connection_only(wire: Wire, caplog: pytest
 
 
 @pytest.mark.parametrize("kind", TCP)
-async def test_a_caller_that_does_not_read_is_cut_off(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_caller_that_does_not_read_is_disconnected(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     wire = Wire(kind, TcpLimits(message_bytes_max=MESSAGE_BYTES_MAX))
     await wire.start()
@@ -629,7 +629,7 @@ def pause_reading(plane: RequestPlane) -> None:
         connection._transport.pause_reading()
 
 
-async def test_an_address_names_the_handlers_path(wire: Wire) -> None:
+async def test_address_contains_the_path_of_the_handler(wire: Wire) -> None:
     target = wire.target()
     assert target.path == PATH
     assert target.is_batched == (wire.kind not in {"tcp-upstream", "tls-upstream", "nats"})
@@ -638,9 +638,7 @@ async def test_an_address_names_the_handlers_path(wire: Wire) -> None:
 
 
 @pytest.mark.integration
-async def test_an_answer_to_a_request_through_nats_is_dialled_back_in_tls(
-    tls: TcpTls, request: pytest.FixtureRequest
-) -> None:
+async def test_response_to_a_nats_request_uses_tls(tls: TcpTls, request: pytest.FixtureRequest) -> None:
     wire = Wire("nats", TcpLimits(), request.getfixturevalue("nats_server").url, tls)
     await wire.start()
     wire.serve(lambda _, reply: (reply.token(7), reply.finish()))
@@ -661,7 +659,7 @@ async def test_an_answer_to_a_request_through_nats_is_dialled_back_in_tls(
 
 
 @pytest.mark.integration
-async def test_a_caller_through_nats_that_could_not_be_answered_in_tls_says_so(
+async def test_nats_caller_without_tls_response_address_reports_the_setting(
     tls: TcpTls, request: pytest.FixtureRequest
 ) -> None:
     wire = Wire("nats", TcpLimits(), request.getfixturevalue("nats_server").url, TcpTls(client=tls.client))

@@ -157,7 +157,7 @@ def outcome(render: Any) -> str:
     ("name", "conversation"),
     [(name, one) for name in STYLES for one in (*CONVERSATIONS, *(() if name in NO_CALLS else CALLED))],
 )
-def test_a_conversation_is_rendered_as_hugging_face_renders_it(both: Both, name: str, conversation: str) -> None:
+def test_template_output_equals_hugging_face(both: Both, name: str, conversation: str) -> None:
     messages = {**CONVERSATIONS, **CALLED}[conversation]
     ours, theirs = both[name]
     turns = [turn_of(message, name) for message in messages]
@@ -178,7 +178,7 @@ def test_a_conversation_is_rendered_as_hugging_face_renders_it(both: Both, name:
 
 
 @pytest.mark.parametrize("name", [name for name in STYLES if name not in NO_SYSTEM])
-def test_developer_and_second_system_turns_lose_nothing_and_are_never_refused(both: Both, name: str) -> None:
+def test_developer_and_second_system_turns_are_rendered_completely(both: Both, name: str) -> None:
     developer = ChatMessage(role="developer", content="Second.")
     late = ChatMessage(role="system", content="Third.")
     for messages in ([SYSTEM, developer, USER], [developer, USER], [SYSTEM, USER, ANSWER, late, AGAIN]):
@@ -188,13 +188,13 @@ def test_developer_and_second_system_turns_lose_nothing_and_are_never_refused(bo
                 assert str(message.content).strip() in prompt
 
 
-def test_a_template_without_system_turns_says_so(both: Both) -> None:
+def test_template_without_system_turns_is_reported(both: Both) -> None:
     with pytest.raises(InvalidArgument, match="System role not supported"):
         both["gemma2"][0].render([SYSTEM, USER])
 
 
 @pytest.mark.parametrize("name", [name for name in STYLES if name not in NO_CALLS])
-def test_a_call_is_shown_whatever_its_id_and_with_or_without_content(both: Both, name: str) -> None:
+def test_call_is_rendered_with_any_id_and_without_content(both: Both, name: str) -> None:
     for content in (None, ""):
         calling = ChatMessage(role="assistant", content=content, tool_calls=[call("call-0b1d2c3e4f")])
         result = ChatMessage(role="tool", content="4.5", tool_call_id="call-0b1d2c3e4f")
@@ -204,7 +204,7 @@ def test_a_call_is_shown_whatever_its_id_and_with_or_without_content(both: Both,
         assert "4.5" in prompt
 
 
-def test_an_id_that_is_shortened_is_the_same_for_the_call_and_its_result(both: Both) -> None:
+def test_shortened_id_is_equal_for_call_and_result(both: Both) -> None:
     calling = ChatMessage(role="assistant", tool_calls=[call("call-0b1d2c3e4f")])
     result = ChatMessage(role="tool", content="4.5", tool_call_id="call-0b1d2c3e4f")
     prompt = both["mistral v3"][0].render([USER, calling, result], tools=TOOLS)
@@ -216,7 +216,7 @@ def test_an_id_that_is_shortened_is_the_same_for_the_call_and_its_result(both: B
 @pytest.mark.parametrize(
     ("name", "mark"), [("mistral v7", "[IMG]"), ("gemma3", "<image>"), ("kimi", "<|media|>"), ("llama3", None)]
 )
-def test_an_image_has_its_place_where_the_template_has_one(both: Both, name: str, mark: str | None) -> None:
+def test_image_is_placed_where_the_template_places_it(both: Both, name: str, mark: str | None) -> None:
     parts = [ContentPart(type="text", text="See "), ContentPart(type="image_url"), ContentPart(type="text", text="!")]
     ours, theirs = both[name]
     prompt = ours.render([ChatMessage(role="user", content=parts)])
@@ -229,7 +229,7 @@ def test_an_image_has_its_place_where_the_template_has_one(both: Both, name: str
 
 
 @pytest.mark.parametrize("name", STYLES)
-def test_the_parts_of_a_text_are_its_lines(both: Both, name: str) -> None:
+def test_text_parts_are_joined_by_lines(both: Both, name: str) -> None:
     parts = [ContentPart(type="text", text="a"), ContentPart(type="text", text="b")]
     assert both[name][0].render([ChatMessage(role="user", content=parts)]) == both[name][0].render(
         [ChatMessage(role="user", content="a\nb")]
@@ -237,7 +237,7 @@ def test_the_parts_of_a_text_are_its_lines(both: Both, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in STYLES if name not in ("glm", "gpt-oss", "command-r")])
-def test_a_final_message_is_continued_as_hugging_face_continues_it(both: Both, name: str) -> None:
+def test_continued_final_message_equals_hugging_face(both: Both, name: str) -> None:
     ours, theirs = both[name]
     messages = [USER, ChatMessage(role="assistant", content="The answer is ")]
     turns = [turn_of(message, name) for message in messages]

@@ -62,7 +62,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["zmq", "nats"])
-async def test_a_watch_that_died_is_restarted_and_tells_who_left(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_watch_is_restarted_and_reports_removed_records(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(nats, "NatsConnection", FakeNats)
     monkeypatch.setattr("dynamo.core.tasks.PROVEN_S", 0.001)
     store = MemoryStore()
@@ -80,7 +82,7 @@ async def test_a_watch_that_died_is_restarted_and_tells_who_left(kind: str, monk
     await plane.close()
 
 
-async def test_an_address_that_is_none_costs_its_own_publisher_alone(caplog: pytest.LogCaptureFixture) -> None:
+async def test_invalid_address_affects_only_its_publisher(caplog: pytest.LogCaptureFixture) -> None:
     store = MemoryStore()
     plane, other = ZmqEventPlane(MemoryDiscovery(store), "127.0.0.1"), MemoryDiscovery(store)
     subscriber = await plane.subscriber(ENDPOINT, "topic")

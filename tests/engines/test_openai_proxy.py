@@ -100,7 +100,7 @@ def proxied(serve: Callable[[str], EngineCluster]) -> Iterator[ProxiedEngines]:
     servers.stop()
 
 
-def test_greedy_text_is_the_servers_own_both_ways(proxied: ProxiedEngines) -> None:
+def test_greedy_text_equals_the_servers_streamed_and_whole(proxied: ProxiedEngines) -> None:
     servers = proxied.servers
     for prompt in PROMPTS:
         own = servers.complete(prompt, proxied.urls[0], model="theirs")["choices"][0]
@@ -110,7 +110,7 @@ def test_greedy_text_is_the_servers_own_both_ways(proxied: ProxiedEngines) -> No
             assert told["finish_reason"] == own["finish_reason"]
 
 
-def test_seeds_choices_and_logprobs_are_the_servers_own(proxied: ProxiedEngines) -> None:
+def test_seeds_choices_and_logprobs_equal_the_servers(proxied: ProxiedEngines) -> None:
     given: dict[str, Any] = {"temperature": 0.9, "seed": 7, "n": 2, "logprobs": 2, "max_tokens": 8, "top_k": 20}
     own = proxied.servers.complete(PROMPTS[0], proxied.urls[0], model="theirs", **given)
     for model in ("tiny", "text"):
@@ -124,7 +124,7 @@ def test_seeds_choices_and_logprobs_are_the_servers_own(proxied: ProxiedEngines)
         assert told["usage"]["completion_tokens"] == 16
 
 
-def test_guided_json_is_of_the_schema(proxied: ProxiedEngines) -> None:
+def test_guided_json_matches_the_schema(proxied: ProxiedEngines) -> None:
     properties = {"ok": {"type": "boolean"}}
     schema = {"type": "object", "properties": properties, "required": ["ok"], "additionalProperties": False}
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
@@ -135,7 +135,7 @@ def test_guided_json_is_of_the_schema(proxied: ProxiedEngines) -> None:
         assert found["finish_reason"] == "length" or json.loads(found["message"]["content"])["ok"] in (True, False)
 
 
-def test_the_second_turn_goes_where_the_first_ones_blocks_are(proxied: ProxiedEngines) -> None:
+def test_second_turn_is_routed_to_the_worker_with_cached_blocks(proxied: ProxiedEngines) -> None:
     servers = proxied.servers
     servers.complete(OURS + LONG, max_tokens=4)
     time.sleep(1)  # The server tells of its blocks after the answer.
@@ -151,7 +151,7 @@ def test_the_second_turn_goes_where_the_first_ones_blocks_are(proxied: ProxiedEn
     assert int(chosen[1]) >= 3, said
 
 
-def test_a_client_that_leaves_frees_its_slot(proxied: ProxiedEngines) -> None:
+def test_disconnected_client_frees_its_slot(proxied: ProxiedEngines) -> None:
     for model in ("tiny", "text"):
         body = {"model": model, "prompt": PROMPTS[2], "max_tokens": 3000, "stream": True, "ignore_eos": True}
         with proxied.servers.http.stream("POST", proxied.servers.url("/v1/completions"), json=body) as answer:
@@ -161,14 +161,14 @@ def test_a_client_that_leaves_frees_its_slot(proxied: ProxiedEngines) -> None:
         wait_until(lambda: proxied.running() == 0, "the request went on without its client", ANSWER_S)
 
 
-def test_refusals_keep_their_words(proxied: ProxiedEngines) -> None:
+def test_refusals_keep_the_message_of_the_server(proxied: ProxiedEngines) -> None:
     body = {"model": "text", "prompt": "x", "max_tokens": 10, "temperature": 0, "logprobs": 500}
     told = proxied.servers.http.post(proxied.servers.url("/v1/completions"), json=body)
     assert told.status_code == 400
     assert "logprobs" in told.text
 
 
-def test_a_server_killed_mid_stream_costs_its_client_nothing(proxied: ProxiedEngines) -> None:
+def test_stream_continues_when_its_server_is_killed(proxied: ProxiedEngines) -> None:
     servers = proxied.servers
     given: dict[str, Any] = {"max_tokens": 600, "ignore_eos": True}
     whole = servers.complete(PROMPTS[1], proxied.urls[0], model="theirs", **given)["choices"][0]["text"]

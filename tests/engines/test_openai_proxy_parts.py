@@ -26,7 +26,7 @@ def parts(serve: Callable[[str], EngineCluster]) -> Iterator[ProxiedEngines]:
     servers.stop()
 
 
-def test_prefill_and_decode_servers_finish_each_others_requests(parts: ProxiedEngines) -> None:
+def test_prefill_and_decode_servers_serve_requests_together(parts: ProxiedEngines) -> None:
     servers = parts.servers
     for prompt in (*PROMPTS, LONG):
         own = servers.complete(prompt, parts.urls[0], model="theirs")["choices"][0]["text"]

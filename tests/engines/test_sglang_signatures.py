@@ -181,11 +181,11 @@ def python() -> str:
     return found
 
 
-def test_the_scripted_engine_has_the_real_ones_signatures(python: str) -> None:
+def test_scripted_engine_has_the_signatures_of_sglang(python: str) -> None:
     assert json.loads(said(python, SOURCES, ROOT).splitlines()[-1]) == {}
 
 
-def test_the_real_arguments_events_and_samplings_have_what_is_used(python: str) -> None:
+def test_sglang_arguments_events_and_sampling_have_the_used_fields(python: str) -> None:
     sampling = {
         "n": 2, "temperature": 0.5, "top_k": 4, "sampling_seed": 7, "max_new_tokens": 3, "min_new_tokens": 1,
         "logit_bias": {"4": 1.0}, "stop_token_ids": [9], "json_schema": "{}", "ignore_eos": True,
@@ -219,7 +219,7 @@ async def test_listener_receives_events_of_the_real_publisher_and_replays_missed
     assert third[0].block_hashes == [11]
 
 
-def test_a_step_of_the_real_scheduler_is_read(python: str) -> None:
+def test_step_metrics_of_the_real_scheduler_are_read(python: str) -> None:
     host = Host()
     PassListener("tcp://127.0.0.1:1", 1, host).on_message([b"", struct.pack(">Q", 3), said(python, STEP)])
     expected = ForwardPass(
@@ -243,6 +243,6 @@ except ConfigError as error:
 """
 
 
-def test_a_wrong_argument_is_refused_in_sglangs_own_words(python: str) -> None:
+def test_invalid_argument_is_refused_with_sglangs_message(python: str) -> None:
     told = said(python, ARGUMENTS, os.path.join(ROOT, "src"), MODEL).decode()
     assert "unrecognized arguments: --page-sise" in told

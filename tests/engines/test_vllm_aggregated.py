@@ -74,7 +74,7 @@ def chat(servers: EngineCluster, content: str, **more: Any) -> dict[str, Any]:
     return servers.post("/v1/chat/completions", **{**body, **more})
 
 
-def test_greedy_text_is_that_of_vllms_own_server(cluster: EngineCluster, serve: Callable[[str], EngineCluster]) -> None:
+def test_greedy_text_equals_vllms_server(cluster: EngineCluster, serve: Callable[[str], EngineCluster]) -> None:
     own = serve("own")
     base = own.vllm_server("--enable-prefix-caching")
 
@@ -104,7 +104,7 @@ def test_greedy_text_is_that_of_vllms_own_server(cluster: EngineCluster, serve: 
     own.stop()
 
 
-def test_a_stream_says_what_the_whole_answer_says(cluster: EngineCluster) -> None:
+def test_streamed_text_equals_the_whole_response(cluster: EngineCluster) -> None:
     client = openai.OpenAI(base_url=cluster.url("/v1"), api_key="none", timeout=ANSWER_S, max_retries=0)
     stream = client.completions.create(model="tiny", prompt=PROMPTS[0], max_tokens=24, temperature=0, stream=True)
     pieces = [one.choices[0].text for one in stream if one.choices]
@@ -112,7 +112,7 @@ def test_a_stream_says_what_the_whole_answer_says(cluster: EngineCluster) -> Non
     assert "".join(pieces) == cluster.complete(PROMPTS[0])["choices"][0]["text"]
 
 
-def test_usage_and_several_choices(cluster: EngineCluster) -> None:
+def test_usage_counts_several_choices(cluster: EngineCluster) -> None:
     found = cluster.complete(PROMPTS[1], n=3, temperature=0.9, seed=3, max_tokens=5)
     assert [one["index"] for one in found["choices"]] == [0, 1, 2]
     assert found["usage"]["completion_tokens"] == 15
@@ -127,7 +127,7 @@ def test_logprobs_belong_to_the_generated_tokens(cluster: EngineCluster) -> None
         assert one["logprob"] == best[0]["logprob"] == max(top["logprob"] for top in best)  # Greedy: the likeliest.
 
 
-def test_guided_json_is_of_the_schema(cluster: EngineCluster) -> None:
+def test_guided_json_matches_the_schema(cluster: EngineCluster) -> None:
     schema = {
         "type": "object",
         "properties": {"ok": {"type": "boolean"}},
@@ -139,7 +139,7 @@ def test_guided_json_is_of_the_schema(cluster: EngineCluster) -> None:
     assert json.loads(found) in ({"ok": True}, {"ok": False})
 
 
-def test_a_client_that_leaves_frees_its_slot(cluster: EngineCluster) -> None:
+def test_disconnected_client_frees_its_slot(cluster: EngineCluster) -> None:
     body = {"model": "tiny", "prompt": PROMPTS[2], "max_tokens": 3500, "temperature": 0, "stream": True}
     body["ignore_eos"] = True
     with cluster.http.stream("POST", cluster.url("/v1/completions"), json=body) as answer:
@@ -152,7 +152,7 @@ def running(servers: EngineCluster) -> float:
     return sum(servers.metric("vllm:num_requests_running", number) for number in range(2))
 
 
-def test_the_second_turn_goes_where_the_first_ones_blocks_are(cluster: EngineCluster) -> None:
+def test_second_turn_is_routed_to_the_worker_with_cached_blocks(cluster: EngineCluster) -> None:
     first = cluster.complete(LONG, max_tokens=4)
     time.sleep(1)  # The engine tells of its blocks after the answer.
     for _ in range(3):
@@ -188,7 +188,7 @@ async def test_forward_pass_metrics_are_published_for_every_step(
     assert all(0 < one.wall_time < ANSWER_S and one.scheduled_requests.sum_decode_kv_tokens for one in steps)
 
 
-def test_a_loaded_adapter_is_a_model_of_its_own(cluster: EngineCluster, adapter: str) -> None:
+def test_loaded_adapter_is_served_as_a_model(cluster: EngineCluster, adapter: str) -> None:
     for number in range(2):
         found = cluster.control("POST", "/v1/loras", number, lora_name="tuned", source={"uri": f"file://{adapter}"})
         assert found.status_code == 200, found.text
@@ -210,13 +210,13 @@ def test_a_loaded_adapter_is_a_model_of_its_own(cluster: EngineCluster, adapter:
     assert missing.status_code == 400
 
 
-def test_metrics_are_vllms_and_ours(cluster: EngineCluster) -> None:
+def test_metrics_include_those_of_vllm(cluster: EngineCluster) -> None:
     cluster.complete(PROMPTS[0])
     assert sum(cluster.metric("vllm:generation_tokens_total", number) for number in range(2)) > 0
     assert cluster.metric("dynamo_component_total_blocks") > 0
 
 
-def test_bad_requests_are_the_clients_fault(cluster: EngineCluster) -> None:
+def test_bad_requests_are_client_errors(cluster: EngineCluster) -> None:
     long = cluster.http.post(cluster.url("/v1/completions"), json={"model": "tiny", "prompt": "many words " * 5000})
     assert long.status_code == 400
 
@@ -231,7 +231,7 @@ def test_sleeping_engine_receives_no_requests(cluster: EngineCluster) -> None:
     wait_until(lambda: workers(cluster) == 2, "the woken is not found", ANSWER_S)
 
 
-def test_training_controls(cluster: EngineCluster) -> None:
+def test_training_controls_pause_update_and_resume(cluster: EngineCluster) -> None:
     assert cluster.control("POST", "/engine/liveness_probe").json() == {"status": "ok", "alive": True}
     assert cluster.control("POST", "/engine/pause_generation", mode="keep").json()["status"] == "ok"
     assert cluster.control("POST", "/engine/resume_generation").json()["status"] == "ok"

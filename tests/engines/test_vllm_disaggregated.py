@@ -43,12 +43,12 @@ def cluster(serve: Callable[[str], EngineCluster], aggregated: list[str]) -> Eng
     return servers
 
 
-def test_24_greedy_tokens_are_those_of_one_engine(cluster: EngineCluster, aggregated: list[str]) -> None:
+def test_disaggregated_greedy_tokens_equal_those_of_one_engine(cluster: EngineCluster, aggregated: list[str]) -> None:
     said = [cluster.complete(prompt)["choices"][0]["text"] for prompt in (*PROMPTS, LONG)]
     assert said == aggregated
 
 
-def test_the_blocks_were_moved_and_not_computed_twice(cluster: EngineCluster) -> None:
+def test_blocks_are_transferred_and_not_computed_twice(cluster: EngineCluster) -> None:
     before = cluster.metric("vllm:external_prefix_cache_hits_total", 1)
     found = cluster.complete("nobody has asked this before, " * 8, max_tokens=4)
     moved = cluster.metric("vllm:external_prefix_cache_hits_total", 1) - before
@@ -56,13 +56,13 @@ def test_the_blocks_were_moved_and_not_computed_twice(cluster: EngineCluster) ->
     assert cluster.metric("vllm:nixl_bytes_transferred_sum", 1) > 0
 
 
-def test_a_second_turn_finds_the_prefill_workers_blocks(cluster: EngineCluster) -> None:
+def test_second_turn_uses_cached_blocks_of_the_prefill_worker(cluster: EngineCluster) -> None:
     cluster.complete(LONG, max_tokens=4)
     found = cluster.complete(LONG + " and more", max_tokens=4)
     assert found["choices"][0]["text"]
 
 
-def test_the_released_frontend_serves_both_roles(cluster: EngineCluster, aggregated: list[str]) -> None:
+def test_released_frontend_serves_both_roles(cluster: EngineCluster, aggregated: list[str]) -> None:
     home = setting("DYNAMO_PEER_HOME", "", str)
     python = os.path.join(home, "venv", "bin", "python")
     if not home or not os.path.exists(python):

@@ -16,7 +16,7 @@ CONNECTOR = {
 PROMPTS = [" ".join(f"{(at * 37 + word * 11) % 97}" for word in range(110)) for at in range(5)]
 
 
-def test_what_the_cache_gave_up_is_loaded_and_not_computed(serve: Callable[[str], EngineCluster]) -> None:
+def test_evicted_blocks_are_loaded_from_the_tier_and_not_computed(serve: Callable[[str], EngineCluster]) -> None:
     servers = serve("tiers")
     servers.frontend()
     servers.worker(

@@ -12,7 +12,7 @@ from tests.engines.tiny_model import ROOT
 pytestmark = pytest.mark.engines
 
 
-def test_one_worker_and_a_frontend(serve: Callable[[str], EngineCluster], engines_python: str) -> None:
+def test_script_starts_one_worker_and_a_frontend(serve: Callable[[str], EngineCluster], engines_python: str) -> None:
     servers = serve("launch")
     servers.port, metrics = free_port(), free_port()
     servers.system.append(metrics)

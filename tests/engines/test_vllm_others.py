@@ -12,7 +12,7 @@ from tests.engines.conftest import ANSWER_S, EngineCluster
 pytestmark = pytest.mark.engines
 
 
-def test_embeddings_are_of_the_text(serve: Callable[[str], EngineCluster]) -> None:
+def test_embeddings_depend_on_the_text(serve: Callable[[str], EngineCluster]) -> None:
     servers = serve("embeddings")
     servers.frontend()
     servers.worker("embedding", "--embedding-worker")
@@ -26,7 +26,7 @@ def test_embeddings_are_of_the_text(serve: Callable[[str], EngineCluster]) -> No
     servers.stop()
 
 
-def test_a_worker_whose_engine_dies_is_not_found_and_ends(serve: Callable[[str], EngineCluster]) -> None:
+def test_worker_with_a_dead_engine_deregisters_and_exits(serve: Callable[[str], EngineCluster]) -> None:
     servers = serve("death")
     servers.frontend()
     worker = servers.worker("worker")

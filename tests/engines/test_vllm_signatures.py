@@ -47,7 +47,7 @@ print(json.dumps(wrong))
 """
 
 
-def test_the_scripted_engine_has_the_real_ones_signatures(engines_python: str) -> None:
+def test_scripted_engine_has_the_signatures_of_vllm(engines_python: str) -> None:
     done = subprocess.run(
         [engines_python, "-c", PROGRAM, ROOT], capture_output=True, text=True, timeout=300, check=False, cwd=os.sep
     )

@@ -34,13 +34,13 @@ def texts() -> list[tuple[Path, str]]:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_every_module_opens_with_its_caption(path: Path) -> None:
+def test_every_module_has_a_docstring(path: Path) -> None:
     text = ast.get_docstring(tree(path))
     assert text, f"{relative(path)} has no docstring"
     assert len(text.splitlines()[0]) <= 140
 
 
-def test_the_environment_is_read_in_one_place() -> None:
+def test_environment_is_read_in_one_module() -> None:
     readers = {
         relative(path)
         for path in MODULES
@@ -108,13 +108,13 @@ def broad_excepts() -> Iterator[tuple[str, str]]:
                 yield f"{relative(path)}:{node.lineno}", (comment[2] or comment[0]).strip()
 
 
-def test_broad_excepts_are_few_and_each_has_its_reason() -> None:
+def test_broad_excepts_are_few_and_have_a_reason() -> None:
     found = list(broad_excepts())
     assert len(found) <= BROAD_EXCEPTS_MAX, "name the errors, or use dynamo.core.boundaries"
     assert [place for place, reason in found if len(reason.split()) < 4] == []
 
 
-def test_no_file_knows_the_machine_it_was_written_on() -> None:
+def test_no_file_contains_a_path_of_a_machine() -> None:
     machine = re.compile(r"/(?:" + "|".join(("wo" + "rk", "ro" + "ot", "fa" + "rm")) + r")/")
     assert [relative(path) for path, text in texts() if machine.search(text)] == []
 
@@ -126,7 +126,7 @@ ABSENT = re.compile(
 """Documents that are not in the repository, and citations of their numbered parts."""
 
 
-def test_nothing_refers_to_a_document_outside_the_repository() -> None:
+def test_no_reference_to_documents_outside_the_repository() -> None:
     here = Path(__file__).name
     found = [
         f"{relative(path)}: {match[0]}"
@@ -137,7 +137,7 @@ def test_nothing_refers_to_a_document_outside_the_repository() -> None:
     assert found == [], "state the fact, or link a page of docs/"
 
 
-def test_nothing_is_left_for_later_in_the_source() -> None:
+def test_source_has_no_todo_comments() -> None:
     later = re.compile(r"\b(TODO|FIXME|XXX|raise NotImplementedError)\b")
     found = {relative(path) for path in MODULES if later.search(path.read_text(encoding="utf-8"))}
     servicers = "src/dynamo/planner/plugins/proto/v1/plugin_pb2_grpc.py"  # As protoc: a method without an override.
@@ -154,21 +154,21 @@ def test_pyproject_is_the_only_configuration_file() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tests" / "unit").rglob("test_*.py")), ids=relative)
-def test_every_unit_test_has_the_name_and_the_place_of_what_it_tests(path: Path) -> None:
+def test_unit_test_files_mirror_the_source_files(path: Path) -> None:
     place = path.relative_to(ROOT / "tests" / "unit").parent / path.name.removeprefix("test_")
     subjects = [SOURCE / place, ROOT / place]
     assert any(subject.exists() or subject.with_suffix("").is_dir() for subject in subjects), f"{place} does not exist"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
-def test_every_make_verb_in_the_docs_exists(page: Path) -> None:
+def test_make_verbs_in_the_docs_exist(page: Path) -> None:
     verbs = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     told = re.findall(r"(?:^|`|&& )make ([a-z-]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert set(told) <= verbs
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
-def test_every_link_to_a_file_of_ours_leads_somewhere(page: Path) -> None:
+def test_links_to_files_of_the_repository_are_valid(page: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
     ours = [link for link in links if "://" not in link]
     assert [link for link in ours if not (page.parent / link).exists()] == []
@@ -179,12 +179,12 @@ GENERATED = [ROOT / "docs" / "reference" / name for name in ("modules.md", "upst
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in GENERATED], ids=relative)
-def test_every_path_in_the_docs_exists(page: Path) -> None:
+def test_paths_in_the_docs_exist(page: Path) -> None:
     told = re.findall(r"`((?:src|tests|benchmarks|tools|docs|examples)/[\w./-]+)`", page.read_text(encoding="utf-8"))
     assert [path for path in told if not (ROOT / path).exists()] == []
 
 
-def test_the_architecture_page_names_every_package() -> None:
+def test_architecture_page_names_every_package() -> None:
     page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     assert [package for package in (*PACKAGES, *ADDRESSES) if f"`{package}`" not in page] == []
 
@@ -197,5 +197,5 @@ def test_every_package_has_a_layer() -> None:
     assert {*PACKAGES, *ADDRESSES} == {package for layer in layers for package in layer.split(" | ")}
 
 
-def test_the_changelog_speaks_of_this_version() -> None:
+def test_changelog_has_a_section_of_this_version() -> None:
     assert f"## [{dynamo.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

@@ -43,7 +43,7 @@ def cycle(graph: dict[str, set[str]]) -> list[str]:
     return []
 
 
-def test_modules_do_not_import_each_other_in_a_circle() -> None:
+def test_modules_have_no_import_cycles() -> None:
     trees = {module_name(path): tree(path) for path in MODULES}
     graph = {name: {one for one in imported(module) if one in trees and one != name} for name, module in trees.items()}
     assert cycle(graph) == []

@@ -129,13 +129,13 @@ def is_read(one: Declared) -> bool:
     return any(one.name in read_by(package) for package in packages)
 
 
-def test_the_options_are_found() -> None:
+def test_options_are_found() -> None:
     assert len(OPTIONS) > 350
     assert any(one.flag == "--router-event-threads" for one in OPTIONS)
 
 
 @pytest.mark.parametrize("package", sorted({one.package for one in OPTIONS}))
-def test_every_flag_is_read_or_its_help_says_that_it_has_no_effect(package: str) -> None:
+def test_every_flag_is_read_or_documented_as_without_effect(package: str) -> None:
     silent = [
         f"{one.owner}.{one.name} ({one.flag})"
         for one in OPTIONS

@@ -341,5 +341,5 @@ def test_bad_request_returns_an_error_that_names_the_problem(cluster: Cluster, b
 
 
 @pytest.mark.parametrize("path", [path for path in ASKED if not path.startswith(("/v1/images", "/v1/audio", "/v1/videos", "/v1/classify", "/v1/pooling", "/v1/rerank"))])  # fmt: skip
-def test_what_each_row_spoils_is_a_good_request(cluster: Cluster, path: str) -> None:
+def test_unmodified_request_of_each_case_is_valid(cluster: Cluster, path: str) -> None:
     assert cluster.post(ASKED[path], path).status_code == 200

@@ -68,7 +68,7 @@ def results(client: openai.OpenAI, file_id: str | None) -> list[Any]:
     return [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
 
 
-def test_files_come_and_go(client: openai.OpenAI) -> None:
+def test_files_are_uploaded_listed_and_deleted(client: openai.OpenAI) -> None:
     data = lines(3)
     file = client.files.create(file=("in.jsonl", io.BytesIO(data)), purpose="batch")
     assert (file.bytes, file.filename, file.purpose, file.object) == (len(data), "in.jsonl", "batch", "file")
@@ -81,7 +81,7 @@ def test_files_come_and_go(client: openai.OpenAI) -> None:
             ask(file.id)
 
 
-def test_a_batch_is_answered(client: openai.OpenAI) -> None:
+def test_batch_of_chats_completes(client: openai.OpenAI) -> None:
     batch = ended(client, begin(client, lines(20)).id)
     assert batch.status == "completed"
     assert (batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed) == (20, 20, 0)
@@ -92,7 +92,7 @@ def test_a_batch_is_answered(client: openai.OpenAI) -> None:
     assert batch.id in [one.id for one in client.batches.list(limit=1)]
 
 
-def test_a_batch_of_completions_and_one_that_is_wrong(client: openai.OpenAI) -> None:
+def test_batch_of_completions_reports_an_invalid_line(client: openai.OpenAI) -> None:
     batch = ended(client, begin(client, lines(2, "/v1/completions", prompt="hi"), "/v1/completions").id)
     assert batch.request_counts.completed == 2
     batch = ended(client, begin(client, b"{\n", CHAT).id)
@@ -102,7 +102,7 @@ def test_a_batch_of_completions_and_one_that_is_wrong(client: openai.OpenAI) -> 
         client.files.create(file=("x", b"x"), purpose="fine-tune")
 
 
-def test_a_batch_of_embeddings(cluster: BatchCluster, client: openai.OpenAI) -> None:
+def test_batch_of_embeddings_completes(cluster: BatchCluster, client: openai.OpenAI) -> None:
     before = cluster.workers()
     cluster.run("cpu", "--model-name", "e", "--embedding-worker")
     wait_until(lambda: cluster.workers() > before, "the worker never appeared")
@@ -114,7 +114,7 @@ def test_a_batch_of_embeddings(cluster: BatchCluster, client: openai.OpenAI) -> 
     assert [one["index"] for one in answer["response"]["body"]["data"]] == [0, 1]
 
 
-def test_a_batch_is_cancelled(client: openai.OpenAI) -> None:
+def test_batch_is_cancelled(client: openai.OpenAI) -> None:
     batch = begin(client, lines(2000))
     assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
     batch = ended(client, batch.id)
@@ -124,7 +124,7 @@ def test_a_batch_is_cancelled(client: openai.OpenAI) -> None:
         client.batches.cancel(batch.id)
 
 
-def test_a_killed_frontend_goes_on_where_it_was(cluster: BatchCluster, client: openai.OpenAI) -> None:
+def test_killed_frontend_resumes_its_batch(cluster: BatchCluster, client: openai.OpenAI) -> None:
     batch = begin(client, lines(60))
     output = cluster.folder / "batches" / "batches" / f"{batch.id}.output"
     wait_until(lambda: output.exists() and output.read_bytes().count(b"\n") >= 5, "nothing was answered")
@@ -137,7 +137,7 @@ def test_a_killed_frontend_goes_on_where_it_was(cluster: BatchCluster, client: o
     assert [one["id"] for one in found][: len(kept)] == kept
 
 
-def test_clients_are_answered_while_a_batch_runs(client: openai.OpenAI) -> None:
+def test_clients_are_served_while_a_batch_runs(client: openai.OpenAI) -> None:
     batch = begin(client, lines(200))
     answer = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], max_tokens=2)
     assert answer.usage is not None and answer.usage.completion_tokens == 2
@@ -145,6 +145,6 @@ def test_clients_are_answered_while_a_batch_runs(client: openai.OpenAI) -> None:
     assert ended(client, batch.id).status in ("cancelled", "completed")
 
 
-def test_nothing_of_it_is_for_others_to_read(cluster: BatchCluster) -> None:
+def test_batch_files_are_private(cluster: BatchCluster) -> None:
     modes = {os.stat(path).st_mode & 0o077 for path in (cluster.folder / "batches").rglob("*")}
     assert modes == {0}

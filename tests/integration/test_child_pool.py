@@ -28,7 +28,7 @@ def make() -> Iterator[Callable[..., ChildPool]]:
         pool.close()
 
 
-def test_child_pool_returns_answers_and_reuses_its_child(make: Callable[..., ChildPool]) -> None:
+def test_child_pool_returns_results_and_reuses_its_child(make: Callable[..., ChildPool]) -> None:
     pool = make()
     for value in ("text", [1, {"a": None}], "x" * 3_000_000):
         assert pool.call(("echo", value)) == value

@@ -198,23 +198,25 @@ def check(pair: Pair, length: int = 100) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_every_architecture_in_every_dtype(make_pair: Callable[..., Pair], name: str, dtype: str) -> None:
+def test_output_equals_transformers_for_every_architecture_and_dtype(
+    make_pair: Callable[..., Pair], name: str, dtype: str
+) -> None:
     check(make_pair(name, ARCHITECTURES[name], dtype=dtype))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_variant(make_pair: Callable[..., Pair], variant: str) -> None:
+def test_output_equals_transformers_for_every_variant(make_pair: Callable[..., Pair], variant: str) -> None:
     check(make_pair(*VARIANTS[variant]))
 
 
-def test_a_checkpoint_in_shards(make_pair: Callable[..., Pair], tmp_path: Path) -> None:
+def test_output_equals_transformers_for_a_sharded_checkpoint(make_pair: Callable[..., Pair], tmp_path: Path) -> None:
     pair = make_pair("Qwen3", ARCHITECTURES["Qwen3"], dtype="bf16", max_shard_size="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     check(pair)
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_every_scaling_of_positions(make_pair: Callable[..., Pair], scaling: str) -> None:
+def test_output_equals_transformers_for_every_rope_scaling(make_pair: Callable[..., Pair], scaling: str) -> None:
     parameters = {"rope_theta": 10_000.0, **SCALINGS[scaling]}
     ours, theirs = make_pair("Llama", {"rope_parameters": parameters})
     tokens = prompt(200)
@@ -226,7 +228,7 @@ def test_every_scaling_of_positions(make_pair: Callable[..., Pair], scaling: str
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_no_way_of_serving_changes_a_token(make_pair: Callable[..., Pair], name: str) -> None:
+def test_batching_caching_and_chunking_change_no_token(make_pair: Callable[..., Pair], name: str) -> None:
     ours, theirs = make_pair(name, ARCHITECTURES[name])
     prompts = [prompt(length, seed=length) for length in (5, 16, 33, 90)]
     prompts.append(prompts[3][:64] + prompt(7))

@@ -34,21 +34,21 @@ def text(client: openai.OpenAI, **options: Any) -> str:
     return answer.choices[0].message.content or ""
 
 
-def test_greedy_text_is_the_same_streamed_and_whole(client: openai.OpenAI) -> None:
+def test_greedy_text_is_equal_streamed_and_whole(client: openai.OpenAI) -> None:
     whole = text(client, temperature=0)
     stream = client.chat.completions.create(model="demo", messages=MESSAGES, temperature=0, stream=True)
     assert whole
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == whole
 
 
-def test_a_seed_fixes_the_text(client: openai.OpenAI) -> None:
+def test_seed_determines_the_text(client: openai.OpenAI) -> None:
     options: Any = {"temperature": 2.0, "max_tokens": 24}
     first = text(client, seed=5, **options)
     assert text(client, seed=5, **options) == first
     assert any(text(client, seed=seed, **options) != first for seed in range(6, 10))
 
 
-def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI) -> None:
+def test_stop_string_ends_the_text_before_it(client: openai.OpenAI) -> None:
     whole = text(client, temperature=0)
     stop = whole[len(whole) // 2 :][:3]
     answer = client.chat.completions.create(model="demo", messages=MESSAGES, temperature=0, stop=stop)
@@ -56,7 +56,7 @@ def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI) -> None:
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_logprobs_come_with_their_bytes_and_alternatives(client: openai.OpenAI) -> None:
+def test_logprobs_have_bytes_and_alternatives(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="demo", messages=MESSAGES, temperature=0, logprobs=True, top_logprobs=3, max_tokens=5
     )
@@ -81,14 +81,14 @@ def test_several_choices_of_one_request_are_counted_together(client: openai.Open
     assert answer.usage.completion_tokens == 18
 
 
-def test_echo_gives_the_prompt_back(client: openai.OpenAI) -> None:
+def test_echo_returns_the_prompt(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="demo", prompt=["A worker", "A block"], echo=True, max_tokens=3)
     first, second = (choice.text for choice in answer.choices)
     assert first.startswith("A worker")
     assert second.startswith("A block")
 
 
-def test_a_prefix_that_was_read_before_is_counted_as_cached(client: openai.OpenAI) -> None:
+def test_repeated_prefix_is_counted_as_cached(client: openai.OpenAI) -> None:
     messages: Any = [{"role": "system", "content": "Answer briefly. " * 20}, {"role": "user", "content": "Hello"}]
     usages = [client.chat.completions.create(model="demo", messages=messages, max_tokens=2).usage for _ in range(2)]
     assert usages[1] is not None
@@ -96,7 +96,7 @@ def test_a_prefix_that_was_read_before_is_counted_as_cached(client: openai.OpenA
     assert (usages[1].prompt_tokens_details.cached_tokens or 0) > 0
 
 
-def test_a_token_that_is_forbidden_does_not_come(client: openai.OpenAI) -> None:
+def test_token_with_negative_bias_is_not_generated(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="demo", messages=MESSAGES, temperature=0, logprobs=True, max_tokens=1)
     assert answer.choices[0].logprobs is not None
     first = (answer.choices[0].logprobs.content or [])[0].model_extra or {}
@@ -104,7 +104,7 @@ def test_a_token_that_is_forbidden_does_not_come(client: openai.OpenAI) -> None:
     assert banned != answer.choices[0].message.content
 
 
-def test_min_tokens_keeps_the_model_talking(client: openai.OpenAI) -> None:
+def test_min_tokens_delays_the_end_of_the_text(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="demo", messages=MESSAGES, temperature=0, max_tokens=80, extra_body={"min_tokens": 70}
     )
@@ -157,7 +157,7 @@ def test_echo_with_logprobs_scores_the_prompt_as_transformers_does(
                 assert logprobs["token_logprobs"][at] == max(top)
 
 
-def test_echo_with_logprobs_lists_the_token_that_ends_the_answer(cluster: Cluster) -> None:
+def test_echo_with_logprobs_lists_the_stop_token(cluster: Cluster) -> None:
     prompt = "A worker is a process that runs an engine and answers requests."
     body = completion(cluster, prompt=prompt, echo=True, logprobs=1, max_tokens=1)
     choice = body["choices"][0]
@@ -210,7 +210,7 @@ def test_prompt_logprobs_are_reported_for_chats_and_completions(
         ({"echo": True, "max_tokens": -1}, "max_tokens"),
     ],
 )
-def test_scores_that_cannot_be_given_are_refused_by_name(cluster: Cluster, fields: dict[str, Any], param: str) -> None:
+def test_unsupported_scores_are_refused_by_name(cluster: Cluster, fields: dict[str, Any], param: str) -> None:
     answer = cluster.http.post("/v1/completions", json={"model": "demo", "prompt": PROMPT, **fields})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 

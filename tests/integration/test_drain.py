@@ -110,7 +110,7 @@ def loopback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (("dynamo.cpu", "--model-name=m"), 1, 100),
     ],
 )
-async def test_what_runs_ends_well_and_a_resumed_worker_serves(
+async def test_running_requests_finish_and_a_resumed_worker_serves(
     command: tuple[str, ...], instances: int, tokens: int
 ) -> None:
     async with worker(*command, instances=instances) as client:

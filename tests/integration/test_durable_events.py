@@ -192,7 +192,7 @@ async def router_of(fleet: Fleet, **more: int) -> AsyncIterator[Router]:
 
 
 @pytest.mark.parametrize("step", STEPS)
-async def test_a_router_that_is_killed_after_a_step_loses_nothing(fleet: Fleet, step: str) -> None:
+async def test_router_killed_after_any_step_loses_no_event(fleet: Fleet, step: str) -> None:
     await fleet.work(40)
     victim = await asyncio.create_subprocess_exec(
         sys.executable, PROGRAM, str(fleet.endpoint), step, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
@@ -211,7 +211,7 @@ async def test_a_router_that_is_killed_after_a_step_loses_nothing(fleet: Fleet, 
         assert names == [third.durable.name], "orphans are deleted"
 
 
-async def test_an_upload_stops_neither_events_nor_routing_and_no_second_one_begins(
+async def test_upload_blocks_neither_events_nor_routing_and_is_not_repeated(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -244,7 +244,7 @@ async def test_an_upload_stops_neither_events_nor_routing_and_no_second_one_begi
         assert bucket_name(fleet.endpoint) in caplog.text
 
 
-async def test_messages_that_another_router_has_not_read_stay(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_unread_by_another_router_are_kept(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     await fleet.work(40)
     held = asyncio.Event()
     fetch = DurableEvents._fetch
@@ -267,7 +267,7 @@ async def test_messages_that_another_router_has_not_read_stay(fleet: Fleet, monk
             await slow.until_it_knows(fleet.truth())
 
 
-async def test_a_snapshot_that_comes_too_late_changes_nothing(
+async def test_late_snapshot_is_ignored(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     commit = SnapshotStore.commit
@@ -303,7 +303,7 @@ async def test_router_resets_durable_state_when_configured(fleet: Fleet) -> None
         assert await router.messages() == 0
 
 
-async def test_a_server_that_restarts_costs_no_event(
+async def test_restarted_server_loses_no_event(
     fleet: Fleet, server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     await fleet.work(40)
@@ -341,7 +341,7 @@ async def test_router_queries_workers_for_events_missing_from_the_stream(fleet: 
     await runtime.shutdown()
 
 
-async def test_a_router_that_shuts_down_does_not_wait_for_ever_and_leaves_nothing_behind(
+async def test_router_shutdown_is_bounded_and_removes_its_consumer(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, send = asyncio.Event(), SnapshotStore.send_piece
@@ -374,7 +374,7 @@ async def test_a_router_that_shuts_down_does_not_wait_for_ever_and_leaves_nothin
                 await asyncio.sleep(0.05)
 
 
-async def test_a_python_engine_tells_the_stream_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_python_engine_publishes_to_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_DURABLE_KV_EVENTS", "1")
     endpoint = EndpointId.parse(f"durable.c{next(SERVICE)}.generate")
     runtime = DistributedRuntime()

@@ -23,7 +23,7 @@ def run(tmp_path: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_batch_is_answered_and_the_server_ends(tmp_path: Path) -> None:
+def test_batch_completes_and_the_server_ends(tmp_path: Path) -> None:
     prompts = tmp_path / "in.jsonl"
     prompts.write_text('{"text": "What is Dynamo?"}\n{"text": "2 + 3"}\n')
     done = run(tmp_path, f"in=batch:{prompts}", "out=cpu")

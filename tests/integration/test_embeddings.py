@@ -43,7 +43,7 @@ def test_embedding_is_equal_for_every_encoding_and_batch(cluster: Cluster) -> No
     assert packed.usage.prompt_tokens == packed.usage.total_tokens > 100
 
 
-def test_tokens_are_texts_too(cluster: Cluster) -> None:
+def test_token_ids_and_text_have_equal_embeddings(cluster: Cluster) -> None:
     ids = tokenizers.Tokenizer.from_file(f"{DEMO_MODEL}/tokenizer.json").encode("What is a worker?").ids
     client = cluster.openai()
     text = client.embeddings.create(model="e", input="What is a worker?")
@@ -53,7 +53,7 @@ def test_tokens_are_texts_too(cluster: Cluster) -> None:
         assert told.usage.prompt_tokens == len(ids)
 
 
-def test_what_cannot_be_is_refused_by_name(cluster: Cluster) -> None:
+def test_invalid_embedding_requests_are_refused_by_field(cluster: Cluster) -> None:
     client = cluster.openai()
     for fields in ({"dimensions": 100_000}, {"input": "word " * 5000}, {"input": [10**6]}, {"input": ""}):
         with pytest.raises(openai.BadRequestError) as refusal:

@@ -111,7 +111,7 @@ def test_router_sends_a_prefix_to_the_engine_that_published_it(cluster: AdapterC
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_halves_answer_as_one_engine_does(tmp_path: Path, kind: str) -> None:
+def test_prefill_and_decode_engines_respond_as_one_engine(tmp_path: Path, kind: str) -> None:
     def answers(cluster: AdapterCluster) -> list[str]:
         wait_until(cluster.is_served, "nobody answers")
         return [cluster.chat(number)["choices"][0]["message"]["content"] for number in range(1, 6)]
@@ -129,7 +129,7 @@ def test_two_halves_answer_as_one_engine_does(tmp_path: Path, kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_client_that_leaves_ends_its_request_in_the_engine(cluster: AdapterCluster, kind: str) -> None:
+def test_disconnected_client_ends_its_request_in_the_engine(cluster: AdapterCluster, kind: str) -> None:
     cluster.engine(kind, step_s=0.05)
     wait_until(cluster.is_served, "nobody answers")
     body = {
@@ -146,7 +146,7 @@ def test_a_client_that_leaves_ends_its_request_in_the_engine(cluster: AdapterClu
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_dead_engine_ends_its_worker_and_others_go_on(cluster: AdapterCluster, kind: str) -> None:
+def test_dead_engine_ends_its_worker_and_others_continue(cluster: AdapterCluster, kind: str) -> None:
     dying, living = cluster.engine(kind), cluster.engine(kind)
     wait_until(cluster.is_served, "nobody answers")
     (child,) = (cluster.folder / "scripted" / f"{dying.pid}.child").read_text().split()
@@ -169,7 +169,7 @@ def test_sglang_worker_exits_on_sigquit_of_a_failed_child(cluster: AdapterCluste
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_the_package_a_start_says_what_to_install(tmp_path: Path, kind: str) -> None:
+def test_missing_engine_package_is_reported_with_the_install_command(tmp_path: Path, kind: str) -> None:
     model = "--model-path" if kind == "sglang" else "--model"
     done = subprocess.run(
         [sys.executable, "-m", f"dynamo.{kind}", model, MODEL], capture_output=True, text=True, timeout=60, check=False

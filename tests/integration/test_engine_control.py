@@ -68,7 +68,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlledClus
         yield found
 
 
-def test_a_sleeper_gives_its_memory_back_and_others_answer_meanwhile(cluster: ControlledCluster) -> None:
+def test_sleeping_worker_frees_its_memory_and_others_serve(cluster: ControlledCluster) -> None:
     want = [cluster.ask(seed) for seed in range(8)]
     awake = cluster.memory_mb()
     assert cluster.press("control/sleep", level=1) == {"status": "ok", "message": "Engine slept (level=1)"}
@@ -86,7 +86,7 @@ def test_a_sleeper_gives_its_memory_back_and_others_answer_meanwhile(cluster: Co
     wait_until(lambda: cluster.workers() == 2, "the other one is not found")
 
 
-def test_a_sleeper_that_is_put_into_service_sends_its_requests_on(cluster: ControlledCluster) -> None:
+def test_requests_reach_other_workers_while_a_woken_worker_is_loading(cluster: ControlledCluster) -> None:
     want = cluster.ask(1)
     cluster.press("control/sleep")
     assert cluster.press("resume")["state"] == "serving"
@@ -95,7 +95,7 @@ def test_a_sleeper_that_is_put_into_service_sends_its_requests_on(cluster: Contr
     cluster.press("control/wake_up")
 
 
-def test_a_profile_is_a_trace_of_the_steps(cluster: ControlledCluster) -> None:
+def test_profile_is_a_trace_of_the_steps(cluster: ControlledCluster) -> None:
     for number in range(2):
         assert cluster.press("control/start_profile", number, profile_prefix="mine")["status"] == "ok"
     assert cluster.press("control/start_profile")["status"] == "error"
@@ -115,7 +115,7 @@ def test_a_profile_is_a_trace_of_the_steps(cluster: ControlledCluster) -> None:
     assert cluster.press("control/stop_profile")["status"] == "error"
 
 
-def test_new_weights_come_between_requests_and_none_is_lost(cluster: ControlledCluster, tmp_path: Path) -> None:
+def test_weight_update_between_requests_loses_none(cluster: ControlledCluster, tmp_path: Path) -> None:
     before = cluster.ask(5)
     changed = tmp_path / "changed"
     shutil.copytree(cluster.model, changed)
@@ -143,7 +143,7 @@ def test_new_weights_come_between_requests_and_none_is_lost(cluster: ControlledC
     assert cluster.ask(5) == before
 
 
-def test_what_this_engine_cannot_do_is_no_route(cluster: ControlledCluster) -> None:
+def test_unsupported_controls_have_no_route(cluster: ControlledCluster) -> None:
     for name in ("control/scale_elastic_ep", "pause_generation", "init_weights_update_group"):
         assert cluster.controlled[0].request("POST", f"/engine/{name}", {}).status_code == 404
     assert cluster.press("liveness_probe") == {"status": "ok", "alive": True}

@@ -36,7 +36,7 @@ async def member(etcd: EtcdCluster) -> AsyncIterator[EtcdMember]:
     made.close()
 
 
-async def test_a_lease_may_have_any_id_and_only_once(member: EtcdMember) -> None:
+async def test_lease_id_is_arbitrary_and_unique(member: EtcdMember) -> None:
     with pytest.raises(EtcdRefused, match="lease already exists") as caught:
         await member.grant(LEASE, 60)
     assert caught.value.code == FAILED_PRECONDITION
@@ -50,7 +50,7 @@ async def test_a_lease_may_have_any_id_and_only_once(member: EtcdMember) -> None
     assert caught.value.code == NOT_FOUND
 
 
-async def test_a_long_listing_comes_whole(member: EtcdMember, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_listing_is_complete(member: EtcdMember, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "PAGE_RECORDS", 7)
     records = {b"long/%03d\xff" % number: b"\x00" * number for number in range(50)}
     for key, value in records.items():
@@ -59,7 +59,7 @@ async def test_a_long_listing_comes_whole(member: EtcdMember, monkeypatch: pytes
     assert (await member.list(b"long/")).records == records
 
 
-async def test_a_watch_can_be_resumed_until_its_revision_is_compacted(member: EtcdMember, etcd: EtcdCluster) -> None:
+async def test_watch_is_resumable_until_its_revision_is_compacted(member: EtcdMember, etcd: EtcdCluster) -> None:
     await member.put(b"w/a", b"1", LEASE)
     listing = await member.list(b"w/")
     await member.put(b"w/b", b"2", LEASE)
@@ -78,7 +78,7 @@ async def test_a_watch_can_be_resumed_until_its_revision_is_compacted(member: Et
         await first(member.watch(b"w/", listing.revision + 1), 2)
 
 
-async def test_a_revision_of_the_future_is_not_waited_for(member: EtcdMember) -> None:
+async def test_future_revision_is_refused(member: EtcdMember) -> None:
     revision = (await member.list(b"w/")).revision
     assert [message.created for message in await first(member.watch(b"w/", revision + 1), 0)] == [True]
     with pytest.raises(Compacted):

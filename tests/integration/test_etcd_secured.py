@@ -94,37 +94,37 @@ async def refused(variables: dict[str, str]) -> str:
     return str(caught.value)
 
 
-async def test_members_meet_where_both_sides_show_their_papers(encrypted: dict[str, str]) -> None:
+async def test_mutual_tls_connects_members(encrypted: dict[str, str]) -> None:
     await meet(encrypted)
 
 
-async def test_a_member_that_is_not_trusted_is_not_spoken_to(encrypted: dict[str, str], papers: Papers) -> None:
+async def test_untrusted_member_is_refused(encrypted: dict[str, str], papers: Papers) -> None:
     await meet(encrypted)
     said = await refused({**encrypted, "ETCD_AUTH_CA": papers.other_ca})
     assert said.startswith("ETCD_AUTH_CA: certificate of https://127.0.0.1:")
 
 
-async def test_who_shows_no_papers_hears_why(encrypted: dict[str, str]) -> None:
+async def test_client_without_certificate_gets_the_reason(encrypted: dict[str, str]) -> None:
     await meet(encrypted)
     without = {name: value for name, value in encrypted.items() if "CLIENT" not in name}
     said = await refused({**without, "ETCD_STARTUP_CONNECT_TIMEOUT_SECONDS": "1"})
     assert "ETCD_AUTH_CLIENT_CERT" in said
 
 
-async def test_members_meet_under_a_name_and_a_password_and_longer_than_a_token_lives(guarded: dict[str, str]) -> None:
+async def test_password_login_is_renewed_after_its_token_expires(guarded: dict[str, str]) -> None:
     await meet(guarded, wait_s=3.0)
 
 
 @pytest.mark.parametrize(
     "change", [{"ETCD_AUTH_PASSWORD": "wrong"}, {"ETCD_AUTH_USERNAME": "", "ETCD_AUTH_PASSWORD": ""}]
 )
-async def test_who_is_not_let_in_hears_which_settings_to_mend(guarded: dict[str, str], change: dict[str, str]) -> None:
+async def test_refused_login_names_the_settings_to_correct(guarded: dict[str, str], change: dict[str, str]) -> None:
     assert (await refused({**guarded, **change})).startswith(
         "ETCD_AUTH_USERNAME, ETCD_AUTH_PASSWORD: rejected by http://127"
     )
 
 
-async def test_a_record_outside_of_what_the_user_may_write_is_refused(guarded: dict[str, str]) -> None:
+async def test_record_outside_the_permitted_range_is_refused(guarded: dict[str, str]) -> None:
     member = EtcdDiscovery(options=etcd_options(guarded))
     with pytest.raises(ConfigError, match=r"ETCD_AUTH_USERNAME: etcd rejected record secret/k: .*permission denied"):
         await member.put("secret", "k", b"v")

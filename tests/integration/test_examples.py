@@ -28,7 +28,7 @@ def scripts(tmp_path: Path) -> Iterator[Scripts]:
         yield made
 
 
-def test_hello_world_and_a_worker_that_leaves_nothing_behind(scripts: Scripts) -> None:
+def test_hello_world_worker_removes_its_records(scripts: Scripts) -> None:
     scripts.start("hello_world/worker.py")
     assert scripts.run("hello_world/client.py", "Ada, Bob") == ["Hello Ada!", "Hello Bob!"]
     assert len(scripts.records()) == 1
@@ -36,14 +36,14 @@ def test_hello_world_and_a_worker_that_leaves_nothing_behind(scripts: Scripts) -
     assert scripts.records() == []
 
 
-def test_two_stages_share_the_callers_context(scripts: Scripts) -> None:
+def test_two_stages_share_the_context_of_the_caller(scripts: Scripts) -> None:
     upper = scripts.start("two_stages/upper.py")
     scripts.start("two_stages/entrance.py")
     assert scripts.run("two_stages/client.py", "one two") == ["1. ONE", "2. TWO"]
     assert scripts.line(upper) == "asked by examples"
 
 
-def test_a_caller_that_stops_stops_both_stages(scripts: Scripts) -> None:
+def test_stopped_caller_stops_both_stages(scripts: Scripts) -> None:
     upper = scripts.start("two_stages/upper.py")
     scripts.start("two_stages/entrance.py")
     heard = scripts.run("two_stages/client.py", WORDS, "2")
@@ -52,7 +52,7 @@ def test_a_caller_that_stops_stops_both_stages(scripts: Scripts) -> None:
     assert [scripts.line(upper), scripts.line(upper)] == ["asked by examples", "stopped"]
 
 
-def test_cancellation_reaches_the_server_directly_and_through_a_server_in_between(scripts: Scripts) -> None:
+def test_cancellation_reaches_the_server_directly_and_through_a_middle_server(scripts: Scripts) -> None:
     server = scripts.start("cancellation/server.py")
     middle = scripts.start("cancellation/middle.py")
     received = ["received 0", "received 1", "received 2", "cancelled"]
@@ -65,7 +65,7 @@ def test_cancellation_reaches_the_server_directly_and_through_a_server_in_betwee
 
 
 @pytest.mark.parametrize("kind", ["text", "tokens"])
-def test_the_echo_model_answers_behind_the_frontend(scripts: Scripts, tmp_path: Path, kind: str) -> None:
+def test_echo_model_serves_behind_the_frontend(scripts: Scripts, tmp_path: Path, kind: str) -> None:
     with Cluster(tmp_path, "--discovery-backend", "file") as cluster:
         scripts.start("echo_model/worker.py", *([] if kind == "text" else [bench_model()]))
         client = cluster.openai()
@@ -81,7 +81,7 @@ def test_the_echo_model_answers_behind_the_frontend(scripts: Scripts, tmp_path: 
         assert ("user" in streamed) == (kind == "tokens"), "the template's own words are tokens too"
 
 
-def test_the_sample_engine_is_a_command(tmp_path: Path) -> None:
+def test_sample_engine_runs_as_a_command(tmp_path: Path) -> None:
     with Cluster(tmp_path) as cluster:
         wait_until(cluster.is_live, "the frontend never came up")
         worker = cluster.worker("backend.sample", "--model-path", bench_model())
@@ -169,7 +169,7 @@ def test_bundled_model_continues_a_text(demo: Cluster, prompt: str, text: str) -
     assert demo.http.post("/v1/completions", json=body).json()["choices"][0]["text"].startswith(text)
 
 
-def test_thoughts_are_shown_apart(tmp_path: Path) -> None:
+def test_reasoning_is_returned_separately(tmp_path: Path) -> None:
     with Cluster(tmp_path) as cluster:
         wait_until(cluster.is_live, "the frontend never came up")
         cluster.worker("backend.sample", "--model-path", bench_model(), "--dyn-reasoning-parser", "qwen3")
@@ -178,7 +178,7 @@ def test_thoughts_are_shown_apart(tmp_path: Path) -> None:
         assert shown[thoughts + 1].startswith("Good morning")
 
 
-def test_the_parts_find_each_other_and_end_together(tmp_path: Path) -> None:
+def test_processes_of_the_example_discover_each_other_and_end_together(tmp_path: Path) -> None:
     port = free_port()
     variables = {**os.environ, "PYTHON": sys.executable, "PORT": str(port), "DYN_FILE_KV": str(tmp_path / "kv")}
     shell = subprocess.Popen(["bash", str(EXAMPLES / "03_parts.sh")], env=variables, start_new_session=True)
@@ -200,7 +200,7 @@ def test_the_parts_find_each_other_and_end_together(tmp_path: Path) -> None:
         shell.wait(DEADLINE_S)
 
 
-def test_the_router_sends_what_begins_alike_to_the_same_worker(tmp_path: Path) -> None:
+def test_router_sends_prompts_with_equal_prefix_to_the_same_worker(tmp_path: Path) -> None:
     variables = {**os.environ, "PYTHON": sys.executable, "TMPDIR": str(tmp_path), "DYN_FILE_KV": ""}
     done = subprocess.run(
         ["sh", str(EXAMPLES / "09_kv_routing.sh"), str(free_port())],

@@ -70,7 +70,7 @@ def test_bad_request_returns_400_with_a_message(fast: Cluster, name: str, stream
     assert answer.json()["message"] == error["message"]
 
 
-def test_an_unknown_model_is_a_404_that_names_the_served_ones(fast: Cluster) -> None:
+def test_unknown_model_is_a_404_that_lists_the_served_models(fast: Cluster) -> None:
     answer = fast.post({**CHAT, "model": "other"})
     assert answer.status_code == 404
     assert "'other'" in answer.json()["error"]["message"]
@@ -78,13 +78,13 @@ def test_an_unknown_model_is_a_404_that_names_the_served_ones(fast: Cluster) -> 
         fast.openai().chat.completions.create(model="other", messages=[{"role": "user", "content": "x"}])
 
 
-def test_an_unknown_route_and_a_wrong_method_are_json_too(fast: Cluster) -> None:
+def test_unknown_route_and_wrong_method_are_json_errors(fast: Cluster) -> None:
     assert fast.http.get("/nowhere").json()["error"]["message"] == "Route not found: GET /nowhere"
     assert fast.http.get("/v1/chat/completions").status_code == 405
     assert fast.http.get("/v1/chat/completions").json()["error"]["message"]
 
 
-def test_a_body_over_the_limit_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_body_over_the_limit_is_refused_before_it_is_read(tmp_path: Path) -> None:
     with Cluster(tmp_path) as cluster:
         cluster.processes[0].terminate()
         cluster.processes[0].wait(15)
@@ -98,7 +98,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(tmp_path: Path) -> N
         client.close()
 
 
-def test_streamed_and_whole_answers_count_alike(fast: Cluster) -> None:
+def test_streamed_and_whole_responses_have_equal_usage(fast: Cluster) -> None:
     client = fast.openai()
     messages: Any = [{"role": "user", "content": "Count with me"}]
     whole = client.chat.completions.create(model="m", messages=messages, max_tokens=9)
@@ -116,14 +116,14 @@ def test_streamed_and_whole_answers_count_alike(fast: Cluster) -> None:
     assert [one.choices[0].finish_reason for one in chunks if one.choices][-1] == "length"
 
 
-def test_a_batch_of_prompts_gives_a_choice_each(fast: Cluster) -> None:
+def test_each_prompt_of_a_batch_has_a_choice(fast: Cluster) -> None:
     answer = fast.openai().completions.create(model="m", prompt=["one", "two", "three"], max_tokens=3)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 9
 
 
-def test_request_ids_come_back(fast: Cluster) -> None:
+def test_request_ids_are_returned(fast: Cluster) -> None:
     mine = "0f5c7c2e-4b1d-4f53-8f3b-1d7ab8a1a111"
     answer = fast.http.post(
         "/v1/chat/completions", json=CHAT, headers={"x-request-id": "abc", "x-dynamo-request-id": mine}
@@ -132,14 +132,14 @@ def test_request_ids_come_back(fast: Cluster) -> None:
     assert answer.json()["id"] == f"chatcmpl-{mine}"
 
 
-def test_annotations_come_before_the_first_chunk(fast: Cluster) -> None:
+def test_annotations_precede_the_first_chunk(fast: Cluster) -> None:
     body = {**CHAT, "stream": True, "nvext": {"annotations": ["request_id", "token_ids"]}}
     text = fast.post(body).text
     assert text.startswith("event: request_id\n: ")
     assert text.index("event: token_ids\n") < text.index("data: ")
 
 
-def test_the_descriptions_are_there(fast: Cluster) -> None:
+def test_openapi_documents_are_served(fast: Cluster) -> None:
     document = fast.http.get("/openapi.json").json()
     assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/live", "/metrics"} <= set(
         document["paths"]
@@ -151,7 +151,7 @@ def test_the_descriptions_are_there(fast: Cluster) -> None:
     assert fast.http.get("/v1/models/x").status_code == 404
 
 
-def test_the_metrics_add_up(fast: Cluster) -> None:
+def test_metrics_equal_the_sum_of_requests(fast: Cluster) -> None:
     name = "dynamo_frontend_requests_total"
     labels = {"model": "m", "endpoint": "chat_completions", "status": "success"}
     before = fast.metric(name, **labels)
@@ -162,7 +162,7 @@ def test_the_metrics_add_up(fast: Cluster) -> None:
     assert fast.metric("dynamo_frontend_inflight_requests", model="m") == 0
 
 
-def test_a_client_that_leaves_stops_the_engine(cluster: Cluster) -> None:
+def test_disconnected_client_stops_the_engine(cluster: Cluster) -> None:
     cluster.mocker(*PACED, "--max-num-seqs", "1")
     body = json.dumps({**CHAT, "max_tokens": 100_00, "stream": True}).encode()
     client = cluster.connect(body)
@@ -174,7 +174,7 @@ def test_a_client_that_leaves_stops_the_engine(cluster: Cluster) -> None:
     assert cluster.metric("dynamo_frontend_inflight_requests", model="m") == 0
 
 
-def test_a_client_that_leaves_before_the_first_token_stops_the_engine_too(cluster: Cluster) -> None:
+def test_client_disconnected_before_the_first_token_stops_the_engine(cluster: Cluster) -> None:
     cluster.mocker("--speedup-ratio", "0.02", "--max-num-seqs", "1")
     client = cluster.connect(json.dumps({**CHAT, "max_tokens": 10_000}).encode())
     wait_until(lambda: cluster.metric("dynamo_frontend_queued_requests", model="m") == 1, "never accepted")
@@ -182,7 +182,7 @@ def test_a_client_that_leaves_before_the_first_token_stops_the_engine_too(cluste
     wait_until(lambda: cluster.metric("dynamo_frontend_inflight_requests", model="m") == 0, "never dropped")
 
 
-def test_a_killed_worker_loses_no_request_that_had_not_started(cluster: Cluster) -> None:
+def test_killed_worker_loses_no_unstarted_request(cluster: Cluster) -> None:
     # Prefill takes 16.5 ms / 0.01 = 1.65 s: none of these has a token when the worker dies.
     workers = [cluster.mocker("--speedup-ratio", "0.01", "--decode-speedup-ratio", "1000") for _ in range(2)]
     with ThreadPoolExecutor(8) as pool:
@@ -193,7 +193,7 @@ def test_a_killed_worker_loses_no_request_that_had_not_started(cluster: Cluster)
     assert cluster.metric("dynamo_frontend_model_migration_total", model="m") > 0
 
 
-def test_a_worker_that_dies_in_the_middle_ends_the_stream_with_an_error(cluster: Cluster) -> None:
+def test_stream_of_a_killed_worker_ends_with_an_error(cluster: Cluster) -> None:
     worker = cluster.mocker(*PACED)
     client = cluster.connect(json.dumps({**CHAT, "max_tokens": 1000, "stream": True}).encode())
     received = client.recv(65536)
@@ -207,7 +207,7 @@ def test_a_worker_that_dies_in_the_middle_ends_the_stream_with_an_error(cluster:
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
-def test_with_migration_a_stream_outlives_its_worker(tmp_path: Path, sign: signal.Signals) -> None:
+def test_stream_survives_its_worker_with_migration(tmp_path: Path, sign: signal.Signals) -> None:
     with Cluster(tmp_path, "--migration-limit", "3") as cluster:
         wait_until(cluster.is_live, "the frontend never came up")
         first = cluster.worker("cpu")
@@ -235,7 +235,7 @@ def test_with_migration_a_stream_outlives_its_worker(tmp_path: Path, sign: signa
         assert moves == 1 if sign is signal.SIGKILL else first.wait(15) == 0
 
 
-def test_when_every_worker_is_busy_requests_are_rejected_until_one_is_not(tmp_path: Path) -> None:
+def test_requests_are_rejected_while_every_worker_is_busy(tmp_path: Path) -> None:
     with Cluster(tmp_path, "--active-decode-blocks-threshold", "0.01") as cluster:
         wait_until(cluster.is_live, "the frontend never came up")
         cluster.mocker(*PACED, "--num-gpu-blocks-override", "100")
@@ -253,7 +253,7 @@ def test_when_every_worker_is_busy_requests_are_rejected_until_one_is_not(tmp_pa
         client.close()
 
 
-def test_thresholds_can_be_set_for_known_models_alone(fast: Cluster) -> None:
+def test_thresholds_are_set_for_known_models_only(fast: Cluster) -> None:
     unknown = fast.http.post("/busy_threshold", json={"model": "x", "active_prefill_tokens_threshold": 1})
     assert unknown.status_code == 404
     assert unknown.json() == {"error": "Model 'x' not found. Thresholds can only be set for discovered models."}
@@ -265,7 +265,7 @@ def test_thresholds_can_be_set_for_known_models_alone(fast: Cluster) -> None:
         assert fast.http.post("/busy_threshold", json={"model": "m", name: bad}).status_code == status
 
 
-def test_a_model_without_workers_disappears_and_comes_back(cluster: Cluster) -> None:
+def test_model_without_workers_is_removed_and_returns(cluster: Cluster) -> None:
     first = cluster.mocker(*PACED)
     first.terminate()
     first.wait(15)
@@ -274,7 +274,7 @@ def test_a_model_without_workers_disappears_and_comes_back(cluster: Cluster) -> 
     assert cluster.post(CHAT).status_code == 200
 
 
-def test_a_drain_lets_requests_end_and_refuses_new_ones(cluster: Cluster) -> None:
+def test_drain_finishes_requests_and_refuses_new_ones(cluster: Cluster) -> None:
     cluster.mocker(*PACED)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(cluster.post, {**CHAT, "max_tokens": 100})
@@ -284,7 +284,7 @@ def test_a_drain_lets_requests_end_and_refuses_new_ones(cluster: Cluster) -> Non
     assert cluster.frontend.wait(15) == 0
 
 
-def test_a_taken_port_is_one_line(tmp_path: Path) -> None:
+def test_occupied_port_is_an_error_of_one_line(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -298,7 +298,7 @@ def test_a_taken_port_is_one_line(tmp_path: Path) -> None:
     assert ended.stderr.count("\n") == 1
 
 
-def test_an_unknown_flag_suggests_the_nearest() -> None:
+def test_unknown_flag_suggests_the_nearest() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "dynamo.frontend", "--http-prot", "1"],
         capture_output=True, text=True, check=False, timeout=DEADLINE_S,

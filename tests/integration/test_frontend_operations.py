@@ -121,7 +121,7 @@ def test_anthropic_client_receives_anthropic_errors(guarded: Cluster) -> None:
         stranger.messages.create(model="m", max_tokens=2, messages=[{"role": "user", "content": "hi"}])
 
 
-def test_probes_and_scrapers_need_no_key_and_see_callers_by_name(guarded: Cluster) -> None:
+def test_probes_and_scrapes_need_no_key_and_label_callers_by_name(guarded: Cluster) -> None:
     with httpx.Client(base_url=guarded.http.base_url, timeout=DEADLINE_S) as nobody:
         for path in ("/health", "/live", "/metrics", "/openapi.json", "/docs"):
             assert nobody.get(path).status_code == 200, path
@@ -132,7 +132,7 @@ def test_probes_and_scrapers_need_no_key_and_see_callers_by_name(guarded: Cluste
     assert KEY.encode() not in log and LIMITED.encode() not in log
 
 
-def test_a_web_page_of_an_allowed_origin_may_call(guarded: Cluster) -> None:
+def test_web_page_of_an_allowed_origin_may_send_requests(guarded: Cluster) -> None:
     origin = {"origin": "https://chat.example.org", "access-control-request-method": "POST"}
     asked = guarded.http.options("/v1/chat/completions", headers=origin)
     assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (204, origin["origin"])
@@ -147,7 +147,7 @@ def test_a_web_page_of_an_allowed_origin_may_call(guarded: Cluster) -> None:
     [b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n", b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer sk-secret-key-1\r\ncontent-length: 10\r\n\r\n{"],
     ids=["headers", "body"],
 )  # fmt: skip
-def test_a_request_that_never_arrives_whole_is_ended(guarded: Cluster, begun: bytes) -> None:
+def test_incomplete_request_times_out(guarded: Cluster, begun: bytes) -> None:
     assert answer_to(guarded, begun).startswith(b"HTTP/1.1 408 ")
 
 
@@ -160,7 +160,7 @@ def test_headers_and_bodies_over_the_limit_are_refused(guarded: Cluster) -> None
     assert big.status_code == 413
 
 
-def test_a_client_that_does_not_read_is_cut_off_and_counted(guarded: Cluster) -> None:
+def test_client_that_does_not_read_is_disconnected_and_counted(guarded: Cluster) -> None:
     before = guarded.metric("dynamo_frontend_http_slow_readers_total")
     body = json.dumps({**CHAT, "max_tokens": 8000, "stream": True, "stream_options": {"include_usage": True}}).encode()
     with connect(guarded) as client:
@@ -174,7 +174,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_counted(guarded: Cluster) ->
     wait_until(lambda: guarded.metric("dynamo_frontend_active_requests") == 0, "its request never ended")
 
 
-def test_garbage_leaves_nothing_behind(guarded: Cluster) -> None:
+def test_malformed_requests_leave_no_state(guarded: Cluster) -> None:
     """Whatever comes over a socket: an answer or a closed connection, and afterwards as many descriptors as before."""
     descriptors = Path(f"/proc/{guarded.frontend.pid}/fd")
     whole = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b"
@@ -238,7 +238,7 @@ def https(cluster: Cluster, certificates: Certificates, *client: str, ca: str = 
     return httpx.Client(base_url=f"https://127.0.0.1:{cluster.port}", verify=context, timeout=DEADLINE_S)
 
 
-def test_a_client_with_its_certificate_is_served(secured: Cluster) -> None:
+def test_client_with_certificate_is_served(secured: Cluster) -> None:
     assert secured.http.get("/v1/models").json()["data"] == []
 
 
@@ -248,18 +248,18 @@ def test_tls_rejects_clients_without_a_trusted_certificate(secured: Cluster, cer
             http.get("/v1/models")
 
 
-def test_a_server_that_nobody_vouches_for_is_not_trusted(secured: Cluster, certificates: Certificates) -> None:
+def test_server_without_trusted_certificate_is_refused_by_clients(secured: Cluster, certificates: Certificates) -> None:
     mine = (certificates.client_cert, certificates.client_key)
     with https(secured, certificates, *mine, ca=certificates.other_ca) as http, pytest.raises(httpx.ConnectError):
         http.get("/live")
 
 
-def test_plain_http_on_a_secured_port_gets_nothing(secured: Cluster) -> None:
+def test_plain_http_on_a_tls_port_gets_no_response(secured: Cluster) -> None:
     assert b"200 OK" not in answer_to(secured, b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
     assert secured.is_live()
 
 
-def test_a_certificate_that_is_renewed_is_shown_without_a_restart(tmp_path: Path) -> None:
+def test_renewed_certificate_is_used_without_a_restart(tmp_path: Path) -> None:
     files = Certificates(tmp_path / "certificates")
     cluster = Cluster(tmp_path, "--tls-cert-path", files.cert, "--tls-key-path", files.key)
     cluster.http.close()
@@ -278,7 +278,7 @@ def test_a_certificate_that_is_renewed_is_shown_without_a_restart(tmp_path: Path
         cluster.stop()
 
 
-def test_several_processes_share_a_port_and_one_scrape_sees_all(tmp_path: Path) -> None:
+def test_processes_sharing_a_port_are_all_in_one_scrape(tmp_path: Path) -> None:
     with Cluster(tmp_path, "--http-workers", "2") as cluster:
         cluster.mocker("--speedup-ratio", "0", "--max-model-len", "16384")
         wait_until(lambda: len(children(cluster)) == 2, "there never were two processes")
@@ -312,7 +312,7 @@ def is_there(pid: int) -> bool:
     return True
 
 
-def test_an_upload_far_over_the_limit_is_answered_readably(guarded: Cluster) -> None:
+def test_upload_far_over_the_limit_gets_a_readable_error(guarded: Cluster) -> None:
     for upload in (b"a" * (50 << 20), iter([b"a" * (1 << 20)] * 50)):
         answer = httpx.post(
             f"http://127.0.0.1:{guarded.port}/v1/chat/completions",
@@ -323,7 +323,7 @@ def test_an_upload_far_over_the_limit_is_answered_readably(guarded: Cluster) -> 
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "payload_too_large")
 
 
-def test_half_closed_clients_get_their_answers(guarded: Cluster) -> None:
+def test_half_closed_clients_get_their_responses(guarded: Cluster) -> None:
     for is_stream in (False, True):
         for version in ("1.0", "1.1"):
             body = json.dumps({**CHAT, "stream": is_stream})

@@ -34,7 +34,7 @@ def test_trial_measures_an_ordinary_grammar(trial: ChildTrial) -> None:
         trial.measure(GuidedDecoding(regex="("), None, 20.0)
 
 
-def test_trial_stops_an_endless_grammar_and_others_go_on(trial: ChildTrial) -> None:
+def test_trial_stops_an_endless_grammar_and_others_continue(trial: ChildTrial) -> None:
     trial.measure(GuidedDecoding(regex="[0-9]+"), None, 20.0)
     before = resident_bytes()
     with ThreadPoolExecutor(4) as threads:

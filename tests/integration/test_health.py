@@ -49,7 +49,7 @@ def test_canary_requests_keep_an_idle_worker_ready(cluster: Cluster, engine: str
     assert (status, json.loads(body)["endpoints"]["generate"]) == (200, "ready")
 
 
-def test_a_worker_that_answers_no_more_is_unready(cluster: Cluster) -> None:
+def test_unresponsive_worker_is_not_ready(cluster: Cluster) -> None:
     port = free_port()
     canary = {
         "DYN_HEALTH_CHECK_ENABLED": "true",

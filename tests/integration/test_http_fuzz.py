@@ -173,7 +173,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_request_is_refused_once_and_nothing_behind_it_is_read(cluster: Cluster, name: str) -> None:
+def test_malformed_request_is_refused_and_the_rest_is_not_read(cluster: Cluster, name: str) -> None:
     status, data = REFUSED[name]
     with Client(cluster.port) as client:
         try:
@@ -209,7 +209,7 @@ UNUSUAL = {
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
-def test_what_is_unusual_but_right_is_answered_and_the_connection_goes_on(cluster: Cluster, name: str) -> None:
+def test_unusual_valid_request_is_served_and_the_connection_kept(cluster: Cluster, name: str) -> None:
     with Client(cluster.port) as client:
         for _ in range(2):
             client.send(UNUSUAL[name])
@@ -217,7 +217,7 @@ def test_what_is_unusual_but_right_is_answered_and_the_connection_goes_on(cluste
             assert status == 200 and SAID in body
 
 
-def test_a_trailer_is_no_header(cluster: Cluster) -> None:
+def test_trailer_is_not_a_header(cluster: Cluster) -> None:
     with Client(cluster.port) as client:
         client.send(chunked(CHUNKS[:-2] + b"x-dynamo-worker-instance-id: 1\r\n\r\n"))
         assert client.answer()[0] == 200, "a worker that is not there was chosen"
@@ -226,7 +226,7 @@ def test_a_trailer_is_no_header(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("line", [b"POST " + PATH + b" HTTP/1.0", b"POST " + PATH + b" HTTP/1.1"])
-def test_a_client_that_wants_one_answer_gets_one_and_an_end(cluster: Cluster, line: bytes) -> None:
+def test_connection_close_request_gets_one_response_and_a_closed_connection(cluster: Cluster, line: bytes) -> None:
     with Client(cluster.port) as client:
         client.send(request(b"connection: close", LENGTH, line=line))
         status, body = client.answer()
@@ -242,7 +242,7 @@ def test_expect_100_continue_is_answered_before_the_body(cluster: Cluster) -> No
         assert client.answer()[0] == 200
 
 
-def test_requests_in_one_packet_are_answered_in_their_order(cluster: Cluster) -> None:
+def test_requests_in_one_packet_are_answered_in_order(cluster: Cluster) -> None:
     bad = b'{"model": "m"}'
     requests = [
         GOOD,
@@ -258,7 +258,7 @@ def test_requests_in_one_packet_are_answered_in_their_order(cluster: Cluster) ->
 
 
 @pytest.mark.parametrize("data", [GOOD, chunked(CHUNKS[:-2] + b"x-a: b\r\n\r\n")], ids=["plain", "chunked"])
-def test_a_request_may_be_cut_at_every_byte(cluster: Cluster, data: bytes) -> None:
+def test_request_may_be_split_at_every_byte(cluster: Cluster, data: bytes) -> None:
     with Client(cluster.port) as client:
         for place in range(1, len(data)):
             client.send(data[:place])
@@ -283,7 +283,7 @@ SLOW = {
 
 
 @pytest.mark.parametrize("phase", SLOW)
-def test_who_dribbles_is_cut_after_a_while(cluster: Cluster, phase: str) -> None:
+def test_slow_sender_is_disconnected_after_the_timeout(cluster: Cluster, phase: str) -> None:
     with Client(cluster.port) as client:
         client.send(SLOW[phase])
         client.socket.settimeout(0.1)
@@ -302,7 +302,7 @@ def test_who_dribbles_is_cut_after_a_while(cluster: Cluster, phase: str) -> None
     assert client.received.startswith((b"HTTP/1.1 408 ", b"HTTP/1.1 400 "))
 
 
-def test_who_closes_one_half_has_left(cluster: Cluster) -> None:
+def test_half_closed_connection_is_a_disconnect(cluster: Cluster) -> None:
     with Client(cluster.port) as client:
         client.send(GOOD[:-5])
         client.socket.shutdown(socket.SHUT_WR)
@@ -338,7 +338,7 @@ def leave(port: int, number: int) -> None:
         client.socket.close()
 
 
-def test_after_a_storm_of_garbage_nothing_of_it_is_left(cluster: Cluster) -> None:
+def test_many_malformed_requests_leave_no_state(cluster: Cluster) -> None:
     def storm(first: int, count: int) -> None:
         with ThreadPoolExecutor(16) as pool:
             for _ in pool.map(lambda number: leave(cluster.port, number), range(first, first + count)):

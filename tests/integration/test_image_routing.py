@@ -41,7 +41,7 @@ def show(cluster: Cluster, width: int, height: int) -> dict[str, Any]:
     return {**told["nvext"]["routing"], **told["nvext"]["timing"], "cached_tokens": cached}
 
 
-def test_prompts_with_the_same_image_go_to_who_holds_it(cluster: Cluster) -> None:
+def test_prompts_with_the_same_image_are_routed_to_the_worker_that_caches_it(cluster: Cluster) -> None:
     first = show(cluster, 280, 280)
     assert first["kv_hit_rate"] == 0
     wait_until(lambda: show(cluster, 280, 280)["kv_hit_rate"] > 0.8, "its blocks are not known")

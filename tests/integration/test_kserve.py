@@ -82,7 +82,7 @@ def numbers(*values: int) -> list[Any]:
     return [given]
 
 
-def test_server_and_models_are_described(client: triton.InferenceServerClient) -> None:
+def test_server_and_model_metadata_are_returned(client: triton.InferenceServerClient) -> None:
     assert client.is_server_live() and client.is_server_ready()
     assert client.get_server_metadata().name == "dynamo"
     assert client.is_model_ready("m") and not client.is_model_ready("nobody")
@@ -93,14 +93,14 @@ def test_server_and_models_are_described(client: triton.InferenceServerClient) -
     assert (config.backend, config.input[0].data_type) == ("dynamo", 8)
 
 
-def test_text_is_completed(client: triton.InferenceServerClient) -> None:
+def test_text_request_is_completed(client: triton.InferenceServerClient) -> None:
     answer = client.infer("m", text("one two"), request_id="7", parameters={"max_tokens": 5})
     assert answer.get_response().id == "7"
     assert len(answer.as_numpy("text_output")) == 1
     assert list(answer.as_numpy("finish_reason")) == [b"length"]
 
 
-def test_tensors_are_answered(client: triton.InferenceServerClient) -> None:
+def test_tensor_request_returns_tensors(client: triton.InferenceServerClient) -> None:
     assert list(client.infer("double", numbers(1, -2)).as_numpy("numbers")) == [2, -4]
 
 
@@ -115,7 +115,7 @@ def streamed(client: triton.InferenceServerClient, count: int, *requests: dict[s
     return answers
 
 
-def test_a_stream_answers_request_by_request(client: triton.InferenceServerClient) -> None:
+def test_stream_serves_requests_in_order(client: triton.InferenceServerClient) -> None:
     answers = streamed(
         client,
         7,
@@ -128,7 +128,7 @@ def test_a_stream_answers_request_by_request(client: triton.InferenceServerClien
     assert sorted(ids) == ids and ids[-1] in "yz"
 
 
-def test_what_is_wrong_has_its_status(client: triton.InferenceServerClient) -> None:
+def test_invalid_request_has_its_grpc_status(client: triton.InferenceServerClient) -> None:
     for model, inputs, status in (
         ("nobody", text("hi"), "NOT_FOUND"),
         ("m", numbers(1), "INVALID_ARGUMENT"),
@@ -141,9 +141,7 @@ def test_what_is_wrong_has_its_status(client: triton.InferenceServerClient) -> N
     assert isinstance(error, InferenceServerException)
 
 
-def test_a_client_that_leaves_lets_the_worker_stop(
-    cluster: KserveCluster, client: triton.InferenceServerClient
-) -> None:
+def test_cancelled_call_stops_the_worker(cluster: KserveCluster, client: triton.InferenceServerClient) -> None:
     heard = threading.Event()
     call = client.async_infer("double", numbers(1), lambda result, error: heard.set(), parameters={"hold": True})
     wait_until(lambda: cluster.said("held"), "the worker was never asked")
@@ -152,7 +150,7 @@ def test_a_client_that_leaves_lets_the_worker_stop(
     wait_until(lambda: cluster.said("left"), "the worker was never told")
 
 
-def test_the_other_port_shows_what_is_counted_and_answers_nothing_else(cluster: KserveCluster) -> None:
+def test_metrics_port_serves_only_metrics(cluster: KserveCluster) -> None:
     assert cluster.metric("dynamo_frontend_requests_total", endpoint="tensor", model="double", status="success") > 0
     assert [one["id"] for one in cluster.http.get("/v1/models").json()["data"]] == ["double", "m", "shout"]
     assert cluster.post({"model": "m", "messages": []}).status_code == 404
@@ -184,7 +182,7 @@ def test_occupied_port_is_named_in_the_error(cluster: KserveCluster, tmp_path: P
     assert f"--http-port {cluster.grpc_port}" in done.stderr.splitlines()[-1]
 
 
-async def test_engines_of_the_same_process_are_served() -> None:
+async def test_engines_of_the_process_are_served() -> None:
     async def say(request: Any) -> Any:
         choice = {"index": 0, "text": request["prompt"].upper(), "finish_reason": "stop"}
         yield {"id": "c", "object": "text_completion", "created": 1, "model": "shout", "choices": [choice]}
@@ -217,7 +215,7 @@ async def test_engines_of_the_same_process_are_served() -> None:
     await runtime.shutdown()
 
 
-async def test_tls_asks_clients_for_certificates_and_messages_have_a_limit(tmp_path: Path) -> None:
+async def test_tls_requires_client_certificates_and_messages_are_limited(tmp_path: Path) -> None:
     files = Certificates(tmp_path)
     async with open_kserve_house() as house:
         options = KserveOptions(
@@ -275,7 +273,7 @@ def is_ready(client: triton.InferenceServerClient) -> bool:
         return False
 
 
-def test_typed_contents_are_answered_typed(cluster: KserveCluster) -> None:
+def test_typed_contents_are_returned_typed(cluster: KserveCluster) -> None:
     """What Triton's client never sends, but the protocol allows."""
     from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -287,6 +285,6 @@ def test_typed_contents_are_answered_typed(cluster: KserveCluster) -> None:
     assert not answer.raw_output_contents
 
 
-def test_http_is_not_spoken_on_the_port_of_grpc(cluster: KserveCluster) -> None:
+def test_http1_request_on_the_grpc_port_is_refused(cluster: KserveCluster) -> None:
     with pytest.raises(httpx.TransportError):
         httpx.get(f"http://127.0.0.1:{cluster.grpc_port}/health", timeout=DEADLINE_S)

@@ -109,7 +109,7 @@ def make_cluster(
     return cluster
 
 
-def test_prefixes_stay_with_their_holders_and_a_killed_holder_costs_no_answer(
+def test_prefixes_are_routed_to_caching_workers_and_a_killed_one_fails_no_request(
     open_clusters: list[RoutedCluster], tmp_path: Path
 ) -> None:
     cluster = make_cluster(open_clusters, tmp_path)
@@ -138,7 +138,7 @@ def test_prefixes_stay_with_their_holders_and_a_killed_holder_costs_no_answer(
     wait_until(lambda: all(cluster.knows(number) for number in range(8)), "the prefixes never settled")
 
 
-def test_the_turns_of_a_session_stay_together(open_clusters: list[RoutedCluster], tmp_path: Path) -> None:
+def test_turns_of_a_session_are_routed_to_one_worker(open_clusters: list[RoutedCluster], tmp_path: Path) -> None:
     cluster = make_cluster(open_clusters, tmp_path, "--router-session-affinity-ttl-secs", "60")
     for session in range(4):
         header = {"x-dynamo-session-id": f"s{session}"}
@@ -146,7 +146,7 @@ def test_the_turns_of_a_session_stay_together(open_clusters: list[RoutedCluster]
         assert len(workers) == 1, "the prompts have nothing in common but their session"
 
 
-def test_a_policy_file_decides(open_clusters: list[RoutedCluster], tmp_path: Path) -> None:
+def test_policy_file_determines_the_routing(open_clusters: list[RoutedCluster], tmp_path: Path) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY)
     cluster = make_cluster(open_clusters, tmp_path, "--router-policy-config", str(policy))
@@ -155,7 +155,7 @@ def test_a_policy_file_decides(open_clusters: list[RoutedCluster], tmp_path: Pat
     assert cluster.http.get("/routing/state").json()["routers"][0]["policy"] == "balanced"
 
 
-def test_requests_wait_while_all_are_busy_and_are_answered(open_clusters: list[RoutedCluster], tmp_path: Path) -> None:
+def test_requests_wait_while_all_workers_are_busy(open_clusters: list[RoutedCluster], tmp_path: Path) -> None:
     slow = ("--block-size", str(BLOCK), "--max-num-seqs", "8", "--max-num-batched-tokens", "64")
     cluster = make_cluster(open_clusters, tmp_path, "--router-queue-threshold", "0.5", workers=1, flags=slow)
     with ThreadPoolExecutor(16) as clients:
@@ -171,7 +171,7 @@ def test_requests_wait_while_all_are_busy_and_are_answered(open_clusters: list[R
     assert waited, "nobody had to wait"
 
 
-def test_without_events_what_was_sent_is_taken_to_be_held(open_clusters: list[RoutedCluster], tmp_path: Path) -> None:
+def test_without_kv_events_sent_prompts_are_assumed_cached(open_clusters: list[RoutedCluster], tmp_path: Path) -> None:
     cluster = make_cluster(open_clusters, tmp_path, "--no-router-kv-events")
     first = {number: cluster.chat(number)["worker_id"] for number in range(6)}
     assert {number: cluster.chat(number)["worker_id"] for number in first} == first
@@ -179,7 +179,7 @@ def test_without_events_what_was_sent_is_taken_to_be_held(open_clusters: list[Ro
     assert cluster.http.get("/routing/state").json()["routers"][0]["is_guessing"]
 
 
-def test_two_frontends_know_of_each_others_requests(open_clusters: list[RoutedCluster], tmp_path: Path) -> None:
+def test_frontends_share_active_requests(open_clusters: list[RoutedCluster], tmp_path: Path) -> None:
     slow = ("--block-size", str(BLOCK), "--speedup-ratio", "0.05")
     first = make_cluster(open_clusters, tmp_path, "--router-replica-sync", workers=0)
     second = make_cluster(open_clusters, tmp_path, "--router-replica-sync", workers=0)
@@ -230,9 +230,7 @@ def test_new_frontend_restores_cached_blocks_from_durable_events(
             assert {number: second.chat(number)["worker_id"] for number in holders} == holders
 
 
-def test_a_session_goes_to_one_worker_through_either_of_two_frontends(
-    open_clusters: list[RoutedCluster], tmp_path: Path
-) -> None:
+def test_session_is_routed_to_one_worker_by_both_frontends(open_clusters: list[RoutedCluster], tmp_path: Path) -> None:
     affinity = ("--router-session-affinity-ttl-secs", "600", "--enable-session-prefix-index")
     first = make_cluster(open_clusters, tmp_path, *affinity, workers=0)
     second = make_cluster(open_clusters, tmp_path, *affinity, workers=0)

@@ -64,7 +64,7 @@ def cluster(tmp_path: Path) -> Iterator[PeeringCluster]:
         yield cluster
 
 
-def test_a_prompt_that_another_worker_has_is_copied_from_there(cluster: PeeringCluster) -> None:
+def test_blocks_cached_by_another_worker_are_copied(cluster: PeeringCluster) -> None:
     first, routing, _ = cluster.chat()
     holder, blocks = routing["worker_id"], routing["prompt_blocks"]
     assert blocks >= 5
@@ -90,7 +90,7 @@ def alone(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-def test_a_frontend_that_joins_late_knows_what_workers_have_in_their_hosts(alone: Cluster) -> None:
+def test_late_frontend_counts_host_blocks_of_workers(alone: Cluster) -> None:
     alone.run(
         "cpu", "--model-name", "m", "--kv-cache-blocks", str(CACHE_BLOCKS), "--threads", "1",
         DYN_KVBM_CPU_CACHE_OVERRIDE_NUM_BLOCKS="512",

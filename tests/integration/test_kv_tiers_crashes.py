@@ -61,7 +61,7 @@ def tear(path: Path, places: int) -> int:
     return torn
 
 
-def test_a_worker_that_was_killed_while_it_wrote_to_disk_finds_what_is_whole(cluster: TieredCluster) -> None:
+def test_worker_killed_during_a_disk_write_loads_only_complete_blocks(cluster: TieredCluster) -> None:
     place = cluster.folder / "disk"
     variables = {
         "DYN_KVBM_DISK_CACHE_OVERRIDE_NUM_BLOCKS": "512",
@@ -147,9 +147,7 @@ def store() -> Iterator[Store]:
         thread.join()
 
 
-def test_workers_share_a_store_in_which_another_one_died_in_the_middle_of_a_put(
-    cluster: TieredCluster, store: Store
-) -> None:
+def test_store_is_usable_after_a_worker_is_killed_during_a_put(cluster: TieredCluster, store: Store) -> None:
     variables = {
         "DYN_KVBM_OBJECT_ENABLED": "true",
         "DYN_KVBM_OBJECT_ENDPOINT": f"http://127.0.0.1:{store.server_port}",

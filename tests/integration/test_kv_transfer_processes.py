@@ -81,7 +81,7 @@ def everything() -> list[tuple[int, int]]:
     return [(place, BLOCKS - 1 - place) for place in range(BLOCKS)]
 
 
-def test_memory_of_a_killed_source_is_let_go_by_its_readers(remote: Remote, region: Region) -> None:
+def test_memory_of_a_killed_source_is_unmapped_by_its_readers(remote: Remote, region: Region) -> None:
     before = set(os.listdir("/dev/shm"))
     member = SharedMemoryPuller(region)
     puller = Puller(region, [member])
@@ -98,7 +98,7 @@ def test_memory_of_a_killed_source_is_let_go_by_its_readers(remote: Remote, regi
 
 
 @pytest.mark.parametrize("way", ["shm", "tcp"])
-def test_blocks_of_a_killed_source_are_whole_or_refused(region: Region, way: str) -> None:
+def test_blocks_of_a_killed_source_are_complete_or_refused(region: Region, way: str) -> None:
     """Killed at once, at some time while its blocks are pulled again and again."""
     whole = 0
     for delay_s in (0.0, 0.002, 0.01, 0.03):

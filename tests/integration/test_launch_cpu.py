@@ -86,7 +86,7 @@ def launched(name: str, tmp_path: Path) -> Iterator[Launched]:
         started.end()
 
 
-def test_a_script_starts_its_graph_and_ends_all_of_it(launched: Launched, name: str) -> None:
+def test_script_starts_its_graph_and_ends_all_processes(launched: Launched, name: str) -> None:
     wait_until(lambda: launched.instances == COMPONENTS[name], f"its workers never came: {launched.log.read_text()}")
     body = {"model": "m", "messages": [{"role": "user", "content": "What is Dynamo?"}], "max_tokens": 8}
     url = f"http://127.0.0.1:{launched.port}/v1/chat/completions"
@@ -105,7 +105,7 @@ def test_a_script_starts_its_graph_and_ends_all_of_it(launched: Launched, name: 
     assert list(launched.temporary.iterdir()) == []
 
 
-def test_a_flag_that_nobody_knows_ends_the_graph(tmp_path: Path) -> None:
+def test_unknown_flag_ends_the_graph(tmp_path: Path) -> None:
     launched = Launched("agg.sh", tmp_path, "--no-such-flag")
     assert launched.process.wait(DEADLINE_S) == 2
     wait_until(lambda: not launched.left, "processes are left")

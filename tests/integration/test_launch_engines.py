@@ -38,7 +38,7 @@ def launch(kind: str, name: str, folder: Path, *flags: str) -> Launched:
 
 
 @pytest.mark.parametrize(("kind", "name"), KINDS)
-def test_a_script_starts_its_graph_and_ends_all_of_it(kind: str, name: str, tmp_path: Path) -> None:
+def test_script_starts_its_graph_and_ends_all_processes(kind: str, name: str, tmp_path: Path) -> None:
     launched = launch(kind, name, tmp_path)
     try:
         wait_until(
@@ -63,7 +63,7 @@ def test_a_script_starts_its_graph_and_ends_all_of_it(kind: str, name: str, tmp_
 
 
 @pytest.mark.parametrize("kind", ["mocker", "sglang", "trtllm"])
-def test_a_flag_that_nobody_knows_ends_the_graph(kind: str, tmp_path: Path) -> None:
+def test_unknown_flag_ends_the_graph(kind: str, tmp_path: Path) -> None:
     launched = launch(kind, "agg.sh", tmp_path, "--no-such-flag")
     assert launched.process.wait(DEADLINE_S) == 2
     wait_until(lambda: not launched.left, "processes are left")

@@ -95,7 +95,7 @@ def text(answer: httpx.Response) -> str:
     return found
 
 
-def test_adapters_answer_as_their_merged_weights_in_one_batch_with_the_model(cluster: LoraCluster) -> None:
+def test_adapter_output_equals_merged_weights_in_one_batch_with_the_model(cluster: LoraCluster) -> None:
     for system in cluster.systems:
         for name, path in cluster.paths.items():
             found = system.load(name, f"file://{path}")
@@ -116,7 +116,7 @@ def test_adapters_answer_as_their_merged_weights_in_one_batch_with_the_model(clu
             assert found == wanted
 
 
-def test_a_prompt_is_found_in_the_cache_of_its_own_adapter_alone(cluster: LoraCluster) -> None:
+def test_prompt_is_cached_per_adapter(cluster: LoraCluster) -> None:
     prompt = adapters.tokenizer().encode("Some words that nobody has said before, and a few more of them. " * 4)
 
     def cached(model: str) -> int:
@@ -143,7 +143,7 @@ def test_adapter_requests_go_to_workers_that_loaded_it_until_unloaded(cluster: L
     assert refused.status_code == 400, "upstream's controller asks again"
 
 
-def test_an_adapter_comes_from_an_object_store_whole_or_not_at_all(cluster: LoraCluster) -> None:
+def test_adapter_download_from_an_object_store_is_atomic(cluster: LoraCluster) -> None:
     with cluster.store as store:
         for path in cluster.paths["other"].iterdir():
             store.objects[f"/adapters/other/{path.name}"] = path.read_bytes()
@@ -161,7 +161,7 @@ def test_an_adapter_comes_from_an_object_store_whole_or_not_at_all(cluster: Lora
     assert cluster.systems[0].unload("far")["status"] == "success"
 
 
-def test_nothing_is_lost_while_adapters_come_and_go(cluster: LoraCluster) -> None:
+def test_no_request_is_lost_while_adapters_are_loaded_and_unloaded(cluster: LoraCluster) -> None:
     want = {name: text(cluster.ask(name, prompts()[0])) for name in ("m", "tuned")}
     over = threading.Event()
     wrong: list[str] = []

@@ -26,7 +26,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-def test_pictures_are_drawn_and_redrawn(cluster: Cluster) -> None:
+def test_images_are_generated_and_edited(cluster: Cluster) -> None:
     client = cluster.openai()
     drawn = client.images.generate(model="square", prompt="red square", size="8x8", n=2, response_format="b64_json")
     assert drawn.data is not None
@@ -42,7 +42,7 @@ def test_pictures_are_drawn_and_redrawn(cluster: Cluster) -> None:
         client.images.generate(model="morse", prompt="red")
 
 
-def test_words_are_spoken(cluster: Cluster) -> None:
+def test_speech_is_generated(cluster: Cluster) -> None:
     client = cluster.openai()
     spoken = client.audio.speech.create(model="morse", voice="any", input="one two three", response_format="wav")
     assert spoken.response.headers["content-type"] == "audio/wav"
@@ -56,7 +56,7 @@ def test_words_are_spoken(cluster: Cluster) -> None:
     assert cluster.metric("dynamo_frontend_requests_total", endpoint="audios", status="success") == 2
 
 
-def test_a_film_tells_how_far_it_has_come(cluster: Cluster) -> None:
+def test_video_generation_reports_progress(cluster: Cluster) -> None:
     whole = cluster.http.post("/v1/videos", json={"model": "film", "prompt": "x"}).json()
     assert (whole["status"], whole["data"][0]["url"]) == ("completed", "http://localhost/film.mp4")
     streamed = cluster.http.post("/v1/videos", json={"model": "film", "prompt": "x", "seconds": 2, "stream": True})
@@ -65,7 +65,7 @@ def test_a_film_tells_how_far_it_has_come(cluster: Cluster) -> None:
     assert [json.loads(one)["progress"] for one in events] == [0, 50, 100]
 
 
-def test_a_conversation_goes_both_ways(cluster: Cluster) -> None:
+def test_realtime_session_streams_in_both_directions(cluster: Cluster) -> None:
     line = Line(cluster.port, "/v1/realtime")
     assert line.hear()["type"] == "session.created"
     line.say({"type": "session.update", "session": {"type": "realtime", "model": "parrot"}})
@@ -82,7 +82,7 @@ def test_a_conversation_goes_both_ways(cluster: Cluster) -> None:
     )
 
 
-def test_every_route_is_described(cluster: Cluster) -> None:
+def test_every_media_route_is_in_the_openapi_document(cluster: Cluster) -> None:
     paths = cluster.http.get("/openapi.json").json()["paths"]
     for path in (
         "images/generations",

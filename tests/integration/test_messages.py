@@ -46,7 +46,7 @@ def plain(message: anthropic.types.Message) -> Any:
     return {name: value for name, value in said.items() if value is not None}
 
 
-def test_a_message_is_answered(client: anthropic.Anthropic) -> None:
+def test_message_gets_a_response(client: anthropic.Anthropic) -> None:
     message = ask(client, system="Be brief.", metadata={"user_id": "u"})
     assert message.content[0].to_dict() == {"type": "text", "text": "Hello there."}
     assert (message.role, message.stop_reason, message.model) == ("assistant", "end_turn", MODEL)
@@ -54,7 +54,7 @@ def test_a_message_is_answered(client: anthropic.Anthropic) -> None:
 
 
 @pytest.mark.parametrize("cuts", [[], [1], [3, 1, 7]])
-def test_the_stream_is_the_whole_message_with_thoughts_text_and_calls(
+def test_stream_equals_the_whole_message_with_thinking_text_and_calls(
     client: anthropic.Anthropic, cuts: list[int]
 ) -> None:
     options: Any = {"max_tokens": 1000, "tools": [WEATHER], "extra_body": scripted(ANSWER, cuts=cuts)}
@@ -71,7 +71,7 @@ def test_the_stream_is_the_whole_message_with_thoughts_text_and_calls(
     assert whole.usage.output_tokens_details is not None and whole.usage.output_tokens_details.thinking_tokens > 0
 
 
-def test_a_call_and_its_result_are_sent_back_as_they_came(client: anthropic.Anthropic) -> None:
+def test_tool_call_and_result_round_trip(client: anthropic.Anthropic) -> None:
     first = ask(client, tools=[WEATHER], extra_body=scripted(ANSWER))
     call = first.content[-1]
     assert call.type == "tool_use"
@@ -82,7 +82,7 @@ def test_a_call_and_its_result_are_sent_back_as_they_came(client: anthropic.Anth
     assert second.usage.input_tokens > first.usage.input_tokens
 
 
-def test_thoughts_that_are_not_to_be_shown_are_not(client: anthropic.Anthropic) -> None:
+def test_disabled_thinking_is_not_returned(client: anthropic.Anthropic) -> None:
     options: Any = {"thinking": {"type": "adaptive", "display": "omitted"}, "extra_body": scripted(ANSWER)}
     whole = ask(client, **options)
     assert whole.content[0].type == "thinking" and whole.content[0].thinking == ""
@@ -102,7 +102,7 @@ def test_message_reports_its_stop_reason(client: anthropic.Anthropic) -> None:
         assert plain(stream.get_final_message()) == plain(stopped)
 
 
-def test_an_answer_that_was_begun_is_gone_on_with(client: anthropic.Anthropic) -> None:
+def test_prefilled_assistant_message_is_continued(client: anthropic.Anthropic) -> None:
     begun = [*USER, {"role": "assistant", "content": "It is"}]
     usage = ask(client, messages=begun).usage
     assert usage.input_tokens < ask(client, messages=[*begun, {"role": "user", "content": ""}]).usage.input_tokens
@@ -118,12 +118,12 @@ def test_an_answer_that_was_begun_is_gone_on_with(client: anthropic.Anthropic) -
         {"messages": [*USER, {"role": "assistant", "content": "It is"}]},
     ],
 )
-def test_a_count_is_what_the_call_is_charged(client: anthropic.Anthropic, fields: Any) -> None:
+def test_token_count_equals_the_usage_of_the_request(client: anthropic.Anthropic, fields: Any) -> None:
     counted = client.messages.count_tokens(**{"model": MODEL, "messages": USER, **fields}).input_tokens
     assert ask(client, **fields).usage.input_tokens == counted
 
 
-def test_what_the_cache_held_is_counted_apart(client: anthropic.Anthropic) -> None:
+def test_cached_tokens_are_counted_separately(client: anthropic.Anthropic) -> None:
     counted = client.messages.count_tokens(model=MODEL, messages=USER).input_tokens
     usage = ask(client, extra_body=scripted("x", cached=5)).usage
     assert (usage.input_tokens, usage.cache_read_input_tokens) == (counted - 5, 5)
@@ -145,13 +145,15 @@ def test_what_the_cache_held_is_counted_apart(client: anthropic.Anthropic) -> No
         ({"extra_body": scripted("x", fails_after=0, fails_as="WorkerOverloaded")}, anthropic.OverloadedError, "overloaded_error"),
     ],
 )  # fmt: skip
-def test_errors_are_raised_as_the_clients_own(client: anthropic.Anthropic, fields: Any, kind: Any, words: str) -> None:
+def test_errors_are_raised_as_exceptions_of_the_sdk(
+    client: anthropic.Anthropic, fields: Any, kind: Any, words: str
+) -> None:
     with pytest.raises(kind, match=words) as caught:
         ask(client, **fields)
     assert caught.value.body["type"] == "error"
 
 
-def test_a_stream_that_breaks_off_raises_what_broke_it(client: anthropic.Anthropic) -> None:
+def test_interrupted_stream_raises_its_error(client: anthropic.Anthropic) -> None:
     script = scripted("many words before it ends " * 60, fails_after=200, fails_as="Unknown", fails_later_s=1.0)
     stream = client.messages.create(model=MODEL, max_tokens=2000, messages=USER, stream=True, extra_body=script)
     kinds: list[str] = []
@@ -159,13 +161,13 @@ def test_a_stream_that_breaks_off_raises_what_broke_it(client: anthropic.Anthrop
         kinds += [event.type for event in stream]
 
 
-def test_a_body_that_is_no_json_is_refused_in_anthropics_form(client: anthropic.Anthropic) -> None:
+def test_malformed_json_gets_an_anthropic_error(client: anthropic.Anthropic) -> None:
     answer = client._client.post("/v1/messages", content=b"{bad")
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_a_coding_agents_request_is_answered(client: anthropic.Anthropic) -> None:
+def test_request_of_a_coding_agent_is_served(client: anthropic.Anthropic) -> None:
     """What such a program sends: hints for Anthropic's cache, beta fields, a billing line, tools that stream."""
     hint: Any = {"type": "ephemeral", "ttl": "1h"}
     tool: Any = {**WEATHER, "eager_input_streaming": True, "cache_control": hint}

@@ -53,19 +53,19 @@ async def is_refused(variables: dict[str, str], words: str = "authorization reje
 # Credentials -----------------------------------------------------------------------------------------------------
 
 
-async def test_user_and_password(tmp_path: Path) -> None:
+async def test_nats_login_with_user_and_password(tmp_path: Path) -> None:
     with NatsServer(tmp_path, "authorization { user: ann, password: secret }") as server:
         await connects({"NATS_SERVER": server.url, "NATS_AUTH_USERNAME": "ann", "NATS_AUTH_PASSWORD": "secret"})
         await connects({"NATS_SERVER": f"nats://ann:secret@{server.address}"})
         await is_refused({"NATS_SERVER": server.url, "NATS_AUTH_USERNAME": "ann", "NATS_AUTH_PASSWORD": "wrong"})
 
 
-async def test_a_released_peers_default_credentials_are_ours(tmp_path: Path) -> None:
+async def test_default_credentials_equal_the_released_ones(tmp_path: Path) -> None:
     with NatsServer(tmp_path, "authorization { user: user, password: user }") as server:
         await connects({"NATS_SERVER": server.url})
 
 
-async def test_a_token(tmp_path: Path) -> None:
+async def test_nats_login_with_a_token(tmp_path: Path) -> None:
     with NatsServer(tmp_path, "authorization { token: opensesame }") as server:
         await connects({"NATS_SERVER": server.url, "NATS_AUTH_TOKEN": "opensesame"})
         await is_refused({"NATS_SERVER": server.url, "NATS_AUTH_TOKEN": "wrong"})
@@ -76,7 +76,7 @@ def key_pair(prefix: int) -> tuple[str, Any]:
     return seed.decode(), nkeys.from_seed(bytearray(seed))
 
 
-async def test_an_nkey(tmp_path: Path) -> None:
+async def test_nats_login_with_an_nkey(tmp_path: Path) -> None:
     seed, pair = key_pair(nkeys.PREFIX_BYTE_USER)
     stranger, _ = key_pair(nkeys.PREFIX_BYTE_USER)
     with NatsServer(tmp_path, f"authorization {{ users: [ {{ nkey: {pair.public_key.decode()} }} ] }}") as server:
@@ -92,7 +92,7 @@ def token(claims: dict[str, Any], issuer: Any) -> str:
     return f"{text}.{base64.urlsafe_b64encode(issuer.sign(text.encode())).decode().rstrip('=')}"
 
 
-async def test_a_credentials_file(tmp_path: Path) -> None:
+async def test_nats_login_with_a_credentials_file(tmp_path: Path) -> None:
     _, operator = key_pair(nkeys.PREFIX_BYTE_OPERATOR)
     _, account = key_pair(nkeys.PREFIX_BYTE_ACCOUNT)
     seed, user = key_pair(nkeys.PREFIX_BYTE_USER)
@@ -165,7 +165,7 @@ def tls_config(certificates: Certificates) -> str:
     return f'cert_file: "{pem}", key_file: "{key}", ca_file: "{certificates.authority}"'
 
 
-async def test_tls_with_an_authority_or_with_none(tmp_path: Path, certificates: Certificates, tls_config: str) -> None:
+async def test_nats_tls_with_and_without_authority(tmp_path: Path, certificates: Certificates, tls_config: str) -> None:
     with NatsServer(tmp_path, f"tls {{ {tls_config} }}") as server:
         url = f"tls://{server.address}"
         await connects({"NATS_SERVER": url, "NATS_TLS_CA_CERT_PATH": certificates.authority})
@@ -173,7 +173,7 @@ async def test_tls_with_an_authority_or_with_none(tmp_path: Path, certificates: 
         await is_refused({"NATS_SERVER": url}, r"untrusted certificate \(NATS_TLS_\*\): .*certificate verify failed")
 
 
-async def test_mutual_tls(tmp_path: Path, certificates: Certificates, tls_config: str) -> None:
+async def test_nats_mutual_tls(tmp_path: Path, certificates: Certificates, tls_config: str) -> None:
     pem, key = certificates.sign("client")
     with NatsServer(tmp_path, f"tls {{ {tls_config}, verify: true }}") as server:
         known = {"NATS_SERVER": f"tls://{server.address}", "NATS_TLS_CA_CERT_PATH": certificates.authority}
@@ -190,7 +190,7 @@ def small(tmp_path: Path) -> Iterator[NatsServer]:
         yield server
 
 
-async def test_what_the_server_will_not_take_is_the_callers_fault(small: NatsServer) -> None:
+async def test_payload_over_the_nats_limit_is_a_client_error(small: NatsServer) -> None:
     options = NatsOptions(server=small.url)
     runtime = DistributedRuntime(
         None,

@@ -93,7 +93,7 @@ def listed(cluster: Cluster) -> set[str]:
         return set()
 
 
-def test_greedy_text_is_the_servers_own_both_ways(clusters: ProxyClusters) -> None:
+def test_greedy_text_equals_the_servers_streamed_and_whole(clusters: ProxyClusters) -> None:
     own = clusters.client(clusters.servers[0]).chat.completions.create(model="demo", messages=MESSAGES, temperature=0)
     for model in ("text", "tokens"):
         whole = clusters.client().chat.completions.create(model=model, messages=MESSAGES, temperature=0)
@@ -133,13 +133,13 @@ def test_stream_has_usage_only_when_requested(clusters: ProxyClusters) -> None:
             assert counts == ([4] if options else [])
 
 
-def test_a_refusal_keeps_its_status_and_its_words(clusters: ProxyClusters) -> None:
+def test_refusal_keeps_its_status_and_message(clusters: ProxyClusters) -> None:
     with pytest.raises(openai.BadRequestError, match="emperature") as text:
         clusters.client().chat.completions.create(model="text", messages=MESSAGES, temperature=9)
     assert text.value.status_code == 400
 
 
-def test_tools_pass_as_the_client_wrote_them(clusters: ProxyClusters) -> None:
+def test_tools_are_passed_unchanged(clusters: ProxyClusters) -> None:
     tool: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
     given: Any = {"messages": MESSAGES, "tools": [tool], "tool_choice": "required", "max_tokens": 48, "temperature": 0}
     own = clusters.client(clusters.servers[0]).chat.completions.create(model="demo", **given).choices[0]
@@ -153,7 +153,7 @@ def test_tools_pass_as_the_client_wrote_them(clusters: ProxyClusters) -> None:
 
 
 @pytest.mark.parametrize("model", ["text", "tokens"])
-def test_a_client_that_leaves_frees_the_server(clusters: ProxyClusters, model: str) -> None:
+def test_disconnected_client_frees_the_server(clusters: ProxyClusters, model: str) -> None:
     server = clusters.servers[0]
     assert clusters.front is not None
     body = {"model": model, "messages": MESSAGES, "max_tokens": 1900, "stream": True, "ignore_eos": True}
@@ -169,7 +169,7 @@ def inflight(cluster: Cluster) -> float:
     return cluster.metric("dynamo_frontend_inflight_requests")
 
 
-def test_a_server_that_dies_mid_stream_costs_its_client_nothing(tmp_path: Any) -> None:
+def test_stream_continues_when_its_server_is_killed(tmp_path: Any) -> None:
     with ProxyClusters(tmp_path) as clusters:
         servers, front = [clusters.server(), clusters.server()], clusters.frontend("--migration-limit", "3")
         for server in servers:

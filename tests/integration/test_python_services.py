@@ -55,7 +55,7 @@ def ask(words: str, model: str = "local") -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": words}], "max_tokens": 32}
 
 
-async def test_engines_of_the_same_program_answer_over_http() -> None:
+async def test_engines_of_the_same_program_serve_over_http() -> None:
     runtime = DistributedRuntime(None, "mem", "mem", event_plane="mem")
     loop = asyncio.get_running_loop()
     port = free_port()
@@ -84,7 +84,7 @@ async def test_engines_of_the_same_program_answer_over_http() -> None:
     await runtime.shutdown()
 
 
-async def test_a_service_ends_with_its_runtime() -> None:
+async def test_service_ends_with_its_runtime() -> None:
     runtime = DistributedRuntime(None, "mem", "mem", event_plane="mem")
     running = asyncio.ensure_future(HttpService(free_port(), host="127.0.0.1").run(runtime))
     await asyncio.sleep(0)
@@ -134,7 +134,7 @@ async def test_a_mocker_serves_as_an_engine_of_run_input_until_the_runtime_ends(
     await asyncio.wait_for(running, TIMEOUT_S)
 
 
-async def test_a_conversation_in_the_terminal_ends_with_its_input() -> None:
+async def test_terminal_conversation_ends_with_its_input() -> None:
     code = (
         "import asyncio, sys\n"
         "from dynamo.llm import EngineType, EntrypointArgs, make_engine, run_input\n"

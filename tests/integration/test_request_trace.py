@@ -81,7 +81,7 @@ def test_audit_records_every_line_of_a_batch(tmp_path: Path) -> None:
     assert all(one["response"]["choices"][0]["message"]["content"] for one in payloads)
 
 
-async def test_whoever_listens_on_nats_hears_every_row(tmp_path: Path) -> None:
+async def test_nats_subscriber_receives_every_row(tmp_path: Path) -> None:
     with NatsServer(tmp_path) as server:
         settings = {"NATS_SERVER": server.url, "DYN_REQUEST_TRACE": "1", "DYN_REQUEST_TRACE_SINKS": "nats"}
         listener = NatsConnection(nats_options(variables={"NATS_SERVER": server.url}), "test")

@@ -55,7 +55,7 @@ def plain(items: Any) -> list[Any]:
     return found
 
 
-def test_a_text_is_answered(client: openai.OpenAI) -> None:
+def test_text_input_gets_a_response(client: openai.OpenAI) -> None:
     response = client.responses.create(model=MODEL, input="hi", instructions="Be brief.", metadata={"a": "b"})
     assert response.output_text == "Hello there."
     assert (response.status, response.metadata, response.instructions) == ("completed", {"a": "b"}, "Be brief.")
@@ -64,7 +64,7 @@ def test_a_text_is_answered(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("cuts", [[], [1], [3, 1, 7]])
-def test_the_stream_is_the_whole_response_with_thoughts_text_and_calls(client: openai.OpenAI, cuts: list[int]) -> None:
+def test_stream_equals_the_whole_response_with_reasoning_text_and_calls(client: openai.OpenAI, cuts: list[int]) -> None:
     options: Any = {"model": MODEL, "input": "hi", "tools": [WEATHER], "extra_body": scripted(ANSWER, cuts=cuts)}
     whole = client.responses.create(**options)
     with client.responses.stream(**options) as stream:
@@ -80,7 +80,7 @@ def test_the_stream_is_the_whole_response_with_thoughts_text_and_calls(client: o
     assert final.usage is not None and final.usage.output_tokens_details.reasoning_tokens > 0
 
 
-def test_every_event_of_a_stream_is_one_that_the_client_knows(client: openai.OpenAI) -> None:
+def test_stream_events_are_those_of_the_sdk(client: openai.OpenAI) -> None:
     events = list(
         client.responses.create(model=MODEL, input="hi", stream=True, tools=[WEATHER], extra_body=scripted(ANSWER))
     )
@@ -93,7 +93,7 @@ def test_every_event_of_a_stream_is_one_that_the_client_knows(client: openai.Ope
     ]  # fmt: skip
 
 
-def test_a_call_and_its_result_are_sent_back_as_they_came(client: openai.OpenAI) -> None:
+def test_tool_call_and_result_round_trip(client: openai.OpenAI) -> None:
     first = client.responses.create(model=MODEL, input="hi", tools=[WEATHER], store=False, extra_body=scripted(ANSWER))
     call = first.output[-1]
     assert call.type == "function_call"
@@ -105,7 +105,7 @@ def test_a_call_and_its_result_are_sent_back_as_they_came(client: openai.OpenAI)
     assert second.usage.input_tokens > first.usage.input_tokens
 
 
-def test_a_conversation_goes_on_from_its_last_response(client: openai.OpenAI) -> None:
+def test_conversation_continues_from_its_last_response(client: openai.OpenAI) -> None:
     first = client.responses.create(model=MODEL, input="hi", instructions="Be brief.")
     second = client.responses.create(model=MODEL, input="and?", previous_response_id=first.id)
     said: Any = [
@@ -121,7 +121,7 @@ def test_a_conversation_goes_on_from_its_last_response(client: openai.OpenAI) ->
     assert client.responses.input_tokens.count(model=MODEL, input=referred).input_tokens == same.usage.input_tokens
 
 
-def test_what_was_kept_is_read_listed_and_deleted(client: openai.OpenAI) -> None:
+def test_stored_response_is_read_listed_and_deleted(client: openai.OpenAI) -> None:
     response = client.responses.create(
         model=MODEL, input=[{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
     )
@@ -137,14 +137,14 @@ def test_what_was_kept_is_read_listed_and_deleted(client: openai.OpenAI) -> None
     assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
 
 
-def test_a_response_that_is_not_to_be_kept_is_not(client: openai.OpenAI) -> None:
+def test_response_with_store_false_is_not_stored(client: openai.OpenAI) -> None:
     response = client.responses.create(model=MODEL, input="hi", store=False)
     assert response.store is False  # type: ignore[attr-defined]
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(response.id)
 
 
-def test_a_streamed_response_is_kept_as_well(client: openai.OpenAI) -> None:
+def test_streamed_response_is_stored(client: openai.OpenAI) -> None:
     with client.responses.stream(model=MODEL, input="hi") as stream:
         final = stream.get_final_response()
     assert client.responses.retrieve(final.id).output_text == final.output_text
@@ -159,7 +159,7 @@ def test_a_streamed_response_is_kept_as_well(client: openai.OpenAI) -> None:
         {"input": [{"role": "user", "content": "long " * 3000}]},
     ],
 )
-def test_a_count_is_what_the_call_is_charged(client: openai.OpenAI, fields: Any) -> None:
+def test_token_count_equals_the_usage_of_the_request(client: openai.OpenAI, fields: Any) -> None:
     counted = client.responses.input_tokens.count(model=MODEL, **fields).input_tokens
     if counted > 2048:
         with pytest.raises(openai.BadRequestError, match=str(counted)):
@@ -174,7 +174,7 @@ def test_usage_reports_cached_tokens(client: openai.OpenAI) -> None:
     assert usage is not None and usage.input_tokens_details.cached_tokens == 5
 
 
-def test_an_answer_that_is_cut_off_says_so(client: openai.OpenAI) -> None:
+def test_truncated_response_is_incomplete(client: openai.OpenAI) -> None:
     response = client.responses.create(
         model=MODEL, input="hi", max_output_tokens=1, extra_body=scripted("one two three")
     )
@@ -188,7 +188,7 @@ def test_an_answer_that_is_cut_off_says_so(client: openai.OpenAI) -> None:
     assert events[-1].type == "response.incomplete"
 
 
-def test_logprobs_come_with_the_text(client: openai.OpenAI) -> None:
+def test_logprobs_are_returned_with_the_text(client: openai.OpenAI) -> None:
     options: Any = {"model": MODEL, "input": "hi", "include": ["message.output_text.logprobs"], "top_logprobs": 2}
     (message,) = client.responses.create(**options).output
     assert message.type == "message" and message.content[0].type == "output_text"
@@ -215,13 +215,15 @@ def test_logprobs_come_with_the_text(client: openai.OpenAI) -> None:
         ({"extra_body": scripted("x", fails_after=0, fails_as="WorkerOverloaded")}, openai.InternalServerError, None),
     ],
 )  # fmt: skip
-def test_errors_are_raised_as_the_clients_own(client: openai.OpenAI, fields: Any, kind: Any, param: str | None) -> None:
+def test_errors_are_raised_as_exceptions_of_the_sdk(
+    client: openai.OpenAI, fields: Any, kind: Any, param: str | None
+) -> None:
     with pytest.raises(kind) as caught:
         client.responses.create(**{"model": MODEL, "input": "hi", **fields})
     assert caught.value.param == param
 
 
-def test_a_stream_that_breaks_off_ends_in_a_failed_response(client: openai.OpenAI) -> None:
+def test_interrupted_stream_ends_with_a_failed_response(client: openai.OpenAI) -> None:
     text = "many words before it ends " * 60
     stream = client.responses.create(
         model=MODEL,
@@ -253,7 +255,7 @@ def test_two_frontends_share_a_directory_of_responses(tmp_path: Any) -> None:
             other.stop()
 
 
-def test_a_frontend_that_keeps_nothing_says_so(tmp_path: Any) -> None:
+def test_frontend_without_response_store_reports_the_setting(tmp_path: Any) -> None:
     with Cluster(tmp_path, "--responses-store", "none") as cluster:
         cluster.scripted_worker()
         client = client_of(cluster)
@@ -284,7 +286,7 @@ def demo(demo_cluster: Cluster) -> openai.OpenAI:
     return client_of(demo_cluster)
 
 
-def test_a_real_model_says_the_same_streamed_and_whole(demo: openai.OpenAI) -> None:
+def test_model_output_is_equal_streamed_and_whole(demo: openai.OpenAI) -> None:
     options: Any = {"model": MODEL, "input": "What is a worker?", "temperature": 0, "max_output_tokens": 40}
     whole = demo.responses.create(**options)
     with demo.responses.stream(**options) as stream:
@@ -296,7 +298,7 @@ def test_a_real_model_says_the_same_streamed_and_whole(demo: openai.OpenAI) -> N
     assert counted == whole.usage.input_tokens
 
 
-def test_a_real_model_writes_what_the_schema_says(demo: openai.OpenAI) -> None:
+def test_model_output_matches_the_schema(demo: openai.OpenAI) -> None:
     parsed = demo.responses.parse(
         model=MODEL, input="A place, please.", text_format=Place, max_output_tokens=200, temperature=0
     )
@@ -304,7 +306,7 @@ def test_a_real_model_writes_what_the_schema_says(demo: openai.OpenAI) -> None:
     assert isinstance(parsed.output_parsed, Place)
 
 
-def test_a_real_model_calls_the_tool_that_it_must(demo: openai.OpenAI) -> None:
+def test_model_calls_the_required_tool(demo: openai.OpenAI) -> None:
     choice: Any = {"type": "function", "name": "get_weather"}
     response = demo.responses.create(
         model=MODEL, input="Weather?", tools=[WEATHER], tool_choice=choice, max_output_tokens=200, temperature=0
@@ -314,7 +316,7 @@ def test_a_real_model_calls_the_tool_that_it_must(demo: openai.OpenAI) -> None:
     assert response.status == "completed" and set(json.loads(call.arguments)) == {"city"}
 
 
-def test_the_examples_of_the_page_run(demo_cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_of_the_page_run(demo_cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) == 2
     names: dict[str, Any] = {"__name__": "page"}
@@ -326,7 +328,7 @@ def test_the_examples_of_the_page_run(demo_cluster: Cluster, capsys: pytest.Capt
     assert names["last"].output_text in said and names["message"].content[0].text in said
 
 
-def test_a_coding_agents_request_is_answered(client: openai.OpenAI) -> None:
+def test_request_of_a_coding_agent_is_served(client: openai.OpenAI) -> None:
     """What such a program sends: nothing is to be kept, thoughts are to come back, a key for the prompt cache."""
     conversation: Any = [
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "You write code."}]},

@@ -50,7 +50,7 @@ def metrics(port: int) -> str:
     return text
 
 
-def test_a_request_goes_to_the_pool_of_its_length_and_there_to_a_worker(cluster: Cluster) -> None:
+def test_request_is_routed_to_the_pool_of_its_length_and_to_a_worker_there(cluster: Cluster) -> None:
     model = bench_model()
     for pool in ("short", "long"):
         cluster.run("mocker", "--model-path", model, "--model-name", "m", "--namespace", pool, *BLOCK)

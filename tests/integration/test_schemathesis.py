@@ -36,7 +36,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 @pytest.mark.skipif(
     environments.why_not("schemathesis") is not None, reason=str(environments.why_not("schemathesis"))
 )  # fmt: skip
-def test_every_answer_is_one_that_the_document_tells_of(cluster: Cluster, tmp_path: Path) -> None:
+def test_responses_conform_to_the_openapi_document(cluster: Cluster, tmp_path: Path) -> None:
     command = [
         str(environments.HOME / "schemathesis" / "bin" / "st"), "run", f"http://127.0.0.1:{cluster.port}/openapi.json",
         "--checks", ",".join(CHECKS), "--max-examples", str(EXAMPLES), "--phases", "examples,coverage,fuzzing",

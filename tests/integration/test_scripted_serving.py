@@ -56,14 +56,14 @@ def test_streamed_chunks_assemble_to_the_whole_response(client: openai.OpenAI, n
     assert chat_of(chunks)["choices"] == told["choices"]
 
 
-def test_calls_are_announced(cluster: Cluster) -> None:
+def test_tool_calls_are_streamed_with_name_and_id(cluster: Cluster) -> None:
     body = {"model": "m", "messages": MESSAGES, "tools": [WEATHER], "stream": True, **scripted(CALL)}
     text = cluster.post(body).text
     assert text.count("event: tool_call_dispatch\n") == 1
     assert text.endswith("data: [DONE]\n\n")
 
 
-def test_an_error_among_the_tokens_reaches_the_client_as_one(client: openai.OpenAI) -> None:
+def test_error_in_a_stream_reaches_the_client_as_an_error_event(client: openai.OpenAI) -> None:
     extra = scripted("long " * 400, fails_after=200, fails_as="Unknown")
     # Where everything comes in one frame nothing was written yet, and the error has its own status.
     with (
@@ -74,13 +74,13 @@ def test_an_error_among_the_tokens_reaches_the_client_as_one(client: openai.Open
             pass
 
 
-def test_an_error_before_it_has_its_own_class(client: openai.OpenAI) -> None:
+def test_error_before_the_stream_has_its_status(client: openai.OpenAI) -> None:
     extra = scripted("Hello", fails_after=0)
     with pytest.raises(openai.BadRequestError, match="the script says so"):
         client.chat.completions.create(model="m", messages=MESSAGES, stream=True, extra_body=extra)
 
 
-def test_a_forced_call_is_parsed_by_the_client(client: openai.OpenAI) -> None:
+def test_forced_tool_call_is_parsed_by_the_sdk(client: openai.OpenAI) -> None:
     extra = scripted('[{"name": "get_weather", "parameters": {"city": "Oslo"}}]')
     answer = client.chat.completions.create(
         model="m", messages=MESSAGES, tools=[WEATHER], tool_choice="required", extra_body=extra

@@ -153,17 +153,17 @@ def streamed(server: Server, model: str, **options: Any) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
-def test_it_says_what_the_demo_model_is(demo: Server) -> None:
+def test_serve_describes_the_demo_model(demo: Server) -> None:
     assert "demo model: tiny" in demo.text()
 
 
-def test_workers_of_a_graph_of_its_own_cannot_be_reached_from_outside(demo: Server) -> None:
+def test_workers_of_a_private_graph_listen_on_loopback_only(demo: Server) -> None:
     addresses = [instance["transport"]["tcp"] for instance in demo.instances()]
     assert addresses
     assert all(address.startswith("127.0.0.1:") for address in addresses)
 
 
-def test_the_openai_sdk_gets_the_same_answer_streamed_and_whole(demo: Server) -> None:
+def test_openai_sdk_gets_equal_text_streamed_and_whole(demo: Server) -> None:
     model = model_of(demo)
     whole = demo.client().chat.completions.create(model=model, messages=QUESTION, temperature=0.0)
     assert whole.choices[0].finish_reason == "stop"
@@ -173,12 +173,12 @@ def test_the_openai_sdk_gets_the_same_answer_streamed_and_whole(demo: Server) ->
     assert streamed(demo, model, temperature=0.0) == whole.choices[0].message.content
 
 
-def test_the_openai_sdk_completes_a_text(demo: Server) -> None:
+def test_openai_sdk_completes_a_text(demo: Server) -> None:
     answer = demo.client().completions.create(model=model_of(demo), prompt="Dynamo is", max_tokens=5)
     assert answer.choices[0].finish_reason in {"length", "stop"}
 
 
-def test_a_mistake_is_an_exception_that_the_sdk_knows(demo: Server) -> None:
+def test_bad_request_raises_an_exception_of_the_sdk(demo: Server) -> None:
     with pytest.raises(openai.NotFoundError, match="nobody"):
         demo.client().chat.completions.create(model="nobody", messages=QUESTION)
     with pytest.raises(openai.BadRequestError):
@@ -186,7 +186,7 @@ def test_a_mistake_is_an_exception_that_the_sdk_knows(demo: Server) -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_the_curl_line_works_when_pasted(demo: Server) -> None:
+def test_printed_curl_command_works(demo: Server) -> None:
     line = next(line for line in demo.text().splitlines() if line.startswith("curl "))
     answer = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     events = [text for text in answer.stdout.splitlines() if text.startswith("data: ")]
@@ -194,7 +194,7 @@ def test_the_curl_line_works_when_pasted(demo: Server) -> None:
     assert any(json.loads(event[6:])["choices"][0]["delta"].get("content") for event in events[:-1])
 
 
-def test_ten_conversations_interleave_and_each_gets_its_own_answer(demo: Server) -> None:
+def test_ten_concurrent_conversations_do_not_mix(demo: Server) -> None:
     model = model_of(demo)
     alone = streamed(demo, model, temperature=0.0)
     arrivals: list[int] = []
@@ -226,7 +226,7 @@ def test_piped_chat_keeps_and_resets_its_history(demo: Server) -> None:
     assert first == second
 
 
-def test_a_client_that_leaves_frees_the_engine(demo: Server) -> None:
+def test_disconnected_client_frees_the_engine(demo: Server) -> None:
     model = model_of(demo)
     chunks = demo.client().chat.completions.create(
         model=model, messages=QUESTION, stream=True, max_tokens=400, extra_body={"ignore_eos": True}
@@ -236,7 +236,7 @@ def test_a_client_that_leaves_frees_the_engine(demo: Server) -> None:
     assert streamed(demo, model, max_tokens=5) != ""
 
 
-def test_at_a_terminal_ctrl_c_interrupts_an_answer_and_ctrl_d_ends(tmp_path: Path) -> None:
+def test_ctrl_c_interrupts_a_response_and_ctrl_d_ends_the_chat(tmp_path: Path) -> None:
     with serving(tmp_path, "--engine", "mocker") as server:
         server.ready()
         terminal, theirs = pty.openpty()
@@ -274,7 +274,7 @@ def test_at_a_terminal_ctrl_c_interrupts_an_answer_and_ctrl_d_ends(tmp_path: Pat
         os.close(terminal)
 
 
-def test_chat_without_a_server_says_how_to_start_one() -> None:
+def test_chat_without_a_server_prints_how_to_start_one() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     talk = subprocess.run([*DYNAMO, "chat", "--url", url], input="", capture_output=True, text=True, check=False)
     assert talk.returncode == 1
@@ -300,7 +300,7 @@ def test_serve_stops_cleanly_on_each_signal(tmp_path: Path, number: int) -> None
         assert server.text().rstrip().splitlines()[-1].endswith(": stopping")
 
 
-def test_ctrl_c_in_the_middle_of_an_answer_still_ends_it(tmp_path: Path) -> None:
+def test_ctrl_c_during_a_response_ends_the_server(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         server.ready()
         chunks = server.client().chat.completions.create(
@@ -314,7 +314,7 @@ def test_ctrl_c_in_the_middle_of_an_answer_still_ends_it(tmp_path: Path) -> None
         assert server.records() == []
 
 
-def test_no_process_outlives_a_server_that_is_killed_outright(tmp_path: Path) -> None:
+def test_no_process_survives_a_killed_server(tmp_path: Path) -> None:
     with serving(tmp_path, "--engine", "mocker") as server:
         server.ready()
         children = list(server.children())
@@ -323,7 +323,7 @@ def test_no_process_outlives_a_server_that_is_killed_outright(tmp_path: Path) ->
         assert server.records() == []
 
 
-def test_a_killed_worker_costs_no_conversation_that_had_not_started_and_comes_back(tmp_path: Path) -> None:
+def test_killed_worker_is_restarted_and_fails_no_unstarted_conversation(tmp_path: Path) -> None:
     with serving(tmp_path, "--workers", "2") as server:
         server.ready()
         model = model_of(server)
@@ -342,7 +342,7 @@ def test_a_killed_worker_costs_no_conversation_that_had_not_started_and_comes_ba
         assert streamed(server, model, max_tokens=5)
 
 
-def test_killed_frontend_is_restarted_on_its_port_and_finds_the_same_workers(tmp_path: Path) -> None:
+def test_killed_frontend_is_restarted_on_its_port_with_the_same_workers(tmp_path: Path) -> None:
     with serving(tmp_path, "--engine", "mocker", "--workers", "2", "--speedup-ratio", "0", is_private=True) as server:
         server.ready()
         url, model, workers = server.url, model_of(server), server.workers()
@@ -366,7 +366,7 @@ def test_killed_frontend_is_restarted_on_its_port_and_finds_the_same_workers(tmp
     assert server.leftovers() == [log.parent.parent]
 
 
-def test_a_taken_port_is_one_line_before_anything_starts(tmp_path: Path) -> None:
+def test_occupied_port_is_one_line_before_the_start(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -417,7 +417,7 @@ def test_setting_that_the_machine_refuses_is_one_line_and_status_one(tmp_path: P
         (["./no-such-model"], "no such directory"),
     ],
 )
-def test_a_wrong_option_is_one_line_before_anything_starts(tmp_path: Path, argv: list[str], said: str) -> None:
+def test_invalid_option_is_one_line_before_the_start(tmp_path: Path, argv: list[str], said: str) -> None:
     server = Server(tmp_path, *argv)
     assert server.process.wait(DEADLINE_S) == 2
     assert server.text().startswith("error: ")
@@ -438,7 +438,7 @@ def test_every_router_mode_serves(tmp_path: Path) -> None:
             assert [bool(streamed(it, model, max_tokens=3)) for _ in range(4)] == [True] * 4
 
 
-def test_the_parts_run_one_by_one(tmp_path: Path) -> None:
+def test_components_run_as_single_commands(tmp_path: Path) -> None:
     port = free_port()
     variables = {**os.environ, "DYN_FILE_KV": str(tmp_path / "kv"), "DYN_LOG": "warn"}
     flags = ["--discovery-backend", "file"]

@@ -91,7 +91,7 @@ def test_workers_follow_the_load_up_and_down_and_no_request_fails(server: Server
     assert {one["outcome"] for one in shown["decisions"] if "scale_to" in one} >= {"accepted"}
 
 
-def test_a_worker_that_is_killed_returns_and_its_requests_move(server: Server) -> None:
+def test_killed_worker_is_restarted_and_its_requests_migrate(server: Server) -> None:
     async def scenario() -> list[int]:
         enough = asyncio.Event()
         loading = asyncio.create_task(load(server.url, enough))
@@ -115,7 +115,7 @@ def pid_of(server: Server, module: str) -> int:
     return next(pid for pid, command in server.children().items() if module in command)
 
 
-def test_a_planner_that_is_killed_returns_and_plans_the_namespace_of_the_workers(tmp_path: Path) -> None:
+def test_killed_planner_is_restarted_for_the_namespace_of_the_workers(tmp_path: Path) -> None:
     server = Server(tmp_path, *MOCKER, "--namespace", "blue", "--planner", SETTINGS, "--max-workers", "2")
     try:
         url = f"{server.ready().url}/v1/planner"
@@ -136,7 +136,7 @@ def test_a_planner_that_is_killed_returns_and_plans_the_namespace_of_the_workers
         server.close()
 
 
-def test_the_graph_ends_with_all_of_its_workers(server: Server) -> None:
+def test_graph_ends_with_all_of_its_workers(server: Server) -> None:
     children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
     assert len(children) == 3  # Worker, frontend and planner.
     server.process.send_signal(signal.SIGTERM)
@@ -157,7 +157,7 @@ def test_the_graph_ends_with_all_of_its_workers(server: Server) -> None:
         (["--planner", "absent.yaml", "--max-workers", "2"], "error: --planner: "),
     ],
 )
-def test_a_wrong_setting_is_one_line(tmp_path: Path, argv: list[str], message: str) -> None:
+def test_invalid_setting_is_an_error_of_one_line(tmp_path: Path, argv: list[str], message: str) -> None:
     server = Server(tmp_path, "--engine", "mocker", *argv)
     assert server.process.wait(SCALING_S) == 2
     lines = server.text().splitlines()
@@ -165,7 +165,7 @@ def test_a_wrong_setting_is_one_line(tmp_path: Path, argv: list[str], message: s
     assert lines[0].startswith(message)
 
 
-def test_without_a_planner_the_route_says_how_to_start_one(tmp_path: Path) -> None:
+def test_planner_route_without_planner_returns_how_to_start_one(tmp_path: Path) -> None:
     server = Server(tmp_path, "--engine", "mocker")
     try:
         answer = httpx.get(f"{server.ready().url}/v1/planner")

@@ -153,7 +153,7 @@ def runs() -> Iterator[list[Run]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_every_process_and_leaves_nothing(tmp_path: Path, runs: list[Run], number: int) -> None:
+def test_signal_ends_every_process_and_removes_its_files(tmp_path: Path, runs: list[Run], number: int) -> None:
     run = Run(tmp_path, [WORKER, WORKER])
     runs.append(run)
     run.until("Ready in")
@@ -166,7 +166,7 @@ def test_a_signal_ends_every_process_and_leaves_nothing(tmp_path: Path, runs: li
     assert run.text().rstrip().endswith("stopping")
 
 
-def test_a_signal_while_loading_ends_it_too(tmp_path: Path, runs: list[Run]) -> None:
+def test_signal_during_loading_ends_every_process(tmp_path: Path, runs: list[Run]) -> None:
     run = Run(tmp_path, ["import time; time.sleep(60)"])
     runs.append(run)
     run.pid("frontend")
@@ -191,7 +191,7 @@ def test_a_worker_that_fails_to_start_ends_the_graph_with_its_log(tmp_path: Path
     assert not is_alive(run.pid("worker-1"))
 
 
-def test_a_wrong_option_of_a_worker_is_one_line(tmp_path: Path, runs: list[Run]) -> None:
+def test_invalid_option_of_a_worker_is_one_line(tmp_path: Path, runs: list[Run]) -> None:
     complaint = "error: --model-path x: no such directory"
     run = Run(tmp_path, [f"import sys; sys.stderr.write({complaint!r} + chr(10)); sys.exit(2)"])
     runs.append(run)
@@ -214,7 +214,7 @@ def test_a_worker_killed_while_serving_is_started_again(tmp_path: Path, runs: li
     assert not is_alive(run.pid("worker-1"))
 
 
-def test_a_worker_that_keeps_dying_ends_the_graph(tmp_path: Path, runs: list[Run]) -> None:
+def test_worker_that_fails_repeatedly_ends_the_graph(tmp_path: Path, runs: list[Run]) -> None:
     run = Run(tmp_path, [WORKER.replace("time.sleep(60)", "time.sleep(0.5); sys.exit('out of luck')")])
     runs.append(run)
     assert run.ends() == 1
@@ -241,7 +241,7 @@ def test_a_frontend_killed_while_serving_is_started_again(tmp_path: Path, runs: 
     assert not (run.home / "discovery").exists()
 
 
-def test_a_second_signal_kills_what_will_not_end(tmp_path: Path, runs: list[Run]) -> None:
+def test_second_signal_kills_unresponsive_processes(tmp_path: Path, runs: list[Run]) -> None:
     run = Run(tmp_path, [STUBBORN])
     runs.append(run)
     run.until("Ready in")
@@ -256,7 +256,7 @@ def test_a_second_signal_kills_what_will_not_end(tmp_path: Path, runs: list[Run]
     assert not is_alive(run.pid("worker-1"))
 
 
-def test_no_process_outlives_a_session_that_is_killed_outright(tmp_path: Path, runs: list[Run]) -> None:
+def test_no_process_survives_a_killed_session(tmp_path: Path, runs: list[Run]) -> None:
     run = Run(tmp_path, [WORKER])
     runs.append(run)
     run.until("Ready in")
@@ -291,10 +291,10 @@ def test_serve_reserves_only_a_free_port() -> None:
         ("203.0.113.1", 0, "cannot listen on 203.0.113.1:0"),
     ],
 )
-def test_an_address_that_cannot_be_listened_on_is_named(host: str, port: int, said: str) -> None:
+def test_address_that_cannot_be_bound_is_named(host: str, port: int, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         reserve_port(host, port)
 
 
-def test_there_is_a_core_to_run_on() -> None:
+def test_process_affinity_has_at_least_one_core() -> None:
     assert 1 <= cores() <= (os.cpu_count() or 1)

@@ -68,7 +68,7 @@ def streamed(client: openai.OpenAI, model: str = "demo", **options: Any) -> tupl
 
 
 @pytest.mark.parametrize("temperature", [0, 1.5])
-def test_an_answer_fits_its_schema(client: openai.OpenAI, temperature: float) -> None:
+def test_response_matches_its_schema(client: openai.OpenAI, temperature: float) -> None:
     choice = answer(client, response_format=FORM, temperature=temperature, seed=3)
     assert choice.finish_reason == "stop"
     jsonschema.validate(json.loads(choice.message.content), CITY)
@@ -76,13 +76,13 @@ def test_an_answer_fits_its_schema(client: openai.OpenAI, temperature: float) ->
     assert (text, reason) == (choice.message.content, "stop")
 
 
-def test_every_choice_fits_its_schema(client: openai.OpenAI) -> None:
+def test_every_choice_matches_its_schema(client: openai.OpenAI) -> None:
     made = client.chat.completions.create(model="demo", messages=MESSAGES, response_format=FORM, n=3, temperature=1.5)
     for choice in made.choices:
         jsonschema.validate(json.loads(choice.message.content or ""), CITY)
 
 
-def test_a_json_object_is_one_as_far_as_it_goes(client: openai.OpenAI) -> None:
+def test_truncated_json_object_is_a_valid_prefix(client: openai.OpenAI) -> None:
     choice = answer(client, response_format={"type": "json_object"}, max_tokens=40, temperature=0)
     assert choice.message.content.startswith("{")
     if choice.finish_reason == "stop":
@@ -91,7 +91,7 @@ def test_a_json_object_is_one_as_far_as_it_goes(client: openai.OpenAI) -> None:
         assert choice.finish_reason == "length"
 
 
-def test_patterns_and_choices_hold_for_chats_and_completions(client: openai.OpenAI) -> None:
+def test_patterns_and_choices_are_enforced_for_chats_and_completions(client: openai.OpenAI) -> None:
     pattern = {"guided_regex": "[0-9]{2}:[0-9]{2}"}
     assert re.fullmatch(pattern["guided_regex"], answer(client, extra_body=pattern).message.content)
     made = client.completions.create(model="demo", prompt="It is", extra_body=pattern)
@@ -104,14 +104,14 @@ def test_a_stop_string_ends_a_guided_text_before_it(client: openai.OpenAI) -> No
     assert (choice.message.content, choice.finish_reason) == ("abc", "stop")
 
 
-def test_a_guided_text_has_log_probabilities_of_all_its_tokens(client: openai.OpenAI) -> None:
+def test_guided_text_has_logprobs_of_all_tokens(client: openai.OpenAI) -> None:
     choice = answer(client, extra_body={"guided_regex": "abc[0-9]{4}"}, logprobs=True, top_logprobs=2)
     assert re.fullmatch("abc[0-9]{4}", choice.message.content)
     assert b"".join(bytes(one.bytes) for one in choice.logprobs.content).decode() == choice.message.content
     assert all(len(one.top_logprobs) == 2 for one in choice.logprobs.content)
 
 
-def test_the_cache_and_a_seed_change_nothing(client: openai.OpenAI) -> None:
+def test_guided_output_does_not_depend_on_the_cache(client: openai.OpenAI) -> None:
     long: Any = [{"role": "system", "content": "Answer briefly. " * 20}, *MESSAGES]
     options: Any = {"response_format": FORM, "seed": 7, "temperature": 1.5}
     first, again = (client.chat.completions.create(model="demo", messages=long, **options) for _ in range(2))
@@ -123,7 +123,7 @@ def test_the_cache_and_a_seed_change_nothing(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
 @pytest.mark.parametrize("model", ["demo", "tagged"])
-def test_a_call_that_must_be_is_one_and_its_arguments_fit(client: openai.OpenAI, model: str, choice: Any) -> None:
+def test_required_call_is_generated_with_valid_arguments(client: openai.OpenAI, model: str, choice: Any) -> None:
     options: Any = {"tools": [WEATHER], "tool_choice": choice, "parallel_tool_calls": False, "temperature": 0}
     whole = answer(client, model, **options)
     assert whole.finish_reason == "tool_calls"
@@ -136,7 +136,7 @@ def test_a_call_that_must_be_is_one_and_its_arguments_fit(client: openai.OpenAI,
     assert calls == [{"name": "get_weather", "arguments": call.function.arguments}]
 
 
-def test_of_several_tools_those_are_called_that_there_are(client: openai.OpenAI) -> None:
+def test_only_offered_tools_are_called(client: openai.OpenAI) -> None:
     options: Any = {"tools": [WEATHER, NOW], "tool_choice": "required", "parallel_tool_calls": False}
     for seed in range(4):
         (call,) = answer(client, temperature=1.5, seed=seed, **options).message.tool_calls
@@ -164,7 +164,7 @@ def test_unsupported_format_is_rejected_before_the_response_begins(
         client.chat.completions.create(model="demo", messages=MESSAGES, stream=stream, **options)
 
 
-def test_the_examples_of_the_page_do_what_it_says(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_of_the_page_have_the_documented_output(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) >= 5
     names: dict[str, Any] = {"__name__": "page"}

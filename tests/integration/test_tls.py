@@ -32,7 +32,7 @@ def flags(certificates: Certificates) -> list[str]:
     ]
 
 
-def test_requests_and_answers_travel_in_tls(tmp_path: Path, certificates: Certificates) -> None:
+def test_requests_and_responses_use_tls(tmp_path: Path, certificates: Certificates) -> None:
     with serving(tmp_path, *flags(certificates)) as cluster:
         worker = WorkerProcess(cluster, *flags(certificates))
         answers = [cluster.post({**CHAT, "stream": stream}) for stream in (False, True)]
@@ -44,7 +44,7 @@ def test_requests_and_answers_travel_in_tls(tmp_path: Path, certificates: Certif
             assert plain.recv(100) == b"", "the worker talks to whoever does not speak TLS"
 
 
-def test_a_frontend_without_tls_says_so_at_once(tmp_path: Path, certificates: Certificates) -> None:
+def test_frontend_without_tls_fails_at_once_with_the_setting(tmp_path: Path, certificates: Certificates) -> None:
     with serving(tmp_path) as cluster:
         WorkerProcess(cluster, *flags(certificates))
         answer = cluster.post(CHAT)
@@ -60,7 +60,7 @@ def test_a_frontend_without_tls_says_so_at_once(tmp_path: Path, certificates: Ce
         (["--tcp-tls-ca-cert-path=nowhere.pem"], "--tcp-tls-ca-cert-path nowhere.pem: No such file"),
     ],
 )
-def test_settings_that_are_wrong_end_a_process_with_one_line(
+def test_invalid_tls_settings_end_a_process_with_one_line(
     tmp_path: Path, module: str, argv: list[str], complaint: str
 ) -> None:
     port = ["--http-port", "0"] if module == "frontend" else []

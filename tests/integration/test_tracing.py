@@ -28,7 +28,7 @@ def log_of(folder: Path, name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file if line.startswith("{")]
 
 
-def test_one_trace_goes_through_frontend_and_worker(
+def test_one_trace_spans_frontend_and_worker(
     collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {**collector.variables, "DYN_LOGGING_JSONL": "1", "DYN_LOG": "info"}.items():
@@ -57,7 +57,7 @@ def test_one_trace_goes_through_frontend_and_worker(
     assert completed["request_id"] == facts_of(spans["http-request"])["request_id"]
 
 
-def test_a_refused_request_is_a_span_in_error_and_a_line_with_its_trace(
+def test_refused_request_has_an_error_span_and_a_log_line_with_its_trace_id(
     collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {**collector.variables, "DYN_LOGGING_JSONL": "1"}.items():

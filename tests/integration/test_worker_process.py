@@ -116,7 +116,7 @@ async def started(model_dir: Path, tmp_path: Path, *flags: str, instances: int =
         await runtime.shutdown()
 
 
-async def test_a_mocker_is_found_answers_and_leaves_nothing_behind(model_dir: Path, tmp_path: Path) -> None:
+async def test_mocker_registers_serves_and_removes_its_records(model_dir: Path, tmp_path: Path) -> None:
     async with started(model_dir, tmp_path, "--speedup-ratio=20") as mockers:
         found = sorted((await mockers.records(INSTANCES)).values(), key=lambda record: record["endpoint"])
         assert [one["endpoint"][:23] for one in found] == ["generate", WORKER_CONTROL, "worker_kv_query_source_"]
@@ -139,7 +139,7 @@ async def test_a_mocker_is_found_answers_and_leaves_nothing_behind(model_dir: Pa
         assert "worker ready: model tiny-model" in mockers.log.read_text()
 
 
-async def test_wrong_requests_are_refused_and_the_mocker_goes_on(model_dir: Path, tmp_path: Path) -> None:
+async def test_invalid_requests_are_refused_and_the_mocker_keeps_serving(model_dir: Path, tmp_path: Path) -> None:
     async with started(model_dir, tmp_path, "--speedup-ratio=0") as mockers:
         with pytest.raises(InvalidArgument, match="outside the vocabulary"):
             await mockers.ask(1, 1000)
@@ -160,7 +160,7 @@ async def test_system_port_serves_health_and_metrics(model_dir: Path, tmp_path: 
         assert "dynamo_component_total_blocks{" in text
 
 
-async def test_a_running_answer_survives_the_end_of_its_worker(model_dir: Path, tmp_path: Path) -> None:
+async def test_running_response_survives_the_drain_of_its_worker(model_dir: Path, tmp_path: Path) -> None:
     async with started(model_dir, tmp_path) as mockers:
         asked = asyncio.create_task(mockers.ask(5, 6, 7, max_tokens=60))
         await until(running)
@@ -184,7 +184,7 @@ async def test_loading_worker_stops_on_sigterm(model_dir: Path, tmp_path: Path) 
         process.wait()
 
 
-async def test_the_second_signal_ends_it_at_once(model_dir: Path, tmp_path: Path) -> None:
+async def test_second_signal_ends_the_worker_at_once(model_dir: Path, tmp_path: Path) -> None:
     async with started(model_dir, tmp_path) as mockers:
         asked = asyncio.create_task(mockers.ask(5, 6, 7, max_tokens=4000))
         await until(running)
@@ -230,7 +230,7 @@ async def test_worker_publishes_kv_events(model_dir: Path, tmp_path: Path) -> No
         ("--block-size=0", "error: --block-size 0: expected 1 or more"),
     ],
 )
-def test_what_is_wrong_is_one_line_and_status_two(flag: str, sentence: str) -> None:
+def test_invalid_option_is_one_line_and_status_two(flag: str, sentence: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "dynamo.mocker", flag], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
@@ -281,7 +281,7 @@ sys.exit(run_worker(load(WorkerOptions, []), lambda: Breaking({model_dir!r})))
 
 
 @pytest.mark.parametrize("breaks_at_start", [False, True])
-async def test_a_broken_engine_ends_its_process_and_sends_callers_elsewhere(
+async def test_failed_engine_ends_its_process_and_requests_migrate(
     model_dir: Path, tmp_path: Path, breaks_at_start: bool
 ) -> None:
     program = BREAKS_WHEN_ASKED.format(model_dir=str(model_dir), breaks_at_start=breaks_at_start)

@@ -16,7 +16,7 @@ MUTANT_SEEDS = 250  # Most are caught within five.
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_every_promise_is_kept_under_every_seed() -> None:
+def test_invariants_hold_under_every_seed() -> None:
     report = run(range(SEEDS))
     assert report.failures == [], "\n" + "\n".join(report.failures)
     if SEEDS >= 200:  # So many have seen everything that can go wrong.
@@ -27,12 +27,12 @@ def test_every_promise_is_kept_under_every_seed() -> None:
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_is_caught(name: str) -> None:
+def test_introduced_bug_is_detected(name: str) -> None:
     with MUTANTS[name]():
         assert any(run([seed]).failures for seed in range(MUTANT_SEEDS))
 
 
-def test_a_seed_means_the_same_in_every_process() -> None:
+def test_seed_determines_the_run_in_every_process() -> None:
     variables = {**os.environ, "SEED": "3", "PYTHONHASHSEED": "12345"}
     told = subprocess.run(
         [sys.executable, "-m", "tests.simulation"], cwd=ROOT, env=variables, capture_output=True, text=True, check=True

@@ -22,7 +22,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Any:
         yield server
 
 
-def test_an_adapter_comes_from_an_object_store(s3: ObjectServer, tmp_path: Path) -> None:
+def test_adapter_is_downloaded_from_an_object_store(s3: ObjectServer, tmp_path: Path) -> None:
     for name in FILES:
         s3.objects[f"/bucket/some/where/{name}"] = name.encode() * 100_000
     fetch_from_s3("bucket/some/where/", str(tmp_path))
@@ -42,7 +42,7 @@ def test_an_adapter_comes_from_an_object_store(s3: ObjectServer, tmp_path: Path)
         (lambda server: setattr(server, "status", 403), "403 Forbidden"),
     ],
 )
-def test_a_store_that_does_not_deliver_is_named(
+def test_failing_object_store_is_named_in_the_error(
     s3: ObjectServer, tmp_path: Path, prepare: Callable[[ObjectServer], Any], message: str
 ) -> None:
     for name in FILES:

@@ -74,7 +74,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientTargets]
 
 
 @pytest.mark.parametrize("script", ["openai_surface.py", "anthropic_surface.py"])
-def test_the_client_of_our_own_environment_finds_nothing_amiss(targets: ClientTargets, script: str) -> None:
+def test_client_script_of_the_test_environment_passes(targets: ClientTargets, script: str) -> None:
     said = targets.run(sys.executable, str(HERE / script))
     assert "0 failed" in said
 
@@ -90,13 +90,13 @@ def test_the_client_of_our_own_environment_finds_nothing_amiss(targets: ClientTa
         pytest.param("lm-eval", "lm_eval_surface.py", marks=in_its_own("lm-eval")),
     ],
 )
-def test_a_client_of_its_own_environment_finds_nothing_amiss(targets: ClientTargets, name: str, script: str) -> None:
+def test_client_script_of_a_separate_environment_passes(targets: ClientTargets, name: str, script: str) -> None:
     said = targets.run(str(environments.python_of(name)), str(HERE / script))
     assert "0 failed" in said
 
 
 @pytest.mark.clients
 @in_its_own("node")
-def test_the_client_for_node_finds_nothing_amiss(targets: ClientTargets) -> None:
+def test_node_client_script_passes(targets: ClientTargets) -> None:
     said = targets.run("node", str(HERE / "openai_surface.mjs"), str(environments.HOME / "node"))
     assert "0 failed" in said

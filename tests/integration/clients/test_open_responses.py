@@ -202,7 +202,7 @@ PHASES = [
         [user("My name is Alice."), {"type": "message", "role": "assistant", "content": "Hello Alice!"}, user("And?")],
     ],
 )
-def test_responses_api_answers_every_kind_of_text_input(cluster: Cluster, given: Any) -> None:
+def test_responses_api_accepts_every_kind_of_text_input(cluster: Cluster, given: Any) -> None:
     check_response(create(cluster, given))
 
 
@@ -282,7 +282,7 @@ def compact(cluster: Cluster, status: int = 200, **body: Any) -> Any:
     return answer.json()
 
 
-def test_compaction_replaces_answers_by_a_summary_and_can_be_continued(cluster: Cluster) -> None:
+def test_compaction_replaces_items_by_a_summary_and_can_be_continued(cluster: Cluster) -> None:
     compaction = compact(cluster, model=MODEL, input=CONVERSATION, prompt_cache_key="k")
     jsonschema.validate(compaction, COMPACTION)
     check_items(compaction["output"])
@@ -340,7 +340,7 @@ def line(cluster: Cluster) -> Iterator[Socket]:
     line.close()
 
 
-def test_websocket_answers_requests_one_after_the_other(line: Socket) -> None:
+def test_websocket_serves_requests_in_order(line: Socket) -> None:
     check_response(line.turn([user("Count from 1 to 3.")]))
     for number in range(20):
         line.say({"type": "response.create", "model": MODEL, "input": f"Say {number}.", "store": False})
@@ -372,12 +372,12 @@ def test_websocket_forgets_a_response_whose_continuation_failed(line: Socket) ->
     assert retried["error"]["code"] == "previous_response_not_found"
 
 
-def test_websocket_begins_a_chain_from_a_compaction(cluster: Cluster, line: Socket) -> None:
+def test_websocket_starts_a_chain_from_a_compaction(cluster: Cluster, line: Socket) -> None:
     output = compact(cluster, model=MODEL, input=CONVERSATION)["output"]
     check_response(line.turn([*output, user("Continue from here.")], store=False, tools=[]))
 
 
-def test_websocket_refuses_bad_messages_and_goes_on(line: Socket) -> None:
+def test_websocket_refuses_bad_messages_and_stays_open(line: Socket) -> None:
     for message, param in [
         ({"type": "session.update"}, "type"),
         ([1], "type"),
@@ -391,6 +391,6 @@ def test_websocket_refuses_bad_messages_and_goes_on(line: Socket) -> None:
     check_response(line.turn("hi", stream=True))
 
 
-def test_websocket_handshake_is_needed_for_get(cluster: Cluster) -> None:
+def test_get_without_websocket_handshake_is_refused(cluster: Cluster) -> None:
     refused = cluster.http.get("/v1/responses")
     assert refused.status_code == 400 and "WebSocket" in refused.json()["error"]["message"]

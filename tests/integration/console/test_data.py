@@ -98,7 +98,7 @@ def test_session_shows_the_rights_of_a_key(cluster: Cluster) -> None:
     assert cluster.http.get("/console/api/meta").json()["needs_key"] is True
 
 
-def test_a_request_has_stages_tokens_and_its_worker(cluster: Cluster) -> None:
+def test_request_has_stages_tokens_and_its_worker(cluster: Cluster) -> None:
     response = chat(cluster, "stages " * 60, stream=False)
     found = request_of(cluster, response)
     assert (found["state"], found["model"], found["output_tokens"]) == ("succeeded", MODEL, 8)
@@ -111,7 +111,7 @@ def test_a_request_has_stages_tokens_and_its_worker(cluster: Cluster) -> None:
     assert len(decision["decision"]["candidates"]) == 2
 
 
-def test_a_failed_request_is_found_with_its_cause(cluster: Cluster) -> None:
+def test_failed_request_is_listed_with_its_cause(cluster: Cluster) -> None:
     cluster.http.post(
         "/v1/chat/completions", json={"model": "absent", "messages": [{"role": "user", "content": "x"}]}, headers=USER
     )
@@ -122,7 +122,7 @@ def test_a_failed_request_is_found_with_its_cause(cluster: Cluster) -> None:
     assert any("context length" in one["explanation"] for one in failed)
 
 
-def test_a_stream_begins_with_the_state_and_continues_with_samples(cluster: Cluster) -> None:
+def test_stream_starts_with_the_state_and_continues_with_samples(cluster: Cluster) -> None:
     with cluster.http.stream("GET", "/console/api/live", headers=ADMIN, timeout=DEADLINE_S) as response:
         stream = events(response)
         name, overview = next(stream)
@@ -141,7 +141,7 @@ def test_a_stream_begins_with_the_state_and_continues_with_samples(cluster: Clus
         assert next(rate for rate in rates if rate > 0) <= 12  # The first interval may be shorter than a second.
 
 
-def test_a_worker_is_drained_and_resumed_by_an_admin_only(cluster: Cluster) -> None:
+def test_only_an_admin_drains_and_resumes_a_worker(cluster: Cluster) -> None:
     worker = api(cluster, "overview")["workers"][0]
     path = f"/console/api/workers/{worker['namespace']}/{worker['component']}/{worker['id']}"
     assert cluster.http.post(f"{path}/drain", headers=USER).status_code == 403
@@ -160,7 +160,7 @@ def test_a_worker_is_drained_and_resumed_by_an_admin_only(cluster: Cluster) -> N
     cluster.wait_until(lambda: cluster.workers() == 2, "the worker did not come back")
 
 
-def test_an_open_console_costs_less_than_half_a_percent_of_a_core(cluster: Cluster) -> None:
+def test_open_console_uses_less_than_half_a_percent_of_a_core(cluster: Cluster) -> None:
     pid = cluster.frontend.pid
 
     def spent() -> float:
@@ -175,7 +175,7 @@ def test_an_open_console_costs_less_than_half_a_percent_of_a_core(cluster: Clust
     assert watched - idle < 0.02  # Ticks of 10 ms over four seconds; `benchmarks.console_cost` measures it for longer.
 
 
-def test_requests_of_a_killed_worker_show_the_move_and_the_error(cluster: Cluster) -> None:
+def test_requests_of_a_killed_worker_show_migration_and_error(cluster: Cluster) -> None:
     victim = cluster.mocker(*MOCKER[:-1], "0.2")
     cluster.wait_until(lambda: len(api(cluster, "overview")["workers"]) == 3, "the worker did not appear")
     session = f"move {time.time()} " * 40

@@ -115,7 +115,7 @@ def test_routing_draws_the_candidates_of_a_decision(browser: Browser) -> None:
     browser.picture("routing")
 
 
-def test_a_slow_request_leads_to_its_cause_in_three_steps(browser: Browser) -> None:
+def test_cause_of_a_slow_request_is_found_in_three_steps(browser: Browser) -> None:
     browser.view("overview")
     browser.named("Requests", "nav a").click()
     browser.until(lambda: browser.one("main .segmented"), "no tabs")
@@ -144,7 +144,7 @@ def test_requests_are_found_by_the_id_of_a_response(browser: Browser) -> None:
     browser.until(lambda: browser.all(".waterfall li"), "the request is not shown")
 
 
-def test_playground_streams_an_answer_and_links_its_request(browser: Browser) -> None:
+def test_playground_streams_a_response_and_links_its_request(browser: Browser) -> None:
     browser.view("playground")
     browser.until(lambda: browser.one("#pg-model option"), "no model is offered")
     tokens = browser.one("#pg-max_tokens")
@@ -244,7 +244,7 @@ def test_every_view_is_reached_by_keyboard_alone(browser: Browser) -> None:
         assert browser.driver.switch_to.active_element.get_attribute("id") == "main"
 
 
-def test_theme_is_changed_and_kept(browser: Browser) -> None:
+def test_theme_is_changed_and_stored(browser: Browser) -> None:
     browser.view("overview", theme="light")
     toggle = browser.one("#theme")
     assert toggle is not None
@@ -281,7 +281,7 @@ def enter_key(browser: Browser, key: str) -> None:
     field.send_keys(key, Keys.ENTER)
 
 
-def test_an_admin_key_opens_the_console_and_drains_a_worker(keyed: Browser) -> None:
+def test_admin_key_opens_the_console_and_drains_a_worker(keyed: Browser) -> None:
     keyed.driver.get(f"{keyed._url}/console/")
     enter_key(keyed, "admin-key-1")
     keyed.until(lambda: keyed.text("#status") == "Live", "the console did not open")
@@ -297,7 +297,7 @@ def test_an_admin_key_opens_the_console_and_drains_a_worker(keyed: Browser) -> N
     )
 
 
-def test_a_user_key_opens_the_playground_only(keyed: Browser) -> None:
+def test_user_key_opens_the_playground_only(keyed: Browser) -> None:
     keyed.driver.execute_script("sessionStorage.clear()")
     keyed.driver.get("about:blank")
     keyed.driver.get(f"{keyed._url}/console/#/workers")
@@ -309,7 +309,7 @@ def test_a_user_key_opens_the_playground_only(keyed: Browser) -> None:
     assert "$DYN_API_KEY" in keyed.text(".code")
 
 
-def test_a_wrong_key_is_refused_with_its_reason(keyed: Browser) -> None:
+def test_wrong_key_is_refused_with_its_reason(keyed: Browser) -> None:
     keyed.driver.execute_script("sessionStorage.clear()")
     keyed.driver.get("about:blank")
     keyed.driver.get(f"{keyed._url}/console/")

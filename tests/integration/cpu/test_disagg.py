@@ -340,7 +340,7 @@ async def test_disaggregated_decode_computes_a_prompt_without_prefill_result(beg
     assert prefill.host.number("dynamo_component_kv_holds_ended_total", outcome="given_up") == 1
 
 
-async def test_disaggregated_prefill_failure_costs_recomputation_only(begin: Any) -> None:
+async def test_disaggregated_prefill_failure_causes_only_recomputation(begin: Any) -> None:
     whole, prefill, decode = await begin(), await begin("prefill"), await begin("decode")
     want = (await whole.answer(ask())).tokens
     output = (await prefill.answer(prefill_leg(ask()))).outputs[0]
@@ -441,7 +441,7 @@ async def test_disaggregated_concurrent_output_equals_that_of_single_requests(be
         {"kv_transfer_port": 70000},
     ],
 )
-def test_disaggregated_settings_that_contradict_are_refused(options: dict[str, Any]) -> None:
+def test_disaggregated_contradictory_settings_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         CpuConfig(**options)
 
@@ -634,7 +634,7 @@ async def test_disaggregated_transfer_uses_request_plane_certificates(begin: Any
     assert plain.host.number("dynamo_component_kv_fetches_total", outcome="ok") == 0
 
 
-async def test_a_prompt_of_another_adapter_is_computed_by_the_decode_worker(
+async def test_disaggregated_prompt_of_another_adapter_is_computed_by_the_decode_worker(
     begin: Any, write_adapter: Callable[..., str]
 ) -> None:
     one, other = (write_adapter(random_adapter(CONFIG, targets=TARGETS, seed=seed)) for seed in (1, 2))

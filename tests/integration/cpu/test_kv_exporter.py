@@ -45,7 +45,7 @@ def outcomes(decode: Side, outcome: str) -> float:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("kind", KINDS)
-async def test_the_tokens_are_those_of_one_engine(begin: Begin, kind: str, transport: str) -> None:
+async def test_disaggregated_tokens_equal_those_of_one_engine(begin: Begin, kind: str, transport: str) -> None:
     alone = await begin()
     prefill, decode, where = await pair(begin, kv_transfer=[transport])
     request = ask(**({"prompt": LONG} | KINDS[kind]))
@@ -58,7 +58,9 @@ async def test_the_tokens_are_those_of_one_engine(begin: Begin, kind: str, trans
     await decode.is_clean()
 
 
-async def test_blocks_move_while_the_prompt_is_computed(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_blocks_are_transferred_while_the_prompt_is_computed(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prefill, decode, where = await pair(begin)
     words: list[sessions.TransferPart | sessions.TransferEnd] = []
     attend = sessions.attend
@@ -76,7 +78,7 @@ async def test_blocks_move_while_the_prompt_is_computed(begin: Begin, monkeypatc
     assert len(words[-1].params["kv"]["blocks"]) == 2
 
 
-async def test_many_at_once_are_answered_the_same(begin: Begin) -> None:
+async def test_concurrent_requests_have_equal_output(begin: Begin) -> None:
     alone = await begin()
     prefill, decode, where = await pair(begin)
     requests = [ask([(place * (at + 3)) % 90 for place in range(30 + 7 * at)]) for at in range(12)]
@@ -88,7 +90,7 @@ async def test_many_at_once_are_answered_the_same(begin: Begin) -> None:
     await decode.is_clean()
 
 
-async def test_either_may_come_first(begin: Begin) -> None:
+async def test_prefill_and_decode_requests_may_arrive_in_any_order(begin: Begin) -> None:
     alone = await begin()
     want = (await alone.answer(ask())).tokens
     prefill, decode, where = await pair(begin)
@@ -105,7 +107,7 @@ async def test_either_may_come_first(begin: Begin) -> None:
     await decode.is_clean()
 
 
-async def test_a_prefill_that_breaks_off_is_computed_by_the_decode_worker(begin: Begin) -> None:
+async def test_interrupted_prefill_is_computed_by_the_decode_worker(begin: Begin) -> None:
     alone = await begin()
     want = (await alone.answer(ask(LONG))).tokens
     prefill, decode, where = await pair(begin)
@@ -120,7 +122,7 @@ async def test_a_prefill_that_breaks_off_is_computed_by_the_decode_worker(begin:
     await decode.is_clean()
 
 
-async def test_a_prefill_worker_that_ends_in_between_costs_nothing_but_time(begin: Begin) -> None:
+async def test_prefill_worker_that_exits_during_transfer_only_delays_the_response(begin: Begin) -> None:
     alone = await begin()
     want = (await alone.answer(ask(LONG))).tokens
     prefill, decode, where = await pair(begin)
@@ -134,7 +136,7 @@ async def test_a_prefill_worker_that_ends_in_between_costs_nothing_but_time(begi
 
 
 @pytest.mark.parametrize("is_silent", [True, False])
-async def test_a_prefill_worker_that_does_not_answer_is_done_without(
+async def test_unresponsive_prefill_worker_is_replaced_by_local_prefill(
     begin: Begin, monkeypatch: pytest.MonkeyPatch, is_silent: bool
 ) -> None:
     alone, decode = await begin(), await begin("decode")
@@ -150,7 +152,7 @@ async def test_a_prefill_worker_that_does_not_answer_is_done_without(
     await decode.is_clean()
 
 
-async def test_a_prompt_that_never_comes_is_not_waited_for(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_decode_worker_does_not_wait_for_a_missing_prompt(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "ARRIVAL_S", 0.1)
     monkeypatch.setattr(sessions, "BEAT_S", 0.05)
     prefill, decode, where = await pair(begin)
@@ -159,7 +161,7 @@ async def test_a_prompt_that_never_comes_is_not_waited_for(begin: Begin, monkeyp
     await prefill.is_clean()
 
 
-async def test_what_nobody_wants_any_more_is_given_up(begin: Begin) -> None:
+async def test_exported_blocks_of_cancelled_requests_are_freed(begin: Begin) -> None:
     prefill, decode, where = await pair(begin, kv_hold_timeout=1000.0)
     request, reply = meet(ask(LONG), where), Reply()
     decode.engine.submit(request, reply)
@@ -176,7 +178,7 @@ async def test_what_nobody_wants_any_more_is_given_up(begin: Begin) -> None:
         await prefill.is_clean()
 
 
-async def test_a_prompt_without_a_meeting_still_moves_in_one_piece(begin: Begin) -> None:
+async def test_prompt_without_a_transfer_session_is_transferred_at_once(begin: Begin) -> None:
     alone = await begin()
     prefill, decode, _ = await pair(begin)
     first = await prefill.answer(prefill_leg(ask(LONG)))
@@ -186,7 +188,7 @@ async def test_a_prompt_without_a_meeting_still_moves_in_one_piece(begin: Begin)
     assert got.tokens == (await alone.answer(ask(LONG))).tokens
 
 
-async def test_a_cache_too_small_to_keep_parts_ends_in_local_prefill(begin: Begin) -> None:
+async def test_cache_too_small_for_chunks_falls_back_to_local_prefill(begin: Begin) -> None:
     alone = await begin()
     prefill, decode, where = await pair(begin)
     prefill.engine._exporter._source._leases._blocks_max = 6  # type: ignore[union-attr]

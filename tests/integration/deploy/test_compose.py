@@ -42,14 +42,14 @@ def answer(url: str) -> str:
         return ""
 
 
-def test_file_is_valid() -> None:
+def test_compose_file_is_valid() -> None:
     compose_spec.compose_spec.PyCompose.from_yaml(FILE.read_text()).validate()
     assert set(SERVICES) == {"nats-server", "etcd-server"}
     ports = {name: [one.split(":")[0] for one in service["ports"]] for name, service in SERVICES.items()}
     assert ports == {"nats-server": ["4222", "6222", "8222"], "etcd-server": ["2379", "2380"]}
 
 
-def test_nats_starts_with_the_flags_of_the_file(tmp_path: Path) -> None:
+def test_nats_starts_with_the_flags_of_the_compose_file(tmp_path: Path) -> None:
     binary = nats_server_binary()
     assert binary is not None
     address = "127.0.88.1"  # Its ports are fixed by the flags.
@@ -57,7 +57,7 @@ def test_nats_starts_with_the_flags_of_the_file(tmp_path: Path) -> None:
         wait_until(lambda: '"config"' in answer(f"http://{address}:8222/jsz"), "JetStream is not on", 15)
 
 
-def test_etcd_starts_with_the_flags_of_the_file(tmp_path: Path) -> None:
+def test_etcd_starts_with_the_flags_of_the_compose_file(tmp_path: Path) -> None:
     binary = shutil.which("etcd", path=str(Path(sys.executable).parent)) or shutil.which("etcd")
     assert binary is not None
     address = "127.0.88.2"

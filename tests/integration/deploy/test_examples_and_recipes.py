@@ -34,20 +34,20 @@ def dynamo(*argv: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_files_are_those_of_the_table() -> None:
+def test_example_files_equal_the_generated_table() -> None:
     made = dict(deploy_examples.contents())
     assert [str(path) for path, text in made.items() if not path.exists() or path.read_text() != text] == []
     assert {*EXAMPLES, *RECIPES} <= made.keys()
 
 
-def test_five_graphs_of_four_engines_and_a_dozen_recipes() -> None:
+def test_examples_cover_five_graphs_of_four_engines_and_a_dozen_recipes() -> None:
     assert len(EXAMPLES) == 20
     assert {one.stem for one in EXAMPLES} == set(deploy_examples.MODES)
     assert len(RECIPES) >= 12
     assert len({(path.parts[-3], path.parts[-2]) for path in RECIPES}) >= 6
 
 
-def test_all_pass_admission_and_render() -> None:
+def test_example_manifests_pass_admission_and_render() -> None:
     paths = [str(path) for path in (*EXAMPLES, *RECIPES)]
     checked = dynamo("validate", *paths)
     assert checked.returncode == 0, checked.stderr

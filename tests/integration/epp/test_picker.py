@@ -231,7 +231,7 @@ def test_gateways_candidates_restrict_the_choice(cluster: Cluster, picker: Picke
     assert "10.9.9.9:8000" in answer["error"]["message"]
 
 
-def test_probes_know_their_services(picker: Picker) -> None:
+def test_health_service_reports_probed_services(picker: Picker) -> None:
     assert [picker.status(name) for name in ("", "inference-extension", "liveness", "readiness")] == [SERVING] * 4
     check = grpc.insecure_channel(f"127.0.0.1:{picker.health}").unary_unary(f"/{HEALTH_SERVICE}/Check")
     with pytest.raises(grpc.RpcError) as caught:

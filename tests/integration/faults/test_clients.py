@@ -57,7 +57,7 @@ def time_to_cancel(worker: WorkerProcess, leave: Callable[[], object]) -> float:
     return time.monotonic() - begun
 
 
-def test_a_client_that_leaves_is_known_to_the_worker_in_every_phase(tmp_path: Path) -> None:
+def test_disconnect_in_any_phase_cancels_the_request_at_the_worker(tmp_path: Path) -> None:
     with serving(tmp_path) as cluster:
         # One slot; a prompt takes 16.7 ms / 0.05 = 330 ms, a token 5.7 ms.
         worker = WorkerProcess(
@@ -80,7 +80,7 @@ def test_a_client_that_leaves_is_known_to_the_worker_in_every_phase(tmp_path: Pa
         assert max(map(statistics.median, seconds.values())) < FREED_S
 
 
-def test_client_that_leaves_frees_the_prefill_engine(tmp_path: Path) -> None:
+def test_disconnected_client_frees_the_prefill_engine(tmp_path: Path) -> None:
     with serving(tmp_path) as cluster:
         # One slot; a prompt takes 16.7 ms / 0.01 = 1.7 s.
         prefill = WorkerProcess(
@@ -114,7 +114,7 @@ def time_to_free(worker: WorkerProcess, leave: Callable[[], object]) -> float:
     return time.monotonic() - begun
 
 
-def test_a_reset_in_the_middle_is_a_farewell_too(tmp_path: Path) -> None:
+def test_connection_reset_in_a_stream_cancels_the_request(tmp_path: Path) -> None:
     with serving(tmp_path) as cluster:
         worker = WorkerProcess(cluster, *PACED, "--max-num-seqs", "1")
         clients = [cluster.connect(request().partition(b"\r\n\r\n")[2]) for _ in range(3)]
@@ -165,7 +165,7 @@ async def everyone_comes_and_goes(port: int) -> None:
         await asyncio.gather(*(one(number) for number in range(CLIENTS)))
 
 
-def test_of_a_thousand_clients_that_leave_nothing_is_left(tmp_path: Path) -> None:
+def test_thousand_disconnected_clients_leave_no_state(tmp_path: Path) -> None:
     with serving(tmp_path) as cluster:
         worker = WorkerProcess(cluster, *PACED)
         answers_at_once(cluster)
@@ -215,7 +215,7 @@ def is_cut(client: socket.socket) -> bool:
     return True
 
 
-def test_clients_that_do_not_finish_their_request_are_cut_and_hold_up_nobody(
+def test_incomplete_requests_are_closed_and_do_not_delay_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DYN_HTTP_REQUEST_ARRIVAL_TIMEOUT_SECS", "1")
@@ -251,7 +251,7 @@ def test_clients_that_do_not_finish_their_request_are_cut_and_hold_up_nobody(
         answers_at_once(cluster)
 
 
-def test_a_client_that_never_reads_costs_little_and_is_cut(tmp_path: Path) -> None:
+def test_client_that_never_reads_is_disconnected_with_bounded_memory(tmp_path: Path) -> None:
     with serving(tmp_path) as cluster:
         worker = WorkerProcess(cluster, "--speedup-ratio", "2")
         # 128 events of 200 bytes in each step of 3 ms.

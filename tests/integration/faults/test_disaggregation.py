@@ -51,9 +51,7 @@ def under_load(served: Fleet, want: list[Answer], blow: Callable[[], None], tota
     return load
 
 
-def test_nothing_is_lost_and_nothing_is_computed_twice_where_nothing_happens(
-    tmp_path: Path, want: list[Answer]
-) -> None:
+def test_fault_free_run_loses_and_recomputes_nothing(tmp_path: Path, want: list[Answer]) -> None:
     with fleet(tmp_path / "fleet", prefill=1, decode=1) as served:
         under_load(served, want, lambda: None)
         figures = served.figures()
@@ -62,26 +60,26 @@ def test_nothing_is_lost_and_nothing_is_computed_twice_where_nothing_happens(
         wait_until(lambda: served.figures()["held blocks"] == 0, "blocks are still held")
 
 
-def test_a_killed_prefill_worker_costs_nobody_an_answer(tmp_path: Path, want: list[Answer]) -> None:
+def test_killed_prefill_worker_fails_no_request(tmp_path: Path, want: list[Answer]) -> None:
     """Whatever it was doing for whom: computing, holding, sending."""
     with fleet(tmp_path / "fleet", flags=("--kv-transfer", "tcp")) as served:
         under_load(served, want, lambda: served.kill(served.of("prefill")[0]))
 
 
-def test_the_last_prefill_worker_may_die_as_well(tmp_path: Path, want: list[Answer]) -> None:
+def test_requests_survive_the_death_of_the_last_prefill_worker(tmp_path: Path, want: list[Answer]) -> None:
     with fleet(tmp_path / "fleet", prefill=1, decode=1) as served:
         under_load(served, want, lambda: served.kill(served.of("prefill")[0]))
         assert served.figures()["local_prefills_total told"] > 0
 
 
-def test_a_prefill_worker_that_stands_still_is_not_waited_for(tmp_path: Path, want: list[Answer]) -> None:
+def test_unresponsive_prefill_worker_does_not_block_requests(tmp_path: Path, want: list[Answer]) -> None:
     with fleet(tmp_path / "fleet", flags=("--kv-transfer", "tcp")) as served:
         victim = served.of("prefill")[0].process
         under_load(served, want, lambda: Freeze(victim).verify())
         victim.send_signal(signal.SIGCONT)
 
 
-def test_a_killed_decode_worker_does_not_end_its_streams(tmp_path: Path, want: list[Answer]) -> None:
+def test_streams_survive_a_killed_decode_worker(tmp_path: Path, want: list[Answer]) -> None:
     with fleet(tmp_path / "fleet") as served:
         streams = [Asked(served, LONG) for _ in range(4)]
         victim = served.of("decode")[0]

@@ -55,7 +55,7 @@ def test_worker_on_a_full_disk_keeps_serving_and_registers_again_later(tmp_path:
         wait_until(lambda: cluster.post(CHAT).status_code == 200, "it is not found again")
 
 
-def test_a_directory_that_goes_away_and_comes_back_stops_nobody(tmp_path: Path) -> None:
+def test_serving_continues_while_the_discovery_directory_is_missing(tmp_path: Path) -> None:
     with serving(tmp_path) as cluster:
         worker = WorkerProcess(cluster, *PACED)
         aside = tmp_path / "aside"

@@ -101,7 +101,7 @@ def logged(cluster: Cluster, words: str, *, times: int = 1) -> bool:
     return all(path.read_text().count(words) >= times for path in logs(cluster))
 
 
-def test_no_request_fails_whatever_happens_to_the_only_member(single: EtcdCluster, cluster: Cluster) -> None:
+def test_no_request_fails_during_faults_of_the_only_member(single: EtcdCluster, cluster: Cluster) -> None:
     (member,) = single.members
     before, keys = instances(cluster), single.names()
     assert len([key for key in keys if key.startswith("v1/instances/dynamo/backend/generate/")]) == len(before)
@@ -145,7 +145,7 @@ def test_no_request_fails_whatever_happens_to_the_only_member(single: EtcdCluste
         assert instances(cluster) == before, "patience ended, and something was missing after all"
 
 
-def test_a_graph_that_started_before_etcd_serves_when_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graph_started_before_etcd_serves_once_etcd_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     etcd = EtcdCluster(tmp_path)
     monkeypatch.setenv("ETCD_ENDPOINTS", etcd.endpoints)
     with Cluster(tmp_path) as cluster:
@@ -161,7 +161,7 @@ def test_a_graph_that_started_before_etcd_serves_when_it_comes(tmp_path: Path, m
             cluster.stop()
 
 
-def test_a_worker_that_dies_during_an_outage_is_forgotten_after_it(single: EtcdCluster, cluster: Cluster) -> None:
+def test_worker_killed_during_an_outage_is_removed_after_it(single: EtcdCluster, cluster: Cluster) -> None:
     (member,) = single.members
     with Callers(cluster) as callers:
         callers.go_on()
@@ -181,7 +181,7 @@ def three(tmp_path: Path) -> Iterator[EtcdCluster]:
         yield etcd.wait()
 
 
-def test_each_member_of_three_may_die_and_stand_still_in_turn(
+def test_each_of_three_members_may_be_killed_or_paused_in_turn(
     three: EtcdCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for cluster in cluster_over(three, tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ def start_frontend(cluster: Cluster, port: int) -> None:
     cluster.run("frontend", "--http-host", "127.0.0.1", "--http-port", str(port))
 
 
-def test_a_killed_frontends_streams_stop_at_the_worker_and_a_restarted_one_serves_at_once(tmp_path: Path) -> None:
+def test_killed_frontend_cancels_its_streams_and_a_restarted_one_serves_at_once(tmp_path: Path) -> None:
     with serving(tmp_path) as cluster:
         worker = WorkerProcess(cluster, *PACED)
         streams = [cluster.connect(b'{"model":"m","messages":[{"role":"user","content":"x"}],"max_tokens":2000,"stream":true}')
@@ -43,7 +43,7 @@ def test_a_killed_frontends_streams_stop_at_the_worker_and_a_restarted_one_serve
         wait_until(lambda: worker.is_idle, "something is left over")
 
 
-def test_a_stopped_frontend_disturbs_no_other_and_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_paused_frontend_does_not_affect_others_and_resumes_its_streams(tmp_path: Path) -> None:
     with serving(tmp_path) as cluster:
         worker = WorkerProcess(cluster, *PACED)
         streams = [Asked(cluster, max_tokens=300) for _ in range(4)]

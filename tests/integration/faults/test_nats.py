@@ -162,9 +162,7 @@ async def in_thread(act: Callable[[], Any]) -> None:
 # Requests --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_killed_server_harms_no_open_answer_and_fails_new_requests_in_time(
-    pair: Pair, server: NatsServer
-) -> None:
+async def test_killed_server_keeps_open_streams_and_fails_new_requests_in_time(pair: Pair, server: NatsServer) -> None:
     open_answer = await pair.send()
     reply = await pair.reply()
     reply.token(1)
@@ -180,7 +178,7 @@ async def test_a_killed_server_harms_no_open_answer_and_fails_new_requests_in_ti
     await pair.answers()
 
 
-async def test_a_stopped_server_is_noticed_and_used_again(pair: Pair, server: NatsServer) -> None:
+async def test_paused_server_is_detected_and_used_after_it_resumes(pair: Pair, server: NatsServer) -> None:
     open_answer = await pair.send()
     reply = await pair.reply()
     await in_thread(server.pause)
@@ -204,7 +202,7 @@ async def patient(options: NatsOptions) -> AsyncIterator[Pair]:
     await made.worker.shutdown()
 
 
-async def test_a_short_stop_costs_time_alone(patient: Pair, server: NatsServer) -> None:
+async def test_short_pause_of_the_server_only_delays_requests(patient: Pair, server: NatsServer) -> None:
     await in_thread(server.pause)
     heard = await patient.send()
     await asyncio.sleep(0.1)
@@ -214,9 +212,7 @@ async def test_a_short_stop_costs_time_alone(patient: Pair, server: NatsServer) 
     assert await asyncio.wait_for(heard.ended, DEADLINE_S) is None
 
 
-async def test_a_request_that_was_under_way_when_the_server_died_ends_at_once(
-    patient: Pair, server: NatsServer
-) -> None:
+async def test_request_in_flight_ends_at_once_when_the_server_is_killed(patient: Pair, server: NatsServer) -> None:
     await in_thread(server.pause)
     heard = await patient.send()
     await asyncio.sleep(0.05)
@@ -228,7 +224,7 @@ async def test_a_request_that_was_under_way_when_the_server_died_ends_at_once(
     await killing
 
 
-async def test_a_worker_that_never_answers_is_given_up(server: NatsServer, options: NatsOptions) -> None:
+async def test_request_to_an_unresponsive_worker_times_out(server: NatsServer, options: NatsOptions) -> None:
     pair = Pair(options)
     await pair.start()
     silent = NatsConnection(options, "silent")
@@ -246,7 +242,7 @@ async def test_a_worker_that_never_answers_is_given_up(server: NatsServer, optio
 # The beginning ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_server_that_comes_late_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_processes_wait_for_a_server_that_starts_late(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     server = NatsServer(tmp_path)
     plane = NatsConnection(NatsOptions(server=server.url, startup_timeout_s=DEADLINE_S), "request_plane")
@@ -262,7 +258,7 @@ async def test_a_server_that_comes_late_is_waited_for(tmp_path: Path, caplog: py
     server.close()
 
 
-async def test_a_server_that_never_comes_is_an_error_of_one_line(tmp_path: Path) -> None:
+async def test_missing_server_is_an_error_of_one_line(tmp_path: Path) -> None:
     server = NatsServer(tmp_path)
     runtime = DistributedRuntime(
         None,
@@ -360,7 +356,7 @@ async def test_publisher_drops_excess_events_of_an_outage_and_reports_a_gap(
     assert await take(subscriber) == Event(publisher.id, 30, b"after", missed=30)
 
 
-async def test_a_stopped_server_does_not_block_a_publisher(events: Events, server: NatsServer) -> None:
+async def test_paused_server_does_not_block_a_publisher(events: Events, server: NatsServer) -> None:
     publisher, subscriber = await events.start()
     await in_thread(server.pause)
     began = time.monotonic()
@@ -430,7 +426,7 @@ class OpenAnswer:
 
 
 @pytest.mark.parametrize(("fault", "repair"), [("kill", "start"), ("pause", "resume")])
-def test_a_graph_outlives_its_server(cluster: Cluster, server: NatsServer, fault: str, repair: str) -> None:
+def test_graph_survives_a_restart_of_its_server(cluster: Cluster, server: NatsServer, fault: str, repair: str) -> None:
     assert is_answered(cluster.post(CHAT))
     answer = OpenAnswer(cluster)
     getattr(server, fault)()
@@ -448,7 +444,7 @@ def test_a_graph_outlives_its_server(cluster: Cluster, server: NatsServer, fault
     assert cluster.is_live()
 
 
-def test_a_process_says_what_it_awaits_and_ends_in_one_line(tmp_path: Path) -> None:
+def test_process_reports_the_server_it_waits_for_and_exits_with_one_line(tmp_path: Path) -> None:
     absent = NatsServer(tmp_path)
     variables = {"NATS_SERVER": absent.url, "NATS_STARTUP_CONNECT_TIMEOUT_SECONDS": "0.5"}
     with Cluster(tmp_path) as cluster:
@@ -461,7 +457,7 @@ def test_a_process_says_what_it_awaits_and_ends_in_one_line(tmp_path: Path) -> N
             assert "Traceback" not in log
 
 
-def test_a_killed_worker_costs_no_request(cluster: Cluster) -> None:
+def test_killed_worker_fails_no_request(cluster: Cluster) -> None:
     """Its record outlives it by seconds; the server reports at once that there are no listeners."""
     second = cluster.mocker()
     assert all(is_answered(cluster.post(CHAT)) for _ in range(4))

@@ -37,7 +37,7 @@ def behind_proxy(cluster: Cluster) -> Iterator[tuple[WorkerProcess, Proxy]]:
         proxy.close()
 
 
-def test_a_reset_between_frontend_and_worker_loses_no_token(tmp_path: Path) -> None:
+def test_connection_reset_between_frontend_and_worker_loses_no_token(tmp_path: Path) -> None:
     with serving(tmp_path, "--migration-limit", "3") as cluster, behind_proxy(cluster) as (worker, proxy):
         stream = Asked(cluster, max_tokens=700)
         wait_until(lambda: stream.has_begun, "the stream never began")
@@ -63,7 +63,7 @@ def test_requests_return_to_the_only_worker_after_a_connection_reset(tmp_path: P
         wait_until(lambda: worker.is_idle, "something is left over")
 
 
-def test_a_way_that_stalls_holds_up_no_later_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalled_connection_does_not_delay_later_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_TCP_REQUEST_TIMEOUT", "2")
     monkeypatch.setenv("DYN_RUNTIME_INHIBITED_DURATION_SECS", "1.5")
     with serving(tmp_path, "--migration-limit", "3") as cluster, behind_proxy(cluster) as (far, proxy):
@@ -116,7 +116,7 @@ def garbage(dice: random.Random) -> dict[str, bytes]:
     }
 
 
-def test_garbage_on_a_workers_port_is_counted_and_harms_nobody(tmp_path: Path) -> None:
+def test_malformed_data_on_a_worker_port_is_counted_and_affects_no_request(tmp_path: Path) -> None:
     with serving(tmp_path) as cluster:
         worker = WorkerProcess(cluster, *PACED)
         stream = Asked(cluster, max_tokens=450)
@@ -140,7 +140,7 @@ def test_garbage_on_a_workers_port_is_counted_and_harms_nobody(tmp_path: Path) -
         assert len(warnings) < 60, "two hundred strangers, two hundred lines"
 
 
-def test_garbage_on_the_frontends_port_is_refused_and_harms_nobody(tmp_path: Path) -> None:
+def test_malformed_data_on_the_frontend_port_is_refused_and_affects_no_request(tmp_path: Path) -> None:
     with serving(tmp_path) as cluster:
         worker = WorkerProcess(cluster, *PACED)
         stream = Asked(cluster, max_tokens=450)

@@ -16,7 +16,7 @@ MOVED_S = 2.0  # From SIGSTOP to the next token from another worker; the registr
 STREAMS = 8
 
 
-def test_a_killed_worker_is_missed_within_two_seconds_and_no_request_fails(tmp_path: Path) -> None:
+def test_killed_worker_is_removed_within_two_seconds_and_no_request_fails(tmp_path: Path) -> None:
     with serving(tmp_path, "--migration-limit", "3") as cluster:
         workers = [WorkerProcess(cluster, *PACED) for _ in range(2)]
         streams = [Asked(cluster, max_tokens=300) for _ in range(STREAMS)]
@@ -34,7 +34,7 @@ def test_a_killed_worker_is_missed_within_two_seconds_and_no_request_fails(tmp_p
         assert all(one.said_at[0] - one.begun_at < DETECTION_S for one in late)
 
 
-def test_a_worker_that_is_stopped_for_a_moment_keeps_its_streams(tmp_path: Path) -> None:
+def test_briefly_paused_worker_keeps_its_streams(tmp_path: Path) -> None:
     with serving(tmp_path, "--migration-limit", "3") as cluster:
         worker = WorkerProcess(cluster, *PACED)
         stream = Asked(cluster, max_tokens=300)
@@ -49,7 +49,7 @@ def test_a_worker_that_is_stopped_for_a_moment_keeps_its_streams(tmp_path: Path)
         assert cluster.post(CHAT).status_code == 200
 
 
-def test_a_stopped_worker_holds_up_nobody_and_what_it_had_goes_on_elsewhere(tmp_path: Path) -> None:
+def test_requests_of_a_paused_worker_migrate_and_others_are_not_delayed(tmp_path: Path) -> None:
     with serving(tmp_path, "--migration-limit", "3") as cluster:
         zombie, spare = (WorkerProcess(cluster, *PACED) for _ in range(2))
         streams = [Asked(cluster, max_tokens=300) for _ in range(4)]
@@ -85,7 +85,7 @@ def test_a_stopped_worker_holds_up_nobody_and_what_it_had_goes_on_elsewhere(tmp_
         assert spare.is_idle
 
 
-def test_a_frontend_that_was_stopped_does_not_take_its_workers_for_silent(tmp_path: Path) -> None:
+def test_paused_frontend_does_not_treat_its_workers_as_unresponsive(tmp_path: Path) -> None:
     with serving(tmp_path, "--migration-limit", "3") as cluster:
         for _ in range(2):
             WorkerProcess(cluster, *PACED)
@@ -101,7 +101,7 @@ def test_a_frontend_that_was_stopped_does_not_take_its_workers_for_silent(tmp_pa
         assert cluster.metric("dynamo_transport_tcp_left_silent_total") == 0
 
 
-def test_a_stream_that_may_not_move_waits_for_a_stopped_worker(tmp_path: Path) -> None:
+def test_stream_without_migration_waits_for_a_paused_worker(tmp_path: Path) -> None:
     with serving(tmp_path) as cluster:
         workers = [WorkerProcess(cluster, *PACED) for _ in range(2)]
         streams = [Asked(cluster, max_tokens=200) for _ in range(2)]
@@ -116,7 +116,7 @@ def test_a_stream_that_may_not_move_waits_for_a_stopped_worker(tmp_path: Path) -
         assert cluster.metric("dynamo_frontend_model_migration_total") == 0
 
 
-def test_stream_timeout_ends_requests_of_a_stopped_worker_without_a_spare(
+def test_stream_timeout_ends_requests_of_the_only_worker_when_it_is_paused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS", "1.5")

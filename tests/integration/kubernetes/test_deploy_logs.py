@@ -72,7 +72,7 @@ def test_lines_name_pod_and_container(capsys: pytest.CaptureFixture[str]) -> Non
     assert shown.err == "work/sidecar: 400 BadRequest: waiting to start\n"
 
 
-def test_the_log_of_a_job_is_followed_to_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_of_a_job_is_followed_to_its_end(capsys: pytest.CaptureFixture[str]) -> None:
     assert deploy(["logs", "dgdr/r", "--follow"]) == 0
     lines = sorted(capsys.readouterr().out.splitlines())
     assert lines == ["front/main: ended", "front/main: started", "work/main: ended", "work/main: started"]
@@ -85,7 +85,7 @@ def test_the_log_of_a_job_is_followed_to_its_end(capsys: pytest.CaptureFixture[s
         (["dgdr/r", "--component", "decode"], "--component decode: only a graph has components"),
     ],
 )
-def test_what_has_no_logs_is_named(argv: list[str], message: str) -> None:
+def test_object_without_logs_is_named_in_the_error(argv: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         deploy(["logs", *argv])
 

@@ -53,7 +53,7 @@ def run(kubernetes_api: AnyKubernetes, monkeypatch: pytest.MonkeyPatch) -> Calla
     return run_on(kubernetes_api, monkeypatch)
 
 
-def test_a_graph_becomes_ready_and_is_at_rest(run: Callable[[Case], None]) -> None:
+def test_graph_becomes_ready_and_no_writes_follow(run: Callable[[Case], None]) -> None:
     async def case(cluster: OperatedCluster) -> None:
         async with cluster.operator() as operator:
             await cluster.apply(graph())
@@ -132,7 +132,7 @@ def test_a_new_image_rolls_the_workers_and_a_restart_reaches_every_pod(run: Call
     run(case)
 
 
-def test_an_object_of_someone_else_is_not_taken_over(run: Callable[[Case], None]) -> None:
+def test_object_of_another_owner_is_not_adopted(run: Callable[[Case], None]) -> None:
     async def case(cluster: OperatedCluster) -> None:
         foreign = {
             "metadata": {"name": "chat-frontend", "namespace": SPACE},
@@ -151,7 +151,7 @@ def test_an_object_of_someone_else_is_not_taken_over(run: Callable[[Case], None]
     run(case)
 
 
-def test_a_deleted_graph_leaves_nothing(run: Callable[[Case], None]) -> None:
+def test_deleted_graph_leaves_no_objects(run: Callable[[Case], None]) -> None:
     async def case(cluster: OperatedCluster) -> None:
         async with cluster.operator() as operator:
             await cluster.apply(graph())
@@ -257,7 +257,7 @@ def test_claims_and_ingresses_of_a_v1alpha1_graph_are_made_and_collected(run: Ca
     run(case)
 
 
-def test_a_namespace_with_an_operator_of_its_own_is_left_to_it_until_it_ends(run: Callable[[Case], None]) -> None:
+def test_namespace_with_its_own_operator_is_not_reconciled_until_that_ends(run: Callable[[Case], None]) -> None:
     async def case(cluster: OperatedCluster) -> None:
         client, settings = cluster.client, OperatorSettings()
         own = Operator(client, settings, namespace=SPACE, scope=OwnedNamespace(client, SPACE, "own"))
@@ -311,7 +311,7 @@ EXTENSIONS = [
 ]
 
 
-def test_objects_that_graphs_share_end_with_the_last_of_them(run: Callable[[Case], None]) -> None:
+def test_shared_objects_are_deleted_with_the_last_graph(run: Callable[[Case], None]) -> None:
     def sharing(name: str) -> Object:
         value = graph(name)
         value["spec"]["components"][1]["modelRef"] = {"name": "Qwen/Qwen3-0.6B"}
@@ -353,7 +353,7 @@ async def gone_and_back(cluster: OperatedCluster, name: str, *, is_present: bool
         await asyncio.sleep(0.05)
 
 
-def test_an_account_of_someone_else_is_left_alone(run: Callable[[Case], None]) -> None:
+def test_account_of_another_owner_is_not_changed(run: Callable[[Case], None]) -> None:
     async def case(cluster: OperatedCluster) -> None:
         account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "planner-serviceaccount"}}
         await cluster.client.create(SERVICE_ACCOUNTS, account, SPACE)

@@ -63,7 +63,7 @@ async def names_of(cluster: OperatedCluster, name: str) -> list[str]:
     return [one for names in found for one in names if one.startswith(f"{name}-")]
 
 
-def test_a_graph_becomes_ready_after_a_death_at_any_write(run: Callable[[Case], None]) -> None:
+def test_graph_becomes_ready_after_an_operator_crash_at_any_write(run: Callable[[Case], None]) -> None:
     async def case(cluster: OperatedCluster) -> None:
         for at in itertools.count(1, 2):
             name = f"g{at}"
@@ -82,7 +82,7 @@ def test_a_graph_becomes_ready_after_a_death_at_any_write(run: Callable[[Case], 
     run(case)
 
 
-def test_a_rolling_update_completes_after_a_death_at_any_write(run: Callable[[Case], None]) -> None:
+def test_rolling_update_completes_after_an_operator_crash_at_any_write(run: Callable[[Case], None]) -> None:
     async def case(cluster: OperatedCluster) -> None:
         await cluster.apply(graph())
         async with cluster.operator():
@@ -100,7 +100,7 @@ def test_a_rolling_update_completes_after_a_death_at_any_write(run: Callable[[Ca
     run(case)
 
 
-def test_refused_requests_and_dropped_watches_delay_a_graph_and_do_not_stop_it(run: Callable[[Case], None]) -> None:
+def test_graph_becomes_ready_despite_refused_requests_and_dropped_watches(run: Callable[[Case], None]) -> None:
     async def case(cluster: OperatedCluster) -> None:
         act = cluster.server.act
         async with cluster.operator():
@@ -140,7 +140,7 @@ def test_an_edit_during_an_outage_is_reconciled_after_it(run: Callable[[Case], N
     run(case)
 
 
-def test_a_second_operator_takes_over_when_the_leader_dies(run: Callable[[Case], None]) -> None:
+def test_second_operator_takes_over_when_the_leader_is_killed(run: Callable[[Case], None]) -> None:
     async def case(cluster: OperatedCluster) -> None:
         timings = LeaseTimings(duration_s=2, renew_deadline_s=1.5, retry_s=0.2)
         first, second = DyingClient(4), KubeClient()

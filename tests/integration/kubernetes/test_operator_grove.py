@@ -59,7 +59,7 @@ def run(own_kubernetes: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> Ca
     return run_on(own_kubernetes, monkeypatch, workload_definitions())
 
 
-def test_a_graph_becomes_a_pod_clique_set_and_is_at_rest(run: Callable[[Case], None]) -> None:
+def test_graph_becomes_a_pod_clique_set_and_no_writes_follow(run: Callable[[Case], None]) -> None:
     async def case(cluster: OperatedCluster) -> None:
         async with cluster.operator() as operator:
             await cluster.apply(several_nodes())
@@ -159,7 +159,7 @@ def test_pods_of_the_strategy_on_delete_stay_until_they_are_deleted(run: Callabl
     run(case)
 
 
-def test_a_deleted_graph_and_a_deleted_set(run: Callable[[Case], None]) -> None:
+def test_deleted_graph_removes_its_set_and_a_deleted_set_is_restored(run: Callable[[Case], None]) -> None:
     async def case(cluster: OperatedCluster) -> None:
         async with cluster.operator() as operator:
             await cluster.apply(several_nodes())
@@ -180,7 +180,7 @@ def test_a_deleted_graph_and_a_deleted_set(run: Callable[[Case], None]) -> None:
     run(case)
 
 
-def test_kinds_that_appear_and_vanish_are_noticed_without_a_restart(
+def test_added_and_removed_kinds_are_detected_without_a_restart(
     own_kubernetes: KubernetesServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def case(cluster: OperatedCluster) -> None:
@@ -227,7 +227,7 @@ spec:
 """
 
 
-def test_the_process_runs_a_graph_with_grove(
+def test_operator_process_runs_a_graph_with_grove(
     own_kubernetes: KubernetesServer,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,

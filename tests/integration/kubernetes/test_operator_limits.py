@@ -80,7 +80,7 @@ def failure(status: Object) -> tuple[str, str] | None:
     return next(((one["reason"], one["message"]) for one in found), None)
 
 
-def test_nothing_is_written_at_rest_and_only_optional_kinds_are_looked_for(run: Callable[[Case], None]) -> None:
+def test_idle_operator_writes_nothing_and_queries_only_optional_kinds(run: Callable[[Case], None]) -> None:
     async def case(cluster: OperatedCluster) -> None:
         async with cluster.operator() as operator:
             await cluster.apply(graph())
@@ -96,7 +96,7 @@ def test_nothing_is_written_at_rest_and_only_optional_kinds_are_looked_for(run: 
     run(case)
 
 
-def test_an_object_that_is_refused_is_retried_ever_more_rarely_and_says_so(run: Callable[[Case], None]) -> None:
+def test_refused_object_is_retried_with_backoff_and_reported(run: Callable[[Case], None]) -> None:
     async def case(cluster: OperatedCluster) -> None:
         async with cluster.operator():
             cluster.server.act(method="PATCH", path=".*/deployments/.*", status=403, count=-1)
@@ -149,7 +149,7 @@ def test_a_definition_without_a_field_is_a_condition_and_an_event(run: Callable[
     run(case)
 
 
-def test_a_kind_that_is_not_installed_is_used_once_it_is(run: Callable[[Case], None]) -> None:
+def test_missing_kind_is_used_once_it_is_installed(run: Callable[[Case], None]) -> None:
     async def case(cluster: OperatedCluster) -> None:
         name = f"{CHECKPOINTS.plural}.nvidia.com"
         definition = await cluster.client.get(RESOURCE_DEFINITIONS, name)

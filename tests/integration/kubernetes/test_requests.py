@@ -339,7 +339,7 @@ class Profiler:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-def test_a_deployed_request_costs_nothing_and_follows_its_graph(run: Callable[[Case], None]) -> None:
+def test_deployed_request_causes_no_writes_and_follows_its_graph(run: Callable[[Case], None]) -> None:
     async def case(cluster: OperatedCluster) -> None:
         requests = Requests(cluster)
         async with cluster.operator() as operator, Profiler(requests):
@@ -378,7 +378,7 @@ def test_a_changed_specification_is_rejected_while_profiling(run: Callable[[Case
     run(case)
 
 
-def test_a_deleted_job_is_made_again(run: Callable[[Case], None]) -> None:
+def test_deleted_job_is_created_again(run: Callable[[Case], None]) -> None:
     async def case(cluster: OperatedCluster) -> None:
         requests = Requests(cluster)
         async with cluster.operator():
@@ -395,7 +395,7 @@ def test_a_deleted_job_is_made_again(run: Callable[[Case], None]) -> None:
 
 
 @pytest.mark.parametrize("data", [{"phase": "Done"}, {"phase": "Done", "final_config.yaml": "a: ["}])
-def test_a_missing_or_garbled_result_fails_the_request(
+def test_missing_or_malformed_result_fails_the_request(
     data: dict[str, str], run: Callable[[Case], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(phases, "RESULT_GRACE_S", 1.0)
@@ -454,7 +454,7 @@ async def survives(requests: Requests, at: int) -> bool:
         await client.close()
 
 
-def test_a_request_is_deployed_after_a_death_at_any_write(run: Callable[[Case], None]) -> None:
+def test_request_is_deployed_after_an_operator_crash_at_any_write(run: Callable[[Case], None]) -> None:
     async def case(cluster: OperatedCluster) -> None:
         requests = Requests(cluster)
         async with Profiler(requests):

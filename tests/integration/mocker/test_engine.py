@@ -14,7 +14,7 @@ from dynamo.protocols.engine import (
 )
 
 
-async def test_prefill_and_decode_mockers_meet_over_a_bootstrap_id(
+async def test_prefill_and_decode_mockers_connect_by_bootstrap_id(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DYN_HTTP_RPC_HOST", "127.0.0.1")

@@ -88,7 +88,7 @@ async def travel(place: Place, ms: float) -> None:
 
 
 @pytest.mark.parametrize("decode_is_first", [True, False])
-async def test_they_meet_whoever_comes_first(place: Place, decode_is_first: bool) -> None:
+async def test_handoff_completes_in_either_order_of_arrival(place: Place, decode_is_first: bool) -> None:
     gone, decode = asyncio.Event(), Decode()
     taking = asyncio.create_task(decode.take(place.decode())) if decode_is_first else None
     if decode_is_first:
@@ -105,7 +105,7 @@ async def test_they_meet_whoever_comes_first(place: Place, decode_is_first: bool
     await asyncio.wait_for(gone.wait(), WAIT_S)
 
 
-async def test_what_the_destination_holds_does_not_travel() -> None:
+async def test_handoff_skips_blocks_cached_at_the_destination() -> None:
     async with Place(only_missing=True) as place:
         decode = Decode(tokens=4)
         taking = asyncio.create_task(decode.take(place.decode()))
@@ -126,7 +126,7 @@ async def test_sglang_reserves_before_the_prompt_is_computed() -> None:
         await asyncio.wait_for(taking, WAIT_S)
 
 
-async def test_a_prompt_is_not_computed_for_a_decode_worker_that_left() -> None:
+async def test_prompt_is_not_computed_for_a_disconnected_decode_worker() -> None:
     async with Place("sglang") as place:
 
         async def leave() -> int:
@@ -138,7 +138,7 @@ async def test_a_prompt_is_not_computed_for_a_decode_worker_that_left() -> None:
             await asyncio.wait_for(place.server.reserved(7), WAIT_S)
 
 
-async def test_blocks_of_a_decode_worker_that_left_are_let_go(place: Place) -> None:
+async def test_blocks_of_a_disconnected_decode_worker_are_freed(place: Place) -> None:
     async def leave() -> int:
         raise WorkerUnavailable("no room")
 
@@ -149,13 +149,13 @@ async def test_blocks_of_a_decode_worker_that_left_are_let_go(place: Place) -> N
     await asyncio.wait_for(gone.wait(), WAIT_S)
 
 
-async def test_decode_hears_that_the_prefill_is_lost(place: Place) -> None:
+async def test_decode_worker_is_notified_of_a_lost_prefill(place: Place) -> None:
     place.server.lost(7)
     with pytest.raises(WorkerUnavailable, match="cancelled"):
         await Decode().take(place.decode())
 
 
-async def test_another_engine_is_not_served(place: Place) -> None:
+async def test_handoff_refuses_a_different_engine(place: Place) -> None:
     with pytest.raises(WorkerUnavailable, match="expected"):
         await Decode().take(place.decode(engine_type="sglang"))
     place.server.computed(7, 1, lambda: None)
@@ -164,7 +164,7 @@ async def test_another_engine_is_not_served(place: Place) -> None:
     await asyncio.wait_for(taking, WAIT_S)
 
 
-async def test_a_second_one_is_not_served(place: Place) -> None:
+async def test_handoff_refuses_a_second_decode_worker(place: Place) -> None:
     first = asyncio.create_task(Decode().take(place.decode()))
     decode = Decode()
     place.server.computed(7, 1, lambda: None)
@@ -175,25 +175,25 @@ async def test_a_second_one_is_not_served(place: Place) -> None:
     await asyncio.wait_for(first, WAIT_S)
 
 
-async def test_nobody_there_is_an_error_that_may_be_tried_elsewhere(place: Place) -> None:
+async def test_unreachable_prefill_worker_is_a_retryable_error(place: Place) -> None:
     await place.server.close()
     with pytest.raises(WorkerUnavailable, match="cannot complete handoff"):
         await Decode().take(place.decode())
 
 
-async def test_decode_waits_no_longer_than_a_session_lasts(place: Place) -> None:
+async def test_decode_worker_waits_at_most_the_session_timeout(place: Place) -> None:
     with pytest.raises(WorkerUnavailable, match="timed out"):
         await Decode().take(place.decode(timeout_s=0.05))
 
 
-async def test_blocks_that_nobody_comes_for_are_let_go() -> None:
+async def test_unclaimed_blocks_are_freed() -> None:
     place, gone = Place(timeout_s=0.01), asyncio.Event()
     place.server.computed(1, 20, gone.set)
     await asyncio.wait_for(gone.wait(), WAIT_S)
     await place.server.close()
 
 
-async def test_closing_lets_everything_go(place: Place) -> None:
+async def test_closing_frees_all_blocks(place: Place) -> None:
     gone = asyncio.Event()
     place.server.computed(1, 20, gone.set)
     await place.server.close()
@@ -226,7 +226,7 @@ def action(number: int, name: str) -> Any:
 REGISTER = {"Register": {"role": "Destination", "dp_rank": 0, "order": "SourceFirst", "engine_type": "vllm"}}
 
 
-async def test_the_prefill_side_speaks_as_the_released_one(place: Place) -> None:
+async def test_prefill_messages_equal_the_released_ones(place: Place) -> None:
     gone = asyncio.Event()
     reader, writer = await asyncio.open_connection(HOST, place.port)
     writer.write(b"DMHF\x01\x00\x00\x00" + frame(REGISTER))
@@ -246,7 +246,7 @@ async def test_the_prefill_side_speaks_as_the_released_one(place: Place) -> None
     writer.close()
 
 
-async def test_the_decode_side_speaks_as_the_released_one() -> None:
+async def test_decode_messages_equal_the_released_ones() -> None:
     heard: list[Any] = []
 
     async def source(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -284,7 +284,7 @@ async def test_the_decode_side_speaks_as_the_released_one() -> None:
         (b"", "cannot complete handoff"),
     ],
 )
-async def test_what_cannot_be_ends_the_decode_side(said: bytes, why: str) -> None:
+async def test_invalid_message_ends_the_decode_session(said: bytes, why: str) -> None:
     async def source(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(8)
         await read(reader)

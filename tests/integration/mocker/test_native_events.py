@@ -20,7 +20,7 @@ STORED = Stored(3, None, [StoredBlock(11, 1), StoredBlock(12, 2)])
 TOKENS = {11: [5, 6], 12: [7, 8]}
 
 
-def test_an_event_is_a_map_in_the_released_mockers_words() -> None:
+def test_native_event_has_the_field_names_of_the_released_mocker() -> None:
     assert native(STORED, TOKENS, 2) == {
         "type": "BlockStored",
         "block_hashes": [11, 12],
@@ -63,7 +63,7 @@ async def test_replay_resends_messages_from_a_sequence_number() -> None:
         events.close()
 
 
-async def test_a_port_that_is_taken_is_named() -> None:
+async def test_occupied_port_is_named() -> None:
     port = free_port()
     first = NativeEvents(HOST, port, None, 0)
     try:

@@ -88,7 +88,7 @@ async def ended(engine: ProxyEngine, given: Any, request_id: str = "r1") -> tupl
     return heard, error
 
 
-async def test_chunks_come_back_as_they_are(server: Server) -> None:
+async def test_chunks_are_returned_unchanged(server: Server) -> None:
     server.pages["/v1/chat/completions"] = says(piece("a"), piece("b", "stop"), {"choices": [], "usage": {}})
     engine = text(server, headers=["X-Team: a"])
     async with started(engine) as (config, _):
@@ -101,7 +101,7 @@ async def test_chunks_come_back_as_they_are(server: Server) -> None:
     assert (asked.headers["x-request-id"], asked.headers["x-team"]) == ("r1", "a")
 
 
-async def test_an_answer_that_is_no_stream_is_one_chunk(server: Server) -> None:
+async def test_response_without_stream_is_one_chunk(server: Server) -> None:
     message = {"role": "assistant", "content": "all"}
     server.page("/v1/chat/completions", {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
     engine = text(server)
@@ -111,7 +111,7 @@ async def test_an_answer_that_is_no_stream_is_one_chunk(server: Server) -> None:
     assert heard.items[0]["choices"][0]["delta"] == message
 
 
-async def test_vectors_come_back_whole(server: Server) -> None:
+async def test_embedding_vectors_are_returned_unchanged(server: Server) -> None:
     server.page("/v1/embeddings", {"data": [{"embedding": [1.0]}], "model": "theirs", "usage": {}})
     engine = TextEngine(ProxyConfig(url=server.url), FACTS, replace(OFFER, embeds=True))
     async with started(engine) as (config, _):
@@ -123,7 +123,7 @@ async def test_vectors_come_back_whole(server: Server) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 404, 429, 500])
-async def test_a_refusal_keeps_its_status(server: Server, status: int) -> None:
+async def test_refusal_keeps_its_status(server: Server, status: int) -> None:
     server.page("/v1/chat/completions", {"error": {"message": "no"}}, status)
     engine = text(server)
     async with started(engine):
@@ -132,7 +132,7 @@ async def test_a_refusal_keeps_its_status(server: Server, status: int) -> None:
     assert (error.code, error.message) == (status, "no")
 
 
-async def test_a_server_that_cannot_now_leaves_it_to_another(server: Server) -> None:
+async def test_busy_server_is_a_retryable_error(server: Server) -> None:
     server.page("/v1/chat/completions", b"busy", 503)
     engine = text(server)
     async with started(engine):
@@ -182,7 +182,7 @@ async def never_begins(asked: Asked) -> None:
         (hangs, ResponseTimeout), (never_begins, ResponseTimeout),
     ],
 )  # fmt: skip
-async def test_each_failure_has_its_name(server: Server, page: Any, kind: type[Exception]) -> None:
+async def test_each_failure_has_its_error_class(server: Server, page: Any, kind: type[Exception]) -> None:
     server.pages["/v1/chat/completions"] = page
     engine = text(server, stream_timeout_s=0.2, first_byte_timeout_s=0.2)
     async with started(engine):
@@ -190,7 +190,7 @@ async def test_each_failure_has_its_name(server: Server, page: Any, kind: type[E
     assert type(error) is kind
 
 
-async def test_a_server_that_is_gone_is_named() -> None:
+async def test_unreachable_server_is_named() -> None:
     engine = TextEngine(ProxyConfig(url="http://127.0.0.1:1"), FACTS, OFFER)
     async with started(engine):
         _, error = await ended(engine, CHAT)
@@ -198,7 +198,7 @@ async def test_a_server_that_is_gone_is_named() -> None:
 
 
 @pytest.mark.parametrize("page", [hangs, never_begins])
-async def test_a_cancelled_request_is_cut_at_the_server(server: Server, page: Any) -> None:
+async def test_cancelled_request_closes_the_connection_to_the_server(server: Server, page: Any) -> None:
     server.pages["/v1/chat/completions"] = page
     engine = text(server)
     async with started(engine):
@@ -213,7 +213,7 @@ async def test_a_cancelled_request_is_cut_at_the_server(server: Server, page: An
         engine.cancel(heard)  # Twice is harmless.
 
 
-async def test_no_more_runs_at_once_than_there_may(server: Server) -> None:
+async def test_concurrent_requests_are_limited(server: Server) -> None:
     server.pages["/v1/chat/completions"] = hangs
     engine = text(server, max_connections=1)
     async with started(engine):
@@ -227,7 +227,7 @@ async def test_no_more_runs_at_once_than_there_may(server: Server) -> None:
         engine.submit(CHAT, RecordedReply())
 
 
-async def test_an_engine_that_does_not_run_takes_nothing(server: Server) -> None:
+async def test_stopped_engine_refuses_requests(server: Server) -> None:
     engine = text(server)
     with pytest.raises(EngineShutdown):
         engine.submit(CHAT, RecordedReply())
@@ -240,7 +240,7 @@ async def test_an_engine_that_does_not_run_takes_nothing(server: Server) -> None
         engine.submit(CHAT, RecordedReply())
 
 
-async def test_tokens_go_and_tokens_come(server: Server) -> None:
+async def test_token_engine_sends_and_receives_token_ids(server: Server) -> None:
     server.pages["/v1/completions"] = says(ids(5), ids(6, 7), ids(8, reason="length"), {"choices": [], "usage": {}})
     engine = tokens(server)
     async with started(engine) as (config, _):
@@ -254,7 +254,7 @@ async def test_tokens_go_and_tokens_come(server: Server) -> None:
     assert server.asked_at("/v1/completions")[0].body["prompt"] == [1, 2, 3]
 
 
-async def test_a_stream_of_tokens_that_breaks_may_go_on_elsewhere(server: Server) -> None:
+async def test_interrupted_token_stream_is_migratable(server: Server) -> None:
     async def page(asked: Asked) -> None:
         await asked.begin()
         await asked.say(ids(5))
@@ -288,7 +288,7 @@ async def test_token_engine_requests_the_path_of_each_server_kind(
     assert heard.tokens == [5, 6]
 
 
-async def test_a_prefill_server_says_where_the_blocks_lie(server: Server) -> None:
+async def test_prefill_response_contains_the_kv_transfer_params(server: Server) -> None:
     whole = {**ids(5, reason="length"), "kv_transfer_params": {"remote_host": "h"}, "usage": {"completion_tokens": 1}}
     server.page("/v1/completions", whole)
     engine = tokens(server, disaggregation_mode="prefill")
@@ -319,7 +319,7 @@ async def test_decode_request_carries_the_kv_transfer_params(server: Server) -> 
     assert "kv_transfer_params" not in second.body
 
 
-async def test_a_decode_server_that_could_not_fetch_leaves_it_to_another(server: Server) -> None:
+async def test_failed_kv_transfer_is_a_retryable_error(server: Server) -> None:
     server.page("/v1/completions", {"error": {"message": "no blocks"}}, 500)
     engine = tokens(server, disaggregation_mode="decode")
     async with started(engine):
@@ -328,7 +328,7 @@ async def test_a_decode_server_that_could_not_fetch_leaves_it_to_another(server:
     assert isinstance(error, WorkerUnavailable)
 
 
-async def test_the_load_is_what_the_server_says_or_what_it_was_given(server: Server) -> None:
+async def test_load_is_read_from_the_server_or_counted_from_requests(server: Server) -> None:
     page = b"""vllm:num_requests_running{engine="0"} 3.0
 vllm:num_requests_waiting{engine="0"} 1.0
 vllm:kv_cache_usage_perc{engine="0"} 0.25
@@ -347,7 +347,7 @@ vllm:kv_cache_usage_perc{engine="0"} 0.25
         assert host.loads[-1] == WorkerLoad(kv_total_blocks=100)
 
 
-async def test_a_worker_leaves_with_its_server_and_returns(server: Server) -> None:
+async def test_worker_deregisters_with_its_server_and_registers_again(server: Server) -> None:
     engine = text(server, health_interval_s=0.01)
     async with started(engine) as (_, host):
         server.page("/health", b"", 503)
@@ -357,7 +357,7 @@ async def test_a_worker_leaves_with_its_server_and_returns(server: Server) -> No
             await until(lambda: host.service == ["left", "back"])
 
 
-async def test_a_worker_of_text_has_a_card_without_files(server: Server) -> None:
+async def test_text_worker_has_a_model_card_without_files(server: Server) -> None:
     engine = text(server)
     async with started(engine) as (config, _):
         card = make_card(ProxyConfig(url=server.url), config)
@@ -380,7 +380,7 @@ async def test_engine_closes_the_connection_of_a_cancelled_prefill(server: Serve
         assert heard.items == []
 
 
-async def test_events_need_to_know_how_large_the_cache_is(server: Server) -> None:
+async def test_kv_events_require_the_cache_size(server: Server) -> None:
     options: dict[str, Any] = {"kv_events_endpoint": "tcp://127.0.0.1:1"}
     engine = tokens(server, replace(VLLM, total_blocks=None), **options)
     with pytest.raises(ConfigError, match="--total-kv-blocks"):
@@ -391,7 +391,7 @@ async def test_events_need_to_know_how_large_the_cache_is(server: Server) -> Non
         assert config.publishes_kv_events
 
 
-async def test_only_vllm_does_parts_of_requests(server: Server) -> None:
+async def test_only_vllm_servers_support_disaggregation(server: Server) -> None:
     engine = tokens(server, token_api="sglang", disaggregation_mode="prefill")
     with pytest.raises(ConfigError, match="vLLM"):
         await engine.start(Host())

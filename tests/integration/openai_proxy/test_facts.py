@@ -31,7 +31,7 @@ def models(*names: str, owner: str = "someone", **more: Any) -> dict[str, Any]:
     return {"object": "list", "data": [{"id": name, "owned_by": owner, **more} for name in names]}
 
 
-async def test_all_models_are_served_under_their_names(server: Server) -> None:
+async def test_all_models_of_the_server_are_served_by_name(server: Server) -> None:
     server.page("/v1/models", models("a", "b", "e"))
     facts, offers = await find_offers(ProxyConfig(url=f"{server.url}/v1", embedding_models=["e"]))
     assert offers == [
@@ -43,7 +43,7 @@ async def test_all_models_are_served_under_their_names(server: Server) -> None:
     assert facts.token_api is TokenApi.LOGPROBS
 
 
-async def test_some_may_be_chosen_and_called_otherwise(server: Server) -> None:
+async def test_models_can_be_selected_and_renamed(server: Server) -> None:
     server.page("/v1/models", models("a", "b"))
     _, offers = await find_offers(ProxyConfig(url=server.url, models=["b"], served_model_names=["ours"]))
     assert offers == [ModelOffer(model="b", name="ours")]
@@ -65,7 +65,7 @@ async def test_find_offers_rejects_models_that_do_not_match_the_server(
         await find_offers(ProxyConfig(url=server.url, **options))
 
 
-async def test_vllm_says_its_version_and_its_cache(server: Server) -> None:
+async def test_vllm_version_and_cache_size_are_read(server: Server) -> None:
     server.page("/v1/models", models("a", owner="vllm", max_model_len=4096))
     server.page("/version", {"version": "0.32.0+cpu"})
     server.page("/metrics", VLLM_METRICS)
@@ -82,7 +82,7 @@ async def test_vllm_says_its_version_and_its_cache(server: Server) -> None:
     assert facts.token_api is TokenApi.TOKEN_IDS
 
 
-async def test_sglang_says_its_pages_and_ranks(server: Server) -> None:
+async def test_sglang_page_size_and_ranks_are_read(server: Server) -> None:
     server.page("/v1/models", models("a", owner="sglang"))
     info = {"version": "0.5.2", "page_size": 64, "max_total_num_tokens": 6400, "dp_size": 2}
     server.page("/get_server_info", info)
@@ -91,20 +91,20 @@ async def test_sglang_says_its_pages_and_ranks(server: Server) -> None:
     assert facts.token_api is TokenApi.SGLANG
 
 
-async def test_llama_says_its_context(server: Server) -> None:
+async def test_llama_context_length_is_read(server: Server) -> None:
     server.page("/v1/models", models("a", owner="llamacpp"))
     server.page("/props", {"default_generation_settings": {"n_ctx": 2048}})
     facts, (offer,) = await find_offers(ProxyConfig(url=server.url, model_path=DEMO_MODEL))
     assert (facts.token_api, offer.context_length) == (TokenApi.LLAMA_CPP, 2048)
 
 
-async def test_without_a_health_page_its_models_show_that_it_lives(server: Server) -> None:
+async def test_health_is_checked_by_the_model_list_without_a_health_page(server: Server) -> None:
     del server.pages["/health"]
     facts, _ = await find_offers(ProxyConfig(url=server.url))
     assert facts.health_path == "/v1/models"
 
 
-async def test_a_server_that_loads_is_waited_for(server: Server) -> None:
+async def test_loading_server_is_awaited(server: Server) -> None:
     asked: list[Asked] = []
 
     async def slow(one: Asked) -> None:
@@ -119,7 +119,7 @@ async def test_a_server_that_loads_is_waited_for(server: Server) -> None:
     assert (await finding)[1] == [ModelOffer(model="a", name="a")]
 
 
-async def test_a_server_that_never_answers_is_given_up() -> None:
+async def test_unresponsive_server_times_out() -> None:
     clock = ManualClock()
     config = ProxyConfig(url="http://127.0.0.1:1", ready_timeout_s=3.0)
     finding = asyncio.create_task(find_offers(config, clock))
@@ -142,7 +142,7 @@ async def test_server_without_a_model_list_uses_the_configured_model(server: Ser
         await find_offers(ProxyConfig(url=server.url))
 
 
-async def test_a_secured_server_is_trusted_where_its_authority_is(tmp_path: Path) -> None:
+async def test_tls_server_is_trusted_by_the_configured_authority(tmp_path: Path) -> None:
     files = Certificates(tmp_path)
     tls = server_context(PemFile("cert", files.cert), PemFile("key", files.key), PemFile("ca", ""))
     async with running(tls) as server:
@@ -164,7 +164,7 @@ async def test_find_offers_rejects_a_malformed_model_list(server: Server) -> Non
 @pytest.mark.parametrize(
     ("text", "numbers"), [("0.32.0+cpu", (0, 32, 0)), ("v1.2", (1, 2)), ("dev", ()), (None, ()), (5, ())]
 )
-def test_versions_are_their_numbers(text: Any, numbers: tuple[int, ...]) -> None:
+def test_versions_are_compared_by_number(text: Any, numbers: tuple[int, ...]) -> None:
     assert version_of(text) == numbers
 
 

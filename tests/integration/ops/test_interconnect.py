@@ -38,7 +38,7 @@ def run_script(*argv: str, path: str = "") -> "subprocess.CompletedProcess[str]"
     return subprocess.run([sys.executable, SCRIPT, *argv], check=False, capture_output=True, text=True, env=variables)
 
 
-def test_outputs_are_saved_and_judged_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_saved_outputs_are_evaluated_on_another_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "node.json"
     assert check(["interconnect", "node", "--save", str(path)]) == 0
     capsys.readouterr()

@@ -143,7 +143,7 @@ def test_planner_that_is_killed_while_it_scales_continues_from_its_decision_when
     assert "Traceback" not in planned.log("second")
 
 
-def test_of_two_planners_one_scales_and_the_other_names_it_and_takes_over(planned: Planned) -> None:
+def test_second_planner_waits_and_takes_over_when_the_first_ends(planned: Planned) -> None:
     processes = {name: planned.planner(name) for name in ("first", "second")}
     with planned.load() as statuses:
         planned.until(lambda: planned.published()[1] == 0, "no decision was published")
@@ -164,7 +164,7 @@ def test_of_two_planners_one_scales_and_the_other_names_it_and_takes_over(planne
     assert set(statuses) == {200}
 
 
-def test_request_that_nothing_carries_out_is_held_with_its_reason_and_completes_late(planned: Planned) -> None:
+def test_unexecuted_scaling_request_is_held_with_its_reason_and_completes_late(planned: Planned) -> None:
     planned.planner("planner", {"SCALING_MAX_WAIT_TIME": "3", "SCALING_CHECK_INTERVAL": "1"})
     with planned.load() as statuses:
         planned.until(lambda: "decision 0 is pending" in planned.log("planner"), "the pending request has no reason")
@@ -177,7 +177,7 @@ def test_request_that_nothing_carries_out_is_held_with_its_reason_and_completes_
 
 
 @pytest.mark.kserve
-def test_plugin_process_that_hangs_costs_no_tick_and_counts_again_when_it_continues(planned: Planned) -> None:
+def test_hanging_plugin_process_delays_no_tick_and_is_used_again_when_it_continues(planned: Planned) -> None:
     port = free_port()
     plugin = planned.cluster.start(
         "plugin", [sys.executable, "-m", "tests.integration.planner.hanging_plugin", str(port), "2"], cwd=ROOT

@@ -113,7 +113,7 @@ async def test_grpc_plugin_receives_the_observations_and_sets_the_workers(caplog
     assert any('"event": "plugin_evaluated"' in line and '"tick_id": "tick-1"' in line for line in caplog.messages)
 
 
-async def test_plugin_that_hangs_costs_its_timeout_and_opens_its_circuit(caplog: pytest.LogCaptureFixture) -> None:
+async def test_hanging_plugin_times_out_and_opens_its_circuit(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "dynamo.planner.audit")
     plugin = ProposingPlugin(delay_s=60.0)
     async with served(plugin) as endpoint:

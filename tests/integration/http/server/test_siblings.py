@@ -32,15 +32,15 @@ async def others(tmp_path: Path) -> AsyncIterator[list[Siblings]]:
         await one.close()
 
 
-async def test_one_scrape_sees_everybody(others: list[Siblings]) -> None:
+async def test_one_scrape_includes_all_processes(others: list[Siblings]) -> None:
     assert "p_total 5" in await others[0].metrics("# TYPE p_total counter\np_total 1\n")
 
 
-async def test_a_question_reaches_all_others(others: list[Siblings]) -> None:
+async def test_query_reaches_all_other_processes(others: list[Siblings]) -> None:
     assert await others[1].query("say it again") == ["heard it again", "heard it again"]
 
 
-async def test_who_is_gone_is_left_out_and_takes_its_place_again(others: list[Siblings], tmp_path: Path) -> None:
+async def test_ended_process_is_left_out_and_its_slot_reused(others: list[Siblings], tmp_path: Path) -> None:
     await others[2].close()
     (tmp_path / "2.sock").touch()
     assert await others[0].query("say x") == ["heard x"]
@@ -48,7 +48,7 @@ async def test_who_is_gone_is_left_out_and_takes_its_place_again(others: list[Si
     assert await others[0].query("say x") == ["heard x", "heard x"]
 
 
-async def test_what_is_no_question_gets_no_answer(others: list[Siblings]) -> None:
+async def test_malformed_query_gets_no_response(others: list[Siblings]) -> None:
     assert await others[0].query("nonsense") == ["", ""]
 
 
@@ -63,7 +63,7 @@ def registry(count: int, gauge: float, observed: list[float]) -> str:
     return metrics.render()
 
 
-def test_counts_are_added_and_what_is_the_same_everywhere_is_not() -> None:
+def test_counters_are_added_and_shared_gauges_are_not() -> None:
     text = merge([registry(1, 2, [0.5]), registry(3, 1, [5, 50])])
     assert 'p_total{model="a \\"b\\"} 1"} 4' in text
     assert "p_active 3" in text
@@ -73,12 +73,12 @@ def test_counts_are_added_and_what_is_the_same_everywhere_is_not() -> None:
     assert "p_seconds_sum 55.5" in text
 
 
-def test_one_process_is_what_it_says() -> None:
+def test_metrics_of_one_process_are_unchanged() -> None:
     text = registry(7, 1, [0.1])
     assert merge([text]) == text
 
 
-def test_a_series_that_only_one_has_is_kept() -> None:
+def test_series_of_one_process_is_kept() -> None:
     more = MetricsRegistry()
     more.counter("p_total", "Help", ["model"]).labels(model="z").inc()
     more.counter("q_total", "Other").labels().inc(2)
@@ -87,7 +87,7 @@ def test_a_series_that_only_one_has_is_kept() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.lists(st.floats(0, 20), max_size=5)), min_size=1, max_size=4))
-def test_the_sum_is_an_exposition_whose_buckets_grow(parts: list[tuple[int, list[float]]]) -> None:
+def test_merged_histograms_have_cumulative_buckets(parts: list[tuple[int, list[float]]]) -> None:
     text = merge([registry(count, 1, observed) for count, observed in parts])
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert families["p"].samples[0].value == sum(count for count, _ in parts)

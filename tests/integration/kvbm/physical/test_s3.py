@@ -178,7 +178,7 @@ def test_s3_store_refuses_an_invalid_endpoint() -> None:
         S3Objects("http://host", "", CREDENTIALS)
 
 
-def test_a_missing_obstore_is_reported_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_obstore_is_reported_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(ConfigError, match=r"DYN_KVBM_OBJECT_ENDPOINT: the package obstore is missing: .*pip install"):
         S3Objects("http://host", "bucket", CREDENTIALS)
