@@ -15,6 +15,8 @@ from tests.integration.faults.injection import Freeze, Kill
 pytestmark = pytest.mark.integration
 
 BODIES = requests_of(12, random.Random(5))
+REQUESTS = 250
+"""Requests under random faults; `make test-disagg` sends 10,000."""
 LONG = {**BODIES[0], "max_tokens": 200, "min_tokens": 200, "temperature": 1.0, "seed": 3}
 
 
@@ -93,12 +95,11 @@ def test_streams_survive_a_killed_decode_worker(tmp_path: Path, want: list[Answe
 
 
 def test_workers_killed_at_random_under_load(tmp_path: Path, want: list[Answer]) -> None:
-    """A part of what `make test-disagg` does."""
     with fleet(tmp_path / "fleet") as served:
-        load = Load(served, BODIES, want, 500, seed=2)
+        load = Load(served, BODIES, want, REQUESTS, seed=2)
         trouble = Trouble(served, 2.0, seed=4, transports=["shm", "tcp"])
         load.start(8)
         trouble.run(load)
         assert load.wrong == []
-        assert load.done == 500
+        assert load.done == REQUESTS
         assert trouble.made.total() > 0
