@@ -1,6 +1,5 @@
 """Runtime options of the frontend and of every worker: registry and transports."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -237,7 +236,7 @@ def device_type(variables: Mapping[str, str] | None = None) -> str:
 
     As in Dynamo, a process without such a variable counts as `cuda`, on any machine.
     """
-    given = os.environ if variables is None else variables  # An empty CUDA_VISIBLE_DEVICES is not an absent one.
+    given = environ() if variables is None else variables  # An empty CUDA_VISIBLE_DEVICES is not an absent one.
     cuda, container = (given.get(f"{name}_VISIBLE_DEVICES", "all").strip().lower() for name in ("CUDA", "NVIDIA"))
     return "cpu" if cuda in ("", "-1", *NO_DEVICES) or container in NO_DEVICES else "cuda"
 
