@@ -121,7 +121,6 @@ def test_both_implementations_write_the_same_records_under_the_same_keys(
             written[implementation] = described(etcd)
         wait_until(lambda: etcd.names() == [], "something outlived its owner", GONE_TIMEOUT_S)
     assert {"v1/instances/dynamo/backend/generate/ID", "v1/mdc/dynamo/backend/generate/ID"} <= written["ours"].keys()
-    device = '"device_type":"cuda"', '"device_type":"cpu"'  # Theirs says so on any machine.
     del written["ours"][CONTROL]
     for key, record in written["ours"].items():
-        assert record == written["theirs"][key].replace(*device), key
+        assert record == written["theirs"][key], key

@@ -276,6 +276,11 @@ def test_routing_constraints_select_the_topology_zone(
     found = {zone: {place(zone, number) for number in range(4)} for zone in ("a", "b")}
     assert len(found["a"]) == len(found["b"]) == 1
     assert found["a"] != found["b"]
+    unmatched = {"routing_constraints": {"required_taints": ["dynamo.topology/zone=c"]}}
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "nvext": unmatched}
+    refused = cluster.http.post("/v1/chat/completions", json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (500, "no_matching_worker")
+    assert "lacks dynamo.topology/zone=c" in refused.text
 
 
 def test_frontend_routes_with_the_index_of_another_frontend(open_clusters: list[RoutedCluster], tmp_path: Path) -> None:

@@ -82,6 +82,8 @@ class EngineConfig:
     """Whether block hashes of KV events include the next token, as engines with EAGLE compute them."""
     max_gpu_lora_count: int | None = None
     """Adapters that fit into GPU memory."""
+    device: Literal["cpu", "cuda"] | None = None
+    """Kind of device that computes; None: `cuda` unless the environment hides all GPUs."""
     metrics_labels: tuple[tuple[str, str], ...] = ()
     """Further labels of the endpoint's metrics."""
 

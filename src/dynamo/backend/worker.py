@@ -147,7 +147,7 @@ class EngineWorker:
         )
         for dp_rank in range(config.data_parallel_size):
             await self._kv_source(config.data_parallel_start_rank + dp_rank).open()
-        self._serving = await endpoint.serve(self.handle, options)
+        self._serving = await endpoint.serve(self.handle, options, device=config.device)
         self._card = self_hosted(card, endpoint.id, self._asset_runtime.show_file)
         await self._announce("", self._card)
         await self._serve_auxiliary(config, self._card)

@@ -161,6 +161,10 @@ class NotReady(WorkerUnavailable):
     retry_elsewhere = False
 
 
+class NoMatchingWorker(NotReady):
+    """Workers serve the model, but none has the taints that the request requires; the message is returned to the client."""
+
+
 class CannotResume(WorkerUnavailable):
     """The stream broke after its first token and cannot continue elsewhere; the message is returned to the client."""
 

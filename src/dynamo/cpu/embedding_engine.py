@@ -114,6 +114,7 @@ class EmbeddingEngine:
         return EngineConfig(
             model_path=path,
             served_model_name=config.name,
+            device="cpu",
             context_length=longest,
             kv_cache_block_size=config.block_size,
             total_kv_blocks=0,

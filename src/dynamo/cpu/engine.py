@@ -343,6 +343,7 @@ class CpuEngine:
         return EngineConfig(
             model_path=config.directory,
             served_model_name=config.name,
+            device="cpu",
             context_length=context_length,
             kv_cache_block_size=config.block_size,
             total_kv_blocks=blocks,

@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from dynamo.core.errors import InvalidArgument, NotReady, Overloaded
+from dynamo.core.errors import InvalidArgument, NoMatchingWorker, NotReady, Overloaded
 from dynamo.kv_router import events
 from dynamo.kv_router.active import ActiveLoad
 from dynamo.kv_router.affinity import Affinity, Version
@@ -37,6 +37,7 @@ from dynamo.protocols.kv_events import WorkerKvEvent
 
 __all__ = ["Decision", "Explanation", "Rank", "RouteRequest", "Router", "WorkerFacts"]
 
+AVOIDED = "failed or unresponsive"
 DECISIONS_MAX = 256  # Recent decisions that can be explained; about 2 KB each with 64 ranks.
 
 
@@ -401,7 +402,7 @@ class Router:
                 missing = ", ".join(sorted(route_request.required_taints - self._workers[worker_id].taints))
                 filtered[slot] = f"lacks {missing}"
             elif worker_id in route_request.avoid:
-                filtered[slot] = "failed or unresponsive"
+                filtered[slot] = AVOIDED
             elif worker_id in route_request.busy:
                 filtered[slot] = "above a busy threshold"
                 busy.append(slot)
@@ -417,7 +418,10 @@ class Router:
                 "the request names another worker",
             }:
                 raise InvalidArgument(f"dp_rank {route_request.dp_rank} does not exist")
-            raise NotReady("no eligible worker: " + "; ".join(sorted(set(filtered.values()))))
+            reasons = sorted(set(filtered.values()))
+            is_unmatched = route_request.required_taints and AVOIDED not in reasons
+            error = NoMatchingWorker if is_unmatched else NotReady
+            raise error("no eligible worker: " + "; ".join(reasons))
         return slots, filtered
 
     def _eligible_of_session(self, route_request: RouteRequest, now: float) -> tuple[list[int], dict[int, str]]:

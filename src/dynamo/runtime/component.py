@@ -15,7 +15,7 @@ from dynamo.protocols.active_sequences import (
 )
 from dynamo.protocols.discovery import INSTANCES, RESPONSE_FRAMES, EndpointId, Instance, record_key
 from dynamo.runtime.client import Client
-from dynamo.runtime.config import request_plane_codec
+from dynamo.runtime.config import device_type, request_plane_codec
 from dynamo.runtime.context import Context
 from dynamo.runtime.push_router import RouterMode
 from dynamo.runtime.request_plane.base import Handler
@@ -156,9 +156,12 @@ class Endpoint:
         return client
 
     async def serve(
-        self, handler: Handler, options: ServeOptions | None = None, *, device_type: str = "cpu"
+        self, handler: Handler, options: ServeOptions | None = None, *, device: str | None = None
     ) -> Serving:
-        """Serve this endpoint until it is closed or the runtime shuts down; it is registered on return."""
+        """Serve this endpoint until it is closed or the runtime shuts down; it is registered on return.
+
+        `device` is the kind of device that computes the responses, `cpu` or `cuda`; None: by the environment.
+        """
         runtime = self._runtime
         if is_foreign(runtime.event_loop()):
             raise RuntimeError(f"endpoint {self}: its runtime belongs to another event loop, where handlers cannot run")
@@ -168,7 +171,7 @@ class Endpoint:
         metrics = EndpointMetrics(runtime.metrics, self.id, runtime.instance_id, more)
         served = runtime.dispatcher.add(path, handler, options, metrics)
         await runtime.request_plane.open(path)
-        instance = self._instance(device_type)
+        instance = self._instance(device)
         serving = self._serving = Serving(runtime, instance, served)
         runtime.serving(serving)
         await serving.register()
@@ -179,7 +182,7 @@ class Endpoint:
     def _path(self) -> str:
         return f"{self._runtime.instance_id:x}/{self.id.handler_path}"
 
-    def _instance(self, device_type: str = "cpu") -> Instance:
+    def _instance(self, device: str | None = None) -> Instance:
         runtime = self._runtime
         return Instance(
             component=self.id.component,
@@ -187,7 +190,7 @@ class Endpoint:
             namespace=self.id.namespace,
             instance_id=runtime.instance_id,
             transport=runtime.request_plane.address(self._path),
-            device_type=device_type,
+            device_type=device or device_type(),
             request_plane_codec=request_plane_codec(),
             response_frames=RESPONSE_FRAMES if runtime.request_plane.speaks_batched else 0,
         )

@@ -19,6 +19,8 @@ EVENT_PLANES = ("zmq", "nats")
 DEFAULT_EVENT_PLANE = "zmq"
 MEMORY_EVENT_PLANES = ("mem", "memory")  # Within one process.
 CODECS = ("msgpack", "json")
+NO_DEVICES = ("none", "void")
+"""Values of `CUDA_VISIBLE_DEVICES` and `NVIDIA_VISIBLE_DEVICES` that hide all GPUs."""
 
 
 def default_discovery() -> str:
@@ -227,6 +229,16 @@ def device_ratio(variables: Mapping[str, str] | None = None) -> float:
     if not 0 < found < float("inf"):
         raise ConfigError(f"DYN_ENCODER_CUDA_TO_CPU_RATIO={found:g}: must be a number above 0")
     return found
+
+
+def device_type(variables: Mapping[str, str] | None = None) -> str:
+    """Return the device kind of this process, `cpu` or `cuda`, from the variables that hide GPUs.
+
+    As in Dynamo, a process without such a variable counts as `cuda`, on any machine.
+    """
+    given = environ() if variables is None else variables  # An empty CUDA_VISIBLE_DEVICES is not an absent one.
+    cuda, container = (given.get(f"{name}_VISIBLE_DEVICES", "all").strip().lower() for name in ("CUDA", "NVIDIA"))
+    return "cpu" if cuda in ("", "-1", *NO_DEVICES) or container in NO_DEVICES else "cuda"
 
 
 def check_event_plane(name: str) -> None:

@@ -17,7 +17,7 @@ class RouterMode(enum.Enum):
     PowerOfTwoChoices = "power-of-two"
     LeastLoaded = "least-loaded"
     DeviceAwareWeighted = "device-aware-weighted"
-    """Device kind, CPU or other, with the lower load per capacity; of its workers the one with the fewest requests."""
+    """CPU workers once the others have their share by capacity; of these workers the one with the fewest requests."""
     Direct = "direct"
     KV = "kv"
     """By cached blocks (`llm.kv_push_router`); requests without KV routing use round robin."""
@@ -117,14 +117,15 @@ class PushRouter:
         assert set(self._inhibited_until) <= set(self._ids), "inhibited workers must be present"
 
     def _less_loaded_devices(self, candidates: list[int]) -> list[int]:
-        """Return the CPU workers or the other workers, whichever have less load per capacity."""
+        """Return the CPU workers if they have fewer requests than their share by capacity, otherwise the other workers."""
         cpus = [worker for worker in candidates if worker in self._cpus]
         others = [worker for worker in candidates if worker not in self._cpus]
         if not cpus or not others:
             return candidates
-        on_cpus = sum(map(self.inflight, cpus)) / len(cpus)
-        on_others = sum(map(self.inflight, others)) / (len(others) * self._device_ratio)
-        return cpus if on_cpus < on_others else others
+        on_cpus, on_others = (sum(map(self.inflight, workers)) for workers in (cpus, others))
+        # Rounded down: CPUs are idle until the other devices have as many requests as one CPU equals.
+        allowed_on_cpus = int(on_others * len(cpus) / (len(others) * self._device_ratio))
+        return cpus if on_cpus < allowed_on_cpus else others
 
     def _candidates(self, now: float, exclude: Collection[int]) -> list[int]:
         for worker in [worker for worker, until in self._inhibited_until.items() if until <= now]:

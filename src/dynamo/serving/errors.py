@@ -16,6 +16,7 @@ from dynamo.core.errors import (
     ConnectionTimeout,
     HttpError,
     InvalidArgument,
+    NoMatchingWorker,
     NotFound,
     NotReady,
     Overloaded,
@@ -123,6 +124,8 @@ def answer_to(error: BaseException) -> ErrorAnswer:
             return ErrorAnswer(overload_status(), message, code="overloaded", label="overload", retry_after_s=1)
         case ConnectionTimeout() | ResponseTimeout():
             return ErrorAnswer(504, "Request deadline exceeded", code="timeout", label="response_timeout")
+        case NoMatchingWorker():  # The status is Dynamo's.
+            return ErrorAnswer(500, str(error), param="nvext", code="no_matching_worker")
         case NotReady():
             return ErrorAnswer(503, str(error), code="not_ready", label="unavailable", retry_after_s=1)
         case CannotResume():

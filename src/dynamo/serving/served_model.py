@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 from dynamo.core.codec import msgpack_decoder
-from dynamo.core.errors import NotReady, Overloaded, WorkerUnavailable
+from dynamo.core.errors import NoMatchingWorker, NotReady, Overloaded, WorkerUnavailable
 from dynamo.core.memory import trim_memory
 from dynamo.kv_router.router import Decision
 from dynamo.model_card.asset_cache import AssetCache
@@ -353,6 +353,8 @@ class ServedModel:
                 busy=self._too_busy(exclude),
                 metadata=metadata,
             )
+        except NoMatchingWorker:
+            raise
         except NotReady as error:
             raise WorkerUnavailable(str(error)) from None
         return self, chosen

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dynamo.core.errors import InvalidArgument, NotReady, Overloaded, RouterQueueLimitExceeded
+from dynamo.core.errors import InvalidArgument, NoMatchingWorker, NotReady, Overloaded, RouterQueueLimitExceeded
 from dynamo.kv_router import events
 from dynamo.kv_router.config import CostWeights, RoutingConfig
 from dynamo.kv_router.index import KvIndex
@@ -108,8 +108,11 @@ def test_kv_router_skips_workers_that_are_not_allowed() -> None:
         router.place(ask("f", PROMPT, busy=frozenset({1, 2, 3, 4})), 0)
     with pytest.raises(Overloaded, match="worker 2, named by the request"):
         router.place(ask("g", PROMPT, worker_id=2, busy=frozenset({2})), 0)
-    with pytest.raises(NotReady, match="lacks zone=a"):
+    with pytest.raises(NoMatchingWorker, match="lacks zone=a"):
         router.place(ask("h", PROMPT, required_taints=frozenset({"zone=a"})), 0)
+    with pytest.raises(NotReady, match="failed or unresponsive; lacks gpu=h200") as raised:
+        router.place(ask("h", PROMPT, required_taints=frozenset({"gpu=h200"}), avoid=frozenset({4})), 0)
+    assert raised.type is NotReady
     with pytest.raises(InvalidArgument, match="worker 99"):
         router.place(ask("i", PROMPT, worker_id=99), 0)
     with pytest.raises(InvalidArgument, match="dp_rank 7"):

@@ -7,6 +7,7 @@ from dynamo.core.errors import ConfigError
 from dynamo.runtime.config import (
     RuntimeOptions,
     default_discovery,
+    device_type,
     inhibited_duration_s,
     request_plane_codec,
     tcp_options,
@@ -96,3 +97,19 @@ def test_etcd_is_the_default_where_the_environment_says_where_it_is(monkeypatch:
     monkeypatch.setenv("ETCD_ENDPOINTS", "http://etcd:2379")
     assert load(RuntimeOptions, [], {}).discovery_backend == "etcd"
     assert load(RuntimeOptions, [], {"DYN_DISCOVERY_BACKEND": "mem"}).discovery_backend == "mem"
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, "cuda"),
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "NVIDIA_VISIBLE_DEVICES": "all"}, "cuda"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, "cpu"),
+        ({"CUDA_VISIBLE_DEVICES": " -1 "}, "cpu"),
+        ({"CUDA_VISIBLE_DEVICES": "None"}, "cpu"),
+        ({"NVIDIA_VISIBLE_DEVICES": ""}, "cuda"),
+        ({"NVIDIA_VISIBLE_DEVICES": "void"}, "cpu"),
+    ],
+)
+def test_device_type_is_cpu_only_where_a_variable_hides_the_gpus(variables: dict[str, str], expected: str) -> None:
+    assert device_type(variables) == expected

@@ -49,6 +49,15 @@ def test_devices_are_loaded_by_their_strength_and_evenly_among_their_like() -> N
     assert r.pick(0.0, exclude={3}) in {1, 2}
 
 
+def test_cpus_are_idle_until_the_other_devices_have_as_many_requests_as_a_cpu_equals() -> None:
+    r = PushRouter(RouterMode.DEVICE_AWARE_WEIGHTED, seed=1)
+    r.update([1, 2], cpus=[1])
+    for _ in range(8):
+        assert r.pick(0.0) == 2
+        r.begin(2)
+    assert r.pick(0.0) == 1
+
+
 def test_devices_of_one_kind_are_taken_as_the_least_loaded() -> None:
     r = PushRouter(RouterMode.DEVICE_AWARE_WEIGHTED, seed=1)
     r.update([1, 2], cpus=[1, 2])

@@ -26,6 +26,7 @@ from dynamo.serving.errors import answer_to, overload_status
         (errors.StreamIncomplete(), 503, "unavailable"),
         (errors.EngineShutdown(), 503, "unavailable"),
         (errors.NotReady("warming up"), 503, "unavailable"),
+        (errors.NoMatchingWorker("no eligible worker: lacks fast"), 500, "internal"),
         (errors.Unknown("secret"), 500, "internal"),
         (RuntimeError("secret"), 500, "internal"),
     ],

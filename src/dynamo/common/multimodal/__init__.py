@@ -22,6 +22,8 @@ _PUBLIC = {
         "LocalEmbeddingSender",
         "NixlReadEmbeddingReceiver",
         "NixlReadEmbeddingSender",
+        "NixlWriteEmbeddingReceiver",
+        "NixlWriteEmbeddingSender",
         "TransferRequest",
     ),
     f"{_HERE}.embedding_transfer",

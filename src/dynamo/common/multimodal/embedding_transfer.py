@@ -1,65 +1,46 @@
-"""Transfers of embeddings from encode workers by local files or NIXL, and the allocator of receive buffers."""
+"""Transfers of embeddings from encode workers by local files or NIXL reads; `nixl_write` has those by NIXL writes."""
 
 import asyncio
-import itertools
 import tempfile
 import uuid
-from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel
 
 from dynamo.common.constants import EmbeddingTransferMode
+from dynamo.common.multimodal.embedding_base import (
+    AbstractEmbeddingReceiver,
+    AbstractEmbeddingSender,
+    MonolithicCounter,
+    Tensor,
+    TransferRequest,
+    torch_dtype_from_string,
+    torch_dtype_to_string,
+)
+from dynamo.common.multimodal.nixl_write import (
+    NixlTransferRequest,
+    NixlWriteEmbeddingReceiver,
+    NixlWriteEmbeddingSender,
+)
+from dynamo.common.multimodal.ring_buffer import RingBuffer
 
-Tensor = Any
-"""`torch.Tensor`; PyTorch is imported with the first tensor."""
-
-
-class TransferRequest(BaseModel):  # type: ignore[misc,unused-ignore]
-    """The message with which a receiver obtains a tensor."""
-
-    embeddings_shape: list[int]
-    embedding_dtype_str: str
-    serialized_request: Any
-
-
-class AbstractEmbeddingSender(ABC):
-    """Sender of embeddings."""
-
-    @abstractmethod
-    async def send_embeddings(
-        self, embeddings: Tensor, stage_embeddings: bool = False
-    ) -> tuple[TransferRequest, Awaitable[None]]:
-        """Return the message for the receiver, and an awaitable of the end of the transfer.
-
-        With `stage_embeddings` the tensor may be the buffer of the transfer: it must not change before the end.
-        """
-
-
-class AbstractEmbeddingReceiver(ABC):
-    """Receiver of embeddings."""
-
-    @abstractmethod
-    async def receive_embeddings(self, request: TransferRequest) -> tuple[int, Tensor]:
-        """Return the id of a tensor, for `release_tensor`, and the tensor."""
-
-    @abstractmethod
-    def release_tensor(self, tensor_id: int) -> None:
-        """End the use of a tensor."""
-
-
-class MonolithicCounter:
-    """Ids in ascending order."""
-
-    def __init__(self) -> None:
-        self._ids = itertools.count()
-
-    def get_next_id(self) -> int:
-        """Return the next id."""
-        return next(self._ids)
+__all__ = [
+    "EMBEDDING_RECEIVER_FACTORIES",
+    "EMBEDDING_SENDER_FACTORIES",
+    "AbstractEmbeddingReceiver",
+    "AbstractEmbeddingSender",
+    "LocalEmbeddingReceiver",
+    "LocalEmbeddingSender",
+    "MonolithicCounter",
+    "NixlReadEmbeddingReceiver",
+    "NixlReadEmbeddingSender",
+    "NixlTransferRequest",
+    "NixlWriteEmbeddingReceiver",
+    "NixlWriteEmbeddingSender",
+    "RingBuffer",
+    "TransferRequest",
+    "torch_dtype_from_string",
+    "torch_dtype_to_string",
+]
 
 
 class LocalEmbeddingSender(AbstractEmbeddingSender):
@@ -176,79 +157,12 @@ class NixlReadEmbeddingReceiver(AbstractEmbeddingReceiver):
 
 EMBEDDING_SENDER_FACTORIES: dict[EmbeddingTransferMode, Callable[[], AbstractEmbeddingSender]] = {
     EmbeddingTransferMode.LOCAL: LocalEmbeddingSender,
+    EmbeddingTransferMode.NIXL_WRITE: NixlWriteEmbeddingSender,
     EmbeddingTransferMode.NIXL_READ: NixlReadEmbeddingSender,
 }
-"""Senders by transfer; NIXL writes are absent."""
 
 EMBEDDING_RECEIVER_FACTORIES: dict[EmbeddingTransferMode, Callable[[], AbstractEmbeddingReceiver]] = {
     EmbeddingTransferMode.LOCAL: LocalEmbeddingReceiver,
+    EmbeddingTransferMode.NIXL_WRITE: NixlWriteEmbeddingReceiver,
     EmbeddingTransferMode.NIXL_READ: NixlReadEmbeddingReceiver,
 }
-"""Receivers by transfer; NIXL writes are absent."""
-
-
-class RingBuffer:
-    """Allocator of contiguous regions of one tensor, freed in the order of their allocation."""
-
-    BufferId = int
-
-    def __init__(self, buffer_size: int) -> None:
-        import torch  # Imported here: workers without embeddings have no PyTorch.
-
-        self.buffer_tensor = torch.zeros(buffer_size, dtype=torch.int8)
-        self._size = buffer_size
-        self._counter = MonolithicCounter()
-        self._live: OrderedDict[int, tuple[int, int]] = OrderedDict()  # Begin and end, oldest first.
-        self._released: set[int] = set()
-
-    def __repr__(self) -> str:
-        return f"RingBuffer(size={self._size}, buffers={list(self._live.values())}, released={len(self._released)})"
-
-    def get_buffer(self, size: int) -> tuple[int | None, Tensor | None]:
-        """Return the id and the region, of type int8; None for both if no region is free."""
-        if size < 1:
-            raise ValueError(f"size {size}: must be 1 or more bytes")
-        begin = self._free_offset(size)
-        if begin is None:
-            return None, None
-        buffer_id = self._counter.get_next_id()
-        self._live[buffer_id] = (begin, begin + size)
-        return buffer_id, self.buffer_tensor[begin : begin + size]
-
-    def release_buffer(self, buffer_id: int) -> None:
-        """Release a region. It is free once all older ones are released."""
-        if buffer_id in self._live:
-            self._released.add(buffer_id)
-            self._flush_freed_list()
-
-    def _free_offset(self, size: int) -> int | None:
-        """Return where a region of this size may begin."""
-        if not self._live:
-            return 0 if size <= self._size else None
-        oldest = next(iter(self._live.values()))[0]
-        newest = next(reversed(self._live.values()))[1]
-        if newest <= oldest:  # Wrapped: only the gap before the oldest region is free.
-            return newest if size <= oldest - newest else None
-        if size <= self._size - newest:
-            return newest
-        return 0 if size <= oldest else None
-
-    def _flush_freed_list(self) -> None:
-        while self._live and (oldest := next(iter(self._live))) in self._released:
-            self._released.discard(oldest)
-            del self._live[oldest]
-
-
-def torch_dtype_to_string(dtype: Any) -> str:
-    """Return the name of a type, such as `float32`."""
-    return str(dtype).removeprefix("torch.")
-
-
-def torch_dtype_from_string(dtype_str: str) -> Any:
-    """Return the type of a name, such as `bfloat16` or `torch.bfloat16`. Raise `ValueError` for other names."""
-    import torch
-
-    dtype = getattr(torch, dtype_str.removeprefix("torch."), None)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"dtype {dtype_str!r}: must be a type of PyTorch such as float32")  # noqa: TRY004 -- an invalid name
-    return dtype
