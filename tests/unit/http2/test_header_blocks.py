@@ -1,4 +1,4 @@
-"""Request headers are decoded as their encoder's table says, and any decoder reads what is written here."""
+"""Request headers are decoded by their encoder's table, and any decoder reads what is written here."""
 
 import pytest
 from hpack import Decoder, Encoder
