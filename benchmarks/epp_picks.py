@@ -26,6 +26,7 @@ from typing import Any
 import grpc
 import httpx
 
+from benchmarks.grpc_load import LoadClient
 from benchmarks.ports import free_port
 from benchmarks.report import say, table, write_result
 from dynamo.core.config import exit_on_config_error, load, option
@@ -34,6 +35,8 @@ from dynamo.epp.messages import CLASSES, FULL_DUPLEX_STREAMED, SERVICE
 P99_MS_MAX = 5.0
 READY_S = 60.0
 PROMPTS = 50
+ANSWERS = 2
+"""Messages of an answer: destination and body."""
 WORDS = " ".join(f"item {number}" for number in range(200))
 PICKER, ECHO = "picker", "bare gRPC server"
 
@@ -74,48 +77,18 @@ def messages(number: int) -> tuple[bytes, bytes]:
 
 async def window(port: int, pid: int, rate: int, seconds: float) -> Window:
     """Send picks at a rate and measure them."""
-    sent = [messages(number) for number in range(PROMPTS)]
-    latencies: list[float] = []
-    refused: list[int] = []
-
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        method = channel.stream_stream(f"/{SERVICE}/Process")
-
-        async def pick(number: int) -> None:
-            try:
-                await picked(number)
-            except grpc.aio.AioRpcError:  # Refused: too many requests wait.
-                refused.append(number)
-
-        async def picked(number: int) -> None:
-            began = time.perf_counter()
-            call = method()
-            for message in sent[number % PROMPTS]:
-                await call.write(message)
-            await call.read()
-            await call.read()
-            latencies.append(time.perf_counter() - began)
-            await call.done_writing()
-            while await call.read() is not grpc.aio.EOF:
-                pass
-
-        before, began = cpu_s(pid), time.perf_counter()
-        tasks = []
-        for number in range(int(rate * seconds)):
-            ahead = began + number / rate - time.perf_counter()
-            if ahead > 0:
-                await asyncio.sleep(ahead)
-            tasks.append(asyncio.create_task(pick(number)))
-        await asyncio.gather(*tasks)
-        elapsed = time.perf_counter() - began
-    latencies = sorted(latencies) or [math.inf]
+    client = LoadClient(f"/{SERVICE}/Process", [messages(number) for number in range(PROMPTS)], ANSWERS)
+    before, began = cpu_s(pid), time.perf_counter()
+    load = await client.run(port, rate, seconds)
+    elapsed = time.perf_counter() - began
+    latencies = sorted(load.latencies_s) or [math.inf]
     count = len(latencies)
     return Window(
         count / elapsed,
         latencies[count // 2] * 1e3,
         latencies[int(count * 0.99)] * 1e3,
         (cpu_s(pid) - before) / count * 1e6,
-        len(refused),
+        load.refused,
     )
 
 

@@ -5,15 +5,14 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from dynamo.core.errors import ConfigError
-from dynamo.core.extras import install_command
+from dynamo.core.memory import configure_garbage_collection
 from dynamo.core.metrics import MetricsRegistry
-from dynamo.core.tls import PemFile, server_context
+from dynamo.core.tasks import TaskOwner
 from dynamo.epp.addresses import InstanceAddresses, PodAddresses
 from dynamo.epp.config import STANDALONE, EppOptions, read
+from dynamo.epp.identity import keep_current, tls_of
 from dynamo.epp.model_picker import ModelPicker
 from dynamo.epp.picker import EndpointPicker
 from dynamo.epp.pod_picker import PodPicker
@@ -33,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 DRAIN_S = 30.0
 """Maximum time for open requests to end, after which their streams are closed: the pod's grace period is 60 s."""
-CERTIFICATE_DAYS = 365
 KUBERNETES = "kubernetes"
 
 
@@ -46,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 @asynccontextmanager
 async def serve(options: EppOptions) -> AsyncIterator[None]:
     """Serve; at the end of the block report NOT_SERVING, wait for gateways to notice, and close."""
-    credentials = credentials_of(options) if options.secure_serving else None
+    tls, identity = tls_of(options) if options.secure_serving else (None, None)
     async with AsyncExitStack() as stack:
         if options.mode == STANDALONE:
             registry, health = MetricsRegistry(), SystemHealth()
@@ -71,11 +69,16 @@ async def serve(options: EppOptions) -> AsyncIterator[None]:
             stack.push_async_callback(system.close)
         health.conditions.append(lambda: picker.is_ready)
         await server.start_health(options.host, options.grpc_health_port)
-        await server.start(options.host, options.grpc_port, credentials)
+        await server.start(options.host, options.grpc_port, tls)
+        if identity is not None:
+            tasks = TaskOwner("endpoint picker's certificate")
+            stack.push_async_callback(tasks.cancel_and_wait)
+            tasks.supervise(lambda: keep_current(identity), "renewal")
         logger.info(
             "endpoint picker ready: %s, ext_proc %s:%d, health %s:%d",
             options.mode, options.host, server.port, options.host, server.health_port,
         )  # fmt: skip
+        configure_garbage_collection()
         yield
         server.drain()
         await asyncio.sleep(options.propagation_s)
@@ -153,47 +156,3 @@ async def pods_of(options: EppOptions) -> AsyncIterator[EndpointPicker]:
     finally:
         await picker.close()
         await client.close()
-
-
-def credentials_of(options: EppOptions) -> Any:
-    """Return the TLS credentials of ext_proc. Raises `ConfigError`."""
-    import grpc
-
-    if options.tls_cert_path is None or options.tls_key_path is None:
-        return grpc.ssl_server_credentials([self_signed(datetime.now(UTC))])
-    certificate = PemFile("--tls-cert-path", options.tls_cert_path)
-    key = PemFile("--tls-key-path", options.tls_key_path)
-    server_context(certificate, key, PemFile("", ""))  # Reports files that cannot be used in our form.
-    with open(key.path, "rb") as key_file, open(certificate.path, "rb") as certificate_file:
-        return grpc.ssl_server_credentials([(key_file.read(), certificate_file.read())])
-
-
-def self_signed(now: datetime) -> tuple[bytes, bytes]:
-    """Return a new key and a certificate for it (PEM), which gateways accept without verification. Raises `ConfigError`."""
-    try:
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes, serialization
-        from cryptography.hazmat.primitives.asymmetric import ec
-        from cryptography.x509.oid import NameOID
-    except ImportError:
-        raise ConfigError(
-            f"--secure-serving: requires cryptography; install it: {install_command('kubernetes')}, "
-            "or set DYN_SECURE_SERVING=false"
-        ) from None
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "dynamo-epp")])
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(days=CERTIFICATE_DAYS))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return private, certificate.public_bytes(serialization.Encoding.PEM)

@@ -2,24 +2,26 @@
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable
 from typing import Any
 
 from dynamo.core.boundaries import ErrorBoundary
 from dynamo.core.errors import ConfigError, DynamoException, Overloaded, ResponseTimeout
 from dynamo.core.extras import install_command
-from dynamo.core.listening import bind
 from dynamo.core.metrics import MetricsRegistry
-from dynamo.epp import replies
-from dynamo.epp.messages import CLASSES, SERVICE
 from dynamo.epp.phases import PickEvent, RequestPhases
 from dynamo.epp.picker import EndpointChoice, EndpointPicker
 from dynamo.serving.errors import answer_to
 
 try:
-    import grpc
+    from google.protobuf.message import DecodeError
 
-    from dynamo.grpc.health import health_handler
+    from dynamo.epp import replies
+    from dynamo.epp.messages import CLASSES, SERVICE
+    from dynamo.grpc.health import health_methods
+    from dynamo.http2.grpc_call import GrpcCall, GrpcCode, GrpcStatus
+    from dynamo.http2.grpc_server import GrpcServer
 except ImportError:
     raise ConfigError(f"python -m dynamo.epp: requires gRPC; install it: {install_command('grpc')}") from None
 
@@ -32,6 +34,7 @@ BODY_DEADLINE_S = 60.0
 """Maximum time for a request's body to arrive, as in the frontend."""
 READ_MARGIN_BYTES = 1 << 20
 """One message of the gateway is at most a body and its headers."""
+PROBE_BYTES_MAX = 64 << 10
 CACHED_TOKEN_BUCKETS = (50, 102, 208, 423, 862, 1757, 3579, 7292, 14856, 30269, 61672, 128000)
 
 
@@ -75,22 +78,21 @@ class ExtProcServer:
         self._now = clock or (lambda: asyncio.get_running_loop().time())
         self._inflight = 0
         self._is_draining = False
-        self._servers: list[Any] = []
+        self._servers: list[GrpcServer] = []
         self.port = self.health_port = 0
 
     async def start_health(self, host: str, port: int) -> None:
         """Serve the health service, which probes use before workers are known. Raises `StartupError`."""
-        self.health_port = await self._serve(host, port, "--grpc-health-port", health_handler(self._is_serving), None)
+        server = GrpcServer(health_methods(self._is_serving), message_bytes_max=PROBE_BYTES_MAX)
+        self.health_port = await server.listen(host, port, "--grpc-health-port")
+        self._servers.append(server)
 
-    async def start(self, host: str, port: int, credentials: Any) -> None:
-        """Serve ext_proc, with TLS if there are credentials. Raises `StartupError`."""
-        process = grpc.stream_stream_rpc_method_handler(
-            self._process,
-            request_deserializer=CLASSES["ProcessingRequest"].FromString,
-            response_serializer=CLASSES["ProcessingResponse"].SerializeToString,
-        )
-        handler = grpc.method_handlers_generic_handler(SERVICE, {"Process": process})
-        self.port = await self._serve(host, port, "--grpc-port", handler, credentials)
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+        """Serve ext_proc, over TLS if there is a context. Raises `StartupError`."""
+        methods = {f"/{SERVICE}/Process": self._process}
+        server = GrpcServer(methods, message_bytes_max=self._body_bytes_max + READ_MARGIN_BYTES)
+        self.port = await server.listen(host, port, "--grpc-port", tls)
+        self._servers.append(server)
 
     def drain(self) -> None:
         """Report NOT_SERVING, so that gateways turn to other pickers."""
@@ -101,29 +103,6 @@ class ExtProcServer:
         servers, self._servers = self._servers, []
         await asyncio.gather(*(server.stop(budget_s) for server in servers))
 
-    async def _serve(self, host: str, port: int, flag: str, handler: Any, credentials: Any) -> int:
-        server = grpc.aio.server(
-            options=[
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", self._body_bytes_max + READ_MARGIN_BYTES),
-                ("grpc.max_send_message_length", -1),
-            ]
-        )
-        server.add_generic_rpc_handlers((handler,))
-        if port:
-            bind(host, port, flag).close()  # Reports a port in use in our form.
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        try:
-            if credentials is None:
-                bound = server.add_insecure_port(address)
-            else:
-                bound = server.add_secure_port(address, credentials)
-        except RuntimeError as error:
-            raise ConfigError(f"{flag} {port} (host {host}): cannot be bound for gRPC: {error}") from None
-        await server.start()
-        self._servers.append(server)
-        return int(bound)
-
     def _is_serving(self, service: str) -> bool | None:
         if service not in PROBED_SERVICES:
             return None
@@ -131,19 +110,21 @@ class ExtProcServer:
 
     # ext_proc.
 
-    async def _process(self, _messages: Any, context: Any) -> None:
+    async def _process(self, call: GrpcCall) -> None:
         """Serve the stream of one HTTP request."""
         failures: list[Exception] = []
         with ErrorBoundary(failures.append):  # Request boundary: the client gets an error response.
-            await self._follow(context, RequestPhases(self._body_bytes_max))
+            await self._follow(call, RequestPhases(self._body_bytes_max))
         for error in failures:
-            await self._refuse(context, error)
+            if isinstance(error, GrpcStatus):
+                raise error
+            await self._refuse(call, error)
 
-    async def _follow(self, context: Any, phases: RequestPhases) -> None:
+    async def _follow(self, call: GrpcCall, phases: RequestPhases) -> None:
         """Answer every message of a stream until the gateway ends it."""
         choice: EndpointChoice | None = None
         try:
-            while (message := await self._read(context, phases)) is not grpc.aio.EOF:
+            while (message := await self._read(call, phases)) is not None:
                 responses, event = phases.receive(message)
                 if event is PickEvent.PICK:
                     choice = await self._pick(phases)
@@ -151,17 +132,18 @@ class ExtProcServer:
                 elif choice is not None and event is not None:
                     self._progress(choice, phases, event)
                 for response in responses:
-                    await context.write(response)
+                    await call.write(response.SerializeToString())
         finally:
             if choice is not None:
                 choice.on_end()
 
-    async def _read(self, context: Any, phases: RequestPhases) -> Any:
+    async def _read(self, call: GrpcCall, phases: RequestPhases) -> Any:
+        """Return the next message, None at the end of the stream."""
         if not phases.awaits_body:
-            return await context.read()
+            return message_of(await call.read())
         try:
             async with asyncio.timeout(self._body_deadline_s):
-                return await context.read()
+                return message_of(await call.read())
         except TimeoutError:
             raise ResponseTimeout(f"the request's body did not arrive within {self._body_deadline_s:g} s") from None
 
@@ -188,11 +170,21 @@ class ExtProcServer:
             self._metrics.cached_tokens.labels(model=choice.model).observe(cached)
         choice.on_end()
 
-    async def _refuse(self, context: Any, error: Exception) -> None:
+    async def _refuse(self, call: GrpcCall, error: Exception) -> None:
         answer = answer_to(error)
         self._metrics.picks.labels(result=answer.label).inc()
         if isinstance(error, DynamoException):
             logger.info("request refused", extra={"status": answer.status, "error": str(error)})
         else:
             logger.error("request failed", exc_info=error)
-        await context.write(replies.immediate(answer))
+        await call.write(replies.immediate(answer).SerializeToString())
+
+
+def message_of(data: bytes | None) -> Any:
+    """Return a gateway's message, None for the end of the stream. Raise `GrpcStatus`."""
+    if data is None:
+        return None
+    try:
+        return CLASSES["ProcessingRequest"].FromString(data)
+    except DecodeError:
+        raise GrpcStatus(GrpcCode.INVALID_ARGUMENT, "the message is no ProcessingRequest") from None

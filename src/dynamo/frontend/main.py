@@ -1,7 +1,6 @@
 """The frontend process: open the runtime, watch models, serve HTTP, drain."""
 
 import asyncio
-import gc
 import logging
 import re
 import resource
@@ -20,6 +19,7 @@ from dynamo.core.config import dump, setting, without_secrets
 from dynamo.core.errors import ConfigError, StartupError
 from dynamo.core.hosts import is_loopback
 from dynamo.core.listening import bind
+from dynamo.core.memory import configure_garbage_collection
 from dynamo.core.parent import die_with_parent
 from dynamo.core.tasks import TaskOwner
 from dynamo.frontend.config import FrontendConfig, api_keys, read
@@ -267,13 +267,6 @@ async def connected(runtime: DistributedRuntime, stop: asyncio.Event) -> bool:
         stopping.cancel()
         if not connecting.done() or connecting.exception() is not None:
             await runtime.shutdown()
-
-
-def configure_garbage_collection() -> None:
-    """Exempt the objects made at start-up from garbage collection, and run it less often than every 700 objects."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 100)
 
 
 def _raise_fd_limit(target: int | None = None) -> None:

@@ -224,6 +224,14 @@ def test_body_mode_without_bodies_is_a_clear_error(picker: Picker) -> None:
     assert "request_body_mode STREAMED: the endpoint picker requires FULL_DUPLEX_STREAMED" in answer["error"]["message"]
 
 
+def test_message_that_is_none_ends_its_stream_with_a_status(picker: Picker) -> None:
+    raw = picker.channel.stream_stream("/envoy.service.ext_proc.v3.ExternalProcessor/Process")
+    call = raw(iter([b"\xff\xff"]), timeout=30)
+    with pytest.raises(grpc.RpcError):
+        next(call)
+    assert (call.code(), call.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "the message is no ProcessingRequest")
+
+
 def test_gateways_candidates_restrict_the_choice(cluster: Cluster, picker: Picker) -> None:
     assert picker.pick(chat(5), subset=[f"127.0.0.1:{cluster.port}"])[WORKER]
     code, answer, headers = picker.refused(json.dumps(chat(5)).encode(), subset=["10.9.9.9:8000"])
