@@ -290,6 +290,13 @@ def as_flags(config: Any) -> list[str]:
     return words
 
 
+def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words before the first `--`, and another program's arguments after it."""
+    words = list(argv)
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
 def exit_on_config_error(main: Callable[[], int | None]) -> NoReturn:
     """Run `main`; a `ConfigError` becomes one line on stderr and exit status 2, or 1 for a `StartupError` and a full disk."""
     try:

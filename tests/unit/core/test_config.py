@@ -25,6 +25,7 @@ from dynamo.core.config import (
     read_bool,
     selected_environment,
     setting,
+    split_arguments,
     without_secrets,
 )
 from dynamo.core.errors import ConfigError, StartupError
@@ -345,3 +346,11 @@ def test_other_errors_of_the_system_are_raised() -> None:
 
     with pytest.raises(OSError, match="Input/output error"):
         exit_on_config_error(main)
+
+
+def test_arguments_of_another_program_follow_two_dashes() -> None:
+    assert split_arguments(["m", "--workers", "2", "--", "--tp", "4", "--"]) == (
+        ["m", "--workers", "2"],
+        ["--tp", "4", "--"],
+    )
+    assert split_arguments(["m"]) == (["m"], [])
