@@ -6,14 +6,14 @@ python -m tests.engines.tiny_model DIRECTORY
 import json
 import os
 import sys
-from typing import Any
 
 import numpy as np
-import torch
-from safetensors.torch import save_file
+import numpy.typing as npt
+from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+Weights = npt.NDArray[np.float32]
 VOCABULARY = 2048
 LAYERS = 2
 HIDDEN = 256
@@ -67,14 +67,14 @@ def write_model(path: str) -> str:
 def write_adapter(path: str, seed: int = 5) -> str:
     """A LoRA adapter of rank 8 for that model, strong enough to change its output."""
     os.makedirs(path, exist_ok=True)
-    generator = torch.Generator().manual_seed(seed)
-    tensors: dict[str, torch.Tensor] = {}
+    rng = np.random.default_rng(seed)
+    tensors: dict[str, Weights] = {}
     for layer in range(LAYERS):
         for name, rows in (("q_proj", HEADS * HEAD_DIM), ("v_proj", KV_HEADS * HEAD_DIM)):
             prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            tensors[f"{prefix}.lora_A.weight"] = torch.randn(8, HIDDEN, generator=generator) * 0.5
-            tensors[f"{prefix}.lora_B.weight"] = torch.randn(rows, 8, generator=generator) * 0.5
-    save_file({name: one.to(torch.bfloat16) for name, one in tensors.items()}, f"{path}/adapter_model.safetensors")
+            tensors[f"{prefix}.lora_A.weight"] = _random(rng, 8, HIDDEN, 0.5)
+            tensors[f"{prefix}.lora_B.weight"] = _random(rng, rows, 8, 0.5)
+    save_file(tensors, f"{path}/adapter_model.safetensors")
     _write_json(
         path,
         "adapter_config.json",
@@ -120,15 +120,20 @@ def _write_tokenizer(path: str) -> dict[str, int]:
     return ids
 
 
-def _tensors() -> dict[str, Any]:
+def _random(rng: np.random.Generator, rows: int, columns: int, scale: float) -> Weights:
+    """Return float32, which engines round to their own type; numpy has no bfloat16."""
+    return (rng.standard_normal((rows, columns)) * scale).astype(np.float32)
+
+
+def _tensors() -> dict[str, Weights]:
     """Large enough in the middle that the likeliest token is likelier by far: roundings do not change the text."""
     rng = np.random.default_rng(7)
 
-    def matrix(rows: int, columns: int, gain: float = 1.5) -> torch.Tensor:
-        return torch.tensor(rng.standard_normal((rows, columns)) * gain / columns**0.5, dtype=torch.bfloat16)
+    def matrix(rows: int, columns: int, gain: float = 1.5) -> Weights:
+        return _random(rng, rows, columns, gain / columns**0.5)
 
-    def ones(size: int) -> torch.Tensor:
-        return torch.ones(size, dtype=torch.bfloat16)
+    def ones(size: int) -> Weights:
+        return np.ones(size, dtype=np.float32)
 
     tensors = {
         "model.embed_tokens.weight": matrix(VOCABULARY, HIDDEN, 6.0),

@@ -217,13 +217,6 @@ class WorkerPorts:
         return [f"--kv-events-config={json.dumps(settings)}"]
 
 
-def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words before the first `--`, and the engine's arguments after it."""
-    words = list(argv)
-    at = words.index("--") if "--" in words else len(words)
-    return words[:at], words[at + 1 :]
-
-
 def value_of(arguments: Sequence[str], flags: Sequence[str]) -> str | None:
     """Return the last value of a flag with these names; None if it is not given."""
     found = None

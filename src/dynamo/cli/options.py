@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dynamo.backend.config import UNSUPPORTED_WORKER_FLAGS, DisaggregatedOptions
 from dynamo.backend.disagg import DisaggregationMode
 from dynamo.cli.announcement import Api
-from dynamo.cli.external import CHAT, KINDS, ExternalEngine, split_arguments, value_of
+from dynamo.cli.external import CHAT, KINDS, ExternalEngine, value_of
 from dynamo.cli.graph import PLANES
-from dynamo.core.config import as_flags, build_parser, from_namespace, option
+from dynamo.core.config import as_flags, build_parser, from_namespace, option, split_arguments
 from dynamo.core.errors import ConfigError
 from dynamo.core.unsupported_flags import UnsupportedFlag, declared_flags, drop_unsupported
 

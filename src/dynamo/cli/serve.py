@@ -3,8 +3,9 @@
 import dataclasses
 import json
 import secrets
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dynamo.cli import options
 from dynamo.cli.announcement import Announcement
@@ -17,8 +18,10 @@ from dynamo.cli.progress import ProgressLine
 from dynamo.cli.replicas import DevicePool
 from dynamo.cli.session import LOGS_KEPT, PREFIX, ServeSession, shows_logs
 from dynamo.core.config import environ
+from dynamo.core.errors import ConfigError
 from dynamo.core.known_variables import warnings as unknown_variables
 from dynamo.core.locked_directory import LockedDirectory
+from dynamo.ops.graphs import record_failed_start
 
 PURPOSES = 5
 """Kinds of ports for each worker of an external engine."""
@@ -27,13 +30,20 @@ PURPOSES = 5
 def serve(argv: list[str], started: float) -> int:
     """Run `dynamo serve`, started at the given time; return the exit status.
 
-    Raises `ConfigError` before any process is started.
+    Raises `ConfigError` before any process is started, and keeps it for `dynamo troubleshoot`.
     """
     from dynamo.cli.serve_file import names_file, serve_file
 
     variables = environ()
-    if names_file(argv):
-        return serve_file(argv, variables, started)
+    try:
+        return serve_file(argv, variables, started) if names_file(argv) else serve_model(argv, variables, started)
+    except ConfigError as error:
+        record_failed_start(shlex.join(["dynamo", "serve", *argv]), str(error))
+        raise
+
+
+def serve_model(argv: list[str], variables: Mapping[str, str], started: float) -> int:
+    """Serve the model of a command line; return the exit status. Raise `ConfigError` before any process is started."""
     chosen = options.read(argv, variables)
     for warning in unknown_variables(variables):
         sys.stderr.write(f"warning: {warning}\n")

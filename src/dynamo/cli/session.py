@@ -17,14 +17,21 @@ from dynamo.cli.replicas import DevicePool
 from dynamo.core.errors import DynamoException
 from dynamo.core.locked_directory import LockedDirectory
 from dynamo.core.supervisor import Event, Exited, Process, Supervisor
-from dynamo.ops.graphs import GraphRecord, GraphState, RecordedProcess, start_ticks, write_record
-from dynamo.ops.local_graph import module_of
+from dynamo.ops.graphs import (
+    GraphRecord,
+    GraphState,
+    RecordedProcess,
+    forget_failed_start,
+    start_ticks,
+    write_record,
+)
+from dynamo.ops.local_graph import SERVE_PREFIX, module_of
 
 POLL_S = 0.05  # Short, because start-up time is visible; a request to /health costs the loading processes little.
 HEALTH_TIMEOUT_S = 1.0
 RECORD_S = 30.0  # A process that was restarted is recorded at once; this covers records that could not be written.
 LOG_LINES_SHOWN = 12
-PREFIX = "dynamo-serve-"
+PREFIX = SERVE_PREFIX
 LOGS_KEPT = 5  # Runs whose logs are kept: enough to compare a crash with the ones before it.
 FRONTEND_DRAIN_S = 7.0  # The frontend's own drain timeout for active requests is 5 s; the rest is for closing.
 WORKER_DRAIN_S = 5.0  # The frontend has ended by then, so no request needs to be completed.
@@ -126,6 +133,7 @@ class ServeSession:
                 return end
         self._model = health.models[0]
         self._record(GraphState.SERVING)
+        forget_failed_start()
         self._progress.print_line(self._announcement.ready(self._model, self._progress.elapsed_s))
         return None
 
@@ -194,7 +202,7 @@ class ServeSession:
         return [decision for planner in planners for decision in planner.get("decisions", [])]
 
     def _log_named(self, name: str) -> str | None:
-        """Return the path of a process's log for a message and keep the logs; None if it writes to the terminal."""
+        """Return the path of a process's log for a message, and keep the logs for `dynamo troubleshoot`; None without logs."""
         path = self._supervisor.log_path(name)
         self._are_logs_named = self._are_logs_named or path is not None
         return None if path is None else str(path)
@@ -212,7 +220,7 @@ class ServeSession:
         if end.culprit is None:
             self._progress.print_line(f"{end.reason}: stopping")
             return
-        tail = self._supervisor.log_tail(end.culprit, LOG_LINES_SHOWN)
+        tail, log = self._supervisor.log_tail(end.culprit, LOG_LINES_SHOWN), self._log_named(end.culprit)
         if tail and tail[-1].startswith("error: "):
             sys.stderr.write(f"error: {end.culprit}: {tail[-1].removeprefix('error: ')}\n")
             return
@@ -220,7 +228,7 @@ class ServeSession:
         for line in tail:
             sys.stderr.write(f"  {line}\n")
         if tail:
-            sys.stderr.write(f"Complete log: {self._log_named(end.culprit)}\n")
+            sys.stderr.write(f"Complete log: {log}\n")
 
 
 def shows_logs(is_verbose: bool, variables: Mapping[str, str]) -> bool:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from dynamo import __version__
-from dynamo.core.errors import ConfigError, StartupError
+from dynamo.core.errors import FULL, ConfigError, StartupError
 
 C = TypeVar("C")
 
@@ -290,13 +290,26 @@ def as_flags(config: Any) -> list[str]:
     return words
 
 
+def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words before the first `--`, and another program's arguments after it."""
+    words = list(argv)
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
 def exit_on_config_error(main: Callable[[], int | None]) -> NoReturn:
-    """Run `main`; a `ConfigError` becomes one line on stderr and exit status 2, or 1 for a `StartupError`."""
+    """Run `main`; a `ConfigError` becomes one line on stderr and exit status 2, or 1 for a `StartupError` and a full disk."""
     try:
         code = main()
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(1 if isinstance(error, StartupError) else 2)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        path = f"{error.filename}: " if error.filename else ""
+        sys.stderr.write(f"error: {path}{error.strerror}; free space there, or choose another directory\n")
+        sys.exit(1)
     sys.exit(code or 0)
 
 

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from dynamo.core.boundaries import Rollback
-from dynamo.core.private_paths import FILE_MODE, user_id
+from dynamo.core.private_paths import FILE_MODE, temporary_directory, user_id
 
 STARTING = "dynamo-starting-"
 """Prefix until the lock is held; the clean-up skips such directories."""
@@ -21,11 +21,12 @@ class LockedDirectory:
     """A private directory (0700), locked while this process lives, and the children that inherit `lock`."""
 
     def __init__(self, prefix: str, parent: str | None = None, *, logs_kept: int = 0) -> None:
-        """Create the directory; remove those of the same prefix of this user's ended processes. Raise `OSError`.
+        """Create the directory; remove those of the same prefix of this user's ended processes.
 
-        With `logs_kept` the directory has a subdirectory `logs`, which stays in that many of the ended ones.
+        With `logs_kept` the directory has a subdirectory `logs`, which stays in that many of the ended ones. Raise `OSError`,
+        or `StartupError` if the system has no usable temporary directory.
         """
-        folder = Path(parent or tempfile.gettempdir())
+        folder = Path(parent or temporary_directory())
         starting = Path(tempfile.mkdtemp(prefix=STARTING, dir=folder))
         with Rollback(lambda: shutil.rmtree(starting, ignore_errors=True)):
             self.lock = os.open(starting / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)

@@ -6,10 +6,11 @@ import stat
 import tempfile
 
 from dynamo.core.config import setting
-from dynamo.core.errors import ConfigError
+from dynamo.core.errors import ConfigError, StartupError
 
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
+SYSTEM = ("/tmp", "/var/tmp")  # noqa: S108 - only named in a message, as the directories that Python tries
 
 
 def user_id() -> int:
@@ -67,6 +68,30 @@ def private_opener(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
 
 
+def temporary_directory() -> str:
+    """Return the system's temporary directory. Raise `StartupError`, with each directory's own error, if none is usable."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        named = [directory for name in ("TMPDIR", "TEMP", "TMP") if (directory := setting(name, "", str))]
+        reasons = [f"{path}: {reason}" for path in dict.fromkeys((*named, *SYSTEM)) if (reason := refusal(path))]
+        text = "; ".join(reasons) or "the current directory is not usable either"
+        raise StartupError(
+            f"no usable temporary directory: {text}; free space there, or set TMPDIR to a directory of this user"
+        ) from None
+
+
+def refusal(directory: str) -> str:
+    """Return why no file can be written in a directory, as on a full disk; empty if one can be, which is removed."""
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(b"x")
+            file.flush()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
 def runtime_directory() -> str:
     """Return this user's directory for sockets, made with mode 0700 in `XDG_RUNTIME_DIR` or the temporary directory.
 
@@ -75,7 +100,7 @@ def runtime_directory() -> str:
     parent = setting("XDG_RUNTIME_DIR", "", str)
     name = "dynamo"
     if not parent or not os.access(parent, os.W_OK):
-        parent, name = tempfile.gettempdir(), f"dynamo-{user_id()}"
+        parent, name = temporary_directory(), f"dynamo-{user_id()}"
     path = os.path.join(parent, name)
     try:
         make_private_directories(path)

@@ -14,12 +14,14 @@ from pathlib import Path
 import msgspec
 
 from dynamo.core.errors import ConfigError
-from dynamo.core.locked_directory import LOGS, is_locked
-from dynamo.core.private_paths import private_opener, user_id
-from dynamo.ops.local_graph import serve_directories
+from dynamo.core.locked_directory import LOGS, LockedDirectory, is_locked, remove_ended
+from dynamo.core.private_paths import private_opener, temporary_directory, user_id
+from dynamo.ops.local_graph import FAILED_PREFIX, serve_directories
+from dynamo.ops.redaction import redacted_text
 
 RECORD = "graph.json"
 RECORD_BYTES_MAX = 1 << 20  # Some hundred bytes for each process; larger files were not written by `dynamo serve`.
+FAILED_LOG = "dynamo-serve.log"
 GRAPHS_MAX = 64  # The newest; a machine has a handful.
 START_TIME_FIELD = 19
 """Index of the start time in /proc/PID/stat, after the name of the program."""
@@ -84,6 +86,23 @@ def write_record(folder: Path, record: GraphRecord) -> None:
     with open(temporary, "wb", opener=private_opener) as file:
         file.write(msgspec.json.encode(record))
     os.replace(temporary, folder / RECORD)
+
+
+def record_failed_start(command: str, message: str) -> None:
+    """Keep the error of the last start that failed before there was a graph, for `dynamo troubleshoot`, where it can be written."""
+    with contextlib.suppress(OSError, ConfigError):
+        home = LockedDirectory(FAILED_PREFIX, logs_kept=1)
+        try:
+            with open(home.logs / FAILED_LOG, "w", encoding="utf-8", opener=private_opener) as file:
+                file.write(redacted_text(f"{command}\nerror: {message}\n"))
+        finally:
+            home.close(keep_logs=True)
+
+
+def forget_failed_start() -> None:
+    """Remove the error of the last failed start: a graph serves now."""
+    with contextlib.suppress(OSError, ConfigError):
+        remove_ended(FAILED_PREFIX, Path(temporary_directory()))
 
 
 def find_graphs(folder: str | None = None) -> list[FoundGraph]:

@@ -2,20 +2,21 @@
 
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynamo.core.private_paths import user_id
+from dynamo.core.private_paths import temporary_directory, user_id
 from dynamo.ops.archive import tail_of
 from dynamo.ops.redaction import redacted_text, redacted_variables
 from dynamo.ops.settings_in_force import settings_in_force
 
 SERVE_PREFIX = "dynamo-serve-"
 """Directories of `dynamo serve` in the temporary directory."""
+FAILED_PREFIX = "dynamo-failed-"
+"""Directories of starts of `dynamo serve` that failed before there was a graph."""
 LOG_BYTES_MAX = 2 << 20  # The end of each log.
 MODULE = re.compile(r"dynamo(?:\.[a-z_]+)+")
 GRAPH_PREFIXES = ("DYN_", "ETCD_", "NATS_", "CUDA_VISIBLE_DEVICES", "POD_")
@@ -90,10 +91,10 @@ def version_of(command: tuple[str, ...]) -> tuple[str, str]:
     return "", ""
 
 
-def serve_directories(folder: str | None = None) -> list[Path]:
-    """Return the directories of `dynamo serve` of this user, the newest first."""
+def serve_directories(folder: str | None = None, prefix: str = SERVE_PREFIX) -> list[Path]:
+    """Return the directories of `dynamo serve` of this user, the newest first. Raise `StartupError` without `folder`."""
     found: list[tuple[float, Path]] = []
-    for path in Path(folder or tempfile.gettempdir()).glob(f"{SERVE_PREFIX}*"):
+    for path in Path(folder or temporary_directory()).glob(f"{prefix}*"):
         with suppress(OSError):
             status = path.lstat()
             if path.is_dir() and not path.is_symlink() and status.st_uid == user_id():

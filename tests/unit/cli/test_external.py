@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dynamo.cli.external import ExternalEngine, WorkerPorts, split_arguments, value_of
+from dynamo.cli.external import ExternalEngine, WorkerPorts, value_of
 from dynamo.cli.graph import PREFILL, WORKER
 from dynamo.core.errors import ConfigError
 
@@ -18,14 +18,6 @@ def ports(kind: str, *arguments: str, has_events: bool = True, has_roles: bool =
     return made.per_worker(
         has_events=has_events, has_roles=has_roles, has_gpus=True, has_planner=False, port_base=20080
     )
-
-
-def test_arguments_of_the_engine_follow_two_dashes() -> None:
-    assert split_arguments(["m", "--workers", "2", "--", "--tp", "4", "--"]) == (
-        ["m", "--workers", "2"],
-        ["--tp", "4", "--"],
-    )
-    assert split_arguments(["m"]) == (["m"], [])
 
 
 @pytest.mark.parametrize(

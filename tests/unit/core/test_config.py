@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import errno
 import importlib
 import json
 import typing
@@ -24,6 +25,7 @@ from dynamo.core.config import (
     read_bool,
     selected_environment,
     setting,
+    split_arguments,
     without_secrets,
 )
 from dynamo.core.errors import ConfigError, StartupError
@@ -322,3 +324,33 @@ def test_selected_environment_has_named_and_prefixed_variables_only(monkeypatch:
     found = selected_environment(("DYN_NAMED",), ("DYN_MM_",))
     assert {name for name in found if name.startswith("DYN_")} == {"DYN_NAMED", "DYN_MM_LIMIT"}
     assert selected_environment(("DYN_NAMED",)) == {"DYN_NAMED": "1"}
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_main_exits_with_one_line_and_status_one_on_a_full_disk(
+    number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> int:
+        raise OSError(number, "No space left on device", "/data/x")
+
+    with pytest.raises(SystemExit) as ended:
+        exit_on_config_error(main)
+    assert ended.value.code == 1
+    text = "error: /data/x: No space left on device; free space there, or choose another directory\n"
+    assert capsys.readouterr().err == text
+
+
+def test_other_errors_of_the_system_are_raised() -> None:
+    def main() -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(OSError, match="Input/output error"):
+        exit_on_config_error(main)
+
+
+def test_arguments_of_another_program_follow_two_dashes() -> None:
+    assert split_arguments(["m", "--workers", "2", "--", "--tp", "4", "--"]) == (
+        ["m", "--workers", "2"],
+        ["--tp", "4", "--"],
+    )
+    assert split_arguments(["m"]) == (["m"], [])

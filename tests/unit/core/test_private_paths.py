@@ -2,17 +2,20 @@
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from dynamo.core import private_paths
-from dynamo.core.errors import ConfigError
+from dynamo.core.errors import ConfigError, StartupError
 from dynamo.core.private_paths import (
     check_trusted_directory,
     make_private_directories,
     private_opener,
+    refusal,
     runtime_directory,
+    temporary_directory,
 )
 
 
@@ -91,3 +94,21 @@ def test_private_opener_makes_files_for_their_user_alone(tmp_path: Path) -> None
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
+
+
+def test_directory_without_space_or_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    assert refusal(str(tmp_path)) == ""
+    assert refusal(str(tmp_path / "absent")) == "No such file or directory"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_machine_without_a_usable_temporary_directory_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found in []")
+
+    monkeypatch.setattr(tempfile, "gettempdir", refuse)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "absent"))
+    with pytest.raises(StartupError, match=r"no usable temporary directory: \S+/absent: No such file or directory"):
+        temporary_directory()

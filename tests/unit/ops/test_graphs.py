@@ -3,6 +3,7 @@
 import fcntl
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from dynamo.ops.graphs import (
     GraphState,
     RecordedProcess,
     find_graphs,
+    forget_failed_start,
     is_alive,
+    record_failed_start,
     select,
     send_stop,
     start_ticks,
@@ -119,3 +122,25 @@ def test_signal_is_not_sent_to_a_process_that_took_the_id() -> None:
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert not send_stop(record(pid=2**22 - 1, ticks=5))
+
+
+def test_failed_start_is_kept_without_secrets_until_a_graph_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    record_failed_start("dynamo serve x --api-key secret-1", "model x: no such directory")
+    (log,) = tmp_path.glob("dynamo-failed-*/logs/dynamo-serve.log")
+    assert log.read_text().splitlines()[1] == "error: model x: no such directory"
+    assert "secret-1" not in log.read_text()
+    assert [log.stat().st_mode & 0o077, log.parents[1].stat().st_mode & 0o077] == [0, 0]
+    forget_failed_start()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_failed_start_on_a_machine_without_space_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    record_failed_start("dynamo serve", "full")
+    forget_failed_start()
+    assert list(tmp_path.iterdir()) == []

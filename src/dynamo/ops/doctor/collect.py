@@ -1,13 +1,13 @@
 """Collection of all facts about this machine. Only reads; each request has a deadline."""
 
 import asyncio
+import contextlib
 import dataclasses
-import tempfile
 import time
 from collections.abc import Mapping
 
 from dynamo.core.config import load
-from dynamo.core.errors import ConfigError
+from dynamo.core.errors import ConfigError, StartupError
 from dynamo.frontend.config import FrontendConfig
 from dynamo.ops.doctor.checkpoint import checkpoint_facts, hub_home
 from dynamo.ops.doctor.directory import directory_facts
@@ -20,7 +20,7 @@ from dynamo.ops.doctor.facts import (
     PortFacts,
     ServiceFacts,
 )
-from dynamo.ops.doctor.host import gpu_facts, host_facts
+from dynamo.ops.doctor.host import gpu_facts, host_facts, temporary_space
 from dynamo.ops.doctor.host_checks import gpu_rows, host_rows
 from dynamo.ops.doctor.network import cluster_facts, etcd_facts, frontend_facts, nats_facts, port_facts
 from dynamo.ops.doctor.package_checks import checkpoint_row, package_rows, version_row
@@ -41,8 +41,10 @@ def collect(variables: Mapping[str, str], *, host: str, http_port: int, model: s
     frontend, clock = frontend_facts(host, http_port, variables) if ports[0].is_in_use else (None, None)
     ports[0] = dataclasses.replace(ports[0], is_dynamo=frontend is not None)
     services, clocks, cluster = asyncio.run(_services(variables, backend))
-    directory = directory_facts(variables, time.time()) if backend in {"file", ""} else None
-    directories = [("temporary", tempfile.gettempdir()), ("models", hub_home(variables))]
+    directories = [("models", hub_home(variables))]
+    directory = None
+    with contextlib.suppress(StartupError):  # No usable temporary directory, which is a row of its own.
+        directory = directory_facts(variables, time.time()) if backend in {"file", ""} else None
     if directory is not None:
         directories.append(("discovery", directory.path))
     return MachineFacts(
@@ -51,7 +53,7 @@ def collect(variables: Mapping[str, str], *, host: str, http_port: int, model: s
         settings_error=error,
         packages=package_facts(),
         gpus=gpu_facts(variables),
-        host=host_facts(directories),
+        host=host_facts(directories, temporary_space(variables.get("TMPDIR", ""))),
         ports=tuple(ports),
         frontend=frontend,
         directory=directory,

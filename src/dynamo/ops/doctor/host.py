@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from dynamo.core.errors import StartupError
+from dynamo.core.private_paths import refusal, temporary_directory
 from dynamo.ops.doctor.facts import Gpu, GpuFacts, HostFacts, Space
 
 SMI_S = 5.0  # A driver that hangs must not stop the other checks.
@@ -56,8 +58,8 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
     return tuple(found)
 
 
-def host_facts(directories: Sequence[tuple[str, str]]) -> HostFacts:
-    """Return the resources; `directories` are pairs of a use and a path, for the disks."""
+def host_facts(directories: Sequence[tuple[str, str]], temporary: Space) -> HostFacts:
+    """Return the resources; `directories` are pairs of a use and a path, for the disks beside the temporary directory."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     total, available = memory(_text("/proc/meminfo"), _text(f"{CGROUP}/memory.max"), _text(f"{CGROUP}/memory.current"))
     return HostFacts(
@@ -67,7 +69,7 @@ def host_facts(directories: Sequence[tuple[str, str]]) -> HostFacts:
         open_files=_limit(soft),
         open_files_max=_limit(hard),
         shm=space("shared memory", SHM) if os.path.isdir(SHM) else None,
-        spaces=tuple(space(use, path) for use, path in directories),
+        spaces=(temporary, *(space(use, path) for use, path in directories)),
     )
 
 
@@ -82,6 +84,19 @@ def memory(meminfo: str, limit: str, current: str) -> tuple[int, int]:
         used = int(current) if current.strip().isdigit() else 0
         available = min(available, max(0, total - used))
     return total, available
+
+
+def temporary_space(named: str) -> Space:
+    """Return the space of the temporary directory; `named` is TMPDIR, which Python replaces silently if it is not usable."""
+    problem = refusal(named) if named else ""
+    try:
+        path = temporary_directory()
+    except StartupError as error:
+        what, _, reasons = str(error).partition(": ")
+        return Space(use="temporary", path=what, error=reasons)
+    if problem:
+        return Space(use="temporary", path=f"TMPDIR={named}", error=f"{problem}; {path} is used instead")
+    return space("temporary", path)
 
 
 def space(use: str, path: str) -> Space:

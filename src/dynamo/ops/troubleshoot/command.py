@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from dynamo import __version__
 from dynamo.core.config import environ, load, option
@@ -20,7 +21,6 @@ from dynamo.ops.troubleshoot.pod_signatures import POD_SIGNATURES
 from dynamo.ops.troubleshoot.signature import SignatureMatch, matches
 
 SIGNATURES = (*POD_SIGNATURES, *LOG_SIGNATURES, *GRAPH_SIGNATURES)
-DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +35,28 @@ class TroubleshootConfig:
         None, "--bundle", None, "Archive or directory of an earlier collection (dynamo doctor --bundle, --save)"
     )
     logs: str | None = option(None, "--logs", None, "Log file, or directory of *.log files, of a local graph")
-    url: str = option(DEFAULT_URL, "--url", "DYN_CHAT_URL", "URL of the local frontend")
+    url: str | None = option(
+        None, "--url", "DYN_CHAT_URL", "URL of the local frontend; default: the newest graph's, or port DYN_HTTP_PORT"
+    )
     save: str | None = option(None, "--save", None, "Write what was collected as tar.gz, without secrets")
     json: bool = option(False, "--json", None, "Print the report as JSON")
 
     def __post_init__(self) -> None:
+        if self.url is not None and not is_url(self.url):
+            raise ConfigError(f"--url {self.url}: must be an http:// or https:// URL, such as http://127.0.0.1:8000")
         if self.bundle is not None and (self.graph or self.namespace or self.logs):
             raise ConfigError("--bundle: must not be combined with NAME, --namespace and --logs")
         if self.logs is not None and (self.graph or self.namespace):
             raise ConfigError("--logs: must not be combined with NAME and --namespace, which select a cluster")
+
+
+def is_url(text: str) -> bool:
+    """Return whether a text is an address of a frontend."""
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # The port is not a number.
+        return False
 
 
 def troubleshoot(argv: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ from dynamo.ops.report import CheckStatus
 from dynamo.ops.settings_in_force import PLANE_SETTINGS, REGISTRY_SETTINGS, is_same, settings_in_force
 from dynamo.ops.troubleshoot.case import CaseFacts, CaseProcess, total
 from dynamo.ops.troubleshoot.pod_signatures import conditions, name_of, of_objects
-from dynamo.ops.troubleshoot.signature import EvidenceLine
+from dynamo.ops.troubleshoot.signature import EvidenceLine, excerpt
 from dynamo.protocols.kubernetes.common import KubeObject
 
 AGGREGATED = "aggregated"
@@ -18,6 +18,8 @@ REQUESTS = "dynamo_frontend_requests_total"
 EVENTS = "dynamo_component_kv_cache_events_applied"
 DECISIONS = "dynamo_component_router_requests_total"
 SILENT = "dynamo_component_router_kv_event_source_mismatch_workers"
+FAILED_START = "failed-start"
+"""Directory of the log of a start that failed, among the logs of a case."""
 REQUESTS_MIN = 20  # Below it a router may not have seen an event yet.
 
 
@@ -207,6 +209,13 @@ def doctor_failures(case: CaseFacts) -> Iterator[EvidenceLine]:
         yield EvidenceLine(f"doctor {check}", f"{evidence} -> {remedy}")
 
 
+def failed_starts(case: CaseFacts) -> Iterator[EvidenceLine]:
+    """Yield the command line and the error of a start that failed before there was a graph."""
+    for source, text in case.logs.items():
+        if source.startswith(f"{FAILED_START}/"):
+            yield EvidenceLine(source, excerpt(" ".join(text.split()), 0))
+
+
 def job_waits(case: CaseFacts) -> Iterator[EvidenceLine]:
     """Yield the running jobs whose log waits for an endpoint."""
     active: list[KubeObject] = [job for job in case.of("Job") if part(job, "status").get("active")]
@@ -274,8 +283,15 @@ GRAPH_SIGNATURES = (
     of_objects(
         "doctor",
         doctor_failures,
-        "The doctor found a failure when the bundle was written",
-        "follow the remedy after the arrow",
+        "A check of the machine fails",
+        "follow the remedy after the first arrow; dynamo doctor shows all checks",
+    ),
+    of_objects(
+        "failed-start",
+        failed_starts,
+        "The last `dynamo serve` ended before it started a graph",
+        "correct what the message names; dynamo serve --help lists the options",
+        is_symptom=True,
     ),
     of_objects(
         "frontend-unhealthy",

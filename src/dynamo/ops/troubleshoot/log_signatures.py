@@ -68,7 +68,7 @@ RESOURCES = (
     ),
     of_lines(
         "port-clash",
-        r"the port is in use|Address already in use|EADDRINUSE|bind\(\) failed.*98",
+        r"the port is in use|is in use by another process|Address already in use|EADDRINUSE|bind\(\) failed.*98",
         "Another process listens on the port",
         "dynamo doctor names that process; choose another port with the flag of the message",
     ),

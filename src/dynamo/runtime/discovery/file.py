@@ -25,7 +25,13 @@ from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.config import setting
 from dynamo.core.errors import ConfigError, InvalidArgument, StartupError
 from dynamo.core.locked_directory import remove_abandoned_files
-from dynamo.core.private_paths import FILE_MODE, check_trusted_directory, make_private_directories, user_id
+from dynamo.core.private_paths import (
+    FILE_MODE,
+    check_trusted_directory,
+    make_private_directories,
+    temporary_directory,
+    user_id,
+)
 from dynamo.core.tasks import TaskOwner
 from dynamo.runtime.discovery.base import View, Watch
 from dynamo.runtime.discovery.inotify import DirectoryEvents
@@ -67,13 +73,9 @@ def decode_name(name: str) -> str | None:
 
 
 def default_root() -> str:
-    """Return `DYN_FILE_KV`, or `dynamo_store_kv` in the system's temporary directory."""
+    """Return `DYN_FILE_KV`, or `dynamo_store_kv` in the system's temporary directory. Raise `StartupError` if it has none."""
     root = setting("DYN_FILE_KV", "", str)
-    if not root:
-        import tempfile
-
-        root = os.path.join(tempfile.gettempdir(), "dynamo_store_kv")
-    return root
+    return root or os.path.join(temporary_directory(), "dynamo_store_kv")
 
 
 Signature = tuple[int, int, int]

@@ -8,7 +8,7 @@ from tests.unit.ops.reviews.test_perf_review import DIFF
 
 from dynamo.core.errors import ConfigError
 from dynamo.ops.report import CheckStatus
-from dynamo.ops.reviews.pr_review import comments_of, failure_lines, gate_row, pr_review, review_text
+from dynamo.ops.reviews.pr_review import comments_of, gate_row, pr_review, review_text
 
 
 @pytest.mark.parametrize(
@@ -16,11 +16,6 @@ from dynamo.ops.reviews.pr_review import comments_of, failure_lines, gate_row, p
 )
 def test_gate_requires_one_gpu_at_most(needed: int, present: int, status: str) -> None:
     assert gate_row(needed, present).status is CheckStatus(status)
-
-
-def test_failures_are_separated_from_known_noise() -> None:
-    log = "Traceback (most recent call last):\nIgnore import error: Traceback\nready\nKilled\n"
-    assert failure_lines(log) == ["Traceback (most recent call last):", "Killed"]
 
 
 def test_comments_are_on_added_lines() -> None:
@@ -62,3 +57,16 @@ def test_wrong_evidence_is_named(tmp_path: Path) -> None:
         pr_review(["1", "--evidence", str(tmp_path / "e")])
     with pytest.raises(ConfigError, match="PR: missing"):
         pr_review([])
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["1", "--run", "--evidence", "e"], "--run and --evidence are mutually exclusive"),
+        (["1", "--run", "--requests", "0"], "--requests 0: must be at least 1"),
+        (["1", "--", "--dtype", "auto"], "--: arguments of the engine require --run"),
+    ],
+)
+def test_options_that_do_not_fit_are_one_line(argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        pr_review(argv)

@@ -20,6 +20,12 @@ def test_sources_exclude_each_other(wrong: dict[str, str]) -> None:
         TroubleshootConfig(**wrong)
 
 
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://x:port", "http://", "http://x:0"])
+def test_url_that_is_none_is_one_line(url: str) -> None:
+    with pytest.raises(ConfigError, match=f"--url {url}: must be an http:// or https:// URL"):
+        TroubleshootConfig(url=url)
+
+
 def test_signatures_have_unique_names_and_are_many() -> None:
     assert len({one.name for one in SIGNATURES}) == len(SIGNATURES) >= 30
 

@@ -64,6 +64,7 @@ CASES: dict[str, dict[str, Any]] = {
     "doctor": {
         "report.json": {"rows": [{"check": "etcd", "status": "FAIL", "evidence": "down", "remedy": "start it"}]}
     },
+    "failed-start": {"logs/failed-start/dynamo-serve.log": "dynamo serve x\nerror: model x: no such directory\n"},
     "frontend-unhealthy": {"health.json": {"status": "not_ready", "stage": "draining"}},
     "request-errors": {
         "metrics.txt": 'dynamo_frontend_requests_total{status="success"} 10\n'
