@@ -40,6 +40,8 @@ class EngineChoice:
     max_tokens: int = AGGREGATED_TOKENS
     """Tokens per step and rank."""
     kv_tokens: int = 0
+    kv_dtype: str = "auto"
+    """Type of cached values: `auto` (the model's) or `fp8`."""
 
     @property
     def gpus(self) -> int:

@@ -212,7 +212,7 @@ def plot(title: str, lines: Mapping[str, Points], unit: str, *, is_log: bool = F
     low = min(x for x, _ in points)
     high = max(x for x, _ in points)
     top = max(y for _, y in points) or 1.0
-    ticks = _powers(low, high) if is_log else _round_steps(high)
+    ticks = _powers(low, high) if is_log else round_steps(high)
     if is_log:
         low, high = min(low, ticks[0]), max(high, ticks[-1], low * 1.01)
     else:
@@ -226,12 +226,12 @@ def plot(title: str, lines: Mapping[str, Points], unit: str, *, is_log: bool = F
         return HEIGHT - BOTTOM - y / top * (HEIGHT - TOP - BOTTOM)
 
     parts = [f"<h2>{html.escape(title)}</h2><svg viewBox='0 0 {WIDTH} {HEIGHT}' role=img>"]
-    for y in _round_steps(top):
+    for y in round_steps(top):
         parts.append(f"<line class=grid x1={LEFT} x2={WIDTH - RIGHT} y1={up(y):.1f} y2={up(y):.1f} />")
-        parts.append(f"<text x={LEFT - 6} y={up(y) + 5:.1f} text-anchor=end>{_short(y)}</text>")
+        parts.append(f"<text x={LEFT - 6} y={up(y) + 5:.1f} text-anchor=end>{short_number(y)}</text>")
     for x in ticks:
         parts.append(f"<line class=grid x1={across(x):.1f} x2={across(x):.1f} y1={TOP} y2={HEIGHT - BOTTOM} />")
-        parts.append(f"<text x={across(x):.1f} y={HEIGHT - BOTTOM + 18} text-anchor=middle>{_short(x)}</text>")
+        parts.append(f"<text x={across(x):.1f} y={HEIGHT - BOTTOM + 18} text-anchor=middle>{short_number(x)}</text>")
     parts.append(f"<text x={WIDTH - RIGHT} y={HEIGHT - 5} text-anchor=end>{unit}</text>")
     parts.append(f"<line class=axis x1={LEFT} x2={WIDTH - RIGHT} y1={HEIGHT - BOTTOM} y2={HEIGHT - BOTTOM} />")
     for at, line in enumerate(lines.values()):
@@ -250,7 +250,7 @@ def _powers(low: float, high: float) -> list[float]:
     return [10.0**power for power in range(first, max(last, first + 1) + 1)]
 
 
-def _round_steps(high: float) -> list[float]:
+def round_steps(high: float) -> list[float]:
     """Return about five round numbers from 0 on."""
     raw = high / 5
     size = 10.0 ** math.floor(math.log10(raw)) if raw > 0 else 1.0
@@ -258,7 +258,8 @@ def _round_steps(high: float) -> list[float]:
     return [step * at for at in range(int(high / step + 1e-9) + 1)]
 
 
-def _short(value: float) -> str:
+def short_number(value: float) -> str:
+    """Return a number with k for thousands and M for millions."""
     if value >= 1e6:
         return f"{value / 1e6:g}M"
     if value >= 1e4:

@@ -5,6 +5,7 @@ import pytest
 
 from dynamo.planner.config.parallelization import PickedParallelConfig
 from dynamo.profiler.recommend.exploration import configuration
+from dynamo.profiler.recommend.routers import RouterChoice
 from dynamo.profiler.recommend.simulation import CandidateDeployment, SimulatedResult
 from dynamo.profiler.search import Configuration, EngineChoice
 from dynamo.profiler.spec import ProfileSpec, profile_spec
@@ -59,13 +60,19 @@ def candidate_of() -> MakeCandidate:
     """Return a maker of candidates: numbers of decode and prefill engines, and GPUs per engine."""
 
     def make(
-        decode: int, prefill: int = 0, *, tp: int = 1, batch: int = 64, router: str = "kv_router"
+        decode: int,
+        prefill: int = 0,
+        *,
+        tp: int = 1,
+        batch: int = 64,
+        router: str = "kv_router",
+        preset: str | None = None,
+        kv_dtype: str = "auto",
     ) -> CandidateDeployment:
         parallel = PickedParallelConfig(tp=tp)
-        other = EngineChoice(parallel=parallel, replicas=prefill, batch=8) if prefill else None
-        return CandidateDeployment(
-            configuration(EngineChoice(parallel=parallel, replicas=decode, batch=batch), other), router
-        )
+        other = EngineChoice(parallel=parallel, replicas=prefill, batch=8, kv_dtype=kv_dtype) if prefill else None
+        one = EngineChoice(parallel=parallel, replicas=decode, batch=batch, kv_dtype=kv_dtype)
+        return CandidateDeployment(configuration(one, other), RouterChoice(mode=router), preset)
 
     return make
 
@@ -74,7 +81,9 @@ def candidate_of() -> MakeCandidate:
 def result_of() -> MakeResult:
     """Return a maker of results."""
 
-    def make(candidate: CandidateDeployment, met_share: float = 1.0, goodput: float = 1000.0) -> SimulatedResult:
+    def make(
+        candidate: CandidateDeployment, met_share: float = 1.0, goodput: float = 1000.0, mean_gpus: float | None = None
+    ) -> SimulatedResult:
         return SimulatedResult(
             candidate=candidate,
             requests=100,
@@ -86,6 +95,7 @@ def result_of() -> MakeResult:
             itl_ms=10.0,
             e2e_ms=5000.0 / candidate.gpus,
             reused_share=0.0,
+            mean_gpus=mean_gpus or candidate.gpus,
         )
 
     return make

@@ -23,6 +23,12 @@ WORKING_DIRECTORY = {
 }
 AGGREGATED_NAME = {"vllm": "worker", "sglang": "decode", "trtllm": "TRTLLMWorker"}
 MODEL_FLAG = {"vllm": "--model", "sglang": "--model-path", "trtllm": "--model-path"}
+KV_DTYPE_ARGS = {
+    "vllm": ("--kv-cache-dtype", "fp8"),
+    "sglang": ("--kv-cache-dtype", "fp8_e4m3"),
+    "trtllm": ("--trtllm.kv_cache_config.dtype", "fp8"),
+}
+"""Arguments of a cache with eight bits per value."""
 KV_ROLE = {"prefill": "kv_producer", "decode": "kv_consumer"}
 EPHEMERAL_STORAGE = "2Gi"
 BOOTSTRAP_PORT = 12345
@@ -100,6 +106,7 @@ def worker(
 def engine_args(backend: str, choice: EngineChoice) -> list[str]:
     """Return the arguments of parallelism and batch limits."""
     parallel = choice.parallel
+    cache = [] if choice.kv_dtype == "auto" else [*KV_DTYPE_ARGS[backend]]
     if backend == "vllm":
         args: list[Any] = ["--tensor-parallel-size", parallel.tp]
         args += ["--pipeline-parallel-size", parallel.pp] if parallel.pp > 1 else []
@@ -120,7 +127,7 @@ def engine_args(backend: str, choice: EngineChoice) -> list[str]:
         args += ["--expert-parallel-size", parallel.moe_ep] if parallel.moe_ep > 1 else []
         args += ["--enable-attention-dp"] if parallel.dp > 1 else []
         args += ["--max-batch-size", choice.batch, "--max-num-tokens", choice.max_tokens]
-    return [str(one) for one in args]
+    return [str(one) for one in [*args, *cache]]
 
 
 def role_args(backend: str, role: str | None) -> list[str]:

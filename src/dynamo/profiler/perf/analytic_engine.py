@@ -14,7 +14,7 @@ The shares of the peaks and the constant times (`Efficiency`) are fitted to publ
 the constants dominate.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dynamo.planner.config.parallelization import PickedParallelConfig
 from dynamo.profiler.perf.gpus import GIB, GpuSpec
@@ -53,6 +53,12 @@ class Efficiency:
     closed_start: float = 0.05
     """Prompts that a request waits for on average per concurrent one, because all of a closed loop start at once."""
 
+    def slowed(self, factor: float) -> "Efficiency":
+        """Return efficiencies with which arithmetic, memory traffic and constant times take longer by a factor."""
+        shares = {name: getattr(self, name) / factor for name in ("compute", "memory")}
+        times = ("layer_s", "step_s", "expert_layer_s", "request_s", "prompt_s")
+        return replace(self, **shares, **{name: getattr(self, name) * factor for name in times})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyticEngine:
@@ -68,6 +74,11 @@ class AnalyticEngine:
     def gpus(self) -> int:
         """Return the number of GPUs."""
         return self.parallel.num_gpus
+
+    @property
+    def kv_dtype(self) -> str:
+        """Return the type of cached values: `fp8`, or `auto` for that of the model."""
+        return "fp8" if self.shape.kv_bits == 8 else "auto"
 
     def weight_bytes_per_gpu(self) -> float:
         """Return the bytes of weights on the GPU that has the most."""

@@ -6,6 +6,8 @@ prediction is
     TPOT = decode step + batch x prefill / answer tokens
     TTFT = request time + 1.5 decode steps + prefill x (prompts of a group + start x batch + queue)
 
+A point may also be one step of an engine (a forward pass): the tokens that it computed and read, and its duration.
+
 A fit starts from known efficiencies, and departs from them only as far as the points require: with few points it is a
 correction, with many it is independent of its start.
 """
@@ -49,6 +51,36 @@ class EnginePoint:
     ttft_ms: float
     tpot_ms: float
 
+    def log_ratios(self, efficiency: Efficiency) -> list[float]:
+        """Return the weighted logarithms of predicted to measured TTFT and TPOT."""
+        ((ttft_error, tpot_error),) = errors([self], efficiency)
+        return [TTFT_WEIGHT * math.log1p(ttft_error), math.log1p(tpot_error)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPoint:
+    """A measured step of one data-parallel rank of an engine."""
+
+    engine: AnalyticEngine
+    prompt_tokens: int
+    """Prompt tokens that the step computed."""
+    cached_tokens: int
+    """Cached tokens of these prompts."""
+    sequences: int
+    """Running answers."""
+    context_tokens: int
+    """Cached tokens of the running answers."""
+    wall_ms: float
+
+    def log_ratios(self, efficiency: Efficiency) -> list[float]:
+        """Return the logarithm of predicted to measured duration."""
+        engine = replace(self.engine, efficiency=efficiency)
+        prompts_ms = engine.prefill_ms(self.prompt_tokens, self.cached_tokens)
+        return [math.log((prompts_ms + engine.decode_ms(self.context_tokens, 0, self.sequences)) / self.wall_ms)]
+
+
+MeasuredPoint = EnginePoint | StepPoint
+
 
 def closed_loop(engine: AnalyticEngine, isl: int, osl: int, batch: int) -> tuple[float, float]:
     """Return TTFT and TPOT in milliseconds of `batch` concurrent requests per rank."""
@@ -61,7 +93,7 @@ def closed_loop(engine: AnalyticEngine, isl: int, osl: int, batch: int) -> tuple
     return engine.request_ms() + 1.5 * decode_ms + prefill_ms * waiting, tpot_ms
 
 
-def fit(points: Sequence[EnginePoint], start: Efficiency, prior_weight: float = PRIOR_WEIGHT) -> Efficiency:
+def fit(points: Sequence[MeasuredPoint], start: Efficiency, prior_weight: float = PRIOR_WEIGHT) -> Efficiency:
     """Return the efficiencies that explain the points best, near the start."""
     found = np.zeros(len(FITTED))
     most = np.array([math.log(LIMITS[name] / getattr(start, name)) if name in LIMITS else math.inf for name in FITTED])
@@ -92,13 +124,10 @@ def errors(points: Sequence[EnginePoint], efficiency: Efficiency | None = None) 
     return found
 
 
-def _ratios(points: Sequence[EnginePoint], start: Efficiency, logs: Any) -> Any:
-    """Return the weighted logarithms of predicted to measured values: two per point."""
+def _ratios(points: Sequence[MeasuredPoint], start: Efficiency, logs: Any) -> Any:
+    """Return the weighted logarithms of predicted to measured values."""
     efficiency = _scaled(start, logs)
-    values = []
-    for ttft_error, tpot_error in errors(points, efficiency):
-        values += [TTFT_WEIGHT * math.log1p(ttft_error), math.log1p(tpot_error)]
-    return np.array(values)
+    return np.array([one for point in points for one in point.log_ratios(efficiency)])
 
 
 def _scaled(start: Efficiency, logs: Any) -> Efficiency:

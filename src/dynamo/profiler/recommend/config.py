@@ -5,10 +5,14 @@ from pathlib import Path
 
 from dynamo.core.config import option
 from dynamo.core.errors import ConfigError
+from dynamo.profiler.perf.gpus import GpuSpec, gpu_spec
+from dynamo.profiler.recommend.points import parallel_of
 from dynamo.profiler.spec import BACKENDS, LatencyTarget
 from dynamo.replay.load import ReplaySession
 from dynamo.replay.synthetic import Shape, sessions
 from dynamo.replay.trace import read
+
+KV_DTYPES = ("auto", "fp8", "search")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +38,30 @@ class RecommendConfig:
     ttft: float = option(2000.0, "--ttft", None, "Objective: time to first token in milliseconds")
     itl: float = option(30.0, "--itl", None, "Objective: inter-token latency in milliseconds")
     sla_share: float = option(0.95, "--sla-share", None, "Share of requests that must meet both objectives, 0 to 1")
-    points: str | None = option(
+    kv_cache_dtype: str = option(
+        "auto",
+        "--kv-cache-dtype",
         None,
+        "Type of cached values: the model's, fp8 (answers may change), or search: both",
+        choices=KV_DTYPES,
+    )
+    planner_presets: bool = option(
+        True, "--planner-presets", None, "Simulate a planner too, if the load lasts 10 minutes or longer"
+    )
+    startup_time: float = option(120.0, "--startup-time", None, "Seconds until an engine that a planner adds is ready")
+    points: list[str] = option(
+        [],
         "--points",
         None,
-        "JSON: measured closed loops of this model and GPU that correct the estimate (see the docs)",
+        "Measurements that correct the estimate: closed loops as JSON, an export of aiperf or its directory, or a forward-pass trace",
+        metavar="FILE",
+    )
+    points_parallel: str = option(
+        "",
+        "--points-parallel",
+        None,
+        "Parallelism of the measured engine, such as tp=4,pp=2, for files that do not contain it",
+        metavar="AXIS=N",
     )
     image: str = option(
         "nvcr.io/nvidia/ai-dynamo/dynamo-planner:1.6.1",
@@ -54,6 +77,11 @@ class RecommendConfig:
             raise ConfigError("model is missing: pass its directory or its name on the Hugging Face hub")
         if self.gpu is None:
             raise ConfigError("--gpu: missing; must be a GPU such as h200_sxm")
+        gpu = gpu_of(self.gpu)
+        if self.kv_cache_dtype != "auto" and gpu.tflops_8 is None:
+            raise ConfigError(
+                f"--kv-cache-dtype {self.kv_cache_dtype}: must be auto: {gpu.sku} has no 8-bit arithmetic"
+            )
         if self.trace is None and self.request_rate is None:
             raise ConfigError("--request-rate: missing; pass it, or --trace with a recorded load")
         if self.trace is not None and self.request_rate is not None:
@@ -69,9 +97,11 @@ class RecommendConfig:
             ("--ttft", self.ttft),
             ("--itl", self.itl),
             ("--gpus-per-node", self.gpus_per_node),
+            ("--startup-time", self.startup_time),
         ):
             if value is not None and not value > 0:
                 raise ConfigError(f"{flag} {value:g}: must be more than 0")
+        parallel_of(self.points_parallel, "--points-parallel")
         for flag, share in (("--sla-share", self.sla_share), ("--prefix-share", self.prefix_share)):
             if not 0 <= share <= 1:
                 raise ConfigError(f"{flag} {share:g}: must be from 0 to 1")
@@ -97,3 +127,11 @@ class RecommendConfig:
             seed=self.seed,
         )
         return sessions(shape)
+
+
+def gpu_of(sku: str) -> GpuSpec:
+    """Return a GPU's specification. Raise `ConfigError` for an unknown one."""
+    try:
+        return gpu_spec(sku)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("hardware.gpuSku:", "--gpu", 1)) from None

@@ -5,7 +5,8 @@
 2. The number of engines of each family by bisection, under a part of the load. A family is left out when its estimate
    exceeds the best found so far by more than the error of estimates.
 3. The best families under the whole load: more engines until the objectives are met, fewer while they are; then other batch
-   limits and router modes at the same number of GPUs.
+   limits, router policies and queue policies, with fewer engines where they suffice.
+4. Planner presets from the best deployment on, if the load lasts long enough.
 
 Estimates only order the work; what is returned has been simulated.
 """
@@ -15,6 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from dynamo.profiler.perf.analytic_engine import AnalyticEngine
+from dynamo.profiler.recommend.presets import GAIN_MIN
+from dynamo.profiler.recommend.routers import KV_ROUTER, ROUTERS, RouterChoice
 from dynamo.profiler.recommend.simulation import CandidateDeployment, SimulatedResult
 from dynamo.profiler.search import PREFILL_TOKENS, Configuration, EngineChoice, aggregated, decode_rates, prefill_rate
 from dynamo.profiler.spec import LatencyTarget, TrafficTarget
@@ -28,7 +31,9 @@ DOUBT = 1.5
 FAMILIES_MAX = 8
 FINALISTS = 3
 BATCHES = (32, 64, 128, 256)
-ROUTERS = ("kv_router", "round_robin")
+
+SETTING_COST = 0.005
+"""Share of the goodput by which another router setting must raise it: differences below are noise of the load."""
 
 Simulate = Callable[[CandidateDeployment, int | None], SimulatedResult]
 
@@ -43,7 +48,7 @@ class DeploymentFamily:
     """Estimated requests per second of one decode or aggregated engine."""
     prefill_rps: float = 0.0
 
-    def deployment(self, scale: float, router: str) -> CandidateDeployment:
+    def deployment(self, scale: float, router: RouterChoice) -> CandidateDeployment:
         """Return the deployment that an estimate gives `scale` requests per second."""
         decode = replace(self.decode, replicas=max(1, math.ceil(scale / self.decode_rps)))
         prefill = self.prefill
@@ -51,7 +56,7 @@ class DeploymentFamily:
             prefill = replace(prefill, replicas=max(1, math.ceil(scale / self.prefill_rps)))
         return CandidateDeployment(configuration(decode, prefill), router)
 
-    def sizes(self, max_gpus: int, router: str) -> list[CandidateDeployment]:
+    def sizes(self, max_gpus: int, router: RouterChoice) -> list[CandidateDeployment]:
         """Return the deployments of at most `max_gpus` GPUs, smallest first, with balanced roles."""
         found: dict[tuple[int, int], CandidateDeployment] = {}
         steps = {self.decode_rps * one for one in range(1, max_gpus + 1)}
@@ -82,7 +87,8 @@ def families(
         if best is not None:
             found.append(
                 DeploymentFamily(
-                    decode=replace(best.decode, batch=_batch(best.decode.batch)), decode_rps=best.request_rate
+                    decode=replace(best.decode, batch=_batch(best.decode.batch), kv_dtype=engine.kv_dtype),
+                    decode_rps=best.request_rate,
                 )
             )
     for decode in engines:
@@ -92,17 +98,18 @@ def families(
             continue
         batch, _, decode_rps = max(allowed, key=lambda one: one[2])
         for prefill in engines:
-            if prefill.gpus + decode.gpus > max_gpus:
+            if prefill.gpus + decode.gpus > max_gpus or prefill.kv_dtype != decode.kv_dtype:
                 continue
             prefill_rps, _ = prefill_rate(prefill, traffic, target.ttft_ms or math.inf)
             found.append(
                 DeploymentFamily(
-                    decode=EngineChoice(parallel=decode.parallel, batch=_batch(batch)),
+                    decode=EngineChoice(parallel=decode.parallel, batch=_batch(batch), kv_dtype=decode.kv_dtype),
                     decode_rps=decode_rps,
                     prefill=EngineChoice(
                         parallel=prefill.parallel,
                         batch=max(1, PREFILL_TOKENS // traffic.isl),
                         max_tokens=PREFILL_TOKENS,
+                        kv_dtype=prefill.kv_dtype,
                     ),
                     prefill_rps=prefill_rps,
                 )
@@ -132,6 +139,8 @@ class Exploration:
     share: float
     """Share of requests that must meet the objectives."""
     simulate: Simulate
+    presets: Sequence[str] = ()
+    """Planner presets to try."""
     results: list[SimulatedResult] = field(default_factory=list)
     """Outcomes under the whole load."""
 
@@ -143,6 +152,9 @@ class Exploration:
         if not self.results:
             return None
         self._refine()
+        best = best_of(self.results, self.share).candidate
+        for preset in self.presets:
+            self._whole(replace(best, preset=preset))
         return best_of(self.results, self.share)
 
     def _sized(self) -> list[CandidateDeployment]:
@@ -155,7 +167,7 @@ class Exploration:
             least = min((one.candidate.gpus for one in found if one.met_share >= self.share), default=self.max_gpus)
             if needed > DOUBT * least and found:
                 continue
-            sizes = family.sizes(self.max_gpus, ROUTERS[0])
+            sizes = family.sizes(self.max_gpus, KV_ROUTER)
             if sizes:
                 found.append(self._bisected(sizes, needed, limit))
         found.sort(key=lambda one: _order(one, self.share))
@@ -203,10 +215,13 @@ class Exploration:
         best = best_of(self.results, self.share).candidate
         for batch in BATCHES:
             decode = replace(best.config.decode, batch=batch)
-            self._shrink(CandidateDeployment(replace(best.config, decode=decode), best.router_mode))
+            self._shrink(replace(best, config=replace(best.config, decode=decode)))
         best = best_of(self.results, self.share).candidate
         for router in ROUTERS:
-            self._whole(CandidateDeployment(best.config, router))
+            self._whole(replace(best, router=router))
+        better = best_of(self.results, self.share)
+        if better.candidate.router != best.router:
+            self._shrink(better.candidate)
 
     def _shrink(self, candidate: CandidateDeployment) -> None:
         """Remove engines while the objectives are met."""
@@ -235,17 +250,19 @@ def neighbours(candidate: CandidateDeployment, *, larger: bool) -> list[Candidat
     if config.prefill is not None and config.prefill.replicas + change:
         prefill = replace(config.prefill, replicas=config.prefill.replicas + change)
         found.append(replace(config, prefill=prefill))
-    return [CandidateDeployment(one, candidate.router_mode) for one in found]
+    return [replace(candidate, config=one) for one in found]
 
 
 def best_of(results: Sequence[SimulatedResult], share: float) -> SimulatedResult:
-    """Return the outcome with the fewest GPUs among those that meet the objectives, or the nearest to them."""
+    """Return the outcome with the fewest GPUs on average among those that meet the objectives, or the nearest to them."""
     return min(results, key=lambda one: _order(one, share))
 
 
 def _order(one: SimulatedResult, share: float) -> tuple[float, ...]:
     if one.met_share >= share:
-        return (0, one.candidate.gpus, -one.goodput, one.e2e_ms)
+        gpus = one.mean_gpus * (1 if one.candidate.preset is None else GAIN_MIN)
+        goodput = one.goodput * (1 - SETTING_COST * len(one.candidate.router.settings()))
+        return (0, gpus, -round(goodput, 1), one.e2e_ms)
     return (1, -round(one.met_share, 3), one.candidate.gpus, one.e2e_ms)
 
 

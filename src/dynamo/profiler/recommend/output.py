@@ -2,14 +2,23 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from dynamo.profiler.graph.components import BOOTSTRAP_PORT, MODEL_FLAG, engine_args, graph_of, role_args
-from dynamo.profiler.graph.features import enable_kv_router
+from dynamo.planner.config.planner_config import Backend
+from dynamo.profiler.graph.components import (
+    BOOTSTRAP_PORT,
+    MODEL_FLAG,
+    engine_args,
+    graph_of,
+    main_container,
+    role_args,
+)
+from dynamo.profiler.graph.features import add_planner, add_scaling_adapters, enable_benchmarks, planner_config, set_env
 from dynamo.profiler.graph.images import backend_image
-from dynamo.profiler.perf.efficiencies import BackendEfficiency
 from dynamo.profiler.recommend.config import RecommendConfig
+from dynamo.profiler.recommend.estimate import EstimateError
+from dynamo.profiler.recommend.presets import LOAD_S_MIN, preset_config
 from dynamo.profiler.recommend.simulation import CandidateDeployment, SimulatedResult
 from dynamo.profiler.search import EngineChoice
 from dynamo.profiler.spec import ProfileSpec
@@ -22,24 +31,53 @@ SIDE_CHANNEL_PORT = 5600
 """First port at which vLLM workers offer their KV cache."""
 
 
-def table(results: Sequence[SimulatedResult], on_front: Sequence[SimulatedResult], share: float) -> str:
-    """Return the best results, fewest GPUs first; a star marks the Pareto front."""
+def table(
+    results: Sequence[SimulatedResult], on_front: Sequence[SimulatedResult], share: float, estimate: EstimateError
+) -> str:
+    """Return the best results, fewest GPUs first, with the errors of the latencies; a star marks the Pareto front."""
     lines = [
-        f"  {'GPUs':>4} {'met':>6} {'tok/s/GPU':>9} {'TTFT ms':>8} {'p95':>8} {'ITL ms':>7} {'reuse':>6}  deployment"
+        f"  {'GPUs':>4} {'met':>6} {'tok/s/GPU':>9} {'TTFT ms':>11} {'p95':>8} {'ITL ms':>11} {'reuse':>6}  deployment"
     ]
-    ordered = sorted(results, key=lambda one: (one.met_share < share, one.candidate.gpus, -one.goodput))
-    return "\n".join([*lines, *(_table_row(one, on_front) for one in ordered[:ROWS_MAX])])
+    ordered = sorted(results, key=lambda one: (one.met_share < share, one.mean_gpus, -one.goodput))
+    alike: dict[str, list[SimulatedResult]] = {}
+    for one in ordered:
+        alike.setdefault(_numbers(one, estimate), []).append(one)
+    rows = list(alike.items())[:ROWS_MAX]
+    return "\n".join([*lines, *(_table_row(numbers, group, on_front) for numbers, group in rows)])
 
 
-def _table_row(one: SimulatedResult, on_front: Sequence[SimulatedResult]) -> str:
+def _table_row(numbers: str, group: Sequence[SimulatedResult], on_front: Sequence[SimulatedResult]) -> str:
+    """Return the row of deployments whose numbers are equal: the first one, and how many others there are."""
+    others = f" (and {len(group) - 1} alike)" if len(group) > 1 else ""
+    mark = "*" if any(one in on_front for one in group) else " "
+    return f"{mark} {numbers}  {group[0].candidate.label()}{others}"
+
+
+def _numbers(one: SimulatedResult, estimate: EstimateError) -> str:
+    ttft = f"{one.ttft_ms:.0f} ±{estimate.ttft * one.ttft_ms:.0f}"
+    itl = f"{one.itl_ms:.1f} ±{estimate.itl * one.itl_ms:.1f}"
     return (
-        f"{'*' if one in on_front else ' '} {one.candidate.gpus:>4} {100 * one.met_share:>5.1f}% {one.goodput_per_gpu:>9.0f} "
-        f"{one.ttft_ms:>8.0f} {one.p95_ttft_ms:>8.0f} {one.itl_ms:>7.1f} {100 * one.reused_share:>5.0f}%  "
-        f"{one.candidate.label()}"
+        f"{one.mean_gpus:>4.3g} {100 * one.met_share:>5.1f}% {one.goodput_per_gpu:>9.0f} "
+        f"{ttft:>11} {one.p95_ttft_ms:>8.0f} {itl:>11} {100 * one.reused_share:>5.0f}%"
     )
 
 
-def assumptions(config: RecommendConfig, accuracy: BackendEfficiency, *, is_corrected: bool) -> list[str]:
+def summary(best: SimulatedResult) -> str:
+    """Return the recommended deployment in words."""
+    gpus = f"{best.candidate.gpus} GPUs"
+    if best.candidate.preset is not None:
+        gpus = f"{best.mean_gpus:.1f} GPUs on average, {gpus} at the start"
+    return f"{best.candidate.label()}, {gpus}"
+
+
+def sureness(slower: SimulatedResult, estimate: EstimateError, share: float) -> str:
+    """Return how the recommended deployment does if the estimate is too fast by its error."""
+    result = f"{100 * slower.met_share:.1f} % of the requests meet the objectives"
+    remedy = "" if slower.met_share >= share else "; use one more engine, or measure yours (--points)"
+    return f"if every step takes {100 * estimate.itl:.0f} % longer than estimated, {result}{remedy}"
+
+
+def assumptions(config: RecommendConfig, estimate: EstimateError, *, uses_presets: bool) -> list[str]:
     """Return what the recommendation rests on, one line each."""
     load = (
         f"the first {config.requests} requests of {config.trace}, at their recorded times and with their common prefixes"
@@ -47,24 +85,28 @@ def assumptions(config: RecommendConfig, accuracy: BackendEfficiency, *, is_corr
         else f"{config.requests} generated requests at random times, {config.request_rate:g} per second, "
         f"{config.isl} prompt and {config.osl} answer tokens, {100 * config.prefix_share:.0f} % common to a group"
     )
-    corrected = ", corrected by the given points" if is_corrected else ""
+    planner = (
+        f"planner: presets by throughput and load interval in seconds; an engine starts in {config.startup_time:g} s"
+        if uses_presets
+        else "planner: not simulated"
+        + (f", the load lasts less than {LOAD_S_MIN:g} s" if config.planner_presets else "")
+    )
     engine = (
-        f"engine: step times by a roofline model with the efficiencies of {accuracy.source}{corrected}; on models and GPUs "
-        f"that were left out of the fit its median error is {100 * accuracy.tpot_error:.0f} % of the ITL and "
-        f"{100 * accuracy.ttft_error:.0f} % of the TTFT"
+        f"engine: step times by a roofline model with the efficiencies of {estimate.source}; median errors on what was "
+        f"left out of the fit: {estimate.text()}"
     )
     return [
         f"load: {load}",
         engine,
         "router and scheduler: the production router and the mocker's scheduler, in virtual time; prefix caching is on",
-        "KV transfer: one 400 Gbit/s adapter per GPU; failures, autoscaling and start-up times are not simulated",
+        planner,
+        "KV transfer: one 400 Gbit/s adapter per GPU; failures are not simulated",
     ]
 
 
 def launch_commands(config: RecommendConfig, candidate: CandidateDeployment) -> str:
     """Return a shell script that starts the deployment on one machine with enough GPUs."""
-    router = ["--router-mode", "kv" if candidate.router_mode == "kv_router" else "round-robin"]
-    frontend = ["python3", "-m", "dynamo.frontend", "--http-port", str(FRONTEND_PORT), *router]
+    frontend = _frontend(candidate)
     lines = ["#!/bin/sh", "# Starts the recommended deployment on one machine; stop it with Ctrl-C.", "set -eu"]
     lines += ["trap 'kill 0' EXIT INT TERM", "export DYN_DISCOVERY_BACKEND=file", f"{shlex.join(frontend)} &"]
     for one in workers(config, candidate):
@@ -123,8 +165,7 @@ def compose(config: RecommendConfig, candidate: CandidateDeployment) -> dict[str
         "ipc": "host",
         "environment": {"DYN_DISCOVERY_BACKEND": "etcd"},
     }
-    mode = "kv" if candidate.router_mode == "kv_router" else "round-robin"
-    frontend = ["python3", "-m", "dynamo.frontend", "--http-port", str(FRONTEND_PORT), "--router-mode", mode]
+    frontend = _frontend(candidate)
     services: dict[str, Any] = {
         "etcd": {
             "image": "quay.io/coreos/etcd:v3.5.21",
@@ -151,16 +192,30 @@ def compose(config: RecommendConfig, candidate: CandidateDeployment) -> dict[str
     return {"services": services}
 
 
-def graph(spec: ProfileSpec, candidate: CandidateDeployment) -> KubeObject:
-    """Return the deployment as a Kubernetes resource."""
+def _frontend(candidate: CandidateDeployment) -> list[str]:
+    return ["python3", "-m", "dynamo.frontend", "--http-port", str(FRONTEND_PORT), *candidate.router.flags()]
+
+
+def graph(spec: ProfileSpec, candidate: CandidateDeployment) -> list[KubeObject]:
+    """Return the deployment as Kubernetes resources: the graph, after the configuration of its planner if it has one."""
     value = graph_of(spec, candidate.config, spec.backend, GRAPH_NAME)
-    if candidate.router_mode == "kv_router":
-        enable_kv_router(value)
-    return value
+    main = main_container(value["spec"]["components"][0])
+    assert main is not None
+    for name, setting in candidate.router.variables().items():
+        set_env(main, name, setting)
+    if candidate.preset is None:
+        return [value]
+    planner = preset_config(candidate.preset, candidate.config, spec.latency, spec.total_gpus)
+    planned = replace(spec, planner=replace(planner, backend=Backend(spec.backend)))
+    if spec.backend == "vllm":
+        enable_benchmarks(value)
+    add_scaling_adapters(value, planner)
+    settings = planner_config(planned, candidate.config, None)
+    return [add_planner(value, planned, settings, lambda: GRAPH_NAME), value]
 
 
-def as_json(one: SimulatedResult) -> dict[str, Any]:
-    """Return an outcome as JSON data."""
+def as_json(one: SimulatedResult, estimate: EstimateError) -> dict[str, Any]:
+    """Return an outcome as JSON data, with the relative errors of its latencies."""
     engines = {
         role or "aggregated": {
             "replicas": choice.replicas,
@@ -168,12 +223,16 @@ def as_json(one: SimulatedResult) -> dict[str, Any]:
             "gpus_per_engine": choice.parallel.num_gpus,
             "max_num_seqs": choice.batch,
             "max_num_batched_tokens": choice.max_tokens,
+            "kv_cache_dtype": choice.kv_dtype,
         }
         for role, choice in roles(one.candidate)
     }
     return {
         "gpus": one.candidate.gpus,
-        "router_mode": one.candidate.router_mode,
+        "mean_gpus": one.mean_gpus,
+        "router_mode": one.candidate.router.mode,
+        "router_settings": one.candidate.router.settings(),
+        "planner_preset": one.candidate.preset,
         "engines": engines,
         "requests": one.requests,
         "met_share": one.met_share,
@@ -184,4 +243,5 @@ def as_json(one: SimulatedResult) -> dict[str, Any]:
         "mean_itl_ms": one.itl_ms,
         "mean_e2e_ms": one.e2e_ms,
         "reused_share": one.reused_share,
+        "error": {"ttft": estimate.ttft, "itl": estimate.itl, "source": estimate.source},
     }

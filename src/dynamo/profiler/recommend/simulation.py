@@ -1,10 +1,13 @@
 """Simulation of one deployment under the load: the production router, and engines with estimated step times."""
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dynamo.mocker.simulation.timing import StepTimes
 from dynamo.profiler.perf.analytic_engine import AnalyticEngine
+from dynamo.profiler.recommend.presets import preset_config, simulated_planner
+from dynamo.profiler.recommend.routers import RouterChoice
 from dynamo.profiler.search import Configuration, EngineChoice
 from dynamo.profiler.spec import LatencyTarget
 from dynamo.replay.engine import EngineArgs
@@ -32,11 +35,13 @@ class CandidateDeployment:
     """A deployment to simulate."""
 
     config: Configuration
-    router_mode: str
+    router: RouterChoice
+    preset: str | None = None
+    """Preset of the planner that scales the engines; None: their number is constant."""
 
     @property
     def gpus(self) -> int:
-        """Return the GPUs of all engines."""
+        """Return the GPUs of all engines; those at the start if a planner scales them."""
         return self.config.gpus
 
     def label(self) -> str:
@@ -45,7 +50,9 @@ class CandidateDeployment:
         parts = [] if prefill is None else [f"prefill {prefill.replicas}x{prefill.parallel.label()}"]
         role = "decode" if prefill else "aggregated"
         parts.append(f"{role} {decode.replicas}x{decode.parallel.label()} batch {decode.batch}")
-        return f"{' + '.join(parts)}, {self.router_mode}"
+        cache = "" if decode.kv_dtype == "auto" else f", {decode.kv_dtype} cache"
+        planner = "" if self.preset is None else f", planner {self.preset}"
+        return f"{' + '.join(parts)}{cache}, {self.router.label()}{planner}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,41 +75,43 @@ class SimulatedResult:
     """Mean latency of a request."""
     reused_share: float
     """Share of prompt tokens found in a cache."""
+    mean_gpus: float
+    """GPUs in use on average, those of starting engines included."""
 
     @property
     def goodput_per_gpu(self) -> float:
         """Return the goodput per GPU."""
-        return self.goodput / self.candidate.gpus
+        return self.goodput / self.mean_gpus
 
 
 @dataclass(slots=True)
 class DeploymentSimulator:
     """Simulator of candidates under one load; it counts what it simulates."""
 
-    engines: dict[str, AnalyticEngine]
-    """Engines by the label of their parallelism."""
+    engines: Sequence[AnalyticEngine]
     sessions: Sequence[ReplaySession]
     latency: LatencyTarget
+    max_gpus: int = 8
+    """GPUs that a planner may use."""
+    startup_s: float = 0.0
+    """Seconds until an engine that a planner adds is ready."""
     simulated_requests: int = 0
+    _by_key: dict[tuple[str, str], AnalyticEngine] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._by_key = {(one.parallel.label(), one.kv_dtype): one for one in self.engines}
+
+    def engine(self, choice: EngineChoice) -> AnalyticEngine:
+        """Return the performance model of an engine."""
+        return self._by_key[choice.parallel.label(), choice.kv_dtype]
 
     def run(self, candidate: CandidateDeployment, limit: int | None = None) -> SimulatedResult:
         """Return the outcome of a candidate under the first `limit` sessions, or all."""
         sessions = self.sessions if limit is None else self.sessions[:limit]
-        config = candidate.config
-        prefill = config.prefill
-        scenario = Scenario(
-            sessions=sessions,
-            workers=config.decode.replicas,
-            prefill_workers=None if prefill is None else prefill.replicas,
-            engine=self._args(config.decode),
-            prefill_engine=None if prefill is None else self._args(prefill),
-            router_mode=candidate.router_mode,
-            gpus_per_worker=((prefill or config.decode).parallel.num_gpus, config.decode.parallel.num_gpus),
-        )
-        outcome = scenario.run()
+        outcome = self._scenario(candidate, sessions).run()
         rows = rows_of(outcome.flights)
         # Steps do not contain the time that a request spends outside of the engine.
-        request_ms = self.engines[config.decode.parallel.label()].request_ms()
+        request_ms = self.engine(candidate.config.decode).request_ms()
         objectives = Objectives(ttft_ms=(self.latency.ttft_ms or 0.0) - request_ms, itl_ms=self.latency.itl_ms)
         found = summary_of(outcome, rows, objectives)
         total = found["num_requests"]
@@ -118,10 +127,31 @@ class DeploymentSimulator:
             itl_ms=found["mean_itl_ms"] or 0.0,
             e2e_ms=(found["mean_e2e_latency_ms"] or 0.0) + request_ms,
             reused_share=found["prefix_cache_reused_ratio"] or 0.0,
+            mean_gpus=found.get("mean_gpus") or float(candidate.gpus),
+        )
+
+    def _scenario(self, candidate: CandidateDeployment, sessions: Sequence[ReplaySession]) -> Scenario:
+        config, preset = candidate.config, candidate.preset
+        prefill, decode = config.prefill, self._args(config.decode)
+        prefill_args = None if prefill is None else self._args(prefill)
+        planner = None
+        if preset is not None:
+            settings = preset_config(preset, config, self.latency, self.max_gpus)
+            planner = functools.partial(simulated_planner, settings, decode, prefill_args)
+        return Scenario(
+            sessions=sessions,
+            workers=config.decode.replicas,
+            prefill_workers=None if prefill is None else prefill.replicas,
+            engine=decode,
+            prefill_engine=prefill_args,
+            router_mode=candidate.router.mode,
+            router_settings=candidate.router.settings(),
+            planner=planner,
+            gpus_per_worker=((prefill or config.decode).parallel.num_gpus, config.decode.parallel.num_gpus),
         )
 
     def _args(self, choice: EngineChoice) -> EstimatedEngine:
-        engine = self.engines[choice.parallel.label()]
+        engine = self.engine(choice)
         ranks = engine.parallel.dp
         return EstimatedEngine(
             step_times=engine,
@@ -129,6 +159,7 @@ class DeploymentSimulator:
             block_size=BLOCK_TOKENS,
             max_num_seqs=choice.batch,
             max_num_batched_tokens=choice.max_tokens,
+            startup_time=self.startup_s,
             dp_size=ranks,
             kv_bytes_per_token=round(engine.shape.kv_bytes_per_token),
             kv_transfer_bandwidth=TRANSFER_GB_S * engine.parallel.tp,

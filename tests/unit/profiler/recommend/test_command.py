@@ -65,7 +65,7 @@ def test_measured_points_correct_the_estimate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        (["--gpu", "h101"], "hardware.gpuSku: 'h101'"),
+        (["--gpu", "h101"], "--gpu 'h101'"),
         (["--gpu", "t4", "--gpus", "1"], "--gpus 1: must be 2 or more"),
         (["--points", "none.json"], "--points none.json"),
     ],

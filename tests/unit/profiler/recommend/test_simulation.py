@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -23,13 +24,14 @@ def simulator(shape: Shape = SHAPE) -> DeploymentSimulator:
         parallel=PickedParallelConfig(),
         efficiency=EFFICIENCIES["vllm"].efficiency,
     )
-    return DeploymentSimulator({"tp1": engine}, sessions(shape), LatencyTarget(ttft_ms=500, itl_ms=20))
+    compact = replace(engine, shape=replace(engine.shape, kv_bits=8.0))
+    return DeploymentSimulator([engine, compact], sessions(shape), LatencyTarget(ttft_ms=500, itl_ms=20))
 
 
 def test_step_times_are_those_of_the_performance_model(candidate_of: MakeCandidate) -> None:
     lonely = simulator(Shape(input_tokens=1000, output_tokens=50, requests=5, arrival_interval_ms=5000))
     found = lonely.run(candidate_of(1))
-    engine = lonely.engines["tp1"]
+    engine = lonely.engines[0]
     assert found.ttft_ms == pytest.approx(engine.request_ms() + engine.prefill_ms(1000), rel=0.1)
     assert abs(found.itl_ms / engine.decode_ms(1025, 10**6, 1) - 1) < 0.1
 
@@ -56,4 +58,33 @@ def test_part_of_the_load_costs_less(candidate_of: MakeCandidate) -> None:
 
 def test_labels_differ(candidate_of: MakeCandidate) -> None:
     made = [candidate_of(1), candidate_of(2), candidate_of(1, 1), candidate_of(1, tp=2), candidate_of(1, batch=32)]
+    made += [
+        candidate_of(1, router="round_robin"),
+        candidate_of(1, preset="load_180_5"),
+        candidate_of(1, kv_dtype="fp8"),
+    ]
     assert len({one.label() for one in made}) == len(made)
+
+
+def test_planner_follows_the_load_within_the_gpus(candidate_of: MakeCandidate) -> None:
+    busy = sessions(Shape(input_tokens=4000, output_tokens=40, requests=200, request_rate=10.0))
+    calm = sessions(Shape(input_tokens=1000, output_tokens=20, requests=25, request_rate=0.1, seed=1))
+    later = [
+        replace(one, turns=[replace(turn, at_ms=turn.at_ms + 20_000) for turn in one.turns])  # type: ignore[operator]
+        for one in calm
+    ]
+    engines = simulator().engines
+    planned = DeploymentSimulator(
+        engines, [*busy, *later], LatencyTarget(ttft_ms=1000, itl_ms=25), max_gpus=4, startup_s=5
+    )
+    found = planned.run(candidate_of(3, preset="load_180_5"))
+    constant = planned.run(candidate_of(3))
+    assert constant.mean_gpus == 3
+    assert 1 <= found.mean_gpus < 2.5
+    assert found.requests == constant.requests
+
+
+def test_compact_cache_holds_more_requests(candidate_of: MakeCandidate) -> None:
+    long = simulator(Shape(input_tokens=30_000, output_tokens=150, requests=40, request_rate=4.0))
+    plain, compact = long.run(candidate_of(2, batch=256)), long.run(candidate_of(2, batch=256, kv_dtype="fp8"))
+    assert compact.output_tok_s > plain.output_tok_s
