@@ -363,5 +363,7 @@ class Pipeline(OpenRequests):
         if not dispatch.may_repeat(error):
             return False
         generation.revive()
+        state = cast(BaseAnswer, generation.answer).state
+        dispatch.last_output_s = state.last_s if state.request_type == "stream" else 0.0
         self.tasks.start(dispatch.repeat(error), "retry")
         return True

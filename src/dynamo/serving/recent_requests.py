@@ -23,6 +23,10 @@ FAILED_MAX = 200
 SLOWEST_MAX = 100
 SLOWEST_AGE_S = 900.0
 """Age after which a slow request gives way to a faster one."""
+MODELS_MAX = 256
+"""Models whose usual pace is kept."""
+PACE_WEIGHT = 0.05
+"""Weight of a request in the usual pace of its model: that of about the last 20."""
 ERROR_CHARS_MAX = 500
 WORKERS_MAX = 1024
 """Workers whose last error is kept; the oldest error is dropped first."""
@@ -65,8 +69,27 @@ class RequestFacts(msgspec.Struct, kw_only=True):
     """Complete blocks of the prompt."""
     queue_depth: int = 0
     """Requests that waited in the router's queue."""
+    queue_s: float = 0.0
+    """Time in the queue of the KV router that chose the worker, at the end of `route_s`, in seconds."""
+    prefill_queue_s: float = 0.0
+    """Time in the queue of the prefill workers' KV router, at the beginning of `prefill_s`, in seconds."""
+    tokens_ahead: float | None = None
+    """Prompt tokens of earlier requests that the worker of the prompt had to compute first; None without a KV router."""
+    requests_ahead: int = 0
+    """Requests of this frontend that were in flight to the worker when it was chosen."""
     moves: tuple[Move, ...] = ()
     """Failures after which it was sent to another worker."""
+    slow_s: float = 0.0
+    """Measure of slowness, set at the end: the time to the first token, and that of the output beyond the model's usual pace."""
+
+    @property
+    def itl_s(self) -> float | None:
+        """Mean time between output tokens; None with fewer than two. Tokens of a unary response are not timed: until its end."""
+        gaps = self.output_tokens - 1
+        if not self.first_s or gaps < 1:
+            return None
+        last_s = self.ended_s if self.request_type == "unary" else self.last_s
+        return max(0.0, last_s - self.first_s) / gaps
 
 
 class WorkerError(msgspec.Struct):
@@ -84,8 +107,10 @@ class RecentRequests:
         self._recent: deque[RequestFacts] = deque(maxlen=RECENT_MAX)
         self._failed: deque[RequestFacts] = deque(maxlen=FAILED_MAX)
         self._slowest: list[tuple[float, int, RequestFacts]] = []
-        """Ascending by time to first token."""
+        """Ascending by `RequestFacts.slow_s`."""
         self._serial = 0
+        self._paces: dict[str, float] = {}
+        """Moving average of the time between output tokens, by model."""
         self.worker_errors: dict[int, WorkerError] = {}
         """By worker, oldest first."""
 
@@ -95,6 +120,7 @@ class RecentRequests:
         if facts.error_type:
             self._failed.append(facts)
         if facts.first_s:
+            facts.slow_s = facts.first_s - facts.started_s + self._excess_s(facts)
             self._rank(facts)
         for move in facts.moves:
             self._blame(move.worker_id, facts.ended_at, move.error)
@@ -126,17 +152,27 @@ class RecentRequests:
                 seen.add(id(facts))
                 yield facts
 
+    def _excess_s(self, facts: RequestFacts) -> float:
+        """Return the time of the output beyond the usual pace of the model, and include this request in that pace."""
+        itl_s = facts.itl_s
+        if itl_s is None:
+            return 0.0
+        usual_s = self._paces.get(facts.model, itl_s)
+        if facts.model in self._paces or len(self._paces) < MODELS_MAX:
+            self._paces[facts.model] = usual_s + PACE_WEIGHT * (itl_s - usual_s)
+        return max(0.0, itl_s - usual_s) * (facts.output_tokens - 1)
+
     def _rank(self, facts: RequestFacts) -> None:
         """Keep the request if it is one of the slowest of the last minutes."""
-        wait_s, slowest = facts.first_s - facts.started_s, self._slowest
+        slow_s, slowest = facts.slow_s, self._slowest
         if len(slowest) >= SLOWEST_MAX:
-            if wait_s <= slowest[0][0]:
+            if slow_s <= slowest[0][0]:
                 return
             oldest = facts.ended_at - SLOWEST_AGE_S
             kept = [one for one in slowest if one[2].ended_at >= oldest]
             self._slowest = slowest = kept if len(kept) < len(slowest) else slowest[1:]
         self._serial += 1
-        insort(slowest, (wait_s, self._serial, facts))
+        insort(slowest, (slow_s, self._serial, facts))
 
     def _blame(self, worker_id: int | None, at: float, message: str) -> None:
         if worker_id is None:
@@ -189,17 +225,19 @@ def _add_dispatch(facts: RequestFacts, dispatch: Any, worker_id: int | None) -> 
     """Add what the dispatch of the first engine request recorded."""
     if not isinstance(dispatch, Dispatch):
         return
-    facts.route_s, facts.moves = dispatch.route_s, dispatch.moves
+    facts.route_s, facts.moves, facts.requests_ahead = dispatch.route_s, dispatch.moves, dispatch.requests_ahead
     if worker_id is not None and facts.workers[:1] != (worker_id,):
         facts.workers = (worker_id, *facts.workers[1:])
     decision, prefill = dispatch.decision, dispatch.prefill
     if decision is not None:
         facts.dp_rank, facts.cost = decision.dp_rank, decision.cost
         facts.overlap_blocks, facts.blocks = decision.overlap_blocks, decision.blocks
-        facts.queue_depth = decision.queue_depth
+        facts.queue_depth, facts.queue_s = decision.queue_depth, decision.waited_s
+        facts.tokens_ahead = decision.tokens_ahead
     if prefill is not None:
         facts.prefill_worker = prefill.instance_id
         facts.prefill_s = prefill.sent_s, prefill.done_s
         if prefill.decision is not None:
             facts.cost, facts.queue_depth = prefill.decision.cost, prefill.queue_depth
+            facts.prefill_queue_s, facts.tokens_ahead = prefill.decision.waited_s, prefill.decision.tokens_ahead
             facts.overlap_blocks, facts.blocks = prefill.decision.overlap_blocks, prefill.decision.blocks
