@@ -13,20 +13,20 @@ from dynamo.console.worker_paces import (
     prompt_pace_s,
     prompt_worker,
 )
-from dynamo.serving.recent_requests import RequestFacts
+from dynamo.serving.request_facts import RequestFacts
 
 
 class Cause(StrEnum):
     """What a request spent most of its time on."""
 
     PREPROCESS = "preprocess"
-    ROUTER_QUEUE = "router queue"
+    ROUTER_QUEUE = "router-queue"
     ROUTING = "routing"
     DISPATCH = "dispatch"
-    WORKER_QUEUE = "worker queue"
+    WORKER_QUEUE = "worker-queue"
     PREFILL = "prefill"
     TRANSFER = "transfer"
-    SLOW_WORKER = "slow worker"
+    SLOW_WORKER = "slow-worker"
     MIGRATION = "migration"
     OUTPUT = "output"
     RESPONSE = "response"

@@ -4,10 +4,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from dynamo.console.request_causes import Cause, cause_of
+from dynamo.console.request_causes import Cause, cause_of, lost_spans
 from dynamo.console.worker_paces import WorkerPaces
-from dynamo.serving.migration import Move
-from dynamo.serving.recent_requests import RequestFacts
+from dynamo.serving.request_facts import Move, RequestFacts
 
 REQUEST_STATES = ("running", "succeeded", "failed", "slow")
 QUEUE_SHOWN_S = 0.001
@@ -183,7 +182,7 @@ def _stages(facts: RequestFacts, end_s: float, *, is_running: bool) -> list[Stag
     """Return the stages in order; the last one of a running request is in progress."""
     route_began_s, route_ended_s = facts.route_s
     prefill_sent_s, prefill_done_s = facts.prefill_s
-    is_moved = bool(facts.first_s and route_began_s > facts.first_s)  # The times are those of the last worker.
+    is_moved = any(move.at_s <= route_began_s for move in facts.moves)  # The times are those of the last worker.
     spans: list[tuple[str, float, float]] = [("preprocess", facts.started_s, facts.prepared_s)]
     if facts.prepared_s:
         if prefill_sent_s:
@@ -191,7 +190,7 @@ def _stages(facts: RequestFacts, end_s: float, *, is_running: bool) -> list[Stag
             if facts.prefill_queue_s > QUEUE_SHOWN_S:
                 spans.append(("prefill_queue", prefill_sent_s, queued_s))
             spans.append(("prefill", queued_s, prefill_done_s))
-        if route_began_s:
+        if route_began_s and not is_moved:
             queued_s = route_ended_s - facts.queue_s if facts.queue_s > QUEUE_SHOWN_S else route_ended_s
             spans.append(("route", route_began_s, queued_s))
             if queued_s < route_ended_s:
@@ -208,6 +207,7 @@ def _stages(facts: RequestFacts, end_s: float, *, is_running: bool) -> list[Stag
         spans.append(("decode", facts.first_s, output_s))
         if facts.ended_at and is_timed:
             spans.append(("finish", facts.last_s, facts.ended_s))
+    spans += [("move", *span) for span in lost_spans(facts, end_s)]
     found = []
     for name, begin_s, finish_s in spans:
         is_open = finish_s < begin_s

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from typing import cast
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
@@ -154,23 +155,9 @@ class ConsoleHandlers:
 
     async def requests(self, request: Request) -> Response:
         """GET /console/api/requests."""
-        limit = number(request, "limit", REQUESTS_SHOWN, REQUESTS_MAX)
-        least_ms = number(request, "slower_than_ms", 0, DURATION_MAX_MS, least=0)
-        state = choice(request, "state", ("", *REQUEST_STATES))
-        cause = choice(request, "cause", ("", *Cause))
-        if isinstance(limit, Response) or isinstance(least_ms, Response):
-            return limit if isinstance(limit, Response) else least_ms
-        if isinstance(state, Response) or isinstance(cause, Response):
-            return state if isinstance(state, Response) else cause
-        wanted = request.query_params
-        selection = Selection(
-            state=state,
-            model=wanted.get("model", ""),
-            request_id=wanted.get("id", "")[-ID_CHARS:],  # A response's id, `chatcmpl-…`, ends in the request's.
-            cause=cause,
-            slower_than_ms=least_ms,
-            limit=limit,
-        )
+        selection = selection_of(request)
+        if isinstance(selection, Response):
+            return selection
         return as_json({"requests": await self._data.requests(selection)})
 
     async def routing(self, request: Request) -> Response:
@@ -218,6 +205,25 @@ class ConsoleHandlers:
             return refuse(ErrorAnswer(502, f"worker {given['instance']}: {reply['error']}"))
         await self._data.refresh_workers()
         return as_json(reply)
+
+
+def selection_of(request: Request) -> Selection | Response:
+    """Return the requests that a query selects, or the refusal of one of its parameters."""
+    limit = number(request, "limit", REQUESTS_SHOWN, REQUESTS_MAX)
+    least_ms = number(request, "slower_than_ms", 0, DURATION_MAX_MS, least=0)
+    state, cause = choice(request, "state", ("", *REQUEST_STATES)), choice(request, "cause", ("", *Cause))
+    for found in (limit, least_ms, state, cause):
+        if isinstance(found, Response):
+            return found
+    wanted = request.query_params
+    return Selection(
+        state=str(state),
+        model=wanted.get("model", ""),
+        request_id=wanted.get("id", "")[-ID_CHARS:],  # A response's id, `chatcmpl-…`, ends in the request's.
+        cause=str(cause),
+        slower_than_ms=cast(int, least_ms),
+        limit=cast(int, limit),
+    )
 
 
 def number(request: Request, name: str, default: int, maximum: int, least: int = 1) -> int | Response:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from statistics import median
 from typing import NamedTuple
 
-from dynamo.serving.recent_requests import RequestFacts
+from dynamo.serving.request_facts import RequestFacts
 
 SAMPLES_MAX = 50
 """Recent requests of each worker that are compared."""
@@ -16,6 +16,8 @@ SLOW_RATIO = 3.0
 """Ratio to the pace of other workers from which a request was slow. Batches of different sizes differ by less."""
 USUAL_RATIO = 2.0
 """The same of the worker's usual pace: one slow request does not make a slow worker."""
+PACE_MIN_S = 5e-5
+"""Pace below which differences are those of the measurement: tokens that arrive together."""
 COMPUTED_MIN = 32
 """Prompt tokens below which the time of a prompt does not depend on their number."""
 
@@ -31,7 +33,7 @@ class PaceComparison(NamedTuple):
     @property
     def is_slow(self) -> bool:
         """Whether the worker of the request was slow."""
-        return self.own_s >= SLOW_RATIO * self.others_s
+        return self.own_s >= SLOW_RATIO * max(self.others_s, PACE_MIN_S)
 
 
 class WorkerPaces:

@@ -15,7 +15,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -37,6 +37,7 @@ from dynamo.routing.session_affinity import SessionAffinity
 from dynamo.runtime.request_plane.base import Call, Item, Receiver
 from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.prefill_phase import PrefillPhase
+from dynamo.serving.request_facts import Move
 from dynamo.serving.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -234,22 +235,6 @@ class Sent(Receiver, Protocol):
         """End with the error: no other worker can take the request."""
 
 
-class Move(NamedTuple):
-    """Failure of a worker after which a request was sent to another one."""
-
-    at_s: float
-    """Time by `time.perf_counter`."""
-    worker_id: int | None
-    """Worker that failed; None if another cause is known."""
-    error: str
-    tokens: int
-    """Output tokens received before."""
-    silent_s: float = 0.0
-    """Time of the last output before the failure; 0 without any, or where outputs are not timed."""
-    resumed_s: float = 0.0
-    """Time of the first output after it; 0 before."""
-
-
 class FirstOutput:
     """Receiver of a request that was sent again: reports its first output, and passes everything on."""
 
@@ -325,8 +310,6 @@ class Dispatch:
         """Begin and end of the latest choice of a worker; 0 before."""
         self.requests_ahead = 0
         """Requests of this frontend that were in flight to the worker when it was chosen."""
-        self.last_output_s = 0.0
-        """Time of the last output, set by the caller of `repeat` where outputs are timed."""
         self._clock = clock or SystemClock()
         self._attempts = Attempts(policy.limit)
         self.prefill: PrefillPhase | None = None
@@ -488,12 +471,15 @@ class Dispatch:
         self._metrics.migrations.labels(model=name, migration_type="ongoing_request").inc()
         return True
 
-    async def repeat(self, error: Exception) -> None:
-        """Send the request to another worker after `error`, with the tokens received so far."""
+    async def repeat(self, error: Exception, silent_s: float = 0.0) -> None:
+        """Send the request to another worker after `error`, with the tokens received so far.
+
+        `silent_s`: time of the last output by `time.perf_counter`; 0 without any, or where outputs are not timed.
+        """
         generation = self._generation
         logger.warning("Stream disconnected, recreating stream: request=%s error=%s", self._request_id, error)
         started_s = time.perf_counter()
-        move = Move(started_s, generation.failed_instance, str(error), generation.tokens, self.last_output_s)
+        move = Move(started_s, generation.failed_instance, str(error), generation.tokens, silent_s)
         self.moves = (*self.moves, move)
         self.release()
         if generation.failed_instance is not None:

@@ -364,6 +364,6 @@ class Pipeline(OpenRequests):
             return False
         generation.revive()
         state = cast(BaseAnswer, generation.answer).state
-        dispatch.last_output_s = state.last_s if state.request_type == "stream" else 0.0
-        self.tasks.start(dispatch.repeat(error), "retry")
+        silent_s = state.last_s if state.request_type == "stream" else 0.0
+        self.tasks.start(dispatch.repeat(error, silent_s), "retry")
         return True

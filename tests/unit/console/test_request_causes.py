@@ -4,8 +4,7 @@ import pytest
 
 from dynamo.console.request_causes import Cause, FoundCause, cause_of, lost_spans
 from dynamo.console.worker_paces import WorkerPaces
-from dynamo.serving.migration import Move
-from dynamo.serving.recent_requests import RequestFacts
+from dynamo.serving.request_facts import Move, RequestFacts
 
 
 def facts(**changes: object) -> RequestFacts:

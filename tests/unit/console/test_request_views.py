@@ -3,8 +3,7 @@
 from typing import Any
 
 from dynamo.console.request_views import Selection, view_of
-from dynamo.serving.migration import Move
-from dynamo.serving.recent_requests import RequestFacts
+from dynamo.serving.request_facts import Move, RequestFacts
 
 
 def facts(**changes: object) -> RequestFacts:
@@ -97,7 +96,7 @@ def test_a_unary_response_generates_until_its_end() -> None:
 def test_a_running_request_that_was_not_sent_waits_in_the_queue() -> None:
     waiting = facts(route_s=(0.0, 0.0), sent_s=0.0, first_s=0.0, last_s=0.0, ended_s=0.0, ended_at=0.0)
     view = view_of(waiting, 105.0, 3000.0)
-    assert (view.stages[-1].name, view.stages[-1].end_ms, view.cause) == ("queue", None, "router queue")
+    assert (view.stages[-1].name, view.stages[-1].end_ms, view.cause) == ("queue", None, "router-queue")
 
 
 def test_a_failure_names_what_it_waited_for() -> None:

@@ -3,8 +3,7 @@
 import pytest
 
 from dynamo.console.worker_paces import DECODE, PREFILL, WorkerPaces, prompt_pace_s
-from dynamo.serving.migration import Move
-from dynamo.serving.recent_requests import RequestFacts
+from dynamo.serving.request_facts import Move, RequestFacts
 
 
 def facts(worker: int, itl_s: float = 0.01, first_s: float = 0.5, **changes: object) -> RequestFacts:
