@@ -22,7 +22,8 @@ from benchmarks.plane import write_results
 from benchmarks.stacks import HOST, MODEL_NAME, Recipe, Stack, ours
 from dynamo.core.config import exit_on_config_error, load, option
 from dynamo.cpu.config import DEMO_MODEL
-from dynamo.serving.recent_requests import RecentRequests, RequestFacts
+from dynamo.serving.recent_requests import RecentRequests
+from dynamo.serving.request_facts import RequestFacts
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 RECORDS = 20_000

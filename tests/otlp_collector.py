@@ -17,6 +17,8 @@ class Collector:
         self.spans: list[Span] = []
         self.logs: list[LogRecord] = []
         self.services: set[str] = set()
+        self.service_of: dict[bytes, str] = {}
+        """Service of each span, by the span's id."""
         self.paths: set[str] = set()
         collector = self
 
@@ -45,6 +47,7 @@ class Collector:
         return {
             "OTEL_EXPORT_ENABLED": "true",
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{self.server.server_port}",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
             "OTEL_BSP_SCHEDULE_DELAY": "50",
         }
 
@@ -54,6 +57,7 @@ class Collector:
             self.services.add(facts["service.name"])
             for scope in resource.scope_spans:
                 self.spans += scope.spans
+                self.service_of |= dict.fromkeys([span.span_id for span in scope.spans], facts["service.name"])
 
     def hear_logs(self, request: ExportLogsServiceRequest) -> None:
         for resource in request.resource_logs:

@@ -574,17 +574,17 @@ OPERATOR = Dashboard(
             (
                 panel(
                     "Requests",
-                    rate("dynamo_operator_webhook_requests_total", by="webhook, resource_type"),
+                    rate("dynamo_operator_webhook_requests_total", by="resource_type, operation, result"),
                     unit="reqps",
                 ),
                 panel(
                     "Duration",
-                    *quantiles("dynamo_operator_webhook_duration_seconds", by="webhook", shares=(0.95,)),
+                    *quantiles("dynamo_operator_review_duration_seconds", by="webhook", shares=(0.95,)),
                     unit="s",
                 ),
                 panel(
                     "Denials",
-                    rate("dynamo_operator_webhook_denials_total", by="resource_type"),
+                    rate("dynamo_operator_webhook_denials_total", by="resource_type, operation, reason"),
                     unit="ops",
                     optional=True,
                 ),

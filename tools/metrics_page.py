@@ -9,7 +9,7 @@ import ast
 import contextlib
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -62,6 +62,14 @@ class Metric:
     help: str
 
 
+class Stub(MagicMock):
+    """A mock that is no path: code that creates directories fails instead of creating one in the working directory."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        del self.__fspath__
+
+
 @dataclass(slots=True)
 class Recorder:
     """A registry that records the families which are registered, and the places in the source where that happens."""
@@ -74,14 +82,14 @@ class Recorder:
         if kind not in KINDS:
             raise AttributeError(kind)
 
-        def register(name: str, help: str, labels: Any = (), buckets: Any = ()) -> MagicMock:
+        def register(name: str, help: str, labels: Any = (), buckets: Any = ()) -> Stub:
             frame = inspect.currentframe()
             while frame is not None and "tools" in frame.f_code.co_filename:
                 frame = frame.f_back
             if frame is not None:
                 self.places.add((frame.f_code.co_filename, frame.f_lineno))
             self.metrics.add(Metric(self.package, name, kind, tuple(labels), help))
-            return MagicMock()
+            return Stub()
 
         return register
 
@@ -177,11 +185,20 @@ def execute(
     for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
         names[argument.arg] = stub(argument.arg, recorder)
     helpers = {one.name for one in function.body if isinstance(one, ast.FunctionDef) and next(registrations(one), None)}
-    for statement in function.body:
+    for statement in branches_of(function.body):
         if defines_name(statement) or next(registrations(statement), None) is not None or calls(statement, helpers):
             body = ast.fix_missing_locations(ast.Module([WithoutReturn().visit(statement)], []))
             with contextlib.suppress(Exception):
                 exec(compile(body, path, "exec"), names)
+
+
+def branches_of(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield statements, and those of both branches in place of an `if`: one that fails does not prevent those after it."""
+    for statement in statements:
+        if isinstance(statement, ast.If):
+            yield from branches_of([*statement.body, *statement.orelse])
+        else:
+            yield statement
 
 
 def defines_name(statement: ast.stmt) -> bool:
@@ -216,14 +233,14 @@ def stub(name: str, recorder: Recorder) -> Any:
     """Return an argument: the recorder for a registry, a prefix, or an object that has both."""
     if name in REGISTRIES:
         # `metrics` may be a registry, or an object with a registry.
-        recording = MagicMock(prefix=PREFIX, registry=recorder)
+        recording = Stub(prefix=PREFIX, registry=recorder)
         for kind in KINDS:
             setattr(recording, kind, getattr(recorder, kind))
         return recording
     if name == "prefix":
         return PREFIX
-    options = MagicMock(metrics_prefix=PREFIX)
-    return MagicMock(registry=recorder, _registry=recorder, metrics=recorder, metrics_prefix=PREFIX, _options=options)
+    options = Stub(metrics_prefix=PREFIX)
+    return Stub(registry=recorder, _registry=recorder, metrics=recorder, metrics_prefix=PREFIX, _options=options)
 
 
 if __name__ == "__main__":

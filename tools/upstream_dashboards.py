@@ -2,8 +2,8 @@
 
     python -m tools.upstream_dashboards
 
-The dashboards are those of upstream's repository (`deploy/observability`, `dev/observability`); some are older than the release whose
-metrics they show. `REASONS` explains each difference; a test requires that there are no others.
+The dashboards are those of upstream's repository (`deploy/observability`, `dev/observability`). `REASONS` explains each difference;
+tests require that there are no others, and that no reason is outdated.
 """
 
 import sys
@@ -11,115 +11,133 @@ import sys
 from tools.metrics_page import Metric, recorded
 
 FRONTEND, COMPONENT, PLANNER, OPERATOR = "dynamo_frontend_", "dynamo_component_", "dynamo_planner_", "dynamo_operator_"
+ROUTER, KVBM, FAILOVER = "dynamo_router_overhead_", "kvbm_", f"{COMPONENT}engine_failover_"
+HISTOGRAMS = (
+    "input_sequence_tokens",
+    "output_sequence_tokens",
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+)
+"""Histograms of the frontend that several dashboards show."""
+OVERHEADS = ("block_hashing", "indexer_find_matches", "seq_hashing", "scheduling", "total")
 
 DASHBOARDS: dict[str, dict[str, tuple[str, ...]]] = {
     "dynamo": {
         f"{FRONTEND}requests_total": ("model", "error_type", "status"),
-        f"{FRONTEND}input_sequence_tokens": ("model",),
-        f"{FRONTEND}output_sequence_tokens": ("model",),
-        f"{FRONTEND}time_to_first_token_seconds": ("model",),
-        f"{FRONTEND}inter_token_latency_seconds": ("model",),
-        f"{FRONTEND}request_duration_seconds": ("model",),
+        **{f"{FRONTEND}{name}": ("model",) for name in (*HISTOGRAMS, "request_duration_seconds", "cached_tokens")},
         f"{FRONTEND}active_requests": ("model",),
-        f"{FRONTEND}stage_requests": ("stage", "model"),
-        f"{FRONTEND}cached_tokens": ("model",),
+        f"{FRONTEND}queued_requests": ("model",),
         f"{FRONTEND}worker_active_decode_blocks": ("worker_id", "dp_rank", "worker_type"),
         f"{FRONTEND}worker_active_prefill_tokens": ("worker_id", "dp_rank", "worker_type"),
         f"{COMPONENT}router_kv_hit_rate": (),
-        "dynamo_router_overhead_block_hashing_ms": (),
-        "dynamo_router_overhead_indexer_find_matches_ms": (),
-        "dynamo_router_overhead_seq_hashing_ms": (),
-        "dynamo_router_overhead_scheduling_ms": (),
-        "dynamo_router_overhead_total_ms": (),
+        **{f"{ROUTER}{name}_ms": () for name in OVERHEADS},
         f"{COMPONENT}kv_cache_events_applied": ("event_type", "status"),
         f"{COMPONENT}requests_total": ("model",),
         f"{COMPONENT}cancellation_total": ("model",),
         f"{COMPONENT}errors_total": ("model", "error_type"),
         f"{COMPONENT}request_duration_seconds": ("model",),
+        f"{COMPONENT}request_bytes_total": ("model", "dynamo_endpoint"),
+        f"{COMPONENT}response_bytes_total": ("model", "dynamo_endpoint"),
     },
     "disagg": {
-        f"{FRONTEND}requests_total": ("request_type", "status"),
-        f"{FRONTEND}time_to_first_token_seconds": ("model",),
-        f"{FRONTEND}request_duration_seconds": ("model",),
-        f"{FRONTEND}inter_token_latency_seconds": ("model",),
-        f"{FRONTEND}input_sequence_tokens": (),
-        f"{FRONTEND}output_sequence_tokens": (),
-        f"{FRONTEND}queued_requests": ("model",),
+        f"{FRONTEND}requests_total": (),
+        **{f"{FRONTEND}{name}": () for name in (*HISTOGRAMS, "request_duration_seconds")},
+        f"{FRONTEND}stage_requests": ("stage",),
         f"{COMPONENT}request_duration_seconds": ("dynamo_component", "dynamo_endpoint"),
         f"{COMPONENT}requests_total": ("dynamo_component", "dynamo_endpoint"),
         f"{COMPONENT}gpu_cache_usage_percent": ("dynamo_component",),
         f"{COMPONENT}total_blocks": ("dynamo_component",),
-        f"{COMPONENT}request_bytes_total": ("dynamo_component",),
-        f"{COMPONENT}response_bytes_total": ("dynamo_component",),
+        f"{COMPONENT}request_bytes_total": ("dynamo_endpoint",),
+        f"{COMPONENT}response_bytes_total": ("dynamo_endpoint",),
     },
     "kvbm": {
-        "dynamo_kvbm_host_cache_hit_rate": (),
-        "dynamo_kvbm_disk_cache_hit_rate": (),
-        "dynamo_kvbm_matched_tokens": (),
-        "dynamo_kvbm_offload_blocks_d2h": (),
-        "dynamo_kvbm_offload_blocks_h2d": (),
-        "dynamo_kvbm_offload_blocks_d2d": (),
-        "dynamo_kvbm_onboard_blocks_h2d": (),
-        "dynamo_kvbm_onboard_blocks_d2d": (),
+        f"{KVBM}{name}": ()
+        for name in (
+            "host_cache_hit_rate",
+            "disk_cache_hit_rate",
+            "matched_tokens",
+            "offload_blocks_d2h",
+            "offload_blocks_h2d",
+            "offload_blocks_d2d",
+            "onboard_blocks_h2d",
+            "onboard_blocks_d2d",
+        )
     },
     "planner": {
-        f"{PLANNER}num_prefill_workers": (),
-        f"{PLANNER}num_decode_workers": (),
-        f"{PLANNER}gpu_hours": (),
-        f"{PLANNER}observed_ttft_ms": (),
-        f"{PLANNER}observed_itl_ms": (),
-        f"{PLANNER}observed_requests_per_second": (),
-        f"{PLANNER}observed_request_duration_seconds": (),
-        f"{PLANNER}observed_isl": (),
-        f"{PLANNER}observed_osl": (),
-        f"{PLANNER}predicted_requests_per_second": (),
-        f"{PLANNER}predicted_isl": (),
-        f"{PLANNER}predicted_osl": (),
-        f"{PLANNER}predicted_num_prefill_replicas": (),
-        f"{PLANNER}predicted_num_decode_replicas": (),
-        f"{PLANNER}p_correction_factor": (),
-        f"{PLANNER}d_correction_factor": (),
+        f"{PLANNER}{name}": ()
+        for name in (
+            "num_prefill_replicas",
+            "num_decode_replicas",
+            "gpu_hours",
+            "observed_ttft_ms",
+            "observed_itl_ms",
+            "observed_requests_per_second",
+            "observed_request_duration_seconds",
+            "observed_input_sequence_tokens",
+            "observed_output_sequence_tokens",
+            "predicted_requests_per_second",
+            "predicted_input_sequence_tokens",
+            "predicted_output_sequence_tokens",
+            "predicted_num_prefill_replicas",
+            "predicted_num_decode_replicas",
+            "sla_target_ttft_ms",
+            "sla_target_itl_ms",
+        )
     },
     "operator": {
-        f"{OPERATOR}reconcile_total": ("resource_type", "result"),
-        f"{OPERATOR}reconcile_duration_seconds": ("resource_type",),
-        f"{OPERATOR}reconcile_errors_total": ("resource_type", "error_type"),
+        f"{OPERATOR}reconcile_total": ("resource_type", "namespace", "result"),
+        f"{OPERATOR}reconcile_duration_seconds": ("resource_type", "namespace"),
+        f"{OPERATOR}reconcile_errors_total": ("resource_type", "namespace", "error_type"),
         f"{OPERATOR}webhook_requests_total": ("resource_type", "operation", "result"),
         f"{OPERATOR}webhook_duration_seconds": ("resource_type",),
         f"{OPERATOR}webhook_denials_total": ("resource_type", "operation", "reason"),
         f"{OPERATOR}resources_total": ("resource_type", "status", "namespace"),
     },
+    "sglang": {
+        **{f"{FRONTEND}{name}": () for name in (*HISTOGRAMS, "request_duration_seconds", "cached_tokens")},
+        f"{FRONTEND}requests_total": ("model", "status"),
+        f"{FRONTEND}active_requests": (),
+        f"{FRONTEND}output_tokens_total": (),
+        f"{FRONTEND}stage_requests": ("stage",),
+        f"{COMPONENT}gpu_cache_usage_percent": ("worker_id",),
+        f"{COMPONENT}inflight_requests": ("dynamo_endpoint", "worker_id"),
+        f"{COMPONENT}requests_total": ("dynamo_endpoint", "worker_id"),
+        f"{COMPONENT}total_blocks": ("dp_rank", "model"),
+        f"{COMPONENT}router_kv_hit_rate": (),
+        "dynamo_request_plane_roundtrip_ttft_seconds": (),
+        **{f"{ROUTER}{name}_ms": () for name in OVERHEADS},
+        "dynamo_tokio_worker_busy_ratio": ("worker",),
+    },
+    "failover": {
+        f"{FAILOVER}state": ("state",),
+        f"{FAILOVER}state_entered_timestamp_seconds": (),
+        f"{FAILOVER}switch_attempts_total": (),
+        f"{FAILOVER}switch_success_total": (),
+        f"{FAILOVER}transitions_total": (),
+    },
 }
-"""Metric families of each dashboard, and the labels that its queries select or group by. Labels that a scraper adds are left out."""
+"""Metric families of each dashboard, and the labels that its queries select or group by.
 
-OLDER = "name of an older release; upstream 1.6.1 does not emit it either: "
-MISSING = "emitted by upstream 1.6.1, not by us yet"
-PART = "label of upstream's operator, not of ours yet: its series have no such label, and panels that select a value are empty"
+Labels that a scraper adds are left out, and the metrics of engines (`sglang:…`), which workers pass on unchanged. Dashboards of
+GPUs and of the machine show other exporters' metrics only.
+"""
+
+OF_ENGINES = "added to the series of engines that set it (`metrics_labels`), as upstream's"
+LATER = "later than release 1.6.1: standby engines that take over a failed one's GPU memory"
 REASONS = {
-    f"{FRONTEND}stage_requests model": "upstream 1.6.1 has the labels phase and stage only: its panel is empty too",
-    f"{FRONTEND}worker_active_decode_blocks": MISSING,
-    f"{FRONTEND}worker_active_prefill_tokens": MISSING,
-    "dynamo_router_overhead_indexer_find_matches_ms": MISSING,
-    "dynamo_router_overhead_seq_hashing_ms": MISSING,
-    f"{COMPONENT}requests_total model": "added to the series of engines that set it (`metrics_labels`), as upstream's",
-    f"{COMPONENT}cancellation_total model": "added to the series of engines that set it (`metrics_labels`), as upstream's",
-    f"{COMPONENT}errors_total model": "added to the series of engines that set it (`metrics_labels`), as upstream's",
-    f"{COMPONENT}request_duration_seconds model": "added to the series of engines that set it (`metrics_labels`), as upstream's",
-    **dict.fromkeys(DASHBOARDS["kvbm"], "prefix of the dashboard; ours emits kvbm_…"),
-    f"{PLANNER}num_prefill_workers": OLDER + "num_prefill_replicas",
-    f"{PLANNER}num_decode_workers": OLDER + "num_decode_replicas",
-    f"{PLANNER}observed_isl": OLDER + "observed_input_sequence_tokens",
-    f"{PLANNER}observed_osl": OLDER + "observed_output_sequence_tokens",
-    f"{PLANNER}predicted_isl": OLDER + "predicted_input_sequence_tokens",
-    f"{PLANNER}predicted_osl": OLDER + "predicted_output_sequence_tokens",
-    f"{PLANNER}p_correction_factor": OLDER + "correction factors were removed",
-    f"{PLANNER}d_correction_factor": OLDER + "correction factors were removed",
-    f"{OPERATOR}webhook_requests_total operation": PART,
-    f"{OPERATOR}webhook_requests_total result": PART,
-    f"{OPERATOR}webhook_duration_seconds resource_type": PART,
-    f"{OPERATOR}webhook_denials_total operation": PART,
-    f"{OPERATOR}webhook_denials_total reason": PART,
-    f"{OPERATOR}resources_total namespace": PART,
+    **{
+        f"{COMPONENT}{name} model": OF_ENGINES
+        for name in (
+            "requests_total",
+            "cancellation_total",
+            "errors_total",
+            "request_duration_seconds",
+            "request_bytes_total",
+            "response_bytes_total",
+        )
+    },
+    "dynamo_tokio_worker_busy_ratio": "threads of upstream's runtime; the event loop's delay is dynamo_frontend_event_loop_delay_seconds",
+    **dict.fromkeys(DASHBOARDS["failover"], LATER),
 }
 """Reason of each difference: a metric, or a metric and a label."""
 

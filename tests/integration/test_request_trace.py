@@ -2,15 +2,15 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.nats import NatsServer
 from tests.cluster.processes import DEADLINE_S, wait_until
-from tests.object_server import ObjectServer
+from tests.cluster.s3 import REGION, S3Server
 from tests.otlp_collector import Collector, facts_of
 
 from dynamo.runtime.config import nats_options
@@ -103,36 +103,63 @@ async def test_nats_subscriber_receives_every_row(tmp_path: Path) -> None:
     assert [(row["event_type"], row["request"]["output_tokens"]) for row in heard] == [("request_end", 4)]
 
 
-def test_request_trace_reaches_a_bucket_and_a_collector(tmp_path: Path) -> None:
-    with ObjectServer() as store, Collector() as collector:
+def test_request_trace_reaches_a_bucket_of_a_real_s3_server_and_a_collector(tmp_path: Path) -> None:
+    with S3Server(tmp_path, "traces") as store, Collector() as collector:
         settings = {
             "DYN_REQUEST_TRACE": "1",
             "DYN_REQUEST_TRACE_SINKS": "s3,otel",
             "DYN_REQUEST_TRACE_RECORDS": "request_end,request_payload",
-            "DYN_REQUEST_TRACE_S3_BUCKET": "bucket",
-            "DYN_REQUEST_TRACE_S3_PREFIX": "traces",
-            "AWS_ENDPOINT_URL": store.url,
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "OTEL_EXPORTER_OTLP_ENDPOINT": collector.variables["OTEL_EXPORTER_OTLP_ENDPOINT"],
+            "DYN_REQUEST_TRACE_S3_BUCKET": store.bucket,
+            "DYN_REQUEST_TRACE_S3_REGION": REGION,
+            "DYN_REQUEST_TRACE_S3_PREFIX": "frontend/",
+            "DYN_REQUEST_TRACE_S3_FLUSH_INTERVAL_MS": "100",
+            **{name: value for name, value in collector.variables.items() if name.startswith("OTEL_EXPORTER_OTLP")},
+            **store.variables,
         }
         cluster = make_cluster(tmp_path, settings)
         try:
             cluster.mocker("--speedup-ratio", "0")
-            for stream in (False, True):
-                assert cluster.post({**CHAT, "stream": stream}).status_code == 200
+            assert cluster.post(CHAT).status_code == 200
+            wait_until(store.objects, "the first batch is not uploaded while the frontend runs")
+            assert cluster.post({**CHAT, "stream": True}).status_code == 200
             cluster.frontend.terminate()
             assert cluster.frontend.wait(DEADLINE_S) == 0
         finally:
             cluster.stop()
-    (path,) = store.objects
-    assert unquote(path).startswith("/bucket/traces/date=") and path.endswith(".jsonl.gz")
-    assert "key/" in store.headers[0]["authorization"]
-    rows = [json.loads(line) for line in gzip.decompress(store.objects[path]).splitlines()]
+        objects = store.objects()
+    assert all(re.fullmatch(r"frontend/date=[\d-]{10}/hour=\d\d/\d{4}-\d{6}-.+\.jsonl\.gz", key) for key in objects)
+    rows = [json.loads(line) for key in sorted(objects) for line in gzip.decompress(objects[key]).splitlines()]
     assert sorted(row["event_type"] for row in rows) == ["request_end"] * 2 + ["request_payload"] * 2
     records = [facts_of(one) for one in collector.logs]
-    assert sorted(one["event_type"] for one in records) == sorted(row["event_type"] for row in rows)
+    assert sorted(str(one["event_type"]) for one in records) == sorted(row["event_type"] for row in rows)
     assert {json.loads(str(one["payload"]))["schema"] for one in records} == {"dynamo.request.trace.v1"}
+
+
+def test_rows_that_the_store_refuses_are_counted_and_requests_are_served(tmp_path: Path) -> None:
+    with S3Server(tmp_path, "traces") as store:
+        settings = {
+            "DYN_REQUEST_TRACE": "1",
+            "DYN_REQUEST_TRACE_SINKS": "s3",
+            "DYN_REQUEST_TRACE_S3_BUCKET": store.bucket,
+            "DYN_REQUEST_TRACE_S3_REGION": REGION,
+            "DYN_REQUEST_TRACE_S3_FLUSH_INTERVAL_MS": "50",
+            **store.variables,
+            "AWS_SECRET_ACCESS_KEY": "wrong",
+        }
+        cluster = make_cluster(tmp_path, settings)
+        try:
+            cluster.mocker("--speedup-ratio", "0")
+            assert cluster.post(CHAT).status_code == 200
+            dropped = "dynamo_frontend_request_trace_dropped_total"
+            cluster.wait_until(lambda: cluster.metric(dropped) == 1, "the lost row is not counted")
+            assert cluster.post(CHAT).status_code == 200
+        finally:
+            cluster.stop()
+        assert store.objects() == {}
+        warnings = [
+            line for line in (tmp_path / "frontend0.log").read_text().splitlines() if "failed to upload" in line
+        ]
+        assert warnings and "with 1 rows" in warnings[0]
 
 
 def test_frontend_refuses_the_s3_sink_without_a_bucket(tmp_path: Path) -> None:

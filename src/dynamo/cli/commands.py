@@ -74,6 +74,12 @@ SERVE = (
         (("top", "models and workers of the running server: rates, latencies, load, cache"),),
         {"": ("dynamo.cli.top:TopConfig",)},
     ),
+    Command(
+        "requests",
+        "dynamo.cli.requests:requests",
+        (("requests [ID]", "the last requests and why they were slow: --slow, --failed, --follow"),),
+        {"": ("dynamo.cli.requests:RequestsConfig",)},
+    ),
 )
 EXPLAIN = (
     Command(

@@ -10,8 +10,9 @@ import msgspec
 from dynamo import __version__
 from dynamo.console.history import INTERVAL_S, ActivitySample, SampleHistory
 from dynamo.console.live_feed import LiveFeed
-from dynamo.console.request_views import RequestView, selected, view_of
+from dynamo.console.request_views import RequestView, Selection, view_of
 from dynamo.console.totals import Totals, merged, totals_of
+from dynamo.console.worker_paces import WorkerPaces
 from dynamo.console.worker_rows import WorkerRow, WorkerRows
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.codec import json_decoder, json_encode
@@ -26,6 +27,8 @@ WORKER_COST_S = 0.1
 """Seconds between two reads of the workers' status for each worker: a call costs a fraction of a millisecond on both sides."""
 STALE_S = 10.0
 """Age of the workers' status at which a new view waits for a read of it."""
+PACES_AGE_S = 2.0
+"""Age after which the paces of the workers are computed again: a millisecond for a thousand requests."""
 HISTORY_SENT = 300
 """Samples with which a page begins."""
 
@@ -59,6 +62,7 @@ class RoutingView(msgspec.Struct):
 decode_decisions = json_decoder(list[RoutedDecision]).decode
 decode_totals = json_decoder(Totals).decode
 decode_views = json_decoder(list[RequestView]).decode
+decode_selection = json_decoder(Selection).decode
 
 
 class WorkerSetInfo(msgspec.Struct):
@@ -123,6 +127,7 @@ class ConsoleData:
         self._refresh: asyncio.Task[None] | None = None
         self._refreshed_s = float("-inf")
         self._has_news = False
+        self._paces, self._paces_s = WorkerPaces(), float("-inf")
         if siblings is not None:
             siblings.answer("console-totals", self._own_totals)
             siblings.answer("console-requests", self._own_requests)
@@ -174,13 +179,13 @@ class ConsoleData:
             )
         return list(found.values())
 
-    async def requests(self, limit: int, **wanted: str) -> list[RequestView]:
-        """Return the requests in flight and the recent ones that match (`request_views.selected`), of all processes."""
-        views = self._views()
+    async def requests(self, selection: Selection) -> list[RequestView]:
+        """Return the selected requests in flight and recent ones, of all processes."""
+        views = self._views(selection)
         if self._siblings is not None:
-            for text in await self._siblings.query("console-requests"):
+            for text in await self._siblings.query(f"console-requests {json_encode(selection).decode()}"):
                 views += decode_views(text)
-        return selected(views, limit=limit, **wanted)
+        return selection.of_views(views)
 
     async def routing(self, limit: int, request_id: str = "") -> RoutingView:
         """Return the KV routers of this process and the last decisions of all processes, or those about one request."""
@@ -217,10 +222,18 @@ class ConsoleData:
         await self.workers.refresh()
         self._has_news = True
 
-    def _views(self) -> list[RequestView]:
+    def _views(self, selection: Selection) -> list[RequestView]:
+        """Return views of the selected requests of this process."""
         now_s, wall_s = time.perf_counter(), time.time()
-        facts = [*self._pipeline.in_flight(), *self._pipeline.recent.all()]
-        return [view_of(one, now_s, wall_s) for one in facts]
+        facts = selection.of_facts([*self._pipeline.in_flight(), *self._pipeline.recent.all()], now_s)
+        views = [view_of(one, now_s, wall_s, self._worker_paces(now_s)) for one in facts]
+        return selection.of_views(views)
+
+    def _worker_paces(self, now_s: float) -> WorkerPaces:
+        """Return the paces of recent requests, computed at most every `PACES_AGE_S`."""
+        if now_s - self._paces_s > PACES_AGE_S:
+            self._paces, self._paces_s = WorkerPaces(self._pipeline.recent.all()), now_s
+        return self._paces
 
     async def _take(self) -> bytes | None:
         """Take a sample, start a read of the workers when it is due, and return the events."""
@@ -259,7 +272,7 @@ class ConsoleData:
         return json_encode(self._decisions(int(limit), request_id)).decode()
 
     async def _own_requests(self, question: str) -> str:
-        return json_encode(self._views()).decode()
+        return json_encode(self._views(decode_selection(question))).decode()
 
 
 def event(name: str, value: Any) -> bytes:

@@ -1,21 +1,16 @@
-"""Request views: the records of requests as the console shows them, with stages for a waterfall and a sentence about the longest. Pure."""
+"""Request views: the records of requests as the console shows them, with stages for a waterfall and the cause of their duration. Pure."""
 
 from collections.abc import Iterable
 
 import msgspec
 
-from dynamo.serving.recent_requests import RequestFacts
+from dynamo.console.request_causes import Cause, cause_of, lost_spans
+from dynamo.console.worker_paces import WorkerPaces
+from dynamo.serving.request_facts import Move, RequestFacts
 
-STAGES_EXPLAINED = {
-    "preprocess": "the chat template and the tokenizer",
-    "route": "the choice of a worker",
-    "dispatch": "sending the request to the worker",
-    "prefill": "the prefill worker",
-    "first_token": "the worker, before its first token",
-    "decode": "generating the output",
-    "finish": "completing the response",
-}
-"""What each stage spends its time on."""
+REQUEST_STATES = ("running", "succeeded", "failed", "slow")
+QUEUE_SHOWN_S = 0.001
+"""Time in a router's queue from which it is a stage of its own."""
 
 
 class Stage(msgspec.Struct):
@@ -65,15 +60,23 @@ class RequestView(msgspec.Struct, kw_only=True):
     queue_depth: int = 0
     stages: list[Stage] = []
     moves: list[MoveView] = []
+    slow_ms: float = 0.0
+    """Measure of slowness: time to the first token, and that of the output beyond the model's usual pace."""
+    cause: str = ""
+    """What took most of the time, a value of `Cause`; empty for a request that failed before it was sent."""
+    cause_ms: float = 0.0
     explanation: str = ""
 
 
-def view_of(facts: RequestFacts, now_s: float, wall_s: float) -> RequestView:
-    """Return the view of a request. `now_s` is the time by `time.perf_counter`, `wall_s` that of the wall clock."""
+def view_of(facts: RequestFacts, now_s: float, wall_s: float, paces: WorkerPaces | None = None) -> RequestView:
+    """Return the view of a request. `now_s` is the time by `time.perf_counter`, `wall_s` that of the wall clock.
+
+    `paces`: those of recent requests, by which a slow worker is found.
+    """
     is_running = not facts.ended_at
     end_s = now_s if is_running else facts.ended_s
     total_s = end_s - facts.started_s
-    gaps = facts.output_tokens - 1
+    itl_s = facts.itl_s if facts.ended_at else None
     view = RequestView(
         id=facts.request_id,
         model=facts.model,
@@ -85,102 +88,132 @@ def view_of(facts: RequestFacts, now_s: float, wall_s: float) -> RequestView:
         started_at=(wall_s if is_running else facts.ended_at) - total_s,
         total_ms=_ms(total_s),
         ttft_ms=_ms(facts.first_s - facts.started_s) if facts.first_s else None,
-        itl_ms=_ms((facts.last_s - facts.first_s) / gaps) if facts.first_s and gaps > 0 else None,
+        itl_ms=None if itl_s is None else _ms(itl_s),
         prompt_tokens=facts.prompt_tokens,
         output_tokens=facts.output_tokens,
         cached_tokens=facts.cached_tokens,
         workers=[f"{one:x}" for one in facts.workers],
         dp_rank=facts.dp_rank,
-        prefill_worker=None if facts.prefill_worker is None else f"{facts.prefill_worker:x}",
+        prefill_worker=f"{facts.prefill_worker:x}" if facts.prefill_worker else None,
         cost=None if facts.cost is None else round(facts.cost, 3),
         overlap_blocks=facts.overlap_blocks,
         blocks=facts.blocks,
         queue_depth=facts.queue_depth,
         stages=_stages(facts, end_s, is_running=is_running),
-        moves=[
-            MoveView(
-                _ms(move.at_s - facts.started_s),
-                None if move.worker_id is None else f"{move.worker_id:x}",
-                move.error,
-                move.tokens,
-            )
-            for move in facts.moves
-        ],
+        moves=[_move(move, facts) for move in facts.moves],
+        slow_ms=_ms(facts.slow_s),
     )
-    view.explanation = explanation(view)
+    found = cause_of(facts, end_s, paces or WorkerPaces())
+    if found.seconds > 0:
+        view.cause, view.cause_ms = found.cause.value, _ms(found.seconds)
+    view.explanation = explanation(view, found.text)
     return view
 
 
-def explanation(view: RequestView) -> str:
-    """Return one sentence about where the time went, or why the request failed."""
+def _move(move: Move, facts: RequestFacts) -> MoveView:
+    worker = None if move.worker_id is None else f"{move.worker_id:x}"
+    return MoveView(_ms(move.at_s - facts.started_s), worker, move.error, move.tokens)
+
+
+def explanation(view: RequestView, cause: str) -> str:
+    """Return where the time went, and first why the request failed if it did."""
+    failure = ""
     if view.state == "failed":
-        return f"Failed ({view.error_type}): {view.error}" if view.error else f"Failed: {view.error_type}"
-    if not view.stages or not view.total_ms:
-        return ""
-    longest = max(view.stages, key=lambda one: _length(one, view.total_ms))
-    length_ms = _length(longest, view.total_ms)
-    share = round(100 * length_ms / view.total_ms)
-    text = f"{share} % of {_duration(view.total_ms)} went to {STAGES_EXPLAINED[longest.name]}"
-    if longest.name == "route" and view.queue_depth:
-        text += f", where {view.queue_depth} other request(s) waited"
-    if longest.name in ("first_token", "prefill") and view.prompt_tokens:
-        cached = view.cached_tokens or 0
-        text += f": {view.prompt_tokens - cached} of {view.prompt_tokens} prompt tokens were not cached"
-    if longest.name == "decode" and view.itl_ms:
-        text += f": {view.output_tokens} tokens at {view.itl_ms:g} ms each"
-    if view.moves:
+        failure = f"Failed ({view.error_type}): {view.error}" if view.error else f"Failed: {view.error_type}"
+        if view.cause == Cause.PREPROCESS:
+            return failure
+        failure = failure.rstrip(".") + ". "
+    if not view.cause or not view.total_ms:
+        return failure.strip()
+    share = round(100 * view.cause_ms / view.total_ms)
+    text = f"{failure}{share} % of {_duration(view.total_ms)} went to {cause}"
+    if view.moves and view.cause != Cause.MIGRATION:
         text += f"; sent to another worker {len(view.moves)} time(s)"
     return text + "."
 
 
-def selected(
-    views: Iterable[RequestView], *, state: str = "", model: str = "", request_id: str = "", limit: int
-) -> list[RequestView]:
-    """Return the views that match, at most `limit`: `slow` sorts by time to first token, every other state by start."""
-    states = {"running": ("running",), "failed": ("failed",), "slow": ("succeeded", "failed")}.get(state)
-    found = [
-        one
-        for one in views
-        if (states is None or one.state in states)
-        and (not model or one.model == model)
-        and (not request_id or one.id == request_id)
-    ]
-    if state == "slow":
-        found.sort(key=lambda one: -(one.ttft_ms or 0.0))
-    else:
-        found.sort(key=lambda one: (one.state != "running", -one.started_at))
-    return found[:limit]
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """Which requests are shown: the empty value selects all."""
+
+    state: str = ""
+    """`running`, `succeeded`, `failed`, or `slow`: requests that ended, the slowest first."""
+    model: str = ""
+    request_id: str = ""
+    cause: str = ""
+    slower_than_ms: float = 0.0
+    """Minimum duration."""
+    limit: int = 100
+
+    def of_facts(self, requests: Iterable[RequestFacts], now_s: float) -> list[RequestFacts]:
+        """Return the selected records in the order in which they are shown. The cause is only known of views."""
+        found = [one for one in requests if self._matches(one, now_s)]
+        if self.state == "slow":
+            found.sort(key=lambda one: -one.slow_s)
+        else:
+            found.sort(key=lambda one: (bool(one.ended_at), -(one.ended_at - one.ended_s + one.started_s)))
+        return found if self.cause else found[: self.limit]
+
+    def _matches(self, facts: RequestFacts, now_s: float) -> bool:
+        if (self.model and facts.model != self.model) or (self.request_id and facts.request_id != self.request_id):
+            return False
+        if self.state == "running":
+            is_wanted = not facts.ended_at
+        elif self.state == "failed":
+            is_wanted = bool(facts.ended_at and facts.error_type)
+        elif self.state == "succeeded":
+            is_wanted = bool(facts.ended_at and not facts.error_type)
+        else:
+            is_wanted = self.state != "slow" or bool(facts.ended_at)
+        return (
+            is_wanted and ((facts.ended_s if facts.ended_at else now_s) - facts.started_s) * 1e3 >= self.slower_than_ms
+        )
+
+    def of_views(self, views: Iterable[RequestView]) -> list[RequestView]:
+        """Return the views of several processes in the order in which they are shown."""
+        found = [one for one in views if not self.cause or one.cause == self.cause]
+        if self.state == "slow":
+            found.sort(key=lambda one: -one.slow_ms)
+        else:
+            found.sort(key=lambda one: (one.state != "running", -one.started_at))
+        return found[: self.limit]
 
 
 def _stages(facts: RequestFacts, end_s: float, *, is_running: bool) -> list[Stage]:
     """Return the stages in order; the last one of a running request is in progress."""
     route_began_s, route_ended_s = facts.route_s
     prefill_sent_s, prefill_done_s = facts.prefill_s
-    is_moved = bool(facts.first_s and route_began_s > facts.first_s)  # The times are those of the last worker.
+    is_moved = any(move.at_s <= route_began_s for move in facts.moves)  # The times are those of the last worker.
     spans: list[tuple[str, float, float]] = [("preprocess", facts.started_s, facts.prepared_s)]
     if facts.prepared_s:
         if prefill_sent_s:
-            spans.append(("prefill", prefill_sent_s, prefill_done_s))
-        if route_began_s:
-            spans.append(("route", route_began_s, route_ended_s))
+            queued_s = prefill_sent_s + facts.prefill_queue_s
+            if facts.prefill_queue_s > QUEUE_SHOWN_S:
+                spans.append(("prefill_queue", prefill_sent_s, queued_s))
+            spans.append(("prefill", queued_s, prefill_done_s))
+        if route_began_s and not is_moved:
+            queued_s = route_ended_s - facts.queue_s if facts.queue_s > QUEUE_SHOWN_S else route_ended_s
+            spans.append(("route", route_began_s, queued_s))
+            if queued_s < route_ended_s:
+                spans.append(("queue", queued_s, route_ended_s))
+        elif is_running and not facts.sent_s and (prefill_done_s or not prefill_sent_s):
+            spans.append(("queue", prefill_done_s or facts.prepared_s, 0.0))
         if not is_moved and (route_ended_s or facts.sent_s):
             spans.append(("dispatch", route_ended_s or facts.prepared_s, facts.sent_s))
         if facts.sent_s:
             spans.append(("first_token", facts.sent_s, facts.first_s))
     if facts.first_s:
-        spans.append(("decode", facts.first_s, facts.last_s if facts.ended_at else 0.0))
-        if facts.ended_at:
+        is_timed = facts.request_type != "unary"  # The tokens of a unary response are not timed.
+        output_s = (facts.last_s if is_timed else facts.ended_s) if facts.ended_at else 0.0
+        spans.append(("decode", facts.first_s, output_s))
+        if facts.ended_at and is_timed:
             spans.append(("finish", facts.last_s, facts.ended_s))
+    spans += [("move", *span) for span in lost_spans(facts, end_s)]
     found = []
     for name, begin_s, finish_s in spans:
         is_open = finish_s < begin_s
         finish_ms = None if is_open and is_running else _ms((end_s if is_open else finish_s) - facts.started_s)
         found.append(Stage(name, _ms(begin_s - facts.started_s), finish_ms))
     return found
-
-
-def _length(stage: Stage, total_ms: float) -> float:
-    return (total_ms if stage.end_ms is None else stage.end_ms) - stage.begin_ms
 
 
 def _duration(milliseconds: float) -> str:

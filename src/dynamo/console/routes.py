@@ -1,7 +1,8 @@
 """Routes of the console: its pages at `/console`, and their data below `/console/api`."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import cast
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
@@ -11,6 +12,8 @@ from dynamo.console.data import HISTORY_SENT, ConsoleData, event
 from dynamo.console.history import SAMPLES_MAX
 from dynamo.console.live_feed import WATCHERS_MAX, Watcher
 from dynamo.console.reports import DIRECTORY_VARIABLE, ReportFolder
+from dynamo.console.request_causes import Cause
+from dynamo.console.request_views import REQUEST_STATES, Selection
 from dynamo.console.static_files import HEADERS, INDEX, REPORT_HEADERS, StaticFile, static_files
 from dynamo.core.config import read_bool, setting
 from dynamo.http.routes.planner import DECISIONS_MAX as PLANNER_DECISIONS_MAX
@@ -30,6 +33,7 @@ from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.planner_status import PlannerStatuses
 
 REQUESTS_SHOWN, REQUESTS_MAX = 100, 500
+DURATION_MAX_MS = 86_400_000
 DECISIONS_SHOWN, DECISIONS_MAX = 60, 256
 KEEP_ALIVE_S = 15.0
 """Interval of comments in an idle stream, so that proxies do not close it."""
@@ -151,15 +155,10 @@ class ConsoleHandlers:
 
     async def requests(self, request: Request) -> Response:
         """GET /console/api/requests."""
-        limit = number(request, "limit", REQUESTS_SHOWN, REQUESTS_MAX)
-        if isinstance(limit, Response):
-            return limit
-        wanted = request.query_params
-        request_id = wanted.get("id", "")[-ID_CHARS:]  # A response's id, `chatcmpl-…`, ends in the request's.
-        found = await self._data.requests(
-            limit, state=wanted.get("state", ""), model=wanted.get("model", ""), request_id=request_id
-        )
-        return as_json({"requests": found})
+        selection = selection_of(request)
+        if isinstance(selection, Response):
+            return selection
+        return as_json({"requests": await self._data.requests(selection)})
 
     async def routing(self, request: Request) -> Response:
         """GET /console/api/routing."""
@@ -208,9 +207,37 @@ class ConsoleHandlers:
         return as_json(reply)
 
 
-def number(request: Request, name: str, default: int, maximum: int) -> int | Response:
-    """Return a query parameter that is a number from 1 to `maximum`, or the refusal of another value."""
+def selection_of(request: Request) -> Selection | Response:
+    """Return the requests that a query selects, or the refusal of one of its parameters."""
+    limit = number(request, "limit", REQUESTS_SHOWN, REQUESTS_MAX)
+    least_ms = number(request, "slower_than_ms", 0, DURATION_MAX_MS, least=0)
+    state, cause = choice(request, "state", ("", *REQUEST_STATES)), choice(request, "cause", ("", *Cause))
+    for found in (limit, least_ms, state, cause):
+        if isinstance(found, Response):
+            return found
+    wanted = request.query_params
+    return Selection(
+        state=str(state),
+        model=wanted.get("model", ""),
+        request_id=wanted.get("id", "")[-ID_CHARS:],  # A response's id, `chatcmpl-…`, ends in the request's.
+        cause=str(cause),
+        slower_than_ms=cast(int, least_ms),
+        limit=cast(int, limit),
+    )
+
+
+def number(request: Request, name: str, default: int, maximum: int, least: int = 1) -> int | Response:
+    """Return a query parameter that is a number from `least` to `maximum`, or the refusal of another value."""
     text = request.query_params.get(name, str(default))
-    if text.isdecimal() and 1 <= int(text) <= maximum:
+    if text.isdecimal() and least <= int(text) <= maximum:
         return int(text)
-    return refuse(ErrorAnswer(400, f"{name} {text!r}: expected a number from 1 to {maximum}", param=name))
+    return refuse(ErrorAnswer(400, f"{name} {text!r}: expected a number from {least} to {maximum}", param=name))
+
+
+def choice(request: Request, name: str, values: Sequence[str]) -> str | Response:
+    """Return a query parameter that is one of `values`, or the refusal of another value."""
+    text = request.query_params.get(name, "")
+    if text in values:
+        return text
+    allowed = ", ".join(value for value in values if value)
+    return refuse(ErrorAnswer(400, f"{name} {text!r}: expected one of {allowed}", param=name))

@@ -44,13 +44,13 @@ class Counter:
 
 
 class Gauge:
-    """A number that increases and decreases, or that a callback returns."""
+    """A number that increases and decreases, or the sum of what callbacks return."""
 
-    __slots__ = ("_callback", "value")
+    __slots__ = ("_callbacks", "value")
 
     def __init__(self) -> None:
         self.value: float = 0
-        self._callback: Callable[[], float] | None = None
+        self._callbacks: tuple[Callable[[], float], ...] = ()
 
     def set(self, value: float) -> None:
         self.value = value
@@ -63,15 +63,20 @@ class Gauge:
 
     def follow(self, callback: Callable[[], float]) -> None:
         """Read the value from `callback` whenever the metrics are rendered."""
-        self._callback = callback
+        self._callbacks = (callback,)
 
-    def follows(self, callback: Callable[[], float]) -> bool:
-        """Return whether the value is read from `callback`, and not from one that was given later."""
-        return self._callback is callback
+    def add_source(self, callback: Callable[[], float]) -> None:
+        """Add the value of `callback` to those of the earlier ones whenever the metrics are rendered."""
+        self._callbacks = (*self._callbacks, callback)
+
+    def remove_source(self, callback: Callable[[], float]) -> bool:
+        """Remove a callback of `add_source`. Return whether others are left."""
+        self._callbacks = tuple(one for one in self._callbacks if one is not callback)
+        return bool(self._callbacks)
 
     def samples(self, name: str, labels: str) -> Iterator[str]:
-        if self._callback is not None:
-            self.value = self._callback()
+        if self._callbacks:
+            self.value = sum(callback() for callback in self._callbacks)
         yield f"{name}{_braced(labels)} {format_number(self.value)}"
 
 

@@ -110,7 +110,7 @@ def make_exporter(
 
     Raises `ConfigError` that names `setting_name`, the setting that enables the export, if a package is missing.
     """
-    general = setting("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", str, variables)
+    general = setting("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", str, variables)
     protocol = setting(f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", general, str, variables)
     if protocol not in PROTOCOLS:
         raise ConfigError(f"OTEL_EXPORTER_OTLP_PROTOCOL={protocol!r}: expected one of {', '.join(PROTOCOLS)}")

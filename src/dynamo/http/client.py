@@ -81,6 +81,11 @@ class ChatClient:
         """Return the models, the workers and the last samples of the console. Raise `HttpError` (404) without a console."""
         return self._get(f"/console/api/overview?samples={samples}")
 
+    def requests(self, **query: str | int) -> list[dict[str, Any]]:
+        """Return the console's requests in flight and recent ones, with their stages. Raise `HttpError` (404) without a console."""
+        found: list[dict[str, Any]] = self._get(f"/console/api/requests?{urllib.parse.urlencode(query)}")["requests"]
+        return found
+
     def router_state(self) -> list[dict[str, Any]]:
         """Return the KV routers' state of their workers."""
         found: list[dict[str, Any]] = self._get("/routing/state").get("routers", [])

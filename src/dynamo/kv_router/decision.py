@@ -78,6 +78,10 @@ class Decision:
     snapshot: "Snapshot"
     queue_depth: int = 0
     """Number of requests that still waited in the router's queue."""
+    tokens_ahead: float = 0
+    """Prompt tokens of earlier requests that the chosen rank had yet to compute."""
+    waited_s: float = 0.0
+    """Time that the request spent in the router's queue, in seconds."""
 
     @property
     def overlap_blocks(self) -> int:

@@ -542,6 +542,7 @@ class Router:
             found[place],
             snapshot,
             queue_depth=len(self.waiting),
+            tokens_ahead=tokens[slot],
         )
 
     def _costs(

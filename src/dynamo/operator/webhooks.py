@@ -65,6 +65,8 @@ RETRY_S = 10.0
 BODY_BYTES = 16 << 20
 """A conversion review has a whole page of a list; an object has at most 1.5 MiB."""
 CONFLICTS = frozenset({404, 409})
+REVIEW_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+OPERATIONS = frozenset({"CREATE", "UPDATE", "DELETE"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,14 +109,19 @@ class WebhookServer:
 
     def __init__(self, client: KubeClient, settings: WebhookSettings, metrics: MetricsRegistry | None = None) -> None:
         registry = metrics or MetricsRegistry()
+        self._reviews = registry.histogram(
+            "dynamo_operator_review_duration_seconds",
+            "Duration of reviews: validation, defaults and conversion",
+            ("webhook",),
+            REVIEW_BUCKETS,
+        )
+        labels = ("resource_type", "operation")
         self._duration = registry.histogram(
-            "dynamo_operator_webhook_duration_seconds", "Duration of webhook requests", ("webhook",)
+            "dynamo_operator_webhook_duration_seconds", "Duration of validations", labels, REVIEW_BUCKETS
         )
-        self._requests = registry.counter(
-            "dynamo_operator_webhook_requests_total", "Webhook requests", ("webhook", "resource_type")
-        )
+        self._requests = registry.counter("dynamo_operator_webhook_requests_total", "Validations", (*labels, "result"))
         self._denials = registry.counter(
-            "dynamo_operator_webhook_denials_total", "Objects that the validating webhook refused", ("resource_type",)
+            "dynamo_operator_webhook_denials_total", "Objects that the validating webhook refused", (*labels, "reason")
         )
         self._client = client
         self._settings = settings
@@ -257,12 +264,24 @@ class WebhookServer:
         except (msgspec.DecodeError, MalformedReview) as error:
             return Response(f"malformed review: {error}", 400, media_type="text/plain")
         body = msgspec.json.encode(answer)
-        resource = resource_type(message)
-        self._duration.labels(webhook=webhook).observe(time.perf_counter() - began)
-        self._requests.labels(webhook=webhook, resource_type=resource).inc()
-        if answer["response"].get("allowed") is False:
-            self._denials.labels(resource_type=resource).inc()
+        took_s = time.perf_counter() - began
+        self._reviews.labels(webhook=webhook).observe(took_s)
+        if webhook == "validate":
+            self._count_validation(message, answer["response"], took_s)
         return Response(body, media_type="application/json")
+
+    def _count_validation(self, message: KubeObject, response: KubeObject, took_s: float) -> None:
+        """Count an admission under upstream's names, which are those of its validators."""
+        operation = str(part(message, "request").get("operation") or "")
+        labels = {
+            "resource_type": resource_type(message),
+            "operation": operation if operation in OPERATIONS else "other",
+        }
+        is_allowed = response.get("allowed") is not False
+        self._duration.labels(**labels).observe(took_s)
+        self._requests.labels(**labels, result="allowed" if is_allowed else "denied").inc()
+        if not is_allowed:
+            self._denials.labels(**labels, reason="validation").inc()
 
 
 def is_converted_by_other(definition: KubeObject, patch: KubeObject) -> bool:

@@ -33,7 +33,7 @@ def sessions_of(lines: Iterable[tuple[str, bytes]]) -> tuple[list[ReplaySession]
     block_tokens = 0
     began: int | None = None
     for place, line in lines:
-        row = _decoded(place, line)
+        row = row_of(place, line)
         end = row.request
         if row.event_type != "request_end" or end is None or end.replay is None or end.output_tokens < 1:
             continue
@@ -53,7 +53,8 @@ def sessions_of(lines: Iterable[tuple[str, bytes]]) -> tuple[list[ReplaySession]
     return [ReplaySession(name, _from_start(of, began)) for name, of in turns.items()], block_tokens
 
 
-def _decoded(place: str, line: bytes) -> TraceRow:
+def row_of(place: str, line: bytes) -> TraceRow:
+    """Decode a line. Raise `ConfigError` with its place for one that is no row of a trace."""
     try:
         row = ROW.decode(line)
     except msgspec.DecodeError:

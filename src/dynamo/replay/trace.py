@@ -36,13 +36,18 @@ class MooncakeRow(msgspec.Struct):
 
 
 def lines(paths: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield each line with its location; .gz files are decompressed. Raise `ConfigError` if a file cannot be read."""
+    """Yield each line with its location; .gz files are decompressed, up to the end of one that is still being written.
+
+    Raise `ConfigError` if a file cannot be read.
+    """
     for path in paths:
         try:
             with gzip.open(path, "rb") if path.endswith(".gz") else Path(path).open("rb") as file:
                 for number, line in enumerate(file, 1):
                     if line.strip():
                         yield f"{path}:{number}", line
+        except EOFError:
+            continue  # The compressed stream has no end yet.
         except OSError as error:
             raise ConfigError(f"cannot read the trace {path}: {error.strerror or error}") from None
 

@@ -267,6 +267,7 @@ class KvPushRouter:
         decision = self.machine.place(route_request, now)
         if decision is None:
             decision = await self._wait(route_request, progress)
+            decision.waited_s = time.perf_counter() - began
         else:
             self._metrics.timed(hashing_s, lookup_s, hashing_s + time.perf_counter() - began)
         self._metrics.decided(decision)

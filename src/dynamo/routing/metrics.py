@@ -70,8 +70,8 @@ class KvRouterMetrics:
         self._worker = worker_labels(endpoint, instance_id)
         self._router = {**self._worker, "router_id": router_id}
         self._model = ""
-        self._ranks: dict[Rank, Callable[[], float]] = {}
-        """Callback of the first gauge of each rank."""
+        self._ranks: dict[Rank, tuple[Callable[[], float], Callable[[], float]]] = {}
+        """Callbacks of the gauges of each rank. A worker with several models has a router of each, whose loads are added."""
         self.overhead = OverheadMetrics(registry, router_id)
         self._declare_decisions(registry)
         self._declare_ranks(registry)
@@ -217,17 +217,18 @@ class KvRouterMetrics:
         for rank in self._ranks.keys() - set(ranks):
             self._remove_rank(rank)
         for rank in set(ranks) - self._ranks.keys():
-            blocks = partial(self._load_of, rank, 1)
-            self._ranks[rank] = blocks
+            tokens, blocks = self._ranks[rank] = partial(self._load_of, rank, 0), partial(self._load_of, rank, 1)
             labels = self._rank_labels(rank)
-            self._decode_blocks.labels(**labels).follow(blocks)
-            self._prefill_tokens.labels(**labels).follow(partial(self._load_of, rank, 0))
+            self._prefill_tokens.labels(**labels).add_source(tokens)
+            self._decode_blocks.labels(**labels).add_source(blocks)
             self._registered.labels(**self._worker, **self._registered_labels(rank)).set(1)
 
     def _remove_rank(self, rank: Rank) -> None:
-        blocks, labels = self._ranks.pop(rank), self._rank_labels(rank)
-        if not self._decode_blocks.labels(**labels).follows(blocks):
-            return  # The router of another model on the same worker reports the rank now.
+        (tokens, blocks), labels = self._ranks.pop(rank), self._rank_labels(rank)
+        is_shared = self._prefill_tokens.labels(**labels).remove_source(tokens)
+        self._decode_blocks.labels(**labels).remove_source(blocks)
+        if is_shared:
+            return  # The router of another model counts requests on the same worker.
         self._decode_blocks.remove(**labels)
         self._prefill_tokens.remove(**labels)
         self._registered.remove(**self._worker, **self._registered_labels(rank))

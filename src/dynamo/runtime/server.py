@@ -126,11 +126,13 @@ class Served:
         if self._metrics is not None:
             self._metrics.requests.inc()
             self._metrics.request_bytes.inc(len(request.body))
-        if self._tracer is not None:
+        # Polls of the console and of routers are no part of a client's request: they would fill traces and logs.
+        is_traced = not self.options.is_internal or "traceparent" in request.headers
+        if self._tracer is not None and is_traced:
             self._trace(self._tracer, request, reply)
         identities = (request.id, request.headers, "handle_payload", self.path)
         scope = current_request.set(identities)
-        if lifecycle.isEnabledFor(logging.INFO):
+        if is_traced and lifecycle.isEnabledFor(logging.INFO):
             self._scopes[reply] = identities
             lifecycle.info("request received")
         try:

@@ -13,9 +13,9 @@ is enforced for all of them by `OpenRequests.expire`, and its silence by `OpenRe
 import logging
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -34,9 +34,10 @@ from dynamo.kv_router.router import Decision
 from dynamo.protocols.engine import RESUMED, PreprocessedRequest, Resumed, Routing
 from dynamo.routing.kv_push_router import KvPushRouter
 from dynamo.routing.session_affinity import SessionAffinity
-from dynamo.runtime.request_plane.base import Call, Receiver
+from dynamo.runtime.request_plane.base import Call, Item, Receiver
 from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.prefill_phase import PrefillPhase
+from dynamo.serving.request_facts import Move
 from dynamo.serving.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -221,6 +222,9 @@ class Sent(Receiver, Protocol):
     def excuse_worker(self) -> None:
         """Do not blame the worker of the last failure, which another one caused."""
 
+    def leaves_silent_worker(self) -> bool:
+        """Return whether to leave the worker, which is unresponsive."""
+
     def thinking_tokens(self) -> int:
         """Return the number of reasoning tokens so far."""
 
@@ -231,16 +235,41 @@ class Sent(Receiver, Protocol):
         """End with the error: no other worker can take the request."""
 
 
-class Move(NamedTuple):
-    """Failure of a worker after which a request was sent to another one."""
+class FirstOutput:
+    """Receiver of a request that was sent again: reports its first output, and passes everything on."""
 
-    at_s: float
-    """Time by `time.perf_counter`."""
-    worker_id: int | None
-    """Worker that failed; None if another cause is known."""
-    error: str
-    tokens: int
-    """Output tokens received before."""
+    __slots__ = ("_on_first", "_receiver")
+
+    def __init__(self, receiver: "Sent", on_first: Callable[[], None]) -> None:
+        self._receiver = receiver
+        self._on_first: Callable[[], None] | None = on_first
+
+    def on_token(self, token_id: int) -> None:
+        """See `Receiver`."""
+        self._report()
+        self._receiver.on_token(token_id)
+
+    def on_item(self, item: Item) -> None:
+        """See `Receiver`."""
+        self._report()
+        self._receiver.on_item(item)
+
+    def on_end(self) -> None:
+        """See `Receiver`."""
+        self._receiver.on_end()
+
+    def on_error(self, error: Exception) -> None:
+        """See `Receiver`."""
+        self._receiver.on_error(error)
+
+    def leaves_silent_worker(self) -> bool:
+        """See `MovableReceiver`."""
+        return self._receiver.leaves_silent_worker()
+
+    def _report(self) -> None:
+        report, self._on_first = self._on_first, None
+        if report is not None:
+            report()
 
 
 class Dispatch:
@@ -279,6 +308,8 @@ class Dispatch:
         """Failures after which the request was sent to another worker, oldest first; bounded by the attempts."""
         self.route_s = (0.0, 0.0)
         """Begin and end of the latest choice of a worker; 0 before."""
+        self.requests_ahead = 0
+        """Requests of this frontend that were in flight to the worker when it was chosen."""
         self._clock = clock or SystemClock()
         self._attempts = Attempts(policy.limit)
         self.prefill: PrefillPhase | None = None
@@ -298,10 +329,11 @@ class Dispatch:
         tried = self._excluded()
         while True:
             instance_id = await self._route(frozenset(tried))
+            receiver = FirstOutput(self._generation, self._note_resumed) if self.moves else self._generation
             try:
                 call = await self._model.send(
                     self._body,
-                    self._generation,
+                    receiver,
                     request_id=self._request_id,
                     instance_id=instance_id,
                     headers=self._headers,
@@ -318,6 +350,7 @@ class Dispatch:
                 self.release()
                 raise
         current = self._model.current
+        self.requests_ahead = max(0, current.inflight(call.instance_id) - 1)
         if current.routed is not None:
             current.routed.sent(len(self._request.token_ids))
         sessions = current.sessions
@@ -328,6 +361,10 @@ class Dispatch:
             self.release()
         else:
             self._generation.attach(call)
+
+    def _note_resumed(self) -> None:
+        """Record the first output after the latest move."""
+        self.moves = (*self.moves[:-1], self.moves[-1]._replace(resumed_s=time.perf_counter()))
 
     async def _route(self, exclude: frozenset[int]) -> int | None:
         """Choose a worker, and record how long that took."""
@@ -434,12 +471,16 @@ class Dispatch:
         self._metrics.migrations.labels(model=name, migration_type="ongoing_request").inc()
         return True
 
-    async def repeat(self, error: Exception) -> None:
-        """Send the request to another worker after `error`, with the tokens received so far."""
+    async def repeat(self, error: Exception, silent_s: float = 0.0) -> None:
+        """Send the request to another worker after `error`, with the tokens received so far.
+
+        `silent_s`: time of the last output by `time.perf_counter`; 0 without any, or where outputs are not timed.
+        """
         generation = self._generation
         logger.warning("Stream disconnected, recreating stream: request=%s error=%s", self._request_id, error)
         started_s = time.perf_counter()
-        self.moves = (*self.moves, Move(started_s, generation.failed_instance, str(error), generation.tokens))
+        move = Move(started_s, generation.failed_instance, str(error), generation.tokens, silent_s)
+        self.moves = (*self.moves, move)
         self.release()
         if generation.failed_instance is not None:
             self._attempts.exclude(generation.failed_instance, may_recover=connection_broke(error))

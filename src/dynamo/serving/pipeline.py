@@ -363,5 +363,11 @@ class Pipeline(OpenRequests):
         if not dispatch.may_repeat(error):
             return False
         generation.revive()
-        self.tasks.start(dispatch.repeat(error), "retry")
+        answer = cast(BaseAnswer, generation.answer)
+        state = answer.state
+        if state.routes:
+            part = answer.generations.index(generation)
+            state.moved(part, generation.failed_instance, error, generation.tokens)
+        silent_s = state.last_s if state.request_type == "stream" else 0.0
+        self.tasks.start(dispatch.repeat(error, silent_s), "retry")
         return True

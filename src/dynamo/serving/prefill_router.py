@@ -81,13 +81,13 @@ class DisaggregatedDispatch(Dispatch):
         if early is not None:
             self._prefill_broke(early)
 
-    async def repeat(self, error: Exception) -> None:
+    async def repeat(self, error: Exception, silent_s: float = 0.0) -> None:
         """Send the request to other workers after `error`, with the tokens received so far."""
         if self._blames_prefill and self.prefill is not None:
             self._generation.excuse_worker()  # The decode worker was only waiting.
             self._prefill_attempts.exclude(self.prefill.instance_id, may_recover=False)
         self._blames_prefill = False
-        await super().repeat(error)
+        await super().repeat(error, silent_s)
 
     def release(self) -> None:
         """Release its worker; once the request is over, its prefill is stopped as well."""

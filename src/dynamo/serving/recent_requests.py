@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dynamo.serving.migration import Dispatch, Move
+from dynamo.serving.migration import Dispatch
+from dynamo.serving.request_facts import RequestFacts
 
 if TYPE_CHECKING:
     from dynamo.protocols.engine import CompletionUsage
@@ -23,50 +24,13 @@ FAILED_MAX = 200
 SLOWEST_MAX = 100
 SLOWEST_AGE_S = 900.0
 """Age after which a slow request gives way to a faster one."""
+MODELS_MAX = 256
+"""Models whose usual pace is kept."""
+PACE_WEIGHT = 0.05
+"""Weight of a request in the usual pace of its model: that of about the last 20."""
 ERROR_CHARS_MAX = 500
 WORKERS_MAX = 1024
 """Workers whose last error is kept; the oldest error is dropped first."""
-
-
-class RequestFacts(msgspec.Struct, kw_only=True):
-    """Facts of one request. Times are those of `time.perf_counter`; 0: not reached."""
-
-    request_id: str
-    model: str
-    endpoint: str
-    request_type: str
-    started_s: float
-    error_type: str = ""
-    """Label of its failure; empty for a success or while it runs."""
-    error: str = ""
-    ended_at: float = 0.0
-    """Wall clock time of its end in seconds since the epoch; 0 while it runs."""
-    ended_s: float = 0.0
-    prepared_s: float = 0.0
-    route_s: tuple[float, float] = (0.0, 0.0)
-    """Begin and end of the latest choice of a worker."""
-    sent_s: float = 0.0
-    first_s: float = 0.0
-    last_s: float = 0.0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    cached_tokens: int | None = None
-    workers: tuple[int, ...] = ()
-    """Worker of each engine request."""
-    dp_rank: int | None = None
-    prefill_worker: int | None = None
-    prefill_s: tuple[float, float] = (0.0, 0.0)
-    """Time at which the prompt was sent to the prefill worker, and at which it was computed."""
-    cost: float | None = None
-    """Cost by which the KV router chose the worker."""
-    overlap_blocks: int = 0
-    """Blocks of the prompt that were cached on the chosen worker."""
-    blocks: int = 0
-    """Complete blocks of the prompt."""
-    queue_depth: int = 0
-    """Requests that waited in the router's queue."""
-    moves: tuple[Move, ...] = ()
-    """Failures after which it was sent to another worker."""
 
 
 class WorkerError(msgspec.Struct):
@@ -84,8 +48,10 @@ class RecentRequests:
         self._recent: deque[RequestFacts] = deque(maxlen=RECENT_MAX)
         self._failed: deque[RequestFacts] = deque(maxlen=FAILED_MAX)
         self._slowest: list[tuple[float, int, RequestFacts]] = []
-        """Ascending by time to first token."""
+        """Ascending by `RequestFacts.slow_s`."""
         self._serial = 0
+        self._paces: dict[str, float] = {}
+        """Moving average of the time between output tokens, by model."""
         self.worker_errors: dict[int, WorkerError] = {}
         """By worker, oldest first."""
 
@@ -95,6 +61,7 @@ class RecentRequests:
         if facts.error_type:
             self._failed.append(facts)
         if facts.first_s:
+            facts.slow_s = facts.first_s - facts.started_s + self._excess_s(facts)
             self._rank(facts)
         for move in facts.moves:
             self._blame(move.worker_id, facts.ended_at, move.error)
@@ -126,17 +93,27 @@ class RecentRequests:
                 seen.add(id(facts))
                 yield facts
 
+    def _excess_s(self, facts: RequestFacts) -> float:
+        """Return the time of the output beyond the usual pace of the model, and include this request in that pace."""
+        itl_s = facts.itl_s
+        if itl_s is None:
+            return 0.0
+        usual_s = self._paces.get(facts.model, itl_s)
+        if facts.model in self._paces or len(self._paces) < MODELS_MAX:
+            self._paces[facts.model] = usual_s + PACE_WEIGHT * (itl_s - usual_s)
+        return max(0.0, itl_s - usual_s) * (facts.output_tokens - 1)
+
     def _rank(self, facts: RequestFacts) -> None:
         """Keep the request if it is one of the slowest of the last minutes."""
-        wait_s, slowest = facts.first_s - facts.started_s, self._slowest
+        slow_s, slowest = facts.slow_s, self._slowest
         if len(slowest) >= SLOWEST_MAX:
-            if wait_s <= slowest[0][0]:
+            if slow_s <= slowest[0][0]:
                 return
             oldest = facts.ended_at - SLOWEST_AGE_S
             kept = [one for one in slowest if one[2].ended_at >= oldest]
             self._slowest = slowest = kept if len(kept) < len(slowest) else slowest[1:]
         self._serial += 1
-        insort(slowest, (wait_s, self._serial, facts))
+        insort(slowest, (slow_s, self._serial, facts))
 
     def _blame(self, worker_id: int | None, at: float, message: str) -> None:
         if worker_id is None:
@@ -189,17 +166,19 @@ def _add_dispatch(facts: RequestFacts, dispatch: Any, worker_id: int | None) -> 
     """Add what the dispatch of the first engine request recorded."""
     if not isinstance(dispatch, Dispatch):
         return
-    facts.route_s, facts.moves = dispatch.route_s, dispatch.moves
+    facts.route_s, facts.moves, facts.requests_ahead = dispatch.route_s, dispatch.moves, dispatch.requests_ahead
     if worker_id is not None and facts.workers[:1] != (worker_id,):
         facts.workers = (worker_id, *facts.workers[1:])
     decision, prefill = dispatch.decision, dispatch.prefill
     if decision is not None:
         facts.dp_rank, facts.cost = decision.dp_rank, decision.cost
         facts.overlap_blocks, facts.blocks = decision.overlap_blocks, decision.blocks
-        facts.queue_depth = decision.queue_depth
+        facts.queue_depth, facts.queue_s = decision.queue_depth, decision.waited_s
+        facts.tokens_ahead = decision.tokens_ahead
     if prefill is not None:
         facts.prefill_worker = prefill.instance_id
         facts.prefill_s = prefill.sent_s, prefill.done_s
         if prefill.decision is not None:
             facts.cost, facts.queue_depth = prefill.decision.cost, prefill.queue_depth
+            facts.prefill_queue_s, facts.tokens_ahead = prefill.decision.waited_s, prefill.decision.tokens_ahead
             facts.overlap_blocks, facts.blocks = prefill.decision.overlap_blocks, prefill.decision.blocks

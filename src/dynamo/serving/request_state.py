@@ -194,6 +194,12 @@ class RequestState:
         self.routes.append(route)
         return route
 
+    def moved(self, part: int, worker_id: int | None, error: Exception, tokens: int) -> None:
+        """Add an event to the span of an engine request that is sent to another worker."""
+        if part < len(self.routes):
+            worker = {} if worker_id is None else {"worker_id": f"{worker_id:x}"}
+            self.routes[part].event("migration", {**worker, "error": str(error), "output_tokens": tokens})
+
     def end_spans(self, error: Exception | None, usage: CompletionUsage | None) -> None:
         """End the request's span, with its token counts, and the spans of its dispatch to workers."""
         if self.span is None:

@@ -370,6 +370,10 @@ class ServedModel:
         except NotReady as error:
             raise WorkerUnavailable(str(error)) from None
 
+    def inflight(self, instance_id: int) -> int:
+        """Return the number of this frontend's requests in flight to a worker."""
+        return self.client.inflight(instance_id)
+
     def has_other(self, exclude: frozenset[int]) -> bool:
         """Return whether another eligible worker is known that could take over a stream."""
         successor = self.successor

@@ -251,7 +251,8 @@ def test_operator_process_runs_a_graph_with_grove(
         processes.wait_until(lambda: deploy(["status", "chat"]) == 0, "the graph is not ready")
         shown = capsys.readouterr().out
         assert "decode     2/2    Ready" in shown
-        assert f'dynamo_operator_resources_total{{resource_type="{GRAPHS.kind}",status="ready"}} 1' in metrics(port)
+        ready = f'resource_type="{GRAPHS.kind}",namespace="default",status="ready"'
+        assert f"dynamo_operator_resources_total{{{ready}}} 1" in metrics(port)
     finally:
         processes.stop()
 

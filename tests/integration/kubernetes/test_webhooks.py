@@ -108,7 +108,10 @@ def test_graph_is_defaulted_checked_and_converted(with_webhooks: Callable[..., N
         other = {"spec": {"components": [{"name": "Other", "type": "frontend"}]}}
         immutable = await api.patch(f"{BETA}/g", headers=MERGE, json=other)
         assert "the set of components is immutable" in immutable.json()["message"]
-        assert 'dynamo_operator_webhook_denials_total{resource_type="DynamoGraphDeployment"} ' in METRICS.render()
+        graphs, text = 'resource_type="DynamoGraphDeployment"', METRICS.render()
+        denied_total = "dynamo_operator_webhook_denials_total"
+        assert f'{denied_total}{{{graphs},operation="CREATE",reason="validation"}} ' in text
+        assert f'dynamo_operator_webhook_requests_total{{{graphs},operation="UPDATE",result="allowed"}} ' in text
 
     with_webhooks(case)
 

@@ -1,8 +1,9 @@
 """Request views: stages of a waterfall, states, selection, and a sentence about the longest stage."""
 
-from dynamo.console.request_views import selected, view_of
-from dynamo.serving.migration import Move
-from dynamo.serving.recent_requests import RequestFacts
+from typing import Any
+
+from dynamo.console.request_views import Selection, view_of
+from dynamo.serving.request_facts import Move, RequestFacts
 
 
 def facts(**changes: object) -> RequestFacts:
@@ -35,16 +36,28 @@ def test_the_stage_of_a_running_request_is_in_progress() -> None:
     view = view_of(waiting, 105.0, 3000.0)
     assert (view.state, view.total_ms, view.ttft_ms) == ("running", 5000.0, None)
     assert (view.stages[-1].name, view.stages[-1].end_ms) == ("first_token", None)
-    assert "the worker, before its first token: 64 of 64 prompt tokens were not cached" in view.explanation
+    assert "the prompt: worker ab computed 64 of 64 tokens, which were not cached" in view.explanation
 
 
 def test_a_queued_request_names_the_queue_of_the_router() -> None:
     view = view_of(
-        facts(route_s=(100.01, 108.0), sent_s=108.0, first_s=108.1, last_s=109.0, ended_s=109.0, queue_depth=7),
+        facts(
+            route_s=(100.01, 108.0),
+            sent_s=108.0,
+            first_s=108.1,
+            last_s=109.0,
+            ended_s=109.0,
+            queue_depth=7,
+            queue_s=7.98,
+        ),
         500.0,
         3000.0,
     )
-    assert view.explanation == "89 % of 9.0 s went to the choice of a worker, where 7 other request(s) waited."
+    assert (
+        view.explanation
+        == "89 % of 9.0 s went to the queue of the router: no worker had capacity, with 7 other request(s)."
+    )
+    assert [one.name for one in view.stages][1:3] == ["route", "queue"]
 
 
 def test_a_failed_request_shows_its_error_and_where_it_ended() -> None:
@@ -67,28 +80,56 @@ def test_a_failed_request_shows_its_error_and_where_it_ended() -> None:
 
 
 def test_a_moved_request_shows_each_failed_worker() -> None:
-    view = view_of(facts(route_s=(100.5, 100.51), moves=(Move(100.5, 0xEF, "connection lost", 4),)), 500.0, 3000.0)
+    view = view_of(
+        facts(route_s=(100.5, 100.51), moves=(Move(100.5, 0xEF, "connection lost", 4, 100.45, 100.55),)), 500.0, 3000.0
+    )
     assert [(one.at_ms, one.worker, one.tokens) for one in view.moves] == [(500.0, "ef", 4)]
     assert "sent to another worker 1 time(s)" in view.explanation
 
 
-def test_selection_by_state_model_and_id() -> None:
-    views = [
-        view_of(facts(request_id="a", ended_at=1.0), 500.0, 3000.0),
-        view_of(facts(request_id="b", first_s=101.0, ended_at=2.0), 500.0, 3000.0),
-        view_of(facts(request_id="c", model="other", error_type="internal", ended_at=3.0), 500.0, 3000.0),
-        view_of(facts(request_id="d", ended_at=0.0, ended_s=0.0, last_s=0.0), 500.0, 3000.0),
+def test_a_unary_response_generates_until_its_end() -> None:
+    view = view_of(facts(request_type="unary", last_s=100.13, ended_s=101.13), 500.0, 3000.0)
+    assert [(one.name, one.end_ms) for one in view.stages[-1:]] == [("decode", 1130.0)]
+    assert (view.itl_ms, view.cause) == (100.0, "output")
+
+
+def test_a_running_request_that_was_not_sent_waits_in_the_queue() -> None:
+    waiting = facts(route_s=(0.0, 0.0), sent_s=0.0, first_s=0.0, last_s=0.0, ended_s=0.0, ended_at=0.0)
+    view = view_of(waiting, 105.0, 3000.0)
+    assert (view.stages[-1].name, view.stages[-1].end_ms, view.cause) == ("queue", None, "router-queue")
+
+
+def test_a_failure_names_what_it_waited_for() -> None:
+    failed = facts(first_s=0.0, last_s=0.0, ended_s=160.0, error_type="response_timeout", error="no token within 60 s")
+    assert view_of(failed, 500.0, 3000.0).explanation == (
+        "Failed (response_timeout): no token within 60 s. 100 % of 60.0 s went to "
+        "the prompt: worker ab computed 64 of 64 tokens, which were not cached."
+    )
+
+
+def test_selection_by_state_model_id_and_duration() -> None:
+    requests = [
+        facts(request_id="a", ended_at=1.0, slow_s=0.1),
+        facts(request_id="b", ended_at=2.0, slow_s=9.0),
+        facts(request_id="c", model="other", error_type="internal", ended_at=20.0, ended_s=109.0),
+        facts(request_id="d", ended_at=0.0, ended_s=0.0, last_s=0.0, started_s=499.5),
     ]
 
-    def ids(**wanted: str) -> list[str]:
-        return [one.id for one in selected(views, limit=10, **wanted)]
+    def ids(**wanted: Any) -> list[str]:
+        found = Selection(**wanted)
+        facts_ids = [one.request_id for one in found.of_facts(requests, 500.0)]
+        views = found.of_views(view_of(one, 500.0, 3000.0) for one in found.of_facts(requests, 500.0))
+        assert facts_ids == [one.id for one in views]
+        return facts_ids
 
     assert ids() == ["d", "c", "b", "a"]
-    assert (ids(state="running"), ids(state="failed"), ids(model="other"), ids(request_id="b")) == (
-        ["d"],
-        ["c"],
-        ["c"],
-        ["b"],
-    )
+    assert (ids(state="running"), ids(state="failed"), ids(model="other")) == (["d"], ["c"], ["c"])
+    assert (ids(state="succeeded"), ids(request_id="b"), ids(slower_than_ms=2000)) == (["b", "a"], ["b"], ["c"])
     assert ids(state="slow") == ["b", "a", "c"]
-    assert len(selected(views, limit=2)) == 2
+    assert len(ids(limit=2)) == 2
+
+
+def test_selection_by_cause() -> None:
+    requests = [facts(request_id="long"), facts(request_id="prompt", first_s=101.0, last_s=101.1)]
+    views = [view_of(one, 500.0, 3000.0) for one in requests]
+    assert [one.id for one in Selection(cause="prefill").of_views(views)] == ["prompt"]

@@ -102,8 +102,9 @@ async def test_metrics_count_objects_reconciliations_and_writes(
         one.controller.start()
     await until_idle(operator, clock)
     text = (await get(operator, "/metrics")).text
-    assert 'dynamo_operator_resources_total{resource_type="DynamoGraphDeployment",status="ready"} 1' in text
-    assert 'dynamo_operator_reconcile_total{resource_type="DynamoComponentDeployment",result="success"}' in text
+    graphs = 'resource_type="DynamoGraphDeployment",namespace="space"'
+    assert f'dynamo_operator_resources_total{{{graphs},status="ready"}} 1' in text
+    assert f'dynamo_operator_reconcile_total{{{graphs},result="' in text
     assert 'dynamo_operator_writes{operation="applied"}' in text
 
 

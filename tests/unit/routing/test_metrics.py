@@ -53,16 +53,18 @@ def test_router_metrics_show_the_load_of_each_rank_until_it_leaves() -> None:
     assert not [name for name in series(registry) if 'worker_id="7"' in name]
 
 
-def test_router_metrics_keep_a_rank_that_another_models_router_reports() -> None:
+def test_router_metrics_add_the_loads_of_several_models_on_one_worker() -> None:
     registry, first, second = MetricsRegistry(), router_of(7), router_of(7)
     metrics = metrics_of(registry, first)
     metrics_of(registry, second)
-    metrics.close()
-    second.place(request("a"), 0.0)
-    assert (
-        series(registry)['dynamo_frontend_worker_active_prefill_tokens{dp_rank="0",worker_id="7",worker_type="decode"}']
-        == 8
-    )
+    first.place(request("a"), 0.0)
+    second.place(request("b", 4), 0.0)
+    rank = '{dp_rank="0",worker_id="7",worker_type="decode"}'
+    assert series(registry)[f"dynamo_frontend_worker_active_prefill_tokens{rank}"] == 12
+    assert series(registry)[f"dynamo_frontend_worker_active_decode_blocks{rank}"] == 3
+    metrics.close()  # The other router reports the rank still.
+    assert series(registry)[f"dynamo_frontend_worker_active_prefill_tokens{rank}"] == 4
+    assert series(registry)[f"dynamo_frontend_worker_active_decode_blocks{rank}"] == 1
 
 
 def test_router_metrics_count_received_waiting_expired_and_refused_requests() -> None:

@@ -1,6 +1,7 @@
 """Dispatcher: what runs in a process, and how it ends."""
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
@@ -127,3 +128,18 @@ def test_requests_are_counted_as_upstream_names_them() -> None:
     }.items():  # fmt: skip
         assert f"dynamo_component_{name}{{{labels}}} {value}" in lines
     running.finish()
+
+
+@pytest.mark.parametrize(
+    ("is_internal", "headers", "lines"),
+    [(False, {}, 2), (True, {}, 0), (True, {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}, 2)],
+)
+def test_polls_of_internal_endpoints_are_not_logged_unless_they_are_part_of_a_trace(
+    caplog: pytest.LogCaptureFixture, is_internal: bool, headers: dict[str, str], lines: int
+) -> None:
+    dispatcher, reply = Dispatcher(), Quiet()
+    dispatcher.add(PATH, lambda _request, reply: reply.finish(), ServeOptions(is_internal=is_internal))
+    with caplog.at_level(logging.INFO, "dynamo.lifecycle"):
+        dispatcher.admit(PATH).start(Request("r", b"", headers=headers), reply)
+    assert len(caplog.records) == lines
+    assert reply.end is None

@@ -158,6 +158,9 @@ class Worker:
     def current(self) -> "Worker":
         return self
 
+    def inflight(self, instance_id: int) -> int:
+        return 3
+
     async def choose(self, *_: object) -> None:
         """No KV router here."""
 
@@ -243,7 +246,7 @@ class Scene:
 
     async def repeat(self) -> None:
         """Goes on; the clock passes whatever is waited for."""
-        repeating = asyncio.create_task(self.dispatch.repeat(self.repeats.pop()))
+        repeating = asyncio.create_task(self.dispatch.repeat(self.repeats.pop(), 7.5))
         while not repeating.done():
             await turns()
             if self.clock._sleepers:
@@ -279,6 +282,16 @@ async def test_no_token_is_lost_repeated_or_reordered_wherever_workers_die(break
     else:
         assert whole_text().startswith(text)
     assert len(scene.ends) == 1
+
+
+async def test_moves_record_the_silence_before_them_and_the_first_output_after() -> None:
+    scene = Scene([3, 0])
+    assert await scene.run() == whole_text()
+    first, second = scene.dispatch.moves
+    assert [(one.tokens, one.silent_s) for one in (first, second)] == [(3, 7.5)] * 2
+    assert first.resumed_s == 0, "the second worker failed without any output"
+    assert second.resumed_s >= second.at_s > 0
+    assert scene.dispatch.requests_ahead == 2
 
 
 async def test_how_long_choosing_took_is_counted_each_time() -> None:

@@ -119,6 +119,9 @@ class Pool:
     def has_other(self, exclude: frozenset[int]) -> bool:
         return bool(set(self.ids) - exclude)
 
+    def inflight(self, instance_id: int) -> int:
+        return 1
+
     async def choose(self, *_: object) -> None: ...
 
     def bound(self, *_: object) -> None: ...

@@ -1,14 +1,13 @@
 """Recent requests: bounded, with failures and slow requests kept longer, and the last error of each worker."""
 
-from dynamo.serving.migration import Move
 from dynamo.serving.recent_requests import (
     RECENT_MAX,
     SLOWEST_AGE_S,
     SLOWEST_MAX,
     WORKERS_MAX,
     RecentRequests,
-    RequestFacts,
 )
+from dynamo.serving.request_facts import Move, RequestFacts
 
 
 def request(name: str, wait_s: float = 0.1, at: float = 1000.0, **changes: object) -> RequestFacts:
@@ -48,6 +47,20 @@ def test_slow_requests_give_way_when_they_are_old() -> None:
     for number in range(RECENT_MAX + SLOWEST_MAX):
         recent.ended(request(f"new-{number}", wait_s=31.0, at=1000.0 + SLOWEST_AGE_S + 1))
     assert not any(name.startswith("old") for name in ids(recent))
+
+
+def test_slowness_includes_output_beyond_the_usual_pace_of_the_model() -> None:
+    recent = RecentRequests()
+    for number in range(20):
+        recent.ended(request(str(number), output_tokens=11, last_s=1.1 + 0.1))
+    stalled, long = request("stalled", output_tokens=11, last_s=4.1), request("long", output_tokens=301, last_s=4.1)
+    other = request("other", model="slower model", output_tokens=11, last_s=4.1)
+    for one in (stalled, long, other):
+        recent.ended(one)
+    assert stalled.slow_s > 2.9
+    assert (
+        long.slow_s < 0.2 and other.slow_s < 0.2
+    )  # A long output at the usual pace, and the usual pace of another model.
 
 
 def test_the_last_error_of_each_worker_is_kept() -> None:

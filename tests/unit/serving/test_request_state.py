@@ -29,6 +29,9 @@ class FakeRequestSpan:
     def set(self, name: str, value: object) -> None:
         self.facts[name] = value
 
+    def event(self, name: str, facts: dict[str, object]) -> None:
+        self.facts[name] = facts
+
     def end(self, error: BaseException | None = None) -> None:
         self.ended.append(error)
 
@@ -55,6 +58,14 @@ def test_spans_of_workers_continue_the_span_of_the_request() -> None:
     assert state.headers == {"traceparent": "client+", "x-request-id": "x"}
     assert state.scope == ("r", state.headers, "http-request", "")
     assert state.begin_route(tracer, "part").headers() == {"traceparent": "client++"}  # type: ignore[arg-type]
+
+
+def test_a_move_to_another_worker_is_an_event_of_its_dispatch() -> None:
+    state, tracer = state_of(), FakeTracer()
+    state.moved(0, 7, ValueError("lost"), 3)  # Without spans there is nothing to record.
+    state.begin_route(tracer, "part")  # type: ignore[arg-type]
+    state.moved(0, 0xAB, ValueError("lost"), 3)
+    assert tracer.spans[0].facts == {"migration": {"worker_id": "ab", "error": "lost", "output_tokens": 3}}
 
 
 def test_ending_the_spans_reports_the_tokens_and_the_error() -> None:

@@ -1,7 +1,9 @@
 """docs/reference/metrics.md contains every metric family that the source registers."""
 
 import ast
+from pathlib import Path
 
+import pytest
 from tools import metrics_page
 
 from dynamo.core.metrics import MetricsRegistry
@@ -40,3 +42,18 @@ def show(registry, prefix, unknown):
         ("dynamo_frontend_two", "gauge", ("a",)),
         ("c_total", "counter", ()),
     }
+
+
+def test_execution_creates_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = """
+def open_store(registry, options):
+    folder = Path(options.folder)
+    store = folder.mkdir(parents=True)
+    registry.counter("stored_total", "Stored objects")
+"""
+    (function,) = metrics_page.functions(ast.parse(source))
+    recorder = metrics_page.Recorder("package")
+    metrics_page.execute(function, recorder, {"Path": Path}, "file.py")
+    assert [one.name for one in recorder.metrics] == ["stored_total"]
+    assert list(tmp_path.iterdir()) == []

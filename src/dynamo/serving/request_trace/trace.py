@@ -380,7 +380,7 @@ def request_end(
         ttft_ms=ttft_ms if has_first else None,
         total_time_ms=took_s * 1e3,
         avg_itl_ms=(state.last_s - state.first_s) * 1e3 / gaps if has_first and gaps > 0 else None,
-        worker=None if worker is None else Worker(worker, worker),
+        worker=None if worker is None else Worker(worker if state.prefill is None else state.prefill[0], worker),
         replay=replay(tokens, state.kv_block_size) if state.kv_block_size else None,
     )
 

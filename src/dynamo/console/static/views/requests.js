@@ -9,9 +9,11 @@ const POLL_MS = 1500;
 const TABS = { "": "All", running: "In flight", slow: "Slowest", failed: "Failed" };
 const KINDS = { running: "accent", succeeded: "good", failed: "bad" };
 export const STAGES = {
-  preprocess: ["Preprocess", "s6"], prefill: ["Prefill worker", "s2"], route: ["Route", "s4"], dispatch: ["Dispatch", "s5"],
-  first_token: ["Wait for first token", "s3"], decode: ["Generate", "s1"], finish: ["Finish", "s6"],
+  preprocess: ["Preprocess", "s6"], queue: ["Router queue", "s7"], prefill: ["Prefill worker", "s2"], route: ["Route", "s4"], dispatch: ["Dispatch", "s5"],
+  first_token: ["Wait for first token", "s3"], decode: ["Generate", "s1"], move: ["Lost by a failure", "bad"], finish: ["Finish", "s6"],
+  prefill_queue: ["Prefill queue", "s7"],
 };
+const IN_LEGEND = 7;
 
 export function show(main, session, given) {
   return given ? one(main, given) : list(main);
@@ -25,6 +27,11 @@ function strip(request, longest) {
   });
   const moves = request.moves.map((move) => svg("rect", { class: "move", x: move.at_ms * scale, y: 0, width: 0.8, height: 10 }));
   return svg("svg", { class: "strip", viewBox: "0 0 100 10", preserveAspectRatio: "none", role: "img", "aria-label": request.explanation || request.state }, bars, moves);
+}
+
+// The cause in words, for example "slow worker".
+function causeName(request) {
+  return request.cause.replaceAll("-", " ");
 }
 
 function tokens(request) {
@@ -51,7 +58,7 @@ function list(main) {
   const search = h("input", { type: "search", placeholder: "Request id, or chatcmpl-…", "aria-label": "Find a request by its id", onkeydown: (event) => {
     if (event.key === "Enter" && search.value.trim()) location.hash = `#/requests/${encodeURIComponent(search.value.trim())}`;
   } });
-  const key = h("div", { class: "legend" }, Object.values(STAGES).slice(0, 6).map(([title, kind]) => h("span", { class: `item ${kind}` }, h("i", { "aria-hidden": "true" }), title)),
+  const key = h("div", { class: "legend" }, Object.values(STAGES).slice(0, IN_LEGEND).map(([title, kind]) => h("span", { class: `item ${kind}` }, h("i", { "aria-hidden": "true" }), title)),
     h("span", { class: "item bad" }, h("i", { "aria-hidden": "true" }), "Moved to another worker"));
   replace(main, h("div", { class: "row between" }, h("h1", {}, "Requests"), h("div", { class: "search" }, search)), h("div", { class: "row between" }, h("div", { class: "row" }, tabs, pause), key), box);
 
@@ -59,6 +66,7 @@ function list(main) {
     { title: "Started", cell: (row) => h("span", { title: clock(row.started_at) }, ago(row.started_at)) },
     { title: "Request", cell: (row) => (row.id ? h("a", { class: "mono", href: `#/requests/${row.id}`, "data-focus": row.id, title: row.id }, row.id.slice(0, 8)) : "refused") },
     { title: "State", cell: (row) => badge(row.state === "failed" ? row.error_type : row.state, KINDS[row.state]) },
+    { title: "Cause", cell: (row) => (row.cause ? h("span", { title: row.explanation }, causeName(row)) : "–") },
     { title: "Model", cell: (row) => row.model || "–" },
     { title: "Stages", cell: (row) => strip(row, longest) },
     { title: "Total", num: true, cell: (row) => ms(row.total_ms) },
@@ -140,7 +148,8 @@ function detail(request, isRouted) {
     request.cost !== null ? ["Router cost", number(request.cost)] : null,
   ].filter(Boolean);
   return [
-    h("div", { class: "row" }, badge(request.state === "failed" ? request.error_type : request.state, KINDS[request.state]), badge(request.type || "–")),
+    h("div", { class: "row" }, badge(request.state === "failed" ? request.error_type : request.state, KINDS[request.state]), badge(request.type || "–"),
+      request.cause ? badge(`cause: ${causeName(request)}`, "accent") : null),
     request.explanation ? h("p", { class: `notice ${request.state === "failed" ? "bad" : ""}` }, request.explanation) : null,
     card("Stages", ms(request.total_ms), h("div", { class: "body" }, waterfall(request))),
     request.moves.length ? card("Moved to another worker", `${request.moves.length} time(s)`, table([
