@@ -32,6 +32,9 @@ STRETCH = 10.0
 """Wait that a request is due, as a multiple of its own prefill. With 10, the mean time to first token is within 3 % of shortest-first
 (`wspt`) on the loads of docs/balanced.md."""
 
+QUEUE_TIMEOUT_S = 120.0
+"""Maximum wait in the queue: longer than the prefill of any prompt; a request that waited so long is refused."""
+
 REFUSALS = {
     "request_queue_limit_per_worker": "request_limit",
     "raw_isl_token_queue_limit_per_worker": "raw_isl_token_limit",

@@ -478,6 +478,8 @@ class Router:
             for depth, mask in self.active.overlap(route_request.sequence or blocks):
                 for slot in slots_of(mask):
                     active[slot] = depth
+                    if self.config.policy == "balanced" and depth > device.get(slot, 0):
+                        device[slot] = depth  # Sent to that worker, but its event has not arrived yet.
         return Prompt(route_request.tokens, len(blocks) // WIDTH, device, host, disk, shared, active)
 
     def _take_held(

@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from dynamo.core.errors import ConfigError
+from dynamo.core.errors import ConfigError, NotReady, Overloaded
 from dynamo.mocker.simulation.scheduler import StepResult
 from dynamo.mocker.simulation.sequence import SimulatedSequence
 from dynamo.protocols.planner import Planner, ScheduledTick
 from dynamo.replay.fleet import DelayedCacheEvents, Fleet
+from dynamo.replay.held import HeldRequests
 from dynamo.replay.lifecycle import StartingWorker, WorkerLifecycle
 from dynamo.replay.load import Due, TurnSource
 from dynamo.replay.names import Namer
@@ -49,7 +50,8 @@ class Happening(enum.IntEnum):
     PLANNER_TICKS = 6
     ARRIVAL = 7
     STEP_BEGINS = 8
-    SAMPLE = 9
+    QUEUE_TIMEOUT = 9
+    SAMPLE = 10
 
 
 class CompletedTransfer(NamedTuple):
@@ -82,8 +84,7 @@ class Cluster:
     _known: Iterator[Due] = field(init=False)
     _unplaced: deque[Flight] = field(init=False, default_factory=deque)
     """Requests that wait because no worker is in service."""
-    _held: dict[str, Flight] = field(init=False, default_factory=dict)
-    """Requests queued by a placement."""
+    _held: HeldRequests = field(init=False)
     _computed: dict[str, CompletedTransfer] = field(init=False, default_factory=dict)
     """Computed prompts for which no decode worker is chosen yet, by request."""
     _arrived: int = field(init=False, default=0)
@@ -92,6 +93,7 @@ class Cluster:
     def __post_init__(self) -> None:
         self.fleets = {pool.role: Fleet(pool, self.placements[pool.role], self.plan.seed) for pool in self.plan.pools}
         self._entry, self._exit = self.fleets[self.plan.pools[0].role], self.fleets[self.plan.pools[-1].role]
+        self._held = HeldRequests(self.plan.queue_timeout_ms)
         self.outcome = RunOutcome([], 0.0, Timeline(self.plan.interval_ms))
         if self.planner is not None:
             self._planner = PlannerAdapter(self.planner)
@@ -106,8 +108,11 @@ class Cluster:
         events = 0
         while self._heap:
             at_ms, kind, _, what = heapq.heappop(self._heap)
-            if kind == Happening.SAMPLE and not self._heap:
+            if kind == Happening.SAMPLE and len(self._heap) == self._held.is_timed and not self._held:
                 break  # Nothing else happens: the final sample follows.
+            if kind == Happening.QUEUE_TIMEOUT and not self._held:
+                self._held.is_timed = False
+                continue
             if self.plan.max_sim_time_ms is not None and at_ms > self.plan.max_sim_time_ms:
                 self.outcome.unfinished = self._open
                 break
@@ -177,6 +182,8 @@ class Cluster:
             self._fail(what, now_ms)
         elif isinstance(what, PlannedRestart):
             self._restart(what, now_ms)
+        elif isinstance(what, HeldRequests):
+            self._time_out(now_ms)
         elif isinstance(what, TelemetrySampler):
             what.sample("periodic", self.fleets, len(self.outcome.flights), len(self._held), now_ms)
             self._push(now_ms + what.interval_ms, Happening.SAMPLE, what)
@@ -199,7 +206,7 @@ class Cluster:
         self._arrived += 1
         self._open += 1
         flight = Flight(f"{self._arrived}", session, place, session.turns[place], at_ms)
-        self._push(at_ms, Happening.ARRIVAL, (flight, is_known))
+        self._push(at_ms + self.plan.overhead_ms, Happening.ARRIVAL, (flight, is_known))
 
     def _arrive(self, flight: Flight, now_ms: float) -> None:
         limit = self.plan.max_model_len
@@ -229,8 +236,35 @@ class Cluster:
         ):
             self._announce(due)
 
+    def _refuse(self, flight: Flight, reason: str, now_ms: float) -> None:
+        """End a request that the router refuses, and its session, as a client does that receives status 503 or 529."""
+        flight.refusal, flight.names = reason, None
+        self._computed_away(flight, now_ms)
+        self.outcome.rejected.append(flight)
+        self.outcome.failures[reason] += 1
+        self._open -= 1
+        for due in self.load.after(flight.session, len(flight.session.turns) - 1, now_ms):
+            self._announce(due)
+
+    def _computed_away(self, flight: Flight, now_ms: float) -> None:
+        """Release the computed prompt of a request that is refused a decode worker."""
+        if flight.key in self._computed:
+            self._let_go(self._computed.pop(flight.key), now_ms)
+
+    def _time_out(self, now_ms: float) -> None:
+        """Refuse the requests that waited too long in a router's queue."""
+        late, next_ms = self._held.expire(now_ms)
+        if next_ms is not None:
+            self._push(next_ms, Happening.QUEUE_TIMEOUT, self._held)
+        for flight in late:
+            fleet = self._entry if flight.is_prefilling else self._exit
+            fleet.placement.withdraw(flight.key)
+            seconds = self.plan.queue_timeout_ms / 1000
+            self._refuse(flight, f"Overloaded: no worker had capacity within {seconds:g} s", now_ms)
+
     def _begin(self, flight: Flight, now_ms: float) -> None:
         """Send a request to a worker that computes its prompt, for itself or for a decode worker."""
+        flight.sent_ms = now_ms
         flight.is_prefilling = self._entry is not self._exit and not self._bypasses_prefill(flight, now_ms)
         self._place(flight, now_ms)
 
@@ -257,11 +291,17 @@ class Cluster:
             is_remote=flight.key in self._computed,
         )
         fleet = self._entry if flight.is_prefilling else self._exit
-        rank_id, is_anybody = fleet.place(request, now_ms)
+        try:
+            rank_id, is_anybody = fleet.place(request, now_ms)
+        except Overloaded as error:
+            self._refuse(flight, f"{type(error).__name__}: {error}", now_ms)
+            return
         if rank_id is not None:
             self._send(fleet, flight, rank_id, now_ms)
         elif is_anybody:
-            self._held[flight.key] = flight
+            timeout_ms = self._held.add(flight, now_ms)
+            if timeout_ms is not None:
+                self._push(timeout_ms, Happening.QUEUE_TIMEOUT, self._held)
         else:
             self._unplaced.append(flight)
 
@@ -269,8 +309,10 @@ class Cluster:
         if self._held:
             for key, rank_id in fleet.placement.admit(now_ms / 1000):
                 flight = self._held.pop(key)
-                if rank_id is None:
+                if isinstance(rank_id, NotReady):
                     self._unplaced.append(flight)
+                elif isinstance(rank_id, Exception):
+                    self._refuse(flight, f"{type(rank_id).__name__}: {rank_id}", now_ms)
                 else:
                     self._send(fleet, flight, rank_id, now_ms)
 
@@ -278,7 +320,8 @@ class Cluster:
         worker = fleet.rank(rank_id)
         is_first = flight.placed_ms < 0
         is_remote = flight.key in self._computed
-        if not is_remote:
+        flight.waited_ms += now_ms - flight.sent_ms
+        if not is_remote and flight.first_ms < 0:
             flight.placed_ms = now_ms
         flight.worker, flight.slot = rank_id[0], worker.slot
         self._note(worker, now_ms)
@@ -328,7 +371,7 @@ class Cluster:
         flight = sequence.owner
         if self._entry.is_serving(worker.worker_id):
             self._entry.placement.finish(flight.key, 1, now_ms / 1000)
-        flight.is_prefilling = False
+        flight.is_prefilling, flight.sent_ms = False, now_ms
         flight.prefill_slot, flight.cached_tokens = worker.slot, sequence.cached_tokens
         self._computed[flight.key] = CompletedTransfer(worker, sequence)
         self._place(flight, now_ms)
@@ -524,6 +567,7 @@ class Cluster:
     def _close(self, now_ms: float) -> None:
         ended = (flight.finished_ms for flight in self.outcome.flights if flight.finished_ms >= 0)
         self.outcome.duration_ms = max(ended, default=now_ms)
+        self.outcome.flights = [flight for flight in self.outcome.flights if not flight.refusal]
         if self.sampler is not None:
             self.sampler.sample("final", self.fleets, len(self.outcome.flights), len(self._held), now_ms)
         self._lifecycle.close(self.outcome.duration_ms)

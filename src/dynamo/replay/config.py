@@ -12,7 +12,7 @@ from dynamo.replay.agentic_trace import plays_of, trajectories_of
 from dynamo.replay.core_planner import CorePlanner, Lines, MetricFaults, planner_config
 from dynamo.replay.engine import EngineArgs, engine_args, given
 from dynamo.replay.load import ReplaySession
-from dynamo.replay.modes import CACHE_AWARE, canonical
+from dynamo.replay.modes import CACHE_AWARE, canonical, shared_settings
 from dynamo.replay.plan import Bypass, Failure, PlannedRestart
 from dynamo.replay.policies import Timetable, entry, load_thresholds
 from dynamo.replay.report import Objectives
@@ -117,6 +117,9 @@ class ReplayConfig:
     )
     router_config: str | None = option(
         None, "--router-config", None, "Settings of kv_router and balanced: JSON, or @file", metavar="JSON"
+    )
+    request_overhead_ms: float = option(
+        0.0, "--request-overhead-ms", None, "Delay in ms of each request between its client and the router"
     )
     kv_event_lag_ms: float = option(0.0, "--kv-event-lag-ms", None, "Delay of KV events in ms")
     fail: list[str] = option(
@@ -234,6 +237,7 @@ class ReplayConfig:
             ("--router-mode", self.router_mode != "round_robin"),
             ("--router-config", self.router_config is not None),
             ("--kv-event-lag-ms", self.kv_event_lag_ms > 0),
+            ("--request-overhead-ms", self.request_overhead_ms > 0),
             ("--fail", bool(self.fail)),
             ("--restart", bool(self.restart)),
             ("--scale-at", bool(self.scale_at)),
@@ -338,12 +342,13 @@ class ReplayConfig:
 
     def scenarios(self, source: LoadSource) -> dict[str, Scenario]:
         """Return the scenarios to run, by name."""
-        settings = given(self.router_config, "--router-config")
-        found = {self.router_mode: self._scenario(source, self.router_mode, settings)}
+        shared = given(self.router_config, "--router-config")
+        runs: dict[str, tuple[str, dict[str, object]]] = {self.router_mode: (self.router_mode, {})}
         for words in self.compare:
             mode, *pairs = words.split(":")
-            found[words] = self._scenario(source, mode, {**settings, **dict(map(_setting, pairs))})
-        return found
+            runs[words] = mode, dict(map(_setting, pairs))
+        settings = shared_settings(shared, runs)
+        return {name: self._scenario(source, mode, settings[name]) for name, (mode, _) in runs.items()}
 
     def _scenario(self, source: LoadSource, mode: str, settings: dict[str, object]) -> Scenario:
         self.planner()  # Reports invalid planner flags before any run.
@@ -367,6 +372,7 @@ class ReplayConfig:
             planner=self.planner,
             gpus_per_worker=self._gpus(),
             event_lag_ms=self.kv_event_lag_ms,
+            overhead_ms=self.request_overhead_ms,
             interval_ms=self.telemetry_interval_ms,
             max_sim_time_ms=self.max_sim_time_ms,
             seed=self.seed,

@@ -111,7 +111,10 @@ class Fleet:
         return worker_id in self.serving
 
     def place(self, request: PlacementRequest, now_ms: float) -> tuple[RankId | None, bool]:
-        """Return the rank for a request (None: queued or no worker), and whether any worker is in service."""
+        """Return the rank for a request (None: queued or no worker), and whether any worker is in service.
+
+        Raise `Overloaded` if the router refuses the request.
+        """
         try:
             return self.placement.place(request, now_ms / 1000), True
         except NotReady:

@@ -1,14 +1,16 @@
 """Modes: create the placement of a router mode and its settings."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from dynamo.core.errors import ConfigError, InvalidArgument
-from dynamo.kv_router.config import BALANCED_QUEUE, CostWeights, RoutingConfig
+from dynamo.core.errors import ConfigError
+from dynamo.kv_router.queue import QUEUE_TIMEOUT_S
 from dynamo.replay.placement import KvPlacement, PlacementPolicy, SimplePlacement
 from dynamo.replay.plan import Role
 from dynamo.replay.preble import PreblePlacement
+from dynamo.replay.router_settings import ALIASES, canonical_names, router_settings, without_effect
 from dynamo.runtime.push_router import RouterMode
 
 SIMPLE = {
@@ -18,50 +20,64 @@ SIMPLE = {
     "power_of_two": RouterMode.POWER_OF_TWO,
 }
 MODES = (*SIMPLE, "kv_router", "balanced", "preble")
-ALIASES = {"kv": "kv_router"}
-SETTINGS = {"temperature": "router_temperature", "router_queue_threshold": "queue_threshold", "router_policy": "policy"}
-"""Aliases of settings."""
-
-
+MODE_ALIASES = {"kv": "kv_router"}
 CACHE_AWARE = ("kv_router", "balanced", "preble")
+CONFIGURABLE = ("kv_router", "balanced")
 
 
 def canonical(mode: str) -> str:
     """Return the canonical name of a mode."""
-    return ALIASES.get(mode.replace("-", "_"), mode.replace("-", "_"))
+    return MODE_ALIASES.get(mode.replace("-", "_"), mode.replace("-", "_"))
 
 
 def placement(
-    mode: str, settings: dict[str, Any], block_tokens: int, seed: int, role: Role = Role.AGGREGATED
+    mode: str, settings: Mapping[str, Any], block_tokens: int, seed: int, role: Role = Role.AGGREGATED
 ) -> PlacementPolicy:
-    """Return the placement of a mode. Raise `ConfigError` for an unknown mode or setting.
+    """Return the placement of a mode. Raise `ConfigError` for an unknown mode or setting, or one without effect.
 
     Placement of prefill workers does not count occupied blocks, because prompts occupy them only briefly.
     """
     mode = canonical(mode)
-    if mode in SIMPLE:
-        return SimplePlacement(SIMPLE[mode], seed)
-    if mode == "preble":
-        return PreblePlacement(seed)
     if mode not in MODES:
         raise ConfigError(f"--router-mode {mode}: expected one of {', '.join(MODES)}")
+    if mode in SIMPLE or mode == "preble":
+        if settings:
+            raise ConfigError(
+                f"--router-config: {min(settings)}: router mode {mode} has no settings; kv_router and balanced have"
+            )
+        return PreblePlacement(seed) if mode == "preble" else SimplePlacement(SIMPLE[mode], seed)
+    found = router_settings(settings, block_tokens, is_balanced=mode == "balanced")
+    config = found.config
     if role is Role.PREFILL:
-        settings = {**settings, "track_active_blocks": False}
-    return KvPlacement(router_config(settings, block_tokens, is_balanced=mode == "balanced"), seed)
+        config = msgspec.structs.replace(config, track_active_blocks=False)
+    return KvPlacement(config, seed, found.rules)
 
 
-def router_config(settings: dict[str, Any], block_tokens: int, *, is_balanced: bool = False) -> RoutingConfig:
-    """Return the router configuration: upstream's defaults with the given settings."""
-    named = {SETTINGS.get(name, name): value for name, value in settings.items()}
-    weights = {name: named.pop(name) for name in CostWeights.__struct_fields__ if name in named}
-    if is_balanced:
-        named["policy"] = "balanced"
-    if named.get("policy") == "balanced":
-        named = {**BALANCED_QUEUE, **named}
-    unknown = set(named) - set(RoutingConfig.__struct_fields__)
-    if unknown:
-        raise ConfigError(f"--router-config: unknown setting {min(unknown)}")
-    try:
-        return msgspec.convert({"block_size": block_tokens, **named, "weights": weights}, RoutingConfig)
-    except (msgspec.ValidationError, InvalidArgument) as error:
-        raise ConfigError(f"--router-config: {error}") from None
+def queue_timeout_s(mode: str, settings: Mapping[str, Any]) -> float:
+    """Return the maximum wait in the queue of a mode's router."""
+    if canonical(mode) not in CONFIGURABLE:
+        return QUEUE_TIMEOUT_S
+    return router_settings(settings, 1, is_balanced=canonical(mode) == "balanced").rules.queue_timeout_s
+
+
+def shared_settings(
+    shared: Mapping[str, Any], runs: Mapping[str, tuple[str, Mapping[str, Any]]]
+) -> dict[str, dict[str, Any]]:
+    """Return the settings of each run: its own, and those of the shared ones that have an effect on its mode.
+
+    A shared setting without effect on any run stays with the first, which reports it (`placement`).
+    """
+    found: dict[str, dict[str, Any]] = {}
+    used: set[str] = set()
+    for name, (mode, own) in runs.items():
+        found[name] = dict(own)
+        if canonical(mode) in CONFIGURABLE:
+            is_balanced = canonical(mode) == "balanced"
+            merged = canonical_names({**shared, **own})
+            without = without_effect(merged, is_balanced=is_balanced).keys() - canonical_names(own).keys()
+            found[name] = {key: value for key, value in merged.items() if key not in without}
+            used |= found[name].keys()
+    first = next(iter(runs))
+    unused = {key: value for key, value in shared.items() if ALIASES.get(key, key) not in used}
+    found[first] = {**unused, **found[first]}
+    return found

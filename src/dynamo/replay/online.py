@@ -110,6 +110,7 @@ class Online:
         self.outcome.flights.append(flight)
         async with self._places:
             flight.placed_ms = self._now_ms
+            flight.waited_ms = flight.placed_ms - at_ms
             self._start(tasks, *self.load.begun(session, place, flight.placed_ms))
             try:
                 await self._receive(flight)

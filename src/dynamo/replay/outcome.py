@@ -23,7 +23,14 @@ class Flight:
     worker: int = -1
     slot: int = -1
     """Place of the worker in the cluster."""
+    sent_ms: float = 0.0
+    """Time at which the router received the request, or received it again after a failure of its worker."""
+    held_ms: float = -1.0
+    """Time at which the router queued the request."""
     placed_ms: float = -1.0
+    """Time at which the request was sent to the worker that computes its first token."""
+    waited_ms: float = 0.0
+    """Total time in routers' queues, or without a worker in service."""
     first_ms: float = -1.0
     second_ms: float = -1.0
     finished_ms: float = -1.0
@@ -37,6 +44,8 @@ class Flight:
     """Whether the prompt was computed by another worker."""
     prefill_slot: int = -1
     """Place of the prefill worker that computed the prompt."""
+    refusal: str = ""
+    """Reason for which the router refused the request."""
 
 
 @dataclass(slots=True)
@@ -58,7 +67,7 @@ class RunOutcome:
     duration_ms: float
     timeline: Timeline
     rejected: list[Flight] = field(default_factory=list)
-    """Requests whose prompts leave no room for an answer, which are not among the `flights`."""
+    """Requests whose prompts leave no room for an answer, or that a router refused; they are not among the `flights`."""
     unfinished: int = 0
     """Requests that were in progress when the time limit was reached."""
     preemptions: int = 0
@@ -78,4 +87,4 @@ class RunOutcome:
     """The same, times the GPUs of each worker."""
     planner: PlannerLog | None = None
     failures: Counter[str] = field(default_factory=Counter)
-    """Failed requests of an online run by error."""
+    """Failed requests of an online run by error, or requests refused by a simulated router by reason."""

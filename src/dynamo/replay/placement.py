@@ -15,11 +15,14 @@ from dynamo.kv_router.router import Decision, Router, RouteRequest, WorkerFacts
 from dynamo.kv_router.runs import TIERS
 from dynamo.protocols.kv_events import Cleared, KvEvent, KvEventData, NumberedKvEvent, Stored, WorkerKvEvent
 from dynamo.protocols.load import ForwardPass
+from dynamo.replay.router_settings import RefusalRules
+from dynamo.routing.busy import BusyWorkers, Capacity
 from dynamo.runtime.push_router import PushRouter, RouterMode
 
 RankId = tuple[int, int]
 """Worker id and rank."""
 DEVICE, HOST = "device", "host_pinned"
+NO_REFUSALS = RefusalRules()
 Caches = dict[tuple[int, int, str], set[int]]
 """Cached blocks by worker, rank and tier."""
 
@@ -53,11 +56,18 @@ class PlacementPolicy(Protocol):
         ...
 
     def place(self, request: PlacementRequest, now_s: float) -> RankId | None:
-        """Return the rank of a request, or None if it is queued (see `admit`). Raise `NotReady` without workers."""
+        """Return the rank of a request, or None if it is queued (see `admit`).
+
+        Raise `NotReady` without workers, `Overloaded` if the router refuses the request.
+        """
         ...
 
-    def admit(self, now_s: float) -> list[tuple[str, RankId | None]]:
-        """Return queued requests that can be sent, with their rank; None: no worker is left."""
+    def admit(self, now_s: float) -> list[tuple[str, RankId | Exception]]:
+        """Return queued requests that can be sent, with their rank; or the reason for which none can take it now."""
+        ...
+
+    def withdraw(self, request_id: str) -> None:
+        """Remove a queued request that waited too long."""
         ...
 
     def prefilled(self, request_id: str) -> None:
@@ -131,8 +141,9 @@ def check_caches(index: KvIndex, caches: Caches) -> None:
 class KvPlacement:
     """Placement by the production router."""
 
-    def __init__(self, config: RoutingConfig, seed: int) -> None:
-        self.router = Router(config, random.Random(seed))
+    def __init__(self, config: RoutingConfig, seed: int, rules: RefusalRules = NO_REFUSALS) -> None:
+        self.router = Router(config, random.Random(seed), rules.profile(config))
+        self._busy = BusyWorkers(rules.thresholds(), Capacity(None, None))
         self._numbers = itertools.count(1)
 
     @property
@@ -148,15 +159,26 @@ class KvPlacement:
             overrides=DECODE_OVERRIDES if request.is_remote else None,
             priority_jump=request.priority,
             strict_priority=request.strict_priority,
+            busy=self._busy_workers(),
         )
         decision = self.router.place(queued, now_s)
         return None if decision is None else (decision.worker_id, decision.dp_rank)
 
-    def admit(self, now_s: float) -> list[tuple[str, RankId | None]]:
+    def _busy_workers(self) -> frozenset[int]:
+        """Return the workers above a busy threshold."""
+        if not self._busy.thresholds.is_set:
+            return frozenset()
+        self._busy.book(self.router.loads())
+        return self._busy.busy(self.router.workers)
+
+    def admit(self, now_s: float) -> list[tuple[str, RankId | Exception]]:
         return [
-            (queued.request_id, (way.worker_id, way.dp_rank) if isinstance(way, Decision) else None)
+            (queued.request_id, (way.worker_id, way.dp_rank) if isinstance(way, Decision) else way)
             for queued, way in self.router.admit(now_s)
         ]
+
+    def withdraw(self, request_id: str) -> None:
+        self.router.withdraw(request_id, is_late=True)
 
     def prefilled(self, request_id: str) -> None:
         self.router.prefilled(request_id)
@@ -175,6 +197,7 @@ class KvPlacement:
         )
 
     def join(self, worker: int, ranks: int, blocks: int, batch_tokens: int) -> None:
+        self._busy.capacity = Capacity(blocks, batch_tokens)
         self.router.set_worker(WorkerFacts(worker, dp_size=ranks, kv_blocks=blocks, batch_tokens=batch_tokens))
 
     def leave(self, worker: int) -> None:
@@ -215,8 +238,11 @@ class SimplePlacement:
         self._where[request.request_id] = rank_id = worker, rank
         return rank_id
 
-    def admit(self, now_s: float) -> list[tuple[str, RankId | None]]:
+    def admit(self, now_s: float) -> list[tuple[str, RankId | Exception]]:
         return []
+
+    def withdraw(self, request_id: str) -> None:
+        pass
 
     def prefilled(self, request_id: str) -> None:
         pass

@@ -83,6 +83,10 @@ class ClusterPlan:
     """Interval of the timeline."""
     seed: int = 42
     max_sim_time_ms: float | None = None
+    queue_timeout_ms: float = 120_000.0
+    """Maximum wait in a router's queue."""
+    overhead_ms: float = 0.0
+    """Delay of each request between its client and the router, which the engine's step times do not include."""
     max_model_len: int | None = None
     """Tokens of a prompt and its answer."""
 
@@ -91,6 +95,8 @@ class ClusterPlan:
         assert roles in {(Role.AGGREGATED,), (Role.PREFILL, Role.DECODE)}, "invalid combination of pools"
         if self.event_lag_ms < 0:
             raise ConfigError(f"--kv-event-lag-ms {self.event_lag_ms:g}: expected zero or more")
+        if self.overhead_ms < 0:
+            raise ConfigError(f"--request-overhead-ms {self.overhead_ms:g}: expected zero or more")
         places = sum(pool.workers for pool in self.pools)
         for flag, befalls in (("--fail", self.failures), ("--restart", self.restarts)):
             for one in befalls:

@@ -72,8 +72,11 @@ class PreblePlacement:
         self._running[request.request_id] = rank_id
         return rank_id
 
-    def admit(self, now_s: float) -> list[tuple[str, RankId | None]]:
+    def admit(self, now_s: float) -> list[tuple[str, RankId | Exception]]:
         return []
+
+    def withdraw(self, request_id: str) -> None:
+        pass
 
     def prefilled(self, request_id: str) -> None:
         pass

@@ -148,7 +148,7 @@ def _row(flight: Flight) -> RequestRow:
         turn.output_tokens,
         flight.cached_tokens,
         flight.slot,
-        flight.placed_ms - flight.arrived_ms,
+        flight.waited_ms,
         first - flight.arrived_ms,
         flight.second_ms - first if flight.second_ms >= 0 else None,
         (flight.finished_ms - first) / steps if steps else None,
@@ -159,7 +159,7 @@ def _row(flight: Flight) -> RequestRow:
 
 
 def rejected_row(flight: Flight) -> dict[str, Any]:
-    """Return the fields of a `RequestRow` for a request that was too long; those without a value are None."""
+    """Return the fields of a `RequestRow` for a request that was too long or refused; those without a value are None."""
     return dict.fromkeys(RequestRow.__struct_fields__) | {
         "request_id": flight.turn.request_id,
         "session_id": flight.session.session_id,
@@ -201,9 +201,12 @@ def summary_of(outcome: RunOutcome, rows: Sequence[RequestRow], objectives: Obje
             found[f"{statistic}_{metric}"] = value
     if objectives.are_any:
         good = [row for row in rows if objectives.are_met(row)]
-        found["sla_met_ratio"] = _ratio(len(good), len(rows))
+        refused = sum(bool(flight.refusal) for flight in outcome.rejected)
+        found["sla_met_ratio"] = _ratio(len(good), len(rows) + refused)  # A refused client is not served in time.
         found["goodput_rps"] = _ratio(len(good), seconds)
         found["goodput_tok_s"] = _ratio(sum(row.output_length for row in good), seconds)
+    if any(flight.refusal for flight in outcome.rejected):
+        found["refused_requests"] = sum(bool(flight.refusal) for flight in outcome.rejected)
     if outcome.planner is not None:
         found |= scaling_summary(outcome, found.get("goodput_tok_s"))
     return found
@@ -356,6 +359,8 @@ def table_of(summary: dict[str, Any], wall_ms: float | None = None) -> str:
         text.append(
             f"Goodput: {summary['goodput_tok_s']:,.1f} tok/s, {100 * summary['sla_met_ratio']:.1f} % of the requests"
         )
+    if "refused_requests" in summary:
+        text.append(f"Refused Requests: {summary['refused_requests']:,}")
     if "gpu_hours" in summary:
         per_gpu = summary.get("goodput_tok_s_per_gpu")
         text.append(

@@ -105,7 +105,7 @@ def rows_of(outcome: RunOutcome, trace_block_tokens: int, block_tokens: int, beg
             output_tokens=turn.output_tokens,
             cached_tokens=flight.cached_tokens,
             request_received_ms=began_ms + round(flight.arrived_ms),
-            prefill_wait_time_ms=flight.placed_ms - flight.arrived_ms,
+            prefill_wait_time_ms=flight.waited_ms,
             prefill_time_ms=flight.first_ms - flight.placed_ms,
             ttft_ms=flight.first_ms - flight.arrived_ms,
             total_time_ms=flight.finished_ms - flight.arrived_ms,

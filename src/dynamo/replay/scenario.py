@@ -10,7 +10,7 @@ from dynamo.replay.agentic import AgenticLoad, Play
 from dynamo.replay.cluster import Cluster
 from dynamo.replay.engine import EngineArgs
 from dynamo.replay.load import ClosedLoop, OpenLoop, ReplaySession, TurnSource
-from dynamo.replay.modes import CACHE_AWARE, canonical, placement
+from dynamo.replay.modes import CACHE_AWARE, canonical, placement, queue_timeout_s
 from dynamo.replay.names import Namer
 from dynamo.replay.outcome import RunOutcome
 from dynamo.replay.plan import Bypass, ClusterPlan, Failure, PlannedRestart, PoolPlan, Role
@@ -69,6 +69,8 @@ class Scenario:
     planner: Callable[[], Planner | None] | None = None
     """Factory of a new planner for each run."""
     event_lag_ms: float = 0.0
+    overhead_ms: float = 0.0
+    """Delay of each request between its client and the router."""
     gpus_per_worker: tuple[int, int] = (1, 1)
     """GPUs of a prefill worker, and of a decode or aggregated worker."""
     interval_ms: float = 1000.0
@@ -92,6 +94,8 @@ class Scenario:
             seed=self.seed,
             max_sim_time_ms=self.max_sim_time_ms,
             max_model_len=self.engine.max_model_len,
+            queue_timeout_ms=1000 * queue_timeout_s(self.router_mode, self.router_settings),
+            overhead_ms=self.overhead_ms,
         )
         placements = {
             pool.role: placement(self.router_mode, self.router_settings, self.engine.block_size, self.seed, pool.role)

@@ -140,7 +140,10 @@ class SimulatedWorker:
         sim, result = self.simulation, self.result
         is_cut = self.doing is Doing.STEPPING or (self.doing is Doing.RESUMING and self.until_ms > now_ms)
         if self.doing is Doing.COASTING:
-            sim.skip(bisect_left(self._ends, now_ms))  # Completed steps only; the current one generates nothing.
+            steps = bisect_left(self._ends, now_ms)  # Completed steps only; the current one generates nothing.
+            if steps:
+                self._note_second()
+            sim.skip(steps)
         gone: list[SimulatedSequence[Flight]] = [*sim.decoding, *([sim.partial] if sim.partial else []), *sim.waiting]
         gone += [*sim.loading, *sim.loaded]
         begun = set()
@@ -153,6 +156,8 @@ class SimulatedWorker:
                 generated -= 1
             if not sequence.owner.is_prefilling:
                 sequence.owner.migrated_tokens += generated
+                if sequence.owner.second_ms > now_ms:
+                    sequence.owner.second_ms = -1.0
         self.doing, self.result = Doing.IDLE, None
         self.turn += 1
         return [sequence.owner for sequence in gone]
@@ -174,7 +179,15 @@ class SimulatedWorker:
         sim = self.simulation
         count = len(sim.decoding)
         context = sim.context_tokens + count * (steps + 1) // 2
+        self._note_second()
         sim.skip(steps)
         seconds = (self._ends[steps - 1] - self._since_ms) / 1000 / steps
         scheduled = ScheduledRequests(num_decode_requests=count, sum_decode_kv_tokens=context)
         return CompletedSteps(ForwardPass(seconds, scheduled), steps, steps * count)
+
+    def _note_second(self) -> None:
+        """Set the time of the second token of sequences that had one: the end of the first coasted step."""
+        for sequence in self.begun:
+            if sequence.state is SequenceState.DECODING:
+                sequence.owner.second_ms = self._ends[0]
+        self.begun[:] = [sequence for sequence in self.begun if sequence.owner.second_ms < 0]

@@ -24,6 +24,7 @@ from dynamo.kv_events.subscriber import KvView
 from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.policy import PolicyProfile
 from dynamo.kv_router.predicted import Predicted
+from dynamo.kv_router.queue import QUEUE_TIMEOUT_S
 from dynamo.kv_router.router import Decision, Explanation, Rank, Router, RouteRequest, WorkerFacts
 from dynamo.kv_router.runs import pack
 from dynamo.kv_router.tracking import KEYED, TrackingKey, read_key
@@ -49,7 +50,6 @@ POLICY_CLASS = "policy-class"
 
 POLL_S = 0.005  # Interval of admission checks while requests wait.
 SYNC_POLL_S = 0.01  # With replica sync: maximum delay until other routers receive a first token.
-QUEUE_TIMEOUT_S = 120.0  # Longer than the prefill of any prompt; a request that waited so long is rejected.
 SILENT_S = 10.0  # A worker with KV events publishes its first event well before.
 
 

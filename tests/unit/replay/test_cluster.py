@@ -167,3 +167,93 @@ def test_a_request_that_fits_nowhere_is_refused_by_name(engine: EngineArgs) -> N
     asked = [ReplaySession("s", [Turn("giant", 256 * 16, 5, range(64), 0.0)])]
     with pytest.raises(ConfigError, match="giant"):
         Scenario(sessions=asked, engine=engine, block_tokens=64).run()
+
+
+def test_second_token_follows_the_first_by_one_step_on_decode_workers(
+    engine: EngineArgs, chatty: list[ReplaySession]
+) -> None:
+    outcome = Scenario(
+        sessions=chatty, workers=2, prefill_workers=1, router_mode="kv", engine=engine, block_tokens=64
+    ).run()
+    gaps = [one.second_ms - one.first_ms for one in outcome.flights]
+    steps = [(one.finished_ms - one.first_ms) / (one.turn.output_tokens - 1) for one in outcome.flights]
+    assert max(gap / step for gap, step in zip(gaps, steps, strict=True)) < 1.5
+
+
+def test_wait_of_a_migrated_request_leaves_out_its_time_on_the_failed_worker(
+    engine: EngineArgs, chatty: list[ReplaySession]
+) -> None:
+    outcome = Scenario(
+        sessions=chatty, workers=2, engine=engine, block_tokens=64, failures=(Failure(3000.0, 0, 0.0),)
+    ).run()
+    moved = [one for one in outcome.flights if one.migrations]
+    assert moved
+    assert all(one.waited_ms == 0.0 for one in moved)
+    assert all(one.first_ms > one.placed_ms for one in outcome.flights)
+
+
+def burst(count: int, tokens: int = 400) -> list[ReplaySession]:
+    """Return requests without common prefixes that arrive at once."""
+    return [
+        ReplaySession(f"s{at}", [Turn(f"r{at}", tokens, 20, range(at * 10, at * 10 + 10), 0.0)]) for at in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rules", "reason"),
+    [
+        ({"queue_threshold": 0.5, "queue_timeout_s": 0.05}, "no worker had capacity within 0.05 s"),
+        ({"queue_threshold": 0.5, "request_queue_limit_per_worker": 3}, "request_queue_limit_per_worker 3"),
+        ({"active_prefill_tokens_threshold": 800}, "above a busy threshold"),
+        ({"active_decode_blocks_threshold": 0.2}, "above a busy threshold"),
+    ],
+)
+def test_replay_refuses_what_the_live_router_refuses(rules: dict[str, float], reason: str, engine: EngineArgs) -> None:
+    scenario = Scenario(
+        sessions=burst(12), workers=1, router_mode="kv", router_settings=rules, engine=engine, block_tokens=64
+    )
+    outcome = scenario.run()
+    assert outcome.rejected
+    assert len(outcome.flights) + len(outcome.rejected) == 12
+    assert all(one.finished_ms > 0 for one in outcome.flights)
+    assert all(reason in one.refusal for one in outcome.rejected)
+    assert sum(outcome.failures.values()) == len(outcome.rejected)
+
+
+def test_prompt_that_is_refused_a_decode_worker_is_released_by_its_prefill_worker(engine: EngineArgs) -> None:
+    outcome = Scenario(
+        sessions=burst(12),
+        workers=1,
+        prefill_workers=1,
+        router_mode="kv",
+        router_settings={"active_decode_blocks_threshold": 0.2},
+        engine=engine,
+        block_tokens=64,
+    ).run()
+    assert outcome.rejected
+    assert outcome.flights  # Blocks that stay in use fail the checks at the end of the run.
+
+
+def test_refused_request_ends_its_session_and_a_closed_loop_goes_on(
+    engine: EngineArgs, chatty: list[ReplaySession]
+) -> None:
+    outcome = Scenario(
+        sessions=chatty,
+        workers=1,
+        router_mode="kv",
+        router_settings={"active_decode_blocks_threshold": 0.3},
+        engine=engine,
+        block_tokens=64,
+        concurrency=20,
+    ).run()
+    assert outcome.rejected
+    assert {one.session.session_id for one in [*outcome.flights, *outcome.rejected]} == {
+        one.session_id for one in chatty
+    }
+
+
+def test_overhead_delays_the_first_token_and_is_no_wait(engine: EngineArgs) -> None:
+    plain = Scenario(sessions=burst(1), engine=engine, block_tokens=64)
+    first, later = plain.run().flights[0], dataclasses.replace(plain, overhead_ms=7.0).run().flights[0]
+    assert later.first_ms == pytest.approx(first.first_ms + 7.0)
+    assert (later.arrived_ms, later.waited_ms) == (0.0, 0.0)
