@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 
 from benchmarks.corpus import bench_model, read_prompts
 from benchmarks.floods_attacks import Attack, attacks
-from benchmarks.floods_frontend import VARIABLE, LoopLag, read_lags
+from benchmarks.floods_frontend import STACKS_VARIABLE, VARIABLE, LoopLag, read_lags
 from benchmarks.loadgen import Load, build_requests, quantiles, read_head
 from benchmarks.long_context import INTERVAL_MS, METRONOME, SHORT_PROMPT_TOKENS, Stream, delays_s
 from benchmarks.metronome import read_beats
@@ -47,6 +47,7 @@ class FloodsConfig:
 
     quick: bool = option(False, "--quick", None, "One second per attack, and no results file")
     attacks: str = option("", "--attacks", None, "Regular expression that selects attacks by name")
+    stacks: str = option("", "--stacks", None, "File to append the frontend's stacks to, at each delay above 30 ms")
     router_mode: str = option("kv", "--router-mode", None, "Router mode of the frontend: round-robin or kv")
 
     def __post_init__(self) -> None:
@@ -116,7 +117,8 @@ class Bench:
             recipe = Recipe(
                 name="floods", frontend=ours(), engine=ours(), program=METRONOME, frontend_program=PROGRAM,
                 engine_flags=["--interval-ms", f"{INTERVAL_MS:g}", "--beats", beats, "--context-length", str(CONTEXT_LENGTH)],
-                router_mode=self.config.router_mode, variables={VARIABLE: lags},
+                router_mode=self.config.router_mode, frontend_flags=["--enable-anthropic-api"],
+                variables=self._variables(lags),
             )  # fmt: skip
             with Stack(recipe, self.model) as stack:
                 work = Load(host=HOST, port=stack.port, concurrency=1, completion_tokens=STREAM_TOKENS)
@@ -137,6 +139,10 @@ class Bench:
                         raise ConnectionError(f"the stream ended: status {stream.status}\n{stack.logs()}")
                 stream.leave()
         return found
+
+    def _variables(self, lags: str) -> dict[str, str]:
+        stacks = {STACKS_VARIABLE: os.path.abspath(self.config.stacks)} if self.config.stacks else {}
+        return {VARIABLE: lags, **stacks}
 
     def _alone(self) -> "Window":
         since = time.perf_counter()

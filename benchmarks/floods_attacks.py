@@ -99,6 +99,8 @@ def attacks() -> Iterator[Attack]:
     yield Attack("100 tools of 1 MB", CHAT, lambda: chat(f'"tools":{_tools(100, MEGA - 1)}'))
     yield Attack("2,048 tools", CHAT, lambda: chat(f'"tools":{_tools(2048, 200)},"tool_choice":"required"'))
     yield Attack("a strict tool of 100,000 properties", CHAT, lambda: chat(f'"tools":[{_strict(100_000)}]'))
+    yield Attack("a strict tool, all required", CHAT, lambda: chat(f'"tools":[{_required(4000)}]'))
+    yield Attack("a strict tool of 20,000, all required", CHAT, lambda: chat(f'"tools":[{_required(20_000)}]'))
     yield Attack("a schema of 8,000 properties", CHAT, lambda: chat(_form(_schema(8000))))
     yield Attack("a schema of 100,000 properties", CHAT, lambda: chat(_form(_schema(100_000))))
     yield Attack("a schema with an enum of 20,000", CHAT, lambda: chat(_form(_enum(20_000))))
@@ -141,6 +143,12 @@ def _tools(count: int, chars: int) -> str:
 
 def _strict(properties: int) -> str:
     return _tool(parameters=_schema(properties)[:-1] + ',"additionalProperties":false}', more=',"strict":true')
+
+
+def _required(properties: int) -> str:
+    names = _listed(f'"field_{number}"' for number in range(properties))
+    schema = f'{_schema(properties)[:-1]},"additionalProperties":false,"required":{names}}}'
+    return _tool(parameters=schema, more=',"strict":true')
 
 
 def _enum(members: int) -> str:

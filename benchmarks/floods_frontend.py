@@ -7,6 +7,7 @@ processor time of this process is the machine's: other processes had the cores.
 """
 
 import asyncio
+import faulthandler
 import os
 import struct
 import sys
@@ -18,6 +19,9 @@ from typing import Any
 RECORD = struct.Struct("=ddd")
 PERIOD_S = 0.004
 VARIABLE = "FLOODS_PROBE"
+STACKS_VARIABLE = "FLOODS_STACKS"
+"""File for the stacks of all threads at every delay of more than `STACKS_S`; arming the timer costs processor time."""
+STACKS_S = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +44,15 @@ def read_lags(path: str) -> Iterator[LoopLag]:
 async def probe(path: str) -> None:
     """Write a record every `PERIOD_S` seconds until cancelled."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        while True:
-            due_s, cpu_s = time.perf_counter() + PERIOD_S, time.process_time()
-            await asyncio.sleep(PERIOD_S)
-            now_s = time.perf_counter()
-            os.write(file, RECORD.pack(now_s, max(now_s - due_s, 0.0), time.process_time() - cpu_s))
-    finally:
-        os.close(file)
+    stacks = os.environ.get(STACKS_VARIABLE)
+    out = os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) if stacks else None
+    while True:
+        if out is not None:
+            faulthandler.dump_traceback_later(STACKS_S, file=out)
+        due_s, cpu_s = time.perf_counter() + PERIOD_S, time.process_time()
+        await asyncio.sleep(PERIOD_S)
+        now_s = time.perf_counter()
+        os.write(file, RECORD.pack(now_s, max(now_s - due_s, 0.0), time.process_time() - cpu_s))
 
 
 def main() -> int:
