@@ -1,4 +1,4 @@
-"""Attacks are valid JSON of the size they are named for, and a delay is told apart from the machine's."""
+"""Attacks are valid JSON of the size they are named for, and a delay is attributed to the machine or to the frontend."""
 
 import json
 from pathlib import Path
