@@ -56,6 +56,7 @@ class MetronomeOptions(WorkerOptions):
     phases: int = option(1, "--phases", None, "So many engines, beating one after the other")
     answer_after_ms: float = option(0.0, "--answer-after-ms", None, "Answer each request whole after so long; 0: beat")
     beats: str = option("", "--beats", None, "File to write the beats to")
+    context_length: int = option(CONTEXT_LENGTH, "--context-length", None, "Maximum of prompt and answer in tokens")
 
     def __post_init__(self) -> None:
         WorkerOptions.__post_init__(self)
@@ -103,7 +104,7 @@ class Metronome:
         return EngineConfig(
             model_path=self._options.model_path,
             served_model_name=self._options.model_name,
-            context_length=CONTEXT_LENGTH,
+            context_length=self._options.context_length,
             kv_cache_block_size=16,
             total_kv_blocks=1_000_000,
             max_num_seqs=16384,

@@ -73,6 +73,8 @@ class Recipe:
     router_mode: str = "round-robin"
     program: str = ""
     """A file to run as engine in place of the mocker; it takes the mocker's `--model-path` and `--model-name`."""
+    frontend_program: str = ""
+    """A file to run as frontend in place of the module; it takes the module's flags."""
     cores: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """The cores that processes of a role may use; a role that is not named may use all."""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -81,7 +83,8 @@ class Recipe:
     def commands(self, port: int, model: str) -> Iterator[tuple[str, list[str]]]:
         """The role and the command line of each process."""
         listen = ["--http-host", HOST, "--http-port", str(port), "--router-mode", self.router_mode]
-        yield FRONTEND, [self.frontend.python, "-m", "dynamo.frontend", *listen, *self.frontend_flags]
+        frontend = [self.frontend_program] if self.frontend_program else ["-m", "dynamo.frontend"]
+        yield FRONTEND, [self.frontend.python, *frontend, *listen, *self.frontend_flags]
         speedup = self.engine.speedup_infinite if self.speedup is None else f"{self.speedup:g}"
         what = ["--model-path", model, "--model-name", MODEL_NAME]
         engine = [self.program, *what] if self.program else ["-m", "dynamo.mocker", *what, "--speedup-ratio", speedup]

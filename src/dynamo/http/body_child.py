@@ -1,7 +1,7 @@
 """BodyChild: child process that decodes large request bodies before the frontend does."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ from dynamo.protocols.anthropic import decode_message_count, decode_messages
 from dynamo.protocols.embeddings import decode_classify, decode_embedding, decode_pooling, decode_rerank
 from dynamo.protocols.native import decode_sglang, decode_vllm
 from dynamo.protocols.openai import decode_chat, decode_completion
-from dynamo.protocols.openai_ranges import OBJECTS_MAX, TOKENS_VARIABLE, request_bounds
+from dynamo.protocols.openai_ranges import OBJECTS_MAX, TEXT_VARIABLE, TOKENS_VARIABLE, request_bounds
 from dynamo.protocols.responses import decode_compact_request, decode_items, decode_response_request, decode_token_count
 from dynamo.protocols.strict import INVALID
 from dynamo.text.multimodal.media import media_of
@@ -36,6 +36,10 @@ DECODERS: Mapping[str, Callable[[bytes], Any]] = {
 """Decoders by kind of body. They accept unknown fields; the serving process decides whether to reject those."""
 
 
+MEDIA_KEYS = ("data", "file_data", "prompt_embeds")
+"""Fields whose strings are base64."""
+
+
 def check(job: tuple[str, bytes]) -> None:
     """Decode a body and discard the result. Raise `InvalidArgument` or `HttpError`."""
     kind, body = job
@@ -44,21 +48,37 @@ def check(job: tuple[str, bytes]) -> None:
 
 
 def check_values(value: Any) -> None:
-    """Raise `InvalidArgument` if the body has too many objects, lists or other values, which bounds decoding time."""
-    objects, values = 0, 0
-    values_max = request_bounds().prompt_tokens + OBJECTS_MAX
+    """Raise `InvalidArgument` if the body has too many values or too much text, which bounds decoding time."""
+    objects, values, chars = 0, 0, 0
+    bounds = request_bounds()
+    values_max = bounds.prompt_tokens + OBJECTS_MAX
     waiting: list[Any] = [value]
     while waiting:
         one = waiting.pop()
         objects += 1
         values += len(one)
-        waiting += [
-            inner for inner in (one.values() if isinstance(one, dict) else one) if isinstance(inner, dict | list)
-        ]
+        if isinstance(one, dict):
+            chars += sum(map(len, one)) + sum(_text_chars(inner, key) for key, inner in one.items())
+            inners: Iterable[Any] = one.values()
+        else:
+            chars += sum(map(_text_chars, one))
+            inners = one
+        waiting += [inner for inner in inners if isinstance(inner, dict | list)]
+        if chars > bounds.text_chars:
+            raise InvalidArgument(
+                f"{INVALID}the body has more than {bounds.text_chars} characters of text without media ({TEXT_VARIABLE})"
+            )
         if objects + len(waiting) > OBJECTS_MAX:
             raise InvalidArgument(f"{INVALID}the body has more than {OBJECTS_MAX} objects and lists")
         if values > values_max:
             raise InvalidArgument(f"{INVALID}the body has more than {values_max} values ({TOKENS_VARIABLE})")
+
+
+def _text_chars(value: Any, key: str = "") -> int:
+    """Return the characters of a string; 0 for media, which have limits of their own, and for other values."""
+    if not isinstance(value, str) or key in MEDIA_KEYS or value[:5].lower() == "data:":
+        return 0
+    return len(value)
 
 
 def _items(request: Any) -> None:

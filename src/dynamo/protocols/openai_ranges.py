@@ -414,7 +414,8 @@ class RequestBounds:
     prompt_tokens: int = 1 << 20
     """Maximum number of token ids of all prompts."""
     text_chars: int = 16 << 20
-    """Maximum characters of all messages or prompts, without media: about four million tokens."""
+    """Maximum characters of all messages or prompts, and of all strings of a larger body, without media: about four million
+    tokens."""
     stop_chars: int = 4096
     """Maximum characters of each stop sequence."""
 

@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 from dynamo.core.child_pool import ChildError, ChildOutOfMemory, ChildPool, ChildPoolBusy, ChildTimeout
 from dynamo.core.errors import InvalidArgument, Overloaded, Unknown
 from dynamo.core.threads import in_daemon_thread
-from dynamo.protocols.openai_ranges import BOUNDS_VARIABLES
+from dynamo.protocols.openai_ranges import BOUNDS_VARIABLES, request_bounds
 
 T = TypeVar("T")
 
@@ -40,7 +40,9 @@ async def decoded(body: bytearray, decode: Callable[[bytes], T], kind: str = "")
     size = len(body)
     if size <= INLINE_BYTES or (size <= ESTIMATED_BYTES and estimated_s(body) <= INLINE_S):
         return decode(bytes(body))
-    if kind and await asyncio.to_thread(estimated_s, body) > THREAD_S:
+    if kind and (
+        size > request_bounds().text_chars or await asyncio.to_thread(estimated_s, body) > THREAD_S
+    ):  # Only a child may find out that so much text is not allowed.
         await in_daemon_thread(lambda: _check(body, kind), "request body")
     return await asyncio.to_thread(
         decode, cast("bytes", body)

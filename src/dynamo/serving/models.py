@@ -54,6 +54,7 @@ FETCH_SYNC_S = 4.0  # Maximum wait of the first view for the files of the cards 
 
 DEPARTED_S = 10.0  # By then a live worker has rewritten a lost record, and a restarted one is registered.
 DEPARTED_MAX = 1024
+MODEL_NAME_CHARS_MAX = 1024  # A longer name is neither looked up nor repeated in the error.
 DEPARTED = "Model `{name}` has no worker at the moment: the last one left just now. Please retry shortly."
 
 
@@ -184,6 +185,10 @@ class Models:
         `access` is that of the caller's API key, if any. Raise `HttpError` (403) for a model that the key may not use,
         `NotFound` for one that is not served, `NotReady` if no worker serves it now.
         """
+        if len(name) > MODEL_NAME_CHARS_MAX:
+            raise NotFound(
+                f"Model not found: the name has {len(name)} characters; at most {MODEL_NAME_CHARS_MAX} are allowed"
+            )
         sets = self._served.get(name) or [one for one in self.all_sets() if name in (one.card.model_aliases or ())]
         if access is not None:
             allowed = [one for one in sets if access.may_use(one.name)]

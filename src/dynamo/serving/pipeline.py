@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import cast
 
 from dynamo.core.codec import json_encode
@@ -52,6 +53,14 @@ from dynamo.text.answer_parsers import PLAIN, AnswerReader
 
 GenerationRequest = ChatCompletionRequest | CompletionRequest
 GenerationExchange = ResponseStream | CompletionCall
+
+TURN_TOKENS = 16_384
+"""Prompt tokens of a batch that are routed and sent in one turn of the loop: about two milliseconds."""
+
+
+def turns_of(tokens: Sequence[int]) -> list[int]:
+    """Return for each prompt of a batch the turn of the loop in which to send it, so that other streams are served."""
+    return [before // TURN_TOKENS for before in accumulate(tokens[:-1], initial=0)]
 
 
 class Pipeline(OpenRequests):
@@ -204,18 +213,23 @@ class Pipeline(OpenRequests):
     async def _send(self, answer: BaseAnswer, model: ServedModel) -> None:
         """Send every engine request of a response. Raise the error of the last worker tried."""
         generations = list(answer.generations)
+        turns = turns_of([len(one.request.token_ids) for one in generations])
         if model.is_decode and len(generations) > 1:  # Each waits for its prefill: send all concurrently.
-            sends = [self._send_part(answer, place, one) for place, one in enumerate(generations)]
+            sends = [self._send_part(answer, place, one, turns[place]) for place, one in enumerate(generations)]
             failed = [end for end in await asyncio.gather(*sends, return_exceptions=True) if end is not None]
             if failed:
                 raise failed[0]
         else:
+            passed = 0
             for place, generation in enumerate(generations):
-                await self._send_part(answer, place, generation)
+                await self._send_part(answer, place, generation, turns[place] - passed)
+                passed = turns[place]
         answer.state.sent()
 
-    async def _send_part(self, answer: BaseAnswer, place: int, generation: Generation) -> None:
-        """Send one engine request, unless the response is over."""
+    async def _send_part(self, answer: BaseAnswer, place: int, generation: Generation, turns: int) -> None:
+        """Send one engine request after so many turns of the loop, unless the response is over."""
+        for _ in range(turns):
+            await asyncio.sleep(0)
         if answer.is_over:
             return
         assert generation.dispatch is not None, "it is set by `_route`"

@@ -49,7 +49,9 @@ def guided_decoding(request: CommonRequest, config: RuntimeConfig) -> GuidedDeco
     for number, tool in enumerate(request.tools or ()):
         function = tool["function"]
         if function.get("strict") is True and function.get("parameters") is not None:
-            check_strict(function["parameters"], function["name"], f"tools[{number}].function.parameters")
+            where = f"tools[{number}].function.parameters"
+            _check_size(function["parameters"], where)
+            check_strict(function["parameters"], function["name"], where)
     if is_call_forced(request):
         given = _given(request)
         if given:

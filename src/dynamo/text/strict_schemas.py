@@ -99,8 +99,9 @@ def _check_object(schema: Mapping[str, Any], context: str) -> None:
         raise _Fault(f"{context}/properties", "must be an object")
     if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
         raise _Fault(f"{context}/required", "must be a list of strings")
+    given = set(required)
     for name in properties:
-        if name not in required:
+        if name not in given:
             raise _Fault(f"{context}/required", f"must include property '{name}'")
     for name in required:
         if name not in properties:

@@ -121,3 +121,33 @@ def test_child_decodes_every_kind(kind: str, body: dict[str, Any]) -> None:
     check((kind, msgspec.json.encode(body)))
     with pytest.raises(InvalidArgument):
         check((kind, b"{"))
+
+
+MEGA = 1 << 20
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"user": "x" * 17 * MEGA},
+        {"metadata": {"notes": ["x" * 9 * MEGA] * 2}},
+        {"tools": [{"type": "function", "function": {"name": "f", "description": "x" * (MEGA - 1)}}] * 18},
+        {"metadata": {"x" * 17 * MEGA: 1}},
+    ],
+)
+def test_child_bounds_text_of_fields_that_have_no_limit(fields: dict[str, Any]) -> None:
+    body = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields})
+    with pytest.raises(InvalidArgument, match=r"more than 16777216 characters of text .*DYN_HTTP_TEXT_LIMIT_MB"):
+        check(("chat", body))
+
+
+def test_child_does_not_count_media_as_text() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 9 * MEGA}}
+    check(("chat", chat([{"role": "user", "content": [image, image]}])))
+
+
+async def test_body_above_the_text_limit_is_tried_first_although_it_has_few_values(pool: Pool) -> None:
+    await where(chat([{"role": "user", "content": "x" * 15 * MEGA}]))
+    assert not pool.kinds
+    await where(chat([{"role": "user", "content": "x" * 17 * MEGA}]))
+    assert pool.kinds == ["chat"]

@@ -493,3 +493,9 @@ async def test_decode_workers_that_can_compute_prompts_serve_alone_unless_it_is_
     async with cluster(model_dir, enforced=enforced) as there:
         await there.come("decode", 1, local=True)
         await until(lambda: there.what() == what)
+
+
+async def test_model_name_above_the_limit_is_not_repeated_in_the_error(harness: ModelsHarness) -> None:
+    with pytest.raises(NotFound, match="the name has 2000000 characters; at most 1024 are allowed") as refused:
+        harness.models.find("x" * 2_000_000, "Chat")
+    assert len(str(refused.value)) < 200

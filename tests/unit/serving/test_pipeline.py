@@ -17,7 +17,7 @@ from tests.scripted_engine.script import Script
 from dynamo.core.errors import NotFound
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.serving.metrics import FrontendMetrics
-from dynamo.serving.pipeline import Pipeline
+from dynamo.serving.pipeline import Pipeline, turns_of
 from dynamo.serving.request_state import RequestState
 
 WEATHER = {
@@ -574,3 +574,10 @@ async def test_a_stream_that_waits_for_its_first_event_begins_after_the_request_
     pipeline._answers = [answer]  # type: ignore[assignment,list-item]
     pipeline.commit(1.0)
     assert begun == ["begin"] * begins
+
+
+def test_prompts_of_a_large_batch_are_sent_over_several_turns_of_the_loop() -> None:
+    assert turns_of([100] * 5) == [0] * 5
+    assert turns_of([8192] * 5) == [0, 0, 1, 1, 2]
+    assert turns_of([1_000_000]) == [0]
+    assert turns_of([1_000_000, 1]) == [0, 61]

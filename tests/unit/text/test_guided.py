@@ -426,3 +426,14 @@ def test_guided_regex_supported_by_python_is_accepted(pattern: str) -> None:
     except (re.error, FutureWarning):
         return
     assert wire(guided_regex=pattern) == {"regex": pattern}
+
+
+def test_strict_tool_above_the_size_limit_is_refused_before_its_schema_is_checked() -> None:
+    names = [f"field_{number}" for number in range(20_000)]
+    schema = {"type": "object", "properties": {name: {} for name in names}, "required": names}
+    tool = {"type": "function", "function": {"name": "s", "strict": True, "parameters": schema}}
+    with pytest.raises(
+        InvalidArgument, match=r"tools\[0\].function.parameters has \d+ bytes; at most 262144"
+    ) as refused:
+        wire(tools=[tool])
+    assert refused.value.param == "tools[0].function.parameters"

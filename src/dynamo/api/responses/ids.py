@@ -7,6 +7,7 @@
 The first 24 hexadecimal digits are the response's key in a store, so that an item is found through its response.
 """
 
+import functools
 import re
 import secrets
 
@@ -28,8 +29,14 @@ def key_of(id: str) -> str | None:
     return match.group(1) if match else None
 
 
-def item_id(prefix: str, response_id: str, number: int) -> str:
-    """Return the id of an item of a response."""
+@functools.lru_cache(maxsize=64)
+def own_key(response_id: str) -> str:
+    """Return the store key of a response that this server created."""
     key = key_of(response_id)
     assert key is not None, f"{response_id} is not a response id"
-    return f"{prefix}_{key}{number:08x}"
+    return key
+
+
+def item_id(prefix: str, response_id: str, number: int) -> str:
+    """Return the id of an item of a response."""
+    return f"{prefix}_{own_key(response_id)}{number:08x}"

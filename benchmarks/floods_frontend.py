@@ -1,0 +1,77 @@
+"""Frontend with an event-loop probe: `python -m dynamo.frontend` that also records how late its loop runs a timer.
+
+    FLOODS_PROBE=FILE python benchmarks/floods_frontend.py [options of the frontend]
+
+Every record has the time, how late the timer ran, and the processor time that this process used meanwhile. A delay without
+processor time of this process is the machine's: other processes had the cores.
+"""
+
+import asyncio
+import faulthandler
+import os
+import struct
+import sys
+import time
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+RECORD = struct.Struct("=ddd")
+PERIOD_S = 0.004
+VARIABLE = "FLOODS_PROBE"
+STACKS_VARIABLE = "FLOODS_STACKS"
+"""File for the stacks of all threads at every delay of more than `STACKS_S`; arming the timer costs processor time."""
+STACKS_S = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class LoopLag:
+    """One timer of the loop: when it ran, how late, and the part of that which this process computed."""
+
+    at_s: float
+    late_s: float
+    computed_s: float
+
+
+def read_lags(path: str) -> Iterator[LoopLag]:
+    """Yield the records of a probe in order; times are of `time.perf_counter`."""
+    with open(path, "rb") as file:
+        data = file.read()
+    for at_s, late_s, cpu_s in RECORD.iter_unpack(data[: len(data) - len(data) % RECORD.size]):
+        yield LoopLag(at_s, late_s, min(late_s, cpu_s))
+
+
+async def probe(path: str) -> None:
+    """Write a record every `PERIOD_S` seconds until cancelled."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    stacks = os.environ.get(STACKS_VARIABLE)
+    out = os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) if stacks else None
+    while True:
+        if out is not None:
+            faulthandler.dump_traceback_later(STACKS_S, file=out)
+        due_s, cpu_s = time.perf_counter() + PERIOD_S, time.process_time()
+        await asyncio.sleep(PERIOD_S)
+        now_s = time.perf_counter()
+        os.write(file, RECORD.pack(now_s, max(now_s - due_s, 0.0), time.process_time() - cpu_s))
+
+
+def main() -> int:
+    """Run the frontend with the probe on its loop."""
+    from dynamo.frontend import main as frontend
+
+    serve = frontend.serve
+
+    async def probed(*args: Any) -> int:
+        task = asyncio.create_task(probe(os.environ[VARIABLE]))
+        serving: Coroutine[Any, Any, int] = serve(*args)
+        try:
+            return await serving
+        finally:
+            task.cancel()
+
+    frontend.serve = probed
+    return frontend.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
