@@ -22,7 +22,8 @@ from dynamo.serving.generation import Generation
 from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.migration import Dispatch
 from dynamo.serving.next_turn_prefill import NextTurnPrefill, NullReceiver, pinned
-from dynamo.serving.recent_requests import RecentRequests, RequestFacts, facts_of
+from dynamo.serving.recent_requests import RecentRequests, facts_of
+from dynamo.serving.request_facts import RequestFacts
 from dynamo.serving.request_headers import identify, metadata_of, new_id, new_traceparent, trace_headers
 from dynamo.serving.request_state import SPAN, RequestState
 from dynamo.serving.request_trace.trace import RequestTrace

@@ -74,7 +74,9 @@ def test_run_stops_at_a_failure_of_the_launch_and_at_a_modified_checkout(checkou
 @in_its_own("aiperf")
 def test_load_of_a_run_is_measured_by_aiperf(checkout: Path) -> None:
     aiperf = str(environments.HOME / "aiperf" / "bin" / "aiperf")
-    with tempfile.TemporaryDirectory(prefix="pr-") as short:  # aiperf's sockets are in it; the length of their paths is limited.
+    with tempfile.TemporaryDirectory(
+        prefix="pr-"
+    ) as short:  # aiperf's sockets are in it; the length of their paths is limited.
         status, rows, draft = review(
             checkout, "--engine", "cpu", "--model", DEMO_MODEL, "--aiperf", aiperf, "--tokenizer", DEMO_MODEL,
             "--requests", "24", "--concurrency", "4", "--repeats", "1", TMPDIR=short,

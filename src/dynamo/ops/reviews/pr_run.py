@@ -102,7 +102,10 @@ def run_review(run: ReviewRun, folder: Path) -> Captured:
                 found.add(failed("requests", " ".join(str(error).split()), "read serve.log"), "normal request")
             else:
                 for number in range(1, run.repeats + 1):
-                    found.add(measured_row(run, client.models()[0], folder / f"load-{number}"), "load" if number == 1 else f"load {number}")
+                    found.add(
+                        measured_row(run, client.models()[0], folder / f"load-{number}"),
+                        "load" if number == 1 else f"load {number}",
+                    )
             for name, port, family in (
                 ("frontend metrics", run.http_port, FRONTEND_METRICS),
                 ("worker metrics", run.system_port, WORKER_METRICS),
