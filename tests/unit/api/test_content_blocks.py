@@ -42,7 +42,7 @@ def read(changes: Iterable[Change]) -> Row:
     return seen
 
 
-def test_thoughts_text_and_calls_are_blocks_in_the_order_of_the_answer() -> None:
+def test_reasoning_text_and_calls_are_blocks_in_output_order() -> None:
     events = [
         ReasoningDelta("hm"),
         ContentDelta("Let me."),
@@ -57,12 +57,12 @@ def test_thoughts_text_and_calls_are_blocks_in_the_order_of_the_answer() -> None
     ]
 
 
-def test_two_calls_are_two_blocks_and_a_call_without_arguments_has_an_empty_object() -> None:
+def test_two_calls_are_two_blocks_and_missing_arguments_are_an_empty_object() -> None:
     events = [CallBegin(0, "f", "c0"), CallBegin(1, "g", "c1"), CallArguments(1, '{"b":2}')]
     assert row_of(events) == [(BlockKind.CALL, "f", "{}"), (BlockKind.CALL, "g", '{"b":2}')]
 
 
-def test_blank_text_around_calls_is_layout_and_no_block() -> None:
+def test_blank_text_around_calls_is_dropped() -> None:
     events = [
         ContentDelta("\n\n"),
         CallBegin(0, "f", "c0"),
@@ -80,21 +80,21 @@ def test_blank_text_before_other_text_is_kept() -> None:
     ]
 
 
-def test_an_answer_that_is_all_blank_is_that_text() -> None:
+def test_blank_response_is_a_text_block() -> None:
     assert row_of([ContentDelta(" ")]) == [(BlockKind.TEXT, "", " ")]
 
 
-def test_an_answer_of_nothing_is_an_empty_text_only_where_one_is_needed() -> None:
+def test_empty_response_is_an_empty_text_block_only_if_required() -> None:
     assert row_of() == []
     assert row_of(needs_block=True) == [(BlockKind.TEXT, "", "")]
 
 
-def test_arguments_of_a_call_that_is_over_are_not_given_to_another() -> None:
+def test_late_arguments_of_a_closed_call_are_dropped() -> None:
     events = [CallBegin(0, "f", "c0"), CallBegin(1, "g", "c1"), CallArguments(0, "x")]
     assert row_of(events) == [(BlockKind.CALL, "f", "{}"), (BlockKind.CALL, "g", "{}")]
 
 
-def test_only_the_last_block_is_cut_off() -> None:
+def test_only_the_last_block_is_marked_as_truncated() -> None:
     row = BlockRow()
     changes = [*row.take([ReasoningDelta("r"), ContentDelta("t")]), *row.finish(is_cut=True)]
     assert [change.is_cut for change in changes if isinstance(change, Closed)] == [False, True]
@@ -102,6 +102,6 @@ def test_only_the_last_block_is_cut_off() -> None:
 
 
 @given(st.data())
-def test_cuts_do_not_matter(data: st.DataObject) -> None:
+def test_block_result_is_independent_of_chunking(data: st.DataObject) -> None:
     events = data.draw(answers())
     assert row_of(*data.draw(cut(events))) == row_of(events)

@@ -42,21 +42,21 @@ class Store:
         return {json.loads((one / ".files.json").read_text())["uri"][6:] for one in self.path.iterdir()}
 
 
-def test_what_is_here_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_local_adapter_directory_is_used_in_place(tmp_path: Path) -> None:
     files = AdapterFiles(str(tmp_path / "cache"))
     assert files.hold(str(tmp_path)) == files.hold(f"file://{tmp_path}") == str(tmp_path)
     files.release(str(tmp_path))
     assert not (tmp_path / "cache").exists()
 
 
-def test_what_is_elsewhere_is_fetched_once(tmp_path: Path) -> None:
+def test_remote_adapter_is_downloaded_once(tmp_path: Path) -> None:
     store = Store(tmp_path)
     assert store.hold("a") == store.hold("a")
     assert store.asked == ["a"]
     assert store.hold("a/b") != store.hold("a-b"), "names that look alike are different adapters"
 
 
-def test_a_download_that_broke_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_adapter_download_leaves_no_files(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.fails_after = 1
     with pytest.raises(InvalidArgument, match="the line broke"):
@@ -66,7 +66,7 @@ def test_a_download_that_broke_leaves_nothing(tmp_path: Path) -> None:
     assert sorted(os.listdir(store.hold("a"))) == [".files.json", *FILES]
 
 
-def test_a_download_without_weights_is_none(tmp_path: Path) -> None:
+def test_adapter_download_without_weights_is_refused(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.files._fetchers = {"far": lambda rest, directory: None}
     with pytest.raises(InvalidArgument, match=r"adapter_config.json does not exist"):
@@ -75,7 +75,7 @@ def test_a_download_without_weights_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tear", [lambda path: path.unlink(), lambda path: path.write_bytes(b"to")])
 @pytest.mark.parametrize("name", [*FILES, ".files.json"])
-def test_what_was_torn_on_the_disk_is_fetched_again(tmp_path: Path, tear: Callable[[Path], Any], name: str) -> None:
+def test_damaged_adapter_file_is_downloaded_again(tmp_path: Path, tear: Callable[[Path], Any], name: str) -> None:
     store = Store(tmp_path)
     path = Path(store.hold("a"))
     tear(path / name)
@@ -84,7 +84,7 @@ def test_what_was_torn_on_the_disk_is_fetched_again(tmp_path: Path, tear: Callab
     assert (path / FILES[1]).read_bytes() == b"a" * 1000
 
 
-def test_what_a_process_left_that_died_is_deleted_but_not_what_another_is_filling(tmp_path: Path) -> None:
+def test_abandoned_download_directories_are_deleted_and_recent_ones_kept(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for name, age in (("old", ABANDONED_S * 2), ("new", 1.0)):
         (store.path / f"{FRESH}{name}").mkdir(parents=True)
@@ -108,7 +108,9 @@ def test_full_cache_evicts_the_least_recently_used_adapter_not_in_use(tmp_path: 
     assert store.kept() == {"c", "d", "e"}
 
 
-def test_fetching_is_for_those_who_allow_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapter_download_requires_a_supported_scheme_and_lora_enabled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Store(tmp_path)
     with pytest.raises(InvalidArgument, match=r"expected file://, far://$"):
         store.files.hold("ftp://a")
@@ -117,7 +119,9 @@ def test_fetching_is_for_those_who_allow_it(tmp_path: Path, monkeypatch: pytest.
         store.hold("a")
 
 
-def test_the_cache_is_where_the_variable_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapter_cache_directory_and_size_are_read_from_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DYN_LORA_PATH", str(tmp_path / "there"))
     assert AdapterFiles().directory == str(tmp_path / "there")
     monkeypatch.setenv("DYN_LORA_CACHE_MB", "many")
@@ -128,7 +132,7 @@ def test_the_cache_is_where_the_variable_says(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("uri", ["bucket", "/a", "bucket/"])
-def test_an_address_without_bucket_or_prefix_is_refused(uri: str, tmp_path: Path) -> None:
+def test_s3_address_without_bucket_or_prefix_is_refused(uri: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="expected s3://bucket/prefix"):
         fetch_from_s3(uri, str(tmp_path))
 

@@ -44,7 +44,7 @@ class Cluster:
         self.cards.pop(suffix, None)
 
 
-async def test_an_adapter_is_a_model_with_the_base_models_files(tmp_path: Path) -> None:
+async def test_loaded_adapter_is_published_as_a_model_with_the_files_of_its_base(tmp_path: Path) -> None:
     cluster = Cluster()
     found = await cluster.service.load({"lora_name": "tuned", "source": {"uri": f"file://{tmp_path}"}})
     assert (found["status"], found["lora_id"]) == ("success", 5)
@@ -56,7 +56,7 @@ async def test_an_adapter_is_a_model_with_the_base_models_files(tmp_path: Path) 
     assert cluster.cards == {}
 
 
-async def test_adapters_leave_and_come_back_with_their_worker(tmp_path: Path) -> None:
+async def test_adapters_are_unpublished_and_republished_with_their_worker(tmp_path: Path) -> None:
     cluster = Cluster()
     await cluster.service.load({"lora_name": "tuned", "source": {"uri": str(tmp_path)}})
     await cluster.service.leave()
@@ -69,17 +69,17 @@ async def test_adapters_leave_and_come_back_with_their_worker(tmp_path: Path) ->
     "body",
     [{}, {"lora_name": "a"}, {"lora_name": "base", "source": {"uri": "/"}}, {"lora_name": "a", "source": {"uri": 3}}],
 )
-async def test_what_is_missing_is_named(body: dict[str, object]) -> None:
+async def test_incomplete_adapter_request_is_an_error(body: dict[str, object]) -> None:
     cluster = Cluster()
     assert (await cluster.service.load(body))["status"] == "error"
     assert cluster.cards == {}
 
 
-async def test_what_is_not_loaded_cannot_be_unloaded() -> None:
+async def test_unknown_adapter_cannot_be_unloaded() -> None:
     assert (await Cluster().service.unload({"lora_name": "a"}))["status"] == "error"
 
 
-async def test_what_is_loaded_is_not_fetched_again(tmp_path: Path) -> None:
+async def test_loaded_adapter_is_not_downloaded_again(tmp_path: Path) -> None:
     cluster = Cluster()
     assert (await cluster.service.load({"lora_name": "a", "source": {"uri": str(tmp_path)}}))["status"] == "success"
     again = await cluster.service.load({"lora_name": "a", "source": {"uri": "file:///nowhere"}})
@@ -109,7 +109,7 @@ async def test_adapter_card_is_withdrawn_before_the_engine_unloads(tmp_path: Pat
     assert seen == [(set(), {"a"})]
 
 
-async def test_what_is_loaded_while_its_worker_is_drained_is_found_when_it_is_back(tmp_path: Path) -> None:
+async def test_adapter_loaded_during_a_drain_is_published_after_resume(tmp_path: Path) -> None:
     cluster = Cluster()
     await cluster.service.leave()
     await cluster.service.load({"lora_name": "a", "source": {"uri": str(tmp_path)}})
@@ -118,13 +118,13 @@ async def test_what_is_loaded_while_its_worker_is_drained_is_found_when_it_is_ba
     assert set(cluster.cards) == {"a"}
 
 
-def test_replacing_what_is_loaded_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_adapter_hot_swap_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_LORA_HOTSWAP_ENABLED", "true")
     with pytest.raises(ConfigError, match="DYN_LORA_HOTSWAP_ENABLED"):
         Cluster()
 
 
-async def test_an_engines_adapters_are_counted_and_known_by_name() -> None:
+async def test_loaded_adapters_are_bounded_and_resolved_by_name() -> None:
     dropped: list[str] = []
 
     async def take(name: str, number: int, path: str) -> str:

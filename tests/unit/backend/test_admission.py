@@ -92,7 +92,7 @@ def admission(slots: int | None = None, queue_max: int = 0) -> tuple[Admission, 
     return Admission(engine.begin, engine.cancel, slots=slots, queue_max=queue_max), engine
 
 
-def test_what_the_engine_writes_reaches_the_caller() -> None:
+def test_engine_output_reaches_the_caller() -> None:
     gate, engine = admission()
     heard = Heard()
     gate.enter(REQUEST, heard)
@@ -103,7 +103,7 @@ def test_what_the_engine_writes_reaches_the_caller() -> None:
     assert gate.requests == 0
 
 
-def test_a_request_waits_for_a_slot_and_begins_when_one_is_free() -> None:
+def test_request_waits_in_the_queue_until_a_slot_is_free() -> None:
     gate, engine = admission(slots=1, queue_max=1)
     first, second = Heard("first"), Heard("second")
     gate.enter(REQUEST, first)
@@ -113,7 +113,7 @@ def test_a_request_waits_for_a_slot_and_begins_when_one_is_free() -> None:
     assert [reply.request_id for reply in engine.running] == ["second"]
 
 
-def test_a_request_that_finds_slots_and_queue_full_is_sent_elsewhere() -> None:
+def test_request_with_full_slots_and_queue_is_refused_as_overloaded() -> None:
     gate, _ = admission(slots=1, queue_max=1)
     gate.enter(REQUEST, Heard())
     gate.enter(REQUEST, Heard())
@@ -121,7 +121,7 @@ def test_a_request_that_finds_slots_and_queue_full_is_sent_elsewhere() -> None:
         gate.enter(REQUEST, Heard())
 
 
-def test_a_caller_that_leaves_frees_its_slot() -> None:
+def test_caller_disconnect_cancels_the_request_and_frees_its_slot() -> None:
     gate, engine = admission(slots=1, queue_max=1)
     first, second = Heard("first"), Heard("second")
     gate.enter(REQUEST, first)
@@ -132,7 +132,7 @@ def test_a_caller_that_leaves_frees_its_slot() -> None:
     assert (first.ends, first.items[-1].finish_reason) == (1, "cancelled")
 
 
-def test_a_caller_that_leaves_the_queue_is_never_begun() -> None:
+def test_caller_disconnect_in_the_queue_removes_the_request() -> None:
     gate, engine = admission(slots=1, queue_max=2)
     replies = [Heard("0"), Heard("1"), Heard("2")]
     for reply in replies:
@@ -143,7 +143,7 @@ def test_a_caller_that_leaves_the_queue_is_never_begun() -> None:
     assert engine.cancelled == []
 
 
-def test_a_caller_that_leaves_after_the_end_changes_nothing() -> None:
+def test_caller_disconnect_after_the_end_has_no_effect() -> None:
     gate, engine = admission()
     heard = Heard()
     gate.enter(REQUEST, heard)
@@ -153,7 +153,7 @@ def test_a_caller_that_leaves_after_the_end_changes_nothing() -> None:
     assert heard.ends == 1
 
 
-def test_what_the_engine_refuses_takes_no_slot() -> None:
+def test_request_refused_by_the_engine_occupies_no_slot() -> None:
     gate, engine = admission(slots=1)
     engine.refuses = InvalidArgument("too long")
     with pytest.raises(InvalidArgument):
@@ -161,7 +161,7 @@ def test_what_the_engine_refuses_takes_no_slot() -> None:
     assert gate.requests == 0
 
 
-def test_a_waiting_request_that_the_engine_refuses_hears_why() -> None:
+def test_queued_request_refused_by_the_engine_receives_the_error() -> None:
     gate, engine = admission(slots=1, queue_max=2)
     replies = [Heard("0"), Heard("1"), Heard("2")]
     for reply in replies:
@@ -172,7 +172,7 @@ def test_a_waiting_request_that_the_engine_refuses_hears_why() -> None:
     assert gate.requests == 0
 
 
-def test_after_refusing_running_requests_go_on_and_new_ones_go_elsewhere() -> None:
+def test_admission_refuse_finishes_running_requests_and_refuses_new_ones() -> None:
     gate, engine = admission()
     heard = Heard()
     gate.enter(REQUEST, heard)
@@ -183,7 +183,7 @@ def test_after_refusing_running_requests_go_on_and_new_ones_go_elsewhere() -> No
     assert (heard.ends, heard.error) == (1, None)
 
 
-def test_cutting_ends_everyone_once_and_begins_nobody() -> None:
+def test_admission_cut_fails_all_running_and_queued_requests_once() -> None:
     gate, engine = admission(slots=1, queue_max=1)
     replies = [Heard("0"), Heard("1")]
     for reply in replies:
@@ -318,7 +318,7 @@ def traced() -> tuple[TracedReply, FakeReply, FakeSpan]:
     return TracedReply(reply, span), reply, span
 
 
-def test_everything_reaches_the_reply_and_the_last_item_its_counts() -> None:
+def test_traced_reply_forwards_output_and_records_usage_in_the_span() -> None:
     one, reply, span = traced()
     last = EngineOutput([2], 0, finish_reason="length", completion_usage=CompletionUsage(5, 2, 7))
     one.token(1)
@@ -330,12 +330,12 @@ def test_everything_reaches_the_reply_and_the_last_item_its_counts() -> None:
     assert span.ends == [None]
 
 
-def test_a_token_is_the_replys_own() -> None:
+def test_traced_reply_uses_the_token_method_of_the_reply() -> None:
     one, reply, _ = traced()
     assert one.token == reply.token
 
 
-def test_an_error_and_a_cancellation_are_in_the_span() -> None:
+def test_traced_reply_records_errors_and_cancellation_in_the_span() -> None:
     one, reply, span = traced()
     error = Unknown("broken")
     one.fail(error)

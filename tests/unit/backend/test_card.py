@@ -26,7 +26,7 @@ def engine_config(model_dir: str, **more: Any) -> EngineConfig:
     )
 
 
-def test_a_prefill_worker_s_card_is_as_upstream_writes_it(model_dir: str) -> None:
+def test_prefill_worker_card_equals_that_of_upstream(model_dir: str) -> None:
     made = make_card(
         role_options("--disaggregation-mode=prefill"), engine_config(model_dir, bootstrap_host="h", bootstrap_port=7)
     )
@@ -37,7 +37,7 @@ def test_a_prefill_worker_s_card_is_as_upstream_writes_it(model_dir: str) -> Non
     assert made.runtime_config.enable_local_indexer
 
 
-def test_a_decode_worker_s_card_is_as_upstream_writes_it(model_dir: str) -> None:
+def test_decode_worker_card_equals_that_of_upstream(model_dir: str) -> None:
     made = make_card(role_options("--is-decode-worker"), engine_config(model_dir))
     assert (made.worker_type, made.needs, made.model_type) == ("decode", [["prefill"]], "Chat | Completions")
     assert not made.runtime_config.enable_local_indexer
@@ -45,7 +45,7 @@ def test_a_decode_worker_s_card_is_as_upstream_writes_it(model_dir: str) -> None
     assert not made.runtime_config.disaggregated_endpoint
 
 
-def test_the_canary_of_a_decode_worker_asks_for_the_prompt_too(model_dir: str) -> None:
+def test_canary_payload_of_a_decode_worker_bypasses_remote_prefill(model_dir: str) -> None:
     role = role_options("--is-decode-worker").role
     assert canary_payload(engine_config(model_dir), role)["annotations"] == [BYPASS_REMOTE_PREFILL]
     assert canary_payload(engine_config(model_dir))["annotations"] == []

@@ -31,7 +31,7 @@ class Engine:
         return cls(options.depth)
 
 
-def test_the_command_line_makes_the_engine_and_its_end_is_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_line_runs_the_engine_and_returns_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 
     def run_worker(options: Options, make_engine: Any) -> int:
@@ -45,7 +45,7 @@ def test_the_command_line_makes_the_engine_and_its_end_is_the_status(monkeypatch
     assert made == [("ns", 2)]
 
 
-def test_a_wrong_setting_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_option_exits_with_one_error_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         run(Engine, Options, ["--depth", "0"])
     assert ended.value.code == 2

@@ -15,18 +15,18 @@ def read(*argv: str, **variables: str) -> WorkerOptions:
     return load(WorkerOptions, argv, variables, "worker")
 
 
-def test_a_worker_serves_the_backend_of_its_namespace() -> None:
+def test_worker_serves_the_backend_component_of_its_namespace() -> None:
     assert str(read().endpoint_id()) == "dynamo.backend.generate"
     assert str(read(DYN_NAMESPACE="blue").endpoint_id()) == "blue.backend.generate"
 
 
-def test_the_suffix_keeps_the_workers_of_two_versions_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_namespace_suffix_separates_workers_of_two_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_NAMESPACE_WORKER_SUFFIX", "v2")
     assert str(read().endpoint_id()) == "dynamo-v2.backend.generate"
     assert str(read("--endpoint=dyn://a.b.c").endpoint_id()) == "a.b.c"
 
 
-def test_an_endpoint_has_three_parts() -> None:
+def test_endpoint_requires_three_parts() -> None:
     with pytest.raises(ConfigError, match="--endpoint"):
         read("--endpoint=a.b")
     with pytest.raises(ConfigError, match="--namespace"):
@@ -45,12 +45,12 @@ def test_model_type_follows_the_endpoint_types() -> None:
 @pytest.mark.parametrize(
     "argument", ["--engine-request-limit=0", "--custom-jinja-template=/nowhere.jinja", "--dyn-structural-tag=x"]
 )
-def test_a_value_that_cannot_be_is_refused_by_name(argument: str) -> None:
+def test_invalid_value_is_refused_by_flag_name(argument: str) -> None:
     with pytest.raises(ConfigError, match=argument.split("=")[0]):
         read(argument)
 
 
-def test_former_flags_of_structural_tags_are_its_parts() -> None:
+def test_deprecated_structural_tag_flags_set_the_structural_tag_options() -> None:
     assert read("--dyn-enable-structural-tag").tag_policy() == TagPolicy("always")
     assert read("--dyn-structural-tag-scope=auto").tag_policy() == TagPolicy("auto")
     assert read("--dyn-structural-tag-schema=strict").tag_policy() == TagPolicy("always", "strict")
@@ -66,7 +66,7 @@ def test_former_flags_of_structural_tags_are_its_parts() -> None:
         ("--dyn-structural-tag=false", "--dyn-enable-structural-tag"),
     ],
 )
-def test_former_flags_that_contradict_structural_tags_are_named(arguments: tuple[str, ...]) -> None:
+def test_deprecated_flags_that_contradict_structural_tags_are_refused_by_name(arguments: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="cannot be combined with --"):
         read(*arguments)
 
@@ -78,21 +78,21 @@ def test_structural_tags_are_off_by_default() -> None:
     assert read(DYN_STRUCTURAL_TAG='{"scope": "auto"}').tag_policy() == TagPolicy("auto")
 
 
-def test_the_configuration_can_be_written_down(tmp_path: Path) -> None:
+def test_configuration_is_dumped_as_json(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     dump(read("--namespace=blue"), str(path))
     assert json.loads(path.read_text())["config"]["namespace"] == "blue"
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("", 5.0), ("2.5", 2.5), ("-3", 0.0), ("soon", 5.0)])
-def test_a_grace_period_that_cannot_be_read_is_five_seconds(
+def test_invalid_grace_period_defaults_to_five_seconds(
     monkeypatch: pytest.MonkeyPatch, text: str, seconds: float
 ) -> None:
     monkeypatch.setenv("DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS", text)
     assert grace_period_s() == seconds
 
 
-def test_the_queue_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_queue_limit_is_read_from_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DYN_DYNAMO_REQUEST_QUEUE_LIMIT", raising=False)
     assert request_queue_limit() == 16
     monkeypatch.setenv("DYN_DYNAMO_REQUEST_QUEUE_LIMIT", "-1")
@@ -101,12 +101,12 @@ def test_the_queue_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--dyn-tool-call-parser", "--dyn-reasoning-parser"])
-def test_a_parser_that_nobody_knows_is_refused_with_the_names(flag: str) -> None:
+def test_unknown_parser_is_refused_with_a_list_of_valid_names(flag: str) -> None:
     with pytest.raises(ConfigError, match=f"{flag} nobody: must be one of .*qwen3"):
         load(WorkerOptions, [flag, "nobody"])
 
 
-def test_whether_a_model_thinks_is_one_of_two_words() -> None:
+def test_default_thinking_mode_is_read_from_its_flag() -> None:
     assert load(WorkerOptions, ["--dyn-default-thinking-mode", "disabled"]).default_thinking_mode == "disabled"
 
 
@@ -127,11 +127,11 @@ def role_options(*argv: str) -> DisaggregatedOptions:
         (("--disaggregation-mode=prefill", "--endpoint=dyn://a.b.c"), "a.b.c"),
     ],
 )
-def test_each_role_has_a_component_of_its_own(argv: tuple[str, ...], endpoint: str) -> None:
+def test_each_worker_role_has_its_default_component(argv: tuple[str, ...], endpoint: str) -> None:
     assert str(role_options(*argv).endpoint_id()).endswith(endpoint)
 
 
-def test_flags_that_contradict_each_other_are_refused() -> None:
+def test_contradictory_role_flags_are_refused() -> None:
     with pytest.raises(ConfigError, match="--disaggregation-mode"):
         role_options("--disaggregation-mode=agg", "--is-prefill-worker")
     with pytest.raises(ConfigError, match="agg"):

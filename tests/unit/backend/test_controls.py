@@ -88,12 +88,12 @@ async def test_small_endpoints_and_engine_routes_answer(bench: Bench) -> None:
     assert await bench.http("POST", "/engine/control/twice", {"n": 2}) == (200, {"twice": 4})
 
 
-async def test_what_an_endpoint_does_not_understand_is_an_error(bench: Bench) -> None:
+async def test_endpoint_error_for_an_invalid_request_reaches_the_caller(bench: Bench) -> None:
     with pytest.raises(DynamoException, match="twice"):
         await bench.ask("twice", {"odd": 1})
 
 
-async def test_adapters_come_and_go_over_http(bench: Bench, tmp_path: Path) -> None:
+async def test_adapters_are_loaded_and_unloaded_over_http(bench: Bench, tmp_path: Path) -> None:
     body = {"lora_name": "a/b", "source": {"uri": f"file://{tmp_path}"}}
     status, found = await bench.http("POST", "/v1/loras", body)
     assert (status, found["lora_id"]) == (200, 3)
@@ -105,7 +105,7 @@ async def test_adapters_come_and_go_over_http(bench: Bench, tmp_path: Path) -> N
     assert (await bench.http("PATCH", "/v1/loras"))[0] == 405
 
 
-async def test_adapters_come_and_go_over_the_request_plane(bench: Bench, tmp_path: Path) -> None:
+async def test_adapters_are_loaded_and_unloaded_over_the_request_plane(bench: Bench, tmp_path: Path) -> None:
     body = {"lora_name": "a", "source": {"uri": str(tmp_path)}}
     assert (await bench.ask("load_lora", body))["status"] == "success"
     assert (await bench.ask("list_loras", None))["count"] == 1

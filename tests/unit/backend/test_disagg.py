@@ -31,7 +31,7 @@ def a_request(**fields: object) -> PreprocessedRequest:
     return PreprocessedRequest("m", [1, 2, 3], **fields)  # type: ignore[arg-type]
 
 
-def test_older_role_flags_are_equivalent_and_conflict_with_a_mode() -> None:
+def test_deprecated_role_flags_are_equivalent_and_conflict_with_a_mode() -> None:
     assert mode_of(None) is DisaggregationMode.AGGREGATED
     assert mode_of("prefill") is DisaggregationMode.PREFILL
     assert mode_of(None, is_prefill_worker=True) is DisaggregationMode.PREFILL
@@ -42,7 +42,7 @@ def test_older_role_flags_are_equivalent_and_conflict_with_a_mode() -> None:
         mode_of(None, is_prefill_worker=True, is_decode_worker=True)
 
 
-def test_modes_have_the_roles_of_upstream_cards() -> None:
+def test_disaggregation_modes_have_the_roles_of_upstream_cards() -> None:
     roles = {mode: (mode.worker_type, mode.component, mode.needs) for mode in DisaggregationMode}
     assert roles[DisaggregationMode.AGGREGATED] == ("aggregated", "backend", [])
     assert roles[DisaggregationMode.PREFILL] == ("prefill", "prefill", [["decode"]])
@@ -56,7 +56,7 @@ def test_modes_have_the_roles_of_upstream_cards() -> None:
     assert not DisaggregationMode.DECODE.publishes_cache
 
 
-def test_a_prefill_worker_makes_one_choice_of_one_token() -> None:
+def test_prefill_request_is_limited_to_one_choice_of_one_token() -> None:
     given = a_request(
         stop_conditions=StopConditions(max_tokens=90, min_tokens=20, stop=["end"], ignore_eos=True),
         sampling_options=SamplingOptions(n=4, best_of=5, temperature=0.5),
@@ -68,7 +68,7 @@ def test_a_prefill_worker_makes_one_choice_of_one_token() -> None:
     assert prefill_request(a_request()).sampling_options == SamplingOptions()
 
 
-def test_the_result_of_a_prefill_has_upstream_s_keys() -> None:
+def test_prefill_output_has_upstream_keys() -> None:
     output = prefill_output([7], {"at": 1}, CompletionUsage(3, 1, 4), engine_data={"kv_cache_hit": 2})
     assert msgspec.to_builtins(output) == {
         "token_ids": [7],
@@ -80,7 +80,7 @@ def test_the_result_of_a_prefill_has_upstream_s_keys() -> None:
     }
 
 
-def test_a_decode_worker_goes_on_from_the_result_it_is_given() -> None:
+def test_prefill_result_is_read_from_the_request() -> None:
     sent = msgpack_encode({"model": "m", "token_ids": [1], "prefill_result": {"disaggregated_params": {"at": 1}}})
     request = decode(sent, "msgpack", PreprocessedRequest)
     assert prefill_result_of(request) == PrefillResult({"at": 1})
@@ -95,7 +95,7 @@ def test_decode_worker_requires_a_prefill_result_unless_bypassed() -> None:
     assert prefill_result_of(a_request(annotations=[BYPASS_REMOTE_PREFILL])) is None
 
 
-def test_both_legs_meet_where_the_bootstrap_says() -> None:
+def test_bootstrap_info_round_trips_in_a_request() -> None:
     meeting = BootstrapInfo("host", 9, 2**62, b"0123456789abcdef")
     read = decode(msgpack_encode(a_request(bootstrap_info=meeting)), "msgpack", PreprocessedRequest)
     assert bootstrap_of(read) == meeting
@@ -103,7 +103,7 @@ def test_both_legs_meet_where_the_bootstrap_says() -> None:
     assert bootstrap_of(a_request()) is None
 
 
-def test_a_prefill_that_was_lost_leaves_the_whole_request() -> None:
+def test_request_without_prefill_result_is_marked_for_local_prefill() -> None:
     lost = a_request(prefill_result=PrefillResult({"at": 1}), bootstrap_info=BootstrapInfo("h", 1, 2))
     whole = without_prefill(lost)
     assert must_prefill_here(whole)
@@ -115,8 +115,6 @@ def test_a_prefill_that_was_lost_leaves_the_whole_request() -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"), [("", DRAIN_TIMEOUT_S), ("2.5", 2.5), ("-1", 0.0), ("inf", DRAIN_TIMEOUT_S), ("x", 30.0)]
 )
-def test_a_drain_timeout_that_is_none_is_the_default(
-    monkeypatch: pytest.MonkeyPatch, text: str, seconds: float
-) -> None:
+def test_invalid_drain_timeout_uses_the_default(monkeypatch: pytest.MonkeyPatch, text: str, seconds: float) -> None:
     monkeypatch.setenv("DYN_PREFILL_DRAIN_TIMEOUT_S", text)
     assert drain_timeout_s() == seconds

@@ -67,7 +67,7 @@ async def turn() -> None:
     await turns(3)
 
 
-async def test_late_requests_are_taken_until_it_is_quiet_and_refused_then(stage: Stage) -> None:
+async def test_draining_worker_accepts_late_requests_until_quiet_and_refuses_them_afterwards(stage: Stage) -> None:
     await stage.service.drain()
     stage.ask()
     await turn()
@@ -81,13 +81,13 @@ async def test_late_requests_are_taken_until_it_is_quiet_and_refused_then(stage:
     assert stage.told() == (DrainState.DRAINED, 0, True, False)
 
 
-async def test_draining_twice_is_draining_once(stage: Stage) -> None:
+async def test_second_drain_has_no_effect(stage: Stage) -> None:
     await asyncio.gather(stage.service.drain(), stage.service.drain())
     assert stage.said == ["leave"]
 
 
 @pytest.mark.parametrize("is_quiet", [False, True])
-async def test_one_that_resumes_is_found_and_takes_requests(stage: Stage, is_quiet: bool) -> None:
+async def test_resumed_worker_is_registered_and_accepts_requests(stage: Stage, is_quiet: bool) -> None:
     await stage.service.drain()
     if is_quiet:
         stage.is_quiet.set()
@@ -100,7 +100,7 @@ async def test_one_that_resumes_is_found_and_takes_requests(stage: Stage, is_qui
     assert stage.said == ["leave", "join"]
 
 
-async def test_one_that_stops_does_not_come_back(stage: Stage) -> None:
+async def test_stopped_worker_cannot_resume(stage: Stage) -> None:
     await stage.service.drain()
     await stage.service.stop()
     await stage.service.resume()
@@ -109,7 +109,7 @@ async def test_one_that_stops_does_not_come_back(stage: Stage) -> None:
     assert stage.said == ["leave", "leave"]
 
 
-async def test_the_routes_speak_for_all_workers_of_a_process(stage: Stage) -> None:
+async def test_control_routes_apply_to_all_workers_of_a_process(stage: Stage) -> None:
     other = Stage()
     other.is_quiet.set()
     routes = ControlRoutes(lambda: [stage.service, other.service])
@@ -132,7 +132,7 @@ async def test_the_routes_speak_for_all_workers_of_a_process(stage: Stage) -> No
     assert routes.is_serving()
 
 
-def test_several_workers_are_what_the_least_ready_to_go_is() -> None:
+def test_joint_status_is_that_of_the_least_drained_worker() -> None:
     drained = WorkerStatus(DrainState.DRAINED, 0, "not_applicable", True, False)
     serving = WorkerStatus(DrainState.SERVING, 2, "not_applicable", False, True)
     assert joint([drained, serving]) == WorkerStatus(DrainState.SERVING, 2, "not_applicable", False, True)

@@ -9,7 +9,7 @@ from dynamo.backend.health import watch
 from dynamo.core.clock import ManualClock
 
 
-async def test_an_engine_that_does_not_answer_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_engine_health_check_timeout_is_reported_as_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_ENGINE_HEALTH_CHECK_TIMEOUT", "0.01")
     clock, told = ManualClock(), []
 

@@ -8,7 +8,7 @@ from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.engine import StopConditions
 
 
-def test_tokens_that_end_an_answer_are_each_counted_once() -> None:
+def test_stop_token_ids_include_visible_and_hidden_ones_once() -> None:
     stop = StopConditions(stop_token_ids=[5, 9], stop_token_ids_visible=[4], stop_token_ids_hidden=[3])
     assert ends_of(request(stop=stop)) == [3, 4, 5, 9]
     assert hidden_ends_of(request(stop=stop)) == {3, 9}
@@ -17,7 +17,7 @@ def test_tokens_that_end_an_answer_are_each_counted_once() -> None:
     assert hidden_ends_of(request(stop=stop)) == {3}
 
 
-def test_a_rank_is_counted_from_the_workers_first() -> None:
+def test_dp_rank_is_relative_to_the_first_rank_of_the_worker() -> None:
     assert rank_of(None, 2, 4) is None
     assert rank_of(5, 2, 4) == 1
     assert rank_of(4, 1, 4) is None
@@ -25,7 +25,7 @@ def test_a_rank_is_counted_from_the_workers_first() -> None:
         rank_of(6, 2, 4)
 
 
-def test_media_that_have_no_address_are_refused() -> None:
+def test_decoded_media_without_url_is_refused() -> None:
     shown = {"image_url": [{"Url": "a"}, {"Url": "b"}], "audio_url": [{"Url": "c"}]}
     assert media_of(request(multi_modal_data=shown)) == {"image_url": ["a", "b"], "audio_url": ["c"]}
     assert media_of(request()) == {}
@@ -33,7 +33,7 @@ def test_media_that_have_no_address_are_refused() -> None:
         media_of(request(multi_modal_data={"image_url": [{"Decoded": "x"}]}))
 
 
-def test_schemas_are_text_to_engines() -> None:
+def test_guided_schemas_are_passed_to_engines_as_text() -> None:
     assert json_text({"a": 1}) == '{"a":1}'
     assert json_text("{}") == "{}"
     assert json_text(None) is None
@@ -51,6 +51,6 @@ def test_schemas_are_text_to_engines() -> None:
         (UnicodeDecodeError("utf-8", b"", 0, 1, "temperature"), None),
     ],
 )
-def test_engine_value_error_is_a_refusal_only_where_it_names_a_parameter(error: Exception, param: str | None) -> None:
+def test_engine_value_error_is_a_refusal_only_if_it_names_a_parameter(error: Exception, param: str | None) -> None:
     refusal = refusal_of(error)
     assert (None if refusal is None else refusal.param) == param

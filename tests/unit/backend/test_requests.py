@@ -22,7 +22,7 @@ async def raising(error: Exception) -> None:
     raise error
 
 
-async def test_what_a_request_raises_is_its_answer(requests: Requests) -> None:
+async def test_request_exception_ends_its_reply(requests: Requests) -> None:
     known, other = RecordedReply(), RecordedReply()
     requests.begin(raising(EngineShutdown("gone")), known)
     requests.begin(raising(RuntimeError("CUDA")), other)
@@ -33,7 +33,7 @@ async def test_what_a_request_raises_is_its_answer(requests: Requests) -> None:
     assert len(requests) == 0
 
 
-async def test_a_dropped_request_hears_nothing_more_and_is_cut_at_last(requests: Requests) -> None:
+async def test_dropped_request_receives_no_output_and_is_cancelled_after_its_grace_period(requests: Requests) -> None:
     reply, patient = RecordedReply(), RecordedReply()
     requests.begin(asyncio.Event().wait(), reply)  # type: ignore[arg-type]
     gate = asyncio.Event()
@@ -54,7 +54,7 @@ async def test_a_dropped_request_hears_nothing_more_and_is_cut_at_last(requests:
     assert not requests.is_dropped(patient)
 
 
-def test_an_engine_dies_once_and_not_while_it_is_stopped() -> None:
+def test_engine_death_is_reported_once_and_not_after_stop() -> None:
     life, told = EngineLiveness(), []
     life.die(RuntimeError("before it began"))
     life.began(told.append)

@@ -65,7 +65,7 @@ def request(token_ids: list[int], max_tokens: int | None = None) -> Preprocessed
     return PreprocessedRequest(model="echo", token_ids=token_ids, stop_conditions=StopConditions(max_tokens=max_tokens))
 
 
-async def test_the_answer_is_the_prompt() -> None:
+async def test_sample_engine_echoes_the_prompt() -> None:
     engine, heard = await started(), Heard()
     engine.submit(request([7, 8, 9]), heard)
     await asyncio.wait_for(engine.drain(), 5)
@@ -84,7 +84,7 @@ async def test_response_length_is_limited_by_max_tokens() -> None:
     assert heard.last.completion_usage.total_tokens == 5
 
 
-async def test_a_cancelled_request_hears_nothing() -> None:
+async def test_cancelled_request_receives_no_output() -> None:
     engine, heard = await started(), Heard()
     engine.submit(request([7, 8, 9]), heard)
     engine.cancel(heard)
@@ -93,13 +93,13 @@ async def test_a_cancelled_request_hears_nothing() -> None:
 
 
 @pytest.mark.parametrize("wrong", [request([]), request([1], 0), request([1] * 5000)])
-async def test_what_it_cannot_answer_is_refused(wrong: PreprocessedRequest) -> None:
+async def test_invalid_request_is_refused(wrong: PreprocessedRequest) -> None:
     engine = await started()
     with pytest.raises(InvalidArgument):
         engine.submit(wrong, Heard())
 
 
-async def test_a_stopped_engine_sends_requests_elsewhere() -> None:
+async def test_stopped_engine_refuses_requests_with_engine_shutdown() -> None:
     engine = await started()
     await engine.stop()
     with pytest.raises(EngineShutdown):

@@ -131,7 +131,7 @@ async def serving(engine: EchoEngine, *argv: str) -> AsyncIterator[Bench]:
         await caller.shutdown()
 
 
-async def test_a_request_is_answered(model_dir: str) -> None:
+async def test_worker_answers_a_request(model_dir: str) -> None:
     async with serving(EchoEngine(model_dir)) as bench:
         heard, _ = await bench.ask(5, 6, 7)
         await heard.end()
@@ -155,7 +155,7 @@ async def test_model_card_has_the_values_of_the_engine(model_dir: str) -> None:
         assert card["runtime_config"]["structural_tag_mode"] == "on"
 
 
-async def test_it_is_ready_once_it_is_announced(model_dir: str) -> None:
+async def test_worker_is_ready_between_start_and_stop(model_dir: str) -> None:
     async with serving(EchoEngine(model_dir)) as bench:
         assert bench.worker.runtime.health.is_ready()
         await bench.worker.stop()
@@ -163,13 +163,13 @@ async def test_it_is_ready_once_it_is_announced(model_dir: str) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", encode({"model": 3}, MSGPACK), encode([1], MSGPACK)])
-async def test_a_request_that_cannot_be_read_is_the_callers_fault(model_dir: str, body: bytes) -> None:
+async def test_unreadable_request_is_an_invalid_argument(model_dir: str, body: bytes) -> None:
     async with serving(EchoEngine(model_dir)) as bench:
         heard, _ = await bench.send(body)
         assert isinstance((await heard.end()).error, InvalidArgument)
 
 
-async def test_what_the_engine_refuses_is_the_callers_fault(model_dir: str) -> None:
+async def test_request_refused_by_the_engine_is_an_invalid_argument(model_dir: str) -> None:
     async with serving(EchoEngine(model_dir)) as bench:
         heard, _ = await bench.ask()
         assert isinstance((await heard.end()).error, InvalidArgument)
@@ -184,7 +184,7 @@ async def test_worker_refuses_prompt_embeds_for_an_engine_that_takes_tokens_only
         assert "prompt_embeds is not supported by the engine of model `echo`" in str(error)
 
 
-async def test_a_full_worker_sends_requests_elsewhere(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_worker_refuses_requests_as_overloaded(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_DYNAMO_REQUEST_QUEUE_LIMIT", "1")
     engine = Held(model_dir)
     async with serving(engine, "--engine-request-limit=1") as bench:
@@ -199,7 +199,7 @@ async def test_a_full_worker_sends_requests_elsewhere(model_dir: str, monkeypatc
         assert waiting.error is None
 
 
-async def test_a_caller_that_stops_hears_the_end(model_dir: str) -> None:
+async def test_stopped_request_ends_with_finish_reason_cancelled(model_dir: str) -> None:
     async with serving(Held(model_dir)) as bench:
         heard, call = await bench.ask(1, 2, 3)
         await asyncio.wait_for(heard.first.wait(), 5)
@@ -219,7 +219,7 @@ async def test_cancelled_request_leaves_the_engine(model_dir: str) -> None:
         assert not engine._running
 
 
-async def test_a_stopping_worker_leaves_discovery_first_and_answers_what_still_comes(model_dir: str) -> None:
+async def test_stopping_worker_deregisters_first_and_answers_late_requests(model_dir: str) -> None:
     engine = Held(model_dir)
     async with serving(engine) as bench:
         early, _ = await bench.ask(1, 2, 3)
@@ -238,7 +238,7 @@ async def test_a_stopping_worker_leaves_discovery_first_and_answers_what_still_c
         await asyncio.wait_for(stopping, 5)
 
 
-async def test_after_the_grace_new_requests_go_elsewhere_and_running_ones_end(model_dir: str) -> None:
+async def test_worker_refuses_new_requests_after_the_grace_period_and_finishes_running_ones(model_dir: str) -> None:
     engine = Held(model_dir)
     async with serving(engine) as bench:
         running, _ = await bench.ask(1, 2, 3)
@@ -257,7 +257,7 @@ async def test_after_the_grace_new_requests_go_elsewhere_and_running_ones_end(mo
         assert engine.is_stopped
 
 
-async def test_what_runs_longer_than_the_drain_is_cut_so_that_it_may_go_elsewhere(model_dir: str) -> None:
+async def test_request_beyond_the_drain_timeout_fails_as_retryable(model_dir: str) -> None:
     async with serving(Held(model_dir)) as bench:
         heard, _ = await bench.ask(1, 2, 3)
         await asyncio.wait_for(heard.first.wait(), 5)
@@ -267,7 +267,7 @@ async def test_what_runs_longer_than_the_drain_is_cut_so_that_it_may_go_elsewher
         assert error.retry_elsewhere
 
 
-async def test_a_failed_engine_refuses_and_cuts_at_once(model_dir: str) -> None:
+async def test_failed_engine_refuses_and_fails_requests_at_once(model_dir: str) -> None:
     failures: list[BaseException] = []
     async with serving(Held(model_dir)) as bench:
         bench.worker._on_failure = failures.append
@@ -282,7 +282,7 @@ async def test_a_failed_engine_refuses_and_cuts_at_once(model_dir: str) -> None:
         assert [str(error) for error in failures] == ["out of memory"]
 
 
-async def test_a_worker_whose_engine_does_not_start_leaves_nothing_behind(model_dir: str) -> None:
+async def test_worker_with_a_failed_engine_start_leaves_no_records(model_dir: str) -> None:
     class Broken(EchoEngine):
         async def start(self, host: Any) -> Any:
             raise DynamoException("no memory")
@@ -298,7 +298,7 @@ async def test_a_worker_whose_engine_does_not_start_leaves_nothing_behind(model_
     await observer.shutdown()
 
 
-async def test_stopping_twice_is_stopping_once(model_dir: str) -> None:
+async def test_second_stop_has_no_effect(model_dir: str) -> None:
     async with serving(EchoEngine(model_dir)) as bench:
         await bench.worker.stop()
         await bench.worker.stop()
@@ -337,7 +337,7 @@ async def test_metrics_report_blocks_and_slots(model_dir: str) -> None:
         assert f"dynamo_work_handler_queue_capacity{{{worker}}} 16" in text
 
 
-async def test_a_drained_worker_is_not_found_and_comes_back_with_the_same_identity(model_dir: str) -> None:
+async def test_drained_worker_is_deregistered_and_resumes_with_the_same_records(model_dir: str) -> None:
     async with serving(EchoEngine(model_dir)) as bench:
         before = {bucket: await bench.records(bucket) for bucket in (INSTANCES, MODEL_CARDS, EVENT_SOURCES)}
         assert all(before.values())
@@ -404,7 +404,7 @@ async def until_polled(engine: Lender, clock: ManualClock, polls: int) -> None:
         await turns(10)
 
 
-async def test_a_prefill_worker_keeps_its_blocks_until_they_were_fetched(model_dir: str) -> None:
+async def test_prefill_worker_keeps_its_blocks_until_they_are_fetched(model_dir: str) -> None:
     engine = Lender(model_dir)
     ending, clock = await stopping(engine, "--disaggregation-mode=prefill")
     await until_polled(engine, clock, 3)
@@ -416,7 +416,9 @@ async def test_a_prefill_worker_keeps_its_blocks_until_they_were_fetched(model_d
 
 
 @pytest.mark.parametrize("lent", [True, None])
-async def test_it_does_not_wait_for_ever(model_dir: str, monkeypatch: pytest.MonkeyPatch, lent: bool | None) -> None:
+async def test_prefill_worker_drain_has_a_timeout(
+    model_dir: str, monkeypatch: pytest.MonkeyPatch, lent: bool | None
+) -> None:
     monkeypatch.setenv("DYN_PREFILL_DRAIN_TIMEOUT_S", "0.3")
     engine = Lender(model_dir)
     engine.lent = lent
@@ -427,7 +429,7 @@ async def test_it_does_not_wait_for_ever(model_dir: str, monkeypatch: pytest.Mon
     assert engine.stopped
 
 
-async def test_other_workers_do_not_wait_for_it(model_dir: str) -> None:
+async def test_decode_worker_does_not_wait_for_block_transfers(model_dir: str) -> None:
     engine = Lender(model_dir)
     ending, _ = await stopping(engine, "--is-decode-worker")
     await ending
@@ -443,7 +445,7 @@ async def test_other_workers_do_not_wait_for_it(model_dir: str) -> None:
         ("decode", True, "not_applicable", True),
     ],
 )
-async def test_its_status_says_whether_its_blocks_are_still_fetched(
+async def test_worker_status_reports_pending_block_transfers(
     model_dir: str, role: str, lent: bool | None, said: str, is_safe: bool
 ) -> None:
     engine, clock = Lender(model_dir), ManualClock()

@@ -45,6 +45,6 @@ async def test_actions_return_the_status_after_them() -> None:
     assert (await worker.answer({"action": "resume"}))["state"] == "serving"
 
 
-async def test_another_action_is_refused_by_name() -> None:
+async def test_unknown_control_action_is_refused_by_name() -> None:
     with pytest.raises(InvalidArgument, match="action 'stop': expected one of status, drain, resume"):
         await control(DrainableService()).answer({"action": "stop"})

@@ -20,7 +20,7 @@ def test_api_keys_variable_holds_a_list_or_a_json_array(text: str | None, keys: 
 
 
 @pytest.mark.parametrize("text", ["", " ", ",", " , ", "[]", '[""]', "[1]", "[", "short"])
-def test_api_keys_variable_without_a_usable_key_is_an_error_that_shows_no_key(text: str) -> None:
+def test_api_keys_variable_without_a_usable_key_is_an_error_that_does_not_expose_the_key(text: str) -> None:
     with pytest.raises(ConfigError, match=API_KEYS) as raised:
         keys_of_variable(API_KEYS, {API_KEYS: text})
     assert not text.strip(' ,[]"') or text not in str(raised.value)

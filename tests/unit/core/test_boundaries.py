@@ -45,7 +45,7 @@ def test_error_boundary_passes_the_error_on_and_continues() -> None:
 
 
 @pytest.mark.parametrize("error", FAILURES[1:], ids=repr)
-def test_error_boundary_lets_cancellation_and_exits_pass(error: BaseException) -> None:
+def test_error_boundary_does_not_catch_cancellation_and_exits(error: BaseException) -> None:
     errors: list[Exception] = []
     with pytest.raises(type(error)), ErrorBoundary(errors.append):
         raise error

@@ -250,7 +250,7 @@ def test_setting_is_read_validated_and_defaulted() -> None:
         setting("N", 3, int, {"N": "x"})
 
 
-def test_main_exits_with_one_line_and_status_two_for_a_wrong_option(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_exits_with_one_line_and_status_two_for_an_invalid_option(capsys: pytest.CaptureFixture[str]) -> None:
     def main() -> int:
         raise ConfigError("no such flour")
 
@@ -260,7 +260,7 @@ def test_main_exits_with_one_line_and_status_two_for_a_wrong_option(capsys: pyte
     assert capsys.readouterr().err == "error: no such flour\n"
 
 
-def test_main_exits_with_one_line_and_status_one_when_the_machine_refuses(
+def test_main_exits_with_one_line_and_status_one_for_a_startup_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def main() -> int:

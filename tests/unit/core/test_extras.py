@@ -19,7 +19,7 @@ def test_requirements_are_those_of_the_extra_without_markers() -> None:
 
 
 @pytest.mark.parametrize("extra", ["grpc", "nats", "nixl", "otel", "sglang", "trtllm", "vllm"])
-def test_install_command_is_one_shell_line_that_names_the_packages_of_pyproject(extra: str) -> None:
+def test_install_command_contains_the_pyproject_requirements_in_one_shell_line(extra: str) -> None:
     pyproject = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
     words = shlex.split(install_command(extra, "further"))
     assert Path(words[0]).resolve() == Path(sys.executable).resolve()
@@ -28,7 +28,7 @@ def test_install_command_is_one_shell_line_that_names_the_packages_of_pyproject(
     assert list(map(Requirement, words[4:-1])) == list(map(Requirement, declared))  # Bounds may come in another order.
 
 
-def test_interpreter_is_relative_to_the_current_directory_only_where_it_is_below() -> None:
+def test_interpreter_path_is_relative_only_below_the_current_directory() -> None:
     assert interpreter("/clone/.venv/bin/python", "/clone") == ".venv/bin/python"
     assert interpreter("/usr/bin/python3", "/clone") == "/usr/bin/python3"
     assert interpreter("", "/clone") == "python3"

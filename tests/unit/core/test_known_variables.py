@@ -26,7 +26,7 @@ def test_unknown_variable_is_one_line_with_the_nearest_name(name: str, line: str
     ["DYN_LOG", "DYN_FILE_KV", "DYN_SYSTEM_PORT", "DYN_SYSTEM_PORT2", "DYN_HTTP_SVC_CHAT_PATH", "DYN_METRICS_TTFT_MAX",
      "DYN_KVBM_DISK_CACHE_DIR", "DYN_REQUEST_TRACE_FILE_PATH", "DYN_AUDIT_OUTPUT_PATH", "DYN_ROUTER_LOAD_AWARE"],
 )  # fmt: skip
-def test_variables_that_are_read_are_known(name: str) -> None:
+def test_variables_that_are_read_are_listed_as_known(name: str) -> None:
     assert is_known(name)
 
 

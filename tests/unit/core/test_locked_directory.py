@@ -108,7 +108,7 @@ def test_new_run_removes_all_but_the_most_recent_kept_logs(tmp_path: Path) -> No
     run.close(keep_logs=False)
 
 
-def test_new_run_leaves_running_ones_and_foreign_entries_alone(tmp_path: Path) -> None:
+def test_new_run_does_not_remove_running_directories_or_foreign_entries(tmp_path: Path) -> None:
     running = [with_logs(tmp_path) for _ in range(LOGS_KEPT + 2)]
     target = tmp_path / "elsewhere"
     target.mkdir()

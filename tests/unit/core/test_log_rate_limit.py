@@ -48,7 +48,7 @@ def test_log_flood_filter_counts_every_line_of_a_remembered_kind(
 
 
 @pytest.mark.parametrize(("level", "count"), [(logging.WARNING, 3), (logging.ERROR, 3), (logging.INFO, 1000)])
-def test_log_flood_filter_limits_a_kind_whatever_its_arguments(level: int, count: int) -> None:
+def test_log_flood_filter_limits_a_message_format_regardless_of_its_arguments(level: int, count: int) -> None:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter())

@@ -43,7 +43,7 @@ def test_log_filter_sets_levels_for_all_and_for_targets() -> None:
     assert parse_filters("") == (logging.INFO, {})
 
 
-def test_filter_of_upstreams_llm_crate_covers_the_packages_that_implement_it() -> None:
+def test_upstream_llm_crate_filter_covers_the_packages_that_implement_it() -> None:
     _, targets = parse_filters("dynamo_llm=debug")
     assert {"dynamo.llm", "dynamo.http", "dynamo.serving", "dynamo.text", "dynamo.routing"} <= targets.keys()
 

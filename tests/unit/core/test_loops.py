@@ -26,13 +26,13 @@ async def current() -> asyncio.AbstractEventLoop:
     return asyncio.get_running_loop()
 
 
-def test_work_runs_on_the_loop_of_its_owner_from_every_other_loop(thread: LoopThread) -> None:
+def test_coroutine_runs_on_the_loop_of_its_owner_from_every_other_loop(thread: LoopThread) -> None:
     assert asyncio.run(thread.run(current())) is thread.loop
     assert asyncio.run(thread.run(current())) is thread.loop
     assert asyncio.run(thread.run(on_loop(thread.loop, current()))) is thread.loop
 
 
-def test_a_thread_without_a_loop_builds_objects_on_the_loop(thread: LoopThread) -> None:
+def test_thread_without_a_loop_builds_objects_on_the_loop(thread: LoopThread) -> None:
     built: list[object] = []
     assert is_foreign(thread.loop)
     thread.offer(lambda: built.append(asyncio.get_running_loop()), WAIT_S)
@@ -41,7 +41,7 @@ def test_a_thread_without_a_loop_builds_objects_on_the_loop(thread: LoopThread) 
         thread.offer(lambda: 1 / 0, WAIT_S)
 
 
-async def test_a_loop_whose_thread_waits_is_not_waited_for_long() -> None:
+async def test_offer_to_a_blocked_loop_times_out() -> None:
     built: list[object] = []
     mine = LoopThread(asyncio.get_running_loop())
     waiter = threading.Thread(target=lambda: mine.offer(lambda: built.append(is_foreign(mine.loop)), 0.01))
@@ -52,7 +52,7 @@ async def test_a_loop_whose_thread_waits_is_not_waited_for_long() -> None:
     assert built == [False]
 
 
-def test_errors_of_the_other_loop_reach_the_caller(thread: LoopThread) -> None:
+def test_exception_of_another_loop_is_raised_in_the_caller(thread: LoopThread) -> None:
     async def fail() -> None:
         raise ValueError("why")
 
@@ -60,20 +60,20 @@ def test_errors_of_the_other_loop_reach_the_caller(thread: LoopThread) -> None:
         asyncio.run(thread.run(fail()))
 
 
-def test_a_stopped_loop_can_be_run_by_others(thread: LoopThread) -> None:
+def test_stopped_loop_can_be_run_by_its_caller(thread: LoopThread) -> None:
     thread.ensure_running()
     thread.stop()
     assert thread.loop.run_until_complete(thread.run(current())) is thread.loop
 
 
-def test_a_closed_loop_is_refused() -> None:
+def test_closed_loop_is_refused() -> None:
     loop = asyncio.new_event_loop()
     loop.close()
     with pytest.raises(RuntimeError, match="closed"):
         LoopThread(loop).ensure_running()
 
 
-def test_a_stream_of_another_loop_is_read_and_closed(thread: LoopThread) -> None:
+def test_stream_of_another_loop_is_read_and_closed(thread: LoopThread) -> None:
     seen: list[Any] = []
 
     async def elements() -> AsyncIterator[int]:
@@ -101,7 +101,7 @@ def test_a_stream_of_another_loop_is_read_and_closed(thread: LoopThread) -> None
     assert seen == [thread.loop, "closed"]
 
 
-def test_elements_read_ahead_keep_their_values_although_the_producer_reuses_its_object(thread: LoopThread) -> None:
+def test_read_ahead_elements_keep_their_values_when_the_producer_reuses_its_object(thread: LoopThread) -> None:
     async def elements() -> AsyncIterator[dict[str, int]]:
         element: dict[str, int] = {}
         for number in range(3):
@@ -120,7 +120,7 @@ def test_elements_read_ahead_keep_their_values_although_the_producer_reuses_its_
     assert asyncio.run(read()) == [0, 1, 2]
 
 
-def test_a_producer_that_is_read_ahead_waits_at_the_limit_and_ends_with_its_reader(
+def test_read_ahead_producer_pauses_at_the_limit_and_ends_with_its_reader(
     thread: LoopThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dynamo.core.loops.READ_AHEAD_MAX", 2)

@@ -34,7 +34,7 @@ def test_openmetrics_is_chosen_only_when_the_scraper_prefers_it(accept: str, wan
     assert negotiated(accept, "")[0] == (OPENMETRICS_TYPE if wants else CONTENT_TYPE)
 
 
-def test_openmetrics_and_text_format_hold_the_same_samples() -> None:
+def test_openmetrics_and_text_format_contain_the_same_samples() -> None:
     registry = MetricsRegistry()
     registry.counter("requests_total", 'With "quotes" and \\ a backslash', ["model"]).labels(model='a"b,le="1"').inc(2)
     registry.counter("oddly_named", "A counter of upstream's without the suffix").labels().inc(3)

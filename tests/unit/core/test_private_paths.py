@@ -20,13 +20,13 @@ from dynamo.core.private_paths import (
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o750])
-def test_directory_that_only_its_user_writes_is_trusted(tmp_path: Path, mode: int) -> None:
+def test_directory_writable_only_by_its_user_is_trusted(tmp_path: Path, mode: int) -> None:
     tmp_path.chmod(mode)
     check_trusted_directory(str(tmp_path), "NAME")
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o702, 0o770])
-def test_directory_that_others_write_is_refused(tmp_path: Path, mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_writable_by_others_is_refused(tmp_path: Path, mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private_paths, "_is_private_group", lambda _: False)
     tmp_path.chmod(mode)
     with pytest.raises(ConfigError, match=r"NAME='.*': mode \d+ lets other users write; run: chmod go-w"):
@@ -46,7 +46,7 @@ def test_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytes
         check_trusted_directory(str(tmp_path), "NAME")
 
 
-def test_directories_are_made_for_their_user_alone(tmp_path: Path) -> None:
+def test_private_directories_are_accessible_only_to_their_user(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         make_private_directories(str(tmp_path / "a" / "b"))
@@ -56,7 +56,7 @@ def test_directories_are_made_for_their_user_alone(tmp_path: Path) -> None:
     assert [stat.S_IMODE((tmp_path / part).stat().st_mode) for part in ("a", "a/b")] == [0o700, 0o700]
 
 
-def test_file_in_the_place_of_a_directory_is_an_error(tmp_path: Path) -> None:
+def test_file_at_the_path_of_a_directory_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     with pytest.raises(OSError, match=r"exists|Not a directory"):
         make_private_directories(str(tmp_path / "a"))
@@ -86,7 +86,7 @@ def test_runtime_directory_does_not_follow_a_link(tmp_path: Path, monkeypatch: p
         runtime_directory()
 
 
-def test_private_opener_makes_files_for_their_user_alone(tmp_path: Path) -> None:
+def test_private_opener_creates_files_accessible_only_to_their_user(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         with open(tmp_path / "file", "ab", opener=private_opener) as file:

@@ -11,7 +11,7 @@ from dynamo.core.token_bucket import TokenBucket
     st.lists(st.tuples(st.floats(0, 30), st.integers(1, 5)), max_size=40),
     st.integers(1, 50),
 )
-def test_no_minute_gives_more_than_twice_its_share(steps: list[tuple[float, int]], size: int) -> None:
+def test_token_bucket_grants_at_most_twice_its_size_per_minute(steps: list[tuple[float, int]], size: int) -> None:
     bucket, now, taken = TokenBucket(size, size / 60), 0.0, []
     for wait, amount in steps:
         now += wait

@@ -39,7 +39,7 @@ def test_tracing_reports_a_missing_package_in_one_line(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("name", "value"), [("OTEL_TRACES_SAMPLE_RATIO", "2"), ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json")]
 )
-def test_tracing_error_names_a_wrong_setting(name: str, value: str) -> None:
+def test_tracing_error_names_an_invalid_variable(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match="OTEL_"):
         make_tracer({"OTEL_EXPORT_ENABLED": "true", name: value})
 
@@ -78,7 +78,7 @@ def test_span_is_logged_at_its_start_and_once_at_its_end(log: pytest.LogCaptureF
     assert last["time.duration_us"] >= 0
 
 
-def test_what_continues_a_span_is_in_its_headers(log: pytest.LogCaptureFixture) -> None:
+def test_span_headers_contain_its_trace_context(log: pytest.LogCaptureFixture) -> None:
     tracer = LoggedTracer(None)
     outer = tracer.start("http-request", UNSAMPLED, endpoint="chat")
     assert outer.headers()["tracestate"] == "vendor=1"
@@ -92,7 +92,7 @@ def test_what_continues_a_span_is_in_its_headers(log: pytest.LogCaptureFixture) 
     assert vars(log.records[0])["endpoint"] == "chat"
 
 
-def test_events_and_judgements_are_lines_and_fields(log: pytest.LogCaptureFixture) -> None:
+def test_span_events_are_log_lines_and_status_is_a_field(log: pytest.LogCaptureFixture) -> None:
     span = LoggedTracer(None).start("http-request", {})
     span.event("first block", {"name": "b", "size": 3})
     span.set_status(is_well=False, why="too slow")

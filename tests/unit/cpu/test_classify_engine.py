@@ -100,7 +100,7 @@ async def test_classifier_truncates_or_refuses_long_texts_as_requested(
             assert refusal.value.param == param
 
 
-async def test_classifier_model_serves_only_its_task(
+async def test_classifier_model_requires_labels_and_the_classify_flag(
     write_classifier: Callable[..., str], write_model: Callable[..., str]
 ) -> None:
     with pytest.raises(ConfigError, match="no labels"):

@@ -148,7 +148,7 @@ async def test_grammar_compiler_sends_nothing_after_close(make: Callable[..., An
     assert not asked.outcome.done()
 
 
-async def test_grammar_that_fails_its_trial_is_not_compiled(make: Callable[..., Any]) -> None:
+async def test_grammar_that_fails_its_trial_compilation_is_not_compiled(make: Callable[..., Any]) -> None:
     trials = Trials({"a": InvalidArgument("it was not compiled within 10 s"), "b": WorkerOverloaded("busy")})
     compiler, grammars, registry = make(trials=trials)
     assert isinstance(await want(compiler, "a").told(), InvalidArgument)
@@ -159,14 +159,14 @@ async def test_grammar_that_fails_its_trial_is_not_compiled(make: Callable[..., 
     assert trials.is_closed
 
 
-async def test_large_grammar_is_not_kept(make: Callable[..., Any]) -> None:
+async def test_large_grammar_is_not_cached(make: Callable[..., Any]) -> None:
     compiler, grammars, _ = make(trials=Trials({"a": KEPT_BYTES_MAX + 1}))
     for _ in range(2):
         assert isinstance(await want(compiler, "a").told(), Guide)
     assert (grammars.begun, len(grammars)) == (2, 0)
 
 
-async def test_plain_schema_is_compiled_without_a_trial(make: Callable[..., Any]) -> None:
+async def test_simple_schema_is_compiled_without_a_trial(make: Callable[..., Any]) -> None:
     trials = Trials({})
     compiler, _, _ = make(trials=trials)
     for guided in (GuidedDecoding(json={"type": "object"}), GuidedDecoding(choice=["a", "b"])):
@@ -176,7 +176,7 @@ async def test_plain_schema_is_compiled_without_a_trial(make: Callable[..., Any]
     assert not trials.measured
 
 
-async def test_number_of_trials_is_bounded(make: Callable[..., Any]) -> None:
+async def test_number_of_trial_compilations_is_bounded(make: Callable[..., Any]) -> None:
     may_go = threading.Event()
 
     class Slow(Trials):

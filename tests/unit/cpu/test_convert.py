@@ -41,7 +41,7 @@ def test_request_conversion_reads_top_k_minus_one_as_all(heard: Any) -> None:
     assert converted(heard, defaults, sampling_options=SamplingOptions(top_k=-1)).choices[0].sampling.top_k == 0
 
 
-def test_request_conversion_keeps_a_seed_and_draws_a_missing_one(heard: Any) -> None:
+def test_request_conversion_keeps_a_seed_and_generates_a_missing_one(heard: Any) -> None:
     assert converted(heard, sampling_options=SamplingOptions(seed=-1)).choices[0].sampling.seed == 2**64 - 1
     seeds = {converted(heard).choices[0].sampling.seed for _ in range(3)}
     assert len(seeds) == 3

@@ -191,7 +191,7 @@ def test_core_load_counts_running_and_waiting_requests(make_core: Make, make_gen
     assert load.active_prefill_tokens == len(PROMPTS[3])
 
 
-def test_core_empty_step_is_harmless(make_core: Make) -> None:
+def test_core_empty_step_does_nothing(make_core: Make) -> None:
     assert make_core().step().outputs == []
 
 
@@ -442,7 +442,7 @@ def naive_prompt_logprobs(tiny_model: Any, naive_logits: Callable[..., Any]) -> 
 
 
 @pytest.mark.parametrize("batched_tokens_max", [8, 64])
-def test_core_reports_prompt_logprobs_however_the_prompt_is_cut(
+def test_core_prompt_logprobs_are_independent_of_chunk_boundaries(
     make_core: Make, make_generation: Make, run: Make, naive_prompt_logprobs: Make, alone: Make, batched_tokens_max: int
 ) -> None:
     prompt = PROMPTS[4]
@@ -503,7 +503,7 @@ def test_core_scores_a_prompt_of_several_choices_once(make_core: Make, make_gene
     assert [word.index for word in reply.said if isinstance(word, EngineOutput) and word.engine_data] == [0]
 
 
-def test_core_scores_no_more_logits_at_once_than_the_limit(
+def test_core_scores_at_most_the_maximum_number_of_logits_at_once(
     make_core: Make, make_generation: Make, run: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = scoring(make_generation(PROMPTS[5]))
@@ -522,7 +522,7 @@ def test_core_scores_no_more_logits_at_once_than_the_limit(
         }
 
 
-def test_a_prompt_of_one_token_has_a_null_logprob(make_core: Make, make_generation: Make, run: Make) -> None:
+def test_core_prompt_of_one_token_has_a_null_logprob(make_core: Make, make_generation: Make, run: Make) -> None:
     generation = scoring(make_generation([7]))
     together(make_core(), [generation], run)
     assert prompt_logprobs_of(generation) == [None]

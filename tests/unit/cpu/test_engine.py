@@ -141,7 +141,7 @@ def request(prompt: list[int] | None = None, *, max_tokens: int | None = 8, **op
     )
 
 
-async def test_cpu_engine_describes_itself(begin: Any) -> None:
+async def test_cpu_engine_config_describes_model_and_cache(begin: Any) -> None:
     _, host, config = await begin(model_name="tiny", max_num_seqs=4, max_model_len=100)
     assert (config.served_model_name, config.context_length, config.kv_cache_block_size) == ("tiny", 100, 4)
     assert config.total_kv_blocks == 4 * 25

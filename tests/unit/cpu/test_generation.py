@@ -21,7 +21,7 @@ def test_generation_forbids_tokens_that_would_end_it_too_early(said: int, forbid
     assert list(RULES.forbidden(said)) == forbidden
 
 
-def test_generation_plain_token_needs_no_output_object(make_generation: Callable[..., ActiveGeneration]) -> None:
+def test_generation_plain_token_creates_no_output_object(make_generation: Callable[..., ActiveGeneration]) -> None:
     (choice,) = make_generation([1, 2]).choices
     assert choice.emit(Sampled(5)) is None
     assert choice.generated == 1

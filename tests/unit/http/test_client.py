@@ -48,7 +48,7 @@ def event(**delta: str) -> str:
     return f"data: {json.dumps({'choices': [{'index': 0, 'delta': delta}]})}\n\n"
 
 
-def test_an_answer_arrives_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_yields_deltas_as_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     body = (
         event(role="assistant")
         + ": ping\n\n"
@@ -69,18 +69,18 @@ def test_an_answer_arrives_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> No
     assert wire.is_closed
 
 
-def test_an_answer_without_its_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_response_without_its_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Disconnected, match="ended early"):
         list(client_of(Wire(answer(event(content="a"))), monkeypatch).chat("m", []))
 
 
-def test_an_error_in_the_stream_is_raised_with_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_raises_a_stream_error_with_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
     body = event(content="a") + 'data: {"error": {"message": "worker gone"}}\n\n'
     with pytest.raises(HttpError, match="worker gone"):
         list(client_of(Wire(answer(body)), monkeypatch).chat("m", []))
 
 
-def test_a_refusal_is_raised_with_its_status_and_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_raises_a_refusal_with_status_and_message(monkeypatch: pytest.MonkeyPatch) -> None:
     wire = Wire(answer('{"error": {"message": "no such model"}}', "404 Not Found"))
     with pytest.raises(HttpError, match="no such model") as caught:
         list(client_of(wire, monkeypatch).chat("m", []))
@@ -90,7 +90,7 @@ def test_a_refusal_is_raised_with_its_status_and_message(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("error", "raised"), [(TimeoutError(), ResponseTimeout), (ConnectionResetError("reset"), Disconnected)]
 )
-def test_a_broken_connection_is_named(
+def test_client_connection_failure_raises_a_typed_error(
     error: Exception, raised: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wire = Wire(b"", error)
@@ -99,20 +99,20 @@ def test_a_broken_connection_is_named(
     assert wire.is_closed
 
 
-def test_models_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_lists_model_names(monkeypatch: pytest.MonkeyPatch) -> None:
     wire = Wire(answer('{"data": [{"id": "a"}, {"id": "b"}]}'))
     assert client_of(wire, monkeypatch).models() == ["a", "b"]
     assert wire.sent.startswith(b"GET /base/v1/models ")
 
 
-def test_health_counts_the_workers_that_generate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_health_counts_generating_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     instances = [{"endpoint": "generate"}, {"endpoint": "worker_kv_query"}, {"endpoint": "generate"}]
     client = client_of(Wire(answer(json.dumps({"instances": instances}))), monkeypatch)
     monkeypatch.setattr(client, "models", lambda: ["a"])
     assert (client.health().models, client.health().generate_instances) == (("a",), 2)
 
 
-def test_an_answer_that_is_no_json_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_error_names_the_path_of_a_response_that_is_not_json(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Disconnected, match="/v1/models"):
         client_of(Wire(answer("<html>")), monkeypatch).models()
 
@@ -126,12 +126,12 @@ def test_an_answer_that_is_no_json_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         ("[::1]:8000", "http://[::1]:8000"),
     ],
 )
-def test_a_url_may_be_short(url: str, read: str) -> None:
+def test_client_url_may_omit_its_scheme_and_trailing_slash(url: str, read: str) -> None:
     assert ChatClient(url).url == read
 
 
 @pytest.mark.parametrize("url", ["", "ftp://x", "http://", "http://x:99999", "http://x:y"])
-def test_what_is_no_url_is_refused_with_an_example(url: str) -> None:
+def test_client_url_error_contains_an_example(url: str) -> None:
     with pytest.raises(ConfigError, match="expected something like"):
         ChatClient(url)
 
@@ -147,5 +147,5 @@ def test_what_is_no_url_is_refused_with_an_example(url: str) -> None:
         ("[1]", "[1]"),
     ],
 )
-def test_an_error_body_of_either_kind_is_read(body: str, message: str) -> None:
+def test_client_error_message_is_read_from_every_body_format(body: str, message: str) -> None:
     assert error_message(body) == message

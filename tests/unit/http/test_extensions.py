@@ -29,12 +29,12 @@ async def asynchronous(context: FrontendExtensionContext) -> object:
         ("GET", "/x", asynchronous, ValueError),
     ],
 )
-def test_what_can_be_no_route_is_refused(method: str, path: str, handler: Any, error: type[Exception]) -> None:
+def test_invalid_extension_route_is_refused(method: str, path: str, handler: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         FrontendRoute(method, path, handler)
 
 
-def test_a_status_must_be_one() -> None:
+def test_invalid_extension_response_status_is_refused() -> None:
     with pytest.raises(ValueError, match="invalid status code 99"):
         FrontendResponse(99, {})
 
@@ -66,11 +66,11 @@ def test_extension_providers_are_loaded_by_path_once() -> None:
         (f"{__name__}:provide_wrong", "must return FrontendRoute objects"),
     ],
 )
-def test_a_provider_that_cannot_be_used_is_named(name: str, said: str) -> None:
+def test_invalid_extension_provider_is_a_config_error(name: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load_extensions([name])
 
 
-def test_upstreams_names_are_where_upstream_has_them() -> None:
+def test_extension_classes_are_importable_from_dynamo_llm() -> None:
     assert dynamo.llm.FrontendRoute is FrontendRoute  # type: ignore[attr-defined]
     assert dynamo.llm.FrontendResponse is FrontendResponse  # type: ignore[attr-defined]

@@ -42,7 +42,7 @@ def converse(*lines: str, model: str | None = "echo", **settings: Any) -> tuple[
     return server, conversation, out.getvalue(), status
 
 
-def test_answers_stream_out_and_the_history_goes_with_every_question() -> None:
+def test_chat_streams_responses_and_sends_the_history_with_each_message() -> None:
     server, conversation, text, status = converse("hi\n", "\n", "you\n")
     assert text == "hm 1:hi\nhm 3:you\n"
     assert status == 0
@@ -50,42 +50,42 @@ def test_answers_stream_out_and_the_history_goes_with_every_question() -> None:
     assert conversation.messages[1] == {"role": "assistant", "content": "1:hi"}
 
 
-def test_reset_forgets_all_but_the_system_prompt() -> None:
+def test_reset_removes_all_messages_except_the_system_prompt() -> None:
     _, conversation, _, _ = converse("hi", "/reset", system="Be brief.")
     assert conversation.messages == [{"role": "system", "content": "Be brief."}]
 
 
-def test_a_system_prompt_can_be_set_and_dropped() -> None:
+def test_system_prompt_can_be_set_and_removed() -> None:
     server, conversation, _, _ = converse("/system Be kind.", "hi", "/system")
     assert server.asked[0][1][0] == {"role": "system", "content": "Be kind."}
     assert conversation.messages == []
 
 
-def test_another_model_can_be_chosen_among_those_served() -> None:
+def test_model_command_selects_a_served_model() -> None:
     server, _, text, _ = converse("/model", "/model none", "/model other", "hi")
     assert "* echo\n  other" in text
     assert "--model 'none': not served" in text
     assert server.asked[0][0] == "other"
 
 
-def test_exit_ends_and_an_unknown_command_is_never_sent() -> None:
+def test_exit_command_ends_the_chat_and_unknown_commands_are_not_sent() -> None:
     server, _, text, status = converse("/hepl", "/exit", "hi")
     assert "unknown command /hepl" in text
     assert (server.asked, status) == ([], 0)
 
 
-def test_a_failed_answer_leaves_a_well_formed_history() -> None:
+def test_failed_response_is_removed_from_the_history() -> None:
     server, _, text, status = converse("fail", "hi")
     assert "error: gone" in text
     assert server.asked[1][1] == [{"role": "user", "content": "hi"}]
     assert status == 0
 
 
-def test_a_conversation_that_ends_in_a_failure_says_so_in_its_status() -> None:
+def test_chat_that_ends_with_a_failure_has_a_nonzero_exit_status() -> None:
     assert converse("hi", "fail")[3] == 1
 
 
-def test_an_interrupted_answer_stays_in_the_history_as_far_as_it_came() -> None:
+def test_interrupted_response_stays_in_the_history_as_received() -> None:
     _, conversation, text, _ = converse("interrupt")
     assert "[interrupted]" in text
     assert conversation.messages[-1] == {"role": "assistant", "content": "1:"}
@@ -99,7 +99,7 @@ def test_options_are_sent_with_every_message() -> None:
     }
 
 
-def test_without_a_model_each_message_goes_to_the_first_one_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_without_a_model_uses_the_first_served_model_for_each_message(monkeypatch: pytest.MonkeyPatch) -> None:
     server, conversation, text, _ = converse("hi", "/model", model=None)
     assert server.asked[0][0] == "echo"
     assert "  echo\n  other" in text
@@ -110,14 +110,14 @@ def test_without_a_model_each_message_goes_to_the_first_one_served(monkeypatch: 
     assert [message["role"] for message in conversation.messages] == ["user", "assistant"]
 
 
-def test_the_first_model_served_is_the_one_talked_to() -> None:
+def test_default_model_is_the_first_served_one() -> None:
     assert choose_model(["a", "b"], None) == "a"
     assert choose_model(["a", "b"], "b") == "b"
     with pytest.raises(DynamoException, match="no model is served yet"):
         choose_model([], None)
 
 
-def test_at_a_prompt_an_interrupt_drops_the_line_and_the_end_of_input_ends() -> None:
+def test_interrupt_discards_the_prompt_line_and_end_of_input_ends_the_prompt() -> None:
     typed: list[str | BaseException] = ["a", KeyboardInterrupt(), "b", EOFError()]
 
     def read() -> str:

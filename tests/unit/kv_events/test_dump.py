@@ -68,7 +68,7 @@ def test_kv_dump_lists_every_block_after_its_parent_with_its_tier(tree: Tree) ->
 
 
 @given(trees())
-def test_kv_dump_of_device_blocks_needs_no_other_tier(tree: Tree) -> None:
+def test_kv_dump_of_device_blocks_depends_on_no_other_tier(tree: Tree) -> None:
     known: set[int] = set()
     for event in KvDump(*tree, tell).complete():
         assert isinstance(event.event.data, KvEventData)

@@ -135,7 +135,7 @@ async def test_durable_events_report_an_empty_rank(harness: DurableHarness) -> N
     ("messages", "size", "is_due"),
     [(10, 0, False), (2_000_000, 0, False), (2_000_001, 0, True), (1, (1 << 29) + 1, True), (1, 1 << 29, False)],
 )
-async def test_snapshot_is_due_when_the_stream_is_half_full_whatever_the_threshold(
+async def test_snapshot_is_due_when_the_stream_is_half_full_regardless_of_the_threshold(
     messages: int, size: int, is_due: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = DurableHarness()

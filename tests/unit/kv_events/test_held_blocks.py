@@ -202,7 +202,7 @@ def test_held_blocks_return_recent_events_unchanged() -> None:
         assert (answer.events.events, answer.events.last_event_id) == (events[start - 1 :], 6)
 
 
-def test_held_blocks_answer_old_ranges_with_a_dump() -> None:
+def test_held_blocks_return_a_dump_for_old_ranges() -> None:
     made = holdings(*(stored(None, number) for number in range(1, 7)), recent_max=RECENT)
     for start in (None, 0, 1, 2):
         dump = ask(made, start).dump
@@ -220,7 +220,7 @@ def test_held_blocks_refuse_an_end_before_its_start() -> None:
     assert ask(holdings(stored(None, 1)), 5, 2).invalid_range == KvSourceInvalidRange(5, 2)
 
 
-def test_held_blocks_source_answers_for_its_rank_only() -> None:
+def test_held_blocks_source_refuses_queries_for_other_workers_and_ranks() -> None:
     made = holdings(stored(None, 1))
     assert "worker_id" in (made.answer(KvSourceQuery(1, 0)).error or "")
     assert "dp_rank" in (made.answer(KvSourceQuery(WORKER, 3)).error or "")
@@ -321,7 +321,7 @@ def test_held_blocks_dump_includes_concurrent_events() -> None:
     assert dump.last_event_id == 3
 
 
-def test_held_blocks_dump_reports_when_too_much_happened_since() -> None:
+def test_held_blocks_dump_omits_events_beyond_the_recent_buffer() -> None:
     made = holdings(stored(None, 1), recent_max=2)
     pending = made.begin_dump()
     for number in range(2, 6):

@@ -61,7 +61,7 @@ def test_kv_relay_forwards_a_stored_block_with_its_tier(medium: str | None, tier
     assert read({**STORED, "medium": medium}) == [Relayed(stored, 3, tier)]
 
 
-def test_kv_relay_reads_maps_and_arrays_alike() -> None:
+def test_kv_relay_reads_maps_and_arrays_equally() -> None:
     as_map = {**STORED, "parent_block_hash": 6, "lora_id": 1, "medium": "GPU", "lora_name": "adapter", "group_idx": 0}
     as_array = ["BlockStored", [7], 6, [1, 2, 3, 4], 4, 1, "GPU", "adapter"]
     assert read(as_map) == read(as_array) == [Relayed(Stored(6, None, [StoredBlock(7, 104)]), 3, "device")]

@@ -90,12 +90,12 @@ async def bench(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
     await made.agent.shutdown()
 
 
-def test_record_ids_are_those_of_a_released_agent() -> None:
+def test_record_ids_equal_those_of_a_released_agent() -> None:
     assert attachment_record_id(0x1AD1C7C253C3AF, 1) == 0x19AD655A944ECC
     assert record_id("dynamo/kv-state-host/v2", 897902525885245577) == 7772252994531902
 
 
-async def test_attached_worker_has_source_and_attachment_that_begins_with_cleared(bench: Bench) -> None:
+async def test_attached_worker_has_a_source_record_and_an_attachment_after_an_initial_clear(bench: Bench) -> None:
     await bench.owner(descriptor()).start()
     (source,) = await bench.records("kv-state-sources-v2", StateRecord[StateSource])
     attachment = await bench.attachment()
@@ -106,7 +106,7 @@ async def test_attached_worker_has_source_and_attachment_that_begins_with_cleare
     assert (await bench.host.status())["active_slots"] == 1
 
 
-async def test_slot_stays_for_the_next_worker_of_its_cache_owner(bench: Bench) -> None:
+async def test_slot_is_reused_by_the_next_worker_of_its_cache_owner(bench: Bench) -> None:
     first = bench.owner(descriptor())
     await first.start()
     await first.close()
@@ -163,7 +163,7 @@ async def test_host_rejects_cache_owners_beyond_its_slots(bench: Bench) -> None:
     await third.shutdown()
 
 
-async def test_host_that_is_shut_down_has_no_records_and_is_not_healthy(bench: Bench) -> None:
+async def test_closed_host_has_no_records_and_is_not_healthy(bench: Bench) -> None:
     await bench.owner(descriptor()).start()
     await bench.host.shutdown()
     assert await bench.records("kv-state-sources-v2", StateRecord[StateSource]) == []
@@ -171,7 +171,7 @@ async def test_host_that_is_shut_down_has_no_records_and_is_not_healthy(bench: B
     assert (await bench.host.status())["healthy"] is False
 
 
-async def test_intent_that_cannot_be_honoured_names_the_field(bench: Bench) -> None:
+async def test_intent_error_names_the_invalid_field(bench: Bench) -> None:
     await bench.owner(descriptor()).start()
     (record,) = await bench.records("kv-state-attachment-intents-v2", StateRecord[AttachmentIntent])
     assert intent_problem(record) is None

@@ -30,7 +30,7 @@ def prompt(tokens: int, **device: int) -> Prompt:
     return Prompt(tokens, tokens // BLOCK, held, {}, {}, {}, {})
 
 
-def test_recomputation_weighs_more_the_more_workers_compute_prompts() -> None:
+def test_recompute_weight_grows_with_the_share_of_busy_workers() -> None:
     pace = Pace()
     assert pace.recompute_weight == 1
     weights = []

@@ -85,7 +85,7 @@ def test_cost_fast_path_equals_the_general_path(
     assert costs(range(6), state, asked, weights, BLOCK) == pytest.approx(long)
 
 
-def test_cost_selection_takes_the_minimum_and_breaks_ties_evenly() -> None:
+def test_cost_selection_picks_the_minimum_and_breaks_ties_evenly() -> None:
     chance = random.Random(1)
     assert choose([3.0, 1.0, 2.0], 0, chance) == 1
     drawn = Counter(choose([1.0, 2.0, 1.0, NEVER], 0, chance) for _ in range(2000))

@@ -198,7 +198,7 @@ WithoutCompiler.TestCase.settings = settings(max_examples=50, stateful_step_coun
 TestWithoutCompiler = WithoutCompiler.TestCase
 
 
-def test_kv_index_evicts_the_least_recently_used_blocks_when_full() -> None:
+def test_kv_index_evicts_the_least_recently_used_blocks_when_full_and_refuses_their_children() -> None:
     index = KvIndex(blocks_max=8)
     for number in range(3):
         index.store(1, 0, None, [number * 10 + n for n in range(4)], pack([number * 10 + n for n in range(4)]))

@@ -47,7 +47,7 @@ def test_queue_serves_the_shortest_weighted_work_first() -> None:
     assert drain(queue) == "bdca"
 
 
-def test_queue_serves_the_earliest_deadline_first_so_that_nothing_overtakes_a_long_prompt_forever() -> None:
+def test_queue_deadline_policy_prevents_starvation_of_long_prompts() -> None:
     queue: WaitingQueue[str] = WaitingQueue([PolicyClass(queue_policy="deadline")])
     for name, at, prefill_s in (("L", 0, 2.0), ("s", 1, 0.1), ("a", 19, 0.05), ("b", 21, 0.05), ("c", 25, 0.0)):
         queue.push("default", msgspec.structs.replace(waiting(name, at=at), prefill_s=prefill_s))

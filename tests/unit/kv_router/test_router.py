@@ -202,7 +202,7 @@ def test_kv_router_does_not_block_the_queue_with_a_pinned_request() -> None:
     assert [asked.request_id for asked, _ in router.admit(2)] == ["free"]
 
 
-def test_kv_router_class_has_its_own_threshold_and_limit() -> None:
+def test_kv_router_policy_class_has_a_separate_threshold_and_limit() -> None:
     classes = [
         PolicyClass(),
         PolicyClass(name="batch", policy_family="batch", prefill_busy_threshold=0, request_queue_limit_per_worker=1),

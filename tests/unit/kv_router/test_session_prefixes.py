@@ -18,7 +18,7 @@ def test_session_prefixes_replace_a_prompt_by_its_continuation() -> None:
     assert known.of("s") == [blocks("abc")] and known.blocks == 3
 
 
-def test_session_prefixes_keep_branches_side_by_side() -> None:
+def test_session_prefixes_keep_separate_branches() -> None:
     known = SessionPrefixes()
     known.note("s", blocks("abc"))
     known.note("s", blocks("abd"))

@@ -5,13 +5,13 @@ from dynamo.kvbm.config import KvbmConfig
 from dynamo.kvbm.logical.policies import Rule
 
 
-def test_without_variables_there_are_no_tiers() -> None:
+def test_kvbm_config_without_variables_has_no_tiers() -> None:
     config = KvbmConfig.read({})
     assert config == KvbmConfig()
     assert not config.is_enabled
 
 
-def test_sizes_are_gigabytes_or_blocks() -> None:
+def test_kvbm_sizes_are_gigabytes_or_blocks() -> None:
     config = KvbmConfig.read({"DYN_KVBM_CPU_CACHE_GB": "0.5", "DYN_KVBM_DISK_CACHE_GB": "2"})
     assert config.is_enabled
     assert config.host_blocks(1 << 20) == 512
@@ -20,7 +20,7 @@ def test_sizes_are_gigabytes_or_blocks() -> None:
     assert config.host_blocks(1 << 20) == 7
 
 
-def test_upstreams_switches_have_their_meaning() -> None:
+def test_kvbm_config_reads_upstream_variables() -> None:
     config = KvbmConfig.read(
         {
             "DYN_KVBM_DISABLE_DISK_OFFLOAD_FILTER": "true",
@@ -42,7 +42,7 @@ def test_upstreams_switches_have_their_meaning() -> None:
     assert (config.to_host, config.to_disk, config.to_disk_lfu_min) == ((Rule.PASS_ALL,), (Rule.PRESENCE_LFU,), 3)
 
 
-def test_a_remote_disk_is_a_directory() -> None:
+def test_remote_disk_storage_is_an_object_store_directory() -> None:
     config = KvbmConfig.read({"DYN_KVBM_REMOTE_STORAGE_TYPE": "disk", "DYN_KVBM_REMOTE_DISK_PATH": "/nfs/kv"})
     assert (config.object_enabled, config.object_endpoint) == (True, "file:///nfs/kv")
 
@@ -64,6 +64,6 @@ def test_a_remote_disk_is_a_directory() -> None:
         ("KVBM_OFFLOAD_G1_TO_G2_POLICIES", "[1"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(name: str, value: str) -> None:
+def test_kvbm_config_error_names_an_invalid_variable(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=name):
         KvbmConfig.read({name: value})

@@ -114,7 +114,7 @@ def test_block_manager_returns_offloaded_blocks_unchanged(make: Make, tier: Tier
     assert manager.book.counts.onboarded[tier] == 4
 
 
-def test_block_manager_starts_nothing_without_blocks(make: Make) -> None:
+def test_block_manager_starts_no_onboarding_without_matching_blocks(make: Make) -> None:
     manager = make(cpu_blocks=8, disk_blocks=8)
     offload(manager, 1)
     until_blocking(lambda: 1 in manager.book.lower[Tier.DISK])
@@ -168,7 +168,7 @@ def test_block_manager_backs_off_from_an_unreachable_store(make: Make) -> None:
     until_blocking(lambda: len(store.objects) == 1)
 
 
-def test_block_manager_full_disk_costs_only_its_blocks(
+def test_block_manager_full_disk_loses_only_its_blocks(
     make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [0.0]

@@ -19,7 +19,7 @@ def configured(tmp_path: Path, settings: Any, *argv: str) -> MockerConfig:
     return with_extra(load(MockerConfig, [*argv, f"--extra-engine-args={path}"], {}, "mocker"))
 
 
-def test_the_file_beats_the_flags(tmp_path: Path) -> None:
+def test_engine_args_file_takes_precedence_over_flags(tmp_path: Path) -> None:
     config = configured(
         tmp_path,
         {
@@ -47,7 +47,7 @@ def test_the_file_beats_the_flags(tmp_path: Path) -> None:
     assert limits.transfer.bytes_per_token == 12
 
 
-def test_the_host_tier_has_a_table_of_its_own(tmp_path: Path) -> None:
+def test_host_tier_settings_are_read_from_their_table(tmp_path: Path) -> None:
     table = {"num_host_blocks": 8, "d2h_bandwidth_gbps": 4, "h2d_bandwidth_gbps": 0}
     engine = {"native_host_offload": table, "kv_cache_bytes_per_token": 1000}
     host = configured(tmp_path, {"engine": engine}).limits().host
@@ -55,11 +55,11 @@ def test_the_host_tier_has_a_table_of_its_own(tmp_path: Path) -> None:
     assert (host.num_blocks, host.block_bytes, host.to_host_gbps, host.to_device_gbps) == (8, 64_000, 4, 0)
 
 
-def test_the_older_form_has_no_tables() -> None:
+def test_flat_settings_form_is_accepted() -> None:
     assert settings_of({"num_gpu_blocks": 5, "dp_size": 3}) == {"num_gpu_blocks": 5, "data_parallel_size": 3}
 
 
-def test_a_timing_model_is_a_profile_or_the_formulas() -> None:
+def test_timing_model_is_a_profile_or_the_polynomial() -> None:
     external = {"type": "external", "provider": "dynamo_profile", "config": {"path": "p.npz"}}
     assert settings_of({"engine": {"timing_model": external}}) == {"planner_profile_data": "p.npz"}
     assert settings_of({"engine": {"timing_model": {"type": "polynomial"}}}) == {}
@@ -78,11 +78,11 @@ def test_a_timing_model_is_a_profile_or_the_formulas() -> None:
         ({"engine": {"max_num_seqs": "many"}}, "max|supported"),
     ],
 )
-def test_what_is_not_honoured_is_named(tmp_path: Path, settings: Any, why: str) -> None:
+def test_unsupported_setting_is_refused_by_name(tmp_path: Path, settings: Any, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         configured(tmp_path, settings)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_engine_args_file_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="none"):
         with_extra(load(MockerConfig, [f"--extra-engine-args={tmp_path / 'none.json'}"], {}, "mocker"))

@@ -16,7 +16,7 @@ def read(*argv: str) -> MockerConfig:
     return load(MockerConfig, argv, {}, "mocker")
 
 
-def test_defaults_are_upstreams() -> None:
+def test_mocker_defaults_equal_those_of_upstream() -> None:
     config = read()
     limits = config.limits()
     assert (limits.num_blocks, limits.block_tokens) == (16384, 64)
@@ -26,7 +26,7 @@ def test_defaults_are_upstreams() -> None:
     assert str(config.endpoint_id()) == "dynamo.backend.generate"
 
 
-def test_flags_reach_the_simulation() -> None:
+def test_flags_are_applied_to_the_simulation() -> None:
     config = read(
         "--num-gpu-blocks-override=10",
         "--no-enable-prefix-caching",
@@ -65,18 +65,18 @@ def test_flags_reach_the_simulation() -> None:
         "--kv-transfer-timing-mode=half",
     ],
 )
-def test_a_value_out_of_range_is_refused_by_name(argument: str) -> None:
+def test_out_of_range_value_is_refused_by_flag_name(argument: str) -> None:
     flag = argument.split("=")[0].removesuffix("-override")
     with pytest.raises(ConfigError, match=flag):
         read(argument)
 
 
-def test_an_unknown_flag_suggests_the_nearest() -> None:
+def test_unknown_flag_error_suggests_the_nearest_flag() -> None:
     with pytest.raises(ConfigError, match="did you mean --speedup-ratio"):
         read("--speed-up-ratio=3")
 
 
-def test_workers_start_one_after_another_by_their_number() -> None:
+def test_stagger_delay_depends_on_the_worker_number() -> None:
     assert read("--num-workers=3", "--stagger-delay=0.5").stagger_s(2) == 0.5
     auto = read("--num-workers=100", "--stagger-delay=-1")
     assert [auto.stagger_s(index) for index in (0, 1, 32)] == [0.0, 0.1, 2.1]
@@ -85,23 +85,23 @@ def test_workers_start_one_after_another_by_their_number() -> None:
 
 
 @pytest.mark.parametrize(("engine", "tokens"), [("vllm", 64), ("sglang", 1), ("trtllm", 32)])
-def test_a_block_is_as_long_as_the_engine_has_it(engine: str, tokens: int) -> None:
+def test_block_size_defaults_to_that_of_the_engine_type(engine: str, tokens: int) -> None:
     assert read(f"--engine-type={engine}").limits().block_tokens == tokens
     assert read(f"--engine-type={engine}", "--block-size=8").limits().block_tokens == 8
 
 
-def test_a_page_is_a_block_of_sglang() -> None:
+def test_sglang_page_size_sets_the_block_size() -> None:
     assert read("--engine-type=sglang", "--sglang-page-size=16").block_tokens == 16
     with pytest.raises(ConfigError, match="--sglang-page-size"):
         read("--engine-type=sglang", "--sglang-page-size=16", "--block-size=8")
 
 
-def test_roles_have_components_of_their_own() -> None:
+def test_prefill_and_decode_workers_have_their_own_components() -> None:
     assert str(read("--disaggregation-mode=prefill").endpoint_id()) == "dynamo.prefill.generate"
     assert str(read("--is-decode-worker").endpoint_id()) == "dynamo.backend.generate"
 
 
-def test_the_host_tier_is_vllms_and_needs_the_prefix_cache() -> None:
+def test_host_tier_requires_vllm_and_prefix_caching() -> None:
     for other in ("--engine-type=sglang", "--no-enable-prefix-caching"):
         with pytest.raises(ConfigError, match="--num-host-blocks"):
             read("--num-host-blocks=8", other)

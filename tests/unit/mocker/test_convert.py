@@ -27,32 +27,32 @@ def facts(directory: Path, *argv: str) -> ModelFacts:
     return ModelFacts.read(str(directory), load(MockerConfig, [f"--model-path={directory}", *argv], {}))
 
 
-def test_a_request_says_what_the_simulation_needs() -> None:
+def test_request_is_converted_to_a_simulation_input() -> None:
     assert read_request(request([1, 99]), FACTS, 1) == SimulationInput([1, 99], 5, SEED, None)
 
 
-def test_an_answer_ends_at_the_context_length() -> None:
+def test_output_is_limited_by_the_context_length() -> None:
     assert read_request(request([1] * 15, 100), FACTS, 1).max_tokens == 5
 
 
-def test_adapter_and_salt_keep_blocks_apart() -> None:
+def test_lora_name_and_cache_salt_change_the_hash_seed() -> None:
     asked = read_request(request([1], routing=Routing(lora_name="a", cache_salt="b")), FACTS, 1)
     assert asked.hash_seed == seed_of("a", "b") != SEED
 
 
-def test_an_image_is_as_many_tokens_as_the_frontend_counted() -> None:
+def test_image_prompt_uses_the_routing_tokens_of_the_frontend() -> None:
     info = {"routing_token_ids": [1, 1_000_007, 1_000_007, 0], "block_mm_infos": [], "expanded_prompt_len": 3}
     assert read_request(request([1, 9], mm_routing_info=info), FACTS, 1).prompt == [1, 1_000_007, 1_000_007]
     assert read_request(request([1, 9], mm_routing_info={}), FACTS, 1).prompt == [1, 9]
 
 
-def test_request_may_name_its_rank() -> None:
+def test_request_can_name_its_rank() -> None:
     assert read_request(request([1], routing=Routing(dp_rank=1)), FACTS, 2).dp_rank == 1
     with pytest.raises(InvalidArgument, match="dp_rank 2"):
         read_request(request([1], routing=Routing(dp_rank=2)), FACTS, 2)
 
 
-def test_without_max_tokens_upstreams_sentence_is_the_answer() -> None:
+def test_missing_max_tokens_is_refused_with_the_upstream_message() -> None:
     with pytest.raises(
         InvalidArgument, match=r"`max_output_tokens` \(or `max_tokens`\) is required by the mocker worker"
     ):
@@ -70,12 +70,12 @@ def test_without_max_tokens_upstreams_sentence_is_the_answer() -> None:
         (request([1], sampling_options=SamplingOptions(n=2)), "n is 2"),
     ],
 )
-def test_what_cannot_be_served_is_refused(wrong: PreprocessedRequest, sentence: str) -> None:
+def test_invalid_request_is_refused_with_its_reason(wrong: PreprocessedRequest, sentence: str) -> None:
     with pytest.raises(InvalidArgument, match=f"Invalid request: .*{sentence}"):
         read_request(wrong, FACTS, 1)
 
 
-def test_a_model_is_known_by_its_small_files(model_dir: Path) -> None:
+def test_model_facts_are_read_from_the_configuration_files(model_dir: Path) -> None:
     read = facts(model_dir)
     assert (read.vocab_size, read.answer_vocab_size) == (120, 100)
     assert read.eos_token_ids == {2}
@@ -83,21 +83,21 @@ def test_a_model_is_known_by_its_small_files(model_dir: Path) -> None:
     assert read.name == "tiny-model"
 
 
-def test_the_generation_config_knows_the_ends_better(model_dir: Path) -> None:
+def test_generation_config_overrides_the_eos_token_ids(model_dir: Path) -> None:
     (model_dir / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 4]}))
     assert facts(model_dir).eos_token_ids == {3, 4}
 
 
-def test_flags_beat_what_the_model_says(model_dir: Path) -> None:
+def test_flags_override_the_model_name_and_context_length(model_dir: Path) -> None:
     read = facts(model_dir, "--model-name=other", "--max-model-len=64")
     assert (read.name, read.context_length) == ("other", 64)
 
 
-def test_the_context_is_no_longer_than_the_cache(model_dir: Path) -> None:
+def test_context_length_is_bounded_by_the_cache_size(model_dir: Path) -> None:
     assert facts(model_dir, "--num-gpu-blocks-override=2", "--block-size=16").context_length == 32
 
 
-def test_a_tiktoken_file_is_counted_too(model_dir: Path) -> None:
+def test_vocabulary_size_is_read_from_a_tiktoken_file(model_dir: Path) -> None:
     (model_dir / "tokenizer.json").unlink()
     (model_dir / "tiktoken.model").write_text("YQ== 0\nYg== 1\n")
     config = json.loads((model_dir / "config.json").read_text())
@@ -106,7 +106,7 @@ def test_a_tiktoken_file_is_counted_too(model_dir: Path) -> None:
     assert facts(model_dir).answer_vocab_size == 2 + 256
 
 
-def test_a_broken_tokenizer_is_named(model_dir: Path) -> None:
+def test_invalid_tokenizer_file_is_a_config_error(model_dir: Path) -> None:
     (model_dir / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"tokenizer\.json: not a tokenizer"):
         facts(model_dir)
@@ -115,13 +115,13 @@ def test_a_broken_tokenizer_is_named(model_dir: Path) -> None:
         facts(model_dir)
 
 
-def test_a_directory_is_served_under_its_own_name_and_a_hub_id_as_it_is(tmp_path: Path) -> None:
+def test_default_model_name_is_the_directory_name_or_the_hub_id(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     assert default_name(f"{tmp_path}/model/") == "model"
     assert default_name("owner/model") == "owner/model"
 
 
-def test_the_last_piece_counts_the_whole_answer() -> None:
+def test_last_output_contains_the_usage_of_the_response() -> None:
     sequence = SimulatedSequence[None](None, [1, 2, 3], 4, 0.0, 0)
     sequence.last_token, sequence.cached_tokens = 7, 2
     output = last_output(sequence)

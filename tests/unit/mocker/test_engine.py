@@ -120,7 +120,7 @@ async def running(model_dir: Path, *argv: str) -> AsyncIterator[Bench]:
     assert bench.host.failure is None
 
 
-async def test_it_says_what_it_is(model_dir: Path) -> None:
+async def test_engine_config_describes_the_model_and_cache(model_dir: Path) -> None:
     async with running(model_dir, "--num-gpu-blocks-override=100", "--data-parallel-size=2") as bench:
         assert bench.config.served_model_name == "tiny-model"
         assert bench.config.model_path == str(model_dir)
@@ -133,7 +133,7 @@ async def test_published_context_length_is_that_of_the_flag(model_dir: Path) -> 
         assert bench.config.context_length == 64
 
 
-async def test_tokens_come_when_their_step_ends(model_dir: Path) -> None:
+async def test_tokens_are_sent_at_the_end_of_their_step(model_dir: Path) -> None:
     async with running(model_dir) as bench:
         heard = bench.ask(3)
         await bench.pass_ms(0)
@@ -153,7 +153,7 @@ async def test_tokens_come_when_their_step_ends(model_dir: Path) -> None:
         assert heard.last.completion_usage.completion_tokens == 3
 
 
-async def test_oversleeping_is_made_up_for(model_dir: Path) -> None:
+async def test_engine_catches_up_after_a_late_timer(model_dir: Path) -> None:
     async with running(model_dir) as bench:
         heard = bench.ask(100)
         await bench.pass_ms(0)
@@ -163,7 +163,7 @@ async def test_oversleeping_is_made_up_for(model_dir: Path) -> None:
         assert len(heard.tokens) - 1 == pytest.approx(elapsed_ms / 5.75, abs=1)
 
 
-async def test_a_long_stall_is_not_made_up_for(model_dir: Path) -> None:
+async def test_engine_does_not_catch_up_after_a_long_stall(model_dir: Path) -> None:
     async with running(model_dir) as bench:
         heard = bench.ask(400)
         await bench.pass_ms(0)
@@ -173,7 +173,7 @@ async def test_a_long_stall_is_not_made_up_for(model_dir: Path) -> None:
         assert len(heard.tokens) < LATE_MAX_S * 1000 / 5 + 5
 
 
-async def test_without_delay_everything_comes_at_once(model_dir: Path) -> None:
+async def test_speedup_ratio_zero_completes_requests_without_delay(model_dir: Path) -> None:
     async with running(model_dir, "--speedup-ratio=0") as bench:
         heard = bench.ask(50)
         await asyncio.wait_for(bench.engine.drain(), 5)
@@ -183,7 +183,7 @@ async def test_without_delay_everything_comes_at_once(model_dir: Path) -> None:
         assert max(heard.tokens) < 100
 
 
-async def test_without_delay_the_first_token_is_sent_at_once_and_the_loop_keeps_its_turns(model_dir: Path) -> None:
+async def test_speedup_ratio_zero_streams_the_first_token_and_yields_to_the_loop(model_dir: Path) -> None:
     async with running(model_dir, "--speedup-ratio=0", "--max-model-len=2000") as bench:
         heard = bench.ask(900)
         seen = [0]
@@ -194,7 +194,7 @@ async def test_without_delay_the_first_token_is_sent_at_once_and_the_loop_keeps_
         assert max(after - before for before, after in pairwise(seen)) <= TURN_TOKENS
 
 
-async def test_a_cancelled_request_hears_nothing_more(model_dir: Path) -> None:
+async def test_cancelled_request_receives_no_further_tokens(model_dir: Path) -> None:
     async with running(model_dir) as bench:
         heard, other = bench.ask(100), bench.ask(3)
         await bench.pass_ms(0)
@@ -211,7 +211,7 @@ async def test_a_cancelled_request_hears_nothing_more(model_dir: Path) -> None:
         bench.engine.cancel(heard)
 
 
-async def test_prefill_cancelled_during_its_last_step_ends_alone(model_dir: Path) -> None:
+async def test_prefill_cancelled_during_its_last_step_releases_its_blocks(model_dir: Path) -> None:
     async with running(model_dir, "--disaggregation-mode=prefill", "--num-gpu-blocks-override=8") as bench:
         for _ in range(4):  # All blocks would be lost by then.
             heard = bench.ask(1, prompt=16)
@@ -226,7 +226,7 @@ async def test_prefill_cancelled_during_its_last_step_ends_alone(model_dir: Path
         await asyncio.wait_for(bench.engine.drain(), 5)
 
 
-async def test_a_request_cancelled_before_its_first_step_leaves_the_engine_asleep(model_dir: Path) -> None:
+async def test_request_cancelled_before_its_first_step_runs_no_step(model_dir: Path) -> None:
     async with running(model_dir) as bench:
         bench.engine.cancel(bench.ask(10))
         await bench.pass_ms(0)
@@ -234,7 +234,7 @@ async def test_a_request_cancelled_before_its_first_step_leaves_the_engine_aslee
         assert bench.host.loads == []
 
 
-async def test_ranks_are_chosen_by_the_request_or_by_load(model_dir: Path) -> None:
+async def test_rank_is_selected_by_the_request_or_by_load(model_dir: Path) -> None:
     async with running(model_dir, "--data-parallel-size=2", "--speedup-ratio=0") as bench:
         bench.ask(5, routing=Routing(dp_rank=1))
         bench.ask(5)
@@ -259,7 +259,7 @@ async def test_engine_publishes_blocks_and_load_at_the_end_of_a_step(model_dir: 
         assert bench.host.loads[-1].kv_used_blocks == 0
 
 
-async def test_an_engine_whose_last_request_is_cancelled_says_that_it_is_idle(model_dir: Path) -> None:
+async def test_engine_publishes_idle_load_after_its_last_request_is_cancelled(model_dir: Path) -> None:
     async with running(model_dir) as bench:
         heard = bench.ask(100)
         await bench.pass_ms(0)
@@ -273,7 +273,7 @@ async def test_an_engine_whose_last_request_is_cancelled_says_that_it_is_idle(mo
         assert 'vllm:num_requests_running{engine="0",model_name="tiny-model"} 0' in bench.host.metrics.render()
 
 
-async def test_metrics_have_the_names_of_a_vllm(model_dir: Path) -> None:
+async def test_metrics_have_vllm_names(model_dir: Path) -> None:
     async with running(model_dir) as bench:
         bench.ask(3)
         await bench.pass_ms(0)
@@ -288,13 +288,13 @@ async def test_metrics_have_the_names_of_a_vllm(model_dir: Path) -> None:
         assert f"vllm:kv_cache_usage_perc{{{labels}}} 0" in text
 
 
-async def test_what_cannot_be_served_is_refused_at_once(model_dir: Path) -> None:
+async def test_invalid_request_is_refused_on_submit(model_dir: Path) -> None:
     async with running(model_dir) as bench:
         with pytest.raises(InvalidArgument):
             bench.ask(0)
 
 
-async def test_a_stopped_engine_sends_requests_elsewhere(model_dir: Path) -> None:
+async def test_stopped_engine_refuses_requests_with_engine_shutdown(model_dir: Path) -> None:
     async with running(model_dir) as bench:
         await bench.engine.stop()
         with pytest.raises(EngineShutdown):
@@ -316,7 +316,7 @@ async def test_engine_reports_a_crash_to_the_worker(model_dir: Path, monkeypatch
     await bench.engine.stop()
 
 
-async def test_a_prefill_worker_says_one_token_and_ends_when_the_blocks_are_gone(model_dir: Path) -> None:
+async def test_prefill_worker_sends_one_token_and_finishes_after_the_transfer(model_dir: Path) -> None:
     flags = ["--disaggregation-mode=prefill", "--kv-bytes-per-token=1000000", "--kv-transfer-bandwidth=1"]
     async with running(model_dir, *flags) as bench:
         heard = bench.ask(8, prompt=20)
@@ -331,7 +331,7 @@ async def test_a_prefill_worker_says_one_token_and_ends_when_the_blocks_are_gone
         assert heard.finished_with() == "length"
 
 
-async def test_a_decode_worker_begins_with_the_first_token_and_tells_no_cache(model_dir: Path) -> None:
+async def test_decode_worker_starts_with_the_first_token_and_publishes_no_kv_events(model_dir: Path) -> None:
     async with running(model_dir, "--disaggregation-mode=decode") as bench:
         heard = Heard()
         request = PreprocessedRequest(

@@ -18,7 +18,7 @@ from dynamo.mocker.engine_settings import (
 from dynamo.mocker.normalized import normalize_mocker_config
 
 
-def test_flags_become_tables() -> None:
+def test_flags_are_converted_to_engine_tables() -> None:
     words = ["--engine-type", "sglang", "--max-model-len", "8", "--sglang-schedule-policy", "lpm", "--reasoning"]
     marks = {"start_thinking_token_id": 1, "end_thinking_token_id": 2, "thinking_ratio": 0.5}
     found = build_mocker_engine_args(parse_args([*words, json.dumps(marks), "--data-parallel-size", "2"]))
@@ -29,7 +29,7 @@ def test_flags_become_tables() -> None:
     assert found["dynamo"]["enable_local_indexer"] is True
 
 
-def test_a_profile_is_a_timing_model() -> None:
+def test_planner_profile_flag_sets_the_timing_model() -> None:
     found = build_mocker_engine_args(parse_args(["--planner-profile-data", "p.npz"]))
     assert found["engine"]["timing_model"] == {
         "type": "external",
@@ -38,7 +38,7 @@ def test_a_profile_is_a_timing_model() -> None:
     }
 
 
-def test_host_memory_needs_a_size() -> None:
+def test_host_tier_flags_require_the_number_of_host_blocks() -> None:
     words = ["--num-host-blocks", "4", "--kv-bytes-per-token", "1024", "--host-offload-d2h-bandwidth-gbps", "8"]
     engine = build_mocker_engine_args(parse_args(words))["engine"]
     host = {"num_host_blocks": 4, "d2h_bandwidth_gbps": 8.0, "h2d_bandwidth_gbps": 32.0}
@@ -49,7 +49,7 @@ def test_host_memory_needs_a_size() -> None:
         build_mocker_engine_args(without)
 
 
-def test_a_file_replaces_the_flags(tmp_path: Path) -> None:
+def test_engine_args_file_replaces_the_flags(tmp_path: Path) -> None:
     file = tmp_path / "engine.json"
     file.write_text('{"engine": {"max_num_seqs": 3}}')
     args = parse_args(["--extra-engine-args", str(file), "--max-num-seqs", "9"])
@@ -57,7 +57,7 @@ def test_a_file_replaces_the_flags(tmp_path: Path) -> None:
     assert load_mocker_engine_args(parse_args(["--max-num-seqs", "9"]))["engine"]["max_num_seqs"] == 9
 
 
-def test_settings_of_one_worker_leave_the_others_unchanged() -> None:
+def test_worker_overrides_do_not_change_the_shared_settings() -> None:
     shared = normalize_mocker_config()
     own = apply_worker_engine_args_overrides(shared, bootstrap_port=9001, kv_bytes_per_token=128, ais_mtp_seed=9)
     assert (own["dynamo"]["bootstrap_port"], shared["dynamo"]["bootstrap_port"]) == (9001, None)
@@ -67,7 +67,7 @@ def test_settings_of_one_worker_leave_the_others_unchanged() -> None:
 @pytest.mark.parametrize(
     ("mode", "publishes", "has_host"), [("agg", True, False), ("decode", False, False), ("prefill", True, True)]
 )
-def test_the_card_states_the_engine(
+def test_runtime_config_describes_the_engine_by_disaggregation_mode(
     monkeypatch: pytest.MonkeyPatch, mode: str, publishes: bool, has_host: bool
 ) -> None:
     monkeypatch.setenv("DYN_HTTP_RPC_HOST", "127.0.0.1")
@@ -79,6 +79,6 @@ def test_the_card_states_the_engine(
     assert (facts.bootstrap_host, facts.bootstrap_port) == (("127.0.0.1", 9001) if has_host else (None, None))
 
 
-def test_upstreams_module_has_the_functions() -> None:
+def test_mocker_config_module_exports_the_upstream_functions() -> None:
     assert mocker_config.build_mocker_engine_args is build_mocker_engine_args
     assert mocker_config.normalize_mocker_config is normalize_mocker_config

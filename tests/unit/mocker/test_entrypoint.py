@@ -28,14 +28,14 @@ def args(**more: Any) -> EntrypointArgs:
     return EntrypointArgs(EngineType.Mocker, "dir", "name", **more)
 
 
-def test_the_canonical_form_is_understood() -> None:
+def test_canonical_engine_args_are_accepted() -> None:
     config = config_of(args(mocker_engine_args=CANONICAL), "dyn://a.b.c")
     assert (config.model_path, config.model_name, config.endpoint) == ("dir", "name", "dyn://a.b.c")
     assert (config.block_size, config.num_gpu_blocks, config.speedup_ratio) == (32, 100, 4.0)
     assert config.data_parallel_size == 2
 
 
-def test_a_file_stands_above_the_arguments_and_those_above_the_general_block_size(tmp_path: Path) -> None:
+def test_engine_args_file_overrides_arguments_and_arguments_override_the_block_size(tmp_path: Path) -> None:
     file = tmp_path / "engine.json"
     file.write_text(json.dumps({"num_gpu_blocks": 7}))
     config = config_of(
@@ -53,13 +53,13 @@ def test_a_file_stands_above_the_arguments_and_those_above_the_general_block_siz
         ({"gpu_memory_utilization": 0.5}, "gpu_memory_utilization"),
     ],
 )
-def test_a_setting_that_is_not_honoured_is_named(settings: dict[str, Any], named: str) -> None:
+def test_unsupported_engine_arg_is_refused_by_name(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidArgument, match=named):
         config_of(args(mocker_engine_args=settings), "dyn://a.b.c")
 
 
 @pytest.mark.parametrize("text", ["[1]", "{"])
-def test_a_file_that_holds_no_settings_is_named(tmp_path: Path, text: str) -> None:
+def test_engine_args_file_without_an_object_is_a_config_error(tmp_path: Path, text: str) -> None:
     file = tmp_path / "engine.json"
     file.write_text(text)
     with pytest.raises(ConfigError, match=r"engine\.json"):

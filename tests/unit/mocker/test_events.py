@@ -46,7 +46,7 @@ def value(host: Host, name: str) -> float:
     return float(line.rsplit(" ", 1)[1])
 
 
-def test_blocks_and_load_go_to_the_routers_under_their_rank() -> None:
+def test_reporter_publishes_blocks_and_load_with_its_rank() -> None:
     host, simulation, reporter = made(dp_rank=3)
     simulation.submit(None, [1] * 9, 2, 0)
     reporter.report(simulation.step(0), 20, 20)
@@ -55,7 +55,7 @@ def test_blocks_and_load_go_to_the_routers_under_their_rank() -> None:
     assert dp_rank == host.loads[0].dp_rank == 3
 
 
-def test_what_a_step_computed_goes_to_the_planners_under_its_rank() -> None:
+def test_reporter_publishes_forward_pass_metrics_with_its_rank() -> None:
     host, simulation, reporter = made(dp_rank=3)
     simulation.submit(None, [1] * 9, 2, 0)
     result = simulation.step(0)
@@ -63,7 +63,7 @@ def test_what_a_step_computed_goes_to_the_planners_under_its_rank() -> None:
     assert host.passes == [(result.forward_pass, 3)]
 
 
-def test_the_first_token_is_timed_from_the_arrival_and_the_others_from_one_another() -> None:
+def test_latency_metrics_measure_first_token_from_arrival_and_later_tokens_from_each_other() -> None:
     host, simulation, reporter = made()
     simulation.submit(None, [1] * 9, 3, 1000)
     for now in (1250, 1300, 1400):
@@ -75,7 +75,7 @@ def test_the_first_token_is_timed_from_the_arrival_and_the_others_from_one_anoth
     assert value(host, "vllm:e2e_request_latency_seconds_sum") == 0.4
 
 
-def test_a_preempted_request_has_one_first_token() -> None:
+def test_preempted_request_is_counted_with_one_first_token() -> None:
     host, simulation, reporter = made(num_blocks=4)
     for start in (0, 50):
         simulation.submit(None, list(range(start, start + 7)), 8, 0)
@@ -86,7 +86,7 @@ def test_a_preempted_request_has_one_first_token() -> None:
     assert value(host, "vllm:e2e_request_latency_seconds_count") == 2
 
 
-def test_gauges_follow_the_load() -> None:
+def test_gauges_report_the_current_load() -> None:
     host, simulation, reporter = made()
     for _ in range(2):
         simulation.submit(None, [1] * 30, 3, 0)

@@ -10,7 +10,7 @@ from dynamo.mocker.canonical import settings_of
 from dynamo.mocker.normalized import normalize_mocker_config
 
 
-def test_every_default_is_stated() -> None:
+def test_normalized_config_contains_every_default() -> None:
     found = normalize_mocker_config()
     assert found["engine"]["num_gpu_blocks"] == 16384
     assert found["engine"]["timing_model"] == {"type": "polynomial"}
@@ -24,14 +24,14 @@ def test_block_size_depends_on_the_engine(engine: str, block: int) -> None:
     assert normalize_mocker_config({"engine": {"backend": engine, "block_size": 8}})["engine"]["block_size"] == 8
 
 
-def test_normalized_settings_stay_the_same_as_text_too() -> None:
+def test_normalization_is_idempotent_for_objects_and_json_text() -> None:
     given = {"engine": {"timing_model": {"type": "fixed", "prefill_ms": 1.0, "decode_ms": 2.0}}, "dp_size": 2}
     found = normalize_mocker_config(given)
     assert normalize_mocker_config(found) == found
     assert normalize_mocker_config(json.dumps(found)) == found
 
 
-def test_the_mocker_accepts_normalized_settings() -> None:
+def test_mocker_accepts_normalized_settings() -> None:
     given = {"engine": {"native_host_offload": {"num_host_blocks": 4}, "max_model_len": 8}}
     found = settings_of(normalize_mocker_config(given))
     assert (found["num_host_blocks"], found["max_model_len"]) == (4, 8)
@@ -55,6 +55,6 @@ def test_the_mocker_accepts_normalized_settings() -> None:
         ("{", "truncated"),
     ],
 )
-def test_a_wrong_setting_is_named(settings: Any, named: str) -> None:
+def test_invalid_setting_is_refused_by_name(settings: Any, named: str) -> None:
     with pytest.raises(InvalidArgument, match=named):
         normalize_mocker_config(settings)

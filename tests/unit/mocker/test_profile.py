@@ -20,14 +20,14 @@ def points(directory: Path, **changed: object) -> None:
     (directory / "decode_raw_data.json").write_text(json.dumps(decode))
 
 
-def test_a_plane_goes_through_a_profilers_points(tmp_path: Path) -> None:
+def test_profile_interpolates_the_points_of_the_profiler(tmp_path: Path) -> None:
     points(tmp_path)
     timing = profiled(str(tmp_path), speedup=2.0)
     assert (timing.prefill_ms(900), timing.prefill_ms(1500)) == (10.0, 20.0)
     assert timing.decode_ms(4000, 10_000, 8) * 2 == pytest.approx(5 + 4.0 + 0.4, rel=0.03)
 
 
-def test_the_same_points_as_arrays(tmp_path: Path) -> None:
+def test_profile_arrays_and_raw_points_give_equal_times(tmp_path: Path) -> None:
     for name in ("prefill", "decode"):
         points(tmp_path)
         arrays = json.loads((tmp_path / f"{name}_raw_data.json").read_text())
@@ -42,7 +42,7 @@ def test_the_same_points_as_arrays(tmp_path: Path) -> None:
     )
 
 
-def test_points_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_malformed_profile_points_are_refused(tmp_path: Path) -> None:
     points(tmp_path, z_itl=[1.0])
     with pytest.raises(ConfigError, match="do not match"):
         profiled(str(tmp_path))
@@ -51,6 +51,6 @@ def test_points_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         profiled(str(tmp_path))
 
 
-def test_an_empty_directory_is_no_profile(tmp_path: Path) -> None:
+def test_empty_profile_directory_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="found 0"):
         profiled(str(tmp_path))

@@ -8,7 +8,7 @@ from dynamo.core.errors import ConfigError
 from dynamo.mocker.scripts import read_answers, read_reasoning
 
 
-def test_thoughts_lie_between_two_marks() -> None:
+def test_reasoning_script_places_its_start_and_end_tokens_by_ratio() -> None:
     text = '{"start_thinking_token_id": 7, "end_thinking_token_id": 9, "thinking_ratio": 0.5}'
     assert read_reasoning(text).marks(10) == {0: 7, 4: 9}
     assert read_reasoning(text).marks(2) == {}, "there is no room for two marks"
@@ -23,12 +23,12 @@ def test_thoughts_lie_between_two_marks() -> None:
         ('{"start_thinking_token_id": -7, "end_thinking_token_id": 9, "thinking_ratio": 0}', "zero or more"),
     ],
 )
-def test_thoughts_that_cannot_be_are_refused(text: str, why: str) -> None:
+def test_invalid_reasoning_script_is_refused(text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         read_reasoning(text)
 
 
-def test_recorded_answers_are_known_by_request_or_by_turn(tmp_path: Path) -> None:
+def test_recorded_responses_are_indexed_by_request_or_turn(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(
         '{"output_token_ids": [1], "session_id": "s", "turn": 7}\n'
@@ -39,7 +39,7 @@ def test_recorded_answers_are_known_by_request_or_by_turn(tmp_path: Path) -> Non
     assert read_answers(str(path)) == {"s:0": [1], "q": [2], "s:3": [4]}
 
 
-def test_recorded_answers_without_either_are_known_by_their_id_or_their_line(tmp_path: Path) -> None:
+def test_recorded_responses_without_request_or_turn_are_indexed_by_id_or_line(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(
         '{"timestamp": 0, "output_length": 2, "output_token_ids": [5, 6], "output_replay_id": "a"}\n'
@@ -57,13 +57,13 @@ def test_recorded_answers_without_either_are_known_by_their_id_or_their_line(tmp
         ("no", "line 1"),
     ],
 )
-def test_a_trace_that_is_wrong_is_refused_by_line(tmp_path: Path, text: str, why: str) -> None:
+def test_invalid_trace_is_refused_with_its_line(tmp_path: Path, text: str, why: str) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(text)
     with pytest.raises(ConfigError, match=why):
         read_answers(str(path))
 
 
-def test_a_trace_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_trace_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         read_answers(str(tmp_path / "none"))

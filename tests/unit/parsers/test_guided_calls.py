@@ -42,11 +42,11 @@ def content_of(events: list[Event]) -> str:
     return "".join(event.text for event in events if isinstance(event, ContentDelta))
 
 
-def test_a_list_of_calls_becomes_calls() -> None:
+def test_list_of_guided_calls_is_parsed() -> None:
     assert calls_of(read(LIST)) == [("get_weather", json.loads(ARGUMENTS)), ("now", {})]
 
 
-def test_the_arguments_are_passed_on_as_they_are_written() -> None:
+def test_guided_call_arguments_are_streamed_unchanged() -> None:
     assert read(LIST)[:2] == [CallBegin(0, "get_weather"), CallArguments(0, ARGUMENTS)]
     parser = GuidedCalls()
     parser.feed('[{"name": "get_weather", "parameters": ')
@@ -54,7 +54,7 @@ def test_the_arguments_are_passed_on_as_they_are_written() -> None:
     assert parser.feed("lo") == [CallArguments(0, "lo")]
 
 
-def test_the_arguments_of_a_named_tool_become_its_call() -> None:
+def test_guided_arguments_of_a_named_tool_are_one_call() -> None:
     assert read("\n" + ARGUMENTS + "\n", "get_weather") == [CallBegin(0, "get_weather"), CallArguments(0, ARGUMENTS)]
 
 
@@ -69,13 +69,13 @@ def test_the_arguments_of_a_named_tool_become_its_call() -> None:
         ("[{}]", []),
     ],
 )
-def test_calls_that_are_written_otherwise_are_calls_too(text: str, calls: list[tuple[str, Any]]) -> None:
+def test_guided_calls_in_alternative_forms_are_parsed(text: str, calls: list[tuple[str, Any]]) -> None:
     assert calls_of(read(text)) == calls
 
 
 @pytest.mark.parametrize("text", ["I cannot do that.", "[see above] yes", " 42", "[", "[]", "  ", ""])
 @pytest.mark.parametrize("tool", [None, "now"])
-def test_prose_is_content(text: str, tool: str | None) -> None:
+def test_guided_text_that_is_no_call_is_content(text: str, tool: str | None) -> None:
     events = read(text, tool)
     assert content_of(events) == text
     assert all(isinstance(event, ContentDelta) for event in events)
@@ -97,7 +97,7 @@ def test_calls_are_independent_of_chunking_and_truncation(cuts: list[int], end: 
 
 
 @given(end=st.integers(1, len(ARGUMENTS)), cuts=st.lists(st.integers(0, len(ARGUMENTS)), max_size=8))
-def test_arguments_that_break_off_are_made_whole(end: int, cuts: list[int]) -> None:
+def test_truncated_guided_arguments_are_completed(end: int, cuts: list[int]) -> None:
     text = ARGUMENTS[:end]
     ((name, arguments),) = calls_of(read(text, "get_weather", [cut for cut in cuts if cut <= end]))
     assert name == "get_weather"
@@ -105,14 +105,14 @@ def test_arguments_that_break_off_are_made_whole(end: int, cuts: list[int]) -> N
 
 
 @given(text=st.text(alphabet='[]{}",:\\ namepratsu1tfl\n', max_size=60), tool=st.sampled_from([None, "now"]))
-def test_no_text_is_an_error(text: str, tool: str | None) -> None:
+def test_any_guided_text_is_parsed_without_an_error(text: str, tool: str | None) -> None:
     events = read(text, tool)
     calls_of([event for event in events if not isinstance(event, ContentDelta)])
     letters = [event for event in read(text, tool, list(range(len(text)))) if not isinstance(event, ContentDelta)]
     assert calls_of(letters) == calls_of([event for event in events if not isinstance(event, ContentDelta)])
 
 
-def test_a_long_answer_is_read_once() -> None:
+def test_guided_parser_buffer_is_bounded_for_a_long_text() -> None:
     text = '[{"name": "f", "parameters": {"a": "' + "x" * 200_000 + '"}}]'
     parser = GuidedCalls()
     kept = 0

@@ -65,7 +65,7 @@ def test_harmony_separates_channels(text: str, expected: Read) -> None:
     ],
 )
 @pytest.mark.parametrize("end", ["", "<|call|>", "<|end|>", "<|start|>"])
-def test_the_arguments_of_a_call_are_an_object_however_it_ends(
+def test_harmony_call_arguments_are_a_json_object_after_any_end(
     arguments: str, expected: dict[str, str], end: str
 ) -> None:
     for found in outcome(lambda: HarmonyParser(TOOLS), call("functions.f", arguments, end)):
@@ -73,32 +73,32 @@ def test_the_arguments_of_a_call_are_an_object_however_it_ends(
         assert (found.content, found.reasoning) == ("", "")
 
 
-def test_what_is_no_header_by_its_length_is_content() -> None:
+def test_harmony_text_longer_than_a_header_is_content() -> None:
     text = "<|start|>" + "x" * (HEADER_CHARS_MAX + 1)
     for found in outcome(lambda: HarmonyParser(TOOLS), text + "<|message|>y"):
         assert found == Read("x" * (HEADER_CHARS_MAX + 1) + "y", "")
 
 
-def test_calls_count_as_thoughts_where_the_request_has_no_tools() -> None:
+def test_harmony_calls_without_tools_are_reasoning() -> None:
     parser = output_parser(tool_calls="harmony", reasoning="gpt_oss", tools=())
     assert parser is not None
     assert read(parser, [call("functions.f", "{}") + final("b")]) == Read("b", "{}")
 
 
 @pytest.mark.parametrize("reasoning", [None, "gpt_oss"])
-def test_both_names_together_are_one_parser(reasoning: str | None) -> None:
+def test_harmony_call_and_reasoning_names_select_one_parser(reasoning: str | None) -> None:
     parser = output_parser(tool_calls="harmony", reasoning=reasoning, tools=TOOLS)
     assert isinstance(parser, HarmonyParser)
     assert read(parser, [analysis("a") + call("functions.f", "{}")]) == Read("", "a", [("f", "{}")])
 
 
-def test_the_prompt_may_have_opened_the_thoughts() -> None:
+def test_harmony_parser_can_start_inside_reasoning() -> None:
     parser = output_parser(tool_calls="harmony", reasoning="gpt_oss", tools=TOOLS, is_reasoning=True)
     assert parser is not None
     assert read(parser, ["a<|end|>" + final("b")]) == Read("b", "a")
 
 
-def test_everything_comes_as_it_is_written() -> None:
+def test_harmony_output_is_streamed_as_it_arrives() -> None:
     parser = HarmonyParser(TOOLS)
     assert parser.feed(analysis("")[: -len("<|end|>")] + "Let") == [ReasoningDelta("Let")]
     assert parser.feed(" me") == [ReasoningDelta(" me")]
@@ -117,7 +117,7 @@ def test_result_is_independent_of_chunking_and_contains_no_markers(pieces: list[
     assert not any(marker in text for marker in MARKERS for text in (found.content, found.reasoning))
 
 
-def test_ten_times_the_text_takes_no_more_than_ten_times_the_time() -> None:
+def test_harmony_parser_time_is_linear_in_text_length() -> None:
     def fed_s(times: int) -> float:
         text = "".join(MARKERS) * times + call("functions.f", '{"a": "' + "b" * 100 * times)
         parser = HarmonyParser(TOOLS)

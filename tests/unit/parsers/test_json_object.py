@@ -24,7 +24,7 @@ def through(pieces: list[str]) -> str:
 
 @settings(max_examples=60, deadline=None)
 @given(value=OBJECTS, indent=st.sampled_from([None, 1]), is_ascii=st.booleans(), at=st.integers(0, 200))
-def test_an_object_comes_out_as_it_went_in_and_its_beginning_is_made_one(
+def test_json_object_is_unchanged_and_a_truncated_one_is_completed(
     value: dict[str, object], indent: int | None, is_ascii: bool, at: int
 ) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=is_ascii)
@@ -36,7 +36,7 @@ def test_an_object_comes_out_as_it_went_in_and_its_beginning_is_made_one(
 
 @settings(max_examples=120, deadline=None)
 @given(text=st.text(st.sampled_from('{}[]",:\\u0e1-.+ \ntrfalsn'), max_size=30), at=st.integers(0, 30))
-def test_anything_is_made_an_object(text: str, at: int) -> None:
+def test_any_text_after_an_opening_brace_becomes_an_object(text: str, at: int) -> None:
     text = '{"' + text
     found = through([text[:at], text[at:]])
     assert found == through(list(text))
@@ -69,15 +69,15 @@ def test_anything_is_made_an_object(text: str, at: int) -> None:
         (f'{{"a": {"1" * 500}}}', '{"a": null}'),
     ],
 )
-def test_what_is_no_object_is_made_one(text: str, expected: str) -> None:
+def test_text_that_is_not_an_object_becomes_an_object(text: str, expected: str) -> None:
     assert through([text]) == through(list(text)) == expected
 
 
-def test_depth_is_bounded() -> None:
+def test_json_object_depth_is_bounded() -> None:
     assert json.loads(through(['{"a":' * 10_000])) is not None
 
 
-def test_it_says_where_it_is() -> None:
+def test_json_object_reports_its_parser_state() -> None:
     reader = JsonObject()
     reader.feed('{"a')
     assert (reader.is_in_string, reader.is_whole) == (True, False)
@@ -88,7 +88,7 @@ def test_it_says_where_it_is() -> None:
     assert reader.is_broken
 
 
-def test_ten_times_the_text_takes_no_more_than_ten_times_the_time() -> None:
+def test_json_object_time_is_linear_in_text_length() -> None:
     def fed_s(times: int) -> float:
         text = '{"a": [' + '{"b": "cd\\n", "e": 1},   ' * times
         reader = JsonObject()

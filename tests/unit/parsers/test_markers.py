@@ -8,11 +8,11 @@ from dynamo.parsers.markers import Markers, Output, Scanner
 THINK = ("<think>", "</think>")
 
 
-def test_text_comes_out_between_markers() -> None:
+def test_scanner_splits_text_at_markers() -> None:
     assert Scanner(THINK).feed("a<think>b</think>c") == [("a", "<think>"), ("b", "</think>"), ("c", "")]
 
 
-def test_what_may_begin_a_marker_is_held_back_and_no_more() -> None:
+def test_scanner_holds_only_possible_marker_prefixes() -> None:
     scanner = Scanner(THINK)
     assert scanner.feed("a < b </thi") == [("a < b ", "")]
     assert scanner.feed("s") == [("</this", "")]
@@ -49,7 +49,7 @@ def test_output_emits_held_text_at_the_end() -> None:
     assert output.finish() == [ContentDelta("n")]
 
 
-def test_text_for_the_next_reader_comes_after_what_was_held() -> None:
+def test_text_for_the_next_parser_follows_held_text() -> None:
     output = Output(THINK)
     output.emit(ContentDelta, "<thi")
     output.cut()
@@ -58,7 +58,7 @@ def test_text_for_the_next_reader_comes_after_what_was_held() -> None:
     assert output.take() == [ContentDelta("<thin<think>")]
 
 
-def test_output_keeps_markers_apart_whose_beginning_came_in_pieces() -> None:
+def test_output_does_not_emit_a_marker_joined_from_pieces() -> None:
     output = Output(("[CALLS]", "[ARGS]"))
     for piece in ("[", "CAL"):
         output.emit(ContentDelta, piece)

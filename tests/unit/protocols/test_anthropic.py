@@ -32,7 +32,7 @@ def decoded(**fields: Any) -> Any:
     return decode_messages(msgspec.json.encode({"model": "m", "max_tokens": 5, "messages": USER, **fields}))
 
 
-def test_every_kind_of_block_is_read() -> None:
+def test_every_content_block_type_is_decoded() -> None:
     blocks = [
         {"type": "text", "text": "t", "cache_control": {"type": "ephemeral", "ttl": "5m"}},
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}},
@@ -63,7 +63,7 @@ def test_every_kind_of_block_is_read() -> None:
         ({"max_tokens": "many"}, "max_tokens"),
     ],
 )
-def test_what_cannot_be_read_is_named(fields: dict[str, Any], param: str) -> None:
+def test_invalid_anthropic_field_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         decoded(**fields)
     assert caught.value.param == param
@@ -75,14 +75,14 @@ def test_tool_choice_and_thinking_are_decoded_by_type() -> None:
     assert request.thinking == ThinkingAdaptive("omitted")
 
 
-def test_a_count_needs_no_limit_and_a_message_does() -> None:
+def test_max_tokens_is_required_for_messages_but_not_for_token_counts() -> None:
     body = msgspec.json.encode({"model": "m", "messages": USER})
     assert decode_message_count(body).model == "m"
     with pytest.raises(InvalidArgument, match="max_tokens"):
         decode_messages(body)
 
 
-def test_a_message_is_written_as_anthropic_writes_it() -> None:
+def test_message_encoding_equals_that_of_anthropic() -> None:
     message = AnthropicMessage(id="msg_1", content=[AnswerText("t")], model="m", usage=MessageUsage(3, 1))
     assert msgspec.json.decode(msgspec.json.encode(message)) == {
         "type": "message", "id": "msg_1", "role": "assistant", "content": [{"type": "text", "text": "t"}], "model": "m",

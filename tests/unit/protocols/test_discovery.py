@@ -40,14 +40,14 @@ THEIR_SOURCE = (
 
 
 @pytest.mark.parametrize("text", ["ns.comp.ep", "dyn://ns.comp.ep"])
-def test_an_endpoint_is_read_from_both_spellings(text: str) -> None:
+def test_endpoint_id_is_parsed_from_both_spellings(text: str) -> None:
     endpoint = EndpointId.parse(text)
     assert endpoint == EndpointId("ns", "comp", "ep")
     assert (endpoint.path, str(endpoint)) == ("ns/comp/ep", "ns.comp.ep")
 
 
 @pytest.mark.parametrize("text", ["", "a", "a.b", "a.b.c.d", "a..c", "dyn://", "a b.c.d"])
-def test_anything_else_is_no_endpoint(text: str) -> None:
+def test_malformed_endpoint_id_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match=r"expected namespace\.component\.endpoint"):
         EndpointId.parse(text)
 
@@ -66,7 +66,7 @@ def test_slashes_in_names_are_escaped_in_handler_paths_only(text: str, path: str
     assert EndpointId.of_handler_path(handler_path) == endpoint
 
 
-def test_an_instance_is_written_as_upstream_writes_it() -> None:
+def test_instance_record_equals_that_of_upstream() -> None:
     instance = msgspec.json.decode(THEIR_INSTANCE, type=Instance)
     assert instance.transport.tcp == "127.0.0.1:41915/9dca1c5bf1432270/ns-a/back_end/generate"
     assert instance.response_frames == 0
@@ -74,12 +74,12 @@ def test_an_instance_is_written_as_upstream_writes_it() -> None:
     assert msgspec.json.encode(instance) == THEIR_INSTANCE
 
 
-def test_our_own_key_is_the_only_addition() -> None:
+def test_instance_record_has_response_frames_as_its_only_additional_key() -> None:
     ours = msgspec.structs.replace(msgspec.json.decode(THEIR_INSTANCE, type=Instance), response_frames=1)
     assert msgspec.json.encode(ours) == THEIR_INSTANCE[:-1] + b',"response_frames":1}'
 
 
-def test_a_record_with_keys_we_do_not_know_is_read() -> None:
+def test_record_with_unknown_keys_is_decoded() -> None:
     later = THEIR_INSTANCE[:-1] + b',"later":{"x":1}}'
     assert msgspec.json.decode(later, type=Instance) == msgspec.json.decode(THEIR_INSTANCE, type=Instance)
     old = b'{"type":"Endpoint","component":"c","endpoint":"e","namespace":"n","instance_id":1,"transport":{"nats_tcp":"s"}}'
@@ -87,7 +87,7 @@ def test_a_record_with_keys_we_do_not_know_is_read() -> None:
     assert (instance.transport, instance.request_plane_codec) == (TransportAddress(nats_tcp="s"), None)
 
 
-def test_an_event_channel_is_written_as_upstream_writes_it() -> None:
+def test_event_channel_record_equals_that_of_upstream() -> None:
     channel = EventChannel(
         EventScope("endpoint", EndpointId("dynamo", "backend", "generate")),
         "kv-events",
@@ -99,17 +99,17 @@ def test_an_event_channel_is_written_as_upstream_writes_it() -> None:
     assert channel.key == "namespace/dynamo/component/backend/endpoint/generate/topic/kv-events/197238fb8bd4f9"
 
 
-def test_an_event_source_is_written_as_upstream_writes_it() -> None:
+def test_event_source_record_equals_that_of_upstream() -> None:
     source = msgspec.json.decode(THEIR_SOURCE, type=EventSource)
     assert msgspec.json.encode(source) == THEIR_SOURCE
     assert source.key == "namespace/dynamo/component/backend/endpoint/generate/topic/kv-events/1007682b378ff7"
     assert source.metadata.recovery_target.endpoint_id.name == "worker_kv_query_source_1007682b378ff7"
 
 
-def test_an_instance_is_named_in_other_records_without_its_type() -> None:
+def test_instance_reference_in_other_records_has_no_type() -> None:
     instance = msgspec.structs.replace(msgspec.json.decode(THEIR_INSTANCE, type=Instance), response_frames=1)
     assert msgspec.json.encode(instance.callee()) == THEIR_INSTANCE.replace(b'"type":"Endpoint",', b"")
 
 
-def test_a_records_key_ends_in_the_instances_hex_id() -> None:
+def test_record_key_ends_with_the_hexadecimal_instance_id() -> None:
     assert record_key(EndpointId("n", "c", "e"), 255) == "n/c/e/ff"

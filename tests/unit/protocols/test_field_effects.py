@@ -178,7 +178,7 @@ ELSEWHERE = {"ImageRequest.stream"}
 """Refused by a route, and tested with it."""
 
 
-def test_every_refused_field_has_a_request_that_shows_it() -> None:
+def test_every_refused_field_has_a_test_request() -> None:
     listed = {
         f"{kind.__name__}.{name}"
         for kind, known in EFFECTS.items()
@@ -189,7 +189,7 @@ def test_every_refused_field_has_a_request_that_shows_it() -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_refused_field_is_named_by_the_error(name: str) -> None:
+def test_refused_field_is_named_in_its_error(name: str) -> None:
     ask, body = REFUSED[name]
     ask({})
     with pytest.raises(DynamoException) as raised:

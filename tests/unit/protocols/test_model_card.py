@@ -23,7 +23,7 @@ PUBLISHED = """{"type":"Model","namespace":"dynamo","component":"backend","endpo
 """What the released mocker writes into discovery, with other paths and checksums."""
 
 
-def test_upstreams_record_is_read_and_written_key_for_key() -> None:
+def test_upstream_model_record_round_trips() -> None:
     record = msgspec.json.decode(PUBLISHED, type=ModelRecord)
     assert record.instance_id == 12226163502239779870
     assert record.card_json.needs == [["prefill"]]

@@ -21,21 +21,21 @@ def decoded(nvext: dict[str, Any]) -> NvExt:
     ("nvext", "param", "known"),
     [({"foo": 1}, "nvext", "`greed_sampling`"), ({"agent_hints": {"foo": 1}}, "nvext.agent_hints", "`osl`")],
 )
-def test_an_unknown_field_is_answered_with_the_known_ones(nvext: dict[str, Any], param: str, known: str) -> None:
+def test_unknown_nvext_field_error_lists_the_known_fields(nvext: dict[str, Any], param: str, known: str) -> None:
     with pytest.raises(InvalidArgument, match="unknown field `foo`, expected one of") as refused:
         decoded(nvext)
     assert known in str(refused.value)
     assert refused.value.param == param
 
 
-def test_worker_numbers_are_unsigned_and_of_64_bits() -> None:
+def test_worker_ids_are_unsigned_64_bit_numbers() -> None:
     largest = (1 << 64) - 1
     assert decoded({"backend_instance_id": largest, "decode_worker_id": 0}).backend_instance_id == largest
     with pytest.raises(InvalidArgument, match="backend_instance_id"):
         decoded({"backend_instance_id": -1})
 
 
-def test_the_hints_of_an_agent_are_typed() -> None:
+def test_agent_hints_are_typed() -> None:
     hints = decoded({"agent_hints": {"priority": -5, "osl": 7, "latency_sensitivity": 0.5}}).agent_hints
     assert hints is not None
     assert (hints.priority, hints.osl, hints.latency_sensitivity) == (-5, 7, 0.5)
@@ -43,7 +43,7 @@ def test_the_hints_of_an_agent_are_typed() -> None:
         decoded({"agent_hints": {"osl": -1}})
 
 
-def test_constraints_on_a_way_have_two_names() -> None:
+def test_routing_constraints_have_required_and_preferred_taints() -> None:
     constraints = decoded({"routing_constraints": {"preferred_taints": {"a": 1}}}).routing_constraints
     assert constraints is not None
     assert constraints.preferred_taints == {"a": 1.0}

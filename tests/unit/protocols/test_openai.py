@@ -36,7 +36,7 @@ def complaint(decode: Any, **fields: Any) -> tuple[str, str | None]:
 # ---- what is accepted ---------------------------------------------------------------------------------------------
 
 
-def test_a_common_chat_is_decoded() -> None:
+def test_chat_request_is_decoded() -> None:
     request = chat(stream=True, stream_options={"include_usage": True}, temperature=1, max_tokens=5, stop="x")
     assert request.stream_options is not None
     assert (request.messages[0].content, request.stream_options.include_usage, request.temperature) == ("hi", True, 1.0)
@@ -77,7 +77,7 @@ def test_absent_fields_are_none() -> None:
         {"messages": [{"role": "user", "content": "a", "cache_control": {"type": "ephemeral"}}]},
     ],
 )
-def test_what_openai_and_upstream_accept_is_accepted(fields: dict[str, Any]) -> None:
+def test_fields_accepted_by_openai_and_upstream_are_accepted(fields: dict[str, Any]) -> None:
     assert chat(**fields).model == "m"
 
 
@@ -88,7 +88,7 @@ def test_chat_accepts_the_fields_that_identify_its_user() -> None:
 
 
 @pytest.mark.parametrize("prompt", ["a", ["a", "b"], [1, 2], [[1], [2, 3]], [0], [(1 << 32) - 1]])
-def test_the_four_forms_of_a_prompt_are_accepted(prompt: Any) -> None:
+def test_four_prompt_forms_are_accepted(prompt: Any) -> None:
     assert completion(prompt=prompt, suffix="", logprobs=5, best_of=1).prompt == prompt
 
 
@@ -118,7 +118,7 @@ def test_the_four_forms_of_a_prompt_are_accepted(prompt: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("ignore_unsupported", [False, True])
-def test_a_body_that_is_no_request_is_refused(body: bytes, ignore_unsupported: bool) -> None:
+def test_malformed_body_is_refused(body: bytes, ignore_unsupported: bool) -> None:
     with pytest.raises(InvalidArgument, match="Failed to deserialize the JSON body into the target type: "):
         decode_chat(body, ignore_unsupported=ignore_unsupported)
 
@@ -151,14 +151,14 @@ def test_a_body_that_is_no_request_is_refused(body: bytes, ignore_unsupported: b
         ({"nvext": {"token_data": [-1]}}, "nvext.token_data[0]"),
     ],
 )
-def test_a_value_of_the_wrong_type_names_its_field(fields: dict[str, Any], param: str) -> None:
+def test_wrong_type_error_names_its_field(fields: dict[str, Any], param: str) -> None:
     message, named = complaint(chat, **fields)
     assert message.startswith("Failed to deserialize the JSON body into the target type: ")
     assert named == param
 
 
 @pytest.mark.parametrize("name", ["model", "messages"])
-def test_a_missing_field_is_named(name: str) -> None:
+def test_missing_field_is_refused_by_name(name: str) -> None:
     body = {"model": "m", "messages": HI}
     del body[name]
     with pytest.raises(InvalidArgument, match=f"missing required field `{name}`") as refused:
@@ -173,7 +173,7 @@ def test_unknown_fields_are_named_together() -> None:
     )
 
 
-def test_a_thousand_unknown_fields_do_not_fill_the_message() -> None:
+def test_many_unknown_fields_produce_a_bounded_message() -> None:
     message, _ = complaint(chat, **{f"{'x' * 500}{number}": 1 for number in range(1000)})
     assert len(message) < 1000
 
@@ -195,7 +195,7 @@ def test_wrong_type_is_an_error_despite_unknown_fields() -> None:
 @pytest.mark.parametrize(
     "name", ["best_of", "echo", "priority", "use_beam_search", "documents", "chat_template", "request_id"]
 )
-def test_what_upstream_does_not_support_in_a_chat_is_unsupported(name: str) -> None:
+def test_chat_field_unsupported_by_upstream_is_refused_with_its_message(name: str) -> None:
     assert complaint(chat, **{name: 1}) == (f"Validation: Unsupported parameter(s): `{name}`", name)
 
 
@@ -250,7 +250,7 @@ def test_what_upstream_does_not_support_in_a_chat_is_unsupported(name: str) -> N
         ),
     ],
 )
-def test_a_value_out_of_range_is_refused_in_upstreams_words(fields: dict[str, Any], message: str) -> None:
+def test_chat_value_out_of_range_is_refused_with_the_upstream_message(fields: dict[str, Any], message: str) -> None:
     said, param = complaint(chat, **fields)
     assert said == message
     assert param is not None
@@ -272,12 +272,14 @@ def test_a_value_out_of_range_is_refused_in_upstreams_words(fields: dict[str, An
         ({"best_of": 2, "n": 3}, "Validation: Best_of must be greater than or equal to n, got best_of=2 and n=3"),
     ],
 )
-def test_a_completion_out_of_range_is_refused_in_upstreams_words(fields: dict[str, Any], message: str) -> None:
+def test_completion_value_out_of_range_is_refused_with_the_upstream_message(
+    fields: dict[str, Any], message: str
+) -> None:
     assert complaint(completion, **fields)[0] == message
 
 
 @pytest.mark.parametrize("prompt", [5, None, [1, "a"], [[1], "a"], [1.5], [-1], [1 << 32], [[-1]], {}])
-def test_a_prompt_of_no_known_form_is_refused(prompt: Any) -> None:
+def test_unknown_prompt_form_is_refused(prompt: Any) -> None:
     message, _ = complaint(completion, prompt=prompt)
     assert message.startswith("Failed to deserialize the JSON body into the target type: ")
 
@@ -294,7 +296,7 @@ def test_a_prompt_of_no_known_form_is_refused(prompt: Any) -> None:
         {"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": "x"}}]}]},
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any]) -> None:
+def test_unsupported_chat_option_is_refused_by_name(fields: dict[str, Any]) -> None:
     message, param = complaint(chat, **fields)
     assert "supported by this release" in message
     assert param is not None
@@ -305,7 +307,7 @@ EMBEDS = base64.b64encode(bytes(100)).decode()
 
 
 @pytest.mark.parametrize("prompt", [None, "", ...])
-def test_completion_takes_prompt_embeds_in_place_of_a_prompt(prompt: Any) -> None:
+def test_completion_accepts_prompt_embeds_instead_of_a_prompt(prompt: Any) -> None:
     assert completion(prompt=prompt, prompt_embeds=EMBEDS).prompt_embeds == EMBEDS
 
 
@@ -321,13 +323,13 @@ def test_completion_takes_prompt_embeds_in_place_of_a_prompt(prompt: Any) -> Non
         ({"nvext": {"token_data": [1]}}, "nvext.token_data are mutually exclusive", "prompt_embeds"),
     ],
 )
-def test_completion_refuses_prompt_embeds_that_cannot_be_used(fields: Any, message: str, param: str) -> None:
+def test_completion_refuses_invalid_prompt_embeds(fields: Any, message: str, param: str) -> None:
     assert complaint(completion, **{"prompt": "", "prompt_embeds": EMBEDS} | fields)[1] == param
     assert message in complaint(completion, **{"prompt": "", "prompt_embeds": EMBEDS} | fields)[0]
 
 
 @pytest.mark.parametrize("fields", [{"echo": True, "logprobs": 1, "stream": True}, {"best_of": 2, "stream": True}])
-def test_what_is_known_at_the_end_alone_cannot_be_streamed(fields: dict[str, Any]) -> None:
+def test_completion_option_that_requires_the_whole_response_cannot_be_streamed(fields: dict[str, Any]) -> None:
     message, param = complaint(completion, **fields)
     assert "cannot be streamed" in message
     assert param in fields
@@ -343,7 +345,7 @@ def test_what_is_known_at_the_end_alone_cannot_be_streamed(fields: dict[str, Any
         {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
     ],
 )
-def test_media_are_parts_of_a_message(part: dict[str, Any]) -> None:
+def test_media_parts_of_a_message_are_accepted(part: dict[str, Any]) -> None:
     assert chat(messages=[{"role": "user", "content": [{"type": "text", "text": "?"}, part]}]).messages
 
 
@@ -356,36 +358,36 @@ def test_media_are_parts_of_a_message(part: dict[str, Any]) -> None:
         ({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "midi"}}, "expected one of wav"),
     ],
 )
-def test_media_that_cannot_be_fetched_are_refused(part: dict[str, Any], complains: str) -> None:
+def test_unsupported_media_url_is_refused(part: dict[str, Any], complains: str) -> None:
     message, param = complaint(chat, messages=[{"role": "user", "content": [part]}])
     assert complains in message
     assert (param or "").startswith("messages[")
 
 
-def test_an_assistant_shows_no_pictures() -> None:
+def test_assistant_message_with_an_image_is_refused() -> None:
     part = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
     message, _ = complaint(chat, messages=[{"role": "assistant", "content": [part]}])
     assert "role `assistant`" in message
 
 
 @pytest.mark.parametrize("thinking", ["yes", {"type": "bogus"}, {}])
-def test_thinking_is_a_switch_or_one_of_three_words(thinking: Any) -> None:
+def test_invalid_thinking_value_is_refused(thinking: Any) -> None:
     _, param = complaint(chat, thinking=thinking)
     assert param == "thinking"
 
 
-def test_a_tool_that_is_chosen_must_be_there() -> None:
+def test_tool_choice_must_name_a_listed_tool() -> None:
     named = {"type": "function", "function": {"name": "other"}}
     message, param = complaint(chat, tools=[TOOL], tool_choice=named)
     assert (message, param) == ('Validation: tool named "other" in tool_choice is not present in tools', "tool_choice")
 
 
-def test_a_request_that_asks_for_nothing_special_is_not_refused() -> None:
+def test_completion_options_with_neutral_values_are_accepted() -> None:
     assert completion(echo=False, best_of=1, n=1, no_stop_trim=False).echo is False
 
 
 @pytest.mark.parametrize(("name", "instead"), [("function_call", "tool_choice"), ("functions", "tools")])
-def test_what_openai_deprecated_is_not_implemented(name: str, instead: str) -> None:
+def test_deprecated_openai_field_is_not_implemented(name: str, instead: str) -> None:
     with pytest.raises(
         HttpError, match=f"`{name}` is deprecated. Please migrate to use `{instead}` instead"
     ) as refused:
@@ -393,7 +395,7 @@ def test_what_openai_deprecated_is_not_implemented(name: str, instead: str) -> N
     assert refused.value.code == 501
 
 
-def test_an_old_function_call_in_the_conversation_is_refused() -> None:
+def test_deprecated_function_call_message_is_refused() -> None:
     message = {"role": "assistant", "content": "x", "function_call": {"name": "f", "arguments": "{}"}}
     assert "tool_calls" in complaint(chat, messages=[message])[0]
 
@@ -418,7 +420,7 @@ MESSAGE = st.fixed_dictionaries(
 
 @settings(max_examples=300, deadline=None)
 @given(fields=st.dictionaries(FIELDS, JSON, max_size=4), messages=st.lists(MESSAGE, max_size=3), ignore=st.booleans())
-def test_any_json_is_a_request_or_an_invalid_argument(
+def test_any_json_body_is_decoded_or_refused(
     fields: dict[str, Any], messages: list[dict[str, Any]], ignore: bool
 ) -> None:
     body = json.dumps({"model": "m", "messages": messages, "prompt": "x"} | fields).encode("utf-8", "replace")
@@ -429,7 +431,7 @@ def test_any_json_is_a_request_or_an_invalid_argument(
 
 @settings(max_examples=300, deadline=None)
 @given(body=st.binary(max_size=60), at=st.integers(0, 200))
-def test_any_bytes_are_a_request_or_an_invalid_argument(body: bytes, at: int) -> None:
+def test_any_bytes_are_decoded_or_refused(body: bytes, at: int) -> None:
     good = json.dumps(
         {"model": "m", "messages": HI, "temperature": 1.0, "stop": ["a"], "nvext": {"dp_rank": 1}}
     ).encode()
@@ -439,7 +441,7 @@ def test_any_bytes_are_a_request_or_an_invalid_argument(body: bytes, at: int) ->
 
 
 @pytest.mark.parametrize("body", [b"[" * 100_000, b'{"model": "\xff"}', b'{"model":' * 50_000])
-def test_a_body_that_is_nested_without_end_or_is_no_text_is_the_clients_fault(body: bytes) -> None:
+def test_deeply_nested_or_non_text_body_is_an_invalid_argument(body: bytes) -> None:
     for decode in (decode_chat, decode_completion):
         with pytest.raises(InvalidArgument):
             decode(body)
@@ -469,7 +471,7 @@ WITHOUT_EFFECT = {"user", "metadata", "store", "prompt_cache_key", "prediction"}
         (completion, openai_text.CompletionCreateParamsBase),
     ],
 )
-def test_every_field_of_openais_client_is_honoured_or_refused_by_its_name(decode: Any, params: Any) -> None:
+def test_every_field_of_the_openai_client_is_honoured_or_refused_by_name(decode: Any, params: Any) -> None:
     for name in {*get_type_hints(params), "stream"}:
         given = {name: VALUES.get(name, "x"), **NEEDS.get(name, {})}
         if name == "logprobs" and decode is completion:

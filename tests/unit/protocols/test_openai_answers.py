@@ -6,7 +6,7 @@ from dynamo.protocols import openai_answers as answers
 from dynamo.protocols.engine import CompletionUsage
 
 
-def test_a_whole_chat_answer_is_written_as_upstream_writes_it() -> None:
+def test_chat_completion_encoding_equals_that_of_upstream() -> None:
     usage = CompletionUsage(prompt_tokens=10, completion_tokens=2, total_tokens=12)
     choice = answers.ChatChoice(index=0, message=answers.ResponseMessage(content="hi"), finish_reason="length")
     answer = answers.ChatCompletion(id="chatcmpl-1", choices=[choice], created=5, model="m", usage=usage)
@@ -17,7 +17,7 @@ def test_a_whole_chat_answer_is_written_as_upstream_writes_it() -> None:
     )
 
 
-def test_a_chat_chunk_is_written_as_upstream_writes_it() -> None:
+def test_chat_chunk_encoding_equals_that_of_upstream() -> None:
     choice = answers.ChunkChoice(index=0, delta=answers.ChoiceDelta(content="hi", role="assistant"))
     chunk = answers.ChatCompletionChunk(id="chatcmpl-1", choices=[choice], created=5, model="m")
     assert msgspec.json.encode(chunk).decode() == (
@@ -26,7 +26,7 @@ def test_a_chat_chunk_is_written_as_upstream_writes_it() -> None:
     )
 
 
-def test_a_text_completion_is_written_as_upstream_writes_it() -> None:
+def test_text_completion_encoding_equals_that_of_upstream() -> None:
     choice = answers.TextChoice(text="hi", index=0, finish_reason="stop")
     answer = answers.TextCompletion(id="cmpl-1", choices=[choice], created=5, model="m")
     assert msgspec.json.encode(answer).decode() == (
@@ -35,7 +35,7 @@ def test_a_text_completion_is_written_as_upstream_writes_it() -> None:
     )
 
 
-def test_the_list_of_models_is_written_as_upstream_writes_it() -> None:
+def test_model_list_encoding_equals_that_of_upstream() -> None:
     models = answers.ModelList(data=[answers.ModelObject(id="m", created=5, context_window=9)])
     assert msgspec.json.decode(msgspec.json.encode(models)) == {
         "object": "list",

@@ -82,7 +82,7 @@ def test_requests_within_bounds_are_accepted() -> None:
         decode_completion(msgspec.json.encode({"model": "m", "prompt": prompt}))
 
 
-def test_bounds_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_bounds_are_read_from_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, value in zip(openai_ranges.BOUNDS_VARIABLES, ("1", "2", "3", "4"), strict=True):
         monkeypatch.setenv(variable, value)
     assert RequestBounds.from_environment() == RequestBounds(1, 2, 3 << 20, 4)

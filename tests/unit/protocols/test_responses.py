@@ -36,11 +36,11 @@ def refused(body: Any) -> str | None:
     return caught.value.param
 
 
-def test_a_text_is_a_message_of_the_user() -> None:
+def test_text_input_is_a_user_message() -> None:
     assert decode_items("hi") == [MessageItem("user", "hi")]
 
 
-def test_every_kind_of_item_is_read() -> None:
+def test_every_item_type_is_decoded() -> None:
     found = items(
         {"role": "developer", "content": "d"},
         {"type": "message", "role": "user", "content": [
@@ -78,21 +78,21 @@ def test_every_kind_of_item_is_read() -> None:
         ([{"role": "user", "content": "x"}, {"type": "function_call", "name": "f"}], "input[1].arguments"),
     ],
 )
-def test_what_is_no_item_is_named(given: Any, param: str) -> None:
+def test_malformed_item_is_refused_by_path(given: Any, param: str) -> None:
     assert refused({"model": "m", "input": given}) == param
 
 
-def test_an_input_of_nothing_is_refused() -> None:
+def test_empty_input_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="must not be empty"):
         decode_items([])
 
 
-def test_a_bag_of_too_many_items_is_not_opened() -> None:
+def test_input_with_too_many_items_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="at most 10000"):
         decode_items([msgspec.Raw(b"{}")] * 10_001)
 
 
-def test_tools_choices_and_formats_are_read() -> None:
+def test_tools_tool_choices_and_text_formats_are_decoded() -> None:
     request = decode_response_request(
         msgspec.json.encode({
             "model": "m", "input": "x",
@@ -108,18 +108,18 @@ def test_tools_choices_and_formats_are_read() -> None:
     assert named.tool_choice == ChosenFunction("f")
 
 
-def test_tools_that_run_elsewhere_are_refused_by_their_type() -> None:
+def test_hosted_tools_are_refused_by_type() -> None:
     assert refused({"model": "m", "input": "x", "tools": [{"type": "web_search"}]}) == "tools[0].type"
     assert refused({"model": "m", "input": "x", "tool_choice": {"type": "mcp"}}) == "tool_choice.type"
 
 
-def test_a_count_knows_the_fields_of_a_prompt_and_no_others() -> None:
+def test_token_count_accepts_prompt_fields_only() -> None:
     assert decode_token_count(b'{"input": "x"}').model is None
     with pytest.raises(InvalidArgument, match="temperature"):
         decode_token_count(b'{"input": "x", "temperature": 1}')
 
 
-def test_a_response_says_every_field_and_reads_itself_again() -> None:
+def test_response_encodes_every_field_and_round_trips() -> None:
     item = FunctionCallItem("{}", "c", "f", "fc_1", "completed")
     response = Response(id="resp_1", created_at=1, model="m", output=[item])
     raw = msgspec.json.encode(response)

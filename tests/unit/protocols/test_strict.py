@@ -36,7 +36,7 @@ def told(body: bytes, where: str = "") -> tuple[str, str | None]:
     return str(caught.value), caught.value.param
 
 
-def test_a_body_of_the_right_shape_becomes_a_struct() -> None:
+def test_valid_body_is_decoded_to_a_struct() -> None:
     tree = trees.decode(b'{"name": "x", "parts": [{"type": "leaf", "text": "a"}]}')
     assert tree == Tree("x", [Leaf("a")])
 
@@ -57,36 +57,36 @@ def test_a_body_of_the_right_shape_becomes_a_struct() -> None:
         (b'"\xff"', None, "Failed to deserialize"),
     ],
 )
-def test_a_mistake_is_named_with_its_place(body: bytes, param: str | None, words: str) -> None:
+def test_decoding_error_names_the_path(body: bytes, param: str | None, words: str) -> None:
     message, named = told(body)
     assert named is None if param is None else (named or "").replace("[0]", "[...]") == param
     assert words in message.replace("[0]", "[...]")
 
 
-def test_a_value_inside_a_body_is_named_from_the_outside() -> None:
+def test_decoding_error_path_has_the_given_prefix() -> None:
     assert told(b'{"name": "x", "b": 1}', "input[3]")[1] == "input[3].b"
     assert told(b'{"name": "x", "parts": [1]}', "input[3]")[1] == "input[3].parts[0]"
 
 
-def test_unknown_fields_of_the_first_level_can_be_ignored_and_no_others() -> None:
+def test_unknown_fields_are_ignored_only_at_the_top_level() -> None:
     assert trees.decode(b'{"name": "x", "b": 1}', ignore_unknown=True) == Tree("x")
     with pytest.raises(InvalidArgument, match=r"parts\[0\]\.b"):
         trees.decode(b'{"name": "x", "c": 1, "parts": [{"type": "leaf", "text": "a", "b": 1}]}', ignore_unknown=True)
 
 
-def test_a_body_that_is_nested_without_end_is_refused() -> None:
+def test_deeply_nested_body_is_refused() -> None:
     deep = b"[" * 100_000 + b"]" * 100_000
     assert "nested too deeply" in told(b'{"name": "x", "any": ' + deep + b"}")[0]
     assert told(b'{"name": "x", "b": ' + deep + b"}")[0]
 
 
 @given(st.binary(max_size=60))
-def test_whatever_comes_is_decoded_or_refused(body: bytes) -> None:
+def test_any_body_is_decoded_or_refused(body: bytes) -> None:
     with contextlib.suppress(InvalidArgument):
         trees.decode(body)
 
 
-def test_a_refusal_names_its_field() -> None:
+def test_refusal_names_its_field() -> None:
     with pytest.raises(InvalidArgument) as caught:
         refuse("background")
     assert caught.value.param == "background"

@@ -57,7 +57,7 @@ def test_busy_detection_treats_unknown_load_as_not_busy() -> None:
     assert workers.why(1) is None
 
 
-def test_busy_detection_counts_what_the_router_sent_before_the_worker_reports_it() -> None:
+def test_busy_detection_counts_requests_sent_before_the_worker_reports_them() -> None:
     workers = BusyWorkers(Thresholds(active_prefill_tokens_threshold=9), CAPACITY)
     workers.apply(load(tokens=0))
     workers.book({(1, 0): (10, 0, 1), (2, 0): (0, 5, 1)})

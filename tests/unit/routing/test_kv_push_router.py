@@ -156,7 +156,9 @@ async def test_kv_push_router_rejects_a_request_that_was_queued_too_long(monkeyp
     await harness.close()
 
 
-async def test_kv_push_router_predicts_caches_without_events_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+async def test_kv_push_router_predicts_caches_without_events_and_logs_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     harness = RouterHarness()
     await harness.router.choose(request(), "a", Progress())
     harness.router.release("a")

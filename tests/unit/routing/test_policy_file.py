@@ -125,7 +125,7 @@ def test_conditional_disaggregation_enables_kv_events_for_decode() -> None:
     assert config_of_stage(RoutingConfig(), "decode", None, options("--router-conditional-disagg")).use_kv_events
 
 
-def test_each_stage_has_its_policy(tmp_path: Path) -> None:
+def test_prefill_and_decode_stages_have_separate_policies(tmp_path: Path) -> None:
     given = options("--router-prefill-policy=balanced", "--router-decode-policy=default")
     assert config_of_stage(RoutingConfig(), "prefill", None, given).policy == "balanced"
     assert config_of_stage(RoutingConfig(policy="balanced"), "decode", None, given).policy == "dynamo"
@@ -161,7 +161,7 @@ def test_conflicting_disaggregation_flags_are_refused(
         check_disaggregation(options(*argv), mode, config, None)
 
 
-def test_what_goes_together_is_taken() -> None:
+def test_compatible_disaggregation_flags_are_accepted() -> None:
     given = options("--router-conditional-disagg", '--router-conditional-disagg-config={"policy":"prefill_load"}')
     check_disaggregation(given, "kv", RoutingConfig(queue_threshold=2.0), None)
     rule = given.conditional(2.0)

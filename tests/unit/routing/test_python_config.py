@@ -118,7 +118,7 @@ def card(router_config: Any) -> ModelDeploymentCard:
 
 
 @pytest.mark.parametrize("mode", list(RouterMode))
-def test_what_a_worker_asks_for_is_read_back(mode: RouterMode) -> None:
+def test_routing_config_of_a_worker_card_round_trips(mode: RouterMode) -> None:
     config = RouterConfig(mode, active_prefill_tokens_threshold=5)
     assert wanted_routing(card(config.on_card())) == WantedRouting(mode, Thresholds(active_prefill_tokens_threshold=5))
     assert wanted_routing(card(RouterConfig(mode).on_card())) == WantedRouting(mode)
@@ -128,7 +128,7 @@ def test_what_a_worker_asks_for_is_read_back(mode: RouterMode) -> None:
     )
 
 
-def test_a_card_that_asks_for_nothing_gets_the_frontends_own() -> None:
+def test_card_without_routing_config_uses_the_frontend_defaults() -> None:
     assert wanted_routing(ModelDeploymentCard(display_name="m", slug="m")) == WantedRouting()
 
 
@@ -159,12 +159,12 @@ def test_unsupported_or_invalid_routing_is_logged_and_ignored(wanted: Any, caplo
         ("active_decode_blocks_threshold", 2.0),
     ],
 )
-def test_an_argument_that_cannot_be_honoured_is_named(argument: str, value: Any) -> None:
+def test_unsupported_router_config_argument_is_refused_by_name(argument: str, value: Any) -> None:
     with pytest.raises(InvalidArgument, match=argument):
         RouterConfig(RouterMode.Random, **{argument: value})
 
 
-def test_what_a_kv_router_is_to_weigh_is_read_back() -> None:
+def test_kv_router_config_of_a_worker_card_round_trips() -> None:
     kv = KvRouterConfig(router_temperature=0.5, decode_active_request_weight=2.0, router_queue_threshold=3.0)
     said = RouterConfig(RouterMode.KV, kv).on_card()
     assert said["router_mode"] == "k_v", "as the released system spells it"
@@ -184,6 +184,6 @@ def test_invalid_kv_router_settings_are_logged_and_ignored(wrong: Any, caplog: p
     assert "unreadable KV router settings" in caplog.text
 
 
-def test_a_mode_is_a_mode() -> None:
+def test_router_config_refuses_a_mode_that_is_not_a_router_mode() -> None:
     with pytest.raises(InvalidArgument, match="mode"):
         RouterConfig("random")  # type: ignore[arg-type]

@@ -109,7 +109,7 @@ async def test_remote_indexer_routes_without_overlap_when_unanswered(harness: Ro
     await remote.close()
 
 
-async def test_without_kv_events_routers_add_their_prompts_to_the_remote_index(harness: RouterServiceHarness) -> None:
+async def test_routers_without_kv_events_add_their_prompts_to_the_remote_index(harness: RouterServiceHarness) -> None:
     endpoint = harness.runtime().endpoint("dynamo.backend.generate")
     holder = EndpointRouter(endpoint, RoutingConfig(block_size=BLOCK, use_kv_events=False))
     await holder.start()
@@ -157,7 +157,7 @@ def machine() -> Router:
     return Router(RoutingConfig(), random.Random(1))
 
 
-async def test_an_endpoint_has_one_index_whichever_of_its_models_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endpoint_has_one_indexer_until_its_last_model_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = MemoryHub()
     runtime = DistributedRuntime(
         None, MemoryDiscovery(MemoryStore()), lambda dispatcher, _: MemoryPlane(dispatcher, hub)

@@ -32,13 +32,13 @@ def options(*argv: str) -> TrackingOptions:
     return load(TrackingOptions, argv, {})
 
 
-def test_without_a_key_hashes_are_public() -> None:
+def test_tracking_hashes_without_a_key_are_unkeyed() -> None:
     plain = options()
     plain.check_tracking()
     assert plain.tracking_key() is None
 
 
-def test_a_key_is_read_from_its_file(tmp_path: Path) -> None:
+def test_tracking_key_is_read_from_its_file(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_bytes(bytes(32))
     keyed = options(
@@ -51,6 +51,6 @@ def test_a_key_is_read_from_its_file(tmp_path: Path) -> None:
         keyed.tracking_key()
 
 
-def test_keyed_hashes_need_a_key() -> None:
+def test_keyed_tracking_hash_requires_a_key() -> None:
     with pytest.raises(ConfigError):
         options("--router-tracking-hash", KEYED).check_tracking()

@@ -46,7 +46,7 @@ async def test_first_token_marks_the_prefill_of_a_request_as_completed() -> None
     await runtime.shutdown()
 
 
-async def test_the_older_way_leads_to_the_same_endpoint() -> None:
+async def test_namespace_and_component_path_returns_the_same_endpoint_as_its_address() -> None:
     runtime = DistributedRuntime(None, "mem", "mem", event_plane="mem")
     component = runtime.namespace("ns").component("comp")
     await component.create_service()
@@ -56,7 +56,7 @@ async def test_the_older_way_leads_to_the_same_endpoint() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a.b"])
-async def test_each_name_is_one_part(name: str) -> None:
+async def test_namespace_component_and_endpoint_names_refuse_a_separator(name: str) -> None:
     runtime = DistributedRuntime(None, "mem", "mem", event_plane="mem")
     with pytest.raises(InvalidArgument):
         runtime.namespace(name)

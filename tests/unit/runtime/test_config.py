@@ -31,7 +31,7 @@ POD = {"KUBERNETES_SERVICE_HOST": "h", "DYN_PARENT_DGD_K8S_NAME": "g", "POD_NAME
         ({**POD, "DYN_PARENT_DGD_K8S_NAME": ""}, "file"),
     ],
 )
-def test_discovery_is_the_registry_that_the_environment_names(
+def test_discovery_backend_is_read_from_the_environment(
     variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():
@@ -52,7 +52,7 @@ def test_runtime_config_refuses_an_unsupported_discovery_backend() -> None:
         load(RuntimeOptions, ["--request-plane", "quic"], {})
 
 
-def test_the_tcp_settings_are_upstreams() -> None:
+def test_tcp_options_have_upstream_defaults_and_variables() -> None:
     options = tcp_options({})
     limits = options.limits
     assert (limits.message_bytes_max, limits.request_timeout_s, limits.connect_timeout_s) == (32 << 20, 10.0, 3.0)
@@ -77,12 +77,12 @@ def test_the_tcp_settings_are_upstreams() -> None:
     ("name", "value"),
     [("DYN_TCP_RPC_PORT", "70000"), ("DYN_TCP_RESPONSE_STREAM_PORT", "-1"), ("DYN_TCP_REQUEST_TIMEOUT", "soon")],
 )
-def test_a_setting_of_no_sense_is_named(name: str, value: str) -> None:
+def test_tcp_options_error_names_an_invalid_variable(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=name):
         tcp_options({name: value})
 
 
-def test_other_settings_of_the_runtime() -> None:
+def test_request_plane_codec_and_inhibited_duration_are_read_from_variables() -> None:
     assert request_plane_codec({}) == "msgpack"
     assert request_plane_codec({"DYN_REQUEST_PLANE_CODEC": "json"}) == "json"
     with pytest.raises(ConfigError, match="DYN_REQUEST_PLANE_CODEC"):
@@ -91,7 +91,7 @@ def test_other_settings_of_the_runtime() -> None:
     assert inhibited_duration_s({"DYN_RUNTIME_INHIBITED_DURATION_SECS": "0"}) == 0.0
 
 
-def test_etcd_is_the_default_where_the_environment_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_discovery_defaults_to_etcd_when_etcd_endpoints_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ETCD_ENDPOINTS", raising=False)
     assert load(RuntimeOptions, [], {}).discovery_backend == "file"
     monkeypatch.setenv("ETCD_ENDPOINTS", "http://etcd:2379")

@@ -9,12 +9,12 @@ from dynamo.core.errors import InvalidArgument
 from dynamo.runtime.context import Context, SpanProxy
 
 
-def test_a_context_has_an_id_of_its_own_or_the_given_one() -> None:
+def test_context_has_the_given_id_or_a_unique_one() -> None:
     assert Context("r").id() == "r"
     assert Context().id() != Context().id()
 
 
-def test_stopping_is_graceful_and_killing_is_not() -> None:
+def test_context_stop_is_graceful_and_kill_is_not() -> None:
     stopped, killed = Context(), Context()
     stopped.stop_generating()
     killed.kill()
@@ -22,7 +22,7 @@ def test_stopping_is_graceful_and_killing_is_not() -> None:
     assert (killed.is_stopped(), killed.is_killed()) == (True, True)
 
 
-def test_what_was_stopped_can_still_be_killed() -> None:
+def test_context_can_be_killed_after_stop() -> None:
     context = Context()
     calls: list[bool] = []
     context.on_end(lambda: calls.append(context.is_killed()))
@@ -32,7 +32,7 @@ def test_what_was_stopped_can_still_be_killed() -> None:
     assert calls == [False, True]
 
 
-def test_who_is_no_longer_interested_is_not_called() -> None:
+def test_context_removed_end_callback_is_not_called() -> None:
     context = Context()
     calls: list[int] = []
     forget = context.on_end(lambda: calls.append(1))
@@ -42,7 +42,7 @@ def test_who_is_no_longer_interested_is_not_called() -> None:
     assert calls == []
 
 
-def test_who_comes_late_is_called_at_once() -> None:
+def test_context_end_callback_added_after_kill_is_called_at_once() -> None:
     context = Context()
     context.kill()
     calls: list[int] = []
@@ -50,7 +50,7 @@ def test_who_comes_late_is_called_at_once() -> None:
     assert calls == [1]
 
 
-async def test_waiting_ends_when_the_request_is_stopped() -> None:
+async def test_context_wait_ends_when_the_request_is_stopped() -> None:
     context = Context()
     waits = [asyncio.ensure_future(context.async_killed_or_stopped()) for _ in range(2)]
     await turns()
@@ -61,7 +61,7 @@ async def test_waiting_ends_when_the_request_is_stopped() -> None:
     assert await context.async_killed_or_stopped()
 
 
-def test_a_detached_context_has_the_metadata_and_a_life_of_its_own() -> None:
+def test_detached_context_copies_metadata_and_is_not_killed_with_its_parent() -> None:
     parent = Context("a", {"tenant": "t"})
     child = parent.detached("b")
     parent.kill()
@@ -73,7 +73,7 @@ def test_a_detached_context_has_the_metadata_and_a_life_of_its_own() -> None:
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
-def test_a_request_has_a_span_of_its_own_in_its_callers_trace() -> None:
+def test_context_creates_a_span_in_the_trace_of_its_caller() -> None:
     context = Context(headers={"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "a=b", "authorization": "secret"})
     assert (context.trace_id, context.parent_span_id) == (TRACE, SPAN)
     span = context.span_id
@@ -92,13 +92,13 @@ def test_a_request_has_a_span_of_its_own_in_its_callers_trace() -> None:
     "header",
     ["", "00-4bf9-00f0-01", f"00-{'0' * 32}-{SPAN}-01", f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE.upper()}-{SPAN}-01"],
 )
-def test_outside_a_trace_only_the_clients_request_id_goes_on(header: str) -> None:
+def test_context_without_trace_propagates_only_the_client_request_id(header: str) -> None:
     context = Context(headers={"traceparent": header, "x-request-id": "x"})
     assert (context.trace_id, context.span_id, context.parent_span_id, context.trace_headers()) == (None,) * 4
     assert context.propagated() == {"x-request-id": "x"}
 
 
-def test_metadata_is_live_and_must_be_text_to_travel() -> None:
+def test_context_metadata_is_mutable_and_must_be_text_when_sent() -> None:
     context = Context(metadata={"a": "1"})
     context.metadata["b"] = "2"
     assert context.metadata_to_send() == {"a": "1", "b": "2"}
@@ -107,7 +107,7 @@ def test_metadata_is_live_and_must_be_text_to_travel() -> None:
         context.metadata_to_send()
 
 
-def test_without_tracing_everything_is_taken_and_nothing_happens() -> None:
+def test_context_spans_without_tracing_accept_every_call() -> None:
     context = Context()
     for span in (context.current_span(), context.start_span("tokenize", {"batch": 8})):
         with span as same:
@@ -119,7 +119,7 @@ def test_without_tracing_everything_is_taken_and_nothing_happens() -> None:
         SpanProxy(None).set_status("fine")
 
 
-def test_first_token_callbacks_run_once_each() -> None:
+def test_context_first_token_callbacks_run_once() -> None:
     context, told = Context(), list[str]()
     context.on_first_token(lambda: told.append("early"))
     context.notify_first_token()
@@ -128,7 +128,7 @@ def test_first_token_callbacks_run_once_each() -> None:
     assert told == ["early", "late"]
 
 
-async def test_a_shadow_for_another_loop_ends_with_its_context() -> None:
+async def test_context_shadow_on_another_loop_ends_with_its_context() -> None:
     for end in (Context.stop_generating, Context.kill):
         context = Context("r", {"tenant": "t"})
         shadow = context.shadow(asyncio.get_running_loop())

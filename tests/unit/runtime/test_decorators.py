@@ -22,7 +22,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "mem")
 
 
-async def test_a_worker_gets_a_runtime_that_is_closed_behind_it() -> None:
+async def test_worker_decorator_passes_arguments_and_closes_the_runtime_on_return() -> None:
     seen: list[DistributedRuntime] = []
 
     @dynamo_worker()
@@ -34,7 +34,7 @@ async def test_a_worker_gets_a_runtime_that_is_closed_behind_it() -> None:
     await asyncio.wait_for(seen[0].wait_closed(), TIMEOUT_S)
 
 
-async def test_what_a_worker_raises_is_raised() -> None:
+async def test_worker_decorator_raises_the_exception_of_the_worker() -> None:
     @dynamo_worker()
     async def work(runtime: DistributedRuntime) -> None:
         raise KeyError("mine")
@@ -44,7 +44,7 @@ async def test_what_a_worker_raises_is_raised() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_ends_what_is_served_and_the_worker_returns(number: signal.Signals) -> None:
+async def test_worker_signal_drains_endpoints_and_the_worker_returns(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     seen: list[str] = []
 
@@ -121,7 +121,7 @@ async def test_client_that_serves_nothing_is_cancelled_at_the_first_signal(monke
     assert steps == ["cancelled"]
 
 
-async def test_a_program_that_listens_itself_is_left_alone() -> None:
+async def test_worker_decorator_keeps_an_existing_signal_handler() -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _frame: heard.append(number))
 
@@ -138,7 +138,7 @@ async def test_a_program_that_listens_itself_is_left_alone() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-async def test_a_worker_that_is_cancelled_says_so() -> None:
+async def test_worker_decorator_raises_cancelled_error_when_cancelled() -> None:
     @dynamo_worker()
     async def work(runtime: DistributedRuntime) -> None:
         await asyncio.Event().wait()
@@ -150,7 +150,7 @@ async def test_a_worker_that_is_cancelled_says_so() -> None:
         await running
 
 
-async def test_the_planes_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_worker_decorator_uses_planes_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_DISCOVERY_BACKEND", "carrier-pigeon")
 
     @dynamo_worker()
@@ -193,7 +193,7 @@ async def heard(elements: AsyncIterator[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("payload", [{"data": "ab"}, '{"data": "ab"}', Question(data="ab")])
-async def test_a_request_is_parsed(payload: Any) -> None:
+async def test_endpoint_decorator_parses_requests_into_the_model(payload: Any) -> None:
     assert await heard(generate(payload)) == ["a", "b"]
     assert await heard(generate(payload, context=Context())) == ["a", "b"]
     assert await heard(Service().generate(payload)) == ["ab"]
@@ -206,7 +206,7 @@ async def test_invalid_request_raises_value_error_on_first_iteration(payload: An
         await heard(elements)
 
 
-async def test_what_is_no_model_parses_nothing() -> None:
+async def test_endpoint_decorator_does_not_parse_a_type_that_is_no_model() -> None:
     @dynamo_endpoint(str, Answer)
     async def plain(request: Any) -> AsyncIterator[Any]:
         yield request

@@ -54,7 +54,7 @@ async def hear(client: Client, request: Any, context: Context | None = None) -> 
         return [element async for element in await client.generate(request, annotated=False, context=context)]
 
 
-async def test_a_client_hears_what_a_generator_in_another_process_yields(join: Join) -> None:
+async def test_client_receives_values_of_a_generator_in_another_process(join: Join) -> None:
     worker, caller = join(), join()
     serving = asyncio.ensure_future(worker.endpoint("n.c.e").serve_endpoint(echo))
     client = await caller.endpoint("dyn://n.c.e").client("round-robin")
@@ -70,7 +70,7 @@ async def test_a_client_hears_what_a_generator_in_another_process_yields(join: J
         await hear(client, {"count": 1})
 
 
-async def test_shutting_down_lets_running_requests_finish(join: Join) -> None:
+async def test_runtime_shutdown_waits_for_running_requests(join: Join) -> None:
     worker, caller = join(), join()
     replies: list[Reply] = []
     got = asyncio.Event()
@@ -99,7 +99,9 @@ async def test_shutting_down_lets_running_requests_finish(join: Join) -> None:
     await worker.wait_closed()
 
 
-async def test_what_does_not_end_in_time_is_cut(join: Join, caplog: pytest.LogCaptureFixture) -> None:
+async def test_runtime_shutdown_ends_requests_after_the_drain_timeout(
+    join: Join, caplog: pytest.LogCaptureFixture
+) -> None:
     worker, caller = join(), join()
     started = asyncio.Event()
     await worker.endpoint("n.c.e").serve(lambda _, __: started.set())
@@ -113,7 +115,7 @@ async def test_what_does_not_end_in_time_is_cut(join: Join, caplog: pytest.LogCa
     assert "drain timeout" in caplog.text
 
 
-async def test_an_endpoint_can_hide_and_come_back(join: Join) -> None:
+async def test_endpoint_instance_can_be_unregistered_and_registered_again(join: Join) -> None:
     worker = join()
     endpoint = worker.endpoint("n.c.e")
     await endpoint.unregister_endpoint_instance()
@@ -138,7 +140,7 @@ async def test_event_plane_is_created_on_first_use(join: Join) -> None:
     assert event.payload == b"hello"  # type: ignore[union-attr]
 
 
-async def test_an_engine_may_append_its_own_metrics(join: Join) -> None:
+async def test_runtime_metrics_append_the_text_of_an_engine_callback(join: Join) -> None:
     runtime = join()
     runtime.endpoint("n.c.e").metrics.register_prometheus_expfmt_callback(lambda: "engine_total 3")
     text = runtime.metrics.render()
@@ -146,7 +148,7 @@ async def test_an_engine_may_append_its_own_metrics(join: Join) -> None:
     assert "dynamo_component_uptime_seconds" in text
 
 
-async def test_the_members_are_chosen_by_name(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_runtime_planes_are_selected_by_name(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_FILE_KV", str(tmp_path))
     runtime = DistributedRuntime.from_options(RuntimeOptions())
     assert type(runtime.discovery).__name__ == "FileDiscovery"
@@ -160,7 +162,7 @@ async def test_the_members_are_chosen_by_name(tmp_path: Any, monkeypatch: pytest
             DistributedRuntime(None, **choice)  # type: ignore[arg-type]
 
 
-async def test_registry_may_determine_the_instance_id_and_show_its_records() -> None:
+async def test_discovery_may_set_the_instance_id_and_expose_its_records() -> None:
     class Assigning(MemoryDiscovery):
         instance_id = 7
 
@@ -177,7 +179,7 @@ async def test_an_unknown_event_plane_is_a_value_error() -> None:
         DistributedRuntime(None, "mem", "mem", event_plane="kafka")
 
 
-async def test_an_endpoint_has_three_names(join: Join) -> None:
+async def test_endpoint_address_requires_three_parts(join: Join) -> None:
     runtime = join()
     with pytest.raises(InvalidArgument):
         runtime.endpoint("n.c")
@@ -185,7 +187,7 @@ async def test_an_endpoint_has_three_names(join: Join) -> None:
     assert str(runtime.endpoint("dyn://n.c.e")) == "n.c.e"
 
 
-async def test_a_decorated_worker_is_given_a_runtime_that_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_worker_decorator_keeps_the_docstring_and_closes_the_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_DISCOVERY_BACKEND", "mem")
     monkeypatch.setenv("DYN_REQUEST_PLANE", "mem")
     seen: list[DistributedRuntime] = []
@@ -201,7 +203,7 @@ async def test_a_decorated_worker_is_given_a_runtime_that_ends_with_it(monkeypat
     await asyncio.wait_for(seen[0].wait_closed(), TIMEOUT_S)
 
 
-async def test_a_further_request_is_in_the_same_trace_and_ends_with_its_context(join: Join) -> None:
+async def test_nested_request_shares_the_trace_and_ends_with_its_context(join: Join) -> None:
     seen: list[Context] = []
     ended = asyncio.Event()
 
@@ -242,7 +244,7 @@ async def test_a_further_request_is_in_the_same_trace_and_ends_with_its_context(
     await asyncio.gather(*serving)
 
 
-async def test_an_endpoint_may_have_labels_of_its_own(join: Join) -> None:
+async def test_endpoint_metrics_have_the_labels_given_when_served(join: Join) -> None:
     worker, caller = join(), join()
     serving = asyncio.ensure_future(worker.endpoint("n.c.e").serve_endpoint(echo, metrics_labels=[("model", "m")]))
     other = asyncio.ensure_future(worker.endpoint("n.c.other").serve_endpoint(echo))
@@ -265,7 +267,7 @@ async def test_runtime_refuses_an_unsupported_response_plane_from_the_environmen
         DistributedRuntime(None, "mem", "mem", event_plane="mem")
 
 
-async def test_a_response_plane_that_we_lack_is_refused() -> None:
+async def test_runtime_refuses_an_unsupported_response_plane() -> None:
     with pytest.raises(ConfigError, match="quic"):
         DistributedRuntime(None, "mem", "mem", event_plane="mem", response_plane="quic")
     with pytest.warns(DeprecationWarning, match="enable_nats"):
@@ -273,7 +275,7 @@ async def test_a_response_plane_that_we_lack_is_refused() -> None:
     await runtime.shutdown()
 
 
-def test_the_package_has_no_other_public_names() -> None:
+def test_runtime_package_raises_attribute_error_for_an_unknown_name() -> None:
     import dynamo.runtime
 
     with pytest.raises(AttributeError, match="nonsense"):

@@ -9,7 +9,7 @@ from dynamo.core.errors import ConfigError
 from dynamo.runtime.health import SystemHealth
 
 
-def test_a_process_is_ready_when_its_endpoints_are() -> None:
+def test_process_is_ready_when_all_endpoints_are_ready() -> None:
     health = SystemHealth(variables={})
     assert not health.is_ready()
     health.endpoints["generate"] = True
@@ -27,7 +27,7 @@ def test_explicit_status_overrides_the_endpoints() -> None:
     assert not health.is_ready()
 
 
-def test_what_crashed_in_the_background_outweighs_everything() -> None:
+def test_health_failed_background_check_overrides_ready_endpoints() -> None:
     health = SystemHealth(variables={})
     health.set(True)
     health.endpoints["generate"] = True
@@ -40,11 +40,11 @@ def test_what_crashed_in_the_background_outweighs_everything() -> None:
     assert health.is_ready()
 
 
-def test_the_status_before_the_first_endpoint_is_a_setting() -> None:
+def test_health_starting_status_is_read_from_its_variable() -> None:
     assert SystemHealth(variables={"DYN_SYSTEM_STARTING_HEALTH_STATUS": "ready"}).is_ready()
 
 
-def test_the_body_is_upstreams() -> None:
+def test_health_body_equals_the_upstream_body() -> None:
     clock = ManualClock()
     health = SystemHealth(clock, {})
     health.endpoints["generate"] = True
@@ -67,7 +67,7 @@ def test_failed_check_overrides_explicit_status_until_it_passes() -> None:
     assert health.is_ready()
 
 
-def test_the_endpoints_to_follow_are_a_setting() -> None:
+def test_health_depends_only_on_endpoints_named_by_its_variable() -> None:
     health = SystemHealth(variables={"DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS": '["generate"]'})
     assert not health.is_ready()
     health.endpoints.update(generate=True, clear=False)
@@ -84,12 +84,12 @@ def test_the_endpoints_to_follow_are_a_setting() -> None:
         ("DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS", "[1]"),
     ],
 )
-def test_a_wrong_setting_is_named(name: str, value: str) -> None:
+def test_health_error_names_an_invalid_variable(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=name):
         SystemHealth(variables={name: value})
 
 
-def test_a_process_of_several_workers_is_as_well_as_each_of_them() -> None:
+def test_health_of_a_process_with_several_workers_requires_every_worker_healthy() -> None:
     first, second = SystemHealth(variables={}), SystemHealth(variables={})
     first.checks.append(second.passes)
     first.set(True)

@@ -50,7 +50,7 @@ async def ask(
     return await request_json(routes.application(), method, path, body, headers)
 
 
-async def test_bodies_queries_and_paths_are_read() -> None:
+async def test_json_service_reads_bodies_queries_and_paths() -> None:
     routes = table()
     assert await ask(routes, "POST", "/echo?a=1&b=", b'{"name": "x"}', JSON) == (
         201,
@@ -90,7 +90,7 @@ async def test_unexpected_error_is_logged_and_returns_500(caplog: pytest.LogCapt
     assert "GET /fail failed" in caplog.text
 
 
-async def test_an_observer_hears_of_every_request() -> None:
+async def test_json_service_observer_receives_every_request() -> None:
     routes, seen = table(), list[AnsweredRequest]()
     routes.observer = seen.append
     await ask(routes, "GET", "/things/7", b"", {"x-trace-id": "t"})

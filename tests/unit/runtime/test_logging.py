@@ -14,7 +14,7 @@ from dynamo.runtime.logging import (
 )
 
 
-def test_upstreams_name_sets_up_our_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configure_dynamo_logging_configures_the_root_logger(monkeypatch: pytest.MonkeyPatch) -> None:
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
     monkeypatch.setenv("DYN_LOG", "warn")
@@ -29,12 +29,12 @@ def test_upstreams_name_sets_up_our_log(monkeypatch: pytest.MonkeyPatch) -> None
         root.setLevel(level)
 
 
-def test_levels_of_filters() -> None:
+def test_log_filters_set_levels() -> None:
     assert python_log_level_mapping("warn,dynamo=debug") == logging.DEBUG
     assert log_level_mapping("unknown") == logging.INFO
 
 
-def test_prefix_has_the_given_parts() -> None:
+def test_formatter_prefix_contains_the_given_parts() -> None:
     assert construct_formatter_prefix("s", 1) == "s:1"
     assert construct_formatter_prefix(None, None) == ""
 

@@ -14,17 +14,17 @@ def router(mode: RouterMode, *ids: int) -> PushRouter:
     return made
 
 
-def test_round_robin_takes_each_in_turn() -> None:
+def test_round_robin_router_picks_workers_in_turn() -> None:
     r = router(RouterMode.ROUND_ROBIN, 3, 1, 2)
     assert [r.pick(0.0) for _ in range(5)] == [1, 2, 3, 1, 2]
 
 
-def test_random_takes_each_sometimes() -> None:
+def test_random_router_picks_every_worker() -> None:
     r = router(RouterMode.RANDOM, 1, 2, 3)
     assert {r.pick(0.0) for _ in range(100)} == {1, 2, 3}
 
 
-def test_least_loaded_takes_the_one_with_the_fewest_requests_and_ties_in_turn() -> None:
+def test_least_loaded_router_picks_fewest_requests_and_alternates_on_ties() -> None:
     r = router(RouterMode.LEAST_LOADED, 1, 2, 3)
     r.begin(1)
     r.begin(3)
@@ -35,7 +35,7 @@ def test_least_loaded_takes_the_one_with_the_fewest_requests_and_ties_in_turn() 
     assert r.pick(0.0) == 3
 
 
-def test_devices_are_loaded_by_their_strength_and_evenly_among_their_like() -> None:
+def test_device_aware_router_balances_by_device_weight_and_evenly_within_a_device_kind() -> None:
     r = PushRouter(RouterMode.DEVICE_AWARE_WEIGHTED, seed=1, device_ratio=2.0)
     r.update([1, 2, 3], cpus=[3])
     given = {1: 0, 2: 0, 3: 0}
@@ -58,21 +58,21 @@ def test_cpus_are_idle_until_the_other_devices_have_as_many_requests_as_a_cpu_eq
     assert r.pick(0.0) == 1
 
 
-def test_devices_of_one_kind_are_taken_as_the_least_loaded() -> None:
+def test_device_aware_router_with_one_device_kind_picks_the_least_loaded() -> None:
     r = PushRouter(RouterMode.DEVICE_AWARE_WEIGHTED, seed=1)
     r.update([1, 2], cpus=[1, 2])
     r.begin(1)
     assert r.pick(0.0) == 2
 
 
-def test_the_less_loaded_of_two_is_taken() -> None:
+def test_power_of_two_router_picks_the_less_loaded_worker() -> None:
     r = router(RouterMode.POWER_OF_TWO, 1, 2)
     r.begin(1)
     assert {r.pick(0.0) for _ in range(20)} == {2}
 
 
 @pytest.mark.parametrize("mode", RouterMode)
-def test_a_worker_that_left_is_not_chosen(mode: RouterMode) -> None:
+def test_push_router_does_not_pick_a_departed_worker(mode: RouterMode) -> None:
     r = router(mode, 1, 2)
     r.update([2])
     assert {r.pick(0.0) for _ in range(10)} == {2}
@@ -80,27 +80,27 @@ def test_a_worker_that_left_is_not_chosen(mode: RouterMode) -> None:
     assert r.pick(0.0) is None
 
 
-def test_a_worker_that_failed_is_passed_over_for_a_while() -> None:
+def test_push_router_skips_a_failed_worker_during_the_inhibition_period() -> None:
     r = router(RouterMode.ROUND_ROBIN, 1, 2)
     r.inhibit(1, now=10.0)
     assert {r.pick(14.9) for _ in range(4)} == {2}
     assert {r.pick(15.0) for _ in range(4)} == {1, 2}
 
 
-def test_the_only_worker_is_tried_even_after_it_failed() -> None:
+def test_push_router_picks_the_only_worker_even_after_a_failure() -> None:
     r = router(RouterMode.ROUND_ROBIN, 1)
     r.inhibit(1, now=10.0)
     assert r.pick(10.0) == 1
 
 
-def test_an_excluded_worker_is_never_taken() -> None:
+def test_push_router_never_picks_an_excluded_worker() -> None:
     r = router(RouterMode.ROUND_ROBIN, 1, 2)
     r.inhibit(2, now=0.0)
     assert r.pick(0.0, exclude={1}) == 2
     assert r.pick(0.0, exclude={1, 2}) is None
 
 
-def test_inhibiting_can_be_switched_off() -> None:
+def test_push_router_zero_duration_disables_inhibition() -> None:
     r = PushRouter(RouterMode.ROUND_ROBIN, inhibited_s=0.0)
     r.update([1, 2])
     r.inhibit(1, now=0.0)

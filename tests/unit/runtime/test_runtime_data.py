@@ -60,7 +60,7 @@ async def test_find_returns_present_workers_with_matching_runtime_data(harness: 
     assert await harness.find(2) == [1, 2]
 
 
-async def test_one_that_comes_later_is_waited_for(harness: RuntimeDataHarness) -> None:
+async def test_find_waits_for_a_worker_that_registers_later(harness: RuntimeDataHarness) -> None:
     finding = asyncio.ensure_future(harness.find())
     await turns()
     await harness.card(1, {"role": "draft"})

@@ -45,7 +45,7 @@ def leave_open(request: Request, reply: Any) -> None:
     """A handler whose answer the test gives."""
 
 
-async def test_an_idle_endpoint_is_drained_at_once_and_takes_nothing_more() -> None:
+async def test_idle_endpoint_drains_at_once_and_refuses_new_requests() -> None:
     dispatcher = Dispatcher()
     served = dispatcher.add(PATH, leave_open)
     assert await served.drain(0.0)
@@ -53,7 +53,7 @@ async def test_an_idle_endpoint_is_drained_at_once_and_takes_nothing_more() -> N
         dispatcher.admit(PATH)
 
 
-async def test_draining_waits_for_the_last_answer() -> None:
+async def test_endpoint_drain_waits_for_the_last_response() -> None:
     dispatcher = Dispatcher()
     served = dispatcher.add(PATH, leave_open)
     replies = [begin(dispatcher) for _ in range(2)]
@@ -67,7 +67,7 @@ async def test_draining_waits_for_the_last_answer() -> None:
     assert await draining
 
 
-async def test_draining_gives_up_when_the_time_is_over_and_cutting_moves_the_rest() -> None:
+async def test_endpoint_drain_times_out_and_cut_ends_open_requests_with_engine_shutdown() -> None:
     dispatcher = Dispatcher()
     served = dispatcher.add(PATH, leave_open)
     reply = begin(dispatcher)
@@ -77,7 +77,7 @@ async def test_draining_gives_up_when_the_time_is_over_and_cutting_moves_the_res
     assert served.inflight == 0
 
 
-def test_a_full_endpoint_takes_the_next_when_one_ends() -> None:
+def test_full_endpoint_accepts_a_request_after_another_ends() -> None:
     dispatcher = Dispatcher()
     dispatcher.add(PATH, leave_open, ServeOptions(inflight_max=1))
     reply = begin(dispatcher)
@@ -87,7 +87,7 @@ def test_a_full_endpoint_takes_the_next_when_one_ends() -> None:
     begin(dispatcher)
 
 
-def test_a_removed_endpoint_is_unknown() -> None:
+def test_removed_endpoint_is_unknown() -> None:
     dispatcher = Dispatcher()
     dispatcher.add(PATH, leave_open)
     dispatcher.remove(PATH)
@@ -96,7 +96,7 @@ def test_a_removed_endpoint_is_unknown() -> None:
         dispatcher.admit(PATH)
 
 
-def test_what_a_handler_raises_ends_the_answer_and_only_bugs_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_handler_exception_ends_the_response_and_only_bugs_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     dispatcher = Dispatcher()
 
     def refuse(request: Request, reply: Any) -> None:
@@ -113,7 +113,7 @@ def test_what_a_handler_raises_ends_the_answer_and_only_bugs_are_logged(caplog: 
     assert "Traceback" in caplog.text
 
 
-def test_requests_are_counted_as_upstream_names_them() -> None:
+def test_endpoint_request_metrics_have_upstream_names() -> None:
     registry = MetricsRegistry()
     dispatcher = Dispatcher()
     dispatcher.add(PATH, leave_open, None, EndpointMetrics(registry, EndpointId("n", "c", "e"), 255))

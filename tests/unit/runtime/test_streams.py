@@ -64,7 +64,7 @@ def bound(annotated: bool = True, context: Context | None = None) -> tuple[Respo
     return stream, call
 
 
-async def test_values_come_plain_or_annotated() -> None:
+async def test_response_stream_yields_plain_or_annotated_values() -> None:
     for annotated in (False, True):
         stream, _ = bound(annotated)
         stream.on_token(7)
@@ -84,7 +84,7 @@ async def test_values_come_plain_or_annotated() -> None:
             assert repr(item) == "Annotated(data={'a': 1}, event='e')"
 
 
-async def test_a_reader_waits_for_what_comes_later() -> None:
+async def test_response_stream_reader_waits_for_the_next_element() -> None:
     stream, _ = bound(annotated=False)
     reading = asyncio.ensure_future(anext(stream))
     await turns()
@@ -96,7 +96,7 @@ async def test_a_reader_waits_for_what_comes_later() -> None:
     assert await ending == "end"
 
 
-async def test_an_error_is_raised_after_what_came_before_it() -> None:
+async def test_response_stream_raises_an_error_after_earlier_elements() -> None:
     stream, _ = bound(annotated=False)
     stream.on_token(1)
     stream.on_error(InvalidArgument("no"))
@@ -107,7 +107,7 @@ async def test_an_error_is_raised_after_what_came_before_it() -> None:
         await anext(stream)
 
 
-async def test_leaving_early_kills_the_request_once() -> None:
+async def test_response_stream_close_before_the_end_kills_the_request_once() -> None:
     stream, call = bound()
     stream.on_token(1)
     await stream.aclose()
@@ -118,14 +118,14 @@ async def test_leaving_early_kills_the_request_once() -> None:
     assert other.said == ["kill"]
 
 
-async def test_a_finished_request_is_not_killed() -> None:
+async def test_response_stream_close_after_the_end_does_not_kill_the_request() -> None:
     stream, call = bound()
     stream.on_end()
     await stream.aclose()
     assert call.said == []
 
 
-async def test_a_cancelled_reader_kills_the_request() -> None:
+async def test_response_stream_cancelled_reader_kills_the_request() -> None:
     stream, call = bound()
     reading = asyncio.ensure_future(anext(stream))
     await turns()
@@ -135,7 +135,7 @@ async def test_a_cancelled_reader_kills_the_request() -> None:
     assert call.said == ["kill"]
 
 
-async def test_the_context_stops_and_kills_the_call() -> None:
+async def test_response_stream_context_stops_and_kills_the_call() -> None:
     for end, said in ((Context.stop_generating, "stop"), (Context.kill, "kill")):
         context = Context()
         stream, call = bound(context=context)
@@ -144,7 +144,7 @@ async def test_the_context_stops_and_kills_the_call() -> None:
         stream.on_end()
 
 
-async def test_a_reader_whose_context_is_killed_hears_the_end() -> None:
+async def test_response_stream_reader_ends_when_its_context_is_killed() -> None:
     context = Context()
     stream, call = bound(context=context)
     stream.on_token(1)
@@ -170,7 +170,7 @@ async def test_stopping_the_context_ends_the_stream_after_the_elements_received_
         assert call.said == ["stop"]
 
 
-async def test_a_stream_that_is_dropped_after_its_stop_leaves_the_end_to_the_worker() -> None:
+async def test_response_stream_dropped_after_stop_does_not_kill_the_request() -> None:
     context = Context()
     context.stop_generating()
     stream, call = bound(context=context)
@@ -180,7 +180,7 @@ async def test_a_stream_that_is_dropped_after_its_stop_leaves_the_end_to_the_wor
 
 
 @pytest.mark.parametrize("error", [Unknown("why"), HttpError(415, "why"), Disconnected("why"), InvalidArgument("why")])
-async def test_errors_of_a_stream_are_value_errors_of_their_own_class(error: Exception) -> None:
+async def test_response_stream_error_is_a_value_error_and_keeps_its_class(error: Exception) -> None:
     stream, _ = bound()
     stream.on_error(error)
     with pytest.raises(ValueError, match="why") as raised:
@@ -189,7 +189,7 @@ async def test_errors_of_a_stream_are_value_errors_of_their_own_class(error: Exc
     assert vars(raised.value) == vars(error)
 
 
-async def test_a_long_lived_context_does_not_keep_its_streams() -> None:
+async def test_context_does_not_keep_references_to_its_streams() -> None:
     context = Context()
     stream, call = bound(context=context)
     stream.on_end()
@@ -200,7 +200,7 @@ async def test_a_long_lived_context_does_not_keep_its_streams() -> None:
     assert other.said == ["kill"]
 
 
-async def test_a_reader_that_is_too_slow_loses_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_response_stream_kills_the_request_when_the_reader_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dynamo.runtime.streams.UNREAD_MAX", 2)
     stream, call = bound(annotated=False)
     for token in range(4):
@@ -221,7 +221,7 @@ async def run(handler: Any, body: Any = None) -> FakeReply:
     return reply
 
 
-async def test_what_a_generator_yields_is_written_and_its_end_ends_the_answer() -> None:
+async def test_generator_values_are_written_and_its_return_ends_the_response() -> None:
     async def generate(request: dict[str, Any]) -> AsyncIterator[Any]:
         yield {"token_ids": [request["first"]], "index": 0}
         yield {"token_ids": [2], "index": 1}
@@ -230,14 +230,14 @@ async def test_what_a_generator_yields_is_written_and_its_end_ends_the_answer() 
     assert (reply.written, reply.end) == ([5, {"token_ids": [2], "index": 1}], None)
 
 
-async def test_a_generator_may_take_the_context() -> None:
+async def test_generator_handler_receives_the_context() -> None:
     async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
         yield [context.id(), context.metadata]
 
     assert (await run(generate)).written == [["r", {"m": "1"}]]
 
 
-async def test_the_context_goes_where_the_handler_wants_it() -> None:
+async def test_generator_handler_receives_the_context_by_name_or_second_position() -> None:
     async def by_name(request: Any, option: str = "default", *, context: Context) -> AsyncIterator[Any]:
         yield [option, context.id()]
 
@@ -252,7 +252,7 @@ async def test_the_context_goes_where_the_handler_wants_it() -> None:
     assert (await run(without)).written == [[None]]
 
 
-def test_a_handler_that_returns_once_is_refused() -> None:
+def test_generator_handler_refuses_a_function_that_is_no_generator() -> None:
     async def generate(request: Any) -> Any:
         return request
 
@@ -270,7 +270,9 @@ def test_a_handler_that_returns_once_is_refused() -> None:
         (RuntimeError("boom"), RuntimeError),
     ],
 )
-async def test_what_a_generator_raises_is_the_answer(raised: BaseException, kind: type[Exception]) -> None:
+async def test_generator_exception_ends_the_response_with_its_error(
+    raised: BaseException, kind: type[Exception]
+) -> None:
     async def generate(request: Any) -> AsyncIterator[Any]:
         yield "before"
         raise raised
@@ -280,7 +282,7 @@ async def test_what_a_generator_raises_is_the_answer(raised: BaseException, kind
     assert type(reply.end) is kind
 
 
-async def test_a_generator_that_is_cut_says_that_the_engine_stops() -> None:
+async def test_generator_cancelled_by_shutdown_ends_with_engine_shutdown() -> None:
     async def generate(request: Any) -> AsyncIterator[Any]:
         await asyncio.Event().wait()
         yield None
@@ -336,7 +338,7 @@ async def test_cancelled_generator_is_resumed_once_and_then_closed(end: Callable
     assert reply.written == [1]
 
 
-def test_a_body_that_cannot_be_read_is_the_callers_fault() -> None:
+def test_generator_handler_refuses_an_unreadable_body_as_invalid_argument() -> None:
     async def generate(request: Any) -> AsyncIterator[Any]:
         yield None
 
@@ -356,13 +358,13 @@ def test_a_body_that_cannot_be_read_is_the_callers_fault() -> None:
         ("text", None),
     ],
 )
-def test_only_a_bare_token_takes_the_fast_path(element: Any, written: Any) -> None:
+def test_generator_output_uses_token_fast_path_only_for_a_single_plain_token(element: Any, written: Any) -> None:
     reply = FakeReply()
     write(reply, element)
     assert reply.written == [element if written is None else written]
 
 
-async def test_the_first_element_is_the_answers_beginning() -> None:
+async def test_first_token_callback_runs_at_the_first_element() -> None:
     told: list[int] = []
     said: list[int] = []
 
@@ -378,7 +380,7 @@ async def test_the_first_element_is_the_answers_beginning() -> None:
     assert told == [1]
 
 
-async def test_a_bidirectional_handler_reads_its_request_as_a_stream() -> None:
+async def test_bidirectional_handler_reads_its_request_as_a_stream() -> None:
     async def handler(request_stream: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
         async for frame in request_stream:
             yield [context.id(), frame]
@@ -390,7 +392,7 @@ async def test_a_bidirectional_handler_reads_its_request_as_a_stream() -> None:
     assert (reply.written, reply.end) == ([["r", {"a": 1}], ["the answer goes on"]], None)
 
 
-async def test_a_request_in_frames_is_read_as_they_come() -> None:
+async def test_bidirectional_handler_reads_request_frames_as_they_arrive() -> None:
     frames = RequestFrames()
 
     async def handler(request_stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
@@ -407,7 +409,7 @@ async def test_a_request_in_frames_is_read_as_they_come() -> None:
     assert (reply.written, reply.end) == ([[0], [1], [2]], None)
 
 
-async def test_a_frame_that_cannot_be_read_is_the_callers_fault() -> None:
+async def test_bidirectional_handler_reports_an_unreadable_frame_as_invalid_argument() -> None:
     frames = RequestFrames()
 
     async def handler(request_stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
@@ -421,7 +423,7 @@ async def test_a_frame_that_cannot_be_read_is_the_callers_fault() -> None:
     assert isinstance(reply.end, InvalidArgument)
 
 
-async def test_an_envelope_is_written_with_its_annotations() -> None:
+async def test_generator_envelope_is_written_with_its_annotations() -> None:
     async def generate(request: Any) -> AsyncIterator[Any]:
         yield {"_dynamo_annotated": True, "data": {"b": 2}, "event": "progress", "comment": ["half"], "id": "7"}
         yield {"_dynamo_annotated": False, "data": 5}
@@ -437,7 +439,7 @@ async def test_an_envelope_is_written_with_its_annotations() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"id": 7}, {"event": 3}, {"comment": "text"}, {"comment": [1]}])
-async def test_an_envelope_with_annotations_that_are_not_text_fails_its_request_alone(wrong: dict[str, Any]) -> None:
+async def test_generator_envelope_with_non_text_annotations_fails_only_its_request(wrong: dict[str, Any]) -> None:
     async def generate(request: Any) -> AsyncIterator[Any]:
         yield {"_dynamo_annotated": True, "data": 1, **wrong}
 
@@ -447,7 +449,7 @@ async def test_an_envelope_with_annotations_that_are_not_text_fails_its_request_
     assert "invalid response object from Python async generator" in str(reply.end)
 
 
-async def test_elements_without_data_are_skipped_where_annotations_are_not_requested() -> None:
+async def test_response_stream_skips_elements_without_data_unless_annotations_are_requested() -> None:
     stream = ResponseStream(annotated=False)
     for data in (None, b"\x05", b"\xc0", b"\x06"):
         stream.on_item(Item(data, "msgpack", event="e"))
@@ -471,7 +473,7 @@ async def test_annotations_of_an_envelope_reach_the_caller() -> None:
     await serving
 
 
-async def test_an_element_that_cannot_be_encoded_fails_the_request() -> None:
+async def test_generator_element_that_cannot_be_encoded_fails_the_request() -> None:
     class EncodingReply(FakeReply):
         def item(self, value: Any) -> None:
             super().item(encode(value, "msgpack"))

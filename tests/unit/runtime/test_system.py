@@ -87,7 +87,7 @@ async def test_health_and_live_report_readiness(process: Process) -> None:
         assert (response.status_code, response.json()["status"]) == (200, "ready")
 
 
-async def test_metrics_are_prometheus_text(process: Process) -> None:
+async def test_system_server_metrics_are_prometheus_text(process: Process) -> None:
     process.metrics.counter("c_total", "c").labels().inc(3)
     response = await process.request("/metrics")
     assert response.status_code == 200
@@ -95,7 +95,7 @@ async def test_metrics_are_prometheus_text(process: Process) -> None:
     assert "c_total 3\n" in response.text
 
 
-async def test_engine_routes_return_json(process: Process) -> None:
+async def test_engine_route_returns_json(process: Process) -> None:
     async def double(value: dict[str, Any]) -> dict[str, Any]:
         return {"twice": 2 * value.get("n", 1)}
 
@@ -113,7 +113,7 @@ async def test_engine_routes_return_json(process: Process) -> None:
     assert json.loads(response.content) == {"error": "Route not found", "message": "Route /engine/foo not found"}
 
 
-async def test_other_paths_are_not_found(process: Process) -> None:
+async def test_system_server_unknown_path_is_not_found(process: Process) -> None:
     response = await process.request("/metadata")
     assert (response.status_code, response.text) == (404, "Discovery metadata not available")
     assert (await process.request("/nonsense")).status_code == 404

@@ -27,7 +27,7 @@ def say(chunks: AnnouncingChunks, index: int, *events: Event) -> list[tuple[str,
     return said(chunks.events(index, events, b"", [], 0))
 
 
-def test_a_call_is_announced_when_something_else_begins() -> None:
+def test_tool_call_is_announced_when_the_next_element_begins() -> None:
     chunks = make()
     assert [name for name, _ in say(chunks, 0, CallBegin(0, "f", "c1"), CallArguments(0, '{"a"'))] == ["", ""]
     names = say(chunks, 0, CallArguments(0, ": 1}"), CallBegin(1, "g", "c2"))
@@ -42,7 +42,7 @@ def test_a_call_is_announced_when_something_else_begins() -> None:
     )
 
 
-def test_thoughts_are_announced_once_and_whole() -> None:
+def test_reasoning_is_announced_once_with_its_full_text() -> None:
     chunks = make()
     say(chunks, 1, ReasoningDelta("a"))
     names = say(chunks, 1, ReasoningDelta("b"), ContentDelta("c"))
@@ -51,21 +51,21 @@ def test_thoughts_are_announced_once_and_whole() -> None:
     assert [name for name, _ in said(chunks.finish(1, "stop", None))] == [""]
 
 
-def test_choices_are_announced_on_their_own() -> None:
+def test_announcements_are_separate_per_choice() -> None:
     chunks = make()
     say(chunks, 0, ReasoningDelta("a"))
     assert [name for name, _ in say(chunks, 1, ContentDelta("x"))] == [""]
     assert [name for name, _ in say(chunks, 0, ContentDelta("x"))] == ["reasoning_dispatch", ""]
 
 
-def test_what_is_not_wanted_is_not_announced() -> None:
+def test_disabled_announcements_are_not_sent() -> None:
     events = (ReasoningDelta("a"), ContentDelta("b"), CallBegin(0, "f", "c"), CallArguments(0, "{}"), ContentDelta("d"))
     assert [name for name, _ in say(make(thoughts=False), 0, *events) if name] == ["tool_call_dispatch"]
     assert [name for name, _ in say(make(calls=False), 0, *events) if name] == ["reasoning_dispatch"]
 
 
 @pytest.mark.parametrize("wanted", [{}, {"announces_calls": True}, {"announces_thoughts": True}])
-def test_a_frontend_that_announces_nothing_has_plain_chunks(wanted: dict[str, bool]) -> None:
+def test_chunks_without_announcements_are_plain_chat_chunks(wanted: dict[str, bool]) -> None:
     options = AnswerOptions(reasoning_field="reasoning", **wanted)
     chunks = options.chunks("i", "m", 1)
     assert type(chunks) is (AnnouncingChunks if wanted else ChatChunks)

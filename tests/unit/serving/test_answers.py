@@ -112,7 +112,7 @@ def last(index: int = 0, reason: str = "length") -> Item:
     return Item(msgpack_encode(EngineOutput([3], index, finish_reason=reason)))
 
 
-async def test_tokens_of_one_tick_are_one_write_and_still_one_event_each() -> None:
+async def test_tokens_of_one_tick_are_written_together_as_separate_events() -> None:
     scene = Scene(usage=True)
     generation = scene.generation()
     generation.on_token(1)
@@ -136,7 +136,7 @@ async def test_tokens_of_one_tick_are_one_write_and_still_one_event_each() -> No
     assert scene.closed == [""]
 
 
-async def test_an_answer_that_ends_in_its_first_tick_is_whole() -> None:
+async def test_response_that_ends_in_its_first_tick_is_complete() -> None:
     scene = Scene()
     generation = scene.generation()
     generation.on_token(1)
@@ -159,7 +159,7 @@ async def test_running_usage_is_in_every_chunk() -> None:
     assert counts == [1, 1, 2, 3, 3, 3]  # The role, three texts, the reason, the last count.
 
 
-async def test_choices_of_several_generations_end_each_on_their_own() -> None:
+async def test_choices_of_several_generations_end_independently() -> None:
     scene = Scene()
     first, second = scene.generation(), scene.generation(n=2)
     second.on_item(last(index=1))
@@ -176,14 +176,14 @@ async def test_choices_of_several_generations_end_each_on_their_own() -> None:
     assert sorted(opened) == [0, 1, 2]
 
 
-async def test_an_error_before_the_first_token_keeps_its_status() -> None:
+async def test_error_before_the_first_token_keeps_its_status() -> None:
     scene = Scene()
     scene.generation().on_error(InvalidArgument("too long", param="messages"))
     assert scene.client.status == 400
     assert scene.closed == ["validation"]
 
 
-async def test_an_error_after_the_first_token_is_an_event_and_a_clean_end() -> None:
+async def test_error_after_the_first_token_is_an_event_and_ends_the_stream() -> None:
     scene = Scene()
     generation = scene.generation()
     generation.on_token(1)
@@ -194,7 +194,7 @@ async def test_an_error_after_the_first_token_is_an_event_and_a_clean_end() -> N
     assert scene.closed == ["unavailable"]
 
 
-async def test_a_retried_generation_goes_on_as_if_nothing_had_happened() -> None:
+async def test_retried_generation_continues_without_a_visible_error() -> None:
     scene = Scene(retry=True)
     generation = scene.generation()
     generation.on_error(Disconnected("gone"))
@@ -204,7 +204,7 @@ async def test_a_retried_generation_goes_on_as_if_nothing_had_happened() -> None
     assert scene.client.events()[-1]["choices"][0]["finish_reason"] == "length"
 
 
-async def test_a_client_that_leaves_stops_every_worker() -> None:
+async def test_client_disconnect_kills_the_call_of_every_worker() -> None:
     scene = Scene()
     scene.generation()
     scene.generation()
@@ -214,7 +214,7 @@ async def test_a_client_that_leaves_stops_every_worker() -> None:
     assert scene.client.writes == []
 
 
-async def test_one_failed_prompt_of_a_batch_ends_the_whole_answer_once() -> None:
+async def test_failed_prompt_of_a_batch_ends_the_whole_response_once() -> None:
     scene = Scene(stream=False)
     first, second = scene.generation(), scene.generation()
     first.on_error(Disconnected("gone"))
@@ -225,7 +225,7 @@ async def test_one_failed_prompt_of_a_batch_ends_the_whole_answer_once() -> None
 
 
 @pytest.mark.parametrize("reason", ["length", "stop"])
-async def test_a_whole_answer_is_one_body(reason: str) -> None:
+async def test_unary_response_is_one_body(reason: str) -> None:
     scene = Scene(stream=False)
     generation = scene.generation()
     generation.on_token(1)
@@ -237,7 +237,7 @@ async def test_a_whole_answer_is_one_body(reason: str) -> None:
     assert body["usage"]["completion_tokens"] == 2
 
 
-async def test_unary_answer_that_cannot_be_written_is_an_error_and_not_a_hang(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unary_response_that_cannot_be_written_is_an_internal_error(caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene(stream=False)
 
     def body(*_: Any) -> bytes:
@@ -251,7 +251,7 @@ async def test_unary_answer_that_cannot_be_written_is_an_error_and_not_a_hang(ca
     assert "request failed" in caplog.text
 
 
-async def test_the_accounts_balance() -> None:
+async def test_request_gauges_return_to_zero_after_the_response() -> None:
     scene = Scene()
     generation = scene.generation()
     generation.on_token(1)
@@ -267,7 +267,7 @@ async def test_the_accounts_balance() -> None:
     )
 
 
-async def test_a_worker_that_speaks_is_not_silent_whoever_sees_its_tokens() -> None:
+async def test_unary_response_records_worker_activity_after_the_first_token() -> None:
     scene = Scene(stream=False)
     generation = scene.generation()
     generation.on_token(1)

@@ -63,7 +63,9 @@ def in_order(completions: list[TextCompletion]) -> list[TextCompletion]:
     ],
     ids=str,
 )
-async def test_completions_are_those_of_the_json_response(fields: dict[str, Any], stream: bool) -> None:
+async def test_completion_calls_return_the_completions_of_the_json_response(
+    fields: dict[str, Any], stream: bool
+) -> None:
     script = Script(["Hello there.", "Good day, you two."][: fields.get("n", 1)])
     async with open_house() as house:
         sent = fields_of(script, stream=stream, **fields)
@@ -74,7 +76,7 @@ async def test_completions_are_those_of_the_json_response(fields: dict[str, Any]
     assert in_order(completions) == in_order(expected)
 
 
-async def test_several_tokens_of_one_message_are_several_completions() -> None:
+async def test_tokens_of_one_message_are_separate_completions() -> None:
     async with open_house() as house:
         completions, _ = await called(house, fields_of(Script(["Hello there."], sizes=[9]), stream=True))
         assert len(completions) > 2
@@ -116,7 +118,7 @@ async def test_call_is_refused_while_the_frontend_drains() -> None:
         assert (completions, refusal.status) == ([], 503)
 
 
-async def test_reader_that_leaves_cancels_the_request() -> None:
+async def test_reader_disconnect_cancels_the_request() -> None:
     async with open_house() as house:
         fields = fields_of(Script(["Hello there. " * 50]), stream=True)
         call = CompletionCall(house.pipeline.handle_call, completion_of(fields))
@@ -140,7 +142,7 @@ async def test_reader_that_is_too_slow_is_cut_off() -> None:
     assert left == ["left"]
 
 
-async def test_one_completion_may_be_larger_than_the_limit_of_unread_ones() -> None:
+async def test_single_completion_may_exceed_the_unread_byte_limit() -> None:
     large = TextCompletion("c", [TextChoice("x" * (UNREAD_BYTES_MAX + 1), 0)], 1, "m")
 
     def handler(call: CompletionCall) -> None:

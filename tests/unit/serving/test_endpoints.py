@@ -50,6 +50,6 @@ async def test_text_workers_receive_chat_requests_for_other_endpoints(stream: bo
         assert "input" not in asked
 
 
-def test_an_answer_names_the_tier_that_served_it() -> None:
+def test_chunks_contain_the_service_tier() -> None:
     chunk = tiered(CHAT).chunks("chatcmpl-1", "m", 5).first(0)
     assert json_decode(chunk.removeprefix(b"data: ").strip())["service_tier"] == "default"

@@ -31,12 +31,14 @@ from dynamo.serving.errors import answer_to, overload_status
         (RuntimeError("secret"), 500, "internal"),
     ],
 )
-def test_each_failure_has_its_status_and_its_label(error: BaseException, status: int, label: str) -> None:
+def test_error_response_has_a_status_and_label_for_each_error_class(
+    error: BaseException, status: int, label: str
+) -> None:
     told = answer_to(error)
     assert (told.status, told.label) == (status, label)
 
 
-def test_an_engines_own_words_are_hidden_unless_they_blame_the_request() -> None:
+def test_error_response_hides_engine_messages_except_invalid_arguments() -> None:
     assert "secret" not in answer_to(errors.Unknown("secret")).message
     assert "secret" not in answer_to(errors.HttpError(500, "secret")).message
     assert answer_to(errors.InvalidArgument("max_tokens must be positive", param="max_tokens")).message.startswith(
@@ -44,13 +46,13 @@ def test_an_engines_own_words_are_hidden_unless_they_blame_the_request() -> None
     )
 
 
-def test_a_body_is_read_by_openai_clients_and_by_upstreams() -> None:
+def test_error_body_has_openai_and_upstream_fields() -> None:
     body = json.loads(answer_to(errors.InvalidArgument("bad", param="top_p")).body())
     assert body["error"] == {"message": "bad", "type": "invalid_request_error", "param": "top_p", "code": 400}
     assert (body["message"], body["type"], body["code"]) == ("bad", "Bad Request", 400)
 
 
-def test_a_failure_of_a_worker_names_its_status_in_the_details() -> None:
+def test_error_body_of_a_worker_failure_contains_its_backend_status() -> None:
     for error in (errors.Unknown("secret"), errors.HttpError(500, "secret")):
         assert json.loads(answer_to(error).flat_body()) == {
             "message": "Internal server error",
@@ -62,7 +64,7 @@ def test_a_failure_of_a_worker_names_its_status_in_the_details() -> None:
 
 
 @pytest.mark.parametrize(("text", "status"), [("503", 503), ("999", 999), ("99", 529), ("1000", 529), ("many", 529)])
-def test_the_overload_status_is_the_operators_choice(monkeypatch: pytest.MonkeyPatch, text: str, status: int) -> None:
+def test_overload_status_is_read_from_its_variable(monkeypatch: pytest.MonkeyPatch, text: str, status: int) -> None:
     monkeypatch.setenv("DYN_HTTP_OVERLOAD_STATUS_CODE", text)
     overload_status.cache_clear()
     try:
@@ -73,7 +75,7 @@ def test_the_overload_status_is_the_operators_choice(monkeypatch: pytest.MonkeyP
     assert told.retry_after_s is not None
 
 
-def test_an_error_event_is_one_server_sent_event() -> None:
+def test_error_event_is_one_server_sent_event() -> None:
     event = answer_to(errors.StreamIncomplete()).event()
     assert event.startswith(b"data: ") and event.endswith(b"\n\n")
     assert json.loads(event[6:])["error"]["code"] == "unavailable"

@@ -27,7 +27,7 @@ def test_nvext_contains_the_requested_extra_fields(street: Street) -> None:
     assert 0 <= told["timing"]["ttft_ms"] <= told["timing"]["total_time_ms"]
 
 
-def test_every_chunk_tells_the_worker_and_its_own_tokens(street: Street) -> None:
+def test_every_chunk_contains_the_worker_id_and_its_token_ids(street: Street) -> None:
     fields = {"extra_fields": ["worker_id", "timing", "completion_token_ids"]}
     script = Script(["Hi you there"])
     events = street.run(street.plain.chat(script, stream=True, nvext=fields)).events

@@ -86,7 +86,7 @@ async def legs() -> AsyncIterator[Legs]:
 BOTH = (WorkerType.Prefill, WorkerType.Decode)
 
 
-async def test_a_native_request_is_prefilled_by_one_worker_and_answered_by_another(legs: Legs, model_dir: Path) -> None:
+async def test_native_request_is_prefilled_and_decoded_by_different_workers(legs: Legs, model_dir: Path) -> None:
     await legs.serve(model_dir, ModelType.Chat, *BOTH)
     vllm = await legs.relays.ask(VLLM, {"token_ids": PROMPT, "sampling_params": {}}, {"x-dynamo-explain": "1"})
     assert (vllm.status, vllm.json["choices"][0]["token_ids"]) == (200, [8, 9])
@@ -101,7 +101,9 @@ async def test_a_native_request_is_prefilled_by_one_worker_and_answered_by_anoth
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-async def test_one_that_fails_before_its_answer_is_done_again_elsewhere(legs: Legs, model_dir: Path, role: str) -> None:
+async def test_native_request_is_retried_on_another_worker_after_a_disconnect(
+    legs: Legs, model_dir: Path, role: str
+) -> None:
     await legs.serve(model_dir, ModelType.Chat, *BOTH, *BOTH)
     legs.fails[role].append(Disconnected("gone"))
     answer = await legs.relays.ask(SGLANG, {"input_ids": PROMPT, "stream": True})
@@ -117,13 +119,13 @@ async def test_non_retryable_worker_error_is_returned(legs: Legs, model_dir: Pat
     assert (answer.status, legs.roles()) == (500, ["prefill", "decode"])
 
 
-async def test_without_a_prefill_worker_nobody_generates(legs: Legs, model_dir: Path) -> None:
+async def test_native_request_without_a_prefill_worker_is_not_found(legs: Legs, model_dir: Path) -> None:
     await legs.serve(model_dir, ModelType.Chat, WorkerType.Decode)
     answer = await legs.relays.ask(SGLANG, {"input_ids": PROMPT, "stream": True})
     assert (answer.status, legs.asked) == (404, [])
 
 
-async def test_workers_of_two_roles_make_no_embeddings(legs: Legs, model_dir: Path) -> None:
+async def test_embedding_model_with_prefill_and_decode_workers_is_not_found(legs: Legs, model_dir: Path) -> None:
     await legs.serve(model_dir, ModelType.Embedding, *BOTH)
     answer = await legs.relays.ask("/v1/embeddings", {"model": "m", "input": "hi"})
     assert (answer.status, legs.asked) == (404, [])
@@ -131,7 +133,7 @@ async def test_workers_of_two_roles_make_no_embeddings(legs: Legs, model_dir: Pa
     assert legs.relays.pipeline.inflight == 0
 
 
-async def test_a_worker_that_no_header_can_mean_is_refused_before_anything_is_counted(
+async def test_malformed_worker_instance_header_is_refused_before_the_request_is_counted(
     legs: Legs, model_dir: Path
 ) -> None:
     await legs.serve(model_dir, ModelType.Chat, *BOTH)
@@ -140,7 +142,7 @@ async def test_a_worker_that_no_header_can_mean_is_refused_before_anything_is_co
     assert (answer.status, legs.asked, len(legs.relays.metrics.open_requests)) == (400, [], 0)
 
 
-async def test_the_next_turn_is_prefilled_where_the_last_one_was(legs: Legs, model_dir: Path) -> None:
+async def test_speculative_prefill_uses_the_workers_of_the_previous_turn(legs: Legs, model_dir: Path) -> None:
     await legs.serve(model_dir, ModelType.Chat, *BOTH, *BOTH)
     ask = {
         "model": "m",

@@ -84,7 +84,7 @@ def item(token_ids: list[int], index: int = 0, **rest: object) -> Item:
     return Item(msgpack_encode(EngineOutput(token_ids, index, **rest)))  # type: ignore[arg-type]
 
 
-def test_tokens_become_json_pieces_and_the_answer_is_touched_once_a_batch() -> None:
+def test_generation_converts_tokens_to_json_pieces_and_notifies_the_response_once_per_batch() -> None:
     generation, heard, _ = make()
     for token in (1, 2, 4, 5):
         generation.on_token(token)
@@ -93,14 +93,14 @@ def test_tokens_become_json_pieces_and_the_answer_is_touched_once_a_batch() -> N
     assert generation.choices[0].text() == 'Hello world"\n'
 
 
-def test_a_character_cut_across_tokens_comes_out_whole() -> None:
+def test_generation_joins_a_character_split_across_tokens() -> None:
     generation, _, _ = make()
     for token in (1, *EURO, 3):
         generation.on_token(token)
     assert generation.choices[0].text() == "Hello€!"
 
 
-def test_a_broken_character_at_the_end_is_shown_as_one() -> None:
+def test_generation_replaces_an_incomplete_character_at_the_end() -> None:
     generation, heard, _ = make()
     generation.on_token(EURO[0])
     generation.on_item(item([], finish_reason="length"))
@@ -109,7 +109,7 @@ def test_a_broken_character_at_the_end_is_shown_as_one() -> None:
     assert heard.over == [generation]
 
 
-def test_the_last_item_ends_the_choice_and_its_hidden_stop_token_is_not_shown() -> None:
+def test_generation_ends_with_the_last_item_and_hides_its_stop_token() -> None:
     generation, heard, _ = make()
     generation.on_token(1)
     usage = CompletionUsage(3, 2, 5)
@@ -120,7 +120,7 @@ def test_the_last_item_ends_the_choice_and_its_hidden_stop_token_is_not_shown() 
     assert generation.counted() == usage
 
 
-def test_our_count_stands_in_when_the_engine_gives_none() -> None:
+def test_generation_counts_tokens_when_the_engine_reports_no_usage() -> None:
     generation, _, _ = make()
     generation.on_token(1)
     generation.on_item(item([2], finish_reason="length"))
@@ -129,7 +129,7 @@ def test_our_count_stands_in_when_the_engine_gives_none() -> None:
 
 
 @given(st.data())
-def test_a_stop_string_ends_the_text_however_it_is_cut_into_tokens(data: st.DataObject) -> None:
+def test_generation_stop_string_ends_the_text_at_any_token_split(data: st.DataObject) -> None:
     cut = data.draw(st.sampled_from([[7], [8, 9]]))
     include = data.draw(st.booleans())
     before = data.draw(st.lists(st.sampled_from([1, 2, 3, 6, 8, 10]), max_size=6))
@@ -143,7 +143,7 @@ def test_a_stop_string_ends_the_text_however_it_is_cut_into_tokens(data: st.Data
     assert len(heard.over) == 1
 
 
-def test_text_that_only_began_like_a_stop_string_is_given_in_the_end() -> None:
+def test_generation_releases_a_stop_string_prefix_at_the_end() -> None:
     generation, _, _ = make(stop=["STOP"])
     generation.on_token(8)
     assert generation.choices[0].pieces == []
@@ -151,7 +151,7 @@ def test_text_that_only_began_like_a_stop_string_is_given_in_the_end() -> None:
     assert generation.choices[0].text() == "ST!"
 
 
-def test_logprobs_are_kept_for_each_token_shown() -> None:
+def test_generation_keeps_logprobs_for_each_visible_token() -> None:
     generation, _, _ = make(logprobs=1)
     top = [[TopLogprob(rank=1, token_id=2, logprob=-0.1), TopLogprob(rank=2, token_id=3, logprob=-3.0)]]
     generation.on_item(item([1], log_probs=[-1.5], top_logprobs=top))
@@ -161,7 +161,7 @@ def test_logprobs_are_kept_for_each_token_shown() -> None:
     assert [(one.text, one.logprob, one.top) for one in entries] == [("Hello", -1.5, [(" world", b" world", -0.1)])]
 
 
-def test_choices_are_kept_apart_and_the_answer_ends_with_the_last() -> None:
+def test_generation_separates_choices_and_ends_with_the_last() -> None:
     generation, heard, _ = make(n=2)
     generation.on_item(item([1], index=1))
     generation.on_item(item([2], index=0, finish_reason="length", completion_usage=CompletionUsage(3, 1, 4)))
@@ -179,7 +179,7 @@ def test_choice_index_out_of_range_is_a_worker_error() -> None:
     assert call.ends == ["kill"]
 
 
-def test_output_that_cannot_be_read_is_the_workers_fault() -> None:
+def test_unreadable_worker_output_is_an_unknown_error() -> None:
     generation, heard, _ = make()
     generation.on_item(Item(b"\xc1nonsense"))
     assert isinstance(heard.errors[0], Unknown)
@@ -193,7 +193,7 @@ def test_json_workers_are_understood(index: dict[str, int | None]) -> None:
 
 
 @pytest.mark.parametrize(("reason", "kind"), [("error:out of memory", Unknown), ("cancelled", Cancelled)])
-def test_a_finish_that_is_none_is_a_failure(reason: str, kind: type[Exception]) -> None:
+def test_finish_reason_that_is_no_success_is_an_error(reason: str, kind: type[Exception]) -> None:
     generation, heard, _ = make()
     generation.on_item(item([1], finish_reason=reason))
     assert isinstance(heard.errors[0], kind)
@@ -217,7 +217,7 @@ def test_generation_ignores_messages_after_its_end() -> None:
     assert heard.over == []
 
 
-def test_a_generation_that_had_not_spoken_can_be_sent_again() -> None:
+def test_generation_without_output_can_be_retried_after_a_disconnect() -> None:
     generation, heard, _ = make()
     generation.on_error(Disconnected("gone"))
     assert generation.failed_instance == 9
@@ -228,7 +228,7 @@ def test_a_generation_that_had_not_spoken_can_be_sent_again() -> None:
     assert heard.over == [generation]
 
 
-def test_cancelling_kills_the_call_and_silences_the_rest() -> None:
+def test_generation_cancel_kills_the_call_and_suppresses_later_errors() -> None:
     generation, heard, call = make()
     generation.cancel()
     generation.on_error(Disconnected("gone"))
@@ -236,13 +236,13 @@ def test_cancelling_kills_the_call_and_silences_the_rest() -> None:
     assert heard.errors == []
 
 
-def test_an_unknown_token_id_shows_nothing() -> None:
+def test_unknown_token_id_produces_no_text() -> None:
     generation, _, _ = make()
     generation.on_token(10_000)
     assert generation.choices[0].text() == ""
 
 
-def test_the_usage_of_a_batch_is_the_sum() -> None:
+def test_usage_of_a_batch_is_the_sum_of_its_generations() -> None:
     first, second = make()[0], make()[0]
     first.on_token(1)
     second.on_token(1)
@@ -259,7 +259,7 @@ def test_generation_accepts_fewer_choices_than_requested() -> None:
 
 
 @pytest.mark.parametrize("cut_first", [True, False])
-def test_what_an_engine_says_after_a_stop_string_is_not_counted(cut_first: bool) -> None:
+def test_generation_does_not_count_tokens_after_a_stop_string(cut_first: bool) -> None:
     generation, heard, _ = make(stop=["STOP"], n=2)
     cut = [item([7], 0), item([1, 1], 0, finish_reason="length", completion_usage=CompletionUsage(3, 3, 6))]
     whole = [item([1], 1, finish_reason="length", completion_usage=CompletionUsage(3, 1, 4))]
@@ -270,7 +270,7 @@ def test_what_an_engine_says_after_a_stop_string_is_not_counted(cut_first: bool)
     assert generation.counted() == CompletionUsage(3, 2, 5)
 
 
-def test_a_choice_that_was_cut_is_deaf_to_bare_tokens() -> None:
+def test_generation_ignores_tokens_of_a_stopped_choice() -> None:
     generation, heard, _ = make(stop=["STOP"], n=2)
     generation.on_token(7)
     touched = len(heard.touched)
@@ -281,7 +281,7 @@ def test_a_choice_that_was_cut_is_deaf_to_bare_tokens() -> None:
     assert generation.counted() == CompletionUsage(3, 2, 5)
 
 
-def test_a_hidden_stop_token_ends_the_text_even_if_the_worker_goes_on() -> None:
+def test_hidden_stop_token_ends_the_text_while_the_worker_still_sends() -> None:
     generation, heard, call = make()
     generation._texts = [None, *generation._texts[1:]]  # As the model's table marks what may end a text.
     for token in (1, 2, 0, 3):
@@ -292,7 +292,7 @@ def test_a_hidden_stop_token_ends_the_text_even_if_the_worker_goes_on() -> None:
     assert heard.over == [generation]
 
 
-def test_a_hidden_stop_token_in_an_item_ends_the_text_too() -> None:
+def test_hidden_stop_token_in_an_item_ends_the_text() -> None:
     generation, heard, _ = make(logprobs=0)
     generation.on_item(item([1, 0, 2], log_probs=[-1.0, -1.0, -1.0]))
     assert generation.choices[0].text() == "Hello"

@@ -42,9 +42,7 @@ def router(street: Street, monkeypatch: pytest.MonkeyPatch) -> Iterator[FixedRou
         yield made
 
 
-def test_a_chat_query_returns_the_workers_and_the_tokens_without_generating(
-    street: Street, router: FixedRouter
-) -> None:
+def test_chat_query_returns_workers_and_tokens_without_generating(street: Street, router: FixedRouter) -> None:
     answer = street.run(street.plain.chat(Script(["never generated"]), nvext=NOTE)).json
     assert answer["nvext"]["worker_id"] == WORKER
     tokens = answer["nvext"]["token_ids"]
@@ -61,7 +59,7 @@ def test_a_chat_query_returns_the_workers_and_the_tokens_without_generating(
     assert "usage" not in answer
 
 
-def test_a_streamed_query_is_one_chunk_after_the_annotations(street: Street, router: FixedRouter) -> None:
+def test_streamed_query_returns_one_chunk_after_the_annotations(street: Street, router: FixedRouter) -> None:
     script = Script(["never generated"])
     stream = street.run(street.plain.chat(script, stream=True, stream_options={"include_usage": True}, nvext=NOTE))
     (event,) = stream.events
@@ -71,23 +69,23 @@ def test_a_streamed_query_is_one_chunk_after_the_annotations(street: Street, rou
     assert event["choices"] == [{"index": 0, "delta": {"role": "assistant"}, "finish_reason": None, "logprobs": None}]
 
 
-def test_a_completion_query_has_an_empty_text(street: Street, router: FixedRouter) -> None:
+def test_completion_query_returns_an_empty_text(street: Street, router: FixedRouter) -> None:
     answer = street.run(street.plain.complete(Script(["never generated"]), nvext=NOTE)).json
     assert (answer["choices"], answer["usage"]) == ([{"text": "", "index": 0}], None)
     assert answer["nvext"]["worker_id"] == WORKER
 
 
-def test_a_query_without_a_worker_is_refused(street: Street, router: FixedRouter) -> None:
+def test_query_without_an_available_worker_is_refused(street: Street, router: FixedRouter) -> None:
     router.error = NotReady("no worker")
     assert street.run(street.plain.chat(Script(["x"]), nvext=NOTE)).status == 503
 
 
 @pytest.mark.parametrize("note", ["query_instance_id", "request_id"])
-def test_other_annotations_are_no_query(street: Street, router: FixedRouter, note: str) -> None:
+def test_unrelated_annotations_do_not_start_a_query(street: Street, router: FixedRouter, note: str) -> None:
     street.run(street.plain.chat(Script(["x"]), nvext={"annotations": [note]}))
     assert router.looks == 0
 
 
-def test_without_a_kv_router_the_response_is_generated(street: Street) -> None:
+def test_query_without_a_kv_router_generates_the_response(street: Street) -> None:
     answer = street.run(street.plain.chat(Script(["Hi"]), nvext=NOTE)).json
     assert answer["choices"][0]["message"]["content"] == "Hi"

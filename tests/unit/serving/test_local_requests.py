@@ -27,12 +27,12 @@ async def events_of(exchange: LocalRequest) -> list[bytes]:
     return [event async for event in exchange.events()]
 
 
-async def test_a_whole_answer_has_its_status_and_its_body() -> None:
+async def test_local_request_returns_status_and_body() -> None:
     answer = await exchange_of(lambda exchange: exchange.respond(201, b"x")).whole()
     assert (answer.status, answer.body, answer.error) == (201, b"x", None)
 
 
-async def test_a_refusal_is_known_as_one() -> None:
+async def test_local_request_exposes_a_refusal() -> None:
     wrong = ErrorAnswer(400, "wrong", param="n")
     answer = await exchange_of(lambda exchange: exchange.refuse(wrong)).whole()
     assert (answer.status, answer.error) == (400, wrong)
@@ -42,7 +42,7 @@ async def test_a_refusal_is_known_as_one() -> None:
 
 
 @given(st.lists(st.integers(1, 40), max_size=12))
-def test_events_are_the_same_however_they_are_written(cuts: list[int]) -> None:
+def test_local_request_events_are_independent_of_write_boundaries(cuts: list[int]) -> None:
     stream = b'data: {"a":1}\n\n: idle\n\nevent: x\n\ndata: {"b":2}\n\ndata: [DONE]\n\n'
 
     def handler(exchange: ResponseStream) -> None:
@@ -58,7 +58,7 @@ def test_events_are_the_same_however_they_are_written(cuts: list[int]) -> None:
     assert asyncio.run(events_of(exchange_of(handler))) == [b'{"a":1}', b'{"b":2}']
 
 
-async def test_several_events_in_one_frame_are_read() -> None:
+async def test_local_request_reads_several_events_in_one_frame() -> None:
     def handler(exchange: ResponseStream) -> None:
         exchange.write_framed(Frame(b"data: ", b"\n\n"), b"a\n\ndata: b")
         exchange.end()
@@ -66,7 +66,7 @@ async def test_several_events_in_one_frame_are_read() -> None:
     assert await events_of(exchange_of(handler)) == [b"a", b"b"]
 
 
-async def test_whoever_asks_and_goes_is_a_client_that_left() -> None:
+async def test_cancelled_local_request_disconnects_its_client() -> None:
     left: list[str] = []
 
     def handler(exchange: ResponseStream) -> None:
@@ -80,7 +80,7 @@ async def test_whoever_asks_and_goes_is_a_client_that_left() -> None:
     assert left == ["left"]
 
 
-async def test_an_answer_that_came_whole_was_not_left() -> None:
+async def test_completed_local_request_does_not_call_its_disconnect_handler() -> None:
     left: list[str] = []
 
     def handler(exchange: ResponseStream) -> None:
@@ -95,7 +95,7 @@ async def test_an_answer_that_came_whole_was_not_left() -> None:
     assert (left, exchange.disconnected) == ([], True)
 
 
-async def test_one_may_leave_from_elsewhere() -> None:
+async def test_local_request_leave_cancels_its_reader() -> None:
     exchange = exchange_of(lambda _: None)
     asking = asyncio.ensure_future(exchange.whole())
     await turns()
@@ -104,7 +104,7 @@ async def test_one_may_leave_from_elsewhere() -> None:
         await asking
 
 
-async def test_a_reader_that_is_too_slow_is_cut_off() -> None:
+async def test_local_request_with_a_slow_reader_times_out() -> None:
     left: list[str] = []
 
     def handler(exchange: ResponseStream) -> None:
@@ -117,7 +117,7 @@ async def test_a_reader_that_is_too_slow_is_cut_off() -> None:
     assert left == ["left"]
 
 
-async def test_the_pipeline_answers_it_as_it_answers_clients() -> None:
+async def test_local_request_is_served_by_the_pipeline() -> None:
     async with open_house() as house:
         annotations = [Script(["Hello there."]).annotation()]
         body = {"model": NAME, "messages": USER, "stream": True, "nvext": {"annotations": annotations}}

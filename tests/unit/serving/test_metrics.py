@@ -21,7 +21,7 @@ def record_of(registry: MetricsRegistry) -> RequestState:
     return RequestState(FrontendMetrics(registry), "completions", "m", stream=True, started_s=100.0, request_id="r")
 
 
-def test_a_whole_request_is_counted_with_its_stages() -> None:
+def test_request_metrics_record_the_stages_of_a_complete_request() -> None:
     registry = MetricsRegistry()
     record = record_of(registry)
     record.prepared_s, record.sent_s = 100.25, 100.5
@@ -44,7 +44,7 @@ STAGES = ("preprocess", "dispatch", "transport_roundtrip")
 
 
 @pytest.mark.parametrize(("prepared_s", "sent_s", "passed"), [(0.0, 0.0, 0), (100.5, 0.0, 1), (100.5, 101.0, 2)])
-def test_a_stage_that_a_request_did_not_reach_is_not_counted(prepared_s: float, sent_s: float, passed: int) -> None:
+def test_request_metrics_omit_stages_that_were_not_reached(prepared_s: float, sent_s: float, passed: int) -> None:
     registry = MetricsRegistry()
     record = record_of(registry)
     record.prepared_s, record.sent_s = prepared_s, sent_s
@@ -55,14 +55,14 @@ def test_a_stage_that_a_request_did_not_reach_is_not_counted(prepared_s: float, 
     assert found['dynamo_frontend_queued_requests{model="m"}'] == 0
 
 
-def test_the_buckets_are_upstreams() -> None:
+def test_metric_buckets_equal_those_of_upstream() -> None:
     """Read off the released frontend."""
     assert read_buckets("REQUEST_DURATION") == (0, 2, 4, 8, 16, 32, 64, 130, 260, 510)
     assert read_buckets("OUTPUT_SEQUENCE") == (0, 100, 210, 430, 880, 1800, 3700, 7600, 16000, 32000)
     assert read_buckets("TTFT")[:4] == (0, 0.0022, 0.0047, 0.01)
 
 
-def test_a_failure_has_a_class_and_a_reason() -> None:
+def test_failure_metrics_have_a_class_and_a_reason() -> None:
     registry = MetricsRegistry()
     metrics = FrontendMetrics(registry)
     metrics.count_end("completions", "", "unary", "not_found")
@@ -73,7 +73,7 @@ def test_a_failure_has_a_class_and_a_reason() -> None:
     assert any('model="unknown_model"' in name for name in found)
 
 
-def test_requests_are_counted_in_the_stage_they_are_in() -> None:
+def test_stage_gauge_counts_requests_by_current_stage() -> None:
     registry = MetricsRegistry()
     record = record_of(registry)
     record.route_through(None, record.frontend.phase("aggregated"))
@@ -94,7 +94,7 @@ def test_requests_are_counted_in_the_stage_they_are_in() -> None:
     assert not record.frontend.open_requests
 
 
-def test_what_a_workers_last_request_was_like_is_forgotten_with_it() -> None:
+def test_last_request_metrics_of_a_removed_worker_are_deleted() -> None:
     registry = MetricsRegistry()
     record = record_of(registry)
     record.workers.append(7)
@@ -120,7 +120,7 @@ def test_parts_that_are_no_text_are_counted() -> None:
     assert sums == [2, 0, 1]
 
 
-def test_buckets_are_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metric_buckets_are_read_from_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_METRICS_TTFT_COUNT", "4")
     monkeypatch.setenv("DYN_METRICS_TTFT_MIN", "0.1")
     monkeypatch.setenv("DYN_METRICS_TTFT_MAX", "10")

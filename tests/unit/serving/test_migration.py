@@ -81,13 +81,13 @@ def test_only_a_lost_connection_counts_as_broken() -> None:
     assert not connection_broke(CannotConnect("x")) and not connection_broke(Unknown("x"))
 
 
-def test_lack_of_workers_does_not_replace_the_failure_of_the_request() -> None:
+def test_missing_workers_error_does_not_replace_the_request_failure() -> None:
     first, last = Disconnected("first"), CannotConnect("last")
     assert more_informative(first, WorkerUnavailable("none left")) is first
     assert more_informative(first, last) is last
 
 
-def test_a_request_without_a_token_has_a_limited_number_of_sends() -> None:
+def test_request_without_a_token_has_a_bounded_number_of_sends() -> None:
     attempts = Attempts()
     for _ in range(SENDS_MAX - 1):
         assert attempts.may_send_again
@@ -95,7 +95,7 @@ def test_a_request_without_a_token_has_a_limited_number_of_sends() -> None:
     assert not attempts.may_send_again and not attempts.may_migrate
 
 
-def test_a_migration_restores_the_sends_and_counts_against_its_own_limit() -> None:
+def test_migration_resets_the_send_count_and_uses_the_migration_limit() -> None:
     attempts = Attempts(migrations_max=1)
     for _ in range(SENDS_MAX - 1):
         attempts.count_send()
@@ -104,7 +104,7 @@ def test_a_migration_restores_the_sends_and_counts_against_its_own_limit() -> No
     assert attempts.may_send_again and not attempts.may_migrate
 
 
-def test_after_the_end_nothing_is_retried() -> None:
+def test_ended_request_is_not_retried() -> None:
     attempts = Attempts(migrations_max=5)
     attempts.end()
     assert not attempts.may_send_again and not attempts.may_migrate
@@ -120,7 +120,7 @@ def test_only_workers_whose_connection_broke_are_readmitted() -> None:
     assert attempts.excluded == {1} and not attempts.can_readmit
 
 
-def test_the_delay_doubles_until_the_request_makes_progress() -> None:
+def test_readmission_delay_doubles_until_the_request_makes_progress() -> None:
     attempts = Attempts()
     delays = [attempts.readmission_delay_s(0, 1.0) for _ in range(6)]
     assert delays[:3] == [RETRY_FIRST_S, 2 * RETRY_FIRST_S, 4 * RETRY_FIRST_S] and delays[-1] == RETRY_MAX_S
@@ -265,7 +265,7 @@ def whole_text(count: int = 12) -> str:
 
 
 @given(st.lists(st.integers(0, 12), max_size=8))
-async def test_no_token_is_lost_repeated_or_reordered_wherever_workers_die(breaks: list[int]) -> None:
+async def test_migration_keeps_token_order_and_count_at_any_failure_point(breaks: list[int]) -> None:
     scene = Scene(breaks)
     before_first = 0
     for count in breaks:
@@ -294,7 +294,7 @@ async def test_moves_record_the_silence_before_them_and_the_first_output_after()
     assert scene.dispatch.requests_ahead == 2
 
 
-async def test_how_long_choosing_took_is_counted_each_time() -> None:
+async def test_worker_selection_time_is_recorded_for_each_send() -> None:
     scene = Scene([0])
     await scene.run()
     assert scene.metric('stage_duration_seconds_count{stage="route"} 2')
@@ -302,7 +302,7 @@ async def test_how_long_choosing_took_is_counted_each_time() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 5, 11])
-async def test_the_next_worker_gets_the_tokens_so_far_and_what_is_left_of_the_budget(count: int) -> None:
+async def test_migrated_request_contains_previous_tokens_and_the_remaining_budget(count: int) -> None:
     scene = Scene([count], min_tokens=4)
     assert await scene.run() == whole_text()
     second = scene.worker.requests[1]
@@ -314,39 +314,39 @@ async def test_the_next_worker_gets_the_tokens_so_far_and_what_is_left_of_the_bu
     assert scene.metric('model_migration_total{model="m",migration_type="ongoing_request"} 1')
 
 
-async def test_a_stream_that_lacked_only_its_end_is_complete() -> None:
+async def test_stream_that_missed_only_its_end_marker_is_complete() -> None:
     scene = Scene([12])
     assert await scene.run() == whole_text()
     assert len(scene.worker.requests) == 1
     assert scene.ends == [None]
 
 
-def test_a_spent_budget_needs_no_worker() -> None:
+def test_exhausted_token_budget_is_not_resumed() -> None:
     request = PreprocessedRequest("m", [1], stop_conditions=StopConditions(max_tokens=2))
     assert resumed(request, [5, 6]) is None
     assert resumed(PreprocessedRequest("m", [1]), [5, 6]) is not None
 
 
-async def test_without_a_limit_a_stream_that_has_begun_does_not_move() -> None:
+async def test_migration_limit_zero_does_not_move_a_started_stream() -> None:
     scene = Scene([3], limit=0)
     await scene.run()
     assert isinstance(scene.ends[0], Disconnected)
 
 
-async def test_the_limit_counts_moves() -> None:
+async def test_migration_limit_bounds_the_number_of_moves() -> None:
     scene = Scene([1, 1, 1], limit=2)
     await scene.run()
     assert isinstance(scene.ends[0], Disconnected)
     assert len(scene.worker.requests) == 3
 
 
-async def test_a_request_without_a_token_is_sent_again_even_without_a_limit() -> None:
+async def test_request_without_a_token_is_resent_despite_a_zero_limit() -> None:
     scene = Scene([0, 0], limit=0)
     assert await scene.run() == whole_text()
     assert scene.metric('model_migration_total{model="m",migration_type="new_request"} 2')
 
 
-async def test_a_stream_that_is_too_long_stays_and_is_counted() -> None:
+async def test_stream_beyond_the_maximum_length_is_not_migrated_and_is_counted() -> None:
     scene = Scene([5], tokens_max=7)
     await scene.run()
     assert isinstance(scene.ends[0], Disconnected)
@@ -368,7 +368,7 @@ async def test_a_stream_that_is_too_long_stays_and_is_counted() -> None:
         {"extra_args": {"sampling_options": {"bad_words": ["x"]}}},
     ],
 )
-async def test_what_tokens_alone_cannot_replay_does_not_move(request_fields: dict[str, Any]) -> None:
+async def test_request_that_tokens_cannot_replay_is_not_migrated(request_fields: dict[str, Any]) -> None:
     scene = Scene([3], **request_fields)
     await scene.run()
     assert isinstance(scene.ends[0], Disconnected)
@@ -386,7 +386,7 @@ async def test_what_tokens_alone_cannot_replay_does_not_move(request_fields: dic
         SamplingOptions(presence_penalty=0.0, frequency_penalty=0.0),
     ],
 )
-async def test_stream_moves_where_its_sampling_follows_from_its_tokens(sampling: SamplingOptions) -> None:
+async def test_stream_migrates_when_its_sampling_state_follows_from_its_tokens(sampling: SamplingOptions) -> None:
     scene = Scene([3], sampling_options=sampling)
     assert await scene.run() == whole_text()
     assert scene.dispatch.refusal(Disconnected("killed")) is None
@@ -396,7 +396,7 @@ async def test_stream_moves_where_its_sampling_follows_from_its_tokens(sampling:
 @pytest.mark.parametrize(
     "sampling", [SamplingOptions(seed=1, presence_penalty=1.0), SamplingOptions(frequency_penalty=1.0)]
 )
-async def test_penalties_are_resumed_by_workers_that_can(sampling: SamplingOptions) -> None:
+async def test_penalties_are_resumed_by_workers_that_support_resumed_sampling(sampling: SamplingOptions) -> None:
     worker = Worker([3])
     worker.resumes_sampling = True
     scene = Scene([], worker=worker, sampling_options=sampling, extra_args={"other": 1})
@@ -406,7 +406,7 @@ async def test_penalties_are_resumed_by_workers_that_can(sampling: SamplingOptio
 
 
 @pytest.mark.parametrize(("thought", "left", "noted"), [(0, 5, 0), (3, 2, 3), (9, 0, 5)])
-def test_resumed_request_has_what_is_left_of_the_thinking_budget(thought: int, left: int, noted: int) -> None:
+def test_resumed_request_has_the_remaining_thinking_budget(thought: int, left: int, noted: int) -> None:
     request = PreprocessedRequest("m", [1], stop_conditions=StopConditions(max_thinking_tokens=5))
     again = resumed(request, [7] * 9, thought)
     assert again is not None
@@ -423,7 +423,7 @@ async def test_thinking_budget_counts_every_token_without_a_reasoning_parser() -
 
 
 @pytest.mark.parametrize("error", [InvalidArgument("bad"), Unknown("broken"), RuntimeError("bug")])
-async def test_what_would_fail_anywhere_does_not_move(error: Exception) -> None:
+async def test_error_that_every_worker_would_return_is_not_retried(error: Exception) -> None:
     scene = Scene([])
     await scene.dispatch.send()
     scene.generation.on_token(1)
@@ -431,7 +431,7 @@ async def test_what_would_fail_anywhere_does_not_move(error: Exception) -> None:
     assert scene.ends == [error]
 
 
-async def test_when_nobody_answers_any_more_a_stream_ends_soon_and_spends_one_move() -> None:
+async def test_stream_without_available_workers_ends_and_counts_one_migration() -> None:
     scene = Scene([4], limit=8)
     await scene.dispatch.send()
 
@@ -445,7 +445,7 @@ async def test_when_nobody_answers_any_more_a_stream_ends_soon_and_spends_one_mo
     assert scene.metric('model_migration_total{model="m",migration_type="ongoing_request"} 1')
 
 
-async def test_when_every_worker_refuses_the_last_refusal_is_the_answer() -> None:
+async def test_send_raises_the_last_refusal_when_every_worker_refuses() -> None:
     scene = Scene([])
 
     async def refuse(*args: Any, **options: Any) -> Any:
@@ -543,7 +543,7 @@ async def test_worker_that_refused_is_not_retried() -> None:
     assert scene.clock.now() == 0
 
 
-async def test_a_sole_worker_that_is_gone_costs_one_pause() -> None:
+async def test_sole_unreachable_worker_is_retried_after_one_delay() -> None:
     fleet = Fleet([2], 1)
     scene = Scene([], limit=8, worker=fleet)
     await scene.dispatch.send()
@@ -574,7 +574,7 @@ async def test_cancelled_request_is_not_retried() -> None:
 # Away from a worker that stands still ----------------------------------------------------------------------------------
 
 
-async def test_a_stream_leaves_a_worker_that_stands_still_if_there_is_another() -> None:
+async def test_stream_leaves_a_silent_worker_only_if_another_exists() -> None:
     for fleet, leaves in ((Fleet([], 1, 2), True), (Fleet([], 1), False)):
         scene = Scene([], worker=fleet)
         await scene.dispatch.send()
@@ -587,7 +587,7 @@ async def test_a_stream_leaves_a_worker_that_stands_still_if_there_is_another() 
 @pytest.mark.parametrize(
     "request_fields", [{"limit": 0}, {"tokens_max": 3}, {"sampling_options": SamplingOptions(n=2)}]
 )
-async def test_a_stream_that_may_not_move_waits_for_its_worker(request_fields: dict[str, Any]) -> None:
+async def test_stream_that_cannot_migrate_stays_with_its_silent_worker(request_fields: dict[str, Any]) -> None:
     fleet = Fleet([], 1, 2)
     scene = Scene([], worker=fleet, **request_fields)
     await scene.dispatch.send()
@@ -598,7 +598,7 @@ async def test_a_stream_that_may_not_move_waits_for_its_worker(request_fields: d
     assert not scene.metric("migration_max_seq_len_exceeded_total{"), "it was only asked whether it could"
 
 
-async def test_a_request_that_names_its_worker_waits_for_it() -> None:
+async def test_request_pinned_to_a_worker_stays_with_its_silent_worker() -> None:
     fleet = Fleet([], 1, 2)
     scene = Scene([], worker=fleet, routing=Routing(backend_instance_id=1))
     await scene.dispatch.send()
@@ -606,5 +606,5 @@ async def test_a_request_that_names_its_worker_waits_for_it() -> None:
     assert not scene.generation.leaves_silent_worker()
 
 
-def test_a_generation_that_was_never_sent_leaves_nobody() -> None:
+def test_generation_that_was_never_sent_leaves_no_worker() -> None:
     assert not Generation(PreprocessedRequest("m", [1]), TABLE, Scene([]), 0).leaves_silent_worker()

@@ -111,16 +111,16 @@ def local_card(model_dir: Path, name: str = "tiny") -> ModelDeploymentCard:
     return build_card(str(model_dir), name, context_length=512, kv_cache_block_size=16)
 
 
-async def test_a_card_of_urls_is_served_when_its_files_have_come(harness: ModelsHarness, model_dir: Path) -> None:
+async def test_model_with_url_card_is_served_after_its_files_are_downloaded(
+    harness: ModelsHarness, model_dir: Path
+) -> None:
     await harness.publish(self_hosted(local_card(model_dir), ENDPOINT, harness.worker.show, wanted=True))
     harness.models.start()
     await harness.models.wait_synced(5)
     assert harness.names() == ["tiny"]
 
 
-async def test_a_worker_that_does_not_hand_over_its_files_holds_up_nobody_else(
-    harness: ModelsHarness, model_dir: Path
-) -> None:
+async def test_worker_without_files_does_not_block_other_models(harness: ModelsHarness, model_dir: Path) -> None:
     harness.worker.is_up = False
     harness.models.start()
     await harness.publish(self_hosted(local_card(model_dir, "silent"), ENDPOINT, harness.worker.show, wanted=True), 1)
@@ -156,7 +156,7 @@ async def test_replicas_with_an_equal_card_receive_no_file_requests(harness: Mod
     assert harness.worker.asked == asked
 
 
-async def test_a_watch_that_died_is_restarted_shows_in_readiness_and_forgets_who_left(
+async def test_crashed_model_watch_is_restarted_reported_and_removes_departed_models(
     harness: ModelsHarness, model_dir: Path
 ) -> None:
     harness.models.start()
@@ -171,7 +171,7 @@ async def test_a_watch_that_died_is_restarted_shows_in_readiness_and_forgets_who
     await until(harness.runtime.health.is_sound)
 
 
-async def test_a_stream_that_outlives_its_model_still_knows_its_name(harness: ModelsHarness, model_dir: Path) -> None:
+async def test_model_set_keeps_its_name_after_the_model_was_removed(harness: ModelsHarness, model_dir: Path) -> None:
     key = await harness.publish(local_card(model_dir))
     harness.models.start()
     await harness.models.wait_synced(5)
@@ -181,9 +181,7 @@ async def test_a_stream_that_outlives_its_model_still_knows_its_name(harness: Mo
     assert served.name == "tiny"
 
 
-async def test_what_preparing_a_chat_took_is_measured_wherever_it_was_done(
-    harness: ModelsHarness, model_dir: Path
-) -> None:
+async def test_chat_preparation_time_is_recorded_on_and_off_the_loop(harness: ModelsHarness, model_dir: Path) -> None:
     harness.models.start()
     await harness.publish(local_card(model_dir))
     await until(lambda: harness.names() == ["tiny"])
@@ -202,7 +200,7 @@ async def test_what_preparing_a_chat_took_is_measured_wherever_it_was_done(
     assert f"dynamo_frontend_tokenizer_cache_misses_total {tokenizer.cache_misses}\n" in text
 
 
-async def test_closing_waits_for_no_worker_that_hangs(harness: ModelsHarness, model_dir: Path) -> None:
+async def test_models_close_does_not_wait_for_a_hanging_worker(harness: ModelsHarness, model_dir: Path) -> None:
     hung, begun = threading.Event(), threading.Event()
 
     def hang(card: ModelDeploymentCard) -> ModelDeploymentCard:
@@ -238,7 +236,7 @@ class Fleet:
 
 
 @pytest.mark.parametrize("same_card", [True, False])
-async def test_a_stream_goes_on_with_the_set_that_came_after_its_own(
+async def test_stream_continues_on_the_new_model_set_only_with_an_equal_card(
     harness: ModelsHarness, model_dir: Path, same_card: bool
 ) -> None:
     key = await harness.publish(local_card(model_dir))
@@ -275,7 +273,7 @@ class Loads:
         self.is_closed = True
 
 
-async def test_whoever_listens_to_loads_no_more_subscribes_no_more(harness: ModelsHarness, model_dir: Path) -> None:
+async def test_cancelled_load_listener_closes_its_subscription(harness: ModelsHarness, model_dir: Path) -> None:
     await harness.publish(local_card(model_dir))
     harness.models.start()
     await harness.models.wait_synced(5)
@@ -289,7 +287,7 @@ async def test_whoever_listens_to_loads_no_more_subscribes_no_more(harness: Mode
 
 
 @pytest.mark.parametrize("wrong", [{}, {"router_policy_config": "nowhere.yaml"}])
-async def test_a_card_says_what_a_kv_router_of_its_workers_weighs(
+async def test_model_card_configures_the_kv_router_of_its_workers(
     harness: ModelsHarness, model_dir: Path, wrong: dict[str, str]
 ) -> None:
     harness.models.start()
@@ -307,7 +305,7 @@ async def test_a_card_says_what_a_kv_router_of_its_workers_weighs(
     assert said == ((0.0, None) if wrong else (0.5, 3.0)), "what cannot be used is the frontend's own"
 
 
-async def test_an_alias_is_listed_and_found_unless_a_model_has_that_name(
+async def test_model_alias_is_listed_and_resolved_unless_a_model_has_that_name(
     harness: ModelsHarness, model_dir: Path
 ) -> None:
     harness.models.start()
@@ -325,7 +323,7 @@ async def test_an_alias_is_listed_and_found_unless_a_model_has_that_name(
     assert harness.models.find("other", "Chat") is other
 
 
-async def test_model_whose_last_worker_left_just_now_is_not_ready_and_later_not_found(
+async def test_model_without_workers_is_not_ready_at_first_and_later_not_found(
     harness: ModelsHarness, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client repeats 503; 404 would be for good."""
@@ -350,7 +348,7 @@ async def test_model_whose_last_worker_left_just_now_is_not_ready_and_later_not_
         harness.models.find("tiny", "Chat")
 
 
-async def test_model_that_its_worker_gave_up_is_not_found(harness: ModelsHarness, model_dir: Path) -> None:
+async def test_model_removed_by_its_running_worker_is_not_found(harness: ModelsHarness, model_dir: Path) -> None:
     """The worker serves another model on, as after an adapter was unloaded."""
     harness.models.start()
     key = await harness.publish(local_card(model_dir, "adapter"), 1)
@@ -363,7 +361,7 @@ async def test_model_that_its_worker_gave_up_is_not_found(harness: ModelsHarness
 
 
 @pytest.mark.parametrize("damaged", [b"", b"{nonsense", b"\xff\xfe", b'{"a":' * 100_000])
-async def test_model_whose_card_was_damaged_is_served_on(
+async def test_model_with_a_damaged_card_is_still_served(
     harness: ModelsHarness, model_dir: Path, damaged: bytes
 ) -> None:
     harness.models.start()
@@ -375,7 +373,7 @@ async def test_model_whose_card_was_damaged_is_served_on(
     assert harness.models._tasks.is_sound
 
 
-async def test_requests_go_only_to_workers_of_their_model(harness: ModelsHarness, model_dir: Path) -> None:
+async def test_requests_are_sent_only_to_workers_of_their_model(harness: ModelsHarness, model_dir: Path) -> None:
     harness.models.start()
     for instance_id in (1, 2, 3):
         await harness.discovery.put(INSTANCES, record_key(ENDPOINT, instance_id), json_encode(instance(instance_id)))
@@ -454,7 +452,7 @@ async def cluster(model_dir: Path, *, enforced: bool = False) -> AsyncIterator[C
     await made.runtime.shutdown()
 
 
-async def test_a_model_of_two_roles_is_served_once_both_are_there(model_dir: Path) -> None:
+async def test_disaggregated_model_is_ready_once_both_roles_are_present(model_dir: Path) -> None:
     async with cluster(model_dir) as there:
         assert there.what() == "NotFound"
         await there.come("decode", 1)
@@ -471,14 +469,14 @@ async def test_a_model_of_two_roles_is_served_once_both_are_there(model_dir: Pat
         await until(lambda: there.what() == "decode")
 
 
-async def test_prefill_workers_alone_serve_nobody(model_dir: Path) -> None:
+async def test_model_with_only_prefill_workers_is_not_found(model_dir: Path) -> None:
     async with cluster(model_dir) as there:
         await there.come("prefill", 2)
         await until(lambda: bool(there.models.every_set()))
         assert there.what() == "NotFound"
 
 
-async def test_prefill_workers_of_another_namespace_are_somebody_else_s(model_dir: Path) -> None:
+async def test_prefill_workers_of_another_namespace_are_not_used(model_dir: Path) -> None:
     async with cluster(model_dir) as there:
         await there.come("decode", 1)
         await there.come("prefill", 2, namespace="other")
@@ -487,7 +485,7 @@ async def test_prefill_workers_of_another_namespace_are_somebody_else_s(model_di
 
 
 @pytest.mark.parametrize(("enforced", "what"), [(False, "decode"), (True, "NotReady")])
-async def test_decode_workers_that_can_compute_prompts_serve_alone_unless_it_is_forbidden(
+async def test_decode_workers_with_local_prefill_serve_alone_unless_disaggregation_is_enforced(
     model_dir: Path, enforced: bool, what: str
 ) -> None:
     async with cluster(model_dir, enforced=enforced) as there:

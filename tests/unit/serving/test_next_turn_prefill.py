@@ -9,7 +9,7 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "%s"}}\n</too
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_next_turns_prompt_is_computed_ahead(street: Street, stream: bool) -> None:
+def test_speculative_prefill_sends_the_prompt_of_the_next_turn(street: Street, stream: bool) -> None:
     house = street.parsed
     tokenizer = house.models.find("m", "Chat").preprocessor.tokenizer
     hints = {"agent_hints": {"speculative_prefill": True}}
@@ -23,7 +23,7 @@ def test_the_next_turns_prompt_is_computed_ahead(street: Street, stream: bool) -
     house.engine.requests.clear()
 
 
-def test_of_several_answers_nobody_knows_which_one_goes_on(street: Street) -> None:
+def test_speculative_prefill_is_skipped_for_several_choices(street: Street) -> None:
     house = street.parsed
     hints = {"agent_hints": {"speculative_prefill": True}}
     street.run(house.chat(Script(["a", "b"]), n=2, nvext=hints))

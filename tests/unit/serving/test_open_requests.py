@@ -114,7 +114,7 @@ class BrokenTrace:
 
 @pytest.mark.parametrize("broken", ["begin", "end"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_failing_trace_costs_no_request_and_no_gauge(
+async def test_failing_trace_does_not_fail_requests_or_leak_gauges(
     broken: str, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_house() as house:
@@ -153,7 +153,7 @@ def break_method(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> Cal
         (Pipeline, "_answer", True),
     ],
 )
-async def test_any_exception_ends_a_request_and_returns_its_gauges(
+async def test_any_exception_ends_a_request_and_resets_its_gauges(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str, stream: bool
 ) -> None:
     async with open_house() as house:
@@ -166,7 +166,7 @@ async def test_any_exception_ends_a_request_and_returns_its_gauges(
         assert (await house.ask(house.pipeline.handle_chat, chat_body(stream=stream))).status == 200
 
 
-async def test_failing_error_response_returns_the_gauges(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failing_error_response_resets_the_gauges(monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_house() as house:
         with monkeypatch.context() as patch:
             break_method(patch, UnaryAnswer, "complete")
@@ -177,7 +177,7 @@ async def test_failing_error_response_returns_the_gauges(monkeypatch: pytest.Mon
         exchange.left()
 
 
-async def test_one_failing_stream_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_failing_stream_does_not_block_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams of one turn of the loop are written by one callback."""
     async with open_house() as house:
         flush, broken = StreamAnswer.flush, list[StreamAnswer]()

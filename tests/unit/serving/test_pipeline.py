@@ -58,7 +58,7 @@ def both(street: Street, house: House, ask: Callable[..., Any], script: Script, 
 @pytest.mark.parametrize("logprobs", [False, True])
 @given(sizes=SIZES, cuts=CUTS)
 @settings(max_examples=6)
-def test_a_stream_says_what_a_whole_answer_says(
+def test_stream_and_unary_chat_have_equal_content(
     street: Street, name: str, logprobs: bool, sizes: list[int], cuts: list[int]
 ) -> None:
     script = Script([TEXTS[name]], sizes=sizes, cuts=cuts)
@@ -71,7 +71,9 @@ def test_a_stream_says_what_a_whole_answer_says(
 @pytest.mark.parametrize("name", TEXTS)
 @given(sizes=SIZES, cuts=CUTS)
 @settings(max_examples=6)
-def test_however_a_text_is_cut_it_says_the_same(street: Street, name: str, sizes: list[int], cuts: list[int]) -> None:
+def test_chat_content_is_independent_of_token_boundaries(
+    street: Street, name: str, sizes: list[int], cuts: list[int]
+) -> None:
     house = street.parsed
     straight = street.run(house.chat(Script([TEXTS[name]]), tools=[WEATHER])).json
     cut = street.run(house.chat(Script([TEXTS[name]], sizes=sizes, cuts=cuts), tools=[WEATHER])).json
@@ -81,7 +83,7 @@ def test_however_a_text_is_cut_it_says_the_same(street: Street, name: str, sizes
 @pytest.mark.parametrize("name", TEXTS)
 @given(sizes=SIZES, cuts=CUTS)
 @settings(max_examples=3)
-def test_a_text_that_nobody_parses_arrives_letter_for_letter(
+def test_chat_without_parsers_returns_the_text_unchanged(
     street: Street, name: str, sizes: list[int], cuts: list[int]
 ) -> None:
     script = Script([TEXTS[name]], sizes=sizes, cuts=cuts)
@@ -92,7 +94,7 @@ def test_a_text_that_nobody_parses_arrives_letter_for_letter(
 
 @given(sizes=SIZES, cuts=CUTS, stop=st.sampled_from([None, "fox", "👩‍👧", " jum", "нет", "\n\t"]))
 @settings(max_examples=25)
-def test_a_stop_string_ends_a_text_wherever_tokens_are_cut(
+def test_stop_string_ends_a_completion_at_any_token_boundary(
     street: Street, sizes: list[int], cuts: list[int], stop: str | None
 ) -> None:
     text = TEXTS["ascii"] + TEXTS["emoji"] + TEXTS["code"]
@@ -116,7 +118,7 @@ def test_several_choices_keep_their_own_content(street: Street, sizes: list[int]
     assert [choice["finish_reason"] for choice in whole["choices"]] == ["tool_calls", "stop", "stop"]
 
 
-def test_markers_are_seen_by_the_parser_and_never_by_the_client(street: Street) -> None:
+def test_tool_call_markers_are_parsed_and_removed_from_the_response(street: Street) -> None:
     message = street.run(street.parsed.chat(Script([TEXTS["reasoning and calls"]]), tools=[WEATHER])).json
     choice = message["choices"][0]
     assert choice["message"]["content"] is None
@@ -134,9 +136,7 @@ KIMI_CALL = (
 
 @given(sizes=SIZES)
 @settings(max_examples=5)
-def test_markers_that_are_special_tokens_are_shown_to_the_parser_alone(
-    street: Street, special_dir: Path, sizes: list[int]
-) -> None:
+def test_special_token_markers_reach_only_the_parser(street: Street, special_dir: Path, sizes: list[int]) -> None:
     house = street.opened("--dyn-tool-call-parser", "kimi_k2", model=str(special_dir))
     script = Script(["Let me look.<|im_start|>" + KIMI_CALL], sizes=sizes)
     whole, events = both(street, house, house.chat, script, tools=[WEATHER])
@@ -148,7 +148,7 @@ def test_markers_that_are_special_tokens_are_shown_to_the_parser_alone(
     assert "<|" not in without_tools["content"]
 
 
-def test_thoughts_are_counted(street: Street) -> None:
+def test_reasoning_tokens_are_counted(street: Street) -> None:
     usage = street.run(street.parsed.chat(Script(["<think>\nhm\n</think>\n\nyes"], cached=7))).json["usage"]
     assert usage["completion_tokens_details"] == {"reasoning_tokens": 5}
     assert usage["prompt_tokens_details"] == {"cached_tokens": 7}
@@ -156,7 +156,7 @@ def test_thoughts_are_counted(street: Street) -> None:
     assert "completion_tokens_details" not in plain_usage
 
 
-def test_a_prompt_that_opens_the_thoughts_begins_inside_them(street: Street) -> None:
+def test_prompt_that_opens_reasoning_starts_the_response_in_reasoning(street: Street) -> None:
     opened = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n"
     ids = street.parsed.models.find("m", "Chat").preprocessor.tokenizer.encode(opened)
     answer = street.run(street.parsed.chat(Script(["hm</think>yes"]), nvext={"token_data": ids})).json
@@ -178,7 +178,7 @@ NAMED = {"type": "function", "function": {"name": "get_weather"}}
 )
 @given(cuts=CUTS)
 @settings(max_examples=5)
-def test_a_call_that_must_be_is_one(street: Street, choice: Any, text: str, cuts: list[int]) -> None:
+def test_forced_tool_call_returns_one_call(street: Street, choice: Any, text: str, cuts: list[int]) -> None:
     house = street.parsed
     whole, events = both(street, house, house.chat, Script([text], cuts=cuts), tools=[WEATHER], tool_choice=choice)
     assert chat_of(events) == plain(whole)
@@ -187,7 +187,7 @@ def test_a_call_that_must_be_is_one(street: Street, choice: Any, text: str, cuts
     assert house.engine.requests[-1].sampling_options.guided_decoding is not None
 
 
-def test_tools_that_must_not_be_called_are_not_shown_nor_looked_for(street: Street) -> None:
+def test_tools_with_tool_choice_none_are_hidden_and_not_parsed(street: Street) -> None:
     house = street.parsed
     answer = street.run(house.chat(Script([CALL % "Oslo"]), tools=[WEATHER], tool_choice="none")).json
     without = house.engine.requests[-1].token_ids
@@ -196,12 +196,12 @@ def test_tools_that_must_not_be_called_are_not_shown_nor_looked_for(street: Stre
     assert without == house.engine.requests[-1].token_ids
 
 
-def test_one_call_at_a_time_is_one_call(street: Street) -> None:
+def test_parallel_tool_calls_false_returns_one_call(street: Street) -> None:
     answer = street.run(street.parsed.chat(Script([TEXTS["calls"]]), tools=[WEATHER], parallel_tool_calls=False)).json
     assert len(answer["choices"][0]["message"]["tool_calls"]) == 1
 
 
-def test_a_call_that_ends_at_the_limit_keeps_that_reason(street: Street) -> None:
+def test_tool_call_cut_at_the_token_limit_keeps_finish_reason_length(street: Street) -> None:
     script = Script([CALL % "Oslo"], finish_reason="length")
     assert street.run(street.parsed.chat(script, tools=[WEATHER])).json["choices"][0]["finish_reason"] == "length"
 
@@ -212,7 +212,7 @@ def test_a_call_that_ends_at_the_limit_keeps_that_reason(street: Street) -> None
 @pytest.mark.parametrize("house", ["plain", "parsed"])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("kind", "status"), [("InvalidArgument", 400), ("Unknown", 500), ("ResponseTimeout", 504)])
-def test_an_error_before_the_first_token_keeps_its_status(
+def test_pipeline_error_before_the_first_token_keeps_its_status(
     street: Street, house: str, stream: bool, kind: str, status: int
 ) -> None:
     script = Script(["Hello"], fails_after=0, fails_as=kind)
@@ -222,14 +222,14 @@ def test_an_error_before_the_first_token_keeps_its_status(
 
 
 @pytest.mark.parametrize("house", ["plain", "parsed"])
-def test_an_error_after_it_is_an_event_and_a_clean_end(street: Street, house: str) -> None:
+def test_pipeline_error_after_the_first_token_is_an_event_and_ends_the_stream(street: Street, house: str) -> None:
     script = Script(["Hello you there"], fails_after=2, fails_as="Unknown")
     answer = street.run(getattr(street, house).chat(script, stream=True))
     assert answer.status == 200
     assert answer.events[-1]["error"]["code"] == 500
 
 
-def test_a_client_that_leaves_stops_the_engine_at_once(street: Street) -> None:
+def test_client_disconnect_stops_the_engine(street: Street) -> None:
     async def leave() -> None:
         house = street.parsed
         exchange, wire = house.begin(
@@ -249,7 +249,7 @@ def test_a_client_that_leaves_stops_the_engine_at_once(street: Street) -> None:
 # ---- what is told beside the answer ---------------------------------------------------------------------------------
 
 
-def test_a_running_count_is_in_every_chunk(street: Street) -> None:
+def test_continuous_usage_is_in_every_chunk(street: Street) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     for house in (street.plain, street.parsed):
         events = street.run(house.chat(Script(["Hi you there"]), stream=True, stream_options=options)).events
@@ -258,7 +258,7 @@ def test_a_running_count_is_in_every_chunk(street: Street) -> None:
         assert counts[-1] == 3
 
 
-def test_annotations_come_first(street: Street) -> None:
+def test_annotations_precede_the_first_chunk(street: Street) -> None:
     names = ["request_id", "token_ids", "formatted_prompt"]
     answer = street.run(street.plain.chat(Script(["Hi"]), stream=True, nvext={"annotations": names}))
     first = answer.text_events[: len(names)]
@@ -277,7 +277,7 @@ def test_requested_service_tier_is_reported_in_the_response(street: Street) -> N
 # ---- text completions -----------------------------------------------------------------------------------------------
 
 
-def test_the_best_of_several_texts_are_shown(street: Street) -> None:
+def test_best_of_returns_the_highest_scored_texts(street: Street) -> None:
     house = street.plain
     script = Script(["bad", "best", "good"], scores=[-9.0, -1.0, -2.0])
     choices = street.run(house.complete(script, best_of=3, n=2)).json["choices"]
@@ -295,7 +295,7 @@ def test_best_of_uses_token_logprobs_without_cumulative_ones(street: Street) -> 
     assert [choice["text"] for choice in choices] == ["one"]
 
 
-def test_an_echo_has_the_prompts_logprobs_where_the_worker_gives_them(street: Street) -> None:
+def test_echo_returns_prompt_logprobs_reported_by_the_worker(street: Street) -> None:
     house = street.plain
     tokenizer = house.models.find("m", "Completions").preprocessor.tokenizer
     _, second = tokenizer.encode("Hi you")
@@ -311,7 +311,7 @@ def test_an_echo_has_the_prompts_logprobs_where_the_worker_gives_them(street: St
     assert logprobs["text_offset"][:3] == [0, 2, 6]
 
 
-def test_prompt_logprobs_have_the_form_of_vllm(street: Street) -> None:
+def test_prompt_logprobs_have_the_vllm_format(street: Street) -> None:
     house = street.plain
     tokenizer = house.models.find("m", "Completions").preprocessor.tokenizer
     first, second = tokenizer.encode("Hi you")
@@ -338,7 +338,7 @@ def test_prompt_logprobs_have_the_form_of_vllm(street: Street) -> None:
     assert "prompt_logprobs" not in street.run(house.chat(Script(["Hello"]))).json
 
 
-def test_prompt_logprobs_of_a_request_that_moved_are_those_of_its_prompt(street: Street) -> None:
+def test_prompt_logprobs_cover_only_the_original_prompt(street: Street) -> None:
     rows = [None, {"5": {"logprob": float("-inf"), "rank": 1}}, {"6": {"logprob": -1, "rank": 1}}]
     script = Script(["there"], engine_data={"prompt_logprobs": rows})
     choice = street.run(street.plain.complete(script, prompt=[7, 5], prompt_logprobs=0)).json["choices"][0]
@@ -347,12 +347,12 @@ def test_prompt_logprobs_of_a_request_that_moved_are_those_of_its_prompt(street:
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "complete"])
-def test_prompt_logprobs_that_no_worker_reports_are_refused_by_name(street: Street, endpoint: str) -> None:
+def test_prompt_logprobs_that_no_worker_reports_are_refused(street: Street, endpoint: str) -> None:
     answer = street.run(getattr(street.plain, endpoint)(Script(["there"]), prompt_logprobs=1))
     assert (answer.status, answer.json["error"]["param"]) == (400, "prompt_logprobs")
 
 
-def test_prompt_logprobs_cannot_be_streamed_but_in_nvext(street: Street) -> None:
+def test_prompt_logprobs_can_be_streamed_only_in_nvext(street: Street) -> None:
     house = street.plain
     answer = street.run(house.complete(Script(["there"]), prompt_logprobs=1, stream=True))
     assert (answer.status, answer.json["error"]["param"]) == (400, "prompt_logprobs")
@@ -362,7 +362,7 @@ def test_prompt_logprobs_cannot_be_streamed_but_in_nvext(street: Street) -> None
     assert any(event.get("nvext", {}).get("prompt_logprobs") == [None] for event in events)
 
 
-def test_an_echo_of_no_tokens_is_the_prompt_and_its_logprobs(street: Street) -> None:
+def test_echo_without_output_tokens_returns_the_prompt_and_its_logprobs(street: Street) -> None:
     house = street.plain
     tokenizer = house.models.find("m", "Completions").preprocessor.tokenizer
     _, second = tokenizer.encode("Hi you")
@@ -380,13 +380,13 @@ def test_an_echo_of_no_tokens_is_the_prompt_and_its_logprobs(street: Street) -> 
     assert (asked.max_tokens, asked.min_tokens) == (1, None)
 
 
-def test_an_echo_of_no_tokens_is_streamed(street: Street) -> None:
+def test_echo_without_output_tokens_is_streamed(street: Street) -> None:
     answer = street.run(street.plain.complete(Script(["there"]), prompt="Hi you", echo=True, max_tokens=0, stream=True))
     assert "".join(choice["text"] for event in answer.events for choice in event["choices"]) == "Hi you"
     assert answer.events[-1]["choices"][0]["finish_reason"] == "length"
 
 
-def test_no_tokens_without_an_echo_are_refused(street: Street) -> None:
+def test_max_tokens_zero_without_echo_is_refused(street: Street) -> None:
     for asked in ({}, {"echo": False}):
         answer = street.run(street.plain.complete(Script(["x"]), max_tokens=0, **asked))
         assert (answer.status, answer.json["error"]["param"]) == (400, "max_tokens")
@@ -394,12 +394,12 @@ def test_no_tokens_without_an_echo_are_refused(street: Street) -> None:
     assert (answer.status, answer.json["error"]["param"]) == (400, "max_tokens")
 
 
-def test_an_echo_with_logprobs_needs_a_worker_that_gives_them(street: Street) -> None:
+def test_echo_with_logprobs_requires_a_worker_that_reports_prompt_logprobs(street: Street) -> None:
     answer = street.run(street.plain.complete(Script(["there"]), echo=True, logprobs=1))
     assert (answer.status, answer.json["error"]["param"]) == (400, "echo")
 
 
-def test_a_stop_that_is_not_trimmed_stays(street: Street) -> None:
+def test_no_stop_trim_keeps_the_stop_string(street: Street) -> None:
     script = Script(["one, two, three"])
     kept = street.run(street.plain.complete(script, stop=" two", no_stop_trim=True)).json["choices"][0]
     assert (kept["text"], kept["finish_reason"]) == ("one, two", "stop")
@@ -421,7 +421,7 @@ def test_headers_reach_the_worker(street: Street) -> None:
     assert asked.extra_args["nvext"] == {"cache_salt": "ten"}
 
 
-def test_prompt_cache_key_names_the_session_where_no_header_does(street: Street) -> None:
+def test_prompt_cache_key_is_the_session_id_without_a_session_header(street: Street) -> None:
     house = street.plain
     street.run(house.chat(Script(["x"]), prompt_cache_key="k"))
     assert house.engine.requests[-1].agent_context == {
@@ -432,7 +432,9 @@ def test_prompt_cache_key_names_the_session_where_no_header_does(street: Street)
     assert house.engine.requests[-1].agent_context["session_id"] == "s"  # type: ignore[index]
 
 
-def test_a_frontend_may_take_no_extensions_but_the_salt(street: Street, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disabled_nvext_ignores_extensions_except_the_cache_salt(
+    street: Street, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DYN_DISABLE_FRONTEND_NVEXT", "1")
     house = street.open()
     headers = {"x-dynamo-request-priority": "3"}
@@ -444,7 +446,7 @@ def test_a_frontend_may_take_no_extensions_but_the_salt(street: Street, monkeypa
 
 
 @pytest.mark.parametrize("headers", [{"x-dynamo-worker-instance-id": "5"}, {}])
-def test_a_worker_that_is_none_cannot_be_chosen(street: Street, headers: dict[str, str]) -> None:
+def test_nonexistent_worker_instance_is_refused(street: Street, headers: dict[str, str]) -> None:
     house = street.plain
     nvext = {} if headers else {"backend_instance_id": 5}
     answer = street.run(house.chat(Script(["x"]), headers, nvext=nvext))
@@ -466,7 +468,7 @@ def test_media_reach_the_worker(street: Street) -> None:
     assert "what?" in asked.extra_args["formatted_prompt"]
 
 
-def test_how_long_a_model_may_think_reaches_the_worker(street: Street) -> None:
+def test_thinking_budget_is_sent_to_the_worker(street: Street) -> None:
     house = street.parsed
     street.run(house.chat(Script(["x"]), thinking=True, thinking_token_budget=5, nvext={"max_thinking_tokens": 9}))
     asked = house.engine.requests[-1]
@@ -511,21 +513,21 @@ def make() -> Pipeline:
     return Pipeline(Nothing(), FrontendMetrics(MetricsRegistry()))  # type: ignore[arg-type]
 
 
-async def test_a_request_of_the_turn_in_which_the_drain_begins_is_answered() -> None:
+async def test_request_received_in_the_tick_of_the_drain_is_answered() -> None:
     pipeline, client = make(), Client()
     pipeline.handle_completion(client)  # type: ignore[arg-type]
     await pipeline.drain(1.0)
     assert client.statuses == [404]
 
 
-async def test_a_request_during_the_drain_is_refused() -> None:
+async def test_request_during_the_drain_is_refused() -> None:
     pipeline, client = make(), Client()
     await pipeline.drain(1.0)
     pipeline.handle_completion(client)  # type: ignore[arg-type]
     assert client.statuses == [503]
 
 
-async def test_a_request_that_takes_too_long_is_ended() -> None:
+async def test_request_beyond_the_time_limit_is_failed() -> None:
     pipeline, failed = make(), list[Exception]()
     now_s = time.perf_counter()
     answers = [SimpleNamespace(state=SimpleNamespace(started_s=now_s - ago_s), fail=failed.append) for ago_s in (5, 20)]
@@ -537,7 +539,7 @@ async def test_a_request_that_takes_too_long_is_ended() -> None:
 @pytest.mark.parametrize(
     ("request_type", "written_ago_s", "comments"), [("stream", 2.0, 1), ("stream", 0.5, 0), ("unary", 2.0, 0)]
 )
-async def test_an_idle_stream_gets_a_comment_once_an_interval(
+async def test_idle_stream_receives_one_comment_per_interval(
     request_type: str, written_ago_s: float, comments: int
 ) -> None:
     pipeline, written = make(), list[str]()
@@ -561,7 +563,7 @@ async def test_an_idle_stream_gets_a_comment_once_an_interval(
         ("unary", 2.0, False, 0),
     ],
 )
-async def test_a_stream_that_waits_for_its_first_event_begins_after_the_request_was_sent(
+async def test_stream_without_output_sends_its_status_after_the_commit_delay(
     request_type: str, sent_ago_s: float | None, has_token: bool, begins: int
 ) -> None:
     pipeline, begun = make(), list[str]()

@@ -35,7 +35,7 @@ async def refuse(request: Any) -> AsyncIterator[dict[str, Any]]:
     yield {}
 
 
-async def test_each_planner_is_called_and_a_failure_is_shown_in_its_place() -> None:
+async def test_planner_statuses_include_failed_planners() -> None:
     processes = Processes()
     frontend, good, bad = [await processes.start() for _ in range(3)]
     for runtime, namespace, handler in ((good, "one", reply), (bad, "two", refuse)):
@@ -52,13 +52,13 @@ async def test_each_planner_is_called_and_a_failure_is_shown_in_its_place() -> N
             await runtime.shutdown(drain_timeout_s=0.0)
 
 
-async def test_without_a_planner_there_is_no_status() -> None:
+async def test_planner_status_is_empty_without_a_planner() -> None:
     runtime = await Processes().start()
     assert await PlannerStatuses(runtime).read() == []
     await runtime.shutdown(drain_timeout_s=0.0)
 
 
-def test_only_status_endpoints_of_planners_count() -> None:
+def test_planner_instances_are_those_with_a_status_endpoint() -> None:
     keys = [
         "dynamo/Planner/status/ff",
         "dynamo/Planner/generate/ff",

@@ -17,7 +17,7 @@ def event(data: bytes) -> dict:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pieces_joined_by_tail_and_head_are_one_event_each(kind: type[ChatChunks]) -> None:
+def test_chunks_joined_from_head_text_and_tail_are_one_event_each(kind: type[ChatChunks]) -> None:
     chunks = kind("id-1", 'a "quoted" model', 17)
     head, tail = chunks.head(3), chunks.tail()
     data = head + (tail + head).join([b"one", b"two\\n", b"three"]) + tail
@@ -28,13 +28,13 @@ def test_pieces_joined_by_tail_and_head_are_one_event_each(kind: type[ChatChunks
     assert all((one["id"], one["model"], one["created"]) == ("id-1", 'a "quoted" model', 17) for one in events)
 
 
-def test_a_chat_opens_with_the_role_and_closes_with_the_reason() -> None:
+def test_chat_chunks_open_with_the_role_and_close_with_the_finish_reason() -> None:
     chunks = ChatChunks("i", "m", 1)
     assert event(chunks.first(0))["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert event(chunks.finish(0, "length", None))["choices"][0]["finish_reason"] == "length"
 
 
-def test_a_completion_has_no_opening_and_closes_with_an_empty_text() -> None:
+def test_completion_chunks_have_no_opening_and_close_with_an_empty_text() -> None:
     chunks = CompletionChunks("i", "m", 1)
     assert chunks.first(0) == b""
     closing = event(chunks.finish(0, "stop", None))
@@ -43,14 +43,14 @@ def test_a_completion_has_no_opening_and_closes_with_an_empty_text() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_usage_comes_in_a_chunk_without_choices(kind: type[ChatChunks]) -> None:
+def test_usage_chunk_has_no_choices(kind: type[ChatChunks]) -> None:
     last = event(kind("i", "m", 1).usage(CompletionUsage(3, 4, 7)))
     assert last["choices"] == []
     assert last["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_running_usage_is_part_of_the_chunk(kind: type[ChatChunks]) -> None:
+def test_continuous_usage_is_part_of_the_chunk(kind: type[ChatChunks]) -> None:
     chunks = kind("i", "m", 1)
     one = event(chunks.head(0) + b"text" + chunks.tail(b'{"total_tokens":5}'))
     assert one["usage"] == {"total_tokens": 5}
@@ -70,6 +70,6 @@ def test_completion_logprobs_count_characters_from_the_start_of_the_choice() -> 
     assert one["logprobs"]["tokens"] == ["hé", "hé"]
 
 
-def test_alternatives_come_likeliest_first() -> None:
+def test_logprob_alternatives_are_ordered_by_rank() -> None:
     tops = [TopLogprob(rank=2, token_id=5), TopLogprob(rank=1, token_id=9), TopLogprob(rank=3, token_id=1)]
     assert [one.token_id for one in alternatives(tops, 2)] == [9, 5]

@@ -49,7 +49,7 @@ async def test_prefill_result_is_passed_on_unchanged() -> None:
         assert leg.done_s >= leg.sent_s
 
 
-async def test_its_router_lets_go_of_it_once() -> None:
+async def test_prefill_leg_releases_its_router_slot_once() -> None:
     router = Router()
     leg = a_leg(router)
     assert (leg.instance_id, leg.dp_rank, leg.is_over) == (7, 1, False)
@@ -61,7 +61,7 @@ async def test_its_router_lets_go_of_it_once() -> None:
     assert leg.is_over
 
 
-async def test_who_waits_hears_how_it_failed_and_so_does_who_does_not() -> None:
+async def test_prefill_leg_failure_reaches_its_callback_once_and_its_waiter() -> None:
     leg = a_leg()
     heard: list[Any] = []
     leg.on_failure = heard.append
@@ -87,7 +87,7 @@ class Call:
         self.words.append("kill")
 
 
-async def test_given_up_prefill_is_stopped_and_released_when_its_worker_has() -> None:
+async def test_abandoned_prefill_is_stopped_and_released_at_its_end() -> None:
     router, call = Router(), Call()
     leg = a_leg(router)
     leg.sent(call)
@@ -101,14 +101,14 @@ async def test_given_up_prefill_is_stopped_and_released_when_its_worker_has() ->
         await leg.wait(1)
 
 
-async def test_prefill_given_up_before_it_was_sent_is_stopped_once_it_is() -> None:
+async def test_prefill_abandoned_before_the_send_is_stopped_after_the_send() -> None:
     leg, call = a_leg(Router()), Call()
     leg.give_up()
     leg.sent(call)
     assert call.words == ["stop"]
 
 
-async def test_prefill_whose_worker_does_not_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_prefill_that_ignores_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefill_leg, "STOP_S", 0.0)
     router, call = Router(), Call()
     leg = a_leg(router)
@@ -119,7 +119,7 @@ async def test_prefill_whose_worker_does_not_stop_is_killed(monkeypatch: pytest.
     assert (call.words, router.released) == (["stop", "kill"], ["id"])
 
 
-async def test_prefill_that_may_end_by_itself_is_stopped_if_it_does_not() -> None:
+async def test_abandoned_prefill_is_stopped_after_its_grace_period() -> None:
     router, call = Router(), Call()
     leg = a_leg(router)
     leg.sent(call)
@@ -130,14 +130,14 @@ async def test_prefill_that_may_end_by_itself_is_stopped_if_it_does_not() -> Non
     assert (call.words, router.released) == (["stop"], ["id"])
 
 
-async def test_given_up_prefill_leaves_a_silent_worker_without_an_alternative() -> None:
+async def test_abandoned_prefill_leaves_a_silent_worker_without_an_alternative() -> None:
     leg = a_leg(has_other=False)
     leg.sent(Call())
     leg.give_up()
     assert leg.leaves_silent_worker()
 
 
-async def test_one_that_was_given_up_tells_nobody() -> None:
+async def test_abandoned_prefill_does_not_report_a_failure() -> None:
     leg = a_leg()
     heard: list[Any] = []
     leg.on_failure = heard.append
@@ -146,7 +146,7 @@ async def test_one_that_was_given_up_tells_nobody() -> None:
     assert heard == []
 
 
-async def test_an_answer_that_is_none_is_an_error() -> None:
+async def test_prefill_without_a_valid_result_is_an_error() -> None:
     for elements, kind in (
         ([], StreamIncomplete),
         ([Item(b"\xc1")], Unknown),
@@ -161,7 +161,7 @@ async def test_an_answer_that_is_none_is_an_error() -> None:
             await leg.wait(1)
 
 
-async def test_a_silent_worker_is_left_only_for_another() -> None:
+async def test_prefill_leaves_a_silent_worker_only_if_another_exists() -> None:
     assert a_leg().leaves_silent_worker()
     assert not a_leg(has_other=False).leaves_silent_worker()
     leg = a_leg()
@@ -178,7 +178,7 @@ async def test_prefill_timeout_kills_the_call() -> None:
     assert killed == [True]
 
 
-async def test_what_it_says_is_passed_on_in_order_and_within_bounds() -> None:
+async def test_prefill_leg_replays_its_output_in_order_and_within_bounds() -> None:
     leg = a_leg()
     heard: list[Any] = []
     leg.on_token(4)

@@ -273,7 +273,7 @@ def said(count: int) -> str:
     return b"".join(RAW[token] for token in tokens[len(PROMPT) :]).decode()
 
 
-async def test_the_prompt_is_computed_first_and_its_result_is_handed_on() -> None:
+async def test_prefill_runs_first_and_its_result_is_passed_to_decode() -> None:
     scene = Scene([], [])
     assert await scene.run() == said(6)
     ((worker, prefill),) = scene.prefills.sent
@@ -285,14 +285,14 @@ async def test_the_prompt_is_computed_first_and_its_result_is_handed_on() -> Non
     assert scene.generation.tokens == 6, "the prefill's token is the decode's first: it is counted once"
 
 
-async def test_a_model_without_roles_goes_the_short_way() -> None:
+async def test_aggregated_model_uses_the_plain_dispatch() -> None:
     scene = Scene([], [])
     scene.decodes.is_decode = False
     scene.make()
     assert type(scene.dispatch) is Dispatch
 
 
-async def test_a_prefill_that_ends_the_text_is_the_answer() -> None:
+async def test_prefill_that_ends_the_text_is_the_response() -> None:
     scene = Scene(["stop"], [])
     assert await scene.run() == said(1)
     assert scene.decodes.sent == []
@@ -301,12 +301,12 @@ async def test_a_prefill_that_ends_the_text_is_the_answer() -> None:
 
 
 @pytest.mark.parametrize("reason", [None, "length"])
-async def test_every_other_end_goes_on(reason: Script) -> None:
+async def test_other_prefill_finish_reason_continues_with_decode(reason: Script) -> None:
     scene = Scene([reason], [])
     assert await scene.run() == said(6)
 
 
-async def test_a_prefill_worker_that_dies_is_replaced() -> None:
+async def test_disconnected_prefill_worker_is_replaced() -> None:
     scene = Scene([BREAK], [])
     assert await scene.run() == said(6)
     assert [worker for worker, _ in scene.prefills.sent] == [1, 2]
@@ -321,7 +321,7 @@ async def test_only_prefill_worker_is_retried_after_a_broken_connection() -> Non
 
 
 @pytest.mark.parametrize("error", [InvalidArgument("no"), Unknown("bug"), Cancelled("x")])
-async def test_an_error_that_no_other_worker_would_mend_is_the_client_s(error: Exception) -> None:
+async def test_prefill_error_that_is_not_retryable_is_returned(error: Exception) -> None:
     scene = Scene([error], [])
     assert await scene.run() == ""
     assert scene.ends == [error]
@@ -332,20 +332,20 @@ async def test_an_error_that_no_other_worker_would_mend_is_the_client_s(error: E
     ("script", "kind"),
     [("nothing", Unknown), ("error:boom", Unknown), ("cancelled", Cancelled)],
 )
-async def test_a_prefill_that_decode_cannot_go_on_from_fails(script: str, kind: type[Exception]) -> None:
+async def test_prefill_without_a_usable_result_fails_the_request(script: str, kind: type[Exception]) -> None:
     scene = Scene([script], [])
     await scene.run()
     assert [type(end) for end in scene.ends] == [kind]
 
 
-async def test_prefills_that_keep_failing_are_not_repeated_for_ever() -> None:
+async def test_failing_prefills_are_retried_a_bounded_number_of_times() -> None:
     scene = Scene([BREAK] * 50, [], ids=(1, 2, 3, 4, 5, 6))
     await scene.run()
     assert [type(end) for end in scene.ends] == [Disconnected]
     assert len(scene.prefills.sent) == 4
 
 
-async def test_a_decode_worker_that_can_takes_the_whole_request_where_nobody_prefills() -> None:
+async def test_decode_worker_with_local_prefill_serves_the_whole_request_without_prefill_workers() -> None:
     scene = Scene([BREAK] * 50, [])
     scene.decodes.prefills_locally = True
     assert await scene.run() == said(6)
@@ -358,14 +358,14 @@ async def test_a_decode_worker_that_can_takes_the_whole_request_where_nobody_pre
     assert await scene.run() == said(6)
 
 
-async def test_where_nobody_prefills_and_none_may_the_request_fails_at_once() -> None:
+async def test_request_without_prefill_workers_or_local_prefill_fails_at_once() -> None:
     scene = Scene([], [], ids=())
     assert await scene.run() == ""
     assert [type(end) for end in scene.ends] == [WorkerUnavailable]
     assert scene.decodes.sent == []
 
 
-async def test_a_decode_worker_that_dies_before_its_first_token_has_the_prompt_computed_again() -> None:
+async def test_prefill_is_repeated_after_a_decode_worker_disconnects_before_its_first_token() -> None:
     scene = Scene([], [BREAK])
     assert await scene.run() == said(6)
     assert [worker for worker, _ in scene.decodes.sent] == [11, 12]
@@ -373,7 +373,7 @@ async def test_a_decode_worker_that_dies_before_its_first_token_has_the_prompt_c
     assert scene.ends == [None]
 
 
-async def test_a_decode_worker_that_dies_midway_is_followed_by_another_with_the_tokens_so_far() -> None:
+async def test_request_migrates_to_another_decode_worker_with_its_previous_tokens() -> None:
     scene = Scene([], [3])
     assert await scene.run() == said(6)
     (_, again) = scene.prefills.sent[1]
@@ -384,13 +384,13 @@ async def test_a_decode_worker_that_dies_midway_is_followed_by_another_with_the_
     assert scene.ends == [None]
 
 
-async def test_without_migration_a_stream_that_broke_is_over() -> None:
+async def test_migration_limit_zero_ends_an_interrupted_decode_stream() -> None:
     scene = Scene([], [3], limit=0)
     assert await scene.run() == said(3)
     assert scene.ends == [BREAK]
 
 
-async def test_a_transfer_that_stalls_is_done_again_even_by_the_only_workers_there_are() -> None:
+async def test_stalled_transfer_is_repeated_with_the_only_workers() -> None:
     scene = Scene([], [StreamIncomplete("the blocks did not come")], ids=(1,))
     scene.decodes.ids = [11]
     assert await scene.run() == said(6)
@@ -402,7 +402,7 @@ async def test_a_transfer_that_stalls_is_done_again_even_by_the_only_workers_the
 MEETS: dict[str, Any] = {"disaggregated_endpoint": DisaggregatedEndpoint("host", 7)}
 
 
-async def test_where_both_can_meet_both_are_sent_at_once() -> None:
+async def test_prefill_and_decode_are_sent_at_once_with_a_bootstrap_endpoint() -> None:
     scene = Scene([], [], **MEETS)
     scene.make()
     await scene.dispatch.send()
@@ -420,7 +420,7 @@ async def test_where_both_can_meet_both_are_sent_at_once() -> None:
 
 
 @pytest.mark.parametrize("mode", [RouterMode.POWER_OF_TWO, RouterMode.LEAST_LOADED])
-async def test_modes_that_count_send_one_after_the_other(mode: RouterMode) -> None:
+async def test_load_counting_router_modes_send_decode_after_prefill(mode: RouterMode) -> None:
     scene = Scene([BREAK], [], **MEETS)
     scene.prefills.mode = mode
     assert await scene.run() == said(6)
@@ -428,7 +428,7 @@ async def test_modes_that_count_send_one_after_the_other(mode: RouterMode) -> No
     assert scene.decodes.sent[0][1].bootstrap_info
 
 
-async def test_a_prefill_that_fails_while_decode_waits_has_both_done_again() -> None:
+async def test_prefill_failure_during_decode_wait_repeats_both_phases() -> None:
     scene = Scene([BREAK], [], **MEETS)
     assert await scene.run() == said(6)
     assert [worker for worker, _ in scene.prefills.sent] == [1, 2]
@@ -437,7 +437,7 @@ async def test_a_prefill_that_fails_while_decode_waits_has_both_done_again() -> 
     assert scene.ends == [None]
 
 
-async def test_the_client_hears_what_is_wrong_with_its_prompt() -> None:
+async def test_prefill_invalid_argument_is_returned_and_kills_decode() -> None:
     error = InvalidArgument("no")
     scene = Scene([error], [], **MEETS)
     await scene.run()
@@ -445,7 +445,7 @@ async def test_the_client_hears_what_is_wrong_with_its_prompt() -> None:
     assert scene.decodes.calls[0].killed
 
 
-async def test_a_prefill_that_fails_after_decode_has_spoken_is_not_minded() -> None:
+async def test_prefill_failure_after_the_first_decode_token_is_ignored() -> None:
     scene = Scene([], [], **MEETS)
     scene.make()
     await scene.dispatch.send()
@@ -460,19 +460,19 @@ async def test_a_prefill_that_fails_after_decode_has_spoken_is_not_minded() -> N
 # Who is asked for, and who may be.
 
 
-async def test_request_may_name_its_prefill_worker() -> None:
+async def test_request_can_name_its_prefill_worker() -> None:
     scene = Scene([], [])
     await scene.run(Routing(prefill_worker_id=2))
     assert [worker for worker, _ in scene.prefills.sent] == [2]
 
 
-async def test_one_that_does_not_exist_is_the_client_s_mistake() -> None:
+async def test_unknown_prefill_worker_is_an_invalid_argument() -> None:
     scene = Scene([], [])
     await scene.run(Routing(prefill_worker_id=9))
     assert [type(end) for end in scene.ends] == [InvalidArgument]
 
 
-async def test_blocks_that_are_bound_to_a_place_stay_in_it() -> None:
+async def test_required_transfer_domain_restricts_the_decode_workers() -> None:
     place: dict[str, Any] = {
         "topology_domains": {"rack": "a"},
         "kv_transfer_domain": "rack",
@@ -493,7 +493,7 @@ async def test_blocks_that_are_bound_to_a_place_stay_in_it() -> None:
     assert [type(end) for end in scene.ends] == [Unknown], "of the named worker no repetition succeeds"
 
 
-async def test_without_a_kv_router_the_ranks_of_a_prefill_worker_take_turns_unless_the_client_names_one() -> None:
+async def test_prefill_ranks_rotate_without_a_kv_router_unless_the_client_names_one() -> None:
     scene = Scene([], [])
     ranks = iter((3, 4))
     scene.prefills.next_rank = lambda worker_id: next(ranks)  # type: ignore[method-assign]
@@ -510,7 +510,7 @@ def cancelled(receiver: Any) -> None:
     receiver.on_end()
 
 
-async def test_router_stops_the_prefill_of_a_client_that_leaves_and_sends_no_decode_request() -> None:
+async def test_client_disconnect_during_prefill_stops_it_and_sends_no_decode_request() -> None:
     scene = Scene([], [])
     scene.make()
     sending = asyncio.get_running_loop().create_task(scene.dispatch.send())
@@ -527,7 +527,7 @@ async def test_router_stops_the_prefill_of_a_client_that_leaves_and_sends_no_dec
     assert scene.decodes.sent == [] and scene.ends == []
 
 
-async def test_prefill_that_ends_as_its_client_leaves_has_its_blocks_fetched_and_dropped() -> None:
+async def test_prefill_that_ends_after_a_disconnect_has_its_blocks_fetched_and_dropped() -> None:
     """The worker keeps the blocks for a decode worker: only that one's fetch, or its end, frees them."""
     scene = Scene([], [])
     scene.make()
@@ -542,7 +542,7 @@ async def test_prefill_that_ends_as_its_client_leaves_has_its_blocks_fetched_and
     assert scene.ends == []
 
 
-async def test_client_that_leaves_while_its_prefill_is_queued_takes_it_out_of_the_queue() -> None:
+async def test_client_disconnect_removes_a_queued_prefill() -> None:
     scene = Scene([], [])
     legs: list[Any] = []
 
@@ -564,7 +564,7 @@ async def test_client_that_leaves_while_its_prefill_is_queued_takes_it_out_of_th
     assert scene.prefills.sent == [] and scene.decodes.sent == []
 
 
-async def test_prefill_whose_decode_worker_has_answered_is_not_stopped() -> None:
+async def test_prefill_with_a_decode_response_is_not_stopped() -> None:
     scene = Scene([], [], ids=(1,), disaggregated_endpoint=DisaggregatedEndpoint("host", 7))
     scene.make()
     await scene.dispatch.send()
@@ -574,7 +574,7 @@ async def test_prefill_whose_decode_worker_has_answered_is_not_stopped() -> None
     assert scene.prefills.calls[0].stops == 0 and not scene.prefills.calls[0].killed
 
 
-async def test_prefill_is_stopped_when_the_client_leaves_a_waiting_decode_worker() -> None:
+async def test_client_disconnect_during_decode_wait_stops_the_prefill() -> None:
     scene = Scene([], [], ids=(1,), disaggregated_endpoint=DisaggregatedEndpoint("host", 7))
     scene.make()
     await scene.dispatch.send()
@@ -583,7 +583,7 @@ async def test_prefill_is_stopped_when_the_client_leaves_a_waiting_decode_worker
     assert scene.prefills.calls[0].stops == 1 and scene.decodes.calls[0].killed
 
 
-async def test_a_prefill_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unanswered_prefill_is_killed_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_ROUTER_PREFILL_TIMEOUT_SECS", "0.01")
     scene = Scene([], [])
     scene.make()
@@ -624,7 +624,7 @@ class Asked:
         (0, 70, 0, Conditional("prefill_load", prefill_busy_threshold=0.8), False),
     ],
 )
-async def test_a_prompt_stays_with_the_decode_worker_where_that_is_sooner(
+async def test_conditional_disaggregation_keeps_a_short_prefill_on_the_decode_worker(
     overlap: int, prefill_tokens: float, blocks: float, rule: Conditional, is_whole: bool
 ) -> None:
     scene = Scene([], [])
@@ -663,7 +663,7 @@ async def test_request_is_disaggregated_when_the_cost_is_unknown() -> None:
     st.lists(st.sampled_from([None, BREAK, 0, 1, 2, 4, 5]), max_size=6),
     st.booleans(),
 )
-def test_whatever_breaks_the_answer_is_whole_or_an_error_and_comes_once(
+def test_disaggregated_response_is_complete_or_one_error_after_any_failure(
     prefill: list[Script], decode: list[Script], meets: bool
 ) -> None:
     async def live() -> None:

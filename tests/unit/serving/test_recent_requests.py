@@ -22,7 +22,7 @@ def ids(recent: RecentRequests) -> list[str]:
     return [one.request_id for one in recent.all()]
 
 
-def test_requests_are_kept_newest_first_up_to_a_limit() -> None:
+def test_recent_requests_are_newest_first_and_bounded() -> None:
     recent = RecentRequests()
     for number in range(RECENT_MAX + SLOWEST_MAX + 50):
         recent.ended(request(str(number), wait_s=1.0 - number * 1e-5))
@@ -31,7 +31,7 @@ def test_requests_are_kept_newest_first_up_to_a_limit() -> None:
     assert len(found) == len(set(found)) == RECENT_MAX + SLOWEST_MAX
 
 
-def test_failures_and_slow_requests_outlive_faster_ones() -> None:
+def test_recent_requests_keep_failures_and_slow_requests_longer() -> None:
     recent = RecentRequests()
     recent.ended(request("slow", wait_s=30.0))
     recent.ended(request("failed", error_type="internal", first_s=0.0))
@@ -40,7 +40,7 @@ def test_failures_and_slow_requests_outlive_faster_ones() -> None:
     assert {"slow", "failed"} <= set(ids(recent))
 
 
-def test_slow_requests_give_way_when_they_are_old() -> None:
+def test_recent_requests_evict_old_slow_requests() -> None:
     recent = RecentRequests()
     for number in range(SLOWEST_MAX):
         recent.ended(request(f"old-{number}", wait_s=30.0))
@@ -63,7 +63,7 @@ def test_slowness_includes_output_beyond_the_usual_pace_of_the_model() -> None:
     )  # A long output at the usual pace, and the usual pace of another model.
 
 
-def test_the_last_error_of_each_worker_is_kept() -> None:
+def test_recent_requests_keep_the_last_error_of_each_worker() -> None:
     recent = RecentRequests()
     recent.ended(request("a", at=5.0, moves=(Move(1.5, 7, "connection lost", 3), Move(1.6, None, "no worker", 3))))
     recent.ended(request("b", at=6.0, workers=(8,), error_type="internal", error="engine failed"))
@@ -80,7 +80,7 @@ def test_errors_of_workers_are_bounded() -> None:
     assert len(recent.worker_errors[WORKERS_MAX].message) == 500
 
 
-def test_a_refused_request_is_a_failure_without_a_model() -> None:
+def test_refused_request_is_recorded_without_a_model() -> None:
     recent = RecentRequests()
     recent.refused("chat_completions", "not_found", "Model not found", 1.0)
     (found,) = recent.all()

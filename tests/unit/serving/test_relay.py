@@ -176,7 +176,7 @@ async def test_relay_retries_other_workers_until_the_first_item() -> None:
     assert scene.client.said[-1][0] == "end"
 
 
-async def test_a_form_without_a_word_for_errors_breaks_off() -> None:
+async def test_relay_aborts_a_format_without_error_events() -> None:
     scene = await Scene(Pieces(), stream=True).begun()
     scene.hear(1)
     scene.answer.on_error(Unknown("secret"))
@@ -186,21 +186,21 @@ async def test_a_form_without_a_word_for_errors_breaks_off() -> None:
     assert late.client.said == [500]
 
 
-async def test_a_failure_in_the_workers_own_form_is_the_answer() -> None:
+async def test_relay_returns_a_failure_in_the_format_of_the_worker() -> None:
     scene = await Scene(Pieces()).begun()
     scene.hear(None)
     assert scene.client.said == [(400, b"no", b"application/json")]
     assert (scene.model.killed, scene.closed) == ([1], ["validation"])
 
 
-async def test_a_bare_token_is_no_item() -> None:
+async def test_relay_refuses_a_plain_token() -> None:
     scene = await Scene(Together()).begun()
     scene.answer.on_token(5)
     assert scene.client.said == [500]
     assert scene.model.killed == [1]
 
 
-async def test_no_answer_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_relay_bounds_a_collected_response_but_not_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "KEPT_BYTES_MAX", 100)
     scene = await Scene(Together()).begun()
     scene.hear("x" * 60)
@@ -211,7 +211,7 @@ async def test_no_answer_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(stream.client.said) == 3
 
 
-async def test_a_client_that_leaves_stops_the_worker() -> None:
+async def test_relay_client_disconnect_kills_the_worker_call() -> None:
     scene = await Scene(Together()).begun()
     scene.answer.leave()
     scene.hear(1)
@@ -291,7 +291,7 @@ async def two() -> AsyncIterator[Two]:
             await one.shutdown(drain_timeout_s=0.0)
 
 
-async def test_native_prompts_go_to_the_worker_that_was_given_them_before(two: Two, model_dir: Path) -> None:
+async def test_native_requests_with_the_same_prompt_are_sent_to_the_same_worker(two: Two, model_dir: Path) -> None:
     await two.serve(model_dir)
     for _ in range(4):
         vllm = await two.relays.ask(VLLM, {"token_ids": PROMPT, "sampling_params": {}})
@@ -304,7 +304,7 @@ async def test_native_prompts_go_to_the_worker_that_was_given_them_before(two: T
     assert len(found) == 8
 
 
-async def test_a_native_request_is_counted_until_it_ends(two: Two, model_dir: Path) -> None:
+async def test_native_request_is_counted_as_load_until_its_end(two: Two, model_dir: Path) -> None:
     await two.serve(model_dir)
     two.may_go_on.clear()
     _, wire = two.relays.begin(SGLANG, {"input_ids": PROMPT, "stream": True})
@@ -324,7 +324,7 @@ async def test_a_native_request_is_counted_until_it_ends(two: Two, model_dir: Pa
         await until(lambda: not two.requests())
 
 
-async def test_who_leaves_is_not_counted_any_more(two: Two, model_dir: Path) -> None:
+async def test_native_request_is_not_counted_after_a_client_disconnect(two: Two, model_dir: Path) -> None:
     await two.serve(model_dir)
     two.may_go_on.clear()
     exchange, _ = two.relays.begin(SGLANG, {"input_ids": PROMPT, "stream": True})
@@ -335,7 +335,7 @@ async def test_who_leaves_is_not_counted_any_more(two: Two, model_dir: Path) -> 
     assert two.requests() == 0
 
 
-async def test_a_worker_that_cannot_be_reached_is_passed_over(
+async def test_native_request_skips_an_unreachable_worker(
     two: Two, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await two.serve(model_dir)
@@ -369,7 +369,9 @@ async def test_headers_name_the_worker_of_a_native_request(two: Two, model_dir: 
     assert "12 is not a worker" in nobody.json["message"]
 
 
-async def test_embeddings_go_where_their_texts_went_and_cost_all_of_them(two: Two, model_dir: Path) -> None:
+async def test_embeddings_are_routed_to_the_caching_worker_and_counted_with_all_prompts(
+    two: Two, model_dir: Path
+) -> None:
     await two.serve(model_dir, ModelType.Embedding)
     for _ in range(3):
         answer = await two.relays.ask("/v1/embeddings", {"model": "m", "input": [[token % 50 for token in PROMPT]] * 2})
@@ -381,7 +383,7 @@ async def test_embeddings_go_where_their_texts_went_and_cost_all_of_them(two: Tw
     assert two.requests() == 0
 
 
-def test_headers_add_to_what_a_request_says_of_its_way() -> None:
+def test_routing_headers_are_merged_into_the_request() -> None:
     request = PreprocessedRequest("m", [1], routing=Routing(cache_salt="a", priority=1))
     changed = headed(request, [(b"x-tenant-id", b"b"), (b"x-dynamo-session-id", b"s"), (b"x-dp-rank", b"3")])
     assert changed.routing == Routing(cache_salt="b", priority=1, dp_rank=3)

@@ -17,7 +17,7 @@ def headers(**given: str) -> list[tuple[bytes, bytes]]:
     return [(name.replace("_", "-").encode(), value.encode()) for name, value in given.items()]
 
 
-def test_a_request_without_such_headers_stays_what_it_is() -> None:
+def test_nvext_is_unchanged_without_routing_headers() -> None:
     nvext = NvExt(cache_salt="a")
     assert with_headers(None, headers(host="x", accept="y")) is None
     assert with_headers(nvext, headers(host="x")) is nvext
@@ -44,7 +44,7 @@ def test_a_request_without_such_headers_stays_what_it_is() -> None:
         ({"x_tenant_id": "ten"}, {"cache_salt": "ten"}),
     ],
 )
-def test_a_header_says_where_a_request_goes(given: dict[str, str], expected: dict[str, Any]) -> None:
+def test_routing_header_sets_its_nvext_field(given: dict[str, str], expected: dict[str, Any]) -> None:
     assert with_headers(None, headers(**given)) == NvExt(**expected)
 
 
@@ -60,7 +60,7 @@ def test_a_header_says_where_a_request_goes(given: dict[str, str], expected: dic
         {"x_tenant_id": ""},
     ],
 )
-def test_any_other_value_that_cannot_be_read_is_as_if_it_were_not_there(given: dict[str, str]) -> None:
+def test_invalid_optional_header_value_is_ignored(given: dict[str, str]) -> None:
     assert with_headers(None, headers(**given)) == NvExt()
 
 
@@ -68,12 +68,12 @@ def test_any_other_value_that_cannot_be_read_is_as_if_it_were_not_there(given: d
     "name", ["x_dynamo_worker_instance_id", "x_worker_instance_id", "x_dynamo_prefill_instance_id"]
 )
 @pytest.mark.parametrize("value", ["xyz", "-1", "1.5", str(1 << 64), "1" + "0" * 16 + "f", "0x"])
-def test_a_worker_that_cannot_be_read_is_refused(name: str, value: str) -> None:
+def test_malformed_worker_id_header_is_refused(name: str, value: str) -> None:
     with pytest.raises(InvalidArgument, match="is not an instance id"):
         with_headers(None, headers(**{name: value}))
 
 
-def test_a_header_wins_over_the_body_and_leaves_the_rest() -> None:
+def test_header_overrides_only_its_nvext_field_of_the_body() -> None:
     body = NvExt(cache_salt="mine", dp_rank=3, agent_hints=AgentHints(priority=9, osl=50))
     told = with_headers(body, headers(x_tenant_id="ten", x_dynamo_request_priority="4"))
     assert told == NvExt(cache_salt="ten", dp_rank=3, agent_hints=AgentHints(priority=4, osl=50))
@@ -99,7 +99,7 @@ CLAUDE = {"x_claude_code_session_id": "c"}
         ({"x_session_id": "o", "x_parent_session_id": "q"}, "o", "q"),
     ],
 )
-def test_a_session_is_named_by_its_own_headers(given: dict[str, str], session: str, parent: str | None) -> None:
+def test_session_headers_set_the_session_ids(given: dict[str, str], session: str, parent: str | None) -> None:
     context = agent_context(headers(**given), "other")
     assert context is not None
     assert (context["session_id"], context.get("parent_session_id")) == (session, parent)
@@ -116,11 +116,11 @@ def test_a_session_is_named_by_its_own_headers(given: dict[str, str], session: s
         {"x_codex_parent_thread_id": "u"},
     ],
 )
-def test_without_a_session_there_is_no_context(given: dict[str, str]) -> None:
+def test_context_is_none_without_a_session_header(given: dict[str, str]) -> None:
     assert agent_context(headers(**given), "other") is None
 
 
-def test_a_context_shows_the_agents_own_headers_and_whether_the_session_ends() -> None:
+def test_agent_context_contains_agent_headers_and_the_final_flag() -> None:
     given = headers(x_dynamo_session_id="s", x_dynamo_session_final="1", thread_id="t")
     assert agent_context(given, "user_message") == {
         "session_id": "s",
@@ -142,7 +142,7 @@ def test_a_context_shows_the_agents_own_headers_and_whether_the_session_ends() -
         ({"role": "assistant", "content": "a"}, "other"),
     ],
 )
-def test_the_last_message_says_why_the_agent_asks(last: dict[str, str], trigger: str) -> None:
+def test_input_trigger_is_derived_from_the_last_message(last: dict[str, str], trigger: str) -> None:
     assert trigger_of(decode_chat(json_encode({"model": "m", "messages": [last]}))) == trigger
 
 

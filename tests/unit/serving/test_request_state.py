@@ -77,7 +77,7 @@ def test_ending_the_spans_reports_the_tokens_and_the_error() -> None:
     assert tracer.spans[0].facts == {"input_tokens": 3, "output_tokens": 2}
 
 
-def test_a_write_returns_the_time_of_the_write_before() -> None:
+def test_written_returns_the_time_of_the_previous_write() -> None:
     state = state_of()
     assert (state.written(101.0), state.written(102.0), state.last_s) == (0.0, 101.0, 102.0)
 
@@ -101,14 +101,14 @@ def foreign_assignments(tree: ast.AST) -> Iterator[ast.Attribute]:
                     yield target
 
 
-def test_the_rule_finds_assignments() -> None:
+def test_foreign_assignment_check_finds_state_attributes() -> None:
     code = (
         "self.state.a = 1\nstate.b, x = 1, 2\nanswer.state.c += 1\nself._generation.d: int = 1\nstate.e()\nself.f = 1"
     )
     assert sorted(one.attr for one in foreign_assignments(ast.parse(code))) == ["a", "b", "c", "d"]
 
 
-def test_attributes_of_a_request_are_set_by_methods_of_their_own_class() -> None:
+def test_request_attributes_are_set_only_by_methods_of_their_class() -> None:
     found = [
         f"{path.relative_to(SOURCE)}:{target.lineno}: {ast.unparse(target)}"
         for package in PACKAGES

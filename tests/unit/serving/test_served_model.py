@@ -66,7 +66,7 @@ def test_requests_are_refused_while_every_prefill_worker_is_busy() -> None:
         decode.admit()
 
 
-def test_the_ranks_of_a_worker_take_turns() -> None:
+def test_ranks_of_a_worker_rotate() -> None:
     one, several = served(1, Thresholds()), served(2, Thresholds(), data_parallel_size=2, data_parallel_start_rank=4)
     assert (one.next_rank(1), several.next_rank(9)) == (None, None)
     assert {several.next_rank(2) for _ in range(2)} == {4, 5}

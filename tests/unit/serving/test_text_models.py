@@ -119,7 +119,7 @@ def chat(content: str | None = None, finish: str | None = None, index: int = 0, 
     }
 
 
-async def test_the_request_goes_to_a_worker_as_the_client_wrote_it() -> None:
+async def test_text_worker_receives_the_request_of_the_client_unchanged() -> None:
     scene = await Scene().forward()
     assert scene.model.sent == [
         {
@@ -135,7 +135,7 @@ async def test_request_goes_to_the_chosen_worker() -> None:
     assert scene.model.sent[0]["instance_id"] == 7
 
 
-async def test_chunks_are_passed_on_at_once_and_the_end_follows() -> None:
+async def test_text_stream_chunks_are_forwarded_at_once() -> None:
     scene = await Scene().forward()
     scene.hear(chat("Hello ", role="assistant"))
     (event,) = scene.client.writes
@@ -149,7 +149,7 @@ async def test_chunks_are_passed_on_at_once_and_the_end_follows() -> None:
     assert scene.closed == [""]
 
 
-async def test_for_a_client_that_does_not_stream_they_are_one_response() -> None:
+async def test_text_chunks_are_merged_into_one_unary_response() -> None:
     scene = await Scene(stream=False).forward()
     scene.hear(chat("Hello ", role="assistant"), {**chat("you", "stop"), "usage": {"total_tokens": 3}})
     assert scene.client.writes == []
@@ -170,7 +170,7 @@ async def test_for_a_client_that_does_not_stream_they_are_one_response() -> None
     "chunk",
     [5, None, {}, {"foo": 1}, {"choices": [{}]}, {"choices": [5]}, {"choices": [{"message": {"content": "x"}}]}],
 )
-async def test_what_is_no_chunk_is_the_workers_failure(chunk: Any) -> None:
+async def test_malformed_text_chunk_is_an_internal_error(chunk: Any) -> None:
     scene = await Scene(stream=False).forward()
     scene.hear(chunk)
     assert scene.client.status == 500
@@ -178,13 +178,13 @@ async def test_what_is_no_chunk_is_the_workers_failure(chunk: Any) -> None:
     assert scene.model.said == ["kill 1"]
 
 
-async def test_a_bare_token_is_no_chunk() -> None:
+async def test_plain_token_from_a_text_worker_is_an_error() -> None:
     scene = await Scene(stream=False).forward()
     scene.answer.on_token(5)
     assert scene.client.status == 500
 
 
-async def test_a_stream_without_a_chunk_is_no_answer() -> None:
+async def test_text_stream_without_a_chunk_is_unavailable() -> None:
     scene = await Scene().forward()
     scene.answer.on_end()
     assert scene.client.status == 503
@@ -208,7 +208,7 @@ async def test_failure_is_returned_without_another_worker() -> None:
 
 
 @pytest.mark.parametrize("error", [InvalidArgument("no"), Disconnected("gone")])
-async def test_after_the_first_chunk_an_error_ends_the_stream(error: Exception) -> None:
+async def test_text_stream_error_after_the_first_chunk_ends_the_stream(error: Exception) -> None:
     scene = await Scene(workers=2).forward()
     scene.hear(chat("hi"))
     scene.answer.on_error(error)
@@ -218,7 +218,7 @@ async def test_after_the_first_chunk_an_error_ends_the_stream(error: Exception) 
     assert b'"error"' in last
 
 
-async def test_a_client_that_leaves_kills_the_request() -> None:
+async def test_text_client_disconnect_kills_the_call() -> None:
     scene = await Scene().forward()
     scene.client.on_disconnect()
     assert scene.model.said == ["kill 1"]
@@ -229,7 +229,7 @@ async def test_a_client_that_leaves_kills_the_request() -> None:
     assert scene.client.writes == []
 
 
-async def test_a_client_that_left_during_the_send_kills_the_request_too() -> None:
+async def test_text_client_disconnect_during_the_send_kills_the_call() -> None:
     scene = Scene()
     scene.answer.leave()
     await scene.forward()
@@ -239,7 +239,7 @@ async def test_a_client_that_left_during_the_send_kills_the_request_too() -> Non
 # Folding ---------------------------------------------------------------------------------------------------------
 
 
-def test_choices_reasoning_tools_and_logprobs_are_put_together() -> None:
+def test_text_choices_reasoning_tools_and_logprobs_are_merged() -> None:
     first = {"index": 0, "id": "c1", "function": {"name": "get", "arguments": '{"a"'}}
     more = {"index": 0, "function": {"arguments": ":1}"}}
     other = {"index": 1, "id": "c2", "type": "function", "function": {"name": "put", "arguments": "{}"}}
@@ -269,7 +269,7 @@ def test_choices_reasoning_tools_and_logprobs_are_put_together() -> None:
     assert "usage" not in whole
 
 
-def test_the_logprobs_of_a_completion_are_those_of_all_its_chunks() -> None:
+def test_text_completion_logprobs_of_all_chunks_are_joined() -> None:
     def chunk(token: str, place: int) -> dict[str, Any]:
         logged = {"tokens": [token], "token_logprobs": [-1.0], "top_logprobs": None, "text_offset": [place]}
         return {"choices": [{"index": 0, "text": token, "logprobs": logged}]}
@@ -281,7 +281,7 @@ def test_the_logprobs_of_a_completion_are_those_of_all_its_chunks() -> None:
     }  # fmt: skip
 
 
-def test_completions_are_put_together() -> None:
+def test_text_completions_are_merged() -> None:
     chunks = [
         {"id": "i", "created": 1, "model": "w", "choices": [{"index": 0, "text": "a "}]},
         {"choices": [{"index": 1, "text": "z"}]},
@@ -361,7 +361,7 @@ CHUNKS = [
 ]
 
 
-def test_chunks_become_the_endpoints_events() -> None:
+def test_text_chunks_are_converted_to_events_of_the_endpoint() -> None:
     writer = writer_of_words()
     said = b"".join([writer.chunk(one) for one in CHUNKS] + [writer.end()]).decode().split()
     assert said == [
@@ -369,7 +369,7 @@ def test_chunks_become_the_endpoints_events() -> None:
     ]  # fmt: skip
 
 
-def test_choices_begin_and_end_on_their_own() -> None:
+def test_text_choices_begin_and_end_independently() -> None:
     writer = writer_of_words()
     said = writer.chunk(chunk({"content": "a"})) + writer.chunk(chunk({"content": "b"}, 1, "length")) + writer.end()
     assert said.decode().split() == [
@@ -377,17 +377,17 @@ def test_choices_begin_and_end_on_their_own() -> None:
     ]  # fmt: skip
 
 
-def test_all_chunks_make_one_answer() -> None:
+def test_text_chunks_are_merged_into_one_response() -> None:
     events = [ReasoningDelta("hm"), ContentDelta("So"), CallBegin(0, "f", "c"), CallArguments(0, "{}")]
     assert writer_of_words().whole(CHUNKS) == repr([(0, "So", events, "tool_calls")]).encode()
 
 
-def test_a_call_without_an_id_is_given_one() -> None:
+def test_tool_call_without_an_id_receives_a_generated_id() -> None:
     told = writer_of_words().whole([chunk({"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]})]).decode()
     assert "call_id='call-" in told
 
 
-def test_a_failure_is_the_endpoints_own() -> None:
+def test_failure_uses_the_format_of_the_endpoint() -> None:
     assert writer_of_words().failure(ErrorAnswer(500, "no")) == b"failure"
 
 

@@ -61,7 +61,7 @@ def test_answer_parser_reads_an_optional_call_with_the_models_family(tokenizer: 
     assert read(tokenizer, HERMES, HERMES_CALL, tools=[TOOL], tool_choice="none") is None
 
 
-def test_answer_parser_continues_a_continued_message(tokenizer: Tokenizer) -> None:
+def test_answer_parser_extends_a_continued_message(tokenizer: Tokenizer) -> None:
     def found(begun: str) -> list[Event] | None:
         messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": begun}]
         return read(tokenizer, THINKS, "so</think>yes", messages=messages, continue_final_message=True)

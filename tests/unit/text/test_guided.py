@@ -338,7 +338,7 @@ def test_guided_strict_tool_has_a_closed_schema(choice: str) -> None:
         ({"not": None, "if": 5}, ".if must be a JSON schema"),
     ],
 )
-def test_guided_schema_error_names_the_place(schema: Any, words: str) -> None:
+def test_guided_schema_error_contains_the_given_path(schema: Any, words: str) -> None:
     with pytest.raises(InvalidArgument, match=re.escape(f"here{words}")) as caught:
         check_schema(schema, "here")
     assert caught.value.param == "here"

@@ -364,7 +364,7 @@ def test_completion_with_a_suffix_uses_the_models_format(filling: Preprocessor) 
     assert made.stop_conditions.stop_token_ids_hidden == made.eos_token_ids
 
 
-def test_completion_with_a_suffix_takes_several_prompts_and_token_ids(filling: Preprocessor) -> None:
+def test_completion_with_a_suffix_accepts_several_prompts_and_token_ids(filling: Preprocessor) -> None:
     texts = filling.completion(completion(["a", "b"], suffix="c"))
     ids = filling.completion(completion([5, 6], suffix="c", ignore_eos=True))
     assert len(texts) == 2 and texts[0].token_ids != texts[1].token_ids
@@ -382,7 +382,7 @@ def test_completion_with_a_suffix_is_refused_for_models_without_markers(preproce
     assert raised.value.param == "suffix"
 
 
-def test_completion_with_a_suffix_refuses_what_contradicts_it(filling: Preprocessor) -> None:
+def test_completion_with_a_suffix_refuses_token_data_and_echo(filling: Preprocessor) -> None:
     with pytest.raises(InvalidArgument, match="are mutually exclusive"):
         filling.completion(completion("hi", suffix="x", nvext={"token_data": [1]}))
     with pytest.raises(InvalidArgument, match="echo and suffix"):
@@ -405,7 +405,7 @@ async def test_request_with_long_body_is_prepared_in_thread(
     assert threads[0] == threading.current_thread().name != threads[1]
 
 
-async def test_template_beyond_its_budget_is_rendered_again_with_a_larger_one(preprocessor: Preprocessor) -> None:
+async def test_template_over_its_budget_is_rendered_again_with_a_larger_budget(preprocessor: Preprocessor) -> None:
     seen: list[tuple[Budget, bool]] = []
 
     def work(budget: Budget) -> str:
@@ -419,7 +419,7 @@ async def test_template_beyond_its_budget_is_rendered_again_with_a_larger_one(pr
     assert seen == [(QUICK, True), (FULL, False), (LONG, False), (FULL, False)]
 
 
-def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(
+def test_text_longer_than_the_context_is_refused_before_tokenization(
     preprocessor: Preprocessor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preprocessor.tokenizer, "encode", lambda *_, **__: pytest.fail("it was tokenized"))

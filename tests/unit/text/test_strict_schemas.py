@@ -100,7 +100,7 @@ def test_strict_schema_check_accepts_a_closed_schema(schema: Any) -> None:
         ),
     ],
 )  # fmt: skip
-def test_strict_schema_error_names_the_open_place(schema: Any, context: str) -> None:
+def test_strict_schema_error_names_the_open_object(schema: Any, context: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         check_strict(schema, "f", "here")
     assert str(caught.value).startswith(f"Validation: Invalid schema for function 'f': In context={context}, ")

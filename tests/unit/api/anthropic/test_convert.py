@@ -24,13 +24,13 @@ def chat_of(*messages: Any, strip_preamble: bool = True, **fields: Any) -> ChatC
     return to_chat(decode_messages(msgspec.json.encode(body)), strip_preamble=strip_preamble)
 
 
-def test_a_message_becomes_a_chat() -> None:
+def test_anthropic_message_is_converted_to_a_chat() -> None:
     chat = chat_of()
     assert (chat.model, chat.messages, chat.max_tokens) == ("m", [ChatMessage("user", "hi")], 4096)
     assert (chat.tools, chat.thinking, chat.stop, chat.continue_final_message) == (None, None, None, None)
 
 
-def test_what_concerns_the_answer_finds_its_place() -> None:
+def test_anthropic_sampling_fields_are_mapped_to_chat_fields() -> None:
     chat = chat_of(
         stream=True, stop_sequences=["x"], temperature=0.5, top_p=0.9, top_k=4, metadata={"user_id": "u"},
         service_tier="auto", cache_control={"type": "ephemeral"}, output_config={"effort": "low"},
@@ -39,7 +39,7 @@ def test_what_concerns_the_answer_finds_its_place() -> None:
     assert (chat.user, chat.reasoning_effort) == ("u", "low")
 
 
-def test_blocks_of_the_system_prompt_are_one_turn() -> None:
+def test_system_prompt_blocks_are_joined_into_one_message() -> None:
     chat = chat_of(system=[{"type": "text", "text": "one"}, {"type": "text", "text": "two"}])
     assert chat.messages[0] == ChatMessage("system", "one\ntwo")
     assert chat_of(system="").messages == [ChatMessage("user", "hi")]
@@ -52,17 +52,17 @@ BILLING = "x-anthropic-billing-header: cc_version=2; cch=a1b2;"
     "system",
     [f"{BILLING}\nYou help.", [{"type": "text", "text": BILLING}, {"type": "text", "text": "You help."}]],
 )
-def test_the_billing_line_of_a_client_is_left_out(system: Any) -> None:
+def test_billing_header_is_removed_from_the_system_prompt(system: Any) -> None:
     assert chat_of(system=system).messages[0] == ChatMessage("system", "You help.")
     assert chat_of(system=system, strip_preamble=False).messages[0] == ChatMessage("system", f"{BILLING}\nYou help.")
 
 
-def test_the_billing_line_is_only_looked_for_at_the_beginning() -> None:
+def test_billing_header_is_removed_only_at_the_beginning() -> None:
     text = f"You help.\n{BILLING}"
     assert chat_of(system=text).messages[0].content == text
 
 
-def test_what_the_assistant_did_is_one_turn_and_results_are_turns_of_their_own() -> None:
+def test_assistant_blocks_are_one_message_and_tool_results_are_separate_messages() -> None:
     chat = chat_of(
         USER,
         {"role": "assistant", "content": [
@@ -89,7 +89,7 @@ def test_what_the_assistant_did_is_one_turn_and_results_are_turns_of_their_own()
     ]
 
 
-def test_a_document_of_text_is_shown_with_its_title() -> None:
+def test_text_document_is_included_with_its_title() -> None:
     document = {
         "type": "document",
         "source": {"type": "text", "media_type": "text/plain", "data": "body"},
@@ -99,17 +99,17 @@ def test_a_document_of_text_is_shown_with_its_title() -> None:
     assert content == [ContentPart("text", "T\n\nbody"), ContentPart("text", "q")]
 
 
-def test_an_answer_that_was_begun_is_gone_on_with() -> None:
+def test_final_assistant_message_is_continued() -> None:
     chat = chat_of(USER, {"role": "assistant", "content": "It is"})
     assert (chat.continue_final_message, chat.add_generation_prompt) == (True, False)
 
 
-def test_an_answer_of_nothing_was_not_begun() -> None:
+def test_empty_final_assistant_message_is_dropped() -> None:
     chat = chat_of(USER, {"role": "assistant", "content": []})
     assert (chat.messages, chat.continue_final_message) == ([ChatMessage("user", "hi")], None)
 
 
-def test_tools_and_choices_are_those_of_a_chat() -> None:
+def test_tools_and_tool_choice_are_converted_to_chat_form() -> None:
     chat = chat_of(tools=[{**TOOL, "strict": True, "type": "custom", "cache_control": {"type": "ephemeral"}}])
     function = {"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
     assert chat.tools == [{"type": "function", "function": function}]
@@ -129,14 +129,14 @@ def test_thinking_is_passed_to_the_template_and_unset_by_default() -> None:
     assert chat_of().thinking is None
 
 
-def test_hidden_reasoning_comes_back_in_its_signature_and_other_signatures_are_dropped() -> None:
+def test_hidden_reasoning_is_restored_from_its_signature_and_other_signatures_are_dropped() -> None:
     for signature, thoughts in ((sealed(SEALED, "hm"), "hm"), ("EqQBCgIYAhIM", None), ("sealed:%%", None)):
         block = {"type": "thinking", "thinking": "", "signature": signature}
         chat = chat_of(USER, {"role": "assistant", "content": [block, {"type": "text", "text": "x"}]}, USER)
         assert chat.messages[1].reasoning_content == thoughts
 
 
-def test_who_does_not_want_to_see_thoughts_is_known() -> None:
+def test_thinking_display_omitted_hides_reasoning() -> None:
     def hidden(thinking: Any) -> bool:
         body = {"model": "m", "messages": [USER], "thinking": thinking}
         return hides_thoughts(decode_message_count(msgspec.json.encode(body)))
@@ -172,13 +172,13 @@ def test_who_does_not_want_to_see_thoughts_is_known() -> None:
         ({"stop_sequences": [""]}, "stop"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_honoured_is_refused_by_its_name(fields: dict[str, Any], param: str) -> None:
+def test_unsupported_anthropic_field_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         chat_of(**fields)
     assert caught.value.param == param
 
 
-def test_what_asks_for_nothing_is_accepted() -> None:
+def test_anthropic_fields_without_effect_are_accepted() -> None:
     chat = chat_of(
         context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         mcp_servers=[],
@@ -188,6 +188,6 @@ def test_what_asks_for_nothing_is_accepted() -> None:
 
 
 @given(bodies(MessagesRequest.__struct_encode_fields__, model="m", max_tokens=5, messages=[USER]))
-def test_any_request_becomes_a_chat_or_is_refused(body: bytes) -> None:
+def test_any_anthropic_request_is_converted_or_refused(body: bytes) -> None:
     with contextlib.suppress(InvalidArgument):
         assert to_chat(decode_messages(body)).messages

@@ -16,7 +16,7 @@ from dynamo.serving.errors import ErrorAnswer
         (500, "api_error"), (503, "api_error"), (504, "timeout_error"), (529, "overloaded_error"),
     ],
 )  # fmt: skip
-def test_every_status_has_anthropics_word(status: int, kind: str) -> None:
+def test_error_status_has_an_anthropic_error_type(status: int, kind: str) -> None:
     body = json.loads(error_body(ErrorAnswer(status, "why")))
     assert body == {"type": "error", "error": {"type": kind, "message": "why"}}
 

@@ -114,14 +114,14 @@ def test_text_events_follow_the_order_of_anthropic() -> None:
 
 
 @given(st.data())
-def test_however_an_answer_is_cut_its_stream_makes_the_whole_message(data: st.DataObject) -> None:
+def test_anthropic_stream_is_independent_of_chunking_and_equals_the_unary_message(data: st.DataObject) -> None:
     events = data.draw(answers())
     options = {"hides_thoughts": data.draw(st.booleans())}
     reason = data.draw(st.sampled_from(["stop", "length", "tool_calls"]))
     assert assembled(stream(data.draw(cut(events)), reason, **options)) == whole(events, reason, **options)
 
 
-def test_thoughts_carry_a_signature_and_calls_their_input() -> None:
+def test_reasoning_blocks_have_a_signature_and_tool_blocks_their_input() -> None:
     message = whole([ReasoningDelta("hm"), CallBegin(0, "f", "call-0a-0b"), CallArguments(0, '{"a":1}')], "tool_calls")
     thought, call = message["content"]
     assert thought["thinking"] == "hm" and thought["signature"]
@@ -129,12 +129,12 @@ def test_thoughts_carry_a_signature_and_calls_their_input() -> None:
     assert message["stop_reason"] == "tool_use"
 
 
-def test_the_id_that_a_model_gave_its_call_stays() -> None:
+def test_tool_call_id_of_the_model_is_kept() -> None:
     (call,) = whole([CallBegin(0, "f", "functions.f:0")])["content"]
     assert (call["id"], call["input"]) == ("functions.f:0", {})
 
 
-def test_hidden_thoughts_are_in_the_signature_alone() -> None:
+def test_hidden_reasoning_is_only_in_the_signature() -> None:
     events = stream([[ReasoningDelta("hm"), ContentDelta("x")]], hides_thoughts=True)
     block = assembled(events)["content"][0]
     assert block["thinking"] == "" and unsealed(SEALED, block["signature"]) == "hm"
@@ -157,24 +157,24 @@ def test_stop_reason_uses_the_values_of_anthropic(reason: str, stop_reason: Any,
     assert (message["stop_reason"], message["stop_sequence"]) == told
 
 
-def test_an_answer_of_nothing_has_no_blocks() -> None:
+def test_empty_response_has_no_blocks() -> None:
     assert whole([])["content"] == []
 
 
-def test_a_failure_is_an_error_event() -> None:
+def test_failure_is_written_as_an_error_event() -> None:
     one = MessageWriter("msg_1", "m")
     (event,) = read(one.failure(ErrorAnswer(529, "busy", code="overloaded")))
     assert event == {"type": "error", "error": {"type": "overloaded_error", "message": "busy"}}
 
 
-def test_thoughts_are_counted_where_somebody_counts_them() -> None:
+def test_reasoning_tokens_are_in_the_usage_when_reported() -> None:
     counted = CompletionUsage(5, 3, 8, None, CompletionTokensDetails(2))
     message = MessageWriter("msg_1", "m").whole(Choice([ContentDelta("x")]), counted)
     assert json.loads(json_encode(message.usage))["output_tokens_details"] == {"thinking_tokens": 2}
     assert message.usage.input_tokens == 5
 
 
-def test_every_delta_has_the_usage_so_far() -> None:
+def test_every_delta_contains_the_current_usage() -> None:
     writer = MessageWriter("msg_1", "m")
     assert writer.counts
     written = writer.events(0, [ReasoningDelta("hm"), ContentDelta("so")], writer.count(USAGE), (), 0)

@@ -18,7 +18,7 @@ def line(**changes: Any) -> bytes:
     return json.dumps({name: value for name, value in given.items() if value is not ...}).encode()
 
 
-def test_a_file_that_is_right_is_counted_and_its_model_known() -> None:
+def test_valid_batch_file_is_counted_and_has_one_model() -> None:
     found = review([line(), b"\n", line(custom_id="b") + b"\n"], CHAT)
     assert (found.total, found.model, found.errors) == (2, "m", [])
     assert bytes(read_line(line(extra=1)).body) == b'{"model": "m"}'
@@ -43,28 +43,28 @@ def test_a_file_that_is_right_is_counted_and_its_model_known() -> None:
         (line(body={"model": "m", "stream": True}), "stream_not_supported"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(data: bytes, code: str) -> None:
+def test_invalid_line_is_reported_with_its_number(data: bytes, code: str) -> None:
     found = review([line(custom_id="first"), data], CHAT)
     assert [(error.code, error.line) for error in found.errors] == [(code, 2)]
 
 
-def test_an_id_is_there_once() -> None:
+def test_duplicate_custom_id_is_refused() -> None:
     found = review([line(), line(), line()], CHAT)
     assert [error.line for error in found.errors] == [2, 3]
 
 
-def test_a_file_has_something_and_not_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_and_oversized_batch_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [error.code for error in review([b"\n"], CHAT).errors] == ["empty_file"]
     monkeypatch.setattr(lines, "LINES_MAX", 2)
     found = review([line(custom_id=str(place)) for place in range(9)], CHAT)
     assert [(error.code, error.line) for error in found.errors] == [("too_many_tasks", 3)]
 
 
-def test_errors_are_shown_up_to_a_limit() -> None:
+def test_reported_line_errors_are_bounded() -> None:
     assert len(review([b"{"] * 1000, CHAT).errors) == lines.ERRORS_MAX
 
 
 @given(st.binary())
-def test_no_line_whatever_it_is_is_more_than_wrong(data: bytes) -> None:
+def test_any_line_is_either_read_or_reported_as_invalid(data: bytes) -> None:
     error, one = check_line(data, ENDPOINTS[0], set())
     assert (error is None) != (one is None)

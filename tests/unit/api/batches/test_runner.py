@@ -106,7 +106,7 @@ async def test_batch_completes_and_reports_failed_lines(tmp_path: Path) -> None:
     assert failed["response"] == {"status_code": 400, "request_id": "r2", "body": {"error": {}}}
 
 
-async def test_runner_sends_no_more_lines_at_a_time_than_slots(tmp_path: Path) -> None:
+async def test_runner_sends_at_most_as_many_lines_as_slots(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     records = [bench.begin(*(f"{name}{place}" for place in range(20))) for name in "ab"]
     bench.runner.start()
@@ -133,7 +133,7 @@ async def test_runner_retries_lines_refused_for_overload(tmp_path: Path) -> None
     assert batch.request_counts.completed == 2
 
 
-async def test_one_batch_that_waits_holds_up_no_other(tmp_path: Path) -> None:
+async def test_waiting_batch_does_not_block_other_batches(tmp_path: Path) -> None:
     bench = Bench(tmp_path, concurrency=2)
     ids = [f"s{place}" for place in range(BEGUN_MAX * 2)]
     bench.answers |= {one: [LineResponse(503, b"", "r", 5.0)] for one in ids}
@@ -164,7 +164,7 @@ async def test_restarted_runner_sends_only_lines_without_a_result(tmp_path: Path
 
 
 @pytest.mark.parametrize("status", ["finalizing", "cancelling"])
-async def test_a_batch_that_was_about_to_end_ends_after_a_restart(tmp_path: Path, status: str) -> None:
+async def test_finalizing_or_cancelling_batch_ends_after_a_restart(tmp_path: Path, status: str) -> None:
     bench = Bench(tmp_path)
     record = bench.begin("a")
     bench.store.append_result(record.batch.id, {"custom_id": "a"}, False)
@@ -178,7 +178,7 @@ async def test_a_batch_that_was_about_to_end_ends_after_a_restart(tmp_path: Path
     assert bench.asked == []
 
 
-async def test_a_cancelled_batch_keeps_what_was_answered_and_lets_go_of_the_rest(tmp_path: Path) -> None:
+async def test_cancelled_batch_keeps_its_results_and_drops_open_lines(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.hold = {"b"}
     record = bench.begin("a", "b")
@@ -194,7 +194,7 @@ async def test_a_cancelled_batch_keeps_what_was_answered_and_lets_go_of_the_rest
     assert bench.lines(batch.error_file_id)["b"]["error"]["code"] == "batch_cancelled"
 
 
-async def test_a_batch_expires_with_what_it_has(tmp_path: Path) -> None:
+async def test_expired_batch_keeps_its_results(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.hold = {"b"}
     record = bench.begin("a", "b", expires_at=1010)
@@ -206,7 +206,7 @@ async def test_a_batch_expires_with_what_it_has(tmp_path: Path) -> None:
     assert (batch.request_counts.completed, batch.request_counts.failed) == (1, 1)
 
 
-async def test_an_input_that_is_gone_fails_the_batch(tmp_path: Path) -> None:
+async def test_missing_input_file_fails_the_batch(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     record = bench.begin("a")
     os.unlink(bench.store.path(record.batch.input_file_id))
@@ -243,7 +243,7 @@ async def test_batch_survives_a_full_disk_without_repeating_or_losing_a_request(
     assert not [name for name in os.listdir(tmp_path / "batches") if name.endswith(".part")]
 
 
-async def test_batch_that_fails_again_and_again_ends_as_failed(
+async def test_batch_with_repeated_failures_ends_as_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(tmp_path)
@@ -268,7 +268,7 @@ def damage(path: str) -> None:
     Path(path).write_bytes(b"".join([lines[0], b"\0" * 20 + b"\n", lines[2]]))
 
 
-async def test_batch_whose_input_was_damaged_ends_as_failed_with_what_was_answered(tmp_path: Path) -> None:
+async def test_batch_with_a_damaged_input_ends_as_failed_and_keeps_its_results(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.hold = {"b"}
     record = bench.begin("a", "b", "c")
@@ -304,7 +304,7 @@ async def test_another_process_takes_over_when_the_first_one_ends(tmp_path: Path
 
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
-def test_every_line_has_one_result_whenever_the_process_ends(
+def test_every_line_has_one_result_after_any_sequence_of_process_restarts(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Whatever is answered, however often a process stops, and whether the batch is cancelled or expires."""

@@ -11,7 +11,7 @@ from dynamo.core.clock import ManualClock
 
 
 @given(st.integers(1, 100), st.integers(0, 1000))
-def test_clients_go_first_and_batches_go_on(concurrency: int, live: int) -> None:
+def test_batch_slots_shrink_with_live_requests_but_never_below_one(concurrency: int, live: int) -> None:
     assert 1 <= share(concurrency, live) <= concurrency
     assert share(concurrency, live) == concurrency - live or share(concurrency, live) == 1
 
@@ -20,7 +20,7 @@ async def turn() -> None:
     await turns(5)
 
 
-async def test_a_slot_is_free_when_one_is_given_back_or_a_client_is_gone() -> None:
+async def test_slot_is_granted_after_a_release_or_a_drop_of_live_requests() -> None:
     clock, live = ManualClock(), [2]
     slots = Slots(3, lambda: live[0], clock)
     await slots.take()
@@ -37,7 +37,7 @@ async def test_a_slot_is_free_when_one_is_given_back_or_a_client_is_gone() -> No
     assert (third.done(), slots.running) == (True, 2)
 
 
-async def test_who_gives_up_takes_no_slot() -> None:
+async def test_cancelled_slot_waiter_takes_no_slot() -> None:
     clock = ManualClock()
     slots = Slots(1, lambda: 0, clock)
     await slots.take()

@@ -42,7 +42,7 @@ def begin(store: BatchStore, file_id: str, owner: str | None = None, status: str
     return record
 
 
-def test_a_file_is_kept_for_its_owner_until_it_expires(tmp_path: Path) -> None:
+def test_file_is_available_to_its_owner_until_it_expires(tmp_path: Path) -> None:
     clock = ManualClock(wall=1000.0)
     store = store_of(tmp_path, clock)
     mine, other = put(store, b"a\nb", "ann", created=1, expires=2000), put(store, b"", "ben")
@@ -58,7 +58,7 @@ def test_a_file_is_kept_for_its_owner_until_it_expires(tmp_path: Path) -> None:
     assert store.files("ann") == []
 
 
-def test_only_the_owner_of_the_process_may_read_what_is_kept(tmp_path: Path) -> None:
+def test_stored_files_are_readable_only_by_the_process_user(tmp_path: Path) -> None:
     store = store_of(tmp_path / "new")
     put(store)
     modes = [os.stat(path).st_mode & 0o077 for path in (tmp_path / "new").rglob("*")]
@@ -81,7 +81,7 @@ def test_unusable_directory_is_a_config_error(tmp_path: Path) -> None:
         store_of(tmp_path / "taken")
 
 
-def test_the_input_of_a_batch_under_way_is_not_deleted(tmp_path: Path) -> None:
+def test_input_of_an_open_batch_cannot_be_deleted(tmp_path: Path) -> None:
     store = store_of(tmp_path)
     file_id = put(store)
     record = begin(store, file_id)
@@ -94,7 +94,7 @@ def test_the_input_of_a_batch_under_way_is_not_deleted(tmp_path: Path) -> None:
     assert store.usage()[1] == 0
 
 
-def test_batches_are_found_by_their_owners_and_the_open_ones_by_the_runner(tmp_path: Path) -> None:
+def test_batches_are_listed_by_owner_and_open_batches_for_the_runner(tmp_path: Path) -> None:
     store = store_of(tmp_path, open_batches_max=2)
     mine, other = begin(store, put(store), "ann"), begin(store, put(store), "ben")
     assert [one.batch.id for one in store.batches("ann")] == [mine.batch.id]
@@ -108,7 +108,7 @@ def test_batches_are_found_by_their_owners_and_the_open_ones_by_the_runner(tmp_p
         assert [one.batch.id for one in store.open_batches()] == [other.batch.id]
 
 
-def test_a_wish_to_cancel_is_seen_by_every_process(tmp_path: Path) -> None:
+def test_cancellation_is_visible_to_every_process(tmp_path: Path) -> None:
     store, other = store_of(tmp_path), store_of(tmp_path)
     record = begin(store, put(store))
     store.cancel(record.batch.id)
@@ -117,7 +117,7 @@ def test_a_wish_to_cancel_is_seen_by_every_process(tmp_path: Path) -> None:
     assert (shown.status, shown.cancelling_at) == ("cancelling", other.cancelled_s(record.batch.id))
 
 
-def test_results_are_recovered_without_the_line_that_was_cut_off(tmp_path: Path) -> None:
+def test_results_are_recovered_without_a_truncated_line(tmp_path: Path) -> None:
     store = store_of(tmp_path)
     key = begin(store, put(store)).batch.id
     store.append_result(key, {"custom_id": "a"}, False)
@@ -143,7 +143,7 @@ def test_results_become_files_once(tmp_path: Path) -> None:
     assert list(lines_of(store.path(first))) == [b'{"custom_id":"a"}\n']
 
 
-def test_what_is_over_is_swept_but_not_the_input_of_a_batch_under_way(tmp_path: Path) -> None:
+def test_sweep_removes_expired_files_except_inputs_of_open_batches(tmp_path: Path) -> None:
     clock = ManualClock(wall=1000.0)
     store = store_of(tmp_path, clock)
     used, unused = put(store, expires=1001), put(store, expires=1001)
@@ -158,7 +158,7 @@ def test_what_is_over_is_swept_but_not_the_input_of_a_batch_under_way(tmp_path: 
     assert ended.has_ended
 
 
-def test_one_process_runs_the_batches_of_a_directory(tmp_path: Path) -> None:
+def test_batch_directory_is_locked_by_one_process(tmp_path: Path) -> None:
     first, second = store_of(tmp_path), store_of(tmp_path)
     assert first.try_lock() and first.try_lock() and not second.try_lock()
     first.unlock()
@@ -166,7 +166,7 @@ def test_one_process_runs_the_batches_of_a_directory(tmp_path: Path) -> None:
     second.unlock()
 
 
-def test_a_record_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
+def test_unreadable_batch_record_is_skipped(tmp_path: Path) -> None:
     store = store_of(tmp_path)
     begin(store, put(store))
     (tmp_path / "batches" / "batch_broken.json").write_text("{")
@@ -186,7 +186,7 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, after_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("after_bytes", [0, 3, 12])
-def test_file_that_does_not_fit_on_the_disk_leaves_nothing(
+def test_file_that_exceeds_disk_space_leaves_no_partial_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_bytes: int
 ) -> None:
     store = store_of(tmp_path)
@@ -197,9 +197,7 @@ def test_file_that_does_not_fit_on_the_disk_leaves_nothing(
     assert sorted(os.listdir(tmp_path / "files")) == sorted([f"{kept}.data", f"{kept}.json"])
 
 
-def test_result_that_does_not_fit_on_the_disk_leaves_no_half_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_result_that_exceeds_disk_space_leaves_no_partial_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = store_of(tmp_path)
     batch_id = begin(store, put(store)).batch.id
     store.append_result(batch_id, {"custom_id": "a"}, is_error=False)
@@ -212,9 +210,7 @@ def test_result_that_does_not_fit_on_the_disk_leaves_no_half_line(
 
 
 @pytest.mark.parametrize("damaged", [b"\0" * 30, b"{", b"[]", b"{}", b'{"custom_id": 1}', b"\xff", b'{"custom_id":"x'])
-def test_result_lines_that_cannot_be_read_are_removed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, damaged: bytes
-) -> None:
+def test_unreadable_result_lines_are_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture, damaged: bytes) -> None:
     store = store_of(tmp_path)
     batch_id = begin(store, put(store)).batch.id
     path = tmp_path / "batches" / f"{batch_id}.output"
@@ -225,7 +221,7 @@ def test_result_lines_that_cannot_be_read_are_removed(
     assert caplog.text.count("removing 1 unreadable lines") == 1
 
 
-def test_what_is_acknowledged_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acknowledged_data_is_synced_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     fsync = os.fsync
 
@@ -248,7 +244,7 @@ def test_what_is_acknowledged_is_on_the_disk(tmp_path: Path, monkeypatch: pytest
     assert synced[-1] == "files"
 
 
-def test_record_that_cannot_be_read_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_record_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = store_of(tmp_path)
     (tmp_path / "batches" / "batch_damaged.json").write_bytes(b"{")
     for _ in range(3):
@@ -256,7 +252,7 @@ def test_record_that_cannot_be_read_is_reported_once(tmp_path: Path, caplog: pyt
     assert caplog.text.count("cannot be read") == 1
 
 
-def test_names_that_earlier_releases_stored_as_owners_stand_for_their_keys(tmp_path: Path) -> None:
+def test_owner_names_of_earlier_releases_are_mapped_to_their_keys(tmp_path: Path) -> None:
     before = store_of(tmp_path)
     named, placed = put(before, owner="team-a"), put(before, owner="key-1")
     batch_id = begin(before, named, "team-a").batch.id

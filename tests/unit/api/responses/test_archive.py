@@ -39,7 +39,7 @@ def words(items: Sequence[StoredItem]) -> list[str]:
     return [item.content[0].text for item in items if isinstance(item, MessageItem)]  # type: ignore[union-attr]
 
 
-async def test_a_conversation_is_the_chain_of_its_responses() -> None:
+async def test_conversation_history_is_the_chain_of_responses() -> None:
     one = archive()
     kept(one, 1, [MessageItem("user", "a")], "b")
     last = kept(one, 2, [MessageItem("user", "c")], "d", before=1)
@@ -75,7 +75,7 @@ async def test_archive_resolves_references_to_input_and_output_items() -> None:
     assert (caught.value.param, caught.value.code) == ("input[1].id", "item_not_found")
 
 
-async def test_what_is_not_there_is_not_found_by_its_own_name() -> None:
+async def test_missing_response_error_names_its_parameter() -> None:
     one = archive()
     response_id = kept(one, 1, [], "b")
     other = response_id[:-1] + "f"
@@ -89,7 +89,7 @@ async def test_what_is_not_there_is_not_found_by_its_own_name() -> None:
         await one.find("../../etc/passwd")
 
 
-async def test_a_deleted_response_ends_the_conversations_that_build_on_it() -> None:
+async def test_deleted_response_ends_conversations_that_continue_it() -> None:
     one = archive()
     first = kept(one, 1, [], "b")
     last = kept(one, 2, [], "d", before=1)
@@ -101,14 +101,14 @@ async def test_a_deleted_response_ends_the_conversations_that_build_on_it() -> N
         await one.delete(first)
 
 
-async def test_a_chain_that_does_not_end_is_not_followed_for_ever() -> None:
+async def test_response_chain_length_is_bounded() -> None:
     one = archive()
     response_id = kept(one, 7, [], "b", before=7)
     with pytest.raises(InvalidArgument, match=str(CHAIN_MAX)):
         await one.history(response_id)
 
 
-async def test_without_a_store_nothing_is_kept_and_the_flag_is_named() -> None:
+async def test_archive_without_a_store_refuses_history_and_names_its_flag() -> None:
     one = ResponseArchive(None)
     response_id = kept(one, 1, [], "b")
     assert not one.is_open
@@ -119,7 +119,7 @@ async def test_without_a_store_nothing_is_kept_and_the_flag_is_named() -> None:
     await one.close()
 
 
-async def test_a_record_that_cannot_be_read_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unreadable_stored_response_is_not_found(caplog: pytest.LogCaptureFixture) -> None:
     store = MemoryResponseStore(StoreLimits(), Dropped(None, ""))
     store.put(f"{1:024x}", b'{"response": ')
     with pytest.raises(NotFound):
@@ -153,7 +153,7 @@ def test_items_are_listed_newest_first_in_pages() -> None:
     ("query", "param"),
     [({"limit": 0}, "limit"), ({"limit": 101}, "limit"), ({"order": "up"}, "order"), ({"after": "x"}, "after")],
 )
-def test_a_page_that_cannot_be_is_refused(query: dict[str, object], param: str) -> None:
+def test_invalid_page_parameter_is_refused_by_name(query: dict[str, object], param: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         page_of(ITEMS, **query)  # type: ignore[arg-type]
     assert caught.value.param == param

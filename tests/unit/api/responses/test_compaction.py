@@ -25,7 +25,7 @@ from dynamo.protocols.responses import (
 USAGE = ResponseUsage(3, CachedTokens(), 2, ReasoningTokens(), 5)
 
 
-def test_compaction_keeps_messages_of_the_caller_and_ends_in_the_summary() -> None:
+def test_compaction_keeps_caller_messages_and_ends_with_the_summary() -> None:
     items = [
         MessageItem("developer", "be brief"),
         MessageItem("user", [InputText("hi")], id="msg_1"),

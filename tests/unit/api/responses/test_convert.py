@@ -41,14 +41,14 @@ def chat_of(**fields: Any) -> ChatCompletionRequest:
     return to_chat(request, decode_items(request.input))  # type: ignore[arg-type]
 
 
-def test_a_text_becomes_a_chat() -> None:
+def test_text_input_is_converted_to_a_chat() -> None:
     chat = chat_of()
     assert chat.model == "m"
     assert chat.messages == [ChatMessage("user", "hi")]
     assert (chat.stream, chat.tools, chat.response_format, chat.logprobs) == (None, None, None, None)
 
 
-def test_what_concerns_the_answer_finds_its_place() -> None:
+def test_response_fields_are_mapped_to_chat_fields() -> None:
     chat = chat_of(
         instructions="be brief", max_output_tokens=7, temperature=0.5, top_p=0.9, stream=True, user="u", metadata={"a": "b"},
         reasoning={"effort": "low", "summary": "auto"}, parallel_tool_calls=False, include=["message.output_text.logprobs"],
@@ -66,7 +66,7 @@ def test_what_concerns_the_answer_finds_its_place() -> None:
     assert chat.nvext is not None and chat.nvext.greed_sampling
 
 
-def test_what_the_assistant_did_in_one_go_is_one_message() -> None:
+def test_consecutive_assistant_items_are_one_message() -> None:
     found = messages_of([
         MessageItem("user", "u"),
         ReasoningItem([], "rs", [ReasoningText("think "), ReasoningText("hard")]),
@@ -87,7 +87,7 @@ def test_what_the_assistant_did_in_one_go_is_one_message() -> None:
     ]
 
 
-def test_new_thoughts_and_new_words_begin_a_new_message() -> None:
+def test_new_reasoning_or_text_starts_a_new_message() -> None:
     found = messages_of([
         MessageItem("assistant", "one"),
         MessageItem("assistant", "two"),
@@ -101,7 +101,7 @@ def test_new_thoughts_and_new_words_begin_a_new_message() -> None:
     ]
 
 
-def test_the_oldest_items_go_with_the_results_of_their_calls() -> None:
+def test_truncation_removes_tool_results_with_their_calls() -> None:
     items: list[Any] = [
         MessageItem("user", "a"),
         FunctionCallItem("{}", "c1", "f"),
@@ -113,7 +113,7 @@ def test_the_oldest_items_go_with_the_results_of_their_calls() -> None:
     assert without_oldest(items, 2) == items[3:]
 
 
-def test_tools_are_offered_as_a_chat_offers_them() -> None:
+def test_response_tools_are_converted_to_chat_tools() -> None:
     chat = chat_of(tools=[WEATHER, {**TIME, "strict": True}], tool_choice="auto")
     assert chat.tools == [
         {"type": "function", "function": {"name": "weather", "description": "d", "parameters": {"type": "object"}}},
@@ -122,7 +122,7 @@ def test_tools_are_offered_as_a_chat_offers_them() -> None:
     assert chat.tool_choice == "auto"
 
 
-def test_allowed_tools_are_the_only_ones_that_the_model_is_shown() -> None:
+def test_allowed_tools_restrict_the_tools_of_the_chat() -> None:
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "time"}]}
     chat = chat_of(tools=[WEATHER, TIME], tool_choice=allowed)
     assert [tool["function"]["name"] for tool in chat.tools or ()] == ["time"]
@@ -156,7 +156,7 @@ def test_allowed_tools_are_the_only_ones_that_the_model_is_shown() -> None:
         ({"model": None}, "model"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_honoured_is_refused_by_its_name(fields: dict[str, Any], param: str) -> None:
+def test_unsupported_response_field_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         chat_of(**fields)
     assert caught.value.param == param
@@ -170,7 +170,7 @@ def test_what_cannot_be_honoured_is_refused_by_its_name(fields: dict[str, Any], 
         {"reasoning": {"context": "auto", "mode": "standard"}, "stream": True, "stream_options": {"include_obfuscation": False}},
     ],
 )  # fmt: skip
-def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:
+def test_response_fields_without_effect_are_accepted(fields: dict[str, Any]) -> None:
     assert chat_of(**fields).messages == [ChatMessage("user", "hi")]
 
 
@@ -201,7 +201,7 @@ def test_response_has_openai_defaults_for_absent_fields() -> None:
 
 
 @given(bodies(ResponseRequest.__struct_encode_fields__, model="m", input=[{"role": "user", "content": "hi"}]))
-def test_any_request_becomes_a_chat_or_is_refused(body: bytes) -> None:
+def test_any_response_request_is_converted_or_refused(body: bytes) -> None:
     with contextlib.suppress(InvalidArgument):
         request = decode_response_request(body)
         chat = to_chat(
@@ -211,7 +211,7 @@ def test_any_request_becomes_a_chat_or_is_refused(body: bytes) -> None:
         assert to_response(request, "resp_1", 1, is_stored=False).status == "in_progress"
 
 
-def test_sampling_fields_of_chats_find_their_place() -> None:
+def test_chat_sampling_fields_are_accepted_in_responses() -> None:
     fields: dict[str, Any] = {
         "top_k": 5, "min_p": 0.1, "seed": 7, "stop": ["a"], "frequency_penalty": 0.5, "presence_penalty": 0.25,
         "repetition_penalty": 1.1,
@@ -232,7 +232,7 @@ def test_response_repeats_tools_with_strict_and_penalties() -> None:
     assert (response.frequency_penalty, response.presence_penalty) == (0.5, 0.0)
 
 
-def test_result_without_its_call_is_refused() -> None:
+def test_tool_result_without_its_call_is_refused() -> None:
     call, result = FunctionCallItem("{}", "c1", "f"), FunctionOutputItem("c1", "1")
     check_results([call], [result])
     check_results([], [call, result])

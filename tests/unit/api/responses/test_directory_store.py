@@ -19,7 +19,7 @@ def opened(folder: Path, clock: ManualClock | None = None, **limits: float) -> D
     return DirectoryStore(str(folder), bounds, Dropped(MetricsRegistry(), "x"), clock or ManualClock(), grace_s=0.0)
 
 
-async def test_what_one_frontend_puts_another_one_gets(tmp_path: Path) -> None:
+async def test_stored_response_is_visible_to_other_frontends(tmp_path: Path) -> None:
     first, second = opened(tmp_path / "store"), opened(tmp_path / "store")
     first.put(A, b"1")
     assert await first.get(A) == b"1"
@@ -30,7 +30,7 @@ async def test_what_one_frontend_puts_another_one_gets(tmp_path: Path) -> None:
     await second.close()
 
 
-async def test_closing_waits_for_what_was_put(tmp_path: Path) -> None:
+async def test_store_close_waits_for_pending_writes(tmp_path: Path) -> None:
     store = opened(tmp_path)
     for number in range(20):
         store.put(f"{number:024x}", b"x")
@@ -38,7 +38,7 @@ async def test_closing_waits_for_what_was_put(tmp_path: Path) -> None:
     assert len(os.listdir(tmp_path)) == 20
 
 
-async def test_files_are_for_their_owner_alone_and_nothing_unfinished_is_left(tmp_path: Path) -> None:
+async def test_store_files_are_private_and_no_temporary_file_remains(tmp_path: Path) -> None:
     store = opened(tmp_path / "store")
     store.put(A, b"1")
     assert await store.get(A) == b"1"
@@ -47,7 +47,7 @@ async def test_files_are_for_their_owner_alone_and_nothing_unfinished_is_left(tm
     await store.close()
 
 
-async def test_what_nobody_asks_for_expires_and_asking_keeps_it(tmp_path: Path) -> None:
+async def test_unread_entries_expire_and_a_read_extends_the_lifetime(tmp_path: Path) -> None:
     clock = ManualClock()
     store = opened(tmp_path, clock, unused_s=100.0)
     store.put(A, b"1")
@@ -80,7 +80,7 @@ async def test_full_store_evicts_the_least_recently_read_entry(tmp_path: Path) -
     await store.close()
 
 
-async def test_a_file_that_nobody_finished_is_swept_away_when_it_is_old(tmp_path: Path) -> None:
+async def test_abandoned_temporary_file_is_removed_at_start(tmp_path: Path) -> None:
     old, new, other = tmp_path / "x-1.part", tmp_path / "x-2.part", tmp_path / "notes.txt"
     for one in (old, new, other):
         one.write_bytes(b"x")
@@ -90,9 +90,7 @@ async def test_a_file_that_nobody_finished_is_swept_away_when_it_is_old(tmp_path
     await store.close()
 
 
-async def test_a_disk_that_takes_nothing_costs_the_record_and_no_request(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_failed_disk_write_loses_only_the_record(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "store"
     store = opened(folder)
     folder.rmdir()
@@ -102,7 +100,7 @@ async def test_a_disk_that_takes_nothing_costs_the_record_and_no_request(
     assert "failed to store a response" in caplog.text
 
 
-def test_a_place_that_is_no_directory_is_a_mistake_of_the_setting(tmp_path: Path) -> None:
+def test_store_path_that_is_not_a_directory_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="--responses-store"):
         opened(tmp_path / "file")

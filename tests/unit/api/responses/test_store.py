@@ -37,7 +37,7 @@ class StoreHarness:
         return next(float(one.split()[-1]) for one in self.registry.render().splitlines() if one.startswith(line))
 
 
-def test_what_was_put_is_there_until_it_is_deleted() -> None:
+def test_stored_response_is_available_until_deleted() -> None:
     harness = StoreHarness(StoreLimits())
     harness.store.put("a", b"1")
     assert harness.get("a") == b"1"
@@ -57,7 +57,7 @@ def test_full_store_evicts_the_least_recently_read_entry() -> None:
     harness.store.validate()
 
 
-def test_bytes_are_bounded_and_what_is_larger_than_all_is_not_kept() -> None:
+def test_store_bytes_are_bounded_and_an_oversized_response_is_not_stored() -> None:
     harness = StoreHarness(StoreLimits(bytes_max=10))
     harness.store.put("a", b"x" * 6)
     harness.store.put("b", b"x" * 6)
@@ -68,7 +68,7 @@ def test_bytes_are_bounded_and_what_is_larger_than_all_is_not_kept() -> None:
     harness.store.validate()
 
 
-def test_what_nobody_asks_for_expires_and_asking_keeps_it() -> None:
+def test_memory_store_unread_entries_expire_and_a_read_extends_the_lifetime() -> None:
     harness = StoreHarness(StoreLimits(unused_s=10.0))
     harness.store.put("a", b"1")
     harness.store.put("b", b"2")

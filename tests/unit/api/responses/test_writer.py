@@ -117,7 +117,7 @@ def test_text_events_follow_the_order_of_openai() -> None:
     assert (response["status"], response["completed_at"]) == ("completed", 9)
 
 
-def test_thoughts_and_calls_are_items_of_their_own() -> None:
+def test_reasoning_and_tool_calls_are_separate_output_items() -> None:
     events = stream([[ReasoningDelta("hm"), CallBegin(0, "f", "call-1"), CallArguments(0, '{"a":1}')]])
     thought, call = events[-1]["response"]["output"]
     assert thought["content"] == [{"type": "reasoning_text", "text": "hm"}] and thought["summary"] == []
@@ -126,7 +126,7 @@ def test_thoughts_and_calls_are_items_of_their_own() -> None:
 
 
 @given(st.data())
-def test_however_an_answer_is_cut_its_stream_makes_the_whole_response(data: st.DataObject) -> None:
+def test_response_stream_is_independent_of_chunking_and_equals_the_unary_response(data: st.DataObject) -> None:
     events = data.draw(answers())
     reason = data.draw(st.sampled_from(["stop", "length", "tool_calls", "content_filter"]))
     told = stream(data.draw(cut(events)), reason)
@@ -135,12 +135,12 @@ def test_however_an_answer_is_cut_its_stream_makes_the_whole_response(data: st.D
     assert assembled(told) == whole["output"]
 
 
-def test_an_answer_of_nothing_is_an_empty_message() -> None:
+def test_empty_response_is_an_empty_message() -> None:
     (item,) = stream([])[-1]["response"]["output"]
     assert item["content"] == [{"type": "output_text", "text": "", "annotations": [], "logprobs": []}]
 
 
-def test_an_answer_that_was_cut_off_is_incomplete_and_says_why() -> None:
+def test_truncated_response_is_incomplete_with_a_reason() -> None:
     last = stream([[ReasoningDelta("hm"), ContentDelta("and")]], "length")[-1]
     response = last["response"]
     assert last["type"] == "response.incomplete"
@@ -151,7 +151,7 @@ def test_an_answer_that_was_cut_off_is_incomplete_and_says_why() -> None:
     assert filtered["incomplete_details"] == {"reason": "content_filter"}
 
 
-def test_a_failure_closes_what_is_open_and_says_why() -> None:
+def test_failure_closes_open_items_and_contains_the_error() -> None:
     one = writer()
     said = one.begin(5) + one.events(0, [ContentDelta("so far")], b"", (), 0)
     events = read(said + one.failure(ErrorAnswer(500, "Internal server error")))
@@ -162,7 +162,7 @@ def test_a_failure_closes_what_is_open_and_says_why() -> None:
     assert assembled(events) == response["output"]
 
 
-def test_a_failure_before_everything_else_begins_the_response_and_ends_it() -> None:
+def test_failure_before_any_output_creates_and_fails_the_response() -> None:
     events = read(writer().failure(ErrorAnswer(529, "busy")))
     assert [event["type"] for event in events] == ["response.created", "response.in_progress", "response.failed"]
     assert events[-1]["response"]["error"]["code"] == "rate_limit_exceeded"
@@ -172,7 +172,7 @@ def entry(text: str) -> TokenEntry:
     return TokenEntry(7, text, text.encode(), -0.5, [("x", b"x", -1.5)])
 
 
-def test_logprobs_go_with_the_text_of_their_tokens() -> None:
+def test_logprobs_are_sent_with_the_text_of_their_tokens() -> None:
     one = writer(logprobs=True)
     said = one.begin(5) + one.events(0, [ContentDelta("a")], b"", [entry("a")], 0)
     said += one.events(0, [], b"", [entry("b1")], 1)
@@ -211,7 +211,7 @@ def test_logprobs_cover_text_before_a_call_but_no_reasoning() -> None:
     assert json.loads(json_encode(thought))["output"][1]["content"][0]["logprobs"] == []
 
 
-def test_a_complete_response_is_kept_and_a_failed_one_is_not() -> None:
+def test_completed_response_is_stored_and_a_failed_one_is_not() -> None:
     kept: list[Response] = []
     stream([[ContentDelta("x")]], keep=kept.append)
     assert [one.status for one in kept] == ["completed"]

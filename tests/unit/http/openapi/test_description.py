@@ -28,7 +28,7 @@ async def document(table: RouteTable) -> dict[str, Any]:
     return found
 
 
-async def test_every_route_is_in_it_once(table: RouteTable, document: dict[str, Any]) -> None:
+async def test_openapi_document_describes_every_route_once(table: RouteTable, document: dict[str, Any]) -> None:
     described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
     served = {(entry.method, re.sub(r":\w+}", "}", entry.path)) for entry in table.entries}
     assert described == served
@@ -36,7 +36,7 @@ async def test_every_route_is_in_it_once(table: RouteTable, document: dict[str, 
     assert {("POST", "/v1/chat/completions"), ("GET", "/v1/models/{model}"), ("GET", "/docs")} <= served
 
 
-async def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+async def test_openapi_references_resolve_to_schemas(document: dict[str, Any]) -> None:
     references = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)))
     assert references and references <= set(document["components"]["schemas"])
 
@@ -61,12 +61,12 @@ async def test_document_describes_api_keys_when_required(table: RouteTable) -> N
     assert set(document["components"]["securitySchemes"]) == {"bearer", "key"}
 
 
-async def test_errors_of_another_form_are_described_so(document: dict[str, Any]) -> None:
+async def test_openapi_document_describes_flat_error_bodies(document: dict[str, Any]) -> None:
     said = document["paths"]["/busy_threshold"]["post"]["responses"]["404"]["content"]["application/json"]["schema"]
     assert said["properties"]["error"] == {"type": "string"}
 
 
-async def test_openapi_document_tells_what_becomes_of_fields_without_effect(document: dict[str, Any]) -> None:
+async def test_openapi_document_describes_the_handling_of_fields_without_effect(document: dict[str, Any]) -> None:
     chat = document["components"]["schemas"]["ChatCompletionRequest"]["properties"]
     assert chat["user"]["description"].startswith("Accepted for compatibility; has no effect")
     assert chat["audio"]["description"] == "Refused"

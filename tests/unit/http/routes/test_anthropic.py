@@ -43,7 +43,7 @@ async def served(*flags: str, **options: Any) -> AsyncIterator[Served]:
         yield Served(house, ApiOptions(**{"enable_anthropic": True, **options}))
 
 
-async def test_messages_api_that_is_off_answers_404_and_names_its_flag() -> None:
+async def test_disabled_messages_api_returns_404_and_names_its_flag() -> None:
     async with served(enable_anthropic=False) as one:
         assert one.table.hot_handlers() == {}
         assert [entry.path for entry in one.table.entries] == ["/v1/messages", "/v1/messages/count_tokens"]
@@ -55,7 +55,7 @@ async def test_messages_api_that_is_off_answers_404_and_names_its_flag() -> None
             assert "--enable-anthropic-api" in body["error"]["message"]
 
 
-async def test_a_message_is_answered_and_counted() -> None:
+async def test_message_is_answered_and_its_tokens_are_counted() -> None:
     async with served() as one:
         answer = await one.answer()
         assert (answer.status, answer.json["type"], answer.json["stop_reason"]) == (200, "message", "end_turn")
@@ -65,7 +65,7 @@ async def test_a_message_is_answered_and_counted() -> None:
         assert counted.json == {"input_tokens": answer.json["usage"]["input_tokens"]}
 
 
-async def test_a_stream_ends_with_its_message_and_no_other_word() -> None:
+async def test_message_stream_ends_with_its_stop_reason_and_no_further_event() -> None:
     async with served("--dyn-reasoning-parser", "qwen3") as one:
         answer = await one.answer(Script(["<think>hm</think>Hi END"]), stream=True, stop_sequences=[" END"])
         names = [event.split("\n")[0].removeprefix("event: ") for event in answer.text_events]
@@ -90,19 +90,19 @@ async def test_a_stream_ends_with_its_message_and_no_other_word() -> None:
         ),
     ],
 )
-async def test_errors_have_anthropics_form(fields: Any, status: int, kind: str) -> None:
+async def test_errors_have_the_anthropic_format(fields: Any, status: int, kind: str) -> None:
     async with served() as one:
         answer = await one.answer(**fields)
         assert (answer.status, answer.json["type"], answer.json["error"]["type"]) == (status, "error", kind)
 
 
-async def test_a_count_is_not_bounded_by_the_context() -> None:
+async def test_token_count_is_not_bounded_by_the_context_length() -> None:
     async with served() as one:
         long = [{"role": "user", "content": "long " * 4000}]
         assert (await one.post("/v1/messages/count_tokens", model=NAME, messages=long)).json["input_tokens"] > 2048
 
 
-async def test_the_billing_line_is_left_out_unless_it_is_to_stay() -> None:
+async def test_billing_header_is_removed_unless_configured() -> None:
     system = "x-anthropic-billing-header: cch=1;\nBe brief."
     lengths = []
     for strips in (True, False):
@@ -111,7 +111,7 @@ async def test_the_billing_line_is_left_out_unless_it_is_to_stay() -> None:
     assert lengths[0] < lengths[1]
 
 
-async def test_answers_and_errors_are_what_the_openapi_document_says() -> None:
+async def test_messages_and_errors_conform_to_the_openapi_document() -> None:
     async with served("--dyn-tool-call-parser", "hermes", "--dyn-reasoning-parser", "qwen3") as one:
         document = describe(one.table)
         text = '<think>hm</think>Hi<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -128,7 +128,7 @@ def conforms(document: Any, path: str, status: str, answer: Any) -> None:
     jsonschema.validate(answer, {**schema, "components": document["components"]})
 
 
-async def test_errors_before_the_handler_have_the_same_form() -> None:
+async def test_errors_before_the_handler_have_the_anthropic_format() -> None:
     async with served() as one:
         body = one.table.error_bodies()[b"/v1/messages"](ErrorAnswer(413, "too large"))
         assert json.loads(body)["error"]["type"] == "request_too_large"

@@ -109,7 +109,7 @@ def request(custom_id: str, url: str, **body: Any) -> dict[str, Any]:
     return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
 
 
-async def test_a_batch_is_answered_line_by_line(tmp_path: Path) -> None:
+async def test_batch_is_processed_line_by_line(tmp_path: Path) -> None:
     async with served(tmp_path) as one:
         begun = await one.begin([chat("a"), chat("b", temperature=9), chat("c", model="nobody")], metadata={"k": "v"})
         assert (begun.status_code, begun.json()["status"]) == (200, "validating")
@@ -137,7 +137,7 @@ async def test_a_batch_is_answered_line_by_line(tmp_path: Path) -> None:
         ("/v1/responses", {"input": "hi"}, lambda body: body["output"][0]["content"][0]["text"]),
     ],
 )
-async def test_other_endpoints_are_answered_too(tmp_path: Path, endpoint: str, body: Any, said: Any) -> None:
+async def test_batch_supports_other_endpoints(tmp_path: Path, endpoint: str, body: Any, said: Any) -> None:
     async with served(tmp_path) as one:
         begun = await one.begin([request("a", endpoint, model=NAME, **body)], endpoint)
         batch = await one.ended(begun.json()["id"])
@@ -145,7 +145,7 @@ async def test_other_endpoints_are_answered_too(tmp_path: Path, endpoint: str, b
         assert said(answer["response"]["body"]) == "Hello there."
 
 
-async def test_an_input_that_is_wrong_fails_the_batch_and_says_where(tmp_path: Path) -> None:
+async def test_invalid_batch_input_fails_the_batch_with_line_numbers(tmp_path: Path) -> None:
     async with served(tmp_path) as one:
         begun = await one.begin([chat("a"), chat("a"), chat("b", stream=True)])
         batch = await one.ended(begun.json()["id"])
@@ -155,7 +155,7 @@ async def test_an_input_that_is_wrong_fails_the_batch_and_says_where(tmp_path: P
         assert not one.house.engine.requests
 
 
-async def test_a_batch_is_cancelled(tmp_path: Path) -> None:
+async def test_batch_can_be_cancelled(tmp_path: Path) -> None:
     async with served(tmp_path) as one:
         begun = await one.begin([chat(str(place)) for place in range(50)])
         batch_id = begun.json()["id"]
@@ -243,7 +243,7 @@ async def test_invalid_upload_is_refused_by_field(tmp_path: Path) -> None:
         assert kept.json()["expires_at"] == kept.json()["created_at"] + 3600
 
 
-async def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+async def test_upload_or_batch_over_a_limit_is_refused(tmp_path: Path) -> None:
     async with served(tmp_path, batch_limits=StorageLimits(bytes_max=3000, files_max=2, open_batches_max=0)) as one:
         assert (await one.upload("x" * 4000)).status_code == 413
         file_id = (await one.upload("x")).json()["id"]
@@ -254,7 +254,7 @@ async def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         assert (refused.status_code, "--batch-files" in refused.json()["error"]["message"]) == (413, True)
 
 
-async def test_each_key_sees_and_asks_what_is_its_own(tmp_path: Path) -> None:
+async def test_key_can_access_only_its_batches_and_files(tmp_path: Path) -> None:
     (tmp_path / "keys.toml").write_text(KEYS)
     async with served(tmp_path / "batches", Keys([], str(tmp_path / "keys.toml"))) as one:
         ids = {}
@@ -301,7 +301,7 @@ async def test_missing_batch_directory_names_its_flag() -> None:
             assert "--batch-dir" in answer.json()["error"]["message"]
 
 
-def test_the_flags_are_judged(tmp_path: Path) -> None:
+def test_batch_flags_are_validated(tmp_path: Path) -> None:
     config = load(FrontendConfig, ["--batch-dir", str(tmp_path), "--batch-concurrency", "2"], {})
     assert (config.apis.batch_dir, config.apis.batch_concurrency) == (str(tmp_path), 2)
     with pytest.raises(ConfigError, match="--batch-files"):

@@ -38,7 +38,7 @@ async def lengths(request: Any) -> AsyncIterator[Any]:
     yield {"embeddings": [to_base64([n, 0.5]) for n in found], "prompt_tokens": sum(found), "total_tokens": sum(found)}
 
 
-async def test_texts_are_made_tokens_for_a_worker_that_takes_them(model_dir: Path) -> None:
+async def test_embedding_texts_are_tokenized_for_a_token_worker(model_dir: Path) -> None:
     async with open_relays(add) as relays:
         await relays.serve("e", ModelType.Embedding, lengths, directory=str(model_dir))
         answer = await relays.ask("/v1/embeddings", {"model": "e", "input": ["the router", "a"]})
@@ -52,7 +52,7 @@ async def test_texts_are_made_tokens_for_a_worker_that_takes_them(model_dir: Pat
         assert "embedding_latency_seconds_count" in relays.registry.render()
 
 
-async def test_tokens_and_options_are_carried_as_they_are(model_dir: Path) -> None:
+async def test_embedding_tokens_and_options_are_forwarded_unchanged(model_dir: Path) -> None:
     async with open_relays(add) as relays:
         await relays.serve("e", ModelType.Embedding, lengths, directory=str(model_dir))
         fields = {"dimensions": 2, "encoding_format": "base64", "truncate_prompt_tokens": 4, "user": "u"}
@@ -85,7 +85,7 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
 ]
 
 
-async def test_what_is_wrong_is_named(model_dir: Path) -> None:
+async def test_invalid_embedding_field_is_refused_by_name(model_dir: Path) -> None:
     async with open_relays(add) as relays:
         await relays.serve("e", ModelType.Embedding, lengths, directory=str(model_dir))
         for fields, status, param in WRONG:
@@ -121,7 +121,7 @@ async def test_text_worker_receives_the_request_and_both_encodings_are_returned(
         ((RuntimeError("secret"),), 500),
     ],
 )
-async def test_an_answer_that_is_none_is_an_error(said: tuple[Any, ...], status: int) -> None:
+async def test_invalid_embedding_worker_response_is_an_error(said: tuple[Any, ...], status: int) -> None:
     async with open_relays(add) as relays:
         await relays.serve("e", ModelType.Embedding, says(*said))
         answer = await relays.ask("/v1/embeddings", {"model": "e", "input": "Hi"})
@@ -129,7 +129,7 @@ async def test_an_answer_that_is_none_is_an_error(said: tuple[Any, ...], status:
         assert "secret" not in answer.json["message"]
 
 
-async def test_many_numbers_are_written_off_the_loop() -> None:
+async def test_large_embedding_response_is_returned_completely() -> None:
     async with open_relays(add) as relays:
         vector = [float(n) for n in range(20000)]
         await relays.serve("e", ModelType.Embedding, says({**LIST, "data": [{"embedding": to_base64(vector)}]}))
@@ -137,7 +137,7 @@ async def test_many_numbers_are_written_off_the_loop() -> None:
         assert answer.json["data"][0]["embedding"] == vector
 
 
-async def test_classes_and_pooled_states_are_the_workers_own() -> None:
+async def test_classify_and_pooling_return_the_worker_response_unchanged() -> None:
     said = {
         "id": "c-1",
         "object": "list",
@@ -170,7 +170,7 @@ async def test_pooling_returns_embeddings_as_bytes() -> None:
         assert (await relays.ask("/v1/pooling", wrong)).status == 500
 
 
-async def test_documents_come_back_in_order() -> None:
+async def test_rerank_returns_the_worker_ranking_unchanged() -> None:
     ranked = [{"score": 0.5, "index": 1, "document": "e"}, {"score": 0.25, "index": 0}]
     async with open_relays(add) as relays:
         await relays.serve("r", ModelType.Rerank, says(ranked))
@@ -190,7 +190,7 @@ async def test_documents_come_back_in_order() -> None:
         ({"rank_fields": ["a"]}, "rank_fields"),
     ],
 )
-async def test_a_wrong_ranking_is_named(fields: Any, param: str) -> None:
+async def test_invalid_rerank_field_is_refused_by_name(fields: Any, param: str) -> None:
     async with open_relays(add) as relays:
         await relays.serve("r", ModelType.Rerank, says([]))
         answer = await relays.ask("/v1/rerank", {"model": "r", "query": "q", "documents": ["d"], **fields})
@@ -198,7 +198,7 @@ async def test_a_wrong_ranking_is_named(fields: Any, param: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/classify", "/v1/pooling", "/v1/rerank"])
-async def test_a_model_of_another_kind_is_not_found(path: str) -> None:
+async def test_model_of_another_type_is_not_found(path: str) -> None:
     body: dict[str, Any] = {"model": "i"} | (
         {"query": "q", "documents": ["d"]} if path.endswith("rerank") else {"input": "a"}
     )
@@ -207,7 +207,7 @@ async def test_a_model_of_another_kind_is_not_found(path: str) -> None:
         assert (await relays.ask(path, body)).status == 404
 
 
-def test_the_ignored_fields_of_a_setting_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ignore_unknown_accepts_unknown_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     from dynamo.protocols.embeddings import decode_embedding, decode_rerank
 
     decoders: list[Callable[..., Any]] = [decode_embedding, decode_rerank]

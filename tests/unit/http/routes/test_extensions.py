@@ -30,7 +30,7 @@ def fail(context: FrontendExtensionContext) -> object:
     raise ValueError("secret")
 
 
-def test_a_handler_sees_the_frontend_as_it_is() -> None:
+def test_extension_handler_reads_frontend_state() -> None:
     def say(context: FrontendExtensionContext) -> object:
         return [
             context.is_ready(),
@@ -50,19 +50,19 @@ def test_a_handler_sees_the_frontend_as_it_is() -> None:
     ("answer", "status", "text"),
     [(None, 200, "null"), ("text", 200, '"text"'), (FrontendResponse(418, {"x": 1}), 418, '{"x":1}')],
 )
-def test_what_a_handler_gives_is_the_answer(answer: object, status: int, text: str) -> None:
+def test_extension_handler_result_is_the_response(answer: object, status: int, text: str) -> None:
     said = client(FrontendRoute("GET", "/x", lambda _: answer)).get("/x")
     assert (said.status_code, said.text) == (status, text)
 
 
 @pytest.mark.parametrize("handler", [fail, lambda _: object()])
-def test_a_handler_that_fails_is_not_quoted(handler: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_extension_handler_exception_is_logged_and_not_returned(handler: Any, caplog: pytest.LogCaptureFixture) -> None:
     said = client(FrontendRoute("GET", "/x", handler)).get("/x")
     assert (said.status_code, said.json()) == (500, {"error": "frontend route extension failed"})
     assert "route extension failed" in caplog.text
 
 
-def test_a_handler_that_hangs_is_answered_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extension_handler_timeout_returns_503(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extensions, "HANDLER_S", 0.01)
     ending = threading.Event()
     http = client(FrontendRoute("GET", "/x", lambda _: ending.wait(30)))
@@ -70,11 +70,11 @@ def test_a_handler_that_hangs_is_answered_for(monkeypatch: pytest.MonkeyPatch) -
     ending.set()
 
 
-def test_too_many_at_a_time_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extension_requests_over_the_concurrency_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extensions, "RUNNING_MAX", 0)
     assert client(FrontendRoute("GET", "/x", lambda _: 1)).get("/x").status_code == 529
 
 
-def test_a_path_that_is_taken_is_an_error() -> None:
+def test_duplicate_extension_route_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="duplicate frontend route registered: GET /x"):
         client(FrontendRoute("GET", "/x", fail), FrontendRoute("GET", "/x", fail))

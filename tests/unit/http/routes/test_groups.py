@@ -86,7 +86,7 @@ async def served(folder: Path, *, has_keys: bool = True) -> AsyncIterator[Served
         yield Served(house, keys, ApiOptions(batch_dir=str(folder / "batches"), enable_anthropic=True))
 
 
-async def test_every_route_that_needs_an_admin_key_or_none_is_listed_here(tmp_path: Path) -> None:
+async def test_admin_and_open_routes_equal_the_expected_lists(tmp_path: Path) -> None:
     async with served(tmp_path) as one:
         of = {access: {(e.method, e.path) for e in one.table.entries if e.access is access} for access in Access}
         assert of[Access.ADMIN] == ADMIN_ROUTES

@@ -57,7 +57,7 @@ def form(*parts: tuple[str, str | None, bytes]) -> bytes:
     return body + b"--XX--\r\n"
 
 
-async def test_a_request_for_images_is_carried_and_what_nobody_knows_goes_along() -> None:
+async def test_image_request_forwards_unknown_fields_to_the_worker() -> None:
     async with open_relays(add) as relays:
         await relays.serve(
             "i", ModelType.Images, says(IMAGE, {"created": 2, "data": [{"url": "http://a"}], "size": "1x1"})
@@ -74,7 +74,7 @@ async def test_a_request_for_images_is_carried_and_what_nobody_knows_goes_along(
         assert asked == {"model": "i", "prompt": "cat", "n": 2, "size": "1x1", "nvext": {"seed": 3}}
 
 
-async def test_an_edit_comes_as_a_form_or_as_json() -> None:
+async def test_image_edit_accepts_multipart_or_json() -> None:
     async with open_relays(add) as relays:
         await relays.serve("i", ModelType.Images, says(IMAGE))
         text: list[tuple[str, str | None, bytes]] = [
@@ -97,7 +97,7 @@ async def test_an_edit_comes_as_a_form_or_as_json() -> None:
         assert (await relays.ask(EDITS, form(*text), FORM)).json["error"]["param"] == "input_reference"
 
 
-def test_a_form_says_what_json_would() -> None:
+def test_multipart_form_is_decoded_like_json() -> None:
     body = form(
         ("prompt", None, b"cat"), ("stream", None, b"false"), ("nvext", None, b'{"seed":3}'), ("extra", None, b"x")
     )
@@ -125,7 +125,7 @@ def test_a_form_says_what_json_would() -> None:
         (VIDEOS, {"prompt": "x"}, 404, "model"),
     ],
 )
-async def test_what_is_wrong_is_named(path: str, fields: Any, status: int, param: str) -> None:
+async def test_invalid_media_field_is_refused_by_name(path: str, fields: Any, status: int, param: str) -> None:
     async with open_relays(add) as relays:
         await relays.serve("i", ModelType.Images, says(IMAGE))
         answer = await relays.ask(path, {"model": "i", **fields})
@@ -136,7 +136,7 @@ async def test_what_is_wrong_is_named(path: str, fields: Any, status: int, param
 @pytest.mark.parametrize(
     ("body", "media"), [(b"{", None), (b"[]", None), (b"[" * 100_000, None), (b"x", FORM["content-type"])]
 )
-async def test_what_is_no_request_is_refused(body: bytes, media: str | None) -> None:
+async def test_malformed_media_body_is_refused(body: bytes, media: str | None) -> None:
     async with open_relays(add) as relays:
         answer = await relays.ask(IMAGES, body, None if media is None else {"content-type": media})
         assert answer.status == 400
@@ -175,7 +175,7 @@ async def test_speech_is_streamed_as_events_when_requested() -> None:
         assert "stream_format" not in relays.asked[0]
 
 
-async def test_speech_stored_elsewhere_is_returned_as_a_url() -> None:
+async def test_speech_stored_remotely_is_returned_as_a_url() -> None:
     async with open_relays(add) as relays:
         await relays.serve("a", ModelType.Audios, says(link()))
         answer = await relays.ask(SPEECH, {"model": "a", "input": "hi", "data_source": "url", "response_format": "mp3"})
@@ -195,7 +195,7 @@ async def test_speech_stored_elsewhere_is_returned_as_a_url() -> None:
         ((clip(b""), link()), 200),
     ],
 )
-async def test_speech_that_fails_has_its_status(said: tuple[Any, ...], status: int) -> None:
+async def test_failed_speech_returns_its_status(said: tuple[Any, ...], status: int) -> None:
     async with open_relays(add) as relays:
         await relays.serve("a", ModelType.Audios, says(*said))
         answer = await relays.ask(SPEECH, {"model": "a", "input": "hi"})
@@ -204,7 +204,7 @@ async def test_speech_that_fails_has_its_status(said: tuple[Any, ...], status: i
             assert (answer.json["status"], answer.json["error"]) == ("failed", "no such voice")
 
 
-async def test_bytes_that_break_off_end_without_the_last_chunk() -> None:
+async def test_interrupted_byte_stream_ends_without_the_last_chunk() -> None:
     async with open_relays(add) as relays:
         await relays.serve("a", ModelType.Audios, says(clip(b"RIFF"), RuntimeError("secret")))
         exchange, wire = relays.begin(SPEECH, {"model": "a", "input": "hi"})
@@ -226,7 +226,7 @@ async def test_video_is_returned_whole_or_streamed_with_progress() -> None:
         assert [one.get("seconds") for one in relays.asked] == [4, None]
 
 
-async def test_frames_follow_one_another() -> None:
+async def test_video_frames_are_streamed_as_multipart() -> None:
     async with open_relays(add) as relays:
         await relays.serve("v", ModelType.Videos, says(clip(b"one", kind="jpeg"), clip(b"two!", kind="jpeg")))
         answer = await relays.ask(FRAMES, {"model": "v", "prompt": "cat"})
@@ -235,13 +235,13 @@ async def test_frames_follow_one_another() -> None:
         assert answer.body == head + b"3\r\n\r\none\r\n" + head + b"4\r\n\r\ntwo!\r\n"
 
 
-async def test_a_film_without_a_frame_is_an_error() -> None:
+async def test_video_stream_without_a_frame_is_an_error() -> None:
     async with open_relays(add) as relays:
         await relays.serve("v", ModelType.Videos, says(link()))
         assert (await relays.ask(FRAMES, {"model": "v", "prompt": "cat"})).status == 500
 
 
-async def test_a_client_that_leaves_stops_the_worker() -> None:
+async def test_media_client_disconnect_stops_the_worker() -> None:
     async with open_relays(add) as relays:
         waits = asyncio.Event()
 
@@ -270,7 +270,7 @@ async def told(wire: Wire, piece: bytes) -> None:
             await wire.written.wait()
 
 
-async def test_a_silent_worker_is_given_up() -> None:
+async def test_silent_media_worker_times_out_with_504() -> None:
     async with open_relays(add) as relays:
         await relays.serve("v", ModelType.Videos, silent)
         _, wire = relays.begin(VIDEOS, {"model": "v", "prompt": "cat"})

@@ -41,7 +41,7 @@ TOKENS = (
 )
 
 
-async def test_tokens_come_after_tokens_as_vllm_writes_them(model_dir: Path) -> None:
+async def test_vllm_generate_returns_tokens_in_the_vllm_format(model_dir: Path) -> None:
     async with open_relays(add) as relays:
         await serve(relays, model_dir, *TOKENS)
         params = {"max_tokens": 4, "temperature": 0.5, "stop": "x", "ignore_eos": True}
@@ -90,7 +90,7 @@ async def test_vllm_generate_returns_logprobs_and_several_choices(model_dir: Pat
         ({"model": "nobody"}, 404, "Model not found: nobody"),
     ],
 )
-async def test_what_vllm_would_not_take_is_refused(
+async def test_invalid_vllm_field_is_refused(
     model_dir: Path, fields: dict[str, Any], status: int, message: str
 ) -> None:
     async with open_relays(add) as relays:
@@ -161,7 +161,9 @@ async def test_vllm_generate_passes_biases_and_constraints_in_the_common_fields(
         ((ValueError("secret"),), 400),
     ],
 )
-async def test_an_answer_that_is_none_is_an_error(model_dir: Path, said: tuple[Any, ...], status: int) -> None:
+async def test_vllm_generate_invalid_worker_response_is_an_error(
+    model_dir: Path, said: tuple[Any, ...], status: int
+) -> None:
     async with open_relays(add) as relays:
         await serve(relays, model_dir, *said)
         answer = await relays.ask(VLLM, {"token_ids": [1], "sampling_params": {}})
@@ -179,7 +181,7 @@ async def test_generate_routes_return_404_without_a_capable_model(model_dir: Pat
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT"])
-async def test_the_engines_own_frames_are_passed_on(model_dir: Path, method: str) -> None:
+async def test_sglang_frames_of_the_engine_are_forwarded_unchanged(model_dir: Path, method: str) -> None:
     frames = [{"output_ids": [n], "meta_info": {"id": "x", "finish_reason": None}} for n in (5, 6)]
     said = [{"token_ids": [5], "index": 0, "engine_data": {"sglang_response": frame}} for frame in frames]
     async with open_relays(add) as relays:
@@ -190,7 +192,7 @@ async def test_the_engines_own_frames_are_passed_on(model_dir: Path, method: str
         assert (carried["foo"], carried["sampling_params"], carried["stream"]) == (1, None, True)
 
 
-async def test_frames_are_made_for_an_engine_without(model_dir: Path) -> None:
+async def test_sglang_frames_are_created_for_an_engine_without_frames(model_dir: Path) -> None:
     async with open_relays(add) as relays:
         await serve(relays, model_dir, *TOKENS)
         body = {"input_ids": [1, 2], "stream": True, "rid": "r", "sampling_params": {"max_new_tokens": 4}}
@@ -267,7 +269,7 @@ async def test_sglang_generate_without_stream_refuses_frames_that_do_not_end(
         assert (await relays.ask(SGLANG, {"input_ids": [1]})).status == 500
 
 
-async def test_a_stream_that_breaks_off_says_so_in_sglangs_words(model_dir: Path) -> None:
+async def test_sglang_stream_failure_has_the_sglang_error_format(model_dir: Path) -> None:
     async with open_relays(add) as relays:
         await serve(relays, model_dir, TOKENS[0], RuntimeError("secret"))
         answer = await relays.ask(SGLANG, {"input_ids": [1], "stream": True})
@@ -282,7 +284,7 @@ async def test_a_stream_that_breaks_off_says_so_in_sglangs_words(model_dir: Path
         ({"input_ids": []}, 400, "input_ids must contain at least one token ID."),
     ],
 )
-async def test_what_sglang_would_not_take_is_refused(
+async def test_invalid_sglang_field_is_refused(
     model_dir: Path, fields: dict[str, Any], status: int, message: str
 ) -> None:
     async with open_relays(add) as relays:
@@ -292,7 +294,7 @@ async def test_what_sglang_would_not_take_is_refused(
         assert message in answer.json["message"]
 
 
-async def test_settings_enable_and_place_the_generate_routes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_variables_enable_and_move_the_generate_routes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DYN_SGLANG_ENABLE_GENERATE")
     monkeypatch.setenv("DYN_HTTP_SVC_VLLM_GENERATE_PATH", "/elsewhere")
     async with open_relays(add) as relays:

@@ -11,7 +11,7 @@ from dynamo.protocols.openai import ChatCompletionRequest, ChatMessage
 
 
 @pytest.mark.parametrize("repeats", [1, 5000])
-async def test_a_count_is_what_a_worker_would_be_sent(repeats: int) -> None:
+async def test_prompt_count_equals_the_tokens_sent_to_a_worker(repeats: int) -> None:
     chat = ChatCompletionRequest(model=NAME, messages=[ChatMessage("user", "hi there " * repeats)])
     async with open_house() as house:
         preprocessor = counted_model(house.models, NAME, None).preprocessor
@@ -19,13 +19,13 @@ async def test_a_count_is_what_a_worker_would_be_sent(repeats: int) -> None:
         assert count == len(preprocessor.tokenizer.encode(preprocessor.formatted_prompt(chat)))
 
 
-async def test_a_model_that_is_not_there_is_not_found() -> None:
+async def test_prompt_count_of_an_unknown_model_is_not_found() -> None:
     async with open_house() as house:
         with pytest.raises(NotFound):
             counted_model(house.models, "nobody", None)
 
 
-def test_a_model_whose_workers_take_text_is_counted_by_nobody() -> None:
+def test_prompt_count_of_a_text_model_is_refused() -> None:
     class TextModels:
         takes_text = True
 

@@ -99,7 +99,7 @@ async def parrot(events: Any, context: Any) -> AsyncIterator[Any]:
         yield event if event["type"] != "odd" else [1]
 
 
-async def test_events_go_to_the_worker_and_come_back() -> None:
+async def test_realtime_events_are_relayed_to_the_worker_and_back() -> None:
     async with open_relays(add) as relays:
         await serve(relays, parrot)
         client = Client(relays)
@@ -113,7 +113,7 @@ async def test_events_go_to_the_worker_and_come_back() -> None:
         assert 'endpoint="realtime",error_type="",model="r",request_type="stream"' in relays.registry.render()
 
 
-async def test_what_comes_before_the_worker_is_found_waits_for_it_in_order() -> None:
+async def test_realtime_events_received_before_the_worker_is_found_are_queued_in_order() -> None:
     async with open_relays(add) as relays:
         await serve(relays, parrot)
         client = Client(relays)
@@ -127,7 +127,7 @@ async def test_what_comes_before_the_worker_is_found_waits_for_it_in_order() -> 
         client.leave()
 
 
-async def test_the_model_may_be_in_the_address() -> None:
+async def test_realtime_model_can_be_a_query_parameter() -> None:
     async with open_relays(add) as relays:
         await serve(relays, parrot)
         client = Client(relays, b"/v1/realtime?model=r", **{"sec-websocket-protocol": "realtime, other"})
@@ -160,7 +160,7 @@ async def test_invalid_first_event_returns_an_error_and_can_be_retried(said: Any
         client.leave()
 
 
-async def test_binary_messages_are_refused() -> None:
+async def test_realtime_binary_messages_are_refused() -> None:
     async with open_relays(add) as relays:
         client = Client(relays)
         client.socket.data_received(client_frame(Op.BINARY, b"abc"))
@@ -168,7 +168,7 @@ async def test_binary_messages_are_refused() -> None:
         client.leave()
 
 
-async def test_the_workers_end_is_the_conversations() -> None:
+async def test_realtime_worker_end_closes_the_session() -> None:
     async with open_relays(add) as relays:
         await serve(relays, parrot)
         client = Client(relays)
@@ -202,7 +202,7 @@ async def test_malformed_worker_event_sends_an_error_and_continues() -> None:
         client.leave()
 
 
-async def test_a_client_that_leaves_ends_the_workers_stream() -> None:
+async def test_realtime_client_disconnect_ends_the_worker_stream() -> None:
     ended = asyncio.Event()
 
     async def listener(events: Any, context: Any) -> AsyncIterator[Any]:
@@ -221,7 +221,7 @@ async def test_a_client_that_leaves_ends_the_workers_stream() -> None:
             await ended.wait()
 
 
-async def test_a_drain_ends_it() -> None:
+async def test_realtime_session_ends_on_drain() -> None:
     async with open_relays(add) as relays:
         await serve(relays, parrot)
         client = Client(relays)
@@ -235,7 +235,7 @@ async def test_a_drain_ends_it() -> None:
         assert late.data.startswith(b"HTTP/1.1 503 ")
 
 
-async def test_a_silent_conversation_is_none_that_hangs() -> None:
+async def test_idle_realtime_session_is_not_timed_out() -> None:
     async with open_relays(add) as relays:
         await serve(relays, parrot)
         client = Client(relays)

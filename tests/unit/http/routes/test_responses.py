@@ -52,7 +52,7 @@ async def served(*flags: str, **options: Any) -> AsyncIterator[Served]:
             await close()
 
 
-async def test_a_response_is_answered_kept_and_counted() -> None:
+async def test_response_is_returned_stored_and_counted() -> None:
     async with served() as one:
         answer = await one.respond()
         assert answer.status == 200
@@ -64,14 +64,14 @@ async def test_a_response_is_answered_kept_and_counted() -> None:
         assert counted.json == {"object": "response.input_tokens", "input_tokens": answer.json["usage"]["input_tokens"]}
 
 
-async def test_a_count_needs_no_model_where_there_is_only_one() -> None:
+async def test_input_tokens_requires_no_model_when_one_model_is_served() -> None:
     async with served() as one:
         assert (await one.post("/v1/responses/input_tokens", input="hi")).json["input_tokens"] > 0
         refused = await one.post("/v1/responses/input_tokens", model="nobody", input="hi")
         assert (refused.status, refused.json["error"]["param"]) == (404, "model")
 
 
-async def test_a_stream_ends_in_the_response_that_is_kept() -> None:
+async def test_response_stream_ends_with_the_stored_response() -> None:
     async with served("--dyn-reasoning-parser", "qwen3") as one:
         answer = await one.respond(Script(["<think>hm</think>Hi"]), stream=True)
         assert answer.headers["content-type"] == "text/event-stream"
@@ -81,7 +81,7 @@ async def test_a_stream_ends_in_the_response_that_is_kept() -> None:
         assert one.http.get(f"/v1/responses/{last['response']['id']}").json() == last["response"]
 
 
-async def test_a_conversation_is_prompted_whole() -> None:
+async def test_response_prompt_contains_the_previous_conversation() -> None:
     async with served() as one:
         first = (await one.respond()).json
         second = await one.respond(input="and?", previous_response_id=first["id"])
@@ -106,13 +106,13 @@ async def test_a_conversation_is_prompted_whole() -> None:
         ({"input": "long " * 4000}, 400, "input"),
     ],
 )
-async def test_what_is_wrong_is_named_as_the_request_calls_it(fields: Any, status: int, param: str) -> None:
+async def test_responses_error_names_the_request_field(fields: Any, status: int, param: str) -> None:
     async with served() as one:
         answer = await one.respond(**fields)
         assert (answer.status, answer.json["error"]["param"]) == (status, param)
 
 
-async def test_what_does_not_fit_is_left_out_from_the_beginning_where_the_request_says_so() -> None:
+async def test_truncation_auto_drops_the_oldest_items_that_exceed_the_context() -> None:
     turns = [{"role": "user", "content": f"{number} " + "long " * 400} for number in range(8)]
     async with served() as one:
         assert (await one.respond(input=turns)).status == 400
@@ -128,7 +128,7 @@ async def test_what_does_not_fit_is_left_out_from_the_beginning_where_the_reques
         assert (await one.respond(input="long " * 4000, truncation="auto")).status == 400
 
 
-async def test_kept_responses_are_listed_and_deleted() -> None:
+async def test_stored_responses_are_listed_and_deleted() -> None:
     async with served() as one:
         response_id = (await one.respond(input=[{"role": "user", "content": text} for text in "abc"])).json["id"]
         path = f"/v1/responses/{response_id}"
@@ -145,7 +145,7 @@ async def test_kept_responses_are_listed_and_deleted() -> None:
             assert (refused.status_code, refused.json()["error"]["code"]) == (404, "response_not_found")
 
 
-async def test_what_is_not_to_be_kept_is_not() -> None:
+async def test_response_is_not_stored_with_store_false_or_without_a_store() -> None:
     async with served() as one:
         answer = await one.respond(store=False)
         assert answer.json["store"] is False
@@ -156,7 +156,7 @@ async def test_what_is_not_to_be_kept_is_not() -> None:
         assert (await one.respond(previous_response_id=answer.json["id"])).status == 400
 
 
-async def test_unknown_fields_are_dropped_where_the_setting_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unknown_response_fields_are_ignored_when_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served() as one:
         assert (await one.respond(bogus=1)).json["error"]["param"] == "bogus"
     monkeypatch.setenv("DYN_IGNORE_OPENAI_FE_UNSUPPORTED_FIELDS", "1")
@@ -164,7 +164,7 @@ async def test_unknown_fields_are_dropped_where_the_setting_says_so(monkeypatch:
         assert (await one.respond(bogus=1)).status == 200
 
 
-def test_a_store_is_what_the_option_says(tmp_path: Any) -> None:
+def test_response_store_is_selected_by_its_option(tmp_path: Any) -> None:
     dropped = Dropped(None, "x")
     assert open_store(ApiOptions(responses_store="none"), dropped) is None
     assert isinstance(open_store(ApiOptions(), dropped), MemoryResponseStore)
@@ -187,7 +187,7 @@ def test_errors_name_the_fields_of_the_request(param: str | None, named: str | N
     assert json.loads(error_body(ErrorAnswer(400, "x", param=param)))["error"]["param"] == named
 
 
-async def test_answers_and_errors_are_what_the_openapi_document_says() -> None:
+async def test_responses_and_errors_conform_to_the_openapi_document() -> None:
     async with served("--dyn-tool-call-parser", "hermes", "--dyn-reasoning-parser", "qwen3") as one:
         document = describe(one.table)
         text = '<think>hm</think>Hi<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -207,7 +207,7 @@ def conforms(document: Any, path: str, method: str, status: str, answer: Any) ->
     jsonschema.validate(answer, {**schema, "components": document["components"]})
 
 
-async def test_the_openapi_document_describes_the_routes() -> None:
+async def test_openapi_document_describes_the_responses_routes() -> None:
     async with served() as one:
         document = describe(one.table)
         assert set(document["paths"]) == {

@@ -22,7 +22,7 @@ def accounts(keys: Keys | None) -> TurnAccounts:
     return TurnAccounts(context)
 
 
-def test_each_request_of_a_connection_is_admitted_as_its_key_allows(tmp_path: Path) -> None:
+def test_socket_requests_are_admitted_by_the_limits_of_their_key(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.write_text('[[keys]]\nname = "a"\nkey = "secret-key"\nrequests_per_minute = 1\n')
     keys = Keys([], str(path))
@@ -98,7 +98,7 @@ async def test_connection_answers_one_request_at_a_time_with_one_session() -> No
         assert scene.socket.sent[-1]["error"]["code"] == "lost"
 
 
-async def test_first_request_of_a_connection_is_that_of_its_handshake(tmp_path: Path) -> None:
+async def test_first_socket_request_is_admitted_with_its_handshake(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.write_text('[[keys]]\nname = "a"\nkey = "secret-key"\nrequests_per_minute = 1\nconcurrent_requests = 1\n')
     keys = Keys([], str(path))
@@ -115,7 +115,7 @@ async def test_first_request_of_a_connection_is_that_of_its_handshake(tmp_path: 
         assert (scene.socket.sent[-1]["status"], len(scene.bodies)) == (429, 1)
 
 
-async def test_connection_reads_no_more_while_too_many_requests_wait() -> None:
+async def test_connection_pauses_reading_while_too_many_requests_wait() -> None:
     async with open_house() as house:
         scene = Scene(house)
         for number in range(WAITING_MAX + 1):
@@ -139,7 +139,7 @@ async def test_connection_that_closes_stops_its_request_and_drops_the_waiting_on
         assert len(scene.bodies) == 1
 
 
-async def test_connection_refuses_what_is_no_request() -> None:
+async def test_connection_refuses_malformed_requests() -> None:
     async with open_house() as house:
         scene = Scene(house)
         scene.connection.on_message(WebSocketMessage(Op.BINARY, b"x"))

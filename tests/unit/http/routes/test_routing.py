@@ -49,7 +49,7 @@ async def asked(page: RoutingPages, query: str = "") -> tuple[int, dict[str, Any
     return answer.status_code, json.loads(bytes(answer.body))
 
 
-async def test_a_session_is_shown_with_those_who_hold_it() -> None:
+async def test_session_page_lists_cached_blocks_by_worker() -> None:
     one = router(session_prefixes=True)
     await turn(one, "s", 8)
     await turn(one, "s", 17)
@@ -87,7 +87,7 @@ async def test_sessions_are_listed_most_recent_first_up_to_the_limit() -> None:
     assert [shown["session_id"] for shown in answer["models"][0]["shown"]] == ["c", "b"]
 
 
-async def test_what_is_not_known_is_refused() -> None:
+async def test_unknown_session_or_invalid_limit_is_refused() -> None:
     one = router(session_prefixes=True)
     await turn(one, "s", 8)
 

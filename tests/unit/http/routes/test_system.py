@@ -20,7 +20,7 @@ from dynamo.routing.busy import Thresholds
         (True, True, 503, {"status": "not_ready", "stage": "draining"}),
     ],
 )
-async def test_health_says_what_keeps_the_frontend_from_serving(
+async def test_health_reports_why_the_frontend_is_not_serving(
     is_draining: bool, is_sound: bool, status: int, said: dict[str, Any]
 ) -> None:
     pipeline, models = SimpleNamespace(is_draining=is_draining), SimpleNamespace(all_sets=list, every_set=list)
@@ -38,7 +38,7 @@ async def test_health_says_what_keeps_the_frontend_from_serving(
         ({"active_decode_blocks_threshold": None, "active_prefill_tokens_threshold_frac": 2.0}, (0.5, 100, 2.0)),
     ],
 )
-async def test_busy_threshold_keeps_the_thresholds_that_a_body_does_not_set(
+async def test_busy_threshold_keeps_thresholds_that_are_not_in_the_body(
     monkeypatch: pytest.MonkeyPatch, body: dict[str, Any], expected: tuple[float | None, ...]
 ) -> None:
     current = Thresholds(active_decode_blocks_threshold=0.5, active_prefill_tokens_threshold=100)

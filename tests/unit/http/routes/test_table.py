@@ -36,7 +36,7 @@ def client(table: RouteTable) -> TestClient:
     return TestClient(Starlette(routes=table.starlette_routes()))
 
 
-def test_a_path_with_several_methods_answers_each_and_names_them_all(table: RouteTable) -> None:
+def test_path_with_several_methods_serves_each_and_lists_them_in_allow(table: RouteTable) -> None:
     http = client(table)
     assert http.get("/things/a").json() == {"method": "GET", "name": "a"}
     assert http.post("/things/a").json() == {"method": "POST", "name": "a"}
@@ -46,17 +46,17 @@ def test_a_path_with_several_methods_answers_each_and_names_them_all(table: Rout
     assert {"GET", "POST"} <= set(refused.headers["allow"].split(", "))
 
 
-def test_a_hot_route_is_taken_by_the_protocol_and_its_other_methods_are_not_allowed(table: RouteTable) -> None:
+def test_hot_route_is_served_by_the_protocol_and_refuses_other_methods(table: RouteTable) -> None:
     assert table.hot_handlers() == {(b"POST", b"/hot"): hot}
     refused = client(table).get("/hot")
     assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
 
 
-def test_only_what_says_so_is_open(table: RouteTable) -> None:
+def test_only_routes_with_open_access_are_open(table: RouteTable) -> None:
     assert table.open_paths() == {b"/things/{name}"}
 
 
-def test_a_variable_moves_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_route_path_is_read_from_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_HTTP_SVC_X_PATH", "/elsewhere")
     table = RouteTable()
     table.hot("POST", "/here", hot, Operation("Hot"), variable="DYN_HTTP_SVC_X_PATH")
@@ -64,7 +64,7 @@ def test_a_variable_moves_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     assert table.request_handlers == {"/here": hot}
 
 
-def test_a_path_may_have_its_own_form_of_errors() -> None:
+def test_route_can_have_a_separate_error_format() -> None:
     def body(error: ErrorAnswer) -> bytes:
         return b""
 
@@ -74,7 +74,7 @@ def test_a_path_may_have_its_own_form_of_errors() -> None:
     assert table.error_bodies() == {b"/own": body}
 
 
-def test_every_route_is_described_as_it_is(table: RouteTable) -> None:
+def test_route_table_describes_every_route(table: RouteTable) -> None:
     document: dict[str, Any] = describe(table)
     assert set(document["paths"]) == {"/hot", "/things/{name}"}
     assert set(document["paths"]["/things/{name}"]) == {"get", "post"}
@@ -88,6 +88,6 @@ def test_every_route_is_described_as_it_is(table: RouteTable) -> None:
     assert len(set(ids)) == len(ids)
 
 
-def test_a_refusal_says_when_to_come_again() -> None:
+def test_refusal_contains_retry_after() -> None:
     assert refuse(ErrorAnswer(503, "busy", retry_after_s=3)).headers["retry-after"] == "3"
     assert "retry-after" not in refuse(ErrorAnswer(404, "none")).headers

@@ -24,7 +24,7 @@ def caller(**limits: object) -> ApiCaller:
         (b"x-api-key", b"sk-secret-1"),
     ],
 )
-def test_a_key_is_found_in_the_header_of_either_kind_of_client(header: tuple[bytes, bytes]) -> None:
+def test_key_is_read_from_authorization_or_x_api_key(header: tuple[bytes, bytes]) -> None:
     found = KeyRing(plain_keys([KEY])).find([(b"host", b"x"), header])
     assert found is not None and found.name == "key-1"
 
@@ -41,11 +41,11 @@ def test_a_key_is_found_in_the_header_of_either_kind_of_client(header: tuple[byt
         (b"x-other", b"sk-secret-1"),
     ],
 )
-def test_what_is_not_the_key_is_not_found(header: tuple[bytes, bytes]) -> None:
+def test_wrong_key_or_scheme_is_not_found(header: tuple[bytes, bytes]) -> None:
     assert KeyRing(plain_keys([KEY])).find([header]) is None
 
 
-def test_no_key_is_kept_in_the_ring() -> None:
+def test_key_ring_stores_no_plain_key() -> None:
     ring = KeyRing([KeyLimits(name="a", key_sha256=hashlib.sha256(KEY.encode()).hexdigest())])
     assert ring.find([(b"x-api-key", KEY.encode())]) is not None
     assert all(KEY.encode() not in digest for digest in ring._callers)
@@ -60,7 +60,7 @@ def test_requests_over_the_rate_limit_get_a_retry_after() -> None:
     assert someone.admit(30.0) is None
 
 
-def test_tokens_are_taken_when_they_are_known_and_paid_back_before_the_next_request() -> None:
+def test_token_limit_is_charged_after_the_response_and_delays_the_next_request() -> None:
     someone = caller(tokens_per_minute=60)
     assert someone.admit(0.0) is None
     someone.spend(120, 0.0)
@@ -70,7 +70,7 @@ def test_tokens_are_taken_when_they_are_known_and_paid_back_before_the_next_requ
     assert someone.admit(61.0) is None
 
 
-def test_so_many_at_a_time_and_no_more() -> None:
+def test_concurrent_request_limit_refuses_further_requests() -> None:
     someone = caller(concurrent_requests=1)
     assert someone.admit(0.0) is None
     assert someone.admit(0.0) is not None
@@ -78,7 +78,7 @@ def test_so_many_at_a_time_and_no_more() -> None:
     assert someone.admit(0.0) is None
 
 
-def test_a_refused_request_uses_nothing_up() -> None:
+def test_refused_request_does_not_consume_limits() -> None:
     someone = caller(requests_per_minute=1, concurrent_requests=1)
     someone.admit(0.0)
     for _ in range(5):
@@ -97,7 +97,7 @@ def test_models_are_allowed_by_name_or_pattern() -> None:
     assert caller().may_use("anything")
 
 
-def test_changed_limits_hold_at_once_and_forget_no_use() -> None:
+def test_changed_limits_apply_at_once_and_keep_previous_usage() -> None:
     ring = KeyRing([KeyLimits(name="a", key=KEY, requests_per_minute=1)])
     header = [(b"x-api-key", KEY.encode())]
     someone = ring.find(header)
@@ -111,7 +111,7 @@ def test_changed_limits_hold_at_once_and_forget_no_use() -> None:
     assert again.admit(0.0) is None
 
 
-def test_the_owner_of_stored_objects_follows_from_the_key_alone() -> None:
+def test_owner_of_stored_objects_depends_only_on_the_key() -> None:
     first, second = KeyRing(plain_keys([KEY, "sk-secret-2"])), KeyRing(plain_keys(["sk-secret-2", KEY]))
     header = [(b"x-api-key", KEY.encode())]
     one, other = first.find(header), second.find(header)
@@ -123,13 +123,13 @@ def test_the_owner_of_stored_objects_follows_from_the_key_alone() -> None:
     assert hashlib.sha256(KEY.encode()).hexdigest() not in one.owner
 
 
-def test_a_key_with_spaces_at_its_ends_is_refused_because_no_header_can_carry_it() -> None:
+def test_key_with_surrounding_spaces_is_refused() -> None:
     for key in (" sk-secret-1", "sk-secret-1 ", " " * 12):
         with pytest.raises(ConfigError, match="spaces"):
             KeyRing([KeyLimits(name="a", key=key)])
 
 
-def test_a_key_that_is_given_twice_is_one_key_and_an_admin_key_where_it_is_both() -> None:
+def test_duplicate_plain_key_is_one_key_and_may_be_an_admin_key() -> None:
     assert len(KeyRing(plain_keys([KEY, KEY]))) == 1
     (entry,) = plain_keys([KEY], [KEY])
     assert entry.admin
@@ -142,7 +142,7 @@ def test_duplicate_keys_are_refused_and_change_nothing() -> None:
     assert ring.find([(b"x-api-key", KEY.encode())]) is not None
 
 
-def test_a_keys_file_is_read() -> None:
+def test_keys_file_is_read() -> None:
     (entry,) = read_keys('[[keys]]\nname = "a"\nkey = "sk-secret-1"\nmodels = ["m"]\nrequests_per_minute = 3\n', "f")
     assert (entry.name, entry.models, entry.requests_per_minute) == ("a", ("m",), 3)
 
@@ -156,7 +156,7 @@ def test_a_keys_file_is_read() -> None:
         ("", "keys"),
     ],
 )
-def test_a_wrong_keys_file_is_named_and_shows_no_key(text: str, said: str) -> None:
+def test_keys_file_error_names_the_file_and_hides_the_key(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         read_keys(text, "keys.toml")
     assert "keys.toml" in str(caught.value) and KEY not in str(caught.value)
@@ -172,7 +172,7 @@ def test_a_wrong_keys_file_is_named_and_shows_no_key(text: str, said: str) -> No
         (KeyLimits(name="a", key=KEY, tokens_per_minute=0), "tokens_per_minute = 0"),
     ],
 )
-def test_a_wrong_entry_is_refused(entry: KeyLimits, said: str) -> None:
+def test_invalid_key_entry_is_refused(entry: KeyLimits, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         KeyRing([entry])
 

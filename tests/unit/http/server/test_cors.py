@@ -6,7 +6,7 @@ from dynamo.core.errors import ConfigError
 from dynamo.http.server.cors import Cors
 
 
-def test_an_allowed_origin_is_named_and_another_is_not() -> None:
+def test_cors_allows_only_configured_origins() -> None:
     cors = Cors.of(["https://a.example", "http://localhost:3000"])
     assert cors is not None
     assert dict(cors.headers(b"https://A.example"))[b"access-control-allow-origin"] == b"https://A.example"
@@ -15,13 +15,13 @@ def test_an_allowed_origin_is_named_and_another_is_not() -> None:
     assert b"access-control-allow-methods" not in dict(cors.preflight(b"https://b.example", None))
 
 
-def test_a_star_allows_every_origin() -> None:
+def test_cors_wildcard_allows_every_origin() -> None:
     cors = Cors.of(["*"])
     assert cors is not None
     assert dict(cors.headers(b"https://b.example"))[b"access-control-allow-origin"] == b"*"
 
 
-def test_a_preflight_allows_the_headers_that_it_asks_for() -> None:
+def test_cors_preflight_allows_the_requested_headers() -> None:
     cors = Cors.of(["*"])
     assert cors is not None
     said = dict(cors.preflight(b"https://b.example", b"x-api-key, content-type"))
@@ -29,11 +29,11 @@ def test_a_preflight_allows_the_headers_that_it_asks_for() -> None:
     assert b"POST" in said[b"access-control-allow-methods"]
 
 
-def test_without_origins_there_is_no_cors() -> None:
+def test_cors_is_disabled_without_origins() -> None:
     assert Cors.of([]) is None
 
 
 @pytest.mark.parametrize("origin", ["a.example", "https://", "https://a.example/path", "https://ä.example", "null"])
-def test_what_is_no_origin_is_refused(origin: str) -> None:
+def test_invalid_cors_origin_is_refused(origin: str) -> None:
     with pytest.raises(ConfigError, match="--cors-origins"):
         Cors.of([origin])

@@ -25,18 +25,18 @@ def write_keys(path: Path, key: str, more: str = "") -> None:
     path.write_text(f'[[keys]]\nname = "team"\nkey = "{key}"\n{more}')
 
 
-def test_without_keys_and_origins_everyone_passes() -> None:
+def test_gate_without_keys_and_origins_is_open() -> None:
     assert Asked().gate.judge(b"POST", b"/v1/x", []) is OPEN
 
 
-def test_probes_need_no_key() -> None:
+def test_health_probes_require_no_key() -> None:
     gate = Asked(Keys(["sk-secret-1"], None)).gate
     assert gate.judge(b"GET", b"/health", []).refusal is None
     told = gate.judge(b"GET", b"/healthy", []).refusal
     assert told is not None and told.status == 401
 
 
-def test_what_callers_do_is_counted_under_their_names(tmp_path: Path) -> None:
+def test_key_usage_metrics_have_the_key_name(tmp_path: Path) -> None:
     write_keys(tmp_path / "keys", "sk-secret-1", "requests_per_minute = 1\n")
     asked = Asked(Keys(["sk-other-key"], str(tmp_path / "keys")))
     account = asked.gate.judge(b"POST", b"/v1/x", KEY).account
@@ -56,7 +56,7 @@ def test_what_callers_do_is_counted_under_their_names(tmp_path: Path) -> None:
     assert "sk-secret" not in text and "sk-other" not in text
 
 
-def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+def test_changed_keys_file_is_reloaded(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     write_keys(path, "sk-secret-1")
     keys = Keys([], str(path))
@@ -66,7 +66,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     assert keys.ring.find([(b"x-api-key", b"sk-secret-22")]) is not None
 
 
-def test_a_file_that_broke_changes_nothing_and_is_warned_of_once(
+def test_broken_keys_file_keeps_the_previous_keys_and_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "keys"
@@ -79,7 +79,7 @@ def test_a_file_that_broke_changes_nothing_and_is_warned_of_once(
     assert len(caplog.records) == 1 and "failed to reload API keys" in caplog.text
 
 
-def test_a_file_that_is_gone_changes_nothing_until_it_is_back(tmp_path: Path) -> None:
+def test_missing_keys_file_keeps_the_previous_keys_until_it_exists_again(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     write_keys(path, "sk-secret-1")
     keys = Keys([], str(path))
@@ -91,7 +91,7 @@ def test_a_file_that_is_gone_changes_nothing_until_it_is_back(tmp_path: Path) ->
     assert keys.ring.find(KEY) is None
 
 
-def test_a_file_that_is_not_there_at_the_start_is_an_error(tmp_path: Path) -> None:
+def test_keys_file_missing_at_start_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--api-keys-file"):
         Keys([], str(tmp_path / "none"))
     assert Keys.of([], None) is None
@@ -104,13 +104,13 @@ def test_refusal_carries_the_cors_headers() -> None:
     assert (b"access-control-allow-origin", b"https://a.example") in passage.headers
 
 
-def test_a_preflight_needs_no_key() -> None:
+def test_cors_preflight_requires_no_key() -> None:
     gate = Asked(Keys(["sk-secret-1"], None), Cors.of(["https://a.example"])).gate
     question = [(b"origin", b"https://a.example"), (b"access-control-request-method", b"POST")]
     assert gate.judge(b"OPTIONS", b"/v1/x", question).is_preflight
 
 
-def test_a_keys_file_without_keys_is_refused_at_start_and_closes_the_server_later(tmp_path: Path) -> None:
+def test_keys_file_without_keys_is_refused_at_start_and_refuses_requests_after_a_reload(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("keys = []\n")
     with pytest.raises(ConfigError, match=r"--api-keys-file .*: expected at least one key"):
@@ -123,7 +123,7 @@ def test_a_keys_file_without_keys_is_refused_at_start_and_closes_the_server_late
     assert refusal is not None and refusal.status == 401
 
 
-def test_names_of_earlier_releases_stand_for_keys_of_the_file_only(tmp_path: Path) -> None:
+def test_former_key_names_resolve_only_for_keys_of_the_file(tmp_path: Path) -> None:
     write_keys(tmp_path / "keys", "sk-secret-1")
     keys = Keys(["sk-secret-2"], str(tmp_path / "keys"), ["sk-secret-3"])
     assert keys.owner_of_name("team") == keys.ring.owner_of("team")

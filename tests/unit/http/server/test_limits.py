@@ -8,7 +8,7 @@ from dynamo.core.errors import ConfigError
 from dynamo.http.server.limits import HttpLimits
 
 
-def test_the_environment_sets_every_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_http_limits_are_read_from_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, value in {
         "DYN_HTTP_MAX_CONNECTIONS": "7",
         "DYN_HTTP_MAX_REQUESTS_PER_CONNECTION": "8",
@@ -32,12 +32,12 @@ def test_the_environment_sets_every_limit(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("value", ["-1", "many", "nan", "inf"])
-def test_what_is_no_limit_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_http_limit_error_names_an_invalid_variable(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("DYN_HTTP_SLOW_READER_TIMEOUT_SECS", value)
     with pytest.raises(ConfigError, match="DYN_HTTP_SLOW_READER_TIMEOUT_SECS"):
         HttpLimits.from_environment()
 
 
-def test_connections_leave_files_for_everything_else() -> None:
+def test_connection_limit_leaves_file_descriptors_for_other_uses() -> None:
     assert HttpLimits(connections=5).connections_max() == 5
     assert 0 < HttpLimits().connections_max() < resource.getrlimit(resource.RLIMIT_NOFILE)[0]

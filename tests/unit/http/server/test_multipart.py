@@ -32,12 +32,12 @@ def written(form: list[FormPart]) -> bytes:
 
 
 @given(parts)
-def test_a_form_is_read_as_it_was_written(form: list[FormPart]) -> None:
+def test_multipart_form_round_trips(form: list[FormPart]) -> None:
     assert read_multipart(written(form), MEDIA) == form
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_raise_anything_else(body: bytes) -> None:
+def test_multipart_parser_raises_only_invalid_argument(body: bytes) -> None:
     for given_body in (body, b"--" + BOUNDARY + b"\r\n" + body, written([]) + body):
         with suppress(InvalidArgument):
             read_multipart(given_body, MEDIA)
@@ -55,16 +55,16 @@ def test_no_bytes_raise_anything_else(body: bytes) -> None:
         (written([FormPart("x", b"")] * (PARTS_MAX + 1)), MEDIA),
     ],
 )
-def test_what_is_no_form_is_refused(body: bytes, media: bytes) -> None:
+def test_malformed_multipart_form_is_refused(body: bytes, media: bytes) -> None:
     with pytest.raises(InvalidArgument):
         read_multipart(body, media)
 
 
-def test_as_many_parts_as_may_be_are_read() -> None:
+def test_multipart_form_accepts_the_maximum_number_of_parts() -> None:
     assert len(read_multipart(written([FormPart("x", b"")] * PARTS_MAX), MEDIA)) == PARTS_MAX
 
 
-def test_a_file_is_a_url_and_a_field_is_text() -> None:
+def test_multipart_file_is_a_data_url_and_a_field_is_text() -> None:
     assert FormPart("image", b"\x00\x01", "a.png", "image/png").data_url == "data:image/png;base64,AAE="
     assert FormPart("prompt", "ä".encode()).text == "ä"
     with pytest.raises(InvalidArgument, match="prompt"):

@@ -110,7 +110,7 @@ async def server() -> Server:
     return Server()
 
 
-async def test_a_hot_request_is_handed_over_whole_however_it_is_cut(server: Server) -> None:
+async def test_hot_request_is_delivered_complete_at_any_segmentation(server: Server) -> None:
     for place in range(len(REQUEST)):
         server.protocol.data_received(REQUEST[place : place + 1])
     assert [bytes(one.body) for one in server.exchanges] == [b"hello"]
@@ -119,7 +119,7 @@ async def test_a_hot_request_is_handed_over_whole_however_it_is_cut(server: Serv
     assert server.transport.sent.endswith(b"content-length: 2\r\n\r\n{}")
 
 
-async def test_a_stream_is_chunked_and_its_status_goes_with_the_first_event(server: Server) -> None:
+async def test_stream_is_chunked_and_sends_its_status_with_the_first_event(server: Server) -> None:
     server.protocol.data_received(REQUEST)
     exchange = server.exchanges[0]
     assert server.transport.sent == b""
@@ -130,7 +130,7 @@ async def test_a_stream_is_chunked_and_its_status_goes_with_the_first_event(serv
     assert body == b"9\r\ndata: 1\n\n\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 
-async def test_a_stream_may_begin_with_its_status_alone(server: Server) -> None:
+async def test_stream_can_send_its_status_before_the_first_event(server: Server) -> None:
     server.protocol.data_received(REQUEST)
     (exchange,) = server.exchanges
     exchange.begin()
@@ -142,7 +142,7 @@ async def test_a_stream_may_begin_with_its_status_alone(server: Server) -> None:
     assert server.transport.sent.removeprefix(head) == b"9\r\ndata: 1\n\n\r\n0\r\n\r\n"
 
 
-async def test_a_query_string_does_not_leave_the_hot_path(server: Server) -> None:
+async def test_query_string_is_served_by_the_hot_route(server: Server) -> None:
     server.protocol.data_received(REQUEST.replace(b"/hot", b"/hot?x=1"))
     assert len(server.exchanges) == 1
 
@@ -156,7 +156,7 @@ async def test_pipelined_requests_are_answered_in_order(server: Server) -> None:
     assert [bytes(one.body) for one in server.exchanges] == [b"", b"", b"third"]
 
 
-async def test_other_routes_go_the_ordinary_way_on_the_same_connection(server: Server) -> None:
+async def test_other_routes_are_served_by_asgi_on_the_same_connection(server: Server) -> None:
     server.protocol.data_received(b"GET /other HTTP/1.1\r\nhost: x\r\n\r\n")
     await asyncio.gather(*server.protocol.tasks)
     assert server.asgi_paths == ["/other"]
@@ -165,7 +165,7 @@ async def test_other_routes_go_the_ordinary_way_on_the_same_connection(server: S
 
 
 @pytest.mark.parametrize("length", [b"content-length: 11", b"transfer-encoding: chunked"])
-async def test_a_body_over_the_limit_is_refused_with_a_413(server: Server, length: bytes) -> None:
+async def test_body_over_the_limit_is_refused_with_413(server: Server, length: bytes) -> None:
     body = b"a" * 11 if b"length" in length else b"b\r\n" + b"a" * 11 + b"\r\n0\r\n\r\n"
     server.protocol.data_received(b"POST /hot HTTP/1.1\r\nhost: x\r\n" + length + b"\r\n\r\n" + body)
     assert server.transport.sent.startswith(b"HTTP/1.1 413 ")
@@ -174,7 +174,7 @@ async def test_a_body_over_the_limit_is_refused_with_a_413(server: Server, lengt
     assert server.exchanges == []
 
 
-async def test_a_client_that_leaves_is_noticed_once(server: Server) -> None:
+async def test_client_disconnect_is_reported_once(server: Server) -> None:
     server.protocol.data_received(REQUEST)
     left: list[bool] = []
     server.exchanges[0].on_disconnect = lambda: left.append(True)
@@ -184,7 +184,7 @@ async def test_a_client_that_leaves_is_noticed_once(server: Server) -> None:
     assert server.transport.sent == b""
 
 
-async def test_a_client_that_left_after_its_answer_disturbs_nobody(server: Server) -> None:
+async def test_disconnect_after_the_response_is_not_reported(server: Server) -> None:
     server.protocol.data_received(REQUEST)
     exchange = server.exchanges[0]
     exchange.on_disconnect = lambda: pytest.fail("the response was complete")
@@ -192,7 +192,7 @@ async def test_a_client_that_left_after_its_answer_disturbs_nobody(server: Serve
     server.protocol.connection_lost(None)
 
 
-async def test_a_client_that_does_not_read_is_cut_off(server: Server) -> None:
+async def test_client_that_does_not_read_is_disconnected(server: Server) -> None:
     server.protocol.data_received(REQUEST)
     server.protocol.pause_writing()
     server.transport.unsent = LIMITS.unsent_bytes
@@ -203,7 +203,7 @@ async def test_a_client_that_does_not_read_is_cut_off(server: Server) -> None:
     assert server.transport.is_over
 
 
-async def test_it_is_known_since_when_a_request_is_awaited(server: Server) -> None:
+async def test_received_at_is_set_only_while_a_request_is_awaited(server: Server) -> None:
     protocol: Any = server.protocol
     assert protocol.received_at is not None, "nothing has come yet"
     protocol.data_received(REQUEST)
@@ -213,20 +213,20 @@ async def test_it_is_known_since_when_a_request_is_awaited(server: Server) -> No
     assert protocol.received_at is not None
 
 
-async def test_what_is_not_http_gets_a_json_400(server: Server) -> None:
+async def test_malformed_http_gets_a_json_400(server: Server) -> None:
     server.protocol.data_received(b"\x16\x03\x01garbage\r\n\r\n")
     head, _, body = server.transport.sent.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ") and body.startswith(b'{"error"')
 
 
-async def test_http_1_0_gets_its_connection_closed(server: Server) -> None:
+async def test_http_1_0_connection_is_closed_after_the_response(server: Server) -> None:
     server.protocol.data_received(REQUEST.replace(b"HTTP/1.1", b"HTTP/1.0"))
     server.exchanges[0].respond(529, b"{}")
     assert server.transport.sent.startswith(b"HTTP/1.1 529 Overloaded\r\n")
     assert server.transport.is_over
 
 
-async def test_nothing_written_is_no_chunk(server: Server) -> None:
+async def test_empty_write_sends_no_chunk(server: Server) -> None:
     server.protocol.data_received(REQUEST)
     (exchange,) = server.exchanges
     exchange.write(b"")
@@ -246,7 +246,7 @@ async def test_request_that_arrives_too_slowly_gets_408(server: Server) -> None:
     assert server.counts.late.value == 1
 
 
-async def test_a_connection_that_brings_nothing_is_closed_without_a_word(server: Server) -> None:
+async def test_idle_new_connection_is_closed_without_a_response(server: Server) -> None:
     protocol: Any = server.protocol
     protocol.sweep(protocol.received_at + LIMITS.arrival_s + 1)
     assert server.transport.sent == b"" and server.transport.is_over
@@ -262,7 +262,7 @@ async def test_framed_text_is_one_chunk_of_head_text_and_tail(server: Server, si
     assert server.transport.sent == b"%x\r\ndata: %b\n\n\r\n" % (size + 8, text)
 
 
-async def test_slow_reader_is_cut_off_by_framed_text(server: Server) -> None:
+async def test_slow_reader_of_framed_text_is_disconnected(server: Server) -> None:
     server.protocol.data_received(REQUEST)
     server.exchanges[0].write(b"data: 1\n\n")
     server.protocol.pause_writing()
@@ -275,7 +275,7 @@ async def test_slow_reader_is_cut_off_by_framed_text(server: Server) -> None:
     assert server.transport.sent == b""
 
 
-async def test_a_slow_answer_is_no_slow_request(server: Server) -> None:
+async def test_slow_response_does_not_time_out_its_request(server: Server) -> None:
     server.protocol.data_received(REQUEST)
     server.exchanges[0].write(b"data: 1\n\n")
     protocol: Any = server.protocol
@@ -283,7 +283,7 @@ async def test_a_slow_answer_is_no_slow_request(server: Server) -> None:
     assert not server.transport.is_closed
 
 
-async def test_a_request_behind_another_is_not_late_while_we_do_not_read_it(server: Server) -> None:
+async def test_pipelined_request_does_not_time_out_while_reading_is_paused(server: Server) -> None:
     protocol: Any = server.protocol
     protocol.data_received(REQUEST + REQUEST[:-1])
     protocol.sweep(protocol.loop.time() + 1e6)
@@ -291,13 +291,15 @@ async def test_a_request_behind_another_is_not_late_while_we_do_not_read_it(serv
 
 
 @pytest.mark.parametrize("behind", [b"garbage\r\n\r\n", b"POST /hot HTTP/1.1\r\nx: " + b"a" * 2000])
-async def test_nothing_is_written_before_an_answer_that_is_still_to_come(server: Server, behind: bytes) -> None:
+async def test_malformed_pipelined_request_is_not_answered_before_an_open_response(
+    server: Server, behind: bytes
+) -> None:
     server.protocol.data_received(REQUEST)
     server.protocol.data_received(behind)
     assert server.transport.sent == b"" and server.transport.is_over
 
 
-async def test_a_client_that_lets_its_answer_wait_for_too_long_is_cut_off(server: Server) -> None:
+async def test_client_that_stalls_its_response_is_disconnected(server: Server) -> None:
     protocol: Any = server.protocol
     protocol.data_received(REQUEST)
     server.exchanges[0].write(b"data: 1\n\n")
@@ -320,7 +322,7 @@ async def test_a_client_that_lets_its_answer_wait_for_too_long_is_cut_off(server
 )
 @pytest.mark.parametrize("step", [64, 1 << 20])
 @pytest.mark.parametrize("path", [b"/hot", b"/other"])
-async def test_headers_over_the_limit_are_refused_however_they_come(
+async def test_headers_over_the_limit_are_refused_at_any_segmentation(
     server: Server, head: bytes, step: int, path: bytes
 ) -> None:
     request = b"POST " + path + b" HTTP/1.1\r\nhost: x\r\n" + head + b"\r\n"
@@ -332,26 +334,26 @@ async def test_headers_over_the_limit_are_refused_however_they_come(
     assert server.transport.is_over and server.exchanges == [] and server.asgi_paths == []
 
 
-async def test_a_plain_routes_body_has_the_same_limit(server: Server) -> None:
+async def test_asgi_route_body_has_the_same_limit(server: Server) -> None:
     server.protocol.data_received(b"POST /other HTTP/1.1\r\nhost: x\r\ncontent-length: 11\r\n\r\n")
     assert server.transport.sent.startswith(b"HTTP/1.1 413 ") and server.transport.is_over
     assert server.asgi_paths == []
 
 
-async def test_a_plain_routes_body_without_a_length_is_counted(server: Server) -> None:
+async def test_chunked_asgi_route_body_over_the_limit_is_refused(server: Server) -> None:
     server.protocol.data_received(b"POST /other HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
     server.protocol.data_received(b"b\r\n" + b"a" * 11 + b"\r\n")
     assert server.transport.sent.startswith(b"HTTP/1.1 413 ") and server.transport.is_over
 
 
-async def test_nothing_is_begun_on_a_connection_that_is_closing(server: Server) -> None:
+async def test_pipelined_request_on_a_closing_connection_is_not_started(server: Server) -> None:
     long = b"POST /hot HTTP/1.1\r\nhost: x\r\ncontent-length: 11\r\n\r\n" + b"a" * 11
     server.protocol.data_received(long + REQUEST)
     assert server.exchanges == []
     assert server.transport.sent.count(b"HTTP/1.1") == 1
 
 
-async def test_a_connection_is_closed_after_its_share_of_requests() -> None:
+async def test_connection_closes_after_its_maximum_number_of_requests() -> None:
     server = Server(HttpLimits(requests_per_connection=2))
     server.protocol.data_received(REQUEST)
     server.exchanges[0].respond(200, b"{}")
@@ -377,7 +379,7 @@ def with_header(line: bytes) -> bytes:
     return REQUEST.replace(b"host: x\r\n", b"host: x\r\n" + line + b"\r\n")
 
 
-async def test_a_request_without_its_key_never_reaches_its_handler(tmp_path: Path) -> None:
+async def test_request_without_a_valid_key_gets_401_without_reaching_the_handler(tmp_path: Path) -> None:
     server = Server(gate=gate(keys=Keys(["sk-secret-1"], None)))
     server.protocol.data_received(REQUEST)
     assert server.exchanges == []
@@ -387,7 +389,7 @@ async def test_a_request_without_its_key_never_reaches_its_handler(tmp_path: Pat
     assert len(server.exchanges) == 1
 
 
-async def test_a_request_counts_as_running_until_it_is_answered_or_its_client_leaves(tmp_path: Path) -> None:
+async def test_hot_request_counts_as_concurrent_until_response_or_disconnect(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.write_text('[[keys]]\nname = "a"\nkey = "sk-secret-1"\nconcurrent_requests = 1\n')
     keys = Keys([], str(path))
@@ -405,7 +407,7 @@ async def test_a_request_counts_as_running_until_it_is_answered_or_its_client_le
     assert len(first.exchanges) == 2
 
 
-async def test_a_plain_request_counts_until_it_is_answered_too(tmp_path: Path) -> None:
+async def test_asgi_request_counts_as_concurrent_until_the_response(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.write_text('[[keys]]\nname = "a"\nkey = "sk-secret-1"\nconcurrent_requests = 1\n')
     server = Server(gate=gate(keys=Keys([], str(path))))
@@ -416,7 +418,7 @@ async def test_a_plain_request_counts_until_it_is_answered_too(tmp_path: Path) -
     assert server.transport.sent.count(b"HTTP/1.1 204 ") == 2
 
 
-async def test_a_refused_requests_body_is_not_kept() -> None:
+async def test_body_of_a_refused_request_is_discarded() -> None:
     server = Server(HttpLimits(), gate=gate(keys=Keys(["sk-secret-1"], None)))
     server.protocol.data_received(b"POST /hot HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhell")
     (exchange,) = server.protocol.exchanges
@@ -443,7 +445,7 @@ async def test_cors_preflight_and_request_are_allowed() -> None:
     assert b"access-control-allow-origin: https://chat.example.org\r\n" in server.transport.sent
 
 
-async def test_a_paths_errors_are_written_in_its_own_form() -> None:
+async def test_route_errors_are_written_in_the_format_of_the_route() -> None:
     def body(error: ErrorAnswer) -> bytes:
         return b"own form %d" % error.status
 
@@ -452,7 +454,7 @@ async def test_a_paths_errors_are_written_in_its_own_form() -> None:
     assert server.transport.sent.endswith(b"own form 401")
 
 
-async def test_a_stream_of_another_kind_says_so_once(server: Server) -> None:
+async def test_stream_content_type_is_set_once(server: Server) -> None:
     server.protocol.data_received(REQUEST)
     exchange = server.exchanges[0]
     exchange.open(b"audio/wav")
@@ -464,7 +466,7 @@ async def test_a_stream_of_another_kind_says_so_once(server: Server) -> None:
     assert body == b"4\r\nRIFF\r\n0\r\n\r\n"
 
 
-async def test_a_request_for_a_websocket_is_handed_over_like_any_other() -> None:
+async def test_websocket_upgrade_request_is_delivered_to_its_hot_route() -> None:
     exchanges: list[Exchange] = []
     server = Server(hot_routes={(b"GET", b"/hot"): exchanges.append})
     upgrade = b"connection: Upgrade\r\nupgrade: websocket\r\n\r\n"
@@ -474,7 +476,7 @@ async def test_a_request_for_a_websocket_is_handed_over_like_any_other() -> None
     assert server.transport.sent.startswith(b"HTTP/1.1 400 ")
 
 
-async def test_an_absolute_target_is_the_same_path(server: Server) -> None:
+async def test_absolute_request_target_is_served_by_its_path(server: Server) -> None:
     for target in (b"http://x/hot", b"http://x/hot?a=b"):
         server.protocol.data_received(REQUEST.replace(b"/hot", target))
         server.exchanges[-1].respond(200, b"{}")
@@ -488,7 +490,7 @@ UPGRADE = REQUEST.replace(b"host: x", b"host: x\r\nconnection: upgrade\r\nupgrad
 
 
 @pytest.mark.parametrize("place", range(1, len(UPGRADE)))
-async def test_a_body_behind_an_upgrade_that_is_not_made_is_read(server: Server, place: int) -> None:
+async def test_body_of_a_declined_upgrade_request_is_read(server: Server, place: int) -> None:
     server.protocol.data_received(UPGRADE[:place])
     server.protocol.data_received(UPGRADE[place:])
     assert [bytes(one.body) for one in server.exchanges] == [b"hello"]
@@ -500,7 +502,7 @@ async def test_a_body_behind_an_upgrade_that_is_not_made_is_read(server: Server,
 CHUNKS = b"POST /hot HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n"
 
 
-async def test_a_trailer_is_no_header(server: Server) -> None:
+async def test_trailer_is_not_a_header(server: Server) -> None:
     server.protocol.data_received(CHUNKS)
     server.protocol.data_received(b"0\r\nx-late: 1\r\n\r\n")
     assert bytes(server.exchanges[0].body) == b"hello"
@@ -508,7 +510,7 @@ async def test_a_trailer_is_no_header(server: Server) -> None:
 
 
 @pytest.mark.parametrize(("begin", "more"), [(b"0\r\n", b"x-a: b\r\n" * 4000), (b"5;", b"a" * 32_000)])
-async def test_trailers_and_chunk_headers_have_a_limit(server: Server, begin: bytes, more: bytes) -> None:
+async def test_trailers_and_chunk_headers_are_bounded(server: Server, begin: bytes, more: bytes) -> None:
     server.protocol.data_received(CHUNKS + begin)
     for _ in range(40):
         server.protocol.data_received(more)
@@ -539,7 +541,7 @@ async def test_an_aborted_upload_is_freed_without_the_garbage_collector() -> Non
         gc.enable()
 
 
-async def test_the_body_of_an_answered_request_is_freed_while_its_connection_waits_for_the_next() -> None:
+async def test_body_of_an_answered_request_is_freed_on_a_keep_alive_connection() -> None:
     budget = BodyBudget(10 << 20)
     server = Server(HttpLimits(body_bytes=4 << 20), bodies=budget)
     server.protocol.data_received(upload(1 << 20))
@@ -549,7 +551,7 @@ async def test_the_body_of_an_answered_request_is_freed_while_its_connection_wai
     assert (budget.held, exchange.body, server.transport.is_over) == (0, b"", False)
 
 
-async def test_bodies_over_all_connections_are_bounded_and_small_ones_pass() -> None:
+async def test_request_bodies_share_a_budget_that_small_bodies_bypass() -> None:
     budget = BodyBudget(1 << 20)
     limits = HttpLimits(body_bytes=4 << 20)
     first, second, third = (Server(limits, bodies=budget) for _ in range(3))
@@ -564,7 +566,7 @@ async def test_bodies_over_all_connections_are_bounded_and_small_ones_pass() -> 
     assert budget.held == 0
 
 
-async def test_a_refused_upload_is_read_on_so_that_its_client_reads_the_413(server: Server) -> None:
+async def test_refused_upload_is_drained_before_the_connection_closes(server: Server) -> None:
     server.protocol.data_received(upload(1000, 500))
     assert server.transport.sent.startswith(b"HTTP/1.1 413 ") and b"connection: close" in server.transport.sent
     assert server.transport.has_ended and not server.transport.is_closed
@@ -577,7 +579,7 @@ async def test_a_refused_upload_is_read_on_so_that_its_client_reads_the_413(serv
     assert server.transport.is_closed
 
 
-async def test_what_is_read_after_a_refusal_is_bounded(server: Server) -> None:
+async def test_drained_bytes_after_a_refusal_are_bounded(server: Server) -> None:
     server.protocol.data_received(upload(1 << 40, 0))
     piece = bytes(64 << 20)
     for _ in range((LINGER_BYTES_MAX // len(piece)) + 1):
@@ -592,7 +594,7 @@ async def test_refused_upload_gets_no_100_continue(server: Server) -> None:
     assert server.transport.sent.startswith(b"HTTP/1.1 413 ")
 
 
-async def test_an_upload_that_is_refused_waits_for_the_answers_before_its_own(server: Server) -> None:
+async def test_refused_pipelined_upload_is_answered_after_earlier_responses(server: Server) -> None:
     server.protocol.data_received(REQUEST + upload(1000, 0))
     assert not server.transport.sent
     server.exchanges[0].respond(200, b"1")
@@ -600,7 +602,7 @@ async def test_an_upload_that_is_refused_waits_for_the_answers_before_its_own(se
     assert server.transport.has_ended
 
 
-async def test_a_half_closed_client_gets_its_answer_and_then_the_end(server: Server) -> None:
+async def test_half_closed_client_gets_its_response_before_the_close(server: Server) -> None:
     server.protocol.data_received(REQUEST)
     assert server.protocol.eof_received() is True
     (exchange,) = server.exchanges
@@ -610,7 +612,7 @@ async def test_a_half_closed_client_gets_its_answer_and_then_the_end(server: Ser
     assert server.transport.is_closed
 
 
-async def test_a_half_closed_client_gets_all_of_its_pipelined_answers(server: Server) -> None:
+async def test_half_closed_client_gets_all_pipelined_responses(server: Server) -> None:
     server.protocol.data_received(REQUEST + REQUEST)
     assert server.protocol.eof_received() is True
     server.exchanges[0].respond(200, b"1")
@@ -619,7 +621,7 @@ async def test_a_half_closed_client_gets_all_of_its_pipelined_answers(server: Se
     assert server.transport.is_closed and server.transport.sent.count(b"HTTP/1.1 200 ") == 2
 
 
-async def test_a_half_closed_client_of_a_stream_is_probed_by_a_comment(server: Server) -> None:
+async def test_half_closed_stream_client_is_probed_by_a_comment(server: Server) -> None:
     server.protocol.data_received(REQUEST)
     server.exchanges[0].write(b"data: 1\n\n")
     assert server.protocol.eof_received() is True
@@ -628,25 +630,25 @@ async def test_a_half_closed_client_of_a_stream_is_probed_by_a_comment(server: S
     assert server.transport.is_closed
 
 
-async def test_a_client_of_http_1_0_is_sent_no_interim_response(server: Server) -> None:
+async def test_http_1_0_client_gets_no_interim_response(server: Server) -> None:
     server.protocol.data_received(REQUEST.replace(b"HTTP/1.1", b"HTTP/1.0"))
     assert server.protocol.eof_received() is True
     assert not server.transport.sent
 
 
 @pytest.mark.parametrize("sent", [b"", REQUEST[:20], REQUEST[:-1], REQUEST + REQUEST[:20]])
-async def test_a_connection_that_ends_before_its_request_is_closed(server: Server, sent: bytes) -> None:
+async def test_connection_with_an_incomplete_request_is_closed_at_end_of_file(server: Server, sent: bytes) -> None:
     if sent:
         server.protocol.data_received(sent)
     assert not server.protocol.eof_received()
 
 
-async def test_a_half_closed_client_of_a_plain_route_gets_its_answer(server: Server) -> None:
+async def test_half_closed_client_of_an_asgi_route_gets_its_response(server: Server) -> None:
     server.protocol.data_received(b"GET /other HTTP/1.1\r\nhost: x\r\n\r\n")
     assert server.protocol.eof_received() is True
     await turns(5)
     assert server.transport.sent.startswith(b"HTTP/1.1 204 ") and server.transport.is_closed
 
 
-def test_headers_are_written_one_a_line() -> None:
+def test_headers_are_encoded_one_per_line() -> None:
     assert as_lines([(b"a", b"1"), (b"b", b"2")]) == b"a: 1\r\nb: 2\r\n"

@@ -13,7 +13,7 @@ from dynamo.http.server.service import crashed, not_served, tls_context
 REQUEST = Request({"type": "http", "method": "GET", "path": "/x", "headers": [], "query_string": b"", "server": None})
 
 
-def test_an_unknown_path_is_named() -> None:
+def test_unknown_path_error_names_the_path() -> None:
     answer = not_served(REQUEST, HTTPException(404))
     assert answer.status_code == 404
     assert json.loads(bytes(answer.body))["message"] == "Route not found: GET /x"
@@ -25,7 +25,7 @@ def test_unexpected_error_is_logged_but_not_returned(caplog: pytest.LogCaptureFi
     assert "secret" in caplog.text
 
 
-def test_a_client_that_leaves_is_no_bug(caplog: pytest.LogCaptureFixture) -> None:
+def test_client_disconnect_is_not_logged_as_an_error(caplog: pytest.LogCaptureFixture) -> None:
     assert crashed(REQUEST, ClientDisconnect()).status_code == 499
     assert caplog.text == ""
 
@@ -38,10 +38,10 @@ def test_a_client_that_leaves_is_no_bug(caplog: pytest.LogCaptureFixture) -> Non
         (("none.pem", "none.pem", None), "none.pem"),
     ],
 )
-def test_half_a_tls_configuration_is_refused(given: Any, said: str) -> None:
+def test_incomplete_tls_configuration_is_refused(given: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         tls_context(*given)
 
 
-def test_without_certificates_there_is_no_tls() -> None:
+def test_tls_is_disabled_without_certificates() -> None:
     assert tls_context(None, None, cast(Any, None)) is None

@@ -54,7 +54,7 @@ class Ask:
         return self.headers.get(name)
 
 
-def test_the_key_is_answered_as_the_standard_has_it() -> None:
+def test_websocket_accept_key_equals_the_example_of_the_standard() -> None:
     assert accept_key(Ask()) == b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo="  # type: ignore[arg-type]
 
 
@@ -68,7 +68,7 @@ def test_the_key_is_answered_as_the_standard_has_it() -> None:
         {"sec_websocket_key": b"?" * 24},
     ],
 )
-def test_what_opens_no_websocket_has_no_answer(headers: dict[str, bytes]) -> None:
+def test_invalid_upgrade_headers_have_no_accept_key(headers: dict[str, bytes]) -> None:
     assert accept_key(Ask(**headers)) is None  # type: ignore[arg-type]
 
 
@@ -142,7 +142,7 @@ def opened() -> tuple[WebSocket, Line, Ear]:
 
 
 @given(messages, st.data())
-async def test_messages_are_read_however_they_are_fragmented_and_cut(
+async def test_websocket_reads_messages_at_any_fragmentation_and_segmentation(
     sent: list[WebSocketMessage], data: st.DataObject
 ) -> None:
     wire = b""
@@ -161,7 +161,7 @@ async def test_messages_are_read_however_they_are_fragmented_and_cut(
 
 
 @given(st.lists(st.binary(max_size=50), max_size=5))
-async def test_no_bytes_raise_anything(chunks: list[bytes]) -> None:
+async def test_websocket_parser_accepts_arbitrary_bytes_without_exception(chunks: list[bytes]) -> None:
     socket, _, _ = opened()
     for chunk in chunks:
         socket.data_received(chunk)
@@ -196,21 +196,21 @@ async def test_websocket_closes_with_the_code_of_the_violation(
 
 
 @given(payloads)
-async def test_a_servers_frame_says_how_long_it_is(payload: bytes) -> None:
+async def test_server_frame_has_the_correct_length_header(payload: bytes) -> None:
     socket, line, _ = opened()
     socket.send(payload)
     assert line.data == frame(Op.TEXT, payload)
     socket.connection_lost(None)
 
 
-async def test_the_last_word_fits_into_a_control_frame() -> None:
+async def test_close_reason_is_truncated_to_a_control_frame() -> None:
     socket, line, _ = opened()
     socket.close(reason="x" * 500)
     assert (line.data[1], int.from_bytes(line.data[2:4], "big")) == (125, 1000)
     socket.connection_lost(None)
 
 
-async def test_no_message_is_delivered_after_this_side_has_begun_to_close() -> None:
+async def test_websocket_delivers_no_message_after_close() -> None:
     socket, line, ear = opened()
     socket.close()
     socket.data_received(client_frame(Op.TEXT, b"late"))
@@ -242,7 +242,7 @@ async def test_websocket_answers_a_close_and_sends_nothing_after() -> None:
     socket.connection_lost(None)
 
 
-async def test_a_client_that_does_not_read_is_cut() -> None:
+async def test_websocket_client_that_does_not_read_is_disconnected() -> None:
     socket, line, _ = opened()
     line.unsent = 1001
     socket.send(b"x")

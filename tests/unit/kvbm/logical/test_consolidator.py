@@ -21,7 +21,7 @@ def test_consolidator_merges_consecutive_blocks_into_one_event() -> None:
     assert told == [(event(1, 2), "host_pinned"), (Removed([1, 2]), "host_pinned"), (event(1), "host_pinned")]
 
 
-def test_consolidator_block_may_follow_one_of_another_tier() -> None:
+def test_consolidator_block_may_have_a_parent_in_another_tier() -> None:
     story = Consolidator()
     assert list(story.device([event(1)])) == [(event(1), "device")]
     assert list(story.lower(Tier.DISK, [stored(2)])) == [(event(2), "disk")]

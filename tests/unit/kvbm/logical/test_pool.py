@@ -48,7 +48,7 @@ def test_tier_pool_prefix_ends_at_the_first_missing_block() -> None:
     assert machine.scan([1, 3, 4]) == {1: slots[0], 4: slots[2]}
 
 
-def test_tier_pool_does_not_evict_held_blocks() -> None:
+def test_tier_pool_does_not_evict_referenced_blocks() -> None:
     machine = pool(2)
     slots = filled(machine, 1, 2)
     assert machine.allocate(1) is None
@@ -95,7 +95,7 @@ def test_tier_pool_duplicate_returns_its_slot() -> None:
     machine.validate()
 
 
-def test_tier_pool_cancelled_slot_stores_nothing() -> None:
+def test_tier_pool_without_retention_drops_released_blocks() -> None:
     machine = pool(is_keeping=False)
     slots = filled(machine, 1)
     assert machine.match([1]) == slots
@@ -104,7 +104,7 @@ def test_tier_pool_cancelled_slot_stores_nothing() -> None:
     assert (1 in machine, machine.reset) == (False, 4)
 
 
-def test_tier_pool_forgotten_block_stays_with_its_holder() -> None:
+def test_tier_pool_forgotten_block_stays_allocated_until_released() -> None:
     machine = pool()
     slots = filled(machine, 1)
     assert machine.forget(1)

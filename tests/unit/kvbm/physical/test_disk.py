@@ -79,7 +79,7 @@ def test_disk_tier_detects_a_block_under_a_wrong_name(tmp_path: Path, arena: Hos
     disk.close()
 
 
-def test_disk_tier_truncated_file_keeps_its_beginning(tmp_path: Path, arena: HostArena) -> None:
+def test_disk_tier_truncated_file_keeps_its_leading_blocks(tmp_path: Path, arena: HostArena) -> None:
     disk = written(tmp_path, arena, 0, 1, 2)
     disk.close()
     os.truncate(disk.path, PAGE_BYTES + STRIDE + 5000)

@@ -31,7 +31,7 @@ def test_object_store_write_error_is_a_failure(tmp_path: Path) -> None:
         LocalObjects(str(tmp_path / "a" / "c"))
 
 
-def test_object_store_removes_what_a_killed_process_left_unfinished(tmp_path: Path) -> None:
+def test_object_store_removes_unfinished_files_of_a_killed_process(tmp_path: Path) -> None:
     LocalObjects(str(tmp_path))
     old, young = tmp_path / ".unfinished" / "new-old", tmp_path / ".unfinished" / "new-young"
     for path in (old, young):

@@ -9,7 +9,7 @@ def filled(pool: SimulatedBlockPool, hashes: list[int]) -> None:
     pool.commit(None, hashes, [block_hash * 10 for block_hash in hashes])
 
 
-def test_a_taken_block_is_used_and_a_released_one_free_again() -> None:
+def test_block_pool_counts_allocated_and_released_blocks() -> None:
     pool = SimulatedBlockPool(4)
     assert pool.take(3)
     assert (pool.used, pool.free) == (3, 1)
@@ -18,7 +18,7 @@ def test_a_taken_block_is_used_and_a_released_one_free_again() -> None:
     pool.validate()
 
 
-def test_nothing_is_taken_when_there_is_not_enough() -> None:
+def test_block_pool_allocates_all_blocks_or_none() -> None:
     pool = SimulatedBlockPool(4)
     assert not pool.take(5)
     assert pool.used == 0
@@ -44,7 +44,7 @@ def test_pool_reports_only_the_new_blocks_of_a_prefix() -> None:
     assert pool.events() == [Stored(2, None, [StoredBlock(3, 30), StoredBlock(4, 40)])]
 
 
-def test_a_released_block_stays_readable() -> None:
+def test_released_block_remains_available_for_prefix_matches() -> None:
     pool = SimulatedBlockPool(4)
     filled(pool, [1, 2])
     pool.release([1, 2], 0)
@@ -56,7 +56,7 @@ def test_a_released_block_stays_readable() -> None:
     pool.validate()
 
 
-def test_the_last_block_of_a_prefix_is_evicted_before_its_parents() -> None:
+def test_block_pool_evicts_the_last_block_of_a_prefix_first() -> None:
     pool = SimulatedBlockPool(4)
     filled(pool, [1, 2, 3])
     pool.release([1, 2, 3], 0)
@@ -69,7 +69,7 @@ def test_the_last_block_of_a_prefix_is_evicted_before_its_parents() -> None:
     pool.validate()
 
 
-def test_evictions_in_a_row_are_one_event() -> None:
+def test_consecutive_evictions_are_one_event() -> None:
     pool = SimulatedBlockPool(2)
     filled(pool, [1, 2])
     pool.release([1, 2], 0)
@@ -79,7 +79,7 @@ def test_evictions_in_a_row_are_one_event() -> None:
     assert pool.events() == [Removed([2, 1])]
 
 
-def test_a_block_that_lay_idle_is_taken_up_by_who_computed_it_again() -> None:
+def test_inactive_block_is_reused_when_its_content_is_computed_again() -> None:
     pool = SimulatedBlockPool(4)
     filled(pool, [1])
     pool.release([1], 0)

@@ -200,7 +200,7 @@ TestLife.settings = settings(max_examples=80, stateful_step_count=30, deadline=N
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_request_gets_exactly_max_tokens(name: EngineType) -> None:
+def test_every_request_generates_exactly_max_tokens(name: EngineType) -> None:
     driver = Driver(engine(name))
     asked = [driver.ask(prompt(10 + one, 100 * one), 3 + one) for one in range(6)]
     driver.run()
@@ -208,7 +208,7 @@ def test_every_request_gets_exactly_max_tokens(name: EngineType) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_prompt_that_was_computed_is_not_computed_again(name: EngineType) -> None:
+def test_computed_prompt_is_served_from_the_prefix_cache(name: EngineType) -> None:
     driver = Driver(engine(name))
     driver.ask(prompt(21), 2)
     driver.run()
@@ -218,7 +218,7 @@ def test_a_prompt_that_was_computed_is_not_computed_again(name: EngineType) -> N
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_prompt_from_elsewhere_takes_no_time_to_compute(name: EngineType) -> None:
+def test_remote_prefill_occupies_blocks_but_no_compute_time(name: EngineType) -> None:
     driver = Driver(engine(name))
     sequence = driver.ask(prompt(20), 3, is_remote=True)
     driver.step()
@@ -232,7 +232,7 @@ def test_a_prompt_from_elsewhere_takes_no_time_to_compute(name: EngineType) -> N
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_blocks_that_are_to_be_fetched_are_held_until_they_are_let_go(name: EngineType) -> None:
+def test_prefill_blocks_remain_allocated_until_released(name: EngineType) -> None:
     driver = Driver(engine(name))
     sequence = driver.ask(prompt(20), 1, stays=True)
     driver.run()
@@ -254,7 +254,7 @@ def test_trtllm_admits_only_requests_that_fit_until_their_end() -> None:
     assert second.first_token_ms > first.finished_ms
 
 
-def test_sglang_computes_prompts_and_answers_in_steps_of_their_own() -> None:
+def test_sglang_runs_prefill_and_decode_in_separate_steps() -> None:
     driver = Driver(engine("sglang"))
     driver.ask(prompt(8), 6)
     driver.step()
@@ -296,7 +296,7 @@ def test_sglang_lpm_policy_runs_the_longest_cached_prefix_first() -> None:
         assert [number for _, number in order] == expected
 
 
-def test_what_the_device_dropped_comes_back_from_the_host() -> None:
+def test_evicted_device_blocks_are_onboarded_from_the_host_tier() -> None:
     host = HostRules(64, 1_000_000, to_host_gbps=10.0, to_device_gbps=0.5)
     driver = Driver(engine("vllm", num_blocks=8, host=host))
     driver.ask(prompt(24), 2)

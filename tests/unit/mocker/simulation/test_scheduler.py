@@ -52,7 +52,7 @@ def prompt(length: int, start: int = 100) -> list[int]:
     return list(range(start, start + length))
 
 
-def test_one_request_gets_exactly_max_tokens() -> None:
+def test_single_request_generates_exactly_max_tokens() -> None:
     machine = simulation()
     client = Client()
     machine.submit(client, prompt(10), 13, 0)
@@ -64,7 +64,7 @@ def test_one_request_gets_exactly_max_tokens() -> None:
     assert machine.pool.used == 0
 
 
-def test_an_answer_of_one_token_needs_no_decode() -> None:
+def test_response_of_one_token_has_no_decode_step() -> None:
     machine = simulation()
     client = Client()
     machine.submit(client, prompt(4), 1, 0)
@@ -72,7 +72,7 @@ def test_an_answer_of_one_token_needs_no_decode() -> None:
     assert (client.is_done, len(client.tokens)) == (True, 1)
 
 
-def test_prefill_and_decode_take_their_times() -> None:
+def test_step_durations_follow_the_timing_model() -> None:
     machine = simulation()
     machine.submit(Client(), prompt(10), 3, 0)
     durations = [result.duration_ms for result in run(machine)]
@@ -105,7 +105,7 @@ def test_unchunked_prompt_waits_for_a_step_that_fits_it() -> None:
     assert [len(client.tokens) for client in clients] == [1, 1, 1]
 
 
-def test_without_chunks_a_prompt_over_the_budget_runs_alone() -> None:
+def test_unchunked_prompt_over_the_token_budget_runs_alone() -> None:
     machine = simulation(max_num_batched_tokens=8, enable_chunked_prefill=False)
     client = Client()
     machine.submit(client, prompt(20), 2, 0)
@@ -113,7 +113,7 @@ def test_without_chunks_a_prompt_over_the_budget_runs_alone() -> None:
     assert client.is_done
 
 
-def test_no_more_sequences_run_than_allowed() -> None:
+def test_running_sequences_do_not_exceed_max_num_seqs() -> None:
     machine = simulation(max_num_seqs=2)
     for index in range(5):
         machine.submit(Client(), prompt(3, 100 * index), 4, 0)
@@ -121,7 +121,7 @@ def test_no_more_sequences_run_than_allowed() -> None:
         assert len(result.sequences) + len(result.finished) <= 2
 
 
-def test_a_shared_prefix_is_computed_once() -> None:
+def test_shared_prefix_is_computed_once() -> None:
     machine = simulation()
     machine.submit(Client(), prompt(12), 1, 0)
     run(machine)
@@ -132,7 +132,7 @@ def test_a_shared_prefix_is_computed_once() -> None:
     assert result.events == []
 
 
-def test_the_last_token_of_a_cached_prompt_is_computed_again() -> None:
+def test_last_block_of_a_fully_cached_prompt_is_recomputed() -> None:
     machine = simulation()
     machine.submit(Client(), prompt(12), 1, 0)
     run(machine)
@@ -141,7 +141,7 @@ def test_the_last_token_of_a_cached_prompt_is_computed_again() -> None:
     assert again.cached_tokens == 8
 
 
-def test_a_conversation_finds_its_own_answer_in_the_cache() -> None:
+def test_next_turn_reuses_the_cached_response_of_the_conversation() -> None:
     machine = simulation()
     client = Client()
     machine.submit(client, prompt(10), 9, 0)
@@ -152,7 +152,7 @@ def test_a_conversation_finds_its_own_answer_in_the_cache() -> None:
     assert again.cached_tokens == 16  # 18 tokens of the first turn were computed: four complete blocks.
 
 
-def test_other_seeds_share_nothing() -> None:
+def test_requests_with_different_hash_seeds_share_no_blocks() -> None:
     machine = simulation()
     machine.submit(Client(), prompt(12), 1, 0)
     run(machine)
@@ -161,7 +161,7 @@ def test_other_seeds_share_nothing() -> None:
     assert again.cached_tokens == 0
 
 
-def test_disabled_prefix_caching_keeps_and_publishes_nothing() -> None:
+def test_disabled_prefix_caching_stores_and_publishes_no_blocks() -> None:
     machine = simulation(enable_prefix_caching=False)
     for _ in range(2):
         sequence = machine.submit(Client(), prompt(12), 9, 0)
@@ -170,7 +170,7 @@ def test_disabled_prefix_caching_keeps_and_publishes_nothing() -> None:
     assert machine.pool.used == len(machine.pool.inactive) == 0
 
 
-def test_events_name_the_blocks_as_the_routers_do() -> None:
+def test_event_block_hashes_equal_those_of_routers() -> None:
     machine = simulation()
     client = Client()
     machine.submit(client, prompt(6), 7, 0)
@@ -183,7 +183,7 @@ def test_events_name_the_blocks_as_the_routers_do() -> None:
 
 
 @pytest.mark.parametrize("preempts_oldest", [False, True])
-def test_when_blocks_run_out_someone_is_computed_again_and_loses_no_token(preempts_oldest: bool) -> None:
+def test_preempted_request_is_recomputed_without_losing_tokens(preempts_oldest: bool) -> None:
     machine = simulation(num_blocks=9, preempts_oldest=preempts_oldest)
     clients = [Client() for _ in range(4)]
     sequences = [machine.submit(client, prompt(5, 100 * index), 20, 0) for index, client in enumerate(clients)]
@@ -193,7 +193,7 @@ def test_when_blocks_run_out_someone_is_computed_again_and_loses_no_token(preemp
         assert client.tokens == SOURCE.slice(sequence.offset, sequence.offset + 20)
 
 
-def test_the_newest_is_preempted_in_lifo_and_the_oldest_in_fifo() -> None:
+def test_lifo_preempts_the_newest_request_and_fifo_the_oldest() -> None:
     for preempts_oldest, survivor in ((False, 0), (True, 1)):
         machine = simulation(num_blocks=4, preempts_oldest=preempts_oldest)
         sequences = [machine.submit(Client(), prompt(7, 100 * index), 8, 0) for index in range(2)]
@@ -213,7 +213,7 @@ def two_that_do_not_fit(**limits: int | bool) -> tuple[Simulation[Client], list[
     return machine, sequences
 
 
-def test_who_was_preempted_is_the_next_to_be_admitted() -> None:
+def test_preempted_request_is_first_in_the_waiting_queue() -> None:
     machine, (_, victim) = two_that_do_not_fit()
     machine.submit(Client(), prompt(1, 900), 1, 0)
     machine.step(0)
@@ -222,7 +222,7 @@ def test_who_was_preempted_is_the_next_to_be_admitted() -> None:
     assert machine.waiting[0] is victim
 
 
-def test_being_preempted_does_not_change_what_was_found_in_the_cache_at_first() -> None:
+def test_preemption_does_not_change_the_initial_cached_token_count() -> None:
     machine = simulation(num_blocks=5)
     machine.submit(Client(), prompt(3), 4, 0)
     victim = machine.submit(Client(), prompt(15, 100), 5, 0)
@@ -243,7 +243,7 @@ def test_prompt_is_admitted_only_if_running_sequences_can_still_grow() -> None:
 
 
 @pytest.mark.parametrize("state", [SequenceState.WAITING, SequenceState.PREFILLING, SequenceState.DECODING])
-def test_a_cancelled_request_gives_back_everything(state: SequenceState) -> None:
+def test_cancelled_request_releases_all_blocks(state: SequenceState) -> None:
     machine = simulation(max_num_batched_tokens=8, max_num_seqs=1)
     sequence = machine.submit(Client(), prompt(20), 50, 0)
     while sequence.state is not state:
@@ -368,7 +368,7 @@ TestLife = Life.TestCase
 TestLife.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_a_step_tells_planners_what_the_released_mocker_tells_of_it() -> None:
+def test_forward_pass_metrics_equal_those_of_the_released_mocker() -> None:
     machine = simulation(block_tokens=16, max_num_batched_tokens=128)
     for length, answer, start in ((300, 6, 50), (100, 4, 1)):
         machine.submit(Client(), prompt(length, start), answer, 0)
@@ -396,7 +396,7 @@ def test_queued_requests_are_counted_by_prefill_and_decode() -> None:
     assert preempted[-1].num_prefill_requests == preempted[-1].num_decode_requests == 0
 
 
-def test_the_contexts_of_who_decodes_spread_as_their_lengths() -> None:
+def test_decode_kv_variance_reflects_the_context_lengths() -> None:
     machine = simulation()
     for length in (3, 6):
         machine.submit(Client(), prompt(length), 5, 0)

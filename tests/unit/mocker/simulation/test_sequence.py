@@ -8,7 +8,7 @@ def sequence(prompt: list[int], max_tokens: int = 5) -> SimulatedSequence[None]:
     return SimulatedSequence(None, prompt, max_tokens, 0.0, 0)
 
 
-def test_hashes_are_the_same_whether_they_come_at_once_or_one_by_one() -> None:
+def test_hashes_are_independent_of_chunk_boundaries() -> None:
     tokens = list(range(12))
     one, many = sequence(tokens), sequence(tokens)
     one.extend_hashes(tokens, 4)
@@ -18,7 +18,7 @@ def test_hashes_are_the_same_whether_they_come_at_once_or_one_by_one() -> None:
     assert one.tokens_hashes == many.tokens_hashes == block_hashes(tokens, 4)
 
 
-def test_it_ends_with_the_step_that_brings_its_last_token() -> None:
+def test_sequence_ends_in_the_step_of_its_last_token() -> None:
     decoding = sequence([1], max_tokens=5)
     decoding.birth = 10
     assert decoding.ending == 14
@@ -30,5 +30,5 @@ def test_sequence_length_includes_generated_tokens() -> None:
     assert waiting.length == 5
 
 
-def test_equal_requests_are_two_sequences() -> None:
+def test_equal_requests_are_separate_sequences() -> None:
     assert sequence([1]) != sequence([1])

@@ -28,7 +28,7 @@ def results(folder: Path) -> Path:
     return folder
 
 
-def test_the_file_has_the_times_of_the_directory(tmp_path: Path) -> None:
+def test_converted_npz_file_has_the_times_of_the_profile_directory(tmp_path: Path) -> None:
     source, file = results(tmp_path), tmp_path / "tables" / "perf_data.npz"
     file.parent.mkdir()
     assert is_profile_results_dir(source)
@@ -39,7 +39,7 @@ def test_the_file_has_the_times_of_the_directory(tmp_path: Path) -> None:
     assert len(found.step_times_ms) == 7
 
 
-def test_other_files_and_directories_are_no_profiles(tmp_path: Path) -> None:
+def test_invalid_files_and_directories_are_not_recognized_as_profiles(tmp_path: Path) -> None:
     assert not is_profile_results_dir(tmp_path)
     (tmp_path / "x.npz").write_bytes(b"x")
     assert not is_mocker_format_npz(tmp_path / "x.npz")
@@ -48,7 +48,7 @@ def test_other_files_and_directories_are_no_profiles(tmp_path: Path) -> None:
         convert_profile_results_to_npz(tmp_path, tmp_path / "out.npz")
 
 
-def test_options_are_checked() -> None:
+def test_converter_options_are_validated() -> None:
     with pytest.raises(ConfigError, match="--profile_results_dir is missing"):
         ConverterOptions()
     with pytest.raises(ConfigError, match="--resolution 1"):

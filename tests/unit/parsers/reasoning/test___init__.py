@@ -65,12 +65,12 @@ NAMES = [
 ]
 
 
-def test_every_name_of_the_release_is_known() -> None:
+def test_every_released_reasoning_parser_name_is_supported() -> None:
     assert sorted(REASONING) == sorted(NAMES)
 
 
 @pytest.mark.parametrize("name", MARKED)
-def test_the_example_is_read_as_its_author_means_it(name: str) -> None:
+def test_family_example_is_parsed_as_reasoning_and_content(name: str) -> None:
     family = FAMILY[name]
     for found in outcome(lambda: family.make(family.starts_inside), family.example):
         assert found == Read("Four.", "two and two")
@@ -105,7 +105,7 @@ def test_text_without_markers_is_unchanged_content(name: str, data: list[str]) -
 
 
 @pytest.mark.parametrize("name", sorted(FAMILY))
-def test_ten_times_the_text_takes_no_more_than_ten_times_the_time(name: str) -> None:
+def test_reasoning_parser_time_is_linear_in_text_length(name: str) -> None:
     family = FAMILY[name]
     unit = "".join(family.markers) + "text <| and < more\n to=" + family.example
 
@@ -141,7 +141,7 @@ def test_ten_times_the_text_takes_no_more_than_ten_times_the_time(name: str) -> 
         ("unheard", "<think>\n", None),
     ],
 )
-def test_a_prompt_tells_whether_it_has_opened_the_thoughts(name: str, prompt: str, expected: bool | None) -> None:
+def test_prompt_end_determines_whether_reasoning_is_open(name: str, prompt: str, expected: bool | None) -> None:
     assert opened_by_prompt(name, prompt) is expected
     assert opened_by_prompt(REASONING.get(name, name), prompt) is expected
 
@@ -149,11 +149,11 @@ def test_a_prompt_tells_whether_it_has_opened_the_thoughts(name: str, prompt: st
 @pytest.mark.parametrize(
     ("answer", "expected"), [("<think>\nLet me", True), ("<think>\nHm</think>\nSo", False), ("So", None)]
 )
-def test_an_answer_that_is_continued_tells_where_it_broke_off(answer: str, expected: bool | None) -> None:
+def test_continued_response_determines_whether_reasoning_is_open(answer: str, expected: bool | None) -> None:
     assert opened_by_prompt("qwen3", answer, is_continued=True) is expected
 
 
-def test_a_family_may_be_made_for_a_text_that_begins_inside() -> None:
+def test_family_parser_can_start_inside_reasoning() -> None:
     for name in MARKED:
         family: ReasoningFamily = FAMILY[name]
         assert read(family.make(True), ["two and"]) == Read("", "two and")

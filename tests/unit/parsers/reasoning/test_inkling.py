@@ -26,17 +26,17 @@ def test_inkling_separates_reasoning_and_content(text: str, expected: Read) -> N
 
 
 @pytest.mark.parametrize("text", [CALL, CALL.removeprefix("<|message_model|>")])
-def test_calls_are_left_as_they_are_to_whoever_reads_them_next(text: str) -> None:
+def test_inkling_leaves_calls_unchanged_for_the_call_parser(text: str) -> None:
     for found in outcome(lambda: InklingParser(is_inside=False, leaves_calls=True), text + "<|message_model|>"):
         assert found == Read(CALL, "")
 
 
-def test_calls_that_nobody_reads_are_thoughts() -> None:
+def test_inkling_calls_without_a_call_parser_are_reasoning() -> None:
     for found in outcome(lambda: InklingParser(is_inside=False, leaves_calls=False), CALL):
         assert found == Read("", '{"name": "f", "args": {"a": ""}}')
 
 
-def test_a_call_that_the_next_message_cuts_off_is_ended() -> None:
+def test_inkling_call_interrupted_by_the_next_message_is_closed() -> None:
     text = "f<|content_invoke_tool_json|>{<|message_model|><|content_text|>b"
     for found in outcome(lambda: InklingParser(is_inside=False, leaves_calls=True), text):
         assert found == Read("<|message_model|>f<|content_invoke_tool_json|>{<|end_message|>b", "")

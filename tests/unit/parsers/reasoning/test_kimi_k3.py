@@ -27,13 +27,13 @@ def test_kimi_k3_separates_reasoning_and_content(text: str, expected: Read) -> N
         assert found == expected
 
 
-def test_calls_are_left_as_they_are_to_whoever_reads_them_next() -> None:
+def test_kimi_k3_leaves_calls_unchanged_for_the_call_parser() -> None:
     for found in outcome(lambda: KimiK3Parser(is_inside=True, leaves_calls=True), "a<|close|>think<|sep|>" + TOOLS):
         assert found == Read(TOOLS, "a")
     for found in outcome(lambda: KimiK3Parser(is_inside=False, leaves_calls=True), TOOLS[:40]):
         assert found == Read(TOOLS[:40], "")
 
 
-def test_calls_that_nobody_reads_are_thoughts() -> None:
+def test_kimi_k3_calls_without_a_call_parser_are_reasoning() -> None:
     for found in outcome(lambda: KimiK3Parser(is_inside=False, leaves_calls=False), TOOLS + ENDS):
         assert found == Read("", "x")

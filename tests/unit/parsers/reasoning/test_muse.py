@@ -30,30 +30,30 @@ def test_muse_separates_reasoning_and_content(text: str, expected: Read) -> None
         assert found == expected
 
 
-def test_calls_are_left_as_they_are_to_whoever_reads_them_next() -> None:
+def test_muse_leaves_calls_unchanged_for_the_call_parser() -> None:
     for found in outcome(lambda: MuseParser(is_inside=False, leaves_calls=True), " to=self<|message|>a<|eom|>" + CALL):
         assert found == Read(CALL, "a")
 
 
-def test_calls_that_nobody_reads_are_thoughts() -> None:
+def test_muse_calls_without_a_call_parser_are_reasoning() -> None:
     for found in outcome(lambda: MuseParser(is_inside=False, leaves_calls=False), CALL):
         assert found == Read("", '\n<atem:invoke name="f"></atem:invoke>')
 
 
 @pytest.mark.parametrize("gap", [" ", "\n"])
-def test_a_call_ends_thoughts_that_the_model_did_not_end(gap: str) -> None:
+def test_muse_call_ends_unterminated_reasoning(gap: str) -> None:
     text = f" to=self<|message|>I ask.{gap}to=f<|message|>x<|eom|>"
     for found in outcome(lambda: MuseParser(is_inside=False, leaves_calls=True), text):
         assert found == Read("<|start|>assistant to=f<|message|>x<|eom|>", f"I ask.{gap}")
 
 
-def test_a_call_that_the_next_message_cuts_off_is_ended() -> None:
+def test_muse_call_interrupted_by_the_next_message_is_closed() -> None:
     text = " to=f<|message|>x<|start|>assistant to=user<|message|>b<|eot|>"
     for found in outcome(lambda: MuseParser(is_inside=False, leaves_calls=True), text):
         assert found == Read("<|start|>assistant to=f<|message|>x<|eom|>b", "")
 
 
-def test_what_is_longer_than_any_header_is_none() -> None:
+def test_muse_text_longer_than_a_header_is_not_a_header() -> None:
     long = "to=" + "f" * HEADER_CHARS_MAX
     for found in outcome(lambda: MuseParser(is_inside=True, leaves_calls=True), f"a {long}<|message|>b"):
         assert found == Read("", f"a {long}b")

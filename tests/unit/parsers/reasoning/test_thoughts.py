@@ -44,19 +44,19 @@ from dynamo.parsers.registry import REASONING, output_parser
         ("minimax_append_think", "a</think>b", Read("<think>a</think>b", "")),
     ],
 )
-def test_a_format_is_read(name: str, text: str, expected: Read) -> None:
+def test_reasoning_format_is_parsed(name: str, text: str, expected: Read) -> None:
     family = REASONING[name]
     for found in outcome(lambda: family.make(family.starts_inside), text):
         assert found == expected
 
 
-def test_a_label_may_follow_where_the_prompt_opened_the_thoughts() -> None:
+def test_gemma4_label_is_removed_when_the_prompt_opened_reasoning() -> None:
     family = REASONING["gemma4"]
     assert read(family.make(True), ["thought\na<channel|>b"]) == Read("b", "a")
     assert read(family.make(True), ["a<channel|>b"]) == Read("b", "a")
 
 
-def test_thoughts_come_as_they_are_written() -> None:
+def test_reasoning_is_streamed_as_it_arrives() -> None:
     parser = BracketParser(Brackets(), is_inside=True)
     assert [len(parser.feed(text)) for text in ("Let", " me", " <", "/think", ">", "")] == [1, 1, 1, 0, 0, 0]
 
@@ -71,7 +71,7 @@ def test_thoughts_come_as_they_are_written() -> None:
         ("<thi</think>n</think>k>a", Read("<thina", "")),
     ],
 )
-def test_taking_a_marker_out_puts_no_new_one_together(text: str, expected: Read) -> None:
+def test_removed_marker_does_not_join_its_neighbours_into_a_new_marker(text: str, expected: Read) -> None:
     for found in outcome(lambda: BracketParser(Brackets(), is_inside=False), text):
         assert found == expected
 
@@ -88,13 +88,13 @@ CALL = '<tool_call>{"name": "f", "arguments": {"text": "<think>a</think>"}}</too
         ("</tool_call><think>a", Read("</tool_call>", "a")),
     ],
 )
-def test_in_a_call_nothing_is_a_marker_of_thoughts(text: str, expected: Read) -> None:
+def test_reasoning_markers_inside_a_call_are_ignored(text: str, expected: Read) -> None:
     blocks = blocks_of(("<tool_call>", "</tool_call>"), Brackets())
     for found in outcome(lambda: BracketParser(Brackets(), False, blocks), text):
         assert found == expected
 
 
-def test_an_argument_may_speak_of_thoughts() -> None:
+def test_reasoning_markers_inside_call_arguments_are_preserved() -> None:
     parser = output_parser(tool_calls="hermes", reasoning="qwen3", tools=(Tool("f", {}),))
     assert parser is not None
     found = read(parser, list("<think>a</think>" + CALL))
@@ -117,5 +117,5 @@ def test_blocks_are_identified_by_their_markers(markers: tuple[str, ...], expect
     assert blocks_of(markers, Brackets()) == expected
 
 
-def test_a_text_of_nothing_has_no_inline_opening() -> None:
+def test_empty_text_opens_no_inline_reasoning() -> None:
     assert read(InlineParser("<think>"), ["", ""]) == Read()

@@ -46,23 +46,23 @@ def written(pieces, types, *, is_framed=False):
         ("12", {"integer"}, {}),
     ],
 )
-def test_a_parameter_that_breaks_off_keeps_what_is_sure(text, types, expected):
+def test_truncated_parameter_keeps_its_parsed_part(text, types, expected):
     assert written([text], types)[0] == expected
     assert written(list(text), types)[0] == expected
 
 
 @given(st.text(alphabet='ab\n"\\é< '), st.sampled_from([frozenset({"string"}), NULLABLE]), st.booleans())
-def test_a_string_comes_out_as_it_went_in(text, types, is_framed):
+def test_string_parameter_round_trips(text, types, is_framed):
     framed = f"\n{text}\n</v>" if is_framed else f"{text}</v>"
     assert written(list(framed), types, is_framed=is_framed)[0] == {"x": text}
 
 
-def test_a_string_grows_and_another_value_comes_at_once():
+def test_string_parameter_is_streamed_and_other_types_are_sent_complete():
     assert written(["ab", "cd", "</v>"], {"string"})[1][:2] == ['{"x":"ab', '{"x":"abcd']
     assert written(["12", "34", "</v>"], {"integer"})[1][:2] == ["", ""]
 
 
-def test_several_parameters_are_one_object():
+def test_several_parameters_form_one_object():
     found = []
     arguments = Arguments(found.append)
     arguments.value("a")("1")

@@ -32,24 +32,24 @@ def found(text):
     return whole.content, [name for name, _ in whole.calls]
 
 
-def test_white_space_between_calls_is_no_content():
+def test_white_space_between_calls_is_dropped():
     assert found("a <call>f</call>\n <call>g</call>\n") == ("a ", ["f", "g"])
     assert found("a <call>f</call>\n b") == ("a \n b", ["f"])
 
 
-def test_strays_behind_a_call_are_dropped():
+def test_stray_text_after_a_call_is_dropped():
     assert found("<call>f</call>! !<call>g</call>!b!") == ("b!", ["f", "g"])
 
 
-def test_a_marker_in_the_wrong_place_is_dropped_alone():
+def test_stray_marker_is_dropped():
     assert found("a </call>b") == ("a b", [])
 
 
-def test_a_stop_that_begins_no_call_is_content():
+def test_punctuation_without_a_call_is_content():
     assert found("a (  <call>f</call>") == ("a (  ", ["f"])
 
 
-def test_plain_text_is_passed_on_at_once():
+def test_plain_text_is_emitted_at_once():
     parser = Smallest()
     assert parser.feed("a") == [ContentDelta("a")]
     assert parser.feed("b <") == [ContentDelta("b ")]
@@ -58,7 +58,7 @@ def test_plain_text_is_passed_on_at_once():
     assert parser.finish() == []
 
 
-def test_arguments_are_given_in_one_piece_for_each_text():
+def test_arguments_are_merged_within_one_fed_text():
     events = Smallest().feed("<call>f</call><call>g</call>")
     assert events == [CallBegin(0, "f"), CallArguments(0, "{}"), CallBegin(1, "g"), CallArguments(1, "{}")]
     assert joined([]) == []

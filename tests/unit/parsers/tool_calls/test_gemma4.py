@@ -29,7 +29,7 @@ def gemma(name: str, inner: str) -> str:
         (gemma("now", f"a:TRUE,b:FALSE,c:{Q}nil{Q}"), [("now", {"a": True, "b": False, "c": "nil"})]),
     ],
 )
-def test_bare_keys_and_marked_strings(text: str, expected: list[tuple[str, object]]) -> None:
+def test_gemma4_bare_keys_and_marked_strings_are_parsed(text: str, expected: list[tuple[str, object]]) -> None:
     assert found("gemma4", text) == ("", expected)
 
 
@@ -47,5 +47,5 @@ def test_bare_keys_and_marked_strings(text: str, expected: list[tuple[str, objec
         (f"A <tool_call|> {Q} B", ("A   B", [])),
     ],
 )
-def test_what_is_no_call_is_dropped(text: str, expected: Found) -> None:
+def test_gemma4_malformed_call_is_dropped(text: str, expected: Found) -> None:
     assert found("gemma4", text) == expected

@@ -11,7 +11,7 @@ def glm(name: str, between: str = "", **values: str) -> str:
 
 @pytest.mark.parametrize("name", ["glm45", "glm47"])
 @pytest.mark.parametrize("between", ["", "\n"])
-def test_both_versions_read_one_line_and_several(name: str, between: str) -> None:
+def test_glm_calls_on_one_or_several_lines_are_parsed(name: str, between: str) -> None:
     text = glm("get_weather", between, city="Oslo", days="2", note="null", sunny="false")
     assert found(name, f"A {text}\n{glm('now', between)} B") == (
         "A  B",
@@ -39,5 +39,5 @@ def test_both_versions_read_one_line_and_several(name: str, between: str) -> Non
         ("A </arg_value> B </tool_call>", ("A  B ", [])),
     ],
 )
-def test_what_is_missing_costs_only_itself(text: str, expected: Found) -> None:
+def test_glm_missing_tag_affects_only_its_element(text: str, expected: Found) -> None:
     assert found("glm47", text) == expected

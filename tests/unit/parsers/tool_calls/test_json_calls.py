@@ -28,7 +28,7 @@ OSLO = weather(city="Oslo")
         ('<tool_call>{"name": "no_such_tool", "arguments": {}}</tool_call>', ("", [("no_such_tool", {})])),
     ],
 )
-def test_a_block_holds_calls_in_whatever_order_they_are_written(text: str, expected: Found) -> None:
+def test_json_call_fields_may_be_in_any_order(text: str, expected: Found) -> None:
     assert found("hermes", text) == expected
 
 
@@ -44,7 +44,7 @@ def test_a_block_holds_calls_in_whatever_order_they_are_written(text: str, expec
         ("A <tool_ca", ("A <tool_ca", [])),
     ],
 )
-def test_a_call_that_breaks_off_is_closed_once_its_arguments_have_begun(text: str, expected: Found) -> None:
+def test_truncated_json_call_is_closed_after_its_arguments_started(text: str, expected: Found) -> None:
     assert found("hermes", text) == expected
 
 
@@ -62,14 +62,14 @@ def test_a_call_that_breaks_off_is_closed_once_its_arguments_have_begun(text: st
         ("A <tool<tool_call></tool_call>_call> B", ("A <tool B", [])),
     ],
 )
-def test_what_is_no_call_is_dropped_up_to_the_next_marker(text: str, expected: Found) -> None:
+def test_malformed_json_call_is_dropped_up_to_the_next_marker(text: str, expected: Found) -> None:
     assert found("hermes", text) == expected
 
 
 @pytest.mark.parametrize(
     "name", ["hermes", "default", "nemotron_deci", "llama3_json", "mistral", "jamba", "phi4", "qwen3"]
 )
-def test_a_call_without_a_marker_must_name_a_tool_of_the_request(name: str) -> None:
+def test_json_call_without_a_marker_must_name_a_tool_of_the_request(name: str) -> None:
     assert found(name, f"A {W} B") == ("A  B", [OSLO])
     assert found(name, f"[{W},\n{N}]") == ("", [OSLO, NOW])
     for text in (
@@ -102,7 +102,7 @@ def test_a_call_without_a_marker_must_name_a_tool_of_the_request(name: str) -> N
         ("mistral", "A [TOOL_CALLS] text", ("A  text", [])),
     ],
 )
-def test_every_family_has_marks_of_its_own(name: str, text: str, expected: Found) -> None:
+def test_json_call_markers_of_every_family_are_parsed(name: str, text: str, expected: Found) -> None:
     assert found(name, text) == expected
 
 
@@ -119,5 +119,5 @@ def test_every_family_has_marks_of_its_own(name: str, text: str, expected: Found
         (N, (N, [])),
     ],
 )
-def test_inkling_writes_the_name_before_the_call_as_well(text: str, expected: Found) -> None:
+def test_inkling_call_with_a_name_before_the_object_is_parsed(text: str, expected: Found) -> None:
     assert found("inkling", text) == expected

@@ -53,7 +53,7 @@ def tools(*calls: str) -> str:
         ("<|open|> tools <|sep|>" + call("now"), ("", [NOW])),
     ],
 )
-def test_every_argument_says_its_type(text: str, expected: Found) -> None:
+def test_kimi_k3_argument_types_are_applied(text: str, expected: Found) -> None:
     assert found("kimi_k3", text) == expected
 
 
@@ -72,5 +72,5 @@ def test_every_argument_says_its_type(text: str, expected: Found) -> None:
         ("A " + tag("tools") + " dropped " + end("message") + " B", ("A  B", [])),
     ],
 )
-def test_tags_are_never_content(text: str, expected: Found) -> None:
+def test_kimi_k3_tags_are_never_content(text: str, expected: Found) -> None:
     assert found("kimi_k3", text) == expected

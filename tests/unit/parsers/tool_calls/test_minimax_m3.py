@@ -32,7 +32,7 @@ def block(*calls: str) -> str:
         ("", weather()),
     ],
 )
-def test_tags_make_objects_and_arrays(inner: str, expected: object) -> None:
+def test_minimax_m3_nested_tags_become_objects_and_arrays(inner: str, expected: object) -> None:
     assert found("minimax_m3", m3(block(call("get_weather", inner)))) == ("", [expected])
 
 
@@ -54,11 +54,11 @@ def test_tags_make_objects_and_arrays(inner: str, expected: object) -> None:
         (m3(block(call("now", "<a>" * 100 + "x" + "</a>" * 100)))[:40], ("", [])),
     ],
 )
-def test_what_is_missing_costs_only_itself(text: str, expected: Found) -> None:
+def test_minimax_m3_missing_tag_affects_only_its_element(text: str, expected: Found) -> None:
     assert found("minimax_m3", text) == expected
 
 
-def test_tags_that_are_too_deep_are_dropped() -> None:
+def test_minimax_m3_tags_beyond_the_depth_limit_are_dropped() -> None:
     content, calls = found("minimax_m3", m3(block(call("now", "<a>" * 100 + "x" + "</a>" * 100))))
     assert content == ""
     assert str(calls).count("'a'") == 32

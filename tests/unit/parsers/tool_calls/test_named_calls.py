@@ -40,7 +40,7 @@ def fenced(name: str, arguments: str) -> str:
         (f"A {KIMI} text {KIMI_END} B<|tool_call_end|>", ("A  B", [])),
     ],
 )  # fmt: skip
-def test_kimi_numbers_its_calls(text: str, expected: Found) -> None:
+def test_kimi_numbered_calls_are_parsed(text: str, expected: Found) -> None:
     assert found("kimi_k2", text) == expected
 
 
@@ -48,7 +48,7 @@ def test_kimi_numbers_its_calls(text: str, expected: Found) -> None:
     ("header", "name", "call_id"),
     [("functions.now:3", "now", "functions.now:3"), ("now:3", "now", "now:3"), ("now", "now", None)],
 )
-def test_kimis_number_is_the_id_of_the_call(header: str, name: str, call_id: str | None) -> None:
+def test_kimi_call_number_is_part_of_the_call_id(header: str, name: str, call_id: str | None) -> None:
     begin = TOOL_CALLS["kimi_k2"].make([]).feed(kimi(header, "{}"))[0]
     assert begin == CallBegin(0, name, call_id)
 
@@ -67,5 +67,5 @@ def test_kimis_number_is_the_id_of_the_call(header: str, name: str, call_id: str
         ("deepseek_v3", f"{DEEP}<｜tool▁call▁begin｜>function<｜tool▁sep｜>no", ("", [])),
     ],
 )  # fmt: skip
-def test_deepseek_writes_the_name_before_the_arguments(name: str, text: str, expected: Found) -> None:
+def test_deepseek_name_before_the_arguments_is_parsed(name: str, text: str, expected: Found) -> None:
     assert found(name, text) == expected

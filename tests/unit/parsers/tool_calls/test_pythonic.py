@@ -18,14 +18,14 @@ from tests.unit.parsers.tool_calls.cases import NOW, Found, found, weather
         ("[now()]\n[now()]\n", ("\n", [NOW, NOW])),
     ],
 )  # fmt: skip
-def test_a_list_of_calls_is_read_where_it_stands(text: str, expected: Found) -> None:
+def test_pythonic_call_list_is_parsed_anywhere_in_the_text(text: str, expected: Found) -> None:
     assert found("pythonic", text) == expected
 
 
 @pytest.mark.parametrize(
     "text", ["[1, 2]", "[main()](x)", "[now(1)]", "[now]", "[now(", "[now(x", "now()", "[[x]]", "["]
 )
-def test_what_names_no_tool_or_has_no_keywords_is_content(text: str) -> None:
+def test_pythonic_list_without_known_tools_or_keywords_is_content(text: str) -> None:
     assert found("pythonic", text) == (text, [])
 
 
@@ -43,5 +43,5 @@ def test_what_names_no_tool_or_has_no_keywords_is_content(text: str) -> None:
         ("A [now(x=1 <|python_end|> B", ("A  B", [("now", {"x": 1})])),
     ],
 )
-def test_what_breaks_off_is_closed(text: str, expected: Found) -> None:
+def test_truncated_pythonic_call_is_closed(text: str, expected: Found) -> None:
     assert found("pythonic", text) == expected

@@ -47,13 +47,13 @@ def read(pieces: list[str]) -> list[str]:
         ("", [""]),
     ],
 )
-def test_the_first_landmark_is_found_and_the_longest_of_several(text, expected):
+def test_reader_finds_the_first_and_longest_landmark(text, expected):
     assert read([text]) == expected
     assert read(list(text)) == expected
 
 
 @given(st.lists(st.sampled_from(["[", "[CALLS]", "CALLS", "]", "<end>", "<", "a", "b", "ab<", "e", ">"])), st.data())
-def test_landmarks_do_not_depend_on_cuts(parts, data):
+def test_reader_landmarks_are_independent_of_chunking(parts, data):
     text = "".join(parts)
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))))
     pieces = [text[low:high] for low, high in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -69,7 +69,7 @@ def wait(reading):
     return True
 
 
-def test_a_landmark_that_may_still_come_is_waited_for():
+def test_reader_waits_for_a_partial_landmark():
     reader = Reader("[CA")
     reading = reader.at_any(landmarks("[CALLS]"))
     assert wait(reading) is True
@@ -78,7 +78,7 @@ def test_a_landmark_that_may_still_come_is_waited_for():
     assert reader.kept_chars == len("[CALLS]")
 
 
-def test_a_landmark_that_does_not_come_is_none():
+def test_reader_returns_no_landmark_when_a_prefix_does_not_continue():
     reader = Reader("[CA")
     reading = reader.at_any(landmarks("[CALLS]"))
     assert wait(reading) is True
@@ -86,7 +86,7 @@ def test_a_landmark_that_does_not_come_is_none():
     assert wait(reading) == ""
 
 
-def test_a_word_ends_where_its_characters_end():
+def test_reader_word_ends_at_the_first_other_character():
     reader = Reader("ab")
     reading = reader.word(re.compile("[a-z]*"))
     assert wait(reading) is True
@@ -97,7 +97,7 @@ def test_a_word_ends_where_its_characters_end():
     assert wait(reader.peek()) == ""
 
 
-def test_text_that_is_given_back_is_read_again():
+def test_reader_reads_returned_text_again():
     reader = Reader("[x] y", is_over=True)
     assert wait(reader.until(MARKS, lambda _: None)) == "["
     reader.back("[")
@@ -107,6 +107,6 @@ def test_text_that_is_given_back_is_read_again():
     assert reader.kept_chars == len("[x] y")
 
 
-def test_sets_of_landmarks_are_made_once():
+def test_landmark_sets_are_cached():
     assert landmarks("a", "b") is landmarks("a", "b")
     assert Landmarks(["a", "ab"]).texts == ("ab", "a")

@@ -32,7 +32,7 @@ ROOT = {"$defs": {"Size": {"enum": ["s", "m"]}, "Loop": {"$ref": "#/$defs/Loop"}
         ({"anyOf": [{"type": "float"}, {"type": "dict"}]}, {"number", "object"}),
     ],
 )
-def test_the_types_of_a_schema(schema, expected):
+def test_schema_types_are_collected(schema, expected):
     assert types_of(schema, ROOT) == expected
 
 
@@ -51,11 +51,11 @@ def test_the_types_of_a_schema(schema, expected):
         (["Union[int, list[str]]", "int|List[str]"], {"integer", "array"}),
     ],
 )
-def test_schema_type_names_of_python_and_sql_are_understood(names, expected):
+def test_schema_type_names_of_python_and_sql_are_supported(names, expected):
     assert {name: types_of({"type": name}, {}) for name in names} == dict.fromkeys(names, expected)
 
 
-def test_a_parameter_is_looked_up_in_its_tool():
+def test_parameter_types_are_read_from_their_tool():
     schemas = Schemas([Tool("f", {"properties": {"a": {"type": "integer"}, "b": "?"}}), Tool("g", {"properties": []})])
     assert schemas.types("f", "a") == {"integer"}
     assert schemas.types("f", "a") == {"integer"}
@@ -100,5 +100,5 @@ def test_a_parameter_is_looked_up_in_its_tool():
         ("é", {"integer"}, '"é"'),
     ],
 )
-def test_a_text_is_what_its_type_makes_of_it(text, types, expected):
+def test_text_value_is_converted_by_its_schema_type(text, types, expected):
     assert typed_json(text, frozenset(types)) == expected

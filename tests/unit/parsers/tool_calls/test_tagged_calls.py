@@ -38,7 +38,7 @@ def dsml(inner: str, block: str = "tool_calls") -> str:
         ({}, weather()),
     ],
 )
-def test_values_are_what_the_schema_of_the_tool_says(text: dict[str, str], expected: object) -> None:
+def test_tagged_values_are_converted_by_the_tool_schema(text: dict[str, str], expected: object) -> None:
     assert found("qwen3_coder", qwen("get_weather", **text)) == ("", [expected])
     assert found("qwen3", qwen("get_weather", **text)) == ("", [expected])
     assert found("minimax_m2", minimax("get_weather", **text)) == ("", [expected])
@@ -67,12 +67,12 @@ def test_values_are_what_the_schema_of_the_tool_says(text: dict[str, str], expec
         ("<function=" + "x" * 600 + "></function>", ("", [])),
     ],
 )
-def test_tags_that_are_missing_or_too_many_cost_no_call(text: str, expected: Found) -> None:
+def test_missing_or_extra_tags_lose_no_call(text: str, expected: Found) -> None:
     content, calls = found("qwen3_coder", text)
     assert (content, calls) == expected
 
 
-def test_a_string_is_given_while_it_is_written() -> None:
+def test_tagged_string_value_is_streamed() -> None:
     parser = TOOL_CALLS["qwen3_coder"].make([Tool("f", {"properties": {"x": {"type": "string"}}})])
     parser.feed("<tool_call><function=f><parameter=x>\nline")
     assert parser.feed(" one\n") == [CallArguments(0, " one")]
@@ -110,7 +110,7 @@ def test_minimax_keeps_line_breaks_at_the_ends_of_a_value() -> None:
         ),
     ],
 )
-def test_dsml_says_of_every_value_whether_it_is_a_string(name: str, text: str, expected: object) -> None:
+def test_dsml_string_attribute_is_applied(name: str, text: str, expected: object) -> None:
     assert found(name, text) == ("", expected)
 
 
@@ -134,10 +134,10 @@ ATEM = '<atem:function_calls><atem:invoke name="now">{}</atem:invoke></atem:func
         ("A <|start|>assistant", ("A ", [])),
     ],
 )
-def test_muse_says_to_whom_a_message_goes(text: str, expected: Found) -> None:
+def test_muse_call_recipient_is_the_tool_name(text: str, expected: Found) -> None:
     assert found("muse", text) == expected
 
 
-def test_qwen_3_reads_both_of_its_formats() -> None:
+def test_qwen3_parses_both_call_formats() -> None:
     assert found("qwen3", qwen("now") + '\n<tool_call>{"name": "now", "arguments": {}}</tool_call>') == ("", [NOW, NOW])
     assert found("qwen3", "A <tool_call>what</tool_call> <function=now></function> B") == ("A  B", [NOW])

@@ -33,7 +33,7 @@ def pieces_of(text):
 
 
 @given(JSON, st.sampled_from([None, 1]), st.booleans())
-def test_json_is_passed_on_as_it_was_written(value, indent, is_ascii):
+def test_json_arguments_are_emitted_unchanged(value, indent, is_ascii):
     text = json.dumps({"a": value}, indent=indent, ensure_ascii=is_ascii)
     written, _ = pieces_of(text)
     assert json.loads(written) == {"a": value}
@@ -42,20 +42,20 @@ def test_json_is_passed_on_as_it_was_written(value, indent, is_ascii):
 
 
 @given(JSON, st.data())
-def test_json_that_breaks_off_is_made_whole(value, data):
+def test_truncated_json_arguments_are_completed(value, data):
     text = json.dumps({"a": value})
     written, _ = pieces_of(text[: data.draw(st.integers(0, len(text)))])
     assert isinstance(json.loads(written), dict)
 
 
 @given(st.text(alphabet="{}[]\",:'\\ue 01.-tnruNFa\n"))
-def test_whatever_comes_is_made_json(text):
+def test_any_text_becomes_a_json_object(text):
     written, _ = pieces_of("{" + text)
     assert isinstance(json.loads(written), dict)
     assert isinstance(json.loads(object_json("{" + text)), dict)
 
 
-def test_a_string_is_written_while_it_is_read():
+def test_json_string_is_streamed_while_it_is_read():
     _, counts = pieces_of('{"text": "' + "a" * 50)
     assert counts[-50:] == list(range(counts[-50], counts[-50] + 50))
 
@@ -87,7 +87,7 @@ def test_a_string_is_written_while_it_is_read():
         ("", {}),
     ],
 )
-def test_what_is_no_json_is_read_as_far_as_it_has_a_meaning(text, expected):
+def test_malformed_json_is_parsed_as_far_as_possible(text, expected):
     written, _ = pieces_of(text)
     if "ude00" in str(expected):
         assert json.loads(written)["a"].startswith("�")
@@ -95,7 +95,7 @@ def test_what_is_no_json_is_read_as_far_as_it_has_a_meaning(text, expected):
         assert json.loads(written) == expected
 
 
-def test_nesting_ends_before_readers_give_up():
+def test_json_nesting_is_bounded():
     written, _ = pieces_of('{"a":' + "[" * 10_000)
     assert written.count("[") == DEPTH_MAX - 1
     assert isinstance(json.loads(written), dict)
@@ -114,5 +114,5 @@ def test_nesting_ends_before_readers_give_up():
         ("", None),
     ],
 )
-def test_a_text_is_one_value_or_none(text, expected):
+def test_json_text_is_one_value_or_none(text, expected):
     assert whole_json(text) == expected

@@ -15,7 +15,7 @@ from dynamo.protocols.kubernetes.common import (
 )
 
 
-def test_absent_fields_stay_absent() -> None:
+def test_absent_fields_are_not_encoded() -> None:
     assert encode(ObjectMeta(name="a", generate_name="b-")) == {"name": "a", "generateName": "b-"}
     assert encode(decode(ObjectMeta, {"name": "a", "managedFields": []})) == {"name": "a"}
 
@@ -45,6 +45,6 @@ def test_invalid_condition_is_refused_with_its_path(value: dict[str, object]) ->
         decode(Condition, value)
 
 
-def test_alternatives_are_stated_as_rules() -> None:
+def test_mutually_exclusive_fields_are_validation_rules() -> None:
     assert [rule.rule for rule in EppConfig.RULES] == ["has(self.configMapRef) != has(self.config)"]
     assert "clusterTopologyName" in KvTransferPolicy.RULES[0].rule

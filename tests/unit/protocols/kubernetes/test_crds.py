@@ -22,7 +22,7 @@ def structural(schema: Schema, path: str = "") -> list[str]:
     return found
 
 
-def test_files_in_deploy_are_current() -> None:
+def test_deploy_files_equal_the_generated_manifests() -> None:
     for path, content in contents().items():
         assert path.read_text() == content, f"{path.name}: run `make references`"
 

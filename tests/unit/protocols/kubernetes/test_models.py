@@ -35,7 +35,7 @@ def test_uri_of_another_scheme_is_refused() -> None:
         decode(DynamoModel, {"spec": {"modelName": "a", "baseModelName": "b", "source": {"uri": "/tmp/a"}}})
 
 
-def test_endpoint_that_is_not_ready_is_written_as_such() -> None:
+def test_endpoint_that_is_not_ready_is_encoded_with_ready_false() -> None:
     assert encode(ModelEndpoint(address="http://10.0.0.1:9090")) == {
         "address": "http://10.0.0.1:9090", "podName": "", "ready": False,
     }  # fmt: skip
@@ -48,7 +48,7 @@ def test_checkpoint_job_receives_the_defaults_of_its_schema() -> None:
     assert encode(CheckpointStatus(checkpoint_id="c")) == {"checkpointID": "c"}
 
 
-def test_record_of_a_worker_keeps_fields_that_are_not_listed() -> None:
+def test_worker_metadata_keeps_unlisted_fields() -> None:
     record = {"spec": {"data": {"endpoints": {"a/b/c": {"x": 1}}, "later": [1]}}}
     assert list(problems(record, version_schema("DynamoWorkerMetadata", "v1alpha1"))) == []
     assert decode(DynamoWorkerMetadata, record).spec.data["later"] == [1]

@@ -80,7 +80,7 @@ def test_type_without_a_structural_schema_is_refused() -> None:
         schema_of(Wrong)
 
 
-def test_defaults_are_filled_in_objects_lists_and_maps_without_a_change_of_the_input() -> None:
+def test_defaults_are_filled_in_nested_values_without_modifying_the_input() -> None:
     value = {"part": {"name": "x"}, "parts": [{"name": "y", "count": 5}], "byName": {"k": {"name": "z"}}}
     filled = with_defaults(value, SCHEMA)
     assert filled["part"] == {"name": "x", "count": 2}
@@ -109,7 +109,7 @@ def test_defaults_are_filled_in_objects_lists_and_maps_without_a_change_of_the_i
         ({"parts": [{"name": "a"}, {"name": "b"}, {"name": "c"}]}, "parts: has 3 items; at most 2 are allowed"),
     ],
 )
-def test_problem_names_the_field_and_what_is_allowed(value: dict[str, Any], problem: str) -> None:
+def test_validation_problem_names_the_field_and_the_allowed_values(value: dict[str, Any], problem: str) -> None:
     assert problem in found(value)
 
 

@@ -58,7 +58,7 @@ def test_request_receives_the_defaults_of_its_schema() -> None:
     assert spec.model_cache.pvc_mount_path == "/opt/model-cache"
 
 
-def test_component_outside_a_graph_may_leave_its_name_out() -> None:
+def test_component_outside_a_graph_may_omit_its_name() -> None:
     component = decode(DynamoComponentDeployment, {"spec": {"type": "frontend", "backendFramework": "sglang"}})
     assert component.spec.name is None
     assert encode(component)["spec"] == {"type": "frontend", "backendFramework": "sglang"}

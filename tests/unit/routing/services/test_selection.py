@@ -64,7 +64,7 @@ async def test_without_kv_events_cached_blocks_are_predicted_from_reservations(m
     await service.shutdown_async()
 
 
-async def test_a_worker_whose_registration_failed_is_admitted_when_corrected() -> None:
+async def test_worker_with_a_failed_registration_is_admitted_after_correction() -> None:
     service = SelectionService()
     endpoints = {0: "tcp://127.0.0.1:5998", 1: "nonsense"}
     body = {**WORKER, "block_size": 4, "data_parallel_size": 2, "kv_events_endpoints": endpoints}

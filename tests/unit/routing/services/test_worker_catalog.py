@@ -43,7 +43,7 @@ def record(*, requires_events: bool = True, **changes: Any) -> WorkerRecord:
         ),
     ],
 )
-def test_an_incomplete_registration_names_what_is_missing(changes: dict[str, Any], reasons: list[str] | None) -> None:
+def test_incomplete_registration_lists_its_missing_fields(changes: dict[str, Any], reasons: list[str] | None) -> None:
     shown = plain(record(**changes))
     assert shown["lifecycle"] == ("incomplete" if reasons else "schedulable")
     assert shown.get("not_schedulable_reasons") == reasons

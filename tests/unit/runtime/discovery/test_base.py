@@ -65,7 +65,7 @@ ROSTER_KEYS = st.sampled_from(["a", "b", "c"])
 ROSTER_VALUES = st.sampled_from([b"1", b"2"])
 
 
-def test_a_listing_is_the_view_when_nobody_need_be_patient() -> None:
+def test_roster_view_equals_the_last_impatient_listing() -> None:
     roster = Roster()
     roster.replace({"a": b"1", "b": b"2"}, 7, is_patient=False)
     roster.replace({"b": b"3"}, 9, is_patient=False)
@@ -73,7 +73,7 @@ def test_a_listing_is_the_view_when_nobody_need_be_patient() -> None:
     assert roster.view.is_synced
 
 
-def test_patience_keeps_what_is_missing_until_it_ends() -> None:
+def test_roster_keeps_records_missing_from_a_patient_listing_until_forget_missing() -> None:
     roster = Roster()
     roster.replace({"a": b"1", "b": b"2"}, 7, is_patient=False)
     roster.replace({"b": b"3"}, 9, is_patient=True)
@@ -82,7 +82,7 @@ def test_patience_keeps_what_is_missing_until_it_ends() -> None:
     assert roster.view.records == {"b": b"3"}
 
 
-def test_what_came_back_is_not_missing() -> None:
+def test_roster_does_not_forget_a_record_put_again_after_its_deletion() -> None:
     roster = Roster()
     roster.put("a", b"1")
     roster.delete("a", is_patient=True)
@@ -91,7 +91,7 @@ def test_what_came_back_is_not_missing() -> None:
     assert roster.view.records == {"a": b"2"}
 
 
-def test_what_was_never_there_cannot_be_missed() -> None:
+def test_roster_patient_delete_of_an_unknown_record_is_not_missing() -> None:
     roster = Roster()
     roster.delete("a", is_patient=True)
     assert roster.missing == set()

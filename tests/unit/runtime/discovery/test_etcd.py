@@ -104,7 +104,7 @@ async def test_etcd_discovery_renews_its_lease_five_times_per_ttl(town: Town) ->
     assert set(town.etcd.calls) == {"renew", "held_by"}
 
 
-async def test_etcd_discovery_takes_a_lost_lease_again_and_rewrites_its_records(town: Town) -> None:
+async def test_etcd_discovery_reacquires_a_lost_lease_and_rewrites_its_records(town: Town) -> None:
     member = town.join()
     await member.put(BUCKET, "a", b"1")
     await member.put("v1/mdc", "a", b"card")

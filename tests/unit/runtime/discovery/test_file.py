@@ -232,7 +232,7 @@ def test_file_discovery_root_is_the_variable_or_the_temporary_directory(monkeypa
     assert Path(default_root()).name == "dynamo_store_kv"
 
 
-async def test_file_discovery_writes_for_its_user_alone(tmp_path: Path, clock: ManualClock) -> None:
+async def test_file_discovery_files_are_writable_only_by_their_user(tmp_path: Path, clock: ManualClock) -> None:
     before = os.umask(0)
     try:
         registry = Registry(str(tmp_path / "store"), clock)

@@ -91,7 +91,7 @@ def test_records_are_read_as_they_were_written(own: dict[str, dict[str, bytes]])
     assert records_of(data_of(own)) == own
 
 
-def test_objects_have_upstreams_fields_even_without_records() -> None:
+def test_metadata_object_without_records_has_all_upstream_fields() -> None:
     assert data_of({}) == {"endpoints": {}, "model_cards": {}, "event_channels": {}, "event_sources": {}}
 
 
@@ -114,7 +114,7 @@ def test_only_ready_addresses_with_a_uid_are_ready_pods() -> None:
     assert ready_pods({"endpoints": None}) == {}
 
 
-def test_ready_containers_have_records_of_their_own_except_main() -> None:
+def test_ready_containers_other_than_main_have_separate_records() -> None:
     statuses = [{"name": "main", "ready": True}, {"name": "e-1", "ready": True}, {"name": "e-2", "ready": False}]
     pod = {"metadata": {"name": "p", "uid": "u"}, "status": {"containerStatuses": statuses}}
     assert ready_containers(pod) == {"p": "u", "p-e-1": "u"}
@@ -137,7 +137,7 @@ def test_records_are_visible_while_their_pod_is_ready() -> None:
     assert view.records == {}
 
 
-def test_pod_in_two_slices_is_ready_while_one_has_it() -> None:
+def test_pod_in_two_slices_is_ready_while_one_slice_contains_it() -> None:
     records = ReadyRecords()
     view = records.view(INSTANCES)
     records.publish(KEY, published(k={}))
@@ -157,7 +157,7 @@ def test_records_of_an_earlier_pod_of_the_same_name_are_not_visible() -> None:
 @pytest.mark.parametrize(
     "spec", [{}, {"data": None}, {"data": {"endpoints": 3}}, {"data": {"records": {"b": {"k": "?"}}}}]
 )
-def test_object_that_cannot_be_read_leaves_the_last_records(spec: dict[str, Any]) -> None:
+def test_invalid_metadata_object_does_not_change_the_records(spec: dict[str, Any]) -> None:
     records = ReadyRecords()
     view = records.view(INSTANCES)
     records.ready(SLICE, {"worker-0": "u-1"})
@@ -178,7 +178,7 @@ async def test_watch_of_an_empty_collection_is_synced() -> None:
     await discovery.close()
 
 
-async def test_object_is_owned_by_the_pod_and_emptied_at_the_end() -> None:
+async def test_metadata_object_is_owned_by_the_pod_and_emptied_on_close() -> None:
     api = FakeApi()
     discovery = made(api)
     await discovery.put(INSTANCES, "k", b'{"a": 1}')
@@ -226,7 +226,7 @@ async def test_records_beyond_the_limit_of_an_object_are_refused() -> None:
     await discovery.close()
 
 
-async def test_views_outlive_an_outage_and_snapshots_use_them() -> None:
+async def test_snapshot_uses_the_view_during_an_api_outage() -> None:
     api = FakeApi()
     discovery = made(api)
     await discovery.connect()

@@ -10,11 +10,11 @@ from dynamo.runtime.discovery.pod_identity import PodIdentity, id_of_name, sipha
 POD = {"POD_NAME": "worker-0", "POD_UID": "u-1", "POD_NAMESPACE": "prod"}
 
 
-def test_instance_id_is_the_released_one() -> None:
+def test_instance_id_equals_that_of_released_dynamo() -> None:
     assert id_of_name("w-0") == 0x1D241219831293  # Observed with the released mocker.
 
 
-def test_siphash_reads_whole_words_and_the_rest() -> None:
+def test_siphash_depends_on_every_input_length() -> None:
     values = {siphash13(b"x" * length) for length in range(20)}
     assert len(values) == 20
     assert max(values) < 1 << 64

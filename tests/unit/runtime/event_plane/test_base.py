@@ -22,7 +22,7 @@ def test_event_subscriber_counts_received_and_missed_events(heard: list[int]) ->
             assert covered == sequence + 1
 
 
-def test_event_subscriber_counts_publishers_separately_and_forgets_them() -> None:
+def test_gap_detector_counts_publishers_separately_and_resets_after_forget() -> None:
     gaps = GapDetector()
     assert gaps.missed(1, 4) == 4
     assert gaps.missed(2, 0) == 0

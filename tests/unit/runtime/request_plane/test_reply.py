@@ -39,7 +39,7 @@ def test_reply_ends_once() -> None:
     assert not reply.is_cancelled
 
 
-def test_reply_stop_calls_back_once_and_leaves_it_open() -> None:
+def test_reply_stop_calls_back_once_and_does_not_end_the_reply() -> None:
     reply = Written()
     calls: list[int] = []
     reply.on_cancel(lambda: calls.append(1))
@@ -50,7 +50,7 @@ def test_reply_stop_calls_back_once_and_leaves_it_open() -> None:
     assert (reply.ends, reply.done) == ([None], [None])
 
 
-def test_reply_kill_ends_it_and_discards_output() -> None:
+def test_reply_kill_ends_the_reply_and_discards_output() -> None:
     reply = Written()
     calls: list[int] = []
     reply.on_cancel(lambda: calls.append(1))

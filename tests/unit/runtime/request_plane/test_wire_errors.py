@@ -152,7 +152,7 @@ class StatusError(Exception):
 
 
 @pytest.mark.parametrize("name", ["status", "code"])
-def test_an_exception_with_a_status_and_a_message_keeps_its_status(name: str) -> None:
+def test_wire_error_of_an_exception_with_status_and_message_keeps_the_status(name: str) -> None:
     error = from_wire(to_wire(StatusError(name, 415)))
     assert isinstance(error, HttpError)
     assert (error.code, error.message) == (415, "no such media")
@@ -161,5 +161,5 @@ def test_an_exception_with_a_status_and_a_message_keeps_its_status(name: str) ->
 @pytest.mark.parametrize(
     "error", [StatusError("status", 200), StatusError("status", "415"), StatusError("code", 415, None)]
 )
-def test_other_attributes_are_not_a_status(error: StatusError) -> None:
+def test_wire_error_of_an_exception_with_other_attributes_is_unknown(error: StatusError) -> None:
     assert type(from_wire(to_wire(error))) is errors.Unknown

@@ -77,7 +77,7 @@ async def test_otel_sink_sends_a_record_for_each_row() -> None:
     assert (second["rid"], second["endpoint"]) == ("p", "openai.chat_completion")
 
 
-async def test_otel_sink_leaves_out_the_words_of_a_row_that_is_too_large() -> None:
+async def test_otel_sink_omits_the_payload_of_an_oversized_row() -> None:
     events = Events()
     await export(events, [Row(0, WORDS)], max_payload_bytes=300)
     ((_, _, record),) = events.records
@@ -88,7 +88,7 @@ async def test_otel_sink_leaves_out_the_words_of_a_row_that_is_too_large() -> No
     assert "request" not in payload
 
 
-async def test_otel_sink_drops_a_large_row_without_words(caplog: pytest.LogCaptureFixture) -> None:
+async def test_otel_sink_drops_an_oversized_row_without_payload(caplog: pytest.LogCaptureFixture) -> None:
     events = Events()
     await export(events, [Row(0, END)], max_payload_bytes=10)
     assert events.records == []
@@ -101,7 +101,7 @@ async def test_otel_sink_exports_before_the_queue_of_the_sdk_is_full() -> None:
     assert events.sent == [SEND_ROWS, SEND_ROWS + 1]
 
 
-async def test_otel_sink_delays_nobody_while_its_collector_is_slow() -> None:
+async def test_otel_sink_does_not_block_writers_while_its_collector_is_slow() -> None:
     events, gate = Events(), threading.Event()
     events.gate = gate
     sink = OtelSink(events)

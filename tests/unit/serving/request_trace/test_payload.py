@@ -48,17 +48,17 @@ def streamed(*events: dict[str, Any]) -> bytes:
     return chunk(text) + b"0\r\n\r\n"
 
 
-def test_everything_passes_through() -> None:
+def test_payload_tap_forwards_everything_to_the_transport() -> None:
     tap = tapped(b"one", b"two")
     assert tap._transport.sent == b"onetwo"
     assert tap.get_write_buffer_size() == 7
 
 
-def test_a_whole_answer_is_itself() -> None:
+def test_payload_tap_returns_a_unary_response_unchanged() -> None:
     assert tapped(HEAD % b"application/json" + b'{"id": 1}').response(chat_response) == {"id": 1}
 
 
-def test_a_streams_chunks_become_one_completion() -> None:
+def test_payload_tap_merges_stream_chunks_into_one_completion() -> None:
     calls = [
         {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": ""}},
         {"index": 0, "function": {"arguments": '{"a":'}},
@@ -91,12 +91,12 @@ def test_a_streams_chunks_become_one_completion() -> None:
     assert (answer["object"], answer["usage"]) == ("chat.completion", {"total_tokens": 3})
 
 
-def test_the_last_event_of_responses_has_all_of_it() -> None:
+def test_payload_tap_uses_the_last_event_of_a_responses_stream() -> None:
     tap = tapped(STREAM, streamed({"type": "a"}, {"type": "response.completed", "response": {"id": "r"}}))
     assert tap.response(last_response) == {"id": "r"}
 
 
-def test_the_events_of_a_message_become_one() -> None:
+def test_payload_tap_merges_the_events_of_an_anthropic_message() -> None:
     tap = tapped(
         STREAM,
         streamed(
@@ -121,7 +121,7 @@ def test_the_events_of_a_message_become_one() -> None:
     assert tapped(STREAM, streamed({"type": "ping"})).response(message_response) is None
 
 
-def test_what_is_not_known_whole_is_none(monkeypatch: Any) -> None:
+def test_payload_tap_returns_none_for_an_incomplete_or_oversized_response(monkeypatch: Any) -> None:
     assert tapped().response(chat_response) is None
     assert tapped(STREAM, b"0\r\n\r\n").response(chat_response) is None
     monkeypatch.setattr(request_trace_payload, "KEPT_BYTES_MAX", 10)
@@ -131,7 +131,7 @@ def test_what_is_not_known_whole_is_none(monkeypatch: Any) -> None:
 
 
 @given(st.text(), st.lists(st.integers(1, 60), max_size=8))
-def test_the_text_is_whole_however_the_stream_was_written(text: str, cuts: list[int]) -> None:
+def test_payload_tap_result_is_independent_of_chunk_boundaries(text: str, cuts: list[int]) -> None:
     data = b"".join(b"data: " + json.dumps(delta(content=letter)).encode() + b"\n\n" for letter in text)
     parts, place = [], 0
     for cut in cuts:

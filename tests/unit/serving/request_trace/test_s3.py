@@ -74,7 +74,7 @@ async def test_s3_sink_rolls_by_bytes_and_numbers_its_objects() -> None:
     assert all(key.startswith("date=") for key in store.objects), "without a prefix keys begin at the root"
 
 
-async def test_s3_sink_uploads_a_batch_that_is_old_enough() -> None:
+async def test_s3_sink_uploads_a_batch_after_the_flush_interval() -> None:
     store = Store()
     now = [NOON]
     sink = S3Sink(S3Options(bucket="b", flush_s=10.0), store, lambda _: None, wall_clock=lambda: now[0])
@@ -108,7 +108,7 @@ async def test_s3_sink_refuses_rows_while_too_many_batches_wait() -> None:
     assert len(store.objects) == WAITING_MAX + 1
 
 
-async def test_s3_sink_gives_up_its_uploads_when_its_end_is_cancelled() -> None:
+async def test_s3_sink_cancels_uploads_when_its_close_is_cancelled() -> None:
     store, losses = Store(), list[int]()
     store.is_open.clear()
     sink = make(store, losses)
@@ -127,7 +127,7 @@ def test_s3_writer_names_the_missing_package(monkeypatch: pytest.MonkeyPatch) ->
         S3Writer(S3Options(bucket="b"))
 
 
-def test_s3_errors_are_shown_in_one_line() -> None:
+def test_s3_error_message_is_its_first_line() -> None:
     assert request_trace_s3.first_line(ValueError("Generic S3 error: denied\n\nDebug source:\nmore")) == (
         "Generic S3 error: denied"
     )

@@ -23,7 +23,7 @@ def read(path: Path) -> list[Any]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-async def test_a_file_has_a_line_a_row_with_its_time(tmp_path: Path) -> None:
+async def test_file_sink_writes_one_line_per_row_with_its_timestamp(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "trace"
     sink = FileSink(FileOptions(path=str(path), gzip=False))
     await sink.write(rows(1, 2))
@@ -32,7 +32,7 @@ async def test_a_file_has_a_line_a_row_with_its_time(tmp_path: Path) -> None:
     await sink.close()
 
 
-async def test_files_roll_by_lines_and_no_old_one_is_touched(tmp_path: Path) -> None:
+async def test_file_sink_rolls_by_lines_and_does_not_overwrite_existing_files(tmp_path: Path) -> None:
     (tmp_path / "trace.000001.jsonl.gz").write_bytes(b"old")
     sink = FileSink(FileOptions(path=str(tmp_path / "trace"), roll_lines=2))
     await sink.write(rows(1, 2, 3))
@@ -42,14 +42,14 @@ async def test_files_roll_by_lines_and_no_old_one_is_touched(tmp_path: Path) -> 
     assert [one["timestamp"] for one in read(tmp_path / "trace.000002.jsonl.gz")] == [3]
 
 
-async def test_files_roll_by_bytes(tmp_path: Path) -> None:
+async def test_file_sink_rolls_by_bytes(tmp_path: Path) -> None:
     sink = FileSink(FileOptions(path=str(tmp_path / "trace"), roll_bytes=40))
     await sink.write(rows(1, 2, 3))
     await sink.close()
     assert len(os.listdir(tmp_path)) == 3
 
 
-async def test_what_was_flushed_can_be_read_before_the_end(tmp_path: Path) -> None:
+async def test_file_sink_flushed_rows_are_readable_before_close(tmp_path: Path) -> None:
     sink = FileSink(FileOptions(path=str(tmp_path / "trace")))
     await sink.write(rows(1))
     await sink.flush()
@@ -58,7 +58,7 @@ async def test_what_was_flushed_can_be_read_before_the_end(tmp_path: Path) -> No
     await sink.close()
 
 
-async def test_without_rows_there_is_no_file(tmp_path: Path) -> None:
+async def test_file_sink_without_rows_creates_no_file(tmp_path: Path) -> None:
     sink = FileSink(FileOptions(path=str(tmp_path / "trace")))
     await sink.flush()
     await sink.close()
@@ -72,7 +72,7 @@ def test_unwritable_trace_path_is_a_config_error(tmp_path: Path) -> None:
             FileSink(FileOptions(path=str(path)))
 
 
-async def test_stderr_has_the_rows_alone(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_stderr_sink_writes_only_rows(capsys: pytest.CaptureFixture[str]) -> None:
     sink = StderrSink()
     await sink.write(rows(1, 2))
     await sink.flush()
@@ -99,7 +99,7 @@ class Nats:
         self.calls.append("close")
 
 
-async def test_nats_gets_a_message_a_row() -> None:
+async def test_nats_sink_publishes_one_message_per_row() -> None:
     nats = Nats()
     sink = NatsSink(nats, "subject")
     await sink.write(rows(1))

@@ -26,19 +26,19 @@ def options(**variables: str) -> TraceOptions:
     return found
 
 
-def test_without_the_variable_there_is_no_trace() -> None:
+def test_request_trace_is_off_without_its_variable() -> None:
     assert TraceOptions.from_environment({}) is None
     assert TraceOptions.from_environment({"DYN_REQUEST_TRACE": "0", "DYN_REQUEST_TRACE_SINKS": "nonsense"}) is None
 
 
-def test_the_defaults_are_upstreams() -> None:
+def test_request_trace_defaults_equal_those_of_upstream() -> None:
     found = options()
     assert (found.records, found.sinks, found.capacity) == (("request_end", "tool"), ("file",), 1024)
     assert (found.file.gzip, found.file.roll_bytes, found.file.flush_s) == (True, 256 << 20, 1.0)
     assert found.file.path.endswith("dynamo-request-trace") and found.nats_subject == "dynamo.request_trace.v1"
 
 
-def test_the_older_variables_of_the_audit_still_count() -> None:
+def test_request_trace_reads_the_former_audit_variables() -> None:
     found = TraceOptions.from_environment({"DYN_AUDIT_SINKS": "stderr,nats", "DYN_AUDIT_NATS_SUBJECT": "s"})
     assert found is not None
     assert (found.sinks, found.records, found.nats_subject) == (("stderr", "nats"), ("request_payload",), "s")
@@ -57,19 +57,19 @@ def test_the_older_variables_of_the_audit_still_count() -> None:
         ("TOOL_EVENTS_ZMQ_ENDPOINT", "tcp://x"),
     ],
 )
-def test_what_is_not_done_is_refused_by_name(name: str, text: str) -> None:
+def test_request_trace_error_names_an_invalid_variable(name: str, text: str) -> None:
     with pytest.raises(ConfigError, match=f"DYN_REQUEST_TRACE_{name}"):
         options(**{name: text})
 
 
-def test_request_trace_options_of_s3_have_the_released_defaults() -> None:
+def test_request_trace_s3_options_have_released_defaults() -> None:
     found = options(SINKS="s3,otel", S3_BUCKET="b", S3_PREFIX="p/", S3_REGION="eu-north-1")
     assert (found.sinks, found.otel_max_payload_bytes) == (("s3", "otel"), 4 << 20)
     assert found.s3 == S3Options(bucket="b", prefix="p/", region="eu-north-1", roll_bytes=64 << 20, flush_s=10.0)
     assert options().s3 is None
 
 
-def test_headers_with_secrets_are_never_captured() -> None:
+def test_request_trace_never_captures_secret_headers() -> None:
     assert options(HTTP_HEADER_CAPTURE_LIST="X-Tenant, authorization,cookie,x-api-key").headers == {"x-tenant"}
 
 
@@ -104,13 +104,15 @@ def exchange(body: object = None, **headers: str) -> Any:
         ({"x_claude_code_session_id": "c"}, "c", None),
     ],
 )
-def test_whose_session_it_is(headers: dict[str, str], session: str, parent: str | None) -> None:
+def test_agent_context_reads_session_ids_from_headers(
+    headers: dict[str, str], session: str, parent: str | None
+) -> None:
     context = agent_context(exchange({}, **headers))
     assert context is not None
     assert (context.session_id, context.parent_session_id) == (session, parent)
 
 
-def test_a_request_of_no_agent_has_no_context() -> None:
+def test_agent_context_is_none_without_a_session() -> None:
     assert agent_context(exchange({}, x_dynamo_session_final="true")) is None
 
 
@@ -127,15 +129,15 @@ def test_a_request_of_no_agent_has_no_context() -> None:
         ([], "other"),
     ],
 )
-def test_what_a_request_answers_to(body: object, trigger: str) -> None:
+def test_input_trigger_is_derived_from_the_request_body(body: object, trigger: str) -> None:
     assert input_trigger(json.dumps(body).encode()) == trigger
 
 
-def test_what_is_no_json_answers_to_something_else() -> None:
+def test_input_trigger_of_invalid_json_is_other() -> None:
     assert input_trigger(b"{") == "other"
 
 
-def test_a_replay_names_the_partial_block_as_upstream_does() -> None:
+def test_replay_hashes_of_a_partial_block_equal_those_of_upstream() -> None:
     """The numbers are those that the released frontend wrote for these tokens."""
     assert replay([5720, 2065, 1259], 64).input_sequence_hashes == [6098694128503340773]
     whole = replay(list(range(128)), 64)
@@ -173,7 +175,7 @@ class Scene:
         return [json.loads(line)["event"] for line in self.path.read_text().splitlines()] if self.path.exists() else []
 
 
-async def test_a_requests_end_is_one_row(tmp_path: Path) -> None:
+async def test_request_trace_writes_one_row_at_request_end(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     await scene.trace.start()
     answer = scene.answer(exchange({}))
@@ -196,7 +198,7 @@ async def test_a_requests_end_is_one_row(tmp_path: Path) -> None:
     }
 
 
-async def test_an_agents_request_says_more(tmp_path: Path) -> None:
+async def test_request_trace_row_of_an_agent_request_has_its_context_and_finish_reasons(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     await scene.trace.start()
     asked = exchange({}, x_dynamo_session_id="s", x_dynamo_session_final="true", x_request_id="mine")
@@ -213,7 +215,7 @@ async def test_an_agents_request_says_more(tmp_path: Path) -> None:
     assert "replay" not in row["request"]
 
 
-async def test_each_prompt_of_a_batch_has_its_row(tmp_path: Path) -> None:
+async def test_request_trace_writes_one_row_per_prompt_of_a_batch(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     await scene.trace.start()
     answer = scene.answer(exchange({}), generations=2)
@@ -227,7 +229,7 @@ async def test_each_prompt_of_a_batch_has_its_row(tmp_path: Path) -> None:
     ]
 
 
-async def test_words_are_kept_where_they_are_wanted_in_one_line(tmp_path: Path) -> None:
+async def test_request_trace_records_payloads_and_captured_headers_in_one_line(tmp_path: Path) -> None:
     scene = Scene(tmp_path, RECORDS="request_payload", HTTP_HEADER_CAPTURE_LIST="x-tenant,authorization")
     await scene.trace.start()
     asked = exchange(None, x_tenant="blue", authorization="Bearer sk-secret")
@@ -249,7 +251,7 @@ async def test_words_are_kept_where_they_are_wanted_in_one_line(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("label", "said"), [("cancelled", "response_stream_dropped"), ("validation", "validation")])
-async def test_an_answer_that_broke_off_says_why_it_is_missing(tmp_path: Path, label: str, said: str) -> None:
+async def test_request_trace_row_of_a_failed_response_has_a_drop_reason(tmp_path: Path, label: str, said: str) -> None:
     scene = Scene(tmp_path, RECORDS="request_payload")
     await scene.trace.start()
     answer = scene.answer(exchange({}))
@@ -260,7 +262,7 @@ async def test_an_answer_that_broke_off_says_why_it_is_missing(tmp_path: Path, l
     assert row["payload"]["payload_drop_reason"] == said
 
 
-async def test_a_response_that_cannot_be_read_costs_its_words_alone(
+async def test_request_trace_of_an_undecodable_response_keeps_the_request_payload(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(tmp_path, RECORDS="request_payload")
@@ -284,7 +286,7 @@ async def test_rows_beyond_the_capacity_are_dropped_and_counted(tmp_path: Path) 
     assert "p_request_trace_dropped_total 3" in scene.registry.render()
 
 
-async def test_a_sink_that_fails_takes_nobody_with_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_sink_does_not_affect_other_sinks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene(tmp_path)
     await scene.trace.start()
 
@@ -304,7 +306,7 @@ async def test_a_sink_that_fails_takes_nobody_with_it(tmp_path: Path, caplog: py
     assert "p_request_trace_dropped_total 1" in scene.registry.render()
 
 
-def test_rows_are_written_without_what_is_not_known() -> None:
+def test_trace_rows_omit_unset_fields() -> None:
     from dynamo.serving.request_trace.rows import TraceRow
 
     row = TraceRow(schema="s", event_type="request_end", event_time_unix_ms=1)

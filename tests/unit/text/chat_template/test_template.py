@@ -227,7 +227,7 @@ def test_chat_template_that_needs_parts_receives_parts() -> None:
     assert template(source).render([system("s"), user(parts), user("c")]) == "[s][a][b][c]"
 
 
-def test_chat_template_renders_developer_as_system_unless_it_knows_the_role() -> None:
+def test_chat_template_renders_developer_as_system_unless_the_template_supports_the_role() -> None:
     message = ChatMessage(role="developer", content="x")
     assert "<|im_start|>system\nx" in template(CHATML).render([message])
     knows = "{% for m in messages %}{% if m.role == 'developer' %}DEV {% endif %}{{ m.content }}{% endfor %}"

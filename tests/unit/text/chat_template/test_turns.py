@@ -77,7 +77,7 @@ def test_turns_parse_arguments_into_objects_where_possible(arguments: str, expec
     assert turn["tool_calls"][0]["function"]["arguments"] == expected
 
 
-def test_turns_shorten_call_ids_consistently_and_only_where_required() -> None:
+def test_turns_shorten_call_ids_consistently_and_only_if_required() -> None:
     answer = ChatMessage(role="tool", content="4", tool_call_id="call-0123456789")
     calling, answering = conversation([call(), answer], TemplateForm(has_long_ids=False))
     assert calling["tool_calls"][0]["id"] == answering["tool_call_id"]

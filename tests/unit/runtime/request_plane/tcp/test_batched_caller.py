@@ -356,7 +356,7 @@ async def test_batched_caller_keeps_calls_of_a_busy_worker_that_answers_probes()
     assert not talk.link.is_silent
 
 
-async def test_batched_caller_counts_progress_of_a_large_request_as_a_sign_of_life() -> None:
+async def test_batched_caller_counts_progress_of_a_large_request_as_activity() -> None:
     talk = Talk(has_pulse=True)
     _, receiver = talk.call(Movable())
     for unsent in range(5 * LOOKS, 0, -1):

@@ -125,7 +125,7 @@ def test_late_response_resets_the_probe_which_repeats_later() -> None:
     assert not keep_alive.is_silent(2)
 
 
-def test_the_silence_is_over_with_the_first_word_not_with_the_next_look() -> None:
+def test_connection_is_not_silent_after_the_first_received_message() -> None:
     keep_alive = KeepAlive()
     for _ in range(LOOKS):
         keep_alive.look(0)
@@ -134,7 +134,7 @@ def test_the_silence_is_over_with_the_first_word_not_with_the_next_look() -> Non
 
 
 @given(st.lists(st.booleans(), max_size=100))
-def test_silence_is_so_many_looks_in_a_row_without_a_word(looks: list[bool]) -> None:
+def test_connection_is_silent_after_consecutive_checks_without_messages(looks: list[bool]) -> None:
     keep_alive, heard, quiet = KeepAlive(), 0, 0
     for speaks in looks:
         heard += speaks

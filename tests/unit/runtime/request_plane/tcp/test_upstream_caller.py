@@ -233,7 +233,7 @@ class Framed(Conversation):
         assert await self.desk.tasks.wait(30)
 
 
-async def test_upstream_caller_announces_where_request_frames_are_offered() -> None:
+async def test_upstream_caller_sends_the_address_of_its_request_frames() -> None:
     talk = Framed()
     [sent] = frame.UpstreamRequestDecoder(1 << 20).feed(talk.requests.data)
     address = read_stream_address(sent.message)

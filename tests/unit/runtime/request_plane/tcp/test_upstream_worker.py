@@ -121,7 +121,7 @@ STREAMED = (
 )
 
 
-def test_upstream_worker_reads_where_request_frames_are_offered() -> None:
+def test_upstream_worker_reads_the_address_of_request_frames() -> None:
     address = read_stream_address(frame.two_part(STREAMED, b""))
     assert address is not None
     assert (address.address, address.subject) == ("a:2", "two")

@@ -53,7 +53,7 @@ def test_etcd_protocol_reads_watch_messages() -> None:
         (502, None, EtcdUnavailable, "HTTP status 502"),
     ],
 )
-def test_etcd_protocol_tells_request_errors_from_member_errors(
+def test_etcd_protocol_distinguishes_request_errors_from_member_errors(
     status: int, body: object, kind: type[Exception], message: str
 ) -> None:
     data = json.dumps(body).encode() if isinstance(body, dict) else str(body or "").encode()

@@ -161,7 +161,7 @@ async def test_nats_connection_survives_a_failing_handler(
     assert nats.is_up
 
 
-async def test_nats_connection_leaves_a_silent_server(nats: NatsConnection, server: FakeServer) -> None:
+async def test_nats_connection_disconnects_from_a_silent_server(nats: NatsConnection, server: FakeServer) -> None:
     server.clients[0].is_silent = True
     await until(lambda: len(server.clients) == 2 and nats.is_up)
     assert server.clients[0].is_closed
