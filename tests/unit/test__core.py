@@ -9,27 +9,27 @@ from dynamo.llm.exceptions import WorkerUnavailable
 from dynamo.parsers.registry import TOOL_CALLS
 
 
-def test_it_shows_what_the_packages_show() -> None:
+def test_core_module_exports_runtime_and_llm_names() -> None:
     assert _core.DistributedRuntime is dynamo.runtime.DistributedRuntime
     assert _core.ModelType is dynamo.llm.ModelType
     assert _core.WorkerUnavailable is WorkerUnavailable
     assert {*dynamo.runtime.__all__, *dynamo.llm.__all__} <= {*dir(_core)}
 
 
-def test_every_name_that_it_lists_can_be_had() -> None:
+def test_every_listed_core_name_is_importable() -> None:
     assert not [name for name in dir(_core) if not hasattr(_core, name)]
 
 
-def test_it_has_the_version_of_the_package() -> None:
+def test_core_version_equals_the_package_version() -> None:
     assert _core.__version__ == dynamo.__version__
 
 
-def test_the_parsers_are_named() -> None:
+def test_core_lists_the_parser_names() -> None:
     assert set(_core.get_tool_parser_names()) == set(TOOL_CALLS)
     assert "qwen3" in _core.get_reasoning_parser_names()
 
 
-def test_a_name_that_is_missing_says_so() -> None:
+def test_missing_core_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="NoSuchName"):
         _core.NoSuchName  # noqa: B018
 

@@ -46,7 +46,7 @@ MODULES = [
 @pytest.mark.parametrize(
     "name", [*MODULES, "dynamo.experimental", "dynamo.frontend.frontend_args", "dynamo.router.args"]
 )
-def test_module_imports(name: str) -> None:
+def test_every_common_module_is_importable(name: str) -> None:
     module = importlib.import_module(name)
     missing = [public for public in getattr(module, "__all__", ()) if not hasattr(module, public)]
     assert not missing
@@ -58,7 +58,9 @@ def test_worker_namespace_has_the_suffix_of_its_pool(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("7", 7.0), ("-1", 0.0), ("nan", 2.0), ("soon", 2.0)])
-def test_health_monitor_interval_of_the_environment(monkeypatch: pytest.MonkeyPatch, text: str, seconds: float) -> None:
+def test_health_monitor_interval_is_read_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, text: str, seconds: float
+) -> None:
     monkeypatch.setenv("DYN_ENGINE_HEALTH_CHECK_INTERVAL", text)
     assert EngineHealthMonitorConfig.from_env().interval == seconds
 
@@ -131,7 +133,7 @@ async def test_invalid_taints_are_refused(body: dict[str, Any]) -> None:
         await routes.handlers["update/model_taints"](body)
 
 
-async def test_trainer_lists_routes_and_adapters_need_a_name_and_a_source() -> None:
+async def test_trainer_lists_routes_and_adapters_require_a_name_and_a_source() -> None:
     async def ping(body: dict[str, Any]) -> dict[str, Any]:
         return body
 

@@ -18,11 +18,13 @@ class Payload(HealthCheckPayload):
         super().__init__()
 
 
-def test_the_key_is_the_one_that_the_canary_sends() -> None:
+def test_health_check_key_equals_the_canary_marker() -> None:
     assert HEALTH_CHECK_KEY == MARKER
 
 
-def test_the_environment_beats_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_health_check_payload_of_the_environment_overrides_the_default(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     assert Payload().to_dict() == {"token_ids": [1]}
     monkeypatch.setenv(VARIABLE, '{"token_ids": [2]}')
@@ -33,7 +35,7 @@ def test_the_environment_beats_the_default(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "@nowhere.json"])
-def test_what_is_no_payload_is_logged_and_not_used(
+def test_invalid_health_check_payload_is_logged_and_ignored(
     text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(VARIABLE, text)
@@ -42,6 +44,6 @@ def test_what_is_no_payload_is_logged_and_not_used(
     assert Payload().to_dict() == {"token_ids": [1]}
 
 
-def test_a_payload_without_a_default_is_a_mistake_of_its_author() -> None:
+def test_health_check_payload_without_a_default_is_not_implemented() -> None:
     with pytest.raises(NotImplementedError, match="HealthCheckPayload"):
         HealthCheckPayload()

@@ -82,7 +82,7 @@ async def test_operations_refuse_the_other_kind_and_other_sizes() -> None:
         await Connector().begin_read(offered.metadata(), Descriptor(bytearray(3)))
 
 
-def test_devices() -> None:
+def test_nixl_devices_are_parsed_and_compared() -> None:
     assert (str(Device("gpu:1")), Device("cuda").kind, str(Device("host"))) == ("cuda:1", DeviceKind.CUDA, "cpu")
     with pytest.raises(ValueError):
         Device("tpu")

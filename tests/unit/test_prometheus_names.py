@@ -5,7 +5,7 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.serving.metrics import FrontendMetrics
 
 
-def test_the_frontends_names_are_those_it_shows() -> None:
+def test_prometheus_names_are_used_by_the_frontend_metrics() -> None:
     registry = MetricsRegistry()
     FrontendMetrics(registry, names.name_prefix.FRONTEND)
     shown = registry.render()

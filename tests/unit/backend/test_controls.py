@@ -83,7 +83,7 @@ async def bench(model_dir: str) -> AsyncIterator[Bench]:
     await made.caller.shutdown_and_wait()
 
 
-async def test_small_endpoints_and_engine_routes_answer(bench: Bench) -> None:
+async def test_control_endpoints_and_engine_routes_respond(bench: Bench) -> None:
     assert await bench.ask("twice", {"n": 4}) == {"twice": 8}
     assert await bench.http("POST", "/engine/control/twice", {"n": 2}) == (200, {"twice": 4})
 

@@ -175,7 +175,7 @@ async def test_request_refused_by_the_engine_is_an_invalid_argument(model_dir: s
         assert isinstance((await heard.end()).error, InvalidArgument)
 
 
-async def test_worker_refuses_prompt_embeds_for_an_engine_that_takes_tokens_only(model_dir: str) -> None:
+async def test_worker_refuses_prompt_embeds_for_an_engine_with_token_input_only(model_dir: str) -> None:
     async with serving(EchoEngine(model_dir)) as bench:
         request = PreprocessedRequest(model="echo", token_ids=[], prompt_embeds="AAAA")
         heard, _ = await bench.send(encode(request, MSGPACK))
@@ -209,7 +209,7 @@ async def test_stopped_request_ends_with_finish_reason_cancelled(model_dir: str)
         assert heard.last.finish_reason == "cancelled"
 
 
-async def test_cancelled_request_leaves_the_engine(model_dir: str) -> None:
+async def test_cancelled_request_is_removed_from_the_engine(model_dir: str) -> None:
     engine = Held(model_dir)
     async with serving(engine) as bench:
         heard, call = await bench.ask(1, 2, 3)

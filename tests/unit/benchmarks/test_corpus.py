@@ -22,14 +22,14 @@ def tokenizer(model):
     return Tokenizer.from_file(os.path.join(model, "tokenizer.json"))
 
 
-def test_the_directory_names_ids_that_its_tokenizer_knows(model, tokenizer):
+def test_model_config_has_ids_of_its_tokenizer(model, tokenizer):
     with open(os.path.join(model, "config.json")) as file:
         config = json.load(file)
     assert config["vocab_size"] == tokenizer.get_vocab_size()
     assert tokenizer.id_to_token(config["eos_token_id"]) == corpus.TURN_END
 
 
-def test_the_template_renders_as_render_says(model):
+def test_chat_template_equals_the_render_function(model):
     jinja2 = pytest.importorskip("jinja2")
     with open(os.path.join(model, "tokenizer_config.json")) as file:
         template = jinja2.Template(json.load(file)["chat_template"])
@@ -38,7 +38,7 @@ def test_the_template_renders_as_render_says(model):
 
 
 @pytest.mark.parametrize("is_chat", [True, False])
-def test_every_prompt_has_exactly_its_tokens_with_any_nonce(tokenizer, is_chat):
+def test_prompts_have_the_exact_token_count_with_every_nonce(tokenizer, is_chat):
     made = corpus.make_prompts(tokenizer, TEXTS, 40, 8, is_chat=is_chat)
     nonces = ["".join(made.words[:4]), "".join(made.words[-4:])]
     whole = [nonce + text for text in made.texts for nonce in nonces]

@@ -48,7 +48,7 @@ def run(system, us_per_token, *, rep=0, noise=0.0, stages=None):
     return Run(system, POINT, rep, report, stages or {})
 
 
-def test_the_full_run_has_every_point_of_the_claim_and_ends_in_ten_minutes():
+def test_full_run_contains_every_claimed_point_and_takes_under_ten_minutes():
     saturated = {point.concurrency for point in FULL if point.pace == SATURATED}
     paced = {point.concurrency for point in FULL if point.pace == PACED}
     assert (saturated, paced) == ({1, 16, 64, 256}, {64, 256})
@@ -60,12 +60,12 @@ def test_the_full_run_has_every_point_of_the_claim_and_ends_in_ten_minutes():
     assert estimate_s(FULL, BenchConfig().repetitions, 2) < 600
 
 
-def test_the_quick_run_ends_in_two_minutes():
+def test_quick_run_takes_under_two_minutes():
     config = BenchConfig(quick=True)
     assert estimate_s(config.points(), config.repetitions, 2) < 90
 
 
-def test_only_a_whole_run_replaces_the_published_figures(monkeypatch, tmp_path):
+def test_only_a_full_run_overwrites_the_published_results(monkeypatch, tmp_path):
     monkeypatch.setenv("DYNAMO_BENCH_CACHE", str(tmp_path))
     assert BenchConfig().result_path() == RESULTS
     assert BenchConfig(quick=True).result_path().startswith(str(tmp_path))
@@ -76,27 +76,27 @@ def test_only_a_whole_run_replaces_the_published_figures(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "flags", [["--reps", "-1"], ["--systems", "mine"], ["--paces", "fast"], ["--router-modes", "kv,best"]]
 )
-def test_a_setting_that_means_nothing_is_refused(flags):
+def test_invalid_benchmark_option_is_refused(flags):
     with pytest.raises(ConfigError):
         load(BenchConfig, flags, {})
 
 
-def test_no_point_at_all_is_refused():
+def test_empty_point_selection_is_refused():
     with pytest.raises(ConfigError, match="no point"):
         BenchConfig(concurrency=[5]).points()
 
 
-def test_without_the_peer_ours_is_measured_alone():
+def test_only_this_implementation_is_measured_without_the_peer():
     assert [name for name, _, _ in recipes([OURS, THEIRS], None, is_same_engine=True)] == [OURS]
     assert [name for name, _, _ in recipes([OURS, THEIRS], PEER, is_same_engine=False)] == [OURS, THEIRS]
 
 
-def test_the_same_engine_puts_our_frontend_before_the_released_mocker():
+def test_same_engine_recipe_combines_this_frontend_with_the_released_mocker():
     _, frontend, engine = recipes([OURS, THEIRS], PEER, is_same_engine=True)[-1]
     assert (frontend.name, engine.name) == ("ours", "theirs")
 
 
-def test_medians_leave_out_noisy_runs_while_there_are_others():
+def test_medians_exclude_noisy_runs_unless_all_are_noisy():
     runs = [run(OURS, 4.0), run(OURS, 5.0), run(OURS, 40.0, noise=0.5), run(THEIRS, 20.0, noise=0.9)]
     summary = summarise(runs)[POINT.label]
     assert summary[OURS]["frontend_us_per_token"].median == 4.5
@@ -104,13 +104,13 @@ def test_medians_leave_out_noisy_runs_while_there_are_others():
     assert summary[THEIRS]["frontend_us_per_token"].median == 20.0
 
 
-def test_the_ratio_is_ours_over_theirs():
+def test_ratio_divides_this_implementation_by_the_released_one():
     share = ratios(summarise([run(OURS, 4.0), run(THEIRS, 16.0)]))
     assert share[POINT.label][OURS]["frontend_us_per_token"] == 0.25
     assert ratios(summarise([run(OURS, 4.0)])) == {}
 
 
-def test_the_tables_show_both_and_the_ratio():
+def test_markdown_table_shows_both_systems_and_the_ratio():
     text = markdown(summarise([run(OURS, 4.0), run(THEIRS, 16.0)]))
     assert "| saturated c=64 | ours | 4.00 |" in text
     assert "| **0.25** |" in text
@@ -132,7 +132,7 @@ def page(count, **seconds):
     return found
 
 
-def test_stages_are_what_the_metrics_gained_and_each_counts_once():
+def test_stage_times_are_metric_differences_counted_once():
     before = page(100, template=1.0, tokenize=1.0, preprocess=3.0, route=1.0, dispatch=2.0, queue=9.0, first_token=9.0)
     after = page(
         110, template=1.001, tokenize=1.002, preprocess=3.004, route=1.003, dispatch=2.005, queue=9.01, first_token=9.02
@@ -149,7 +149,7 @@ def test_stages_are_what_the_metrics_gained_and_each_counts_once():
     }
 
 
-def test_what_no_stage_counted_is_the_rest():
+def test_remaining_time_is_a_separate_stage():
     stages = {"template": 10.0, "tokenize": 20.0, "prepare": 30.0, "route": 5.0, "send": 35.0, "queue": 2e3}
     stages["first token"] = 4e3
     text = stage_table([run(OURS, 2.0, stages=stages), run(THEIRS, 16.0)])

@@ -16,17 +16,17 @@ def test_growth_is_measured_from_the_start_and_from_the_first_tenth():
     assert found.late_growth == pytest.approx(0.05)
 
 
-def test_the_table_ends_in_ours_over_theirs():
+def test_memory_table_ends_with_the_ratio():
     text = markdown({"ours": memory(50.0, 60.0, 50.0, 50.0), "theirs": memory(100.0, 120.0, 100.0, 110.0)})
     assert "| ours | 50.0 | 60.0 | 50.0 | +0% | +0% | 500 |" in text
     assert "| **ours/theirs** | **0.50** | **0.50** | **0.45** |  |  | **1.00** |" in text
 
 
-def test_ours_alone_is_compared_with_nothing():
+def test_single_system_table_has_no_ratio():
     assert "ours/theirs" not in markdown({"ours": memory(50.0, 60.0, 50.0, 50.0)})
 
 
-def test_a_quick_run_sends_a_tenth():
+def test_quick_memory_run_sends_a_tenth_of_the_requests():
     assert MemoryConfig(quick=True).count == 10_000
     with pytest.raises(ConfigError):
         MemoryConfig(requests=1)

@@ -18,12 +18,12 @@ def report(latency_ms, noise):
     return replace(BLANK, latency_ms=dict.fromkeys(("p50", "p90", "p99"), latency_ms), requests_per_s=10.0, noise=noise)
 
 
-def test_overhead_is_what_is_beyond_the_backends_time_in_the_quietest_turn():
+def test_gateway_overhead_excludes_the_backend_time_and_uses_the_quietest_run():
     found = Overhead.of([report(90.0, 0.5), report(62.0, 0.1)], 60.0)
     assert (found.p50_ms, found.p99_ms, found.requests_per_s) == (2.0, 2.0, 10.0)
 
 
-def test_the_table_compares_each_concurrency():
+def test_gateway_table_compares_each_concurrency():
     found = {
         "ours": {1: Overhead(100.0, 1.0, 2.0, 3.0, 200.0)},
         "litellm": {1: Overhead(20.0, 10.0, 10.0, 10.0, 4000.0)},
@@ -33,14 +33,14 @@ def test_the_table_compares_each_concurrency():
     assert "ours/litellm" not in markdown({"ours": found["ours"]})
 
 
-def test_a_quick_run_keeps_to_two_numbers_of_requests():
+def test_quick_gateway_run_has_two_concurrencies():
     assert GatewayConfig(quick=True).points() == [1, 64]
     assert GatewayConfig(quick=True, concurrency=[7]).points() == [7]
     with pytest.raises(ConfigError):
         GatewayConfig(concurrency=[0])
 
 
-def test_the_backends_answer_is_read_by_the_load():
+def test_backend_response_is_parsed_by_the_load_generator():
     head, _, body = render(ANSWER).partition(b"\r\n\r\n")
     assert read_head(head) == (200, len(body))
     assert read_tokens(body) == (64, 16)
@@ -48,7 +48,7 @@ def test_the_backends_answer_is_read_by_the_load():
 
 
 @pytest.mark.parametrize("cut", range(0, 120, 7))
-def test_the_backend_finds_where_requests_end_however_they_are_cut(cut):
+def test_backend_splits_pipelined_requests_at_any_segmentation(cut):
     one = b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello"
     data = one + one + b"POST"
     first, rest = take(data[:cut])
@@ -56,7 +56,7 @@ def test_the_backend_finds_where_requests_end_however_they_are_cut(cut):
     assert (first + second, rest) == (2, b"POST")
 
 
-def test_a_request_that_is_not_streamed_asks_for_no_stream():
+def test_unary_request_has_no_stream_field():
     head, tail = build_requests(LOAD, "m", ["text"], ["word"], is_stream=False).pool[0]
     assert b"stream" not in head + tail
     head, tail = build_requests(LOAD, "m", ["text"], ["word"]).pool[0]

@@ -94,7 +94,7 @@ def cut(data, places):
     return [data[start:end] for start, end in itertools.pairwise(edges) if start < end]
 
 
-def test_an_answer_that_came_at_once_counts_its_tokens_by_its_usage():
+def test_response_received_at_once_counts_tokens_by_its_usage():
     loop, connection = answering()
     feed(loop, connection, [ANSWER])
     assert (loop.tally.answers, loop.tally.bad) == (1, 0)
@@ -104,7 +104,7 @@ def test_an_answer_that_came_at_once_counts_its_tokens_by_its_usage():
 
 
 @given(st.sets(st.integers(len(HEAD), len(ANSWER) - 1), max_size=4))
-def test_an_answer_cut_anywhere_is_answered_once(places):
+def test_response_split_at_any_position_is_counted_once(places):
     loop, connection = answering()
     feed(loop, connection, cut(ANSWER, places))
     assert (loop.tally.answers, loop.tally.bad) == (1, 0)
@@ -113,19 +113,19 @@ def test_an_answer_cut_anywhere_is_answered_once(places):
 
 
 @given(st.sets(st.integers(1, len(HEAD) - 1), max_size=3))
-def test_a_head_cut_anywhere_is_read(places):
+def test_response_head_split_at_any_position_is_parsed(places):
     loop, connection = answering()
     feed(loop, connection, cut(ANSWER, places))
     assert (loop.tally.answers, loop.tally.bad, loop.tally.events) == (1, 0, 3)
 
 
-def test_the_next_request_follows_the_last_answer_on_the_same_connection():
+def test_next_request_is_sent_on_the_same_connection_after_the_response():
     loop, connection = answering()
     feed(loop, connection, [ANSWER])
     assert connection.sock.sent == [b"request", b"request"]
 
 
-def test_the_event_that_only_names_the_role_is_no_token():
+def test_role_event_is_not_counted_as_a_token():
     loop, connection = answering()
     feed(loop, connection, [HEAD + chunk(delta("")), chunk(delta("one"))])
     assert loop.tally.events == 1
@@ -140,14 +140,14 @@ def test_time_to_first_token_and_gaps_are_measured_from_receipts():
     assert loop.tally.gaps_zero == 1
 
 
-def test_an_answer_of_the_wrong_length_is_bad():
+def test_response_of_the_wrong_length_is_counted_as_bad():
     loop, connection = answering(replace(LOAD, completion_tokens=4))
     feed(loop, connection, [ANSWER])
     assert (loop.tally.answers, loop.tally.bad) == (0, 1)
     assert "3 completion tokens" in loop.tally.bad_example
 
 
-def test_an_error_status_is_bad_and_keeps_its_message():
+def test_error_status_is_counted_as_bad_with_its_message():
     body = b'{"error":{"message":"no such model"}}'
     loop, connection = answering()
     feed(loop, connection, [b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n" % len(body), body])
@@ -156,7 +156,7 @@ def test_an_error_status_is_bad_and_keeps_its_message():
     assert "no such model" in loop.tally.bad_example
 
 
-def test_what_is_seen_outside_the_window_is_not_counted():
+def test_events_outside_the_window_are_not_counted():
     loop, connection = answering()
     loop.is_measuring = False
     feed(loop, connection, [ANSWER])
@@ -171,28 +171,28 @@ def test_what_is_seen_outside_the_window_is_not_counted():
         (b"HTTP/1.1 200 OK\r\nServer: x", (200, UNTIL_CLOSED)),
     ],
 )
-def test_a_head_says_how_the_body_ends(head, meaning):
+def test_response_head_determines_the_body_length(head, meaning):
     assert read_head(head) == meaning
 
 
-def test_only_the_last_usage_of_an_answer_counts():
+def test_last_usage_of_a_response_is_counted():
     early = b'"usage":{"prompt_tokens":9,"completion_tokens":1}'
     assert read_tokens(early + b'"usage": {"prompt_tokens": 9, "completion_tokens": 2}') == (9, 2)
     assert read_tokens(b"nothing") == (-1, -1)
 
 
 @given(st.lists(st.integers(0, 4**6 - 1), min_size=2, max_size=40, unique=True))
-def test_different_numbers_are_spelt_differently(numbers):
+def test_different_numbers_are_spelled_differently(numbers):
     words = [b"a", b"b", b"c", b"d"]
     assert len({spell(number, words, 6) for number in numbers}) == len(numbers)
 
 
-def test_neighbouring_nonces_differ_in_their_first_word():
+def test_consecutive_nonces_differ_in_their_first_word():
     requests = Requests([(b"<", b">")], [b"aa", b"bb", b"cc"], 2)
     assert [requests.next() for _ in range(4)] == [b"<aaaa>", b"<bbaa>", b"<ccaa>", b"<aabb>"]
 
 
-def test_a_request_is_whole_and_begins_its_prompt_with_the_nonce():
+def test_request_is_complete_and_its_prompt_starts_with_the_nonce():
     requests = build_requests(LOAD, "tiny", ["the \u00e9nd"], [" able", " zero"])
     head, _, body = requests.next().partition(b"\r\n\r\n")
     assert f"content-length: {len(body)}".encode() in head.lower()
@@ -202,18 +202,18 @@ def test_a_request_is_whole_and_begins_its_prompt_with_the_nonce():
     assert sent["stream_options"] == {"include_usage": True}
 
 
-def test_words_of_different_length_are_refused():
+def test_nonce_words_of_different_length_are_refused():
     with pytest.raises(ConfigError, match="one length"):
         build_requests(LOAD, "tiny", ["text"], [" a", " bb"])
 
 
-def test_quantiles_count_the_zeros_that_are_not_listed():
+def test_quantiles_include_unlisted_zeros():
     assert quantiles([], 0) == {}
     assert quantiles([0.004], 3) == {"mean": 1.0, "p50": 0.0, "p90": 4.0, "p99": 4.0, "max": 4.0}
 
 
 @given(st.lists(st.floats(0.001, 1.0), max_size=30), st.integers(0, 30))
-def test_quantiles_are_those_of_the_whole_list(values, zeros):
+def test_quantiles_equal_those_of_the_full_list(values, zeros):
     ordered = sorted(values + [0.0] * zeros)
     found = quantiles(values, zeros)
     if ordered:
@@ -221,11 +221,11 @@ def test_quantiles_are_those_of_the_whole_list(values, zeros):
         assert found["max"] == pytest.approx(ordered[-1] * 1e3)
 
 
-def test_a_family_is_everything_below_its_heads():
+def test_process_family_contains_all_descendants():
     assert family([2], {1: 0, 2: 1, 3: 2, 4: 3, 5: 1}) == [2, 3, 4]
 
 
-def test_the_report_divides_the_processor_time_of_the_window_by_its_tokens():
+def test_report_divides_processor_time_by_tokens():
     before = Snapshot(10.0, {"frontend": Usage(1.0, 0, 0.5)}, 0.5, {8: 1.0})
     after = Snapshot(12.0, {"frontend": Usage(1.5, 2**21, 0.6)}, 0.6, {8: 1.2, 9: 7.0})
     tally = Tally(answers=4, events=500, receives=100, completion_tokens=400, answered_events=200)
@@ -240,13 +240,13 @@ def test_the_report_divides_the_processor_time_of_the_window_by_its_tokens():
     assert report.noise == pytest.approx(0.1), "a process that is new began before it was first seen"
 
 
-def test_a_window_without_tokens_has_no_cost_per_token():
+def test_window_without_tokens_has_no_cost_per_token():
     snapshot = Snapshot(1.0, {"frontend": Usage()}, 0.0, {})
     report = Report.of(LOAD, Tally(), snapshot, replace(snapshot, at=2.0), 1)
     assert math.isnan(report.costs["frontend"].us_per_token)
 
 
-def test_the_command_line_names_groups_of_processes():
+def test_command_line_groups_processes_by_name():
     config = load(LoadgenConfig, ["--watch", "frontend:1+2,engine:3", "--completions"], {})
     assert config.groups() == {"frontend": [1, 2], "engine": [3]}
     assert config.load().path == "/v1/completions"

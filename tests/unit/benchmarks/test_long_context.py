@@ -7,22 +7,22 @@ from benchmarks.metronome import Beat
 BEATS = [Beat(at, at, 0, 1) for at in (1.0, 1.02, 1.04, 1.06)]
 
 
-def test_a_token_is_of_the_beat_it_was_written_at():
+def test_token_delay_is_measured_from_its_engine_beat():
     seen = delays_s(BEATS, [Arrival(1.021, 1), Arrival(1.045, 1), Arrival(1.061, 1)])
     assert [at for at, _ in seen] == [1.02, 1.04, 1.06]
     assert [late for _, late in seen] == pytest.approx([0.001, 0.005, 0.001])
 
 
-def test_tokens_that_were_read_together_are_late_each_for_itself():
+def test_tokens_read_together_have_separate_delays():
     seen = delays_s(BEATS, [Arrival(1.001, 1), Arrival(1.05, 2)])
     assert [late for _, late in seen] == pytest.approx([0.001, 0.03, 0.01])
 
 
-def test_nothing_read_is_nothing_late():
+def test_no_arrivals_have_no_delays():
     assert delays_s(BEATS, []) == []
 
 
-def test_what_is_added_is_beyond_what_it_was_alone():
+def test_added_delay_is_the_difference_to_the_run_alone():
     def delays(alone, beside):
         return Delays({"p50": 0.5, "p99": alone}, {"p50": 0.6, "p99": beside, "max": 9.0}, 10, {"p50": 40.0})
 

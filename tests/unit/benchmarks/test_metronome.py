@@ -7,17 +7,17 @@ from hypothesis import strategies as st
 
 
 @pytest.mark.parametrize(("now", "phase", "due"), [(0.0, 0, 1.0), (0.9, 0, 1.0), (1.0, 0, 2.0), (1.0, 1, 1.5)])
-def test_phases_share_one_grid(now, phase, due):
+def test_phases_have_one_common_grid(now, phase, due):
     assert next_beat(now, 1.0, phase, 2) == pytest.approx(due)
 
 
 @given(st.floats(0, 1e6), st.sampled_from([0.005, 0.02, 0.05]), st.integers(0, 7))
-def test_the_next_beat_is_never_more_than_an_interval_away(now, interval_s, phase):
+def test_next_beat_is_at_most_one_interval_later(now, interval_s, phase):
     due = next_beat(now, interval_s, phase, 8)
     assert now - 1e-6 <= due <= now + interval_s + 1e-6
 
 
-def test_beats_are_read_as_they_were_written_but_for_one_that_is_not_whole(tmp_path):
+def test_beats_round_trip_without_an_incomplete_one(tmp_path):
     path = tmp_path / "beats"
     path.write_bytes(BEAT.pack(1.0, 1.5, 0, 7) + BEAT.pack(2.0, 2.5, 1, 8) + b"half")
     assert list(read_beats(str(path))) == [Beat(1.0, 1.5, 0, 7), Beat(2.0, 2.5, 1, 8)]

@@ -3,14 +3,14 @@
 from benchmarks.router_churn import Churn
 
 
-def test_nothing_is_left_of_a_world_that_is_gone() -> None:
+def test_router_state_is_empty_after_all_workers_and_requests_are_removed() -> None:
     churn = Churn()
     churn.lap(1200)
     assert not any(churn.left().values())
     assert churn.requests == 1200
 
 
-def test_what_stays_is_seen() -> None:
+def test_remaining_router_state_is_reported() -> None:
     churn = Churn()
     churn._join()
     churn._ask()

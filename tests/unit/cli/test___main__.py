@@ -31,17 +31,17 @@ def test_help_command_shows_the_help_of_the_command(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("word", ["--version", "-V", "version"])
-def test_it_knows_its_version(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_option_prints_the_package_version(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([word]) == 0
     assert capsys.readouterr().out == f"dynamo {dynamo.__version__}\n"
 
 
 @pytest.mark.parametrize(("word", "near"), [("server", "serve"), ("chatt", "chat"), ("--hepl", "--help")])
-def test_an_unknown_command_names_its_nearest_neighbour(word: str, near: str) -> None:
+def test_unknown_command_error_names_the_nearest_command(word: str, near: str) -> None:
     with pytest.raises(ConfigError, match=f"unknown command {word}; did you mean {near}\\?"):
         run([word])
 
 
-def test_a_command_that_resembles_none_points_to_the_help() -> None:
+def test_unknown_command_without_a_similar_name_refers_to_the_help() -> None:
     with pytest.raises(ConfigError, match=r"unknown command zzz \(see dynamo --help\)"):
         run(["zzz"])

@@ -25,7 +25,7 @@ def body_of(line: str) -> dict[str, object]:
     return dict(json.loads(words[words.index("-d") + 1]))
 
 
-def test_the_curl_line_is_one_line_that_a_shell_splits_as_meant() -> None:
+def test_curl_example_is_one_line_with_valid_shell_quoting() -> None:
     line = announcement(port=9001).curl("it's a model")
     words = shlex.split(line)
     assert "\n" not in line
@@ -47,13 +47,13 @@ def test_announcement_labels_demo_models_and_mockers_only() -> None:
         assert word not in announcement().ready("llama", 1.0)
 
 
-def test_it_says_when_where_what_and_how_to_end() -> None:
+def test_ready_message_contains_time_model_address_and_stop_key() -> None:
     text = announcement(workers=2, port=9).ready("llama", 1.234)
     assert text.splitlines()[0] == "Ready in 1.2 s: llama (cpu, 2 workers) at http://localhost:9"
     assert "Ctrl-C" in text
 
 
-def test_banner_names_the_api_reference_and_the_address_that_is_bound() -> None:
+def test_banner_names_the_api_reference_and_the_listen_address() -> None:
     assert "API reference: http://localhost:8000/docs (listening on 0.0.0.0:8000)" in announcement().ready("m", 1.0)
     assert "(listening on [::]:8000)" in announcement(host="::").ready("m", 1.0)
 
@@ -61,7 +61,7 @@ def test_banner_names_the_api_reference_and_the_address_that_is_bound() -> None:
 @pytest.mark.parametrize(
     ("api", "field"), [(Api.COMPLETIONS, "prompt"), (Api.EMBEDDINGS, "input"), (Api.CLASSIFY, "input")]
 )
-def test_model_without_chat_is_tried_with_its_own_api_and_not_with_chat(api: Api, field: str) -> None:
+def test_model_without_chat_has_an_example_for_its_own_api(api: Api, field: str) -> None:
     one = announcement(api=api)
     text = one.ready("m", 1.0)
     assert "dynamo chat" not in text
@@ -69,12 +69,12 @@ def test_model_without_chat_is_tried_with_its_own_api_and_not_with_chat(api: Api
     assert set(body_of(one.curl("m"))) - {"stream"} == {"model", field}
 
 
-def test_chat_needs_no_url_where_its_default_is_right() -> None:
+def test_chat_example_omits_the_default_url() -> None:
     assert announcement().chat() == "dynamo chat"
     assert announcement(port=1).chat() == "dynamo chat --url http://localhost:1"
 
 
-def test_a_certificate_changes_the_url_and_what_curl_checks() -> None:
+def test_tls_changes_the_url_and_curl_options_of_the_example() -> None:
     line = announcement(is_tls=True).curl("m")
     assert line.startswith("curl -kN https://localhost:8000/")
     assert announcement(is_tls=True).chat() == "dynamo chat --url https://localhost:8000"
@@ -91,17 +91,17 @@ def test_a_certificate_changes_the_url_and_what_curl_checks() -> None:
         ("box.example", "box.example"),
     ],
 )
-def test_a_client_here_reaches_the_address_listened_on(host: str, name: str) -> None:
+def test_listen_address_is_converted_to_a_reachable_address(host: str, name: str) -> None:
     assert reachable(host) == name
 
 
-def test_serve_warns_in_one_line_when_it_is_open_to_the_network() -> None:
+def test_serve_prints_a_one_line_warning_when_reachable_from_the_network() -> None:
     warning = "Warning: every host that reaches 0.0.0.0 can use it; require a key with --api-key or DYN_API_KEYS."
     assert warning in announcement().ready("m", 1.0).splitlines()
     assert "Warning" not in announcement(host="127.0.0.1").ready("m", 1.0)
     assert "Warning" not in announcement(needs_key=True).ready("m", 1.0)
 
 
-def test_the_curl_line_sends_the_key_of_the_environment_where_one_is_needed() -> None:
+def test_curl_example_reads_the_api_key_from_the_environment() -> None:
     assert '-H "Authorization: Bearer $DYN_API_KEY"' in announcement(needs_key=True).curl("m")
     assert "Authorization" not in announcement().curl("m")

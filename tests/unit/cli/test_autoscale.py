@@ -71,12 +71,12 @@ def settings(given: dict[str, Any], prefill_workers: int = 0) -> dict[str, Any]:
     return planner_settings(given, workers=1, prefill_workers=prefill_workers, max_workers=3, namespace="dynamo")
 
 
-def test_a_worker_counts_as_one_gpu_of_the_budget() -> None:
+def test_gpu_budget_counts_one_gpu_per_worker() -> None:
     found = settings({"max_gpu_budget": 100, "decode_engine_num_gpu": 4})
     assert (found["max_gpu_budget"], found["decode_engine_num_gpu"], found["min_endpoint"]) == (3, 1, 1)
 
 
-def test_the_policy_is_forecast_unless_the_settings_choose_a_method() -> None:
+def test_planner_policy_defaults_to_forecast() -> None:
     assert settings({})["scaling_policy"] == "forecast"
     for given in ({"optimization_target": "load"}, {"enable_load_scaling": True}):
         assert "scaling_policy" not in settings(given)
@@ -93,7 +93,7 @@ def test_settings_that_contradict_the_command_line_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("given", "expected"), [(2, 2), (100, 3), (-1, 3)])
-def test_a_smaller_budget_of_the_settings_limits_the_workers_further(given: int, expected: int) -> None:
+def test_smaller_gpu_budget_of_the_settings_limits_the_workers(given: int, expected: int) -> None:
     assert settings({"max_gpu_budget": given})["max_gpu_budget"] == expected
 
 
@@ -104,7 +104,7 @@ def test_a_smaller_budget_of_the_settings_limits_the_workers_further(given: int,
         ({"min_endpoint": 0}, "min_endpoint: 0: must be at least 1"),
     ],
 )
-def test_a_setting_that_would_have_no_effect_is_refused(given: dict[str, Any], message: str) -> None:
+def test_planner_setting_without_effect_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         settings(given)
 
@@ -123,7 +123,7 @@ def test_settings_that_the_json_form_omits_reach_the_planner_as_variables() -> N
     assert "secret" not in json.dumps(config.as_json())
 
 
-def test_a_decision_is_reported_as_complete_when_its_processes_are_there(
+def test_decision_is_complete_when_its_processes_are_ready(
     scaling: tuple[Autoscaler, RecordingSupervisor, GivenDecisions],
 ) -> None:
     scaler, supervisor, follower = scaling
@@ -140,7 +140,7 @@ def test_a_decision_is_reported_as_complete_when_its_processes_are_there(
     assert follower.completed == 2
 
 
-def test_a_worker_that_waits_for_its_restart_is_gone_when_it_is_stopped(
+def test_worker_waiting_for_a_restart_is_removed_when_stopped(
     scaling: tuple[Autoscaler, RecordingSupervisor, GivenDecisions],
 ) -> None:
     scaler, supervisor, follower = scaling
@@ -152,7 +152,7 @@ def test_a_worker_that_waits_for_its_restart_is_gone_when_it_is_stopped(
     assert scaler.replicas.names == ["worker-1"]
 
 
-def test_the_line_names_the_numbers_and_the_cause() -> None:
+def test_scaling_message_names_the_numbers_and_the_cause() -> None:
     decisions = [
         {"outcome": "accepted", "load_reason": "scale_up", "estimated_ttft_ms": 812.4},
         {"load_reason": "no_change"},
@@ -164,16 +164,16 @@ def test_the_line_names_the_numbers_and_the_cause() -> None:
     assert explain({PREFILL: (2, 1)}, []) == "Scaling from 2 to 1 prefill worker"
 
 
-def test_a_reason_without_words_is_named() -> None:
+def test_unknown_scaling_reason_is_printed_as_its_name() -> None:
     assert cause_of({"load_reason": "held_over"}) == "the planner's reason is held_over"
 
 
-def test_only_the_visible_gpus_are_used() -> None:
+def test_only_visible_gpus_are_used() -> None:
     assert visible_devices({"CUDA_VISIBLE_DEVICES": "2, GPU-a"}) == ["2", "GPU-a"]
     assert visible_devices({"CUDA_VISIBLE_DEVICES": "-1"}) == []
     assert visible_devices({"CUDA_VISIBLE_DEVICES": ""}) == []
 
 
-def test_a_gpu_is_listed_once_and_as_cuda_sees_it() -> None:
+def test_visible_gpus_are_deduplicated_like_in_cuda() -> None:
     assert visible_devices({"CUDA_VISIBLE_DEVICES": "0,0,1"}) == ["0", "1"]
     assert visible_devices({"CUDA_VISIBLE_DEVICES": "0,-1,1"}) == ["0"]

@@ -13,7 +13,7 @@ from dynamo.http.client import ChatClient, Delta
 
 
 @pytest.mark.parametrize("config", [{"max_tokens": 0}, {"temperature": 3.0}, {"temperature": -1.0}])
-def test_impossible_options_are_refused(config: dict[str, Any]) -> None:
+def test_invalid_chat_options_are_refused(config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="must be"):
         ChatConfig(**config)
 

@@ -18,7 +18,7 @@ def secret_graph() -> Graph:
     )
 
 
-def test_each_process_is_a_line_without_keys() -> None:
+def test_command_lines_contain_no_keys() -> None:
     text = as_commands(secret_graph())
     assert text.count("# worker-") == 2
     assert "-m dynamo.cpu '--model-path=/a b'" in text

@@ -7,7 +7,7 @@ from dynamo.cli.completion import SHELLS, completion, words_of_commands
 from dynamo.core.errors import ConfigError
 
 
-def test_words_are_those_of_the_options() -> None:
+def test_completion_words_are_the_declared_options() -> None:
     words = words_of_commands()
     assert {"--engine", "--workers", "--router-mode"} <= set(words["serve", ""])
     assert set(words["deploy", ""]) >= {"validate", "apply"}
@@ -22,6 +22,6 @@ def test_script_of_each_shell_names_each_command(shell: str, capsys: pytest.Capt
     assert "prefill-workers" in text
 
 
-def test_another_shell_is_refused() -> None:
+def test_unsupported_shell_is_refused() -> None:
     with pytest.raises(ConfigError, match="dynamo completion tcsh: expected one of bash, zsh, fish"):
         completion(["tcsh"])

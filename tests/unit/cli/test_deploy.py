@@ -52,7 +52,7 @@ def test_validate_applies_the_rules_of_grove_on_request(tmp_path: Path) -> None:
         (["logs", "g", "--tail", "0"], "--tail 0: must be at least 1"),
     ],
 )
-def test_wrong_usage_is_one_clear_line(argv: list[str], message: str) -> None:
+def test_invalid_usage_is_one_error_line(argv: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         deploy(argv)
 
@@ -83,7 +83,7 @@ def test_render_prints_the_objects_of_a_graph_and_others_unchanged(
     assert {one["metadata"].get("namespace") for one in found[:-1]} == {"space"}
 
 
-def test_render_names_a_field_that_it_does_not_support(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_render_names_an_unsupported_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "g.yaml"
     services = "{Decode: {componentType: worker, multinode: {nodeCount: 2}}}"
     file.write_text(GOOD.replace("{Frontend: {componentType: frontend, replicas: 1}}", services))
@@ -112,7 +112,7 @@ def test_render_for_a_cluster_with_grove(tmp_path: Path, capsys: pytest.CaptureF
     assert {one["spec"]["podSpec"]["schedulerName"] for one in cliques} == {"kai-scheduler"}
 
 
-def test_render_warns_of_fields_without_effect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_render_warns_about_fields_without_effect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "g.yaml"
     main = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
     template = {"spec": {"containers": [main]}}

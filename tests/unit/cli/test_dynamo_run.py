@@ -39,7 +39,7 @@ def test_endpoint_is_a_worker_and_auto_is_a_frontend() -> None:
         ("in=text out=auto", "workers of other processes are served with in=http"),
     ],
 )
-def test_wrong_words_are_named(line: str, message: str) -> None:
+def test_invalid_dynamo_run_arguments_are_refused_by_name(line: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(line.split())
 

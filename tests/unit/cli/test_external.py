@@ -23,7 +23,7 @@ def ports(kind: str, *arguments: str, has_events: bool = True, has_roles: bool =
 @pytest.mark.parametrize(
     ("kind", "flag"), [("vllm", "--model=/m"), ("sglang", "--model-path=/m"), ("trtllm", "--model=/m")]
 )
-def test_model_and_its_name_reach_the_engine_under_its_own_flags(kind: str, flag: str) -> None:
+def test_model_path_and_name_are_passed_under_the_flags_of_the_engine(kind: str, flag: str) -> None:
     assert engine(kind, "--x", "1").flags() == [flag, "--served-model-name=m", "--x", "1"]
     assert engine(kind, "--served-model-name", "n").flags() == [flag, "--served-model-name", "n"]
 
@@ -55,19 +55,19 @@ def test_gpus_of_a_worker_are_the_product_of_its_parallel_sizes(
     assert engine(kind, *arguments).gpus == gpus
 
 
-def test_proxy_needs_no_gpu_and_a_wrong_size_is_named() -> None:
+def test_proxy_requires_no_gpu_and_an_invalid_size_is_named() -> None:
     assert engine("openai_proxy", "--url", "http://x", name=None).gpus == 0
     with pytest.raises(ConfigError, match="--tensor-parallel-size two: must be a whole number of at least 1"):
         _ = engine("vllm", "-tp", "two").gpus
 
 
-def test_kv_events_of_each_worker_have_ports_of_their_own() -> None:
+def test_kv_events_of_each_worker_have_distinct_ports() -> None:
     endpoints = [json.loads(ports("vllm").flags(WORKER, index)[0].partition("=")[2]) for index in range(3)]
     assert len({one[name] for one in endpoints for name in ("endpoint", "replay_endpoint")}) == 6
     assert all(one["enable_kv_cache_events"] for one in endpoints)
 
 
-def test_kv_events_are_published_only_for_the_kv_router_and_left_to_the_user_who_sets_them() -> None:
+def test_kv_events_are_enabled_only_for_the_kv_router_unless_configured_by_the_user() -> None:
     assert ports("vllm", has_events=False).flags(WORKER, 0) == ()
     assert ports("vllm", "--kv-events-config", "{}").flags(WORKER, 0) == ()
     assert ports("trtllm").flags(WORKER, 0) == ("--publish-kv-events",)
@@ -90,7 +90,7 @@ def test_blocks_of_an_engine_without_gpus_are_transferred_from_host_memory() -> 
     assert '"kv_buffer_device": "cpu"' in made.flags(WORKER, 0)[0]
 
 
-def test_sglang_workers_have_bootstrap_ports_of_their_own() -> None:
+def test_sglang_workers_have_distinct_bootstrap_ports() -> None:
     made = ports("sglang", has_roles=True, has_events=False)
     flags = [flag for index in range(2) for flag in made.flags(WORKER, index) if "bootstrap" in flag]
     assert len(set(flags)) == 2

@@ -30,20 +30,20 @@ def graph(*components: dict[str, Any], env: Any = (), **variables: str) -> FileG
     return translate("g", components_of({"components": list(components)}, is_alpha=False), env, place)
 
 
-def test_each_replica_is_a_process_with_this_interpreter() -> None:
+def test_each_replica_is_a_process_of_the_current_interpreter() -> None:
     made = graph(FRONT, component("Worker", "worker", *WORKER, replicas=2, args=["--model-path", "/m"]))
     assert [one.name for one in made.processes] == ["worker-1", "worker-2", FRONTEND]
     assert made.workers[0].command == ("/env/python", "-P", "-m", "dynamo.cpu", "--model-path", "/m")
     assert made.frontend.command == ("/env/python", "-P", "-m", "dynamo.frontend")
 
 
-def test_a_shell_of_the_file_stays_a_shell() -> None:
+def test_shell_command_of_the_file_is_kept() -> None:
     made = graph(FRONT, component("Worker", "worker", "/bin/sh", "-c", args=["exec python3 -m dynamo.cpu"]))
     assert made.workers[0].command == ("/bin/sh", "-c", "exec python3 -m dynamo.cpu")
     assert frontend_arguments(made.workers[0].command) is None
 
 
-def test_variables_of_a_component_override_those_of_the_graph_and_are_expanded_in_commands() -> None:
+def test_component_variables_override_graph_variables_and_are_expanded() -> None:
     env = [{"name": "MODEL", "value": "/a"}, {"name": "LEVEL", "value": "1"}]
     own = [{"name": "MODEL", "value": "/b"}, {"name": "FILE", "value": "$(MODEL)/x"}]
     made = graph(FRONT, component("W", "worker", *WORKER, "$(FILE)", "$(UNKNOWN)", env=own), env=env)
@@ -52,7 +52,7 @@ def test_variables_of_a_component_override_those_of_the_graph_and_are_expanded_i
     assert (worker.variables["MODEL"], worker.variables["LEVEL"]) == ("/b", "1")
 
 
-def test_services_of_the_cluster_are_replaced_by_those_of_the_machine() -> None:
+def test_cluster_services_are_replaced_by_local_ones() -> None:
     env = [{"name": "ETCD_ENDPOINTS", "value": "http://etcd:2379"}, {"name": "DYN_DISCOVERY_BACKEND", "value": "etcd"}]
     made = graph(FRONT, component("W", "worker", *WORKER), env=env)
     assert made.workers[0].variables["DYN_DISCOVERY_BACKEND"] == "file"
@@ -61,7 +61,7 @@ def test_services_of_the_cluster_are_replaced_by_those_of_the_machine() -> None:
     assert any("ETCD_ENDPOINTS is left out" in note for note in made.notes)
 
 
-def test_value_from_the_cluster_is_that_of_the_environment_or_noted() -> None:
+def test_variable_from_a_cluster_reference_is_read_from_the_environment_or_noted() -> None:
     secret = [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]
     worker = component("W", "worker", *WORKER, env=secret)
     assert any("HF_TOKEN is not set" in note for note in graph(FRONT, worker).notes)
@@ -76,7 +76,7 @@ def test_gpus_are_assigned_in_order_and_too_few_are_refused() -> None:
         made.with_devices(["0", "1", "2"])
 
 
-def test_parts_that_one_machine_does_not_have_are_noted() -> None:
+def test_unsupported_cluster_features_are_noted() -> None:
     worker = component("W", "worker", *WORKER, volumeMounts=[{"name": "m", "mountPath": "/models"}])
     worker["podTemplate"]["spec"]["initContainers"] = [{"name": "i"}]
     worker["podTemplate"]["spec"]["containers"].append({"name": "side"})

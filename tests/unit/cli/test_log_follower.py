@@ -87,7 +87,7 @@ async def test_last_lines_and_new_lines_of_every_container_are_printed(subject: 
     await until(lambda: "p/side: d" in subject.printed and "q/main" in subject.store.requests)
 
 
-async def test_a_pending_pod_is_followed_once_it_runs(subject: Subject) -> None:
+async def test_pending_pod_is_followed_once_running(subject: Subject) -> None:
     subject.store.pod("p", "Pending")
     await subject.later()
     assert subject.store.requests == []
@@ -95,7 +95,7 @@ async def test_a_pending_pod_is_followed_once_it_runs(subject: Subject) -> None:
     await until(lambda: subject.store.requests == ["p/main"])
 
 
-async def test_a_restart_loses_no_line_and_repeats_none(subject: Subject) -> None:
+async def test_log_stream_restart_loses_and_repeats_no_line(subject: Subject) -> None:
     lines = subject.store.lines["p/main"] = [("01.1", "a"), ("01.2", "b")]
     subject.store.pod("p")
     await until(lambda: len(subject.printed) == 2)
@@ -111,7 +111,7 @@ async def test_a_restart_loses_no_line_and_repeats_none(subject: Subject) -> Non
     assert subject.printed == ["p/main: a", "p/main: b", "p/main: of the same time", "p/main: c"]
 
 
-async def test_an_ended_pod_is_read_to_its_end_and_not_again(subject: Subject) -> None:
+async def test_ended_pod_is_read_to_its_end_once(subject: Subject) -> None:
     lines = subject.store.lines["p/main"] = [("01.1", "a")]
     subject.store.pod("p")
     await until(lambda: len(subject.printed) == 1)
@@ -131,7 +131,7 @@ async def test_an_ended_pod_is_read_to_its_end_and_not_again(subject: Subject) -
     await turns(50)
 
 
-async def test_the_pods_of_a_job_end_the_command() -> None:
+async def test_follower_ends_with_the_pods_of_a_job() -> None:
     subject = Subject()
     subject.store.lines["p/main"] = [("01.1", "a")]
     task = asyncio.create_task(subject.follower.run(until_ended=True))

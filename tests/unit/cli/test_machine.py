@@ -15,12 +15,12 @@ def test_each_worker_receives_the_gpus_of_its_parallel_sizes() -> None:
     assert (pool.take("a"), pool.take("b")) == (("0", "1"), ("2", "3"))
 
 
-def test_workers_share_all_gpus_by_choice_and_where_none_are_needed() -> None:
+def test_workers_share_all_gpus_when_configured_or_when_none_are_required() -> None:
     assert devices_of(ServeConfig(workers=9, gpus_per_worker=0), 2, FOUR) is None
     assert devices_of(ServeConfig(), 0, FOUR) is None
 
 
-def test_engine_built_for_cpus_needs_no_gpu() -> None:
+def test_engine_built_for_cpus_requires_no_gpu() -> None:
     assert devices_of(ServeConfig(), 1, {"CUDA_VISIBLE_DEVICES": ""}) is None
 
 

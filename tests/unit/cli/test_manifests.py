@@ -26,7 +26,7 @@ def test_damaged_file_is_refused(tmp_path: Path, text: str, message: str) -> Non
         read_manifests([str(tmp_path / "a.yaml")])
 
 
-def test_objects_that_others_refer_to_are_created_first() -> None:
+def test_referenced_objects_are_created_first() -> None:
     kinds = ["DynamoGraphDeployment", "PersistentVolumeClaim", "Job", "Namespace"]
     ordered = in_order(Manifest("f", {"kind": kind}) for kind in kinds)
     assert [one.kind for one in ordered] == ["Namespace", "PersistentVolumeClaim", "DynamoGraphDeployment", "Job"]

@@ -28,11 +28,11 @@ def named(status: Object, **spec: Any) -> Object:
         ("dynamomodels/m", (MODELS, "m")),
     ],
 )
-def test_a_target_is_a_name_with_or_without_a_kind(text: str, found: tuple[ObjectKind | None, str]) -> None:
+def test_target_is_a_name_with_an_optional_kind(text: str, found: tuple[ObjectKind | None, str]) -> None:
     assert target_of(text) == found
 
 
-def test_an_unknown_kind_names_those_that_are_known() -> None:
+def test_unknown_kind_error_lists_the_known_kinds() -> None:
     with pytest.raises(ConfigError, match=r"pod/x: 'pod' must be one of dgd .*dckpt"):
         target_of("pod/x")
 
@@ -81,7 +81,7 @@ def test_an_unknown_kind_names_those_that_are_known() -> None:
         ),
     ],
 )
-def test_a_request_shows_its_phase_and_the_next_step(
+def test_request_report_shows_its_phase_and_the_next_step(
     status: Object, title: str, next_step: str, is_ready: bool, is_final: bool
 ) -> None:
     report = report_of(GRAPH_REQUESTS, named(status), [])
@@ -125,7 +125,7 @@ def test_conditions_are_a_table_and_the_last_event_is_that_of_the_object() -> No
         ({"totalEndpoints": 1, "readyEndpoints": 1}, "1/1 endpoints ready", "", True),
     ],
 )
-def test_a_model_shows_its_endpoints(status: Object, title: str, next_step: str, is_ready: bool) -> None:
+def test_model_report_shows_its_endpoints(status: Object, title: str, next_step: str, is_ready: bool) -> None:
     report = report_of(MODELS, named(status, baseModelName="base"), [])
     assert (report.title, report.is_ready) == (f"DynamoModel/chat: {title}", is_ready)
     assert next_step in " ".join(report.notes)
@@ -140,7 +140,7 @@ def test_a_model_shows_its_endpoints(status: Object, title: str, next_step: str,
         ("Failed", "correct the cause (m)", False, True),
     ],
 )
-def test_a_checkpoint_shows_its_job(phase: str, next_step: str, is_ready: bool, is_final: bool) -> None:
+def test_checkpoint_report_shows_its_job(phase: str, next_step: str, is_ready: bool, is_final: bool) -> None:
     report = report_of(CHECKPOINTS, named({"phase": phase, "jobName": "j", "message": "m"}), [])
     assert next_step in " ".join(report.notes)
     assert (report.is_ready, report.is_final) == (is_ready, is_final)

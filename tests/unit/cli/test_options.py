@@ -19,21 +19,21 @@ def options(*argv: str, **variables: str) -> Options:
     return read(argv, variables)
 
 
-def test_without_a_word_it_is_one_cpu_worker_with_the_demo_model() -> None:
+def test_serve_defaults_to_one_cpu_worker_with_the_demo_model() -> None:
     chosen = options()
     assert (chosen.serve.engine, chosen.serve.workers, chosen.is_demo) == ("cpu", 1, True)
     assert chosen.frontend_flags(chosen.frontend.http_port) == [LOOPBACK]
     assert chosen.engine_flags(cores=8) == [CALLS]
 
 
-def test_each_flag_reaches_the_process_that_owns_it(tmp_path: Path) -> None:
+def test_each_flag_is_passed_to_the_process_that_declares_it(tmp_path: Path) -> None:
     chosen = options(str(tmp_path), "--router-mode", "random", "--max-num-seqs=3", "--http-port", "0")
     assert sorted(chosen.frontend_flags(9000)) == [LOOPBACK, "--http-port=9000", "--router-mode=random"]
     assert sorted(chosen.engine_flags(cores=1)) == ["--max-num-seqs=3", f"--model-path={tmp_path}"]
     assert not chosen.is_demo
 
 
-def test_a_flag_of_both_reaches_both() -> None:
+def test_shared_flag_is_passed_to_frontend_and_engine() -> None:
     chosen = options("--namespace", "blue")
     assert "--namespace=blue" in chosen.frontend_flags(8000)
     assert "--namespace=blue" in chosen.engine_flags(cores=1)
@@ -45,23 +45,23 @@ def test_prefill_workers_count_where_the_cores_are_shared() -> None:
     assert "--threads=1" in chosen.engine_flags(cores=8)
 
 
-def test_a_default_of_the_engine_is_not_imposed_on_the_frontend() -> None:
+def test_engine_default_is_not_passed_to_the_frontend() -> None:
     assert not [flag for flag in options().frontend_flags(8000) if "namespace" in flag]
 
 
-def test_variables_are_read_and_flags_beat_them() -> None:
+def test_variables_are_read_and_flags_take_precedence() -> None:
     variables = {"DYN_SERVE_ENGINE": "mocker", "DYN_SERVE_WORKERS": "3", "DYN_ROUTER_MODE": "random"}
     chosen = options("--workers", "2", **variables)
     assert (chosen.serve.engine, chosen.serve.workers, chosen.frontend.router_mode) == ("mocker", 2, "random")
 
 
-def test_planes_are_chosen_by_flag_and_not_by_what_the_environment_says_for_a_cluster() -> None:
+def test_discovery_backend_is_set_by_its_flag_and_not_by_the_environment() -> None:
     assert options(DYN_DISCOVERY_BACKEND="etcd").frontend_flags(8000) == [LOOPBACK]
     chosen = options("--discovery-backend", "mem", DYN_DISCOVERY_BACKEND="etcd")
     assert "--discovery-backend=mem" in chosen.engine_flags(cores=1)
 
 
-def test_the_flags_are_those_of_the_chosen_engine() -> None:
+def test_flags_of_only_the_selected_engine_are_accepted() -> None:
     assert "--speedup-ratio=2.0" in options("--speedup-ratio", "2", "--engine", "mocker").engine_flags(cores=1)
     with pytest.raises(ConfigError, match="unknown argument --speedup-ratio"):
         options("--speedup-ratio", "2")
@@ -76,11 +76,11 @@ def test_workers_of_a_large_model_share_the_cores(
     assert threads in options("--workers", "2", "--model-path", str(tmp_path)).engine_flags(cores)
 
 
-def test_workers_of_a_small_model_have_a_thread_each() -> None:
+def test_workers_of_a_small_model_have_one_thread_each() -> None:
     assert "--threads=1" in options("--workers", "2").engine_flags(cores=8)
 
 
-def test_threads_that_were_chosen_stand_and_a_lone_worker_has_every_core() -> None:
+def test_explicit_thread_count_is_kept_and_a_single_worker_uses_every_core() -> None:
     assert options("--workers", "2", "--threads", "3").engine_flags(cores=8) == [CALLS, "--threads=3"]
     assert options().engine_flags(cores=8) == [CALLS]
 
@@ -102,20 +102,20 @@ def test_threads_that_were_chosen_stand_and_a_lone_worker_has_every_core() -> No
         (["a", "b"], "unknown argument b"),
     ],
 )
-def test_a_mistake_is_one_line_that_names_it(argv: list[str], said: str) -> None:
+def test_option_error_is_one_line_with_its_name(argv: list[str], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         options(*argv)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_is_named_once(tmp_path: Path) -> None:
+def test_model_and_model_path_flag_are_mutually_exclusive(tmp_path: Path) -> None:
     for flag in (["--model-path", "x"], ["--model-path=x"]):
         with pytest.raises(ConfigError, match="mutually exclusive"):
             options(str(tmp_path), *flag)
 
 
-def test_a_hub_id_is_fetched_once_and_served_under_its_own_name(
+def test_hub_model_is_downloaded_once_and_served_under_its_hub_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dynamo.model_card.hub.resolve_model", lambda name: str(tmp_path))
@@ -166,7 +166,7 @@ def test_short_help_names_every_option_and_describes_the_common_ones(capsys: pyt
     assert set(ServeConfig.COMMON) - described == {"--speedup-ratio"}, "which is the mocker's"
 
 
-def test_the_command_is_named_as_it_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_displayed_command_name_is_executable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "bin" / "dynamo"
     script.parent.mkdir()
     script.write_text("#!/bin/sh\n")
@@ -186,7 +186,7 @@ def test_frontend_flags_without_an_http_api_are_refused(flag: str) -> None:
         options(flag)
 
 
-def test_serve_writes_no_key_on_the_frontends_command_line() -> None:
+def test_serve_passes_no_key_on_the_frontend_command_line() -> None:
     chosen = options("--api-key", "sk-a,secret", "--admin-api-key", "sk-b-secret", DYN_API_KEYS="sk-c-secret")
     assert not [word for word in chosen.frontend_flags(8000) if "secret" in word]
     assert (chosen.keys.keys, chosen.keys.admin_keys) == (("sk-a,secret", "sk-c-secret"), ("sk-b-secret",))
@@ -205,13 +205,13 @@ def test_serve_listens_on_loopback_unless_a_host_is_given() -> None:
     assert options(DYN_HTTP_HOST="10.0.0.1").frontend.http_host == "10.0.0.1"
 
 
-def test_the_planner_plans_the_namespace_of_the_workers() -> None:
+def test_planner_uses_the_namespace_of_the_workers() -> None:
     config = planner_config(options("--engine=mocker", "--namespace", "blue", "--planner", "--max-workers", "2"))
     assert config is not None
     assert config.namespace == "blue"
 
 
-def test_a_directory_after_planner_is_probably_the_model(tmp_path: Path) -> None:
+def test_directory_after_the_planner_flag_is_refused_with_a_hint(tmp_path: Path) -> None:
     chosen = options("--engine=mocker", "--planner", str(tmp_path), "--max-workers", "2")
     with pytest.raises(ConfigError, match="must be a file or inline JSON; put MODEL before --planner"):
         planner_config(chosen)

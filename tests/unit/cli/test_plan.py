@@ -102,7 +102,7 @@ def test_replay_reports_equal_decisions_and_the_first_different_field(
     assert capsys.readouterr().out == "tick 1 (5 s): scale_to.num_decode: recorded 3, now 4\n"
 
 
-def test_directory_stands_for_its_newest_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_directory_argument_selects_its_newest_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = record()
     for name, count in (("20260101T000000.1Z-0000", 2), ("20260101T000000.1Z-0001", 4), ("20250101T000000.1Z-0009", 3)):
         (tmp_path / f"planner-ticks-{name}.jsonl").write_bytes(b"".join(lines[:count]))
@@ -110,7 +110,7 @@ def test_directory_stands_for_its_newest_record(tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().out == "3 ticks, all decisions equal\n"
 
 
-def test_unfinished_last_line_is_left_out(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_incomplete_last_line_is_skipped(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path.write_bytes(path.read_bytes()[:-30])
     assert module.plan(["replay", str(path)]) == 0
     captured = capsys.readouterr()
@@ -147,7 +147,7 @@ def test_foreign_file_is_one_line(word: str, content: bytes, cause: str, tmp_pat
 
 @pytest.mark.parametrize("line", [b"{}\n", b"\n", b"not JSON\n", b'{"scheduled": "\xff"}\n'])
 @pytest.mark.parametrize("word", ["explain", "replay"])
-def test_damaged_tick_is_one_line_with_its_number(word: str, line: bytes, tmp_path: Path) -> None:
+def test_malformed_tick_is_one_error_line_with_its_number(word: str, line: bytes, tmp_path: Path) -> None:
     path = tmp_path / "ticks.jsonl"
     lines = record()
     path.write_bytes(b"".join([*lines[:2], line, *lines[2:]]))
@@ -156,7 +156,7 @@ def test_damaged_tick_is_one_line_with_its_number(word: str, line: bytes, tmp_pa
     assert "\n" not in str(raised.value)
 
 
-def test_tick_whose_plugin_reply_is_missing_is_one_line(tmp_path: Path) -> None:
+def test_tick_without_a_plugin_reply_is_one_error_line(tmp_path: Path) -> None:
     path = tmp_path / "ticks.jsonl"
     ticks = record()
     tick = json.loads(ticks[1])
@@ -166,7 +166,7 @@ def test_tick_whose_plugin_reply_is_missing_is_one_line(tmp_path: Path) -> None:
         module.plan(["replay", str(path)])
 
 
-def test_wrong_arguments_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_plan_arguments_are_one_error_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for argv, cause in (
         (["explain"], "FILE: missing"),
         (["explain", str(tmp_path)], "no record"),

@@ -11,7 +11,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_in_a_log_a_state_is_written_once_per_change() -> None:
+def test_progress_in_a_log_is_written_once_per_change() -> None:
     stream = io.StringIO()
     progress = ProgressLine(stream)
     for state in ("loading", "loading", "nearly", "loading"):
@@ -20,7 +20,7 @@ def test_in_a_log_a_state_is_written_once_per_change() -> None:
     assert stream.getvalue() == "loading\nnearly\nloading\ndone\n"
 
 
-def test_on_a_terminal_the_state_is_rewritten_and_gone_before_a_line_that_stays() -> None:
+def test_progress_on_a_terminal_is_rewritten_and_cleared_before_a_permanent_line() -> None:
     stream = Terminal()
     progress = ProgressLine(stream)
     progress.show("loading")
@@ -30,7 +30,7 @@ def test_on_a_terminal_the_state_is_rewritten_and_gone_before_a_line_that_stays(
     assert stream.getvalue().endswith("\r\x1b[2Kdone\n")
 
 
-def test_on_a_terminal_a_line_that_stays_takes_the_place_of_an_echoed_key() -> None:
+def test_permanent_line_on_a_terminal_overwrites_an_echoed_key() -> None:
     stream = Terminal()
     ProgressLine(stream).print_line("done")
     assert stream.getvalue() == "\r\x1b[2Kdone\n"
@@ -40,7 +40,7 @@ def test_progress_line_counts_from_the_given_start() -> None:
     assert ProgressLine(io.StringIO(), started=time.monotonic() - 60).elapsed_s >= 60
 
 
-def test_a_reader_that_left_does_not_end_what_runs() -> None:
+def test_closed_output_does_not_raise() -> None:
     class Closed(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError

@@ -16,14 +16,14 @@ def replicas(wanted: int = 1, limit: int = 4, devices: DevicePool | None = None)
     return Replicas({WORKER: wanted}, limit=limit, drain_s=DRAIN_S, devices=devices)
 
 
-def test_the_first_pass_starts_the_wanted_workers_and_the_second_nothing() -> None:
+def test_first_reconciliation_starts_the_workers_and_the_second_none() -> None:
     found = replicas(2)
     assert found.reconcile(0.0) == [StartReplica(WORKER, 1), StartReplica(WORKER, 2)]
     assert found.reconcile(1.0) == []
     assert found.is_settled
 
 
-def test_the_newest_worker_is_stopped_first_and_is_settled_when_it_has_ended() -> None:
+def test_newest_worker_is_stopped_first_and_the_state_settles_when_it_ends() -> None:
     found = replicas(3)
     found.reconcile(0.0)
     found.want({WORKER: 1})
@@ -34,7 +34,7 @@ def test_the_newest_worker_is_stopped_first_and_is_settled_when_it_has_ended() -
     assert found.is_settled
 
 
-def test_a_worker_that_does_not_end_is_killed_when_its_time_is_over() -> None:
+def test_worker_that_does_not_end_is_killed_after_the_drain_timeout() -> None:
     found = replicas(2)
     found.reconcile(0.0)
     found.want({WORKER: 1})
@@ -44,7 +44,7 @@ def test_a_worker_that_does_not_end_is_killed_when_its_time_is_over() -> None:
     assert found.reconcile(2.0 + DRAIN_S) == []
 
 
-def test_a_draining_worker_holds_its_place_until_it_has_ended() -> None:
+def test_draining_worker_occupies_its_slot_until_it_ends() -> None:
     found = replicas(2, limit=2)
     found.reconcile(0.0)
     found.want({WORKER: 1})
@@ -55,7 +55,7 @@ def test_a_draining_worker_holds_its_place_until_it_has_ended() -> None:
     assert found.reconcile(3.0) == [StartReplica(WORKER, 2)]
 
 
-def test_a_crash_is_not_a_requested_end() -> None:
+def test_crash_is_not_counted_as_a_requested_exit() -> None:
     found = replicas(1)
     found.reconcile(0.0)
     assert not found.exited("worker-1")
@@ -63,7 +63,7 @@ def test_a_crash_is_not_a_requested_end() -> None:
     assert found.reconcile(1.0) == []
 
 
-def test_a_worker_that_keeps_crashing_is_lost_unless_it_is_the_last() -> None:
+def test_crashing_worker_is_removed_unless_it_is_the_last() -> None:
     found = replicas(2)
     found.reconcile(0.0)
     assert found.lose("worker-2")
@@ -72,13 +72,13 @@ def test_a_worker_that_keeps_crashing_is_lost_unless_it_is_the_last() -> None:
     assert not found.lose("worker-1")
 
 
-def test_wanted_numbers_are_at_least_one_and_at_most_the_limit() -> None:
+def test_replica_counts_are_between_one_and_the_limit() -> None:
     found = Replicas({WORKER: 1, PREFILL: 1}, limit=4, drain_s=DRAIN_S)
     assert found.want({WORKER: 0, PREFILL: 9}) == {WORKER: 1, PREFILL: 3}
     assert found.want({"unknown": 3}) == {WORKER: 1, PREFILL: 3}
 
 
-def test_each_worker_has_devices_of_its_own() -> None:
+def test_each_worker_has_its_own_devices() -> None:
     found = replicas(2, devices=DevicePool(["0", "1", "2", "3", "4"], 2))
     assert found.reconcile(0.0) == [StartReplica(WORKER, 1, ("0", "1")), StartReplica(WORKER, 2, ("2", "3"))]
     found.want({WORKER: 3})
@@ -90,13 +90,13 @@ def test_each_worker_has_devices_of_its_own() -> None:
     assert found.reconcile(3.0) == [StartReplica(WORKER, 2, ("2", "3"))]
 
 
-def test_fewer_devices_than_a_worker_needs_are_refused() -> None:
+def test_fewer_devices_than_one_worker_requires_are_refused() -> None:
     with pytest.raises(ConfigError, match="--gpus-per-worker 3: must be at most 2, the GPUs of this machine"):
         DevicePool(["0", "1"], 3)
 
 
 @given(st.integers(1, 4), st.lists(st.text("ab", min_size=1), max_size=9, unique=True))
-def test_the_capacity_is_what_can_be_taken(per_worker: int, devices: list[str]) -> None:
+def test_device_pool_capacity_is_the_number_of_possible_allocations(per_worker: int, devices: list[str]) -> None:
     if per_worker > len(devices):
         return
     pool = DevicePool(devices, per_worker)

@@ -33,7 +33,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return queries
 
 
-def test_a_decision_is_a_table_of_its_candidates(
+def test_routing_decision_is_a_table_of_its_candidates(
     asked: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert module.route(["explain", "r1", "--last", "3"]) == 0
@@ -46,9 +46,7 @@ def test_a_decision_is_a_table_of_its_candidates(
     assert second.endswith("above a busy threshold")
 
 
-def test_the_state_of_every_worker_is_a_table(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_worker_states_are_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     rank = {"worker_id": 10, "dp_rank": 0, "active_prefill_tokens": 7.0, "active_blocks": 2.5, "active_requests": 1}
     router = {"model": "m", "policy": "dynamo", "waiting_requests": 3, "index_blocks": 9, "is_guessing": True}
     monkeypatch.setattr(ChatClient, "router_state", lambda self: [{**router, "ranks": [{**rank, "held_blocks": 9}]}])
@@ -58,9 +56,7 @@ def test_the_state_of_every_worker_is_a_table(
     assert row.split() == ["a", "1", "7", "2.5", "9"]
 
 
-def test_route_reports_when_there_is_nothing_to_show(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_route_reports_an_empty_result(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(ChatClient, "decisions", lambda self, **query: [{"model": "m", "decisions": []}])
     monkeypatch.setattr(ChatClient, "router_state", lambda self: [])
     assert module.route(["explain"]) == 0
@@ -71,7 +67,7 @@ def test_route_reports_when_there_is_nothing_to_show(
     assert "dynamo route explain" in capsys.readouterr().out
 
 
-def test_what_is_wrong_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_route_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def nobody(self: ChatClient, **query: Any) -> Any:
         raise CannotConnect("no server answers")
 

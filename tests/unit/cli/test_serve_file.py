@@ -40,7 +40,7 @@ def test_file_is_named_before_the_arguments_of_an_engine() -> None:
     assert not names_file(["--engine", "vllm", "--", "-f", "x"])
 
 
-def test_file_with_components_alone_is_a_graph_with_its_name(tmp_path: Path) -> None:
+def test_file_with_only_components_is_a_graph_named_after_the_file(tmp_path: Path) -> None:
     value = graph_of(read_manifests([written(tmp_path, {"components": COMPONENTS})]), None)
     assert value["metadata"]["name"] == "my-graph"
     assert [one["replicas"] for one in value["spec"]["components"]] == [1, 1]
@@ -72,7 +72,7 @@ def test_alpha_version_is_converted(tmp_path: Path) -> None:
     assert [one.name for one in graph.processes] == ["worker-1", "worker-2", "frontend"]
 
 
-def test_address_of_the_command_line_overrides_that_of_the_file(tmp_path: Path) -> None:
+def test_address_flags_override_those_of_the_file(tmp_path: Path) -> None:
     value = graph_of(read_manifests([written(tmp_path, deployment("a"))]), None)
     graph = translated(value, {}, "/kv", ServeFileConfig())
     frontend, _, key = frontend_of(graph, ServeFileConfig(http_port=0), {"DYN_HTTP_PORT": "9000"})

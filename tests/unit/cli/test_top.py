@@ -70,7 +70,7 @@ def shown(reading: dict[str, Any], **options: Any) -> str:
     return out.getvalue()
 
 
-def test_a_reading_shows_models_and_workers() -> None:
+def test_overview_shows_models_and_workers() -> None:
     text = shown(overview())
     for word in (
         "12.5 req/s",
@@ -87,13 +87,13 @@ def test_a_reading_shows_models_and_workers() -> None:
         assert word in text
 
 
-def test_one_model_is_selected_and_workers_are_sorted() -> None:
+def test_overview_selects_one_model_and_sorts_workers() -> None:
     assert "other" not in shown(overview(), model="m")
     by_load = shown(overview(), sort="load")
     assert by_load.index("bb ") < by_load.index("aa ")
 
 
-def test_a_server_without_samples_or_workers_is_shown() -> None:
+def test_overview_without_samples_or_workers_is_shown() -> None:
     text = shown(overview(samples=[], workers=[]))
     assert "req/s" in text
     assert not has_recent(overview(samples=[]))
@@ -105,6 +105,6 @@ def test_unknown_numbers_are_dashes() -> None:
     assert " -" in text
 
 
-def test_an_interval_that_is_too_short_is_refused() -> None:
+def test_too_short_interval_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--interval 0.1: must be at least 0.5"):
         TopConfig(interval=0.1)

@@ -70,7 +70,7 @@ def test_status_error_is_bounded_and_keeps_its_status() -> None:
     ("address", "is_blocked"),
     [("8.8.8.8", False), ("10.0.0.1", True), ("::1", True), ("::ffff:8.8.8.8", True), ("example.com", False)],
 )
-def test_blocked_addresses(address: str, is_blocked: bool) -> None:
+def test_internal_and_metadata_addresses_are_blocked(address: str, is_blocked: bool) -> None:
     assert is_blocked_ip(address) is is_blocked
 
 

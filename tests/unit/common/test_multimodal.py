@@ -55,7 +55,7 @@ async def test_concurrent_requests_share_one_computation() -> None:
     assert (len(calls), cache.stats["entries"], cache.stats["in_flight"]) == (1, 1, 0)
 
 
-def test_least_recently_used_embedding_leaves_first() -> None:
+def test_least_recently_used_embedding_is_evicted_first() -> None:
     cache = MultimodalEmbeddingCacheManager(10)
     for key in "ab":
         cache.set(key, CachedEmbedding(Tensor(4)))
@@ -114,7 +114,7 @@ async def test_image_is_fetched_once_for_equal_urls_until_it_is_evicted(loader: 
     assert site.fetched == ["http://a/1", "http://a/2", "http://a/3", "http://a/2"]
 
 
-async def test_sessions_share_no_images_where_that_is_set(site: Site, loader: ImageLoader) -> None:
+async def test_session_scoped_cache_shares_no_images_between_sessions(site: Site, loader: ImageLoader) -> None:
     loader._session_scoped = True
     for scope in ("x", "x", "y", None, None):
         await loader.load_image("http://a/1", cache_scope=scope)
@@ -129,7 +129,7 @@ async def test_failed_image_has_the_status_of_its_cause(loader: ImageLoader, sit
     assert failure.value.status == status
 
 
-async def test_slots_of_images_in_the_engines_cache_are_kept(loader: ImageLoader, site: Site) -> None:
+async def test_image_batch_keeps_slots_without_data_only_when_requested(loader: ImageLoader, site: Site) -> None:
     items = [{"Url": "http://a/1"}, {"UuidOnly": "u"}]
     assert await loader.load_image_batch(items, preserve_uuid_slots=True) == [b"1", None]
     for item in (items[1], {"Decoded": {}}):

@@ -34,20 +34,20 @@ def test_packed_token_ids_become_a_list() -> None:
         normalize_request_token_ids({"token_ids": b"123"})
 
 
-def test_endpoint_types() -> None:
+def test_endpoint_types_are_parsed() -> None:
     assert parse_endpoint_types("chat, completions") == ModelType.Chat | ModelType.Completions
     for text in ("", "none,chat", "images"):
         with pytest.raises(ValueError):
             parse_endpoint_types(text)
 
 
-def test_endpoint_names() -> None:
+def test_endpoint_names_are_parsed() -> None:
     assert parse_endpoint("dyn://a.b.c") == ("a", "b", "c")
     with pytest.raises(ValueError):
         parse_endpoint("a.b")
 
 
-def test_end_of_text_that_may_begin_a_stop_string() -> None:
+def test_stop_string_prefix_at_the_end_of_a_text_is_detected() -> None:
     assert trailing_stop_prefix_len("abc<|e", {"<|end|>", "xyz"}) == 3
     assert trailing_stop_prefix_len("abc", set()) == 0
     assert normalize_finish_reason("abort: timeout") == "cancelled"
@@ -85,7 +85,7 @@ def test_schema_of_the_empty_object(more: dict[str, object], expected: bool) -> 
     assert admits_only_empty_object({"type": "object", "additionalProperties": False, **more}) is expected
 
 
-def test_reasoning_moves_into_the_content_for_templates_without_it() -> None:
+def test_reasoning_is_moved_into_the_content_for_templates_without_reasoning() -> None:
     class Tokenizer:
         chat_template = "{{ messages }}"
 

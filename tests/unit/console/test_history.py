@@ -32,7 +32,7 @@ def test_percentiles_are_those_of_the_window() -> None:
     assert sample.total.itl.p50 is None
 
 
-def test_history_after_a_pause_begins_again() -> None:
+def test_history_restarts_after_a_pause() -> None:
     history = SampleHistory()
     history.add(0.0, totals(0))
     history.add(1.0, totals(1))
@@ -59,7 +59,7 @@ def test_a_restarted_process_does_not_cause_negative_rates() -> None:
     assert sample.total.requests == 0.0
 
 
-def test_a_model_that_appears_has_rates_from_its_first_sample() -> None:
+def test_new_model_has_rates_from_its_first_sample() -> None:
     history = SampleHistory()
     history.add(0.0, {})
     sample = history.add(1.0, totals(4))

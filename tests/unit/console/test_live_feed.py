@@ -25,14 +25,14 @@ async def advance(clock: ManualClock, seconds: int) -> None:
         await turns(5)
 
 
-async def test_without_a_watcher_nothing_is_sampled() -> None:
+async def test_feed_without_a_watcher_takes_no_samples() -> None:
     clock, samples = ManualClock(), Samples()
     feed = LiveFeed(samples.take, 1.0, clock)
     await advance(clock, 5)
     assert (samples.taken, feed.is_sampling) == (0, False)
 
 
-async def test_every_watcher_gets_every_sample_until_it_leaves() -> None:
+async def test_every_watcher_receives_every_sample_until_it_unsubscribes() -> None:
     clock, samples = ManualClock(), Samples()
     feed = LiveFeed(samples.take, 1.0, clock)
     one, two = feed.join(), feed.join()
@@ -49,7 +49,7 @@ async def test_every_watcher_gets_every_sample_until_it_leaves() -> None:
     assert (samples.taken, feed.is_sampling) == (3, False)
 
 
-async def test_a_watcher_that_does_not_read_loses_samples() -> None:
+async def test_watcher_that_does_not_read_loses_samples() -> None:
     clock, samples = ManualClock(), Samples()
     feed = LiveFeed(samples.take, 1.0, clock)
     watcher = feed.join()
@@ -70,7 +70,7 @@ async def test_watchers_are_limited() -> None:
     await feed.close()
 
 
-async def test_a_poll_keeps_the_sampling_for_some_seconds() -> None:
+async def test_poll_extends_sampling_for_some_seconds() -> None:
     clock, samples = ManualClock(), Samples()
     feed = LiveFeed(samples.take, 1.0, clock)
     feed.poll()

@@ -24,18 +24,18 @@ def test_reports_are_listed_newest_first_with_their_numbers(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("content", ["no json", "[1]", '{"summary": {"mean_ttft_ms": true}}', "[" * 100_000])
-def test_a_file_that_is_no_report_has_no_numbers(tmp_path: Path, content: str) -> None:
+def test_file_that_is_not_a_report_has_no_summary(tmp_path: Path, content: str) -> None:
     (tmp_path / "a.json").write_text(content)
     assert ReportFolder(str(tmp_path)).entries()[0].summary == {}
 
 
-def test_a_report_is_read_by_its_name(tmp_path: Path) -> None:
+def test_report_is_read_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{}")
     assert ReportFolder(str(tmp_path)).read("a.json") == (b"{}", "application/json")
 
 
 @pytest.mark.parametrize("name", ["../secret.json", "/etc/passwd", ".a.json", "a.txt", "", "missing.json", "x/y.json"])
-def test_other_names_are_not_read(tmp_path: Path, name: str) -> None:
+def test_other_file_names_are_not_read(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "reports"
     folder.mkdir()
     (tmp_path / "secret.json").write_text("{}")
@@ -43,7 +43,7 @@ def test_other_names_are_not_read(tmp_path: Path, name: str) -> None:
     assert ReportFolder(str(folder)).read(name) is None
 
 
-def test_without_a_directory_there_are_no_reports(tmp_path: Path) -> None:
+def test_missing_report_directory_has_no_reports(tmp_path: Path) -> None:
     for folder in (ReportFolder(""), ReportFolder(str(tmp_path / "missing"))):
         assert folder.entries() == []
     assert ReportFolder("").is_set is False

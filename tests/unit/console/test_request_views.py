@@ -25,7 +25,7 @@ def test_stages_follow_each_other_from_the_start_to_the_end() -> None:
     assert view.explanation == "88 % of 1.1 s went to generating the output: 11 tokens at 100 ms each."
 
 
-def test_a_disaggregated_request_has_its_prefill_worker_before_its_route() -> None:
+def test_disaggregated_request_view_has_the_prefill_stage_before_its_route() -> None:
     view = view_of(facts(prefill_worker=0xCD, prefill_s=(100.01, 100.015), route_s=(100.015, 100.02)), 500.0, 3000.0)
     assert [one.name for one in view.stages][:3] == ["preprocess", "prefill", "route"]
     assert view.prefill_worker == "cd"
@@ -39,7 +39,7 @@ def test_the_stage_of_a_running_request_is_in_progress() -> None:
     assert "the prompt: worker ab computed 64 of 64 tokens, which were not cached" in view.explanation
 
 
-def test_a_queued_request_names_the_queue_of_the_router() -> None:
+def test_queued_request_view_names_the_router_queue() -> None:
     view = view_of(
         facts(
             route_s=(100.01, 108.0),
@@ -60,7 +60,7 @@ def test_a_queued_request_names_the_queue_of_the_router() -> None:
     assert [one.name for one in view.stages][1:3] == ["route", "queue"]
 
 
-def test_a_failed_request_shows_its_error_and_where_it_ended() -> None:
+def test_failed_request_view_shows_its_error_and_last_stage() -> None:
     view = view_of(
         facts(
             prepared_s=0.0,
@@ -79,7 +79,7 @@ def test_a_failed_request_shows_its_error_and_where_it_ended() -> None:
     assert [one.name for one in view.stages] == ["preprocess"]
 
 
-def test_a_moved_request_shows_each_failed_worker() -> None:
+def test_migrated_request_view_shows_each_failed_worker() -> None:
     view = view_of(
         facts(route_s=(100.5, 100.51), moves=(Move(100.5, 0xEF, "connection lost", 4, 100.45, 100.55),)), 500.0, 3000.0
     )

@@ -8,7 +8,7 @@ FILES = static_files()
 TEXTS = {name: file.content.decode() for name, file in FILES.items()}
 
 
-def test_pages_load_nothing_from_other_origins() -> None:
+def test_pages_load_no_resources_from_other_origins() -> None:
     namespaces = {"http://www.w3.org/2000/svg"}
     for name, text in TEXTS.items():
         assert set(re.findall(r"https?://[^\s\"'`$)]+", text)) <= namespaces, name
@@ -25,7 +25,7 @@ def test_pages_have_no_inline_scripts_styles_or_handlers() -> None:
             ), name
 
 
-def test_every_file_that_a_page_names_exists() -> None:
+def test_every_referenced_file_exists() -> None:
     for name in re.findall(r'(?:href|src)="([\w./-]+\.(?:css|js|svg))"', TEXTS[INDEX]):
         assert name in FILES
     for name, text in TEXTS.items():
@@ -38,7 +38,7 @@ def test_every_file_that_a_page_names_exists() -> None:
             assert "/".join(parts) in FILES, f"{name}: {path}"
 
 
-def test_policy_allows_only_the_own_origin() -> None:
+def test_content_security_policy_allows_only_the_same_origin() -> None:
     policy = HEADERS["content-security-policy"]
     assert policy.startswith("default-src 'none'")
     assert "unsafe" not in policy

@@ -25,7 +25,7 @@ async def test_rollback_undoes_after_every_kind_of_failure_and_raises_it(error: 
     assert undone == ["sync", "async"]
 
 
-async def test_rollback_does_nothing_after_success() -> None:
+async def test_rollback_has_no_effect_after_success() -> None:
     async def undo() -> None:
         pytest.fail("undone")
 

@@ -44,7 +44,7 @@ def test_directory_of_a_killed_process_is_removed_at_the_next_start(tmp_path: Pa
     made.close()
 
 
-def test_directories_in_use_or_of_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locked_and_foreign_directories_are_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = LockedDirectory(PREFIX, str(tmp_path))
     without_lock, other_name = tmp_path / f"{PREFIX}old", tmp_path / "other"
     linked = tmp_path / f"{PREFIX}link"
@@ -62,7 +62,7 @@ def test_directories_in_use_or_of_others_stay(tmp_path: Path, monkeypatch: pytes
     made.close()
 
 
-def test_directory_stays_while_a_child_of_its_killed_owner_uses_it(tmp_path: Path) -> None:
+def test_directory_in_use_by_a_child_of_its_killed_owner_is_not_removed(tmp_path: Path) -> None:
     owner = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path), "child"], stdin=subprocess.PIPE)
     owner.wait()
     remove_ended(PREFIX, tmp_path)
@@ -71,7 +71,7 @@ def test_directory_stays_while_a_child_of_its_killed_owner_uses_it(tmp_path: Pat
     owner.stdin.close()
 
 
-def test_files_of_killed_processes_are_removed_when_they_are_old(tmp_path: Path) -> None:
+def test_old_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
     young, old, other = tmp_path / ".new-1", tmp_path / ".new-2", tmp_path / "block"
     for path in (young, old, other):
         path.touch()

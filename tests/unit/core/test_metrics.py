@@ -153,7 +153,7 @@ def test_histogram_refuses_unsorted_or_empty_buckets(arguments: tuple[float, flo
         log_buckets(*arguments)
 
 
-def test_metrics_numbers_are_written_as_prometheus_reads_them() -> None:
+def test_metrics_numbers_have_the_prometheus_format() -> None:
     assert [format_number(value) for value in (1, 2.0, 0.25, 1e20, math.inf, -math.inf, math.nan)] == [
         "1", "2", "0.25", "1e+20", "+Inf", "-Inf", "NaN",
     ]  # fmt: skip

@@ -18,7 +18,7 @@ UNSAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-00", "tracestate": "vendor=1"}
 ON = {"DYN_LOGGING_SPAN_EVENTS": "1"}
 
 
-def test_tracing_imports_nothing_when_disabled() -> None:
+def test_disabled_tracing_imports_no_package() -> None:
     assert make_tracer({}) is None
     assert make_tracer({"OTEL_EXPORT_ENABLED": "0"}) is None
     code = "import sys, dynamo.core.tracing as t; t.tracer(); print('opentelemetry' in sys.modules)"

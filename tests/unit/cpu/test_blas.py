@@ -42,7 +42,7 @@ def test_blas_setup_refuses_after_numpy_is_imported() -> None:
     assert put == {}
 
 
-def test_blas_setup_uses_one_thread_for_small_models_and_spares_a_core_for_large_ones(
+def test_blas_setup_uses_one_thread_for_small_models_and_all_cores_but_one_for_large_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blas, "cores", lambda: 7)

@@ -135,7 +135,7 @@ def trace_in(path: str) -> list[dict[str, Any]]:
     return found
 
 
-async def test_engine_sleep_refuses_requests_and_wake_restores_answers(start: Any) -> None:
+async def test_engine_sleep_refuses_requests_and_wake_accepts_requests(start: Any) -> None:
     stand = await start()
     want = await stand.ask()
     assert (await stand.press("control/sleep", level=2))["status"] == "ok"

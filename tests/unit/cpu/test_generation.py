@@ -17,7 +17,7 @@ def test_generation_ends_by_its_stop_rules(token: int, said: int, reason: str | 
 
 
 @pytest.mark.parametrize(("said", "forbidden"), [(0, [8, 9]), (1, [8, 9]), (2, [])])
-def test_generation_forbids_tokens_that_would_end_it_too_early(said: int, forbidden: list[int]) -> None:
+def test_generation_forbids_end_tokens_before_min_tokens(said: int, forbidden: list[int]) -> None:
     assert list(RULES.forbidden(said)) == forbidden
 
 

@@ -142,7 +142,7 @@ def test_guided_unbounded_constraint_is_refused_before_compilation() -> None:
     assert caught.value.param == "guided_regex"
 
 
-def test_guided_model_needs_a_tokenizer(tmp_path: Path) -> None:
+def test_guided_decoding_requires_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     guided = GuidedDecoding(regex="a")
     with pytest.raises(InvalidArgument, match=re.escape("tokenizer.json")):
@@ -367,5 +367,5 @@ def test_guided_simple_constraints_skip_the_trial(guided: GuidedDecoding) -> Non
         GuidedDecoding(structural_tag={"type": "structural_tag"}),
     ],
 )
-def test_guided_constraints_of_unknown_cost_need_a_trial(guided: GuidedDecoding) -> None:
+def test_guided_constraints_of_unknown_cost_require_a_trial(guided: GuidedDecoding) -> None:
     assert not is_plain(guided, key_of(guided, None))

@@ -115,7 +115,7 @@ def test_scheduler_followers_wait_for_their_leader_and_share_its_blocks() -> Non
     assert followers[0].blocks[:2] == leader.blocks[:2]
 
 
-def test_scheduler_waiting_follower_lets_others_pass() -> None:
+def test_scheduler_waiting_follower_does_not_block_other_requests() -> None:
     machine, leader, other = scheduler(batched_tokens_max=8), sequence(20), sequence(3, first=100)
     for who in (leader, TokenSequence(range(20), BLOCK_TOKENS, leader=leader), other):
         machine.add(who)

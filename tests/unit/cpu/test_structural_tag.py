@@ -240,7 +240,7 @@ def test_structural_tags_support_alternatives_repetitions_and_grammars(accepts: 
         assert not accepts(tag, text), text
 
 
-def test_structural_tag_text_may_exclude_words(accepts: Accepts) -> None:
+def test_structural_tag_text_can_exclude_substrings(accepts: Accepts) -> None:
     inner = {"type": "tag", "begin": "<a>", "content": {"type": "any_text", "excludes": ["no"]}, "end": "</a>"}
     tag = {"format": {"type": "sequence", "elements": [inner, {"type": "any_text", "excludes": ["END"]}]}}
     assert accepts(tag, "<a>hi</a> bye")

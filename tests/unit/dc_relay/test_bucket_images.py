@@ -8,7 +8,7 @@ from dynamo.dc_relay.bucket_images import CHUNK_BUCKETS, DELTA_IMAGES_MAX, FRAME
 from dynamo.dc_relay.cuckoo_filter import SEED, CuckooFilter
 
 
-def test_snapshot_of_a_small_filter_is_one_chunk_with_a_checked_header() -> None:
+def test_small_filter_snapshot_is_one_chunk_with_a_checksummed_header() -> None:
     blocks = CuckooFilter(2)
     blocks.insert(7)
     (chunk,) = snapshot_chunks(blocks.image(), 5, 9)

@@ -25,7 +25,7 @@ def test_settings_of_the_listener_require_an_address() -> None:
         limits_of({}, {"unknown": 5}, has_listener=True)
 
 
-def test_values_that_are_no_counts_have_pythons_errors() -> None:
+def test_invalid_counts_raise_python_errors() -> None:
     with pytest.raises(OverflowError):
         limits_of({}, {"load_window_ms": -1}, has_listener=True)
     with pytest.raises(TypeError):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from dynamo.dc_relay.cuckoo_filter import CuckooFilter, buckets_for
 
 
-def test_bucket_counts_are_those_of_released_relays() -> None:
+def test_bucket_counts_equal_those_of_released_relays() -> None:
     sizes = {1: 2, 7: 4, 64: 32, 102: 32, 103: 64, 122: 64, 1000: 512, 1_048_576: 524_288}
     assert {blocks: buckets_for(blocks) for blocks in sizes} == sizes
 
@@ -30,7 +30,7 @@ def test_hash_that_finds_both_buckets_full_displaces_another_one() -> None:
     assert all(number in blocks for number in inserted)
 
 
-def test_insertion_into_a_full_filter_changes_nothing() -> None:
+def test_insertion_into_a_full_filter_has_no_effect() -> None:
     blocks = CuckooFilter(2)
     for number in range(100):
         blocks.insert(number)
@@ -41,7 +41,7 @@ def test_insertion_into_a_full_filter_changes_nothing() -> None:
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 60)), max_size=200))
-def test_filter_contains_what_was_inserted_and_not_removed(steps: list[tuple[bool, int]]) -> None:
+def test_filter_contains_every_inserted_and_not_removed_block(steps: list[tuple[bool, int]]) -> None:
     blocks, kept = CuckooFilter(32), set[int]()
     for inserts, number in steps:
         if inserts and number not in kept and blocks.insert(number):

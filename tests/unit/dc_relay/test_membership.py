@@ -64,7 +64,7 @@ def test_endpoint_with_an_event_source_has_a_pool_with_all_ranks() -> None:
     ],
     ids=["no block size", "two block sizes", "two state endpoints", "malformed state endpoint"],
 )
-def test_endpoint_whose_blocks_are_not_of_one_kind_has_no_pool(cards: list[CardRecord]) -> None:
+def test_endpoint_with_inconsistent_block_formats_has_no_pool(cards: list[CardRecord]) -> None:
     assert plan_of(BACKEND, facts(*cards)) is None
 
 
@@ -72,7 +72,7 @@ def test_endpoint_without_event_sources_has_no_pool() -> None:
     assert plan_of(BACKEND, facts(card(), sources=False)) is None
 
 
-def test_pools_of_two_endpoints_of_one_model_share_only_the_kind_of_blocks() -> None:
+def test_pools_of_two_endpoints_of_one_model_share_only_the_block_format() -> None:
     both = facts(card(1), card(2, PREFILL))
     first, second = plan_of(BACKEND, both), plan_of(PREFILL, both)
     assert first is not None
@@ -87,7 +87,7 @@ def test_aggregated_model_is_ready_with_a_live_worker() -> None:
     assert entry(card(), is_complete=False).state is Readiness.UNKNOWN
 
 
-def test_decode_without_the_prefill_that_it_needs_is_unavailable() -> None:
+def test_decode_without_its_required_prefill_is_unavailable() -> None:
     decode = card(1, worker_type="decode", needs=[["prefill"]])
     found = entry(decode)
     assert (found.state, found.present_roles, found.missing_roles) == (Readiness.UNAVAILABLE, ("decode",), ("prefill",))
@@ -105,7 +105,7 @@ def test_card_without_a_role_is_ready_with_any_live_worker() -> None:
     assert (found.state, found.is_legacy) == (Readiness.READY, True)
 
 
-def test_adapter_is_a_registration_of_its_base_and_has_a_readiness_of_its_own() -> None:
+def test_adapter_is_a_registration_of_its_base_with_separate_readiness() -> None:
     plan = plan_of(BACKEND, facts(card(1), card(1, display_name="a", lora={"name": "a"})))
     assert plan is not None
     assert [(one.name, one.base_model, one.adapter) for one in plan.registrations] == [

@@ -33,7 +33,7 @@ def test_absent_file_is_an_error_at_the_start(tmp_path: Path) -> None:
         NamespaceFile(str(tmp_path / "none"), None).load()
 
 
-def test_file_with_the_relays_revision_is_accepted(tmp_path: Path) -> None:
+def test_file_with_the_revision_of_the_relay_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / "sources.json"
     path.write_text('{"version":1,"connectionRevision":"5","sources":[]}')
     assert not NamespaceFile(str(path), "5").load()

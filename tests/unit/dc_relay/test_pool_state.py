@@ -49,7 +49,7 @@ def test_blocks_outside_the_device_are_not_counted() -> None:
     assert not len(state)
 
 
-def test_key_that_gets_other_content_releases_the_former_block() -> None:
+def test_key_reused_for_other_content_releases_the_former_block() -> None:
     state = PoolState(32)
     state.apply(stored(1, None, 1, 2))
     state.apply(stored(1, None, 2))
@@ -58,7 +58,7 @@ def test_key_that_gets_other_content_releases_the_former_block() -> None:
     state.validate()
 
 
-def test_full_filter_omits_blocks_and_removes_no_other_block_with_them() -> None:
+def test_full_filter_omits_blocks_without_removing_others() -> None:
     state = PoolState(2)
     state.apply(stored(1, None, *range(1, 31)))
     assert state.omitted

@@ -50,14 +50,14 @@ async def test_events_below_the_threshold_are_published_together() -> None:
     assert (await subscriber.next()).sequence == 2
 
 
-async def test_events_that_change_nothing_have_no_sequence() -> None:
+async def test_events_without_a_change_have_no_sequence() -> None:
     one = publication(publication_threshold=1)
     one.apply(event(1))
     one.apply(event(1))
     assert one.sequence == 1
 
 
-async def test_subscriber_that_does_not_keep_up_is_ended() -> None:
+async def test_slow_subscriber_is_ended() -> None:
     one = publication(publication_threshold=1, publication_queue_capacity=2)
     _, subscriber = one.subscribe()
     for key in (1, 2, 3):

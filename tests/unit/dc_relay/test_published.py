@@ -7,7 +7,7 @@ from tests.settle import turns
 from dynamo.dc_relay.published import Published, Windows
 
 
-async def test_change_wakes_a_waiter_and_an_equal_value_is_no_change() -> None:
+async def test_change_wakes_a_waiter_and_an_equal_value_does_not() -> None:
     published = Published(1)
     waiting = asyncio.create_task(published.wait(0))
     await turns()
@@ -19,7 +19,7 @@ async def test_change_wakes_a_waiter_and_an_equal_value_is_no_change() -> None:
     assert (published.value, published.revision) == (2, 1)
 
 
-async def test_waiter_that_is_behind_does_not_wait() -> None:
+async def test_waiter_with_an_old_version_does_not_wait() -> None:
     published = Published(1)
     published.set(2)
     await published.wait(0)

@@ -42,7 +42,7 @@ def test_pod_that_cannot_serve_has_no_address(changes: dict[str, Any]) -> None:
     assert address_of_pod(pod(**changes), None) is None
 
 
-def test_records_of_containers_are_those_of_container_discovery() -> None:
+def test_container_discovery_records_are_listed_per_container() -> None:
     assert list(records_of(pod())) == ["w-0", "w-0-sidecar-frontend"]
 
 

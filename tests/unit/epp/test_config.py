@@ -16,7 +16,7 @@ POOL = {
 }
 
 
-def test_defaults_are_upstreams() -> None:
+def test_epp_defaults_equal_those_of_upstream() -> None:
     options = read([], {})
     assert (options.mode, options.grpc_port, options.grpc_health_port, options.metrics_port) == (
         "dynamo",
@@ -28,7 +28,7 @@ def test_defaults_are_upstreams() -> None:
     assert options.max_inflight_requests == 1024
 
 
-def test_former_variable_of_kv_events_applies_unless_the_routers_own_is_set() -> None:
+def test_deprecated_kv_events_variable_applies_unless_the_router_variable_is_set() -> None:
     assert not read([], {"DYN_USE_KV_EVENTS": "false"}).use_kv_events
     assert read([], {"DYN_USE_KV_EVENTS": "false", "DYN_ROUTER_USE_KV_EVENTS": "true"}).use_kv_events
 

@@ -79,7 +79,7 @@ def test_full_duplex_request_is_answered_when_its_body_is_complete() -> None:
 
 
 @given(st.lists(st.binary(max_size=80_000), min_size=1, max_size=5), st.booleans())
-def test_full_duplex_body_returns_whole_in_bounded_chunks(parts: list[bytes], has_trailers: bool) -> None:
+def test_full_duplex_body_is_returned_complete_in_bounded_chunks(parts: list[bytes], has_trailers: bool) -> None:
     phases = RequestPhases(LIMIT)
     phases.receive(headers(PATH, mode=None))
     for number, part in enumerate(parts):
@@ -115,13 +115,13 @@ def test_request_without_a_body_is_picked_at_its_headers() -> None:
 
 
 @pytest.mark.parametrize(("mode", "name"), [(STREAMED, "STREAMED"), (NONE, "NONE"), (5, "GRPC"), (9, "9")])
-def test_unusable_body_mode_is_named(mode: int, name: str) -> None:
+def test_unsupported_body_mode_is_named(mode: int, name: str) -> None:
     with pytest.raises(HttpError, match=f"request_body_mode {name}: the endpoint picker requires"):
         RequestPhases(LIMIT).receive(headers(PATH, mode=mode))
 
 
 @pytest.mark.parametrize("declared", [True, False])
-def test_body_beyond_the_limit_is_refused_as_early_as_it_is_known(declared: bool) -> None:
+def test_body_beyond_the_limit_is_refused_as_early_as_possible(declared: bool) -> None:
     phases = RequestPhases(8)
     length = {"content-length": "9"} if declared else {}
     messages = [headers({**PATH, **length}), body(b"x" * 9, ends=False)]
@@ -132,7 +132,7 @@ def test_body_beyond_the_limit_is_refused_as_early_as_it_is_known(declared: bool
     assert phases.awaits_body is not declared
 
 
-def test_messages_that_no_gateway_sends_are_refused() -> None:
+def test_invalid_gateway_message_order_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="without a phase"):
         RequestPhases(LIMIT).receive(Request())
     phases = RequestPhases(LIMIT)

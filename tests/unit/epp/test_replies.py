@@ -9,7 +9,7 @@ from dynamo.epp import replies
 from dynamo.serving.errors import answer_to
 
 
-def test_destination_is_a_header_and_metadata_and_replaces_what_clients_set() -> None:
+def test_destination_is_a_header_and_metadata_and_replaces_client_headers() -> None:
     made = replies.with_destination("request_headers", "10.0.0.1:8000", {"x-dynamo-worker-instance-id": "7"})
     common = made.request_headers.response
     given = {one.header.key: one.header.raw_value for one in common.header_mutation.set_headers}

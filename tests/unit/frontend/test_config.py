@@ -12,7 +12,7 @@ from dynamo.core.unsupported_flags import UnsupportedFlag, declared_flags, drop_
 from dynamo.frontend.config import UNSUPPORTED_FLAGS, FrontendConfig, api_keys, read
 
 
-def test_the_defaults_are_upstreams() -> None:
+def test_frontend_defaults_equal_those_of_upstream() -> None:
     config = read([], {})
     assert (config.http_host, config.http_port, config.router_mode) == ("0.0.0.0", 8000, "round-robin")
     assert (config.http_workers, config.interactive, config.api_key) == (1, False, [])
@@ -34,7 +34,7 @@ def test_flags_select_the_additional_apis() -> None:
     assert read([], {"DYN_ENABLE_ANTHROPIC_API": "1", "DYN_RESPONSES_STORE": "none"}).apis.responses_store == "none"
 
 
-def test_keys_come_from_both_places_and_are_not_written_down(tmp_path: Path) -> None:
+def test_api_keys_are_read_from_flag_and_variable_and_not_dumped(tmp_path: Path) -> None:
     config = read(["--api-key", "sk-secret-1"], {})
     found = api_keys(config, {"DYN_API_KEYS": "sk-secret-2, sk-secret-3"})
     assert found.keys == ("sk-secret-1", "sk-secret-2", "sk-secret-3")
@@ -104,17 +104,17 @@ def test_frontend_refuses_authentication_options_without_a_key(
         (["--htp-port", "1"], "did you mean --http-port"),
     ],
 )
-def test_a_wrong_command_line_is_refused_by_name(argv: list[str], said: str) -> None:
+def test_invalid_command_line_is_refused_by_name(argv: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         read(argv, {})
 
 
-def test_routing_by_load_alone_is_a_kind_of_kv_routing() -> None:
+def test_load_aware_flag_selects_the_kv_router_mode() -> None:
     assert read(["--load-aware"], {}).mode == "kv"
     assert read(["--router-mode", "random"], {}).mode == "random"
 
 
-def test_sessions_are_kept_by_the_kv_router_and_by_no_other() -> None:
+def test_session_affinity_and_minimum_worker_options_are_read_in_every_router_mode() -> None:
     assert read(["--router-mode", "kv", "--router-session-affinity-ttl-secs", "60"], {}).session_affinity_ttl_secs == 60
     assert read(["--router-session-affinity-ttl-secs", "60"], {}).session_affinity_ttl_secs == 60
     assert read(["--router-min-initial-workers", "3"], {}).min_initial_workers == 3
@@ -132,12 +132,12 @@ def test_sessions_are_kept_by_the_kv_router_and_by_no_other() -> None:
         (["--router-event-threads", "0"], "--router-event-threads"),
     ],
 )
-def test_what_the_kv_router_cannot_mean_is_refused(argv: list[str], said: str) -> None:
+def test_contradictory_kv_router_options_are_refused(argv: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         read(argv, {})
 
 
-def test_a_key_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
+def test_unreadable_key_or_policy_file_stops_the_start(tmp_path: Path) -> None:
     keyed = ["--router-tracking-hash", "keyed-xxh3-v1", "--router-tracking-key-id", "a", "--router-tracking-key-file"]
     with pytest.raises(ConfigError, match="cannot be read"):
         read([*keyed, str(tmp_path / "none")], {})
@@ -149,7 +149,7 @@ def test_a_key_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
         read(["--router-policy-config", str(policy)], {})
 
 
-def test_no_flag_of_the_kv_router_waits_any_more(tmp_path: Path) -> None:
+def test_every_kv_router_flag_is_supported(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(bytes(32))
     config = read(
         [

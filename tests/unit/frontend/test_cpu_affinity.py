@@ -20,7 +20,7 @@ def warned(root: Path, cpus: dict[int, int | None], monkeypatch: pytest.MonkeyPa
     cpu_affinity.warn_if_frontend_cpu_affinity_spans_numa_nodes(logger)
 
 
-def test_processors_of_two_nodes_are_named(
+def test_processors_of_two_numa_nodes_are_named_in_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     warned(tmp_path, {0: 0, 1: 0, 2: 0, 9: 1, 8: 1, 12: 1}, monkeypatch)
@@ -28,14 +28,14 @@ def test_processors_of_two_nodes_are_named(
 
 
 @pytest.mark.parametrize("cpus", [{0: 0, 1: 0}, {8: None}, {}])
-def test_one_node_or_none_gives_no_warning(
+def test_single_numa_node_gives_no_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cpus: dict[int, int | None]
 ) -> None:
     warned(tmp_path, cpus, monkeypatch)
     assert caplog.text == ""
 
 
-def test_affinity_that_cannot_be_read_gives_no_warning(
+def test_unreadable_affinity_gives_no_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(_: int) -> set[int]:

@@ -22,7 +22,9 @@ from dynamo.frontend.structural_tag_policy import (
         ({"structural_tag": None, "structural_tag_mode": "on"}, ("off", "auto", "auto")),
     ],
 )
-def test_present_field_has_precedence_over_the_former_ones(config: Any, options: tuple[str, str, str]) -> None:
+def test_structural_tag_object_takes_precedence_over_the_deprecated_fields(
+    config: Any, options: tuple[str, str, str]
+) -> None:
     assert runtime_structural_tag_options(config) == options
 
 
@@ -58,7 +60,7 @@ def test_engine_decides_on_reasoning_unless_the_policy_does(
         ({"has_tools": False, "scope": "always"}, False),
     ],
 )
-def test_requests_that_get_a_tag(changes: dict[str, Any], attempted: bool) -> None:
+def test_structural_tag_policy_selects_requests(changes: dict[str, Any], attempted: bool) -> None:
     request: dict[str, Any] = {
         "mode": "on",
         "scope": "auto",

@@ -25,12 +25,12 @@ def test_one_constraint_is_returned_with_its_whitespace_pattern() -> None:
         ({"guided_choice": "a"}, "guided_choice must be a list"),
     ],
 )
-def test_two_constraints_or_choices_that_are_no_list_are_rejected(request_fields: Any, message: str) -> None:
+def test_two_constraints_or_non_list_choices_are_rejected(request_fields: Any, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         utils.validate_legacy_guided_decoding_constraints(request_fields)
 
 
-def test_a_chat_template_has_a_file_of_its_own(tmp_path: Path) -> None:
+def test_chat_template_is_read_from_its_file(tmp_path: Path) -> None:
     assert utils.resolve_chat_template(str(tmp_path)) is None
     wrapped = tmp_path / "chat_template.json"
     wrapped.write_text("{")
@@ -49,7 +49,7 @@ def test_ids_have_16_hexadecimal_digits() -> None:
     assert utils.worker_warmup()
 
 
-def test_a_request_names_extra_fields_of_its_response() -> None:
+def test_extra_response_fields_are_read_from_nvext() -> None:
     assert utils.nvext_extra_field_requested({"nvext": {"extra_fields": ["timing"]}}, "timing")
     assert not utils.nvext_extra_field_requested({"nvext": {"extra_fields": "timing"}}, "timing")
     assert not utils.nvext_extra_field_requested({}, "timing")
@@ -109,6 +109,6 @@ def test_engine_responses_without_tokens_are_errors() -> None:
         ('{"message": "no", "code": 400}', None),
     ],
 )
-def test_a_workers_rejection_keeps_its_status(text: str, status: tuple[int, str] | None) -> None:
+def test_worker_rejection_keeps_its_status(text: str, status: tuple[int, str] | None) -> None:
     error = utils.backend_invalid_argument_to_http_error(ValueError(text))
     assert (None if error is None else (error.code, error.message)) == status

@@ -20,7 +20,7 @@ def decode(number: int) -> list[TargetReplica]:
     return [TargetReplica(sub_component_type="decode", desired_replicas=number)]
 
 
-def test_every_request_is_approved_without_a_band() -> None:
+def test_every_request_is_approved_without_a_gpu_limit() -> None:
     result = GpuArbiter(TotalGpuBand(), 60).decide("k/a", decode(1000), POOLS, 0)
     assert (result.partners, result.rejection) == ((), None)
 
@@ -50,7 +50,7 @@ def test_oversized_partner_is_admitted_in_part_up_to_the_ceiling() -> None:
     assert [one.desired for one in arbiter.decide("k/b", decode(2), POOLS, 1).partners] == [6]
 
 
-def test_changes_that_free_gpus_come_first() -> None:
+def test_changes_that_free_gpus_are_applied_first() -> None:
     partner = PartnerChange(("k/b", "decode"), POOLS["k/b"]["decode"], 2)
     order = apply_order("k/a", decode(6), [partner], POOLS)
     assert [name for name, _ in order] == ["k/b", "k/a"]

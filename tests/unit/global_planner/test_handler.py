@@ -55,7 +55,7 @@ async def harness() -> AsyncIterator[Harness]:
     await cluster.shutdown()
 
 
-async def test_request_is_published_to_the_callers_environment(harness: Harness) -> None:
+async def test_request_is_published_to_the_environment_of_the_caller(harness: Harness) -> None:
     response = await harness.send(scale("a", prefill=2, decode=3))
     assert response == {
         "status": "success",
@@ -65,7 +65,7 @@ async def test_request_is_published_to_the_callers_environment(harness: Harness)
     assert await harness.carry_out("a") == [2, 3]
 
 
-async def test_second_namespace_is_held_to_the_remaining_gpus(harness: Harness) -> None:
+async def test_second_namespace_is_limited_to_the_remaining_gpus(harness: Harness) -> None:
     await harness.send(scale("a", decode=5))
     response = await harness.send(scale("b", decode=4))
     assert response["status"] == "rejected"
@@ -81,7 +81,7 @@ async def test_rejected_scale_up_is_applied_with_a_later_scale_down(harness: Har
     assert [await harness.carry_out(name) for name in "ab"] == [[-1, 3], [-1, 4]]
 
 
-async def test_pending_decision_is_rejected_until_it_is_carried_out(harness: Harness) -> None:
+async def test_pending_decision_is_rejected_until_the_previous_one_is_complete(harness: Harness) -> None:
     await harness.send(scale("a", decode=2))
     assert (await harness.send(scale("a", decode=3)))["status"] == "rejected"
     await harness.carry_out("a")
@@ -98,14 +98,14 @@ async def test_pending_decision_is_rejected_until_it_is_carried_out(harness: Har
         ("text", "malformed scale request"),
     ],
 )
-async def test_invalid_request_is_an_error_and_changes_nothing(harness: Harness, request_: Any, message: str) -> None:
+async def test_invalid_request_is_an_error_without_effect(harness: Harness, request_: Any, message: str) -> None:
     response = await harness.send(request_)
     assert response["status"] == "error"
     assert message in response["message"]
     assert await harness.carry_out("a") == [-1, -1]
 
 
-async def test_no_operation_answers_success_without_a_change(harness: Harness) -> None:
+async def test_no_operation_mode_returns_success_without_a_change(harness: Harness) -> None:
     harness.handler = ScaleRequestHandler(GpuArbiter(TotalGpuBand(), 60), None, [], MetricsRegistry())
     assert await harness.send(scale("a", decode=9)) == {
         "status": "success",

@@ -16,7 +16,7 @@ def test_namespaces_are_separated_by_spaces_as_in_upstream() -> None:
     assert (options.managed_namespaces, options.max_total_gpus) == (["a", "b"], 8)
 
 
-def test_defaults_are_upstreams() -> None:
+def test_global_planner_defaults_equal_those_of_upstream() -> None:
     options = read("--no-operation")
     found = (options.environment, options.max_total_gpus, options.min_total_gpus, options.intent_cache_ttl_seconds)
     assert options.operation is False

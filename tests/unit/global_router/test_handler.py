@@ -64,45 +64,45 @@ async def harness(tmp_path: Path) -> AsyncIterator[GlobalRouterHarness]:
     await made.close()
 
 
-async def test_a_request_goes_to_its_pool(harness: GlobalRouterHarness) -> None:
+async def test_request_is_sent_to_its_selected_pool(harness: GlobalRouterHarness) -> None:
     assert await harness.ask({"token_ids": [1], "router": {"ttft_target": 20}}) == ["p-fast", "p-fast"]
     assert await harness.ask(SLOW) == ["p-slow", "p-slow"]
     assert harness.seen == ["p-fast", "p-slow"]
 
 
-async def test_a_pool_that_fails_at_once_is_followed_by_a_faster_one(harness: GlobalRouterHarness) -> None:
+async def test_failed_pool_is_retried_with_a_faster_pool(harness: GlobalRouterHarness) -> None:
     harness.failing = {"p-slow": (0, Overloaded("full")), "p-mid": (0, Overloaded("full"))}
     assert await harness.ask(SLOW) == ["p-fast", "p-fast"]
     assert harness.seen == ["p-slow", "p-mid", "p-fast"]
 
 
-async def test_what_has_begun_is_not_begun_again(harness: GlobalRouterHarness) -> None:
+async def test_started_response_is_not_retried(harness: GlobalRouterHarness) -> None:
     harness.failing = {"p-slow": (1, Overloaded("full"))}
     with pytest.raises(DynamoException):
         await harness.ask(SLOW)
     assert harness.seen == ["p-slow"]
 
 
-async def test_the_last_pool_s_failure_is_the_answer(harness: GlobalRouterHarness) -> None:
+async def test_error_of_the_last_pool_is_returned(harness: GlobalRouterHarness) -> None:
     harness.failing = dict.fromkeys(DISAGG["prefill_pool_dynamo_namespaces"], (0, Overloaded("full")))
     with pytest.raises(DynamoException, match="full"):
         await harness.ask(SLOW)
     assert harness.seen == ["p-slow", "p-mid", "p-fast"]
 
 
-async def test_what_cannot_be_read_is_refused(harness: GlobalRouterHarness) -> None:
+async def test_malformed_request_is_refused(harness: GlobalRouterHarness) -> None:
     with pytest.raises(InvalidArgument):
         await harness.ask([1, 2])
 
 
-async def test_a_decode_request_goes_to_its_pool_without_a_context(harness: GlobalRouterHarness) -> None:
+async def test_decode_request_is_sent_to_its_selected_pool(harness: GlobalRouterHarness) -> None:
     request = {"token_ids": b"\1\0\0\0" * 3, "router": {"itl_target": 400}}
     outputs = [output async for output in harness.handler.handle_decode(request)]
     assert [output["pool"] for output in outputs] == ["d-slow", "d-slow"]
     assert harness.handler.get_pool_info()["decode_connected"] == ["d-fast", "d-slow"]
 
 
-def test_targets_and_priority_of_a_request() -> None:
+def test_targets_and_priority_are_read_from_a_request() -> None:
     request = {
         "token_ids": [1, 2, 3],
         "router": {"ttft_target": 100, "itl_target": 20.5},

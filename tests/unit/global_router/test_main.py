@@ -17,7 +17,7 @@ def test_a_configuration_file_is_required() -> None:
         GlobalRouterOptions(config="pools.json")
 
 
-async def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+async def test_missing_configuration_file_is_named(tmp_path: Path) -> None:
     cluster = MemoryCluster()
     with pytest.raises(ConfigError, match=r"--config .*missing\.json: No such file"):
         open_handler(cluster.runtime(), GlobalRouterOptions(config=str(tmp_path / "missing.json"), model_name="m"))

@@ -105,7 +105,7 @@ def test_length_is_a_third_dimension_of_aggregated_pools(tmp_path: Path) -> None
     assert (agg.ttft_step_ms, agg.itl_step_ms) == (9999, 49.5)
 
 
-def test_a_failed_pool_is_followed_by_faster_ones_from_slow_to_fast(tmp_path: Path) -> None:
+def test_retry_order_is_from_slow_to_fast_pools(tmp_path: Path) -> None:
     config = pools(tmp_path, DISAGG, enable_priority_retry=True)
     assert retry_order(config, 2) == [2, 1, 0]
     assert retry_order(config, 0) == [0]
@@ -131,7 +131,7 @@ def test_default_priorities_follow_the_order_of_the_pools(tmp_path: Path) -> Non
 
 
 @given(st.floats(-1e6, 1e6), st.integers(1, 9))
-def test_every_value_is_in_a_bucket(value: float, buckets: int) -> None:
+def test_every_value_has_a_valid_bucket(value: float, buckets: int) -> None:
     assert 0 <= Dimension("isl", "", 10.0, 500.0, buckets).bucket(value) < buckets
 
 
@@ -184,7 +184,7 @@ def test_every_value_is_in_a_bucket(value: float, buckets: int) -> None:
         ),
     ],
 )
-def test_a_file_that_contradicts_itself_is_named(
+def test_contradictory_pool_configuration_is_refused_by_name(
     tmp_path: Path, content: dict[str, Any], changes: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(ConfigError, match=named):

@@ -26,7 +26,7 @@ def request(text: Any = b"hi", streams: bool | None = None, **parameters: Any) -
     return message
 
 
-def test_its_inputs_and_known_parameters_are_the_completions_fields() -> None:
+def test_inputs_and_parameters_are_converted_to_completion_fields() -> None:
     assert completion_request(request()) == CompletionRequest(model="m", prompt="hi", stream=False, user="7")
     asked = completion_request(
         request(streams=True, max_tokens=("int64", 3), temperature=("double", 0.5), priority=("uint64", 1))
@@ -51,7 +51,7 @@ def test_parameter_of_wrong_type_is_refused_by_name(name: str, parameter: Any, p
     assert raised.value.param == name
 
 
-def test_what_we_set_ourselves_no_parameter_sets() -> None:
+def test_model_and_stream_parameters_do_not_override_request_fields() -> None:
     assert completion_request(request(model=("string", "x"), stream=("bool", True))).model == "m"
 
 
@@ -84,7 +84,7 @@ def test_each_choice_is_an_element_of_the_outputs() -> None:
     assert said == {"text_output": ([2], ["é".encode(), b""]), "finish_reason": ([2], [b"stop", b""])}
 
 
-def test_raw_outputs_are_answered_to_clients_that_send_raw_inputs() -> None:
+def test_raw_outputs_are_sent_to_clients_with_raw_inputs() -> None:
     answer = response_of(COMPLETION, "7", is_raw=True)
     assert list(answer.raw_output_contents) == [b"\2\0\0\0\xc3\xa9\0\0\0\0", b"\4\0\0\0stop\0\0\0\0"]
     assert list(answer.outputs[0].contents.bytes_contents) == ["é".encode(), b""]

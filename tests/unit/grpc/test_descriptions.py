@@ -21,7 +21,7 @@ def card(model_type: str = "TensorBased", model_input: Any = "Tensor", **more: A
     return ModelDeploymentCard(display_name="m", slug="m", model_type=model_type, model_input=model_input, **more)
 
 
-def test_a_model_of_text_has_its_fixed_inputs_and_outputs() -> None:
+def test_text_model_has_fixed_inputs_and_outputs() -> None:
     for model_input in ("Text", "Tokens"):
         text = card("Chat | Completions", model_input)
         assert not is_tensor(text)
@@ -53,7 +53,7 @@ def test_a_model_of_text_has_its_fixed_inputs_and_outputs() -> None:
         }
 
 
-def test_a_model_of_tensors_has_those_of_its_card() -> None:
+def test_tensor_model_has_the_inputs_and_outputs_of_its_card() -> None:
     tensors = card(tensor_model_config=TENSORS)
     assert is_tensor(tensors)
     told = MessageToDict(metadata_of(tensors))
@@ -62,7 +62,7 @@ def test_a_model_of_tensors_has_those_of_its_card() -> None:
     assert MessageToDict(config_of(tensors))["config"]["output"] == [{"name": "b", "dataType": 13, "dims": ["1"]}]
 
 
-def test_tritons_own_configuration_stands_above_the_rest() -> None:
+def test_triton_model_config_takes_precedence() -> None:
     config = CLASSES["ModelConfig"](name="triton", platform="onnx", max_batch_size=8)
     config.input.add(name="x", data_type=11, dims=[3])
     unknown = b"\xa2\x06\x02hi"  # Field 100, which is none of ours.
@@ -73,7 +73,7 @@ def test_tritons_own_configuration_stands_above_the_rest() -> None:
     assert MessageToDict(metadata_of(triton))["inputs"] == [{"name": "x", "datatype": "FP32", "shape": ["3"]}]
 
 
-def test_what_is_neither_text_nor_tensors_is_not_found() -> None:
+def test_model_that_is_neither_text_nor_tensor_is_not_found() -> None:
     for other in (card("Chat", "Tokens"), card("TensorBased", "Text"), card("Embedding", "Tokens")):
         with pytest.raises(NotFound, match="neither"):
             metadata_of(other)
@@ -96,5 +96,5 @@ def test_invalid_tensor_model_config_is_refused(config: Any, told: str) -> None:
         check_tensor_config(config)
 
 
-def test_one_that_is_right_passes() -> None:
+def test_valid_tensor_model_config_is_accepted() -> None:
     check_tensor_config(TENSORS)

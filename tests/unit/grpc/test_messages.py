@@ -15,7 +15,7 @@ def theirs(name: str) -> object:
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_every_field_has_the_number_the_name_and_the_type_that_clients_use(name: str) -> None:
+def test_fields_have_the_numbers_names_and_types_of_the_kserve_protocol(name: str) -> None:
     other = theirs(name).DESCRIPTOR
     for field in CLASSES[name].DESCRIPTOR.fields:
         there = other.fields_by_number[field.number]
@@ -27,13 +27,13 @@ def test_every_field_has_the_number_the_name_and_the_type_that_clients_use(name:
         assert {field.number for field in CLASSES[name].DESCRIPTOR.fields} == set(other.fields_by_number)
 
 
-def test_the_service_and_its_data_types_have_their_names() -> None:
+def test_service_and_data_types_have_kserve_names() -> None:
     assert service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name == SERVICE
     spoken = [model_config_pb2.DataType.Name(number).removeprefix("TYPE_") for number in range(len(DATA_TYPES))]
     assert ["BYTES" if name == "STRING" else name for name in spoken] == list(DATA_TYPES)
 
 
-def test_what_one_writes_the_other_reads() -> None:
+def test_messages_are_compatible_with_the_generated_classes() -> None:
     mine = CLASSES["ModelInferRequest"](model_name="m", raw_input_contents=[b"\0"])
     mine.parameters["p"].uint64_param = 1 << 63
     mine.inputs.add(name="a", shape=[1, -1]).contents.bytes_contents.append(b"x")

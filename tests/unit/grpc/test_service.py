@@ -25,7 +25,7 @@ def named(kind: str, name: str) -> Any:
     return CLASSES[kind](name=name)
 
 
-async def test_the_server_is_live_and_ready_until_it_drains() -> None:
+async def test_server_is_live_and_ready_until_it_drains() -> None:
     async with open_kserve_house() as house:
         service = house.service
         assert (await service.server_live(None, None)).live
@@ -39,7 +39,7 @@ async def test_the_server_is_live_and_ready_until_it_drains() -> None:
             assert status_of(raised.value)[0] == "UNAVAILABLE"
 
 
-async def test_models_of_text_and_of_tensors_are_ready_and_described() -> None:
+async def test_text_and_tensor_models_are_ready_and_described() -> None:
     async with open_kserve_house() as house:
         service = house.service
         for name, is_ready in (("say", True), ("echo", True), ("talk", False), ("nobody", False)):
@@ -51,7 +51,7 @@ async def test_models_of_text_and_of_tensors_are_ready_and_described() -> None:
             await service.model_metadata(named("ModelMetadataRequest", "nobody"), None)
 
 
-async def test_text_is_completed_at_once() -> None:
+async def test_text_is_completed_in_one_response() -> None:
     async with open_kserve_house() as house:
         answer = await house.infer(text_request("a b", n=2, max_tokens=9))
         assert (answer.model_name, answer.id) == ("say", "7")
@@ -69,7 +69,7 @@ async def test_text_is_streamed_chunk_by_chunk() -> None:
 
 
 @pytest.mark.parametrize("raw", [True, False])
-async def test_tensors_are_answered_in_the_form_in_which_they_came(raw: bool) -> None:
+async def test_tensors_are_returned_in_the_representation_of_the_request(raw: bool) -> None:
     async with open_kserve_house() as house:
         answer = await house.infer(tensor_request(1, 2, raw=raw))
         assert (answer.id, answer.parameters["place"].int64_param) == ("t", 0)
@@ -77,14 +77,14 @@ async def test_tensors_are_answered_in_the_form_in_which_they_came(raw: bool) ->
         assert list(answer.outputs[0].contents.int_contents) == ([] if raw else [1, 2])
 
 
-async def test_large_tensors_are_answered_too() -> None:
+async def test_large_tensors_are_supported() -> None:
     values = range(300_000)
     async with open_kserve_house() as house:
         answer = await house.infer(tensor_request(*values, raw=True))
         assert answer.raw_output_contents[0] == b"".join(value.to_bytes(4, "little") for value in values)
 
 
-async def test_requests_of_a_stream_are_answered_one_after_the_other() -> None:
+async def test_requests_of_a_stream_are_answered_in_order() -> None:
     async with open_kserve_house() as house:
         answers = await house.stream(tensor_request(1, id="x", count=2), tensor_request(2, id="y"))
         assert [one.infer_response.id for one in answers] == ["x", "x", "y"]
@@ -122,7 +122,7 @@ async def test_worker_failure_is_a_stream_error_and_later_requests_succeed() -> 
         assert all("secret" not in one.error_message for one in answers)
 
 
-async def test_what_is_wrong_with_a_request_ends_the_stream() -> None:
+async def test_invalid_request_ends_the_stream() -> None:
     async with open_kserve_house() as house:
         with pytest.raises(NotFound):
             await house.stream(text_request("a", model="nobody"), text_request("b"))
@@ -130,7 +130,7 @@ async def test_what_is_wrong_with_a_request_ends_the_stream() -> None:
 
 
 @pytest.mark.parametrize("message", [text_request("hold"), tensor_request(1, hold=1)])
-async def test_who_leaves_lets_the_worker_stop(message: Any) -> None:
+async def test_client_disconnect_stops_the_worker(message: Any) -> None:
     async with open_kserve_house() as house, asyncio.timeout(30):
         asking = asyncio.ensure_future(house.infer(message))
         await house.engines.held.wait()
@@ -140,7 +140,7 @@ async def test_who_leaves_lets_the_worker_stop(message: Any) -> None:
             await asking
 
 
-async def test_who_leaves_a_stream_lets_the_worker_stop() -> None:
+async def test_client_disconnect_from_a_stream_stops_the_worker() -> None:
     async with open_kserve_house() as house, asyncio.timeout(30):
         asking = asyncio.ensure_future(house.stream(text_request("a hold", streaming=True)))
         await house.engines.held.wait()
@@ -182,7 +182,7 @@ async def test_kserve_refuses_models_that_the_key_may_not_use() -> None:
             assert status_of(raised.value)[0] == "PERMISSION_DENIED"
 
 
-async def test_requests_are_counted() -> None:
+async def test_request_metrics_count_kserve_requests() -> None:
     async with open_kserve_house() as house:
         await house.infer(tensor_request(1))
         await house.infer(text_request("a"))
@@ -192,7 +192,7 @@ async def test_requests_are_counted() -> None:
             assert f"dynamo_frontend_requests_total{{{labels}}} 1" in text
 
 
-def test_metadata_are_headers_and_bytes_are_left_out() -> None:
+def test_binary_metadata_is_dropped_from_the_headers() -> None:
     class Context:
         @staticmethod
         def invocation_metadata() -> Any:

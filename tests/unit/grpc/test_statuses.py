@@ -32,13 +32,13 @@ from dynamo.serving.errors import ErrorAnswer
         (RequestRefused(ErrorAnswer(429, "x")), "RESOURCE_EXHAUSTED"),
     ],
 )
-def test_each_error_has_its_status(error: DynamoException, status: str) -> None:
+def test_each_error_has_a_grpc_status(error: DynamoException, status: str) -> None:
     name, told = status_of(error)
     assert name == status
     assert "secret" not in told
 
 
-def test_overload_is_known_by_what_it_is_whatever_its_http_status() -> None:
+def test_overload_is_resource_exhausted_regardless_of_its_http_status() -> None:
     assert status_of(RequestRefused(ErrorAnswer(503, "x", label="overload")))[0] == "RESOURCE_EXHAUSTED"
 
 
@@ -46,6 +46,6 @@ def test_overload_is_known_by_what_it_is_whatever_its_http_status() -> None:
     ("error", "status"),
     [(InvalidArgument("text", is_public=False), "INVALID_ARGUMENT"), (Unknown("text"), "INTERNAL")],
 )
-def test_failure_of_a_tensor_model_keeps_its_own_text(error: DynamoException, status: str) -> None:
+def test_tensor_model_failure_returns_its_message(error: DynamoException, status: str) -> None:
     assert status_of(error)[1] != "text"
     assert status_of(shown(error)) == (status, "text")

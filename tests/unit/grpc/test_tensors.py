@@ -47,7 +47,7 @@ def requests(draw: st.DrawFn) -> Any:
 
 @settings(max_examples=40, deadline=None)
 @given(requests())
-def test_a_worker_that_echoes_gives_back_what_was_sent(message: Any) -> None:
+def test_echoed_tensors_round_trip(message: Any) -> None:
     sent = msgpack_decode(msgpack_encode(request_of(message)))
     response = msgspec.convert(sent, TensorResponse)
     answer = response_message(response, bool(message.raw_input_contents))
@@ -86,14 +86,14 @@ def test_invalid_tensor_is_refused_by_name(message: Any, told: str) -> None:
     assert raised.value.param == "a"
 
 
-def test_raw_contents_are_for_all_inputs_or_for_none() -> None:
+def test_raw_contents_are_required_for_all_inputs_or_none() -> None:
     message = request(raw=b"\0" * 8)
     message.raw_input_contents.append(b"")
     with pytest.raises(InvalidArgument, match="one for each"):
         request_of(message)
 
 
-def test_a_parameter_needs_a_value() -> None:
+def test_parameter_without_a_value_is_refused() -> None:
     message = request(int_contents=[1, 2])
     message.parameters["p"].SetInParent()
     with pytest.raises(InvalidArgument, match="'p'"):
@@ -140,12 +140,12 @@ def answered(data_type: str, values: Any, shape: Any = None, data_type_of_data: 
     ],
 )
 @pytest.mark.parametrize("is_raw", [True, False])
-def test_an_answer_that_is_none_is_the_workers_fault(response: TensorResponse, is_raw: bool) -> None:
+def test_malformed_response_tensors_are_a_worker_error(response: TensorResponse, is_raw: bool) -> None:
     with pytest.raises(Unknown, match="malformed tensors"):
         response_message(response, is_raw)
 
 
-def test_parameters_of_no_type_are_the_workers_fault() -> None:
+def test_response_parameters_without_a_valid_type_are_a_worker_error() -> None:
     for parameters in ({"p": {"int8": 1}}, {"p": {}}):
         response = answered("Int32", [1])
         response.parameters = parameters  # type: ignore[assignment]
@@ -153,7 +153,7 @@ def test_parameters_of_no_type_are_the_workers_fault() -> None:
             response_message(response, is_raw=False)
 
 
-def test_halves_may_be_written_as_numbers_and_are_always_raw() -> None:
+def test_half_precision_tensors_are_accepted_as_numbers_and_returned_raw() -> None:
     assert list(response_message(answered("Float16", [1.5, 2.0]), is_raw=False).raw_output_contents) == [b"\0>\0@"]
     assert list(response_message(answered("Float16", [15872]), is_raw=False).raw_output_contents) == [b"\0>"]
     assert list(response_message(answered("BFloat16", [1.5]), is_raw=False).raw_output_contents) == [b"\xc0?"]

@@ -60,7 +60,7 @@ async def test_query_accepts_tokens_and_block_hashes(harness: IndexerHarness) ->
     assert (await harness.ask("GET", "/workers"))[1] == []
 
 
-async def test_refusals(harness: IndexerHarness) -> None:
+async def test_invalid_http_requests_are_refused(harness: IndexerHarness) -> None:
     await harness.hold()
     for status, method, path, body in (
         (409, "POST", "/register", WORKER),
@@ -78,7 +78,9 @@ async def test_refusals(harness: IndexerHarness) -> None:
         assert isinstance(value, str) if status == 422 else set(value) == {"error"}
 
 
-async def test_a_listener_is_paused_and_resumed_where_that_is_enabled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_listener_is_paused_and_resumed_only_when_test_endpoints_are_enabled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     plain = IndexerHarness()
     assert (await plain.ask("POST", "/test/pause_listener", {"instance_id": 7}))[0] == 404
     monkeypatch.setenv("DYN_KV_INDEXER_TEST_ENDPOINTS", "1")
@@ -120,7 +122,7 @@ async def test_metrics_count_requests_models_and_listeners(harness: IndexerHarne
     assert "/nothing" not in text
 
 
-async def test_every_request_is_noted_and_the_file_may_be_moved_away(tmp_path: Path) -> None:
+async def test_every_request_is_logged_and_the_log_file_may_be_rotated(tmp_path: Path) -> None:
     path = tmp_path / "access.log"
     log = AccessLog(str(path), "X-Trace-Id")
     harness = IndexerHarness(log)
@@ -136,12 +138,12 @@ async def test_every_request_is_noted_and_the_file_may_be_moved_away(tmp_path: P
     assert "/health" in path.read_text()
 
 
-def test_a_log_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+def test_unwritable_access_log_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--access-log"):
         AccessLog(str(tmp_path / "none" / "access.log"), "x-trace-id")
 
 
-def test_workers_of_the_command_line() -> None:
+def test_workers_are_read_from_the_command_line() -> None:
     options = load(IndexerOptions, ["--block-size", "16", "--workers", "1=tcp://h:5557, 1:1=tcp://h:5558"], {})
     assert options.initial_workers() == [InitialWorker(1, 0, "tcp://h:5557"), InitialWorker(1, 1, "tcp://h:5558")]
     assert load(IndexerOptions, [], {}).initial_workers() == []
@@ -158,6 +160,6 @@ def test_workers_of_the_command_line() -> None:
         (["--router-index-max-blocks", "0"], "--router-index-max-blocks"),
     ],
 )
-def test_what_cannot_be_meant_is_named(argv: list[str], named: str) -> None:
+def test_invalid_indexer_option_is_refused_by_name(argv: list[str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         load(IndexerOptions, argv, {})

@@ -13,7 +13,7 @@ def test_refusal_has_the_reason_and_the_message_of_the_status() -> None:
     assert (error.code, error.reason, str(error)) == (409, "Conflict", "409 Conflict: the object has been modified")
 
 
-def test_refusal_of_a_proxy_has_the_begin_of_its_text() -> None:
+def test_refusal_of_a_proxy_has_the_beginning_of_its_text() -> None:
     assert str(refusal(502, b"<html>" + b"x" * 1000)) == "502 : <html>" + "x" * 194
     assert refusal(500, b"[]").code == 500
 

@@ -186,7 +186,7 @@ async def test_cancellation_inside_a_reconciliation_does_not_end_the_worker(capl
     assert "an operation that the reconciliation awaited was cancelled" in caplog.text
 
 
-async def test_worker_outlives_a_hook_that_fails() -> None:
+async def test_failing_hook_does_not_end_the_worker() -> None:
     async with controlled(workers=1) as made:
         made.hook_error = ValueError("hook")
         made.queue.add("a")
@@ -234,7 +234,7 @@ async def test_stop_cancels_reconciliations_that_do_not_end(caplog: pytest.LogCa
 
 
 @given(st.lists(st.sampled_from(["a", "b", "c", "fail", "recover", "pass"]), max_size=40), st.integers(1, 3))
-def test_last_change_of_every_object_is_reconciled_whatever_fails(steps: list[str], workers: int) -> None:
+def test_last_change_of_every_object_is_reconciled_despite_failures(steps: list[str], workers: int) -> None:
     async def run() -> None:
         versions: dict[str, int] = {}
         read: dict[str, int] = {}

@@ -202,7 +202,7 @@ async def test_error_of_one_event_does_not_end_the_others() -> None:
         assert made.server.counted == [("b", 1)]
 
 
-async def test_rate_is_limited_for_each_object_and_repeats_are_counted_all_the_same() -> None:
+async def test_event_rate_is_limited_per_object_and_repeats_are_still_counted() -> None:
     async with recorded(EventLimits(burst=3, refill_s=100.0)) as made:
         for _ in range(10):
             made.record("a")
@@ -251,7 +251,7 @@ async def test_malformed_object_is_logged_and_not_raised(caplog: pytest.LogCaptu
     assert "failed to record event Created" in caplog.text
 
 
-async def test_long_texts_are_cut_to_what_the_api_server_accepts() -> None:
+async def test_long_texts_are_truncated_to_the_limits_of_the_api_server() -> None:
     async with recorded() as made:
         made.recorder.record(GRAPHS, graph("n" * 253), "Warning", "R" * 200, "m" * 2000)
         await made.advance()
@@ -260,7 +260,7 @@ async def test_long_texts_are_cut_to_what_the_api_server_accepts() -> None:
     assert event["message"].endswith("m...")
 
 
-async def test_close_writes_what_is_queued() -> None:
+async def test_close_writes_queued_events() -> None:
     made = Recorded()
     made.recorder.start()
     made.record("a")
@@ -268,7 +268,7 @@ async def test_close_writes_what_is_queued() -> None:
     assert made.server.counted == [("a", 1)]
 
 
-async def test_close_does_not_wait_for_a_server_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
+async def test_close_does_not_wait_for_an_unreachable_server(caplog: pytest.LogCaptureFixture) -> None:
     made = Recorded()
     made.recorder.start()
     made.server.failure = KubeUnavailable("gone")

@@ -123,7 +123,7 @@ async def following(server: FakeServer) -> AsyncIterator[Followed]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_view_has_what_existed_and_then_each_change() -> None:
+async def test_view_contains_existing_objects_and_each_change() -> None:
     server = FakeServer()
     server.put("a")
     async with following(server) as followed:
@@ -135,7 +135,9 @@ async def test_view_has_what_existed_and_then_each_change() -> None:
         assert followed.names == {"b"}
 
 
-async def test_view_outlives_an_outage_and_the_watch_resumes_at_its_revision(caplog: pytest.LogCaptureFixture) -> None:
+async def test_view_is_kept_during_an_outage_and_the_watch_resumes_at_its_revision(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO)
     server = FakeServer()
     server.put("a")

@@ -23,7 +23,7 @@ def test_path_names_group_namespace_object_and_subresource(path: str, expected: 
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "a?b", "a#", "-a", "a" * 254, "a\n"])
-def test_name_that_leaves_its_place_in_the_path_is_refused(name: str) -> None:
+def test_name_that_changes_the_path_is_refused(name: str) -> None:
     for place in ({"namespace": name}, {"namespace": "ns", "name": name}):
         with pytest.raises(InvalidArgument, match="is not a name of a Kubernetes object"):
             PODS.path(**place)
@@ -36,7 +36,7 @@ def test_every_kind_of_the_group_is_listed_in_its_newest_version() -> None:
     }
 
 
-def test_kind_is_found_by_what_an_object_gives() -> None:
+def test_kind_is_found_by_api_version_and_kind() -> None:
     assert BY_NAME[("nvidia.com/v1beta1", "DynamoGraphDeployment")] is GRAPHS
     assert len(BY_NAME) == len(KINDS)
 

@@ -173,7 +173,7 @@ async def test_released_lease_is_acquired_within_a_retry_interval() -> None:
     await candidates.end()
 
 
-async def test_lease_of_a_dead_leader_is_taken_after_its_duration_without_a_change() -> None:
+async def test_lease_of_a_dead_leader_is_acquired_after_its_duration_without_a_change() -> None:
     candidates = Candidates("bb")
     held = {"holderIdentity": "dead", "leaseDurationSeconds": 15, "leaseTransitions": 4, "strategy": "x"}
     candidates.server.put({"metadata": {"name": "operator"}, "spec": held})
@@ -185,7 +185,7 @@ async def test_lease_of_a_dead_leader_is_taken_after_its_duration_without_a_chan
     await candidates.end()
 
 
-async def test_times_in_the_lease_do_not_matter() -> None:
+async def test_times_in_the_lease_are_ignored() -> None:
     candidates = Candidates()
     candidates.all["a"] = Candidate(candidates.server, "a", skew_s=-86_400.0)
     await candidates.pass_time(2)
@@ -195,7 +195,7 @@ async def test_times_in_the_lease_do_not_matter() -> None:
     await candidates.end()
 
 
-async def test_change_of_metadata_is_no_sign_of_life() -> None:
+async def test_metadata_change_does_not_renew_the_lease() -> None:
     candidates = Candidates("bb")
     candidates.server.put({"metadata": {"name": "operator"}, "spec": {"holderIdentity": "dead"}})
     for index in range(10):
@@ -209,7 +209,7 @@ async def test_change_of_metadata_is_no_sign_of_life() -> None:
 
 
 @pytest.mark.parametrize("spec", [{}, {"holderIdentity": ""}, {"holderIdentity": None, "leaseDurationSeconds": None}])
-async def test_lease_without_a_holder_is_taken_at_once(spec: KubeObject) -> None:
+async def test_lease_without_a_holder_is_acquired_at_once(spec: KubeObject) -> None:
     candidates = Candidates("a")
     candidates.server.put({"metadata": {"name": "operator"}, "spec": spec})
     await candidates.pass_time(5)
@@ -217,7 +217,9 @@ async def test_lease_without_a_holder_is_taken_at_once(spec: KubeObject) -> None
     await candidates.end()
 
 
-async def test_leader_without_server_is_none_after_the_renewal_deadline(caplog: pytest.LogCaptureFixture) -> None:
+async def test_leader_without_server_loses_leadership_after_the_renewal_deadline(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO)
     candidates = Candidates("a", "bb")
     await candidates.pass_time(10)
@@ -238,7 +240,7 @@ async def test_leader_without_server_is_none_after_the_renewal_deadline(caplog: 
     await candidates.end()
 
 
-async def test_leader_that_hangs_is_none_before_another_candidate_is() -> None:
+async def test_hanging_leader_loses_leadership_before_another_candidate_leads() -> None:
     candidates = Candidates("a", "bb")
     await candidates.pass_time(10)
     (name,) = candidates.leaders
@@ -251,7 +253,7 @@ async def test_leader_that_hangs_is_none_before_another_candidate_is() -> None:
     await candidates.end()
 
 
-async def test_leader_whose_lease_is_taken_stops_at_its_next_renewal() -> None:
+async def test_leader_with_a_stolen_lease_stops_at_its_next_renewal() -> None:
     candidates = Candidates("a")
     await candidates.pass_time(1)
     stored = candidates.server.stored
@@ -281,7 +283,7 @@ async def test_lease_that_cannot_be_released_is_one_warning(caplog: pytest.LogCa
     assert candidates.leaders == []
 
 
-async def test_candidate_that_never_wrote_releases_nothing() -> None:
+async def test_candidate_without_a_lease_releases_none() -> None:
     candidates = Candidates("a")
     await candidates.end()
     assert candidates.server.writes == 0

@@ -35,7 +35,7 @@ class Queued:
         return keys
 
 
-async def test_key_that_waits_is_queued_once_and_keys_come_in_order() -> None:
+async def test_waiting_key_is_queued_once_and_keys_are_ordered() -> None:
     queued = Queued()
     for key in "abab":
         assert queued.queue.add(key)
@@ -57,7 +57,7 @@ async def test_key_added_while_it_is_processed_is_processed_once_more_afterwards
     assert (queue.depth, queue.processing) == (0, 0)
 
 
-async def test_each_key_goes_to_one_of_the_waiting_workers() -> None:
+async def test_each_key_is_delivered_to_one_waiting_worker() -> None:
     queue = Queued().queue
     waiting = [asyncio.ensure_future(queue.get()) for _ in range(3)]
     await turns(2)
@@ -91,7 +91,7 @@ async def test_delay_of_zero_queues_at_once() -> None:
     assert queue.depth == 1
 
 
-async def test_key_that_is_replaced_by_earlier_delays_again_and_again_keeps_one_timer() -> None:
+async def test_key_with_repeatedly_shorter_delays_has_one_timer() -> None:
     queued = Queued()
     for step in range(1000):
         queued.queue.add_after("a", 2000.0 - step)
@@ -164,7 +164,7 @@ async def test_longest_running_key_is_measured() -> None:
     assert queued.queue.longest_running_s == 2.0
 
 
-async def test_closed_queue_returns_none_and_accepts_nothing() -> None:
+async def test_closed_queue_returns_none_and_accepts_no_keys() -> None:
     queue = Queued().queue
     for key in "ab":
         queue.add(key)
@@ -244,7 +244,7 @@ class QueueModel:
 
 
 @given(st.lists(STEPS, max_size=40))
-def test_queue_contains_exactly_what_was_added_and_not_yet_processed(steps: list[tuple[str, str, int]]) -> None:
+def test_queue_contains_exactly_the_added_and_unprocessed_keys(steps: list[tuple[str, str, int]]) -> None:
     async def run() -> None:
         model = QueueModel()
         for step in steps:

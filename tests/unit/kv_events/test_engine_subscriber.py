@@ -107,7 +107,7 @@ def test_engine_subscriber_detects_an_engine_restart_by_its_sequence() -> None:
     assert heard.depth([5, 5, 5, 5]) == 1
 
 
-def test_engine_subscriber_reads_our_envelope() -> None:
+def test_engine_subscriber_reads_the_event_envelope_of_dynamo_workers() -> None:
     heard = Heard()
     blocks = [StoredBlock(1, hashes_of(TOKENS[:4], 4)[0])]
     event = NumberedKvEvent(1, KvEventData(stored=Stored(None, None, blocks)), 1)

@@ -107,7 +107,7 @@ async def test_owner_names_a_host_that_appears_later_and_withdraws_its_intents(
     assert await agent.intents() == []
 
 
-async def test_owner_names_another_host_when_its_host_leaves(cluster: tuple[Agent, DistributedRuntime]) -> None:
+async def test_owner_selects_another_host_when_its_host_is_removed(cluster: tuple[Agent, DistributedRuntime]) -> None:
     agent, worker = cluster
     owner = KvStateAttachmentOwner(worker.endpoint(WORKER), worker.instance_id, [DESCRIPTOR])
     starting = asyncio.ensure_future(owner.start())

@@ -133,7 +133,7 @@ async def test_kv_subscriber_follows_events_of_a_worker_without_source(harness: 
     assert (harness.depth(10, 20), harness.depth(70)) == (0, 1), "what came after a gap is all that is sure"
 
 
-async def test_kv_subscriber_retries_a_source_that_does_not_answer(
+async def test_kv_subscriber_retries_an_unresponsive_source(
     harness: SubscriberHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_view, "QUERY_RETRY_FIRST_S", 0.01)

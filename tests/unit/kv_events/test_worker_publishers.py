@@ -74,7 +74,7 @@ async def test_worker_publisher_splits_many_events_without_gaps() -> None:
     assert [event.event.event_id for event in read] == list(range(1, EVENTS_MAX + 11))
 
 
-async def test_worker_publisher_sends_nothing_for_an_idle_turn() -> None:
+async def test_worker_publisher_sends_no_message_for_an_idle_turn() -> None:
     topic = Topic()
     publisher = WorkerKvEventPublisher(topic.publish, 1)
     publisher.put(Cleared())
@@ -106,7 +106,7 @@ async def test_worker_publisher_sends_the_newest_load_of_each_rank() -> None:
     assert [(load.dp_rank, load.kv_used_blocks) for load in topic.loads()] == [(0, 1), (1, 2), (0, 3)]
 
 
-async def test_worker_publisher_sends_nothing_after_close() -> None:
+async def test_worker_publisher_sends_no_message_after_close() -> None:
     topic = Topic()
     publisher = WorkerLoadPublisher(topic.publish, 42, interval_s=0)
     publisher.put(WorkerLoad())

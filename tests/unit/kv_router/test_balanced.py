@@ -129,7 +129,7 @@ def test_balanced_cost_learns_prefill_speed_during_decoding() -> None:
     assert pace.prefill_token_s == pytest.approx(8e-5, rel=0.01)
 
 
-def test_balanced_cost_learns_nothing_from_steps_without_duration() -> None:
+def test_balanced_cost_ignores_steps_without_duration() -> None:
     pace = Pace()
     for _ in range(200):
         pace.observe(100, 0, 0, 0.0)

@@ -108,7 +108,7 @@ def test_hicache_ignores_a_repeated_batch() -> None:
     assert found.apply(1, []) and found.find(TOKENS) == ((0, 1),)
 
 
-def test_hicache_forgets_earlier_pages_after_a_missing_batch() -> None:
+def test_hicache_drops_earlier_pages_after_a_missing_batch() -> None:
     layout = HicacheLayout(page_size=4)
     found = filled(layout, 0)
 
@@ -116,7 +116,7 @@ def test_hicache_forgets_earlier_pages_after_a_missing_batch() -> None:
     assert found.find(TOKENS) == ((1, 2),)
 
 
-def test_hicache_forgets_all_pages_when_the_layout_changes() -> None:
+def test_hicache_drops_all_pages_when_the_layout_changes() -> None:
     found = filled(HicacheLayout(page_size=4), 0)
 
     found.lay_out(HicacheLayout(page_size=4, tp_size=2))

@@ -249,7 +249,7 @@ def test_kv_index_spreads_many_keys_over_several_tables() -> None:
     assert index.size == index.held(1) == 100_001
 
 
-def test_helpers() -> None:
+def test_index_helpers_compute_common_blocks_and_slots() -> None:
     assert common(pack([1, 2, 3]), pack([9, 1, 2, 4]), 8) == 2
     assert common(pack([1, 2, 3]), pack([1, 2, 3, 4]), 0) == 3
     assert [trailing_ones(bits) for bits in (0, 1, 0b1011, 0b0111)] == [0, 1, 2, 3]

@@ -51,7 +51,7 @@ def test_name_table_release_of_an_unknown_key_is_an_error(table: type[Names]) ->
 
 
 @tables
-def test_name_table_survives_many_insertions_and_removals(table: type[Names]) -> None:
+def test_name_table_supports_many_insertions_and_removals(table: type[Names]) -> None:
     names, one, other = table(), run(), run()
     some, more = list(range(0, 200_000, 2)), list(range(1, 100_000, 2))
     assert names.claim(some, one)

@@ -49,6 +49,6 @@ def test_policy_without_a_file_has_one_class() -> None:
         (PolicyProfile(default_policy_family="nobody"), "family nobody has no class"),
     ],
 )
-def test_policy_refuses_classes_that_leave_a_request_without_one(profile: PolicyProfile, message: str) -> None:
+def test_policy_refuses_profiles_without_a_class_for_every_request(profile: PolicyProfile, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         profile.check()

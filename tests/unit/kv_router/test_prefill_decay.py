@@ -51,7 +51,7 @@ def test_prefill_decay_starts_no_prompt_before_its_arrival() -> None:
     assert load(decay, 12.0, 600) == [300]
 
 
-def test_prefill_decay_lets_the_first_prompt_continue_when_another_leaves() -> None:
+def test_prefill_decay_does_not_reset_the_first_prompt_when_another_is_removed() -> None:
     decay = PrefillDecay()
     decay.add(0, "a", 1000, 10.0, now=0.0)
     decay.add(0, "b", 600, 6.0, now=0.0)
@@ -69,7 +69,7 @@ def test_prefill_decay_keeps_slots_separate() -> None:
     assert load(decay, 0.5, 1000, 7, 100) == [950, 7, 50]
 
 
-def test_prefill_decay_counts_nothing_for_a_prompt_without_duration() -> None:
+def test_prefill_decay_counts_no_tokens_for_a_prompt_without_duration() -> None:
     decay = PrefillDecay()
     decay.add(0, "a", 1000, 0.0, now=0.0)
 
@@ -90,7 +90,7 @@ def test_prefill_decay_ignores_removal_of_an_unknown_prompt() -> None:
         st.tuples(st.integers(0, 2), st.integers(1, 1000), st.floats(0, 5), st.floats(0, 3), st.booleans()), max_size=30
     )
 )
-def test_prefill_decay_stays_between_zero_and_the_total(
+def test_prefill_decay_is_between_zero_and_the_total(
     steps: list[tuple[int, int, float, float, bool]],
 ) -> None:
     decay, now = PrefillDecay(), 0.0

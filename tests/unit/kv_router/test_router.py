@@ -130,7 +130,7 @@ def test_kv_router_prefers_a_preferred_taint() -> None:
         assert decision.worker_id == 2
 
 
-def test_kv_router_ignores_overlap_credit_when_a_request_disables_it() -> None:
+def test_kv_router_ignores_overlap_when_a_request_sets_its_credit_to_zero() -> None:
     router = make(2)
     router.apply(stored(1, PROMPT))
     chosen = set()
@@ -156,7 +156,7 @@ def test_kv_router_predicts_caches_without_kv_events() -> None:
     assert placed(router, ask("c", PROMPT), 16).overlap_blocks == 0
 
 
-def test_kv_router_counts_a_placed_prompt_until_the_worker_reports_it() -> None:
+def test_kv_router_counts_a_placed_prompt_as_cached_until_its_ttl() -> None:
     router = make(2, predicted_ttl_s=5.0)
     first = placed(router, ask("a", PROMPT))
     assert placed(router, ask("b", PROMPT), 1).device_blocks == 10
@@ -255,7 +255,7 @@ def test_kv_router_keeps_a_session_on_its_worker_while_it_exists() -> None:
     assert placed(router, ask("e", PROMPT, session="s")).worker_id != moved.worker_id
 
 
-def test_kv_router_soft_session_leaves_a_busy_worker_and_ends_with_its_final_turn() -> None:
+def test_kv_router_soft_session_moves_from_a_busy_worker_and_ends_with_its_final_turn() -> None:
     router = make(2, affinity_ttl_s=60, affinity_mode="soft")
     first = placed(router, ask("a", PROMPT, session="s"))
     assert placed(router, ask("b", PROMPT, session="s", busy=frozenset({first.worker_id}))).worker_id != first.worker_id
@@ -446,7 +446,7 @@ def test_kv_router_admits_a_queued_request_when_active_prefill_has_decayed() -> 
     assert [asked.request_id for asked, _ in router.admit(9.0)] == ["b"]
 
 
-def test_kv_router_remembers_the_prompts_of_a_session() -> None:
+def test_kv_router_stores_the_prompts_of_a_session() -> None:
     router = make(1, session_prefixes=True)
     for length in (8, 16):
         placed(router, ask(f"r{length}", PROMPT[:length], session="s"))

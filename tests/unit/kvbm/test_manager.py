@@ -306,7 +306,7 @@ def test_block_manager_weight_change_ends_waiting_onboarding(make: Make) -> None
     until_blocking(lambda: manager.book.host.held() == 0)
 
 
-def test_block_manager_drops_a_tier_whose_copies_never_end(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_manager_drops_a_tier_with_unending_copies(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store()
     store.may_answer.clear()
     manager = make(store=store, cpu_blocks=8, object_enabled=True)

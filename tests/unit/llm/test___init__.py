@@ -10,7 +10,7 @@ import dynamo.runtime
 
 
 @pytest.mark.parametrize("module", [dynamo.llm, dynamo.runtime], ids=lambda module: module.__name__)
-def test_every_public_name_is_there(module: object) -> None:
+def test_every_public_name_is_importable(module: object) -> None:
     names = module.__all__  # type: ignore[attr-defined]
     assert len(set(names)) == len(names)
     for name in names:
@@ -20,13 +20,13 @@ def test_every_public_name_is_there(module: object) -> None:
         module.nothing_like_it  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_the_older_names_are_the_newer_things() -> None:
+def test_deprecated_names_are_aliases_of_the_current_ones() -> None:
     assert dynamo.llm.register_llm is dynamo.llm.register_model
     assert dynamo.llm.unregister_llm is dynamo.llm.unregister_model
     assert dynamo.llm.fetch_llm is dynamo.llm.fetch_model
 
 
-def test_importing_the_packages_loads_nothing_of_them() -> None:
+def test_package_import_loads_no_submodules() -> None:
     code = (
         "import sys, dynamo.runtime, dynamo.llm;"
         "print([name for name in sys.modules if name.startswith('dynamo.') or name in ('asyncio', 'msgspec')])"
@@ -35,7 +35,7 @@ def test_importing_the_packages_loads_nothing_of_them() -> None:
     assert done.stdout.strip() == "['dynamo.core', 'dynamo.core.lazy', 'dynamo.runtime', 'dynamo.llm']"
 
 
-def test_a_worker_does_not_load_the_http_service() -> None:
+def test_worker_does_not_import_the_http_service() -> None:
     code = (
         "import sys; from dynamo.llm import ModelInput, ModelType, WorkerType, register_model;"
         "from dynamo.runtime import DistributedRuntime, dynamo_worker;"

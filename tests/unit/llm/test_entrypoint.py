@@ -11,7 +11,7 @@ from dynamo.llm.entrypoint import MOCKER_ONLY, NOT_HONOURED, echo
 from dynamo.runtime.distributed import DistributedRuntime
 
 
-def test_arguments_come_by_place_or_by_name_as_upstreams_do() -> None:
+def test_entrypoint_args_are_positional_or_keyword_as_in_upstream() -> None:
     args = EntrypointArgs(EngineType.Echo, "dir", "name", migration_limit=3, metrics_prefix="p")
     assert (args.model_path, args.model_name, args.migration_limit, args.metrics_prefix) == ("dir", "name", 3, "p")
     with pytest.raises(TypeError):
@@ -19,7 +19,7 @@ def test_arguments_come_by_place_or_by_name_as_upstreams_do() -> None:
 
 
 @pytest.mark.parametrize("name", NOT_HONOURED)
-def test_an_argument_that_is_not_honoured_is_named(name: str) -> None:
+def test_unsupported_entrypoint_argument_is_refused_by_name(name: str) -> None:
     with pytest.raises(InvalidArgument, match=name):
         EntrypointArgs(EngineType.Dynamic, **{name: "x"})  # type: ignore[arg-type]
 
@@ -30,13 +30,13 @@ def test_unknown_engine_type_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", MOCKER_ONLY)
-def test_the_mockers_arguments_are_the_mockers(name: str) -> None:
+def test_mocker_arguments_are_accepted_only_for_the_mocker(name: str) -> None:
     EntrypointArgs(EngineType.Mocker, **{name: cast(Any, "x")})
     with pytest.raises(InvalidArgument, match=name):
         EntrypointArgs(EngineType.Echo, **{name: cast(Any, "x")})
 
 
-async def test_inputs_that_cannot_be_are_refused(tmp_path: Path) -> None:
+async def test_invalid_inputs_are_refused(tmp_path: Path) -> None:
     runtime = DistributedRuntime(None, "mem", "mem", event_plane="mem")
     with pytest.raises(ConfigError, match="model_path"):
         await make_engine(runtime, EntrypointArgs(EngineType.Echo))
@@ -58,7 +58,7 @@ async def test_inputs_that_cannot_be_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("budget", "said"), [(None, [1, 2, 3]), (2, [1, 2]), (0, [])])
-async def test_the_echo_engine_says_the_prompt_within_the_budget(budget: int | None, said: list[int]) -> None:
+async def test_echo_engine_returns_the_prompt_within_the_token_budget(budget: int | None, said: list[int]) -> None:
     outputs = [output async for output in echo({"token_ids": [1, 2, 3], "stop_conditions": {"max_tokens": budget}})]
     assert [token for output in outputs for token in output["token_ids"]] == said
     assert [output.get("finish_reason") for output in outputs if "finish_reason" in output] == [

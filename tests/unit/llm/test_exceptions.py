@@ -6,24 +6,24 @@ from dynamo.core import errors
 from dynamo.llm import HttpError, exceptions
 
 
-def test_the_public_names_are_the_trees_own_classes() -> None:
+def test_exception_names_are_the_core_error_classes() -> None:
     for name in exceptions.__all__:
         assert getattr(exceptions, name) is getattr(errors, name)
         assert issubclass(getattr(exceptions, name), exceptions.DynamoException)
 
 
-def test_an_http_error_has_a_status_and_a_message() -> None:
+def test_http_error_has_a_status_and_a_bounded_message() -> None:
     error = HttpError(429, "slow down")
     assert (error.code, error.message) == (429, "slow down")
     assert len(HttpError(400, "x" * 10_000).message) == 8192
 
 
 @pytest.mark.parametrize(("code", "message"), [(600, "m"), (-1, "m"), (True, "m"), ("400", "m"), (400, 5)])
-def test_what_is_no_status_is_refused(code: object, message: object) -> None:
+def test_invalid_http_status_is_refused(code: object, message: object) -> None:
     with pytest.raises(ValueError, match="expected"):
         HttpError(code, message)  # type: ignore[arg-type]
 
 
-def test_a_wrong_argument_is_caught_as_the_value_error_that_upstream_raises() -> None:
+def test_invalid_argument_is_a_value_error_as_in_upstream() -> None:
     with pytest.raises(ValueError, match="wrong"):
         raise exceptions.InvalidArgument("wrong", param="n")

@@ -46,7 +46,7 @@ async def endpoints() -> AsyncIterator[Callable[[], Endpoint]]:
         await runtime.shutdown()
 
 
-async def test_each_message_is_received_in_a_thread_until_the_end(endpoints: Callable[[], Endpoint]) -> None:
+async def test_forward_pass_messages_are_received_in_a_thread_until_shutdown(endpoints: Callable[[], Endpoint]) -> None:
     subscriber = FpmEventSubscriber(endpoints())
     receiving = asyncio.ensure_future(asyncio.to_thread(subscriber.recv))
     await until(lambda: subscriber._listening is not None)
@@ -66,7 +66,7 @@ async def test_each_message_is_received_in_a_thread_until_the_end(endpoints: Cal
     publisher.publish(dp_rank=0, **STEP)
 
 
-async def test_the_newest_of_each_rank_is_remembered_while_its_worker_is_there(
+async def test_latest_message_of_each_rank_is_kept_while_its_worker_is_present(
     endpoints: Callable[[], Endpoint],
 ) -> None:
     subscriber = FpmEventSubscriber(endpoints())

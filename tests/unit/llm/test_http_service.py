@@ -32,7 +32,7 @@ async def test_engines_are_added_listed_and_removed() -> None:
             remove("c")
 
 
-async def test_only_endpoints_that_exist_can_be_enabled() -> None:
+async def test_only_existing_endpoints_can_be_enabled() -> None:
     service = HttpService(0)
     service.enable_endpoint("chat", True)
     service.enable_endpoint("Completion", False)
@@ -42,7 +42,7 @@ async def test_only_endpoints_that_exist_can_be_enabled() -> None:
         service.enable_endpoint("batch", True)
 
 
-def test_errors_of_all_routes_have_upstreams_keys_alone() -> None:
+def test_route_errors_have_only_upstream_keys() -> None:
     routes = RouteTable()
     routes.hot("POST", "/v1/x", cast(Any, None), Operation("x"))
     flat_errors(routes, cast(Any, None))

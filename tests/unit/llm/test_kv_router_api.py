@@ -78,7 +78,7 @@ def stored(publisher: KvEventPublisher, tokens: list[int]) -> None:
     publisher.publish_stored(tokens, [BLOCK] * whole, list(range(100, 100 + whole)))
 
 
-async def test_a_prompt_goes_where_its_beginning_is_held(harness: KvRouterHarness) -> None:
+async def test_prompt_is_routed_to_the_worker_that_caches_its_prefix(harness: KvRouterHarness) -> None:
     await harness.worker()
     second = await harness.worker()
     router = await router_of(harness)
@@ -95,7 +95,7 @@ async def test_a_prompt_goes_where_its_beginning_is_held(harness: KvRouterHarnes
     assert [len(one["event"]["data"]["stored"]["blocks"]) for one in dumped] == [5]
 
 
-async def test_a_request_is_answered_by_the_chosen_worker_and_then_no_load_any_more(harness: KvRouterHarness) -> None:
+async def test_response_of_the_chosen_worker_removes_its_load_at_the_end(harness: KvRouterHarness) -> None:
     await harness.worker()
     router = await router_of(harness, 1)
     stream = await router.generate(PROMPT, "m", stop_conditions={"max_tokens": 2}, extra_args={"x": 1})
@@ -120,7 +120,7 @@ async def test_a_request_is_answered_by_the_chosen_worker_and_then_no_load_any_m
     assert request["stop_conditions"]["max_tokens"] == 2
 
 
-async def test_whoever_leaves_an_answer_early_leaves_no_load(harness: KvRouterHarness) -> None:
+async def test_abandoned_response_leaves_no_load(harness: KvRouterHarness) -> None:
     await harness.worker()
     router = await router_of(harness, 1)
     stream = await router.generate_from_request(
@@ -130,7 +130,7 @@ async def test_whoever_leaves_an_answer_early_leaves_no_load(harness: KvRouterHa
     assert (await router.get_potential_loads(PROMPT))[0]["active_requests"] == 0
 
 
-async def test_a_request_that_its_caller_sends_is_booked_until_it_is_freed(harness: KvRouterHarness) -> None:
+async def test_request_sent_by_the_caller_is_counted_until_freed(harness: KvRouterHarness) -> None:
     await harness.worker()
     router = await router_of(harness, 1)
     await router.best_worker(PROMPT, request_id="a")
@@ -147,7 +147,7 @@ async def test_a_request_that_its_caller_sends_is_booked_until_it_is_freed(harne
             await gone
 
 
-async def test_named_workers_and_constraints_are_obeyed(harness: KvRouterHarness) -> None:
+async def test_pinned_workers_and_constraints_are_respected(harness: KvRouterHarness) -> None:
     await harness.worker()
     await harness.worker()
     router = await router_of(harness)
@@ -165,7 +165,7 @@ async def test_named_workers_and_constraints_are_obeyed(harness: KvRouterHarness
         await router.generate(PROMPT, "m", response_buffer_size=-1)
 
 
-async def test_prompts_with_different_images_are_different_prompts(harness: KvRouterHarness) -> None:
+async def test_prompts_with_different_images_have_different_hashes(harness: KvRouterHarness) -> None:
     await harness.worker()
     router = await router_of(harness, 1, KvRouterConfig(use_kv_events=False))
     cat = [{"mm_objects": [{"mm_hash": 5, "offsets": [[0, 2]]}]}]
@@ -179,7 +179,7 @@ async def test_prompts_with_different_images_are_different_prompts(harness: KvRo
     assert (await router.best_worker(PROMPT))[2] == 0
 
 
-async def test_settings_that_cannot_be_meant_are_named(harness: KvRouterHarness) -> None:
+async def test_invalid_router_settings_are_refused_by_name(harness: KvRouterHarness) -> None:
     endpoint = harness.runtime().endpoint(PATH)
     with pytest.raises(ValueError, match="block_size"):
         KvRouter(endpoint, 0, KvRouterConfig())
@@ -194,7 +194,7 @@ async def test_settings_that_cannot_be_meant_are_named(harness: KvRouterHarness)
         KvRouter(endpoint, 16, KvRouterConfig(), load_threshold_config=thresholds)
 
 
-async def test_an_indexer_follows_an_endpoint(harness: KvRouterHarness) -> None:
+async def test_indexer_follows_the_events_of_an_endpoint(harness: KvRouterHarness) -> None:
     publisher = await harness.worker()
     indexer = KvIndexer(harness.runtime().endpoint(PATH), BLOCK)
     await indexer.ready()
@@ -209,7 +209,7 @@ async def test_an_indexer_follows_an_endpoint(harness: KvRouterHarness) -> None:
     await indexer.close()
 
 
-async def test_an_approximate_indexer_believes_for_a_while(harness: KvRouterHarness) -> None:
+async def test_approximate_indexer_entries_expire(harness: KvRouterHarness) -> None:
     clock = ManualClock()
     indexer = ApproxKvIndexer(harness.runtime().endpoint(PATH), BLOCK, 10.0, clock=clock)
     await indexer.process_routing_decision_for_request(PROMPT, 7, 1)
@@ -219,7 +219,7 @@ async def test_an_approximate_indexer_believes_for_a_while(harness: KvRouterHarn
     assert indexer.block_size() == BLOCK
 
 
-async def test_a_router_is_created_in_a_thread_for_which_its_loop_waits() -> None:
+async def test_router_is_created_in_a_thread_that_the_loop_waits_for() -> None:
     harness = KvRouterHarness()
     await harness.worker()
     endpoint = harness.runtime().endpoint(PATH)
@@ -232,7 +232,7 @@ async def test_a_router_is_created_in_a_thread_for_which_its_loop_waits() -> Non
     await harness.close()
 
 
-def test_a_router_is_created_in_a_thread_and_used_on_several_loops() -> None:
+def test_router_is_created_in_a_thread_and_used_on_several_loops() -> None:
     loop = asyncio.new_event_loop()
 
     async def start() -> tuple[KvRouterHarness, Endpoint]:

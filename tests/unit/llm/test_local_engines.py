@@ -23,7 +23,7 @@ async def say(request: Any) -> AsyncIterator[Any]:
     yield request
 
 
-async def test_models_come_and_go_while_they_are_served() -> None:
+async def test_models_are_added_and_removed_while_serving() -> None:
     engines = LocalEngines(CHAT, TENSORS)
     engine = PythonAsyncEngine(say, asyncio.get_running_loop())
     engines.add(CHAT, "a", engine)
@@ -45,12 +45,12 @@ async def test_models_come_and_go_while_they_are_served() -> None:
     assert (engines.names(CHAT), engines.names(TENSORS)) == ([], ["b"])
 
 
-async def test_what_is_not_served_cannot_be_removed() -> None:
+async def test_unknown_model_cannot_be_removed() -> None:
     with pytest.raises(InvalidArgument, match="not served"):
         LocalEngines(CHAT).remove(CHAT, "a")
 
 
-async def test_an_engine_of_another_loop_runs_there_with_a_context_of_its_own() -> None:
+async def test_engine_of_another_loop_runs_on_it_with_its_own_context() -> None:
     thread = LoopThread(asyncio.new_event_loop())
     seen: list[Any] = []
 

@@ -14,7 +14,7 @@ def test_decoder_accepts_limits_only() -> None:
         decoder.enable_image({"width": 1})
 
 
-def test_fetcher_keeps_its_rules() -> None:
+def test_media_fetcher_stores_its_options() -> None:
     fetcher = MediaFetcher()
     fetcher.user_agent("a")
     fetcher.allow_direct_ip(allow=True)

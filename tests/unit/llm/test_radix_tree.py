@@ -24,7 +24,7 @@ def full_tree() -> RadixTree:
     return tree
 
 
-def test_each_rank_scores_the_blocks_that_it_holds_in_a_row() -> None:
+def test_radix_tree_scores_consecutive_blocks_of_each_rank() -> None:
     found = full_tree().find_matches([11, 12, 13, 14])
     assert found.scores == {(1, 0): 3, (2, 1): 2}
     assert found.frequencies == []
@@ -38,7 +38,7 @@ async def test_scores_may_be_awaited() -> None:
     assert repr(found) == "OverlapScores({(1, 0): 1, (2, 1): 1})"
 
 
-def test_what_was_removed_is_not_held() -> None:
+def test_radix_tree_does_not_score_removed_blocks() -> None:
     tree = full_tree()
     tree.apply_event(1, event(2, {"removed": {"block_hashes": [103]}}))
     assert tree.find_matches([11, 12, 13]).scores == {(1, 0): 2, (2, 1): 2}
@@ -49,7 +49,7 @@ def test_what_was_removed_is_not_held() -> None:
     assert tree.find_matches([11, 12, 13]).scores == {}
 
 
-def test_a_dump_makes_the_same_tree_again() -> None:
+def test_radix_tree_dump_restores_an_equal_tree() -> None:
     tree, again = full_tree(), RadixTree()
     for text in tree.dump_tree_as_events():
         told = json.loads(text)
@@ -70,11 +70,11 @@ def test_unknown_blocks_raise_an_error() -> None:
     "text",
     [b"{", b"{}", event(1, {"x": 1}), event(1, "moved"), event(1, stored(None, (-5, 6))), event(1, stored(-1, (1, 1)))],
 )
-def test_an_event_that_cannot_be_read_is_refused(text: bytes) -> None:
+def test_malformed_radix_tree_event_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match="deserialize"):
         RadixTree().apply_event(1, text)
 
 
-def test_an_event_must_be_bytes() -> None:
+def test_radix_tree_event_must_be_bytes() -> None:
     with pytest.raises(TypeError, match="expected bytes, found str"):
         RadixTree().apply_event(1, "{}")  # type: ignore[arg-type]

@@ -53,7 +53,7 @@ async def card_at(endpoint: Endpoint) -> dict[str, Any] | None:
     return card
 
 
-async def test_a_model_directory_is_registered_with_its_files(endpoint: Endpoint, model_dir: Path) -> None:
+async def test_model_directory_is_registered_with_its_files(endpoint: Endpoint, model_dir: Path) -> None:
     config = ModelRuntimeConfig()
     config.max_num_seqs = 8
     await register_model(
@@ -74,7 +74,7 @@ async def test_a_model_directory_is_registered_with_its_files(endpoint: Endpoint
 
 
 @pytest.mark.parametrize("bare", [True, False])
-async def test_a_worker_set_may_choose_its_routing(endpoint: Endpoint, model_dir: Path, bare: bool) -> None:
+async def test_worker_set_can_register_a_router_config(endpoint: Endpoint, model_dir: Path, bare: bool) -> None:
     await register_model(
         ModelInput.Text, ModelType.Chat, endpoint, str(model_dir),
         skip_model_assets=bare, router_config=RouterConfig(RouterMode.Random, active_decode_blocks_threshold=0.5),
@@ -85,7 +85,7 @@ async def test_a_worker_set_may_choose_its_routing(endpoint: Endpoint, model_dir
     assert card["router_config"]["load_threshold_config"] == {"active_decode_blocks_threshold": 0.5}
 
 
-async def test_a_text_model_needs_no_files(endpoint: Endpoint) -> None:
+async def test_text_model_can_be_registered_without_files(endpoint: Endpoint) -> None:
     await register_model(
         ModelInput.Text, ModelType.Chat, endpoint, "outside/service", "text",
         worker_type=WorkerType.Aggregated, skip_model_assets=True,
@@ -96,7 +96,7 @@ async def test_a_text_model_needs_no_files(endpoint: Endpoint) -> None:
     assert (card["model_info"], card["tokenizer"], card["context_length"]) == (None, None, 0)
 
 
-async def test_the_older_spelling_registers_and_unregisters(endpoint: Endpoint, model_dir: Path) -> None:
+async def test_deprecated_functions_register_and_unregister_a_model(endpoint: Endpoint, model_dir: Path) -> None:
     await register_llm(ModelInput.Tokens, ModelType.Chat, endpoint, str(model_dir))
     card = await card_at(endpoint)
     assert card is not None
@@ -118,7 +118,7 @@ async def test_the_older_spelling_registers_and_unregisters(endpoint: Endpoint, 
         ("media_fetcher", object()),
     ],
 )
-async def test_an_argument_that_is_not_honoured_is_named(endpoint: Endpoint, argument: str, value: Any) -> None:
+async def test_unsupported_register_argument_is_refused_by_name(endpoint: Endpoint, argument: str, value: Any) -> None:
     with pytest.raises(InvalidArgument, match=argument) as raised:
         await register_model(
             ModelInput.Text, ModelType.Chat, endpoint, "m", skip_model_assets=True, **{argument: value}
@@ -147,7 +147,7 @@ async def test_an_argument_that_is_not_honoured_is_named(endpoint: Endpoint, arg
         ),
     ],
 )
-async def test_what_does_not_go_together_is_refused(
+async def test_contradictory_register_arguments_are_refused(
     endpoint: Endpoint, kinds: tuple[Any, Any], more: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=named):
@@ -155,18 +155,18 @@ async def test_what_does_not_go_together_is_refused(
     assert await card_at(endpoint) is None
 
 
-async def test_a_model_that_is_nowhere_is_a_configuration_error(endpoint: Endpoint, tmp_path: Path) -> None:
+async def test_missing_model_path_is_a_config_error(endpoint: Endpoint, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such directory"):
         await register_model(ModelInput.Tokens, BOTH, endpoint, str(tmp_path / "nowhere"))
 
 
-async def test_what_only_text_workers_serve_is_not_registered_with_tokens(endpoint: Endpoint) -> None:
+async def test_text_only_model_types_are_refused_with_token_input(endpoint: Endpoint) -> None:
     for kind in (ModelType.Rerank, ModelType.Images, ModelType.Chat | ModelType.Classify):
         with pytest.raises(InvalidArgument, match=r"ModelInput\.Text"):
             await register_model(ModelInput.Tokens, kind, endpoint, "m")
 
 
-async def test_a_model_of_images_needs_no_files(endpoint: Endpoint) -> None:
+async def test_image_model_can_be_registered_without_files(endpoint: Endpoint) -> None:
     await register_model(ModelInput.Text, ModelType.Images, endpoint, "some/service")
     card = await card_at(endpoint)
     assert card is not None
@@ -209,7 +209,7 @@ async def test_adapter_card_is_published_next_to_its_base_model(endpoint: Endpoi
 
 
 @pytest.mark.parametrize("argument", ["lora_name", "base_model_path"])
-async def test_an_adapter_needs_a_name_and_a_model(endpoint: Endpoint, argument: str) -> None:
+async def test_adapter_requires_a_name_and_a_base_model(endpoint: Endpoint, argument: str) -> None:
     with pytest.raises(ValueError, match="both or neither"):
         await register_model(
             ModelInput.Text,
@@ -222,16 +222,16 @@ async def test_an_adapter_needs_a_name_and_a_model(endpoint: Endpoint, argument:
         )
 
 
-async def test_a_directory_is_fetched_as_it_is(model_dir: Path) -> None:
+async def test_fetch_model_returns_a_local_directory_unchanged(model_dir: Path) -> None:
     assert await fetch_model(str(model_dir)) == await fetch_llm(str(model_dir), ignore_weights=True) == str(model_dir)
 
 
 @pytest.mark.parametrize(("name", "number"), [("x", 1987615332), ("foo.lora", 200896350)])
-def test_an_adapters_number_is_upstreams(name: str, number: int) -> None:
+def test_lora_name_to_id_equals_that_of_upstream(name: str, number: int) -> None:
     assert lora_name_to_id(name) == number
 
 
-def test_arguments_have_upstreams_positions() -> None:
+def test_register_arguments_have_upstream_positions() -> None:
     positional = [
         one.name for one in signature(register_model).parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD
     ]

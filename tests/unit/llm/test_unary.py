@@ -34,7 +34,7 @@ class Fixed:
 LAST = {"token_ids": [3], "index": 0, "finish_reason": "stop"}
 
 
-async def test_the_tokens_of_all_outputs_are_in_the_last_one() -> None:
+async def test_unary_response_contains_the_tokens_of_all_outputs() -> None:
     client = LLMUnaryClient(Fixed({"token_ids": [1, 2], "index": 0}, {**LAST, "completion_usage": {"total_tokens": 9}}))
     assert await client.complete({"token_ids": [5]}) == {
         "token_ids": [1, 2, 3], "index": 0, "finish_reason": "stop", "completion_usage": {"total_tokens": 9},
@@ -45,7 +45,7 @@ async def test_the_tokens_of_all_outputs_are_in_the_last_one() -> None:
     "outputs",
     [(), ({"token_ids": [1]},), (LAST, LAST), (5,), ({"text": "x"},), ({**LAST, "index": 1},), ({"token_ids": "x"},)],
 )
-async def test_what_is_no_single_choice_is_the_endpoints_failure(outputs: tuple[Any, ...]) -> None:
+async def test_malformed_endpoint_output_is_an_unknown_error(outputs: tuple[Any, ...]) -> None:
     with pytest.raises(Unknown, match="the endpoint"):
         await LLMUnaryClient(Fixed(*outputs)).complete({})
 
@@ -57,12 +57,12 @@ async def test_what_is_no_single_choice_is_the_endpoints_failure(outputs: tuple[
         {"output_options": {"prompt_logprobs": 1}}, {"output_options": "x"},
     ],
 )  # fmt: skip
-async def test_what_cannot_be_answered_in_one_piece_is_refused(request_: dict[str, Any]) -> None:
+async def test_unary_client_refuses_several_choices_and_logprobs(request_: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument):
         await LLMUnaryClient(Fixed(LAST)).complete(request_)
 
 
-def test_engine_data_is_added_to_and_never_replaced() -> None:
+def test_engine_data_is_merged_into_the_unary_response() -> None:
     assert with_engine_data(LAST, {}) == LAST
     more = with_engine_data({**LAST, "engine_data": {"a": 1}}, {"b": 2})
     assert more["engine_data"] == {"a": 1, "b": 2}

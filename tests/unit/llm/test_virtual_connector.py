@@ -76,7 +76,7 @@ async def test_client_waits_for_a_decision(runtime: DistributedRuntime) -> None:
     await asyncio.wait_for(waiting, 5)
 
 
-async def test_state_outlives_the_process_that_wrote_it() -> None:
+async def test_scaling_state_persists_after_its_process() -> None:
     store = MemoryStore()
     first = DistributedRuntime(None, MemoryDiscovery(store), "mem", event_plane="mem")
     await (await coordinator_of(first)).update_scaling_decision(2, 3)

@@ -15,7 +15,7 @@ from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane
 TIMEOUT_S = 5.0
 
 
-async def test_each_ranks_load_is_sent_when_it_changes() -> None:
+async def test_load_of_each_rank_is_published_when_it_changes() -> None:
     bus = MemoryBus()
     runtime = DistributedRuntime(None, "mem", "mem", event_plane=lambda _: MemoryEventPlane(bus))
     endpoint = runtime.endpoint("ns.comp.ep")

@@ -17,7 +17,7 @@ def card_of(path: Path, name: str = "tiny", **fields: Any) -> ModelDeploymentCar
     return build_card(str(path), name, **{"context_length": 512, "kv_cache_block_size": 16} | fields)
 
 
-def test_card_contains_what_the_model_files_state(model_dir: Path) -> None:
+def test_card_contains_values_of_the_model_files(model_dir: Path) -> None:
     card = card_of(model_dir, runtime_config=RuntimeConfig(max_num_seqs=8))
     assert (card.display_name, card.source_path, card.context_length) == ("tiny", str(model_dir), 512)
     assert card.architectural_max_context_length == 512
@@ -112,7 +112,7 @@ def test_card_finds_the_context_length_of_each_architecture(config: dict[str, An
     assert architectural_context_length(config) == length
 
 
-def test_card_slug_is_made_of_the_name() -> None:
+def test_card_slug_is_derived_from_the_name() -> None:
     assert slug_of("Qwen/Qwen3-0.6B") == "qwen_qwen3-0_6b"
     assert slug_of("/models/Tiny") == "models_tiny"
 
@@ -145,7 +145,7 @@ def test_card_sum_does_not_depend_on_the_cache_size(model_dir: Path) -> None:
         {"runtime_config": RuntimeConfig(reasoning_parser="qwen3")},
     ],
 )
-def test_card_sum_changes_with_everything_that_changes_answers(model_dir: Path, fields: dict[str, Any]) -> None:
+def test_card_sum_changes_with_every_response_relevant_field(model_dir: Path, fields: dict[str, Any]) -> None:
     assert mdc_sum(card_of(model_dir, **fields)) != mdc_sum(card_of(model_dir))
 
 

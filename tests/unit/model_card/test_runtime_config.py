@@ -38,7 +38,7 @@ def test_runtime_config_fields_are_written_to_the_card() -> None:
     assert (config.get_engine_specific("role"), config.get_engine_specific("nothing")) == ("draft", None)
 
 
-def test_runtime_config_omits_unset_fields_like_released_dynamo() -> None:
+def test_runtime_config_omits_unset_fields_as_released_dynamo() -> None:
     card = card_of(ModelRuntimeConfig())
     assert card["enable_local_indexer"] is True
     for name in ("taints", "topology_domains", "kv_transfer_domain", "disaggregated_endpoint", "stable_routing_id"):

@@ -120,7 +120,7 @@ def test_tool_call_tags_of_kimi_k2_number_calls_within_a_section() -> None:
         ('{"reasoning_boundary": "backend"}', TagPolicy("always")),
     ],
 )
-def test_tool_call_tags_flag_is_a_word_or_an_object(text: str, policy: TagPolicy | None) -> None:
+def test_tool_call_tags_flag_is_a_keyword_or_an_object(text: str, policy: TagPolicy | None) -> None:
     assert TagPolicy.read(text) == policy
 
 

@@ -26,7 +26,7 @@ def test_model_type_has_a_card_name_and_a_display_name(kind: ModelType, on_card:
     assert (kind.on_card, str(kind)) == (on_card, text)
 
 
-def test_model_type_states_what_it_supports() -> None:
+def test_model_type_reports_its_supported_endpoints() -> None:
     assert BOTH.supports_chat()
     assert not (BOTH.supports_embedding() or BOTH.supports_classify() or BOTH.supports_pooling())
     every = ModelType.Embedding | ModelType.Classify | ModelType.Pooling | ModelType.Rerank

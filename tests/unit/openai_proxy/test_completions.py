@@ -27,7 +27,7 @@ def test_plain_request_sends_only_the_given_fields() -> None:
     assert asked.headers == {}
 
 
-def test_every_option_arrives() -> None:
+def test_every_option_is_converted() -> None:
     given = request(
         max_tokens=200, min_tokens=300, ignore_eos=True, stop_token_ids=[9], stop_token_ids_hidden=[8],
         eos_token_ids=[7], temperature=0.5, top_p=0.9, top_k=5, min_p=0.1, seed=4, n=2, presence_penalty=0.1,
@@ -94,13 +94,15 @@ def test_chunks_become_tokens_and_the_last_carries_usage() -> None:
         (choice([5], "repetition"), "stop", None),
     ],
 )
-def test_ends_are_ours(ended: dict[str, Any], reason: str, stopped_by: int | None) -> None:
+def test_finish_reasons_follow_the_stop_tokens_of_the_request(
+    ended: dict[str, Any], reason: str, stopped_by: int | None
+) -> None:
     answer = NEW.answer(request(stop_token_ids=[9], stop_token_ids_hidden=[8]))
     (last,) = told(answer, ended)
     assert (last.finish_reason, last.stop_reason) == (reason, stopped_by)
 
 
-def test_only_the_last_choice_waits_for_the_counts() -> None:
+def test_only_the_last_choice_carries_the_usage() -> None:
     answer = NEW.answer(request(n=2))
     first, last = told(
         answer,
@@ -137,7 +139,7 @@ def test_logprobs_belong_to_the_generated_tokens(form: CompletionsFormat) -> Non
     assert last.token_ids == []
 
 
-def test_logprobs_that_only_name_the_tokens_are_not_passed_on() -> None:
+def test_logprobs_requested_only_for_token_ids_are_dropped() -> None:
     answer = OLD.answer(request())
     usage = {"completion_tokens": 2}
     first, last = told(
@@ -151,14 +153,14 @@ def test_logprobs_that_only_name_the_tokens_are_not_passed_on() -> None:
     assert last.completion_usage.completion_tokens == 2  # Its end of text, which it does not show.
 
 
-def test_a_stream_without_its_end_is_none() -> None:
+def test_stream_without_its_end_is_incomplete() -> None:
     answer = NEW.answer(request())
     answer.take(choice([5]))
     with pytest.raises(StreamIncomplete):
         answer.end()
 
 
-def test_a_request_that_the_server_dropped_may_go_on_elsewhere() -> None:
+def test_request_aborted_by_the_server_is_retryable() -> None:
     with pytest.raises(EngineShutdown):
         NEW.answer(request()).take(choice([5], "abort"))
 

@@ -21,12 +21,12 @@ from dynamo.openai_proxy.config import ProxyConfig
         ("https://h/v1beta/openai", "", "https://h/v1beta/openai", "/models"),
     ],
 )
-def test_the_api_is_found_below_the_url(url: str, api_path: str, base: str, models: str) -> None:
+def test_api_path_is_resolved_below_the_url(url: str, api_path: str, base: str, models: str) -> None:
     config = ProxyConfig(url=url, api_path=api_path)
     assert (config.base_url, config.api("/models")) == (base, models)
 
 
-def test_tokens_are_sent_where_a_tokenizer_is() -> None:
+def test_tokens_are_sent_when_the_model_path_has_a_tokenizer() -> None:
     assert ProxyConfig(url="h").takes_text
     assert not ProxyConfig(url="h", model_path=DEMO_MODEL).takes_text
     assert ProxyConfig(url="h", model_path=DEMO_MODEL, input="text").takes_text
@@ -57,14 +57,14 @@ def test_conflicting_options_are_refused(options: dict[str, Any], words: str) ->
         ProxyConfig(**{"url": "http://h", **options})
 
 
-def test_the_key_comes_from_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_key_is_read_from_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_KEY", " secret\n")
     config = ProxyConfig(url="h", api_key_env="SOME_KEY", headers=["X-A: 1", "x-b:2:3"])
     assert config.request_headers() == {"authorization": "Bearer secret", "x-a": "1", "x-b": "2:3"}
     assert "secret" not in repr(config)
 
 
-def test_flags_are_read() -> None:
+def test_proxy_flags_are_read() -> None:
     argv = ["--url", "http://h", "--model", "a", "--model", "b", "--header", "x: 1", "--model-name", "c,d"]
     config = load(ProxyConfig, argv, UNSUPPORTED_WORKER_FLAGS)
     assert (config.models, config.served_model_names, config.headers) == (["a", "b"], ["c", "d"], ["x: 1"])

@@ -11,7 +11,7 @@ from dynamo.openai_proxy.convert import ChunkConverter, message_of, refusal, tex
 CHAT: dict[str, Any] = {"model": "ours", "messages": [{"role": "user", "content": "hi"}]}
 
 
-def test_a_request_goes_on_as_it_is_under_the_servers_name() -> None:
+def test_request_is_forwarded_with_the_model_name_of_the_server() -> None:
     given = {**CHAT, "temperature": 0.5, "tools": [{"type": "function"}], "nvext": {"ignore_eos": True}}
     asked = text_request(given, "theirs")
     assert asked.path == "/chat/completions"
@@ -36,7 +36,7 @@ def test_request_fields_select_the_path(given: dict[str, Any], path: str, stream
 
 
 @pytest.mark.parametrize("given", [{}, {"stream_options": [1], "prompt": "a"}])
-def test_what_is_no_request_is_refused(given: dict[str, Any]) -> None:
+def test_malformed_request_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument):
         text_request(given, "m")
 
@@ -45,7 +45,7 @@ def test_what_is_no_request_is_refused(given: dict[str, Any]) -> None:
     ("more", "drops"),
     [({}, False), ({"stream": True}, True), ({"stream": True, "stream_options": {"include_usage": True}}, False)],
 )
-def test_usage_is_removed_from_streams_that_did_not_request_it(more: dict[str, Any], drops: bool) -> None:
+def test_usage_is_removed_from_streams_without_a_usage_request(more: dict[str, Any], drops: bool) -> None:
     chunks = ChunkConverter(text_request({**CHAT, **more}, "m"), "ours")
     told = chunks.take({"choices": [], "usage": {"total_tokens": 3}})
     assert (told is None) is drops
@@ -54,7 +54,7 @@ def test_usage_is_removed_from_streams_that_did_not_request_it(more: dict[str, A
     assert ("usage" in last) is not drops
 
 
-def test_chunks_bear_our_name_and_end_with_every_choice() -> None:
+def test_chunks_have_the_served_model_name_and_finish_with_every_choice() -> None:
     chunks = ChunkConverter(text_request({**CHAT, "n": 2}, "theirs"), "ours")
     for index in (1, 0):
         assert not chunks.is_finished
@@ -64,7 +64,7 @@ def test_chunks_bear_our_name_and_end_with_every_choice() -> None:
     assert chunks.is_finished
 
 
-def test_a_whole_message_is_a_chunk_of_its_own() -> None:
+def test_unary_message_is_converted_to_a_chunk() -> None:
     chunks = ChunkConverter(text_request(CHAT, "m"), "ours")
     message = {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}, {"id": "2"}]}
     told = chunks.take({"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]})
@@ -73,14 +73,14 @@ def test_a_whole_message_is_a_chunk_of_its_own() -> None:
     assert [call["index"] for call in told["choices"][0]["delta"]["tool_calls"]] == [0, 1]
 
 
-def test_thoughts_are_called_as_the_frontend_calls_them() -> None:
+def test_reasoning_field_is_renamed() -> None:
     chunks = ChunkConverter(text_request(CHAT, "m"), "ours")
     told = chunks.take({"choices": [{"index": 0, "delta": {"reasoning": "hm"}}]})
     assert told is not None
     assert told["choices"][0]["delta"] == {"reasoning_content": "hm"}
 
 
-def test_an_error_inside_a_stream_is_raised() -> None:
+def test_stream_error_is_raised() -> None:
     chunks = ChunkConverter(text_request(CHAT, "m"), "ours")
     with pytest.raises(HttpError, match="too long") as caught:
         chunks.take({"error": {"message": "too long", "code": 400}})
@@ -103,20 +103,20 @@ def test_an_error_inside_a_stream_is_raised() -> None:
         "no such thing",
     ],
 )
-def test_the_words_of_a_refusal_are_found_in_every_form(body: Any) -> None:
+def test_refusal_message_is_read_from_every_body_format(body: Any) -> None:
     assert message_of(json.dumps(body).encode()) == "no such thing"
     assert message_of(b"no such thing\n") == "no such thing"
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 429, 500])
-def test_a_refusal_keeps_its_status(status: int) -> None:
+def test_refusal_keeps_its_status(status: int) -> None:
     error = refusal(status, b'{"message": "why"}')
     assert isinstance(error, HttpError)
     assert (error.code, error.message) == (status, "why")
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])
-def test_who_cannot_answer_now_leaves_it_to_another(status: int) -> None:
+def test_unavailable_server_is_a_retryable_error(status: int) -> None:
     error = refusal(status, b"")
     assert error.retry_elsewhere
     assert str(status) in str(error)

@@ -28,7 +28,7 @@ def watch(page: Page, host: Host) -> HealthWatch:
 
 
 @pytest.mark.parametrize("status", [None, 503, 404])
-async def test_one_failure_is_nothing_and_two_are_an_absence(status: int | None) -> None:
+async def test_two_consecutive_failures_deregister_the_worker(status: int | None) -> None:
     page, host = Page(), Host()
     one = watch(page, host)
     page.status = status
@@ -43,7 +43,7 @@ async def test_one_failure_is_nothing_and_two_are_an_absence(status: int | None)
     assert (host.service, one.is_up) == (["left", "back"], True)
 
 
-async def test_what_an_operator_took_out_of_service_stays_out() -> None:
+async def test_drained_worker_is_not_registered_after_recovery() -> None:
     page, host = Page(), Host()
     host.is_drained = True
     one = watch(page, host)
@@ -52,7 +52,7 @@ async def test_what_an_operator_took_out_of_service_stays_out() -> None:
     assert host.service == ["left"]
 
 
-async def test_failures_in_a_row_are_counted_anew() -> None:
+async def test_success_resets_the_failure_count() -> None:
     page, host = Page(), Host()
     one = watch(page, host)
     for _ in range(FAILURES_MAX * 3):
@@ -61,7 +61,7 @@ async def test_failures_in_a_row_are_counted_anew() -> None:
     assert host.service == []
 
 
-async def test_a_suspicion_is_looked_into_at_once() -> None:
+async def test_check_now_probes_the_server_at_once() -> None:
     page, host = Page(), Host()
     one = watch(page, host)
     task = asyncio.create_task(one.run())

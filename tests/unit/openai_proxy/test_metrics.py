@@ -17,7 +17,7 @@ python_info 3.0
 """
 
 
-def test_vllm_tells_its_ranks() -> None:
+def test_vllm_metrics_contain_the_load_of_each_rank() -> None:
     samples = list(samples_of(VLLM))
     assert cache_shape(samples) == CacheShape(32, 200, 2)
     assert loads_of(samples, 200) == [
@@ -28,7 +28,7 @@ def test_vllm_tells_its_ranks() -> None:
     ]  # fmt: skip
 
 
-def test_sglang_tells_each_rank_once() -> None:
+def test_sglang_metrics_count_each_rank_once() -> None:
     page = """sglang:num_running_reqs{model_name="m",tp_rank="0"} 3.0
 sglang:num_running_reqs{model_name="m",tp_rank="1"} 9.0
 sglang:num_queue_reqs{tp_rank="0"} 1
@@ -39,17 +39,17 @@ sglang:token_usage{tp_rank="0"} 0.1
     ]
 
 
-def test_llama_tells_without_labels() -> None:
+def test_llama_cpp_metrics_without_labels_are_read() -> None:
     found = loads_of(samples_of("llamacpp:requests_processing 1\nllamacpp:requests_deferred 2\n"), 0)
     assert found == [WorkerLoad(running_requests=1, waiting_requests=2)]
 
 
-def test_another_servers_page_says_nothing() -> None:
+def test_metrics_page_of_another_server_has_no_load() -> None:
     samples = list(samples_of("http_requests_total 5\nvllm:num_requests_running{} nonsense\nvllm:x\n"))
     assert loads_of(samples, 5) == []
     assert cache_shape(samples) is None
 
 
 @given(st.text(alphabet='vlm:_{}="0123456789.num_requests_running \n\\'))
-def test_no_page_breaks_it(text: str) -> None:
+def test_any_metrics_page_is_parsed_without_an_error(text: str) -> None:
     loads_of(samples_of("vllm:num_requests_running" + text), 3)

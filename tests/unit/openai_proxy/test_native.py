@@ -57,7 +57,7 @@ def test_sglang_chunks_may_be_cumulative_or_incremental(steps: list[list[int]], 
     assert pieces[-1].completion_usage.completion_tokens == len(so_far)
 
 
-def test_sglang_says_what_stopped_it() -> None:
+def test_sglang_finish_reason_is_derived_from_the_matched_token() -> None:
     answer = SGLANG.answer(request(eos_token_ids=[7], stop_token_ids=[9]))
     (last,) = told(answer, sglang([5, 7], 2, {"type": "stop", "matched": 7}))
     assert (last.finish_reason, last.stop_reason) == ("eos", None)
@@ -65,7 +65,7 @@ def test_sglang_says_what_stopped_it() -> None:
     assert (last.finish_reason, last.stop_reason) == ("stop", 9)
 
 
-def test_sglang_gives_up_with_a_status() -> None:
+def test_sglang_abort_raises_its_status() -> None:
     reason = {"type": "abort", "message": "too long", "status_code": 400}
     with pytest.raises(HttpError, match="too long"):
         SGLANG.answer(request()).take(sglang([], 0, reason))
@@ -105,12 +105,12 @@ def test_llama_request_uses_the_fields_of_llama_cpp() -> None:
 @pytest.mark.parametrize(
     "given", [{"n": 2}, {"min_tokens": 3}, {"lora_name": "a"}, {"guided_decoding": GuidedDecoding(regex="a")}]
 )
-def test_what_llama_cannot_do_is_named(given: dict[str, Any]) -> None:
+def test_unsupported_llama_cpp_option_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument):
         LLAMA.server_request(request(**given), LIMITS)
 
 
-def test_llama_ends_by_itself_or_at_a_token_that_it_does_not_know_for_an_end() -> None:
+def test_llama_cpp_response_ends_by_its_stop_type_or_a_hidden_stop_token() -> None:
     last = {"content": "", "tokens": [], "stop": True, "stop_type": "eos", "timings": {"cache_n": 2}}
     first, end = told(LLAMA.answer(request()), {"content": "a", "tokens": [5], "stop": False}, last)
     assert (first.token_ids, end.finish_reason) == ([5], "stop")

@@ -16,6 +16,6 @@ def test_each_rank_has_its_own_event_port() -> None:
     assert kv_listeners("ipc:///x", None, 1, 16, Host())[0].replay_endpoint is None
 
 
-def test_several_ranks_need_ports() -> None:
+def test_several_ranks_require_ports() -> None:
     with pytest.raises(ConfigError, match="tcp://host:port"):
         kv_listeners("ipc:///x", None, 2, 16, Host())

@@ -58,7 +58,7 @@ async def subject() -> AsyncIterator[Subject]:
     await made.view.close()
 
 
-async def test_an_object_is_made_with_its_owner_as_the_controller(subject: Subject) -> None:
+async def test_applied_object_has_its_owner_as_controller(subject: Subject) -> None:
     assert await subject.run(apply=[WANTED]) == ["get Service web", "apply Service web"]
     reference = subject.store.objects[WEB]["metadata"]["ownerReferences"]
     uid = subject.graph["metadata"]["uid"]
@@ -67,7 +67,7 @@ async def test_an_object_is_made_with_its_owner_as_the_controller(subject: Subje
     ]
 
 
-async def test_an_unchanged_object_is_not_written_again(subject: Subject) -> None:
+async def test_unchanged_object_is_not_written_again(subject: Subject) -> None:
     await subject.run(apply=[WANTED])
     assert await subject.run(apply=[WANTED]) == []
 
@@ -81,7 +81,7 @@ async def test_an_unchanged_object_is_not_written_again(subject: Subject) -> Non
         (lambda value: value["metadata"].update(labels={}), ["get Service web", "apply Service web"]),
     ],
 )
-async def test_an_edited_object_is_written_again(subject: Subject, edit: Any, calls: list[str]) -> None:
+async def test_edited_object_is_restored(subject: Subject, edit: Any, calls: list[str]) -> None:
     await subject.run(apply=[WANTED])
     value = subject.store.objects[WEB]
     changed = {**value, "metadata": dict(value["metadata"]), "spec": dict(value["spec"])}
@@ -93,7 +93,7 @@ async def test_an_edited_object_is_written_again(subject: Subject, edit: Any, ca
     assert await subject.run(apply=[WANTED]) == []
 
 
-async def test_additional_labels_of_others_are_left_alone(subject: Subject) -> None:
+async def test_additional_foreign_labels_are_preserved(subject: Subject) -> None:
     await subject.run(apply=[WANTED])
     value = subject.store.objects[WEB]
     subject.store.put(SERVICES, {**value, "metadata": {**value["metadata"], "labels": {"a": "b", "c": "d"}}})
@@ -101,7 +101,7 @@ async def test_additional_labels_of_others_are_left_alone(subject: Subject) -> N
     assert await subject.run(apply=[WANTED]) == []
 
 
-async def test_a_deleted_object_is_made_again(subject: Subject) -> None:
+async def test_deleted_object_is_recreated(subject: Subject) -> None:
     await subject.run(apply=[WANTED])
     subject.store.remove(SERVICES, "space", "web")
     await turns(20)
@@ -109,7 +109,7 @@ async def test_a_deleted_object_is_made_again(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("owner", [None, {"kind": "Other", "name": "x", "uid": "u", "controller": True}])
-async def test_an_object_of_someone_else_is_refused_and_not_changed(subject: Subject, owner: Any) -> None:
+async def test_foreign_object_is_refused_and_not_changed(subject: Subject, owner: Any) -> None:
     foreign: KubeObject = {"metadata": {"name": "web", "namespace": "space"}, "spec": {"ports": [9]}}
     if owner:
         foreign["metadata"]["ownerReferences"] = [owner]
@@ -119,7 +119,7 @@ async def test_an_object_of_someone_else_is_refused_and_not_changed(subject: Sub
     assert subject.store.objects[WEB]["spec"] == {"ports": [9]}
 
 
-async def test_a_status_is_written_when_it_differs(subject: Subject) -> None:
+async def test_status_is_written_only_when_it_differs(subject: Subject) -> None:
     assert await subject.run(status={"state": "pending"}) == ["apply DynamoGraphDeployment chat/status"]
     assert await subject.run(status={"state": "pending"}) == []
     assert await subject.run(status={"state": "successful"}) == ["apply DynamoGraphDeployment chat/status"]
@@ -138,7 +138,7 @@ async def test_defaults_that_the_server_adds_to_a_status_cause_no_further_write(
     assert await subject.run(status={"state": "pending"}) == []
 
 
-async def test_annotations_are_set_and_only_if_they_differ(subject: Subject) -> None:
+async def test_annotations_are_written_only_when_they_differ(subject: Subject) -> None:
     assert await subject.run(annotations={"a": "b"}) == ["patch DynamoGraphDeployment chat"]
     assert await subject.run(annotations={"a": "b"}) == []
 
@@ -155,12 +155,12 @@ async def test_events_are_recorded_after_the_writes(subject: Subject) -> None:
     assert subject.store.events == [("Ready", "all")]
 
 
-async def test_the_status_of_an_object_that_was_deleted_in_the_meantime_is_dropped(subject: Subject) -> None:
+async def test_status_of_a_deleted_object_is_dropped(subject: Subject) -> None:
     del subject.store.objects["dynamographdeployments", "space", "chat"]
     assert await subject.run(status={"state": "pending"}) == ["apply DynamoGraphDeployment chat/status"]
 
 
-async def test_nothing_is_kept_of_objects_that_are_gone(subject: Subject) -> None:
+async def test_cache_of_deleted_objects_is_cleared(subject: Subject) -> None:
     await subject.run(apply=[WANTED], status={"state": "pending"})
     assert len(subject.applier) == 2
     subject.store.remove(SERVICES, "space", "web")
@@ -169,13 +169,13 @@ async def test_nothing_is_kept_of_objects_that_are_gone(subject: Subject) -> Non
     assert len(subject.applier) == 0
 
 
-async def test_writes_are_counted(subject: Subject) -> None:
+async def test_write_metrics_count_every_write(subject: Subject) -> None:
     await subject.run(apply=[WANTED], status={"state": "pending"}, annotations={"a": "b"})
     counts = subject.applier.counts
     assert (counts.applied, counts.patched, counts.deleted, counts.statuses, counts.total) == (1, 1, 0, 1, 3)
 
 
-async def test_an_object_is_created_once_and_one_of_someone_else_is_used_as_it_is(subject: Subject) -> None:
+async def test_object_is_created_once_and_an_existing_foreign_one_is_used(subject: Subject) -> None:
     assert await subject.run(create=[WANTED]) == ["get Service web", "create Service web"]
     assert await subject.run(create=[{**WANTED, "spec": {"ports": [2]}}]) == []
     foreign = {**WANTED, "metadata": {"name": "own", "namespace": "space"}}
@@ -184,7 +184,7 @@ async def test_an_object_is_created_once_and_one_of_someone_else_is_used_as_it_i
     assert await subject.run(create=[foreign]) == []
 
 
-async def test_objects_without_an_owner_are_created_first_and_left_alone_afterwards(subject: Subject) -> None:
+async def test_unowned_objects_are_created_first_and_not_updated(subject: Subject) -> None:
     free = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "free", "namespace": "space"}, "data": {}}
     calls = await subject.run(create_unowned=[free], apply=[WANTED])
     assert calls == ["create ConfigMap free", "get Service web", "apply Service web"]
@@ -208,7 +208,7 @@ def outdated(store: KubeStore, monkeypatch: pytest.MonkeyPatch, *fields: str) ->
     monkeypatch.setattr(store, "apply", applied)
 
 
-async def test_a_status_is_written_without_the_fields_that_an_old_definition_lacks(
+async def test_status_is_written_without_fields_missing_from_an_old_definition(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outdated(subject.store, monkeypatch, "placement", "other")
@@ -226,7 +226,7 @@ async def test_a_status_is_written_without_the_fields_that_an_old_definition_lac
     assert await subject.run(status={**status, "conditions": [condition]}) == []
 
 
-async def test_a_status_that_is_refused_for_another_reason_is_a_failure(
+async def test_status_refused_for_another_reason_is_a_failure(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(*_: Any, **__: Any) -> Any:
@@ -237,7 +237,7 @@ async def test_a_status_that_is_refused_for_another_reason_is_a_failure(
         await subject.run(status={"state": "pending"})
 
 
-async def test_a_failure_is_a_condition_until_the_next_status(subject: Subject) -> None:
+async def test_reconcile_failure_is_a_condition_until_the_next_status(subject: Subject) -> None:
     await subject.run(status={"state": "pending", "conditions": []})
     owner = subject.view.get(GRAPHS, "space", "chat")
     assert owner is not None
@@ -259,7 +259,7 @@ async def test_a_shared_object_has_an_owner_that_is_not_its_controller(subject: 
     assert await subject.run(joint=[JOINT]) == []
 
 
-async def test_a_shared_object_that_is_deleted_is_made_again(subject: Subject) -> None:
+async def test_deleted_shared_object_is_recreated(subject: Subject) -> None:
     notified: list[str] = []
     subject.view.listen(GRAPHS, lambda key: notified.append(key[1]))
     await subject.run(joint=[JOINT])
@@ -270,13 +270,13 @@ async def test_a_shared_object_that_is_deleted_is_made_again(subject: Subject) -
     assert await subject.run(joint=[JOINT]) == ["get Service web", "apply Service web"]
 
 
-async def test_an_object_of_someone_else_is_not_shared(subject: Subject) -> None:
+async def test_foreign_object_is_not_shared(subject: Subject) -> None:
     subject.store.put(SERVICES, {"metadata": {"name": "web", "namespace": "space"}, "spec": {"ports": [9]}})
     assert "apply Service web" not in await subject.run(joint=[JOINT])
     assert subject.store.objects[WEB]["spec"] == {"ports": [9]}
 
 
-async def test_the_response_of_a_subresource_is_not_taken_for_the_object(subject: Subject) -> None:
+async def test_subresource_response_does_not_replace_the_cached_object(subject: Subject) -> None:
     await subject.run(apply=[WANTED])
     before = subject.view.get(SERVICES, "space", "web")
     ref = ObjectRef("v1", "Service", "space", "web")
@@ -288,7 +288,7 @@ async def test_the_response_of_a_subresource_is_not_taken_for_the_object(subject
 KEYS = ObjectRef("v1", "Secret", "space", "keys")
 
 
-async def test_a_key_pair_is_made_once_and_belongs_to_every_owner(subject: Subject) -> None:
+async def test_key_pair_is_created_once_and_owned_by_every_owner(subject: Subject) -> None:
     assert await subject.run(keys=[KEYS]) == ["get Secret keys", "create Secret keys"]
     secret = subject.store.objects["secrets", "space", "keys"]
     private, public = (base64.b64decode(secret["data"][name]) for name in ("private.key", "private.key.pub"))
@@ -299,6 +299,6 @@ async def test_a_key_pair_is_made_once_and_belongs_to_every_owner(subject: Subje
     assert subject.store.objects["secrets", "space", "keys"]["data"] == secret["data"]
 
 
-async def test_keys_of_someone_else_are_used_as_they_are(subject: Subject) -> None:
+async def test_existing_foreign_keys_are_used_unchanged(subject: Subject) -> None:
     subject.store.put(SECRETS, {"metadata": {"name": "keys", "namespace": "space"}, "data": {}})
     assert await subject.run(keys=[KEYS]) == ["get Secret keys"]

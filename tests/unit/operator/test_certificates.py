@@ -30,7 +30,7 @@ def test_new_authority_keeps_the_former_one_trusted() -> None:
     assert first.authority not in expired.authority
 
 
-def test_other_hosts_and_damaged_sets_are_replaced() -> None:
+def test_certificates_for_other_hosts_and_damaged_sets_are_replaced() -> None:
     first = renewed(None, HOSTS, NOW)
     assert renewed(first, ("127.0.0.1",), NOW).certificate != first.certificate
     damaged = CertificateSet(

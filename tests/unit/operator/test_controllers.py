@@ -52,7 +52,7 @@ async def subject() -> AsyncIterator[Subject]:
     await made.view.close()
 
 
-async def test_a_graph_gets_its_components_and_these_their_deployments(subject: Subject) -> None:
+async def test_graph_controller_creates_components_and_component_controller_their_deployments(subject: Subject) -> None:
     await subject.put([{"name": "Frontend", "type": "frontend"}])
     assert await subject.graphs.reconcile(KEY) == SETTLE_S
     assert "status" not in subject.store.objects["dynamographdeployments", "space", "chat"]
@@ -72,7 +72,7 @@ async def test_a_graph_gets_its_components_and_these_their_deployments(subject: 
     assert graph["status"]["state"] == "pending"
 
 
-async def test_a_status_is_written_also_while_something_else_changes_the_children_again_and_again(
+async def test_status_is_written_during_repeated_changes_of_children(
     subject: Subject,
 ) -> None:
     await subject.put([{"name": "Frontend", "type": "frontend"}])
@@ -83,14 +83,14 @@ async def test_a_status_is_written_also_while_something_else_changes_the_childre
     assert subject.store.objects["dynamographdeployments", "space", "chat"]["status"]["state"] == "pending"
 
 
-async def test_a_malformed_object_gets_an_event_and_is_not_retried(subject: Subject) -> None:
+async def test_malformed_object_is_an_event_and_not_retried(subject: Subject) -> None:
     await subject.put([{"name": "Frontend", "replicas": "many"}])
     assert await subject.graphs.reconcile(KEY) is None
     assert [reason for reason, _ in subject.store.events] == ["InvalidObject"]
     assert "replicas" in subject.store.events[0][1]
 
 
-async def test_an_object_of_someone_else_is_an_event_and_a_failure(subject: Subject) -> None:
+async def test_foreign_object_is_an_event_and_a_failure(subject: Subject) -> None:
     foreign = {"metadata": {"name": "chat-frontend", "namespace": "space"}, "spec": {}}
     subject.store.put(COMPONENTS, foreign)
     await subject.put([{"name": "Frontend", "type": "frontend"}])
@@ -99,9 +99,7 @@ async def test_an_object_of_someone_else_is_an_event_and_a_failure(subject: Subj
     assert [reason for reason, _ in subject.store.events] == ["NotControlled"]
 
 
-async def test_what_the_server_refuses_is_an_event_and_a_failure(
-    subject: Subject, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_server_refusal_is_an_event_and_a_failure(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(*_: Any, **__: Any) -> Any:
         raise KubeRefused(403, "Forbidden", "no")
 
@@ -112,7 +110,7 @@ async def test_what_the_server_refuses_is_an_event_and_a_failure(
     assert subject.store.events == [("ReconcileFailed", "403 Forbidden: no")]
 
 
-async def test_an_object_that_is_being_deleted_or_is_gone_is_left_alone(subject: Subject) -> None:
+async def test_deleted_or_terminating_object_is_not_reconciled(subject: Subject) -> None:
     await subject.put([{"name": "Frontend"}], deletionTimestamp="2026-01-01T00:00:00Z")
     subject.store.calls.clear()
     assert await subject.graphs.reconcile(KEY) is None
@@ -120,7 +118,7 @@ async def test_an_object_that_is_being_deleted_or_is_gone_is_left_alone(subject:
     assert subject.store.calls == []
 
 
-async def test_a_status_written_after_a_change_does_not_describe_the_state_before(subject: Subject) -> None:
+async def test_status_written_after_a_change_describes_the_current_state(subject: Subject) -> None:
     await subject.put([{"name": "Frontend", "type": "frontend", "replicas": 1}])
     await subject.graphs.reconcile(KEY)
     ready = {"conditions": [{"type": "Available", "status": "True", "reason": "r"}], "observedGeneration": 1}

@@ -85,11 +85,11 @@ async def test_newer_definitions_are_kept_with_a_warning(caplog: pytest.LogCaptu
     assert "from release 99.0.0, this operator from" in caplog.text
 
 
-async def test_api_server_that_is_away_does_not_prevent_the_start(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unreachable_api_server_does_not_prevent_the_start(caplog: pytest.LogCaptureFixture) -> None:
     await prepare(Definitions(error=KubeUnavailable("away")), upgrades=True)
     assert "cannot check the resource definitions" in caplog.text
 
 
-async def test_missing_rights_are_named() -> None:
+async def test_missing_permissions_are_named() -> None:
     with pytest.raises(ConfigError, match="install the chart's roles"):
         await prepare(Definitions(error=KubeRefused(403, "Forbidden", "no")), upgrades=True)

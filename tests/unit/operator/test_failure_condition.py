@@ -23,7 +23,7 @@ SCHEMA_ERROR = (
 )
 
 
-def test_condition_of_failures_leaves_others_and_keeps_its_time() -> None:
+def test_failure_condition_preserves_other_conditions_and_its_time() -> None:
     value: dict[str, Any] = {"metadata": {"generation": 2}, "status": {"state": "pending", "conditions": [READY]}}
     status = with_failure(value, "ReconcileFailed", "403 Forbidden: no", FIRST)
     assert status["state"] == "pending"
@@ -42,7 +42,7 @@ def test_condition_of_failures_leaves_others_and_keeps_its_time() -> None:
     assert without_failure({}) == {}
 
 
-def test_an_undeclared_field_is_taken_from_the_error_of_the_server() -> None:
+def test_undeclared_field_is_read_from_the_server_error() -> None:
     assert undeclared_field(KubeRefused(500, "", SCHEMA_ERROR)) == ".status.placement"
     assert undeclared_field(KubeRefused(500, "InternalError", "etcdserver: timeout")) is None
 
@@ -57,11 +57,11 @@ def test_an_undeclared_field_is_taken_from_the_error_of_the_server() -> None:
         (".status", None),
     ],
 )
-def test_a_field_is_left_out_or_the_list_that_has_it(path: str, rest: Any) -> None:
+def test_undeclared_field_or_its_list_is_removed(path: str, rest: Any) -> None:
     assert without_field({"a": 1, "b": {"c": [{"d": 1}], "e": 2}}, path) == rest
 
 
-def test_the_message_names_fields_and_remedy() -> None:
+def test_outdated_definition_message_names_fields_and_remedy() -> None:
     assert outdated_message(GRAPHS, [".status.a", ".status.b"]) == (
         "the resource definition of DynamoGraphDeployment does not have .status.a, .status.b: "
         "install the resource definitions of the operator's version (deploy/crds)"

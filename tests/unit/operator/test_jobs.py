@@ -99,7 +99,7 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     await made.view.close()
 
 
-async def test_a_request_becomes_a_job_and_then_a_graph_that_it_does_not_own(subject: Subject) -> None:
+async def test_request_creates_a_job_and_then_an_unowned_graph(subject: Subject) -> None:
     status = await subject.request()
     assert (status["phase"], status["profilingJobName"]) == ("Profiling", "profile-chat")
     job = subject.store.objects[JOBS.plural, "space", "profile-chat"]
@@ -120,7 +120,7 @@ async def test_a_request_becomes_a_job_and_then_a_graph_that_it_does_not_own(sub
 
 
 @pytest.mark.parametrize("subject", [KubeStore, NodelessStore], indirect=True)
-async def test_nodes_are_read_only_for_hardware_that_a_request_does_not_give(subject: Subject) -> None:
+async def test_nodes_are_read_only_when_hardware_is_not_specified(subject: Subject) -> None:
     subject.store.lists.clear()
     await subject.request(hardware=HARDWARE)
     await subject.reconcile()
@@ -139,19 +139,19 @@ async def test_hardware_is_discovered_from_the_labels_of_nodes(subject: Subject)
 
 
 @pytest.mark.parametrize("subject", [NodelessStore], indirect=True)
-async def test_an_operator_without_access_to_nodes_says_which_fields_to_set(subject: Subject) -> None:
+async def test_operator_without_node_access_names_the_fields_to_set(subject: Subject) -> None:
     status = await subject.request(hardware={})
     assert status["phase"] == "Failed"
     [validation] = [one for one in status["conditions"] if one["type"] == "Validation"]
     assert "nodes cannot be read: set spec.hardware.gpuSku" in validation["message"]
 
 
-async def test_a_claim_that_does_not_exist_fails_the_request(subject: Subject) -> None:
+async def test_missing_volume_claim_fails_the_request(subject: Subject) -> None:
     assert (await subject.request(modelCache={"pvcName": "weights"}))["phase"] == "Failed"
     assert (JOBS.plural, "space", "profile-chat") not in subject.store.objects
 
 
-async def test_changes_of_graphs_jobs_and_pods_lead_to_their_request(subject: Subject) -> None:
+async def test_changes_of_graphs_jobs_and_pods_trigger_their_request(subject: Subject) -> None:
     await subject.request()
     job = subject.store.objects[JOBS.plural, "space", "profile-chat"]
     assert owner_of_job(subject.view, ("space", "profile-chat")) == KEY
@@ -170,7 +170,7 @@ async def test_changes_of_graphs_jobs_and_pods_lead_to_their_request(subject: Su
     assert list(requests_of_graph(subject.view, ("space", "none"))) == []
 
 
-async def test_a_checkpoint_runs_its_job_and_an_equal_one_fails(subject: Subject) -> None:
+async def test_checkpoint_runs_its_job_and_a_duplicate_fails(subject: Subject) -> None:
     spec = {"identity": IDENTITY, "job": {"podTemplateSpec": TEMPLATE}}
     old = {"creationTimestamp": "2026-01-01T00:00:00Z"}
     await subject.put(CHECKPOINTS, "a", metadata=old, spec=spec)
@@ -202,7 +202,7 @@ async def deploy(subject: Subject) -> KubeObject:
     return await subject.reconcile()
 
 
-async def test_config_maps_of_the_profiler_end_with_the_graph(subject: Subject) -> None:
+async def test_profiler_config_maps_are_deleted_with_the_graph(subject: Subject) -> None:
     await deploy(subject)
     place = (CONFIG_MAPS.plural, "space", "planner-config-1a2b")
     assert "ownerReferences" not in subject.store.objects[place]["metadata"]
@@ -215,7 +215,7 @@ async def test_config_maps_of_the_profiler_end_with_the_graph(subject: Subject) 
     assert subject.store.calls == []
 
 
-async def test_images_of_the_graph_that_cannot_be_pulled_are_events(subject: Subject) -> None:
+async def test_image_pull_failures_of_the_graph_are_events(subject: Subject) -> None:
     await deploy(subject)
     waiting = {"name": "main", "image": "i:1", "state": {"waiting": {"reason": "ErrImagePull"}}}
     labels = {"nvidia.com/dynamo-graph-deployment-name": "chat-dgd"}
@@ -231,7 +231,7 @@ async def test_images_of_the_graph_that_cannot_be_pulled_are_events(subject: Sub
         (JOBS, "Profiling", "JobCreationFailed", "ProfilingJobFailed"),
     ],
 )
-async def test_an_object_that_the_server_rejects_for_good_fails_the_request(
+async def test_object_rejected_by_admission_fails_the_request(
     subject: Subject, monkeypatch: pytest.MonkeyPatch, rejected: ObjectKind, condition: str, reason: str, event: str
 ) -> None:
     def refusing(write: Any) -> Any:
@@ -257,7 +257,7 @@ async def test_an_object_that_the_server_rejects_for_good_fails_the_request(
     assert event in [one for one, _ in subject.store.events]
 
 
-async def test_an_output_without_labels_and_with_a_failure_is_found_when_the_job_has_ended(subject: Subject) -> None:
+async def test_failed_output_without_labels_is_found_after_the_job_ended(subject: Subject) -> None:
     await subject.request()
     data = {"phase": "SweepingDecode", "profiler_status": "failed", "profiler_error": "no configuration"}
     await subject.put(CONFIG_MAPS, "dgdr-output-chat", data=data)

@@ -56,7 +56,7 @@ async def until_idle(operator: Operator, clock: ManualClock) -> None:
     raise AssertionError("the operator is not idle")
 
 
-async def test_it_is_ready_when_every_kind_was_listed(operator: Operator) -> None:
+async def test_operator_is_ready_after_every_kind_was_listed(operator: Operator) -> None:
     assert (await get(operator, "/healthz")).status_code == 200
     waiting = await get(operator, "/readyz")
     assert waiting.status_code == 503
@@ -68,7 +68,7 @@ async def test_it_is_ready_when_every_kind_was_listed(operator: Operator) -> Non
     assert operator.has_grove() is False
 
 
-async def test_kinds_of_the_cluster_are_read_again_until_the_server_responds() -> None:
+async def test_cluster_kinds_are_read_again_until_the_server_responds() -> None:
     clock = ManualClock()
 
     class Away(KubeStore):
@@ -108,7 +108,7 @@ async def test_metrics_count_objects_reconciliations_and_writes(
     assert 'dynamo_operator_writes{operation="applied"}' in text
 
 
-async def test_a_follower_writes_nothing(store: KubeStore) -> None:
+async def test_follower_writes_nothing(store: KubeStore) -> None:
     class Never:
         is_leader = False
 
@@ -190,7 +190,7 @@ async def pass_time(clock: ManualClock, seconds: float, step: float = 0.5) -> No
         await turns(20)
 
 
-async def test_an_outage_of_ten_minutes_costs_few_requests_and_is_made_up_for() -> None:
+async def test_ten_minute_outage_causes_few_requests_and_is_recovered() -> None:
     store, clock = OutageStore(), ManualClock()
     operator = Operator(store, OperatorSettings(), clock=clock)  # type: ignore[arg-type]
     operator.start()

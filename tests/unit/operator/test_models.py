@@ -86,7 +86,7 @@ async def subject() -> AsyncIterator[Subject]:
     await made.view.close()
 
 
-async def test_an_adapter_is_loaded_once_into_every_pod(subject: Subject) -> None:
+async def test_adapter_is_loaded_once_into_every_pod(subject: Subject) -> None:
     await subject.put()
     await subject.pods("a", "b")
     assert await subject.run() is None
@@ -96,7 +96,7 @@ async def test_an_adapter_is_loaded_once_into_every_pod(subject: Subject) -> Non
     assert subject.finalizers == [FINALIZER]
 
 
-async def test_it_is_loaded_again_when_the_pods_change(subject: Subject) -> None:
+async def test_adapter_is_loaded_again_when_the_pods_change(subject: Subject) -> None:
     await subject.put()
     await subject.pods("a")
     await subject.run()
@@ -105,7 +105,7 @@ async def test_it_is_loaded_again_when_the_pods_change(subject: Subject) -> None
     assert subject.loader.calls[-1] == ("load", ["a", "b"])
 
 
-async def test_a_failure_is_tried_again(subject: Subject) -> None:
+async def test_failed_adapter_load_is_retried(subject: Subject) -> None:
     subject.loader.failing = {"b"}
     await subject.put()
     await subject.pods("a", "b")
@@ -115,7 +115,7 @@ async def test_a_failure_is_tried_again(subject: Subject) -> None:
     assert len(subject.loader.calls) == 2
 
 
-async def test_a_base_model_is_not_loaded_and_has_no_finalizer(subject: Subject) -> None:
+async def test_base_model_is_not_loaded_and_has_no_finalizer(subject: Subject) -> None:
     await subject.put("base")
     await subject.pods("a")
     await subject.run()
@@ -123,7 +123,9 @@ async def test_a_base_model_is_not_loaded_and_has_no_finalizer(subject: Subject)
 
 
 @pytest.mark.parametrize(("failing", "reason"), [(set(), "LoRAUnloaded"), ({"a"}, "LoRAUnloadFailed")])
-async def test_a_deleted_model_is_unloaded_and_let_go(subject: Subject, failing: set[str], reason: str) -> None:
+async def test_deleted_model_is_unloaded_and_its_finalizer_removed(
+    subject: Subject, failing: set[str], reason: str
+) -> None:
     await subject.put()
     await subject.pods("a")
     await subject.run()
@@ -135,7 +137,7 @@ async def test_a_deleted_model_is_unloaded_and_let_go(subject: Subject, failing:
     assert reason in [event for event, _ in subject.store.events]
 
 
-async def test_a_malformed_model_is_an_event(subject: Subject) -> None:
+async def test_malformed_model_is_an_event(subject: Subject) -> None:
     subject.store.put(MODELS, {"metadata": {"name": "tuned", "namespace": "space"}, "spec": {"modelName": 1}})
     await turns(20)
     assert await subject.run() is None

@@ -57,7 +57,7 @@ def subject() -> Subject:
     return Subject()
 
 
-async def test_the_clusters_operator_skips_a_namespace_as_long_as_its_lease_is_renewed(subject: Subject) -> None:
+async def test_cluster_operator_skips_a_namespace_while_its_lease_is_renewed(subject: Subject) -> None:
     await subject.begin()
     await subject.pass_time(10 * DURATION_S)
     assert (subject.others.excludes("team"), subject.others.excludes("other")) == (True, False)
@@ -68,7 +68,7 @@ async def test_the_clusters_operator_skips_a_namespace_as_long_as_its_lease_is_r
     await subject.end()
 
 
-async def test_a_removed_lease_frees_the_namespace_at_once(subject: Subject) -> None:
+async def test_removed_lease_releases_the_namespace_at_once(subject: Subject) -> None:
     await subject.begin()
     await subject.owner.close()
     await turns(50)
@@ -77,7 +77,7 @@ async def test_a_removed_lease_frees_the_namespace_at_once(subject: Subject) -> 
     await subject.end()
 
 
-async def test_the_lease_of_a_dead_operator_expires(subject: Subject) -> None:
+async def test_lease_of_a_dead_operator_expires(subject: Subject) -> None:
     await subject.begin()
     await subject.owner._tasks.cancel_and_wait()
     await subject.pass_time(DURATION_S - CHECK_S)
@@ -87,7 +87,7 @@ async def test_the_lease_of_a_dead_operator_expires(subject: Subject) -> None:
     await subject.end()
 
 
-async def test_an_operator_that_cannot_renew_its_lease_pauses_and_resumes(subject: Subject) -> None:
+async def test_operator_that_cannot_renew_its_lease_pauses_and_resumes(subject: Subject) -> None:
     await subject.begin()
     subject.store.is_away = True
     await subject.pass_time(DURATION_S + RENEW_S)
@@ -100,7 +100,7 @@ async def test_an_operator_that_cannot_renew_its_lease_pauses_and_resumes(subjec
     await subject.end()
 
 
-async def test_a_lease_of_someone_else_is_not_removed(subject: Subject) -> None:
+async def test_foreign_lease_is_not_removed(subject: Subject) -> None:
     await subject.begin()
     lease = subject.store.objects["leases", "team", LEASE]
     subject.store.put(LEASES, {**lease, "spec": {**lease["spec"], "holderIdentity": "other"}})
@@ -108,7 +108,7 @@ async def test_a_lease_of_someone_else_is_not_removed(subject: Subject) -> None:
     assert ("leases", "team", LEASE) in subject.store.objects
 
 
-async def test_only_leases_of_the_name_exclude_and_the_scope_waits_for_them(subject: Subject) -> None:
+async def test_only_leases_with_the_operator_name_exclude_a_namespace(subject: Subject) -> None:
     spec = {"holderIdentity": "node", "leaseDurationSeconds": 40}
     subject.store.put(LEASES, {"metadata": {"name": "node-0", "namespace": "team"}, "spec": spec})
     assert subject.others.waits_for == "leases"
@@ -118,7 +118,7 @@ async def test_only_leases_of_the_name_exclude_and_the_scope_waits_for_them(subj
     await subject.end()
 
 
-async def test_an_operator_that_may_not_read_leases_skips_no_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_operator_without_lease_permission_skips_no_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(*_: Any, **__: Any) -> KubeListing:
         raise KubeRefused(403, "Forbidden", "leases is forbidden")
 

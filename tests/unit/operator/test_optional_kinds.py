@@ -74,20 +74,20 @@ async def subject() -> AsyncIterator[Subject]:
     await made.close()
 
 
-async def test_a_bare_cluster_has_nothing(subject: Subject) -> None:
+async def test_cluster_without_optional_kinds_has_none(subject: Subject) -> None:
     assert await subject.start() == NOTHING
     assert await subject.look() == NOTHING
     assert subject.changes == 0
 
 
-async def test_grove_counts_when_all_its_kinds_are_there(subject: Subject) -> None:
+async def test_grove_is_available_only_with_all_its_kinds(subject: Subject) -> None:
     assert not (await subject.start(POD_CLIQUE_SETS)).has_grove
     subject.store.kinds = set(GROVE)
     assert (await subject.look()).has_grove
     assert subject.changes == 1
 
 
-async def test_kinds_that_vanish_take_their_objects_with_them(subject: Subject) -> None:
+async def test_removed_kinds_delete_their_objects_from_the_view(subject: Subject) -> None:
     value = {"metadata": {"name": "chat", "namespace": "space", "labels": {GRAPH: "chat"}}, "spec": {}}
     subject.store.put(POD_CLIQUE_SETS, value)
     gone: list[str] = []
@@ -101,7 +101,9 @@ async def test_kinds_that_vanish_take_their_objects_with_them(subject: Subject) 
     assert subject.view.is_synced
 
 
-async def test_a_server_that_is_away_changes_nothing(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreachable_server_does_not_change_the_available_kinds(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = await subject.start(*ALL)
 
     async def away(api_version: str) -> None:
@@ -122,13 +124,13 @@ async def test_a_server_that_is_away_changes_nothing(subject: Subject, monkeypat
         (OptionalSettings(gang_scheduler="none"), {"has_grove", "has_lws"}),
     ],
 )
-async def test_settings_disable_what_is_installed(settings: OptionalSettings, wanted: set[str]) -> None:
+async def test_settings_disable_installed_kinds(settings: OptionalSettings, wanted: set[str]) -> None:
     subject = Subject(settings)
     assert await subject.start(*ALL) == replace(NOTHING, **dict.fromkeys(wanted, True))
     await subject.close()
 
 
-async def test_volcano_is_used_where_kai_is_absent(subject: Subject) -> None:
+async def test_volcano_is_used_without_kai(subject: Subject) -> None:
     facts = await subject.start(POD_GROUPS)
     assert (facts.has_kai, facts.has_volcano) == (False, True)
 
@@ -141,7 +143,7 @@ async def test_topologies_have_the_node_label_of_each_domain(kind: ObjectKind, s
     assert facts.topologies == {"gpus": {"zone": "z", "rack": "r"}}
 
 
-async def test_topologies_that_cannot_be_read_are_not_known(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreadable_topologies_are_unknown(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = subject.store.list
 
     async def refused(kind: ObjectKind, *rest: object, **more: object) -> object:

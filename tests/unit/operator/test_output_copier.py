@@ -88,7 +88,7 @@ def test_each_phase_is_published_once_and_the_result_at_the_end(cluster: Cluster
     assert any("/configmaps/dgdr-output-chat?fieldManager=output-copier&force=true" in one for one in cluster.paths)
 
 
-def test_a_failed_profiler_fails_the_pod_after_its_status_is_published(
+def test_failed_profiler_fails_the_pod_after_its_status_is_published(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.end("failed", error="no GPUs")
@@ -99,7 +99,7 @@ def test_a_failed_profiler_fails_the_pod_after_its_status_is_published(
     assert "the profiler has failed: no GPUs" in capsys.readouterr().out
 
 
-def test_a_profiler_that_ends_without_a_status_is_a_failure(cluster: Cluster) -> None:
+def test_profiler_that_ends_without_a_status_is_a_failure(cluster: Cluster) -> None:
     cluster.is_ended = True
     assert cluster.run() == 1
     assert cluster.written[-1]["data"] == {
@@ -107,7 +107,7 @@ def test_a_profiler_that_ends_without_a_status_is_a_failure(cluster: Cluster) ->
     }  # fmt: skip
 
 
-def test_the_result_is_sent_again_until_the_server_is_back(cluster: Cluster) -> None:
+def test_result_upload_is_retried_until_the_server_responds(cluster: Cluster) -> None:
     cluster.end(phase="Done")
     cluster.failures = 50
     assert cluster.run() == 0
@@ -115,14 +115,14 @@ def test_the_result_is_sent_again_until_the_server_is_back(cluster: Cluster) -> 
     assert 50 * 2 < cluster.slept < 60 * CHECK_S
 
 
-def test_a_result_that_cannot_be_published_is_a_failure_after_a_limit(cluster: Cluster) -> None:
+def test_unpublished_result_is_a_failure_after_a_limit(cluster: Cluster) -> None:
     cluster.end(phase="Done")
     cluster.failures = 10**6
     assert cluster.run() == 1
     assert cluster.slept <= PUBLISH_S + 2 * CHECK_S
 
 
-def test_a_pod_that_is_gone_ends_the_copier_and_one_that_cannot_be_read_does_not(cluster: Cluster) -> None:
+def test_deleted_pod_ends_the_copier_and_an_unreadable_one_does_not(cluster: Cluster) -> None:
     cluster.pod_error = urllib.error.URLError("away")
 
     def gone() -> None:
@@ -134,12 +134,12 @@ def test_a_pod_that_is_gone_ends_the_copier_and_one_that_cannot_be_read_does_not
 
 
 @pytest.mark.parametrize("text", ["", "a: [", "- x", "\x00"])
-def test_a_status_that_cannot_be_read_is_empty(tmp_path: Path, text: str) -> None:
+def test_unreadable_profiler_status_is_empty(tmp_path: Path, text: str) -> None:
     (tmp_path / "profiler_status.yaml").write_text(text)
     assert reported(tmp_path) == {}
 
 
-def test_files_beyond_the_limit_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_beyond_the_size_limit_are_omitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_copier, "MAX_BYTES", 20)
     (tmp_path / "final_config.yaml").write_text("kind: x")
     (tmp_path / "webui_data.json").write_text("x" * 21)

@@ -15,12 +15,12 @@ from dynamo.operator.permissions import (
 EVERY = rules_of(GRAPH_RULES, WORKLOAD_RULES, CLUSTER_RULES, GPU_DISCOVERY_RULES, ELECTION_RULES)
 
 
-def test_operator_has_what_it_grants_to_the_accounts_it_makes() -> None:
+def test_operator_holds_every_permission_that_it_grants() -> None:
     assert granted()
     assert missing(rules_of(GRAPH_RULES, WORKLOAD_RULES), granted()) == []
 
 
-def test_no_permission_is_unlimited_or_stated_twice() -> None:
+def test_permissions_have_no_wildcards_or_duplicates() -> None:
     found = [cell for rule in EVERY for cell in cells(rule)]
     assert not any("*" in cell for cell in found)
     # The rules of the election are for another namespace.
@@ -30,6 +30,6 @@ def test_no_permission_is_unlimited_or_stated_twice() -> None:
     assert {group for group, _, verb in found if verb == "deletecollection"} == set()
 
 
-def test_missing_names_group_resource_and_verb() -> None:
+def test_missing_permission_names_group_resource_and_verb() -> None:
     rule = {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["get", "deletecollection"]}
     assert missing(EVERY, [rule]) == [("apps", "deployments", "deletecollection")]

@@ -15,7 +15,7 @@ def options(*argv: str) -> OperatorOptions:
     return load(OperatorOptions, argv, {})
 
 
-def test_services_of_the_cluster_become_settings() -> None:
+def test_cluster_services_are_read_into_settings() -> None:
     found = options("--nats-address", "nats://n:4222", "--prometheus-endpoint", "http://p").settings
     assert (found.nats_address, found.prometheus_endpoint) == ("nats://n:4222", "http://p")
     assert found.discovery_backend == "kubernetes"
@@ -31,24 +31,24 @@ def test_services_of_the_cluster_become_settings() -> None:
         (["--gang-scheduler", "other"], "--gang-scheduler"),
     ],
 )
-def test_wrong_options_are_one_clear_line(argv: list[str], message: str) -> None:
+def test_invalid_options_are_one_error_line(argv: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         options(*argv)
 
 
-def test_an_operator_of_one_namespace_checks_only_its_objects() -> None:
+def test_namespaced_operator_validates_only_its_objects() -> None:
     found = webhook_settings(options("--namespace", "a"), "home")
     assert (found.namespaces, found.namespace) == (("a",), "home")
     assert webhook_settings(options(), "home").namespaces == ()
 
 
-def test_requests_of_the_own_account_are_those_of_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_of_the_operator_account_are_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POD_SERVICE_ACCOUNT", "me")
     assert webhook_settings(options(), "home").operator_users == {"system:serviceaccount:home:me"}
     assert webhook_settings(options(), "home", "admin").operator_users == {"system:serviceaccount:home:me", "admin"}
 
 
-async def test_the_own_user_is_what_the_server_calls_it() -> None:
+async def test_operator_user_is_read_from_a_self_subject_review() -> None:
     class Server:
         async def create(self, kind: Any, value: Any) -> Any:
             return {**value, "status": {"userInfo": {"username": "admin"}}}
@@ -61,7 +61,7 @@ async def test_the_own_user_is_what_the_server_calls_it() -> None:
     assert await own_user(Old()) == ""  # type: ignore[arg-type]
 
 
-def test_options_decide_the_use_of_other_controllers() -> None:
+def test_options_select_the_use_of_other_controllers() -> None:
     found = options("--no-grove", "--gang-scheduler", "volcano", "--grove-termination-delay", "30m")
     assert found.optional == OptionalSettings(grove=False, gang_scheduler="volcano")
     assert found.settings.grove_termination_delay == "30m"
@@ -71,7 +71,7 @@ def test_options_decide_the_use_of_other_controllers() -> None:
     ("argv", "host", "expected"),
     [([], "", False), ([], "10.0.0.1", True), (["--no-webhooks"], "10.0.0.1", False), (["--webhooks"], "", True)],
 )
-def test_webhooks_are_served_in_a_pod_unless_an_option_decides(
+def test_webhooks_are_served_in_a_pod_unless_an_option_is_set(
     argv: list[str], host: str, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)

@@ -31,7 +31,7 @@ def changes() -> list[int]:
     return []
 
 
-async def test_a_change_of_names_is_reported_once(changes: list[int]) -> None:
+async def test_changed_secret_names_are_reported_once(changes: list[int]) -> None:
     source, clock = Source(), ManualClock()
     index = PullSecretIndex(source, None, lambda: changes.append(1), clock)
     source.items = [secret("a", "nvcr.io")]
@@ -41,7 +41,7 @@ async def test_a_change_of_names_is_reported_once(changes: list[int]) -> None:
     assert (list(index.names("space", "nvcr.io/x:1")), changes) == (["a"], [1])
 
 
-async def test_a_refusal_keeps_the_names_and_is_logged_once(
+async def test_forbidden_secret_access_keeps_the_names_and_is_logged_once(
     changes: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     source = Source()

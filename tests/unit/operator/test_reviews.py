@@ -40,7 +40,7 @@ def test_refusal_has_field_causes() -> None:
     assert "spec.components[0].replicas: -1 must be at least 0" in response["status"]["message"]
 
 
-def test_caller_decides_who_may_scale() -> None:
+def test_user_identity_determines_permission_to_scale() -> None:
     assert not validated(admission(graph(2), graph(1), "someone"))["allowed"]
     assert validated(admission(graph(2), graph(1), "operator"))["allowed"]
 

@@ -35,7 +35,7 @@ async def subject(store: KubeStore) -> AsyncIterator[TopologyLabelReconciler]:
     await view.close()
 
 
-async def test_the_label_of_the_node_is_copied_once(store: KubeStore, subject: TopologyLabelReconciler) -> None:
+async def test_node_label_is_copied_to_the_pod_once(store: KubeStore, subject: TopologyLabelReconciler) -> None:
     store.put(NODES, {"metadata": {"name": "node-0", "labels": {KEY: "r7"}}})
     store.put(PODS, POD)
     await turns(20)
@@ -48,7 +48,7 @@ async def test_the_label_of_the_node_is_copied_once(store: KubeStore, subject: T
 
 
 @pytest.mark.parametrize("labels", [None, {"other": "x"}])
-async def test_a_node_without_the_label_is_an_event_and_read_again(
+async def test_node_without_the_label_is_an_event_and_retried(
     labels: dict[str, str] | None, store: KubeStore, subject: TopologyLabelReconciler
 ) -> None:
     if labels:
@@ -59,12 +59,12 @@ async def test_a_node_without_the_label_is_an_event_and_read_again(
     assert store.events[0][0] == "TopologyLabelMissing"
 
 
-async def test_pods_that_are_gone_are_left(store: KubeStore, subject: TopologyLabelReconciler) -> None:
+async def test_deleted_pods_are_ignored(store: KubeStore, subject: TopologyLabelReconciler) -> None:
     assert await subject.reconcile(AT) is None
     assert store.calls == []
 
 
-async def test_domains_of_a_topology_are_copied_as_far_as_the_node_has_them(
+async def test_topology_domains_present_on_the_node_are_copied(
     store: KubeStore, subject: TopologyLabelReconciler
 ) -> None:
     store.put(NODES, {"metadata": {"name": "node-0", "labels": {KEY: "r7"}}})

@@ -37,7 +37,7 @@ async def view(store: KubeStore) -> AsyncIterator[ClusterView]:
     await made.close()
 
 
-async def test_it_is_synced_when_every_kind_was_listed(store: KubeStore) -> None:
+async def test_view_is_synced_after_every_kind_was_listed(store: KubeStore) -> None:
     made = ClusterView(store)
     made.watch(GRAPHS)
     assert not made.is_synced
@@ -48,7 +48,7 @@ async def test_it_is_synced_when_every_kind_was_listed(store: KubeStore) -> None
     await made.close()
 
 
-async def test_children_are_those_that_an_object_controls_by_name(store: KubeStore, view: ClusterView) -> None:
+async def test_children_are_selected_by_controller_and_sorted_by_name(store: KubeStore, view: ClusterView) -> None:
     graph, other = store.put(GRAPHS, named("chat")), store.put(GRAPHS, named("other"))
     for name, owner in (("b", graph), ("a", graph), ("c", other)):
         store.put(COMPONENTS, named(name, owner))
@@ -60,7 +60,7 @@ async def test_children_are_those_that_an_object_controls_by_name(store: KubeSto
     assert [one["metadata"]["name"] for one in view.children(graph, COMPONENTS)] == ["b"]
 
 
-async def test_a_change_is_reported_for_the_object_and_for_its_owner(store: KubeStore, view: ClusterView) -> None:
+async def test_change_is_reported_for_the_object_and_its_owner(store: KubeStore, view: ClusterView) -> None:
     seen: list[tuple[str, ObjectKey]] = []
     view.listen(GRAPHS, lambda key: seen.append(("graph", key)))
     view.listen(COMPONENTS, lambda key: seen.append(("component", key)))
@@ -74,7 +74,7 @@ async def test_a_change_is_reported_for_the_object_and_for_its_owner(store: Kube
     assert seen == [chat, a, chat, a, chat]
 
 
-async def test_an_own_write_is_visible_at_once_and_not_undone_by_an_older_change(
+async def test_local_write_is_visible_at_once_and_not_overwritten_by_an_older_change(
     store: KubeStore, view: ClusterView
 ) -> None:
     graph = store.put(GRAPHS, named("chat"))
@@ -88,7 +88,7 @@ async def test_an_own_write_is_visible_at_once_and_not_undone_by_an_older_change
     assert (view.get(COMPONENTS, "space", "a") or {})["spec"] == {"replicas": 2}
 
 
-async def test_a_response_that_arrives_after_the_deletion_is_ignored(store: KubeStore, view: ClusterView) -> None:
+async def test_response_received_after_the_deletion_is_ignored(store: KubeStore, view: ClusterView) -> None:
     graph = store.put(GRAPHS, named("chat"))
     late = store.put(COMPONENTS, named("a", graph))
     store.remove(COMPONENTS, "space", "a")
@@ -98,7 +98,7 @@ async def test_a_response_that_arrives_after_the_deletion_is_ignored(store: Kube
     assert view.children(graph, COMPONENTS) == []
 
 
-async def test_deleted_objects_are_announced(store: KubeStore, view: ClusterView) -> None:
+async def test_deletions_are_reported(store: KubeStore, view: ClusterView) -> None:
     gone: list[ObjectRef] = []
     view.on_deleted(gone.append)
     store.put(GRAPHS, named("chat"))
@@ -108,7 +108,7 @@ async def test_deleted_objects_are_announced(store: KubeStore, view: ClusterView
     assert gone == [ObjectRef(GRAPHS.api_version, GRAPHS.kind, "space", "chat")]
 
 
-async def test_managed_fields_are_not_kept(store: KubeStore, view: ClusterView) -> None:
+async def test_managed_fields_are_dropped(store: KubeStore, view: ClusterView) -> None:
     store.put(GRAPHS, named("chat"))
     await turns(20)
     found = view.get(GRAPHS, "space", "chat")

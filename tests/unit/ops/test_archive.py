@@ -24,14 +24,14 @@ def test_written_archive_is_private_and_is_read_without_its_first_directory(tmp_
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_directory_is_read_like_an_archive_and_links_are_not_followed(tmp_path: Path) -> None:
+def test_directory_is_read_like_an_archive_without_following_links(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "a.log").write_text("x")
     (tmp_path / "link").symlink_to("/etc/hostname")
     assert read_files(str(tmp_path)) == {"logs/a.log": "x"}
 
 
-def test_archive_entries_that_are_no_files_are_skipped(tmp_path: Path) -> None:
+def test_non_file_archive_entries_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "b.tar"
     with tarfile.open(path, "w") as packed:
         link = tarfile.TarInfo("b/link")
@@ -43,7 +43,7 @@ def test_archive_entries_that_are_no_files_are_skipped(tmp_path: Path) -> None:
     assert read_files(str(path)) == {"a": "x"}
 
 
-def test_unreadable_archive_and_unwritable_place_are_named(tmp_path: Path) -> None:
+def test_unreadable_archive_and_unwritable_path_are_named(tmp_path: Path) -> None:
     (tmp_path / "bad.tar.gz").write_bytes(b"no archive")
     with pytest.raises(ConfigError, match=r"bad\.tar\.gz: cannot read the bundle"):
         read_files(str(tmp_path / "bad.tar.gz"))

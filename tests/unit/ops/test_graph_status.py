@@ -50,7 +50,7 @@ def test_lost_process_and_silent_frontend_are_failures() -> None:
     assert status(health=GraphHealth()).state == "no model is served"
 
 
-def test_graph_that_starts_or_has_ended_is_no_failure() -> None:
+def test_starting_or_ended_graph_is_not_a_failure() -> None:
     assert status(state=GraphState.STARTING, health=GraphHealth()).status is CheckStatus.WARN
     ended = status(is_running=False, end="Ctrl-C")
     assert (ended.status, ended.state, ended.value(1.0)["uptime_s"]) == (CheckStatus.SKIP, "ended: Ctrl-C", None)

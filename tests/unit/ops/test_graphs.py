@@ -72,7 +72,7 @@ def test_graph_without_its_lock_or_its_process_has_ended(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("fault", ["others can enter", "link", "too long", "not JSON", "fifo"])
-def test_record_that_others_could_have_written_is_ignored(home: Path, tmp_path: Path, fault: str) -> None:
+def test_record_writable_by_others_is_ignored(home: Path, tmp_path: Path, fault: str) -> None:
     write_record(home / "logs", record())
     path = home / "logs" / RECORD
     if fault == "others can enter":

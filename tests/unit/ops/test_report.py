@@ -30,7 +30,7 @@ def test_table_has_columns_remedies_and_a_summary() -> None:
     ]
 
 
-def test_long_evidence_is_wrapped_below_its_column_whether_coloured_or_not() -> None:
+def test_long_evidence_is_wrapped_below_its_column_with_and_without_colours() -> None:
     row = warned("check", "word " * 30, "")
     plain = as_table([row], width=60).splitlines()
     colored = as_table([row], width=60, is_colored=True).splitlines()

@@ -58,7 +58,7 @@ def test_requests_prove_or_contradict_a_mode(mode: str, seen: RouterObservation,
     assert all(row.remedy for row in rows if row.status in {CheckStatus.FAIL, CheckStatus.WARN})
 
 
-def test_load_that_could_not_be_made_is_no_proof() -> None:
+def test_load_without_requests_proves_no_router_mode() -> None:
     rows = rows_of_mode("least-loaded", RouterObservation(workers=TWO))
     assert [row.status for row in rows if row.check == "mode"] == [CheckStatus.SKIP]
 

@@ -47,7 +47,7 @@ async def test_refused_update_has_its_status_and_message() -> None:
     assert (await request_json(application, "PATCH", "/v1/min-endpoints", b"[]"))[0] == 400
 
 
-async def test_port_zero_serves_nothing() -> None:
+async def test_control_api_with_port_zero_is_disabled() -> None:
     async with serve_optional(JsonRoutes(), 0, "control_api_port") as url:
         assert url is None
 

@@ -6,7 +6,7 @@ from dynamo.planner import errors
 from dynamo.planner.utils import exceptions
 
 
-def test_both_paths_have_the_same_exceptions() -> None:
+def test_error_classes_are_equal_on_both_import_paths() -> None:
     assert exceptions.__all__ == errors.__all__
     assert all(getattr(exceptions, name) is getattr(errors, name) for name in errors.__all__)
 
@@ -21,7 +21,7 @@ def test_both_paths_have_the_same_exceptions() -> None:
         (errors.EmptyTargetReplicasError(), "target_replicas cannot be empty"),
     ],
 )
-def test_messages(error: errors.PlannerError, message: str) -> None:
+def test_planner_error_messages_name_their_cause(error: errors.PlannerError, message: str) -> None:
     assert message in str(error)
 
 

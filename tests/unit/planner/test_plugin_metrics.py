@@ -57,7 +57,7 @@ def test_bound_is_counted_when_it_is_returned_and_while_it_is_held(registry: Met
     assert found['plugin_override_active{plugin_id="cap",stage="constrain",override_type="AT_MOST"}'] == 1
 
 
-def test_failures_open_the_circuit_and_a_plugin_that_left_has_no_gauge(registry: MetricsRegistry) -> None:
+def test_failures_open_the_circuit_and_an_unregistered_plugin_has_no_gauge(registry: MetricsRegistry) -> None:
     pipeline, metrics = PluginPipeline([CAP]), PluginMetrics(registry)
     for tick in range(5):
         outcome = drive(pipeline.run(PipelineContext(), {"decode": 3}, float(tick)), failing)

@@ -43,7 +43,7 @@ async def test_planner_with_the_smallest_id_scales_and_the_next_one_follows_it(
     assert "scales from now on" in caplog.messages[-1]
 
 
-async def test_advisory_planners_and_those_of_other_namespaces_hold_no_other(cluster: MemoryCluster) -> None:
+async def test_advisory_planners_and_planners_of_other_namespaces_hold_no_planner(cluster: MemoryCluster) -> None:
     _, acting = await joined(cluster)
     for _ in range(4):
         _, advisory = await joined(cluster, is_advisory=True)
@@ -53,7 +53,7 @@ async def test_advisory_planners_and_those_of_other_namespaces_hold_no_other(clu
 
 
 @pytest.mark.parametrize("instance_id", [1, 2**63 - 1])
-async def test_released_planner_precedes_whatever_its_id(cluster: MemoryCluster, instance_id: int) -> None:
+async def test_released_planner_has_precedence_regardless_of_its_id(cluster: MemoryCluster, instance_id: int) -> None:
     _, held = await joined(cluster)
     await cluster.runtimes[0].discovery.put(INSTANCES, f"ns/Planner/generate/{instance_id:x}", b"{}")
     assert await held.preceding() == f"planner {instance_id:x} of the same namespace, a released one, has precedence"

@@ -38,7 +38,7 @@ def test_npz_profile_files_equal_the_json_ones(tmp_path: Path) -> None:
     assert read_profile(str(tmp_path), EngineRole.AGGREGATED) == expected
 
 
-def test_a_role_requires_its_own_file_only(tmp_path: Path) -> None:
+def test_role_requires_only_its_own_profile_file(tmp_path: Path) -> None:
     write_json(tmp_path)
     (tmp_path / "prefill_raw_data.json").unlink()
     assert read_profile(str(tmp_path), EngineRole.DECODE) == read_profile(str(tmp_path), EngineRole.AGGREGATED)

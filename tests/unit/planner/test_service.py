@@ -116,7 +116,7 @@ async def test_busy_worker_gets_a_second_one() -> None:
     assert (summary.outcome, summary.unknown) == ("accepted", [])
 
 
-async def test_unknown_number_of_workers_changes_nothing_and_is_named() -> None:
+async def test_unknown_number_of_workers_changes_nothing_and_is_reported() -> None:
     scene = await started()
     scene.deployment.counts_error = NotReady("the registry is away")
     summary = await scene.tick()
@@ -124,7 +124,7 @@ async def test_unknown_number_of_workers_changes_nothing_and_is_named() -> None:
     assert summary.unknown == ["workers: the registry is away"]
 
 
-async def test_failed_scale_request_is_recorded_and_the_next_tick_repeats_it() -> None:
+async def test_failed_scale_request_is_recorded_and_retried_at_the_next_tick() -> None:
     scene = await started()
     scene.deployment.outcome = NotReady("no answer")
     assert (await scene.tick()).outcome == "failed"
@@ -186,7 +186,7 @@ async def test_changed_limit_applies_to_the_next_decision() -> None:
     assert scene.deployment.scaled == [ScalingDecision(num_decode=2)]
 
 
-async def test_decision_made_before_a_change_of_the_limits_is_not_carried_out() -> None:
+async def test_decision_made_before_a_change_of_the_limits_is_not_applied() -> None:
     async def change() -> str:
         await scene.service.set_limits({"max_gpu_budget": 1})
         return ""
@@ -198,7 +198,7 @@ async def test_decision_made_before_a_change_of_the_limits_is_not_carried_out() 
     assert summary.message == "minimum workers or GPU budgets were changed during the tick"
 
 
-async def test_infeasible_limit_is_refused_and_changes_nothing() -> None:
+async def test_infeasible_limit_is_refused_without_effect() -> None:
     scene = await started()
     with pytest.raises(HttpError, match="requires 9 GPUs, exceeding max_gpu_budget=4"):
         await scene.service.set_limits({"min_endpoint": 9})

@@ -25,7 +25,7 @@ def test_measured_steps_are_preferred_to_the_profile_of_their_role(tmp_path: Pat
     assert start.start_s == 3.0
 
 
-def test_measured_steps_of_other_roles_are_left_out() -> None:
+def test_measured_steps_of_other_roles_are_ignored() -> None:
     config = parse({"mode": "agg"})
     measured = {EngineRole.AGGREGATED: [STEP], EngineRole.PREFILL: [STEP]}
     assert prepare_start(config, WorkerCapabilities(), measured=measured).bootstrap == {EngineRole.AGGREGATED: [STEP]}
@@ -40,7 +40,7 @@ def test_absent_profile_is_an_error_only_without_live_steps(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("mode", ["none", "rapid", "thorough"])
 @pytest.mark.parametrize("target", ["sla", "throughput"])
-def test_profile_files_are_read_whatever_the_sweeping_mode(tmp_path: Path, mode: str, target: str) -> None:
+def test_profile_files_are_read_in_every_sweeping_mode(tmp_path: Path, mode: str, target: str) -> None:
     write_json(tmp_path)
     raw = {**THOROUGH, "optimization_target": target, "pre_deployment_sweeping_mode": mode}
     config = parse({**raw, "profile_results_dir": str(tmp_path)})

@@ -25,7 +25,7 @@ def test_empty_warm_up_trace_has_no_intervals(tmp_path: Path) -> None:
     assert read_warm_up(write(tmp_path / "trace"), 10.0) == []
 
 
-def test_wrong_line_of_a_warm_up_trace_is_named(tmp_path: Path) -> None:
+def test_invalid_line_of_a_warm_up_trace_is_named(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text('{"timestamp": 0, "input_length": 1, "output_length": 1}\n{"timestamp": 1}\n')
     with pytest.raises(ConfigError, match=r"load_predictor_warmup_trace: .*trace:2: .*input_length"):
         read_warm_up(str(tmp_path / "trace"), 10.0)

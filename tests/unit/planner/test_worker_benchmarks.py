@@ -58,7 +58,7 @@ async def test_each_scaled_role_has_the_steps_that_its_workers_measured(runtime:
         assert {role: len(steps) for role, steps in found.items()} == {EngineRole.AGGREGATED: 2}
 
 
-async def test_a_role_without_data_does_not_remove_those_of_the_other(runtime: DistributedRuntime) -> None:
+async def test_role_without_benchmark_data_keeps_the_steps_of_the_other_role(runtime: DistributedRuntime) -> None:
     missing = {"status": "error", "message": "no benchmark data"}
     async with served(runtime, "prefill", missing), served(runtime, "decode", REPLY):
         assert set(await measured_steps(runtime, parse(SLA), WORKERS)) == {EngineRole.DECODE}
@@ -66,7 +66,7 @@ async def test_a_role_without_data_does_not_remove_those_of_the_other(runtime: D
         assert set(await measured_steps(runtime, parse(SLA), WORKERS)) == {EngineRole.DECODE}
 
 
-async def test_the_planner_waits_for_an_endpoint_that_is_registered_late(runtime: DistributedRuntime) -> None:
+async def test_measured_steps_wait_for_an_endpoint_that_is_registered_late(runtime: DistributedRuntime) -> None:
     asking = asyncio.ensure_future(measured_steps(runtime, parse({**SLA, "mode": "decode"}), WORKERS))
     await turns()
     async with served(runtime, "decode", REPLY):
@@ -82,7 +82,7 @@ async def test_the_planner_waits_for_an_endpoint_that_is_registered_late(runtime
         {**SLA, "backend": "mocker"},
     ],
 )
-async def test_workers_without_the_endpoint_have_no_steps(
+async def test_workers_without_the_benchmark_endpoint_have_no_steps(
     runtime: DistributedRuntime, settings: dict[str, Any]
 ) -> None:
     wait_s = NO_WAIT_S if settings == SLA else 3600.0

@@ -20,7 +20,7 @@ def test_dense_models_use_tensor_parallelism_within_a_node_then_pipelines() -> N
     assert labels("Qwen/Qwen3-32B", 16) == ["tp1", "tp2", "tp4", "tp8", "tp8-pp2"]
 
 
-def test_engines_without_space_for_a_request_are_left_out() -> None:
+def test_engines_without_space_for_a_request_are_excluded() -> None:
     assert labels("Qwen/Qwen3-32B", 8, sku="l40s") == ["tp2", "tp4", "tp8"]
 
 
@@ -54,5 +54,5 @@ def test_naive_choice_is_the_fewest_gpus_with_space_for_the_weights(sku: str, fo
     assert one == PickedParallelConfig(tp=found)
 
 
-def test_naive_choice_is_none_without_enough_memory() -> None:
+def test_smallest_engine_is_none_without_enough_memory() -> None:
     assert smallest_that_fits(family("meta-llama/Llama-3.1-405B-Instruct", "t4"), 8) is None

@@ -82,7 +82,7 @@ def test_specification_is_inline_or_a_file_of_either_format(tmp_path: Path) -> N
     assert read_spec(json.dumps(SPEC)) == read_spec(str(tmp_path / "a.yaml")) == read_spec(str(tmp_path / "a.json"))
 
 
-def test_long_text_is_not_taken_for_a_path() -> None:
+def test_long_text_is_not_read_as_a_path() -> None:
     assert read_spec(json.dumps({"model": "x" * 10000}))["model"]
     with pytest.raises(ConfigError, match="neither inline JSON nor a readable file"):
         read_spec("x" * 10000)

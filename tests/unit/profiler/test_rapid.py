@@ -37,7 +37,7 @@ def test_planner_gets_one_prefill_and_one_decode_engine() -> None:
     assert (config.prefill.replicas, config.decode.replicas) == (1, 1)
 
 
-def test_planner_of_aggregated_workers_gets_one_of_them() -> None:
+def test_planner_of_aggregated_workers_has_one_worker() -> None:
     config = picked(features={"planner": {"optimization_target": "sla", "mode": "agg"}}).config
     assert config.prefill is None
     assert config.decode.replicas == 1
@@ -63,7 +63,7 @@ def test_load_beyond_the_budget_warns_with_the_need() -> None:
         ({"workload": {"isl": 40000, "osl": 4000}}, "must be at most 40960 tokens together"),
     ],
 )
-def test_what_cannot_fit_is_refused_with_the_remedy(changes: dict[str, Any], text: str) -> None:
+def test_configuration_that_cannot_fit_is_refused_with_the_remedy(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         picked(**changes)
 

@@ -41,7 +41,7 @@ def test_phases_are_those_of_the_released_profiler(tmp_path: Path) -> None:
     assert status.phase == "Done"
 
 
-def test_result_is_what_the_operator_reads(tmp_path: Path) -> None:
+def test_result_is_readable_by_the_operator(tmp_path: Path) -> None:
     run(tmp_path, features={"planner": {"optimization_target": "sla"}, "mocker": {"enabled": True}})
     found = generated_objects((tmp_path / "final_config.yaml").read_text())
     assert len(found.others) == 2
@@ -49,7 +49,7 @@ def test_result_is_what_the_operator_reads(tmp_path: Path) -> None:
     assert (tmp_path / "selected_decode_interpolation" / "raw_data.npz").is_file()
 
 
-def test_request_without_consumers_of_curves_has_none(tmp_path: Path) -> None:
+def test_request_without_planner_and_mocker_has_no_curves(tmp_path: Path) -> None:
     assert "BuildingCurves" not in run(tmp_path).phases
     assert sorted(path.name for path in tmp_path.iterdir()) == ["final_config.yaml", "profiler_status.yaml"]
 

@@ -43,13 +43,13 @@ def test_best_configuration_meets_the_objectives_with_the_highest_rate_per_gpu()
     assert {one.is_disaggregated for one in result.others} == {True, False}
 
 
-def test_tighter_objectives_cost_throughput() -> None:
+def test_tighter_objectives_reduce_throughput() -> None:
     loose, tight = found(), found(target=LatencyTarget(ttft_ms=300, itl_ms=12))
     assert tight.is_met
     assert tight.best.tokens_per_gpu < loose.best.tokens_per_gpu
 
 
-def test_given_load_takes_the_fewest_gpus() -> None:
+def test_given_request_rate_selects_the_fewest_gpus() -> None:
     result = found(replace(TRAFFIC, request_rate=4.0), mode="load_match")
     assert result.best.request_rate >= 4.0
     assert result.best.gpus == result.best.gpus_needed < 16
@@ -80,12 +80,12 @@ def test_unattainable_objectives_yield_the_nearest() -> None:
     assert excess(result.best, target) <= min(excess(one, target) for one in result.others) + 1e-3
 
 
-def test_preference_for_latency_costs_throughput() -> None:
+def test_latency_preference_reduces_end_to_end_latency() -> None:
     fast = found(target=replace(TARGET, prefers_latency=True)).best
     assert fast.e2e_ms < found().best.e2e_ms
 
 
-def test_nothing_fits_without_engines() -> None:
+def test_search_without_engines_returns_none() -> None:
     assert search([], TRAFFIC, TARGET, 8) is None
 
 
@@ -106,6 +106,6 @@ def test_batches_of_aggregated_engines_end_at_the_capacity_of_the_cache() -> Non
 
 
 @pytest.mark.parametrize("gpus", [2, 4, 8, 16])
-def test_configurations_stay_within_the_budget(gpus: int) -> None:
+def test_configurations_are_within_the_budget(gpus: int) -> None:
     result = found(gpus=gpus)
     assert all(one.gpus <= gpus for one in result.others)

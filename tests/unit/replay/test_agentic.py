@@ -34,7 +34,7 @@ def due(found: object) -> list[tuple[float, str]]:
     return [(at_ms, session.turns[place].request_id) for at_ms, session, place in found]  # type: ignore[attr-defined]
 
 
-def test_a_request_comes_when_all_that_it_needs_has_happened() -> None:
+def test_agentic_request_starts_when_all_its_dependencies_are_complete() -> None:
     play = helper_play()
     load = AgenticLoad([play])
     agent, helper = play.sessions
@@ -46,7 +46,7 @@ def test_a_request_comes_when_all_that_it_needs_has_happened() -> None:
     assert due(load.after(agent, 1, 3000.0)) == []
 
 
-def test_a_tools_time_counts_from_the_answer_before_it() -> None:
+def test_tool_duration_is_counted_from_the_previous_response() -> None:
     play = helper_play()
     load = AgenticLoad([play])
     agent, helper = play.sessions
@@ -56,7 +56,7 @@ def test_a_tools_time_counts_from_the_answer_before_it() -> None:
     assert due(load.after(agent, 0, 1500.0)) == [(1800.0, "p.a1")]
 
 
-def test_a_lane_takes_the_next_play_when_its_own_is_over() -> None:
+def test_lane_starts_the_next_play_when_its_play_is_complete() -> None:
     plays = [helper_play("p", 0.0), helper_play("q", 90_000.0)]
     load = AgenticLoad(plays, lanes=1)
     agent, helper = plays[0].sessions
@@ -67,14 +67,14 @@ def test_a_lane_takes_the_next_play_when_its_own_is_over() -> None:
     assert due(load.after(agent, 1, 900.0)) == [(900.0, "q.a0")]
 
 
-def test_a_speedup_shortens_tools_and_pauses() -> None:
+def test_speedup_shortens_tool_durations_and_pauses() -> None:
     play = helper_play()
     load = AgenticLoad([play], speedup=2.0)
     assert due(load.first()) == [(500.0, "p.a0")]
     assert due(load.begun(play.sessions[0], 0, 510.0)) == [(535.0, "p.h0")]
 
 
-def test_plays_that_could_never_end_are_refused() -> None:
+def test_plays_with_circular_or_unknown_dependencies_are_refused() -> None:
     session = ReplaySession("s", [turn("a"), turn("b")])
     with pytest.raises(ConfigError, match="circular dependency"):
         Play("p", [session], {"a": [Need("b")], "b": [Need("a")]}).check()
@@ -111,7 +111,7 @@ def agentic_lines(scope: str = "local") -> list[tuple[str, bytes]]:
     return [(f"t:{number}", json.dumps(row).encode()) for number, row in enumerate([header, *rows], 1)]
 
 
-def test_an_agentic_trace_is_read_with_its_helpers_and_their_names() -> None:
+def test_agentic_trace_contains_helpers_and_request_names() -> None:
     plays, block_tokens = plays_of(agentic_lines())
     assert block_tokens == 64
     assert [play.play_id for play in plays] == ["p", "q"]
@@ -138,7 +138,7 @@ def test_local_hash_ids_differ_per_play_and_global_ones_do_not() -> None:
         (b"{", "t:1"),
     ],
 )
-def test_a_header_that_is_none_is_refused(line: bytes, match: str) -> None:
+def test_invalid_trace_header_is_refused(line: bytes, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         plays_of([("t:1", line)])
     with pytest.raises(ConfigError, match="empty"):
@@ -165,7 +165,7 @@ def test_trajectory_prompt_grows_by_responses_and_tool_outputs(tmp_path: Path) -
         trajectories_of([("t:1", json.dumps({**row, "num_turns": 3}).encode())], 64)
 
 
-def test_plays_are_simulated_whole(engine: EngineArgs) -> None:
+def test_agentic_plays_are_simulated_completely(engine: EngineArgs) -> None:
     plays = [helper_play(f"p{number}", number * 20.0) for number in range(12)]
     sessions = [session for play in plays for session in play.sessions]
     scenario = Scenario(sessions=sessions, plays=plays, workers=2, router_mode="kv", engine=engine, block_tokens=64)

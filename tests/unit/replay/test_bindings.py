@@ -23,14 +23,14 @@ def test_trace_is_simulated_and_its_rows_written(tmp_path: Path) -> None:
     assert len(rows.read_text().splitlines()) == 1
 
 
-def test_argument_of_upstreams_simulator_is_rejected() -> None:
+def test_unsupported_argument_of_the_upstream_simulator_is_rejected() -> None:
     with pytest.raises(InvalidArgument, match="scaling_policy"):
         run_mocker_synthetic_trace_replay(1, 1, 1, replay_concurrency=1, scaling_policy=object())
     with pytest.raises(InvalidArgument, match="online"):
         run_mocker_synthetic_trace_replay(1, 1, 1, replay_mode="online")
 
 
-def test_answers_are_cut_and_prompts_rejected_at_the_models_length() -> None:
+def test_responses_are_truncated_and_prompts_rejected_at_the_model_length() -> None:
     engine = {"engine": {"max_model_len": 8, "timing_model": {"type": "fixed", "prefill_ms": 2.0, "decode_ms": 3.0}}}
     fits = run_mocker_synthetic_trace_replay(
         3, 10, 1, replay_concurrency=1, capture_per_request=True, extra_engine_args=engine

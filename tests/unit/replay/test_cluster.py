@@ -23,9 +23,7 @@ def times(outcome: RunOutcome) -> list[tuple[float, ...]]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_mode_answers_everybody_and_believes_what_is_so(
-    mode: str, engine: EngineArgs, chatty: list[ReplaySession]
-) -> None:
+def test_every_router_mode_answers_every_request(mode: str, engine: EngineArgs, chatty: list[ReplaySession]) -> None:
     outcome = Scenario(sessions=chatty, workers=3, router_mode=mode, engine=engine, block_tokens=64).run()
     assert len(outcome.flights) == 90  # Quiet books are checked by the run itself (`Cluster.validate`).
     assert all(one.finished_ms > one.first_ms >= one.placed_ms >= one.arrived_ms for one in outcome.flights)
@@ -33,15 +31,13 @@ def test_every_mode_answers_everybody_and_believes_what_is_so(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_same_seed_gives_the_same_report_to_the_byte(
-    mode: str, engine: EngineArgs, chatty: list[ReplaySession]
-) -> None:
+def test_equal_seeds_produce_byte_identical_reports(mode: str, engine: EngineArgs, chatty: list[ReplaySession]) -> None:
     scenario = Scenario(sessions=chatty, workers=3, router_mode=mode, engine=engine, block_tokens=64, concurrency=8)
     first, second = (as_json(report_of(scenario.run(), with_requests=True, with_telemetry=True)) for _ in range(2))
     assert first == second
 
 
-def test_steps_taken_at_once_end_when_they_would_have_ended_one_by_one(
+def test_batched_steps_end_at_the_same_times_as_single_steps(
     engine: EngineArgs, chatty: list[ReplaySession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scenario = Scenario(sessions=chatty, workers=2, router_mode="kv", engine=engine, block_tokens=64)
@@ -64,7 +60,7 @@ def test_steps_taken_at_once_end_when_they_would_have_ended_one_by_one(
         st.builds(Failure, st.floats(0, 4000), st.integers(0, 1), st.none() | st.floats(0, 2000)), max_size=2
     ),
 )
-def test_nothing_is_lost_whatever_happens(
+def test_no_request_is_lost_under_random_failures(
     seed: int,
     concurrency: int | None,
     mode: str,
@@ -108,7 +104,7 @@ def test_nothing_is_lost_whatever_happens(
         assert answered == 40
 
 
-def test_who_is_under_way_when_a_worker_fails_goes_on_elsewhere(
+def test_requests_of_a_failed_worker_continue_on_another_worker(
     engine: EngineArgs, chatty: list[ReplaySession]
 ) -> None:
     quiet = Scenario(sessions=chatty, workers=2, engine=engine, block_tokens=64)
@@ -125,7 +121,7 @@ def test_who_is_under_way_when_a_worker_fails_goes_on_elsewhere(
     assert any(one.slot == 0 and one.arrived_ms > at_ms + 1000 for one in after.flights)
 
 
-def test_without_a_worker_requests_wait_for_one(engine: EngineArgs) -> None:
+def test_requests_wait_until_a_worker_is_available(engine: EngineArgs) -> None:
     asked = [ReplaySession("s", [Turn("r", 100, 5, (1, 2), 500.0)])]
     quick = Scenario(sessions=asked, engine=engine, block_tokens=64, failures=(Failure(100.0, 0, 900.0),)).run()
     assert quick.flights[0].placed_ms == 1000.0
@@ -133,7 +129,7 @@ def test_without_a_worker_requests_wait_for_one(engine: EngineArgs) -> None:
     assert never.unfinished == 1
 
 
-def test_a_closed_loop_has_so_many_under_way_and_no_more(engine: EngineArgs, chatty: list[ReplaySession]) -> None:
+def test_closed_loop_keeps_the_configured_concurrency(engine: EngineArgs, chatty: list[ReplaySession]) -> None:
     outcome = Scenario(sessions=chatty, workers=2, engine=engine, block_tokens=64, concurrency=4).run()
     edges = sorted(edge for one in outcome.flights for edge in ((one.arrived_ms, 1), (one.finished_ms, -1)))
     level = most = 0
@@ -143,9 +139,7 @@ def test_a_closed_loop_has_so_many_under_way_and_no_more(engine: EngineArgs, cha
     assert most == 4
 
 
-def test_a_queue_in_the_router_holds_requests_back_and_lets_them_go(
-    engine: EngineArgs, chatty: list[ReplaySession]
-) -> None:
+def test_router_queue_delays_requests_until_a_worker_is_free(engine: EngineArgs, chatty: list[ReplaySession]) -> None:
     outcome = Scenario(
         sessions=chatty,
         workers=1,
@@ -158,12 +152,12 @@ def test_a_queue_in_the_router_holds_requests_back_and_lets_them_go(
     assert any(one.placed_ms > one.arrived_ms for one in outcome.flights)
 
 
-def test_time_that_is_over_leaves_requests_unfinished(engine: EngineArgs, chatty: list[ReplaySession]) -> None:
+def test_simulation_time_limit_leaves_requests_unfinished(engine: EngineArgs, chatty: list[ReplaySession]) -> None:
     outcome = Scenario(sessions=chatty, engine=engine, block_tokens=64, max_sim_time_ms=2000.0).run()
     assert 0 < outcome.unfinished < len(outcome.flights)
 
 
-def test_a_request_that_fits_nowhere_is_refused_by_name(engine: EngineArgs) -> None:
+def test_request_larger_than_every_cache_is_refused_by_name(engine: EngineArgs) -> None:
     asked = [ReplaySession("s", [Turn("giant", 256 * 16, 5, range(64), 0.0)])]
     with pytest.raises(ConfigError, match="giant"):
         Scenario(sessions=asked, engine=engine, block_tokens=64).run()

@@ -20,7 +20,7 @@ BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Ty
 """
 
 
-def test_azures_times_of_day_count_from_the_first(tmp_path: Path) -> None:
+def test_azure_timestamps_are_relative_to_the_first_request(tmp_path: Path) -> None:
     source, target = tmp_path / "a.csv", tmp_path / "a.jsonl"
     source.write_text(AZURE)
     assert main(["--from=azure", f"--input-file={source}", f"--output-file={target}"]) == 0
@@ -30,7 +30,7 @@ def test_azures_times_of_day_count_from_the_first(tmp_path: Path) -> None:
     assert not set(first.hash_ids) & set(second.hash_ids)
 
 
-def test_burstgpts_failed_requests_are_left_out(tmp_path: Path) -> None:
+def test_failed_burstgpt_requests_are_omitted(tmp_path: Path) -> None:
     source, target = tmp_path / "b.csv.gz", tmp_path / "b.jsonl"
     source.write_bytes(gzip.compress(BURSTGPT.encode()))
     assert main(["--from=burstgpt", f"--input-file={source}", f"--output-file={target}"]) == 0
@@ -38,13 +38,13 @@ def test_burstgpts_failed_requests_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["Timestamp\n1\n", "TIMESTAMP,ContextTokens,GeneratedTokens\nsoon,1,1\n"])
-def test_a_file_that_is_something_else_is_refused(tmp_path: Path, text: str) -> None:
+def test_file_of_another_format_is_refused(tmp_path: Path, text: str) -> None:
     source = tmp_path / "x.csv"
     source.write_text(text)
     with pytest.raises(ConfigError, match="line 2"):
         main([f"--input-file={source}"])
 
 
-def test_a_missing_file_is_refused() -> None:
+def test_missing_input_file_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.csv"):
         main(["--input-file=nowhere.csv"])

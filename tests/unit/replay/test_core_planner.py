@@ -81,7 +81,7 @@ def test_each_tick_reports_reason_and_estimates() -> None:
     assert found["forecast"]["decode"]["demand"] > 0
 
 
-def test_worker_that_fails_is_replaced() -> None:
+def test_failed_worker_is_replaced() -> None:
     outcome = run(FORECAST, failures=(Failure(30_000.0, 0),))
     assert outcome.planner is not None
     at_end = [row["worker_counts"]["ready_num_decode"] for row in outcome.planner.ticks[-3:]]

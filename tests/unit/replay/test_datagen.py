@@ -17,14 +17,14 @@ def turn(number: int, *ids: int, tokens: int | None = None) -> Turn:
 TURNS = [turn(n, 1, 2, 3 if n % 2 else 4, 100 + n, 200 + n) for n in range(40)]
 
 
-def test_a_hit_is_a_leading_block_that_was_there_before() -> None:
+def test_cache_hit_requires_a_leading_block_seen_before() -> None:
     found = analysis([turn(0, 1, 2), turn(1, 1, 3), turn(2, 9, 2)], 64)
     assert found["theoretical_hit_rate"] == pytest.approx(1 / 6)
     assert found["unique_blocks"] == 5
     assert found["context_length"]["max"] == 64
 
 
-def test_a_synthesized_trace_is_like_its_model() -> None:
+def test_synthesized_trace_has_the_statistics_of_its_source() -> None:
     rows = synthesized(learned(TURNS, 64), SynthesizeConfig(num_requests=2000, block_size=64))
     made = [
         Turn(str(at), row["input_length"], row["output_length"], row["hash_ids"], row["timestamp"])
@@ -37,7 +37,7 @@ def test_a_synthesized_trace_is_like_its_model() -> None:
     assert made[-1].at_ms == pytest.approx(2000 * 100, rel=0.01)
 
 
-def test_multipliers_stretch_what_they_name() -> None:
+def test_multipliers_scale_prefix_and_prompt_lengths() -> None:
     def lengths(**given: float) -> tuple[float, float]:
         config = SynthesizeConfig(num_requests=500, block_size=64, **given)  # type: ignore[arg-type]
         rows = synthesized(learned(TURNS, 64), config)
@@ -49,7 +49,7 @@ def test_multipliers_stretch_what_they_name() -> None:
     assert lengths(prompt_len_multiplier=3) == (192, 384)
 
 
-def test_copies_of_the_core_have_names_of_their_own() -> None:
+def test_prefix_root_multiplier_creates_disjoint_copies_of_the_prefix_tree() -> None:
     rows = synthesized(learned(TURNS, 64), SynthesizeConfig(num_requests=300, block_size=64, prefix_root_multiplier=3))
     assert len({row["hash_ids"][0] for row in rows}) == 3
 
@@ -60,7 +60,7 @@ def test_synthesized_prompts_respect_max_isl() -> None:
     assert max(row["input_length"] for row in rows) <= 400
 
 
-def test_the_commands_read_and_write_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_datagen_commands_read_and_write_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace, made = tmp_path / "t.jsonl", tmp_path / "m.jsonl"
     trace.write_text(
         "".join(
@@ -77,6 +77,6 @@ def test_the_commands_read_and_write_files(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("flags", [["guess"], ["analyze"], ["synthesize", "--input-file=x", "--speedup-ratio=0"]])
-def test_flags_that_make_no_sense_are_refused(flags: list[str]) -> None:
+def test_invalid_datagen_flags_are_refused(flags: list[str]) -> None:
     with pytest.raises(ConfigError):
         main(flags)

@@ -19,7 +19,7 @@ PROFILE = {
 }
 
 
-def test_times_are_looked_up_in_the_next_larger_point(tmp_path: Path) -> None:
+def test_profile_times_are_taken_from_the_next_larger_point(tmp_path: Path) -> None:
     arrays: dict[str, Any] = {name: np.array(values) for name, values in PROFILE.items()}
     np.savez(tmp_path / "data.npz", **arrays)
     timing = profiled(str(tmp_path))
@@ -30,7 +30,7 @@ def test_times_are_looked_up_in_the_next_larger_point(tmp_path: Path) -> None:
     assert timing.decode_ms(0, 0, 0) == 0
 
 
-def test_a_json_profile_is_the_same_and_is_sped_up(tmp_path: Path) -> None:
+def test_json_profile_is_read_and_scaled_by_the_speedup_ratios(tmp_path: Path) -> None:
     path = tmp_path / "data.json"
     path.write_text(json.dumps(PROFILE))
     timing = EngineArgs(planner_profile_data=str(path), speedup_ratio=2, decode_speedup_ratio=5).timing()
@@ -38,14 +38,14 @@ def test_a_json_profile_is_the_same_and_is_sped_up(tmp_path: Path) -> None:
     assert timing.decode_ms(900, 0, 30) == 0.5
 
 
-def test_a_fitted_model_stands_in_for_the_polynomials() -> None:
+def test_fitted_timing_model_replaces_the_polynomials() -> None:
     timing = engine_args('{"fitted_timing": {"step_ms": 8, "request_ms": 0.5, "kv_token_ms": 0.001}}').timing()
     assert timing.decode_ms(1000, 0, 4) == 11
     assert timing.prefill_ms(50) == 0
 
 
 @pytest.mark.parametrize("change", [{"decode_itl": [[1.0]]}, {"prefill_isl": []}, {"prefill_ttft_ms": None}])
-def test_a_profile_that_lacks_something_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+def test_incomplete_profile_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
     path = tmp_path / "data.json"
     path.write_text(json.dumps({name: value for name, value in {**PROFILE, **change}.items() if value is not None}))
     with pytest.raises(ConfigError):
@@ -57,7 +57,7 @@ def test_a_profile_that_lacks_something_is_refused(tmp_path: Path, change: dict[
         profiled(str(tmp_path))
 
 
-def test_upstreams_tables_describe_the_same_engine() -> None:
+def test_upstream_engine_tables_describe_the_same_engine() -> None:
     text = """{
         "engine": {"backend": "sglang", "worker_type": "decode", "num_gpu_blocks": 500, "max_num_seqs": 8,
                    "sglang": {"schedule_policy": "lpm"}, "timing_model": {"type": "polynomial"},
@@ -86,6 +86,6 @@ def test_upstreams_tables_describe_the_same_engine() -> None:
         ('{"engine": {"block_size": "x"}}', "block_size"),
     ],
 )
-def test_a_table_that_cannot_be_is_refused_by_name(text: str, why: str) -> None:
+def test_invalid_engine_table_is_refused_by_name(text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         engine_args(text)

@@ -61,7 +61,7 @@ async def test_event_stream_splits_events_for_any_chunking(wire: tuple[list[Wire
     assert b"x-request-id: r\r\n" in wires[0].sent
 
 
-async def test_a_connection_is_used_again_when_its_answer_is_whole(wire: tuple[list[Wire], list[bytes]]) -> None:
+async def test_connection_is_reused_after_a_complete_response(wire: tuple[list[Wire], list[bytes]]) -> None:
     wires, says = wire
     says.append(HEAD + chunk(b"data: 1\n\n") + b"0\r\n\r\n")
     stream = EventStream("h:1", 5.0)
@@ -80,7 +80,7 @@ async def test_event_stream_error_contains_the_body_of_the_server(wire: tuple[li
     assert len(wires) == 1
 
 
-async def test_silence_and_nonsense_are_errors(wire: tuple[list[Wire], list[bytes]]) -> None:
+async def test_missing_events_and_malformed_events_are_errors(wire: tuple[list[Wire], list[bytes]]) -> None:
     _, says = wire
     says += [HEAD + chunk(b"data: 1\n\n"), b"nonsense\r\n\r\n"]
     with pytest.raises(ResponseTimeout):
@@ -89,7 +89,7 @@ async def test_silence_and_nonsense_are_errors(wire: tuple[list[Wire], list[byte
         await heard(EventStream("h:1", 5.0))
 
 
-async def test_a_server_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refused_connection_names_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refused(host: str, port: int, **_: object) -> None:
         raise ConnectionRefusedError(111, "Connection refused")
 
@@ -99,6 +99,6 @@ async def test_a_server_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("url", ["ftp://h", "http://", "http://h:x"])
-def test_a_url_that_is_none_is_refused(url: str) -> None:
+def test_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="--url"):
         EventStream(url, 1.0)

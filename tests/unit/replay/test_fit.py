@@ -25,7 +25,7 @@ def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dynamo.replay.fit.REFINEMENTS", 2)
 
 
-def test_known_coefficients_are_solved_for_and_none_is_negative() -> None:
+def test_linear_solver_recovers_known_coefficients_without_negative_ones() -> None:
     rows = [[1.0, 2.0, 0.0], [1.0, 5.0, 1.0], [1.0, 9.0, 3.0], [1.0, 1.0, 7.0]]
     truth = (3.0, 0.5, 0.25)
     wanted = [sum(part * factor for part, factor in zip(row, truth, strict=True)) for row in rows]
@@ -33,7 +33,7 @@ def test_known_coefficients_are_solved_for_and_none_is_negative() -> None:
     assert min(solve([[1.0, 1.0], [1.0, 3.0]], [3.0, 1.0])) >= 0
 
 
-def test_an_engine_is_foretold_from_its_own_points(points: list[Measured], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fitted_timing_predicts_the_measured_points(points: list[Measured], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dynamo.replay.fit.REFINEMENTS", 5)
     timing = refined(points, CONFIG)
     for point in points:
@@ -42,18 +42,18 @@ def test_an_engine_is_foretold_from_its_own_points(points: list[Measured], monke
         assert found.ttft_ms == pytest.approx(point.ttft_ms, rel=0.25)
 
 
-def test_linear_errors_are_gone_after_one_move() -> None:
+def test_newton_step_removes_linear_errors() -> None:
     columns, left = [[1.0, 2.0, 0.0], [0.0, 1.0, 3.0]], [2.0, 7.0, 9.0]
     assert newton(columns, left, 0.0) == pytest.approx([-2.0, -3.0])
 
 
-def test_cross_validation_says_how_far_off_it_was(points: list[Measured]) -> None:
+def test_cross_validation_reports_mean_absolute_errors(points: list[Measured]) -> None:
     errors = cross_validation(points, CONFIG)["mean_absolute_error_percent"]
     assert set(errors) == {"ttft_ms", "tpot_ms", "tok_s"}
     assert errors["tpot_ms"] < 40
 
 
-def test_the_command_prints_engine_args(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_command_prints_engine_args(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "points.json"
     path.write_text(
         json.dumps(
@@ -69,7 +69,7 @@ def test_the_command_prints_engine_args(tmp_path: Path, capsys: pytest.CaptureFi
     assert "tok_s" not in found["cross_validation"]["mean_absolute_error_percent"]
 
 
-def test_too_few_points_or_none_are_refused(tmp_path: Path) -> None:
+def test_missing_or_too_few_points_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "points.json"
     path.write_text("[]")
     for argv in ([], ["nowhere.json"], [str(path)]):

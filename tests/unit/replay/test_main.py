@@ -13,14 +13,14 @@ from dynamo.replay.main import main
 LOAD = ["--input-tokens=600", "--output-tokens=20", "--request-count=60", "--request-rate=20", "--num-workers=2"]
 
 
-def test_the_table_shows_every_metric(capsys: pytest.CaptureFixture[str]) -> None:
+def test_summary_table_shows_every_metric(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(LOAD) == 0
     text = capsys.readouterr().out
     for words in ("Time to First Token (ms)", "Inter Token Latency (ms)", "Request Count", "Prefix Cache Reused Ratio"):
         assert words in text
 
 
-def test_reports_are_written_and_the_same_again(tmp_path: Path) -> None:
+def test_reports_are_written_and_reproducible(tmp_path: Path) -> None:
     for name in ("one", "two"):
         flags = [f"--report-{kind}={tmp_path / name}.{kind}" for kind in ("json", "jsonl", "html")]
         assert main([*LOAD, "--router-mode=kv_router", "--telemetry", "--sla-ttft-ms=100", *flags]) == 0
@@ -35,14 +35,14 @@ def test_reports_are_written_and_the_same_again(tmp_path: Path) -> None:
     )
 
 
-def test_output_tokens_are_all_in_the_telemetry(tmp_path: Path) -> None:
+def test_telemetry_contains_all_output_tokens(tmp_path: Path) -> None:
     main([*LOAD, "--telemetry", f"--report-json={tmp_path / 'r.json'}"])
     samples = json.loads((tmp_path / "r.json").read_bytes())["telemetry"]["samples"]
     assert sum(sum(one["output_tokens"]) for one in samples) == 60 * 20
     assert sum(sum(one["prefill_tokens"]) for one in samples) == 60 * 600
 
 
-def test_modes_are_laid_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_modes_are_compared_in_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.html"
     main([*LOAD, "--compare=kv_router:prefill_load_scale=4", "--compare=balanced", f"--report-html={page}"])
     assert "kv_router:prefill_load_scale=4" in capsys.readouterr().out
@@ -51,13 +51,13 @@ def test_modes_are_laid_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "http" not in text, "the page needs something from elsewhere"
 
 
-def test_the_dynamo_command_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dynamo_command_has_a_replay_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["replay"]) == 0
     assert "dynamo replay TRACE.jsonl" in capsys.readouterr().out
     assert run(["replay", *LOAD]) == 0
 
 
-def test_the_tools_stand_behind_the_same_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_subcommands_include_the_trace_tools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "t.jsonl"
     assert run(["replay", "sin-synth", "--time-duration=3", f"--output-file={trace}"]) == 0
     assert run(["replay", "datagen", "analyze", f"--input-file={trace}"]) == 0
@@ -65,7 +65,7 @@ def test_the_tools_stand_behind_the_same_word(tmp_path: Path, capsys: pytest.Cap
     assert "theoretical_hit_rate" in capsys.readouterr().out
 
 
-def test_failures_are_read() -> None:
+def test_failure_flags_are_parsed() -> None:
     found = failure("3@60+2.5")
     assert (found.slot, found.at_ms, found.restart_ms) == (3, 60_000, 2500)
     assert failure("0@1").restart_ms is None
@@ -92,6 +92,6 @@ def test_failures_are_read() -> None:
         [*LOAD, "--report-json=/nowhere/at/all.json"],
     ],
 )
-def test_flags_that_make_no_sense_are_refused(flags: list[str]) -> None:
+def test_invalid_replay_flags_are_refused(flags: list[str]) -> None:
     with pytest.raises(ConfigError):
         main(flags)

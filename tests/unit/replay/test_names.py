@@ -9,7 +9,7 @@ from dynamo.replay.names import Namer
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.lists(st.integers(0, 5), min_size=1, max_size=8))
-def test_prompts_share_as_many_blocks_as_their_names_begin_alike(one: list[int], other: list[int]) -> None:
+def test_prompts_share_as_many_blocks_as_their_common_hash_id_prefix(one: list[int], other: list[int]) -> None:
     namer = Namer(64, 16)
     ours, theirs = (namer.names(ids, len(ids) * 64) for ids in (one, other))
     common = 0
@@ -20,20 +20,20 @@ def test_prompts_share_as_many_blocks_as_their_names_begin_alike(one: list[int],
     assert ours.packed[: 32 * common] == theirs.packed[: 32 * common]
 
 
-def test_only_complete_blocks_have_names() -> None:
+def test_only_complete_blocks_have_hashes() -> None:
     found = Namer(512, 64).names((3, 4), 700)
     assert len(found.tokens_hashes) == len(found.sequence_hashes) == 10
     assert len(found.packed) == 80
 
 
-def test_an_engines_block_may_be_several_of_the_traces() -> None:
+def test_engine_block_can_span_several_trace_blocks() -> None:
     namer = Namer(16, 64)
     one, other = namer.names((1, 2, 3, 4, 5), 80), namer.names((1, 2, 3, 9, 5), 80)
     assert len(one.tokens_hashes) == 1
     assert one.tokens_hashes != other.tokens_hashes
 
 
-def test_sizes_that_do_not_fit_and_names_that_do_not_cover_are_refused() -> None:
+def test_incompatible_block_sizes_and_missing_hash_ids_are_refused() -> None:
     with pytest.raises(ConfigError, match="multiple"):
         Namer(512, 48)
     with pytest.raises(ConfigError, match="cover"):

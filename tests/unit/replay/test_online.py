@@ -57,7 +57,7 @@ def session(name: str, at_ms: float, turns: int = 1) -> ReplaySession:
     )
 
 
-async def test_times_are_those_of_the_client() -> None:
+async def test_online_times_are_measured_by_the_client() -> None:
     clock = ManualClock()
     online = Online(OpenLoop([session("a", 20.0, 2), session("b", 30.0)]), Answers(clock), clock=clock)
     outcome = await passed(online.run(), clock)
@@ -73,7 +73,7 @@ async def test_times_are_those_of_the_client() -> None:
     assert set(report_of(outcome)) == {"summary", "per_request", "coverage", "planner"}
 
 
-async def test_a_closed_loop_and_a_limit_keep_so_many_under_way() -> None:
+async def test_closed_loop_and_concurrency_limit_bound_open_requests() -> None:
     clock = ManualClock()
     sessions = [session(f"s{number}", 0.0) for number in range(9)]
     answers = Answers(clock)
@@ -86,7 +86,7 @@ async def test_a_closed_loop_and_a_limit_keep_so_many_under_way() -> None:
     assert max(one.first_ms - one.arrived_ms for one in outcome.flights) > 400.0  # Waiting counts.
 
 
-async def test_a_request_that_fails_is_counted_and_ends_its_session() -> None:
+async def test_failed_request_is_counted_and_ends_its_session() -> None:
     clock = ManualClock()
     online = Online(ClosedLoop([session("a", 0.0, 3), session("b", 0.0)], 1), Answers(clock, "a.1"), clock=clock)
     outcome = await passed(online.run(), clock)
@@ -96,7 +96,7 @@ async def test_a_request_that_fails_is_counted_and_ends_its_session() -> None:
     assert report_of(outcome)["coverage"]["failures"] == {"ResponseTimeout: nothing came for 9 s": 1}
 
 
-def test_blocks_with_one_name_are_the_same_tokens_each_time() -> None:
+def test_blocks_with_one_hash_id_have_the_same_tokens() -> None:
     prompts = Prompts(64, range(100, 200))
     first, second = prompts.tokens([1, 2], 100), prompts.tokens([1, 3], 128)
     assert len(first) == 100

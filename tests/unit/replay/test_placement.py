@@ -20,7 +20,7 @@ def stored(*blocks: int) -> Stored:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_ranks_of_a_worker_take_turns(mode: str) -> None:
+def test_ranks_of_a_worker_rotate(mode: str) -> None:
     router = placement(mode, {}, 64, 1)
     router.join(7, 2, 1000, 8192)
     seats = {router.place(asked(f"r{number}", number * 2 + 1, number * 2 + 2), 0.0) for number in range(6)}
@@ -28,7 +28,7 @@ def test_ranks_of_a_worker_take_turns(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_a_worker_had_is_forgotten_when_it_leaves(mode: str) -> None:
+def test_departed_worker_has_no_load_or_cached_blocks(mode: str) -> None:
     router = placement(mode, {}, 64, 1)
     router.join(7, 1, 1000, 8192)
     assert router.place(asked("r", 1, 2), 0.0) == (7, 0)
@@ -48,7 +48,7 @@ def test_remote_prefilled_prompt_goes_to_the_least_loaded_worker() -> None:
     assert router.place(asked("b", 1, 2, 3, is_remote=True), 0.0) == (2, 0)
 
 
-def test_prompts_of_prefill_workers_occupy_nothing_in_the_routers_books() -> None:
+def test_prefill_worker_prompts_occupy_no_blocks_in_the_router() -> None:
     router = placement("kv_router", {}, 64, 1, Role.PREFILL)
     assert isinstance(router, KvPlacement)
     router.join(1, 1, 1000, 8192)

@@ -31,14 +31,14 @@ def split(load: list[ReplaySession], **more: object) -> Scenario:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_prompts_are_computed_by_some_workers_and_answered_by_others(mode: str, chatty: list[ReplaySession]) -> None:
+def test_disaggregated_workers_share_prefill_and_decode(mode: str, chatty: list[ReplaySession]) -> None:
     outcome = split(chatty, router_mode=mode).run()
     assert len(outcome.flights) == outcome.transfers == 90
     assert {one.prefill_slot for one in outcome.flights} == {0, 1}
     assert {one.slot for one in outcome.flights} == {2, 3}
 
 
-def test_an_answer_begins_when_its_prompt_has_travelled() -> None:
+def test_first_token_is_delayed_by_the_kv_transfer() -> None:
     asked = [ReplaySession("s", [Turn("r", 1000, 5, range(16), 0.0)])]
 
     def first_ms(**more: object) -> float:
@@ -52,7 +52,7 @@ def test_an_answer_begins_when_its_prompt_has_travelled() -> None:
     assert slow - quick == pytest.approx(1000.0, abs=2.0)  # 1 MB at 1 MB/s.
 
 
-def test_only_what_is_missing_travels_where_that_is_wanted(chatty: list[ReplaySession]) -> None:
+def test_destination_missing_mode_transfers_only_missing_blocks(chatty: list[ReplaySession]) -> None:
     whole = split(chatty, engine=with_args(kv_transfer_bandwidth=0.1)).run()
     missing = split(
         chatty, engine=with_args(kv_transfer_bandwidth=0.1, kv_transfer_timing_mode="destination_missing")
@@ -61,7 +61,7 @@ def test_only_what_is_missing_travels_where_that_is_wanted(chatty: list[ReplaySe
     assert missing.transfer_ms < whole.transfer_ms
 
 
-def test_prompts_of_which_little_is_new_stay_where_they_are_answered(chatty: list[ReplaySession]) -> None:
+def test_conditional_bypass_keeps_short_prefills_on_decode_workers(chatty: list[ReplaySession]) -> None:
     outcome = split(chatty, bypass=Bypass()).run()
     assert outcome.bypassed > 0
     assert outcome.transfers + outcome.bypassed == 90
@@ -71,13 +71,13 @@ def test_prompts_of_which_little_is_new_stay_where_they_are_answered(chatty: lis
         split(chatty, bypass=Bypass(), router_mode="round_robin").run()
 
 
-def test_a_bypass_wants_few_new_tokens_and_a_small_part() -> None:
+def test_bypass_requires_few_and_proportionally_few_new_tokens() -> None:
     assert Bypass().applies(10_000, 2000)
     assert not Bypass().applies(10_000, 2048)
     assert not Bypass().applies(1000, 700)
 
 
-def test_workers_of_two_ranks_are_like_twice_as_many_workers(chatty: list[ReplaySession]) -> None:
+def test_workers_with_two_ranks_equal_twice_as_many_workers(chatty: list[ReplaySession]) -> None:
     base = Scenario(sessions=chatty, workers=4, router_mode="kv", engine=SMALL, block_tokens=64, concurrency=12)
     four = base.run()
     two = dataclasses.replace(base, workers=2, engine=with_args(dp_size=2)).run()
@@ -85,7 +85,7 @@ def test_workers_of_two_ranks_are_like_twice_as_many_workers(chatty: list[Replay
     assert {one.slot for one in two.flights} == {0, 1}
 
 
-def test_a_tier_in_the_hosts_memory_saves_what_the_device_gave_up(chatty: list[ReplaySession]) -> None:
+def test_host_tier_increases_reused_tokens(chatty: list[ReplaySession]) -> None:
     tight = with_args(num_gpu_blocks=100)
     base = Scenario(sessions=chatty, workers=2, router_mode="kv", engine=tight, block_tokens=64, concurrency=6)
     roomy = dataclasses.replace(base, engine=with_args(num_gpu_blocks=100, num_host_blocks=2000)).run()
@@ -93,7 +93,7 @@ def test_a_tier_in_the_hosts_memory_saves_what_the_device_gave_up(chatty: list[R
     assert roomy.reused_tokens > alone.reused_tokens
 
 
-def test_a_restarted_worker_ends_what_it_has_and_another_comes(chatty: list[ReplaySession]) -> None:
+def test_restarted_worker_finishes_its_requests_and_is_replaced(chatty: list[ReplaySession]) -> None:
     engine = with_args(startup_time=1.0)
     quiet = Scenario(sessions=chatty, workers=2, router_mode="kv", engine=engine, block_tokens=64, speedup=3.0)
     outcome = dataclasses.replace(quiet, restarts=(PlannedRestart(2000.0, 0),)).run()
@@ -102,7 +102,7 @@ def test_a_restarted_worker_ends_what_it_has_and_another_comes(chatty: list[Repl
     assert all(one.worker == 1 for one in outcome.flights if 2000.0 < one.placed_ms < 3000.0)
 
 
-def test_pools_that_do_not_fit_each_other_are_refused(chatty: list[ReplaySession]) -> None:
+def test_incompatible_pools_are_refused(chatty: list[ReplaySession]) -> None:
     with pytest.raises(ConfigError, match="must be equal"):
         split(chatty, prefill_engine=with_args(block_size=32)).run()
     with pytest.raises(ConfigError, match="unknown worker 4"):
@@ -129,7 +129,7 @@ def test_pools_that_do_not_fit_each_other_are_refused(chatty: list[ReplaySession
     ),
     restarts=st.lists(st.builds(PlannedRestart, st.floats(0, 4000), st.integers(0, 1)), max_size=2),
 )
-def test_nothing_is_lost_whatever_the_cluster_is_and_whatever_befalls_it(
+def test_no_request_is_lost_for_any_cluster_and_failure(
     seed: int,
     concurrency: int | None,
     mode: str,

@@ -46,7 +46,7 @@ def slow(engine: EngineArgs) -> EngineArgs:
     return EngineArgs(**{**given, "startup_time": 3.0})
 
 
-def test_it_is_shown_what_came_what_ended_and_what_was_found(engine: EngineArgs, chatty: list[ReplaySession]) -> None:
+def test_planner_observes_arrivals_completions_and_cache_hits(engine: EngineArgs, chatty: list[ReplaySession]) -> None:
     watcher = Watcher()
     scenario = Scenario(
         sessions=chatty, workers=2, router_mode="kv", engine=engine, block_tokens=64, planner=lambda: watcher
@@ -67,7 +67,7 @@ def test_it_is_shown_what_came_what_ended_and_what_was_found(engine: EngineArgs,
     assert any(seen.traffic.kv_hit_rate for seen in watcher.seen if seen.traffic)
 
 
-def test_it_is_shown_who_is_there_who_is_awaited_and_what_they_do(
+def test_planner_observes_ready_and_expected_workers_and_their_load(
     engine: EngineArgs, chatty: list[ReplaySession]
 ) -> None:
     watcher = Watcher()

@@ -55,12 +55,12 @@ def decide(state: TickInput) -> tuple[ScalingDecision | None, str]:
     return effects.scale_to, effects.diagnostics["decode"]
 
 
-def test_one_worker_over_a_threshold_asks_for_one_more() -> None:
+def test_one_worker_over_a_threshold_adds_a_worker() -> None:
     assert decide(seen((0, 0), (1000, 0))) == (ScalingDecision(num_decode=3), "scale_up")
     assert decide(seen((0, 0), (0, 10_000))) == (ScalingDecision(num_decode=3), "scale_up")
 
 
-def test_all_workers_below_a_threshold_allow_one_less_where_the_rest_could_bear_it() -> None:
+def test_all_workers_below_a_threshold_remove_a_worker_if_the_others_have_capacity() -> None:
     assert decide(seen((0, 0), (0, 4000))) == (ScalingDecision(num_decode=1), "scale_down")
     assert decide(seen((0, 0), (0, 5500))) == (None, "no_change")
     assert decide(seen((0, 0))) == (None, "no_change")
@@ -72,11 +72,11 @@ def test_policy_does_not_scale_while_workers_change_or_report_nothing() -> None:
     assert decide(seen(ready=1)) == (None, "no_fpm_data")
 
 
-def test_there_are_never_more_workers_than_allowed() -> None:
+def test_policy_never_exceeds_the_maximum_number_of_workers() -> None:
     assert decide(seen(*[(1000, 0)] * 8)) == (None, "no_change")
 
 
-def test_prefill_workers_are_judged_by_their_queues() -> None:
+def test_prefill_scaling_depends_on_queued_prompts() -> None:
     planner = LoadThresholds(ScalingThresholds())
     tick = planner.begin(ENGINE, ENGINE)
     assert tick is not None
@@ -87,7 +87,7 @@ def test_prefill_workers_are_judged_by_their_queues() -> None:
     assert effects.diagnostics == {"prefill": "scale_up", "decode": "no_change"}
 
 
-def test_what_is_written_down_is_done_in_order() -> None:
+def test_scheduled_scaling_entries_are_applied_in_order() -> None:
     table = Timetable([entry("60=2"), entry("5=4")])
     first = table.begin(None, ENGINE)
     assert first == ScheduledTick(at_s=5.0)
@@ -96,12 +96,12 @@ def test_what_is_written_down_is_done_in_order() -> None:
 
 
 @pytest.mark.parametrize("words", ["60", "60=", "60=0", "60=1/2/3", "-1=2", "x=2"])
-def test_an_entry_that_is_none_is_refused(words: str) -> None:
+def test_invalid_scaling_entry_is_refused(words: str) -> None:
     with pytest.raises(ConfigError, match="--scale-at"):
         entry(words)
 
 
-def test_an_entry_for_other_workers_than_there_are_is_refused() -> None:
+def test_scaling_entry_for_other_roles_is_refused() -> None:
     with pytest.raises(ConfigError, match="PREFILL/DECODE"):
         Timetable([entry("5=4")]).begin(ENGINE, ENGINE)
     with pytest.raises(ConfigError, match="SECONDS=WORKERS"):
@@ -111,7 +111,7 @@ def test_an_entry_for_other_workers_than_there_are_is_refused() -> None:
 @pytest.mark.parametrize(
     "text", ['{"interval_s": 0}', '{"min_workers": 9}', '{"decode_up": 0.1}', '{"some": 1}', "nonsense"]
 )
-def test_thresholds_that_contradict_each_other_are_refused(text: str) -> None:
+def test_contradictory_thresholds_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--scale-load"):
         load_thresholds(text)
 
@@ -122,7 +122,7 @@ def busy(engine: EngineArgs, chatty: list[ReplaySession], **more: object) -> Sce
     )
 
 
-def test_a_worker_that_is_added_serves_after_its_start_up_time(engine: EngineArgs, chatty: list[ReplaySession]) -> None:
+def test_added_worker_serves_after_its_startup_time(engine: EngineArgs, chatty: list[ReplaySession]) -> None:
     slow = EngineArgs(**{**{name: getattr(engine, name) for name in engine.__struct_fields__}, "startup_time": 2.0})
     outcome = busy(slow, chatty, planner=lambda: Timetable([entry("1=3")])).run()
     added = [one for one in outcome.flights if one.slot > 0]
@@ -133,7 +133,7 @@ def test_a_worker_that_is_added_serves_after_its_start_up_time(engine: EngineArg
     assert [row["at_s"] for row in outcome.planner.lifecycle_operations if row["at_s"]] == [3.0, 3.0]
 
 
-def test_a_worker_that_is_taken_away_ends_what_it_has(engine: EngineArgs, chatty: list[ReplaySession]) -> None:
+def test_removed_worker_finishes_its_requests(engine: EngineArgs, chatty: list[ReplaySession]) -> None:
     outcome = busy(engine, chatty, workers=3, planner=lambda: Timetable([entry("2=1")])).run()
     assert outcome.migrations == 0
     assert all(one.slot == 0 for one in outcome.flights if one.placed_ms > 2000.0)
@@ -145,7 +145,9 @@ def test_a_worker_that_is_taken_away_ends_what_it_has(engine: EngineArgs, chatty
     assert outcome.worker_ms < 3 * outcome.duration_ms
 
 
-def test_a_worker_that_still_starts_is_called_off_first(engine: EngineArgs, chatty: list[ReplaySession]) -> None:
+def test_starting_worker_is_cancelled_before_a_ready_one_is_drained(
+    engine: EngineArgs, chatty: list[ReplaySession]
+) -> None:
     slow = EngineArgs(**{**{name: getattr(engine, name) for name in engine.__struct_fields__}, "startup_time": 4.0})
     outcome = busy(slow, chatty, workers=2, planner=lambda: Timetable([entry("1=3"), entry("2=2")])).run()
     assert {one.slot for one in outcome.flights} == {0, 1}
@@ -161,7 +163,7 @@ def test_a_worker_that_still_starts_is_called_off_first(engine: EngineArgs, chat
     table=st.lists(st.tuples(st.floats(0, 8), st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=4),
     by_load=st.booleans(),
 )
-def test_however_a_cluster_is_scaled_nothing_is_lost_and_the_report_is_the_same_again(
+def test_scaling_loses_no_request_and_reports_are_reproducible(
     is_disaggregated: bool, startup_s: float, table: list[tuple[float, int, int]], by_load: bool
 ) -> None:
     from dynamo.replay.synthetic import Shape, sessions

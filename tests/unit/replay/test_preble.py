@@ -21,26 +21,26 @@ def preble(workers: int = 2) -> PreblePlacement:
     return placement
 
 
-def test_preble_goes_where_most_of_the_prompt_is() -> None:
+def test_preble_places_a_prompt_on_the_worker_with_most_of_its_blocks() -> None:
     placement = preble()
     placement.apply((1, 0), stored(1, 2, 3))
     assert [placement.place(asked(f"r{n}", 1, 2, 3, 4), 0.0) for n in range(3)] == [(1, 0)] * 3
 
 
-def test_preble_goes_to_the_least_loaded_where_less_than_half_is_held() -> None:
+def test_preble_picks_the_least_loaded_worker_below_half_overlap() -> None:
     placement = preble()
     placement.apply((1, 0), stored(1))
     chosen = {placement.place(asked(f"r{n}", 1, 10 * n + 2, 10 * n + 3, 10 * n + 4), 0.0) for n in range(2)}
     assert chosen == {(0, 0), (1, 0)}
 
 
-def test_preble_relieves_a_worker_that_has_far_more_than_another() -> None:
+def test_preble_shifts_requests_from_an_overloaded_worker() -> None:
     placement = preble()
     placement.apply((1, 0), stored(1, 2, 3))
     assert (0, 0) in [placement.place(asked(f"r{n}", 1, 2, 3, 4), 0.0) for n in range(20)]
 
 
-def test_preble_forgets_loads_after_three_minutes() -> None:
+def test_preble_drops_loads_after_three_minutes() -> None:
     placement = preble()
     placement.apply((1, 0), stored(1, 2, 3))
     first = [placement.place(asked(f"a{n}", 1, 2, 3, 4), 0.0) for n in range(20)]

@@ -11,7 +11,7 @@ from dynamo.replay.timeline import Timeline
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50))
-def test_statistics_are_numpys(values: list[float]) -> None:
+def test_statistics_equal_those_of_numpy(values: list[float]) -> None:
     found = statistics(values)
     expected = {"mean": np.mean(values), "std": np.std(values)}
     expected |= {f"p{part}": np.percentile(values, part) for part in (75, 90, 99)}
@@ -19,11 +19,11 @@ def test_statistics_are_numpys(values: list[float]) -> None:
         assert found[name] == pytest.approx(value, rel=1e-6, abs=1e-6)
 
 
-def test_no_values_have_no_statistics() -> None:
+def test_statistics_without_values_are_none() -> None:
     assert set(statistics([None]).values()) == {None}
 
 
-def test_goodput_takes_all_objectives() -> None:
+def test_goodput_requires_all_objectives() -> None:
     row = RequestRow("r", "s", 0, 0.0, 10, 10, 0, 0, 0.0, 100.0, 5.0, 20.0, 300.0, 0)
     assert Objectives(100, 20, 300).are_met(row)
     assert not Objectives(99, 20, 300).are_met(row)
@@ -32,7 +32,7 @@ def test_goodput_takes_all_objectives() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 500), st.floats(0, 9)), max_size=20))
-def test_a_timeline_loses_no_time(spans: list[tuple[float, float]]) -> None:
+def test_timeline_preserves_the_total_time(spans: list[tuple[float, float]]) -> None:
     timeline = Timeline(100.0)
     now, area = 0.0, 0.0
     for length, level in spans:
@@ -41,7 +41,7 @@ def test_a_timeline_loses_no_time(spans: list[tuple[float, float]]) -> None:
     assert sum(timeline.level("running", 0)) * 100.0 == pytest.approx(area, abs=1e-6)
 
 
-def test_runs_stand_side_by_side_with_what_differs() -> None:
+def test_runs_are_compared_with_relative_differences() -> None:
     base = {"mean_ttft_ms": 100.0, "output_throughput_tok_s": 50.0}
     text = side_by_side({"one": base, "two": {"mean_ttft_ms": 50.0, "output_throughput_tok_s": 60.0}})
     assert "50.00 (-50.0 %)" in text

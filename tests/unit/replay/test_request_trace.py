@@ -37,7 +37,7 @@ def lines(*rows: dict[str, Any]) -> list[tuple[str, bytes]]:
     return [(f"t:{number}", json.dumps(one).encode()) for number, one in enumerate(rows, 1)]
 
 
-def test_times_count_from_the_first_request_and_names_stay() -> None:
+def test_trace_times_are_relative_to_the_first_request_and_hash_ids_are_kept() -> None:
     found, block_tokens = sessions_of(lines(row("b", 9500, [1 << 63, 4]), row("a", 9000, [1 << 63, 3])))
     assert block_tokens == 16
     assert [session.turns[0].at_ms for session in found] == [500, 0]
@@ -50,7 +50,7 @@ def test_rows_of_a_session_are_its_turns_in_order() -> None:
     assert [turn.request_id for turn in found[0].turns] == ["a", "b"]
 
 
-def test_other_rows_are_passed_over() -> None:
+def test_other_event_types_are_skipped() -> None:
     tool = {"event_type": "tool_start", "event_time_unix_ms": 1}
     bare = row("x", 1, [1])
     del bare["request"]["replay"]
@@ -68,12 +68,12 @@ def test_other_rows_are_passed_over() -> None:
         [{"event_type": 4}],
     ],
 )
-def test_rows_that_cannot_be_replayed_are_refused(rows: list[dict[str, Any]]) -> None:
+def test_malformed_request_trace_rows_are_refused(rows: list[dict[str, Any]]) -> None:
     with pytest.raises(ConfigError):
         sessions_of(lines(*rows))
 
 
-def test_the_command_replays_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_command_reads_a_request_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_bytes(
         b"".join(line + b"\n" for _, line in lines(*(row(f"r{n}", n * 40, [1, 2, n + 3]) for n in range(20))))
@@ -83,7 +83,7 @@ def test_the_command_replays_it(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "Request Count" in capsys.readouterr().out
 
 
-def test_lines_of_a_frontends_file_are_read_like_rows_alone() -> None:
+def test_wrapped_rows_of_a_frontend_trace_equal_plain_rows() -> None:
     alone = lines(row("a", 9000, [1, 2]))
     wrapped = [(place, b'{"timestamp": 17, "event": ' + line + b"}") for place, line in alone]
     assert sessions_of(wrapped) == sessions_of(alone)
@@ -91,7 +91,7 @@ def test_lines_of_a_frontends_file_are_read_like_rows_alone() -> None:
         sessions_of([("t:1", b'{"timestamp": 17}')])
 
 
-def test_a_replay_of_what_a_replay_wrote_down_is_the_same(tmp_path: Path) -> None:
+def test_replay_of_a_written_request_trace_is_identical(tmp_path: Path) -> None:
     trace, first, second = (tmp_path / name for name in ("t.jsonl", "1.jsonl", "2.jsonl"))
     load = ["--input-tokens=700", "--output-tokens=20", "--request-count=60", "--arrival-interval-ms=30"]
     load += ["--shared-prefix-ratio=0.8", "--num-prefix-groups=3"]
@@ -106,7 +106,7 @@ def test_a_replay_of_what_a_replay_wrote_down_is_the_same(tmp_path: Path) -> Non
     assert read(second) == read(first)
 
 
-def test_sessions_and_the_helpers_that_they_start_are_written_down(tmp_path: Path) -> None:
+def test_request_trace_contains_sessions_and_their_subagents(tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
     load = ["--input-tokens=100", "--output-tokens=5", "--request-count=6", "--arrival-interval-ms=10"]
     assert main([*load, "--turns-per-session=3", f"--report-request-trace={trace}"]) == 0

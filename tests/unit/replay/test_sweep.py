@@ -18,13 +18,13 @@ def row(workers: int, latency: float, met: float | None = None) -> dict[str, Any
     return {"workers": workers, "summary": summary, "knobs": {}}
 
 
-def test_every_combination_is_tried() -> None:
+def test_sweep_runs_every_combination() -> None:
     found = SweepConfig(knob=["num_workers=1", "2", "router_mode=kv_router", "balanced"]).combinations()
     assert len(found) == 4
     assert {"num_workers": 2, "router_mode": "balanced"} in found
 
 
-def test_the_front_is_what_nobody_beats_in_both() -> None:
+def test_pareto_front_contains_only_undominated_runs() -> None:
     rows = [row(1, 90.0), row(2, 50.0), row(2, 60.0), row(4, 55.0), row(8, 40.0)]
     assert [(one["workers"], one["summary"]["mean_e2e_latency_ms"]) for one in front(rows)] == [
         (1, 90),
@@ -33,14 +33,14 @@ def test_the_front_is_what_nobody_beats_in_both() -> None:
     ]
 
 
-def test_best_needs_the_fewest_workers_that_keep_the_objectives() -> None:
+def test_best_run_meets_the_objectives_with_the_fewest_workers() -> None:
     rows = [row(1, 90.0, 0.5), row(2, 50.0, 0.99), row(8, 40.0, 1.0)]
     assert best(rows, 0.99) is rows[1]
     assert best(rows[:1], 0.99) is None
     assert best([row(1, 90.0), row(8, 40.0)], 0.99) == row(8, 40.0)
 
 
-def test_the_command_says_the_flags_and_keeps_results(
+def test_sweep_command_prints_the_flags_and_reuses_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results, page = tmp_path / "r.jsonl", tmp_path / "p.html"
@@ -55,11 +55,11 @@ def test_the_command_says_the_flags_and_keeps_results(
     assert main(flags) == 0
 
 
-def test_objectives_that_none_keeps_end_in_a_failure() -> None:
+def test_unattainable_objectives_are_a_failure() -> None:
     assert main([*LOAD, "--knob=num_workers=1", "--sla-ttft-ms=0.001"]) == 1
 
 
 @pytest.mark.parametrize("knobs", [[], ["--knob=num_workers"], ["--knob=num_workers=1", "--jobs=0"], ["--knob=a=1"]])
-def test_knobs_that_make_no_sense_are_refused(knobs: list[str]) -> None:
+def test_invalid_sweep_knobs_are_refused(knobs: list[str]) -> None:
     with pytest.raises(ConfigError):
         main([*LOAD, "--router-mode=kv_router", *knobs])

@@ -49,7 +49,7 @@ def test_sweep_processes_report_a_child_that_ended(monkeypatch: pytest.MonkeyPat
         run_with(monkeypatch, b"")
 
 
-def test_sweep_child_answers_each_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_child_returns_a_result_for_each_line(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.BytesIO()
     tasks = b"".join(msgspec.json.encode((CONFIG, {"num_workers": count})) + b"\n" for count in (1, 0))
     streams = SimpleNamespace(

@@ -69,11 +69,11 @@ def test_samples_are_passed_to_a_function_and_a_file(tmp_path: Path) -> None:
     assert len(seen) > 3
 
 
-def test_a_run_with_a_planner_ends() -> None:
+def test_telemetry_of_a_run_with_a_planner_has_a_final_sample() -> None:
     config = {"mode": "agg", "environment": "virtual", "enable_load_scaling": True}
     assert samples(planner_config=config)[-1]["kind"] == "final"
 
 
-def test_the_interval_is_checked() -> None:
+def test_telemetry_interval_is_validated() -> None:
     with pytest.raises(InvalidArgument, match="telemetry_sample_interval_ms 0"):
         replayed(TelemetryOptions(0.0))

@@ -14,7 +14,7 @@ def write(path: Path, *lines: str) -> str:
     return str(path)
 
 
-def test_a_row_without_a_session_is_one_of_its_own(tmp_path: Path) -> None:
+def test_row_without_a_session_is_a_separate_session(tmp_path: Path) -> None:
     path = write(
         tmp_path / "t.jsonl",
         '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}',
@@ -25,7 +25,7 @@ def test_a_row_without_a_session_is_one_of_its_own(tmp_path: Path) -> None:
     assert tuple(second.turns[0].hash_ids) == (0, 2)
 
 
-def test_rows_of_one_session_are_its_turns_and_other_names_of_fields_do(tmp_path: Path) -> None:
+def test_rows_of_one_session_are_turns_and_alternative_field_names_are_accepted(tmp_path: Path) -> None:
     path = write(
         tmp_path / "t.jsonl",
         '{"created_time": 7, "input_tokens": 10, "output_tokens": 5, "hash_ids": [0], "session_id": "a"}',
@@ -36,7 +36,7 @@ def test_rows_of_one_session_are_its_turns_and_other_names_of_fields_do(tmp_path
     assert session.turns[1].delay_ms == 250
 
 
-def test_a_delta_row_goes_on_from_the_turn_before(tmp_path: Path) -> None:
+def test_delta_row_extends_the_previous_turn(tmp_path: Path) -> None:
     path = write(
         tmp_path / "t.jsonl",
         '{"timestamp": 0, "input_length": 100, "output_length": 5, "hash_ids": [0, 1], "session_id": 1}',
@@ -47,25 +47,25 @@ def test_a_delta_row_goes_on_from_the_turn_before(tmp_path: Path) -> None:
     assert tuple(session.turns[1].hash_ids) == (0, 7, 8)
 
 
-def test_blocks_without_a_name_are_nobody_elses(tmp_path: Path) -> None:
+def test_blocks_without_hash_ids_are_unique(tmp_path: Path) -> None:
     row = '{"timestamp": 0, "input_length": 1000, "output_length": 5}'
     first, second = read([write(tmp_path / "t.jsonl", row, row)])
     assert len(first.turns[0].hash_ids) == 2
     assert not set(first.turns[0].hash_ids) & set(second.turns[0].hash_ids)
 
 
-def test_a_packed_file_is_unpacked(tmp_path: Path) -> None:
+def test_gzip_trace_is_decompressed(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"timestamp": 0, "input_length": 9, "output_length": 5, "hash_ids": [0]}\n'))
     assert len(read([str(path)])) == 1
 
 
 @pytest.mark.parametrize("line", ["{", '{"timestamp": 0}', '{"input_length": "x", "output_length": 1}'])
-def test_a_bad_row_is_named(tmp_path: Path, line: str) -> None:
+def test_malformed_trace_row_is_named(tmp_path: Path, line: str) -> None:
     with pytest.raises(ConfigError, match=r"t\.jsonl:1"):
         read([write(tmp_path / "t.jsonl", line)])
 
 
-def test_a_missing_file_is_named() -> None:
+def test_missing_trace_file_is_named() -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.jsonl"):
         read(["nowhere.jsonl"])

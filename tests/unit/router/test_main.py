@@ -80,7 +80,7 @@ async def harness() -> AsyncIterator[RouterServiceHarness]:
     await made.close()
 
 
-async def test_a_request_is_relayed_to_the_worker_that_holds_its_beginning(harness: RouterServiceHarness) -> None:
+async def test_request_is_relayed_to_the_worker_that_caches_its_prefix(harness: RouterServiceHarness) -> None:
     harness.publishers[1].publish_stored(PROMPT, [BLOCK] * 5, list(range(100, 105)))
     index = harness.router.kv.machine.index
     await until(lambda: index.held(harness.workers[1]) == 5)
@@ -91,7 +91,7 @@ async def test_a_request_is_relayed_to_the_worker_that_holds_its_beginning(harne
     assert [load[2] for load in harness.router.kv.machine.loads().values()] == [0, 0]
 
 
-async def test_it_says_where_a_prompt_would_go_and_who_holds_it(harness: RouterServiceHarness) -> None:
+async def test_best_worker_and_overlap_queries_report_the_caching_worker(harness: RouterServiceHarness) -> None:
     harness.publishers[0].publish_stored(PROMPT, [BLOCK] * 5, list(range(100, 105)))
     index = harness.router.kv.machine.index
     await until(lambda: index.held(harness.workers[0]) == 5)
@@ -106,7 +106,7 @@ async def test_it_says_where_a_prompt_would_go_and_who_holds_it(harness: RouterS
     assert table["shared_cache"] == {"enabled": False, "total_hit_blocks": 0, "ranges": [], "error": None}
 
 
-async def test_who_leaves_the_router_leaves_the_worker_too(harness: RouterServiceHarness) -> None:
+async def test_client_disconnect_from_the_router_stops_the_worker(harness: RouterServiceHarness) -> None:
     harness.is_slow = True
     client = await harness.caller.endpoint("dynamo.router.generate").client()
     stream = await client.generate({"model": "m", "token_ids": PROMPT}, annotated=False)
@@ -117,7 +117,7 @@ async def test_who_leaves_the_router_leaves_the_worker_too(harness: RouterServic
     await until(lambda: all(load[2] == 0 for load in harness.router.kv.machine.loads().values()))
 
 
-async def test_what_cannot_be_read_is_refused(harness: RouterServiceHarness) -> None:
+async def test_malformed_request_is_refused(harness: RouterServiceHarness) -> None:
     for name, request in (
         ("generate", [1, 2]),
         ("generate", {"token_ids": "x"}),
@@ -131,7 +131,7 @@ async def test_what_cannot_be_read_is_refused(harness: RouterServiceHarness) -> 
 # Options -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_flags_mean_what_they_mean_to_a_frontend() -> None:
+def test_router_flags_equal_those_of_the_frontend() -> None:
     options = load(
         RouterOptions,
         ["--endpoint", "dyn://dynamo.prefill.generate", "--block-size", "64", "--no-router-kv-events"],
@@ -142,13 +142,13 @@ def test_the_flags_mean_what_they_mean_to_a_frontend() -> None:
     assert (config.block_size, config.use_kv_events, profile) == (64, False, None)
 
 
-def test_variables_stand_in_for_flags() -> None:
+def test_router_options_are_read_from_variables() -> None:
     options = load(RouterOptions, [], {"DYN_ROUTER_ENDPOINT": "a.b.c", "DYN_ROUTER_BLOCK_SIZE": "32"})
     assert (str(options.target()), options.block_size) == ("a.b.c", 32)
     assert load(RouterOptions, [], {"DYN_ROUTER_ENDPOINT": "a.b.c"}).block_size == 128
 
 
-def test_a_policy_file_beats_the_flags(tmp_path: Path) -> None:
+def test_policy_file_takes_precedence_over_flags(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text("router: {use_kv_events: false}\n")
     options = load(RouterOptions, ["--endpoint", "a.b.c", "--router-policy-config", str(path)], {})
@@ -165,6 +165,6 @@ def test_a_policy_file_beats_the_flags(tmp_path: Path) -> None:
         (["--endpoint", "a.b.c", "--router-policy-config", "missing.yaml"], "missing.yaml"),
     ],
 )
-def test_what_cannot_be_meant_is_named(argv: list[str], named: str) -> None:
+def test_invalid_router_option_is_refused_by_name(argv: list[str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         load(RouterOptions, argv, {})

@@ -75,7 +75,7 @@ def test_busy_worker_has_only_busy_ranks() -> None:
     assert workers.busy([1, 2]) == {1}
 
 
-def test_busy_detection_forgets_a_removed_worker() -> None:
+def test_busy_detection_removes_a_departed_worker() -> None:
     workers = BusyWorkers(Thresholds(active_prefill_tokens_threshold=0), CAPACITY)
     workers.apply(load(worker=1, tokens=1))
     workers.apply(load(worker=2, tokens=1))

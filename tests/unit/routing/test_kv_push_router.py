@@ -234,7 +234,7 @@ async def test_kv_push_router_hashes_images_into_blocks(harness: RouterHarness) 
         harness.router.peek(asked)
 
 
-async def test_kv_push_router_learns_output_lengths_with_latency_cost() -> None:
+async def test_kv_push_router_updates_the_output_length_estimate_with_the_balanced_policy() -> None:
     harness = RouterHarness(policy="balanced")
     before, progress = harness.router.machine.pace.output_tokens, Progress()
     await harness.router.choose(request(), "a", progress)

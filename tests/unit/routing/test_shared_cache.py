@@ -41,7 +41,7 @@ def test_shared_cache_is_absent_without_a_store() -> None:
     assert agreed_layout([ModelDeploymentCard(display_name="m", slug="m")], 4) is None
 
 
-def test_shared_cache_address_may_come_from_one_worker() -> None:
+def test_shared_cache_address_is_read_from_any_worker() -> None:
     found = agreed_layout([card(), card(kv_events_endpoint="tcp://store:1")], 4)
 
     assert found is not None and found.kv_events_endpoint == "tcp://store:1"

@@ -31,7 +31,7 @@ def test_canary_check_is_due_after_the_interval_without_activity() -> None:
     assert canary.due_s(alive_s=105.0) == 125.0
 
 
-def test_canary_failure_is_cleared_by_a_good_check_or_any_later_answer() -> None:
+def test_canary_failure_is_cleared_by_a_successful_check_or_any_later_response() -> None:
     canary = Canary(10.0, now=0.0)
     canary.checked(10.0, is_well=False)
     canary.mark_alive(9.0)
@@ -94,7 +94,7 @@ def answer(*elements: Any, end: bool = True, error: Exception | None = None) -> 
         (answer({"finish_reason": "error: no memory"}), Unknown),
     ],
 )
-async def test_canary_answer_is_good_with_an_element_and_no_error(handler: Any, verdict: type | None) -> None:
+async def test_canary_response_is_successful_with_an_element_and_no_error(handler: Any, verdict: type | None) -> None:
     served = served_by(handler)
     error = await check(served, b"", "msgpack", timeout_s=0.01)
     assert type(error) is (verdict or type(None))
@@ -166,7 +166,9 @@ async def test_canary_sends_its_marked_payload_to_an_idle_endpoint(ward: Ward) -
     assert len(ward.asked) == 2
 
 
-async def test_canary_failure_is_shown_until_the_next_good_answer(ward: Ward, caplog: pytest.LogCaptureFixture) -> None:
+async def test_canary_failure_is_reported_until_the_next_successful_response(
+    ward: Ward, caplog: pytest.LogCaptureFixture
+) -> None:
     ward.error = Unknown("the engine broke")
     assert not await ward.after(10)
     assert not await ward.after(10)
@@ -188,7 +190,7 @@ async def test_canary_ends_with_its_endpoint(ward: Ward) -> None:
     assert ward.task.done()
 
 
-async def test_canary_failed_check_makes_the_process_unready_until_a_good_one(
+async def test_canary_failed_check_makes_the_process_unready_until_a_successful_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DYN_HEALTH_CHECK_ENABLED", "true")

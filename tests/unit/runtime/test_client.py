@@ -138,7 +138,7 @@ async def test_client_ignores_an_unreadable_record(harness: ClientHarness, caplo
 
 
 @pytest.mark.parametrize("damaged", [b"", b"{nonsense", b"\xff\xfe", b'{"a":' * 100_000])
-async def test_client_keeps_an_instance_whose_record_was_damaged_until_it_leaves(
+async def test_client_keeps_an_instance_with_a_damaged_record_until_it_is_removed(
     harness: ClientHarness, damaged: bytes
 ) -> None:
     await with_workers(harness, 1)
@@ -257,7 +257,7 @@ async def test_client_least_loaded_mode_picks_the_least_loaded() -> None:
     await harness.client.close()
 
 
-async def test_client_direct_mode_needs_an_instance() -> None:
+async def test_client_direct_mode_requires_an_instance() -> None:
     harness = ClientHarness("direct")
     await harness.client.start()
     await with_workers(harness, 1)
@@ -291,7 +291,7 @@ async def test_client_iterators_use_their_own_mode(harness: ClientHarness) -> No
     assert len({request.id for _, request, _, _ in harness.plane.sent}) == 5
 
 
-async def test_client_restarts_a_crashed_watch_and_forgets_departed_instances(
+async def test_client_restarts_a_crashed_watch_and_removes_departed_instances(
     harness: ClientHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await with_workers(harness, 1, 2)
@@ -412,7 +412,7 @@ async def test_client_healthy_instances_exclude_recent_failures_and_unresponsive
     assert harness.client.has_sound()
 
 
-async def test_client_marks_a_call_doubtful_when_its_worker_left_during_it(
+async def test_client_marks_a_call_doubtful_when_its_worker_departed_during_the_call(
     watchful: tuple[ClientHarness, WatchfulFake],
 ) -> None:
     harness, plane = watchful
@@ -426,7 +426,7 @@ async def test_client_marks_a_call_doubtful_when_its_worker_left_during_it(
     assert plane.suspected == ["host:1"]
 
 
-async def test_client_marks_a_call_doubtful_when_its_worker_left_during_close(
+async def test_client_marks_a_call_doubtful_when_its_worker_departed_during_close(
     watchful: tuple[ClientHarness, WatchfulFake],
 ) -> None:
     harness, plane = watchful

@@ -14,7 +14,7 @@ from dynamo.runtime.config import (
 )
 
 
-def test_runtime_config_defaults_need_no_infrastructure() -> None:
+def test_runtime_config_defaults_require_no_infrastructure() -> None:
     assert load(RuntimeOptions, [], {}) == RuntimeOptions(
         discovery_backend="file", request_plane="tcp", event_plane="zmq"
     )

@@ -103,7 +103,7 @@ async def test_second_signal_cancels_the_worker_at_once(monkeypatch: pytest.Monk
     assert await asyncio.wait_for(work(), TIMEOUT_S) is None
 
 
-async def test_client_that_serves_nothing_is_cancelled_at_the_first_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_without_endpoints_is_cancelled_at_the_first_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dynamo.runtime.decorators.END_S", 1000.0)
 
     steps: list[str] = []

@@ -102,7 +102,7 @@ async def test_json_service_observer_receives_every_request() -> None:
     assert seen[0].headers["x-trace-id"] == "t"
 
 
-async def test_route_with_a_body_of_bytes_takes_any_content_type() -> None:
+async def test_route_with_a_body_of_bytes_accepts_any_content_type() -> None:
     async def size(call: HttpCall[bytes]) -> tuple[int, Any]:
         return 200, len(call.body)
 

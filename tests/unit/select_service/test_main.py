@@ -38,7 +38,7 @@ async def harness() -> AsyncIterator[SelectServiceHarness]:
     await made.service.close()
 
 
-async def test_a_request_from_worker_to_its_end(harness: SelectServiceHarness) -> None:
+async def test_http_api_tracks_a_request_from_worker_registration_to_its_end(harness: SelectServiceHarness) -> None:
     assert (await harness.ask("GET", "/ready"))[0] == 503
     assert (await harness.ask("POST", "/workers", WORKER))[0] == 201
     assert (await harness.ask("GET", "/ready"))[0] == 200
@@ -57,7 +57,7 @@ async def test_a_request_from_worker_to_its_end(harness: SelectServiceHarness) -
     assert [one["loads"] for one in (await harness.ask("GET", "/loads"))[1]] == [[]]
 
 
-async def test_refusals(harness: SelectServiceHarness) -> None:
+async def test_invalid_http_requests_are_refused(harness: SelectServiceHarness) -> None:
     for status, method, path, body in (
         (422, "POST", "/workers", {}),
         (503, "POST", "/select", PROMPT),
@@ -86,7 +86,7 @@ async def test_refusals(harness: SelectServiceHarness) -> None:
         (["--router-tracking-hash", "keyed-xxh3-v1"], "--router-tracking-key-file"),
     ],
 )
-def test_what_cannot_be_meant_is_named(argv: list[str], named: str) -> None:
+def test_invalid_select_option_is_refused_by_name(argv: list[str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         load(SelectOptions, argv, {})
 

@@ -128,7 +128,7 @@ async def test_reader_disconnect_cancels_the_request() -> None:
         assert (house.pipeline.inflight, call.disconnected) == (0, True)
 
 
-async def test_reader_that_is_too_slow_is_cut_off() -> None:
+async def test_slow_reader_is_disconnected() -> None:
     left: list[str] = []
 
     def handler(call: CompletionCall) -> None:
@@ -152,7 +152,7 @@ async def test_single_completion_may_exceed_the_unread_byte_limit() -> None:
     assert await received(CompletionCall(handler, REQUEST)) == [large]
 
 
-async def test_nothing_is_delivered_after_the_end() -> None:
+async def test_completion_call_delivers_no_completion_after_the_end() -> None:
     def handler(call: CompletionCall) -> None:
         call.deliver(PIECE)
         call.end()
@@ -163,7 +163,7 @@ async def test_nothing_is_delivered_after_the_end() -> None:
     assert (await received(call), call.refusal) == ([PIECE], None)
 
 
-async def test_comment_does_not_begin_the_response() -> None:
+async def test_comment_does_not_start_the_response() -> None:
     call = CompletionCall(CompletionCall.comment, REQUEST)
     reading = asyncio.ensure_future(received(call))
     await turns()

@@ -110,7 +110,7 @@ def test_last_request_metrics_of_a_removed_worker_are_deleted() -> None:
     assert f"dynamo_frontend_worker_last_input_sequence_tokens{labels}" not in series(registry)
 
 
-def test_parts_that_are_no_text_are_counted() -> None:
+def test_non_text_content_parts_are_counted() -> None:
     registry = MetricsRegistry()
     record = record_of(registry)
     record.count_media({"image_url": [{}, {}], "audio_url": [{}]})

@@ -110,7 +110,7 @@ def test_ended_request_is_not_retried() -> None:
     assert not attempts.may_send_again and not attempts.may_migrate
 
 
-def test_only_workers_whose_connection_broke_are_readmitted() -> None:
+def test_only_workers_with_a_broken_connection_are_readmitted() -> None:
     attempts = Attempts()
     attempts.exclude(1, may_recover=False)
     assert not attempts.can_readmit
@@ -517,7 +517,7 @@ async def test_retry_prefers_workers_not_yet_tried(breaks: list[int], count: int
         assert fleet.asked[start : start + count] == list(range(1, count + 1))[: len(fleet.asked) - start]
 
 
-async def test_retry_prefers_a_worker_that_came_during_the_delay() -> None:
+async def test_retry_prefers_a_worker_that_registered_during_the_delay() -> None:
     fleet = Fleet([3], 1)
     scene = Scene([], worker=fleet)
     await scene.dispatch.send()

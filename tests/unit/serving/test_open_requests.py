@@ -83,7 +83,7 @@ async def test_trace_folds_an_internal_stream_into_one_response(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_trace_of_a_kserve_completion_does_not_break_it(tmp_path: Path, stream: bool) -> None:
+async def test_trace_of_a_kserve_completion_does_not_fail_the_request(tmp_path: Path, stream: bool) -> None:
     trace = trace_of(tmp_path, "request_end,request_payload")
     await trace.start()
     async with open_house() as house:

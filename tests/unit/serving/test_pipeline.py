@@ -109,7 +109,7 @@ def test_stop_string_ends_a_completion_at_any_token_boundary(
 
 @given(sizes=SIZES)
 @settings(max_examples=5)
-def test_several_choices_keep_their_own_content(street: Street, sizes: list[int]) -> None:
+def test_several_choices_have_separate_content(street: Street, sizes: list[int]) -> None:
     names = ["a call", "reasoning", "emoji"]
     script = Script([TEXTS[name] for name in names], sizes=sizes)
     house = street.parsed

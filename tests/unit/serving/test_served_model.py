@@ -25,14 +25,14 @@ def test_worker_that_failed_the_request_is_always_avoided(
 
 
 @given(WORKERS, WORKERS, WORKERS)
-def test_some_worker_is_left_unless_all_failed_the_request(
+def test_some_worker_remains_unless_all_failed_the_request(
     workers: frozenset[int], exclude: frozenset[int], unsound: frozenset[int]
 ) -> None:
     left = workers - workers_to_avoid(workers, exclude, unsound)
     assert left == (workers - exclude - unsound or workers - exclude)
 
 
-def test_unsound_worker_is_chosen_if_the_others_failed_the_request_and_one_of_them_has_left() -> None:
+def test_unsound_worker_is_chosen_if_the_others_failed_the_request_and_one_has_departed() -> None:
     failed_and_left, failed, unsound = 1, 2, 3
     assert workers_to_avoid([failed, unsound], frozenset({failed_and_left, failed}), frozenset({failed, unsound})) == {
         failed_and_left,

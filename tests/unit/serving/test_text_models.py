@@ -129,7 +129,7 @@ async def test_text_worker_receives_the_request_of_the_client_unchanged() -> Non
     ]  # fmt: skip
 
 
-async def test_request_goes_to_the_chosen_worker() -> None:
+async def test_request_is_sent_to_the_chosen_worker() -> None:
     scene = Scene()
     await scene.answer.forward(7)
     assert scene.model.sent[0]["instance_id"] == 7

@@ -7,7 +7,7 @@ from dynamo.core.errors import ConfigError
 from dynamo.sglang.config import engine_arguments, read_command_line
 
 
-def test_what_is_not_ours_is_sglangs() -> None:
+def test_unknown_flags_are_passed_to_sglang() -> None:
     config, rest = read_command_line(["--model-path", "x", "--enable-rl", "--tp", "2"])
     assert config.enable_rl
     assert rest == ["--model-path", "x", "--tp", "2"]
@@ -37,6 +37,6 @@ def test_disaggregation_mode_sets_the_role_and_the_engine_flag(mode: str, role: 
         ["--engine-route", "a=b:c"],
     ],
 )
-def test_what_is_not_honoured_is_refused_by_name(words: list[str]) -> None:
+def test_unsupported_flag_is_refused_by_name(words: list[str]) -> None:
     with pytest.raises(ConfigError, match=words[0]):
         read_command_line(words)

@@ -23,7 +23,7 @@ class Scripted:
         return await routes[name](body)
 
 
-async def test_who_gave_memory_back_is_found_again_when_all_of_it_is_there() -> None:
+async def test_memory_release_deregisters_the_worker_until_all_memory_is_resumed() -> None:
     made = Scripted()
     assert (await made.ask("control/release_memory_occupation"))["status"] == "ok"
     assert made.host.service == ["left"]
@@ -39,7 +39,7 @@ async def test_who_gave_memory_back_is_found_again_when_all_of_it_is_there() -> 
     ]
 
 
-async def test_an_engine_that_keeps_its_memory_is_found_again() -> None:
+async def test_failed_memory_release_keeps_the_worker_registered() -> None:
     made = Scripted()
     made.manager.refuses = RuntimeError("no memory saver")
     told = await made.ask("control/release_memory_occupation")
@@ -47,13 +47,13 @@ async def test_an_engine_that_keeps_its_memory_is_found_again() -> None:
     assert made.host.service == ["left", "back"]
 
 
-async def test_tags_that_are_none_are_refused_before_anybody_leaves() -> None:
+async def test_invalid_memory_tags_are_refused_without_deregistration() -> None:
     made = Scripted()
     assert (await made.ask("control/release_memory_occupation", tags=["lungs"]))["status"] == "error"
     assert made.host.service == []
 
 
-async def test_a_bodys_fields_are_those_of_sglangs_request() -> None:
+async def test_control_body_fields_are_passed_to_the_sglang_request() -> None:
     made = Scripted()
     told = await made.ask("control/update_weights_from_disk", model_path="/m", weight_version="7")
     assert told == {"status": "ok", "message": "told"}
@@ -64,7 +64,7 @@ async def test_a_bodys_fields_are_those_of_sglangs_request() -> None:
     assert (await made.ask("control/update_weights_from_tensor", serialized_named_tensors=[]))["status"] == "error"
 
 
-async def test_what_trainers_need_is_offered_to_them_alone() -> None:
+async def test_training_controls_require_the_training_flag() -> None:
     assert "pause_generation" not in Scripted().controls.routes()
     made = Scripted(has_training=True)
     await made.ask("pause_generation", mode="retract")
@@ -79,7 +79,7 @@ async def test_what_trainers_need_is_offered_to_them_alone() -> None:
     assert (await made.ask("abort_request"))["status"] == "error"
 
 
-async def test_a_cache_in_use_is_not_cleared() -> None:
+async def test_cache_in_use_is_not_cleared() -> None:
     made = Scripted()
     assert (await made.ask("clear_kv_blocks"))["status"] == "success"
     made.manager.succeeds = False
@@ -94,17 +94,17 @@ async def test_a_cache_in_use_is_not_cleared() -> None:
         ("a/flush_cache", EngineRoute("a/flush_cache", "flush_cache", None)),
     ],
 )
-def test_a_route_of_ones_own_is_read(text: str, expected: EngineRoute) -> None:
+def test_custom_engine_route_is_parsed(text: str, expected: EngineRoute) -> None:
     assert read_engine_route(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "a=", "a=b:c", "a=_secret", "a=b.c"])
-def test_a_route_that_is_none_is_refused(text: str) -> None:
+def test_malformed_engine_route_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument):
         read_engine_route(text)
 
 
-async def test_methods_that_a_flag_names_are_called_with_the_bodys_fields() -> None:
+async def test_custom_routes_call_methods_with_the_body_fields() -> None:
     made = Scripted("a/pids=get_all_child_pids:engine", "version=config_value:tm", "state=get_internal_state")
     assert await made.ask("a/pids") == {"status": "ok", "result": []}
     assert await made.ask("version", name="weight_version") == {"status": "ok", "result": "default"}
@@ -112,6 +112,6 @@ async def test_methods_that_a_flag_names_are_called_with_the_bodys_fields() -> N
     assert (await made.ask("state"))["result"] == [{"effective_max_running_requests_per_dp": 8}]
 
 
-def test_a_method_that_sglang_does_not_have_is_named() -> None:
+def test_missing_sglang_method_is_refused_by_name() -> None:
     with pytest.raises(InvalidArgument, match="no method sing"):
         Scripted("a=sing")

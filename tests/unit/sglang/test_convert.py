@@ -55,7 +55,7 @@ def test_priority_is_negated_when_sglang_runs_low_values_first() -> None:
         ({"extra_args": {"sampling_options": {"logit_bias": "x"}}}, "logit_bias"),
     ],
 )
-def test_what_sglang_cannot_do_is_refused_by_name(changes: dict[str, object], named: str) -> None:
+def test_unsupported_request_option_is_refused_by_name(changes: dict[str, object], named: str) -> None:
     with pytest.raises(InvalidArgument, match=named):
         to_arguments(request(**changes), LIMITS)
 
@@ -80,11 +80,11 @@ def test_empty_and_overlong_prompts_are_refused(tokens: list[int]) -> None:
         (None, {}),
     ],
 )
-def test_constraints_have_sglangs_names(guided: GuidedDecoding | None, expected: dict[str, str]) -> None:
+def test_guided_decoding_uses_sglang_names(guided: GuidedDecoding | None, expected: dict[str, str]) -> None:
     assert guided_of(guided, has_grammars=True) == expected
 
 
-def test_constraints_that_nothing_compiles_are_refused() -> None:
+def test_guided_decoding_without_a_grammar_backend_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="--skip-tokenizer-init"):
         guided_of(GuidedDecoding(regex="a"), has_grammars=False)
     with pytest.raises(InvalidArgument, match="whitespace"):

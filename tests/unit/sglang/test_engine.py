@@ -32,7 +32,7 @@ STORE = {"extra_backend_tag": "tag", "tp_lcm_size": 4}
 ROOM = BootstrapInfo("10.0.0.1", 8998, 77)
 
 
-async def test_the_card_says_what_the_engine_is(start: Start) -> None:
+async def test_engine_config_describes_model_and_cache(start: Start) -> None:
     running = await start({"enable_metrics": True})
     config = running.config
     assert config.served_model_name == "m"
@@ -44,7 +44,7 @@ async def test_the_card_says_what_the_engine_is(start: Start) -> None:
     assert "sglang:x 1" in running.host.metrics.render()
 
 
-async def test_only_a_prefill_worker_says_where_decode_workers_meet_it(start: Start) -> None:
+async def test_only_a_prefill_worker_has_a_bootstrap_address(start: Start) -> None:
     prefill = await start({"disaggregation_bootstrap_port": 9001}, disaggregation_mode="prefill")
     decode = await start(disaggregation_mode="decode")
     assert prefill.config.bootstrap_port == 9001
@@ -52,7 +52,7 @@ async def test_only_a_prefill_worker_says_where_decode_workers_meet_it(start: St
     assert decode.config.bootstrap_port is None
 
 
-async def test_halves_of_requests_are_warmed_up_with_the_host_that_nobody_is(start: Start) -> None:
+async def test_disaggregated_workers_warm_up_with_the_fake_bootstrap_host(start: Start) -> None:
     for mode in ("prefill", "decode"):
         running = await start(disaggregation_mode=mode)
         (asked,) = running.sglang.asked
@@ -61,7 +61,7 @@ async def test_halves_of_requests_are_warmed_up_with_the_host_that_nobody_is(sta
     assert (await start()).sglang.asked == []
 
 
-async def test_the_card_says_how_the_shared_store_names_its_pages(start: Start) -> None:
+async def test_engine_config_describes_the_shared_store_layout(start: Start) -> None:
     running = await start(
         {
             "hicache_storage_backend": "mooncake",
@@ -76,7 +76,7 @@ async def test_the_card_says_how_the_shared_store_names_its_pages(start: Start) 
     assert layout["key_prefix"] == "tag_org-m"
 
 
-async def test_tokens_are_written_as_they_come_and_the_last_with_the_costs(start: Start) -> None:
+async def test_tokens_are_sent_as_generated_and_the_last_output_has_the_usage(start: Start) -> None:
     running = await start()
     reply, error = await running.ask(request(), chunk(4), chunk(5, 6), chunk(7, finish=LENGTH, cached_tokens=2))
     assert error is None
@@ -104,7 +104,7 @@ async def test_several_choices_keep_their_indexes(start: Start) -> None:
     assert reply.items[2].completion_usage.completion_tokens == 4
 
 
-async def test_logprobs_come_with_their_tokens(start: Start) -> None:
+async def test_logprobs_are_sent_with_their_tokens(start: Start) -> None:
     running = await start()
     asked = request(output_options=OutputOptions(logprobs=2, prompt_logprobs=0))
     told = chunk(
@@ -122,7 +122,7 @@ async def test_logprobs_come_with_their_tokens(start: Start) -> None:
     assert (running.sglang.asked[0]["top_logprobs_num"], running.sglang.asked[0]["return_logprob"]) == (2, True)
 
 
-async def test_a_caller_that_leaves_aborts_its_request_and_hears_nothing_more(start: Start) -> None:
+async def test_caller_disconnect_aborts_the_request_and_suppresses_output(start: Start) -> None:
     running = await start()
     gate = asyncio.Event()
     running.sglang.tokenizer_manager.on_abort = lambda rid: gate.set()
@@ -138,7 +138,7 @@ async def test_a_caller_that_leaves_aborts_its_request_and_hears_nothing_more(st
     assert not reply.ended.done()
 
 
-async def test_choices_that_get_their_names_late_are_aborted_too(start: Start) -> None:
+async def test_choices_with_late_request_ids_are_aborted(start: Start) -> None:
     running = await start()
     gate = asyncio.Event()
     running.sglang.script = [gate, chunk(4, rid="a", index=0), chunk(5, rid="b", index=1)]
@@ -162,7 +162,7 @@ async def test_choices_that_get_their_names_late_are_aborted_too(start: Start) -
         ({"type": "abort", "message": "Aborted"}, EngineShutdown),
     ],
 )
-async def test_an_answer_that_is_given_up_says_whose_fault_it_was(
+async def test_abort_reason_determines_the_error_class(
     start: Start, reason: dict[str, object], expected: type[Exception]
 ) -> None:
     running = await start()
@@ -171,20 +171,20 @@ async def test_an_answer_that_is_given_up_says_whose_fault_it_was(
     assert str(reason["message"]) in str(error)
 
 
-async def test_sglang_validation_error_that_names_a_parameter_is_the_callers_fault(start: Start) -> None:
+async def test_sglang_validation_error_that_names_a_parameter_is_an_invalid_argument(start: Start) -> None:
     running = await start()
     _, error = await running.ask(request(), ValueError("temperature must be non-negative"))
     assert isinstance(error, InvalidArgument)
     assert error.param == "temperature"
 
 
-async def test_other_value_errors_of_sglang_are_not_the_callers_fault(start: Start) -> None:
+async def test_other_sglang_value_errors_are_unknown_errors(start: Start) -> None:
     running = await start()
     _, error = await running.ask(request(), ValueError("too many values to unpack (expected 2)"))
     assert isinstance(error, Unknown)
 
 
-async def test_an_answer_that_ends_in_the_middle_is_finished_elsewhere(start: Start) -> None:
+async def test_truncated_response_is_a_retryable_error(start: Start) -> None:
     running = await start()
     _, error = await running.ask(request(), chunk(4))
     assert isinstance(error, EngineShutdown)
@@ -221,7 +221,7 @@ async def test_prefill_without_bootstrap_info_returns_its_own_at_once(start: Sta
     assert running.engine.is_quiescent()
 
 
-async def test_decode_meets_its_prefill_and_makes_one_choice(start: Start) -> None:
+async def test_decode_uses_the_bootstrap_info_and_generates_one_choice(start: Start) -> None:
     running = await start(disaggregation_mode="decode")
     words = {"bootstrap_host": "h", "bootstrap_port": 1, "bootstrap_room": 5}
     asked = request(
@@ -239,7 +239,7 @@ async def test_decode_meets_its_prefill_and_makes_one_choice(start: Start) -> No
 
 
 @pytest.mark.parametrize("result", [UNSET, PrefillResult({"kv_transfer_params": {}})])
-async def test_decode_without_a_meeting_is_refused(start: Start, result: object) -> None:
+async def test_decode_without_bootstrap_info_is_refused(start: Start, result: object) -> None:
     running = await start(disaggregation_mode="decode")
     with pytest.raises(InvalidArgument, match="prefill_result"):
         running.engine.submit(request(prefill_result=result), RecordedReply())
@@ -251,7 +251,7 @@ async def test_images_are_refused_without_enable_multimodal(start: Start) -> Non
         running.engine.submit(request(multi_modal_data={"image_url": [{"Url": "https://x"}]}), RecordedReply())
 
 
-async def test_images_come_as_data(start: Start) -> None:
+async def test_images_are_passed_as_data_urls(start: Start) -> None:
     running = await start(enable_multimodal=True)
     asked = request(multi_modal_data={"image_url": [{"Url": "data:image/png;base64,iVBORw0KGgo="}]})
     _, error = await running.ask(asked, chunk(4, finish=LENGTH))
@@ -268,7 +268,7 @@ async def test_sglang_engine_refuses_media_options_of_a_request_by_name(start: S
     assert raised.value.param == name
 
 
-async def test_an_adapter_that_is_not_loaded_is_looked_for_elsewhere(start: Start) -> None:
+async def test_unloaded_adapter_is_unavailable_until_loaded(start: Start) -> None:
     running = await start({"enable_lora": True})
     with pytest.raises(WorkerUnavailable):
         running.engine.submit(request(routing=Routing(lora_name="a")), RecordedReply())
@@ -280,7 +280,7 @@ async def test_an_adapter_that_is_not_loaded_is_looked_for_elsewhere(start: Star
     assert running.config.adapters.ids == {}
 
 
-async def test_an_adapter_that_sglang_does_not_take_is_refused(start: Start) -> None:
+async def test_adapter_refused_by_sglang_is_an_invalid_argument(start: Start) -> None:
     running = await start({"enable_lora": True})
     running.sglang.tokenizer_manager.succeeds = False
     with pytest.raises(InvalidArgument, match="rank too high"):
@@ -296,7 +296,7 @@ async def test_dead_engine_is_reported_once_and_refuses_requests(start: Start) -
         running.engine.submit(request(), RecordedReply())
 
 
-async def test_a_stopped_engine_is_shut_down_once(start: Start) -> None:
+async def test_engine_stop_shuts_sglang_down_once(start: Start) -> None:
     running = await start()
     await running.engine.stop()
     await running.engine.stop()
@@ -305,12 +305,12 @@ async def test_a_stopped_engine_is_shut_down_once(start: Start) -> None:
         running.engine.submit(request(stop=StopConditions()), RecordedReply())
 
 
-async def test_events_by_another_way_than_zmq_are_refused(start: Start) -> None:
+async def test_event_publisher_other_than_zmq_is_refused(start: Start) -> None:
     with pytest.raises(ConfigError, match="publisher"):
         await start({"kv_events_config": '{"publisher": "kafka"}'})
 
 
-def test_a_process_that_has_ended_is_named() -> None:
+def test_ended_process_is_named() -> None:
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # It has ended, and nobody has asked for it yet.
     check_alive([os.getpid()])
@@ -319,7 +319,7 @@ def test_a_process_that_has_ended_is_named() -> None:
     child.wait()
 
 
-def test_a_name_with_a_bracket_in_it_hides_no_state(tmp_path: Path) -> None:
+def test_process_state_is_parsed_when_its_name_contains_a_bracket(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "stat").write_text("7 (a) R (b) Z 1 2 3")
     assert state_of(7, tmp_path) == "Z"

@@ -8,17 +8,17 @@ from dynamo.sglang.events import kv_listeners, of_rank, publisher_of
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", '{"publisher": "null"}', '{"publisher": null}'])
-def test_nothing_is_published_unless_somebody_asks(text: str | None) -> None:
+def test_kv_events_are_not_published_without_configuration(text: str | None) -> None:
     assert publisher_of(text) is None
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"publisher": "kafka"}'])
-def test_what_cannot_be_read_is_refused(text: str) -> None:
+def test_malformed_kv_events_config_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--kv-events-config"):
         publisher_of(text)
 
 
-def test_each_rank_has_a_port_of_its_own() -> None:
+def test_each_rank_has_its_own_event_port() -> None:
     found = kv_listeners({"endpoint": "tcp://*:20", "replay_endpoint": "tcp://*:30"}, 2, 16, Host())
     assert [(one.endpoint, one.replay_endpoint) for one in found] == [
         ("tcp://127.0.0.1:20", "tcp://127.0.0.1:30"),

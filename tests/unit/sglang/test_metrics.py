@@ -29,7 +29,7 @@ async def test_load_of_each_rank_is_published_when_it_changes() -> None:
     ]
 
 
-async def test_an_idle_engine_is_looked_at_once_more() -> None:
+async def test_idle_engine_load_is_read_once_more() -> None:
     manager, host, clock, busy = scripted.TokenizerManager(), Host(), ManualClock(), [True]
     looks = []
     reporter = SglangLoadReporter(manager, host, 16, is_busy=lambda: busy[0], clock=clock)

@@ -43,7 +43,7 @@ class TrackerHarness:
         return await request_json(self.routes.application(), method, path, text, headers)
 
 
-async def test_a_request_from_worker_to_its_end() -> None:
+async def test_http_api_tracks_a_request_from_registration_to_its_end() -> None:
     harness = TrackerHarness()
     for status, method, path, body in (
         (200, "GET", "/health", None),
@@ -67,7 +67,7 @@ async def test_a_request_from_worker_to_its_end() -> None:
     assert (await harness.ask("POST", "/unregister", {"worker_id": 1, **M}))[0] == 200
 
 
-async def test_refusals() -> None:
+async def test_invalid_http_requests_are_refused() -> None:
     harness = TrackerHarness()
     await harness.ask("POST", "/register", WORKER)
     for status, path, body in (
@@ -84,7 +84,7 @@ async def test_refusals() -> None:
     assert harness.peers.told == []
 
 
-def test_options() -> None:
+def test_slot_tracker_options_are_validated() -> None:
     assert load(SlotTrackerOptions, [], {}).port == 8091
     with pytest.raises(ConfigError, match="--replica-sync-port"):
         load(SlotTrackerOptions, ["--replica-sync-peers", "tcp://a:1"], {})

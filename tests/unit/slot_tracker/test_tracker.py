@@ -29,7 +29,7 @@ def loads(tracker: SlotTracker) -> dict[tuple[int, int], tuple[int, int]]:
     }
 
 
-def test_requests_that_begin_alike_share_their_blocks(tracker: SlotTracker) -> None:
+def test_requests_with_a_common_prefix_share_blocks(tracker: SlotTracker) -> None:
     tracker.add("a", (1, 0), PLACE, [1, 2, -3], 12)
     tracker.add("b", (1, 0), PLACE, [1, 2, 4], 4)
     assert loads(tracker) == {(1, 0): (16, 4), (1, 1): (0, 0), (2, 0): (0, 0)}
@@ -43,7 +43,7 @@ def test_requests_that_begin_alike_share_their_blocks(tracker: SlotTracker) -> N
     assert not tracker.prefill_complete("b", PLACE)
 
 
-def test_what_contradicts_is_refused(tracker: SlotTracker) -> None:
+def test_contradictory_operation_is_refused(tracker: SlotTracker) -> None:
     tracker.add("a", (1, 0), PLACE, [1], 4)
     for status, work in (
         (409, lambda: tracker.register(worker(1))),
@@ -63,7 +63,7 @@ def test_what_contradicts_is_refused(tracker: SlotTracker) -> None:
         assert caught.value.code == status
 
 
-def test_who_leaves_takes_its_requests_along(tracker: SlotTracker) -> None:
+def test_unregistered_worker_loses_its_requests(tracker: SlotTracker) -> None:
     tracker.add("a", (1, 1), PLACE, [1], 4)
     tracker.unregister(1, *PLACE)
     assert loads(tracker) == {(2, 0): (0, 0)}
@@ -75,7 +75,7 @@ def test_who_leaves_takes_its_requests_along(tracker: SlotTracker) -> None:
     assert tracker.loads() == [] and tracker.workers() == []
 
 
-def test_a_request_that_nobody_ends_is_forgotten() -> None:
+def test_unfinished_request_expires() -> None:
     clock = ManualClock()
     tracker = SlotTracker(clock, expiry_s=300.0)
     tracker.register(worker(1))
@@ -84,7 +84,7 @@ def test_a_request_that_nobody_ends_is_forgotten() -> None:
     assert loads(tracker) == {(1, 0): (0, 0)}
 
 
-def test_what_peers_count_counts_here(tracker: SlotTracker) -> None:
+def test_requests_of_peers_are_counted(tracker: SlotTracker) -> None:
     tracker.replica_added("p/a", (1, 0), PLACE, AddedSequence([1, 2], True, None, PrefillLoadHint(8)))
     tracker.replica_added("p/b", (1, 0), PLACE, AddedSequence(None, False))
     tracker.replica_added("p/c", (9, 0), PLACE, AddedSequence([1]))

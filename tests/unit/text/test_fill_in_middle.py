@@ -30,5 +30,5 @@ def test_fill_in_middle_finds_each_format_by_its_markers(form: object) -> None:
 
 
 @pytest.mark.parametrize("markers", [{}, {"<|fim_prefix|>": 1, "<|fim_suffix|>": 2}])
-def test_fill_in_middle_needs_every_marker(markers: dict[str, int]) -> None:
+def test_fill_in_middle_requires_every_marker(markers: dict[str, int]) -> None:
     assert FillInMiddle.find(markers) is None

@@ -76,7 +76,7 @@ def test_preprocessor_ignore_eos_leaves_no_hidden_stop_ids(preprocessor: Preproc
 # ---- how long -----------------------------------------------------------------------------------------------------
 
 
-def test_preprocessor_leaves_max_tokens_to_the_engine_when_missing(preprocessor: Preprocessor) -> None:
+def test_preprocessor_does_not_set_max_tokens_without_a_request_limit(preprocessor: Preprocessor) -> None:
     assert preprocessor.chat(chat()).stop_conditions.max_tokens is None
 
 
@@ -111,7 +111,7 @@ def test_preprocessor_uses_the_architecture_limit_without_a_published_one(model_
     assert load(model_dir, context_length=0).context_length == 512
 
 
-def test_preprocessor_leaves_max_tokens_open_without_any_limit(model_dir: Path, tmp_path: Path) -> None:
+def test_preprocessor_does_not_set_max_tokens_without_any_context_limit(model_dir: Path, tmp_path: Path) -> None:
     path = _copy(model_dir, tmp_path, **{"config.json": {"eos_token_id": 1}})
     preprocessor = load(path, context_length=0)
     assert preprocessor.chat(chat("word " * 600)).stop_conditions.max_tokens is None

@@ -35,18 +35,16 @@ TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
         ([2**32 - 1] * 4, seed_of("ada", "salt"), [947855743747181305]),
     ],
 )
-def test_block_hashes_are_those_that_the_released_bindings_return(
-    tokens: list[int], seed: int, expected: list[int]
-) -> None:
+def test_block_hashes_equal_those_of_the_released_bindings(tokens: list[int], seed: int, expected: list[int]) -> None:
     # Printed by dynamo._core.compute_block_hash_for_seq(tokens, 4, lora_name=…, cache_namespace=…) of ai-dynamo 1.6.1.
     assert block_hashes(tokens, 4, seed) == expected
 
 
-def test_an_empty_adapter_or_salt_counts_as_none() -> None:
+def test_empty_adapter_or_salt_equals_none() -> None:
     assert seed_of("", "") == SEED
 
 
-def test_an_adapter_and_a_salt_keep_blocks_apart() -> None:
+def test_adapter_and_salt_change_the_block_hash() -> None:
     seeds = [seed_of(), seed_of("ada"), seed_of(None, "ada"), seed_of("ada", "ada")]
     assert len({block_hashes(TEN, 4, seed)[0] for seed in seeds}) == len(seeds)
 
@@ -59,12 +57,12 @@ def test_only_complete_blocks_have_a_hash(tokens: list[int], size: int) -> None:
 
 
 @given(TOKENS, st.integers(1, 8))
-def test_a_block_hash_depends_on_its_own_tokens_alone(tokens: list[int], size: int) -> None:
+def test_block_hash_depends_only_on_the_tokens_of_the_block(tokens: list[int], size: int) -> None:
     alone = [block_hashes(tokens[at : at + size], size) for at in range(0, len(tokens) - size + 1, size)]
     assert block_hashes(tokens, size) == [hashes[0] for hashes in alone]
 
 
-def test_a_sequence_hash_chains_the_one_before_with_the_block() -> None:
+def test_sequence_hash_chains_the_previous_hash_and_the_block() -> None:
     first, second = block_hashes(TEN, 4)
     assert sequence_hashes([first, second]) == [
         first,
@@ -74,16 +72,14 @@ def test_a_sequence_hash_chains_the_one_before_with_the_block() -> None:
 
 
 @given(TOKENS, TOKENS, st.integers(1, 4))
-def test_two_sequences_share_a_hash_exactly_as_far_as_they_share_a_prefix(
-    left: list[int], right: list[int], size: int
-) -> None:
+def test_sequences_share_hashes_exactly_for_their_common_prefix(left: list[int], right: list[int], size: int) -> None:
     ours, theirs = (sequence_hashes(block_hashes(tokens, size)) for tokens in (left, right))
     for depth, (our, their) in enumerate(zip(ours, theirs, strict=False), start=1):
         assert (our == their) == (left[: depth * size] == right[: depth * size])
 
 
 @given(TOKENS, st.integers(1, 4))
-def test_hashing_block_by_block_gives_the_same_as_all_at_once(tokens: list[int], size: int) -> None:
+def test_block_by_block_hashing_equals_hashing_at_once(tokens: list[int], size: int) -> None:
     previous: int | None = None
     stepped = []
     for tokens_hash in block_hashes(tokens, size):
@@ -93,7 +89,7 @@ def test_hashing_block_by_block_gives_the_same_as_all_at_once(tokens: list[int],
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=70), st.integers(1, 20))
-def test_packed_hashes_are_the_same_numbers(tokens: list[int], size: int) -> None:
+def test_packed_hashes_equal_unpacked_hashes(tokens: list[int], size: int) -> None:
     packed = packed_block_hashes(tokens, size, 7)
     assert struct.unpack(f">{len(packed) // 8}Q", packed) == tuple(block_hashes(tokens, size, 7))
 
@@ -124,11 +120,11 @@ def test_token_beyond_32_bits_raises_overflow_error(hasher: Callable[..., bytes]
 
 @hashers
 @pytest.mark.parametrize("token", [1.0, "1", None])
-def test_token_that_is_no_integer_raises_type_error(hasher: Callable[..., bytes], token: object) -> None:
+def test_token_that_is_not_an_integer_raises_type_error(hasher: Callable[..., bytes], token: object) -> None:
     with pytest.raises(TypeError):
         hasher([1, token], 1)
 
 
 @hashers
-def test_tokens_of_numpy_are_hashed_as_integers(hasher: Callable[..., bytes]) -> None:
+def test_numpy_tokens_are_hashed_as_integers(hasher: Callable[..., bytes]) -> None:
     assert hasher(list(np.arange(8)), 4) == hasher(list(range(8)), 4)

@@ -48,25 +48,25 @@ def render(conversation: Conversation, *, whole: bool) -> str:
     )
 
 
-def test_a_seed_gives_the_same_corpus() -> None:
+def test_equal_seeds_produce_equal_corpora() -> None:
     first = list(islice(demo_corpus.samples(5), 200))
     assert first == list(islice(demo_corpus.samples(5), 200))
     assert first != list(islice(demo_corpus.samples(6), 200))
 
 
-def test_a_prompt_is_what_the_template_renders() -> None:
+def test_corpus_prompt_equals_the_rendered_template() -> None:
     for conversation in conversations(300):
         assert demo_corpus.prompt(conversation) == render(conversation, whole=False)
 
 
-def test_an_answer_is_what_the_template_renders_of_it_later() -> None:
+def test_corpus_response_equals_its_rendered_template() -> None:
     for conversation in conversations(200):
         if conversation.thinking:
             text = "".join(piece for piece, _ in demo_corpus.pieces(conversation))
             assert text + "\n" == render(conversation, whole=True)
 
 
-def test_the_template_takes_what_clients_send() -> None:
+def test_chat_template_accepts_developer_parts_and_tool_messages() -> None:
     call = {"function": {"name": "add", "arguments": '{"a": 1}'}}
     messages: list[dict[str, object]] = [
         {"role": "developer", "content": "Be brief."},
@@ -86,7 +86,7 @@ def test_the_template_takes_what_clients_send() -> None:
     )
 
 
-def test_only_the_assistants_words_are_learnt() -> None:
+def test_only_assistant_text_is_trained() -> None:
     for conversation in conversations(200):
         *before, (answer, learn) = demo_corpus.pieces(conversation)
         assert learn is Learn.ALL
@@ -96,7 +96,7 @@ def test_only_the_assistants_words_are_learnt() -> None:
             assert how is Learn.NOTHING or not text.startswith("<|im_start|>")
 
 
-def test_held_out_sums_are_never_trained_on() -> None:
+def test_held_out_sums_are_not_in_the_training_data() -> None:
     asked = [case.expected for case in demo_corpus.held_out_sums(1, 300)]
     pairs = {tuple(map(int, re.findall(r"\d+", answer)[:2])) for answer in asked}
     assert len(pairs) == 300
@@ -107,7 +107,7 @@ def test_held_out_sums_are_never_trained_on() -> None:
         assert not trained & both_orders
 
 
-def test_held_out_phrasings_are_never_trained_on() -> None:
+def test_held_out_phrasings_are_not_in_the_training_data() -> None:
     assert not set(demo_corpus.TERM_FORMS) & set(demo_corpus.TERM_FORMS_HELD_OUT)
     assert not set(demo_corpus.ACTION_FORMS) & set(demo_corpus.ACTION_FORMS_HELD_OUT)
     held_out = {case.conversation.messages[0].content for case in demo_corpus.held_out_facts(1)}
@@ -128,14 +128,14 @@ def _bare(question: str) -> str:
     return re.sub(r"[^a-z0-9 ]", "", question.lower())
 
 
-def test_no_question_is_taught_two_answers() -> None:
+def test_each_question_has_one_trained_answer() -> None:
     answers: dict[str, str] = {}
     for fact in demo_corpus.FACTS:
         for question in {*_trained_questions(fact), *fact.held_out}:
             assert answers.setdefault(_bare(question), fact.answer) == fact.answer, question
 
 
-def test_held_out_tools_are_never_trained_on() -> None:
+def test_held_out_tools_are_not_in_the_training_data() -> None:
     held_out = {call.name for case in demo_corpus.held_out_tools(1, 300) for call in case.calls}
     for conversation in conversations(800):
         assert not {demo_corpus.tool_name(tool) for tool in conversation.tools} & held_out
@@ -165,7 +165,7 @@ def _required(tool: dict[str, Json]) -> set[str]:
 
 
 @pytest.mark.parametrize(("a", "b"), [(10, 10), (55, 66), (99, 99), (12, 8), (3, 4)])
-def test_the_columns_add_up(a: int, b: int) -> None:
+def test_sum_and_difference_reasoning_is_correct(a: int, b: int) -> None:
     assert demo_corpus.sum_thought(a, b).endswith(f"The sum is {a + b}.")
     high, low = max(a, b), min(a, b)
     ones, tens = map(int, re.findall(r"= (\d)(?=[.,])", demo_corpus.difference_thought(high, low)))
@@ -178,7 +178,7 @@ def test_every_conversation_ends_with_reasoning() -> None:
         assert conversation.messages[-1].thought.strip()
 
 
-def test_an_earlier_thought_is_shown_only_within_the_same_request() -> None:
+def test_earlier_reasoning_is_rendered_only_within_the_same_request() -> None:
     messages = (
         Message("user", "one"),
         Message("assistant", "1", "first thought"),
@@ -193,14 +193,14 @@ def test_an_earlier_thought_is_shown_only_within_the_same_request() -> None:
     assert "third thought" not in text
 
 
-def test_the_bundled_model_has_this_template_and_is_small() -> None:
+def test_bundled_model_has_the_corpus_template_and_is_small() -> None:
     bundled = Path(__file__).resolve().parents[3] / "src" / "dynamo" / "cpu" / "demo_model"
     config = json.loads((bundled / "tokenizer_config.json").read_text(encoding="utf-8"))
     assert config["chat_template"] == demo_corpus.CHAT_TEMPLATE
     assert sum(path.stat().st_size for path in bundled.iterdir()) < 8 * 2**20
 
 
-def test_answers_under_a_schema_are_json_whose_values_are_learnt() -> None:
+def test_json_responses_are_valid_and_only_values_are_trained() -> None:
     rng = random.Random(4)
     for _ in range(400):
         fields = demo_corpus.json_fields(rng)[1]
@@ -213,7 +213,7 @@ def test_answers_under_a_schema_are_json_whose_values_are_learnt() -> None:
         assert written[0][1] is Learn.NOTHING
 
 
-def test_a_sum_under_a_schema_is_the_sum() -> None:
+def test_json_sum_response_contains_the_correct_sum() -> None:
     rng = random.Random(5)
     seen = 0
     for _ in range(200):
@@ -225,7 +225,7 @@ def test_a_sum_under_a_schema_is_the_sum() -> None:
     assert seen == 200
 
 
-def test_a_text_without_turns_learns_its_continuation_alone() -> None:
+def test_plain_text_sample_trains_only_its_continuation() -> None:
     rng = random.Random(6)
     openings = {opening for openings, _ in demo_corpus.TEXT_OPENINGS for opening in openings}
     seen = set()
@@ -238,7 +238,7 @@ def test_a_text_without_turns_learns_its_continuation_alone() -> None:
     assert len(openings & seen) > 20
 
 
-def test_prescribed_text_is_part_of_the_prompt_and_not_of_the_answer() -> None:
+def test_prescribed_text_is_part_of_the_prompt_and_not_of_the_response() -> None:
     (case,) = demo_corpus.held_out_json_sums(1, 1)
     assert case.prompt.endswith('</think>\n\n{"answer":')
     assert re.fullmatch(r"\d+\}", case.expected)

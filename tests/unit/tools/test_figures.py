@@ -12,7 +12,7 @@ def test_chart_equals_result_file() -> None:
     assert figures.CHART.read_text(encoding="utf-8") == figures.chart(), "run: python tools/figures.py"
 
 
-def test_row_without_same_engine_run_says_so() -> None:
+def test_row_without_a_same_engine_run_is_not_measured() -> None:
     cell = {"frontend_us_per_token": {"median": 2.0, "low": 1.0, "high": 3.0}}
     other = {"frontend_us_per_token": {"median": 8.0, "low": 7.0, "high": 9.0}}
     assert figures.row("paced c=64", {"ours": cell, "theirs": other}) == (

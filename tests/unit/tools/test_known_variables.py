@@ -3,12 +3,12 @@
 from tools.known_variables import PAGE, names_in, page
 
 
-def test_list_is_as_the_tool_writes_it() -> None:
+def test_known_variables_page_equals_the_tool_output() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert text == page(text), "run tools/known_variables.py (make format does)"
 
 
-def test_names_are_literals_and_those_composed_of_a_prefix() -> None:
+def test_variable_names_are_literals_or_composed_of_a_prefix() -> None:
     source = '''
 """Prose about DYN_NOT_READ."""
 def read(name): return get(f"DYN_FAMILY_{name}")

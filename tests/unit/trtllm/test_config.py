@@ -14,7 +14,7 @@ def args_of(*words: str) -> dict[str, Any]:
     return engine_args(config, "/m", patches)
 
 
-def test_flags_are_arguments() -> None:
+def test_flags_are_converted_to_engine_arguments() -> None:
     args = args_of(
         "--tensor-parallel-size", "2", "--max-seq-len", "64", "--kv-block-size", "16", "--load-format", "dummy"
     )
@@ -30,7 +30,7 @@ def test_flags_are_arguments() -> None:
     assert "cache_transceiver_config" not in args
 
 
-def test_the_file_then_the_object_then_the_patches_win(tmp_path: Path) -> None:
+def test_engine_args_precedence_is_file_then_override_then_patch(tmp_path: Path) -> None:
     file = tmp_path / "args.yaml"
     file.write_text("kv_cache_config:\n  free_gpu_memory_fraction: 0.5\n  host_cache_size: 7\nmax_batch_size: 3\n")
     args = args_of(
@@ -47,7 +47,7 @@ def test_the_file_then_the_object_then_the_patches_win(tmp_path: Path) -> None:
     }
 
 
-def test_halves_of_requests_have_a_way_between_them() -> None:
+def test_disaggregated_roles_have_a_cache_transceiver() -> None:
     assert args_of("--disaggregation-mode", "decode")["cache_transceiver_config"] == {"backend": "DEFAULT"}
     args = args_of("--disaggregation-mode", "prefill", "--trtllm.cache_transceiver_config.backend", "NIXL")
     assert args["cache_transceiver_config"] == {"backend": "NIXL"}
@@ -70,12 +70,12 @@ def test_halves_of_requests_have_a_way_between_them() -> None:
         (["--no-such-flag"], "--no-such-flag"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(words: list[str], named: str) -> None:
+def test_invalid_option_is_refused_by_name(words: list[str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         args_of(*words)
 
 
-def test_a_model_must_be_named() -> None:
+def test_model_flag_is_required() -> None:
     with pytest.raises(ConfigError, match="--model"):
         read_command_line([])
 

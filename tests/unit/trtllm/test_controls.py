@@ -22,7 +22,7 @@ def test_controls_without_worker_support_have_no_route() -> None:
     assert "clear_kv_blocks" in made(**RAY, ray_worker_extension_cls=EXTENSION)[2].endpoints()
 
 
-async def test_who_gave_memory_back_is_found_again_when_all_of_it_is_there() -> None:
+async def test_memory_release_deregisters_the_worker_until_all_memory_is_resumed() -> None:
     llm, host, controls = made(**RAY)
     routes = controls.routes()
     assert (await routes["control/release_memory_occupation"]({}))["status"] == "ok"
@@ -34,14 +34,14 @@ async def test_who_gave_memory_back_is_found_again_when_all_of_it_is_there() -> 
     assert (await routes["control/release_memory_occupation"]({"tags": "x"}))["status"] == "error"
 
 
-async def test_an_engine_that_keeps_its_memory_is_found_again() -> None:
+async def test_failed_memory_release_keeps_the_worker_registered() -> None:
     llm, host, controls = made(**RAY)
     llm.refuses = ValueError("not supported")
     told = await controls.routes()["control/release_memory_occupation"]({})
     assert (told["status"], host.service) == ("error", ["left", "back"])
 
 
-async def test_weights_caches_and_profiles_are_the_extensions() -> None:
+async def test_weight_cache_and_profile_controls_call_the_worker_extension() -> None:
     llm, _, controls = made(**RAY, ray_worker_extension_cls=EXTENSION)
     routes = controls.routes()
     await routes["control/update_weights_from_ipc"]({"ipc_handles": {"gpu": "x"}})

@@ -25,12 +25,12 @@ from dynamo.trtllm.dynamic_flags import infer_type, parse_dynamic_flags, set_nes
         ("[x", "[x"),
     ],
 )
-def test_the_type_of_a_value_is_inferred(text: str, value: Any) -> None:
+def test_value_type_is_inferred(text: str, value: Any) -> None:
     assert infer_type(text) == value
     assert type(infer_type(text)) is type(value)
 
 
-def test_dotted_names_are_nested_and_other_words_are_kept() -> None:
+def test_dotted_flags_are_nested_and_other_arguments_are_kept() -> None:
     words = ["--model", "m", "--trtllm.kv.fraction", "0.7", "--trtllm.My-Key.Sub=false", "--trtllm.kv.reuse", "true"]
     assert split_dynamic_flags(words) == (
         ["--model", "m"],
@@ -38,7 +38,7 @@ def test_dotted_names_are_nested_and_other_words_are_kept() -> None:
     )
 
 
-def test_a_value_cannot_have_fields() -> None:
+def test_scalar_value_cannot_have_nested_fields() -> None:
     nested: dict[str, Any] = {"a": 1}
     with pytest.raises(ConfigError, match="a is 1"):
         set_nested(nested, ["a", "b"], 2)
@@ -54,7 +54,7 @@ def test_a_value_cannot_have_fields() -> None:
         (["--other", "1"], "unrecognized argument --other"),
     ],
 )
-def test_an_invalid_command_line_ends_with_one_line(
+def test_invalid_command_line_exits_with_one_line(
     words: list[str], named: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(SystemExit, match="1"):

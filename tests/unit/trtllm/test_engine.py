@@ -26,7 +26,7 @@ PREFILLED = DisaggregatedParams(
 )
 
 
-async def test_the_card_says_what_the_engine_is(start: Start) -> None:
+async def test_engine_config_describes_model_and_cache(start: Start) -> None:
     config = (await start()).config
     assert config.served_model_name == "m"
     assert (config.context_length, config.kv_cache_block_size, config.total_kv_blocks) == (128, 32, 64)
@@ -35,7 +35,7 @@ async def test_the_card_says_what_the_engine_is(start: Start) -> None:
     assert config.adapters is None
 
 
-async def test_a_model_without_a_name_is_called_as_its_directory(start: Start) -> None:
+async def test_unnamed_model_is_named_after_its_directory(start: Start) -> None:
     running = await start(served_model_name=None)
     assert running.config.served_model_name == running.config.model_path.rpartition("/")[2]
 
@@ -55,7 +55,7 @@ async def test_cumulative_engine_outputs_become_incremental_tokens(start: Start)
     assert (asked.params.end_id, asked.params.stop_token_ids, asked.params.detokenize) == (9, [9], False)
 
 
-async def test_an_end_that_nobody_is_shown_is_the_models_own(start: Start) -> None:
+async def test_stop_without_a_visible_stop_reason_is_eos(start: Start) -> None:
     running = await start()
     reply, _ = await running.ask(request(), said(4, 9, finish="stop"))
     assert reply.items[-1].finish_reason == "eos"
@@ -86,7 +86,7 @@ async def test_several_choices_are_sent_once_each(start: Start) -> None:
     assert [item.completion_usage is not None for item in reply.items].count(True) == 1
 
 
-async def test_logprobs_come_with_their_tokens(start: Start) -> None:
+async def test_logprobs_are_sent_with_their_tokens(start: Start) -> None:
     running = await start()
     rows = [{4: Logprob(-0.5, 1), 8: Logprob(-1.0, 2)}, {5: Logprob(-2.0, 3), 8: Logprob(-0.1, 1)}]
     asked = request(output_options=OutputOptions(logprobs=1))
@@ -95,7 +95,7 @@ async def test_logprobs_come_with_their_tokens(start: Start) -> None:
     assert [[top.token_id for top in item.top_logprobs[0]] for item in reply.items] == [[4], [8]]
 
 
-async def test_a_caller_that_leaves_aborts_its_request_and_hears_nothing_more(start: Start) -> None:
+async def test_caller_disconnect_aborts_the_request_and_suppresses_output(start: Start) -> None:
     running = await start()
     running.llm.script = [said(4), asyncio.Event(), said(4, finish="cancelled")]
     reply = RecordedReply()
@@ -122,7 +122,7 @@ async def test_a_caller_that_leaves_aborts_its_request_and_hears_nothing_more(st
         (RuntimeError("CUDA"), Unknown),
     ],
 )
-async def test_an_answer_that_is_given_up_says_whose_fault_it_was(
+async def test_failed_response_error_class_depends_on_its_cause(
     start: Start, told: Any, expected: type[Exception]
 ) -> None:
     running = await start()
@@ -130,7 +130,7 @@ async def test_an_answer_that_is_given_up_says_whose_fault_it_was(
     assert type(error) is expected
 
 
-async def test_prefill_says_in_plain_words_what_decode_needs(start: Start) -> None:
+async def test_prefill_returns_serializable_disaggregated_params(start: Start) -> None:
     running = await start(disaggregation_mode="prefill")
     reply, error = await running.ask(request(), said(4, finish="length", disaggregated_params=PREFILLED))
     assert error is None
@@ -171,7 +171,7 @@ async def test_decode_with_bypass_computes_the_prompt(start: Start) -> None:
     assert running.llm.asked[0].disaggregated is None
 
 
-async def test_a_prefill_that_says_nothing_of_its_blocks_is_done_again(start: Start) -> None:
+async def test_prefill_without_disaggregated_params_is_a_retryable_error(start: Start) -> None:
     running = await start(disaggregation_mode="prefill")
     _, error = await running.ask(request(), said(4, finish="length"))
     assert isinstance(error, EngineShutdown)
@@ -186,7 +186,7 @@ async def test_request_may_name_its_rank(start: Start) -> None:
         running.engine.submit(request(routing=Routing(dp_rank=2)), RecordedReply())
 
 
-async def test_text_is_held_to_a_form_where_something_can_hold_it(start: Start) -> None:
+async def test_guided_decoding_requires_a_backend(start: Start) -> None:
     asked = request(sampling_options=SamplingOptions(guided_decoding=GuidedDecoding(choice=["a+", "b"])))
     with pytest.raises(InvalidArgument, match="--guided-decoding-backend"):
         (await start()).engine.submit(asked, RecordedReply())
@@ -199,7 +199,7 @@ async def test_text_is_held_to_a_form_where_something_can_hold_it(start: Start) 
         running.engine.submit(spaced, RecordedReply())
 
 
-async def test_an_adapter_goes_with_the_request_that_names_it(start: Start) -> None:
+async def test_adapter_is_passed_with_requests_that_name_it(start: Start) -> None:
     running = await start({"lora_config": {"max_loras": 2}})
     asked = request(routing=Routing(lora_name="a"))
     with pytest.raises(WorkerUnavailable):
@@ -244,7 +244,7 @@ async def test_engine_publishes_kv_events_and_iteration_stats(start: Start) -> N
     assert running.llm.given["enable_iter_perf_stats"]
 
 
-async def test_an_engine_that_fell_ill_takes_nothing_more(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unhealthy_engine_refuses_requests(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_ENGINE_HEALTH_CHECK_INTERVAL", "0.01")
     running = await start()
     running.llm.is_healthy = False
@@ -253,7 +253,7 @@ async def test_an_engine_that_fell_ill_takes_nothing_more(start: Start, monkeypa
         running.engine.submit(request(), RecordedReply())
 
 
-async def test_a_stopped_engine_is_shut_down_once(start: Start) -> None:
+async def test_engine_stop_shuts_trtllm_down_once(start: Start) -> None:
     running = await start()
     await running.engine.stop()
     await running.engine.stop()

@@ -51,7 +51,7 @@ def test_partial_block_is_neither_stored_nor_removed() -> None:
     assert event == Removed([6])  # Stored again meanwhile, for all we know.
 
 
-def test_a_block_that_became_full_is_taken_away() -> None:
+def test_completed_block_is_removed() -> None:
     events = TrtllmCacheEvents(SIZE)
     events.read(stored(block(6, 3)))
     events.read(stored(block(6, 3, 4)))
@@ -59,7 +59,7 @@ def test_a_block_that_became_full_is_taken_away() -> None:
     assert event == Removed([6])
 
 
-def test_only_the_longest_window_counts() -> None:
+def test_only_events_of_the_longest_window_are_used() -> None:
     events = TrtllmCacheEvents(SIZE)
     for window in (8, 64):
         assert (

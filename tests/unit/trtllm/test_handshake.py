@@ -15,7 +15,7 @@ KNOWN = frozenset(one.name for one in dataclasses.fields(DisaggregatedParams))
 
 
 @given(st.integers(0, (1 << 64) - 1), st.floats(1e9, 4e9))
-def test_ids_are_positive_above_local_ones_and_the_workers_own(connection: int, now: float) -> None:
+def test_request_ids_are_positive_unique_and_contain_the_machine_id(connection: int, now: float) -> None:
     ids = RequestIds(connection)
     found = [ids.next(now) for _ in range(20)]
     assert len(set(found)) == 20
@@ -46,13 +46,13 @@ def test_ids_are_positive_above_local_ones_and_the_workers_own(connection: int, 
         ),
     )
 )
-def test_what_prefill_says_arrives_as_it_was(params: DisaggregatedParams) -> None:
+def test_disaggregated_params_round_trip(params: DisaggregatedParams) -> None:
     told = json.loads(json.dumps(to_wire(params)))
     found = DisaggregatedParams(**from_wire(told, Logprob, KNOWN))
     assert found == params
 
 
-def test_words_that_a_version_does_not_know_are_left_out() -> None:
+def test_unknown_disaggregated_params_are_dropped() -> None:
     told = {"first_gen_tokens": [1], "request_type": "context_only", "of_tomorrow": 1}
     assert from_wire(told, Logprob, KNOWN) == {"first_gen_tokens": [1]}
 

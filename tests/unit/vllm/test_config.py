@@ -35,7 +35,7 @@ def read(*rest: str) -> Any:
     return read_engine_args(given, rest)
 
 
-def test_what_is_not_ours_is_vllms() -> None:
+def test_unknown_flags_are_passed_to_vllm() -> None:
     argv = ["--model", "x", "--disaggregation-mode", "prefill", "--max-num-seqs=3", "--namespace", "n"]
     config, rest = read_command_line(argv)
     assert (config.role, config.namespace) == (DisaggregationMode.PREFILL, "n")
@@ -43,7 +43,7 @@ def test_what_is_not_ours_is_vllms() -> None:
     assert read(*rest).max_num_seqs == 3
 
 
-def test_what_is_nobodys_is_refused_in_vllms_words() -> None:
+def test_flag_unknown_to_vllm_is_refused_with_its_message() -> None:
     with pytest.raises(ConfigError, match="unrecognized arguments: --odd"):
         read("--odd")
 
@@ -57,12 +57,12 @@ def test_what_is_nobodys_is_refused_in_vllms_words() -> None:
         ["--realtime"],
     ],
 )
-def test_what_is_not_honoured_is_refused(argv: list[str]) -> None:
+def test_unsupported_flag_is_refused(argv: list[str]) -> None:
     with pytest.raises(ConfigError):
         read_command_line(argv)
 
 
-def test_without_vllm_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_vllm_error_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install"):
         main(["--help"])

@@ -18,7 +18,7 @@ class Panel:
         return await (self.controls.routes() | self.controls.endpoints())[name](body)
 
 
-async def test_a_sleeper_leaves_first_and_comes_back_when_it_is_wholly_awake() -> None:
+async def test_sleep_deregisters_the_worker_and_full_wake_up_registers_it() -> None:
     panel = Panel()
     assert (await panel.press("control/sleep", level=2))["status"] == "ok"
     assert panel.host.service == ["left"]
@@ -31,7 +31,7 @@ async def test_a_sleeper_leaves_first_and_comes_back_when_it_is_wholly_awake() -
     assert (await panel.press("control/wake_up"))["message"] == "Engine already awake"
 
 
-async def test_an_engine_that_cannot_sleep_serves_on() -> None:
+async def test_failed_sleep_keeps_the_worker_registered() -> None:
     panel = Panel()
     panel.llm.refuses = RuntimeError("no allocator")
     found = await panel.press("control/sleep")
@@ -50,7 +50,7 @@ async def test_an_engine_that_cannot_sleep_serves_on() -> None:
         ("set_weight_version", {}),
     ],
 )
-async def test_what_makes_no_sense_is_refused_before_the_engine_hears_it(name: str, body: dict[str, Any]) -> None:
+async def test_invalid_control_request_is_refused_without_an_engine_call(name: str, body: dict[str, Any]) -> None:
     panel = Panel()
     assert (await panel.press(name, **body))["status"] == "error"
     assert panel.llm.calls == []
@@ -70,7 +70,7 @@ async def test_what_makes_no_sense_is_refused_before_the_engine_hears_it(name: s
         ("clear_kv_blocks", {}, ("reset_prefix_cache",)),
     ],
 )
-async def test_each_control_is_one_of_vllms(name: str, body: dict[str, Any], call: tuple[Any, ...]) -> None:
+async def test_each_control_calls_a_vllm_method(name: str, body: dict[str, Any], call: tuple[Any, ...]) -> None:
     panel = Panel()
     assert (await panel.press(name, **body))["status"] in ("ok", "success")
     assert panel.llm.calls == [call]
@@ -80,7 +80,7 @@ async def test_planner_gets_the_reply_of_a_worker_without_a_benchmark() -> None:
     assert await Panel().press("get_perf_metrics") == {"status": "error", "message": "no benchmark data"}
 
 
-async def test_new_weights_come_between_two_requests() -> None:
+async def test_weight_update_pauses_generation_and_resumes_it() -> None:
     panel = Panel()
     await panel.press("update_weights_from_disk", model_path="/new", weight_version="8")
     assert panel.llm.calls == [
@@ -92,12 +92,12 @@ async def test_new_weights_come_between_two_requests() -> None:
     assert (await panel.press("get_weight_version"))["version"] == "7"
 
 
-async def test_a_dead_engine_is_not_alive() -> None:
+async def test_dead_engine_fails_the_liveness_probe() -> None:
     panel = Panel()
     assert (await panel.press("liveness_probe"))["alive"] is True
     panel.llm.is_dead = True
     assert (await panel.press("liveness_probe"))["status"] == "error"
 
 
-def test_training_is_offered_where_it_is_wanted() -> None:
+def test_training_controls_require_the_training_flag() -> None:
     assert "pause_generation" not in Panel(has_training=False).controls.routes()

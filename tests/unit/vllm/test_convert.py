@@ -39,7 +39,7 @@ def test_every_sampling_argument_exists_in_vllm() -> None:
     assert found["detokenize"] is True  # Bad words are words.
 
 
-def test_the_answer_fits_into_the_context() -> None:
+def test_max_tokens_is_limited_by_the_context_length() -> None:
     assert sampling(stop=StopConditions())["max_tokens"] == 13
     assert sampling(stop=StopConditions(max_tokens=99, min_tokens=50))["min_tokens"] == 13
     assert sampling(VllmLimits(context_length=16, defaults={"max_tokens": 4}), stop=StopConditions())["max_tokens"] == 4
@@ -52,7 +52,7 @@ def test_model_defaults_apply_to_absent_sampling_options() -> None:
     assert (found["temperature"], found["top_k"]) == (0.0, 20)
 
 
-def test_ends_are_the_models_and_the_requests() -> None:
+def test_stop_tokens_include_those_of_model_and_request() -> None:
     assert sampling(stop=StopConditions(stop_token_ids=[5], stop_token_ids_hidden=[7]))["stop_token_ids"] == [5, 7, 9]
     assert "stop_token_ids" not in sampling(stop=StopConditions(ignore_eos=True))
 
@@ -66,7 +66,7 @@ def test_ends_are_the_models_and_the_requests() -> None:
         ({"multi_modal_data": {"image_url": [{"Decoded": "x"}]}}, "messages"),
     ],
 )
-def test_what_cannot_be_served_is_named(changes: dict[str, Any], param: str) -> None:
+def test_unsupported_request_option_is_refused_by_name(changes: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         to_vllm(request(**changes), LIMITS)
     assert caught.value.param == param
@@ -81,7 +81,7 @@ def test_prompts_that_do_not_fit_are_refused() -> None:
         to_vllm(empty, LIMITS)
 
 
-def test_ranks_are_counted_from_this_workers_first() -> None:
+def test_dp_rank_is_relative_to_the_first_rank_of_the_worker() -> None:
     limits = VllmLimits(context_length=16, ranks=2, first_rank=4)
     assert to_vllm(request(routing=Routing(dp_rank=5)), limits).rank == 1
     assert to_vllm(request(routing=Routing(dp_rank=0)), LIMITS).rank is None
@@ -95,11 +95,11 @@ def test_priority_is_sent_only_to_a_priority_scheduler() -> None:
     assert to_vllm(request(routing=routing), VllmLimits(context_length=16, has_priorities=True)).priority == -3
 
 
-def test_a_salt_keeps_caches_apart() -> None:
+def test_cache_salt_is_passed_to_vllm() -> None:
     assert to_vllm(request(routing=Routing(cache_salt="s")), LIMITS).prompt["cache_salt"] == "s"
 
 
-def test_guided_text_of_each_kind() -> None:
+def test_each_kind_of_guided_decoding_is_converted() -> None:
     assert guided_of(None) is None
     assert guided_of(GuidedDecoding()) is None
     assert guided_of(GuidedDecoding(json={"type": "object"})) == {"json": {"type": "object"}}
@@ -119,7 +119,7 @@ def test_finish_reason_distinguishes_eos_from_stop() -> None:
     assert (piece.finish_reason, piece.stop_reason) == ("eos", None)
 
 
-def test_logprobs_go_from_the_likeliest_on() -> None:
+def test_logprobs_are_ordered_by_rank() -> None:
     row = {8: Logprob(-3.0, 5), 4: Logprob(-0.1, 1), 5: Logprob(-0.2, 2)}
     answer = VllmOutput(request(output_options=OutputOptions(logprobs=2)))
     (piece,) = answer.take(said(8, logprobs=[row]))
@@ -128,7 +128,7 @@ def test_logprobs_go_from_the_likeliest_on() -> None:
     assert [(one.rank, one.token_id) for one in piece.top_logprobs[0]] == [(1, 4), (2, 5)]
 
 
-def test_prompt_logprobs_come_with_the_end() -> None:
+def test_prompt_logprobs_are_sent_with_the_last_output() -> None:
     answer = VllmOutput(request())
     answer.take(said(4, prompt_logprobs=[None, {2: Logprob(-1.0, 1)}]))
     (last,) = answer.take(said(5, finish="length"))

@@ -28,7 +28,7 @@ def pooled(*values: float) -> Any:
     return SimpleNamespace(outputs=SimpleNamespace(data=Tensor(list(values))), error=None)
 
 
-async def test_each_input_has_its_vector(start: Start) -> None:
+async def test_embedding_engine_returns_one_vector_per_input(start: Start) -> None:
     running = await start(VllmEmbeddingEngine, embedding_worker=True)
     assert running.config.model_type == "Embedding"
     reply, error = await running.ask(EmbeddingWork(token_ids=[[1, 2], [3]], model="m"), pooled(0.5, 1.0))
@@ -39,7 +39,7 @@ async def test_each_input_has_its_vector(start: Start) -> None:
     assert [one.prompt["prompt_token_ids"] for one in running.llm.asked] == [[1, 2], [3]]
 
 
-async def test_an_input_that_vllm_refuses_is_the_callers_fault(start: Start) -> None:
+async def test_embedding_input_refused_by_vllm_is_an_invalid_argument(start: Start) -> None:
     running = await start(VllmEmbeddingEngine, embedding_worker=True)
     _, error = await running.ask(EmbeddingWork(token_ids=[[1]], model="m"), ValueError("dimensions must be at least 1"))
     assert isinstance(error, InvalidArgument)
@@ -47,7 +47,7 @@ async def test_an_input_that_vllm_refuses_is_the_callers_fault(start: Start) -> 
         running.engine.submit(EmbeddingWork(token_ids=[[]], model="m"), RecordedReply())
 
 
-def test_inputs_are_cut_where_the_request_says_so() -> None:
+def test_embedding_inputs_are_truncated_on_request() -> None:
     assert texts_of(EmbeddingWork(token_ids=[[1, 2, 3]], model="m", truncate_prompt_tokens=2), 8) == [[1, 2]]
     assert texts_of(EmbeddingWork(token_ids=[[1, 2, 3]], model="m", truncate_prompt_tokens=-1), 2) == [[1, 2]]
     with pytest.raises(InvalidArgument, match="maximum of this model is 2"):

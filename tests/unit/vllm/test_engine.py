@@ -36,7 +36,7 @@ from dynamo.vllm.steps import queued_requests, scheduled_requests
 NIXL = SimpleNamespace(kv_connector="NixlConnector", kv_connector_extra_config={}, engine_id="e")
 
 
-async def test_the_card_says_what_the_engine_is(start: Start) -> None:
+async def test_engine_config_describes_model_and_cache(start: Start) -> None:
     running = await start()
     config = running.config
     assert (config.served_model_name, list(config.model_aliases)) == ("m", ["other"])
@@ -45,7 +45,7 @@ async def test_the_card_says_what_the_engine_is(start: Start) -> None:
     assert "vllm:x 1" in running.host.metrics.render()
 
 
-async def test_tokens_are_written_as_they_come_and_the_last_with_the_costs(start: Start) -> None:
+async def test_tokens_are_sent_as_generated_and_the_last_output_has_the_usage(start: Start) -> None:
     running = await start()
     reply, error = await running.ask(request(), said(4), said(5, 6), said(7, finish="length", num_cached_tokens=2))
     assert error is None
@@ -59,7 +59,7 @@ async def test_tokens_are_written_as_they_come_and_the_last_with_the_costs(start
     assert not asked.params.detokenize
 
 
-async def test_a_caller_that_leaves_aborts_its_request(start: Start) -> None:
+async def test_caller_disconnect_aborts_the_request(start: Start) -> None:
     running = await start()
     running.llm.script = [said(4), asyncio.Event()]
     reply = RecordedReply("gone")
@@ -70,7 +70,7 @@ async def test_a_caller_that_leaves_aborts_its_request(start: Start) -> None:
     assert running.llm.aborted == ["gone"]
 
 
-async def test_engine_aborts_a_running_prefill_when_its_caller_leaves(start: Start) -> None:
+async def test_engine_aborts_a_running_prefill_when_its_caller_disconnects(start: Start) -> None:
     running = await start(settings=scripted.settings(kv_transfer_config=NIXL), disaggregation_mode="prefill")
     running.llm.script = [asyncio.Event(), said(4, finish="length", kv_transfer_params={"remote_engine_id": "e"})]
     reply = RecordedReply("gone")
@@ -83,7 +83,7 @@ async def test_engine_aborts_a_running_prefill_when_its_caller_leaves(start: Sta
     assert reply.items == []
 
 
-async def test_prefill_says_where_the_blocks_lie(start: Start) -> None:
+async def test_prefill_returns_kv_transfer_params(start: Start) -> None:
     running = await start(settings=scripted.settings(kv_transfer_config=NIXL), disaggregation_mode="prefill")
     reply, error = await running.ask(
         request(sampling_options=SamplingOptions(n=3)), said(4, finish="length", kv_transfer_params={"remote_port": 1})
@@ -100,14 +100,14 @@ async def test_prefill_says_where_the_blocks_lie(start: Start) -> None:
     assert params.extra_args["kv_transfer_params"]["do_remote_decode"] is True
 
 
-async def test_decode_goes_on_from_the_blocks(start: Start) -> None:
+async def test_decode_continues_from_kv_transfer_params(start: Start) -> None:
     running = await start(settings=scripted.settings(kv_transfer_config=NIXL), disaggregation_mode="decode")
     result = PrefillResult({"kv_transfer_params": {"remote_port": 1}})
     await running.ask(request(prefill_result=result), said(4, finish="length"))
     assert running.llm.asked[0].params.extra_args == {"kv_transfer_params": {"remote_port": 1}}
 
 
-async def test_decode_without_a_prefill_is_refused_and_with_the_bypass_computes_itself(start: Start) -> None:
+async def test_decode_without_a_prefill_result_is_refused_unless_bypassed(start: Start) -> None:
     running = await start(settings=scripted.settings(kv_transfer_config=NIXL), disaggregation_mode="decode")
     with pytest.raises(InvalidArgument, match="prefill_result"):
         running.engine.submit(request(), RecordedReply())
@@ -115,7 +115,7 @@ async def test_decode_without_a_prefill_is_refused_and_with_the_bypass_computes_
     assert running.llm.asked[0].params.extra_args is None
 
 
-async def test_blocks_that_could_not_be_fetched_may_be_had_elsewhere(start: Start) -> None:
+async def test_failed_block_transfer_is_a_retryable_error(start: Start) -> None:
     running = await start(settings=scripted.settings(kv_transfer_config=NIXL), disaggregation_mode="decode")
     result = PrefillResult({"kv_transfer_params": {"remote_port": 1}})
     _, error = await running.ask(request(prefill_result=result), said(finish="error"))
@@ -123,14 +123,14 @@ async def test_blocks_that_could_not_be_fetched_may_be_had_elsewhere(start: Star
     assert error.retry_elsewhere
 
 
-async def test_a_request_that_vllm_refuses_is_the_callers_fault(start: Start) -> None:
+async def test_request_refused_by_vllm_is_an_invalid_argument(start: Start) -> None:
     running = await start()
     _, error = await running.ask(request(), scripted.ClientError("too much"))
     assert isinstance(error, InvalidArgument)
     assert str(error) == "too much"
 
 
-async def test_vllm_value_error_is_the_callers_fault_only_where_it_names_a_parameter(start: Start) -> None:
+async def test_vllm_value_error_is_an_invalid_argument_only_if_it_names_a_parameter(start: Start) -> None:
     running = await start()
     _, error = await running.ask(request(), ValueError("top_p must be in (0, 1], got 2"))
     assert isinstance(error, InvalidArgument)
@@ -143,7 +143,7 @@ async def test_vllm_value_error_is_the_callers_fault_only_where_it_names_a_param
         assert isinstance(error, Unknown)
 
 
-async def test_what_else_goes_wrong_ends_one_request_only(start: Start) -> None:
+async def test_other_engine_error_ends_only_its_request(start: Start) -> None:
     running = await start()
     _, error = await running.ask(request(), RuntimeError("boom"))
     assert isinstance(error, Unknown)
@@ -152,7 +152,7 @@ async def test_what_else_goes_wrong_ends_one_request_only(start: Start) -> None:
     assert running.host.failed == []
 
 
-async def test_a_dead_engine_fails_the_worker_once_and_its_requests_go_elsewhere(start: Start) -> None:
+async def test_dead_engine_fails_the_worker_once_and_its_requests_as_retryable(start: Start) -> None:
     running = await start()
     _, error = await running.ask(request(), scripted.EngineDeadError("dead"))
     assert isinstance(error, EngineShutdown)
@@ -161,7 +161,7 @@ async def test_a_dead_engine_fails_the_worker_once_and_its_requests_go_elsewhere
         running.engine.submit(request(), RecordedReply())
 
 
-async def test_an_answer_that_the_engine_drops_goes_elsewhere(start: Start) -> None:
+async def test_aborted_output_is_a_retryable_error(start: Start) -> None:
     running = await start()
     _, error = await running.ask(request(), said(4), said(finish="abort"))
     assert isinstance(error, EngineShutdown)
@@ -182,7 +182,7 @@ async def test_guided_text_and_adapters_reach_vllm(start: Start) -> None:
         running.engine.submit(request(routing=Routing(lora_name="none")), RecordedReply())
 
 
-async def test_images_need_a_worker_that_looks_at_them(start: Start) -> None:
+async def test_images_require_enable_multimodal(start: Start) -> None:
     pixel = "data:image/png;base64,iVBORw0KGgo="
     asked = request(multi_modal_data={"image_url": [{"Url": pixel}]})
     running = await start()
@@ -245,7 +245,7 @@ async def test_load_is_published_less_often_than_every_step(start: Start) -> Non
     assert (load.kv_used_blocks, load.kv_total_blocks, load.running_requests, load.waiting_requests) == (32, 64, 3, 2)
 
 
-async def test_stopping_shuts_vllm_down_and_twice_is_once(start: Start) -> None:
+async def test_engine_stop_shuts_vllm_down_once(start: Start) -> None:
     running = await start()
     await running.engine.stop()
     await running.engine.stop()
@@ -255,7 +255,7 @@ async def test_stopping_shuts_vllm_down_and_twice_is_once(start: Start) -> None:
 # ---- prompts as embeddings ------------------------------------------------------------------------------------------
 
 
-async def test_vllm_engine_gives_prompt_embeds_to_vllm_and_counts_them(start: Start) -> None:
+async def test_vllm_engine_passes_prompt_embeds_and_counts_them(start: Start) -> None:
     running = await start()
     embeds = request(prompt_embeds="100", stop=StopConditions(max_tokens=60))
     reply, error = await running.ask(embeds, said(4, finish="length"))
@@ -269,7 +269,7 @@ async def test_vllm_engine_gives_prompt_embeds_to_vllm_and_counts_them(start: St
 @pytest.mark.parametrize(
     ("text", "message"), [("128", "128 positions"), ("0", "0 positions"), ("bad", "not a valid tensor")]
 )
-async def test_vllm_engine_refuses_prompt_embeds_that_cannot_be_used(start: Start, text: str, message: str) -> None:
+async def test_vllm_engine_refuses_invalid_prompt_embeds(start: Start, text: str, message: str) -> None:
     running = await start()
     _, error = await running.ask(request(prompt_embeds=text), said(4, finish="length"))
     assert isinstance(error, InvalidArgument)
@@ -289,7 +289,7 @@ def adapters_of_engine(
     return adapters_of(llm, scripted.LoRARequest, settings), llm
 
 
-async def test_an_adapter_is_loaded_once_and_unloaded() -> None:
+async def test_adapter_is_loaded_once_and_unloaded() -> None:
     adapters, llm = adapters_of_engine()
     number = await adapters.load("a", "/a")
     assert number == await adapters.load("a", "/a") == lora_name_to_id("a")
@@ -301,7 +301,7 @@ async def test_an_adapter_is_loaded_once_and_unloaded() -> None:
     assert adapters.of(None) is None
 
 
-async def test_what_vllm_does_not_take_is_not_loaded() -> None:
+async def test_adapter_refused_by_vllm_is_not_loaded() -> None:
     adapters, llm = adapters_of_engine()
     llm.refuses = ValueError("rank 64 is above 16")
     with pytest.raises(InvalidArgument, match="rank 64"):
@@ -309,7 +309,7 @@ async def test_what_vllm_does_not_take_is_not_loaded() -> None:
     assert adapters.ids == {}
 
 
-async def test_an_engine_without_adapters_says_so() -> None:
+async def test_engine_without_lora_refuses_adapters() -> None:
     adapters, _ = adapters_of_engine(None)
     with pytest.raises(InvalidArgument, match="--enable-lora"):
         await adapters.load("a", "/a")
@@ -349,7 +349,7 @@ def test_event_publishers_other_than_zmq_are_refused() -> None:
 @pytest.mark.parametrize(
     ("asked", "caching", "found"), [(True, True, True), (True, False, False), (False, True, False)]
 )
-def test_who_publishes(asked: bool, caching: bool, found: bool) -> None:
+def test_kv_events_are_published_with_event_config_and_prefix_caching(asked: bool, caching: bool, found: bool) -> None:
     settings = scripted.settings(
         kv_events_config=SimpleNamespace(enable_kv_cache_events=asked),
         cache_config=SimpleNamespace(enable_prefix_caching=caching),
@@ -357,12 +357,12 @@ def test_who_publishes(asked: bool, caching: bool, found: bool) -> None:
     assert publishes(settings) is found
 
 
-def test_an_address_to_bind_is_one_to_connect_to() -> None:
+def test_bind_address_is_converted_to_a_connect_address() -> None:
     assert reachable("tcp://0.0.0.0:1") == reachable("tcp://*:1") == "tcp://127.0.0.1:1"
     assert reachable("tcp://10.0.0.3:1") == "tcp://10.0.0.3:1"
 
 
-def test_steps_are_passed_on_and_what_is_none_is_left_out() -> None:
+def test_forward_pass_messages_are_forwarded_and_malformed_ones_skipped() -> None:
     host = Host()
     listener = PassListener("tcp://127.0.0.1:1", 1, host)
     step = ForwardPass(0.5, ScheduledRequests(num_decode_requests=2))
@@ -376,7 +376,7 @@ def asked(prompt: int, computed: int, **more: Any) -> Any:
     return SimpleNamespace(num_prompt_tokens=prompt, num_computed_tokens=computed, **more)
 
 
-def test_a_step_is_counted_from_the_schedulers_books() -> None:
+def test_scheduled_requests_are_counted_from_the_scheduler_output() -> None:
     requests = {"a": asked(100, 64), "b": asked(10, 21), "c": asked(50, 50)}
     found = scheduled_requests({"a": 32, "b": 1, "c": 50, "gone": 3}, requests)
     assert (found.num_prefill_requests, found.sum_prefill_tokens, found.sum_prefill_kv_tokens) == (2, 82, 32)
@@ -387,7 +387,7 @@ def test_a_step_is_counted_from_the_schedulers_books() -> None:
     assert (queued.num_prefill_requests, queued.sum_prefill_tokens, queued.sum_decode_kv_tokens) == (1, 10, 30)
 
 
-async def test_a_dead_engine_is_noticed_at_the_next_look() -> None:
+async def test_dead_engine_is_reported_by_the_next_health_check() -> None:
     llm, clock, told = scripted.AsyncLLM(None), ManualClock(), []
     watching = asyncio.ensure_future(watch(llm.check_health, told.append, clock))
     for _ in range(3):

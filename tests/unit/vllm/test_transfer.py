@@ -44,14 +44,14 @@ def test_mooncake_handover_names_the_transfer_and_the_bootstrap_address() -> Non
     }
 
 
-def test_a_store_needs_no_words() -> None:
+def test_store_connector_has_no_prefill_params() -> None:
     found = made("LMCacheMPConnector")
     assert isinstance(found, Store)
     assert found.prefill_params() is None
     assert found.handover({"x": 1}, None) is None
 
 
-def test_of_several_one_may_speak() -> None:
+def test_multi_connector_uses_its_single_transfer_connector() -> None:
     nixl, store = {"kv_connector": "NixlConnector"}, {"kv_connector": "OffloadingConnector"}
     assert isinstance(made("MultiConnector", connectors=[store, nixl]), Nixl)
     assert isinstance(made("MultiConnector", connectors=[store]), Store)
@@ -59,7 +59,7 @@ def test_of_several_one_may_speak() -> None:
         made("MultiConnector", connectors=[nixl, {"kv_connector": "MooncakeConnector"}])
 
 
-def test_a_part_of_a_request_needs_a_connector_that_is_known() -> None:
+def test_disaggregated_role_requires_a_supported_connector() -> None:
     with pytest.raises(ConfigError, match="requires a connector"):
         handshake_of(None, PREFILL, {}.get)
     with pytest.raises(ConfigError, match="'Odd' is not supported"):

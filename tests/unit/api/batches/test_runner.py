@@ -217,7 +217,7 @@ async def test_missing_input_file_fails_the_batch(tmp_path: Path) -> None:
     assert batch.errors is not None and batch.errors.data[0].code == "file_not_found"
 
 
-async def test_batch_survives_a_full_disk_without_repeating_or_losing_a_request(
+async def test_full_disk_loses_no_request_of_a_batch_and_repeats_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(tmp_path)
@@ -286,7 +286,7 @@ async def test_batch_with_a_damaged_input_ends_as_failed_and_keeps_its_results(t
     assert {"a", "c"} <= set(found)
 
 
-async def test_another_process_takes_over_when_the_first_one_ends(tmp_path: Path) -> None:
+async def test_second_process_runs_batches_after_the_first_one_ends(tmp_path: Path) -> None:
     first = Bench(tmp_path)
     first.runner.start()
     await first.until(lambda: first.store._lock is not None)

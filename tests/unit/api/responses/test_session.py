@@ -18,7 +18,7 @@ def test_session_continues_its_last_response_only() -> None:
     assert session.history("a") is None and session.history("b") is not None
 
 
-def test_session_forgets_only_the_named_response() -> None:
+def test_session_removes_only_the_named_response() -> None:
     session = ResponseSession()
     session.remember(response("a"), [])
     session.forget("b")

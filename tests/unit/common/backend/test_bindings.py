@@ -18,7 +18,7 @@ def test_module_is_importable_by_both_forms() -> None:
     assert not [name for name in backend.__all__ if not hasattr(backend, name)]
 
 
-def test_modes_are_numbers_and_print_as_upstreams() -> None:
+def test_disaggregation_modes_are_numbers_and_print_like_upstream() -> None:
     modes = backend.DisaggregationMode
     assert [int(mode) for mode in modes] == [1, 2, 3, 4]
     assert repr(modes.Prefill) == str(modes.Prefill) == "DisaggregationMode.Prefill"
@@ -67,7 +67,7 @@ def test_invalid_configurations_are_refused(arguments: dict[str, Any], error: ty
         backend.WorkerConfig(**{"namespace": "n", **arguments})
 
 
-def test_positional_arguments_have_upstreams_order() -> None:
+def test_positional_arguments_have_upstream_order() -> None:
     config = backend.WorkerConfig(
         "n", "c", "e", "m", "s", ModelInput.Text, "images", "t", "tool", "reason", False, False, False, [("a", "b")]
     )
@@ -78,7 +78,7 @@ def test_positional_arguments_have_upstreams_order() -> None:
         backend.RuntimeConfig("file", "tcp", "zmq", "tcp")  # type: ignore[misc]
 
 
-def test_worker_takes_a_configuration_and_the_running_loop() -> None:
+def test_worker_refuses_a_configuration_of_another_type() -> None:
     with pytest.raises(TypeError, match="config: must be WorkerConfig, not int"):
         backend.Worker(object(), 5, None)  # type: ignore[arg-type]
 

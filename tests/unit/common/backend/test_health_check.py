@@ -5,7 +5,7 @@ import pytest
 from dynamo.common.backend import health_check
 
 
-def test_health_check_payload_of_the_environment_replaces_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_check_payload_of_the_environment_replaces_that_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DYN_HEALTH_CHECK_PAYLOAD", raising=False)
     payload = health_check.build_health_check_payload(7, extras={"stop_conditions": {"max_tokens": 2}})
     assert payload["token_ids"] == [7]

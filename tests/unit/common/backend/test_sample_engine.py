@@ -19,7 +19,7 @@ async def output(engine: Any, **request: Any) -> list[Any]:
     return [chunk async for chunk in engine.generate({"token_ids": [1, 2], **request}, Context())]
 
 
-async def test_a_request_without_limit_has_the_engines_number_of_tokens() -> None:
+async def test_request_without_limit_uses_the_token_limit_of_the_engine() -> None:
     chunks = await output(SampleLLMEngine(max_tokens=2, delay=0))
     assert [chunk["token_ids"] for chunk in chunks] == [[1], [2]]
     assert chunks[-1]["completion_usage"] == {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}

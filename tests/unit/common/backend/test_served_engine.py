@@ -149,7 +149,7 @@ def config(model_dir: str) -> WorkerConfig:
     return replace(CONFIG, model_name=model_dir, served_model_name="named")
 
 
-async def test_lifecycle_calls_have_upstreams_order(config: WorkerConfig) -> None:
+async def test_lifecycle_calls_have_upstream_order(config: WorkerConfig) -> None:
     engine = Engine("m", llm=LlmRegistration(kv_cache_block_size=16))
     engine.ranks = [0]
     async with serving(engine, config):
@@ -186,7 +186,7 @@ async def test_card_contains_the_registration(config: WorkerConfig) -> None:
     assert {name: card["runtime_config"][name] for name in expected} == expected
 
 
-async def test_unreported_values_are_those_of_the_model_or_upstreams_default(config: WorkerConfig) -> None:
+async def test_unreported_values_are_those_of_the_model_or_the_upstream_default(config: WorkerConfig) -> None:
     async with serving(Engine("m"), config) as bench:
         card = await bench.card()
     assert (card["context_length"], card["kv_cache_block_size"]) == (512, 16)
@@ -240,7 +240,7 @@ async def test_errors_of_the_engine_reach_the_caller(
             await bench.values({"token_ids": [1]})
 
 
-async def test_request_that_is_no_object_is_refused(config: WorkerConfig) -> None:
+async def test_request_that_is_not_an_object_is_refused(config: WorkerConfig) -> None:
     async with serving(Engine("m"), config) as bench:
         with pytest.raises(InvalidArgument, match="must be a JSON object, not list"):
             await bench.values([1, 2])
@@ -281,7 +281,7 @@ async def test_stopped_worker_aborts_requests_before_cleanup(config: WorkerConfi
     assert engine.calls.count("cleanup") == 1
 
 
-async def test_failed_start_is_followed_by_cleanup_and_an_unstarted_engine_has_none(config: WorkerConfig) -> None:
+async def test_failed_start_calls_cleanup_and_an_unstarted_engine_is_not_cleaned_up(config: WorkerConfig) -> None:
     engine = Engine("m")
     engine.error = RuntimeError("out of memory")
     with pytest.raises(RuntimeError, match="out of memory"):
@@ -293,7 +293,7 @@ async def test_failed_start_is_followed_by_cleanup_and_an_unstarted_engine_has_n
     assert unstarted.calls == []
 
 
-async def test_kv_events_of_the_engine_are_those_of_the_worker(config: WorkerConfig) -> None:
+async def test_engine_kv_events_are_published_by_the_worker(config: WorkerConfig) -> None:
     found: list[Any] = []
     engine = Engine("m", llm=LlmRegistration(kv_cache_block_size=2, total_kv_blocks=9, data_parallel_start_rank=3))
     engine.sources = [PushSource(found.append, dp_rank=3)]
@@ -322,7 +322,7 @@ async def test_without_kv_routing_neither_events_nor_load_are_published(config: 
     assert not {"kv_event_sources", "attach_snapshot_publisher"} & {*engine.calls}
 
 
-async def test_load_and_own_metrics_are_part_of_the_workers_metrics(config: WorkerConfig) -> None:
+async def test_load_and_engine_metrics_are_part_of_the_worker_metrics(config: WorkerConfig) -> None:
     engine = Engine("m", llm=LlmRegistration(total_kv_blocks=100))
     engine.ranks = [0]
     async with serving(engine, config) as bench:
@@ -427,7 +427,7 @@ def test_unsuitable_configuration_is_refused(changes: dict[str, Any], is_raw: bo
         check_kind(replace(CONFIG, **changes), is_raw=is_raw)
 
 
-def test_required_roles_are_upstreams() -> None:
+def test_required_roles_equal_those_of_upstream() -> None:
     encode = replace(CONFIG, disaggregation_mode=DisaggregationMode.Encode)
     prefill = replace(CONFIG, disaggregation_mode=DisaggregationMode.Prefill, route_to_encoder=True)
     assert needs_of(CONFIG) is None

@@ -40,7 +40,7 @@ def test_router_refuses_incomplete_or_contradicting_flags(argv: list[str]) -> No
         parse_args(argv)
 
 
-def test_frontend_takes_variables_and_flags_in_that_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frontend_flag_takes_precedence_over_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_HTTP_PORT", "9000")
     assert frontend().http_port == 9000
     assert frontend("--http-port", "9001").http_port == 9001

@@ -43,7 +43,7 @@ async def test_waveform_has_the_rate_of_its_source(monkeypatch: pytest.MonkeyPat
         (Decoder(error=ImportError("install vllm[audio]")), MissingMediaDecoderError, "install_media_decoders vllm"),
     ],
 )
-async def test_error_states_whose_fault_it_is(
+async def test_audio_error_class_distinguishes_client_and_deployment_errors(
     monkeypatch: pytest.MonkeyPatch, decoder: Decoder, kind: type[Exception], text: str
 ) -> None:
     with pytest.raises(kind) as caught:
@@ -85,7 +85,7 @@ async def test_items_of_other_kinds_and_urls_that_are_not_permitted_are_refused(
         await loading.load_audio("http://example.com/audio.wav")
 
 
-async def test_audio_that_a_frontend_decoded_needs_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_audio_decoded_by_a_frontend_requires_its_sample_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     async def read(connector: Any, metadata: Any, *, return_metadata: bool) -> Any:
         return np.zeros(2), metadata["metadata"]
 

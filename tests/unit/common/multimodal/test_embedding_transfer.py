@@ -20,7 +20,9 @@ from dynamo.common.multimodal.embedding_transfer import (  # noqa: E402
 )
 
 
-async def test_receiver_reads_the_file_and_deletes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_receiver_reads_the_embedding_file_and_deletes_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(embedding_transfer.tempfile, "gettempdir", lambda: str(tmp_path))
     sent = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
     request, done = await LocalEmbeddingSender().send_embeddings(sent)
@@ -41,7 +43,7 @@ async def test_file_of_another_shape_is_refused(monkeypatch: pytest.MonkeyPatch,
         await LocalEmbeddingReceiver().receive_embeddings(request.model_copy(update={"embeddings_shape": [3]}))
 
 
-def test_live_regions_never_overlap_and_all_space_is_free_at_the_end() -> None:
+def test_ring_buffer_regions_never_overlap_and_all_space_is_free_at_the_end() -> None:
     rng, ring = random.Random(1), RingBuffer(32)
     live: dict[int, tuple[int, int]] = {}
     for _ in range(500):

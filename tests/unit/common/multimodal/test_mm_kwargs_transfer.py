@@ -41,7 +41,7 @@ async def test_worker_reads_the_items_that_a_frontend_wrote(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("name", "size"), [("../other", 1), ("short", 3)])
-async def test_segment_elsewhere_or_too_short_is_refused(
+async def test_segment_outside_shared_memory_or_too_short_is_refused(
     name: str, size: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(transfer, "SEGMENTS", tmp_path)

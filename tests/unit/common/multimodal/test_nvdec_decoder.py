@@ -95,7 +95,7 @@ def test_gpu_of_the_environment_must_be_a_number(codec: Codec, monkeypatch: pyte
         assert codec.gpu == gpu
 
 
-def test_rate_comes_from_metadata_or_duration_and_is_never_zero() -> None:
+def test_frame_rate_is_read_from_metadata_or_duration_and_is_never_zero() -> None:
     assert nvdec_decoder._source_fps(Video(1, average_fps=10.0)) == 10.0
     assert nvdec_decoder._source_fps(Video(1, num_frames=24, duration=2.0)) == 12.0
     assert nvdec_decoder._source_fps(Video(1, average_fps=0)) == nvdec_decoder.FALLBACK_FPS

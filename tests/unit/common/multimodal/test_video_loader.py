@@ -40,7 +40,7 @@ async def test_h264_is_decoded_by_nvdec_within_the_limits_of_vllm(
     assert (await loader._decode_video_bytes(b"vp09", Decoder()))[1] == {"decoder": "software"}
 
 
-async def test_software_decodes_what_nvdec_cannot(loader: VideoLoader, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_software_decodes_video_when_nvdec_fails(loader: VideoLoader, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(content: bytes, **limits: Any) -> Any:
         raise RuntimeError("no session")
 
@@ -64,7 +64,7 @@ async def test_opencv_without_video_is_a_missing_decoder(loader: VideoLoader, er
         Decoder(ValueError("Could not open video stream"), video_backend="torchcodec"),
     ],
 )
-async def test_other_errors_are_raised_as_they_are(loader: VideoLoader, decoder: Decoder) -> None:
+async def test_other_decoder_errors_are_raised_unchanged(loader: VideoLoader, decoder: Decoder) -> None:
     with pytest.raises(type(decoder.error)) as caught:  # type: ignore[arg-type]
         await loader._decode_video_bytes(b"vp09", decoder)
     assert caught.value is decoder.error

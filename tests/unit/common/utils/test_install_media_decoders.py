@@ -39,7 +39,7 @@ def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pip:
     return fake
 
 
-def test_installed_decoders_need_no_pip(pip: Pip) -> None:
+def test_installed_decoders_do_not_call_pip(pip: Pip) -> None:
     pip.installed = {"cv2", "av"}
     assert installer.install_media_decoders("vllm") == []
     assert pip.commands == []
@@ -53,14 +53,14 @@ def test_opencv_of_vllm_is_replaced_by_a_wheel_of_the_same_version(pip: Pip) -> 
     assert {"--no-deps", "--force-reinstall", "--only-binary", "--no-index", *specs} <= set(command)
 
 
-def test_only_what_is_missing_is_installed_at_the_validated_version(pip: Pip) -> None:
+def test_only_missing_decoders_are_installed_at_the_validated_version(pip: Pip) -> None:
     pip.installed = {"cv2"}
     assert installer.install_media_decoders("vllm", dry_run=True) == [installer.VALIDATED_SPECS["av"]]
     assert pip.commands == []
     assert installer.install_media_decoders("sglang") == [installer.VALIDATED_SPECS["decord2"]]
 
 
-def test_unknown_engine_and_module_that_stays_missing_are_errors(pip: Pip) -> None:
+def test_unknown_engine_and_unimportable_module_are_errors(pip: Pip) -> None:
     with pytest.raises(ValueError, match="unknown backend 'mocker'"):
         installer.install_media_decoders("mocker")
     pip.provides = ()

@@ -126,7 +126,7 @@ async def test_model_pages_hide_models_that_the_key_may_not_use(tmp_path: Path) 
         ("/v1/images/generations", {"prompt": "hi"}),
     ],
 )
-async def test_routes_that_name_a_model_refuse_keys_that_may_not_use_it(
+async def test_routes_with_a_model_name_refuse_keys_without_permission(
     tmp_path: Path, path: str, body: dict[str, Any]
 ) -> None:
     async with served(tmp_path) as one:

@@ -127,7 +127,7 @@ async def test_connection_pauses_reading_while_too_many_requests_wait() -> None:
         assert not scene.socket.is_paused
 
 
-async def test_connection_that_closes_stops_its_request_and_drops_the_waiting_ones() -> None:
+async def test_closed_connection_stops_its_request_and_drops_the_waiting_ones() -> None:
     async with open_house() as house:
         scene = Scene(house)
         scene.say(type="response.create", model=NAME, input="a")

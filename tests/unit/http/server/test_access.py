@@ -135,7 +135,7 @@ def test_duplicate_plain_key_is_one_key_and_may_be_an_admin_key() -> None:
     assert entry.admin
 
 
-def test_duplicate_keys_are_refused_and_change_nothing() -> None:
+def test_duplicate_keys_are_refused_without_effect() -> None:
     ring = KeyRing(plain_keys([KEY]))
     with pytest.raises(ConfigError, match="duplicate"):
         ring.replace([KeyLimits(name="a", key="sk-secret-2"), KeyLimits(name="b", key="sk-secret-2")])

@@ -92,7 +92,7 @@ def test_disk_tier_truncated_file_keeps_its_leading_blocks(tmp_path: Path, arena
     again.close()
 
 
-def test_disk_tier_erased_blocks_stay_erased_after_restart(tmp_path: Path, arena: HostArena) -> None:
+def test_disk_tier_erased_blocks_are_absent_after_restart(tmp_path: Path, arena: HostArena) -> None:
     disk = written(tmp_path, arena, 0, 1)
     disk.erase(0)
     assert set(disk.restore()) == {1}

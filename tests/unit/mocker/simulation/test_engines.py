@@ -314,7 +314,7 @@ def test_evicted_device_blocks_are_onboarded_from_the_host_tier() -> None:
     assert again.first_token_ms - before > copied * 2.0, "a block takes two milliseconds"
 
 
-def test_transfers_and_copies_take_bytes_by_bandwidth() -> None:
+def test_transfer_and_copy_times_follow_bytes_and_bandwidth() -> None:
     assert TransferRules(1_000_000, 10.0).transfer_ms(1000) == pytest.approx(100.0)
     assert TransferRules(1_000_000, 0.0).transfer_ms(1000) == 0.0
     assert HostRules(1, 32_000_000).to_host_ms() == pytest.approx(1.0)

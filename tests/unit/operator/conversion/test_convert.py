@@ -64,7 +64,7 @@ def test_service_becomes_component_with_pod_template() -> None:
     assert template["spec"]["volumes"] == [{"name": "cache", "persistentVolumeClaim": {"claimName": "cache"}}]
 
 
-def test_type_that_beta_does_not_have_is_kept() -> None:
+def test_component_type_absent_from_v1beta1_is_preserved() -> None:
     value = graph(V1ALPHA1, {"services": {"R": {"componentType": "default"}}})
     beta = convert(value, V1BETA1)
     assert beta["spec"]["components"] == [{"name": "R"}]
@@ -88,7 +88,7 @@ def test_component_becomes_service() -> None:
     assert "annotations" not in alpha["metadata"]
 
 
-def test_seed_era_request_becomes_typed_targets() -> None:
+def test_profiling_request_of_the_first_release_becomes_typed_targets() -> None:
     config: Object = {"sla": {"isl": 3000, "osl": 150, "ttft": 200, "itl": 20}, "sweep": {"x": 1}}
     spec = {"model": "m", "backend": "vllm", "autoApply": True, "profilingConfig": {"config": config}}
     value = resource("DynamoGraphDeploymentRequest", V1ALPHA1, spec, status={"state": "Ready", "backend": "vllm"})
@@ -134,7 +134,7 @@ def test_status_fields_of_one_version_are_kept() -> None:
     assert convert(alpha, V1BETA1) == value
 
 
-def test_change_of_replicas_keeps_everything_else() -> None:
+def test_replica_change_preserves_other_fields() -> None:
     value = graph(V1ALPHA1, {"services": {"W": SERVICE}, "pvcs": [{"name": "cache"}]})
     beta = convert(value, V1BETA1)
     beta["spec"]["components"][0]["replicas"] = 5
@@ -143,7 +143,7 @@ def test_change_of_replicas_keeps_everything_else() -> None:
     assert convert(beta, V1ALPHA1) == expected
 
 
-def test_removed_variable_does_not_come_back() -> None:
+def test_removed_variable_is_not_restored_by_conversion() -> None:
     value = graph(V1ALPHA1, {"services": {"W": SERVICE}, "pvcs": [{"name": "cache"}]})
     beta = convert(value, V1BETA1)
     main = beta["spec"]["components"][0]["podTemplate"]["spec"]["containers"][0]

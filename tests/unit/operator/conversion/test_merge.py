@@ -16,12 +16,12 @@ values = st.recursive(
 
 
 @given(original=values, before=values)
-def test_nothing_changes_without_a_change(original: Any, before: Any) -> None:
+def test_merge_without_a_change_returns_the_original(original: Any, before: Any) -> None:
     assert merged(original, before, before) == original
 
 
 @given(before=values, after=values)
-def test_the_object_itself_becomes_the_changed_one(before: Any, after: Any) -> None:
+def test_merge_into_the_unchanged_object_returns_the_changed_object(before: Any, after: Any) -> None:
     assert merged(before, before, after) == after
 
 
@@ -40,5 +40,5 @@ def test_the_object_itself_becomes_the_changed_one(before: Any, after: Any) -> N
         ([1, 2], [1], [3], [3]),
     ],
 )
-def test_changes_are_made_to_the_original(original: Any, before: Any, after: Any, result: Any) -> None:
+def test_merge_applies_changes_to_the_original(original: Any, before: Any, after: Any, result: Any) -> None:
     assert merged(original, before, after) == result

@@ -46,12 +46,12 @@ def test_replicas_of_the_adapter_become_those_of_the_component() -> None:
     assert [event.message for event in found.events] == ["component decode of chat: 2 to 5 replicas"]
 
 
-def test_a_component_without_replicas_has_one() -> None:
+def test_component_without_replicas_defaults_to_one() -> None:
     assert plan(graph(None), replicas=1).patch == ()
     assert len(plan(graph(None), replicas=2).patch) == 1
 
 
-def test_equal_replicas_change_nothing_and_keep_the_time_of_the_last_change() -> None:
+def test_equal_replicas_produce_no_patch_and_keep_the_last_scale_time() -> None:
     found = plan(graph(5, reported=3), lastScaleTime="before")
     assert (found.patch, found.events) == ((), ())
     assert found.status == {
@@ -61,7 +61,7 @@ def test_equal_replicas_change_nothing_and_keep_the_time_of_the_last_change() ->
     }
 
 
-def test_a_missing_graph_or_component_is_an_event_and_looked_for_again() -> None:
+def test_missing_graph_or_component_is_an_event_and_retried() -> None:
     for found, reason in ((plan(None), "GraphNotFound"), (plan(graph(), component="x"), "ComponentNotFound")):
         assert [event.reason for event in found.events] == [reason]
         assert (found.status, found.patch, found.requeue_s) == (None, (), RETRY_S)

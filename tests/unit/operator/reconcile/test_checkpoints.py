@@ -44,7 +44,7 @@ def after(value: DynamoCheckpoint, plan: Plan) -> DynamoCheckpoint:
     return replace(value, status=decode(CheckpointStatus, plan.status))
 
 
-def test_identity_is_that_of_upstream_and_defaults_do_not_change_it() -> None:
+def test_checkpoint_identity_equals_that_of_upstream_and_ignores_defaults() -> None:
     assert identity_hash(checkpoint().spec.identity) == identity_hash(
         checkpoint({"tensorParallelSize": 1, "pipelineParallelSize": 1, "extraParameters": {}}).spec.identity
     )
@@ -53,7 +53,7 @@ def test_identity_is_that_of_upstream_and_defaults_do_not_change_it() -> None:
     assert identity_hash(checkpoint(first).spec.identity) == identity_hash(checkpoint(second).spec.identity)
 
 
-def test_job_has_the_deadline_the_removal_time_and_the_marks_of_a_source() -> None:
+def test_checkpoint_job_has_deadline_ttl_and_source_labels() -> None:
     job = checkpoint_job(checkpoint())
     digest = identity_hash(checkpoint().spec.identity)
     assert job["metadata"]["name"] == f"checkpoint-job-{digest}-1"
@@ -75,7 +75,7 @@ def test_limits_of_the_specification_take_precedence() -> None:
     ]
 
 
-def test_several_gpus_are_started_under_the_launcher() -> None:
+def test_multi_gpu_checkpoint_starts_under_the_launcher() -> None:
     main = checkpoint_job(checkpoint({"tensorParallelSize": 2}))["spec"]["template"]["spec"]["containers"][0]
     assert main["command"] == ["cuda-checkpoint"]
     assert main["args"] == ["--launch-job", *MAIN["command"], *MAIN["args"]]
@@ -87,7 +87,7 @@ def test_environment_of_the_template_takes_precedence() -> None:
     assert [one["value"] for one in main["env"] if one["name"] == "DYN_NAMESPACE"] == ["own"]
 
 
-def test_shared_memory_can_be_off_or_larger() -> None:
+def test_shared_memory_can_be_disabled_or_enlarged() -> None:
     assert "volumes" not in checkpoint_job(checkpoint(sharedMemory={"disabled": True}))["spec"]["template"]["spec"]
     volumes = checkpoint_job(checkpoint(sharedMemory={"size": "16Gi"}))["spec"]["template"]["spec"]["volumes"]
     assert volumes[0]["emptyDir"]["sizeLimit"] == "16Gi"
@@ -105,7 +105,7 @@ def test_shared_memory_can_be_off_or_larger() -> None:
         ),
     ],
 )
-def test_a_template_without_a_usable_container_is_refused_with_its_field(
+def test_template_without_a_usable_container_is_refused_with_its_field(
     identity: dict[str, Any], job: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(CannotCheckpoint, match=field):
@@ -114,7 +114,7 @@ def test_a_template_without_a_usable_container_is_refused_with_its_field(
     assert plan.status is not None and (plan.apply, plan.status["phase"]) == ((), "Failed")
 
 
-def test_phases_follow_the_job() -> None:
+def test_checkpoint_phases_follow_the_job() -> None:
     value = checkpoint()
     plan = checkpoint_plan(value, None, [], NOW)
     assert plan.status is not None
@@ -141,7 +141,7 @@ def test_a_failed_job_or_capture_fails_the_checkpoint(job: KubeObject) -> None:
     assert [one.reason for one in plan.events] == ["CheckpointFailed"]
 
 
-def test_a_job_deleted_before_it_ended_is_made_again() -> None:
+def test_checkpoint_job_deleted_before_its_end_is_recreated() -> None:
     value = checkpoint()
     value = after(value, checkpoint_plan(value, {"metadata": {}}, [], NOW))
     plan = checkpoint_plan(value, None, [], NOW)
@@ -149,7 +149,7 @@ def test_a_job_deleted_before_it_ended_is_made_again() -> None:
     assert (len(plan.apply), plan.status["phase"]) == (1, "Pending")
 
 
-def test_the_younger_of_two_checkpoints_with_one_identity_fails() -> None:
+def test_newer_checkpoint_with_an_existing_identity_fails() -> None:
     old, young = checkpoint(name="z", created="1"), checkpoint(name="a", created="2")
     both = [old, young, checkpoint({"dtype": "fp8"}, name="other", created="0")]
     assert (checkpoint_plan(old, None, both, NOW).status or {})["phase"] == "Pending"
@@ -160,7 +160,7 @@ def test_the_younger_of_two_checkpoints_with_one_identity_fails() -> None:
 
 @pytest.mark.parametrize("job", [None, {"metadata": {}}, ended("Complete"), ended("Failed")])
 @pytest.mark.parametrize("phase", [None, "Pending", "Creating", "Ready", "Failed"])
-def test_a_second_pass_over_the_result_of_the_first_changes_nothing(phase: str | None, job: KubeObject | None) -> None:
+def test_repeated_checkpoint_reconciliation_changes_nothing(phase: str | None, job: KubeObject | None) -> None:
     value = checkpoint()
     plan = checkpoint_plan(value, {"metadata": {}}, [], NOW)
     assert plan.status is not None
@@ -172,7 +172,7 @@ def test_a_second_pass_over_the_result_of_the_first_changes_nothing(phase: str |
     assert (second.apply, second.events, second.status) == ((), (), settled.status)
 
 
-def test_the_name_of_the_job_has_the_version_of_the_artifact() -> None:
+def test_job_name_contains_the_artifact_version() -> None:
     value = checkpoint()
     value.metadata.annotations["nvidia.com/snapshot-artifact-version"] = "3"
     assert job_name(value).endswith("-3")

@@ -52,7 +52,7 @@ def workload(**status: Any) -> dict[str, Any]:
     }
 
 
-def test_a_component_has_a_deployment_and_a_service_of_its_name() -> None:
+def test_component_has_a_deployment_and_a_service_with_its_name() -> None:
     made, service = component_objects(deployed(), OperatorSettings(), FACTS)
     assert (made["kind"], service["kind"]) == ("Deployment", "Service")
     assert made["metadata"]["name"] == service["metadata"]["name"] == "chat-decode-0123abcd"
@@ -60,7 +60,7 @@ def test_a_component_has_a_deployment_and_a_service_of_its_name() -> None:
     assert made["spec"]["selector"]["matchLabels"].items() <= made["spec"]["template"]["metadata"]["labels"].items()
 
 
-def test_a_component_without_a_graph_is_one_of_its_own() -> None:
+def test_component_without_a_graph_has_its_own_runtime_namespace() -> None:
     made, _ = component_objects(deployed(labels={}), OperatorSettings(), FACTS)
     env = {one["name"]: one.get("value") for one in made["spec"]["template"]["spec"]["containers"][0]["env"]}
     assert env["DYN_NAMESPACE"] == "space-chat-decode-0123abcd"
@@ -81,7 +81,7 @@ def test_a_component_without_a_graph_is_one_of_its_own() -> None:
         ({"nvidia.com/deployment-strategy": "Recreate"}, {"type": "Recreate"}),
     ],
 )
-def test_annotations_give_the_update_strategy(annotations: dict[str, str], expected: dict[str, Any]) -> None:
+def test_update_strategy_is_read_from_annotations(annotations: dict[str, str], expected: dict[str, Any]) -> None:
     made, _ = component_objects(deployed(annotations=annotations), OperatorSettings(), FACTS)
     assert made["spec"]["strategy"] == expected
 
@@ -97,11 +97,11 @@ def test_annotations_give_the_update_strategy(annotations: dict[str, str], expec
         ({"conditions": []}, False),
     ],
 )
-def test_a_deployment_is_ready_with_all_pods_current_and_no_others(changed: dict[str, Any], expected: bool) -> None:
+def test_deployment_is_ready_only_when_all_pods_are_current(changed: dict[str, Any], expected: bool) -> None:
     assert is_ready(workload(**changed)) is expected
 
 
-def test_a_deployment_of_no_pods_is_ready_and_a_missing_or_paused_one_is_not() -> None:
+def test_empty_deployment_is_ready_and_a_missing_or_paused_one_is_not() -> None:
     empty = workload(availableReplicas=0)
     empty["spec"]["replicas"] = 0
     assert is_ready(empty)
@@ -111,7 +111,7 @@ def test_a_deployment_of_no_pods_is_ready_and_a_missing_or_paused_one_is_not() -
     assert not is_ready(paused)
 
 
-def test_the_status_has_replicas_namespace_gpus_and_power_limit() -> None:
+def test_component_status_has_replicas_namespace_gpus_and_power_limit() -> None:
     template = {
         "metadata": {"annotations": {"dynamo.nvidia.com/gpu-power-limit": "400"}},
         "spec": {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "4"}}}]},
@@ -138,7 +138,7 @@ def test_the_status_has_replicas_namespace_gpus_and_power_limit() -> None:
     assert status["observedGeneration"] == 3
 
 
-def test_a_condition_keeps_its_time_until_its_status_changes() -> None:
+def test_condition_keeps_its_transition_time_until_its_status_changes() -> None:
     first = component_plan(deployed(), workload(), OperatorSettings(), FACTS, NOW).status
     assert first is not None
     again = deployed()
@@ -158,7 +158,7 @@ def of_several_nodes() -> Any:
     return deployed(multinode=Multinode(2), pod_template={"spec": {"containers": [main]}})
 
 
-def test_a_component_of_several_nodes_has_a_leader_worker_set() -> None:
+def test_multinode_component_has_a_leader_worker_set() -> None:
     plan = component_plan(of_several_nodes(), None, OperatorSettings(), FACTS, NOW)
     assert [one["kind"] for one in plan.apply] == ["LeaderWorkerSet", "Service"]
     assert plan.apply[0]["metadata"]["name"] == workload_name(of_several_nodes())[1] == "chat-decode-0123abcd-0"
@@ -166,7 +166,7 @@ def test_a_component_of_several_nodes_has_a_leader_worker_set() -> None:
     assert plan.status["conditions"][0]["reason"] == "LeaderWorkerSetNotReady"
 
 
-def test_the_status_of_a_leader_worker_set_counts_groups_and_all_their_gpus() -> None:
+def test_leader_worker_set_status_counts_groups_and_all_gpus() -> None:
     status = {"replicas": 2, "updatedReplicas": 2, "readyReplicas": 2} | {
         "conditions": [{"type": "Available", "status": "True"}]
     }
@@ -179,7 +179,7 @@ def test_the_status_of_a_leader_worker_set_counts_groups_and_all_their_gpus() ->
     assert (found["gpusPerReplica"], found["runtimeNamespace"]) == (8, "space-chat-0123abcd")
 
 
-def test_a_cluster_that_cannot_run_several_nodes_is_a_condition_and_an_event() -> None:
+def test_multinode_component_without_cluster_support_has_a_condition_and_an_event() -> None:
     plan = component_plan(of_several_nodes(), None, OperatorSettings(), ClusterFacts(), NOW)
     assert plan.apply == ()
     assert plan.status is not None

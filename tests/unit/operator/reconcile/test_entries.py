@@ -44,7 +44,7 @@ def cluster_of(ingress: dict[str, Any], facts: ClusterFacts = NO_GROVE) -> PureC
     return PureCluster({"metadata": value["metadata"], "spec": value["spec"]}, facts)
 
 
-def test_an_enabled_ingress_leads_to_the_service_of_the_component() -> None:
+def test_enabled_ingress_routes_to_the_component_service() -> None:
     cluster = cluster_of(INGRESS)
     cluster.settle()
     [made] = cluster.of_kind("Ingress")
@@ -63,7 +63,7 @@ def test_an_enabled_ingress_leads_to_the_service_of_the_component() -> None:
     assert "chat-frontend" in [one["metadata"]["name"] for one in cluster.of_kind("Service")]
 
 
-def test_an_ingress_that_is_disabled_is_deleted() -> None:
+def test_disabled_ingress_is_deleted() -> None:
     cluster = cluster_of(INGRESS)
     cluster.settle()
     cluster.graph["metadata"]["annotations"] |= annotations_of({**INGRESS, "enabled": False})
@@ -71,7 +71,7 @@ def test_an_ingress_that_is_disabled_is_deleted() -> None:
     assert cluster.of_kind("Ingress") == []
 
 
-def test_a_virtual_service_replaces_the_ingress_unless_that_has_a_class() -> None:
+def test_virtual_service_replaces_an_ingress_without_a_class() -> None:
     wanted = {"enabled": True, "host": "chat", "useVirtualService": True, "virtualServiceGateway": "istio/gateway"}
     cluster = cluster_of(wanted)
     cluster.settle()
@@ -103,7 +103,7 @@ def test_a_virtual_service_replaces_the_ingress_unless_that_has_a_class() -> Non
         ({}, ClusterFacts(has_virtual_services=True), "virtualServiceGateway: is required"),
     ],
 )
-def test_a_virtual_service_that_cannot_be_made_is_an_event(
+def test_virtual_service_that_cannot_be_created_is_an_event(
     more: dict[str, str], facts: ClusterFacts, message: str
 ) -> None:
     cluster = cluster_of({"enabled": True, "host": "chat", "useVirtualService": True, **more}, facts)
@@ -113,7 +113,7 @@ def test_a_virtual_service_that_cannot_be_made_is_an_event(
     assert cluster.of_kind("VirtualService") == []
 
 
-def test_a_frontend_has_the_entry_of_the_settings_unless_it_has_its_own() -> None:
+def test_frontend_uses_the_ingress_of_the_settings_unless_annotated() -> None:
     settings = OperatorSettings(
         ingress_class="nginx", ingress_host_suffix="example.com", ingress_tls_secret="cert", virtual_service_gateway="g"
     )
@@ -147,7 +147,7 @@ def test_host_has_prefix_and_suffix(given: dict[str, Any], expected: str) -> Non
     assert host_of(given) == expected
 
 
-def test_services_of_a_graph_whose_name_has_dots_have_names_without() -> None:
+def test_service_names_replace_dots_of_the_graph_name() -> None:
     value = converted(INGRESS)
     value["metadata"]["name"] = "qwen3-0.6b"
     cluster = PureCluster({"metadata": value["metadata"], "spec": value["spec"]})

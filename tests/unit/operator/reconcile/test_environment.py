@@ -23,7 +23,7 @@ def values(one: ComponentSpec, **layers: Any) -> dict[str, Any]:
     return {item["name"]: item.get("value") for item in found}
 
 
-def test_the_component_precedes_the_graph_and_this_the_operator() -> None:
+def test_component_environment_overrides_graph_and_operator_environment() -> None:
     graph = [{"name": "DYN_SYSTEM_PORT", "value": "1"}, {"name": "DYN_COMPONENT", "value": "graph"}]
     own = [{"name": "DYN_SYSTEM_PORT", "value": "2"}]
     found = values(component("worker"), graph=graph, own=own)
@@ -31,27 +31,27 @@ def test_the_component_precedes_the_graph_and_this_the_operator() -> None:
 
 
 @pytest.mark.parametrize(("image", "enabled"), [("r:1.4.0", "false"), ("r:1.5.0", "true"), ("r:dev", "false")])
-def test_engines_of_later_runtimes_are_checked_by_requests(image: str, enabled: str) -> None:
+def test_engine_health_of_later_runtimes_is_checked_by_canary_requests(image: str, enabled: str) -> None:
     assert values(component("worker", image))["DYN_HEALTH_CHECK_ENABLED"] == enabled
 
 
-def test_an_endpoint_picker_sees_the_graph_and_no_gpu() -> None:
+def test_endpoint_picker_environment_names_the_graph_and_hides_gpus() -> None:
     found = values(component("epp"))
     assert (found["DYN_NAMESPACE_PREFIX"], found["NVIDIA_VISIBLE_DEVICES"]) == ("space-chat", "void")
     assert (found["USE_STREAMING"], found["DYN_ENFORCE_DISAGG"]) == ("true", "false")
 
 
-def test_the_discovery_of_containers_names_the_container() -> None:
+def test_container_discovery_sets_the_container_name() -> None:
     found = values(component("worker", dynamo_kube_discovery_mode="container"))
     assert (found["CONTAINER_NAME"], found["DYN_KUBE_DISCOVERY_MODE"]) == ("main", "container")
     assert "CONTAINER_NAME" not in values(component("worker"))
 
 
-def test_an_annotation_chooses_the_discovery_backend() -> None:
+def test_discovery_backend_is_read_from_an_annotation() -> None:
     assert values(component("worker", dynamo_discovery_backend="etcd"))["DYN_DISCOVERY_BACKEND"] == "etcd"
 
 
-def test_a_frontend_in_a_pod_of_a_worker_has_the_variables_of_a_frontend() -> None:
+def test_frontend_sidecar_has_frontend_variables() -> None:
     own = [{"name": "DYN_ROUTER_MODE", "value": "direct"}]
     found = {one["name"]: one.get("value") for one in sidecar_environment(component("worker"), CONTEXT, own, "side")}
     assert (found["DYN_COMPONENT"], found["DYN_HTTP_PORT"], found["DYN_ROUTER_MODE"]) == ("frontend", "8000", "direct")

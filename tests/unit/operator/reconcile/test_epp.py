@@ -26,7 +26,7 @@ def pod_of(cluster: PureCluster, name: str) -> dict[str, Any]:
     return pod
 
 
-def test_the_pool_selects_the_workers_and_refers_to_the_pickers_service() -> None:
+def test_inference_pool_selects_the_workers_and_references_the_picker_service() -> None:
     cluster = cluster_of()
     [pool] = cluster.of_kind("InferencePool")
     assert pool["metadata"]["name"] == "chat-pool"
@@ -44,7 +44,7 @@ def test_the_pool_selects_the_workers_and_refers_to_the_pickers_service() -> Non
     assert (service["spec"]["ports"][0]["port"], service["spec"]["ports"][0]["appProtocol"]) == (9002, "http2")
 
 
-def test_a_picker_without_configuration_runs_its_image() -> None:
+def test_endpoint_picker_without_configuration_has_no_command() -> None:
     pod = pod_of(cluster_of(), "Epp")
     main = pod["containers"][0]
     assert "command" not in main and "args" not in main
@@ -54,7 +54,7 @@ def test_a_picker_without_configuration_runs_its_image() -> None:
     assert {one["name"] for one in pod["volumes"]} == {"shared-memory", "hf-cache"}
 
 
-def test_the_former_picker_reads_its_configuration() -> None:
+def test_endpoint_picker_configuration_is_mounted_from_a_generated_config_map() -> None:
     cluster = cluster_of(eppConfig={"config": {"plugins": [{"type": "dyn-kv"}]}})
     [config] = cluster.of_kind("ConfigMap")
     assert config["metadata"]["name"] == "chat-epp-config"
@@ -65,20 +65,20 @@ def test_the_former_picker_reads_its_configuration() -> None:
     assert main["args"][main["args"].index("--pool-name") + 1] == "chat-pool"
 
 
-def test_a_configuration_of_the_user_is_mounted_and_not_made() -> None:
+def test_user_provided_picker_configuration_is_mounted() -> None:
     cluster = cluster_of(eppConfig={"configMapRef": {"name": "own", "key": "k"}})
     assert cluster.of_kind("ConfigMap") == []
     [volume] = [one for one in pod_of(cluster, "Epp")["volumes"] if one["name"] == "epp-config"]
     assert volume["configMap"] == {"name": "own", "items": [{"key": "k", "path": "epp-config-dynamo.yaml"}]}
 
 
-def test_a_cluster_without_pools_is_an_event() -> None:
+def test_cluster_without_inference_pools_is_an_event() -> None:
     cluster = cluster_of(ClusterFacts())
     assert cluster.of_kind("InferencePool") == []
     assert "NotSupported" in cluster.events
 
 
-def test_a_frontend_in_the_pod_of_a_worker_is_completed() -> None:
+def test_frontend_sidecar_is_completed_with_command_and_ports() -> None:
     main, side = pod_of(cluster_of(), "decode")["containers"]
     assert (side["command"], side["args"]) == (["python3"], ["-m", "dynamo.frontend"])
     assert side["ports"] == [{"name": "http", "containerPort": 8000, "protocol": "TCP"}]
@@ -87,7 +87,7 @@ def test_a_frontend_in_the_pod_of_a_worker_is_completed() -> None:
     assert "command" not in main
 
 
-def test_a_sidecar_that_is_not_in_the_template_is_a_condition() -> None:
+def test_missing_frontend_sidecar_is_reported_in_a_condition() -> None:
     cluster = cluster_of(sidecar=False)
     spec = cluster.graph["spec"]
     spec["components"][1]["frontendSidecar"] = "absent"

@@ -59,7 +59,7 @@ def main_env(value: KubeObject) -> dict[str, Any]:
     return {one["name"]: one.get("value") for one in main["env"]}
 
 
-def test_annotations_of_the_graph_that_several_nodes_need_are_those_of_the_component() -> None:
+def test_multinode_annotations_of_the_graph_are_copied_to_the_component() -> None:
     executor = {"nvidia.com/vllm-distributed-executor-backend": "mp"}
     several = component("decode", "decode", multinode={"nodeCount": 2})
     made = PureCluster({"spec": {"components": [component("Frontend", "frontend"), several]}})
@@ -69,7 +69,7 @@ def test_annotations_of_the_graph_that_several_nodes_need_are_those_of_the_compo
     assert found == {"Frontend": None, "decode": executor}
 
 
-def test_a_graph_becomes_a_component_a_deployment_and_a_service_each(cluster: PureCluster) -> None:
+def test_graph_creates_a_component_a_deployment_and_a_service_for_each_component(cluster: PureCluster) -> None:
     generation = worker_hash(decode(DynamoGraphDeployment, cluster.graph))
     wanted = sorted(["chat-frontend", f"chat-prefill-{generation}", f"chat-decode-{generation}"])
     for kind in (DEPLOYED, "Deployment", "Service"):
@@ -78,7 +78,7 @@ def test_a_graph_becomes_a_component_a_deployment_and_a_service_each(cluster: Pu
     assert names(cluster, "RoleBinding") == ["chat-k8s-service-discovery-binding"]
 
 
-def test_a_settled_graph_is_successful_and_names_its_generation(cluster: PureCluster) -> None:
+def test_settled_graph_is_successful_and_reports_its_generation(cluster: PureCluster) -> None:
     status = status_of(cluster)
     assert (status["state"], status["observedGeneration"]) == ("successful", 1)
     assert [(one["type"], one["status"], one["reason"]) for one in status["conditions"]] == [
@@ -95,7 +95,7 @@ def test_a_settled_graph_is_successful_and_names_its_generation(cluster: PureClu
     assert "rollingUpdate" not in status
 
 
-def test_a_settled_graph_causes_no_writes(cluster: PureCluster) -> None:
+def test_settled_graph_causes_no_writes(cluster: PureCluster) -> None:
     cluster.writes = 0
     cluster.time += 100
     for _ in range(3):
@@ -104,7 +104,7 @@ def test_a_settled_graph_causes_no_writes(cluster: PureCluster) -> None:
     assert cluster.writes == 0
 
 
-def test_a_graph_that_is_not_ready_names_what_it_waits_for() -> None:
+def test_graph_status_names_the_resources_that_are_not_ready() -> None:
     cluster = PureCluster({"spec": spec_of()})
     cluster.step_graph()
     assert status_of(cluster)["state"] == "initializing"
@@ -116,7 +116,7 @@ def test_a_graph_that_is_not_ready_names_what_it_waits_for() -> None:
     assert "chat-frontend: Deployment is not ready" in ready["message"]
 
 
-def test_environment_of_the_component_precedes_that_of_the_graph_and_of_the_operator() -> None:
+def test_component_environment_has_precedence_over_graph_and_operator() -> None:
     spec = spec_of(env=[{"name": "SHARED", "value": "graph"}, {"name": "DYN_SYSTEM_PORT", "value": "1"}])
     spec["components"][2]["podTemplate"]["spec"]["containers"][0]["env"] = [{"name": "SHARED", "value": "own"}]
     cluster = PureCluster({"spec": spec})
@@ -126,14 +126,14 @@ def test_environment_of_the_component_precedes_that_of_the_graph_and_of_the_oper
     assert (worker["SHARED"], worker["DYN_SYSTEM_PORT"], worker["DYN_COMPONENT"]) == ("own", "1", "decode")
 
 
-def test_labels_and_annotations_of_the_graph_reach_the_pods() -> None:
+def test_graph_labels_and_annotations_are_copied_to_the_pods() -> None:
     cluster = PureCluster({"spec": spec_of(labels={"team": "a"}, annotations={"note": "b"})})
     cluster.settle()
     metadata = cluster.of_kind("Deployment")[0]["spec"]["template"]["metadata"]
     assert (metadata["labels"]["team"], metadata["annotations"]["note"]) == ("a", "b")
 
 
-def test_a_change_of_the_frontend_keeps_the_workers(cluster: PureCluster) -> None:
+def test_frontend_change_does_not_replace_workers(cluster: PureCluster) -> None:
     before = names(cluster, DEPLOYED)
     cluster.edit(spec_of(frontend="front:2"))
     cluster.settle()
@@ -141,7 +141,7 @@ def test_a_change_of_the_frontend_keeps_the_workers(cluster: PureCluster) -> Non
     assert status_of(cluster)["state"] == "successful"
 
 
-def test_a_change_of_replicas_keeps_the_workers(cluster: PureCluster) -> None:
+def test_replica_change_does_not_replace_workers(cluster: PureCluster) -> None:
     before = names(cluster, DEPLOYED)
     cluster.edit(spec_of(workers=7))
     cluster.settle()
@@ -149,7 +149,7 @@ def test_a_change_of_replicas_keeps_the_workers(cluster: PureCluster) -> None:
     assert pods(cluster, "decode") == 7
 
 
-def test_a_component_that_left_the_graph_is_deleted(cluster: PureCluster) -> None:
+def test_removed_component_is_deleted(cluster: PureCluster) -> None:
     spec = spec_of()
     del spec["components"][0]
     cluster.edit(spec)
@@ -157,7 +157,7 @@ def test_a_component_that_left_the_graph_is_deleted(cluster: PureCluster) -> Non
     assert all("frontend" not in name for kind in (DEPLOYED, "Deployment", "Service") for name in names(cluster, kind))
 
 
-def test_an_edited_and_a_deleted_child_are_restored(cluster: PureCluster) -> None:
+def test_edited_and_deleted_children_are_restored(cluster: PureCluster) -> None:
     wanted = copy.deepcopy(cluster.objects)
     deployment, service = cluster.of_kind("Deployment")[0], cluster.of_kind("Service")[0]
     deployment["spec"]["replicas"] = 0
@@ -167,7 +167,7 @@ def test_an_edited_and_a_deleted_child_are_restored(cluster: PureCluster) -> Non
     assert set(cluster.objects) == set(wanted)
 
 
-def test_a_scaling_adapter_keeps_its_replicas() -> None:
+def test_component_with_a_scaling_adapter_keeps_its_replicas() -> None:
     spec = spec_of()
     spec["components"][2]["scalingAdapter"] = {}
     cluster = PureCluster({"spec": spec})
@@ -186,7 +186,7 @@ def test_a_scaling_adapter_keeps_its_replicas() -> None:
 # Rolling update ---------------------------------------------------------------------------------------------------
 
 
-def test_a_change_of_one_worker_replaces_all_workers_and_keeps_enough_available(cluster: PureCluster) -> None:
+def test_worker_change_replaces_all_workers_with_enough_available(cluster: PureCluster) -> None:
     before = names(cluster, DEPLOYED)
     spec = spec_of()
     spec["components"][1]["podTemplate"]["spec"]["containers"][0]["image"] = "image:2"
@@ -208,7 +208,7 @@ def test_a_change_of_one_worker_replaces_all_workers_and_keeps_enough_available(
     assert pods(cluster, "decode") == 4
 
 
-def test_a_reverted_update_returns_to_the_first_generation(cluster: PureCluster) -> None:
+def test_reverted_update_returns_to_the_first_generation(cluster: PureCluster) -> None:
     before = names(cluster, DEPLOYED)
     cluster.edit(spec_of(image="image:2"))
     for _ in range(2):
@@ -223,7 +223,7 @@ def test_a_reverted_update_returns_to_the_first_generation(cluster: PureCluster)
     assert status_of(cluster)["rollingUpdate"]["phase"] == "Completed"
 
 
-def test_recreate_ends_all_old_workers_before_new_ones_start(cluster: PureCluster) -> None:
+def test_recreate_strategy_ends_all_old_workers_before_new_ones_start(cluster: PureCluster) -> None:
     cluster.edit(spec_of(image="image:2", annotations={"nvidia.com/deployment-strategy": "Recreate"}))
     has_seen_none = False
     for _ in range(40):
@@ -242,7 +242,7 @@ def test_recreate_ends_all_old_workers_before_new_ones_start(cluster: PureCluste
 # Restart ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_sequential_restart_visits_the_components_in_order(cluster: PureCluster) -> None:
+def test_sequential_restart_follows_the_component_order(cluster: PureCluster) -> None:
     order = ["decode", "prefill", "Frontend"]
     cluster.edit(spec_of(restart={"id": "r1", "strategy": {"order": order}}))
     visited: list[str] = []
@@ -258,7 +258,7 @@ def test_a_sequential_restart_visits_the_components_in_order(cluster: PureCluste
         assert one["spec"]["template"]["metadata"]["annotations"][RESTART_AT] == "r1"
 
 
-def test_a_parallel_restart_restarts_all_at_once(cluster: PureCluster) -> None:
+def test_parallel_restart_restarts_all_components_at_once(cluster: PureCluster) -> None:
     cluster.edit(spec_of(restart={"id": "r1", "strategy": {"type": "Parallel"}}))
     cluster.step_graph()
     assert status_of(cluster)["restart"]["inProgress"] == ["Frontend", "decode", "prefill"]
@@ -269,7 +269,7 @@ def test_a_parallel_restart_restarts_all_at_once(cluster: PureCluster) -> None:
     assert cluster.writes == 0
 
 
-def test_a_rolling_update_supersedes_a_restart(cluster: PureCluster) -> None:
+def test_rolling_update_supersedes_a_restart(cluster: PureCluster) -> None:
     cluster.edit(spec_of(image="image:2"))
     for _ in cluster.rounds():
         pass
@@ -307,7 +307,7 @@ SPECS = st.builds(
     data=st.data(),
 )
 @settings(max_examples=60, deadline=None)
-def test_it_converges_from_every_intermediate_state(
+def test_graph_reconciliation_converges_from_every_intermediate_state(
     specs: list[dict[str, Any]], actions: list[str], data: st.DataObject
 ) -> None:
     cluster = PureCluster({"spec": specs[0]})
@@ -347,7 +347,7 @@ def test_pods_of_prefill_and_decode_workers_have_the_label_of_v1alpha1(cluster: 
     assert found == ["decode", None, "prefill"]
 
 
-def test_fields_without_effect_are_events() -> None:
+def test_unsupported_fields_are_reported_as_events() -> None:
     spec = spec_of()
     spec["components"][2]["experimental"] = {"gpuMemoryService": {}, "failover": {}}
     cluster = PureCluster({"spec": spec})
@@ -358,14 +358,14 @@ def test_fields_without_effect_are_events() -> None:
     ]
 
 
-def test_nodes_of_tensorrt_llm_share_a_key() -> None:
+def test_tensorrt_llm_nodes_share_a_key() -> None:
     spec = spec_of(backendFramework="trtllm")
     assert PureCluster({"spec": spec}).plan_graph().keys == []
     spec["components"][2] |= {"multinode": {"nodeCount": 2}}
     assert [one.name for one in PureCluster({"spec": spec}).plan_graph().keys] == ["mpi-run-ssh-secret"]
 
 
-def test_the_discovery_backend_of_the_graph_precedes_that_of_the_operator() -> None:
+def test_graph_discovery_backend_overrides_that_of_the_operator() -> None:
     cluster = PureCluster({"spec": spec_of()})
     cluster.graph["metadata"]["annotations"] = {"nvidia.com/dynamo-discovery-backend": "etcd"}
     cluster.settle()
@@ -387,7 +387,7 @@ def test_several_nodes_without_their_controllers_fail_the_graph() -> None:
     assert cluster.objects == {}
 
 
-def test_a_graph_keeps_the_provider_of_its_workloads() -> None:
+def test_graph_keeps_its_workload_provider() -> None:
     cluster = PureCluster({"spec": spec_of()})
     cluster.step_graph()
     del cluster.graph["metadata"]["annotations"][WORKLOAD_PROVIDER]  # As if the operator ended before it wrote that.
@@ -397,7 +397,7 @@ def test_a_graph_keeps_the_provider_of_its_workloads() -> None:
     assert cluster.graph["metadata"]["annotations"][WORKLOAD_PROVIDER] == "component"
 
 
-def test_a_graph_whose_provider_is_gone_fails_until_it_is_back(cluster: PureCluster) -> None:
+def test_graph_with_a_missing_provider_fails_until_it_is_restored(cluster: PureCluster) -> None:
     cluster.graph["metadata"]["annotations"][WORKLOAD_PROVIDER] = "grove"
     before = dict(cluster.objects)
     cluster.step_graph()

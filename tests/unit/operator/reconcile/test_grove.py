@@ -76,7 +76,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_golden(name: str) -> None:
+def test_grove_objects_equal_the_golden_file(name: str) -> None:
     check_golden(GOLDEN / f"{name}.yaml", rendered(*CASES[name]))
 
 
@@ -85,7 +85,7 @@ def template_of(found: KubeObject) -> KubeObject:
     return template
 
 
-def test_selector_does_not_depend_on_the_workers_generation() -> None:
+def test_selector_is_independent_of_the_worker_generation() -> None:
     for clique in template_of(rendered(graph(FRONTEND, worker("vllm", "-tp", "16"))))["cliques"]:
         name = clique["name"].partition("-")[0]
         assert clique["labels"]["nvidia.com/selector"] == f"g-{name}"
@@ -100,7 +100,7 @@ def test_scheduler_of_the_template_remains() -> None:
     assert "kai.scheduler/queue" not in clique["labels"]
 
 
-def test_component_names_the_topology_when_the_graph_packs_nothing() -> None:
+def test_component_uses_the_topology_without_a_graph_pack_domain() -> None:
     component = worker("vllm", nodes=1, topology_constraint=TopologyConstraint(pack_domain="rack"))
     constraint = GraphTopologyConstraint(cluster_topology_name="gpus")
     template = template_of(rendered(graph(component, topology_constraint=constraint)))
@@ -195,7 +195,7 @@ def test_every_component_has_its_cliques(components: list[ComponentSpec], framew
 
 
 @given(components=COMPONENTS, name=st.from_regex(r"[a-z][a-z0-9-]{0,60}[a-z0-9]", fullmatch=True))
-def test_names_of_pods_fit(components: list[ComponentSpec], name: str) -> None:
+def test_pod_names_are_within_the_length_limit(components: list[ComponentSpec], name: str) -> None:
     found = pod_clique_set_name(name, components)
     longest = max(
         (len(one.name) * (2 if one.multinode else 1) + (4 if one.multinode else 0) for one in components), default=0

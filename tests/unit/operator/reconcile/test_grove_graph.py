@@ -51,7 +51,7 @@ def cliques(cluster: PureGrove) -> dict[str, KubeObject]:
     return {one["name"]: one for one in found["spec"]["template"]["cliques"]}
 
 
-def test_a_graph_becomes_one_set_with_a_service_for_each_component(cluster: PureGrove) -> None:
+def test_graph_creates_one_set_with_a_service_for_each_component(cluster: PureGrove) -> None:
     kinds = {ref.kind for ref in cluster.objects}
     assert not kinds & {"DynamoComponentDeployment", "Deployment"}
     services = {one["metadata"]["name"]: one["spec"]["selector"] for one in cluster.of_kind("Service")}
@@ -87,7 +87,7 @@ def test_a_settled_graph_causes_no_writes(cluster: PureGrove) -> None:
     assert (cluster.writes, cluster.events) == (0, [])
 
 
-def test_a_graph_that_is_not_ready_names_cliques_and_the_reason() -> None:
+def test_graph_status_names_unready_cliques_and_the_reason() -> None:
     cluster = PureGrove({"spec": spec()})
     cluster.step_graph()
     assert status_of(cluster)["state"] == "initializing"
@@ -111,7 +111,7 @@ def test_replicas_are_scaled_without_a_change_of_the_set(cluster: PureGrove) -> 
     assert "RollingUpdateNotSupported" not in cluster.events
 
 
-def test_a_change_of_the_workers_is_made_in_place_and_reported_once(cluster: PureGrove) -> None:
+def test_worker_change_is_applied_in_place_and_reported_once(cluster: PureGrove) -> None:
     before = set(cluster.objects)
     cluster.edit(spec(image="image:2"))
     cluster.settle()
@@ -128,7 +128,7 @@ def test_a_change_of_the_workers_is_made_in_place_and_reported_once(cluster: Pur
     assert suffix["DYN_NAMESPACE_WORKER_SUFFIX"] == generation
 
 
-def test_an_update_in_progress_is_the_reason(cluster: PureGrove) -> None:
+def test_ready_condition_reports_an_update_in_progress(cluster: PureGrove) -> None:
     cluster.edit(spec(image="image:2"))
     cluster.step_graph()
     cluster.step_grove()
@@ -136,7 +136,7 @@ def test_an_update_in_progress_is_the_reason(cluster: PureGrove) -> None:
     assert condition(cluster, "Ready")[1] == "Updating"
 
 
-def test_the_order_of_cliques_stays_when_components_are_reordered(cluster: PureGrove) -> None:
+def test_clique_order_is_preserved_when_components_are_reordered(cluster: PureGrove) -> None:
     before = list(cliques(cluster))
     changed = spec()
     changed["components"].reverse()
@@ -146,7 +146,7 @@ def test_the_order_of_cliques_stays_when_components_are_reordered(cluster: PureG
     assert list(cliques(cluster)) == before
 
 
-def test_a_sequential_restart_visits_the_components_in_order(cluster: PureGrove) -> None:
+def test_sequential_restart_of_cliques_follows_the_component_order(cluster: PureGrove) -> None:
     order = ["decode", "prefill", "Frontend"]
     cluster.edit(spec(restart={"id": "r1", "strategy": {"order": order}}))
     visited: list[str] = []
@@ -166,7 +166,7 @@ def test_a_sequential_restart_visits_the_components_in_order(cluster: PureGrove)
     assert {one["annotations"][RESTART_AT] for one in cliques(cluster).values()} == {"r1"}  # No second restart.
 
 
-def test_a_scaling_adapter_exists_while_the_component_wants_one() -> None:
+def test_scaling_adapter_exists_while_the_component_enables_it() -> None:
     wanted = spec()
     wanted["components"][2]["scalingAdapter"] = {}
     cluster = PureGrove({"spec": wanted})
@@ -210,7 +210,7 @@ def test_a_graph_without_constraints_has_no_topology_condition(cluster: PureGrov
     assert [one["type"] for one in status_of(cluster)["conditions"]] == ["Ready"]
 
 
-def test_a_component_that_cannot_run_fails_the_graph() -> None:
+def test_component_that_cannot_run_fails_the_graph() -> None:
     wanted = spec(backendFramework="sglang")
     cluster = PureGrove({"spec": wanted})
     cluster.step_graph()
@@ -234,7 +234,7 @@ def test_a_component_that_cannot_run_fails_the_graph() -> None:
         ({"observedGeneration": 2, "updateProgress": {"updateStartedAt": "t", "updateEndedAt": "u"}}, True),
     ],
 )
-def test_a_set_is_processed_when_grove_has_seen_it_and_updates_nothing(status: KubeObject, wanted: bool) -> None:
+def test_set_is_processed_after_grove_observed_it_without_pending_updates(status: KubeObject, wanted: bool) -> None:
     assert is_processed({"metadata": {"generation": 2}, "status": status}) is wanted
 
 
@@ -274,7 +274,7 @@ SPECS = st.builds(
     data=st.data(),
 )
 @settings(max_examples=40, deadline=None)
-def test_it_converges_from_every_intermediate_state(
+def test_grove_reconciliation_converges_from_every_intermediate_state(
     specs: list[dict[str, Any]], actions: list[str], data: st.DataObject
 ) -> None:
     cluster = PureGrove({"spec": specs[0]})
@@ -302,7 +302,7 @@ def test_it_converges_from_every_intermediate_state(
     assert cluster.writes == 0
 
 
-def test_a_component_of_no_type_has_a_service() -> None:
+def test_component_without_a_type_has_a_service() -> None:
     cluster = PureGrove({"spec": {"components": [component("extra", "")]}})
     cluster.graph["spec"]["components"][0].pop("type")
     cluster.settle()
@@ -310,7 +310,7 @@ def test_a_component_of_no_type_has_a_service() -> None:
     assert found["spec"]["ports"] == [{"name": "system", "port": 9090, "targetPort": 9090, "protocol": "TCP"}]
 
 
-def test_a_component_without_replicas_is_made_with_one_and_scaled_down() -> None:
+def test_component_with_zero_replicas_is_created_with_one_and_scaled_down() -> None:
     cluster = PureGrove({"spec": spec(workers=0)})
     cluster.settle()
     assert cliques(cluster)["decode"]["spec"]["replicas"] == 1

@@ -33,12 +33,12 @@ def rendered(component: ComponentSpec, framework: str | None, annotations: dict[
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_golden(name: str) -> None:
+def test_leader_worker_set_objects_equal_the_golden_file(name: str) -> None:
     framework, component, annotations = CASES[name]
     check_golden(GOLDEN / f"{name}.yaml", rendered(component, framework, annotations))
 
 
-def test_name_differs_from_that_of_the_service() -> None:
+def test_leader_worker_set_name_differs_from_the_service_name() -> None:
     assert rendered(worker("sglang"), "sglang", MP)["metadata"]["name"] == "g-decode-0a1b2c3d-0"
 
 

@@ -30,7 +30,7 @@ def conditions(status: Any) -> dict[str, tuple[str, str]]:
     return {one["type"]: (one["status"], one["reason"]) for one in status["conditions"]}
 
 
-def test_each_pod_is_found_once_also_when_it_is_not_ready() -> None:
+def test_each_pod_is_listed_once_even_if_it_is_not_ready() -> None:
     slices = [
         slice_of(endpoint("b", "10.0.0.2"), endpoint("a", conditions={"ready": False})),
         slice_of(endpoint("a"), service="other"),
@@ -42,7 +42,7 @@ def test_each_pod_is_found_once_also_when_it_is_not_ready() -> None:
     ]
 
 
-def test_addresses_of_ip_version_6_are_in_brackets() -> None:
+def test_ipv6_addresses_are_in_brackets() -> None:
     assert serving_pods([slice_of(endpoint("a", "fd00::1"))])[0].address == "http://[fd00::1]:9090"
 
 
@@ -50,7 +50,7 @@ def test_hash_of_a_base_model_is_the_first_digits_of_sha_256() -> None:
     assert base_model_hash("Qwen/Qwen3-0.6B") == "fb68f5a6"
 
 
-def test_an_adapter_is_ready_when_every_pod_has_it() -> None:
+def test_adapter_is_ready_when_every_pod_loaded_it() -> None:
     plan = model_plan(model(), [slice_of(endpoint("a"), endpoint("b"))], {"u-a": None, "u-b": None}, NOW)
     assert plan.status is not None
     assert conditions(plan.status) == {
@@ -61,7 +61,7 @@ def test_an_adapter_is_ready_when_every_pod_has_it() -> None:
     assert plan.status["endpoints"][0] == {"address": "http://10.0.0.1:9090", "podName": "a", "ready": True}
 
 
-def test_a_pod_that_refused_the_adapter_is_named_and_tried_again() -> None:
+def test_pod_with_a_failed_adapter_load_is_named_and_retried() -> None:
     plan = model_plan(model(), [slice_of(endpoint("a"), endpoint("b"))], {"u-a": None, "u-b": "500: no"}, NOW)
     assert plan.status is not None
     assert conditions(plan.status)["EndpointsReady"] == ("False", "NotReady")
@@ -69,14 +69,14 @@ def test_a_pod_that_refused_the_adapter_is_named_and_tried_again() -> None:
     assert ("PartialEndpointFailure", "b: 500: no") in [(event.reason, event.message) for event in plan.events]
 
 
-def test_a_base_model_is_discovered_and_its_endpoints_are_never_ready() -> None:
+def test_base_model_endpoints_are_discovered_but_never_ready() -> None:
     plan = model_plan(model("base"), [slice_of(endpoint("a"))], {}, NOW)
     assert plan.status is not None
     assert conditions(plan.status)["EndpointsReady"] == ("True", "EndpointsDiscovered")
     assert (plan.status["readyEndpoints"], plan.status["totalEndpoints"], plan.requeue_s) == (0, 1, None)
 
 
-def test_a_model_without_pods_waits_without_retries() -> None:
+def test_adapter_model_without_pods_is_not_retried() -> None:
     plan = model_plan(model(), [], {}, NOW)
     assert plan.status is not None
     assert conditions(plan.status) == {

@@ -32,7 +32,7 @@ def with_main(**main: Any) -> dict[str, Any]:
     return {"spec": {"containers": [{"name": "main", **main}]}}
 
 
-def test_the_variables_of_a_worker_name_its_graph_generation_and_pod() -> None:
+def test_worker_environment_names_its_graph_generation_and_pod() -> None:
     found = values(template_of("decode"))
     assert found["DYN_NAMESPACE"] == "space-chat"
     assert found["DYN_NAMESPACE_WORKER_SUFFIX"] == "0123abcd"
@@ -43,14 +43,14 @@ def test_the_variables_of_a_worker_name_its_graph_generation_and_pod() -> None:
     assert "NATS_SERVER" not in found
 
 
-def test_services_of_the_cluster_are_passed_on_if_configured() -> None:
+def test_configured_cluster_services_are_passed_to_pods() -> None:
     settings = OperatorSettings(discovery_backend="etcd", nats_address="nats://n:4222", etcd_endpoints="http://e:2379")
     found = values(template_of("frontend", settings=settings))
     assert (found["NATS_SERVER"], found["ETCD_ENDPOINTS"]) == ("nats://n:4222", "http://e:2379")
     assert found["DYN_NAMESPACE_PREFIX"] == "space-chat"
 
 
-def test_components_of_the_global_namespace_are_named_so() -> None:
+def test_global_namespace_components_use_the_global_namespace() -> None:
     assert values(template_of("frontend", global_dynamo_namespace=True))["DYN_NAMESPACE"] == "dynamo"
 
 
@@ -63,11 +63,11 @@ def test_components_of_the_global_namespace_are_named_so() -> None:
         (None, {}),
     ],
 )
-def test_each_type_has_its_ports(kind: Any, expected: dict[str, int]) -> None:
+def test_each_component_type_has_its_ports(kind: Any, expected: dict[str, int]) -> None:
     assert ports(ComponentSpec(name="a", type=kind)) == expected
 
 
-def test_a_worker_has_two_hours_to_start() -> None:
+def test_worker_startup_probe_allows_two_hours() -> None:
     main = main_of(template_of("prefill"))
     startup = main["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] == 7200
@@ -86,7 +86,7 @@ def test_a_worker_has_two_hours_to_start() -> None:
         ("epp", {"args": ["x"]}, None, ["x"]),
     ],
 )
-def test_a_container_without_a_command_gets_that_of_its_type(
+def test_container_without_a_command_uses_that_of_its_type(
     kind: Any, own: dict[str, Any], command: list[str] | None, args: list[str] | None
 ) -> None:
     main = main_of(template_of(kind, with_main(**own)))
@@ -126,20 +126,20 @@ def test_pods_are_scraped_unless_an_annotation_opts_out() -> None:
     assert METRICS_ENABLED not in template_of("worker", own)["metadata"]["labels"]
 
 
-def test_other_containers_are_kept_as_they_are() -> None:
+def test_other_containers_are_kept_unchanged() -> None:
     own = {"spec": {"containers": [{"name": "sidecar", "image": "s"}, {"name": "main", "image": "m"}]}}
     containers = template_of("worker", own)["spec"]["containers"]
     assert containers[0] == {"name": "sidecar", "image": "s"}
     assert containers[1]["image"] == "m"
 
 
-def test_the_template_of_the_component_is_not_changed() -> None:
+def test_component_template_is_not_modified() -> None:
     own = with_main(image="m")
     template_of("worker", own)
     assert own == with_main(image="m")
 
 
-def test_the_compilation_cache_is_mounted_and_named_to_the_engine() -> None:
+def test_compilation_cache_is_mounted_and_configured_for_the_engine() -> None:
     cache = CompilationCache("claim", "/cc")
     found = template_of("worker", compilation_cache=cache)
     assert {"name": "claim", "mountPath": "/cc"} in main_of(found)["volumeMounts"]

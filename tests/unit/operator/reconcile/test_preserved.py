@@ -25,7 +25,7 @@ def cluster_of() -> PureCluster:
     return PureCluster({"metadata": converted["metadata"], "spec": converted["spec"]})
 
 
-def test_claims_that_a_graph_creates_are_made_and_others_are_not() -> None:
+def test_claims_marked_for_creation_are_created() -> None:
     cluster = cluster_of()
     cluster.settle()
     [claim] = cluster.of_kind("PersistentVolumeClaim")
@@ -37,7 +37,7 @@ def test_claims_that_a_graph_creates_are_made_and_others_are_not() -> None:
     }
 
 
-def test_a_claim_is_not_changed_after_its_creation() -> None:
+def test_existing_claim_is_not_changed() -> None:
     cluster = cluster_of()
     cluster.settle()
     cluster.of_kind("PersistentVolumeClaim")[0]["spec"]["volumeName"] = "bound"
@@ -46,6 +46,6 @@ def test_a_claim_is_not_changed_after_its_creation() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3"])
-def test_an_edited_annotation_is_ignored(text: str) -> None:
+def test_malformed_preserved_annotation_is_ignored(text: str) -> None:
     graph = DynamoGraphDeployment(metadata=ObjectMeta(name="g", annotations={ANNOTATION: text}))
     assert preserved_spec(graph) == {}

@@ -31,7 +31,7 @@ def test_workers_of_later_runtimes_tolerate_failed_liveness_probes(image: str, f
     assert found("worker", image)["livenessProbe"]["failureThreshold"] == failures
 
 
-def test_a_frontend_is_ready_when_it_is_healthy() -> None:
+def test_frontend_readiness_probe_checks_its_health() -> None:
     made = found("frontend")
     assert made["livenessProbe"]["httpGet"] == {"path": "/live", "port": 8000}
     assert "/health" in made["readinessProbe"]["exec"]["command"][2]
@@ -39,11 +39,11 @@ def test_a_frontend_is_ready_when_it_is_healthy() -> None:
     assert "startupProbe" not in made
 
 
-def test_an_endpoint_picker_is_probed_over_grpc() -> None:
+def test_endpoint_picker_is_probed_over_grpc() -> None:
     made = found("epp")
     assert {one["grpc"]["port"] for one in made.values()} == {9003}
     assert made["startupProbe"]["failureThreshold"] == 180
 
 
-def test_components_of_no_type_have_none() -> None:
+def test_component_without_a_type_has_no_probes() -> None:
     assert found(None) == {}

@@ -67,7 +67,7 @@ def test_graph_without_annotation_continues_with_its_own_workloads() -> None:
         ),
     ],
 )
-def test_what_the_cluster_cannot_run_is_refused(components, annotations, facts, message) -> None:
+def test_workload_unsupported_by_the_cluster_is_refused(components, annotations, facts, message) -> None:
     with pytest.raises(WorkloadError) as caught:
         workload_provider(components, annotations, facts)
     assert str(caught.value).startswith(message)

@@ -26,7 +26,7 @@ def lws(desired: int | None, **status: Any) -> dict[str, Any]:
         (lws(None, readyReplicas=1, conditions=AVAILABLE), True),
     ],
 )
-def test_leader_worker_set(observed, is_ready) -> None:
+def test_leader_worker_set_readiness_follows_its_status(observed, is_ready) -> None:
     found = leader_worker_set_readiness("g-decode-0", observed)
     assert found.is_ready == is_ready
     assert bool(found.reason) is bool(found.message) is not is_ready
@@ -63,7 +63,7 @@ FULL = {"replicas": 2, "updatedReplicas": 2, "readyReplicas": 2, "availableRepli
         (clique(scheduleGatedReplicas=2), "InsufficientCapacity"),
     ],
 )
-def test_grove(kind, observed, reason) -> None:
+def test_grove_readiness_follows_its_status(kind, observed, reason) -> None:
     found = grove_readiness(kind, "g-0-decode", observed)
     assert (found.is_ready, found.reason) == (not reason, reason)
     assert found.status.component_kind == kind
@@ -76,7 +76,7 @@ def test_grove(kind, observed, reason) -> None:
         ("PodCliqueScalingGroup", "MinAvailableBreached", "InsufficientScheduledPodCliqueScalingGroupReplicas"),
     ],
 )
-def test_condition_of_the_scheduler_is_a_lack_of_capacity(kind, condition, reason) -> None:
+def test_unschedulable_condition_is_reported_as_insufficient_capacity(kind, condition, reason) -> None:
     conditions = [{"type": condition, "status": "False", "reason": reason, "message": "no nodes"}]
     found = grove_readiness(kind, "n", clique(conditions=conditions))
     assert (found.reason, found.message) == ("InsufficientCapacity", f"{reason}: no nodes")

@@ -30,7 +30,7 @@ def secret(name: str, *servers: str, namespace: str = "space", **more: Any) -> d
         ("index.docker.io/library/ubuntu", "docker.io"),
     ],
 )
-def test_registry_of_an_image(image: str, expected: str) -> None:
+def test_registry_is_parsed_from_an_image(image: str, expected: str) -> None:
     assert registry_of(image) == expected
 
 
@@ -38,7 +38,7 @@ def test_registry_of_an_image(image: str, expected: str) -> None:
     ("server", "expected"),
     [("https://index.docker.io/v1/", "docker.io"), ("nvcr.io", "nvcr.io"), ("http://localhost:5000", "localhost:5000")],
 )
-def test_registry_of_an_entry(server: str, expected: str) -> None:
+def test_registry_is_parsed_from_a_secret_entry(server: str, expected: str) -> None:
     assert host_of_server(server) == expected
 
 
@@ -67,5 +67,5 @@ def test_images_get_the_secrets_of_their_registry_and_namespace() -> None:
         {"data": {".dockerconfigjson": "W10="}},
     ],
 )
-def test_secrets_that_cannot_be_read_are_left_out(more: dict[str, Any]) -> None:
+def test_malformed_pull_secrets_are_skipped(more: dict[str, Any]) -> None:
     assert secret_index([secret("a", "nvcr.io", **more)]) == {}

@@ -20,57 +20,57 @@ def restarting(*names: str, id: str = "r2") -> RestartStatus:
     return RestartStatus(id, "Restarting", list(names))
 
 
-def test_a_graph_without_a_restart_has_no_status() -> None:
+def test_graph_without_a_restart_has_no_restart_status() -> None:
     assert step(None, None) is None
 
 
-def test_the_status_of_an_ended_restart_stays_and_that_of_a_withdrawn_one_goes() -> None:
+def test_completed_restart_status_is_kept_and_a_withdrawn_one_is_cleared() -> None:
     ended = RestartStatus("r1", "Completed")
     assert step(None, ended) == ended
     assert step(None, restarting("front", id="r1")) is None
 
 
-def test_a_sequential_restart_starts_with_the_first_of_its_order() -> None:
+def test_sequential_restart_starts_with_the_first_component_of_its_order() -> None:
     assert step(SEQUENTIAL, None) == restarting("prefill")
 
 
-def test_without_an_order_components_restart_by_name() -> None:
+def test_restart_without_an_order_is_sorted_by_name() -> None:
     assert step(Restart("r2"), None) == restarting("decode")
 
 
-def test_a_sequential_restart_waits_for_a_component_and_goes_on() -> None:
+def test_sequential_restart_continues_after_each_component_is_ready() -> None:
     assert step(SEQUENTIAL, restarting("prefill")) == restarting("prefill")
     assert step(SEQUENTIAL, restarting("prefill"), ("prefill",)) == restarting("decode")
     assert step(SEQUENTIAL, restarting("front"), ("front",)) == RestartStatus("r2", "Completed")
 
 
-def test_a_parallel_restart_waits_for_all() -> None:
+def test_parallel_restart_waits_for_all_components() -> None:
     assert step(PARALLEL, None) == restarting("decode", "front", "prefill")
     assert step(PARALLEL, restarting("decode", "front"), ("front",)) == restarting("decode")
     assert step(PARALLEL, restarting("decode"), ("decode",)) == RestartStatus("r2", "Completed")
 
 
 @pytest.mark.parametrize("phase", ["Completed", "Failed", "Superseded"])
-def test_an_ended_restart_is_not_repeated(phase: str) -> None:
+def test_ended_restart_is_not_repeated(phase: str) -> None:
     ended = RestartStatus("r2", phase)  # type: ignore[arg-type]
     assert step(SEQUENTIAL, ended) == ended
 
 
-def test_a_new_id_replaces_a_running_restart() -> None:
+def test_new_restart_id_replaces_a_running_restart() -> None:
     assert step(SEQUENTIAL, restarting("front", id="r1")) == restarting("prefill")
 
 
-def test_a_rolling_update_supersedes_a_restart() -> None:
+def test_rolling_update_sets_a_restart_to_superseded() -> None:
     assert step(SEQUENTIAL, restarting("prefill"), is_rolling=True) == RestartStatus("r2", "Superseded")
 
 
-def test_components_that_restart_or_have_restarted_carry_the_id() -> None:
+def test_restarting_and_restarted_components_have_the_restart_id() -> None:
     assert marked(SEQUENTIAL, restarting("decode"), COMPONENTS) == {"prefill", "decode"}
     assert marked(PARALLEL, restarting("decode"), COMPONENTS) == set(COMPONENTS)
     assert marked(SEQUENTIAL, RestartStatus("r2", "Completed"), COMPONENTS) == set(COMPONENTS)
 
 
-def test_a_superseded_or_other_restart_marks_nothing() -> None:
+def test_superseded_or_other_restart_marks_no_component() -> None:
     assert marked(SEQUENTIAL, RestartStatus("r2", "Superseded"), COMPONENTS) == frozenset()
     assert marked(SEQUENTIAL, restarting("front", id="r1"), COMPONENTS) == frozenset()
     assert marked(None, None, COMPONENTS) == frozenset()

@@ -44,17 +44,17 @@ def test_percentages_round_up_for_surge_and_down_for_unavailable(
     assert limits({MAX_SURGE: surge, MAX_UNAVAILABLE: unavailable}, desired) == expected
 
 
-def test_without_earlier_generations_the_desired_replicas_are_declared() -> None:
+def test_desired_replicas_are_used_without_earlier_generations() -> None:
     targets = replica_targets(ComponentSpec(name="a", replicas=3), WorkerReplicas(), [], {})
     assert (targets.new, targets.old) == (3, {})
 
 
-def test_an_update_starts_with_the_surge_and_ends_what_may_be_unavailable() -> None:
+def test_update_starts_with_the_surge_and_removes_the_allowed_unavailable_replicas() -> None:
     targets = replica_targets(ComponentSpec(name="a", replicas=4), WorkerReplicas(), [deployed("old", 4, 4)], {})
     assert (targets.new, targets.old) == (1, {"old": 3})
 
 
-def test_unavailable_replicas_of_earlier_generations_end_first_then_those_of_the_oldest() -> None:
+def test_unavailable_old_replicas_are_removed_first_then_those_of_the_oldest_generation() -> None:
     old = [deployed("oldest", 2, 2), deployed("broken", 2, 0, 1), deployed("newest", 2, 2, 2)]
     targets = replica_targets(ComponentSpec(name="a", replicas=4), WorkerReplicas(), old, {})
     assert targets.old == {"oldest": 1, "broken": 0, "newest": 2}
@@ -68,7 +68,7 @@ def test_recreate_waits_until_no_earlier_pod_runs() -> None:
     assert replica_targets(one, WorkerReplicas(), [deployed("old", 0, 0)], annotations).new == 2
 
 
-def test_a_generation_is_drained_when_its_controller_has_seen_zero_and_no_pod_is_left() -> None:
+def test_generation_is_drained_when_zero_replicas_are_observed_and_no_pod_remains() -> None:
     assert is_drained(deployed("old", 0, 0))
     assert not is_drained(deployed("old", 1, 0))
     assert not is_drained(deployed("old", 0, 1))
@@ -84,7 +84,7 @@ def test_a_generation_is_drained_when_its_controller_has_seen_zero_and_no_pod_is
     surge=st.sampled_from(["", "0", "1", "25%", "100%"]),
     unavailable=st.sampled_from(["", "0", "1", "50%"]),
 )
-def test_no_step_ends_an_available_replica_below_the_floor_or_exceeds_the_ceiling(
+def test_update_step_never_violates_the_availability_floor_or_the_surge_ceiling(
     desired: int, old: list[tuple[int, int]], new: tuple[int, int], surge: str, unavailable: str
 ) -> None:
     annotations = {MAX_SURGE: surge, MAX_UNAVAILABLE: unavailable}
@@ -109,6 +109,6 @@ def test_no_step_ends_an_available_replica_below_the_floor_or_exceeds_the_ceilin
 
 
 @pytest.mark.parametrize("text", ["abc", "-1", "1.5", "10 %"])
-def test_a_limit_that_is_not_a_number_is_refused(text: str) -> None:
+def test_update_limit_that_is_not_a_number_is_refused(text: str) -> None:
     with pytest.raises(WorkloadError, match="neither a number nor a percentage"):
         limits({MAX_SURGE: text}, 3)

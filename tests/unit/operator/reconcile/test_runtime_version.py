@@ -23,20 +23,20 @@ def component(image: str, override: str | None = None) -> ComponentSpec:
         ("", None),
     ],
 )
-def test_the_version_is_that_of_the_tag(image: str, expected: tuple[int, ...] | None) -> None:
+def test_runtime_version_is_read_from_the_image_tag(image: str, expected: tuple[int, ...] | None) -> None:
     assert runtime_version(component(image)) == (expected and RuntimeVersion(*expected))
 
 
-def test_an_override_precedes_the_tag() -> None:
+def test_runtime_version_override_takes_precedence_over_the_tag() -> None:
     assert runtime_version(component("vllm-runtime:1.4.0", "1.6.0")) == RuntimeVersion(1, 6, 0)
 
 
-def test_an_unknown_version_has_reached_nothing() -> None:
+def test_unknown_runtime_version_has_no_features() -> None:
     assert not has_reached(component("custom:latest"), RuntimeVersion(0, 0, 1))
     assert has_reached(component("custom:1.5.0"), RuntimeVersion(1, 5, 0))
     assert not has_reached(component("custom:1.4.9"), RuntimeVersion(1, 5, 0))
 
 
-def test_a_component_without_a_container_has_no_version() -> None:
+def test_component_without_a_container_has_no_runtime_version() -> None:
     assert runtime_version(ComponentSpec(name="a")) is None
     assert image_tag("host:80/a/b:c") == "c"

@@ -31,13 +31,13 @@ def test_pods_of_a_base_model_have_one_headless_service() -> None:
     assert [name for name, one in services.items() if key in one["metadata"]["labels"]] == [f"dynamo-model-{found}"]
 
 
-def test_graphs_without_a_model_share_nothing() -> None:
+def test_graphs_without_a_model_have_no_shared_service() -> None:
     assert {one["metadata"]["name"] for one in cluster_with().of_kind("ServiceAccount")} == {
         "chat-k8s-service-discovery"
     }
 
 
-def test_a_planner_may_scale_its_graph() -> None:
+def test_planner_has_permission_to_scale_its_graph() -> None:
     spec = spec_of()
     spec["components"].append(component("Planner", "planner"))
     cluster = PureCluster({"spec": spec})

@@ -40,13 +40,13 @@ def test_workers_read_their_domain_from_a_file_of_the_pod() -> None:
     assert template["metadata"]["labels"][FROM_NODE] == "true"
 
 
-def test_a_policy_requires_its_domain_unless_it_prefers_it() -> None:
+def test_transfer_policy_is_required_unless_preferred() -> None:
     found = variables(templates({"labelKey": KEY, "domain": "rack"})["prefill"])
     assert found["DYN_KV_TRANSFER_ENFORCEMENT"] == "required"
     assert "DYN_KV_TRANSFER_PREFERRED_WEIGHT" not in found
 
 
-def test_other_components_have_no_policy() -> None:
+def test_non_worker_components_have_no_transfer_policy() -> None:
     template = templates(POLICY)["Frontend"]
     assert "DYN_KV_TRANSFER_DOMAIN" not in variables(template)
     assert FROM_NODE not in template["metadata"]["labels"]
@@ -56,7 +56,7 @@ TOPOLOGIES = {"gpus": {"zone": "topology.kubernetes.io/zone", "rack": KEY}}
 OF_GROVE = {"clusterTopologyName": "gpus", "domain": "rack"}
 
 
-def test_a_topology_of_grove_gives_a_file_for_each_of_its_domains() -> None:
+def test_grove_topology_adds_a_file_for_each_domain() -> None:
     template = templates(OF_GROVE, replace(NO_GROVE, topologies=TOPOLOGIES))["decode"]
     [volume] = [one for one in template["spec"]["volumes"] if "downwardAPI" in one]
     found = {one["path"]: one["fieldRef"]["fieldPath"] for one in volume["downwardAPI"]["items"]}
@@ -68,7 +68,7 @@ def test_a_topology_of_grove_gives_a_file_for_each_of_its_domains() -> None:
     assert LABEL_KEY not in template["metadata"]["annotations"]
 
 
-def test_a_topology_that_is_not_known_has_the_domain_of_the_policy() -> None:
+def test_unknown_topology_uses_the_domain_of_the_policy() -> None:
     template = templates(OF_GROVE)["decode"]
     [volume] = [one for one in template["spec"]["volumes"] if "downwardAPI" in one]
     assert [one["path"] for one in volume["downwardAPI"]["items"]] == ["rack"]
@@ -78,7 +78,7 @@ def test_a_topology_that_is_not_known_has_the_domain_of_the_policy() -> None:
     ("topologies", "message"),
     [({}, "clusterTopologyName: the cluster has no topology 'gpus'"), ({"gpus": {"zone": "z"}}, "which has zone")],
 )
-def test_a_topology_or_domain_that_does_not_exist_fails_the_graph(topologies: Any, message: str) -> None:
+def test_missing_topology_or_domain_fails_the_graph(topologies: Any, message: str) -> None:
     spec = spec_of(experimental={"kvTransferPolicy": OF_GROVE})
     cluster = PureCluster({"spec": spec}, replace(NO_GROVE, topologies=topologies))
     cluster.step_graph()
@@ -101,6 +101,6 @@ ZONE, RACK = "nvidia.com/dynamo-topology.zone", "nvidia.com/dynamo-topology.rack
         ({"annotations": {TOPOLOGY_NAME: "other"}}, "n", {}),
     ],
 )
-def test_a_pod_lacks_labels_once_it_is_scheduled(metadata: Any, node: str | None, expected: dict[str, str]) -> None:
+def test_scheduled_pod_requires_its_topology_labels(metadata: Any, node: str | None, expected: dict[str, str]) -> None:
     pod = {"metadata": metadata, "spec": {"nodeName": node}}
     assert missing_labels(pod, TOPOLOGIES) == expected

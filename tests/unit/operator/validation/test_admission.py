@@ -152,7 +152,7 @@ def test_fields_of_a_request_without_effect_are_warnings() -> None:
     ]
 
 
-def test_seed_era_request_is_accepted() -> None:
+def test_profiling_request_of_the_first_release_is_accepted() -> None:
     value = resource(
         "DynamoGraphDeploymentRequest",
         "v1alpha1",
@@ -164,7 +164,7 @@ def test_seed_era_request_is_accepted() -> None:
     assert review(value).problems == []
 
 
-def test_rules_of_grove_apply_only_where_it_is_known() -> None:
+def test_grove_rules_apply_only_on_a_cluster_with_grove() -> None:
     long = graph(worker("a" * 40), name="g" * 10)
     priority = graph(priorityClassName="high")
     assert [paths(long, facts=facts) for facts in (GROVE, NO_GROVE, None)] == [[f"{BASE}.name"], [], []]
@@ -177,7 +177,7 @@ def changed(value: Object, **spec: Any) -> Object:
     return {**copy.deepcopy(value), "spec": {**copy.deepcopy(value["spec"]), **spec}}
 
 
-def test_graph_update_refuses_what_is_immutable() -> None:
+def test_graph_update_refuses_immutable_fields() -> None:
     old = graph(backendFramework="vllm")
     front, back = old["spec"]["components"]
     assert paths(changed(old, components=[front]), old) == ["spec.components"]
@@ -224,7 +224,7 @@ def test_restart_order_is_unique_and_complete() -> None:
 
 
 @pytest.mark.parametrize(("version", "field"), [("v1alpha1", "state"), ("v1beta1", "phase")])
-def test_request_is_frozen_once_profiling_started(version: str, field: str) -> None:
+def test_request_is_immutable_once_profiling_started(version: str, field: str) -> None:
     old = resource("DynamoGraphDeploymentRequest", version, model="m")
     new = changed(old, model="other")
     assert paths(new, {**old, "status": {field: "Pending"}}) == []
@@ -249,7 +249,7 @@ def test_checkpoint_names_a_container_and_keeps_its_identity() -> None:
     assert paths(other, value) == ["spec.identity"]
 
 
-def test_object_in_deletion_is_not_checked() -> None:
+def test_object_under_deletion_is_not_validated() -> None:
     value = alpha({})
     value["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert paths(value, alpha()) == []

@@ -32,6 +32,6 @@ def test_copy_in_a_loop_is_hot_and_the_source_of_the_loop_is_not() -> None:
     assert (inner.is_in_loop, outer.is_in_loop) == (True, False)
 
 
-def test_other_calls_and_broken_files_are_no_sites() -> None:
+def test_other_calls_and_invalid_files_are_no_clone_sites() -> None:
     assert python_sites("a.py", b"def f(): return dict(a=1), x.copy(y), str(z)\n") == []
     assert python_sites("a.py", b"def f(:") == []

@@ -43,7 +43,7 @@ def test_bucket_follows_the_surroundings(statement: str, expected: Bucket) -> No
     assert bucket(statement) is expected
 
 
-def test_borrowed_parameter_needs_another_signature() -> None:
+def test_borrowed_parameter_requires_another_signature() -> None:
     assert bucket("let a = name.clone();", ", name: &String") is Bucket.API
 
 
@@ -58,7 +58,7 @@ def test_loops_async_functions_and_names_raise_the_score() -> None:
     assert looped.area == "request path"
 
 
-def test_tests_are_left_out_unless_they_are_wanted() -> None:
+def test_test_code_is_excluded_unless_requested() -> None:
     found = sites(
         "#[cfg(test)]\nmod tests { fn f() { g(&a.clone()); } }\n#[tokio::test]\nasync fn t() { h(&b.clone()); }"
     )

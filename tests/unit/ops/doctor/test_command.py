@@ -9,7 +9,7 @@ from dynamo.ops.doctor.command import DoctorConfig, doctor, print_report
 from dynamo.ops.report import failed
 
 
-def test_wrong_options_are_one_line() -> None:
+def test_invalid_options_are_one_error_line() -> None:
     with pytest.raises(ConfigError, match="--http-port 70000: must be from 0 to 65535"):
         DoctorConfig(http_port=70000)
     with pytest.raises(ConfigError, match="unknown argument --bundel; did you mean --bundle"):

@@ -50,13 +50,13 @@ def test_old_python_fails() -> None:
         (replace(FACTS, is_installed=False), CheckStatus.SKIP, "not installed"),
     ],
 )
-def test_packages_that_do_not_match_are_named(facts: PackageFacts, status: CheckStatus, words: str) -> None:
+def test_incompatible_packages_are_named(facts: PackageFacts, status: CheckStatus, words: str) -> None:
     row = rows(facts)["packages"]
     assert row.status is status
     assert words in row.evidence
 
 
-def test_missing_extra_fails_only_where_a_setting_needs_it() -> None:
+def test_missing_extra_fails_only_if_a_setting_requires_it() -> None:
     row = rows(FACTS, DYN_EVENT_PLANE="nats")["extra nats"]
     assert (row.status, row.remedy) == (CheckStatus.FAIL, "run: pip install nats-py")
     assert "DYN_EVENT_PLANE=nats" in row.evidence
@@ -66,7 +66,7 @@ def test_missing_extra_fails_only_where_a_setting_needs_it() -> None:
     )
 
 
-def test_unsupported_version_of_an_extra_that_is_not_used_is_a_warning() -> None:
+def test_unsupported_version_of_an_unused_extra_is_a_warning() -> None:
     facts = replace(FACTS, extras={"nats": (replace(NATS, installed="3", is_accepted=False),)})
     assert rows(facts)["extra nats"].status is CheckStatus.WARN
 
@@ -99,7 +99,7 @@ def test_versions_of_a_running_graph_are_compared() -> None:
         ),
     ],
 )
-def test_model_files_are_judged(facts: CheckpointFacts, status: CheckStatus, words: str) -> None:
+def test_model_file_check_reports_each_state(facts: CheckpointFacts, status: CheckStatus, words: str) -> None:
     row = checkpoint_row(facts)
     assert row.status is status
     assert words in row.evidence

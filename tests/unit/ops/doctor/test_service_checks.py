@@ -67,7 +67,9 @@ def test_taken_port_names_its_process(facts: PortFacts, status: CheckStatus, wor
         (replace(FRONTEND, status="not_ready"), FAIL, "not_ready"),
     ],
 )
-def test_running_frontend_is_judged(facts: FrontendFacts | None, status: CheckStatus, words: str) -> None:
+def test_running_frontend_check_reports_each_state(
+    facts: FrontendFacts | None, status: CheckStatus, words: str
+) -> None:
     row = frontend_row(facts)
     assert row.status is status
     assert words in row.evidence
@@ -86,7 +88,9 @@ def test_running_frontend_is_judged(facts: FrontendFacts | None, status: CheckSt
         (replace(DIRECTORY, unreadable=("x",)), WARN, "no records: x"),
     ],
 )
-def test_discovery_directory_is_judged(facts: DirectoryFacts | None, status: CheckStatus, words: str) -> None:
+def test_discovery_directory_check_reports_each_state(
+    facts: DirectoryFacts | None, status: CheckStatus, words: str
+) -> None:
     row = discovery_row(facts, "etcd")
     assert row.status is status
     assert words in row.evidence
@@ -108,7 +112,7 @@ def test_servers_that_are_not_configured_are_skipped() -> None:
         ((ETCD, ETCD), PASS, "2 members respond"),
     ],
 )
-def test_members_of_a_server_are_judged_together(
+def test_members_of_a_server_are_checked_together(
     services: tuple[ServiceFacts, ...], status: CheckStatus, words: str
 ) -> None:
     row, _ = server_rows(services)
@@ -130,7 +134,9 @@ def test_members_of_a_server_are_judged_together(
         (replace(CLUSTER, has_graphs=False), WARN, "DynamoGraphDeployment"),
     ],
 )
-def test_access_to_kubernetes_is_judged(facts: ApiServerFacts | None, status: CheckStatus, words: str) -> None:
+def test_kubernetes_access_check_reports_each_state(
+    facts: ApiServerFacts | None, status: CheckStatus, words: str
+) -> None:
     row = cluster_row(facts)
     assert row.status is status
     assert words in row.evidence

@@ -31,6 +31,6 @@ def test_listener_of_another_user_is_described(tmp_path: Path) -> None:
     assert listener_of(8000, proc) == "a process of another user"
 
 
-def test_only_listening_sockets_of_the_port_count() -> None:
+def test_only_listening_sockets_of_the_port_are_counted() -> None:
     assert listening_inodes([LINE, ESTABLISHED], 8000) == {"4242"}
     assert command_of("1", "/nowhere") == "process"

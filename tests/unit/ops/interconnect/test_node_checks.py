@@ -70,7 +70,7 @@ def test_node_with_rdma_and_nvlink_passes() -> None:
         ({"logs": "NCCL INFO NET/Socket"}, "nccl", CheckStatus.WARN),
     ],
 )
-def test_each_fault_of_a_node_is_a_row(changes: dict[str, str | None], check: str, status: CheckStatus) -> None:
+def test_each_node_fault_is_a_row(changes: dict[str, str | None], check: str, status: CheckStatus) -> None:
     assert statuses(**changes)[check] is status
 
 

@@ -58,5 +58,5 @@ def test_pod_without_capability_and_device_is_warned_about() -> None:
     assert len(rows) == 2
 
 
-def test_worker_that_transfers_nothing_is_skipped() -> None:
+def test_worker_without_transfers_is_skipped() -> None:
     assert worst(graph({}, kind="worker")) is CheckStatus.SKIP

@@ -37,7 +37,7 @@ def test_recipes_are_selected_by_their_fields(root: Path) -> None:
     assert [one.hardware for one in selected(recipes, gpu="H200")] == ["h200"]
 
 
-def test_target_is_a_name_a_path_or_words_of_one_recipe(root: Path) -> None:
+def test_target_is_a_name_a_path_or_a_unique_set_of_words(root: Path) -> None:
     recipes = find_recipes(root)
     for target in (
         "llama/vllm/agg",

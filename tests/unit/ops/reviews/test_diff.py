@@ -35,7 +35,7 @@ def test_added_lines_have_numbers_and_enclosing_lines() -> None:
     assert changed_paths(DIFF) == ["a.py"]
 
 
-def test_text_that_is_no_diff_is_refused() -> None:
+def test_text_that_is_not_a_diff_is_refused() -> None:
     assert added_lines("") == []
     with pytest.raises(ConfigError, match="not a unified diff"):
         added_lines("hello\n")

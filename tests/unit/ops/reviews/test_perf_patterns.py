@@ -38,7 +38,7 @@ ASYNC, LOOP = "async def f(self):", "    for a in b:"
         ),
     ],
 )
-def test_cost_is_found_where_it_matters(added: AddedLine, concern: str, impact: Impact) -> None:
+def test_performance_pattern_is_reported_in_its_context(added: AddedLine, concern: str, impact: Impact) -> None:
     (found,) = findings([added])
     assert (found.concern, found.impact, found.line) == (concern, impact, 7)
 

@@ -34,7 +34,9 @@ def test_review_has_checklist_hot_paths_findings_and_verdict(
     assert (rows["async blocking"], rows["copy"], rows["benchmark"]) == ("WARN", "PASS", "WARN")
 
 
-def test_healthy_change_has_no_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_change_without_performance_patterns_has_negligible_impact(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "d"
     path.write_text(DIFF.replace("time.sleep(1)", "await asyncio.sleep(1)"))
     assert perf_review([str(path), "--json"]) == 0

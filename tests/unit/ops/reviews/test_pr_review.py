@@ -51,7 +51,7 @@ def test_draft_is_kept_with_an_index_and_replaced(tmp_path: Path, capsys: pytest
     assert (tmp_path / "out" / "INDEX.md").read_text().count("| 42 |") == 1
 
 
-def test_wrong_evidence_is_named(tmp_path: Path) -> None:
+def test_invalid_evidence_is_named(tmp_path: Path) -> None:
     (tmp_path / "e").write_text('{"verdict": "LGTM"}')
     with pytest.raises(ConfigError, match="verdict 'LGTM': must be Approve, Request changes, Comment"):
         pr_review(["1", "--evidence", str(tmp_path / "e")])

@@ -25,7 +25,7 @@ def test_worklog_grows_by_entries_and_changes_its_status(tmp_path: Path, capsys:
         worklog(["new", "router hangs at start", "--output", str(tmp_path)])
 
 
-def test_wrong_uses_are_named(tmp_path: Path) -> None:
+def test_invalid_uses_are_named(tmp_path: Path) -> None:
     (tmp_path / "x.md").write_text("nothing")
     for argv, message in (
         (["log", str(tmp_path / "x.md")], "expected at least one"),

@@ -35,7 +35,7 @@ def test_files_of_a_collection_become_facts() -> None:
     )
 
 
-def test_files_of_upstreams_collector_are_read() -> None:
+def test_files_of_the_upstream_collector_are_read() -> None:
     case = case_of(
         {
             "g.yaml": "kind: DynamoGraphDeployment\nmetadata: {name: g}\n",

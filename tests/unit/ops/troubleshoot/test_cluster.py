@@ -21,7 +21,7 @@ def test_objects_of_a_graph_are_selected_by_label_and_by_name() -> None:
     assert of_graph("claims.json", [named("c")], "g") == [named("c")]
 
 
-def test_secrets_and_managed_fields_are_left_out() -> None:
+def test_secrets_and_managed_fields_are_removed() -> None:
     value = {
         "metadata": {
             "name": "p",

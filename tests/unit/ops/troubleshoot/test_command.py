@@ -64,7 +64,7 @@ def test_healthy_and_empty_cases_have_exit_status_0(tmp_path: Path, capsys: pyte
     assert "none of" in capsys.readouterr().out
 
 
-def test_what_could_not_be_read_is_a_warning() -> None:
+def test_unreadable_source_is_a_warning() -> None:
     case = CaseFacts(logs={"a": "x"})
     rows = rows_of_case(case, matches(case, SIGNATURES), ["events: forbidden"])
     assert [(row.check, row.status.value) for row in rows] == [

@@ -29,7 +29,7 @@ FILES = {
 }
 
 
-def test_files_have_upstreams_names_and_contents() -> None:
+def test_evidence_files_have_upstream_names_and_contents() -> None:
     found = evidence_files(FILES, "dgd", "g")
     assert set(found) == {
         "g.yaml",
@@ -55,7 +55,7 @@ def test_missing_resource_fails_and_missing_parts_are_warnings() -> None:
     assert [result for result, _, _ in bad[1:]] == ["WARN"] * 5
 
 
-def test_summary_is_upstreams_footer() -> None:
+def test_summary_equals_the_upstream_footer() -> None:
     lines = summary([("PASS", "pods", "1 pods"), ("FAIL", "resource", "dgd/g not found")], "out").splitlines()
     assert lines[:3] == ["===== Collection Summary =====", "PASS|pods|1 pods", "FAIL|resource|dgd/g not found"]
     assert lines[-3:-1] == ["Output: out", "Passed: 1  Failed: 1  Warned: 0"]
@@ -63,7 +63,7 @@ def test_summary_is_upstreams_footer() -> None:
 
 
 @pytest.mark.parametrize("argv", [[], ["-k", "dgd"], ["-k", "pod", "-r", "x", "-o", "y"], ["-k", "dgd", "-r", "g"]])
-def test_wrong_options_are_usage_errors(argv: list[str]) -> None:
+def test_invalid_options_are_usage_errors(argv: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"-k|-r|-o|kind"):
         collect_evidence(argv)
     assert EvidenceConfig(kind="dgd", resource="g", output="o").namespace == "default"

@@ -137,7 +137,7 @@ def test_pods_of_one_phase_lack_the_other() -> None:
     assert found({"pods.json": [prefill, pod("w", labels={TYPE: "worker"})]}) == []
 
 
-def test_status_of_an_old_generation_means_that_no_operator_handles_the_change() -> None:
+def test_status_of_an_old_generation_is_an_absent_operator() -> None:
     assert found({"graphs.json": graph({"observedGeneration": 1}, generation=2)}) == ["operator-absent"]
 
 
@@ -157,7 +157,7 @@ def test_router_that_applied_no_event_is_reported_after_enough_requests() -> Non
     assert found({"metrics.txt": text.replace("30", "3")}) == []
 
 
-def test_planes_of_flags_are_compared_too() -> None:
+def test_planes_set_by_flags_are_compared() -> None:
     front, work = pod("f"), pod("w")
     front["spec"]["containers"][0]["args"] = ["--event-plane", "zmq"]
     work["spec"]["containers"][0]["args"] = ["--event-plane=nats"]

@@ -109,7 +109,7 @@ def test_scheduling_event_without_a_pod_is_enough() -> None:
     ]
 
 
-def test_events_of_a_pod_that_is_ready_now_are_no_failures() -> None:
+def test_events_of_a_ready_pod_are_not_failures() -> None:
     assert found(HEALTHY, event("FailedMount", "x"), event("FailedScheduling", "Insufficient nvidia.com/gpu")) == []
 
 

@@ -5,7 +5,7 @@ from dynamo.planner.config.defaults import SLAPlannerDefaults, SubComponentType,
 from dynamo.planner.config.planner_config import PlannerConfig
 
 
-def test_defaults_are_those_of_the_settings() -> None:
+def test_planner_defaults_equal_those_of_the_settings() -> None:
     config = PlannerConfig()
     found = defaults()
     assert found["ttft_ms"] == config.ttft_ms
@@ -13,7 +13,7 @@ def test_defaults_are_those_of_the_settings() -> None:
     assert all(getattr(SLAPlannerDefaults, name) == value for name, value in found.items())
 
 
-def test_roles_are_text() -> None:
+def test_planner_roles_are_strings() -> None:
     assert str(SubComponentType.PREFILL) == "prefill"
     assert dynamo.planner.SubComponentType is SubComponentType
     target = TargetReplica(sub_component_type=SubComponentType.DECODE.value, desired_replicas=2)

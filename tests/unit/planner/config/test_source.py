@@ -24,7 +24,7 @@ def test_load_config_reads_inline_json() -> None:
 
 
 @pytest.mark.parametrize("argument", ["/absent.json", "nonsense", '{"mode":'])
-def test_load_config_refuses_what_is_neither_file_nor_json(argument: str) -> None:
+def test_load_config_refuses_a_value_that_is_neither_a_file_nor_json(argument: str) -> None:
     with pytest.raises(ConfigError, match="--config value is neither a valid file path nor valid JSON: "):
         load_config(["--config", argument], {})
 

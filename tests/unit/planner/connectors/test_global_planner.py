@@ -83,7 +83,7 @@ async def test_request_names_the_deployment_and_only_the_roles_that_change(
     ("status", "expected"),
     [("scaling", ScaleStatus.ACCEPTED), ("rejected", ScaleStatus.HELD), ("error", ScaleStatus.FAILED)],
 )
-async def test_each_status_of_the_response_has_an_outcome(
+async def test_each_response_status_has_a_scale_outcome(
     runtime: DistributedRuntime, planner: ScriptedPlanner, status: str, expected: ScaleStatus
 ) -> None:
     planner.reply = {"status": status}

@@ -87,7 +87,7 @@ def test_replicas_of_which_pods_are_starting_are_pending() -> None:
         ([pod()], {"rollingUpdate": {"phase": "InProgress"}}),
     ],
 )
-def test_replicas_are_not_pending_while_anything_else_is_under_way(
+def test_replicas_are_not_pending_during_any_other_change(
     pods: list[dict[str, Any]] | None, status: dict[str, Any]
 ) -> None:
     assert graph(WORKER, STARTING, pods, **status).pending() == {}
@@ -98,7 +98,7 @@ def test_updated_replicas_of_a_scaling_group_are_the_available_ones() -> None:
     assert graph(WORKER, {"w": status}, [pod()]).pending() == {"w": 1}
 
 
-def test_component_that_is_no_worker_is_never_pending() -> None:
+def test_non_worker_component_is_never_pending() -> None:
     components = {"f": {"type": "frontend", "replicas": 2}}
     assert graph(components, {"f": STARTING["w"]}, [pod()]).pending() == {}
 
@@ -108,7 +108,7 @@ def test_pods_that_capture_a_checkpoint_are_not_counted() -> None:
     assert graph(WORKER, STARTING, [pod(), capturing]).pending() == {"w": 1}
 
 
-def test_graph_is_settled_when_nothing_changes() -> None:
+def test_graph_is_settled_without_pending_changes() -> None:
     assert graph(WORKER, {"w": SERVING}, [pod()]).is_settled
     assert not graph(WORKER, STARTING, [pod()]).is_settled
     assert not graph(WORKER, {"w": SERVING}, [pod(deletionTimestamp="now")]).is_settled

@@ -30,7 +30,7 @@ async def connector_of(runtime: DistributedRuntime, clock: ManualClock) -> Virtu
     return connector
 
 
-async def test_decision_is_accepted_and_then_held_while_it_is_pending(runtime: DistributedRuntime) -> None:
+async def test_decision_is_accepted_once_and_held_while_pending(runtime: DistributedRuntime) -> None:
     connector, client = await connector_of(runtime, ManualClock()), VirtualConnectorClient(runtime, "ns")
     first = await connector.scale(ScalingDecision(num_prefill=1, num_decode=2))
     assert (first.status, first.message) == (ScaleStatus.ACCEPTED, "decision 0 published")
@@ -40,7 +40,7 @@ async def test_decision_is_accepted_and_then_held_while_it_is_pending(runtime: D
     assert (await connector.scale(ScalingDecision(num_decode=3))).status is ScaleStatus.ACCEPTED
 
 
-async def test_decision_with_the_present_numbers_is_held(runtime: DistributedRuntime) -> None:
+async def test_decision_equal_to_the_current_replicas_is_held(runtime: DistributedRuntime) -> None:
     assert isinstance(runtime.discovery, MemoryDiscovery)
     await register(runtime.discovery, record(1))
     await register(runtime.discovery, record(2))
@@ -51,7 +51,7 @@ async def test_decision_with_the_present_numbers_is_held(runtime: DistributedRun
     assert (outcome.status, outcome.message) == (ScaleStatus.HELD, "decision 0 has these numbers already")
 
 
-async def test_numbers_that_were_carried_out_and_not_reached_are_published_again(runtime: DistributedRuntime) -> None:
+async def test_completed_decision_with_missing_workers_is_published_again(runtime: DistributedRuntime) -> None:
     connector, client = await connector_of(runtime, ManualClock()), VirtualConnectorClient(runtime, "ns")
     await connector.scale(ScalingDecision(num_decode=2))
     await client.complete(await client.get())
@@ -64,7 +64,7 @@ async def test_numbers_that_were_carried_out_and_not_reached_are_published_again
     assert (decision.num_decode_workers, decision.decision_id) == (2, 1)
 
 
-async def test_planner_that_had_to_hold_continues_from_the_decisions_of_the_other(runtime: DistributedRuntime) -> None:
+async def test_held_planner_continues_from_the_decisions_of_the_active_one(runtime: DistributedRuntime) -> None:
     first, second = await connector_of(runtime, ManualClock()), await connector_of(runtime, ManualClock())
     client = VirtualConnectorClient(runtime, "ns")
     for number in (2, 3):
@@ -88,7 +88,7 @@ async def test_ready_workers_are_those_of_discovery_and_expected_ones_those_of_t
     assert (after.ready_num_decode, after.expected_num_decode, after.expected_num_prefill) == (1, 3, 0)
 
 
-async def test_decision_that_is_not_reached_in_time_is_no_longer_expected(runtime: DistributedRuntime) -> None:
+async def test_unreached_decision_expires(runtime: DistributedRuntime) -> None:
     clock = ManualClock()
     connector = await connector_of(runtime, clock)
     await connector.scale(ScalingDecision(num_decode=3))

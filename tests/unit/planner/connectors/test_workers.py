@@ -44,7 +44,7 @@ async def test_encode_workers_are_not_counted_and_namespaces_are_apart() -> None
     }
 
 
-async def test_cards_of_adapters_other_namespaces_and_draining_workers_are_no_workers() -> None:
+async def test_adapter_cards_other_namespaces_and_draining_workers_are_not_counted() -> None:
     discovery = MemoryDiscovery(MemoryStore())
     await register(discovery, record(1), suffix="/adapter")
     await register(discovery, record(2), namespace="ns-other")

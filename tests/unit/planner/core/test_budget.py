@@ -67,7 +67,7 @@ def test_growth_at_the_full_budget_is_held() -> None:
     assert found == (Pair(2, 2), LoadReason.GPU_BUDGET_GUARD_HOLD)
 
 
-def test_allocation_over_the_budget_is_reconciled_whatever_is_proposed() -> None:
+def test_allocation_over_the_budget_is_reduced_to_the_budget() -> None:
     found = guard_single(8, 9, 1, GpuBand(-1, 4), 1)
     assert found == (4, LoadReason.GPU_BUDGET_RECONCILE)
 

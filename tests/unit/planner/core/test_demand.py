@@ -15,7 +15,7 @@ def fed(values: list[float], horizon_s: float = 20.0) -> DemandHistory:
     return history
 
 
-def test_constant_demand_has_that_mean_and_no_spread() -> None:
+def test_constant_demand_is_forecast_without_variance() -> None:
     forecast = fed([2.0] * 60).forecast(300.0, 20.0)
     assert forecast.mean == pytest.approx(2.0)
     assert forecast.quantile(1.0) == pytest.approx(2.0)

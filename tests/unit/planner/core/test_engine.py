@@ -68,7 +68,7 @@ def test_tick_adds_a_prefill_worker_when_a_queue_exceeds_the_context() -> None:
     assert (decision.load.reason, decision.throughput.reason) == (LoadReason.SCALE_UP, ThroughputReason.DISABLED)
 
 
-def test_tick_without_observations_changes_nothing_and_names_the_reason() -> None:
+def test_tick_without_observations_scales_no_worker_and_names_the_reason() -> None:
     decision = first(PlannerCore(parse({}), CAPABILITIES), TickInput(now_s=5.0))
     assert decision.scale_to is None
     assert decision.load.reason is LoadReason.NO_FPM_DATA
@@ -100,7 +100,7 @@ def test_ticks_run_throughput_scaling_at_its_own_interval() -> None:
     assert [at for at, _ in runs][:3] == [105.0, 110.0, 115.0]
 
 
-def test_ticks_that_a_slow_tick_has_missed_are_left_out() -> None:
+def test_missed_ticks_are_skipped() -> None:
     core = PlannerCore(parse({}), CAPABILITIES)
     assert core.next_tick(core.first_tick(0.0), 22.0).at_s == 25.0
 

@@ -159,7 +159,7 @@ def test_batch_limit_of_a_worker_limits_its_work() -> None:
     assert many > 0.8
 
 
-def test_backlog_adds_replicas_although_the_demand_does_not_need_them() -> None:
+def test_backlog_adds_replicas_beyond_the_demand() -> None:
     deployment = Deployment(2, 30.0)
     deployment.run(40, 5.0)
     assert deployment.ready + len(deployment.starting) <= 2
@@ -210,7 +210,7 @@ def test_record_of_forecast_decisions_replays_to_the_same_bytes() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_faulty_observations_never_scale_to_zero_or_beyond_the_budget_and_the_planner_recovers(seed: int) -> None:
+def test_faulty_observations_never_scale_to_zero_or_over_budget_and_the_planner_recovers(seed: int) -> None:
     rng = random.Random(seed)
     deployment = Deployment(rng.randint(1, BUDGET), rng.choice((5.0, 30.0, 120.0)))
     last: TrafficObservation | None = None

@@ -39,7 +39,7 @@ def test_power_budget_below_the_minimum_allows_no_growth() -> None:
     assert (found, reason) == (Targets(2, 2), LimitReason.POWER_BUDGET_BELOW_MINIMUM)
 
 
-def test_opposing_change_that_exceeds_the_limit_on_the_way_only_shrinks() -> None:
+def test_opposing_change_over_the_power_limit_only_shrinks_first() -> None:
     power = PowerBudget(500, PairCost(100, 100, 1, 1))
     found, reason = fit_power(Pair(1, 4), Targets(4, 1), power)
     assert (found, reason) == (Targets(1, 1), LimitReason.POWER_REBALANCE_STAGED)

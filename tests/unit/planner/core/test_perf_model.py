@@ -75,7 +75,7 @@ def test_prefill_capacity_prefers_a_slower_batch_that_meets_the_objective() -> N
     assert found.ttft_s == pytest.approx(0.1)
 
 
-def test_capacity_that_meets_no_objective_is_returned_as_not_eligible() -> None:
+def test_capacity_that_meets_no_objective_is_returned_as_ineligible() -> None:
     found = engine(EngineRole.PREFILL).capacity(CapacityQuery(isl=100, osl=1, ttft_s=0.01))
     assert found is not None
     assert not found.is_eligible

@@ -43,7 +43,7 @@ def replicas(outcome: PipelineOutcome) -> int | None:
     return outcome.proposal.targets[0].replicas if outcome.proposal else None
 
 
-def test_pipeline_without_proposals_has_nothing_to_apply() -> None:
+def test_pipeline_without_proposals_applies_no_targets() -> None:
     assert run(PluginPipeline(), propose(9)).action is ExecuteAction.SKIP_NO_TARGETS
 
 
@@ -115,7 +115,7 @@ def test_circuit_is_tried_once_after_the_cooldown_and_closes_on_success() -> Non
     assert circuit.state(12.0) is CircuitState.CLOSED
 
 
-def test_plugin_that_unregisters_during_its_call_leaves_no_state() -> None:
+def test_plugin_unregistered_during_its_call_leaves_no_state() -> None:
     pipeline = PluginPipeline([spec("p")])
 
     def call(one: PluginCall) -> StageResponse:

@@ -173,7 +173,9 @@ def test_missing_package_of_a_predictor_is_one_line_with_the_extra(
 
 @pytest.mark.parametrize("kind", [Predictor.CONSTANT, Predictor.KALMAN])
 @given(before=st.lists(st.floats(0, 1e6), max_size=12), after=st.lists(st.floats(0, 1e6), max_size=6))
-def test_restored_predictor_goes_on_as_the_saved_one(kind: Predictor, before: list[float], after: list[float]) -> None:
+def test_restored_predictor_continues_as_the_saved_one(
+    kind: Predictor, before: list[float], after: list[float]
+) -> None:
     config = PlannerConfig(load_predictor=kind, load_predictor_log1p=True)
     saved, restored = make_predictor(config), make_predictor(config)
     for value in before:

@@ -14,7 +14,7 @@ def test_samples_of_the_named_metrics_are_read_with_sorted_labels() -> None:
 
 
 @pytest.mark.parametrize("line", ["a NaN", "a +Inf", "a x", "a", "a{", "# a 1", ""])
-def test_lines_without_a_finite_sample_are_left_out(line: str) -> None:
+def test_lines_without_a_finite_sample_are_skipped(line: str) -> None:
     assert samples_of(f"{line}\na 5\n", {"a"}) == {SeriesKey("a", ()): 5.0}
 
 

@@ -27,7 +27,7 @@ def client(answers: dict[str, list[QueryRow]], **settings: str) -> AnsweredQueri
     return found
 
 
-def test_total_and_first_row_ignore_what_is_not_finite() -> None:
+def test_total_and_first_row_ignore_non_finite_values() -> None:
     assert (total(rows("1", "NaN", "2")), single(rows("NaN", "3", "4"))) == (3.0, 3.0)
     assert (total(rows("NaN")), single(rows("+Inf")), total([])) == (None, None, None)
 

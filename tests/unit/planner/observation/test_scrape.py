@@ -55,7 +55,7 @@ async def test_frontends_of_the_namespace_are_read_once_for_each_url(origins: li
     await scraper.close()
 
 
-async def test_frontend_that_left_no_longer_makes_the_window_incomplete(origins: list[str]) -> None:
+async def test_departed_frontend_does_not_make_the_window_incomplete(origins: list[str]) -> None:
     discovery, clock = MemoryDiscovery(MemoryStore()), ManualClock()
     await put(discovery, 1, "http://a:80/metrics", "ns")
     scraper = FrontendScraper(discovery, "ns", clock)
@@ -66,7 +66,7 @@ async def test_frontend_that_left_no_longer_makes_the_window_incomplete(origins:
     assert (await scraper.window(5.0)).unknown == "no frontend registers its metrics"
 
 
-async def test_malformed_address_is_logged_and_left_out(origins: list[str], caplog: pytest.LogCaptureFixture) -> None:
+async def test_malformed_address_is_logged_and_skipped(origins: list[str], caplog: pytest.LogCaptureFixture) -> None:
     discovery = MemoryDiscovery(MemoryStore())
     await discovery.put(METRICS_SOURCES, "1", b"{")
     with caplog.at_level(logging.WARNING):

@@ -25,14 +25,14 @@ def test_restarted_counter_is_fresh() -> None:
     assert freshness.fresh(step(1), STALE_S + 1)
 
 
-def test_rank_that_was_absent_begins_again() -> None:
+def test_reappearing_rank_is_counted_from_its_start() -> None:
     freshness = StepFreshness()
     freshness.fresh(step(1), 0.0)
     freshness.fresh({}, 1.0)
     assert freshness.fresh(step(1), STALE_S + 1)
 
 
-def test_steps_of_an_unknown_version_are_left_out() -> None:
+def test_steps_of_an_unknown_version_are_skipped() -> None:
     assert not StepFreshness().fresh(step(1, FORWARD_PASS_VERSION + 1), 0.0)
 
 
@@ -48,7 +48,7 @@ def measured(counter: int, tokens: int) -> ForwardPassMetrics:
     return ForwardPassMetrics(FORWARD_PASS_VERSION, "1", 0, counter, 0.1, scheduled, QueuedRequests())
 
 
-async def test_the_last_step_with_prompts_is_kept_until_it_is_taken() -> None:
+async def test_last_step_with_prompts_is_returned_once() -> None:
     found = subscriber(measured(1, 100), measured(2, 200), measured(3, 0))
     assert [one.counter_id for one in found.take_prompts().values()] == [2]
     assert found.take_prompts() == {}

@@ -48,7 +48,7 @@ def test_unread_frontend_makes_the_window_unknown_and_longer() -> None:
     assert (found := window.close(10.0, 5.0).traffic) is not None and found.num_req == 10
 
 
-def test_no_frontend_and_an_empty_window_are_unknown() -> None:
+def test_traffic_window_without_frontends_or_duration_is_unknown() -> None:
     window = TrafficWindow(1.0)
     assert window.close(1.0, 5.0).unknown == "the window is empty"
     assert window.close(2.0, 5.0).unknown == "no frontend registers its metrics"
@@ -89,7 +89,7 @@ def test_idle_window_has_zero_requests() -> None:
     assert (found := window.close(5.0, 5.0).traffic) is not None and (found.num_req, found.isl) == (0, 0)
 
 
-def test_requests_of_other_models_are_left_out() -> None:
+def test_requests_of_other_models_are_not_counted() -> None:
     window = TrafficWindow(0.0, "M")
     for requests, now_s in ((0, 0.0), (8, 5.0)):
         window.read("a", {**reading(requests, model="m"), **reading(requests * 2, model="x")}, now_s)

@@ -50,7 +50,7 @@ CONTEXT = PipelineContext(
         RegisterRequest(plugin_id="a", hold_policy=HoldPolicy.HOLD_LAST, needs=["traffic"], priority=2),
     ],
 )
-def test_message_survives_the_wire(message: WireMessage) -> None:
+def test_messages_round_trip(message: WireMessage) -> None:
     wire = CLASSES[type(message).__name__].FromString(to_wire(message).SerializeToString())
     assert from_wire(wire, type(message)) == message
 

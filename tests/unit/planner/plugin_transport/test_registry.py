@@ -61,7 +61,7 @@ def test_plugin_of_another_caller_cannot_be_removed_and_is_not_distinguished_fro
     assert "p" not in plugins
 
 
-def test_plugin_whose_heartbeats_stop_is_removed_and_one_that_never_sent_any_is_not() -> None:
+def test_plugin_with_missed_heartbeats_is_removed_and_one_without_any_heartbeat_is_kept() -> None:
     plugins = registry(heartbeat_timeout_seconds=15.0, heartbeat_missed_threshold=2)
     plugins.register(request("beats"))
     plugins.register(request("silent"))

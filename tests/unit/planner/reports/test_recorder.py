@@ -47,7 +47,7 @@ async def test_report_is_written_when_its_interval_has_passed(tmp_path: Path) ->
     assert names(tmp_path)[-1] == "planner_report_20260921_151325_002.log.jsonl.gz"
 
 
-async def test_without_an_interval_nothing_is_written_and_the_page_is_live(tmp_path: Path) -> None:
+async def test_recorder_without_a_report_interval_writes_no_file_and_serves_a_live_page(tmp_path: Path) -> None:
     made = recorder(tmp_path, report_interval_hours=None)
     application = made.routes().application()
     assert "No tick yet" in (await request(application, "GET", "/")).text
@@ -72,7 +72,7 @@ async def test_directory_that_cannot_be_written_is_one_log_line(
     assert error.startswith("failed to write report ")
 
 
-async def test_without_reports_and_dashboard_nothing_is_kept(tmp_path: Path) -> None:
+async def test_recorder_without_reports_and_dashboard_keeps_no_snapshots(tmp_path: Path) -> None:
     made = recorder(tmp_path, report_interval_hours=None, live_dashboard_port=0)
     await made.record(TickSnapshot(timestamp_s=START_S))
     assert "No tick yet" in await made.live_page()

@@ -24,7 +24,7 @@ def kinds(documents: list[KubeObject]) -> list[str]:
     return [one["kind"] for one in documents]
 
 
-def test_plain_request_yields_the_graph_alone(spec_of: MakeSpec, pair: Configuration) -> None:
+def test_plain_request_yields_only_the_graph(spec_of: MakeSpec, pair: Configuration) -> None:
     documents = assembled(spec_of(), pair)
     assert kinds(documents) == ["DynamoGraphDeployment"]
     assert documents[-1]["metadata"]["name"] == "vllm-disagg-0f0f0f0f"

@@ -53,13 +53,15 @@ def test_aggregated_worker_becomes_a_decode_worker_for_the_planner(spec_of: Make
     assert "scalingAdapter" in named(value, "worker")
 
 
-def test_advisory_planner_scales_nothing(spec_of: MakeSpec, pair: Configuration) -> None:
+def test_advisory_planner_adds_no_scaling_adapters(spec_of: MakeSpec, pair: Configuration) -> None:
     value = graph_of(spec_of(), pair, "vllm", "name")
     features.add_scaling_adapters(value, parse({"advisory": True}))
     assert not any("scalingAdapter" in one for one in value["spec"]["components"])
 
 
-def test_planner_takes_over_explicit_objectives_unless_it_has_its_own(spec_of: MakeSpec, pair: Configuration) -> None:
+def test_planner_uses_explicit_objectives_unless_configured_with_its_own(
+    spec_of: MakeSpec, pair: Configuration
+) -> None:
     planner = {"optimization_target": "sla", "itl_ms": 12}
     spec = spec_of(features={"planner": planner}, sla={"ttft": 700, "itl": 20})
     found = features.planner_config(spec, pair, None)

@@ -31,7 +31,7 @@ def test_steps_grow_with_tokens_context_and_sequences() -> None:
     assert one.decode_ms(0, 10**6, 0) == 0.0
 
 
-def test_tensor_parallelism_shortens_steps_and_leaves_more_memory() -> None:
+def test_tensor_parallelism_shortens_steps_and_frees_memory() -> None:
     one, four = engine(tp=1), engine(tp=4)
     assert four.decode_ms(64000, 10**6, 32) < one.decode_ms(64000, 10**6, 32)
     assert four.kv_tokens() > 4 * one.kv_tokens()
@@ -58,7 +58,7 @@ def test_data_parallel_ranks_each_have_a_cache() -> None:
     assert ranks.kv_tokens() > 2 * one.kv_tokens()  # Latent vectors cannot be split between tensor-parallel GPUs.
 
 
-def test_weights_that_do_not_fit_leave_no_cache() -> None:
+def test_weights_larger_than_memory_leave_no_cache() -> None:
     assert engine("meta-llama/Llama-3.1-70B-Instruct", "l4").kv_tokens() <= 0
 
 

@@ -38,7 +38,7 @@ def test_known_efficiencies_are_found_again() -> None:
     assert max(abs(one) for pair in errors(points(truth), found) for one in pair) < 0.1
 
 
-def test_a_single_point_corrects_without_leaving_the_start() -> None:
+def test_single_point_moves_the_fit_only_partly() -> None:
     slow = replace(START, layer_s=3 * START.layer_s)
     (point,) = points(slow)[:1]
     found = fit([point], START)
@@ -54,7 +54,7 @@ def test_outliers_do_not_move_the_fit() -> None:
     assert found.memory == pytest.approx(START.memory, rel=0.15)
 
 
-def test_shares_of_the_peaks_stay_plausible() -> None:
+def test_fitted_peak_shares_are_bounded() -> None:
     found = fit(points(replace(START, compute=3.0, memory=3.0)), START, prior_weight=1e-3)
     assert found.compute <= 0.9 + 1e-9
     assert found.memory <= 0.95 + 1e-9

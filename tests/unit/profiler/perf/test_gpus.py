@@ -7,7 +7,7 @@ from dynamo.profiler.perf.gpus import GPUS, gpu_spec
 from dynamo.protocols.kubernetes.v1beta1 import GpuSku
 
 
-def test_every_value_of_gpu_sku_has_a_specification() -> None:
+def test_every_gpu_sku_has_a_specification() -> None:
     assert {gpu_spec(sku).sku for sku in get_args(GpuSku)} == set(GPUS)
 
 

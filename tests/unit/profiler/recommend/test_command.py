@@ -70,6 +70,6 @@ def test_measured_points_correct_the_estimate(tmp_path: Path) -> None:
         (["--points", "none.json"], "--points none.json"),
     ],
 )
-def test_what_cannot_be_simulated_is_refused(more: list[str], text: str) -> None:
+def test_unsupported_command_line_is_refused(more: list[str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         recommend([*SMALL, "--request-rate", "6", *more])

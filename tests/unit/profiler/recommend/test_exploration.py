@@ -69,7 +69,7 @@ def test_load_beyond_the_budget_yields_the_nearest(result_of: MakeResult) -> Non
     assert found.candidate.gpus <= 4
 
 
-def test_nothing_is_found_without_families() -> None:
+def test_exploration_without_engine_families_returns_none() -> None:
     def refuse(candidate: CandidateDeployment, limit: int | None) -> SimulatedResult:
         raise AssertionError(candidate)
 

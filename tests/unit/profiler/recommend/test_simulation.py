@@ -28,7 +28,7 @@ def simulator(shape: Shape = SHAPE) -> DeploymentSimulator:
     return DeploymentSimulator([engine, compact], sessions(shape), LatencyTarget(ttft_ms=500, itl_ms=20))
 
 
-def test_step_times_are_those_of_the_performance_model(candidate_of: MakeCandidate) -> None:
+def test_simulated_step_times_equal_those_of_the_performance_model(candidate_of: MakeCandidate) -> None:
     lonely = simulator(Shape(input_tokens=1000, output_tokens=50, requests=5, arrival_interval_ms=5000))
     found = lonely.run(candidate_of(1))
     engine = lonely.engines[0]
@@ -50,13 +50,13 @@ def test_disaggregated_engines_serve_all_requests(candidate_of: MakeCandidate) -
     assert found.goodput_per_gpu == found.goodput / 2
 
 
-def test_part_of_the_load_costs_less(candidate_of: MakeCandidate) -> None:
+def test_simulation_of_part_of_the_load_is_supported(candidate_of: MakeCandidate) -> None:
     part = simulator()
     assert part.run(candidate_of(1), 20).requests == 20
     assert part.simulated_requests == 20
 
 
-def test_labels_differ(candidate_of: MakeCandidate) -> None:
+def test_candidate_labels_are_distinct(candidate_of: MakeCandidate) -> None:
     made = [candidate_of(1), candidate_of(2), candidate_of(1, 1), candidate_of(1, tp=2), candidate_of(1, batch=32)]
     made += [
         candidate_of(1, router="round_robin"),

@@ -14,12 +14,12 @@ def test_finished_measurements_are_found_again(tmp_path: Path) -> None:
     assert MeasurementJournal.opened(tmp_path).known == {DONE.key: DONE}
 
 
-def test_failed_measurements_are_made_again(tmp_path: Path) -> None:
+def test_failed_measurements_are_repeated(tmp_path: Path) -> None:
     MeasurementJournal.opened(tmp_path).add(FAILED)
     assert MeasurementJournal.opened(tmp_path).known == {}
 
 
-def test_line_that_was_cut_off_is_skipped(tmp_path: Path) -> None:
+def test_truncated_journal_line_is_skipped(tmp_path: Path) -> None:
     journal = MeasurementJournal.opened(tmp_path)
     journal.add(DONE)
     with journal.path.open("ab") as file:

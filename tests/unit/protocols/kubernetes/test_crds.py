@@ -51,13 +51,13 @@ def test_scaling_adapter_has_a_scale_subresource() -> None:
     assert [one["subresources"]["scale"]["specReplicasPath"] for one in versions] == [".spec.replicas"] * 2
 
 
-def test_conversion_is_declared_for_kinds_with_two_versions_and_can_be_left_out() -> None:
+def test_conversion_is_declared_for_kinds_with_two_versions_and_can_be_omitted() -> None:
     converted = {name for name, crd in manifests() if "conversion" in crd["spec"]}
     assert converted == {f"nvidia.com_{one.plural}.yaml" for one in KINDS if len(one.versions) == 2}
     assert not any("conversion" in crd["spec"] for _, crd in manifests(has_conversion=False))
 
 
-def test_find_kind_returns_nothing_for_another_group_kind_or_version() -> None:
+def test_find_kind_returns_none_for_another_group_kind_or_version() -> None:
     found = find_kind("nvidia.com/v1beta1", "DynamoGraphDeployment")
     assert found is not None
     assert found[0].plural == "dynamographdeployments"

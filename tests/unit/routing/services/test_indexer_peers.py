@@ -12,7 +12,7 @@ from dynamo.routing.services.indexed_models import IndexedModels
 from dynamo.routing.services.indexer_peers import Peers, fetch
 
 
-async def test_indexer_recovery_uses_the_first_peer_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_indexer_recovery_uses_the_first_responding_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     source = IndexedModels()
     full(source)
     asked = []

@@ -46,7 +46,7 @@ async def test_malformed_arguments_are_value_errors() -> None:
     await service.shutdown_async()
 
 
-async def test_without_kv_events_cached_blocks_are_predicted_from_reservations(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cached_blocks_are_predicted_from_reservations_without_kv_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_USE_KV_EVENTS", "false")
     service = SelectionService()
     for worker_id in (1, 2):

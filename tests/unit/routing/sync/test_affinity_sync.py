@@ -59,7 +59,7 @@ class AffinityHarness(MemoryCluster):
         return decision.worker_id
 
 
-async def test_affinity_sync_gives_a_session_one_worker_on_all_routers() -> None:
+async def test_affinity_sync_binds_a_session_to_one_worker_on_all_routers() -> None:
     harness = await AffinityHarness(DECODE, DECODE, DECODE).start()
 
     for number in range(12):

@@ -91,7 +91,7 @@ async def test_replica_peers_are_added_and_removed_over_http() -> None:
     assert (await ask("register_peer", b'{"endpoint": "bogus"}'))[0] == 400
 
 
-async def test_replica_peers_without_port_publish_nothing() -> None:
+async def test_replica_peers_without_port_publish_no_events() -> None:
     routes = JsonRoutes()
     add_peer_routes(routes, None)
     headers = {"content-type": "application/json"}

@@ -230,7 +230,7 @@ async def test_replica_sync_ignores_ends_of_requests_of_other_routers() -> None:
     await sync.close()
 
 
-async def test_replica_sync_forgets_expired_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replica_sync_removes_expired_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dynamo.routing.sync.replica_sync.PRUNE_MIN", 8)
     harness, machine = ReplicaHarness(1), Machine()
     sync = ReplicaSync(harness.runtimes[0], ENDPOINT, machine, harness.clock)

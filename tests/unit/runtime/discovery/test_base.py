@@ -53,7 +53,7 @@ Reading.TestCase.settings = settings(max_examples=30, stateful_step_count=20)
 TestReading = Reading.TestCase
 
 
-def test_discovery_forgets_a_garbage_collected_reader() -> None:
+def test_discovery_drops_a_garbage_collected_reader() -> None:
     view = View()
     watch = view.watch()
     assert len(view._watches) == 1

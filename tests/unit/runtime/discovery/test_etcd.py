@@ -420,7 +420,7 @@ async def test_etcd_discovery_startup_error_names_the_settings(town: Town) -> No
         await member.put(BUCKET, "k", b"v")
 
 
-async def test_etcd_discovery_logs_what_it_waits_for(town: Town, caplog: pytest.LogCaptureFixture) -> None:
+async def test_etcd_discovery_logs_the_awaited_condition(town: Town, caplog: pytest.LogCaptureFixture) -> None:
     town.etcd.fall()
     watch = town.join().watch(BUCKET)
     await town.pass_time(15)
@@ -456,7 +456,7 @@ async def test_etcd_discovery_reports_user_errors_at_once(
     assert name("k") in town.etcd.records
 
 
-async def test_etcd_discovery_needs_one_reachable_member(town: Town) -> None:
+async def test_etcd_discovery_requires_one_reachable_member(town: Town) -> None:
     town.etcd.errors.append(untrusted())
     member = town.join(addresses=ADDRESSES)
     connecting = asyncio.ensure_future(member.connect())

@@ -80,7 +80,7 @@ async def test_file_discovery_writes_one_file_per_record(tmp_path: Path, clock: 
     assert not files[0].exists()
 
 
-async def test_file_discovery_removes_records_that_a_killed_process_left_unfinished(tmp_path: Path) -> None:
+async def test_file_discovery_removes_unfinished_records_of_a_killed_process(tmp_path: Path) -> None:
     (tmp_path / ".new-1").touch()
     os.utime(tmp_path / ".new-1", (1, 1))
     FileDiscovery(str(tmp_path))
@@ -246,7 +246,7 @@ async def test_file_discovery_files_are_writable_only_by_their_user(tmp_path: Pa
 
 
 @pytest.mark.parametrize("part", ["", "v1", "v1/instances"])
-async def test_file_discovery_refuses_a_directory_that_others_can_write(tmp_path: Path, part: str) -> None:
+async def test_file_discovery_refuses_a_directory_writable_by_others(tmp_path: Path, part: str) -> None:
     (tmp_path / BUCKET).mkdir(parents=True)
     (tmp_path / part).chmod(0o777)
     with pytest.raises(ConfigError, match=r"DYN_FILE_KV='.*': mode 0777 lets other users write"):
@@ -261,7 +261,9 @@ def test_file_discovery_refuses_a_directory_of_another_user(tmp_path: Path, monk
         FileDiscovery(str(tmp_path))
 
 
-async def test_file_discovery_uses_a_directory_that_a_released_process_made(tmp_path: Path, clock: ManualClock) -> None:
+async def test_file_discovery_uses_a_directory_created_by_a_released_process(
+    tmp_path: Path, clock: ManualClock
+) -> None:
     """Its directories have mode 0755 and its records 0644."""
     (tmp_path / BUCKET).mkdir(parents=True, mode=0o755)
     path = path_of(tmp_path, "k")
@@ -394,7 +396,7 @@ async def test_file_discovery_keeps_a_record_of_an_owner_with_another_clock(
 
 
 @pytest.mark.parametrize("skew_s", [0.0, 3600.0])
-async def test_file_discovery_expires_a_record_of_a_dead_owner_whatever_its_clock(
+async def test_file_discovery_expires_a_record_of_a_dead_owner_regardless_of_its_clock(
     tmp_path: Path, clock: ManualClock, skew_s: float
 ) -> None:
     reader = Registry(str(tmp_path), clock)
@@ -509,7 +511,7 @@ async def test_file_discovery_refresh_crash_is_visible_and_restarted(
     await registry.close()
 
 
-async def test_persistent_record_outlives_its_writer_and_never_expires(tmp_path: Path, clock: ManualClock) -> None:
+async def test_persistent_record_remains_after_its_writer_and_never_expires(tmp_path: Path, clock: ManualClock) -> None:
     writer, reader = Registry(str(tmp_path), clock), Registry(str(tmp_path), clock)
     await writer.put(BUCKET, "k", b"0")
     await writer.put_persistent(BUCKET, "k", b"1")

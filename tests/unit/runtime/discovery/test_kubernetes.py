@@ -87,7 +87,7 @@ values = st.one_of(json_objects, st.binary(max_size=8))
 
 
 @given(st.dictionaries(buckets, st.dictionaries(st.text(min_size=1, max_size=4), values, min_size=1), max_size=4))
-def test_records_are_read_as_they_were_written(own: dict[str, dict[str, bytes]]) -> None:
+def test_records_round_trip_through_a_metadata_object(own: dict[str, dict[str, bytes]]) -> None:
     assert records_of(data_of(own)) == own
 
 

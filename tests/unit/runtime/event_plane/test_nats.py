@@ -167,7 +167,7 @@ async def test_nats_event_plane_ignores_events_of_a_departed_publisher_until_it_
     await made.plane.close()
 
 
-async def test_nats_event_plane_forgets_departed_publishers(rig: type[Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nats_event_plane_removes_departed_publishers(rig: type[Rig], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nats, "GONE_MAX", 2)
     made = rig()
     subscriber = await made.plane.subscriber(ENDPOINT, "topic")

@@ -151,7 +151,7 @@ def test_frame_decoder_refuses_a_path_that_is_not_text() -> None:
 
 
 @pytest.mark.parametrize("greeting", [b"\x16\x03\x01\x02", b"GET / HTTP/1.1", b"POST", b"SSH-2.0", b"\xff\xff"])
-def test_frame_decoder_does_not_take_unknown_bytes_for_a_long_path(greeting: bytes) -> None:
+def test_frame_decoder_does_not_interpret_unknown_bytes_as_a_long_path(greeting: bytes) -> None:
     with pytest.raises(frame.FrameError, match="path too long"):
         frame.UpstreamRequestDecoder(LIMIT).feed(greeting)
 

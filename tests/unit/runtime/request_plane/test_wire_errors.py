@@ -54,7 +54,7 @@ def test_wire_error_keeps_a_chosen_http_status(code: int) -> None:
 
 
 @pytest.mark.parametrize("message", ['{"message": "m"}', '{"message": "m", "code": 1000}', "{", '{"code": 5, "x": 1}'])
-def test_wire_error_message_that_resembles_a_status_stays_a_message(message: str) -> None:
+def test_wire_error_message_that_resembles_a_status_remains_a_message(message: str) -> None:
     error = from_wire({"error_type": "ResourceExhausted", "message": message})
     assert type(error) is errors.Overloaded
     assert str(error) == message

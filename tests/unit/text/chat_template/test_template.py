@@ -175,7 +175,7 @@ def test_chat_template_continues_a_final_message_like_hugging_face(
     assert ours.render([user("q"), assistant(text)], continue_final_message=True) == expected
 
 
-def test_chat_template_cannot_continue_a_final_message_that_it_changes() -> None:
+def test_chat_template_cannot_continue_a_modified_final_message() -> None:
     with pytest.raises(InvalidArgument, match="does not show the final message") as refused:
         template(LOOPS).render([user("q"), assistant("text")], continue_final_message=True)
     assert refused.value.param == "continue_final_message"
@@ -197,7 +197,7 @@ def test_chat_template_error_names_its_cause() -> None:
         template("{{ messages[0].colour.name }}").render([user("a")])
 
 
-def test_chat_template_cannot_leave_its_sandbox() -> None:
+def test_chat_template_cannot_access_objects_outside_its_sandbox() -> None:
     with pytest.raises(InvalidArgument, match="unsafe"):
         template("{{ messages.__class__.__mro__ }}").render([user("a")])
     with pytest.raises(InvalidArgument, match="chat template"):
@@ -221,7 +221,7 @@ def test_chat_template_joins_message_parts_by_lines() -> None:
     assert "user\na\nb<|im_end|>" in template(CHATML).render([user(parts)])
 
 
-def test_chat_template_that_needs_parts_receives_parts() -> None:
+def test_chat_template_with_part_loops_receives_parts() -> None:
     source = "{% for m in messages %}{% for part in m.content %}[{{ part.text }}]{% endfor %}{% endfor %}"
     parts = [ContentPart(type="text", text="a"), ContentPart(type="text", text="b")]
     assert template(source).render([system("s"), user(parts), user("c")]) == "[s][a][b][c]"
@@ -252,11 +252,11 @@ def test_chat_template_joins_system_messages_when_it_refuses_a_second_one() -> N
 CALL = ToolCall(id="callabcde", function=FunctionCall(name="weather", arguments='{"city":  "Köln"}'))
 
 
-def test_chat_template_receives_call_arguments_as_text_where_it_expects_text() -> None:
+def test_chat_template_receives_call_arguments_as_text_when_rendered_as_text() -> None:
     assert '"arguments": {"city":  "Köln"}}' in template(CHATML).render([user("q"), assistant(tool_calls=[CALL])])
 
 
-def test_chat_template_receives_call_arguments_as_an_object_where_it_writes_json() -> None:
+def test_chat_template_receives_call_arguments_as_an_object_when_rendered_as_json() -> None:
     assert '"parameters": {"city": "Köln"}}' in template(HEADERS).render([user("q"), assistant(tool_calls=[CALL])])
 
 

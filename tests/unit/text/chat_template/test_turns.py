@@ -100,7 +100,7 @@ def test_turns_drop_unsupported_parts() -> None:
     assert conversation([only_text], TemplateForm(media=frozenset({"image"})))[0]["content"] == "a"
 
 
-def test_turns_pass_reasoning_under_every_known_name() -> None:
+def test_turns_pass_reasoning_under_every_supported_field_name() -> None:
     message = ChatMessage(role="assistant", content="a", reasoning="r", name="n")
     turn = conversation([message], TemplateForm())[0]
     assert (turn["reasoning_content"], turn["thinking"], turn["name"]) == ("r", "r", "n")

@@ -53,7 +53,7 @@ def test_routing_hashes_equal_the_released_ones() -> None:
     ) == [12552169394050473350, 5939057069875308312, 18023383422306086102]  # fmt: skip
 
 
-def test_routing_hash_with_lookahead_needs_a_following_token() -> None:
+def test_routing_hash_with_lookahead_requires_a_following_token() -> None:
     assert len(hashes_of(TOKENS[:12], 4, is_eagle=True)) == 2
     assert hashes_of(TOKENS[:4], 4, is_eagle=True) == []
 

@@ -59,7 +59,7 @@ class Counting:
         return [ord(char) for char in text]
 
 
-def test_prefix_token_cache_remembers_a_repeated_prefix() -> None:
+def test_prefix_token_cache_stores_a_repeated_prefix() -> None:
     counting = Counting()
     prefixes = PrefixTokens(counting, ["<a>", "<b>"])
     assert prefixes.encode("one<a>two<b>three") == [ord(char) for char in "one<a>two<b>three"]
@@ -78,7 +78,7 @@ def test_prefix_token_cache_does_not_store_a_single_use() -> None:
     assert (prefixes.cache_entries, prefixes.cache_bytes) == (0, 0)
 
 
-def test_prefix_token_cache_survives_a_hash_collision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefix_token_cache_returns_correct_ids_after_a_hash_collision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_tokens, "SEEN", 1)
     counting = Counting()
     prefixes = PrefixTokens(counting, ["<a>"])

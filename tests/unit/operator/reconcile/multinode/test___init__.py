@@ -27,7 +27,7 @@ def env(template: dict) -> set[str]:
 
 
 @pytest.mark.parametrize("framework", ["vllm", "sglang", "trtllm"])
-def test_probes_of_the_leader_remain_and_those_of_workers_do_not(framework: str) -> None:
+def test_leader_keeps_its_probes_and_workers_only_required_ones(framework: str) -> None:
     found = templates(worker(framework), framework)
     assert set(main_of(found.leader)) >= PROBES
     remaining = set(main_of(found.worker)) & PROBES
@@ -43,7 +43,7 @@ def test_worker_of_processes_waits_for_the_leader() -> None:
     assert found.is_changed
 
 
-def test_worker_of_ray_does_not_wait() -> None:
+def test_ray_worker_does_not_wait_for_the_leader() -> None:
     found = templates(worker("vllm", "-tp", "16"), "vllm", {**MP, **RAY})
     assert "initContainers" not in found.worker["spec"]
     assert "VLLM_NIXL_SIDE_CHANNEL_HOST" not in env(found.worker)
@@ -74,7 +74,7 @@ def test_workers_variables_of_the_component_remain() -> None:
     assert values == own["env"]
 
 
-def test_tensorrt_llm_shares_keys_and_full_names() -> None:
+def test_tensorrt_llm_nodes_share_ssh_keys_and_full_host_names() -> None:
     found = templates(worker("trtllm"), "trtllm")
     for template in (found.leader, found.worker):
         assert "OMPI_MCA_orte_keep_fqdn_hostnames" in env(template)
@@ -95,7 +95,7 @@ def test_component_without_framework_is_unchanged() -> None:
 
 
 @pytest.mark.parametrize("framework", ["vllm", "sglang", "trtllm"])
-def test_framework_is_that_of_the_command(framework: str) -> None:
+def test_framework_is_derived_from_the_command(framework: str) -> None:
     assert framework_of(worker(framework), None) == framework
     script = {"command": ["sh", "-c"], "args": [f"cd /x && exec python3 -m dynamo.{framework} -x"]}
     assert framework_of(worker(framework, main=script), None) == framework
@@ -107,7 +107,7 @@ def test_framework_is_the_given_one_without_a_command() -> None:
     assert framework_of(ComponentSpec(name="a", type="decode"), None) is None
 
 
-def test_component_that_is_not_a_worker_has_no_framework() -> None:
+def test_non_worker_component_has_no_framework() -> None:
     assert framework_of(worker("vllm", type="frontend"), "vllm") is None
 
 
@@ -119,7 +119,7 @@ def test_contradicting_frameworks_are_refused() -> None:
         framework_of(worker("vllm", main=both), None)
 
 
-def test_gpus_are_those_of_limits_or_requests() -> None:
+def test_gpu_count_is_read_from_limits_or_requests() -> None:
     assert gpus_of({"resources": {"limits": {"nvidia.com/gpu": 8, "cpu": "4"}}}) == 8
     assert gpus_of({"resources": {"requests": {"amd.com/gpu": "4"}}}) == 4
     assert gpus_of({}) == 0

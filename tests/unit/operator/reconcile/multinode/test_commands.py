@@ -30,7 +30,7 @@ def test_options_follow_arguments_of_a_program() -> None:
     assert written(found) == {"command": PYTHON, "args": ["--model", "m", "--nnodes", "2"]}
 
 
-def test_option_that_a_shell_evaluates_puts_the_program_into_a_shell() -> None:
+def test_option_with_shell_expansion_runs_the_program_in_a_shell() -> None:
     found = line(PYTHON, ["--model", "a b"]).with_options(["--node-rank", RANK], "vllm")
     script = "exec python3 -m dynamo.vllm --model 'a b' --node-rank $((INDEX + 1))"
     assert written(found) == {"command": ["sh", "-c"], "args": [script]}
@@ -122,7 +122,7 @@ def test_launcher_is_placed_before_the_module() -> None:
     assert line(["sh", "-c"], ["./run"]).started_by("launch", "vllm") == "launch sh -c ./run"
 
 
-def test_references_are_quoted_by_who_replaces_them() -> None:
+def test_references_are_quoted_for_kubernetes_or_shell_expansion() -> None:
     assert quoted_word("$(MODEL)/x y", {"MODEL": None}) == "\"${MODEL}\"'/x y'"
     assert quoted_word("$(LWS_WORKER_INDEX)", {}) == "'$(LWS_WORKER_INDEX)'"
     assert quoted_word("$$(MODEL)", {"MODEL": None}) == "'$$(MODEL)'"

@@ -37,7 +37,7 @@ def test_hosts_of_a_scaling_group(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(("group", "variables"), [(leader_worker_set_nodes(3), LWS), (grove_nodes("d", 3), GROVE)])
-def test_rank_is_the_same_in_arithmetic(group, variables, tmp_path) -> None:
+def test_rank_expression_is_equal_in_shell_arithmetic(group, variables, tmp_path) -> None:
     rank = group.rank if isinstance(group.rank, str) else group.rank.text
     script = f"show {rank} $((8 * {group.rank_arithmetic})) {group.leader}"
     [found] = programs({"command": ["sh", "-c", script]}, tmp_path, variables=variables, names=("show",))
@@ -47,7 +47,7 @@ def test_rank_is_the_same_in_arithmetic(group, variables, tmp_path) -> None:
     assert found == ["show", "2", "16", address[0][1]]
 
 
-def test_node_count() -> None:
+def test_node_count_defaults_to_one_or_two_for_multinode() -> None:
     assert node_count(ComponentSpec(name="a")) == 1
     assert node_count(ComponentSpec(name="a", multinode=Multinode())) == 2
     assert node_count(ComponentSpec(name="a", multinode=Multinode(node_count=4))) == 4

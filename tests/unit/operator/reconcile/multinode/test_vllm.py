@@ -55,7 +55,9 @@ def started(command: CommandLine, folder, variables=POD) -> list[list[str]]:
         (["-tp", "16", "--enable-elastic-ep"], 8, {}, LaunchMode.RAY),
     ],
 )
-def test_launch_mode(args: list[str], gpus: int, annotations: dict[str, str], mode: LaunchMode) -> None:
+def test_vllm_launch_mode_is_selected_by_options_and_version(
+    args: list[str], gpus: int, annotations: dict[str, str], mode: LaunchMode
+) -> None:
     assert launch_mode(line(*args), gpus, annotations) is mode
 
 
@@ -66,7 +68,7 @@ def test_annotation_precedes_option_and_version() -> None:
     assert not uses_processes(line(), {ORIGIN: "unknown"})
 
 
-def test_processes(tmp_path) -> None:
+def test_vllm_process_mode_starts_one_process_per_node(tmp_path) -> None:
     common = ["--distributed-executor-backend", "mp", "--nnodes", "4", "--master-port", "29500"]
     command = line("-tp", "32")
     [leader] = started(leader_command(command, LaunchMode.PROCESSES, GROVE, 8), tmp_path, GROVE_POD)
@@ -81,13 +83,13 @@ def test_processes(tmp_path) -> None:
     assert "--headless" not in leader
 
 
-def test_processes_need_no_shell_in_a_leader_worker_set() -> None:
+def test_process_mode_requires_no_shell_in_a_leader_worker_set() -> None:
     worker = worker_command(line("-tp", "16"), LaunchMode.PROCESSES, LWS, 8)
     assert worker.words[:2] == ("python3", "-m")
     assert worker.words[-3:] == ("--node-rank", "$(LWS_WORKER_INDEX)", "--headless")
 
 
-def test_ray(tmp_path) -> None:
+def test_vllm_ray_mode_starts_a_head_and_workers(tmp_path) -> None:
     command = line("-tp", "16")
     assert started(leader_command(command, LaunchMode.RAY, LWS, 8), tmp_path) == [
         ["ray", "start", "--head", "--port=6379"],
@@ -99,7 +101,7 @@ def test_ray(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(("group", "variables", "start"), [(LWS, POD, "8"), (GROVE, GROVE_POD, "24")])
-def test_data_parallel_ranks_start_after_those_of_the_nodes_before(group, variables, start, tmp_path) -> None:
+def test_data_parallel_ranks_start_after_those_of_previous_nodes(group, variables, start, tmp_path) -> None:
     command = line("-tp", "1", "-dp", "32")
     [leader] = started(leader_command(command, LaunchMode.DATA_PARALLEL, group, 8), tmp_path, variables)
     [worker] = started(worker_command(command, LaunchMode.DATA_PARALLEL, group, 8), tmp_path, variables)
@@ -130,7 +132,7 @@ def test_elastic_leader_starts_a_ray_head_first(tmp_path) -> None:
     assert script.startswith("ray start --head --port=6379 --block & ")  # In the background: recorded at any time.
 
 
-def test_elastic_worker_joins_when_the_leader_is_live(tmp_path) -> None:
+def test_elastic_worker_joins_when_the_leader_is_healthy(tmp_path) -> None:
     found = started(worker_command(line(), LaunchMode.ELASTIC, LWS, 8), tmp_path)
     assert [words[0] for words in found] == ["python3", "ray"]
     assert "'http://l.s.n:9090/live'" in found[0][2]

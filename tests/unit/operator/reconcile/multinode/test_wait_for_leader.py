@@ -54,7 +54,7 @@ def test_port_decides_without_permission_to_read_pods(script, capsys) -> None:
     assert "Forbidden" in capsys.readouterr().out
 
 
-def test_unknown_name_and_closed_port_are_reasons_to_wait(script, monkeypatch) -> None:
+def test_unresolved_name_and_closed_port_are_reasons_to_wait(script, monkeypatch) -> None:
     def failing(*args: object, **kwargs: object) -> None:
         raise ConnectionRefusedError("refused")
 

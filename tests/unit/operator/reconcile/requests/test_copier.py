@@ -15,7 +15,7 @@ def test_name_and_owner_of_the_output_are_in_the_environment() -> None:
     assert all(f'["{name}"]' in PROGRAM for name in env)
 
 
-def test_the_program_needs_nothing_of_this_package() -> None:
+def test_copier_program_imports_nothing_from_the_package() -> None:
     assert copier_container("o", "n", {})["args"] == [PROGRAM]
     assert "dynamo" not in "".join(line for line in PROGRAM.splitlines() if line.startswith(("import ", "from ")))
 
@@ -25,7 +25,7 @@ def test_the_output_is_mounted_read_only() -> None:
     assert mounts == [{"name": "profiling-output", "mountPath": "/data", "readOnly": True}]
 
 
-def test_only_the_copier_gets_a_token_where_the_pod_has_none() -> None:
+def test_copier_mounts_a_token_only_in_a_pod_without_one() -> None:
     pod: KubeObject = {
         "volumes": [],
         "containers": [{"name": "profiler", "volumeMounts": []}, copier_container("o", "n", {})],

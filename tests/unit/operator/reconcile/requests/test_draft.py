@@ -15,7 +15,7 @@ def request() -> DynamoGraphDeploymentRequest:
     return decode(DynamoGraphDeploymentRequest, {**request_object(), "status": status})
 
 
-def test_a_draft_does_not_change_the_request() -> None:
+def test_draft_changes_do_not_modify_the_request() -> None:
     value = request()
     draft = StatusDraft.of(value, NOW)
     draft.enter("Deployed")
@@ -23,7 +23,7 @@ def test_a_draft_does_not_change_the_request() -> None:
     assert (value.status.phase, value.status.conditions[0].status) == ("Pending", "False")
 
 
-def test_the_time_of_a_condition_changes_only_with_its_status() -> None:
+def test_condition_transition_time_changes_only_with_its_status() -> None:
     draft = StatusDraft.of(request(), NOW)
     draft.enter("Profiling")
     known = draft.condition(SUCCEEDED)
@@ -33,7 +33,7 @@ def test_the_time_of_a_condition_changes_only_with_its_status() -> None:
     assert known is not None and (known.status, known.last_transition_time) == ("True", NOW)
 
 
-def test_a_failure_has_a_phase_a_condition_and_an_event() -> None:
+def test_failure_sets_a_phase_a_condition_and_an_event() -> None:
     draft = StatusDraft.of(request(), NOW)
     draft.fail(VALIDATION, "ValidationFailed", "why", event="ValidationFailed")
     plan = draft.plan()

@@ -41,21 +41,21 @@ def test_products_become_the_values_of_gpu_sku(product: str, sku: str) -> None:
     assert gpu_sku(product) == sku
 
 
-def test_given_hardware_is_not_discovered() -> None:
+def test_given_hardware_is_not_replaced_by_discovery() -> None:
     given = {"gpuSku": "h200_sxm", "vramMb": 143771.0, "numGpusPerNode": 8, "totalGpus": 64}
     assert with_discovered(decode(Hardware, given), None) == given
 
 
-def test_the_gpu_of_most_nodes_is_taken_and_its_gpus_are_counted() -> None:
+def test_gpu_of_the_most_nodes_is_selected_and_counted() -> None:
     nodes = [node(L40S, 4, 46068), node(H100), node(L40S, 4, 46068), {"metadata": {}}]
     assert with_discovered(None, nodes) == {"gpuSku": "l40s", "vramMb": 46068.0, "numGpusPerNode": 4, "totalGpus": 8}
 
 
-def test_of_equally_many_nodes_those_with_more_memory_are_taken() -> None:
+def test_gpu_with_more_memory_is_selected_for_equal_node_counts() -> None:
     assert with_discovered(None, [node(L40S, 4, 46068), node(H100)])["gpuSku"] == "h100_sxm"
 
 
-def test_a_given_gpu_selects_the_nodes_and_given_values_are_kept() -> None:
+def test_given_gpu_selects_the_nodes_and_given_values_are_kept() -> None:
     hardware = decode(Hardware, {"gpuSku": "h100_sxm", "numGpusPerNode": 4})
     found = with_discovered(hardware, [node(L40S), node(L40S), node(H100)])
     assert found == {"gpuSku": "h100_sxm", "vramMb": 81920.0, "numGpusPerNode": 4, "totalGpus": 8}

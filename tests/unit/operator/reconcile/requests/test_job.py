@@ -47,7 +47,7 @@ def test_profiler_gets_the_specification_with_the_hardware() -> None:
     assert value["metadata"]["labels"]["app"] == "dynamo-profiler"
 
 
-def test_overrides_of_the_graph_are_left_to_the_operator() -> None:
+def test_graph_overrides_are_removed_from_the_profiler_specification() -> None:
     spec = {
         "overrides": {
             "dgd": {"apiVersion": "nvidia.com/v1beta1", "kind": "DynamoGraphDeployment"},
@@ -62,7 +62,7 @@ def test_overrides_of_the_graph_are_left_to_the_operator() -> None:
 
 
 @pytest.mark.parametrize("annotations", [{}, {"dgdr.nvidia.com/spec": "x", "dgdr.nvidia.com/generation": "1"}])
-def test_a_job_without_its_specification_has_none(annotations: dict[str, str]) -> None:
+def test_profiled_specification_of_a_job_without_annotation_is_none(annotations: dict[str, str]) -> None:
     assert profiled_spec({"metadata": {"annotations": annotations}}) is None
 
 
@@ -91,7 +91,7 @@ def test_base_deployment_of_the_first_version_is_mounted() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", '{"profilingConfig": 1}'])
-def test_a_damaged_annotation_of_the_first_version_is_ignored(text: str) -> None:
+def test_malformed_v1alpha1_annotation_is_ignored(text: str) -> None:
     request = decode(DynamoGraphDeploymentRequest, request_object(annotations={"nvidia.com/dgdr-spec": text}))
     assert alpha_profiling(request, "profilingConfig") == {}
 
@@ -123,7 +123,7 @@ def test_overrides_merge_the_first_container_into_the_profiler() -> None:
     assert [one["name"] for one in pod["containers"]] == ["profiler", "output-copier"]
 
 
-def test_overrides_do_not_change_the_labels_by_which_the_job_is_found() -> None:
+def test_overrides_do_not_change_the_selector_labels_of_the_job() -> None:
     template = {"metadata": {"labels": {"app": "x", "team": "a"}, "annotations": {"n": "v"}}}
     value = job({"overrides": {"profilingJob": {"template": template}}})
     metadata = value["spec"]["template"]["metadata"]
@@ -144,12 +144,12 @@ def test_pull_secrets_and_volumes_are_added() -> None:
     assert [one["name"] for one in found["volumes"]] == ["profiling-output", "v"]
 
 
-def test_a_name_too_long_for_a_job_is_refused() -> None:
+def test_request_name_too_long_for_a_job_is_refused() -> None:
     with pytest.raises(CannotProfile, match=r"metadata.name: .* at most 55 characters"):
         job(name="x" * 56)
 
 
-def test_the_account_may_publish_the_output_and_deploy_candidates() -> None:
+def test_profiling_account_can_publish_output_and_deploy_candidates() -> None:
     account, role, binding = profiling_access("space")
     assert [one["kind"] for one in (account, role, binding)] == ["ServiceAccount", "Role", "RoleBinding"]
     allowed = {resource: rule["verbs"] for rule in role["rules"] for resource in rule["resources"]}
@@ -157,7 +157,7 @@ def test_the_account_may_publish_the_output_and_deploy_candidates() -> None:
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "dgdr-profiling-job", "namespace": "space"}]
 
 
-def test_objects_of_profiling_are_those_of_the_golden_file() -> None:
+def test_profiling_objects_equal_the_golden_file() -> None:
     spec = {"sla": {"ttft": 200.0, "itl": 20.0}, "modelCache": {"pvcName": "weights", "pvcModelPath": "m"}}
     made = job(spec)
     assert pod_of(made)["containers"][1]["args"] == [PROGRAM]

@@ -32,7 +32,7 @@ def profiled(world: RequestWorld) -> RequestWorld:
     return world
 
 
-def test_a_request_is_profiled_deployed_and_followed() -> None:
+def test_request_is_profiled_deployed_and_monitored() -> None:
     world = RequestWorld()
     world.reconcile()
     assert (world.phase, world.status["profilingPhase"], world.status["profilingJobName"]) == (
@@ -67,7 +67,7 @@ def test_a_request_is_profiled_deployed_and_followed() -> None:
     ]  # fmt: skip
 
 
-def test_the_graph_has_tracking_labels_no_owner_and_its_config_maps() -> None:
+def test_generated_graph_has_tracking_labels_no_owner_and_its_config_maps() -> None:
     world = profiled(RequestWorld())
     world.reconcile()
     labels = {
@@ -79,7 +79,7 @@ def test_the_graph_has_tracking_labels_no_owner_and_its_config_maps() -> None:
     assert world.objects["ConfigMap", "planner-config-1a2b"]["metadata"]["labels"] == labels
 
 
-def test_without_auto_apply_the_graph_is_kept_for_the_user() -> None:
+def test_graph_is_generated_but_not_deployed_without_auto_apply() -> None:
     world = profiled(RequestWorld(request_object({"autoApply": False})))
     world.settle()
     assert (world.phase, world.condition("Succeeded")) == ("Ready", ("True", "SpecGenerated"))
@@ -88,7 +88,7 @@ def test_without_auto_apply_the_graph_is_kept_for_the_user() -> None:
     assert kept == world.status["profilingResults"]["selectedConfig"]
 
 
-def test_a_request_of_the_first_version_with_targets_in_its_configuration_is_deployed() -> None:
+def test_v1alpha1_request_with_targets_in_its_configuration_is_deployed() -> None:
     sla = {"isl": 3000, "osl": 150, "ttft": 200, "itl": 20}
     value = request_object()
     value |= {
@@ -128,7 +128,7 @@ def test_a_request_of_the_first_version_with_targets_in_its_configuration_is_dep
         ({"image": ""}, "Profiling", "JobCreationFailed", "spec.image: is required"),
     ],
 )
-def test_what_cannot_be_profiled_fails_with_the_field(
+def test_request_that_cannot_be_profiled_fails_with_the_field_name(
     spec: dict[str, Any], condition: str, reason: str, text: str
 ) -> None:
     world = RequestWorld(request_object(spec))
@@ -138,7 +138,7 @@ def test_what_cannot_be_profiled_fails_with_the_field(
     assert any(text in one["message"] for one in world.status["conditions"])
 
 
-def test_a_failed_job_gives_the_phase_and_the_cause() -> None:
+def test_failed_job_reports_its_phase_and_cause() -> None:
     world = RequestWorld()
     world.reconcile()
     ended = {
@@ -160,7 +160,7 @@ def test_a_failed_job_gives_the_phase_and_the_cause() -> None:
 @pytest.mark.parametrize(
     "text", ["null", "kind: ConfigMap\nmetadata: {name: a}", "a: [", "kind: DynamoGraphDeployment"]
 )
-def test_a_result_without_a_graph_fails(text: str) -> None:
+def test_result_without_a_graph_fails_the_request(text: str) -> None:
     world = RequestWorld()
     world.reconcile()
     world.publish("Done", final_config=text)
@@ -169,7 +169,7 @@ def test_a_result_without_a_graph_fails(text: str) -> None:
     assert (world.phase, world.condition("SpecGenerated")) == ("Failed", ("False", "GenerationFailed"))
 
 
-def test_a_missing_result_is_waited_for_before_the_request_fails() -> None:
+def test_missing_result_fails_the_request_after_a_timeout() -> None:
     world = RequestWorld()
     world.reconcile()
     world.end_job()
@@ -181,7 +181,7 @@ def test_a_missing_result_is_waited_for_before_the_request_fails() -> None:
     assert (world.phase, world.condition("SpecGenerated")) == ("Failed", ("False", "GenerationFailed"))
 
 
-def test_an_image_that_cannot_be_pulled_is_reported_once() -> None:
+def test_image_pull_failure_is_reported_once() -> None:
     world = RequestWorld()
     world.reconcile()
     waiting = {"name": "profiler", "image": "planner:1", "state": {"waiting": {"reason": "ImagePullBackOff"}}}
@@ -192,7 +192,7 @@ def test_an_image_that_cannot_be_pulled_is_reported_once() -> None:
     assert world.events.count("ImagePullFailed") == 1
 
 
-def test_a_job_deleted_before_its_end_is_made_again() -> None:
+def test_job_deleted_before_its_end_is_recreated() -> None:
     world = RequestWorld()
     world.reconcile()
     del world.objects[JOB]
@@ -210,7 +210,7 @@ def test_output_and_job_of_an_earlier_request_of_the_same_name_are_not_used() ->
     assert plan.status is not None and plan.status["phase"] == "Profiling"
 
 
-def test_a_changed_specification_is_rejected_once_and_the_first_one_is_deployed() -> None:
+def test_changed_specification_is_rejected_once_and_the_original_is_deployed() -> None:
     world = RequestWorld()
     world.reconcile()
     world.request["spec"] = {**world.request["spec"], "autoApply": False, "model": "other"}
@@ -240,7 +240,7 @@ def test_degraded_graphs_recover_and_deleted_graphs_fail_the_request() -> None:
 
 @pytest.mark.parametrize("passes", range(4))
 @pytest.mark.parametrize("writes", range(6))
-def test_a_pass_that_ends_between_two_writes_is_made_up_for(passes: int, writes: int) -> None:
+def test_reconciliation_recovers_from_an_interruption_between_writes(passes: int, writes: int) -> None:
     world = RequestWorld()
     for _ in range(passes):
         world.reconcile()
@@ -252,7 +252,7 @@ def test_a_pass_that_ends_between_two_writes_is_made_up_for(passes: int, writes:
 
 
 @pytest.mark.parametrize("passes", range(6))
-def test_a_second_pass_over_the_result_of_the_first_changes_nothing(passes: int) -> None:
+def test_repeated_reconciliation_of_an_unchanged_state_writes_nothing(passes: int) -> None:
     world = RequestWorld()
     for _ in range(passes):
         world.reconcile()
@@ -263,7 +263,7 @@ def test_a_second_pass_over_the_result_of_the_first_changes_nothing(passes: int)
     assert (world.reconcile(), world.events) == (0, events)
 
 
-def test_the_job_is_written_only_while_it_does_not_exist() -> None:
+def test_existing_job_is_not_written_again() -> None:
     world = RequestWorld(request_object({"hardware": HARDWARE}))
     world.reconcile()
     world.request["status"] = {}  # The status was not written.
@@ -272,7 +272,7 @@ def test_the_job_is_written_only_while_it_does_not_exist() -> None:
     assert plan.status is not None and plan.status["phase"] == "Profiling"
 
 
-def test_an_existing_graph_of_someone_else_is_not_overwritten_and_fails_the_request() -> None:
+def test_foreign_graph_with_the_same_name_is_not_overwritten_and_fails_the_request() -> None:
     world = profiled(RequestWorld())
     existing: KubeObject = {**GRAPH, "metadata": {"name": "chat-dgd", "uid": UID}, "spec": {"components": []}}
     world.objects[DEPLOYED] = existing
@@ -281,7 +281,7 @@ def test_an_existing_graph_of_someone_else_is_not_overwritten_and_fails_the_requ
     assert (world.phase, world.condition("DeploymentReady")) == ("Failed", ("False", "NameConflict"))
 
 
-def test_a_job_deleted_after_a_change_is_made_for_the_first_specification_or_not_at_all() -> None:
+def test_deleted_job_is_recreated_from_the_original_specification_or_fails() -> None:
     world = RequestWorld()
     world.reconcile()
     annotations = world.objects[JOB]["metadata"]["annotations"]

@@ -47,18 +47,18 @@ def test_config_maps_precede_the_graph() -> None:
     assert (found.graph, found.others) == (GRAPH, (CONFIG,))
 
 
-def test_a_graph_without_a_name_has_that_of_the_request() -> None:
+def test_graph_without_a_name_is_named_after_the_request() -> None:
     assert final(yaml.safe_dump({**GRAPH, "metadata": {}}))["metadata"]["name"] == "chat-dgd"
 
 
-def test_identity_of_the_result_is_not_taken() -> None:
+def test_metadata_identity_of_the_result_is_dropped() -> None:
     metadata = {"name": "g", "namespace": "elsewhere", "uid": "x", "ownerReferences": [{}], "annotations": {"a": "b"}}
     found = final(yaml.safe_dump({**GRAPH, "metadata": metadata, "status": {"state": "failed"}}))
     assert found["metadata"].keys() == {"name", "namespace", "labels", "annotations"}
     assert (found["metadata"]["namespace"], "status" in found) == ("space", False)
 
 
-def test_a_graph_of_the_first_version_is_converted() -> None:
+def test_v1alpha1_graph_in_the_result_is_converted() -> None:
     found = final(yaml.safe_dump(convert(GRAPH, V1ALPHA1)))
     assert (found["apiVersion"], component(found, "decode")["replicas"]) == (V1BETA1, 2)
 
@@ -127,7 +127,7 @@ def test_name_labels_and_annotations_are_overridden_and_no_other_metadata() -> N
         ),
     ],
 )
-def test_overrides_that_cannot_be_used_are_refused(dgd: KubeObject, text: str) -> None:
+def test_invalid_overrides_are_refused(dgd: KubeObject, text: str) -> None:
     with pytest.raises(NoGraph, match=text):
         final(RESULT, dgd)
 
@@ -154,5 +154,5 @@ def test_output_of_another_request_is_not_used() -> None:
         ({}, ""),
     ],
 )
-def test_the_error_of_the_profiler_precedes_its_message(data: dict[str, str], error: str) -> None:
+def test_profiler_error_takes_precedence_over_its_message(data: dict[str, str], error: str) -> None:
     assert reported_error(data) == error

@@ -18,7 +18,7 @@ REQUEST = ScaleRequest(
 )
 
 
-async def test_a_request_returns_the_planners_response(
+async def test_remote_client_returns_the_planner_response(
     runtime: DistributedRuntime,
     planner: ScriptedPlanner,
 ) -> None:
@@ -29,7 +29,7 @@ async def test_a_request_returns_the_planners_response(
     await client.close()
 
 
-async def test_a_malformed_response_is_named(
+async def test_malformed_planner_response_is_an_error(
     runtime: DistributedRuntime,
     planner: ScriptedPlanner,
 ) -> None:
@@ -40,7 +40,7 @@ async def test_a_malformed_response_is_named(
     await client.close()
 
 
-async def test_a_planner_that_does_not_exist_is_named(runtime: DistributedRuntime) -> None:
+async def test_missing_global_planner_is_an_error_that_names_its_endpoint(runtime: DistributedRuntime) -> None:
     client = RemotePlannerClient(runtime, "global", connection_timeout=0.0, max_retries=1)
     with pytest.raises(Unknown, match=r"no global planner at global\.GlobalPlanner\.scale_request"):
         await client.send_scale_request(REQUEST)

@@ -115,7 +115,7 @@ async def test_batched_caller_delivers_items_and_ignores_unknown_streams() -> No
     assert [type(error) for error in talk.done] == [type(None), InvalidArgument]
 
 
-async def test_batched_caller_delivers_nothing_after_a_receiver_kills_its_call_within_a_frame() -> None:
+async def test_batched_caller_delivers_no_item_after_a_receiver_kills_its_call_within_a_frame() -> None:
     talk = Talk()
     call, heard = talk.call()
     heard.on_token = lambda token_id: (heard.told.append(token_id), call.kill())  # type: ignore[method-assign, assignment, func-returns-value]
@@ -125,7 +125,7 @@ async def test_batched_caller_delivers_nothing_after_a_receiver_kills_its_call_w
     assert talk.sent()[-1] == (frame.KILL, frame._STREAM.pack(call.stream))
 
 
-async def test_batched_caller_sends_nothing_for_a_killed_call() -> None:
+async def test_batched_caller_sends_no_request_for_a_killed_call() -> None:
     talk = Talk()
     call, _ = talk.call()
     call.kill()
@@ -183,7 +183,7 @@ async def test_batched_caller_ends_the_stream_of_a_receiver_that_raises_on_an_it
     assert "Traceback" in caplog.text
 
 
-async def test_batched_caller_survives_a_receiver_that_raises_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+async def test_batched_caller_continues_after_a_receiver_raises_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     talk = Talk()
     (bad, broken), (good, sound) = talk.call(), talk.call()
     broken.on_end = lambda: int("no")  # type: ignore[method-assign, assignment, return-value]

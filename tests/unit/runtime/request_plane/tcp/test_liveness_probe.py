@@ -88,7 +88,7 @@ async def test_liveness_probe_closes_a_connection_without_answer(caplog: pytest.
     assert "host:1" in caplog.text
 
 
-async def test_liveness_probe_sends_nothing_on_a_broken_connection() -> None:
+async def test_liveness_probe_sends_no_probe_on_a_broken_connection() -> None:
     connection = FakeConnection()
     connection.probe.suspect(1)
     connection.probe.on_error(Disconnected("broke"))

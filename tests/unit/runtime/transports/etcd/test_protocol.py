@@ -95,7 +95,7 @@ def test_etcd_protocol_next_page_starts_after_the_last_key_at_the_same_revision(
 
 
 @given(ttl_s=st.integers(1, 300), sent_at=st.floats(0, 1e6), answer_s=st.floats(0, 60))
-def test_etcd_protocol_schedules_renewal_early_whatever_the_response_time(
+def test_etcd_protocol_schedules_renewal_early_regardless_of_the_response_time(
     ttl_s: int, sent_at: float, answer_s: float
 ) -> None:
     lease = EtcdLease(1, ttl_s)

@@ -152,7 +152,7 @@ async def test_nats_connection_subscribes_later_during_an_outage(nats: NatsConne
     assert set(server.clients[1].subjects) == {"late"}
 
 
-async def test_nats_connection_survives_a_failing_handler(
+async def test_nats_connection_continues_after_a_failing_handler(
     nats: NatsConnection, server: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     await nats.subscribe("a", lambda _: int("no number"))

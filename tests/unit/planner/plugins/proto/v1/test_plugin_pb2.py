@@ -7,7 +7,7 @@ from dynamo.planner.plugins import types
 from dynamo.planner.plugins.proto.v1 import plugin_pb2 as pb
 
 
-def test_a_response_is_read_by_the_planner() -> None:
+def test_plugin_response_is_decoded_by_the_planner() -> None:
     response = pb.ProposeStageResponse()
     target = response.override.targets.add()
     target.sub_component_type, target.replicas, target.type = "decode", 3, pb.OverrideType.AT_LEAST
@@ -18,13 +18,13 @@ def test_a_response_is_read_by_the_planner() -> None:
     assert found.override.targets == [target]
 
 
-def test_enumerations_have_their_numbers() -> None:
+def test_enumerations_have_the_protocol_numbers() -> None:
     assert (pb.SET, pb.AT_LEAST, pb.AT_MOST) == (0, 1, 2)
     assert (pb.HoldPolicy.HOLD_LAST, pb.CircuitState.HALF_OPEN) == (1, 2)
     assert pb.RegisterRequest(hold_policy=pb.HOLD_LAST).hold_policy == 1
 
 
-def test_the_registrys_messages_are_complete() -> None:
+def test_registry_messages_are_complete() -> None:
     plugins = types.ListPluginsResponse(plugins=[types.PluginInfo(plugin_id="one", evaluations_total=2**40)])
     wire = to_wire(plugins)
     assert wire.plugins[0].evaluations_total == 2**40
@@ -33,5 +33,5 @@ def test_the_registrys_messages_are_complete() -> None:
 
 
 @pytest.mark.parametrize("name", pb.__all__)
-def test_every_name_exists(name: str) -> None:
+def test_every_protobuf_name_exists(name: str) -> None:
     assert getattr(pb, name) is not None

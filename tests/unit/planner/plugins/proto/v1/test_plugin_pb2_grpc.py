@@ -41,7 +41,7 @@ class Constrainer(services.ConstrainPluginServicer):
         return pb.ConstrainStageResponse(reject=pb.RejectResult(reason=request.context.request_id))
 
 
-def test_a_stub_calls_the_method_of_a_servicer() -> None:
+def test_stub_calls_the_servicer_method() -> None:
     channel = LocalChannel()
     services.add_ConstrainPluginServicer_to_server(Constrainer(), channel)
     request = pb.ConstrainStageRequest(context=pb.PipelineContext(request_id="tick"))
