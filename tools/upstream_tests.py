@@ -58,7 +58,7 @@ LIBRARIES = (
 """What upstream's tests import, and the servers that their fixtures start."""
 PLUGINS = ("pytest_asyncio.plugin", "pytest_forked", "pytest_httpserver.pytest_plugin", "pytest_mock", "pytest_timeout")
 """Named, because the released package declares plugins of its own, which would import engines."""
-EXTRAS = ("grpc", "nats")
+EXTRAS = ("grpc", "nats", "otel")
 INSTALL_TIMEOUT_S = 600.0
 FILE_TIMEOUT_S = 300.0
 REASON_LENGTH_MAX = 300

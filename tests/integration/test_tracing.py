@@ -53,6 +53,7 @@ def test_one_trace_spans_frontend_and_worker(
     for name in ("http-request", "engine.generate"):
         facts = facts_of(spans[name])
         assert (facts["input_tokens"], facts["output_tokens"]) == (3, 5)
+    assert facts_of(spans["engine.generate"])["disagg_role"] == "agg"
     assert int(str(facts_of(spans["router.route_request"])["worker_id"]), 16) > 0
     assert len({facts_of(span)["request_id"] for span in spans.values()}) == 1
     (completed,) = [line for line in log_of(tmp_path, "frontend0.log") if line["message"] == "request completed"]

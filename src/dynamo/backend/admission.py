@@ -6,12 +6,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
+
 from dynamo.core.boundaries import ErrorBoundary, Rollback, logged
 from dynamo.core.clock import Clock, SystemClock
-from dynamo.core.errors import Cancelled, DynamoException, EngineShutdown, WorkerOverloaded
-from dynamo.core.tracing import Span
+from dynamo.core.codec import decode
+from dynamo.core.errors import Cancelled, DynamoException, EngineShutdown, InvalidArgument, WorkerOverloaded
+from dynamo.core.tracing import Span, Value
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
-from dynamo.runtime.request_plane.base import Reply
+from dynamo.runtime.request_plane.base import Reply, Request
 
 logger = logging.getLogger(__name__)
 
@@ -195,6 +198,25 @@ class Admission:
         with Rollback(partial(self._discard, ticket)):
             self._begin(ticket.request, ticket)
         self._watcher.began(self._clock.now() - ticket.entered_s)
+
+
+class _TracedFields(msgspec.Struct):
+    """Fields of an encoded request that its span has."""
+
+    model: str = ""
+    token_ids: list[int] = []
+
+
+def request_facts(prepared: Any) -> dict[str, Value]:
+    """Return the attributes of a request for its span; a request that its engine decodes is read here too."""
+    if isinstance(prepared, Request):
+        try:
+            prepared = decode(prepared.body, prepared.codec, _TracedFields)
+        except InvalidArgument:
+            return {}  # The engine's handler refuses it.
+    if isinstance(prepared, PreprocessedRequest | _TracedFields):
+        return {"model": prepared.model, "input_tokens": len(prepared.token_ids)}
+    return {"model": str(prepared.get("model")) if isinstance(prepared, dict) else prepared.model}
 
 
 class TracedReply:

@@ -18,7 +18,7 @@ from typing import Any
 from msgspec import UNSET
 
 from dynamo.backend.adapters import AdapterService
-from dynamo.backend.admission import Admission, TracedReply
+from dynamo.backend.admission import Admission, TracedReply, request_facts
 from dynamo.backend.card import canary_payload, make_card
 from dynamo.backend.config import WorkerOptions, grace_period_s, request_queue_limit
 from dynamo.backend.controls import serve_auxiliary
@@ -194,11 +194,7 @@ class EngineWorker:
             self._enter_traced(self._tracer, request, prepared, reply)
 
     def _enter_traced(self, tracer: tracing.Tracer, request: Request, prepared: Any, reply: Reply) -> None:
-        facts: dict[str, tracing.Value] = {"request_id": request.id}
-        if not isinstance(prepared, Request):
-            facts["model"] = str(prepared.get("model")) if isinstance(prepared, dict) else prepared.model
-        if isinstance(prepared, PreprocessedRequest):
-            facts["input_tokens"] = len(prepared.token_ids)
+        facts = {"request_id": request.id, "disagg_role": self.options.role.value, **request_facts(prepared)}
         span = tracer.start("engine.generate", request.headers, **facts)
         if isinstance(prepared, Request):
             prepared.span, prepared.headers = span, {**request.headers, **span.headers()}

@@ -8,11 +8,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dynamo.backend.admission import Admission, TracedReply
+from dynamo.backend.admission import Admission, TracedReply, request_facts
 from dynamo.core.clock import ManualClock
+from dynamo.core.codec import json_encode, msgpack_encode
 from dynamo.core.errors import Cancelled, DynamoException, EngineShutdown, InvalidArgument, Unknown, WorkerOverloaded
 from dynamo.protocols.engine import CompletionUsage, EngineOutput, PreprocessedRequest
-from dynamo.runtime.request_plane.base import Reply
+from dynamo.runtime.request_plane.base import Reply, Request
 
 
 class Heard:
@@ -316,6 +317,16 @@ class FakeReply:
 def traced() -> tuple[TracedReply, FakeReply, FakeSpan]:
     reply, span = FakeReply(), FakeSpan()
     return TracedReply(reply, span), reply, span
+
+
+def test_span_attributes_of_decoded_and_encoded_requests_are_the_same() -> None:
+    expected = {"model": "m", "input_tokens": 3}
+    assert request_facts(PreprocessedRequest(model="m", token_ids=[1, 2, 3])) == expected
+    for codec, encoded in (("json", json_encode), ("msgpack", msgpack_encode)):
+        body = encoded({"model": "m", "token_ids": [1, 2, 3], "other": {}})
+        assert request_facts(Request("r", body, codec)) == expected
+    assert request_facts(Request("r", b"no message", "json")) == {}
+    assert request_facts({"model": "m"}) == {"model": "m"}
 
 
 def test_traced_reply_forwards_output_and_records_usage_in_the_span() -> None:
