@@ -6,6 +6,7 @@ import pytest
 from tests.house.source import MODULES, ROOT, SOURCE, relative
 
 COVERED_BY = {
+    "api/responses/fitting.py": "unit/http/routes/test_responses.py",
     "_core/backend.py": "unit/common/backend/test_bindings.py",
     "api/batches/records.py": "unit/api/batches/test_runner.py",
     "api/chat_parts.py": "unit/api/anthropic/test_convert.py",

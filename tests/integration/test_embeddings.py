@@ -1,15 +1,12 @@
 """Embeddings of the embedded engine: OpenAI's client, a frontend and a worker, each a process of its own."""
 
-import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import openai
 import pytest
 import tokenizers
-from safetensors.numpy import load_file, save_file
+from tests.cluster.classifier import classifier
 from tests.cluster.cluster import Cluster
 from tests.cluster.processes import wait_until
 
@@ -69,16 +66,7 @@ def test_invalid_embedding_requests_are_refused_by_field(cluster: Cluster) -> No
 @pytest.mark.reference
 def test_classifier_probabilities_equal_transformers(tmp_path: Path) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    model = tmp_path / "judge"
-    shutil.copytree(DEMO_MODEL, model)
-    config = json.loads((model / "config.json").read_text())
-    config["architectures"] = [config["architectures"][0].replace("CausalLM", "SequenceClassification")]
-    (model / "config.json").write_text(json.dumps({**config, "id2label": {"0": "question", "1": "answer"}}))
-    tensors = load_file(model / "model.safetensors")
-    tensors.pop("lm_head.weight", None)
-    rng = np.random.default_rng(1)
-    tensors["score.weight"] = rng.standard_normal((2, config["hidden_size"])).astype(np.float32)
-    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    model = classifier(tmp_path / "judge")
     with Cluster(tmp_path) as cluster:
         cluster.run("cpu", "--model-path", str(model), "--classify-worker")
         wait_until(lambda: cluster.workers() == 1, "the worker never appeared")

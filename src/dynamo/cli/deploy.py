@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import yaml
 
 from dynamo.cli import cluster
-from dynamo.cli.manifests import Manifest, check_manifests, read_manifests, rendered
+from dynamo.cli.manifests import Manifest, check_manifests, print_skipped, read_files, read_manifests, rendered
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError, DynamoException
 from dynamo.operator.reconcile.multinode.nodes import WorkloadError
@@ -167,22 +167,33 @@ def validate(argv: Sequence[str]) -> int:
     """Run `dynamo deploy validate`."""
     files, options = split_files(argv)
     config = load(ValidateConfig, options, prog="dynamo deploy validate FILE...")
-    manifests = read_manifests(files)
-    return 1 if refused(manifests, config.facts, is_verbose=True) else 0
+    found = read_files(files)
+    print_skipped(found)
+    problems, checked = print_review(found.manifests, config.facts)
+    for text in found.problems:
+        sys.stderr.write(f"error: {text}\n")
+    problems += len(found.problems)
+    if not found.manifests and not problems:
+        raise ConfigError(f"{' '.join(files)}: no Kubernetes object")
+    others, skipped = len(found.manifests) - checked, len(found.skipped)
+    unchecked = f"; {others} of other groups not checked" if others else ""
+    print(f"{checked} checked, {problems} problems{unchecked}{f'; {skipped} files skipped' if skipped else ''}")
+    return 1 if problems else 0
 
 
-def refused(manifests: Sequence[Manifest], facts: AdmissionFacts, *, is_verbose: bool = False) -> bool:
+def refused(manifests: Sequence[Manifest], facts: AdmissionFacts) -> bool:
     """Print the problems and warnings of manifests; return whether there is a problem."""
+    return bool(print_review(manifests, facts)[0])
+
+
+def print_review(manifests: Sequence[Manifest], facts: AdmissionFacts) -> tuple[int, int]:
+    """Print the problems and warnings of manifests; return the numbers of problems and of checked objects."""
     problems, warnings, checked = check_manifests(manifests, facts)
     for text in warnings:
         sys.stderr.write(f"warning: {text}\n")
     for text in problems:
         sys.stderr.write(f"error: {text}\n")
-    if is_verbose:
-        others = len(manifests) - checked
-        unchecked = f"; {others} of other groups not checked" if others else ""
-        print(f"{checked} checked, {len(problems)} problems{unchecked}")
-    return bool(problems)
+    return len(problems), checked
 
 
 def render(argv: Sequence[str]) -> int:

@@ -1,8 +1,9 @@
 """Kubernetes manifests from files: reading, and the order in which they are applied. Reads files, decides the rest."""
 
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ from dynamo.protocols.kubernetes.v1beta1 import DynamoComponentDeployment, Dynam
 NEVER = "1970-01-01T00:00:00Z"
 """Time of a status that is not written."""
 SUFFIXES = (".yaml", ".yml", ".json")
+TEMPLATE_MARK = "{{"
+"""Begins an expression of Helm and other templates."""
 FIRST = ("Namespace", "CustomResourceDefinition", "ServiceAccount", "Secret", "ConfigMap", "PersistentVolumeClaim")
 """Kinds that other objects refer to, in the order of their creation."""
 
@@ -75,32 +78,80 @@ class Manifest:
         return self.api_version.partition("/")[0] == GROUP
 
 
+@dataclass(slots=True)
+class ManifestFiles:
+    """What files contain."""
+
+    manifests: list[Manifest] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """Files that cannot be read, one line each."""
+    skipped: list[str] = field(default_factory=list)
+    """Files of a directory that are no manifests, with the reason."""
+
+
 def read_manifests(names: Sequence[str]) -> list[Manifest]:
     """Return the objects of files, of directories (their YAML and JSON files) and, for `-`, of the standard input.
 
-    Raise `ConfigError` for a missing file, for one that is not YAML, and where there is no object at all.
+    Files of a directory without an object are named on standard error. Raise `ConfigError` for a missing file, for one that
+    is not YAML, and where there is no object at all.
     """
+    found = read_files(names)
+    if found.problems:
+        more = f" (and {len(found.problems) - 1} more files)" if len(found.problems) > 1 else ""
+        raise ConfigError(f"{found.problems[0]}{more}")
+    print_skipped(found)
+    if not found.manifests:
+        raise ConfigError(f"{' '.join(names)}: no Kubernetes object")
+    return found.manifests
+
+
+def print_skipped(found: ManifestFiles) -> None:
+    """Name the files that are no manifests on standard error."""
+    for text in found.skipped:
+        sys.stderr.write(f"skipped: {text}\n")
+
+
+def read_files(names: Sequence[str]) -> ManifestFiles:
+    """Return what files, directories and the standard input contain. Raise `ConfigError` without a name."""
     if not names:
         raise ConfigError("FILE: expected at least one manifest, directory or - for the standard input")
-    found: list[Manifest] = []
+    found = ManifestFiles()
     for name in names:
-        found += [Manifest(file, value) for file, text in _texts(name) for value in _objects(file, text)]
-    if not found:
-        raise ConfigError(f"{' '.join(names)}: no Kubernetes object")
+        if name == "-":
+            _add(found, "standard input", sys.stdin.read, is_named=True)
+        elif Path(name).is_dir():
+            files = sorted(one for one in Path(name).rglob("*") if one.suffix in SUFFIXES)
+            for file in files:
+                _add(found, str(file), partial(file.read_text, encoding="utf-8"), is_named=False)
+        else:
+            _add(found, name, partial(Path(name).read_text, encoding="utf-8"), is_named=True)
     return found
 
 
-def _texts(name: str) -> Iterable[tuple[str, str]]:
-    if name == "-":
-        yield "standard input", sys.stdin.read()
+def _add(found: ManifestFiles, file: str, read: Callable[[], str], *, is_named: bool) -> None:
+    """Add the objects of one file, or why there are none; one that was not named may be something else."""
+    try:
+        text = read()
+    except (OSError, UnicodeDecodeError) as error:
+        found.problems.append(f"{file}: cannot be read: {error}")
         return
-    path = Path(name)
-    files = sorted(one for one in path.rglob("*") if one.suffix in SUFFIXES) if path.is_dir() else [path]
-    for file in files:
-        try:
-            yield str(file), file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{file}: cannot be read: {error}") from None
+    if not is_named and TEMPLATE_MARK in text:
+        found.skipped.append(f"{file}: a template ({TEMPLATE_MARK})")
+        return
+    try:
+        objects = list(_objects(file, text))
+    except ConfigError as error:
+        found.problems.append(str(error))
+        return
+    if objects and not is_named and not any(map(_is_manifest, objects)):
+        found.skipped.append(f"{file}: no apiVersion and kind")
+        return
+    found.manifests += [Manifest(file, one) for one in objects]
+
+
+def _is_manifest(value: KubeObject) -> bool:
+    """Return whether a document is a Kubernetes object, perhaps one whose kind is missing."""
+    return "kind" in value or ("apiVersion" in value and ("metadata" in value or "spec" in value))
 
 
 def _objects(file: str, text: str) -> Iterable[KubeObject]:

@@ -6,34 +6,35 @@ request is counted at its prefill worker until its first output, and at its othe
 
 import itertools
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
 
 from dynamo.core.boundaries import Rollback
 from dynamo.core.config import read_bool, setting
-from dynamo.core.errors import WorkerUnavailable
+from dynamo.core.errors import NotFound, WorkerUnavailable
 from dynamo.epp.addresses import WorkerAddresses, is_in
 from dynamo.epp.phases import PickRequest
 from dynamo.epp.picker import EndpointChoice, no_worker, routing_headers
+from dynamo.epp.prompts import PromptReader, kind_of
 from dynamo.epp.replies import REMOVED_HEADERS, ROUTING_HEADERS
 from dynamo.kv_router.router import Decision
+from dynamo.protocols.embeddings import EmbeddingRequest
 from dynamo.protocols.engine import PreprocessedRequest, Routing
-from dynamo.protocols.openai import ChatCompletionRequest, CompletionRequest, decode_chat, decode_completion
+from dynamo.protocols.openai import ChatCompletionRequest, CompletionRequest
 from dynamo.routing.prefill_plan import DECODE_OVERRIDE, prefill_routing_request
-from dynamo.serving.bodies import decoded
-from dynamo.serving.endpoints import CHAT, COMPLETIONS
+from dynamo.serving.embeddings import work_of
 from dynamo.serving.models import Models
 from dynamo.serving.phase_routing import computes_locally, prefill_set_of, reach_of
 from dynamo.serving.preparation import prepared_of
-from dynamo.serving.request_headers import metadata_of, new_id, with_headers
+from dynamo.serving.request_headers import Headers, headed, metadata_of, new_id, with_headers
 from dynamo.serving.served_model import ServedModel
+from dynamo.serving.text_models import text_model
 
 logger = logging.getLogger(__name__)
 
-CHAT_PATH, COMPLETIONS_PATH = "/chat/completions", "/completions"
-"""Ends of the paths whose requests are routed by their prompts; a gateway may add a prefix."""
 ADDRESS_TRIES = 4
 """Maximum choices of a request whose workers have no address: discovery and pods are two views."""
 OWN_HEADERS = frozenset(name.encode() for name in (*ROUTING_HEADERS, *REMOVED_HEADERS))
@@ -85,6 +86,17 @@ class PickBooking:
             served.kv.release(self.request_id)
 
 
+def once(act: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that acts when it is first called: the end of a request is reported by its response and its stream."""
+    left = [act]
+
+    def called() -> None:
+        if left:
+            left.pop()()
+
+    return called
+
+
 class ModelPicker:
     """Picker of all models that the runtime discovers."""
 
@@ -92,7 +104,10 @@ class ModelPicker:
         self._models = models
         self._addresses = addresses
         self._turn = itertools.count()
-        self._ignore_unsupported = setting("DYN_IGNORE_OPENAI_FE_UNSUPPORTED_FIELDS", False, read_bool)
+        self._reader = PromptReader.from_environment(models)
+        self._adds_special_tokens = setting("DYN_EMBEDDING_TOKENIZATION_ADD_SPECIAL_TOKENS", True, read_bool)
+        self._open: Counter[int] = Counter()
+        """Open picks of workers that take text, which no router counts."""
 
     @property
     def is_ready(self) -> bool:
@@ -101,32 +116,79 @@ class ModelPicker:
 
     async def pick(self, request: PickRequest) -> EndpointChoice:
         """Choose a worker. Raises the errors of the frontend for the same request."""
-        path = request.path.partition("?")[0]
         if not request.body and request.method in ("GET", "HEAD", "OPTIONS"):
             return self._any(request)
-        decode = partial(decode_chat, ignore_unsupported=self._ignore_unsupported)
-        if path.endswith(CHAT_PATH):
-            return await self._generation(request, await decoded(request.body, decode, "chat"), CHAT.model_type)
-        if path.endswith(COMPLETIONS_PATH):
-            decode_text = partial(decode_completion, ignore_unsupported=self._ignore_unsupported)
-            parsed = await decoded(request.body, decode_text, "completion")
-            return await self._generation(request, parsed, COMPLETIONS.model_type)
-        return self._any(request)
+        parsed = await self._reader.read(request.path.partition("?")[0], request.body)
+        if parsed is None:
+            return self._any(request)
+        headers = [(name, value) for name, value in request.headers if name not in OWN_HEADERS]
+        if isinstance(parsed, ChatCompletionRequest | CompletionRequest):
+            return await self._generation(request, parsed, headers)
+        with_headers(None, headers)  # Refuses invalid headers.
+        if isinstance(parsed, EmbeddingRequest):
+            return await self._embedding(request, parsed, headers)
+        return self._whole(request, text_model(self._models, parsed.model, kind_of(parsed), None))
 
     def _any(self, request: PickRequest) -> EndpointChoice:
-        """Choose a worker by turn, for a request that is not routed by its prompt."""
+        """Choose a worker by turn, for a request that is not routed by its content."""
         able = sorted(address for address in set(self._addresses.all().values()) if is_in(address, request.subset))
         if not able:
             raise no_worker(request.subset)
         return EndpointChoice(able[next(self._turn) % len(able)], {})
 
+    def _whole(self, request: PickRequest, model: ServedModel) -> EndpointChoice:
+        """Choose a worker that takes the client's text: among those with the fewest open picks, by turn."""
+        model.admit()
+        addresses = {one: address for one, address in self._addresses.all().items() if is_in(address, request.subset)}
+        able = [one for one in model.current.worker_ids() if one in addresses]
+        if not able:
+            raise no_worker(request.subset)
+        fewest = min(self._open[one] for one in able)
+        free = {one for one in able if self._open[one] == fewest}
+        chosen = model.current.pick(frozenset(model.current.worker_ids()) - free)
+        self._open[chosen] += 1
+        return EndpointChoice(
+            addresses[chosen], routing_headers(chosen, None), model.name, on_end=once(partial(self._close_pick, chosen))
+        )
+
+    def _close_pick(self, worker_id: int) -> None:
+        self._open[worker_id] -= 1
+        if not self._open[worker_id]:
+            del self._open[worker_id]
+
+    async def _embedding(self, request: PickRequest, parsed: EmbeddingRequest, headers: Headers) -> EndpointChoice:
+        """Choose the worker of embeddings: by their tokens, which it computes."""
+        model = self._models.find(parsed.model, kind_of(parsed))
+        if model.takes_text:
+            return self._whole(request, model)
+        if model.is_decode:
+            raise NotFound(
+                f"Model not found: {model.name!r} is served by prefill and decode workers, which only generate"
+            )
+        model.admit()
+        work = await work_of(parsed, model.preprocessor, special=self._adds_special_tokens)
+        tokens = PreprocessedRequest(model.name, list(itertools.chain.from_iterable(work.token_ids)))
+        booking = PickBooking(new_id())
+        with Rollback(booking.release):
+            decision, address = await self._worker(
+                model, headed(tokens, headers), booking, metadata_of(headers), frozenset(), request.subset
+            )
+        return EndpointChoice(
+            address,
+            routing_headers(decision.worker_id, decision.dp_rank),
+            model.name,
+            booking.first_output,
+            booking.release,
+        )
+
     async def _generation(
-        self, request: PickRequest, parsed: ChatCompletionRequest | CompletionRequest, kind: str
+        self, request: PickRequest, parsed: ChatCompletionRequest | CompletionRequest, headers: Headers
     ) -> EndpointChoice:
         """Choose the workers of a generation: every step, in order."""
-        headers = [(name, value) for name, value in request.headers if name not in OWN_HEADERS]
         parsed.nvext = with_headers(parsed.nvext, headers)
-        model = self._models.find(parsed.model, kind)
+        model = self._models.find(parsed.model, kind_of(parsed))
+        if model.takes_text:
+            return self._whole(request, model)
         model.admit()
         metadata = metadata_of(headers)
         prepared = (await prepared_of(model, parsed, headers, len(request.body)))[0]

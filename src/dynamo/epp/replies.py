@@ -85,12 +85,12 @@ def chunks(phase: str, body: bytes, *, ends: bool) -> Iterator[Any]:
         yield response
 
 
-def immediate(answer: ErrorAnswer) -> Any:
-    """Return the response that ends the request with an error."""
+def immediate(answer: ErrorAnswer, body: bytes | None = None) -> Any:
+    """Return the response that ends the request with an error; `body`: in place of the error's own."""
     response = CLASSES["ProcessingResponse"]()
     immediate_response = response.immediate_response
     immediate_response.status.code = envoy_status(answer)
-    immediate_response.body = answer.body()
+    immediate_response.body = answer.body() if body is None else body
     immediate_response.details = f"dynamo_epp_{answer.label}"
     headers = {"content-type": "application/json"}
     if answer.retry_after_s is not None:

@@ -12,6 +12,7 @@ from dynamo.core.extras import install_command
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.epp.phases import PickEvent, RequestPhases
 from dynamo.epp.picker import EndpointChoice, EndpointPicker
+from dynamo.epp.prompts import error_body
 from dynamo.serving.errors import answer_to
 
 try:
@@ -113,12 +114,13 @@ class ExtProcServer:
     async def _process(self, call: GrpcCall) -> None:
         """Serve the stream of one HTTP request."""
         failures: list[Exception] = []
+        phases = RequestPhases(self._body_bytes_max)
         with ErrorBoundary(failures.append):  # Request boundary: the client gets an error response.
-            await self._follow(call, RequestPhases(self._body_bytes_max))
+            await self._follow(call, phases)
         for error in failures:
             if isinstance(error, GrpcStatus):
                 raise error
-            await self._refuse(call, error)
+            await self._refuse(call, phases.request.path, error)
 
     async def _follow(self, call: GrpcCall, phases: RequestPhases) -> None:
         """Answer every message of a stream until the gateway ends it."""
@@ -170,14 +172,14 @@ class ExtProcServer:
             self._metrics.cached_tokens.labels(model=choice.model).observe(cached)
         choice.on_end()
 
-    async def _refuse(self, call: GrpcCall, error: Exception) -> None:
+    async def _refuse(self, call: GrpcCall, path: str, error: Exception) -> None:
         answer = answer_to(error)
         self._metrics.picks.labels(result=answer.label).inc()
         if isinstance(error, DynamoException):
             logger.info("request refused", extra={"status": answer.status, "error": str(error)})
         else:
             logger.error("request failed", exc_info=error)
-        await call.write(replies.immediate(answer).SerializeToString())
+        await call.write(replies.immediate(answer, error_body(path, answer)).SerializeToString())
 
 
 def message_of(data: bytes | None) -> Any:

@@ -51,6 +51,7 @@ VOLUME_CLAIMS = ObjectKind("v1", "PersistentVolumeClaim", "persistentvolumeclaim
 EVENTS = ObjectKind("v1", "Event", "events")
 NODES = ObjectKind("v1", "Node", "nodes", is_namespaced=False)
 DEPLOYMENTS = ObjectKind("apps/v1", "Deployment", "deployments")
+DAEMON_SETS = ObjectKind("apps/v1", "DaemonSet", "daemonsets")
 JOBS = ObjectKind("batch/v1", "Job", "jobs")
 ROLES = ObjectKind(RBAC, "Role", "roles")
 ROLE_BINDINGS = ObjectKind(RBAC, "RoleBinding", "rolebindings")
@@ -81,7 +82,7 @@ CHECKPOINTS = ObjectKind(V1ALPHA1, "DynamoCheckpoint", "dynamocheckpoints")
 WORKER_METADATA = ObjectKind(V1ALPHA1, "DynamoWorkerMetadata", "dynamoworkermetadatas")
 
 KINDS = (
-    PODS, SERVICES, SERVICE_ACCOUNTS, CONFIG_MAPS, SECRETS, VOLUME_CLAIMS, EVENTS, NODES, DEPLOYMENTS, JOBS, ROLES,
+    PODS, SERVICES, SERVICE_ACCOUNTS, CONFIG_MAPS, SECRETS, VOLUME_CLAIMS, EVENTS, NODES, DEPLOYMENTS, DAEMON_SETS, JOBS, ROLES,
     ROLE_BINDINGS, INGRESSES, LEASES, ENDPOINT_SLICES, RESOURCE_DEFINITIONS, LEADER_WORKER_SETS, POD_CLIQUE_SETS,
     POD_CLIQUES, POD_CLIQUE_SCALING_GROUPS, TOPOLOGY_BINDINGS, CLUSTER_TOPOLOGIES, QUEUES_OF_KAI, POD_GROUPS, VIRTUAL_SERVICES, INFERENCE_POOLS, GRAPHS, COMPONENTS, GRAPH_REQUESTS, SCALING_ADAPTERS, MODELS, CHECKPOINTS,
     WORKER_METADATA,

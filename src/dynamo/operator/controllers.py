@@ -1,7 +1,8 @@
 """Controllers of graphs, components and scaling adapters: read the view, plan, and carry the plan out."""
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol
 
 import msgspec
@@ -10,8 +11,10 @@ from dynamo.core.clock import Clock, SystemClock
 from dynamo.k8s.client import KubeRefused
 from dynamo.k8s.informer import ObjectKey
 from dynamo.k8s.kinds import (
+    CHECKPOINTS,
     COMPONENTS,
     CONFIG_MAPS,
+    DAEMON_SETS,
     DEPLOYMENTS,
     GRAPHS,
     INFERENCE_POOLS,
@@ -29,15 +32,18 @@ from dynamo.k8s.times import seconds_time
 from dynamo.operator.applier import Applier, EventLog, NotControlled
 from dynamo.operator.failure_condition import FAILED
 from dynamo.operator.reconcile.adapters import adapter_plan
-from dynamo.operator.reconcile.component import component_plan, workload_name
+from dynamo.operator.reconcile.component import component_of, component_plan, workload_name
 from dynamo.operator.reconcile.graph import graph_plan
 from dynamo.operator.reconcile.graph_pass import ObservedGraph
-from dynamo.operator.reconcile.names import GRAPH, OperatorSettings
+from dynamo.operator.reconcile.names import GRAPH, OperatorSettings, SnapshotStorage
 from dynamo.operator.reconcile.plan import EventNote, ObjectRef, Plan
 from dynamo.operator.reconcile.provider import ClusterFacts
+from dynamo.operator.reconcile.restores import restores_of, storage_of
 from dynamo.operator.view import ClusterView
 from dynamo.protocols.kubernetes.common import KubeObject, decode
+from dynamo.protocols.kubernetes.models import DynamoCheckpoint
 from dynamo.protocols.kubernetes.v1beta1 import (
+    ComponentSpec,
     DynamoComponentDeployment,
     DynamoGraphDeployment,
     DynamoGraphDeploymentScalingAdapter,
@@ -55,6 +61,23 @@ REMOVABLE = (SERVICES, CONFIG_MAPS, INGRESSES, VIRTUAL_SERVICES, INFERENCE_POOLS
 """Kinds whose objects are deleted when their graph no longer requires them."""
 Facts = Callable[[], ClusterFacts]
 """Returns what the cluster has at present."""
+
+
+def checkpoints_of(view: ClusterView, namespace: str, components: Sequence[ComponentSpec]) -> list[DynamoCheckpoint]:
+    """Return the checkpoints of a namespace; none if no component starts from one."""
+    if not any(one.experimental and one.experimental.checkpoint for one in components):
+        return []
+    found: list[DynamoCheckpoint] = []
+    for (space, _), value in view.objects(CHECKPOINTS).items():
+        if space == namespace:
+            with contextlib.suppress(msgspec.ValidationError):  # Reported when that object is reconciled itself.
+                found.append(decode(DynamoCheckpoint, value))
+    return found
+
+
+def storage_in(view: ClusterView, namespace: str) -> SnapshotStorage | None:
+    """Return where the snapshot agents of a namespace keep checkpoints."""
+    return storage_of(value for (space, _), value in view.objects(DAEMON_SETS).items() if space == namespace)
 
 
 class ObjectController(Protocol):
@@ -77,6 +100,8 @@ class GraphController:
 
     async def plan(self, value: KubeObject, now: str) -> Plan:
         """Return the plan of a graph."""
+        namespace = value["metadata"]["namespace"]
+        graph = decode(DynamoGraphDeployment, value)
         components = self._view.children(value, COMPONENTS)
         adapters = self._view.children(value, SCALING_ADAPTERS)
         sets = self._view.children(value, POD_CLIQUE_SETS)
@@ -96,8 +121,10 @@ class GraphController:
                 for kind in (POD_CLIQUES, POD_CLIQUE_SCALING_GROUPS)
                 for one in self._view.children(owner, kind)
             ],
+            checkpoints=checkpoints_of(self._view, namespace, graph.spec.components or []),
+            snapshot_storage=storage_in(self._view, namespace),
         )
-        return graph_plan(decode(DynamoGraphDeployment, value), observed, self._settings, self._facts(), now)
+        return graph_plan(graph, observed, self._settings, self._facts(), now)
 
 
 class ComponentController:
@@ -114,8 +141,13 @@ class ComponentController:
         """Return the plan of a component."""
         deployed = decode(DynamoComponentDeployment, value)
         kind, name = workload_name(deployed)
-        workload = self._view.get(WORKLOADS[kind], deployed.metadata.namespace, name)
-        return component_plan(deployed, workload, self._settings, self._facts(), now)
+        namespace = deployed.metadata.namespace
+        workload = self._view.get(WORKLOADS[kind], namespace, name)
+        component = component_of(deployed)
+        checkpoints = checkpoints_of(self._view, namespace, [component])
+        restores = restores_of([component], checkpoints, storage_in(self._view, namespace))
+        restore = restores.get(component.name or "")
+        return component_plan(deployed, workload, self._settings, self._facts(), now, restore)
 
 
 class AdapterController:

@@ -22,6 +22,7 @@ from dynamo.k8s.kinds import (
     CHECKPOINTS,
     COMPONENTS,
     CONFIG_MAPS,
+    DAEMON_SETS,
     DEPLOYMENTS,
     ENDPOINT_SLICES,
     GRAPH_REQUESTS,
@@ -60,6 +61,7 @@ from dynamo.operator.pull_secrets import PullSecretIndex
 from dynamo.operator.reconcile.names import BASE_MODEL_HASH, GRAPH, OperatorSettings
 from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.operator.reconcile.requests.job import RequestSettings
+from dynamo.operator.reconcile.restores import AGENT_LABEL, starts_from_checkpoint
 from dynamo.operator.reconcile.topology import FROM_NODE
 from dynamo.operator.topology_labels import TopologyLabelReconciler
 from dynamo.operator.view import ClusterView
@@ -135,6 +137,9 @@ class Operator:
         self.view.listen(GRAPHS, self._graph_changed)
         self.view.listen(ENDPOINT_SLICES, self._pods_changed)
         self.view.listen(JOBS, self._job_changed)
+        self.view.listen(CHECKPOINTS, self._checkpoint_changed)
+        self.view.watch(DAEMON_SETS, AGENT_LABEL)
+        self.view.listen(DAEMON_SETS, self._checkpoint_changed)
         for kind in (GRAPHS, COMPONENTS, SCALING_ADAPTERS, MODELS, GRAPH_REQUESTS, CHECKPOINTS):
             self.view.watch(kind)
         for kind, labels in SELECTIONS:
@@ -259,6 +264,12 @@ class Operator:
         """Reconcile the request of a job whose pod changed."""
         owner = owner_of_job(self.view, key)
         self._enqueue(GRAPH_REQUESTS, (owner,) if owner else ())
+
+    def _checkpoint_changed(self, key: ObjectKey) -> None:
+        """Reconcile the graphs and components of a namespace that start from checkpoints."""
+        for kind in (GRAPHS, COMPONENTS):
+            objects = self.view.objects(kind).items()
+            self._enqueue(kind, [one for one, value in objects if one[0] == key[0] and starts_from_checkpoint(value)])
 
     def _enqueue(self, kind: ObjectKind, keys: Iterable[ObjectKey]) -> None:
         queue = next(one.queue for one in self._running if one.kind == kind)

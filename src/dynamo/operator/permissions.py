@@ -45,6 +45,7 @@ GRAPH_RULES = (
     PermissionRule("", ("pods/log",), READ),
     PermissionRule("", ("events",), (*READ, "create", "patch")),
     PermissionRule("apps", ("deployments",), ALL),
+    PermissionRule("apps", ("daemonsets",), READ),  # The snapshot agent's says where checkpoints are kept.
     PermissionRule("batch", ("jobs",), ALL),
     PermissionRule("networking.k8s.io", ("ingresses",), ALL),
     PermissionRule("discovery.k8s.io", ("endpointslices",), READ),

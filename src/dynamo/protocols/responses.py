@@ -6,8 +6,8 @@
 Items have the same form in requests and responses: a client may send the items of a response back.
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -511,3 +511,14 @@ class ResponseDeleted(msgspec.Struct):
     id: str
     object: str = "response"
     deleted: bool = True
+
+
+P = TypeVar("P", bound=ResponsesPromptFields)
+
+
+def with_items(decode: Callable[[bytes], P], body: bytes) -> tuple[P, list[InputItem]]:
+    """Return a request and its items. Raise `InvalidArgument`."""
+    request = decode(body)
+    if request.input is None:
+        raise InvalidArgument(f"{MALFORMED}missing field `input`", param="input")
+    return request, decode_items(request.input)

@@ -111,6 +111,15 @@ def _stateful_set(item: Object) -> None:
     _template(spec)
 
 
+def _daemon_set(item: Object) -> None:
+    spec = item.setdefault("spec", {})
+    fill(spec, revisionHistoryLimit=10, updateStrategy={})
+    fill(spec["updateStrategy"], type="RollingUpdate")
+    if spec["updateStrategy"]["type"] == "RollingUpdate":
+        fill(spec["updateStrategy"], rollingUpdate={"maxSurge": 0, "maxUnavailable": 1})
+    _template(spec)
+
+
 def _job(item: Object) -> None:
     spec = item.setdefault("spec", {})
     if spec.get("completions") is None and spec.get("parallelism") is None:
@@ -201,7 +210,8 @@ def _autoscaler(item: Object) -> None:
 
 
 DEFAULTS: dict[str, Callable[[Object], None]] = {
-    "Pod": _pod, "Deployment": _deployment, "ReplicaSet": _replica_set, "StatefulSet": _stateful_set, "Job": _job,
+    "Pod": _pod, "Deployment": _deployment, "ReplicaSet": _replica_set, "StatefulSet": _stateful_set,
+    "DaemonSet": _daemon_set, "Job": _job,
     "Service": _service, "Secret": _secret, "PersistentVolumeClaim": _claim, "Namespace": _namespace,
     "RoleBinding": _binding, "ClusterRoleBinding": _binding, "MutatingWebhookConfiguration": _webhooks,
     "ValidatingWebhookConfiguration": _webhooks, "EndpointSlice": _slice, "HorizontalPodAutoscaler": _autoscaler,

@@ -15,6 +15,7 @@ NAMESPACES = "/api/v1/namespaces"
 CLUSTER_ROLES = tuple(f"/apis/rbac.authorization.k8s.io/v1/cluster{kind}s" for kind in ("role", "rolebinding"))
 NAMESPACED = (
     "/apis/apps/v1/namespaces/{}/deployments", "/apis/apps/v1/namespaces/{}/replicasets",
+    "/apis/apps/v1/namespaces/{}/daemonsets",
     "/apis/batch/v1/namespaces/{}/jobs", "/api/v1/namespaces/{}/services", "/api/v1/namespaces/{}/pods",
     "/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices", "/api/v1/namespaces/{}/configmaps",
     "/api/v1/namespaces/{}/secrets", "/api/v1/namespaces/{}/serviceaccounts",

@@ -15,6 +15,7 @@ import grpc
 import httpx
 import pytest
 from benchmarks.ports import free_port
+from tests.cluster.classifier import classifier
 from tests.cluster.cluster import Cluster
 from tests.cluster.gateway import BUFFERED, CHAT_PATH, DESTINATION, STREAMED, GatewayStream, mutated, refusal
 from tests.cluster.processes import wait_until
@@ -191,6 +192,89 @@ def test_decisions_equal_those_of_the_frontends_kv_router(cluster: Cluster, pick
     assert all(agree(number) for number in numbers for _ in range(3))
     chosen = {picker.pick(chat(number))[WORKER] for number in numbers}
     assert len(chosen) == 2, "prompts on both workers are compared"
+
+
+def other_apis(number: int) -> dict[str, dict[str, Any]]:
+    """Return requests of other APIs with the prompt of `chat(number)`, by path."""
+    text = chat(number)["messages"][0]["content"]
+    return {
+        "/v1/responses": {"model": "m", "input": text, "max_output_tokens": 4},
+        "/prefix/v1/responses": {"model": "m", "input": [{"role": "user", "content": text}], "truncation": "auto"},
+        "/v1/messages": {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 4},
+    }
+
+
+def test_responses_and_messages_are_routed_by_their_prompts(cluster: Cluster, picker: Picker) -> None:
+    numbers = range(200, 208)
+    holders: dict[int, str] = {}
+    for number in numbers:
+        answer = cluster.post({**chat(number), "nvext": {"extra_fields": ["worker_id"]}}).json()
+        holders[number] = str(answer["nvext"]["worker_id"]["decode_worker_id"])
+    assert len(set(holders.values())) == 2
+
+    def follows(number: int) -> bool:
+        return {picker.pick(body, path=path)[WORKER] for path, body in other_apis(number).items()} == {holders[number]}
+
+    for number in numbers:
+        cluster.wait_until(partial(follows, number), "the worker that holds the prompt is not chosen")
+    assert all(follows(number) for number in numbers for _ in range(2))
+
+
+def test_errors_have_the_form_of_their_api(picker: Picker) -> None:
+    code, answer, _ = picker.refused(b"{}", path="/v1/messages")
+    assert (code, answer["type"], answer["error"]["type"]) == (400, "error", "invalid_request_error")
+    body = json.dumps({"model": "absent", "input": "a"}).encode()
+    code, answer, _ = picker.refused(body, path="/v1/responses")
+    assert (code, answer["error"]["code"]) == (404, "model_not_found")
+
+
+def test_requests_that_continue_a_stored_response_are_routed_by_their_own_items(picker: Picker) -> None:
+    items = [{"type": "item_reference", "id": "msg_1"}, {"type": "function_call_output", "call_id": "c", "output": "1"}]
+    assert picker.pick({"model": "m", "input": items, "previous_response_id": "resp_1"}, path="/v1/responses")[WORKER]
+
+
+def test_embeddings_are_routed_by_load(tmp_path: Path) -> None:
+    with Cluster(tmp_path, "--router-mode", "kv") as cluster:
+        for _ in range(2):
+            cluster.run("cpu", "--model-name", "e", "--embedding-worker")
+        picker = Picker(cluster)
+        cluster.wait_until(picker.is_serving, "the picker has no worker")
+        short, long = {"model": "e", "input": "a word"}, {"model": "e", "input": ["many other words"] * 40}
+        path = "/v1/embeddings"
+
+        def knows_both() -> bool:
+            streams = [picker.stream() for _ in range(2)]
+            workers = {stream.pick(long, path=path)[WORKER] for stream in streams}
+            for stream in streams:
+                stream.close()
+            return len(workers) == 2
+
+        cluster.wait_until(knows_both, "one worker is unused")
+        with picker.stream() as busy:
+            taken = busy.pick(long, path=path)[WORKER]
+            assert all(picker.pick(short, path=path)[WORKER] != taken for _ in range(6))
+        code, answer, _ = picker.refused(json.dumps({"model": "e", "input": []}).encode(), path=path)
+        assert (code, answer["error"]["param"]) == (400, "input")
+        picker.close()
+
+
+def test_requests_to_text_workers_are_spread_by_their_number(tmp_path: Path) -> None:
+    model = classifier(tmp_path / "judge")
+    with Cluster(tmp_path, "--router-mode", "kv") as cluster:
+        for _ in range(2):
+            cluster.run("cpu", "--model-path", str(model), "--classify-worker")
+        picker = Picker(cluster)
+        body, path = {"model": "judge", "input": "What is it?"}, "/v1/classify"
+
+        def knows_both() -> bool:
+            return picker.is_serving() and len({picker.pick(body, path=path)[WORKER] for _ in range(4)}) == 2
+
+        cluster.wait_until(knows_both, "one worker is unused")
+        with picker.stream() as busy:
+            taken = busy.pick(body, path=path)[WORKER]
+            assert all(picker.pick(body, path=path)[WORKER] != taken for _ in range(4))
+        assert {picker.pick(body, path=path)[WORKER] for _ in range(4)} > {taken}
+        picker.close()
 
 
 @pytest.mark.parametrize(

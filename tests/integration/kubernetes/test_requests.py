@@ -141,10 +141,11 @@ class Requests:
     async def until_phase(self, phase: str) -> Object:
         return await self.until(lambda status: status.get("phase") == phase)
 
-    async def until_exists(self, kind: ObjectKind, name: str) -> Object:
-        """Wait for an object; return it."""
+    async def until_exists(self, kind: ObjectKind, name: str, before: Object | None = None) -> Object:
+        """Wait for an object, another one than `before`; return it. A deleted job exists until its pods are released."""
         deadline = time.monotonic() + DEADLINE_S
-        while (value := await self.client.get(kind, name, SPACE)) is None:
+        former = None if before is None else before["metadata"]["uid"]
+        while (value := await self.client.get(kind, name, SPACE)) is None or value["metadata"]["uid"] == former:
             assert time.monotonic() < deadline, f"no {kind.kind} {name}"
             await asyncio.sleep(0.05)
         return value
@@ -386,8 +387,7 @@ def test_deleted_job_is_created_again(run: Callable[[Case], None]) -> None:
             await requests.until_phase("Profiling")
             first = await requests.until_exists(JOBS, "profile-chat")
             await cluster.client.delete(JOBS, "profile-chat", SPACE)
-            second = await requests.until_exists(JOBS, "profile-chat")
-            assert second["metadata"]["uid"] != first["metadata"]["uid"]
+            await requests.until_exists(JOBS, "profile-chat", before=first)
             await requests.publish(phase="Done", **{"final_config.yaml": RESULT})
             await requests.until_phase("Deployed")
 
@@ -412,11 +412,15 @@ def test_missing_or_malformed_result_fails_the_request(
     run(case)
 
 
-def test_an_image_that_cannot_be_pulled_is_reported(run: Callable[[Case], None]) -> None:
+def test_an_image_that_cannot_be_pulled_is_reported(
+    own_kubernetes: KubernetesServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pod is left to the test, which only this server's stand-in for the kubelet allows."""
+
     async def case(cluster: OperatedCluster) -> None:
         requests = Requests(cluster)
-        assert cluster.server.controllers is not None
-        cluster.server.controllers.is_external = lambda pod: True
+        assert own_kubernetes.controllers is not None
+        own_kubernetes.controllers.is_external = lambda pod: True
         async with cluster.operator():
             await cluster.client.create(GRAPH_REQUESTS, request(), SPACE)
             await requests.until_phase("Profiling")
@@ -432,7 +436,7 @@ def test_an_image_that_cannot_be_pulled_is_reported(run: Callable[[Case], None])
             assert found["phase"] == "Profiling"
             await requests.until_events("ImagePullFailed")
 
-    run(case)
+    run_on(own_kubernetes, monkeypatch)(case)
 
 
 async def survives(requests: Requests, at: int) -> bool:

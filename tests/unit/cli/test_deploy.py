@@ -35,6 +35,23 @@ def test_validate_prints_field_path_and_reason(tmp_path: Path, capsys: pytest.Ca
     assert f"error: {file}: DynamoGraphDeployment/g: spec.services.Frontend.replicas: -1 must be at least 0" in error
 
 
+def test_validate_reports_every_file_of_a_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "good.yaml").write_text(GOOD)
+    (tmp_path / "damaged.yaml").write_text("a: [")
+    (tmp_path / "wrong.yaml").write_text(GOOD.replace("replicas: 1", "replicas: -1"))
+    (tmp_path / "Chart.yaml").write_text("apiVersion: v2\nname: chart\n")
+    assert deploy(["validate", str(tmp_path), "missing.yaml"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == "2 checked, 3 problems; 1 files skipped\n"
+    assert f"skipped: {tmp_path}/Chart.yaml: no apiVersion and kind\n" in printed.err
+    for problem in (
+        f"{tmp_path}/damaged.yaml: line",
+        "missing.yaml: cannot be read",
+        "-1 must be at least 0",
+    ):
+        assert problem in printed.err
+
+
 def test_validate_applies_the_rules_of_grove_on_request(tmp_path: Path) -> None:
     file = tmp_path / "g.yaml"
     file.write_text(GOOD.replace("spec: {", "spec: {priorityClassName: high, "))
@@ -46,7 +63,7 @@ def test_validate_applies_the_rules_of_grove_on_request(tmp_path: Path) -> None:
     [
         (["aply"], "unknown command dynamo deploy aply"),
         (["validate"], "FILE: expected at least one manifest"),
-        (["validate", "missing.yaml"], "missing.yaml: cannot be read"),
+        (["render", "missing.yaml"], "missing.yaml: cannot be read"),
         (["validate", "a.yaml", "--grove", "maybe"], "--grove maybe: must be auto, yes, no"),
         (["status"], "NAME: expected the name"),
         (["logs", "g", "--tail", "0"], "--tail 0: must be at least 1"),

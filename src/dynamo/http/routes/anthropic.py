@@ -13,7 +13,6 @@ from dynamo.api.anthropic.writer import MessageWriter
 from dynamo.api.content_blocks import undecoded, whole_body
 from dynamo.core.codec import json_encode
 from dynamo.core.config import read_bool, setting
-from dynamo.http.routes.prompt_count import count_prompt, counted_model
 from dynamo.http.routes.table import ENGINE_REFUSALS, Operation, RouteContext, RouteTable
 from dynamo.protocols.anthropic import (
     AnthropicMessage,
@@ -30,6 +29,7 @@ from dynamo.serving.endpoints import Surface
 from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.models import Models
 from dynamo.serving.pipeline import Pipeline
+from dynamo.serving.prompt_count import count_prompt, counted_model
 from dynamo.serving.response_stream import ResponseStream
 
 PATH, VARIABLE = "/v1/messages", "DYN_HTTP_SVC_ANTHROPIC_PATH"

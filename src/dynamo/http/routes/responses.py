@@ -1,6 +1,5 @@
 """Routes of OpenAI's Responses API: responses, token counts, and stored responses."""
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,8 +12,9 @@ from starlette.responses import Response as HttpResponse
 from dynamo.api.content_blocks import undecoded, whole_body
 from dynamo.api.responses.archive import PAGE, ResponseArchive, page_of, previous_not_found
 from dynamo.api.responses.compaction import SUMMARY_REQUEST, SUMMARY_TOKENS_MAX, compacted
-from dynamo.api.responses.convert import PARAMETERS, check_results, to_chat, to_response, wants_logprobs, without_oldest
+from dynamo.api.responses.convert import PARAMETERS, check_results, to_response, wants_logprobs
 from dynamo.api.responses.directory_store import DirectoryStore
+from dynamo.api.responses.fitting import fitting_chat
 from dynamo.api.responses.ids import new_response_id
 from dynamo.api.responses.session import ResponseSession
 from dynamo.api.responses.store import Dropped, MemoryResponseStore, ResponseStore
@@ -23,7 +23,6 @@ from dynamo.core.codec import json_encode
 from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import DynamoException, InvalidArgument
 from dynamo.http.routes.api_options import MEMORY, NOWHERE, ApiOptions
-from dynamo.http.routes.prompt_count import count_prompt, counted_model
 from dynamo.http.routes.responses_socket import ResponsesSocket, TurnAccounts
 from dynamo.http.routes.table import (
     ENGINE_REFUSALS,
@@ -54,6 +53,7 @@ from dynamo.protocols.responses import (
     decode_items,
     decode_response_request,
     decode_token_count,
+    with_items,
 )
 from dynamo.protocols.strict import INVALID, MALFORMED
 from dynamo.serving.bodies import decoded
@@ -62,9 +62,8 @@ from dynamo.serving.errors import ErrorAnswer, answer_to
 from dynamo.serving.models import Models
 from dynamo.serving.pipeline import Pipeline
 from dynamo.serving.postprocessor import FinishedChoice
+from dynamo.serving.prompt_count import count_prompt, counted_model
 from dynamo.serving.response_stream import RequestAccount, ResponseStream
-
-ITEMS_HERE_MAX = 256  # More items are converted in a thread.
 
 P = TypeVar("P", bound=ResponsesPromptFields)
 
@@ -276,26 +275,9 @@ class ResponsePages:
         account: RequestAccount | None,
         answer_tokens: int,
     ) -> ChatCompletionRequest:
-        """Return the chat of these items; `truncation: auto` drops the oldest if they are too many. Raise `InvalidArgument`."""
-        chat = (
-            to_chat(request, items)
-            if len(items) <= ITEMS_HERE_MAX
-            else await asyncio.to_thread(to_chat, request, items)
+        return await fitting_chat(
+            request, items, answer_tokens, lambda name: counted_model(self.models, name, account).preprocessor
         )
-        if request.truncation != "auto":
-            return chat
-        preprocessor = counted_model(self.models, chat.model, account).preprocessor
-        input_tokens_max = preprocessor.context_length - min(answer_tokens, preprocessor.context_length // 2)
-        if not preprocessor.context_length or await count_prompt(preprocessor, chat) <= input_tokens_max:
-            return chat
-        fewest, most = 1, len(items) - 1
-        while fewest < most:
-            middle = (fewest + most) // 2
-            if await count_prompt(preprocessor, to_chat(request, without_oldest(items, middle))) <= input_tokens_max:
-                most = middle
-            else:
-                fewest = middle + 1
-        return to_chat(request, without_oldest(items, most))
 
     def _only_model(self, account: RequestAccount | None) -> str | None:
         """Return the name of the model if the caller may use exactly one, else None."""
@@ -352,14 +334,6 @@ class ResponsePages:
         except DynamoException as error:
             return refuse(answer_to(error))
         return as_json(page)
-
-
-def with_items(decode: Callable[[bytes], P], body: bytes) -> tuple[P, list[InputItem]]:
-    """Return a request and its items. Raise `InvalidArgument`."""
-    request = decode(body)
-    if request.input is None:
-        raise InvalidArgument(f"{MALFORMED}missing field `input`", param="input")
-    return request, decode_items(request.input)
 
 
 def with_optional_items(

@@ -3,6 +3,7 @@
 The workload is a Deployment, or a LeaderWorkerSet when a replica has several nodes.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from dynamo.operator.reconcile.names import (
     WORKER_HASH,
     GraphContext,
     OperatorSettings,
+    Restore,
     dns_label,
     replicas_of,
 )
@@ -53,6 +55,7 @@ def component_plan(
     settings: OperatorSettings,
     facts: ClusterFacts,
     now: str,
+    restore: Restore | None = None,
 ) -> Plan:
     """Return the objects of a component and its status. `workload` is its workload as observed, or None.
 
@@ -60,7 +63,7 @@ def component_plan(
     """
     name = deployed.metadata.name
     try:
-        objects = component_objects(deployed, settings, facts)
+        objects = component_objects(deployed, settings, facts, restore)
     except WorkloadError as error:
         refused = Condition(type="Available", status="False", reason="CannotRender", message=str(error))
         status = _status(deployed, None, refused, now)
@@ -77,6 +80,8 @@ def component_plan(
         reason=f"{kind}Ready" if ready else f"{kind}NotReady",
         message=f"{kind} is ready" if ready else f"{kind} is not ready",
     )
+    if restore is not None and restore.is_awaited:
+        available = Condition(type="Available", status="False", reason="WaitingForCheckpoint", message=restore.text)
     is_alone = not deployed.metadata.labels.get(GRAPH)
     component = component_of(deployed)
     context = context_of(deployed, component, settings)
@@ -89,11 +94,18 @@ def component_plan(
 
 
 def component_objects(
-    deployed: DynamoComponentDeployment, settings: OperatorSettings, facts: ClusterFacts
+    deployed: DynamoComponentDeployment,
+    settings: OperatorSettings,
+    facts: ClusterFacts,
+    restore: Restore | None = None,
 ) -> list[KubeObject]:
     """Return the objects of a component, its workload first. Raise `WorkloadError` if the cluster cannot run it."""
     component = component_of(deployed)
     context = context_of(deployed, component, settings)
+    if restore is not None:
+        context = dataclasses.replace(context, restores={component.name or "": restore})
+        if restore.is_awaited:
+            component = msgspec.structs.replace(component, replicas=0)
     annotations = deployed.metadata.annotations
     framework = framework_of(component, deployed.spec.backend_framework)
     template = pod_template(component, context, [])

@@ -10,6 +10,7 @@ from dynamo.operator.reconcile.multinode.nodes import WorkloadError
 from dynamo.operator.reconcile.names import DISCOVERY_BACKEND_ANNOTATION, GraphContext, OperatorSettings, worker_hash
 from dynamo.operator.reconcile.plan import Plan
 from dynamo.operator.reconcile.provider import ClusterFacts, Provider, ProviderUnavailable, workload_provider
+from dynamo.operator.reconcile.restores import restores_of
 from dynamo.operator.validation.facts import WORKLOAD_PROVIDER
 from dynamo.protocols.kubernetes.v1beta1 import DynamoGraphDeployment
 
@@ -35,6 +36,8 @@ def graph_plan(
     try:
         provider = workload_provider(components, annotations, facts, observed.providers)
         context = context_of_graph(graph, settings, graph.metadata.namespace, is_in_place=provider == "grove")
+        restores = restores_of(components, observed.checkpoints, observed.snapshot_storage)
+        context = dataclasses.replace(context, restores=restores)
         one_pass = GraphPass(graph, context, observed, now)
         plan = grove_plan(one_pass, facts) if provider == "grove" else components_plan(one_pass, facts)
     except WorkloadError as error:

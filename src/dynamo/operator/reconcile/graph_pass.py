@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dynamo.operator.reconcile.names import COMPONENT, WORKER_HASH, GraphContext
+from dynamo.operator.reconcile.names import COMPONENT, WORKER_HASH, GraphContext, SnapshotStorage
 from dynamo.operator.reconcile.plan import EventNote, ObjectRef
 from dynamo.operator.reconcile.provider import Provider
 from dynamo.protocols.kubernetes.common import KubeObject
+from dynamo.protocols.kubernetes.models import DynamoCheckpoint
 from dynamo.protocols.kubernetes.v1beta1 import (
     ComponentSpec,
     DynamoComponentDeployment,
@@ -28,6 +29,9 @@ class ObservedGraph:
     """The PodCliqueSet."""
     cliques: Sequence[KubeObject] = ()
     """PodCliques and PodCliqueScalingGroups of the PodCliqueSet."""
+    checkpoints: Sequence[DynamoCheckpoint] = ()
+    """All of the namespace, if a component has one."""
+    snapshot_storage: SnapshotStorage | None = None
 
     @property
     def providers(self) -> tuple[Provider, ...]:

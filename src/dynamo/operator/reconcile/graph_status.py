@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dynamo.operator.reconcile.conditions import is_true, with_condition
 from dynamo.operator.reconcile.graph_pass import GraphPass
 from dynamo.operator.reconcile.plan import EventNote, Plan
+from dynamo.operator.reconcile.restores import checkpoint_statuses, restore_notes
 from dynamo.protocols.kubernetes.common import Condition, RestartStatus, encode
 from dynamo.protocols.kubernetes.v1beta1 import ComponentStatus, GraphStatus, RolloutStatus
 
@@ -35,6 +36,7 @@ def graph_status(
         message=f"Resources not ready: {'; '.join(reasons)}" if reasons else "All resources are ready",
     )
     before = one_pass.status
+    one_pass.events += restore_notes(one_pass.context.restores, before.checkpoints)
     if not reasons and not is_true(before.conditions, "Ready"):
         one_pass.events.append(EventNote("Normal", "Ready", "All resources are ready"))
     found = before.conditions
@@ -47,7 +49,7 @@ def graph_status(
         conditions=found,
         components=dict(statuses) or None,
         restart=restart,
-        checkpoints=before.checkpoints,
+        checkpoints=checkpoint_statuses(one_pass.context.restores),
         rolling_update=rollout,
         placement=before.placement,
     )

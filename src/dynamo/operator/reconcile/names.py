@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -73,6 +73,48 @@ class OperatorSettings:
     pull_secrets: PullSecrets = field(default=no_pull_secrets, compare=False)
 
 
+RestoreState = Literal["Ready", "Waiting", "Failed", "Absent"]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotStorage:
+    """Claim that has the checkpoints of a namespace, and its path in containers."""
+
+    claim: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Checkpoint of one component."""
+
+    name: str
+    """Name of the checkpoint; empty if none has the wanted identity."""
+    hash: str
+    version: str
+    state: RestoreState
+    waits: bool
+    """Whether pods are not started before the checkpoint is ready or has failed."""
+    storage: SnapshotStorage | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether pods are restored."""
+        return self.state == "Ready"
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether pods are not started now."""
+        return self.waits and self.state in ("Waiting", "Absent")
+
+    @property
+    def text(self) -> str:
+        """What is awaited, or why pods start without a checkpoint."""
+        named = f"DynamoCheckpoint {self.name}" if self.name else f"a DynamoCheckpoint of identity {self.hash}"
+        states = {"Ready": "is ready", "Waiting": "is not ready", "Failed": "has failed", "Absent": "does not exist"}
+        return f"{named} {states[self.state]}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphContext:
     """One graph as its components see it."""
@@ -83,6 +125,8 @@ class GraphContext:
     worker_hash: str
     workload: str = ""
     """Name of the objects of a single component outside a graph; default: of the graph and the component."""
+    restores: Mapping[str, Restore] = field(default_factory=dict)
+    """Checkpoints of the components that have one, by name."""
     is_in_place: bool = False
     """Whether workers are updated in place, so that the names of objects have no generation."""
 

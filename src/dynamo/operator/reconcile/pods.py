@@ -24,6 +24,7 @@ from dynamo.operator.reconcile.names import (
     merged,
 )
 from dynamo.operator.reconcile.probes import frontend_probes, probes
+from dynamo.operator.reconcile.restores import add_restore
 from dynamo.operator.validation.facts import PLANNER_ACCOUNT
 from dynamo.protocols.kubernetes.common import KubeObject
 from dynamo.protocols.kubernetes.v1beta1 import ComponentSpec
@@ -73,6 +74,9 @@ def pod_template(component: ComponentSpec, context: GraphContext, graph_env: Seq
     if component.type == "epp":  # It serves TLS itself, which a proxy in its pod would wrap again.
         metadata["annotations"] = {ISTIO_INJECT: "false", **(metadata.get("annotations") or {})}
     metadata["labels"] = merged(metadata.get("labels"), context.labels(component), metrics_label(metadata))
+    restore = context.restores.get(component.name or "")
+    if restore is not None and restore.is_ready:
+        add_restore(component, restore, template)
     return template
 
 

@@ -6,8 +6,8 @@ import pytest
 from tests.scripted_engine.house import NAME, open_house
 
 from dynamo.core.errors import InvalidArgument, NotFound
-from dynamo.http.routes.prompt_count import count_prompt, counted_model
 from dynamo.protocols.openai import ChatCompletionRequest, ChatMessage
+from dynamo.serving.prompt_count import count_prompt, counted_model
 
 
 @pytest.mark.parametrize("repeats", [1, 5000])
