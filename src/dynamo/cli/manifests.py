@@ -100,7 +100,7 @@ def _texts(name: str) -> Iterable[tuple[str, str]]:
         try:
             yield str(file), file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{file}: cannot be read: {error}") from None
+            raise ConfigError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _objects(file: str, text: str) -> Iterable[KubeObject]:
