@@ -26,6 +26,7 @@ COVERED_BY = {
     "ops/interconnect/command.py": "integration/ops/test_interconnect.py",
     "ops/interconnect/transfer.py": "integration/ops/test_interconnect.py",
     "ops/router_health.py": "integration/ops/test_router_check.py",
+    "ops/reviews/pr_run.py": "integration/ops/test_pr_review.py",
     "ops/router_probe.py": "integration/ops/test_router_check.py",
     "cli/serve.py": "integration/test_serve.py",
     "cli/session.py": "integration/test_session.py",

@@ -196,7 +196,7 @@ CONTRIBUTE = (
     Command(
         "pr-review",
         "dynamo.ops.reviews.pr_review:pr_review",
-        (("pr-review PR", "the steps of a review on one GPU, and a draft from captured evidence"),),
+        (("pr-review PR", "the steps of a review on one GPU; --run does them and drafts the review"),),
         {"": ("dynamo.ops.reviews.pr_review:PrReviewConfig",)},
     ),
     Command(

@@ -133,7 +133,7 @@ def _add(found: ManifestFiles, file: str, read: Callable[[], str], *, is_named: 
     try:
         text = read()
     except (OSError, UnicodeDecodeError) as error:
-        found.problems.append(f"{file}: cannot be read: {error}")
+        found.problems.append(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}")
         return
     if not is_named and TEMPLATE_MARK in text:
         found.skipped.append(f"{file}: a template ({TEMPLATE_MARK})")

@@ -49,7 +49,7 @@ class TopConfig:
     def __post_init__(self) -> None:
         """Raise `ConfigError` for an interval that is too short."""
         if self.interval < INTERVAL_MIN_S:
-            raise ConfigError(f"--interval {self.interval}: must be at least {INTERVAL_MIN_S}")
+            raise ConfigError(f"--interval {self.interval:g}: must be at least {INTERVAL_MIN_S}")
 
 
 def top(argv: Sequence[str]) -> int:

@@ -12,6 +12,7 @@ from dynamo.ops.graphs import FoundGraph, GraphState, is_alive
 from dynamo.ops.report import CheckStatus
 
 TIMEOUT_S = 3.0
+NOT_WORKERS = frozenset({"dynamo.frontend", "dynamo.planner"})
 QUERIES_MAX = 8
 
 
@@ -20,7 +21,8 @@ class GraphHealth:
     """What the frontend of a graph answers."""
 
     models: tuple[str, ...] = ()
-    instances: int = 0
+    instances: int | None = None
+    """Workers that it lists; None if they are not known."""
     error: str = ""
 
 
@@ -35,13 +37,24 @@ class LocalGraphStatus:
 
     @property
     def status(self) -> CheckStatus:
-        """Return PASS if all processes run and the model is served; WARN while it starts; SKIP if it has ended."""
+        """Return PASS if all processes run and the model is served; WARN while some start; SKIP if it has ended."""
         if not self.graph.is_running:
             return CheckStatus.SKIP
         if self.graph.record.state is GraphState.STARTING:
             return CheckStatus.WARN
-        is_whole = all(self.alive) and self.health.models and not self.health.error
-        return CheckStatus.PASS if is_whole else CheckStatus.FAIL
+        if not (all(self.alive) and self.health.models) or self.health.error:
+            return CheckStatus.FAIL
+        return CheckStatus.WARN if self.is_loading else CheckStatus.PASS
+
+    @property
+    def is_loading(self) -> bool:
+        """Return whether a worker, such as one that was restarted, is not ready yet."""
+        return self.health.instances is not None and self.health.instances < self.workers
+
+    @property
+    def workers(self) -> int:
+        """Return the number of processes that are workers."""
+        return sum(one.module not in NOT_WORKERS for one in self.graph.record.processes)
 
     @property
     def state(self) -> str:
@@ -52,6 +65,8 @@ class LocalGraphStatus:
         if self.status is CheckStatus.FAIL:
             lost = [one.name for one, alive in zip(record.processes, self.alive, strict=True) if not alive]
             return self.health.error or (f"not running: {', '.join(lost)}" if lost else "no model is served")
+        if record.state is GraphState.SERVING and self.is_loading:
+            return f"serving, {self.health.instances} of {self.workers} workers ready"
         return record.state.value
 
     def value(self, now: float) -> dict[str, Any]:

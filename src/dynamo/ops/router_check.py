@@ -63,12 +63,13 @@ def rows_of_router(config: RouterCheckConfig) -> list[CheckRow]:
     if config.mode is None:
         return rows
     try:
-        workers = frozenset(
-            str(one["instance_id"])
+        found = {
+            str(one["instance_id"]): str(one.get("device_type") or "")
             for one in client.instances()
             if one.get("endpoint") == "generate" and one.get("component") != PREFILL
-        )
-        observed = RouterProbe(client, config.model or models[0]).observe(config.mode, workers)
+        }
+        devices = {worker: device for worker, device in found.items() if device}
+        observed = RouterProbe(client, config.model or models[0]).observe(config.mode, frozenset(found), devices)
     except DynamoException as error:
         return [*rows, failed("mode", one_line(error), "run: dynamo troubleshoot")]
     return [*rows, *rows_of_mode(config.mode, observed)]

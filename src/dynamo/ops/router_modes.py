@@ -1,7 +1,7 @@
 """Proof of a router mode: which workers requests must reach in each mode, and whether those that were observed agree. Pure."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,8 +9,13 @@ from dynamo.ops.report import CheckRow, failed, passed, skipped, warned
 
 MODES = ("round-robin", "random", "power-of-two", "kv", "direct", "least-loaded", "device-aware-weighted")
 LOAD_MODES = frozenset({"least-loaded", "device-aware-weighted"})
+DEVICE_AWARE, CPU = "device-aware-weighted", "cpu"
 ROUNDS = 4
 """Requests to each worker in the distribution of unrelated prompts."""
+RANDOM_ROUNDS = 24
+"""Requests at least in the modes that draw at random: two workers look cyclic by chance once in ten million checks."""
+BUSY_ROUNDS = 12
+"""Requests for each worker while one is busy: a random draw misses it once in a hundred thousand checks."""
 REPEATS = 3
 """Repetitions of a long prefix."""
 WORKERS_MIN = 2
@@ -22,6 +27,8 @@ class RouterObservation:
 
     workers: frozenset[str]
     """Ids of the workers that are registered."""
+    devices: Mapping[str, str] = field(default_factory=dict)
+    """Device of each worker, such as `cpu`; workers that register none are left out."""
     unrelated: tuple[str, ...] = ()
     """Worker of each unrelated prompt, sent one after the other."""
     repeated: tuple[str, ...] = ()
@@ -47,10 +54,22 @@ def rows_of_mode(mode: str, seen: RouterObservation) -> list[CheckRow]:
         return [*rows, *_kv_rows(seen)]
     if mode == "direct":
         return [*rows, *_direct_rows(seen)]
+    if mode == DEVICE_AWARE and has_device_groups(seen.devices):
+        return [*rows, _device_row(seen)]
     rows.append(_spread_row(mode, seen))
-    if mode in LOAD_MODES:
-        rows.append(_load_row(mode, seen))
+    rows.append(_load_row(mode, seen) if mode in LOAD_MODES else _busy_row(mode, seen))
     return rows
+
+
+def has_device_groups(devices: Mapping[str, str]) -> bool:
+    """Return whether there are CPU workers and others, between which the device-aware mode weighs."""
+    return CPU in devices.values() and any(device != CPU for device in devices.values())
+
+
+def is_cyclic(sequence: Sequence[str], count: int) -> bool:
+    """Return whether every `count` consecutive requests reached `count` workers."""
+    groups = [sequence[at : at + count] for at in range(0, len(sequence), count)]
+    return bool(groups) and all(len(set(group)) == len(group) for group in groups)
 
 
 def worker_row(seen: RouterObservation) -> CheckRow:
@@ -69,13 +88,35 @@ def _spread_row(mode: str, seen: RouterObservation) -> CheckRow:
     remedy = f"start the frontend with --router-mode {mode}, without other traffic"
     if mode == "round-robin":
         window = len(seen.workers)
-        groups = [seen.unrelated[at : at + window] for at in range(0, len(seen.unrelated), window)]
-        if groups and all(len(set(group)) == window for group in groups):
-            return passed("mode", f"round-robin: every {window} requests reached {window} workers ({text})")
-        return failed("mode", f"round-robin: consecutive requests reached the same worker ({text})", remedy)
+        if is_cyclic(seen.unrelated, window):
+            return passed("spread", f"round-robin: every {window} requests reached {window} workers ({text})")
+        return failed("spread", f"round-robin: consecutive requests reached the same worker ({text})", remedy)
+    if mode not in LOAD_MODES and is_cyclic(seen.unrelated, len(seen.workers)):
+        return failed("spread", f"{mode}: the workers took turns, as in the mode round-robin ({text})", remedy)
     if len(counts) > 1 or mode in LOAD_MODES:
         return passed("spread", f"{mode}: requests one after the other ({text})")
-    return failed("mode", f"{mode}: all {len(seen.unrelated)} requests reached one worker ({text})", remedy)
+    return failed("spread", f"{mode}: all {len(seen.unrelated)} requests reached one worker ({text})", remedy)
+
+
+def _device_row(seen: RouterObservation) -> CheckRow:
+    """Judge requests to an idle graph: a CPU worker has more load for its capacity with its first request."""
+    on_cpus = [worker for worker in seen.unrelated if seen.devices.get(worker) == CPU]
+    others = sorted({device for device in seen.devices.values() if device != CPU})
+    text = f"{len(seen.unrelated)} requests one after the other, {len(on_cpus)} of them on CPU workers"
+    if on_cpus or not seen.unrelated:
+        return failed("mode", f"{DEVICE_AWARE}: {text}", f"start the frontend with --router-mode {DEVICE_AWARE}")
+    return passed("mode", f"{DEVICE_AWARE}: {text}; the idle workers on {', '.join(others)} are preferred")
+
+
+def _busy_row(mode: str, seen: RouterObservation) -> CheckRow:
+    """Judge requests that were sent while one worker was busy: only power-of-two avoids it."""
+    if not seen.held or not seen.meanwhile:
+        return skipped("mode", f"{mode}: no worker could be kept busy")
+    reached = sum(worker in seen.held for worker in seen.meanwhile)
+    text = f"{mode}: {reached} of {len(seen.meanwhile)} requests reached the busy worker {seen.held[0]}"
+    if (reached == 0) == (mode == "power-of-two"):
+        return passed("mode", text)
+    return failed("mode", text, f"start the frontend with --router-mode {mode}, without other traffic")
 
 
 def _load_row(mode: str, seen: RouterObservation) -> CheckRow:

@@ -10,7 +10,16 @@ from typing import Any
 from dynamo.core.errors import DynamoException, HttpError
 from dynamo.http.client import ChatClient
 from dynamo.ops.router_health import ChatResult, request_once
-from dynamo.ops.router_modes import LOAD_MODES, REPEATS, ROUNDS, RouterObservation
+from dynamo.ops.router_modes import (
+    BUSY_ROUNDS,
+    DEVICE_AWARE,
+    LOAD_MODES,
+    RANDOM_ROUNDS,
+    REPEATS,
+    ROUNDS,
+    RouterObservation,
+    has_device_groups,
+)
 
 WORKERS_MAX = 32
 PREFIX_WORDS = 400  # Several blocks of any usual size.
@@ -28,8 +37,8 @@ class RouterProbe:
         self._model = model
         self._nonce = secrets.token_hex(4)  # Prompts of an earlier probe must not be cached.
 
-    def observe(self, mode: str, workers: frozenset[str]) -> RouterObservation:
-        """Return what the requests that a mode needs for its proof have shown."""
+    def observe(self, mode: str, workers: frozenset[str], devices: Mapping[str, str]) -> RouterObservation:
+        """Return what the requests that a mode needs for its proof have shown; `devices` of the workers that register one."""
         if mode == "kv":
             results = [self._send(f"{self._prefix()} Question {number}.") for number in range(REPEATS + 1)]
             return RouterObservation(
@@ -42,12 +51,14 @@ class RouterProbe:
                 worker: self._send("Hello.", {"backend_instance_id": int(worker)}).worker for worker in sorted(workers)
             }
             return RouterObservation(workers=workers, directed=directed, undirected_error=self._send("Hello.").error)
-        count = ROUNDS * min(len(workers), WORKERS_MAX)
+        size = min(len(workers), WORKERS_MAX)
+        count = ROUNDS * size if mode in LOAD_MODES | {"round-robin"} else max(ROUNDS * size, RANDOM_ROUNDS)
         unrelated = tuple(self._send(f"{self._nonce} {number}: say hello.").worker for number in range(count))
-        if mode not in LOAD_MODES:
-            return RouterObservation(workers=workers, unrelated=unrelated)
-        held, meanwhile = self._while_busy(len(workers) - 1)
-        return RouterObservation(workers=workers, unrelated=unrelated, held=held, meanwhile=meanwhile)
+        if mode == DEVICE_AWARE and has_device_groups(devices):
+            return RouterObservation(workers=workers, devices=devices, unrelated=unrelated)
+        busy, shorts = (len(workers) - 1, len(workers)) if mode in LOAD_MODES else (1, BUSY_ROUNDS * size)
+        held, meanwhile = self._while_busy(busy, shorts)
+        return RouterObservation(workers=workers, devices=devices, unrelated=unrelated, held=held, meanwhile=meanwhile)
 
     def _prefix(self) -> str:
         return " ".join(f"{self._nonce} item {number}" for number in range(PREFIX_WORDS // 3))
@@ -63,8 +74,8 @@ class RouterProbe:
                     return dict(decision)
         return {}
 
-    def _while_busy(self, count: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the workers of `count` long requests, and those of short ones sent while they run."""
+    def _while_busy(self, count: int, shorts: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the workers of `count` long requests, and those of `shorts` short ones sent while they run."""
         end = threading.Event()
         with ThreadPoolExecutor(max(1, count)) as pool:
             held: list[str] = []
@@ -73,8 +84,8 @@ class RouterProbe:
                     started: Future[str] = Future()
                     pool.submit(self._hold, f"{self._nonce} long {number}", started, end)
                     held.append(started.result(BUSY_WAIT_S))
-                short = range(count + 1)
-                return tuple(held), tuple(self._send(f"{self._nonce} meanwhile {number}").worker for number in short)
+                sent = tuple(self._send(f"{self._nonce} meanwhile {number}").worker for number in range(shorts))
+                return tuple(held), sent
             except (TimeoutError, DynamoException):
                 return (), ()
             finally:

@@ -207,3 +207,39 @@ def test_running_graph_is_reported_and_its_logs_are_in_the_bundle(tmp_path: Path
         texts = b"".join(file.read() for name in names if (file := archive.extractfile(name)))
     assert {"bug/report.json", "bug/health.json", "bug/metrics.txt", "bug/environment.json"} <= set(names)
     assert b"secret-key-1" not in texts
+
+
+WRONG_CLOCK = "import time\nright = time.time\ntime.time = lambda: right() + 600\n"
+
+
+def test_frontend_whose_clock_is_wrong_and_a_process_of_another_release_are_named(tmp_path: Path) -> None:
+    """The frontend is a real one whose `time.time` is ten minutes ahead; the worker's environment is that of 1.6.0."""
+    (tmp_path / "ahead").mkdir()
+    (tmp_path / "ahead" / "sitecustomize.py").write_text(WRONG_CLOCK)
+    other = tmp_path / "other"
+    (other / "lib" / "python3.11" / "site-packages" / "ai_dynamo-1.6.0.dist-info").mkdir(parents=True)
+    (other / "bin").mkdir()
+    (other / "bin" / "python").symlink_to(sys.executable)
+    group = ProcessGroup(tmp_path)
+    port = free_port()
+    address = ["--http-host", "127.0.0.1", "--http-port", str(port)]
+    paths = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "ahead"), *sys.path])}
+    group.start("frontend", [sys.executable, "-m", "dynamo.frontend", *address], paths)
+    worker = [str(other / "bin" / "python"), "-m", "dynamo.mocker", "--model-path", str(MODEL)]
+    group.start("worker", worker, {"PYTHONPATH": os.pathsep.join(sys.path)})
+    try:
+        group.wait_until(lambda: list((tmp_path / "kv").glob("v1/mdc/*")), "the worker did not register")
+        group.wait_until(lambda: is_listening(port), "the frontend did not start")
+        report = Report(tmp_path, DYN_HTTP_PORT=str(port))
+    finally:
+        group.stop()
+    assert report.failures() == ["clock"]
+    assert report.status == 1
+    assert re.search(r"is (599|60\d)\.\d s ahead", report.row("clock")["evidence"])
+    assert report.row("versions")["status"] == "WARN"
+    assert "ai-dynamo 1.6.0" in report.row("versions")["evidence"]
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

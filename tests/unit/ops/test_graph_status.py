@@ -58,3 +58,10 @@ def test_starting_or_ended_graph_is_not_a_failure() -> None:
 
 def test_durations_are_readable() -> None:
     assert [duration(one) for one in (5.9, 150, 12000)] == ["5 s", "2 min", "3 h 20 min"]
+
+
+def test_graph_with_a_worker_that_is_not_ready_is_a_warning() -> None:
+    loading = status(health=GraphHealth(models=("m",), instances=0))
+    assert (loading.status, loading.state) == (CheckStatus.WARN, "serving, 0 of 1 workers ready")
+    unknown = status(health=GraphHealth(models=("m",)))
+    assert (unknown.status, unknown.state) == (CheckStatus.PASS, "serving")

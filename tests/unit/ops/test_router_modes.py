@@ -22,12 +22,53 @@ BUSY = RouterObservation(workers=TWO, unrelated=("1", "1"), held=("1",), meanwhi
 DIRECT = RouterObservation(workers=TWO, directed={"1": "1", "2": "2"}, undirected_error="no worker")
 
 
+DRAWN = ("1", "1", "2", "1")
+MIXED = {"1": "cpu", "2": "cuda"}
+CYCLIC_BUSY = RouterObservation(workers=TWO, unrelated=("1", "2", "1", "2"), held=("1",), meanwhile=("1", "2"))
+CYCLIC_IDLE = RouterObservation(workers=TWO, unrelated=("1", "2", "1", "2"), held=("1",), meanwhile=("2", "2"))
+
+
 @pytest.mark.parametrize(
     ("mode", "seen", "status"),
     [
         ("round-robin", RouterObservation(workers=TWO, unrelated=("1", "2", "1", "2")), CheckStatus.PASS),
+        ("round-robin", CYCLIC_BUSY, CheckStatus.PASS),
+        ("round-robin", CYCLIC_IDLE, CheckStatus.FAIL),
+        ("random", CYCLIC_BUSY, CheckStatus.FAIL),
+        (
+            "random",
+            RouterObservation(workers=TWO, unrelated=DRAWN, held=("1",), meanwhile=("2", "1")),
+            CheckStatus.PASS,
+        ),
+        (
+            "random",
+            RouterObservation(workers=TWO, unrelated=DRAWN, held=("1",), meanwhile=("2", "2")),
+            CheckStatus.FAIL,
+        ),
+        (
+            "power-of-two",
+            RouterObservation(workers=TWO, unrelated=DRAWN, held=("1",), meanwhile=("2",)),
+            CheckStatus.PASS,
+        ),
+        (
+            "power-of-two",
+            RouterObservation(workers=TWO, unrelated=DRAWN, held=("1",), meanwhile=("1",)),
+            CheckStatus.FAIL,
+        ),
+        ("power-of-two", CYCLIC_IDLE, CheckStatus.FAIL),
+        (
+            "device-aware-weighted",
+            RouterObservation(workers=TWO, devices=MIXED, unrelated=("2", "2")),
+            CheckStatus.PASS,
+        ),
+        (
+            "device-aware-weighted",
+            RouterObservation(workers=TWO, devices=MIXED, unrelated=("2", "1")),
+            CheckStatus.FAIL,
+        ),
+        ("device-aware-weighted", RouterObservation(workers=TWO, devices=MIXED), CheckStatus.FAIL),
         ("round-robin", RouterObservation(workers=TWO, unrelated=("1", "1", "2", "2")), CheckStatus.FAIL),
-        ("random", RouterObservation(workers=TWO, unrelated=("1", "2", "2")), CheckStatus.PASS),
+        ("random", RouterObservation(workers=TWO, unrelated=DRAWN), CheckStatus.PASS),
         ("random", RouterObservation(workers=TWO, unrelated=("1", "1", "1")), CheckStatus.FAIL),
         ("least-loaded", BUSY, CheckStatus.PASS),
         ("least-loaded", RouterObservation(workers=TWO, held=("1",), meanwhile=("2", "1")), CheckStatus.FAIL),

@@ -1,5 +1,6 @@
 """Routes of the service itself: health, metrics, busy thresholds, OpenAPI document."""
 
+from email.utils import formatdate
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct, ValidationError, to_builtins
@@ -62,7 +63,12 @@ class SystemPages:
             self._siblings.answer("thresholds", self._on_thresholds)
 
     async def health(self, request: Request) -> Response:
-        """GET /health."""
+        """GET /health. The response has the time of this host, by which `dynamo doctor` compares clocks."""
+        response = self._health()
+        response.headers["date"] = formatdate(usegmt=True)
+        return response
+
+    def _health(self) -> Response:
         if self._pipeline.is_draining:
             return as_json({"status": "not_ready", "stage": "draining"}, 503)
         if not self._is_sound():

@@ -59,7 +59,7 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
 
 
 def host_facts(directories: Sequence[tuple[str, str]], temporary: Space) -> HostFacts:
-    """Return the resources; `directories` are pairs of a use and a path, for the disks beside the temporary directory."""
+    """Return the resources; `directories` are pairs of a use and a path, for the other disks."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     total, available = memory(_text("/proc/meminfo"), _text(f"{CGROUP}/memory.max"), _text(f"{CGROUP}/memory.current"))
     return HostFacts(

@@ -87,11 +87,13 @@ def version_row(parts: Sequence[PartFacts], frontend_version: str, version: str)
     if not known:
         return skipped("versions", "no process of a graph runs on this machine")
     releases = {text.rpartition(" ")[2] for text in known.values()}
-    listed = shortened([f"{name}: {text}" for name, text in known.items()])
     if len(releases) > 1:
+        by_release = {text: [name for name, other in known.items() if other == text] for text in known.values()}
+        rarest = sorted(by_release.items(), key=lambda pair: len(pair[1]))
+        listed = "; ".join(f"{text}: {shortened(names)}" for text, names in rarest)
         return warned(
             "versions",
-            f"processes of one machine have different releases: {listed}",
+            f"processes of this machine have different releases: {listed}",
             f"restart all processes from one environment; this command is {version}",
         )
     if releases != {version}:

@@ -215,7 +215,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _create(path: Path, text: str) -> Path:

@@ -1,6 +1,7 @@
 """Command `dynamo troubleshoot`: collects from this machine, a cluster or a bundle, and matches known failures."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -13,6 +14,7 @@ from dynamo.core.config import environ, load, option
 from dynamo.core.errors import ConfigError, DynamoException, StartupError
 from dynamo.ops.archive import read_files, write_archive
 from dynamo.ops.doctor.command import print_report
+from dynamo.ops.graphs import FoundGraph, find_graphs, names_of, select
 from dynamo.ops.report import CheckRow, exit_status, passed, row_value, skipped, verdict, warned
 from dynamo.ops.troubleshoot.case import CaseFacts, case_of
 from dynamo.ops.troubleshoot.graph_signatures import GRAPH_SIGNATURES
@@ -27,7 +29,9 @@ SIGNATURES = (*POD_SIGNATURES, *LOG_SIGNATURES, *GRAPH_SIGNATURES)
 class TroubleshootConfig:
     """Find known causes of failures, in the graph of this machine, in a cluster, or in a bundle. Nothing is changed."""
 
-    graph: str | None = option(None, "NAME", None, "DynamoGraphDeployment in the cluster; default: the local graph")
+    graph: str | None = option(
+        None, "NAME", None, "Graph of dynamo serve, or DynamoGraphDeployment in the cluster; default: the local graph"
+    )
     namespace: str | None = option(
         None, "--namespace", None, "Namespace of the cluster to examine; without NAME all of its pods"
     )
@@ -80,10 +84,11 @@ def collected(config: TroubleshootConfig) -> tuple[dict[str, str], list[str]]:
     """Return the files of the selected source, and what could not be read."""
     if config.bundle is not None:
         return read_files(config.bundle), []
-    if config.graph is None and config.namespace is None:
+    local = local_graph(config)
+    if local is not None or (config.graph is None and config.namespace is None):
         from dynamo.ops.troubleshoot.local import local_files
 
-        return local_files(config.url, config.logs, environ()), []
+        return local_files(config.url, config.logs, environ(), local), []
     from dynamo.ops.troubleshoot.cluster import cluster_files
 
     try:
@@ -93,6 +98,17 @@ def collected(config: TroubleshootConfig) -> tuple[dict[str, str], list[str]]:
     except DynamoException as error:
         raise StartupError(str(error)) from None
     return files, problems
+
+
+def local_graph(config: TroubleshootConfig) -> FoundGraph | None:
+    """Return the graph of this machine that NAME names; None if it names none, or with --namespace one of a cluster."""
+    if config.graph is None or config.namespace is not None:
+        return None
+    with contextlib.suppress(StartupError):  # No usable temporary directory, so that no graph is recorded.
+        found = find_graphs()
+        if any(config.graph in names_of(one) for one in found):
+            return select(found, config.graph)
+    return None
 
 
 def rows_of_case(case: CaseFacts, found: Sequence[SignatureMatch], problems: Sequence[str]) -> list[CheckRow]:

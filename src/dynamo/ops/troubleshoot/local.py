@@ -17,7 +17,7 @@ from dynamo.ops.doctor.command import is_port
 from dynamo.ops.doctor.directory import records
 from dynamo.ops.doctor.network import fetch
 from dynamo.ops.doctor.sockets import listener_pid
-from dynamo.ops.graphs import find_graphs
+from dynamo.ops.graphs import FoundGraph, find_graphs
 from dynamo.ops.local_graph import (
     FAILED_PREFIX,
     LOG_BYTES_MAX,
@@ -41,22 +41,26 @@ SERVERS = ("ETCD_", "NATS_", "DYN_EVENT_PLANE", "DYN_REQUEST_PLANE", "DYN_DISCOV
 """Settings of a graph's processes that name servers; the shell of the user may lack them."""
 
 
-def local_files(url: str | None, logs: str | None, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return what can be seen of the graph on this machine. Raise `ConfigError` for logs that cannot be read.
+def local_files(
+    url: str | None, logs: str | None, variables: Mapping[str, str], graph: FoundGraph | None = None
+) -> dict[str, str]:
+    """Return what can be seen of a graph on this machine, by default of the newest. Raise `ConfigError` for unreadable logs.
 
-    Without `url`, the frontend is that of the newest running graph of `dynamo serve`, or the one at DYN_HTTP_PORT, 8000 by default.
+    Without `url`, the frontend is that of this or the newest running graph of `dynamo serve`, or the one at DYN_HTTP_PORT,
+    8000 by default.
     """
     files: dict[str, str] = {}
     discovery: list[str] = []
     if logs is not None:
         files |= log_files("logs", given_logs(logs))
     with contextlib.suppress(StartupError):  # No usable temporary directory; the doctor's rows name the reason.
-        url = url or next((one.record.url for one in find_graphs() if one.is_running), None)
+        running = [one for one in find_graphs() if one.is_running]
+        url = url or next((one.record.url for one in ([graph] if graph else running)), None)
         discovery.append(default_root())
         if logs is None:
-            newest = serve_directories()[:1]
-            files |= failed_start(newest, time.time())
-            for directory in newest:
+            chosen = [graph.directory] if graph else serve_directories()[:1]
+            files |= {} if graph else failed_start(chosen, time.time())
+            for directory in chosen:
                 files |= log_files("run-1", logs_in(directory))
                 discovery.insert(0, str(directory / "discovery"))
     url = url or default_url(variables)
