@@ -1,6 +1,7 @@
 """Run of the profiler: phases from the specification to the files of the result."""
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from dataclasses import dataclass
@@ -9,7 +10,9 @@ from typing import Any
 
 import yaml
 
+from dynamo.core.config import environ
 from dynamo.core.errors import ConfigError
+from dynamo.k8s.client import KubeClient
 from dynamo.profiler import curves
 from dynamo.profiler.config import ProfilerConfig
 from dynamo.profiler.graph.assembly import Assembly
@@ -18,12 +21,19 @@ from dynamo.profiler.models import model_config, model_directory, stored_bytes
 from dynamo.profiler.rapid import PickedDeployment, rapid
 from dynamo.profiler.spec import ProfileSpec
 from dynamo.profiler.status import StatusFile
+from dynamo.profiler.thorough.aiperf import AiperfLoad
+from dynamo.profiler.thorough.cluster import ClusterDeployer
+from dynamo.profiler.thorough.deployment import Deployer, RunningDeployment
+from dynamo.profiler.thorough.load import LoadGenerator, ReplayLoad
+from dynamo.profiler.thorough.local import LocalDeployer
 from dynamo.profiler.thorough.sweep import ThoroughSweep
 
 logger = logging.getLogger(__name__)
 
 FINAL_CONFIG = "final_config.yaml"
 PICKED_CONFIG = "picked_dgd_config.yaml"
+CANDIDATE_PREFIX = "profile"
+"""Beginning of the names of candidates outside of the operator."""
 
 
 @dataclass(slots=True)
@@ -59,14 +69,36 @@ class ProfilerRun:
 
     def _picked(self) -> PickedDeployment:
         if self.spec.is_thorough:
-            if self.config.local_worker is None:
-                raise ConfigError(
-                    "searchStrategy: thorough: needs --local-worker, the command of a worker to measure on this machine; "
-                    "this release does not deploy candidates in Kubernetes: use rapid there"
-                )
-            sweep = ThoroughSweep(self.spec, self.config, model_config(self.spec), self.status.enter)
-            return asyncio.run(sweep.run())
+            return asyncio.run(self._measured())
         return rapid(self.spec, model_config(self.spec), stored_bytes(model_directory(self.spec)))
+
+    async def _measured(self) -> PickedDeployment:
+        """Measure candidates on this machine or in the cluster. Raise `ConfigError` without either."""
+        config, spec = self.config, self.spec
+        async with contextlib.AsyncExitStack() as stack:
+            if config.local_worker is not None:
+                local = LocalDeployer(config.local_worker, spec.model, spec.backend, config.deployment_timeout)
+                sweep = self._sweep(local)
+            else:
+                client = _cluster()
+                stack.push_async_callback(client.close)
+                namespace = environ().get("DGDR_NAMESPACE") or client.namespace
+                prefix = self.request_name or CANDIDATE_PREFIX
+                cluster = ClusterDeployer(client, spec, namespace, prefix, config.deployment_timeout)
+                await cluster.remove_leftovers()
+                sweep = self._sweep(cluster)
+            return await sweep.run()
+
+    def _sweep(self, deployer: Deployer) -> ThoroughSweep:
+        return ThoroughSweep(
+            self.spec, self.config, model_config(self.spec), self.status.enter, deployer, self._load_generator
+        )
+
+    def _load_generator(self, deployment: RunningDeployment, directory: Path) -> LoadGenerator:
+        if self.config.load_generator == "aiperf":
+            tokenizer = str(model_directory(self.spec) or self.spec.model)
+            return AiperfLoad(deployment, self.config.aiperf, tokenizer, directory)
+        return ReplayLoad(deployment)
 
     def _log(self, picked: PickedDeployment) -> None:
         one = picked.config
@@ -135,3 +167,14 @@ class ProfilerRun:
             raise ConfigError(
                 f"--output-dir {self.directory}: cannot write {name}: {error.strerror or error}"
             ) from None
+
+
+def _cluster() -> KubeClient:
+    """Return a client of the cluster. Raise `ConfigError` where there is none."""
+    try:
+        return KubeClient()
+    except ConfigError as error:
+        raise ConfigError(
+            f"searchStrategy: thorough: needs a cluster for its candidates ({error}), or --local-worker, the command of a "
+            "worker to measure on this machine"
+        ) from None
