@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import yaml
 from dynamo.core.config import environ
 from dynamo.core.errors import ConfigError
 from dynamo.k8s.client import KubeClient
-from dynamo.profiler import curves
+from dynamo.profiler import curves, plots
 from dynamo.profiler.config import ProfilerConfig
 from dynamo.profiler.graph.assembly import Assembly
 from dynamo.profiler.graph.features import interpolation_spec
@@ -26,7 +27,7 @@ from dynamo.profiler.thorough.cluster import ClusterDeployer
 from dynamo.profiler.thorough.deployment import Deployer, RunningDeployment
 from dynamo.profiler.thorough.load import LoadGenerator, ReplayLoad
 from dynamo.profiler.thorough.local import LocalDeployer
-from dynamo.profiler.thorough.sweep import ThoroughSweep
+from dynamo.profiler.thorough.sweep import MeasuredEngine, ThoroughSweep
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +88,23 @@ class ProfilerRun:
                 cluster = ClusterDeployer(client, spec, namespace, prefix, config.deployment_timeout)
                 await cluster.remove_leftovers()
                 sweep = self._sweep(cluster)
-            return await sweep.run()
+            picked = await sweep.run()
+        self._draw_candidates(sweep.measured)
+        return picked
+
+    def _draw_candidates(self, measured: Sequence[MeasuredEngine]) -> None:
+        if not self._draws():
+            return
+        points = [point for one in measured for point in (one.prefill, *one.decodes)]
+        gpus = {one.parallel.label(): (one.parallel.num_gpus, one.parallel.dp) for one in measured}
+        plots.draw_candidates(self.directory, points, gpus)
+
+    def _draws(self) -> bool:
+        """Return whether plots can be drawn; log what is missing if not."""
+        if plots.has_matplotlib():
+            return True
+        logger.info("no plots are drawn: they need matplotlib (pip install 'dynamo-serve[plots]')")
+        return False
 
     def _sweep(self, deployer: Deployer) -> ThoroughSweep:
         return ThoroughSweep(
@@ -125,8 +142,7 @@ class ProfilerRun:
     def _curves(self, picked: PickedDeployment) -> dict[str, Any] | None:
         """Write the performance data of the picked engines, if planner or mocker read them, and return the documents."""
         if picked.curves is not None:
-            curves.write(self.directory, *picked.curves)
-            return curves.documents(*picked.curves)
+            return self._saved(*picked.curves)
         if not self.spec.needs_curves or picked.prefill_engine is None or picked.decode_engine is None:
             return None
         self.status.enter("BuildingCurves", "Building performance curves of the picked engines")
@@ -137,7 +153,13 @@ class ProfilerRun:
         decode = curves.estimated_decode(
             picked.decode_engine, picked.max_context, options.decode_interpolation_granularity
         )
+        return self._saved(prefill, decode)
+
+    def _saved(self, prefill: curves.PrefillCurve, decode: curves.DecodeCurve) -> dict[str, Any]:
+        """Write the curves as arrays and as plots, and return their documents."""
         curves.write(self.directory, prefill, decode)
+        if self._draws():
+            plots.draw_curves(self.directory, prefill, decode)
         return curves.documents(prefill, decode)
 
     def _write_graph(self, picked: PickedDeployment, documents: dict[str, Any] | None) -> None:

@@ -38,6 +38,7 @@ GONE_S = 300.0
 REPORT_EVERY_S = 30.0
 FRONTEND_PORT = 8000
 LOG_LINES = 2000
+SERVER_ERROR = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +87,8 @@ class ClusterDeployer:
         name = value["metadata"]["name"]
         try:
             try:
-                await self.client.apply(GRAPHS, value, self.namespace, manager=MANAGER)
-            except KubeRefused as error:
-                raise CannotDeploy(str(error)) from None
-            try:
                 async with asyncio.timeout(self.timeout_s):
+                    await self._apply(value)
                     pod = await self._frontend(name)
             except TimeoutError:
                 raise CannotDeploy(f"not ready within {self.timeout_s:g} s: {await self._reason(name)}") from None
@@ -102,6 +100,19 @@ class ClusterDeployer:
                 stream.close()
         finally:
             await self._removed(name, directory)
+
+    async def _apply(self, value: KubeObject) -> None:
+        """Create or update a graph; repeat it while the API server cannot call its webhooks."""
+        while True:
+            try:
+                await self.client.apply(GRAPHS, value, self.namespace, manager=MANAGER)
+            except KubeRefused as error:
+                if error.code < SERVER_ERROR:
+                    raise CannotDeploy(str(error)) from None
+                logger.warning("%s: %s; retrying", value["metadata"]["name"], error)
+                await asyncio.sleep(POLL_S)
+            else:
+                return
 
     async def _frontend(self, name: str) -> KubeObject:
         """Return the pod of the frontend when the graph is ready."""

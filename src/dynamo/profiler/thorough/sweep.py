@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,8 @@ class ThoroughSweep:
     deployer: Deployer
     make_load: MakeLoad
     """Makes the load generator of a deployment, whose files are in a directory."""
+    measured: list[MeasuredEngine] = field(default_factory=list)
+    """Candidates that could be measured."""
 
     async def run(self) -> PickedDeployment:
         """Return the picked deployment with its measured curves. Raise `ConfigError` if no candidate can be measured."""
@@ -69,6 +71,7 @@ class ThoroughSweep:
             raise ConfigError(
                 "searchStrategy: thorough: no candidate could be measured; see the log and the candidates' folders"
             )
+        self.measured = usable
         prefill, decode, level = self._picked(usable)
         self.enter("SelectingConfig", "Selecting the configuration with the lowest cost")
         config = self._configuration(prefill, decode, level)

@@ -1,3 +1,4 @@
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ def load(tmp_path: Path) -> AiperfLoad:
 def test_command_line_is_that_of_the_released_profiler(tmp_path: Path) -> None:
     words = load(tmp_path).arguments(tmp_path / "a", 3000, 5, 1, 100)
     assert words[:2] == ["/venv/aiperf", "profile"]
-    pairs = list(zip(words, words[1:], strict=False))
+    pairs = list(itertools.pairwise(words))
     for pair in (
         ("--model", "m"), ("--tokenizer", "/model"), ("--endpoint-type", "chat"), ("--endpoint", "/v1/chat/completions"),
         ("--url", "http://h:1"), ("--extra-inputs", "ignore_eos:true"), ("--extra-inputs", "max_tokens:5"),
