@@ -25,7 +25,7 @@ SEED = 100
 RUN_TIMEOUT_S = 3600.0
 STOP_S = 10.0
 CONSTANT = (
-    "--endpoint-type", "chat", "--endpoint", "/v1/chat/completions", "--streaming", "--random-seed", str(SEED),
+    "--endpoint-type", "chat", "--endpoint", "/v1/chat/completions", "--streaming",
     "--request-timeout-seconds", "1800", "--extra-inputs", "ignore_eos:true", "--synthetic-input-tokens-stddev", "0",
     "--output-tokens-stddev", "0", "--ui", "none", "--no-gpu-telemetry", "--no-server-metrics",
 )  # fmt: skip

@@ -80,9 +80,10 @@ async def described(stream: EventStream, url: str, model: str) -> RunningDeploym
 
 
 def last_line(path: Path) -> str:
-    """Return the last line of a log that is not empty."""
+    """Return the last line of a log that has words, without the frame that some programs draw."""
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
         return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
+    words = (line.strip(" \t│|") for line in reversed(lines) if any(map(str.isalnum, line)))
+    return next(words, "no output")

@@ -14,8 +14,8 @@ def test_sequences_are_counted_in_whole_blocks() -> None:
     assert (one.kv_tokens, one.sequences(100)) == (6400, 50)
 
 
-def test_last_line_that_is_not_empty_is_returned(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("one\n two \n\n")
+def test_last_line_with_words_is_returned(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("one\n│ two │\n╰──╯\n\n")
     assert last_line(tmp_path / "log") == "two"
     (tmp_path / "log").write_text("")
     assert last_line(tmp_path / "log") == "no output"
