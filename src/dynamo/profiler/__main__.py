@@ -1,8 +1,10 @@
 """`python -m dynamo.profiler`."""
 
+import signal
 import sys
 
 from dynamo.profiler.main import main
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # The end of its pod ends the candidates, as Ctrl-C does.
     sys.exit(main(sys.argv[1:]))

@@ -32,6 +32,20 @@ class ProfilerConfig:
         "Thorough: command of a worker that is measured on this machine; {model} and {engine_args} are replaced",
         metavar="COMMAND",
     )
+    load_generator: str = option(
+        "replay",
+        "--load-generator",
+        None,
+        "Thorough: load generator, that of dynamo replay or aiperf",
+        choices=("replay", "aiperf"),
+    )
+    aiperf: str = option(
+        "aiperf",
+        "--aiperf",
+        None,
+        "Thorough: program of aiperf, such as one in an environment of its own",
+        metavar="PATH",
+    )
     dry_run: bool = option(False, "--dry-run", None, "Check the spec and stop: no search, an empty result")
 
     def __post_init__(self) -> None:

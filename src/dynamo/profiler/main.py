@@ -9,7 +9,7 @@ from typing import Any
 
 from dynamo.core.boundaries import Rollback
 from dynamo.core.config import environ, load
-from dynamo.core.errors import ConfigError
+from dynamo.core.errors import ConfigError, DynamoException
 from dynamo.core.logging import setup
 from dynamo.profiler.config import OUTPUT_DIR, ProfilerConfig
 from dynamo.profiler.run import ProfilerRun
@@ -43,7 +43,7 @@ def _run(config: ProfilerConfig, status: StatusFile) -> int:
         with log_file(Path(config.output_dir) / LOG_FILE):
             status.enter("Initializing", "Profiler job started")
             ProfilerRun(config, profile_spec(raw), status, environ().get("DGDR_NAME", "")).execute()
-    except ConfigError as error:
+    except DynamoException as error:  # Such as an API server that cannot be reached.
         return _refused(status, str(error), FAILURE)
     return 0
 

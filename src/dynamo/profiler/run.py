@@ -1,16 +1,20 @@
 """Run of the profiler: phases from the specification to the files of the result."""
 
 import asyncio
+import contextlib
 import logging
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from dynamo.core.config import environ
 from dynamo.core.errors import ConfigError
-from dynamo.profiler import curves
+from dynamo.k8s.client import KubeClient
+from dynamo.profiler import curves, plots
 from dynamo.profiler.config import ProfilerConfig
 from dynamo.profiler.graph.assembly import Assembly
 from dynamo.profiler.graph.features import interpolation_spec
@@ -18,12 +22,19 @@ from dynamo.profiler.models import model_config, model_directory, stored_bytes
 from dynamo.profiler.rapid import PickedDeployment, rapid
 from dynamo.profiler.spec import ProfileSpec
 from dynamo.profiler.status import StatusFile
-from dynamo.profiler.thorough.sweep import ThoroughSweep
+from dynamo.profiler.thorough.aiperf import AiperfLoad
+from dynamo.profiler.thorough.cluster import ClusterDeployer
+from dynamo.profiler.thorough.deployment import Deployer, RunningDeployment
+from dynamo.profiler.thorough.load import LoadGenerator, ReplayLoad
+from dynamo.profiler.thorough.local import LocalDeployer
+from dynamo.profiler.thorough.sweep import MeasuredEngine, ThoroughSweep
 
 logger = logging.getLogger(__name__)
 
 FINAL_CONFIG = "final_config.yaml"
 PICKED_CONFIG = "picked_dgd_config.yaml"
+CANDIDATE_PREFIX = "profile"
+"""Beginning of the names of candidates outside of the operator."""
 
 
 @dataclass(slots=True)
@@ -59,14 +70,52 @@ class ProfilerRun:
 
     def _picked(self) -> PickedDeployment:
         if self.spec.is_thorough:
-            if self.config.local_worker is None:
-                raise ConfigError(
-                    "searchStrategy: thorough: needs --local-worker, the command of a worker to measure on this machine; "
-                    "this release does not deploy candidates in Kubernetes: use rapid there"
-                )
-            sweep = ThoroughSweep(self.spec, self.config, model_config(self.spec), self.status.enter)
-            return asyncio.run(sweep.run())
+            return asyncio.run(self._measured())
         return rapid(self.spec, model_config(self.spec), stored_bytes(model_directory(self.spec)))
+
+    async def _measured(self) -> PickedDeployment:
+        """Measure candidates on this machine or in the cluster. Raise `ConfigError` without either."""
+        config, spec = self.config, self.spec
+        async with contextlib.AsyncExitStack() as stack:
+            if config.local_worker is not None:
+                local = LocalDeployer(config.local_worker, spec.model, spec.backend, config.deployment_timeout)
+                sweep = self._sweep(local)
+            else:
+                client = _cluster()
+                stack.push_async_callback(client.close)
+                namespace = environ().get("DGDR_NAMESPACE") or client.namespace
+                prefix = self.request_name or CANDIDATE_PREFIX
+                cluster = ClusterDeployer(client, spec, namespace, prefix, config.deployment_timeout)
+                await cluster.remove_leftovers()
+                sweep = self._sweep(cluster)
+            picked = await sweep.run()
+        self._draw_candidates(sweep.measured)
+        return picked
+
+    def _draw_candidates(self, measured: Sequence[MeasuredEngine]) -> None:
+        if not self._draws():
+            return
+        points = [point for one in measured for point in (one.prefill, *one.decodes)]
+        gpus = {one.parallel.label(): (one.parallel.num_gpus, one.parallel.dp) for one in measured}
+        plots.draw_candidates(self.directory, points, gpus)
+
+    def _draws(self) -> bool:
+        """Return whether plots can be drawn; log what is missing if not."""
+        if plots.has_matplotlib():
+            return True
+        logger.info("no plots are drawn: they need matplotlib (pip install 'dynamo-serve[plots]')")
+        return False
+
+    def _sweep(self, deployer: Deployer) -> ThoroughSweep:
+        return ThoroughSweep(
+            self.spec, self.config, model_config(self.spec), self.status.enter, deployer, self._load_generator
+        )
+
+    def _load_generator(self, deployment: RunningDeployment, directory: Path) -> LoadGenerator:
+        if self.config.load_generator == "aiperf":
+            tokenizer = str(model_directory(self.spec) or self.spec.model)
+            return AiperfLoad(deployment, self.config.aiperf, tokenizer, directory)
+        return ReplayLoad(deployment)
 
     def _log(self, picked: PickedDeployment) -> None:
         one = picked.config
@@ -93,8 +142,7 @@ class ProfilerRun:
     def _curves(self, picked: PickedDeployment) -> dict[str, Any] | None:
         """Write the performance data of the picked engines, if planner or mocker read them, and return the documents."""
         if picked.curves is not None:
-            curves.write(self.directory, *picked.curves)
-            return curves.documents(*picked.curves)
+            return self._saved(*picked.curves)
         if not self.spec.needs_curves or picked.prefill_engine is None or picked.decode_engine is None:
             return None
         self.status.enter("BuildingCurves", "Building performance curves of the picked engines")
@@ -105,7 +153,13 @@ class ProfilerRun:
         decode = curves.estimated_decode(
             picked.decode_engine, picked.max_context, options.decode_interpolation_granularity
         )
+        return self._saved(prefill, decode)
+
+    def _saved(self, prefill: curves.PrefillCurve, decode: curves.DecodeCurve) -> dict[str, Any]:
+        """Write the curves as arrays and as plots, and return their documents."""
         curves.write(self.directory, prefill, decode)
+        if self._draws():
+            plots.draw_curves(self.directory, prefill, decode)
         return curves.documents(prefill, decode)
 
     def _write_graph(self, picked: PickedDeployment, documents: dict[str, Any] | None) -> None:
@@ -135,3 +189,14 @@ class ProfilerRun:
             raise ConfigError(
                 f"--output-dir {self.directory}: cannot write {name}: {error.strerror or error}"
             ) from None
+
+
+def _cluster() -> KubeClient:
+    """Return a client of the cluster. Raise `ConfigError` where there is none."""
+    try:
+        return KubeClient()
+    except ConfigError as error:
+        raise ConfigError(
+            f"searchStrategy: thorough: needs a cluster for its candidates ({error}), or --local-worker, the command of a "
+            "worker to measure on this machine"
+        ) from None

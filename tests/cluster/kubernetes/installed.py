@@ -70,11 +70,18 @@ class Installed:
 
 
 @contextmanager
-def installed(folder: Path, definitions: Path = CHARTS / "dynamo-crds") -> Iterator[Installed]:
-    """Run the cluster during the block; `definitions` is the chart of the resource definitions."""
+def installed(
+    folder: Path,
+    definitions: Path = CHARTS / "dynamo-crds",
+    adapt: Callable[[list[str], str], list[str]] = adapted,
+) -> Iterator[Installed]:
+    """Run the cluster during the block; `definitions` is the chart of the resource definitions.
+
+    `adapt` changes the command of a pod, given its address.
+    """
     logs = folder / "logs"
     logs.mkdir()
-    with KubernetesServer(folder / "kubernetes", tls=True) as server, ProcessKubelet(server, logs, adapted) as kubelet:
+    with KubernetesServer(folder / "kubernetes", tls=True) as server, ProcessKubelet(server, logs, adapt) as kubelet:
         made = Installed(server, kubelet)
         made.install(definitions)
         yield made

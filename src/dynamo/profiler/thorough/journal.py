@@ -19,7 +19,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     engine: str
     """Label of the engine's parallelism, and of its worker's command."""
     kind: str
-    """`prefill` or `decode`."""
+    """`prefill`, `decode`, or `cache`: blocks (`isl`) of how many tokens (`osl`) the engine's cache has."""
     isl: int
     osl: int
     concurrency: int
@@ -57,9 +57,25 @@ class MeasurementJournal:
                     continue
                 if not one.error:
                     found.known[one.key] = one
-        if found.known:
-            logger.info("%s: %d measurements are finished and are not made again", found.path, len(found.known))
+        finished = sum(one.kind != "cache" for one in found.known.values())
+        if finished:
+            logger.info("%s: %d measurements are finished and are not made again", found.path, finished)
         return found
+
+    def find(self, engine: str, kind: str, isl: int, osl: int, concurrency: int) -> Measurement | None:
+        """Return a finished measurement, or None."""
+        found = self.known.get((engine, kind, isl, osl, concurrency))
+        return None if found is None or found.error else found
+
+    def cache(self, engine: str) -> tuple[int, int] | None:
+        """Return the blocks of an engine's cache and the tokens of a block, or None if it was not deployed yet."""
+        found = [one for one in self.known.values() if one.kind == "cache" and one.engine == engine]
+        return (found[-1].isl, found[-1].osl) if found else None
+
+    def add_cache(self, engine: str, blocks: int, block_tokens: int) -> None:
+        """Append the size of an engine's cache, if it is not known."""
+        if self.cache(engine) != (blocks, block_tokens):
+            self.add(Measurement(engine=engine, kind="cache", isl=blocks, osl=block_tokens, concurrency=0))
 
     def add(self, one: Measurement) -> None:
         """Append a measurement. Raise `ConfigError` if the file cannot be written."""

@@ -4,20 +4,29 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 import shlex
 import signal
 import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from dynamo.core.config import environ
-from dynamo.core.errors import ConfigError, DynamoException
+from dynamo.core.errors import ConfigError
+from dynamo.core.parent import VARIABLE as PARENT_VARIABLE
+from dynamo.profiler.graph.components import engine_args
+from dynamo.profiler.search import EngineChoice
+from dynamo.profiler.thorough.deployment import (
+    REQUEST_TIMEOUT_S,
+    CannotDeploy,
+    RunningDeployment,
+    described,
+    last_line,
+    served_model,
+)
 from dynamo.replay.event_stream import EventStream
 
 logger = logging.getLogger(__name__)
@@ -25,36 +34,34 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.2
 STOP_S = 10.0
 """Seconds until a process that does not stop is killed."""
-REQUEST_TIMEOUT_S = 1800.0
-KV_METRICS = ("dynamo_frontend_model_total_kv_blocks", "dynamo_frontend_model_kv_cache_block_size")
-
-
-class CannotDeploy(DynamoException):
-    """The processes ended, or were not ready in time; the message has the last line of the log."""
+ENGINE_ARGS, MODEL = "{engine_args}", "{model}"
+"""Placeholders of `--local-worker`."""
 
 
 @dataclass(frozen=True, slots=True)
-class LocalDeployment:
-    """A running deployment."""
+class LocalDeployer:
+    """Runs candidates as processes of this machine."""
 
-    stream: EventStream
+    command: str
+    """Command of a worker; `{model}` and `{engine_args}` are replaced."""
     model: str
-    kv_blocks: int
-    """Blocks of the worker's cache; 0 if it does not report them."""
-    block_tokens: int
+    backend: str
+    timeout_s: float
 
     @property
-    def kv_tokens(self) -> int:
-        """Return the tokens that the cache has room for; 0 if it is not known."""
-        return self.kv_blocks * self.block_tokens
+    def is_single(self) -> bool:
+        """Return whether the command does not depend on the parallelism."""
+        return ENGINE_ARGS not in self.command
 
-    def sequences(self, tokens: int) -> int | None:
-        """Return how many sequences of `tokens` the cache has room for, in whole blocks; None if it is not known."""
-        return self.kv_blocks // -(-(tokens + 1) // self.block_tokens) if self.kv_tokens else None
+    def deployed(self, choice: EngineChoice, directory: Path) -> AbstractAsyncContextManager[RunningDeployment]:
+        """Run a frontend and the worker of an engine."""
+        text = self.command.replace(MODEL, self.model)
+        text = text.replace(ENGINE_ARGS, " ".join(engine_args(self.backend, choice)))
+        return deployed(text, directory, self.timeout_s)
 
 
 @contextlib.asynccontextmanager
-async def deployed(command: str, directory: Path, timeout_s: float) -> AsyncIterator[LocalDeployment]:
+async def deployed(command: str, directory: Path, timeout_s: float) -> AsyncIterator[RunningDeployment]:
     """Run a frontend and the worker of a command line, with logs in `directory`. Raise `CannotDeploy` if they do not serve."""
     port = _free_port()
     frontend = [sys.executable, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)]
@@ -68,15 +75,19 @@ async def deployed(command: str, directory: Path, timeout_s: float) -> AsyncIter
         variables = {**environ(), "DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": folder}
         processes = {}
         for name, line in (("frontend", frontend), ("worker", words)):
-            processes[name] = await stack.enter_async_context(_process(line, directory / f"{name}.log", variables))
-        stream = EventStream(f"http://127.0.0.1:{port}", REQUEST_TIMEOUT_S)
+            # Processes of ours end with this one, even if it is killed.
+            is_ours = Path(line[0]).name.startswith("python")
+            own = {**variables, PARENT_VARIABLE: str(os.getpid())} if is_ours else variables
+            processes[name] = await stack.enter_async_context(_process(line, directory / f"{name}.log", own))
+        url = f"http://127.0.0.1:{port}"
+        stream = EventStream(url, REQUEST_TIMEOUT_S)
         stack.callback(stream.close)
         try:
             async with asyncio.timeout(timeout_s):
                 model = await _served_model(stream, processes, directory)
         except TimeoutError:
             raise CannotDeploy(f"not ready within {timeout_s:g} s: {last_line(directory / 'worker.log')}") from None
-        yield LocalDeployment(stream, model, *await _cache(stream))
+        yield await described(stream, url, model)
 
 
 async def _served_model(
@@ -89,22 +100,10 @@ async def _served_model(
                 raise CannotDeploy(
                     f"{name} ended with exit code {process.returncode}: {last_line(directory / f'{name}.log')}"
                 )
-        with contextlib.suppress(DynamoException, msgspec.DecodeError):
-            listed = msgspec.json.decode(await stream.get("/v1/models"))
-            names = [str(one["id"]) for one in listed.get("data", [])]
-            if names:
-                return names[0]
+        found = await served_model(stream)
+        if found is not None:
+            return found
         await asyncio.sleep(POLL_S)
-
-
-async def _cache(stream: EventStream) -> tuple[int, int]:
-    """Return the blocks of the cache, and the tokens of a block."""
-    text = (await stream.get("/metrics")).decode("utf-8", "replace")
-    blocks, tokens = (
-        max(map(float, re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)), default=0.0)
-        for name in KV_METRICS
-    )
-    return int(blocks), int(tokens)
 
 
 @contextlib.asynccontextmanager
@@ -141,15 +140,6 @@ async def _stopped(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
-
-
-def last_line(path: Path) -> str:
-    """Return the last line of a log that is not empty."""
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
 
 
 def _free_port() -> int:

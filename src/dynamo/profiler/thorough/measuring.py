@@ -1,48 +1,39 @@
-"""Measuring: the loads of a sweep on a running deployment, by the load generator of `dynamo replay`."""
+"""Measuring: the loads of a sweep on a running deployment, and the journal of their results."""
 
-import itertools
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from statistics import mean
+from dataclasses import dataclass
 
 import msgspec
 
 from dynamo.profiler.thorough.journal import Measurement, MeasurementJournal
-from dynamo.profiler.thorough.local import LocalDeployment
-from dynamo.replay.frontend import FrontendClient, Prompts
-from dynamo.replay.load import ClosedLoop, ReplaySession, Turn
-from dynamo.replay.online import Online
-from dynamo.replay.report import RequestRow, rows_of
+from dynamo.profiler.thorough.load import LoadGenerator, LoadSample
 
 logger = logging.getLogger(__name__)
 
 PREFILL_OSL = 5
 WARMUP_ISL, WARMUP_REQUESTS = 32, 3
-"""Requests before the first measurement: connections are opened, kernels compiled, caches filled."""
-LATEST = 4
-"""Inverse of the share of requests whose ITL counts, those that start last."""
-BLOCK_TOKENS = 512
-TOKEN_IDS = range(10, 250)
-"""Ids of prompts, which every vocabulary has."""
+"""Requests per data-parallel rank before the first measurement: kernels are compiled and connections opened."""
+BURST = 4
+"""Prompts per rank of a data-parallel engine that are sent together, so that every rank has some."""
 
 
 @dataclass(slots=True)
 class EngineMeter:
-    """Measurements on one deployment. Each uses prompts that no earlier one has used, so that no cache has them."""
+    """Measurements on one deployment."""
 
-    deployment: LocalDeployment
+    load: LoadGenerator
     journal: MeasurementJournal
     engine: str
-    _blocks: Iterator[int] = field(default_factory=itertools.count)
+    ranks: int = 1
+    """Data-parallel ranks."""
 
     async def warm_up(self) -> None:
         """Send a few short requests."""
-        await self._run(self._sessions(WARMUP_ISL, PREFILL_OSL, WARMUP_REQUESTS), 1)
+        await self.load.warm_up(WARMUP_ISL, PREFILL_OSL, WARMUP_REQUESTS * self.ranks)
 
-    async def prefill(self, isl: int, concurrency: int = 1) -> Measurement:
-        """Return the TTFT of prompts that are sent together."""
-        return await self._measured("prefill", isl, PREFILL_OSL, concurrency)
+    async def prefill(self, isl: int) -> Measurement:
+        """Return the TTFT of one prompt; on a data-parallel engine that of one of a burst."""
+        return await self._measured("prefill", isl, PREFILL_OSL, prefill_concurrency(self.ranks))
 
     async def decode(self, isl: int, osl: int, concurrency: int) -> Measurement:
         """Return the ITL of concurrent answers. A run before it fills the cache, so that prompts take no time."""
@@ -53,11 +44,8 @@ class EngineMeter:
         known = self.journal.known.get(wanted.key)
         if known is not None and not known.error:
             return known
-        sessions = self._sessions(isl, osl, concurrency)
-        if kind == "decode":
-            await self._run(sessions, concurrency)
-        rows = await self._run(sessions, concurrency)
-        found = summarized(wanted, rows)
+        sample = await self.load.run(isl, osl, concurrency, repeats=kind == "decode")
+        found = summarized(wanted, sample, is_burst=kind == "prefill" and concurrency > 1)
         self.journal.add(found)
         if found.error:
             logger.warning(
@@ -70,32 +58,32 @@ class EngineMeter:
             )  # fmt: skip
         return found
 
-    async def _run(self, sessions: list[ReplaySession], concurrency: int) -> list[RequestRow]:
-        client = FrontendClient(self.deployment.stream, self.deployment.model, Prompts(BLOCK_TOKENS, TOKEN_IDS))
-        outcome = await Online(ClosedLoop(sessions, concurrency), client).run()
-        for reason, count in outcome.failures.most_common(1):
-            logger.warning("%d of %d requests failed: %s", count, len(sessions), reason)
-        return rows_of(outcome.flights)
 
-    def _sessions(self, isl: int, osl: int, count: int) -> list[ReplaySession]:
-        found = []
-        for number in range(count):
-            ids = tuple(next(self._blocks) for _ in range(-(-isl // BLOCK_TOKENS)))
-            found.append(ReplaySession(f"s{number}", [Turn(f"r{number}", isl, osl, ids, 0.0, 0.0)]))
-        return found
+def prefill_concurrency(ranks: int) -> int:
+    """Return the prompts of a prefill measurement."""
+    return 1 if ranks == 1 else BURST * ranks
 
 
-def summarized(wanted: Measurement, rows: list[RequestRow]) -> Measurement:
-    """Return the measurement of answered requests; one with an error if some were not answered."""
-    if len(rows) < wanted.concurrency:
-        return msgspec.structs.replace(wanted, error=f"{wanted.concurrency - len(rows)} requests were not answered")
-    # During the answers of the requests that start last, no other prompt is computed: their ITL is that of decoding alone.
-    latest = sorted(rows, key=lambda row: row.arrival_ms + row.ttft_ms)[-max(1, len(rows) // LATEST) :]
-    itl_ms = mean(row.itl_ms or 0.0 for row in latest)
+def summarized(wanted: Measurement, sample: LoadSample, *, is_burst: bool = False) -> Measurement:
+    """Return the measurement of a load; one with an error if some requests were not answered.
+
+    `is_burst`: each rank computed `BURST` prompts one after another; TTFT is the share of one in the time of the last
+    one, without the steps that decoded the answers before it.
+    """
+    if sample.answered < wanted.concurrency:
+        return msgspec.structs.replace(
+            wanted, error=f"{wanted.concurrency - sample.answered} requests were not answered"
+        )
+    ttft_ms = sample.ttft_ms
+    if is_burst:
+        decoding_ms = sample.itl_ms * (wanted.osl - 1) * (BURST - 1)
+        ttft_ms = (sample.last_ttft_ms - decoding_ms) / BURST
+        if ttft_ms <= 0:
+            ttft_ms = sample.last_ttft_ms / BURST  # Prompts were computed in the same steps as answers.
     return msgspec.structs.replace(
         wanted,
-        ttft_ms=mean(row.ttft_ms for row in rows),
-        itl_ms=itl_ms,
+        ttft_ms=ttft_ms,
+        itl_ms=sample.itl_ms,
         # The rate while all requests are running: their start and end are no property of the engine.
-        tok_s=1000 * wanted.concurrency / itl_ms if itl_ms else 0.0,
+        tok_s=1000 * wanted.concurrency / sample.itl_ms if sample.itl_ms else 0.0,
     )

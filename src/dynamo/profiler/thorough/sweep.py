@@ -1,8 +1,9 @@
 """Sweep: measure the candidates, pick a prefill and a decode engine, and measure the curves of the picked ones."""
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +12,22 @@ from dynamo.planner.config.parallelization import PickedParallelConfig
 from dynamo.profiler.candidates import EngineFamily, candidates
 from dynamo.profiler.config import ProfilerConfig
 from dynamo.profiler.curves import DECODE_OSL, DecodeCurve, PrefillCurve, concurrencies, decode_grid, prefill_grid
-from dynamo.profiler.graph.components import engine_args
 from dynamo.profiler.perf.model_shape import model_shape
 from dynamo.profiler.rapid import PickedDeployment
 from dynamo.profiler.search import BUSY_MAX, DECODE_SHARE, PREFILL_TOKENS, Configuration, EngineChoice, balanced
 from dynamo.profiler.spec import ProfileSpec
+from dynamo.profiler.thorough.deployment import CannotDeploy, Deployer, RunningDeployment, sequences_in
 from dynamo.profiler.thorough.journal import Measurement, MeasurementJournal
-from dynamo.profiler.thorough.local import CannotDeploy, deployed
-from dynamo.profiler.thorough.measuring import EngineMeter
+from dynamo.profiler.thorough.load import LoadGenerator
+from dynamo.profiler.thorough.measuring import PREFILL_OSL, EngineMeter, prefill_concurrency
 from dynamo.protocols.kubernetes.v1beta1 import ProfilingPhase
 
 logger = logging.getLogger(__name__)
 
-ENGINE_ARGS, MODEL = "{engine_args}", "{model}"
-"""Placeholders of `--local-worker`."""
 CONCURRENCY_MAX = 512
 DEFAULT_CONTEXT = 8192
 
+MakeLoad = Callable[[RunningDeployment, Path], LoadGenerator]
 EnterPhase = Callable[[ProfilingPhase, str], None]
 
 
@@ -43,12 +43,17 @@ class MeasuredEngine:
 
 @dataclass(slots=True)
 class ThoroughSweep:
-    """One thorough run on this machine."""
+    """One thorough run."""
 
     spec: ProfileSpec
     config: ProfilerConfig
     model_config: Mapping[str, Any]
     enter: EnterPhase
+    deployer: Deployer
+    make_load: MakeLoad
+    """Makes the load generator of a deployment, whose files are in a directory."""
+    measured: list[MeasuredEngine] = field(default_factory=list)
+    """Candidates that could be measured."""
 
     async def run(self) -> PickedDeployment:
         """Return the picked deployment with its measured curves. Raise `ConfigError` if no candidate can be measured."""
@@ -63,7 +68,10 @@ class ThoroughSweep:
                 logger.warning("candidate %s dropped: %s", parallel.label(), error)
         usable = [one for one in found if one.prefill.ttft_ms and any(not each.error for each in one.decodes)]
         if not usable:
-            raise ConfigError("--local-worker: no candidate could be measured; see the log and the candidates' folders")
+            raise ConfigError(
+                "searchStrategy: thorough: no candidate could be measured; see the log and the candidates' folders"
+            )
+        self.measured = usable
         prefill, decode, level = self._picked(usable)
         self.enter("SelectingConfig", "Selecting the configuration with the lowest cost")
         config = self._configuration(prefill, decode, level)
@@ -84,7 +92,7 @@ class ThoroughSweep:
 
     def _parallelizations(self) -> list[PickedParallelConfig]:
         """Return the candidates; a command without the placeholder of engine arguments is a single one."""
-        if ENGINE_ARGS not in (self.config.local_worker or ""):
+        if self.deployer.is_single:
             return [PickedParallelConfig()]
         family = EngineFamily(
             shape=model_shape(self.model_config, self.spec.model),
@@ -99,29 +107,63 @@ class ThoroughSweep:
             )
         return found
 
-    def _command(self, parallel: PickedParallelConfig) -> str:
+    @contextlib.asynccontextmanager
+    async def _deployed(
+        self, parallel: PickedParallelConfig, name: str, journal: MeasurementJournal
+    ) -> AsyncIterator[tuple[RunningDeployment, EngineMeter]]:
+        """Deploy an engine and warm it up."""
         choice = EngineChoice(parallel=parallel, batch=CONCURRENCY_MAX, max_tokens=PREFILL_TOKENS)
-        text = str(self.config.local_worker).replace(MODEL, self.spec.model)
-        return text.replace(ENGINE_ARGS, " ".join(engine_args(self.spec.backend, choice)))
+        directory = Path(self.config.output_dir) / f"{name}-{parallel.label()}"
+        async with self.deployer.deployed(choice, directory) as deployment:
+            load = self.make_load(deployment, directory)
+            meter = EngineMeter(load, journal, parallel.label(), parallel.dp)
+            await meter.warm_up()
+            yield deployment, meter
 
     def _max_context(self) -> int:
         body = self.model_config.get("text_config") or self.model_config
         return int(body.get("max_position_embeddings") or DEFAULT_CONTEXT)
 
     async def _measured(self, parallel: PickedParallelConfig, journal: MeasurementJournal) -> MeasuredEngine:
-        """Return the measurements of a candidate at the lengths of the request."""
-        traffic, directory = self.spec.traffic, Path(self.config.output_dir) / f"candidate-{parallel.label()}"
-        async with deployed(self._command(parallel), directory, self.config.deployment_timeout) as deployment:
-            meter = EngineMeter(deployment, journal, parallel.label())
-            await meter.warm_up()
-            self.enter("SweepingPrefill", f"Measuring prefill of {parallel.label()}")
+        """Return the measurements of a candidate at the lengths of the request; it is deployed if some are missing."""
+        traffic, label = self.spec.traffic, parallel.label()
+        known = self._finished(parallel, journal)
+        if known is not None:
+            logger.info("candidate %s: all measurements are finished", label)
+            return known
+        async with self._deployed(parallel, "candidate", journal) as (deployment, meter):
+            journal.add_cache(label, deployment.kv_blocks, deployment.block_tokens)
+            self.enter("SweepingPrefill", f"Measuring prefill of {label}")
             prefill = await meter.prefill(traffic.isl)
-            self.enter("SweepingDecode", f"Measuring decode of {parallel.label()}")
-            most_sequences = deployment.sequences(traffic.isl + traffic.osl)
-            most = CONCURRENCY_MAX if most_sequences is None else min(CONCURRENCY_MAX, most_sequences)
-            levels = concurrencies(most, self.config.decode_interpolation_granularity, parallel.dp)
-            decodes = [await meter.decode(traffic.isl, traffic.osl, level) for level in levels]
+            self.enter("SweepingDecode", f"Measuring decode of {label}")
+            levels = self._levels(parallel, deployment.kv_blocks, deployment.block_tokens)
+            decodes = []
+            for number, level in enumerate(levels, 1):
+                logger.info("%s: decode %d of %d", label, number, len(levels))
+                decodes.append(await meter.decode(traffic.isl, traffic.osl, level))
         return MeasuredEngine(parallel, deployment.kv_tokens, prefill, decodes)
+
+    def _finished(self, parallel: PickedParallelConfig, journal: MeasurementJournal) -> MeasuredEngine | None:
+        """Return the measurements of a candidate if the journal has all of them."""
+        traffic, label = self.spec.traffic, parallel.label()
+        cache = journal.cache(label)
+        if cache is None:
+            return None
+        prefill = journal.find(label, "prefill", traffic.isl, PREFILL_OSL, prefill_concurrency(parallel.dp))
+        decodes = [
+            journal.find(label, "decode", traffic.isl, traffic.osl, level) for level in self._levels(parallel, *cache)
+        ]
+        found = [one for one in decodes if one is not None]
+        if prefill is None or len(found) < len(decodes):
+            return None
+        return MeasuredEngine(parallel, cache[0] * cache[1], prefill, found)
+
+    def _levels(self, parallel: PickedParallelConfig, kv_blocks: int, block_tokens: int) -> list[int]:
+        """Return the numbers of concurrent answers that are measured."""
+        traffic = self.spec.traffic
+        sequences = sequences_in(kv_blocks, block_tokens, traffic.isl + traffic.osl)
+        most = CONCURRENCY_MAX if sequences is None else min(CONCURRENCY_MAX, sequences)
+        return concurrencies(most, self.config.decode_interpolation_granularity, parallel.dp)
 
     def _picked(self, found: Sequence[MeasuredEngine]) -> tuple[MeasuredEngine, MeasuredEngine, Measurement]:
         """Return the prefill engine, the decode engine and its level with the highest rate per GPU within the objectives."""
@@ -176,14 +218,11 @@ class ThoroughSweep:
         """Measure both curves; one deployment serves for both if prefill and decode are of one kind."""
         prefills, decodes = PrefillCurve(), DecodeCurve(max(1, decode.kv_tokens))
         for one in dict.fromkeys((prefill.parallel, decode.parallel)):
-            directory = Path(self.config.output_dir) / f"curves-{one.label()}"
-            async with deployed(self._command(one), directory, self.config.deployment_timeout) as deployment:
-                meter = EngineMeter(deployment, journal, one.label())
-                await meter.warm_up()
+            async with self._deployed(one, "curves", journal) as (deployment, meter):
                 if one == prefill.parallel:
                     await self._prefill_curve(meter, one, prefills)
                 if one == decode.parallel:
-                    await self._decode_curve(meter, one, decodes)
+                    await self._decode_curve(deployment, meter, one, decodes)
         return prefills, decodes
 
     async def _prefill_curve(self, meter: EngineMeter, one: PickedParallelConfig, curve: PrefillCurve) -> None:
@@ -192,10 +231,12 @@ class ThoroughSweep:
             if not found.error:
                 curve.add(isl, found.ttft_ms, one.num_gpus, one.dp)
 
-    async def _decode_curve(self, meter: EngineMeter, one: PickedParallelConfig, curve: DecodeCurve) -> None:
+    async def _decode_curve(
+        self, deployment: RunningDeployment, meter: EngineMeter, one: PickedParallelConfig, curve: DecodeCurve
+    ) -> None:
         granularity = self.config.decode_interpolation_granularity
         for isl, levels in decode_grid(self._max_context(), curve.max_kv_tokens, granularity, one.dp):
-            most = meter.deployment.sequences(isl + DECODE_OSL)
+            most = deployment.sequences(isl + DECODE_OSL)
             for level in levels:
                 # A cache that is a few blocks too small for the grid's load would preempt sequences.
                 found = await meter.decode(isl, DECODE_OSL, level if most is None else max(1, min(level, most)))

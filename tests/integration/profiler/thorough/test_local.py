@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from dynamo.core.errors import CannotConnect
-from dynamo.profiler.thorough.local import CannotDeploy, deployed
+from dynamo.profiler.thorough.deployment import CannotDeploy
+from dynamo.profiler.thorough.local import deployed
 
 pytestmark = pytest.mark.integration
 
