@@ -36,6 +36,7 @@ class PrometheusServer:
         self._group = group
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
+        self._http = httpx.Client(base_url=self.url, limits=httpx.Limits(max_keepalive_connections=0))
         self._file: Path = group.folder / "prometheus.json"
         labels = {} if namespace is None else {"dynamo_namespace": namespace}
         scraped = [{"job_name": "targets", "static_configs": [{"targets": list(targets), "labels": labels}]}]
@@ -66,15 +67,26 @@ class PrometheusServer:
         self._process.terminate()
         stop_process(self._process)
 
+    def query(self, query: str) -> list[dict[str, Any]]:
+        """Return the series of an instant query."""
+        answer = self._http.get("/api/v1/query", params={"query": query}).json()
+        assert answer["status"] == "success", f"{query}: {answer}"
+        return list(answer["data"]["result"])
+
     def value(self, query: str) -> float | None:
         """Return the sum of an instant query; None without a series."""
-        rows = httpx.get(f"{self.url}/api/v1/query", params={"query": query}).json()["data"]["result"]
+        rows = self.query(query)
         return sum(float(row["value"][1]) for row in rows) if rows else None
 
     def alerts(self, name: str) -> list[dict[str, Any]]:
         """Return the alerts of that name which are firing."""
-        found = httpx.get(f"{self.url}/api/v1/alerts").json()["data"]["alerts"]
+        found = self._http.get("/api/v1/alerts").json()["data"]["alerts"]
         return [one for one in found if one["labels"]["alertname"] == name and one["state"] == "firing"]
+
+    def firing(self) -> set[str]:
+        """Return the names of all alerts which are firing."""
+        found = self._http.get("/api/v1/alerts").json()["data"]["alerts"]
+        return {one["labels"]["alertname"] for one in found if one["state"] == "firing"}
 
     def wait_value(self, query: str, minimum: float) -> None:
         """Return when an instant query has at least this value."""
@@ -82,6 +94,6 @@ class PrometheusServer:
 
     def _is_ready(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/-/ready").status_code == 200
+            return self._http.get("/-/ready").status_code == 200
         except httpx.TransportError:
             return False

@@ -18,13 +18,20 @@ from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.codec import json_decoder, json_encode
 from dynamo.core.tasks import TaskOwner
 from dynamo.http.server.siblings import Siblings
-from dynamo.kv_router.explain import Explanation
+from dynamo.kv_router.explain import Candidate, Explanation
 from dynamo.serving.models import Models
 from dynamo.serving.pipeline import Pipeline
 
 WORKERS_INTERVAL_S = 2.0
 WORKER_COST_S = 0.1
 """Seconds between two reads of the workers' status for each worker: a call costs a fraction of a millisecond on both sides."""
+ROW_COST_S = 0.02
+"""Seconds for which the rows of the workers are shown, for each worker: building one takes a fraction of a millisecond."""
+EXPLAINED_MAX = 4000
+"""Candidates of the decisions of one view: each takes some microseconds."""
+DECISIONS_MIN = 5
+CANDIDATES_SHOWN = 24
+"""Candidates of a decision, the cheapest first; the chosen one is always shown."""
 STALE_S = 10.0
 """Age of the workers' status at which a new view waits for a read of it."""
 PACES_AGE_S = 2.0
@@ -40,6 +47,9 @@ class RoutedDecision(msgspec.Struct):
     role: str
     """Role of the workers among which it chose."""
     decision: Explanation
+    """With the cheapest candidates and the chosen one."""
+    candidates: int = 0
+    """Number of all candidates."""
 
 
 class RouterSummary(msgspec.Struct):
@@ -128,6 +138,8 @@ class ConsoleData:
         self._refreshed_s = float("-inf")
         self._has_news = False
         self._paces, self._paces_s = WorkerPaces(), float("-inf")
+        self._last_rows: list[WorkerRow] = []
+        self._rows_s = float("-inf")
         if siblings is not None:
             siblings.answer("console-totals", self._own_totals)
             siblings.answer("console-requests", self._own_requests)
@@ -204,12 +216,17 @@ class ConsoleData:
         return RoutingView(routers, decisions[: limit * max(1, len(routers))])
 
     def _decisions(self, limit: int, request_id: str) -> list[RoutedDecision]:
-        return [
-            RoutedDecision(one.name, one.worker_type, found)
-            for one in self._models.every_set()
-            if one.kv is not None
-            for found in itertools.islice(one.kv.explain(request_id or None), limit)
-        ]
+        """Return the last decisions of each router; fewer of routers with many workers, because each is computed for all."""
+        found = []
+        for one in self._models.every_set():
+            if one.kv is None:
+                continue
+            count = max(DECISIONS_MIN, min(limit, EXPLAINED_MAX // max(1, len(one.kv.machine.ranks))))
+            for decision in itertools.islice(one.kv.explain(request_id or None), min(limit, count)):
+                total = len(decision.candidates)
+                decision.candidates = shown_candidates(decision)
+                found.append(RoutedDecision(one.name, one.worker_type, decision, total))
+        return found
 
     async def wait_fresh(self) -> None:
         """Read the workers unless that was done a moment ago, so that the first view is complete."""
@@ -221,6 +238,7 @@ class ConsoleData:
         self._refreshed_s = self._clock.now()
         await self.workers.refresh()
         self._has_news = True
+        self._rows_s = float("-inf")
 
     def _views(self, selection: Selection) -> list[RequestView]:
         """Return views of the selected requests of this process."""
@@ -241,7 +259,7 @@ class ConsoleData:
         if self._siblings is not None:
             totals += [decode_totals(text) for text in await self._siblings.query("console-totals")]
         sample = self.history.add(self._clock.wall(), merged(totals))
-        rows = self.workers.rows()
+        rows = self._rows()
         events = b""
         if self._has_news:
             self._has_news = False
@@ -256,6 +274,13 @@ class ConsoleData:
             len(one.kv.machine.waiting) for one in self._models.every_set() if one.kv is not None
         )
         return events + event("sample", sample)
+
+    def _rows(self) -> list[WorkerRow]:
+        """Return the rows of the workers, built again less often the more there are."""
+        now_s = self._clock.now()
+        if now_s - self._rows_s >= ROW_COST_S * len(self._last_rows):
+            self._last_rows, self._rows_s = self.workers.rows(), now_s
+        return self._last_rows
 
     def _refresh_when_due(self, workers: int) -> None:
         interval_s = max(WORKERS_INTERVAL_S, WORKER_COST_S * workers)
@@ -278,3 +303,13 @@ class ConsoleData:
 def event(name: str, value: Any) -> bytes:
     """Return a server-sent event."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), json_encode(value))
+
+
+def shown_candidates(decision: Explanation) -> list[Candidate]:
+    """Return the cheapest candidates of a decision, and the chosen one."""
+    chosen = (decision.worker_id, decision.dp_rank)
+    return [
+        one
+        for place, one in enumerate(decision.candidates)
+        if place < CANDIDATES_SHOWN or (one.worker_id, one.dp_rank) == chosen
+    ]

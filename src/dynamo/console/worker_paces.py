@@ -42,6 +42,8 @@ class WorkerPaces:
     def __init__(self, requests: Iterable[RequestFacts] = ()) -> None:
         """`requests`: newest first."""
         self._found: dict[tuple[str, str], dict[int, list[float]]] = {}
+        self._others: dict[tuple[str, str, int], float | None] = {}
+        """Median of the other workers, None for too few samples; computed when it is first needed."""
         for facts in requests:
             if facts.ended_at and not facts.moves:
                 self._add(DECODE, facts.model, decode_worker(facts), facts.itl_s)
@@ -58,14 +60,20 @@ class WorkerPaces:
         """Return the comparison of a request with those of other workers; None if there are too few."""
         if worker is None or pace_s is None:
             return None
-        found = self._found.get((phase, model), {})
-        others = [one for other, samples in found.items() if other != worker for one in samples]
-        if len(others) < OTHERS_MIN:
+        key, own = (phase, model, worker), self._found.get((phase, model), {}).get(worker, [])
+        if key not in self._others:
+            self._others[key] = self._median_of_others(*key)
+        others_s = self._others[key]
+        if others_s is None:
             return None
-        others_s, own = median(others), found.get(worker, [])
         if len(own) >= OWN_MIN and median(own) < USUAL_RATIO * others_s:
             return None
         return PaceComparison(pace_s, others_s)
+
+    def _median_of_others(self, phase: str, model: str, worker: int) -> float | None:
+        found = self._found.get((phase, model), {})
+        others = [one for other, samples in found.items() if other != worker for one in samples]
+        return median(others) if len(others) >= OTHERS_MIN else None
 
     def is_unusual(self, phase: str, model: str, worker: int | None, pace_s: float | None) -> bool:
         """Return whether a request was slow in comparison with others of the same worker."""

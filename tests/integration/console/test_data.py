@@ -219,3 +219,26 @@ def test_processes_that_share_a_port_are_shown_together(tmp_path: Path) -> None:
             with httpx.Client(base_url=shared.http.base_url, timeout=DEADLINE_S, headers=ADMIN) as fresh:
                 found = fresh.get("/console/api/requests?limit=200").json()["requests"]
             assert asked <= {one["id"] for one in found}
+
+
+def test_two_hundred_workers_are_shown_in_answers_of_bounded_size(tmp_path: Path) -> None:
+    with Cluster(tmp_path, "--router-mode", "kv", *KEYS) as large:
+        large.wait_until(large.is_live, "the frontend did not start")
+        large.run("mocker", "--model-name", MODEL, "--num-workers", "200", *MOCKER)
+        large.wait_until(lambda: len(api(large, "overview")["workers"]) == 200, "the workers are not listed")
+        for number in range(30):
+            chat(large, f"request {number}", max_tokens=1)
+        answer = large.http.get("/console/api/routing?limit=60", headers=ADMIN)
+        decisions = answer.json()["decisions"]
+        assert {one["candidates"] for one in decisions} == {200}
+        assert max(len(one["decision"]["candidates"]) for one in decisions) <= 25
+        for one in (found["decision"] for found in decisions):
+            assert one["worker_id"] in {candidate["worker_id"] for candidate in one["candidates"]}
+        assert len(answer.content) < 300_000
+        with large.http.stream("GET", "/console/api/live", headers=ADMIN, timeout=DEADLINE_S) as response:
+            stream = events(response)
+            _, overview = next(stream)
+            assert len(overview["workers"]) == 200
+            assert len(json.dumps(overview)) < 300_000
+            sample = next(sample for name, sample in stream if name == "sample")
+            assert sample["workers"] == 200

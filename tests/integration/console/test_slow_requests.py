@@ -136,4 +136,6 @@ def test_three_clicks_on_a_phone_and_the_keyboard_alone_lead_to_the_cause(
         browser.tab_to(lambda one: one.text == moved[:8])
         browser.press(Keys.ENTER)
         browser.until(lambda: "the move to another worker" in browser.text(".notice"), "the cause is not named")
+        browser.until(lambda: browser.all(".waterfall li"), "no waterfall")
+        browser.picture("request")
         assert browser.errors() == []

@@ -7,10 +7,10 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 import yaml
 from benchmarks.ports import free_port
@@ -18,6 +18,8 @@ from tests.cluster.cluster import MODEL, Cluster
 from tests.cluster.processes import wait_until
 from tests.cluster.prometheus import PrometheusServer, requires_prometheus
 from tools.dashboard_table import DISAGGREGATION, ENGINES, KV_ROUTER, OVERVIEW, PLANNER, Dashboard
+from tools.upstream_dashboards import DASHBOARDS as UPSTREAM_DASHBOARDS
+from tools.upstream_dashboards import REASONS
 
 from dynamo.operator.reconcile.names import COMPONENT_TYPE, METRICS_ENABLED, WORKER_TYPES
 
@@ -33,6 +35,10 @@ PLANNER_CONFIG = {
     "decode_engine_num_gpu": 1, "prefill_engine_num_gpu": 1, "load_predictor": "constant", "throughput_adjustment_interval": 10,
 }  # fmt: skip
 MOCKER = ("--model-name", MODEL, "--num-gpu-blocks-override", "300", "--block-size", "16")
+ALERTS_OF_THE_MACHINE = {"DynamoEventLoopStalls"}
+"""Alerts that mean too little CPU, which tests that run side by side may cause."""
+AFTER_FIRST_USE = {"dynamo_component_errors_total"}
+"""Metrics whose series appear when something fails, as upstream's."""
 LIVE = (OVERVIEW, DISAGGREGATION, KV_ROUTER, PLANNER, ENGINES)
 """Dashboards whose components are part of the running graph."""
 
@@ -77,25 +83,24 @@ def test_pod_monitors_select_labels_and_ports_that_the_operator_sets() -> None:
 
 
 class Graph:
-    """A disaggregated graph with a KV router and a planner, under load, and a Prometheus server that scrapes it."""
+    """A frontend and its workers under load, and a Prometheus server that scrapes them and evaluates the rules at once."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, roles: Sequence[str], *, has_planner: bool = False) -> None:
+        """`roles`: `--disaggregation-mode` of each worker, empty without it."""
         self.cluster = cluster
         self._ending = threading.Event()
-        ports = [free_port() for _ in range(4)]
-        self.workers = [
-            self._worker(role, port) for role, port in zip(("prefill", "decode", "decode"), ports, strict=False)
-        ]
-        cluster.wait_until(lambda: cluster.workers() >= 3, "the workers did not appear")
-        config = json.dumps({**PLANNER_CONFIG, "metric_reporting_prometheus_port": ports[3]})
-        cluster.start(
-            "planner", [sys.executable, "-m", "dynamo.planner", "--config", config], {"DYN_NAMESPACE": "dynamo"}
-        )
+        ports = [free_port() for _ in (*roles, "planner")]
+        self.workers = [self._worker(role, port) for role, port in zip(roles, ports, strict=False)]
+        cluster.wait_until(lambda: cluster.workers() >= len(roles), "the workers did not appear")
         jobs = {
             "dynamo-frontend": [f"127.0.0.1:{cluster.port}"],
-            "dynamo-worker": [f"127.0.0.1:{port}" for port in ports[:3]],
-            "dynamo-planner": [f"127.0.0.1:{ports[3]}"],
+            "dynamo-worker": [f"127.0.0.1:{port}" for port in ports[: len(roles)]],
         }
+        if has_planner:
+            config = json.dumps({**PLANNER_CONFIG, "metric_reporting_prometheus_port": ports[-1]})
+            planner = [sys.executable, "-m", "dynamo.planner", "--config", config]
+            cluster.start("planner", planner, {"DYN_NAMESPACE": "dynamo"})
+            jobs["dynamo-planner"] = [f"127.0.0.1:{ports[-1]}"]
         rules = re.sub(r"for: \d+m|for: 30s", "for: 1s", RULES.read_text()).replace("interval: 30s", "interval: 1s")
         self.prometheus = PrometheusServer(cluster, jobs=jobs, rules=rules)
         self.prometheus.start()
@@ -104,9 +109,8 @@ class Graph:
             one.start()
 
     def _worker(self, role: str, port: int) -> "subprocess.Popen[bytes]":
-        return self.cluster.run(
-            "mocker", *MOCKER, "--disaggregation-mode", role, DYN_SYSTEM_PORT=str(port), DYN_SYSTEM_HOST="127.0.0.1"
-        )
+        mode = ("--disaggregation-mode", role) if role else ()
+        return self.cluster.run("mocker", *MOCKER, *mode, DYN_SYSTEM_PORT=str(port), DYN_SYSTEM_HOST="127.0.0.1")
 
     def _load(self, number: int) -> None:
         turn = 0
@@ -127,9 +131,8 @@ class Graph:
     def values(self, expr: str) -> list[float]:
         """Return the numbers of an instant query, with the variables of a dashboard replaced."""
         query = expr.replace("$__rate_interval", "30s").replace("$model", ".*")
-        answer = httpx.get(f"{self.prometheus.url}/api/v1/query", params={"query": query}).json()
-        assert answer["status"] == "success", f"{query}: {answer}"
-        return [value for row in answer["data"]["result"] if not math.isnan(value := float(row["value"][1]))]
+        rows = self.prometheus.query(query)
+        return [value for row in rows if not math.isnan(value := float(row["value"][1]))]
 
     def stop(self) -> None:
         self._ending.set()
@@ -137,30 +140,66 @@ class Graph:
             one.join()
 
 
-@pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
-    with Cluster(tmp_path_factory.mktemp("graph"), "--router-mode", "kv", "--migration-limit", "3") as cluster:
+@contextmanager
+def running(folder: Path, router_mode: str, roles: Sequence[str], *, has_planner: bool = False) -> Iterator[Graph]:
+    with Cluster(folder, "--router-mode", router_mode, "--migration-limit", "3") as cluster:
         cluster.wait_until(cluster.is_live, "the frontend did not start")
-        found = Graph(cluster)
+        found = Graph(cluster, roles, has_planner=has_planner)
         try:
             yield found
         finally:
             found.stop()
 
 
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
+    """A disaggregated graph with a KV router and a planner."""
+    roles = ("prefill", "decode", "decode")
+    with running(tmp_path_factory.mktemp("graph"), "kv", roles, has_planner=True) as found:
+        yield found
+
+
+def empty_panels(graph: Graph, dashboard: Dashboard) -> list[str]:
+    """Return the panels without a value; optional ones are left out."""
+    return [
+        f"{panel.title}: {panel.queries[0].expr}"
+        for row in dashboard.rows
+        for panel in row.panels
+        if not panel.optional and not any(graph.values(query.expr) for query in panel.queries)
+    ]
+
+
+def wait_filled(graph: Graph, dashboard: Dashboard) -> None:
+    """Return when every panel has a value."""
+    try:
+        graph.cluster.wait_until(lambda: not empty_panels(graph, dashboard), "")
+    except AssertionError as error:
+        raise AssertionError(f"empty panels of {dashboard.name}: {empty_panels(graph, dashboard)}") from error
+
+
 @requires_prometheus
 @pytest.mark.parametrize("dashboard", LIVE, ids=lambda one: one.name)
-def test_no_panel_is_empty(graph: Graph, dashboard: Dashboard) -> None:
-    def empty() -> list[str]:
-        return [
-            f"{panel.title}: {query.expr}"
-            for row in dashboard.rows
-            for panel in row.panels
-            if not panel.optional and not any(graph.values(query.expr) for query in panel.queries)
-            for query in panel.queries[:1]
-        ]
+def test_no_panel_of_a_disaggregated_graph_with_a_planner_is_empty(graph: Graph, dashboard: Dashboard) -> None:
+    wait_filled(graph, dashboard)
 
-    graph.cluster.wait_until(lambda: not empty(), f"empty panels of {dashboard.name}:\n" + "\n".join(empty()))
+
+@requires_prometheus
+@pytest.mark.parametrize("router_mode", ["round-robin", "kv"])
+def test_no_panel_of_an_aggregated_graph_is_empty_and_no_alert_fires(tmp_path: Path, router_mode: str) -> None:
+    with running(tmp_path, router_mode, ("", "")) as graph:
+        for dashboard in (OVERVIEW, ENGINES, *([KV_ROUTER] if router_mode == "kv" else ())):
+            wait_filled(graph, dashboard)
+        wait_until(lambda: graph.values("dynamo:ttft_slow:ratio_rate5m"), "the rules have no values")
+        assert graph.prometheus.firing() - ALERTS_OF_THE_MACHINE == set()
+
+
+@requires_prometheus
+@pytest.mark.parametrize("name", ["dynamo", "disagg", "planner"])
+def test_upstream_dashboards_have_data(graph: Graph, name: str) -> None:
+    for metric in UPSTREAM_DASHBOARDS[name].keys() - REASONS.keys() - AFTER_FIRST_USE:
+        wait_until(
+            lambda metric=metric: graph.values(f"count({metric}) or count({metric}_count)"), f"{metric} has no series"
+        )
 
 
 @requires_prometheus
@@ -179,8 +218,7 @@ def test_recording_rules_have_values(graph: Graph) -> None:
 
 @requires_prometheus
 def test_a_killed_worker_alerts(graph: Graph) -> None:
-    assert graph.prometheus.alerts("DynamoTargetDown") == []
-    assert graph.prometheus.alerts("DynamoModelWithoutWorker") == []
+    assert graph.prometheus.firing() - ALERTS_OF_THE_MACHINE == set()
     for worker in graph.workers[1:]:
         worker.kill()
         worker.wait()

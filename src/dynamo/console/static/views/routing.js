@@ -29,7 +29,7 @@ export function show(main, session, given) {
       if (given && !found.decisions.some((one) => one.decision.request_id.endsWith(given.slice(-36)))) {
         found = { decisions: [...(await get(`/console/api/routing?id=${encodeURIComponent(given)}`)).decisions, ...found.decisions] };
       }
-      decisions = found.decisions.map((one) => ({ ...one.decision, model: one.model, role: one.role }));
+      decisions = found.decisions.map((one) => ({ ...one.decision, model: one.model, role: one.role, total: one.candidates }));
       failure = null;
     } catch (error) {
       failure = error.message;
@@ -96,7 +96,7 @@ function explain(decision) {
     card("Why this worker?", h("a", { href: `#/requests/${decision.request_id}` }, `request ${decision.request_id.slice(0, 8)}`),
       h("div", { class: "body stack" }, h("p", {}, sentence(decision, winner)), key, bars,
         isUpstream ? null : h("p", { class: "muted" }, `Policy ${decision.policy}: the cost has the unit of the policy; the bars show its inputs in blocks.`))),
-    card("Candidates", `${rows.length}, the cheapest first`, table(columns, rows, { label: "Candidates", attributes: (one) => ({ "aria-selected": one === winner ? "true" : null }) })),
+    card("Candidates", `${rows.length < decision.total ? `${rows.length} of ${decision.total}` : rows.length}, the cheapest first`, table(columns, rows, { label: "Candidates", attributes: (one) => ({ "aria-selected": one === winner ? "true" : null }) })),
     card("Weights", decision.policy, h("dl", { class: "facts body" }, Object.entries(decision.weights).map(([name, value]) => h("div", {}, h("dt", {}, name.replaceAll("_", " ")), h("dd", {}, String(value)))))),
   ];
 }
