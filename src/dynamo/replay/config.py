@@ -1,5 +1,6 @@
 """ReplayConfig: the flags of `python -m dynamo.replay` and `dynamo replay`."""
 
+import math
 from dataclasses import dataclass
 
 import msgspec
@@ -154,6 +155,9 @@ class ReplayConfig:
     planner_metrics_loss: float = option(
         0.0, "--planner-metrics-loss", None, "Probability, 0 to 1, that a planner tick receives no metrics"
     )
+    worker_speed: list[str] = option(
+        [], "--worker-speed", None, "WORKER=FACTOR: speed of a worker relative to the others", metavar="W=F"
+    )
     seed: int = option(42, "--arrival-seed", None, "Random seed", aliases=("--seed",))
 
     sla_ttft_ms: float | None = option(None, "--sla-ttft-ms", None, "Objective of goodput: maximum TTFT in ms")
@@ -239,6 +243,7 @@ class ReplayConfig:
             ("--kv-event-lag-ms", self.kv_event_lag_ms > 0),
             ("--request-overhead-ms", self.request_overhead_ms > 0),
             ("--fail", bool(self.fail)),
+            ("--worker-speed", bool(self.worker_speed)),
             ("--restart", bool(self.restart)),
             ("--scale-at", bool(self.scale_at)),
             ("--scale-load", self.scale_load is not None),
@@ -373,6 +378,7 @@ class ReplayConfig:
             gpus_per_worker=self._gpus(),
             event_lag_ms=self.kv_event_lag_ms,
             overhead_ms=self.request_overhead_ms,
+            speeds=dict(speed(words) for words in self.worker_speed),
             interval_ms=self.telemetry_interval_ms,
             max_sim_time_ms=self.max_sim_time_ms,
             seed=self.seed,
@@ -407,6 +413,18 @@ def failure(words: str) -> Failure:
         return Failure(float(at) * 1000, int(worker), float(later) * 1000 if plus else None)
     except ValueError:
         raise ConfigError(f"--fail {words}: expected WORKER@SECONDS or WORKER@SECONDS+SECONDS") from None
+
+
+def speed(words: str) -> tuple[int, float]:
+    """Parse `3=0.5`: worker 3 takes twice the time of the others."""
+    worker, _, factor = words.partition("=")
+    try:
+        found = int(worker), float(factor)
+    except ValueError:
+        found = -1, 0.0
+    if found[0] < 0 or not 0 < found[1] < math.inf:
+        raise ConfigError(f"--worker-speed {words}: expected WORKER=FACTOR, the factor above 0")
+    return found
 
 
 def restart(words: str) -> PlannedRestart:
