@@ -278,6 +278,28 @@ class ReplayConfig:
         """Return the latency objectives of goodput."""
         return Objectives(self.sla_ttft_ms, self.sla_itl_ms, self.sla_e2e_ms)
 
+    def described(self, requests: int) -> dict[str, str]:
+        """Return what was run, for the page: the load, the cluster and the objectives."""
+        rate = f"{self.replay_concurrency} sessions at once" if self.replay_concurrency else "arrivals"
+        if self.arrival_speedup_ratio != 1:
+            rate += f" x{self.arrival_speedup_ratio:g}"
+        load = self.trace or f"synthetic, {self.input_tokens} prompt tokens, {self.output_tokens} output tokens"
+        found = {"load": f"{load}: {requests:,} requests, {rate}"}
+        if self.replay_mode == "online":
+            found["cluster"] = self.url
+        else:
+            workers = f"{self.workers} workers"
+            if self.is_disaggregated:
+                workers = f"{self.num_prefill_workers} prefill and {self.workers} decode workers"
+            engine = self.decode_engine_args or self.extra_engine_args or "the mocker's defaults"
+            found["cluster"] = f"{workers}, engine: {engine}"
+            found["router"] = f"{self.router_mode} {self.router_config or ''}".strip()
+        limits = (("TTFT", self.sla_ttft_ms), ("ITL", self.sla_itl_ms), ("latency", self.sla_e2e_ms))
+        objectives = [f"{name} {limit:g} ms" for name, limit in limits if limit is not None]
+        found["objectives"] = ", ".join(objectives) or "none"
+        faults = [*(f"--fail {one}" for one in self.fail), *(f"--restart {one}" for one in self.restart)]
+        return found | ({"faults": ", ".join(faults)} if faults else {})
+
     def engine(self) -> EngineArgs:
         """Return the simulated engine of decode or aggregated workers."""
         if self.decode_engine_args is not None:

@@ -47,7 +47,7 @@ def test_modes_are_compared_in_columns(tmp_path: Path, capsys: pytest.CaptureFix
     main([*LOAD, "--compare=kv_router:prefill_load_scale=4", "--compare=balanced", f"--report-html={page}"])
     assert "kv_router:prefill_load_scale=4" in capsys.readouterr().out
     text = page.read_text()
-    assert text.count("<svg") == 12
+    assert text.count("<svg") == 15
     assert "http" not in text, "the page needs something from elsewhere"
 
 
