@@ -16,6 +16,7 @@ from dynamo.replay.load import ReplaySession
 from dynamo.replay.modes import CACHE_AWARE, canonical, shared_settings
 from dynamo.replay.plan import Bypass, Failure, PlannedRestart
 from dynamo.replay.policies import Timetable, entry, load_thresholds
+from dynamo.replay.public_traces import PUBLIC_FORMATS, read_public
 from dynamo.replay.report import Objectives
 from dynamo.replay.request_trace import sessions_of
 from dynamo.replay.scenario import LoadSource, Scenario
@@ -33,7 +34,14 @@ class ReplayConfig:
         "--trace-format",
         None,
         "Trace format; dynamo: a frontend's request trace",
-        choices=("mooncake", "mooncake-delta", "agentic-mooncake", "applied-compute-agentic", "dynamo"),
+        choices=(
+            "mooncake",
+            "mooncake-delta",
+            "agentic-mooncake",
+            "applied-compute-agentic",
+            "dynamo",
+            *PUBLIC_FORMATS,
+        ),
     )
     trace_block_size: int = option(512, "--trace-block-size", None, "Tokens per hash id")
     request_limit: int | None = option(None, "--request-limit", None, "Maximum number of sessions read from the trace")
@@ -344,6 +352,8 @@ class ReplayConfig:
             return LoadSource([session for play in plays for session in play.sessions], block_tokens, plays)
         if self.trace_format == "dynamo":
             found, block_tokens = sessions_of(lines(paths))
+        elif self.trace_format in PUBLIC_FORMATS:
+            found, block_tokens = read_public(paths, self.trace_format, self.trace_block_size)
         else:
             found, block_tokens = read(paths, self.trace_format, self.trace_block_size), self.trace_block_size
         return LoadSource(found[: self.request_limit], block_tokens)
