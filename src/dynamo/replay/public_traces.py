@@ -191,7 +191,7 @@ def _turn(name: str, tokens: int, output: int, hash_ids: Sequence[int], block: i
     """Return a turn; blocks without a name are unique."""
     tokens, needed = max(1, tokens), -(-max(1, tokens) // block)
     ids = tuple(hash_ids[:needed])
-    unique = (-(xxh3_64_intdigest(f"{name}/{at}") >> 2) - 1 for at in range(needed - len(ids)))
+    unique = (-(xxh3_64_intdigest(f"{name}/{at}".encode()) >> 2) - 1 for at in range(needed - len(ids)))
     return Turn(name, tokens, max(1, output), (*ids, *unique), at_ms)
 
 
