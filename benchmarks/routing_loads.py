@@ -18,12 +18,14 @@ held out     documents    twelve questions on each of a moving set of documents 
              outliers     short chats, one prompt in twenty of 30,000 to 60,000 tokens
              rotation     Zipf tenants of which others become popular every 20 s, caches of a quarter of their sum
              batch        an interactive load, and every 15 s eighty prompts at once with a common beginning
+             uneven       tasks on workers of which two have half and two 0.7 of the speed of the others
              trace, 2     second half of the recorded trace
 """
 
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
 
 from dynamo.replay.engine import EngineArgs
 from dynamo.replay.load import ReplaySession, Turn
@@ -45,6 +47,8 @@ class Load:
     rate: float
     """Requests per second at which the cluster saturates."""
     engine: EngineArgs = EngineArgs()  # noqa: RUF009 - frozen
+    speeds: Mapping[int, float] = field(default_factory=dict)
+    """Speed of some workers relative to the others."""
 
 
 class Prompts:
@@ -241,11 +245,17 @@ def batch(rate: float, seed: int, count: int) -> Sessions:
     return found
 
 
+@cache
+def trace_of(path: str) -> Sessions:
+    """Return the sessions of a trace."""
+    return read([path])
+
+
 def recorded(path: str, half: int) -> Make:
     """Return a maker of windows of one half of a recorded trace, with arrivals at `rate`."""
 
     def make(rate: float, seed: int, count: int) -> Sessions:
-        whole = read([path])
+        whole = trace_of(path)
         chosen = whole[: len(whole) // 2] if half == 1 else whole[len(whole) // 2 :]
         start = len(chosen) * seed // 7
         window = (chosen + chosen)[start : start + count]
@@ -280,6 +290,7 @@ HELD_OUT: dict[str, Load] = {
     "outliers": Load(outliers, 52),
     "rotation": Load(rotation, 28, small(1800)),
     "batch": Load(batch, 70),
+    "uneven": Load(tasks, 72, speeds={0: 0.5, 1: 0.5, 2: 0.7, 3: 0.7}),
 }
 TRACE_RATE = 17.0
 

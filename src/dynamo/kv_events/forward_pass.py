@@ -102,7 +102,10 @@ class PaceListener:
             logger.warning("malformed forward-pass metrics from %s: %s", self._endpoint, error)
             return
         done = step.scheduled_requests
-        self._pace.observe(done.sum_prefill_tokens, done.num_decode_requests, done.sum_decode_kv_tokens, step.wall_time)
+        rank = (int(step.worker_id), step.dp_rank) if step.worker_id.isdecimal() else None
+        self._pace.observe(
+            done.sum_prefill_tokens, done.num_decode_requests, done.sum_decode_kv_tokens, step.wall_time, rank
+        )
         if self._prefill is not None and not done.num_decode_requests:
             self._prefill.observe(
                 done.num_prefill_requests, done.sum_prefill_tokens, done.sum_prefill_kv_tokens, step.wall_time

@@ -36,8 +36,10 @@ conversation trace."""
 RECOMPUTE_WEIGHT_MAX = 8.0
 """A block computed twice is stored twice, displaces another one, and delays the prompts behind it. Values up to 16 are better
 for conversations of five turns and worse for short prompts with long common prefixes; other loads hardly change."""
-RECOMPUTE_WEIGHT_IDLE = 1.0
-"""Weight while no worker computes a prompt: recomputation then delays the request itself only."""
+RECOMPUTE_WEIGHT_IDLE = 2.0
+"""Weight while no worker computes a prompt: recomputation then delays the request itself only, and the next one with its prefix
+if its cache is full. On the training loads of docs/balanced.md 1 has 0.5 % less latency and 5 % more time to first token; 3 has 1 % more
+latency, 5 % of it with agents."""
 RECOMPUTE_FULL_SHARE = 0.4
 """Share of workers that compute a prompt from which the weight is at its maximum. Below, it grows with the square of the share:
 the probability that another prompt waits behind this one, and that its own recomputation is affected. 0.35 and 0.5 differ by
@@ -51,6 +53,13 @@ EVICTION_DELAY_WEIGHT = 6.0
 """Weight of the wait for free cache blocks, which delays every later request as well. Best of 1 to 30."""
 MAX_CACHE_FILL = 0.8
 """Usable part of a cache: answers are longer than estimated, and a request without free blocks preempts another one."""
+SPEED_DEAD_BAND = 0.2
+"""Relative deviation of a rank's steps from the model below which it counts as equal to the others: what the model does not
+describe (kernels, shapes of batches) is of that size."""
+SPEED_STEPS = 200
+"""Steps of a rank before its own speed is used."""
+SPEED_SMOOTHING = 0.005
+"""Weight of a step in a rank's speed."""
 SWEEPS = 8
 """Sweeps over the three paces per solution; if they have not converged, the next solution continues from there."""
 
@@ -68,6 +77,10 @@ class Pace:
     """Length of an answer whose limit is unknown."""
     busy_share: float = 0.0
     """Share of the workers that compute a prompt, smoothed over decisions."""
+    uneven: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Duration of steps relative to the model of all ranks, of the ranks that differ."""
+    _speeds: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
+    """By rank: number of observed steps, and smoothed ratio of their duration to that of the model."""
     _prefill_tokens: float = 0.0
     _prefill_seconds: float = 0.0
     _normal: list[float] = field(default_factory=lambda: [0.0] * 9)
@@ -92,10 +105,24 @@ class Pace:
         """Record the length of a finished answer, in tokens."""
         self.output_tokens += SMOOTHING * (tokens - self.output_tokens)
 
-    def observe(self, prefill_tokens: int, requests: int, context_tokens: int, seconds: float) -> None:
+    def forget(self, rank: tuple[int, int]) -> None:
+        """Drop the speed of a rank that left."""
+        self._speeds.pop(rank, None)
+        self.uneven.pop(rank, None)
+
+    def observe(
+        self,
+        prefill_tokens: int,
+        requests: int,
+        context_tokens: int,
+        seconds: float,
+        rank: tuple[int, int] | None = None,
+    ) -> None:
         """Record one engine step: prompt tokens computed, requests decoded, their context tokens, duration in seconds."""
         if seconds <= 0:
             return
+        if rank is not None:
+            self._note_speed(rank, prefill_tokens, requests, context_tokens, seconds)
         if prefill_tokens > 0:
             decode = self.step(requests, context_tokens) if requests else 0.0
             self._prefill_tokens += prefill_tokens - SMOOTHING * self._prefill_tokens
@@ -104,6 +131,20 @@ class Pace:
                 self.prefill_token_s = self._prefill_seconds / self._prefill_tokens
         elif requests > 0:
             self._note(requests / 100, context_tokens / 1e6, seconds)
+
+    def _note_speed(self, rank: tuple[int, int], prefill: int, requests: int, context: int, seconds: float) -> None:
+        """Update a rank's speed by the ratio of a step's duration to the expected one."""
+        expected = self.prefill_token_s * prefill + (self.step(requests, context) if requests else 0.0)
+        if expected <= 0:
+            return
+        steps, ratio = self._speeds.get(rank, (0, 1.0))
+        weight = max(SPEED_SMOOTHING, 1 / (steps + 1))
+        ratio += weight * (seconds / expected - ratio)
+        self._speeds[rank] = steps + 1, ratio
+        if steps >= SPEED_STEPS and abs(ratio - 1) > SPEED_DEAD_BAND:
+            self.uneven[rank] = ratio
+        else:
+            self.uneven.pop(rank, None)
 
     def _note(self, requests: float, tokens: float, seconds: float) -> None:
         sample = (
@@ -150,8 +191,12 @@ def balanced_costs(
     block_size: int,
     expected_output_tokens: int | None,
     capacity: Sequence[float],
+    slowness: Sequence[float] | None = None,
 ) -> list[float]:
-    """Return the seconds that the request adds on each of the slots, in their order; `capacity`: cache blocks by slot."""
+    """Return the seconds that the request adds on each of the slots, in their order.
+
+    `capacity`: cache blocks by slot; `slowness`: relative duration of steps by slot, None for equal workers.
+    """
     output = pace.output_tokens if expected_output_tokens is None else float(max(1, expected_output_tokens))
     found, recompute_weight = [], pace.recompute_weight
     for slot in slots:
@@ -174,5 +219,5 @@ def balanced_costs(
         missing = held + blocks * block_size - MAX_CACHE_FILL * capacity[slot] * block_size
         if missing > 0 and held > 0:  # All held blocks are freed within the duration of one answer.
             cost += EVICTION_DELAY_WEIGHT * missing / held * pace.output_tokens * step
-        found.append(cost)
+        found.append(cost if slowness is None else cost * slowness[slot])
     return found

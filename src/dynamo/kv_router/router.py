@@ -127,6 +127,7 @@ class Router:
 
     def _release_rank(self, rank: Rank) -> list[str]:
         slot = self._slots.pop(rank)
+        self.pace.forget(rank)
         lost = self.active.drop(slot)
         if self.affinity is not None:
             for request_id in lost:
@@ -297,6 +298,11 @@ class Router:
             rank: (active.prefill_tokens[slot], active.blocks[slot], active.requests[slot])
             for slot, rank in self._ranks.items()
         }
+
+    def queued(self) -> tuple[int, int]:
+        """Return the number of queued requests, and their uncached prompt tokens."""
+        found = [self.waiting.pending(name) for name in self.waiting.names] if len(self.waiting) else []
+        return sum(requests for requests, _, _ in found), sum(tokens - cached for _, tokens, cached in found)
 
     def load_of(self, rank: Rank) -> tuple[float, float]:
         """Return the active prefill tokens and the active blocks of a rank; zeros for an unknown one."""
@@ -561,6 +567,7 @@ class Router:
                 self.config.block_size,
                 route_request.expected_output_tokens,
                 self._capacity,
+                self._slowness(),
             )
         else:
             found = costs(slots, load, prompt, weights, self.config.block_size)
@@ -568,6 +575,17 @@ class Router:
             for place, slot in enumerate(slots):
                 taints = self._workers[self._ranks[slot][0]].taints
                 found[place] = with_taints(found[place], taints, route_request.preferred_taints)
+        return found
+
+    def _slowness(self) -> list[float] | None:
+        """Return the relative duration of steps by slot; None while no rank differs from the others."""
+        if not self.pace.uneven:
+            return None
+        found = [1.0] * len(self._capacity)
+        for rank, ratio in self.pace.uneven.items():
+            slot = self._slots.get(rank)
+            if slot is not None:
+                found[slot] = ratio
         return found
 
     def _book(self, route_request: RouteRequest, decision: Decision, now: float) -> None:

@@ -26,7 +26,7 @@ from dynamo.replay.held import HeldRequests
 from dynamo.replay.lifecycle import StartingWorker, WorkerLifecycle
 from dynamo.replay.load import Due, TurnSource
 from dynamo.replay.names import Namer
-from dynamo.replay.outcome import Flight, RunOutcome
+from dynamo.replay.outcome import ClusterEvent, Flight, RunOutcome
 from dynamo.replay.placement import DEVICE, HOST, PlacementPolicy, PlacementRequest, RankId
 from dynamo.replay.plan import ClusterPlan, Failure, PlannedRestart, Role
 from dynamo.replay.planning import PlannerAdapter
@@ -503,6 +503,7 @@ class Cluster:
         if found is None:
             return
         fleet, worker_id = found
+        self.outcome.events.append(ClusterEvent(now_ms, f"worker {failure.slot} fails"))
         for worker in fleet.ranks_of(worker_id):
             self._note(worker, now_ms)
         lost = self._lifecycle.fail(fleet, worker_id, now_ms)
@@ -519,6 +520,7 @@ class Cluster:
         """Drain the worker and start a successor, at another place while the worker has requests."""
         found = self._lifecycle.worker_at(restart.slot)
         if found is not None and found[0].is_serving(found[1]):
+            self.outcome.events.append(ClusterEvent(now_ms, f"worker {restart.slot} is restarted"))
             self._drain(*found, now_ms)
             self._start(found[0], now_ms, found[0].plan.startup_ms)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 ROWS = (
     ("mean_ttft_ms", "TTFT ms, mean", False),
+    ("median_ttft_ms", "TTFT ms, p50", False),
     ("p99_ttft_ms", "TTFT ms, p99", False),
     ("mean_itl_ms", "ITL ms, mean", False),
     ("p99_itl_ms", "ITL ms, p99", False),
@@ -14,6 +15,8 @@ ROWS = (
     ("request_throughput_rps", "requests/s", True),
     ("goodput_tok_s", "goodput tok/s", True),
     ("sla_met_ratio", "SLA attainment", True),
+    ("worker_seconds", "worker-seconds", False),
+    ("refused_requests", "refused requests", False),
     ("gpu_hours", "GPU-hours", False),
     ("goodput_tok_s_per_gpu", "goodput tok/s per GPU", True),
     ("scaling_events", "scaling events", False),

@@ -1,5 +1,6 @@
 """ReplayConfig: the flags of `python -m dynamo.replay` and `dynamo replay`."""
 
+import math
 from dataclasses import dataclass
 
 import msgspec
@@ -15,6 +16,7 @@ from dynamo.replay.load import ReplaySession
 from dynamo.replay.modes import CACHE_AWARE, canonical, shared_settings
 from dynamo.replay.plan import Bypass, Failure, PlannedRestart
 from dynamo.replay.policies import Timetable, entry, load_thresholds
+from dynamo.replay.public_traces import PUBLIC_FORMATS, read_public
 from dynamo.replay.report import Objectives
 from dynamo.replay.request_trace import sessions_of
 from dynamo.replay.scenario import LoadSource, Scenario
@@ -32,7 +34,14 @@ class ReplayConfig:
         "--trace-format",
         None,
         "Trace format; dynamo: a frontend's request trace",
-        choices=("mooncake", "mooncake-delta", "agentic-mooncake", "applied-compute-agentic", "dynamo"),
+        choices=(
+            "mooncake",
+            "mooncake-delta",
+            "agentic-mooncake",
+            "applied-compute-agentic",
+            "dynamo",
+            *PUBLIC_FORMATS,
+        ),
     )
     trace_block_size: int = option(512, "--trace-block-size", None, "Tokens per hash id")
     request_limit: int | None = option(None, "--request-limit", None, "Maximum number of sessions read from the trace")
@@ -154,6 +163,9 @@ class ReplayConfig:
     planner_metrics_loss: float = option(
         0.0, "--planner-metrics-loss", None, "Probability, 0 to 1, that a planner tick receives no metrics"
     )
+    worker_speed: list[str] = option(
+        [], "--worker-speed", None, "WORKER=FACTOR: speed of a worker relative to the others", metavar="W=F"
+    )
     seed: int = option(42, "--arrival-seed", None, "Random seed", aliases=("--seed",))
 
     sla_ttft_ms: float | None = option(None, "--sla-ttft-ms", None, "Objective of goodput: maximum TTFT in ms")
@@ -239,6 +251,7 @@ class ReplayConfig:
             ("--kv-event-lag-ms", self.kv_event_lag_ms > 0),
             ("--request-overhead-ms", self.request_overhead_ms > 0),
             ("--fail", bool(self.fail)),
+            ("--worker-speed", bool(self.worker_speed)),
             ("--restart", bool(self.restart)),
             ("--scale-at", bool(self.scale_at)),
             ("--scale-load", self.scale_load is not None),
@@ -272,6 +285,28 @@ class ReplayConfig:
     def objectives(self) -> Objectives:
         """Return the latency objectives of goodput."""
         return Objectives(self.sla_ttft_ms, self.sla_itl_ms, self.sla_e2e_ms)
+
+    def described(self, requests: int) -> dict[str, str]:
+        """Return what was run, for the page: the load, the cluster and the objectives."""
+        rate = f"{self.replay_concurrency} sessions at once" if self.replay_concurrency else "arrivals"
+        if self.arrival_speedup_ratio != 1:
+            rate += f" x{self.arrival_speedup_ratio:g}"
+        load = self.trace or f"synthetic, {self.input_tokens} prompt tokens, {self.output_tokens} output tokens"
+        found = {"load": f"{load}: {requests:,} requests, {rate}"}
+        if self.replay_mode == "online":
+            found["cluster"] = self.url
+        else:
+            workers = f"{self.workers} workers"
+            if self.is_disaggregated:
+                workers = f"{self.num_prefill_workers} prefill and {self.workers} decode workers"
+            engine = self.decode_engine_args or self.extra_engine_args or "the mocker's defaults"
+            found["cluster"] = f"{workers}, engine: {engine}"
+            found["router"] = f"{self.router_mode} {self.router_config or ''}".strip()
+        limits = (("TTFT", self.sla_ttft_ms), ("ITL", self.sla_itl_ms), ("latency", self.sla_e2e_ms))
+        objectives = [f"{name} {limit:g} ms" for name, limit in limits if limit is not None]
+        found["objectives"] = ", ".join(objectives) or "none"
+        faults = [*(f"--fail {one}" for one in self.fail), *(f"--restart {one}" for one in self.restart)]
+        return found | ({"faults": ", ".join(faults)} if faults else {})
 
     def engine(self) -> EngineArgs:
         """Return the simulated engine of decode or aggregated workers."""
@@ -317,6 +352,8 @@ class ReplayConfig:
             return LoadSource([session for play in plays for session in play.sessions], block_tokens, plays)
         if self.trace_format == "dynamo":
             found, block_tokens = sessions_of(lines(paths))
+        elif self.trace_format in PUBLIC_FORMATS:
+            found, block_tokens = read_public(paths, self.trace_format, self.trace_block_size)
         else:
             found, block_tokens = read(paths, self.trace_format, self.trace_block_size), self.trace_block_size
         return LoadSource(found[: self.request_limit], block_tokens)
@@ -373,6 +410,7 @@ class ReplayConfig:
             gpus_per_worker=self._gpus(),
             event_lag_ms=self.kv_event_lag_ms,
             overhead_ms=self.request_overhead_ms,
+            speeds=dict(speed(words) for words in self.worker_speed),
             interval_ms=self.telemetry_interval_ms,
             max_sim_time_ms=self.max_sim_time_ms,
             seed=self.seed,
@@ -407,6 +445,18 @@ def failure(words: str) -> Failure:
         return Failure(float(at) * 1000, int(worker), float(later) * 1000 if plus else None)
     except ValueError:
         raise ConfigError(f"--fail {words}: expected WORKER@SECONDS or WORKER@SECONDS+SECONDS") from None
+
+
+def speed(words: str) -> tuple[int, float]:
+    """Parse `3=0.5`: worker 3 takes twice the time of the others."""
+    worker, _, factor = words.partition("=")
+    try:
+        found = int(worker), float(factor)
+    except ValueError:
+        found = -1, 0.0
+    if found[0] < 0 or not 0 < found[1] < math.inf:
+        raise ConfigError(f"--worker-speed {words}: expected WORKER=FACTOR, the factor above 0")
+    return found
 
 
 def restart(words: str) -> PlannedRestart:

@@ -52,7 +52,7 @@ class Fleet:
         slot = self.starting.pop(worker_id)
         plan, limits = self.plan, self.plan.limits
         ranks = tuple(
-            SimulatedWorker(worker_id, rank, slot, limits, plan.timing, self._seed_of(worker_id, rank))
+            SimulatedWorker(worker_id, rank, slot, limits, plan.timing_at(slot), self._seed_of(worker_id, rank))
             for rank in range(plan.ranks)
         )
         for rank in ranks:

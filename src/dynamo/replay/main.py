@@ -80,7 +80,10 @@ def _report(config: ReplayConfig, runs: Mapping[str, tuple[RunOutcome, float]]) 
         _write(config.report_jsonl, b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
     if config.report_html:
         outcomes = {name: outcome for name, (outcome, _) in runs.items()}
-        _write(config.report_html, page(outcomes, summaries).encode())
+        text = page(
+            outcomes, summaries, config.described(len(next(iter(outcomes.values())).flights)), config.objectives()
+        )
+        _write(config.report_html, text.encode())
 
 
 def run_online(config: ReplayConfig, source: LoadSource, progress: Progress | None) -> RunOutcome:

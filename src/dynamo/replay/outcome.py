@@ -2,7 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from dynamo.replay.load import ReplaySession, Turn
 from dynamo.replay.names import PromptNames
@@ -48,6 +48,13 @@ class Flight:
     """Reason for which the router refused the request."""
 
 
+class ClusterEvent(NamedTuple):
+    """A failure or a restart."""
+
+    at_ms: float
+    title: str
+
+
 @dataclass(slots=True)
 class PlannerLog:
     """Inputs and effects of a planner."""
@@ -85,6 +92,8 @@ class RunOutcome:
     """Total lifetime of workers, including their start."""
     gpu_ms: float = 0.0
     """The same, times the GPUs of each worker."""
+    events: list[ClusterEvent] = field(default_factory=list)
+    """Failures and restarts, in the order of time."""
     planner: PlannerLog | None = None
     failures: Counter[str] = field(default_factory=Counter)
     """Failed requests of an online run by error, or requests refused by a simulated router by reason."""

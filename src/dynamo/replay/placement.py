@@ -55,6 +55,11 @@ class PlacementPolicy(Protocol):
         """Return the number of queued requests."""
         ...
 
+    @property
+    def queued(self) -> tuple[int, int]:
+        """Return the number of queued requests, and their uncached prompt tokens."""
+        ...
+
     def place(self, request: PlacementRequest, now_s: float) -> RankId | None:
         """Return the rank of a request, or None if it is queued (see `admit`).
 
@@ -150,6 +155,10 @@ class KvPlacement:
     def waiting(self) -> int:
         return len(self.router.waiting)
 
+    @property
+    def queued(self) -> tuple[int, int]:
+        return self.router.queued()
+
     def place(self, request: PlacementRequest, now_s: float) -> RankId | None:
         queued = RouteRequest(
             request.request_id,
@@ -168,7 +177,7 @@ class KvPlacement:
         """Return the workers above a busy threshold."""
         if not self._busy.thresholds.is_set:
             return frozenset()
-        self._busy.book(self.router.loads())
+        self._busy.book(self.router.loads(), self.router.queued()[1])
         return self._busy.busy(self.router.workers)
 
     def admit(self, now_s: float) -> list[tuple[str, RankId | Exception]]:
@@ -193,7 +202,7 @@ class KvPlacement:
     def observe(self, rank_id: RankId, passed: ForwardPass) -> None:
         step = passed.scheduled_requests
         self.router.pace.observe(
-            step.sum_prefill_tokens, step.num_decode_requests, step.sum_decode_kv_tokens, passed.wall_time
+            step.sum_prefill_tokens, step.num_decode_requests, step.sum_decode_kv_tokens, passed.wall_time, rank_id
         )
 
     def join(self, worker: int, ranks: int, blocks: int, batch_tokens: int) -> None:
@@ -226,6 +235,10 @@ class SimplePlacement:
     @property
     def waiting(self) -> int:
         return 0
+
+    @property
+    def queued(self) -> tuple[int, int]:
+        return 0, 0
 
     def place(self, request: PlacementRequest, now_s: float) -> RankId | None:
         worker = self._router.pick(now_s)

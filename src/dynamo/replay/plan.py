@@ -1,11 +1,12 @@
 """ClusterPlan: description of a cluster: pools of workers, failures and restarts, and KV transfers."""
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dynamo.core.errors import ConfigError
 from dynamo.mocker.simulation.scheduler import RankLimits
-from dynamo.mocker.simulation.timing import StepTimes, Timing
+from dynamo.mocker.simulation.timing import ScaledTimes, StepTimes, Timing
 
 
 class Role(enum.Enum):
@@ -45,6 +46,8 @@ class PoolPlan:
     """Start-up time of workers that are added during the run."""
     ranks: int = 1
     """Ranks per worker, each with its own batch and cache."""
+    speeds: Mapping[int, float] = field(default_factory=dict)
+    """Speed of workers relative to the others, by place."""
     gpus_per_worker: int = 1
     """GPUs that a worker occupies; only cost and budgets depend on them."""
 
@@ -53,6 +56,11 @@ class PoolPlan:
             raise ConfigError(f"{self.role.value} workers: {self.workers}: expected 1 or more")
         if self.ranks < 1:
             raise ConfigError(f"dp_size {self.ranks}: expected 1 or more")
+
+    def timing_at(self, slot: int) -> StepTimes:
+        """Return the step times of the worker at a place."""
+        speed = self.speeds.get(slot, 1.0)
+        return self.timing if speed == 1.0 else ScaledTimes(self.timing, speed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,10 @@ class PreblePlacement:
     def waiting(self) -> int:
         return 0
 
+    @property
+    def queued(self) -> tuple[int, int]:
+        return 0, 0
+
     def place(self, request: PlacementRequest, now_s: float) -> RankId | None:
         if not self._load:
             raise NotReady("no worker in service")

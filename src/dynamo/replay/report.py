@@ -11,8 +11,8 @@ import msgspec
 from dynamo.replay.outcome import Flight, PlannerLog, RunOutcome
 from dynamo.replay.timeline import COUNTS, LEVELS
 
-STATISTICS = ("mean", "min", "max", "p99", "p90", "p75", "std")
-"""Columns of the table; the summary also has the median and p95."""
+STATISTICS = ("mean", "min", "max", "p99", "p90", "p75", "median", "std")
+"""Columns of the table; the summary also has p95."""
 METRICS = ("ttft_ms", "ttst_ms", "e2e_latency_ms", "itl_ms", "output_token_throughput_per_user")
 TITLES = {
     "ttft_ms": "Time to First Token (ms)",
@@ -238,7 +238,7 @@ def statistics(values: Sequence[float | None]) -> dict[str, float | None]:
     """Return mean, extremes, interpolated percentiles and population standard deviation; None for no values."""
     known = sorted(value for value in values if value is not None)
     if not known:
-        return dict.fromkeys((*STATISTICS, "median", "p95"))
+        return dict.fromkeys((*STATISTICS, "p95"))
     mean = math.fsum(known) / len(known)
     return {
         "mean": mean,
@@ -324,7 +324,7 @@ def as_json(report: object) -> bytes:
 
 def table_of(summary: dict[str, Any], wall_ms: float | None = None) -> str:
     """Return the report as a table for a terminal."""
-    heads = ("avg", "min", "max", "p99", "p90", "p75", "std")
+    heads = ("avg", "min", "max", "p99", "p90", "p75", "p50", "std")
     lines = []
     for metric in METRICS:
         cells = [_number(summary[f"{statistic}_{metric}"]) for statistic in STATISTICS]

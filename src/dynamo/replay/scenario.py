@@ -1,6 +1,6 @@
 """Scenario: description of one run: load, cluster, router and planner."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +68,8 @@ class Scenario:
     restarts: tuple[PlannedRestart, ...] = ()
     planner: Callable[[], Planner | None] | None = None
     """Factory of a new planner for each run."""
+    speeds: Mapping[int, float] = field(default_factory=dict)
+    """Speed of some workers relative to the others, by place."""
     event_lag_ms: float = 0.0
     overhead_ms: float = 0.0
     """Delay of each request between its client and the router."""
@@ -108,15 +110,15 @@ class Scenario:
     def _pools(self) -> tuple[PoolPlan, ...]:
         prefill_gpus, decode_gpus = self.gpus_per_worker
         if self.prefill_workers is None:
-            return (_pool(Role.AGGREGATED, self.workers, self.engine, decode_gpus),)
+            return (_pool(Role.AGGREGATED, self.workers, self.engine, decode_gpus, self.speeds),)
         prefill = self.prefill_engine or self.engine
         return (
-            _pool(Role.PREFILL, self.prefill_workers, prefill, prefill_gpus),
-            _pool(Role.DECODE, self.workers, self.engine, decode_gpus),
+            _pool(Role.PREFILL, self.prefill_workers, prefill, prefill_gpus, self.speeds),
+            _pool(Role.DECODE, self.workers, self.engine, decode_gpus, self.speeds),
         )
 
 
-def _pool(role: Role, workers: int, engine: EngineArgs, gpus: int) -> PoolPlan:
+def _pool(role: Role, workers: int, engine: EngineArgs, gpus: int, speeds: Mapping[int, float]) -> PoolPlan:
     return PoolPlan(
         workers=workers,
         role=role,
@@ -125,4 +127,5 @@ def _pool(role: Role, workers: int, engine: EngineArgs, gpus: int) -> PoolPlan:
         startup_ms=(engine.startup_time or 0.0) * 1000,
         ranks=engine.dp_size,
         gpus_per_worker=gpus,
+        speeds=speeds,
     )

@@ -21,8 +21,9 @@ import msgspec
 
 from dynamo.core.config import as_flags, build_parser, environ, exit_on_config_error, from_namespace, option
 from dynamo.core.errors import ConfigError
+from dynamo.replay.charts import plot
 from dynamo.replay.config import ReplayConfig
-from dynamo.replay.page import plot, small_page
+from dynamo.replay.page import small_page
 from dynamo.replay.sweep_processes import run, run_in_processes, tuned
 
 COMBINATIONS_MAX = 10_000  # More would take days and are probably a mistake.

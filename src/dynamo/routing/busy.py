@@ -74,14 +74,17 @@ class BusyWorkers:
         """Store the published load of a rank."""
         self._loads.setdefault(load.worker_id, {})[load.dp_rank] = load
 
-    def book(self, loads: Mapping[tuple[int, int], tuple[float, float, int]]) -> None:
+    def book(self, loads: Mapping[tuple[int, int], tuple[float, float, int]], queued_tokens: int = 0) -> None:
         """Replace the loads that a KV router counts: active prefill tokens, blocks and requests by worker and rank.
 
         They are ahead of the workers' reports, which arrive at intervals: a burst is refused before it is reported.
+        `queued_tokens`: uncached prompt tokens in the router's queue, which count in equal shares: without that queue they
+        would be in those of the ranks.
         """
         self._booked = {}
+        share = queued_tokens / len(loads) if loads else 0.0
         for (worker, rank), (tokens, blocks, _) in loads.items():
-            self._booked.setdefault(worker, {})[rank] = (tokens, blocks)
+            self._booked.setdefault(worker, {})[rank] = (tokens + share, blocks)
 
     def keep(self, workers: Iterable[int]) -> None:
         """Drop the loads of all other workers."""

@@ -253,7 +253,7 @@ class ServedModel:
         """Update the loads counted by the KV router."""
         if self.kv is not None:
             self.kv.refresh()
-            self.busy.book(self.kv.machine.loads())
+            self.busy.book(self.kv.machine.loads(), self.kv.machine.queued()[1])
 
     async def listen(self, subscriber: Subscriber) -> None:
         """Receive the workers' load reports forever."""

@@ -32,19 +32,19 @@ def prompt(tokens: int, **device: int) -> Prompt:
 
 def test_recompute_weight_grows_with_the_share_of_busy_workers() -> None:
     pace = Pace()
-    assert pace.recompute_weight == 1
+    assert pace.recompute_weight == 2
     weights = []
     for _ in range(200):
         pace.observe_busy(0.2)
         weights.append(pace.recompute_weight)
     assert weights == sorted(weights)
-    assert weights[-1] == pytest.approx(1 + 7 / 4, rel=0.01)
+    assert weights[-1] == pytest.approx(2 + 6 / 4, rel=0.01)
     for _ in range(200):
         pace.observe_busy(1.0)
     assert pace.recompute_weight == 8
     for _ in range(400):
         pace.observe_busy(0.0)
-    assert pace.recompute_weight == pytest.approx(1, abs=0.01)
+    assert pace.recompute_weight == pytest.approx(2, abs=0.01)
 
 
 def test_balanced_cost_prefers_cached_blocks() -> None:
@@ -142,3 +142,36 @@ def test_balanced_cost_learns_output_length() -> None:
     for _ in range(300):
         pace.observe_output(1000)
     assert pace.output_tokens == pytest.approx(1000, rel=0.01)
+
+
+def observe_two_ranks(pace: Pace, ratio: float, steps: int) -> None:
+    """Report steps of two ranks, of which the second takes `ratio` times as long."""
+    for at in range(steps):
+        requests, context = at % 17 + 1, 2000 * (at % 13 + 1)
+        seconds = 6e-3 + 1e-5 * requests + 5e-8 * context
+        pace.observe(0, requests, context, seconds, (1, 0))
+        pace.observe(0, requests, context, seconds * ratio, (2, 0))
+
+
+def test_balanced_learns_that_a_rank_is_slower_than_the_others() -> None:
+    pace = Pace()
+    observe_two_ranks(pace, 2.0, 1500)
+    assert pace.uneven[2, 0] / pace.uneven[1, 0] == pytest.approx(2.0, rel=0.05)
+    pace.forget((2, 0))
+    assert (2, 0) not in pace.uneven
+
+
+@pytest.mark.parametrize(("ratio", "steps"), [(1.0, 1500), (1.15, 1500), (2.0, 100)])
+def test_balanced_treats_ranks_as_equal_unless_many_steps_differ_much(ratio: float, steps: int) -> None:
+    pace = Pace()
+    observe_two_ranks(pace, ratio, steps)
+    assert not pace.uneven
+
+
+def test_balanced_cost_of_a_slow_rank_is_as_much_higher() -> None:
+    slots, load = range(2), RankLoads([0, 0], [10, 10], [3, 3])
+    infinite = [math.inf] * 2
+    fast, slow = balanced_costs(
+        slots, load, prompt(1600), CostWeights(), Pace(), BLOCK, None, infinite, slowness=[1.0, 1.5]
+    )
+    assert slow == pytest.approx(1.5 * fast)

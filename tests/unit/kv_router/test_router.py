@@ -455,3 +455,11 @@ def test_kv_router_stores_the_prompts_of_a_session() -> None:
 
     placed(router, ask("last", PROMPT, session="s", is_last=True))
     assert len(router.sessions) == 0
+
+
+@pytest.mark.parametrize(("policy", "computed"), [("balanced", 48), ("dynamo", 88)])
+def test_kv_router_balanced_counts_a_prompt_in_progress_as_cached_before_its_event(policy: str, computed: int) -> None:
+    router = make(1, policy=policy)
+    placed(router, ask("a", PROMPT))
+    placed(router, ask("b", [*PROMPT, *range(100, 108)]))
+    assert router.loads()[(1, 0)][0] == computed

@@ -251,3 +251,12 @@ def test_overhead_delays_the_first_token_and_is_no_wait(engine: EngineArgs) -> N
     first, later = plain.run().flights[0], dataclasses.replace(plain, overhead_ms=7.0).run().flights[0]
     assert later.first_ms == pytest.approx(first.first_ms + 7.0)
     assert (later.arrived_ms, later.waited_ms) == (0.0, 0.0)
+
+
+def test_slow_workers_get_fewer_requests_once_their_steps_are_known(engine: EngineArgs) -> None:
+    shape = Shape(input_tokens=300, output_tokens=60, requests=400, request_rate=25, block_tokens=64)
+    outcome = Scenario(
+        sessions=sessions(shape), workers=2, router_mode="balanced", engine=engine, block_tokens=64, speeds={0: 0.4}
+    ).run()
+    late = outcome.flights[200:]
+    assert sum(one.slot == 0 for one in late) < 0.4 * len(late)

@@ -47,7 +47,7 @@ def test_modes_are_compared_in_columns(tmp_path: Path, capsys: pytest.CaptureFix
     main([*LOAD, "--compare=kv_router:prefill_load_scale=4", "--compare=balanced", f"--report-html={page}"])
     assert "kv_router:prefill_load_scale=4" in capsys.readouterr().out
     text = page.read_text()
-    assert text.count("<svg") == 12
+    assert text.count("<svg") == 15
     assert "http" not in text, "the page needs something from elsewhere"
 
 
@@ -87,6 +87,9 @@ def test_failure_flags_are_parsed() -> None:
         [*LOAD, "--extra-engine-args=["],
         [*LOAD, "--fail=one@two"],
         [*LOAD, "--fail=9@1"],
+        [*LOAD, "--worker-speed=1=0"],
+        [*LOAD, "--worker-speed=fast"],
+        [*LOAD, "--request-overhead-ms=-1"],
         [*LOAD, "--kv-event-lag-ms=5"],
         [*LOAD, "--num-workers=0"],
         [*LOAD, "--report-json=/nowhere/at/all.json"],

@@ -1,6 +1,6 @@
 """Planning: what a planner is shown."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dynamo.protocols.planner import (
     EngineCapabilities,
@@ -11,7 +11,9 @@ from dynamo.protocols.planner import (
 )
 from dynamo.replay.engine import EngineArgs
 from dynamo.replay.load import ReplaySession
+from dynamo.replay.policies import load_thresholds
 from dynamo.replay.scenario import Scenario
+from dynamo.replay.synthetic import Shape, sessions
 
 
 @dataclass
@@ -99,3 +101,23 @@ def test_planner_observes_ready_and_expected_workers_and_their_load(
     assert any(one.sum_decode_kv_tokens for one in computed)
     assert outcome.planner is not None
     assert [event["role"] for event in outcome.planner.scaling_events] == ["prefill", "decode"]
+
+
+def test_planner_sees_the_prompts_in_the_routers_queue(engine: EngineArgs) -> None:
+    shape = Shape(input_tokens=400, output_tokens=40, requests=300, request_rate=50, block_tokens=64)
+    plain = Scenario(
+        sessions=sessions(shape),
+        workers=1,
+        router_mode="balanced",
+        engine=engine,
+        block_tokens=64,
+        planner=lambda: load_thresholds("on"),
+    )
+    outcome = plain.run()
+    assert outcome.planner is not None
+    assert outcome.planner.scaling_events[0]["at_s"] == 5.0
+    watcher = Watcher()
+    replace(plain, planner=lambda: watcher).run()
+    passes = watcher.seen[0].fpm_observations
+    assert passes is not None
+    assert sum(step.queued_requests.sum_prefill_tokens for step in passes.decode.values()) > 10_000

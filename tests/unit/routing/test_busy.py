@@ -95,3 +95,12 @@ def test_busy_detection_removes_a_departed_worker() -> None:
 def test_busy_threshold_error_names_a_value_out_of_range(bad: Thresholds) -> None:
     with pytest.raises(InvalidArgument, match="active_"):
         bad.check()
+
+
+def test_busy_threshold_sees_the_prompts_in_the_routers_queue() -> None:
+    workers = BusyWorkers(Thresholds(active_prefill_tokens_threshold=100), CAPACITY)
+    loads = {(1, 0): (80.0, 0.0, 1), (2, 0): (10.0, 0.0, 1)}
+    workers.book(loads, queued_tokens=60)
+    assert workers.busy([1, 2]) == {1}
+    workers.book(loads, queued_tokens=200)
+    assert workers.busy([1, 2]) == {1, 2}

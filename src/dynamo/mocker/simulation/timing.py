@@ -19,6 +19,22 @@ class StepTimes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ScaledTimes:
+    """Step times of a worker that is `speed` times as fast as `times`."""
+
+    times: StepTimes
+    speed: float
+
+    def prefill_ms(self, new_tokens: int) -> float:
+        """Return the milliseconds to compute `new_tokens` uncached prompt tokens."""
+        return self.times.prefill_ms(new_tokens) / self.speed
+
+    def decode_ms(self, context_tokens: int, capacity_tokens: int, sequences: int) -> float:
+        """Return the milliseconds for one more token of each running sequence."""
+        return self.times.decode_ms(context_tokens, capacity_tokens, sequences) / self.speed
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     """Upstream's polynomials, divided by a speedup ratio; a ratio of 0 means no delay."""
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dynamo.profiler.recommend.estimate import EstimateError
 from dynamo.profiler.recommend.exploration import front
 from dynamo.profiler.recommend.simulation import SimulatedResult
-from dynamo.replay.page import round_steps, short_number, small_page
+from dynamo.replay.charts import round_steps, short_number
+from dynamo.replay.page import small_page
 
 WIDTH, HEIGHT = 900, 460
 LEFT, RIGHT, TOP, BOTTOM = 80, 30, 20, 60
