@@ -35,8 +35,6 @@ from dynamo.runtime.request_plane.tcp.unfinished import UnfinishedFrames
 from dynamo.runtime.request_plane.tcp.upstream_wire import (
     KILL,
     MANY_IN,
-    ONE_TOKEN_HEAD,
-    ONE_TOKEN_TAIL,
     REQUEST_STREAM,
     SENTINEL,
     STOP,
@@ -44,13 +42,13 @@ from dynamo.runtime.request_plane.tcp.upstream_wire import (
     ControlHeader,
     StreamAddress,
     WireAnnotated,
+    leading_tokens,
     read_bare_json,
     read_bare_pack,
     read_handshake,
     read_json_envelope,
     read_pack_envelope,
     read_prologue,
-    read_token,
 )
 from dynamo.runtime.request_plane.wire_errors import from_wire
 
@@ -176,6 +174,11 @@ class ResponseConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._listener.metrics.received.inc(len(data))
+        call = self._call
+        if call is not None and call.sent_at is None and self._decoder.is_between_frames and not self._has_left:
+            data = self._deliver_tokens(call, data)
+            if not data:
+                return
         try:
             for header, body in self._decoder.feed(data):
                 self._apply(header, body)
@@ -185,6 +188,20 @@ class ResponseConnection(asyncio.Protocol):
             self._listener.metrics.errors.inc()
             logger.warning("malformed response from %s: %s", peer_of(self._transport), error)
             self._end(StreamIncomplete(f"malformed response from the worker: {error}"))
+
+    def _deliver_tokens(self, call: UpstreamCall, data: bytes) -> bytes:
+        """Deliver the tokens with which `data` begins, after the first element; return the rest."""
+        tokens, end = leading_tokens(data)
+        on_token = call.receiver.on_token
+        try:
+            for token in tokens:
+                if call.is_over:
+                    break
+                on_token(token)
+        except Exception as error:  # Request boundary: a failed receiver ends its own call only.
+            logger.exception("receiver of a call failed")
+            self._end(Unknown(f"receiver failed: {error}"))
+        return data[end:] if end else data
 
     @property
     def transport(self) -> asyncio.Transport | None:
@@ -277,8 +294,9 @@ class ResponseConnection(asyncio.Protocol):
             self._listener.metrics.first_response.observe(now - call.sent_at)
             call.sent_at = None
         try:
-            if body.startswith(ONE_TOKEN_HEAD) and body.endswith(ONE_TOKEN_TAIL):
-                call.receiver.on_token(read_token(body[len(ONE_TOKEN_HEAD) : -len(ONE_TOKEN_TAIL)]))
+            tokens, _ = leading_tokens(frame.two_part(b"", body))
+            if tokens:  # The first element, or one that arrived in pieces: `_deliver_tokens` takes the others.
+                call.receiver.on_token(tokens[0])
                 return
             is_json = body[:1] == b"{"
             envelope = read_json_envelope(body) if is_json else read_pack_envelope(body)

@@ -24,6 +24,35 @@ PACK_FINAL, JSON_FINAL = b"\x81\xaecomplete_final\xc3", b'{"complete_final":true
 ONE_TOKEN_HEAD = PACK_HEAD + PACK_TOKENS + b"\x91"
 ONE_TOKEN_TAIL = PACK_INDEX + PACK_TAIL
 
+SHORT_HEAD = bytes(15)
+"""Start of a two-part message without a header and with a body of less than 256 bytes, whose size is the next byte."""
+SHORT_HEAD_BYTES = 24
+PACKED_INT_BYTES = {0xCC: 2, 0xCD: 3, 0xCE: 5}
+"""Size of a msgpack integer with its first byte."""
+
+
+def leading_tokens(data: bytes) -> tuple[list[int], int]:
+    """Return the tokens of the messages of one token each with which `data` begins, and where these messages end.
+
+    Such a message is most of what a worker sends, so it is recognized without being decoded.
+    """
+    tokens: list[int] = []
+    at, size = 0, len(data)
+    while at + SHORT_HEAD_BYTES < size and data[at : at + 15] == SHORT_HEAD:
+        body = at + SHORT_HEAD_BYTES
+        end = body + data[at + 15]
+        start, stop = body + len(ONE_TOKEN_HEAD), end - len(ONE_TOKEN_TAIL)
+        if end > size or data[body:start] != ONE_TOKEN_HEAD or data[stop:end] != ONE_TOKEN_TAIL or stop <= start:
+            break
+        if stop - start == 1 and data[start] < 0x80:
+            tokens.append(data[start])
+        elif PACKED_INT_BYTES.get(data[start]) == stop - start:
+            tokens.append(int.from_bytes(data[start + 1 : stop], "big"))
+        else:
+            break
+        at = end
+    return tokens, at
+
 
 class ConnectionInfo(msgspec.Struct):
     """Address of the response connection; `info` is JSON text."""
@@ -104,4 +133,3 @@ read_json_envelope = msgspec.json.Decoder(WireEnvelope).decode
 read_pack_envelope = msgspec.msgpack.Decoder(WireEnvelope).decode
 read_bare_json = msgspec.json.Decoder(BareEnvelope).decode
 read_bare_pack = msgspec.msgpack.Decoder(BareEnvelope).decode
-read_token = msgspec.msgpack.Decoder(int).decode
