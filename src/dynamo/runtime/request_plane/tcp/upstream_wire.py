@@ -23,6 +23,16 @@ PACK_TOKENS, PACK_INDEX = b"\x82\xa9token_ids", b"\xa5index\x00"
 PACK_FINAL, JSON_FINAL = b"\x81\xaecomplete_final\xc3", b'{"complete_final":true}'
 ONE_TOKEN_HEAD = PACK_HEAD + PACK_TOKENS + b"\x91"
 ONE_TOKEN_TAIL = PACK_INDEX + PACK_TAIL
+EMPTY_FIELDS = (
+    b"\xa6tokens\xc0\xa4text\xc0\xaboutput_type\xa4text\xadcum_log_probs\xc0\xa9log_probs\xc0\xactop_logprobs\xc0"
+    b"\xadfinish_reason\xc0\xa5index\xc0"
+)
+"""Fields without a value that engines in Rust, such as the released mocker, send with each token."""
+ONE_TOKEN_TAILS = {
+    ONE_TOKEN_HEAD: ONE_TOKEN_TAIL,
+    PACK_HEAD + b"\x89\xa9token_ids\x91": EMPTY_FIELDS + PACK_TAIL,
+}
+"""What follows the token in a message that begins so; all beginnings have one length."""
 
 SHORT_HEAD = bytes(15)
 """Start of a two-part message without a header and with a body of less than 256 bytes, whose size is the next byte."""
@@ -41,8 +51,12 @@ def leading_tokens(data: bytes) -> tuple[list[int], int]:
     while at + SHORT_HEAD_BYTES < size and data[at : at + 15] == SHORT_HEAD:
         body = at + SHORT_HEAD_BYTES
         end = body + data[at + 15]
-        start, stop = body + len(ONE_TOKEN_HEAD), end - len(ONE_TOKEN_TAIL)
-        if end > size or data[body:start] != ONE_TOKEN_HEAD or data[stop:end] != ONE_TOKEN_TAIL or stop <= start:
+        start = body + len(ONE_TOKEN_HEAD)
+        tail = ONE_TOKEN_TAILS.get(data[body:start])
+        if tail is None or end > size:
+            break
+        stop = end - len(tail)
+        if data[stop:end] != tail or stop <= start:
             break
         if stop - start == 1 and data[start] < 0x80:
             tokens.append(data[start])
