@@ -34,6 +34,8 @@ ONE_TOKEN_TAILS = {
 }
 """What follows the token in a message that begins so; all beginnings have one length."""
 
+ONE_TOKEN_BYTES_MAX = 256
+"""Bodies of one token are shorter, so that the size of the body is the last byte of its field."""
 SHORT_HEAD = bytes(15)
 """Start of a two-part message without a header and with a body of less than 256 bytes, whose size is the next byte."""
 SHORT_HEAD_BYTES = 24
@@ -41,31 +43,48 @@ PACKED_INT_BYTES = {0xCC: 2, 0xCD: 3, 0xCE: 5}
 """Size of a msgpack integer with its first byte."""
 
 
-def leading_tokens(data: bytes) -> tuple[list[int], int]:
-    """Return the tokens of the messages of one token each with which `data` begins, and where these messages end.
+_known_messages: dict[bytes, int] = {}
+"""Token of messages that were recognized before; a text consists mostly of a few thousand different ones."""
+KNOWN_MESSAGES_MAX = 16_384
+
+
+def leading_tokens(data: bytes, at: int = 0) -> tuple[list[int], int]:
+    """Return the tokens of the messages of one token each that begin at `at`, and where these messages end.
 
     Such a message is most of what a worker sends, so it is recognized without being decoded.
     """
     tokens: list[int] = []
-    at, size = 0, len(data)
-    while at + SHORT_HEAD_BYTES < size and data[at : at + 15] == SHORT_HEAD:
-        body = at + SHORT_HEAD_BYTES
-        end = body + data[at + 15]
-        start = body + len(ONE_TOKEN_HEAD)
-        tail = ONE_TOKEN_TAILS.get(data[body:start])
-        if tail is None or end > size:
-            break
-        stop = end - len(tail)
-        if data[stop:end] != tail or stop <= start:
-            break
-        if stop - start == 1 and data[start] < 0x80:
-            tokens.append(data[start])
-        elif PACKED_INT_BYTES.get(data[start]) == stop - start:
-            tokens.append(int.from_bytes(data[start + 1 : stop], "big"))
-        else:
-            break
+    size, known = len(data), _known_messages.get
+    while at + SHORT_HEAD_BYTES < size:
+        end = at + SHORT_HEAD_BYTES + data[at + 15]
+        message = data[at:end]
+        token = known(message)
+        if token is None:
+            token = _one_token(message)
+            if token is None:
+                break
+            if len(_known_messages) >= KNOWN_MESSAGES_MAX:
+                _known_messages.clear()
+            _known_messages[message] = token
+        tokens.append(token)
         at = end
     return tokens, at
+
+
+def _one_token(message: bytes) -> int | None:
+    """Return the token of a message that has one token and nothing else; None for any other."""
+    if message[:15] != SHORT_HEAD or len(message) != SHORT_HEAD_BYTES + message[15]:
+        return None
+    start = SHORT_HEAD_BYTES + len(ONE_TOKEN_HEAD)
+    tail = ONE_TOKEN_TAILS.get(message[SHORT_HEAD_BYTES:start])
+    if tail is None or not message.endswith(tail):
+        return None
+    packed = message[start : len(message) - len(tail)]
+    if len(packed) == 1 and packed[0] < 0x80:
+        return packed[0]
+    if packed and PACKED_INT_BYTES.get(packed[0]) == len(packed):
+        return int.from_bytes(packed[1:], "big")
+    return None
 
 
 class ConnectionInfo(msgspec.Struct):
