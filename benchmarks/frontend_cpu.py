@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.corpus import Prompts, bench_model, cache_dir, read_prompts
+from benchmarks.corpus import ROOT, Prompts, bench_model, cache_dir, read_prompts
 from benchmarks.loadgen import Load, Report, build_requests, measure
 from benchmarks.peer import VERSION, PeerMissing, ensure_peer
 from benchmarks.report import OURS, THEIRS, guarded, machine, number, say, table, write_json
@@ -32,6 +32,8 @@ from dynamo.core.errors import ConfigError
 RESULTS = os.path.join(RESULTS_DIR, "frontend_cpu.json")
 
 OURS_ON_THEIRS = "ours+peer-mocker"
+BARE = "bare writer"
+BARE_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bare_writer.py")
 SATURATED, PACED = "saturated", "paced"
 ROUND_ROBIN, KV = "round-robin", "kv"
 WORKERS = {ROUND_ROBIN: 1, KV: 2}
@@ -88,6 +90,9 @@ class BenchConfig:
     quick: bool = option(False, "--quick", None, "Fewer points and shorter windows: under two minutes")
     reps: int = option(0, "--reps", None, "Repetitions of every point [3, quick 2]")
     same_engine: bool = option(False, "--same-engine", None, "Also drive our frontend with the released mocker")
+    bare: bool = option(
+        False, "--bare", None, "Also measure a program that only writes, at the pace of ours (paced loads)"
+    )
     systems: list[str] = option([OURS, THEIRS], "--systems", None, "Which to measure: ours, theirs")
     paces: list[str] = option([SATURATED, PACED], "--paces", None, "Which speeds of engine: saturated, paced")
     modes: list[str] = option([ROUND_ROBIN, KV], "--router-modes", None, "Which router modes: round-robin, kv")
@@ -167,6 +172,8 @@ class Bench:
         self.prompts: Prompts = read_prompts(self.model, config.prompt_tokens)
         self.ready_s: dict[str, float] = {}
         self.repeats_left = REPEATS_MAX
+        self.interval_ms: dict[Point, float] = {}
+        """Time between two tokens of a stream of our frontend, for the bare writer."""
 
     def run(self) -> list[Run]:
         runs: list[Run] = []
@@ -185,6 +192,12 @@ class Bench:
                     stacks[name] = open_stacks.enter_context(Stack(recipe, self.model))
                     self.ready_s[f"{name} {pace} {mode}"] = round(stacks[name].ready_s, 2)
                     self.say(f"{name} is ready ({pace}, {mode}, {stacks[name].ready_s:.1f} s)")
+                if self.config.bare and OURS in stacks and (pace, mode) == (PACED, ROUND_ROBIN):
+                    recipe = Recipe(
+                        name="bare", frontend=ours(), engine=ours(), workers=0, frontend_program=BARE_PROGRAM,
+                        frontend_flags=["--prompt-tokens", str(self.config.prompt_tokens)], variables={"PYTHONPATH": ROOT},
+                    )  # fmt: skip
+                    stacks[BARE] = open_stacks.enter_context(Stack(recipe, self.model))
                 here = [point for point in self.points if (point.pace, point.mode) == (pace, mode)]
                 runs += self._take_turns(here, stacks)
         return runs
@@ -193,9 +206,11 @@ class Bench:
         """Every system at every point, `reps` times; who goes first changes each time."""
         for rep in range(self.config.repetitions):
             for index, point in enumerate(points):
-                names = list(stacks)
+                names = [name for name in stacks if name != BARE]
                 for name in names if (rep + index) % 2 == 0 else reversed(names):
                     yield self._measure(name, stacks[name], point, rep)
+                if BARE in stacks:
+                    yield self._measure(BARE, stacks[BARE], point, rep)
 
     def _measure(self, name: str, stack: Stack, point: Point, rep: int) -> Run:
         request_load = Load(
@@ -207,10 +222,13 @@ class Bench:
             prompt_tokens=self.config.prompt_tokens,
             completion_tokens=self.config.output_tokens,
         )
-        requests = build_requests(request_load, MODEL_NAME, self.prompts.texts, self.prompts.words)
+        pace = {"interval_ms": round(self.interval_ms[point], 3)} if name == BARE else None
+        requests = build_requests(request_load, MODEL_NAME, self.prompts.texts, self.prompts.words, pace)
         requests.count = random.randrange(2**31)  # No prompt of an earlier run may be in a prefix cache.
 
         def one() -> Run:
+            if name == BARE:
+                return Run(name, point, rep, measure(request_load, requests, stack.pids))
             before = stack.scrape()
             report = measure(request_load, requests, stack.pids)
             return Run(name, point, rep, report, stage_us(before, stack.scrape()) if name != THEIRS else {})
@@ -219,6 +237,8 @@ class Bench:
         if run.is_noisy and self.repeats_left:
             self.repeats_left -= 1
             run = min(run, one(), key=lambda each: each.report.noise)
+        if name == OURS:
+            self.interval_ms[point] = point.concurrency / run.report.tokens_per_s * 1e3
         self.say(progress(run))
         return run
 
@@ -288,8 +308,8 @@ METRICS: dict[str, Callable[[Report], float]] = {
     "frontend_kernel_us_per_token": lambda report: report.costs[FRONTEND].kernel_us_per_token,
     "frontend_cores": lambda report: report.costs[FRONTEND].cores,
     "frontend_rss_mib": lambda report: report.costs[FRONTEND].rss_mib,
-    "engine_us_per_token": lambda report: report.costs[ENGINE].us_per_token,
-    "engine_rss_mib": lambda report: report.costs[ENGINE].rss_mib,
+    "engine_us_per_token": lambda report: report.costs[ENGINE].us_per_token if ENGINE in report.costs else math.nan,
+    "engine_rss_mib": lambda report: report.costs[ENGINE].rss_mib if ENGINE in report.costs else math.nan,
     "tokens_per_s": lambda report: report.tokens_per_s,
     "requests_per_s": lambda report: report.requests_per_s,
     "tokens_per_receive": lambda report: report.tokens_per_receive,

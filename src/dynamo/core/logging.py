@@ -13,6 +13,7 @@ import logging
 import sys
 import tomllib
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, TextIO
 
 from dynamo.core.config import environ, read_bool, setting
@@ -48,6 +49,7 @@ RequestScope = tuple[str, Mapping[str, str], str, str]
 current_request: contextvars.ContextVar[RequestScope | None] = contextvars.ContextVar("request", default=None)
 """The request in whose context a line is logged. Its fields are computed only when a line is written."""
 
+_STANDARD_COUNT = len(logging.makeLogRecord({}).__dict__)
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
@@ -182,10 +184,23 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str, ensure_ascii=False)
 
 
+_seconds: dict[bool, tuple[int, str, str]] = {}
+"""The last second that was written, in UTC and in local time, and the text before and after its microseconds."""
+
+
 def timestamp(record: logging.LogRecord, local: bool) -> str:
     """Return the record's time to the microsecond, in UTC or in local time."""
+    second = int(record.created)
+    known = _seconds.get(local)
+    if known is None or known[0] != second:
+        head, _, tail = _whole_timestamp(second + 0.5, local).partition(".500000")
+        known = _seconds[local] = second, head, tail
+    return f"{known[1]}.{int((record.created - second) * 1e6):06d}{known[2]}"
+
+
+def _whole_timestamp(created: float, local: bool) -> str:
     zone = None if local else dt.UTC
-    moment = dt.datetime.fromtimestamp(record.created, zone)
+    moment = dt.datetime.fromtimestamp(created, zone)
     if local:
         return moment.astimezone().isoformat(timespec="microseconds")
     return moment.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
@@ -193,7 +208,8 @@ def timestamp(record: logging.LogRecord, local: bool) -> str:
 
 def extra_fields(record: logging.LogRecord) -> dict[str, Any]:
     """Return the fields passed in `extra`, and those of the current request."""
-    own = {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
+    given = islice(record.__dict__.items(), _STANDARD_COUNT, None)  # The constructor sets the standard ones first.
+    own = {name: value for name, value in given if name not in _STANDARD}
     scope = current_request.get()
     return own if scope is None else {**scope_fields(scope), **own}
 

@@ -35,8 +35,7 @@ from dynamo.runtime.request_plane.tcp.unfinished import UnfinishedFrames
 from dynamo.runtime.request_plane.tcp.upstream_wire import (
     KILL,
     MANY_IN,
-    ONE_TOKEN_HEAD,
-    ONE_TOKEN_TAIL,
+    ONE_TOKEN_BYTES_MAX,
     REQUEST_STREAM,
     SENTINEL,
     STOP,
@@ -44,13 +43,13 @@ from dynamo.runtime.request_plane.tcp.upstream_wire import (
     ControlHeader,
     StreamAddress,
     WireAnnotated,
+    leading_tokens,
     read_bare_json,
     read_bare_pack,
     read_handshake,
     read_json_envelope,
     read_pack_envelope,
     read_prologue,
-    read_token,
 )
 from dynamo.runtime.request_plane.wire_errors import from_wire
 
@@ -177,7 +176,10 @@ class ResponseConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._listener.metrics.received.inc(len(data))
         try:
-            for header, body in self._decoder.feed(data):
+            end = self._read(data) if self._decoder.is_between_frames else 0
+            if end == len(data):
+                return
+            for header, body in self._decoder.feed(data[end:] if end else data):
                 self._apply(header, body)
             if self._call is None and not self._is_writing and self._decoder.held > HANDSHAKE_BYTES_MAX:
                 raise frame.FrameError(f"handshake exceeds {HANDSHAKE_BYTES_MAX} bytes")  # noqa: TRY301 - as others
@@ -185,6 +187,43 @@ class ResponseConnection(asyncio.Protocol):
             self._listener.metrics.errors.inc()
             logger.warning("malformed response from %s: %s", peer_of(self._transport), error)
             self._end(StreamIncomplete(f"malformed response from the worker: {error}"))
+
+    def _read(self, data: bytes) -> int:
+        """Handle the complete messages of `data`; return where they end."""
+        at, size = 0, len(data)
+        while at < size:
+            if self._has_prologue and self._call is not None:
+                tokens, at = leading_tokens(data, at)
+                if tokens:
+                    self._deliver_tokens(self._call, tokens)
+                    continue
+            end = self._decoder.end(data, at)
+            if end > size:
+                break
+            self._apply(*self._decoder.cut(data, at, end))
+            at = end
+        return at
+
+    def _deliver_tokens(self, call: UpstreamCall, tokens: list[int]) -> None:
+        if self._has_left:
+            return
+        self._note_first(call)
+        on_token = call.receiver.on_token
+        try:
+            for token in tokens:
+                if call.is_over:
+                    break
+                on_token(token)
+        except Exception as error:  # Request boundary: a failed receiver ends its own call only.
+            logger.exception("receiver of a call failed")
+            self._end(Unknown(f"receiver failed: {error}"))
+
+    def _note_first(self, call: UpstreamCall) -> None:
+        """Record the time to the first element."""
+        if call.sent_at is not None:
+            now = asyncio.get_running_loop().time()
+            self._listener.metrics.first_response.observe(now - call.sent_at)
+            call.sent_at = None
 
     @property
     def transport(self) -> asyncio.Transport | None:
@@ -272,14 +311,11 @@ class ResponseConnection(asyncio.Protocol):
             self.send_control(STOP)
 
     def _deliver(self, call: UpstreamCall, body: bytes) -> None:
-        if call.sent_at is not None:
-            now = asyncio.get_running_loop().time()
-            self._listener.metrics.first_response.observe(now - call.sent_at)
-            call.sent_at = None
+        if len(body) < ONE_TOKEN_BYTES_MAX and (token := leading_tokens(frame.two_part(b"", body))[0]):
+            self._deliver_tokens(call, token)  # The message arrived in pieces.
+            return
+        self._note_first(call)
         try:
-            if body.startswith(ONE_TOKEN_HEAD) and body.endswith(ONE_TOKEN_TAIL):
-                call.receiver.on_token(read_token(body[len(ONE_TOKEN_HEAD) : -len(ONE_TOKEN_TAIL)]))
-                return
             is_json = body[:1] == b"{"
             envelope = read_json_envelope(body) if is_json else read_pack_envelope(body)
             if envelope.complete_final:

@@ -19,6 +19,7 @@ from dynamo.runtime.request_plane.tcp.upstream_caller import (
     UpstreamLink,
     refusal,
 )
+from dynamo.runtime.request_plane.tcp.upstream_wire import leading_tokens
 from dynamo.runtime.request_plane.tcp.upstream_worker import read_request, read_stream_address
 
 METRICS = TcpMetrics(MetricsRegistry())
@@ -27,6 +28,10 @@ TARGET = Target(1, "127.0.0.1:1", "1/n/c/e", "msgpack", False)
 
 # Bodies as a released worker sent them.
 ITEM = b"\x82\xa4data\x81\xa4data\x82\xa9token_ids\x91\x00\xa5index\x00\xaecomplete_final\xc2"
+RUST_ITEM = (
+    b"\x82\xa4data\x81\xa4data\x89\xa9token_ids\x91\x00\xa6tokens\xc0\xa4text\xc0\xaboutput_type\xa4text\xadcum_log_probs\xc0"
+    b"\xa9log_probs\xc0\xactop_logprobs\xc0\xadfinish_reason\xc0\xa5index\xc0\xaecomplete_final\xc2"
+)
 FINAL = b"\x81\xaecomplete_final\xc3"
 
 
@@ -311,3 +316,70 @@ async def test_upstream_caller_accepts_large_items_after_the_handshake() -> None
     assert len(talk.desk.silent) == 0
     assert not talk.transport.is_closed
     talk.desk.close()
+
+
+def one_token(token: int, item: bytes = ITEM) -> bytes:
+    """A released worker's message of one token."""
+    return frame.two_part(b"", item.replace(b"\x91\x00", b"\x91" + msgpack_encode(token)))
+
+
+TOKENS = [0, 127, 128, 255, 256, 65535, 65536, 151_643]
+
+
+@pytest.mark.parametrize("item", [ITEM, RUST_ITEM])
+async def test_upstream_caller_reads_tokens_that_arrive_together_and_in_pieces(item: bytes) -> None:
+    talk = Conversation()
+    talk.open()
+    stream = b"".join(one_token(token, item) for token in TOKENS) + frame.two_part(b"", FINAL)
+    talk.answer.data_received(stream)
+    assert talk.heard.told == [*TOKENS, "end"]
+    for size in (1, 7, 50, 101):
+        talk = Conversation()
+        talk.open()
+        for start in range(0, len(stream), size):
+            talk.answer.data_received(stream[start : start + size])
+        assert talk.heard.told == [*TOKENS, "end"]
+
+
+async def test_upstream_caller_delivers_no_token_after_the_receiver_killed_the_call() -> None:
+    talk = Conversation()
+    talk.open()
+    talk.heard.on_token = lambda token_id: talk.heard.told.append(token_id) or talk.call.kill()  # type: ignore[method-assign]
+    talk.answer.data_received(one_token(5))
+    talk.answer.data_received(one_token(6) + one_token(7))
+    assert talk.heard.told == [5]
+
+
+async def test_upstream_caller_ends_the_call_of_a_receiver_that_fails_at_a_later_token() -> None:
+    talk = Conversation()
+    talk.open()
+    talk.answer.data_received(one_token(5))
+
+    def fail(token_id: int) -> None:
+        raise ZeroDivisionError(token_id)
+
+    talk.heard.on_token = fail  # type: ignore[method-assign]
+    talk.answer.data_received(one_token(6) + one_token(7))
+    assert [str(error) for error in talk.done] == ["receiver failed: 6"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        one_token(5)[:-1],
+        frame.two_part(b"x", ITEM),
+        frame.two_part(b"", ITEM.replace(b"\x91\x00", b"\x92\x00\x01")),
+        frame.two_part(b"", ITEM.replace(b"\x91\x00", b"\x91\xcd\x00")),
+        frame.two_part(b"", ITEM.replace(b"\x91\x00", b"\x91\xff")),
+        frame.two_part(b"", FINAL),
+        frame.two_part(b"", RUST_ITEM.replace(b"\x91\x00", b"\x92\x00\x01")),
+        frame.two_part(b"", RUST_ITEM.replace(b"cum_log_probs\xc0", b"cum_log_probs\x00")),
+        frame.two_part(b"", bytes(200)),
+        frame.two_part(b"", b""),
+    ],
+)
+def test_other_messages_are_left_to_the_decoder(data: bytes) -> None:
+    assert leading_tokens(data) == ([], 0)
+    first = one_token(300)
+    assert leading_tokens(first + data) == ([300], len(first))
