@@ -6,7 +6,7 @@ import trustme
 
 
 class Certificates:
-    """Files in PEM, as settings name them."""
+    """Paths of PEM files, as settings name them."""
 
     def __init__(self, folder: Path, *names: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -30,7 +30,7 @@ class Certificates:
         return str(self._folder / name)
 
     def variables(self) -> dict[str, str]:
-        """Both roles, and certificates for clients as well."""
+        """Settings for both roles, with client certificates."""
         return {
             "DYN_TCP_TLS_CERT_PATH": self.cert,
             "DYN_TCP_TLS_KEY_PATH": self.key,

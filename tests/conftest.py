@@ -1,4 +1,4 @@
-"""What every test shares."""
+"""Configuration of pytest and hypothesis for all tests."""
 
 import gc
 import os
@@ -8,20 +8,20 @@ from pathlib import Path
 
 from hypothesis import settings
 
-# A busy machine is slow; how long an example takes is no property of the code.
+# The duration of an example depends on the load of the machine, not on the code.
 settings.register_profile("dynamo", deadline=None, max_examples=30)
-# Continuous integration says the same of the same commit; everybody else draws new examples each time.
+# Continuous integration draws the same examples for the same commit; local runs draw new ones.
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dynamo"))
 
-# Envoy's definitions (Makefile): last, because the folder has parts of packages that are installed too.
+# Envoy's definitions (Makefile): last, because the folder contains parts of packages that are also installed.
 sys.path.append(str(Path(sys.prefix) / "xds-protos"))
 
 # A shell starts background commands with SIGINT ignored, and children inherit that: tests that interrupt need the default.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-gc.disable()  # While tests are collected: nearly everything that is allocated then is kept.
+gc.disable()  # Objects allocated during collection are kept almost all; collecting garbage then costs time only.
 
 
 def pytest_collection_finish() -> None:

@@ -1,4 +1,4 @@
-"""What the kubelet and the shell make of a container's command: references are replaced, then the command runs."""
+"""Start of a container's command as in the kubelet and a shell: references are expanded, then the command runs."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""An object store on loopback: hands out what it was given, and misbehaves on demand."""
+"""Object store on loopback that serves its objects and can inject faults."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -7,7 +7,7 @@ from typing import Any, Self
 
 
 class ObjectServer(ThreadingHTTPServer):
-    """Objects by their paths."""
+    """HTTP server of objects by path."""
 
     daemon_threads = True
 
@@ -16,7 +16,7 @@ class ObjectServer(ThreadingHTTPServer):
         self.headers: list[dict[str, str]] = []
         self.status: int | None = None
         self.cut: int | None = None
-        """How many bytes of an object are sent before the connection breaks."""
+        """Number of bytes of an object that are sent before the connection is closed; None for all."""
         super().__init__(("127.0.0.1", 0), _Handler)
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
 

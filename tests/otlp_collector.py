@@ -1,4 +1,4 @@
-"""An OTLP/HTTP collector: receives the exports of the real SDK over loopback."""
+"""OTLP/HTTP collector that receives the exports of the real SDK over loopback."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,7 +11,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 class Collector:
-    """Keeps every span and every log record it is sent."""
+    """Collector that stores every received span and log record."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -43,7 +43,7 @@ class Collector:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What makes a process send its spans here, soon."""
+        """Environment variables that make a process export its spans here without delay."""
         return {
             "OTEL_EXPORT_ENABLED": "true",
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{self.server.server_port}",
@@ -80,7 +80,7 @@ class Collector:
 
 
 def facts_of(span: Span | LogRecord) -> dict[str, str | int]:
-    """The attributes of a span or a record."""
+    """Return the attributes of a span or a log record."""
     return {
         one.key: one.value.int_value if one.value.HasField("int_value") else one.value.string_value
         for one in span.attributes

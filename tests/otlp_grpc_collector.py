@@ -51,7 +51,7 @@ def main() -> int:
     logs_service_pb2_grpc.add_LogsServiceServicer_to_server(Logs(), server)
     server.add_insecure_port(sys.argv[1])
     server.start()
-    print("{}", flush=True)  # It listens.
+    print("{}", flush=True)  # The server listens.
     server.wait_for_termination()
     return 0
 

@@ -1,4 +1,6 @@
-"""Relays: a frontend's pipeline and Python workers of any model type in one process, and a client that talks to them."""
+"""RelayCluster: a frontend's pipeline and Python workers of any model type in one process, and a client that calls
+them.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -36,7 +38,7 @@ NEEDS = {
 
 
 class Relays:
-    """One frontend, and the requests that its workers received."""
+    """A frontend, and the requests that its workers received."""
 
     def __init__(
         self,
@@ -46,7 +48,7 @@ class Relays:
         router_mode: str = "round-robin",
         **options: Any,
     ) -> None:
-        """`options` are those of the `Models`."""
+        """Create the frontend; `options` are those of `Models`."""
         self.worker = worker
         self.registry = MetricsRegistry()
         self.metrics = FrontendMetrics(self.registry)
@@ -56,10 +58,10 @@ class Relays:
         self.table = RouteTable()
         group(self.table, RouteContext(self.pipeline, self.models, self.registry, lambda: True))
         self.runtime: Callable[[], DistributedRuntime] = DistributedRuntime
-        """Makes another process's runtime, for workers of its own."""
+        """Factory of runtimes for further workers."""
         self.asked: list[Any] = []
         self.ended = asyncio.Event()
-        """Set when a handler was left before its end."""
+        """Set when a handler was cancelled before its end."""
 
     async def serve(
         self,
@@ -72,7 +74,7 @@ class Relays:
         worker: DistributedRuntime | None = None,
         role: WorkerType = WorkerType.Aggregated,
     ) -> None:
-        """A worker, of `worker` or of the one process; it takes tokens where there is a model's directory."""
+        """Serve a model with a handler, on `worker` or on the shared runtime; with `directory` it receives tokens."""
         worker = worker or self.worker
 
         async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
@@ -109,7 +111,7 @@ class Relays:
     def begin(
         self, path: str, body: Any, headers: Mapping[str, str] | None = None, method: str = "POST"
     ) -> tuple[Exchange, Wire]:
-        """A request under way."""
+        """Start a request and return its exchange and wire."""
         handler = self.table.hot_handlers()[method.encode(), path.encode()]
         wire = Wire(headers or {})
         exchange = Exchange(wire, handler, keep_alive=True)  # type: ignore[arg-type]
@@ -118,7 +120,7 @@ class Relays:
         return exchange, wire
 
     async def ask(self, path: str, body: Any, headers: Mapping[str, str] | None = None, method: str = "POST") -> Answer:
-        """A request and its whole answer."""
+        """Send a request and return the complete response."""
         _, wire = self.begin(path, body, headers, method)
         async with asyncio.timeout(DEADLINE_S):
             await wire.complete.wait()
@@ -127,7 +129,7 @@ class Relays:
 
 @asynccontextmanager
 async def open_relays(group: RouteGroup, router_mode: str = "round-robin", **options: Any) -> AsyncIterator[Relays]:
-    """A frontend with these routes and no worker yet, which guesses what caches hold where it routes by that."""
+    """Open a frontend with these routes and without workers; KV routing predicts the cached blocks."""
     store, hub, bus = MemoryStore(), MemoryHub(), MemoryBus()
 
     def runtime() -> DistributedRuntime:

@@ -1,4 +1,4 @@
-"""Chat templates in the style of the families that people serve: each with the habits of its own."""
+"""Chat templates in the styles of well-known model families."""
 
 LLAMA3 = """{{- bos_token }}
 {%- if not date_string is defined %}

@@ -1,4 +1,4 @@
-"""What unit tests must not do: open network sockets. Tests that need them belong to tests/integration."""
+"""Guard that makes unit tests fail when they open network sockets; tests with sockets belong to tests/integration."""
 
 import socket
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""VisionModel: a model directory of Qwen2-VL's kind whose tokens are letters, and images to show it."""
+"""Model directory of the Qwen2-VL type whose tokens are letters, and images for it."""
 
 import base64
 import json
@@ -19,7 +19,7 @@ TEMPLATE = """{% for message in messages %}<|im_start|>{{ message.role }}
 
 
 def write_model(folder: Path, *, processor: bool = True) -> str:
-    """A model of Qwen2-VL's kind whose tokens are letters."""
+    """Write a model of the Qwen2-VL type whose tokens are letters."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: place for place, letter in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -54,7 +54,7 @@ def write_model(folder: Path, *, processor: bool = True) -> str:
 
 
 def image(width: int, height: int) -> dict[str, Any]:
-    """A black PNG."""
+    """Return a black PNG."""
     rows = zlib.compress(bytes((1 + width) * height))
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", rows), (b"IEND", b""))

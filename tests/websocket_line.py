@@ -1,4 +1,4 @@
-"""Line: a WebSocket client of a few lines, for tests that talk to real processes."""
+"""Minimal WebSocket client for tests against real processes."""
 
 import base64
 import json
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Line:
-    """A WebSocket client of a few lines."""
+    """WebSocket connection that sends and receives JSON events."""
 
     def __init__(self, port: int, path: str) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)
@@ -24,7 +24,7 @@ class Line:
     def say(self, event: Any) -> None:
         data = json.dumps(event).encode()
         size = bytes([0x80 | 127]) + len(data).to_bytes(8, "big")
-        self.socket.sendall(b"\x81" + size + bytes(4) + data)  # A mask of zeros changes nothing.
+        self.socket.sendall(b"\x81" + size + bytes(4) + data)  # A mask of zeros does not change the payload.
 
     def hear(self) -> Any:
         op, size = self.file.read(2)

@@ -44,7 +44,7 @@ class EtcdServer:
         self.process.send_signal(number)
 
     def pause(self) -> None:
-        """Returns when the kernel reports that it is stopped."""
+        """Stop the process and return when the kernel reports it as stopped."""
         self.signal(signal.SIGSTOP)
         wait_until(lambda: self.state() == "T", "the member was not stopped")
 
@@ -53,20 +53,20 @@ class EtcdServer:
         wait_until(lambda: self.state() != "T", "the member was not continued")
 
     def state(self) -> str:
-        """The letter of its state in /proc."""
+        """Return the letter of the process state in /proc."""
         assert self.process is not None
         stat = Path(f"/proc/{self.process.pid}/stat").read_text()
         return stat.rpartition(")")[2].split()[0]
 
     def kill(self) -> None:
-        """Returns when it is dead and its port refuses."""
+        """Kill the process and return when its port refuses connections."""
         if self.process is not None:
             self.process.kill()
             assert self.process.wait() == -signal.SIGKILL
             self.process = None
 
     def wipe(self) -> None:
-        """Forgets everything; the member must be dead."""
+        """Delete the data directory; the member must be dead."""
         assert self.process is None
         shutil.rmtree(self.folder)
 
@@ -76,7 +76,7 @@ class EtcdServer:
             return json.load(answer)
 
     def is_healthy(self) -> bool:
-        """True when it has a leader and answers."""
+        """Return whether the member has a leader and answers."""
         try:
             with urllib.request.urlopen(f"{self.url}/health", timeout=2) as answer:
                 return json.load(answer)["health"] == "true"
@@ -85,7 +85,7 @@ class EtcdServer:
 
 
 class EtcdCluster:
-    """One or more members; the block ends them."""
+    """Cluster of one or more members, which end with the block."""
 
     def __init__(self, folder: Path, count: int = 1, *flags: str) -> None:
         ports = free_ports(2 * count)
@@ -110,14 +110,14 @@ class EtcdCluster:
             member.kill()
 
     def wait(self) -> "EtcdCluster":
-        """Until every living member answers."""
+        """Return when every living member answers."""
         for member in self.members:
             if member.process is not None:
                 wait_until(member.is_healthy, f"{member.url} did not come up")
         return self
 
     def control(self, *words: str) -> str:
-        """The output of etcdctl."""
+        """Return the output of etcdctl."""
         done = subprocess.run([CONTROL, "--endpoints", self.endpoints, *words], capture_output=True, check=True)
         return done.stdout.decode()
 

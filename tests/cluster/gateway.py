@@ -1,4 +1,4 @@
-"""A gateway's side of ext_proc, made from Envoy's public protobuf definitions: one stream for each HTTP request."""
+"""Client side of ext_proc as in a gateway, from Envoy's public protobuf definitions: one stream for each HTTP request."""
 
 import json
 import queue

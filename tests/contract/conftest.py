@@ -1,4 +1,4 @@
-"""Every contract is kept on both event loops, and nothing that fails inside a loop goes unnoticed."""
+"""Fixtures of the contract tests: both event loops, and a failure for each exception of a callback."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -11,13 +11,13 @@ from tests.cluster.nats import NatsServer
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Our processes run on uvloop where there is one."""
+    """Return uvloop where it is installed, as production processes use it, and asyncio's loop."""
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(autouse=True)
 async def no_callback_fails() -> AsyncIterator[None]:
-    """A callback that raises is only logged by the loop; here it fails the test."""
+    """Fail the test when a callback raises, which the loop only logs."""
     failures: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, failure: failures.append(failure))
     yield
@@ -26,6 +26,6 @@ async def no_callback_fails() -> AsyncIterator[None]:
 
 @pytest.fixture(scope="session")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    """One server for every contract that is kept through it."""
+    """Start one NATS server for all contracts that use it."""
     with NatsServer(tmp_path_factory.mktemp("nats")) as server:
         yield server

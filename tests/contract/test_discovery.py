@@ -1,4 +1,4 @@
-"""Discovery: what every registry must do."""
+"""Contract of discovery registries."""
 
 import asyncio
 import itertools
@@ -50,7 +50,7 @@ def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyKubernet
     ]
 )
 async def join(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Join]:
-    """Gives further members of one cluster."""
+    """Return a function that creates further members of one cluster."""
     members: list[Discovery] = []
     make = maker(request, tmp_path)
 
@@ -64,7 +64,7 @@ async def join(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 
 
 def pods(server: AnyKubernetes, monkeypatch: pytest.MonkeyPatch) -> Join:
-    """Return a function that makes a ready pod in a namespace of this test, and the registry of its process."""
+    """Return a function that creates a ready pod in a namespace of this test, and the registry of its process."""
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     namespace = f"test-{new_id():x}"
     numbers = itertools.count()
@@ -184,7 +184,7 @@ async def test_slow_watcher_receives_the_newest_value_of_each_existing_record(jo
     await owner.put(BUCKET, "passing", b"x")
     await owner.delete(BUCKET, "passing")
     await owner.put(BUCKET, "last", b"y")
-    async for change in quick_watch:  # Both watches look at one view; this one tells when all has arrived there.
+    async for change in quick_watch:  # Both watches read one view; this one shows when all changes have arrived.
         if change == Put("last", b"y"):
             break
     assert await take(watch, 2) == [Put("k", b"3"), Put("last", b"y")]

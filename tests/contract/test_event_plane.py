@@ -1,4 +1,4 @@
-"""Event plane: what every transport must do."""
+"""Contract of event plane transports."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -22,7 +22,7 @@ Join = Callable[[], EventPlane]
 
 @pytest.fixture(params=["memory", "zmq", pytest.param("nats", marks=pytest.mark.integration)])
 async def join(request: pytest.FixtureRequest) -> AsyncIterator[Join]:
-    """Gives further members of one cluster."""
+    """Return a function that creates further members of one cluster."""
     planes: list[EventPlane] = []
     registries: list[MemoryDiscovery] = []
     bus, store = MemoryBus(), MemoryStore()
@@ -53,7 +53,7 @@ async def take(subscriber: Subscriber) -> Event | PublisherGone:
 
 
 async def connected(publisher: Publisher, subscriber: Subscriber) -> int:
-    """Publishes until the subscriber receives an event; returns the next sequence number."""
+    """Publish until the subscriber receives an event, and return the next sequence number."""
     count = 0
     async with asyncio.timeout(TIMEOUT_S):
         hearing = asyncio.ensure_future(anext(aiter(subscriber)))

@@ -1,4 +1,4 @@
-"""KV transfer: what every way of moving blocks must do, tried on each of them."""
+"""Contract of KV transfer transports."""
 
 import contextlib
 import os
@@ -50,7 +50,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 class Ends:
-    """A source full of random blocks, and a puller with an empty region."""
+    """A source with random blocks, and a puller with an empty region."""
 
     def __init__(self, kind: str, folder: Path, *, blocks_max: int = 100, ttl_s: float = 60.0) -> None:
         rng = np.random.default_rng(3)
@@ -139,7 +139,7 @@ def ends(request: pytest.FixtureRequest, open_ends: Callable[..., Ends]) -> Ends
 
 @pytest.fixture(params=["shm", "tcp"])
 def small(request: pytest.FixtureRequest, open_ends: Callable[..., Ends]) -> Ends:
-    """A source that holds four blocks at most."""
+    """Return a source that holds at most four blocks."""
     return open_ends(request.param, blocks_max=4)
 
 
@@ -276,14 +276,14 @@ def test_shared_memory_transfer_refuses_a_source_on_another_machine(open_ends: C
 def test_shared_memory_is_refused_to_other_users(
     open_ends: Callable[..., Ends], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The descriptor opens the whole cache, not the lease's blocks alone."""
+    """The descriptor opens the whole cache, not only the blocks of the lease."""
     ends = open_ends("shm")
     descriptor = ends.source.publish([1])
     (offer,) = descriptor.offers
     monkeypatch.setattr("dynamo.kvbm.transfer.accepting.user_id", lambda: os.geteuid() + 1)
     with pytest.raises(SourceUnreachable, match="another user"):
         ends.pull(descriptor, [(0, 0)])
-    with socket.socket(socket.AF_UNIX) as link:  # A puller that does not check: the source does.
+    with socket.socket(socket.AF_UNIX) as link:  # The puller does not check; the source does.
         link.settimeout(WAIT_S)
         link.connect(f"\0{offer.address}")
         with pytest.raises(SourceUnreachable):

@@ -1,4 +1,4 @@
-"""What a worker's metrics say of its requests, in both framings: requests, bytes both ways, errors, what runs."""
+"""Worker metrics in both framings: requests, bytes in both directions, errors, and requests in flight."""
 
 import asyncio
 from typing import Any
@@ -17,7 +17,7 @@ TIMEOUT_S = 5.0
 
 
 class Heard:
-    """A receiver that counts and waits for the end."""
+    """Receiver that counts tokens and waits for the end."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -37,7 +37,7 @@ class Heard:
 
 
 def value(runtime: DistributedRuntime, name: str, **labels: str) -> float:
-    """The sum of the series that have these labels."""
+    """Return the sum of the series that have these labels."""
     lines = [line for line in runtime.metrics.render().splitlines() if line.startswith(name + "{")]
     wanted = [f'{key}="{text}"' for key, text in labels.items()]
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(want in line for want in wanted))

@@ -1,4 +1,4 @@
-"""Every family of parsers keeps the laws of parsers/base.py: on its own text, and on what may become of it."""
+"""Contract of parsers (parsers/base.py) for every family, on its own format and on mutations of it."""
 
 import json
 import re
@@ -30,16 +30,16 @@ TOOLS = (Tool("get_weather", SCHEMA), Tool("now", {}))
 ARGUMENTS = {"city": "Oslo", "days": 2}
 ARGUMENTS_DEEP = 400
 STEPS_OF_A_LIMIT = 6_000
-"""What it may cost besides to reach a limit, such as that of a header's length, which the shorter text did not."""
+"""Allowance for text that exceeds a limit, such as that of a header's length, which the shorter text did not."""
 
 
 @pytest.fixture(autouse=True)
 def no_callback_fails() -> None:
-    """There is no loop here whose callbacks could fail."""
+    """Override the fixture: no loop runs in these tests."""
 
 
 def makers(*, both_beginnings: bool = True) -> list[Any]:
-    """Every family, as something that makes parsers; of thoughts that begin before the text or in it."""
+    """Return parser factories of every family, including reasoning that begins before the text or in it."""
     calls = [pytest.param(make_calls(TOOL_CALLS[name]), TOOL_CALLS[name], id=f"calls-{name}") for name in CALLS]
     thoughts = [
         pytest.param(make_thoughts(REASONING[name], inside), REASONING[name], id=f"thoughts-{name}-{inside}")
@@ -58,7 +58,7 @@ def make_thoughts(family: ReasoningFamily, inside: bool) -> Callable[[], Parser]
 
 
 def different() -> list[Any]:
-    """Families that are read by different parsers, or for different markers."""
+    """Return families with different parsers or different markers."""
     unlike = {(type(one.values[0]()), one.values[1].markers): one for one in makers(both_beginnings=False)}
     return list(unlike.values())
 
@@ -68,7 +68,7 @@ EVERY_CALLS = pytest.mark.parametrize("name", CALLS)
 
 
 def fragments(family: ToolCallFamily | ReasoningFamily) -> Sequence[str]:
-    """What texts of a family are made of."""
+    """Return text fragments of a family."""
     example = family.example
     return (
         *family.markers,
@@ -87,7 +87,9 @@ def fragments(family: ToolCallFamily | ReasoningFamily) -> Sequence[str]:
 
 
 def mutated(family: ToolCallFamily | ReasoningFamily) -> st.SearchStrategy[str]:
-    """The example of a family with characters taken out, put in or exchanged; and heaps of its parts."""
+    """Return the example of a family with characters removed, inserted or swapped, and random sequences of its
+    fragments.
+    """
     noise = st.one_of(
         st.sampled_from([*family.markers, "<", ">", '"', "{", "}", "\\", "\n", ",", "é"]), st.text(max_size=2)
     )
@@ -105,7 +107,7 @@ def mutated(family: ToolCallFamily | ReasoningFamily) -> st.SearchStrategy[str]:
 
 
 def check(found: Read, markers: Sequence[str]) -> None:
-    """What every reading must be, whatever the text."""
+    """Check the properties of every parse, for any text."""
     for marker in markers:
         assert marker not in found.content, f"{marker!r} in content {found.content!r}"
         assert marker not in found.reasoning, f"{marker!r} in thoughts {found.reasoning!r}"
@@ -142,7 +144,7 @@ def test_truncated_text_is_parsed_without_error(make: Callable[[], Parser], fami
 def test_text_without_markers_is_unchanged_content(make: Callable[[], Parser], family: Any) -> None:
     text = 'So: a < b, {x} [y](z) "q" \'r\' \\n <b>bold</b>\n\n  def f(a=1):\n    return [f(a=2), {"a": 1}]\n é😀 '
     for found in outcome(make, text):
-        added = "<think>" if getattr(family, "name", "") == "minimax_append_think" else ""  # What it is there for.
+        added = "<think>" if getattr(family, "name", "") == "minimax_append_think" else ""  # The purpose of the parser.
         assert found.content + found.reasoning == added + text
         assert found.calls == []
 
@@ -183,12 +185,12 @@ def test_arguments_are_streamed_incrementally(name: str) -> None:
 
 
 def call_texts(name: str, city: str) -> str:
-    """The example of a family with another city, written as the format writes strings."""
+    """Return the example of a family with another city, written as the format writes strings."""
     return TOOL_CALLS[name].example.replace("Oslo", city)
 
 
 QUOTED = [name for name in CALLS if name != "pythonic" and re.search('Oslo("|<\\|"\\|>)', TOOL_CALLS[name].example)]
-"""The families that write strings between quotes and have markers."""
+"""Families that write strings in quotes and have markers."""
 
 LISTS = {
     "hermes": "<tool_call>[{}]</tool_call>",
@@ -200,7 +202,7 @@ LISTS = {
     "phi4": "functools[{}]",
     "llama3_json": "[{}]",
 }
-"""The families that write several calls as one JSON list."""
+"""Families that write several calls as one JSON list."""
 
 BAD_ITEMS = (
     '{"name": "now", "arguments": {"a": }}',
@@ -296,7 +298,7 @@ def test_deeply_nested_arguments_are_parsed(name: str) -> None:
 
 
 def steps(make: Callable[[], Parser], text: str, piece: int) -> int:
-    """How many functions are called to read a text."""
+    """Return the number of function calls that parsing a text takes."""
     counted = 0
 
     def count(_frame: Any, event: str, _arg: Any) -> None:
@@ -316,7 +318,7 @@ def steps(make: Callable[[], Parser], text: str, piece: int) -> int:
 
 
 def long_texts(family: ToolCallFamily | ReasoningFamily) -> Mapping[str, str]:
-    """Pieces of text of which a long one could take more than its share."""
+    """Return patterns whose repetition could take superlinear time."""
     first = family.markers[0] if family.markers else "<t"
     half = len(family.example) // 2
     return {

@@ -1,4 +1,4 @@
-"""Request plane: what every transport must do: both framings of TCP, plain and in TLS, and a real NATS server."""
+"""Contract of request plane transports: both TCP framings, plain and with TLS, and a real NATS server."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ MESSAGE_BYTES_MAX = 100_000
 
 
 class Heard:
-    """A receiver that records every message."""
+    """Receiver that records every message."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -60,7 +60,7 @@ class Heard:
 
     def on_item(self, item: Item) -> None:
         value = decode(item.data, item.codec) if item.data is not None else None
-        # Upstream's framing has no bare tokens: ready ones of a tick may come as one delta.
+        # Upstream's framing has no bare tokens: the ready tokens of a tick may arrive as one delta.
         if isinstance(value, dict) and set(value) == {"token_ids", "index"}:
             for token_id in value["token_ids"]:
                 self.on_token(token_id)
@@ -97,7 +97,7 @@ class Heard:
 
 
 class Wire:
-    """A worker and a caller on one transport."""
+    """Worker and caller connected by one transport."""
 
     def __init__(self, kind: str, limits: TcpLimits, nats_url: str = "", tls: TcpTls | None = None) -> None:
         self.kind = kind
@@ -136,7 +136,7 @@ class Wire:
         await self.worker.open(PATH)
 
     def handle(self, request: Request, reply: Reply) -> None:
-        """A handler that leaves the answer to the test."""
+        """Handler that passes the response to the test."""
         self.requests.append(request)
         self.replies.append(reply)
         self.arrived.set()
@@ -173,7 +173,7 @@ class Wire:
 
 @pytest.fixture(scope="session")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> TcpTls:
-    """Both sides show a certificate, and want to see one."""
+    """Return TLS options in which both sides present and verify certificates."""
     return tcp_options(Certificates(tmp_path_factory.mktemp("tls")).variables()).tls
 
 
@@ -494,7 +494,7 @@ async def test_lost_caller_cancels_its_requests(wire: Wire) -> None:
 
 
 async def crash(plane: RequestPlane) -> None:
-    """Ends a plane without a word, as a killed process does."""
+    """Close a plane without a message, as a killed process does."""
     if isinstance(plane, TcpPlane):
         for peer in (*plane._links.values(), *plane._sessions, *plane._responses.open):
             peer.abort()
@@ -516,7 +516,7 @@ async def crash(plane: RequestPlane) -> None:
 async def test_refused_connection_is_a_connection_error(wire: Wire) -> None:
     target = wire.target()
     await wire.worker.close()
-    if wire.kind == "nats":  # Who listens is known to the server alone: it says so once it is asked.
+    if wire.kind == "nats":  # Only the server has the list of subscribers; it answers a request for it.
         heard = Heard()
         await wire.call(heard)
         assert isinstance(await heard.ended(), CannotConnect)

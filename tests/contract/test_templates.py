@@ -1,4 +1,4 @@
-"""In every family's style a request is rendered as `apply_chat_template` renders the same conversation."""
+"""Rendering of every chat template equals `apply_chat_template` of Transformers."""
 
 import copy
 import json
@@ -38,7 +38,7 @@ TOOLS: list[dict[str, Any]] = [
 ARGUMENTS = '{"city":  "Köln", "days": 2}'
 
 TAKES_OBJECTS = {"llama3", "qwen2.5", "glm", "gpt-oss", "hermes", "mistral v3"}
-"""Styles that write the JSON of a call's arguments themselves; the others take text, as the client wrote it."""
+"""Styles that serialize a call's arguments themselves; the others take the text that the client sent."""
 
 NO_CALLS = {"mistral v7", "gemma2", "gemma3", "phi4", "granite", "command-r"}
 NO_SYSTEM = {"gemma2"}
@@ -62,7 +62,7 @@ class HuggingFace:
         return str(self._tokenizer.apply_chat_template(copy.deepcopy(turns), tokenize=False, **options))
 
     def _render_as_given(self, turns: list[dict[str, Any]], **options: Any) -> str:
-        """As before transformers 5 left out what is null, on which such a template depends."""
+        """Render as versions before transformers 5, which keep null fields, on which such a template depends."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         prompts, _ = render_jinja_template([copy.deepcopy(turns)], chat_template=self._source, **options, **TOKENS)
@@ -78,7 +78,7 @@ Both = dict[str, tuple[ChatTemplate, HuggingFace]]
 
 
 def turn_of(message: ChatMessage, name: str) -> dict[str, Any]:
-    """The variables that the template expects."""
+    """Return the variables of the template."""
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_call_id is not None:
         turn["tool_call_id"] = message.tool_call_id
@@ -149,7 +149,7 @@ def outcome(render: Any) -> str:
         return str(render())
     except InvalidArgument as error:
         return f"refused: {error}".replace("chat template: ", "")
-    except Exception as error:  # Whatever the other side raises for what it refuses.
+    except Exception as error:  # The other side may raise any exception for a conversation that it refuses.
         return f"refused: {error}"
 
 

@@ -1,4 +1,4 @@
-"""A subscriber whose watch for publishers dies goes on, shows it, and learns who left meanwhile."""
+"""Subscribers whose watch for publishers fails: they continue, report the failure, and detect publishers that left."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -24,7 +24,7 @@ KEY = topic_prefix(ENDPOINT, "topic") + "7"
 
 
 class Breaking(MemoryDiscovery):
-    """A registry whose watch breaks at its next change on demand; that change is lost with it."""
+    """Discovery whose watch fails at its next change on demand; that change is lost."""
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
@@ -39,7 +39,7 @@ class Breaking(MemoryDiscovery):
 
 
 class FakeNats:
-    """A connection that receives nothing."""
+    """NATS connection that receives nothing."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None: ...
 

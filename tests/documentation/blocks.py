@@ -25,13 +25,13 @@ class Block:
 
     page: str
     line: int
-    """Of its opening fence, from 1."""
+    """Line of the opening fence, from 1."""
     language: str
     text: str
     not_run: str | None
-    """Why it is not executed."""
+    """Reason why the block is not executed."""
     given: str | None
-    """What the reader is expected to have; the tests provide it."""
+    """Prerequisite of the block, which the tests provide."""
 
     @property
     def name(self) -> str:

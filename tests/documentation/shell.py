@@ -181,7 +181,7 @@ class Shell:
                 time.sleep(0.05)
 
     def _give(self, what: str) -> None:
-        """Provide what a page expects its reader to have."""
+        """Provide the prerequisites of a block."""
         if what == "adapters/tuned":
             from tests.integration import adapters
 

@@ -1,11 +1,11 @@
-"""Assembly: the whole answer that a client makes of a stream, in the form that a whole answer has."""
+"""Assembly of a stream's chunks into the form of a non-streaming response."""
 
 from collections.abc import Sequence
 from typing import Any
 
 
 def chat_of(events: Sequence[Any]) -> dict[str, Any]:
-    """The `chat.completion` that chat chunks make, without what differs from answer to answer."""
+    """Return the `chat.completion` of chat chunks, without the fields that differ between responses."""
     choices: dict[int, dict[str, Any]] = {}
     usage = None
     for event in events:
@@ -44,7 +44,7 @@ def _add(choices: dict[int, dict[str, Any]], chunk: Any) -> None:
 
 
 def plain(answer: Any) -> dict[str, Any]:
-    """A whole `chat.completion` in the same form."""
+    """Return a `chat.completion` without the fields that differ between responses."""
     choices = []
     for choice in answer["choices"]:
         message = {key: value for key, value in choice["message"].items() if value is not None}
@@ -55,7 +55,7 @@ def plain(answer: Any) -> dict[str, Any]:
 
 
 def text_of(events: Sequence[Any]) -> dict[str, Any]:
-    """The `text_completion` that its chunks make."""
+    """Return the `text_completion` of its chunks."""
     choices: dict[int, dict[str, Any]] = {}
     usage = None
     for event in events:

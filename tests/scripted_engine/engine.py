@@ -1,6 +1,6 @@
 """ScriptedEngine: an engine that generates the script of each request, in tokens of a real tokenizer.
 
-It is a command too: `python -m tests.scripted_engine.engine --model-path DIRECTORY`, run from the repository's root.
+It is also a command: `python -m tests.scripted_engine.engine --model-path DIRECTORY`, run from the repository's root.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ CONTEXT_LENGTH = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedOptions(WorkerOptions):
-    """A worker that generates scripted text."""
+    """Options of a worker that generates scripted text."""
 
     model_path: str | None = option(None, "--model-path", None, "Whose tokenizer to use")
     model_name: str = option("scripted", "--model-name", None, "Name to serve under")
@@ -51,7 +51,7 @@ def tokenizer_of(model_path: str) -> Tokenizer:
 
 
 class ScriptedEngine:
-    """An `LLMEngine` whose requests say what it answers. One message of every request leaves in a turn of the loop."""
+    """`LLMEngine` whose requests contain their responses; each step sends one message of every request."""
 
     def __init__(self, model_path: str, name: str = "scripted") -> None:
         self._model_path = model_path
@@ -63,11 +63,11 @@ class ScriptedEngine:
         self._idle = asyncio.Event()
         self._idle.set()
         self.requests: deque[PreprocessedRequest] = deque(maxlen=1000)
-        """The requests received, for tests in its own process."""
+        """Newest requests, for tests in the same process."""
         self.asked = asyncio.Event()
-        """Set whenever a request comes."""
+        """Set when a request arrives."""
         self.cancelled = asyncio.Event()
-        """Set whenever a caller has left."""
+        """Set when a request is cancelled."""
 
     @classmethod
     def from_options(cls, options: ScriptedOptions) -> "ScriptedEngine":
@@ -122,7 +122,7 @@ class ScriptedEngine:
         self._schedule()
 
     def _say(self, request: PreprocessedRequest, reply: Reply) -> Iterator[int]:
-        """Sends everything, a message at a time; yields the tokens sent so far."""
+        """Send all messages of a script; yield the number of tokens so far after each one."""
         script = script_of(request.annotations)
         said = 0
         choices = [self._tokens(script, index) for index in range(max(len(script.texts), len(script.ids)))]
@@ -167,7 +167,7 @@ class ScriptedEngine:
             place, turn = place + size, turn + 1
 
     def _write(self, reply: Reply, output: EngineOutput, has_several: bool) -> None:
-        """A bare token where that is the whole message, as engines send it."""
+        """Send a bare token where the message has nothing else, as engines do."""
         if len(output.token_ids) == 1 and output.log_probs is None and not has_several:
             reply.token(output.token_ids[0])
         else:

@@ -1,4 +1,4 @@
-"""A frontend's pipeline and a worker with the scripted engine in one process, and a client that calls it."""
+"""ScriptedFrontend: a frontend's pipeline and a worker with the scripted engine in one process, and a client of it."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ USER = [{"role": "user", "content": "Hi"}]
 
 
 class Wire:
-    """What an exchange thinks is its connection."""
+    """Transport and protocol of one exchange, which records the written bytes."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         self.headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
@@ -46,7 +46,7 @@ class Wire:
         self.written.set()
 
     def close(self) -> None:
-        """The connection is never reused."""
+        """Do nothing: the connection is never reused."""
 
     def on_response_complete(self) -> None:
         self.complete.set()
@@ -54,7 +54,7 @@ class Wire:
 
 @dataclass
 class Answer:
-    """What a client got."""
+    """Response as the client received it."""
 
     status: int
     headers: dict[str, str]
@@ -67,20 +67,20 @@ class Answer:
 
     @property
     def text_events(self) -> list[str]:
-        """The events of a stream, as they are written."""
+        """Events of a stream, as they were written."""
         assert self.body.endswith(b"\n\n"), self.body
         return self.body.decode().removesuffix("\n\n").split("\n\n")
 
     @property
     def events(self) -> list[Any]:
-        """The data of a stream's events; the last must be [DONE]."""
+        """Data of a stream's events; the last one must be [DONE]."""
         lines = [one.removeprefix("data: ") for one in self.text_events if one.startswith("data: ")]
         assert lines.pop() == "[DONE]"
         return [json.loads(line) for line in lines]
 
 
 def parse(data: bytes) -> Answer:
-    """An HTTP response, chunked or not."""
+    """Parse an HTTP response, chunked or not."""
     head, _, rest = data.partition(b"\r\n\r\n")
     status, *lines = head.decode().split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
@@ -94,7 +94,7 @@ def parse(data: bytes) -> Answer:
 
 
 class House:
-    """One of each."""
+    """Frontend pipeline and its scripted engine."""
 
     def __init__(self, runtime: DistributedRuntime, engine: ScriptedEngine) -> None:
         self.engine = engine
@@ -103,7 +103,7 @@ class House:
         self.pipeline = Pipeline(self.models, self.metrics)
 
     def begin(self, handler: HotHandler, body: Any, headers: Mapping[str, str] | None = None) -> tuple[Exchange, Wire]:
-        """A request under way."""
+        """Start a request and return its exchange and wire."""
         wire = Wire(headers or {})
         exchange = Exchange(wire, handler, keep_alive=True)  # type: ignore[arg-type]
         exchange.body = bytearray(body if isinstance(body, bytes) else json.dumps(body).encode())
@@ -111,14 +111,14 @@ class House:
         return exchange, wire
 
     async def ask(self, handler: HotHandler, body: Any, headers: Mapping[str, str] | None = None) -> Answer:
-        """A request and its whole answer."""
+        """Send a request and return the complete response."""
         _, wire = self.begin(handler, body, headers)
         async with asyncio.timeout(DEADLINE_S):
             await wire.complete.wait()
         return parse(bytes(wire.data))
 
     async def asked(self, model: str) -> None:
-        """Returns when the engine's newest request is for that model."""
+        """Return when the engine's newest request is for that model."""
         async with asyncio.timeout(DEADLINE_S):
             while not self.engine.requests or self.engine.requests[-1].model != model:
                 self.engine.asked.clear()
@@ -127,18 +127,18 @@ class House:
     async def chat(
         self, script: Script | None = None, headers: Mapping[str, str] | None = None, **fields: Any
     ) -> Answer:
-        """A chat whose response is the script."""
+        """Send a chat request whose response is the script."""
         return await self.ask(self.pipeline.handle_chat, body_of(script, {"messages": USER}, fields), headers)
 
     async def complete(
         self, script: Script | None = None, headers: Mapping[str, str] | None = None, **fields: Any
     ) -> Answer:
-        """A text completion whose response is the script."""
+        """Send a text completion request whose response is the script."""
         return await self.ask(self.pipeline.handle_completion, body_of(script, {"prompt": "Hi"}, fields), headers)
 
 
 def body_of(script: Script | None, base: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """A request's body."""
+    """Return the body of a request."""
     body = {"model": NAME, **base, **fields}
     if script is not None:
         nvext = body.get("nvext") or {}
@@ -148,7 +148,7 @@ def body_of(script: Script | None, base: dict[str, Any], fields: dict[str, Any])
 
 @asynccontextmanager
 async def open_house(*flags: str, model: str = DEMO_MODEL) -> AsyncIterator[House]:
-    """A pipeline whose worker has these flags."""
+    """Open a pipeline whose worker has these flags."""
     store, hub, bus = MemoryStore(), MemoryHub(), MemoryBus()
 
     def runtime() -> DistributedRuntime:
@@ -177,7 +177,7 @@ async def open_house(*flags: str, model: str = DEMO_MODEL) -> AsyncIterator[Hous
 
 
 class Street:
-    """A loop with pipelines that are shared by all tests, so that examples are quick."""
+    """Event loop with pipelines that all tests share, so that examples are quick."""
 
     def __init__(self, runner: asyncio.Runner) -> None:
         self.runner = runner
@@ -190,7 +190,7 @@ class Street:
         return self.run(self.exits.enter_async_context(open_house(*flags)))
 
     def opened(self, *flags: str, model: str) -> House:
-        """The pipeline of that model, opened on first use."""
+        """Return the pipeline of that model, opened on first use."""
         house = self.others.get(model)
         if house is None:
             house = self.others[model] = self.run(self.exits.enter_async_context(open_house(*flags, model=model)))

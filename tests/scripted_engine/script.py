@@ -1,4 +1,4 @@
-"""Script: the text of the scripted engine, carried by an annotation of the request."""
+"""Script: the response of the scripted engine, which an annotation of the request contains."""
 
 import msgspec
 
@@ -6,38 +6,38 @@ MARK = "script:"
 
 
 class Script(msgspec.Struct, omit_defaults=True):
-    """One text for each choice, and how it is sent."""
+    """Text of each choice, and how it is sent."""
 
     texts: list[str]
     cuts: list[int] = []
-    """Characters of each piece that is tokenized on its own, again and again; none: the text as a whole."""
+    """Characters of each piece that is tokenized separately, repeated cyclically; none: the text as a whole."""
     sizes: list[int] = msgspec.field(default_factory=lambda: [1])
-    """Tokens in each message, again and again."""
+    """Tokens of each message, repeated cyclically."""
     ids: list[list[int]] = []
-    """Token ids in place of the texts."""
+    """Token ids instead of the texts."""
     finish_reason: str = "stop"
     stop_reason: int | str | None = None
     cached: int | None = None
-    """Prompt tokens that are reported as cached."""
+    """Prompt tokens reported as cached."""
     counts: bool = True
-    """Whether the last message counts the tokens."""
+    """Whether the last message contains token counts."""
     scores: list[float] = []
-    """The cumulative log-probability of each choice."""
+    """Cumulative log-probability of each choice."""
     fails_after: int | None = None
-    """The error comes after so many tokens of the first choice."""
+    """Number of tokens of the first choice before the error."""
     fails_as: str = "InvalidArgument"
-    """The name of the error's class."""
+    """Name of the error's class."""
     fails_later_s: float = 0.0
     """Seconds between the last token and the error: a frontend that reads both at once writes the error alone."""
     engine_data: dict[str, object] | None = None
 
     def annotation(self) -> str:
-        """As it travels in `nvext.annotations`."""
+        """Return the script as a value of `nvext.annotations`."""
         return MARK + msgspec.json.encode(self).decode()
 
 
 def script_of(annotations: list[str]) -> Script:
-    """The script among a request's annotations; without one it is a short greeting."""
+    """Return the script among a request's annotations, or a short greeting."""
     for note in annotations:
         if note.startswith(MARK):
             return msgspec.json.decode(note.removeprefix(MARK), type=Script)
@@ -45,7 +45,7 @@ def script_of(annotations: list[str]) -> Script:
 
 
 def pieces(text: str, sizes: list[int]) -> list[str]:
-    """The text, cut again and again into pieces of those sizes."""
+    """Cut the text into pieces of those sizes, repeated cyclically."""
     if not sizes:
         return [text]
     found: list[str] = []

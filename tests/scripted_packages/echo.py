@@ -1,7 +1,7 @@
-"""An engine that repeats its prompt, for scripted packages: its responses, its cache, and its failures.
+"""An engine that repeats its prompt, for scripted packages: responses, cache and failures.
 
-It has a child process, as real engines do, whose end is the engine's. What happens is written into files of the folder
-that `SCRIPTED_FOLDER` names, where tests look.
+It has a child process, as real engines do, whose end is the engine's. Events are written to files of the folder that
+`SCRIPTED_FOLDER` names, which tests read.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ FOLDER = Path(os.environ["SCRIPTED_FOLDER"])
 
 
 def note(kind: str, text: str) -> None:
-    """Writes down what happened."""
+    """Append an event to its file."""
     with open(FOLDER / f"{os.getpid()}.{kind}", "a", encoding="utf-8") as file:
         file.write(text + "\n")
 
@@ -32,7 +32,7 @@ def stop_child(child: "subprocess.Popen[bytes]") -> None:
 
 
 def answer(prompt: list[int], count: int) -> list[int]:
-    """The response to a prompt: a part of it that depends on all of it."""
+    """Return the response: a part of the prompt that depends on all of it."""
     start = int.from_bytes(digest(prompt)[:4], "big")
     return [prompt[(start + at) % len(prompt)] for at in range(count)]
 
@@ -42,14 +42,16 @@ def digest(prompt: list[int]) -> bytes:
 
 
 class Held:
-    """The blocks that the cache holds: by a name that is made of all before them."""
+    """Cached blocks, each identified by a hash of all blocks before it."""
 
     def __init__(self, block_tokens: int) -> None:
         self.block_tokens = block_tokens
         self._names: set[int] = set()
 
     def add(self, prompt: list[int]) -> tuple[int, int | None, list[int], list[int]]:
-        """How many tokens were held, the name before what is new, the new blocks' names, and their tokens."""
+        """Add a prompt; return the number of cached tokens, the parent hash, and the hashes and tokens of the new
+        blocks.
+        """
         size = self.block_tokens
         names = [
             int.from_bytes(digest(prompt[: at + size])[:8], "big") >> 1 for at in range(0, len(prompt) - size + 1, size)

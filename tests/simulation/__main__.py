@@ -5,22 +5,22 @@ import sys
 import time
 
 from tests.simulation.runs import Report, run_everywhere
-from tests.simulation.world import World
+from tests.simulation.simulation import Simulation
 
 
 def replay(seed: int) -> int:
-    """Prints everything that happens under one seed."""
-    world = World(seed).run()
-    print(f"{world.scenario}\n")
-    print("\n".join(world.events))
-    print(f"\n{world.loop.callbacks} callbacks, digest {world.digest()[:16]}")
-    for violation in world.violations:
+    """Print all events of one seed."""
+    simulation = Simulation(seed).run()
+    print(f"{simulation.scenario}\n")
+    print("\n".join(simulation.events))
+    print(f"\n{simulation.loop.callbacks} callbacks, digest {simulation.digest()[:16]}")
+    for violation in simulation.violations:
         print(f"VIOLATION  {violation}")
-    return 1 if world.violations else 0
+    return 1 if simulation.violations else 0
 
 
 def search(first: int, count: int) -> int:
-    """Runs many seeds; prints how to replay each that failed."""
+    """Run many seeds; print a replay command for each that failed."""
     began, report = time.perf_counter(), Report()
     for part in run_everywhere(first, count):
         report.add(part)

@@ -1,4 +1,4 @@
-"""Clients: requests with an answer that is known beforehand, and the bytes that came back for them."""
+"""Simulated clients: requests whose responses are predictable, and the bytes received for them."""
 
 import json
 import random
@@ -11,11 +11,11 @@ from tests.simulation.engine import CONTEXT_LENGTH, Language
 from dynamo.http.server.protocol import Exchange
 
 STATUSES = {404, 499, 503, 504, 529}
-"""What a request may be answered when something is wrong; a 500 would be our bug."""
+"""Statuses allowed for a request that fails because of a fault; 500 would be a bug."""
 
 
 class Wire:
-    """The transport and the protocol of one HTTP request: what production writes is kept."""
+    """Transport and protocol of one HTTP request, which record the written bytes."""
 
     def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
         self.headers = headers
@@ -40,13 +40,13 @@ class Wire:
 
 
 class SimExchange(Exchange):
-    """Production's exchange over a wire of ours; it counts how often it was ended."""
+    """Production exchange over a simulated wire; it counts the ends of its response."""
 
     def __init__(self, wire: Wire, body: bytes) -> None:
         super().__init__(wire, lambda _: None, keep_alive=True)  # type: ignore[arg-type]
         self.body = bytearray(body)
         self.ends = 0
-        self.sent: Sent
+        self.sent: SentRequest
 
     def respond(self, status: int, body: bytes, content_type: bytes = b"application/json") -> None:
         self.ends += 1
@@ -58,8 +58,8 @@ class SimExchange(Exchange):
 
 
 @dataclass
-class Plan:
-    """One request as a client means it."""
+class PlannedRequest:
+    """Request that a client will send."""
 
     id: str
     frontend: int
@@ -72,33 +72,33 @@ class Plan:
 
 
 @dataclass
-class Sent:
-    """A request under way, and what became of it."""
+class SentRequest:
+    """Request in flight, and its progress."""
 
-    plan: Plan
+    plan: PlannedRequest
     exchange: SimExchange
     wire: Wire
     frontend: Any
-    """The frontend it went to."""
+    """Frontend that received the request."""
     sent_s: float
     ended_s: float | None = None
-    heard_s: float = 0.0
-    """When the newest piece of its answer reached the frontend."""
+    last_output_s: float = 0.0
+    """Time at which the newest message of its response reached the frontend."""
     left_s: float | None = None
     parts: dict[str, list[int]] = field(default_factory=dict)
-    """Id of each engine request to the instances that it was sent to, in turn."""
-    broke_s: dict[str, float] = field(default_factory=dict)
-    """When a part's worker failed, until the part is sent again to a prefill or decode worker."""
+    """Instances to which each engine request was sent, in order, by request id."""
+    failed_s: dict[str, float] = field(default_factory=dict)
+    """Time at which a part's worker failed, until the part is sent again to a prefill or decode worker."""
     prefilled_s: dict[str, float] = field(default_factory=dict)
-    """When a part was last sent to a prefill worker."""
+    """Time at which a part was last sent to a prefill worker."""
     whole: set[str] = field(default_factory=set)
-    """The parts whose answers are complete."""
+    """Parts whose responses are complete."""
     resumed: int = 0
-    """How often a part was sent again after its first token."""
+    """Number of times that a part was sent again after its first token."""
 
     @property
     def over_s(self) -> float | None:
-        """When the client had its answer, or left."""
+        """Time at which the client received the complete response or disconnected."""
         return self.ended_s if self.ended_s is not None else self.left_s
 
     @property
@@ -107,12 +107,12 @@ class Sent:
 
 
 @dataclass
-class Told:
-    """The events that a client received."""
+class ReceivedResponse:
+    """Response that a client received."""
 
     status: int
     is_complete: bool
-    """The HTTP message is whole."""
+    """Whether the HTTP message is complete."""
     texts: dict[int, str]
     finishes: dict[int, list[str]]
     usage: dict[str, Any] | None
@@ -121,30 +121,30 @@ class Told:
     ids: set[str]
 
 
-def read(wire: Wire) -> Told:
-    """Reads what production wrote, strictly."""
-    told = Told(0, False, {}, {}, None, None, 0, set())
+def read(wire: Wire) -> ReceivedResponse:
+    """Parse the bytes that production code wrote, strictly."""
+    response = ReceivedResponse(0, False, {}, {}, None, None, 0, set())
     data = bytes(wire.data)
     if not data:
-        return told
+        return response
     head, _, rest = data.partition(b"\r\n\r\n")
     lines = head.split(b"\r\n")
-    told.status = int(lines[0].split()[1])
+    response.status = int(lines[0].split()[1])
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines[1:])}
     if b"content-length" in headers:
-        assert len(rest) == int(headers[b"content-length"]), "a body of another length than told"
-        told.is_complete = True
-        _read_whole(told, json.loads(rest))
-        return told
-    body, told.is_complete = _unchunk(rest)
+        assert len(rest) == int(headers[b"content-length"]), "a body of another length than declared"
+        response.is_complete = True
+        _read_whole(response, json.loads(rest))
+        return response
+    body, response.is_complete = _unchunk(rest)
     for event in body.split("\n\n")[:-1]:
         assert event.startswith("data: "), f"not an event: {event!r}"
         if event == "data: [DONE]":
-            told.dones += 1
+            response.dones += 1
             continue
-        assert not told.dones, "an event after [DONE]"
-        _read_event(told, json.loads(event[6:]))
-    return told
+        assert not response.dones, "an event after [DONE]"
+        _read_event(response, json.loads(event[6:]))
+    return response
 
 
 def _unchunk(rest: bytes) -> tuple[str, bool]:
@@ -155,43 +155,43 @@ def _unchunk(rest: bytes) -> tuple[str, bool]:
         if count == 0:
             assert rest == b"\r\n", f"bytes after the last chunk: {rest!r}"
             return b"".join(parts).decode(), True
-        assert rest[count : count + 2] == b"\r\n", "a chunk of another length than told"
+        assert rest[count : count + 2] == b"\r\n", "a chunk of another length than declared"
         parts.append(rest[:count])
         rest = rest[count + 2 :]
     return b"".join(parts).decode(), False
 
 
-def _read_whole(told: Told, value: dict[str, Any]) -> None:
-    told.error = value.get("error")
+def _read_whole(response: ReceivedResponse, value: dict[str, Any]) -> None:
+    response.error = value.get("error")
     for choice in value.get("choices", ()):
         message = choice.get("message")
-        told.texts[choice["index"]] = (message["content"] or "") if message is not None else choice["text"]
-        told.finishes.setdefault(choice["index"], []).append(choice["finish_reason"])
-    told.usage = value.get("usage")
+        response.texts[choice["index"]] = (message["content"] or "") if message is not None else choice["text"]
+        response.finishes.setdefault(choice["index"], []).append(choice["finish_reason"])
+    response.usage = value.get("usage")
 
 
-def _read_event(told: Told, value: dict[str, Any]) -> None:
+def _read_event(response: ReceivedResponse, value: dict[str, Any]) -> None:
     if "error" in value:
-        assert told.error is None, "two errors"
-        told.error = value["error"]
+        assert response.error is None, "two errors"
+        response.error = value["error"]
         return
-    told.ids.add(value["id"])
+    response.ids.add(value["id"])
     if value.get("usage") is not None:
-        told.usage = value["usage"]
+        response.usage = value["usage"]
     for choice in value["choices"]:
         index = choice["index"]
         delta = choice.get("delta")
         text = (delta.get("content") or "") if delta is not None else choice["text"]
         if text:
-            assert index not in told.finishes, "text after the end of its choice"
-        told.texts[index] = told.texts.get(index, "") + text
+            assert index not in response.finishes, "text after the end of its choice"
+        response.texts[index] = response.texts.get(index, "") + text
         if choice.get("finish_reason") is not None:
-            told.finishes.setdefault(index, []).append(choice["finish_reason"])
+            response.finishes.setdefault(index, []).append(choice["finish_reason"])
 
 
 @dataclass
-class Expected:
-    """What a request's answer is, if it is answered."""
+class ExpectedResponse:
+    """Response that a successful request must return."""
 
     texts: dict[int, str]
     finishes: dict[int, str]
@@ -199,15 +199,15 @@ class Expected:
     completion_tokens: int
 
 
-def expect(plan: Plan, language: Language, prompts: list[list[int]]) -> Expected:
-    """The response, computed by the language alone."""
+def expect(plan: PlannedRequest, language: Language, prompts: list[list[int]]) -> ExpectedResponse:
+    """Return the expected response, computed from the token model alone."""
     body = plan.body
-    expected = Expected({}, {}, sum(map(len, prompts)), 0)
+    expected = ExpectedResponse({}, {}, sum(map(len, prompts)), 0)
     count = body.get("n", 1)
     for place, prompt in enumerate(prompts):
         limit = min(body["max_tokens"], CONTEXT_LENGTH - len(prompt))
         for number in range(count):
-            tokens = language.say(prompt, limit, body.get("min_tokens", 0), number)
+            tokens = language.generate_all(prompt, limit, body.get("min_tokens", 0), number)
             text, finish = language.text(tokens), "stop" if tokens[-1] == language.eos else "length"
             stop = body.get("stop")
             if stop is not None and stop[0] in text:
@@ -220,7 +220,7 @@ def expect(plan: Plan, language: Language, prompts: list[list[int]]) -> Expected
 
 
 def draw_body(rng: random.Random, language: Language, model: str, *, is_chat: bool) -> dict[str, Any]:
-    """Some request."""
+    """Draw a request body."""
     body: dict[str, Any] = {"model": model, "max_tokens": rng.choice((1, 2, 5, 12, 30, 60, 60)), "temperature": 0}
     prompts = [[rng.randrange(256, 1500) for _ in range(rng.randint(1, 12))]]
     if is_chat:
@@ -242,7 +242,7 @@ def draw_body(rng: random.Random, language: Language, model: str, *, is_chat: bo
     if rng.random() < 0.5:
         body["min_tokens"] = rng.randint(1, body["max_tokens"])
     if not is_chat and len(prompts) == 1 and rng.random() < 0.2:
-        text = language.text(language.say(prompts[0], body["max_tokens"]))
+        text = language.text(language.generate_all(prompts[0], body["max_tokens"]))
         if text.isascii() and len(text) > 4:
             at = rng.randrange(len(text) - 3)
             body["stop"] = [text[at : at + 3]]

@@ -1,6 +1,6 @@
-"""Determinism: everything a seeded run could read that is not drawn from its seed, replaced while it runs.
+"""Determinism: replaces every source of nondeterminism of a run by values drawn from its seed.
 
-No production code is changed for it: the clock, the entropy and the order of sets are taken from outside.
+Production code is not changed for it: clock, entropy and the order of sets are patched.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class OrderedSet(MutableSet[T]):
-    """A set that is iterated in the order in which it was filled."""
+    """Set that is iterated in insertion order."""
 
     def __init__(self, items: Iterable[T] = ()) -> None:
         self._items = dict.fromkeys(items)
@@ -58,7 +58,7 @@ class OrderedSet(MutableSet[T]):
 
 
 class OrderedWeakSet(MutableSet[T]):
-    """The same, without keeping its members alive."""
+    """Ordered set with weak references."""
 
     def __init__(self) -> None:
         self._items: weakref.WeakKeyDictionary[T, None] = weakref.WeakKeyDictionary()
@@ -101,7 +101,7 @@ _cards: dict[str, Any] = {}
 
 
 def load_once(card: Any, *sources: Any) -> Any:
-    """A card's preprocessor, which is a pure function of its files, is made once for all seeds."""
+    """Cache a card's preprocessor, a pure function of its files, across seeds."""
     key = dynamo.serving.models.mdc_sum(card)
     if key not in _loaded:
         _loaded[key] = _real_load(card, *sources)
@@ -109,7 +109,7 @@ def load_once(card: Any, *sources: Any) -> Any:
 
 
 def make_card_once(options: Any, config: Any) -> Any:
-    """The same for a worker's card."""
+    """Cache a worker's card across seeds."""
     key = repr((options, config))
     if key not in _cards:
         _cards[key] = _real_make_card(options, config)
@@ -117,7 +117,7 @@ def make_card_once(options: Any, config: Any) -> Any:
 
 
 class LogKeeper(logging.Handler):
-    """Hands warnings and errors of the production code to the event log."""
+    """Log handler that adds warnings and errors of production code to the event log."""
 
     def __init__(self, keep: Callable[[logging.LogRecord], None]) -> None:
         super().__init__(logging.WARNING)
@@ -129,7 +129,7 @@ class LogKeeper(logging.Handler):
 
 @contextlib.contextmanager
 def determinism(loop: SimLoop, seed: int, keep: Callable[[logging.LogRecord], None]) -> Iterator[None]:
-    """Inside, a seed decides everything."""
+    """Patch clock, entropy and sets, so that only the seed determines a run."""
     entropy = random.Random(f"entropy {seed}")
     seeded_random = types.SimpleNamespace(Random=lambda _seed=None: random.Random(entropy.random()))
     before = random.getstate()

@@ -1,6 +1,7 @@
-"""ScriptedEngine: an engine whose every token is a pure function of the tokens before it, and whose troubles are drawn.
+"""SimEngine: an engine in which each token is a pure function of the previous tokens, and whose faults are drawn.
 
-Because any worker continues any text in the same way, a text that moved between workers is verified by saying it again.
+Any worker continues any text in the same way, so a text that migrated between workers is verified by generating it
+again.
 """
 
 import asyncio
@@ -24,24 +25,24 @@ MODEL_DIR = os.path.join(os.path.dirname(dynamo.cpu.__file__), "demo_model")
 CONTEXT_LENGTH = 512
 BLOCKS = 64
 BLOCK_TOKENS = 16
-EOS_ODDS = 23  # One token in so many ends the text.
+EOS_ODDS = 23  # Average length of a text in tokens, which an end token ends.
 LONG_ODDS = 0.3  # Share of prefills that take several chunks.
 CHUNKS_MAX = 5
 CHUNK_S = 0.5
 LONG_PREFILL_S = 1.5 * CHUNK_S * CHUNKS_MAX
-BROKEN_ODDS = 11  # One token in so many is half a character.
+BROKEN_ODDS = 11  # One token in this many is half a character.
 
 
 class Language:
-    """What follows what."""
+    """Deterministic token model."""
 
     def __init__(self, table: TokenTable, eos: int) -> None:
         self.table = table
         self.eos = eos
         whole = [i for i, raw in enumerate(table.raw) if raw.isascii() and raw.isalnum() and len(raw) > 1]
-        halves = [i for i, raw in enumerate(table.raw) if raw and max(raw) > 127]
+        half_characters = [i for i, raw in enumerate(table.raw) if raw and max(raw) > 127]
         self._words = whole
-        self._halves = halves
+        self._half_characters = half_characters
 
     @staticmethod
     def state(tokens: Sequence[int], index: int = 0) -> int:
@@ -51,40 +52,40 @@ class Language:
         return state
 
     def next(self, state: int, *, may_end: bool) -> int:
-        """The token after a text with this state."""
+        """Return the token after a text with this state."""
         if may_end and state % EOS_ODDS == 0:
             return self.eos
-        if self._halves and state % BROKEN_ODDS == 0:
-            return self._halves[(state >> 8) % len(self._halves)]
+        if self._half_characters and state % BROKEN_ODDS == 0:
+            return self._half_characters[(state >> 8) % len(self._half_characters)]
         return self._words[(state >> 4) % len(self._words)]
 
-    def say(self, prompt: Sequence[int], limit: int, least: int = 0, index: int = 0) -> list[int]:
-        """All tokens that follow a prompt, the end token included."""
+    def generate_all(self, prompt: Sequence[int], limit: int, min_tokens: int = 0, index: int = 0) -> list[int]:
+        """Return all tokens that follow a prompt, including the end token."""
         state = self.state(prompt, index)
-        said: list[int] = []
-        while len(said) < limit:
-            token = self.next(state, may_end=len(said) >= least)
-            said.append(token)
+        generated: list[int] = []
+        while len(generated) < limit:
+            token = self.next(state, may_end=len(generated) >= min_tokens)
+            generated.append(token)
             if token == self.eos:
                 break
             state = zlib.crc32(token.to_bytes(4, "little"), state)
-        return said
+        return generated
 
     def text(self, tokens: Sequence[int]) -> str:
         return b"".join(self.table.raw[token] for token in tokens if token != self.eos).decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
-class Character:
-    """How one engine behaves."""
+class EngineBehavior:
+    """Timing and faults of one engine."""
 
     gap_s: float = 0.02
     batch_max: int = 1
-    """Tokens of one step, at most."""
+    """Maximum number of tokens of one step."""
     is_bare: bool = False
     """Whether the tokens of a step are sent one by one."""
     stall: float = 0.0
-    """Share of steps after which nothing comes for `stall_s`."""
+    """Share of steps after which the engine stalls for `stall_s`."""
     stall_s: float = 3.0
 
 
@@ -96,32 +97,32 @@ class Run:
     index: int
     state: int
     limit: int
-    least: int
+    min_tokens: int
     prompt_tokens: int
     siblings: list["Run"]
     promise: dict[str, int] | None = None
-    """Of a prefill: the result that a decode worker receives."""
+    """Result that a prefill transfers to a decode worker."""
     chunks: int = 0
-    """Of a prefill: how many chunks of its prompt are left."""
-    said: int = 0
+    """Remaining chunks of a prefill's prompt."""
+    generated: int = 0
     is_over: bool = False
     timer: asyncio.TimerHandle | None = None
 
 
-Worked = Callable[[str], None]
-"""Called whenever a token is made for a request."""
+OnTokenGenerated = Callable[[str], None]
+"""Called with the request id for each generated token."""
 
 
-class ScriptedEngine:
+class SimEngine:
     """An `LLMEngine`."""
 
     def __init__(
         self,
         language: Language,
         name: str,
-        character: Character,
+        behavior: EngineBehavior,
         rng: random.Random,
-        worked: Worked,
+        on_token_generated: OnTokenGenerated,
         *,
         role: DisaggregationMode = DisaggregationMode.AGGREGATED,
         meets: bool = False,
@@ -132,12 +133,12 @@ class ScriptedEngine:
         self._prefills_locally = prefills_locally
         self.runs: dict[Reply, list[Run]] = {}
         self.is_stuck = False
-        self.is_mended = False
+        self.is_healed = False
         self._language = language
         self._name = name
-        self._character = character
+        self._behavior = behavior
         self._rng = rng
-        self._worked = worked
+        self._on_token_generated = on_token_generated
         self._host: EngineHost | None = None
 
     async def start(self, host: EngineHost) -> EngineConfig:
@@ -170,7 +171,7 @@ class ScriptedEngine:
             if isinstance(leg, PrefillResult):
                 assert leg.disaggregated_params == {"state": Language.state(prompt)}, "the blocks of another prompt"
             elif leg is None:
-                assert self._prefills_locally, "nobody computed the prompt"
+                assert self._prefills_locally, "no worker computed the prompt"
         stop = request.stop_conditions
         limit = stop.max_tokens if stop.max_tokens is not None else CONTEXT_LENGTH - len(prompt)
         for index in range(request.sampling_options.n or 1):
@@ -180,17 +181,17 @@ class ScriptedEngine:
         self.runs[reply] = runs
         for run in runs:
             self._schedule(run)
-        self._tell_load()
+        self._publish_load()
 
     def cancel(self, reply: Reply) -> None:
         for run in self.runs.pop(reply, ()):
             run.is_over = True
             if run.timer is not None:
                 run.timer.cancel()
-        self._tell_load()
+        self._publish_load()
 
     async def drain(self) -> None:
-        while self.runs:  # noqa: ASYNC110 - nobody is waiting for a faster answer
+        while self.runs:  # noqa: ASYNC110 - a delay does not matter here
             await asyncio.sleep(0.1)
 
     async def stop(self) -> None:
@@ -199,7 +200,7 @@ class ScriptedEngine:
             self.cancel(reply)
 
     def die(self) -> None:
-        """Fails permanently, and reports the failure."""
+        """Fail permanently and report the failure."""
         for runs in self.runs.values():
             for run in runs:
                 if run.timer is not None:
@@ -207,13 +208,13 @@ class ScriptedEngine:
         if self._host is not None:
             self._host.fail(RuntimeError("the scripted engine broke"))
 
-    def mend(self) -> None:
-        """From now on it stalls no more."""
-        self.is_mended = True
-        self.unstick()
+    def reconnect(self) -> None:
+        """Stop injecting stalls."""
+        self.is_healed = True
+        self.unblock()
 
-    def unstick(self) -> None:
-        """A stuck engine goes on."""
+    def unblock(self) -> None:
+        """Resume a stuck engine."""
         self.is_stuck = False
         for runs in self.runs.values():
             for run in runs:
@@ -221,10 +222,10 @@ class ScriptedEngine:
                     self._schedule(run)
 
     def _schedule(self, run: Run) -> None:
-        character = self._character
-        delay_s = (CHUNK_S if run.chunks else character.gap_s) * (0.5 + self._rng.random())
-        if character.stall and not self.is_mended and self._rng.random() < character.stall:
-            delay_s += self._rng.uniform(0.0, character.stall_s)
+        behavior = self._behavior
+        delay_s = (CHUNK_S if run.chunks else behavior.gap_s) * (0.5 + self._rng.random())
+        if behavior.stall and not self.is_healed and self._rng.random() < behavior.stall:
+            delay_s += self._rng.uniform(0.0, behavior.stall_s)
         run.timer = asyncio.get_running_loop().call_later(delay_s, self._step, run)
 
     def _step(self, run: Run) -> None:
@@ -233,21 +234,21 @@ class ScriptedEngine:
             return
         if run.chunks:
             run.chunks -= 1
-            self._worked(run.reply.request_id)
+            self._on_token_generated(run.reply.request_id)
             self._schedule(run)
             return
         tokens: list[int] = []
-        for _ in range(self._rng.randint(1, self._character.batch_max)):
-            token = self._language.next(run.state, may_end=run.said >= run.least)
+        for _ in range(self._rng.randint(1, self._behavior.batch_max)):
+            token = self._language.next(run.state, may_end=run.generated >= run.min_tokens)
             tokens.append(token)
-            run.said += 1
-            if token == self._language.eos or run.said >= run.limit:
-                self._worked(run.reply.request_id)
+            run.generated += 1
+            if token == self._language.eos or run.generated >= run.limit:
+                self._on_token_generated(run.reply.request_id)
                 self._finish(run, tokens)
                 return
             run.state = zlib.crc32(token.to_bytes(4, "little"), run.state)
-        self._worked(run.reply.request_id)
-        if len(run.siblings) == 1 and (len(tokens) == 1 or self._character.is_bare):
+        self._on_token_generated(run.reply.request_id)
+        if len(run.siblings) == 1 and (len(tokens) == 1 or self._behavior.is_bare):
             for token in tokens:
                 run.reply.token(token)
         else:
@@ -259,7 +260,7 @@ class ScriptedEngine:
         run.is_over = True
         is_last = all(one.is_over for one in run.siblings)
         reason = "eos" if tokens[-1] == self._language.eos else "length"
-        usage = CompletionUsage(run.prompt_tokens, run.said, run.prompt_tokens + run.said)
+        usage = CompletionUsage(run.prompt_tokens, run.generated, run.prompt_tokens + run.generated)
         if run.promise is not None:
             run.reply.item(prefill_output(tokens, run.promise, usage))
         else:
@@ -267,9 +268,9 @@ class ScriptedEngine:
         if is_last:
             self.runs.pop(run.reply, None)
             run.reply.finish()
-            self._tell_load()
+            self._publish_load()
 
-    def _tell_load(self) -> None:
+    def _publish_load(self) -> None:
         if self._host is not None:
             used = min(BLOCKS, 8 * len(self.runs))
             load = WorkerLoad(

@@ -1,8 +1,9 @@
-"""SimLoop: an asyncio event loop in which time is a number and every choice of order is drawn from a seed.
+"""SimLoop: an asyncio event loop in simulated time, in which the order of callbacks is drawn from a seed.
 
-Several make-believe processes share it. Callbacks of one process run in the order in which they were scheduled, as
-asyncio promises; which process runs next, and for how many callbacks, is drawn. When none can run, time jumps to the
-next timer. A process can be paused (SIGSTOP: its callbacks gather) and killed (SIGKILL: nothing of it ever runs again).
+Several simulated processes share it. Callbacks of one process run in the order in which they were scheduled, as asyncio
+guarantees; the next process, and its number of callbacks, are drawn. When no callback is ready, time advances to the
+next timer. A process can be paused (SIGSTOP: its callbacks are queued) and killed (SIGKILL: none of its callbacks runs
+again).
 """
 
 import asyncio
@@ -16,9 +17,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-STARTS_AT_S = 1000.0  # Not zero: code may take zero for "never".
+STARTS_AT_S = 1000.0  # Not zero: code may use zero for "never".
 WALL_S = 1_700_000_000.0
-AT_ONCE_MAX = 200_000  # Callbacks without time passing: more is a loop that will not end.
+AT_ONCE_MAX = 200_000  # Callbacks without progress of time; more than this is an endless loop.
 BURST_MAX = 6
 
 Callback = Callable[..., object]
@@ -26,11 +27,11 @@ _process: contextvars.ContextVar["Process"] = contextvars.ContextVar("process")
 
 
 class Stalled(Exception):
-    """The simulation cannot go on: nothing is left that could happen, or nothing ends."""
+    """The simulation cannot continue: no event is left, or callbacks never end."""
 
 
 class SimTask(asyncio.Task[Any]):
-    """A task whose place in a set does not depend on where in memory it lies."""
+    """Task whose position in a set does not depend on its memory address."""
 
     def __init__(self, coro: Coroutine[Any, Any, Any], *, loop: "SimLoop", **options: Any) -> None:
         self.serial = next(loop.serial)
@@ -41,7 +42,7 @@ class SimTask(asyncio.Task[Any]):
 
 
 class Process:
-    """One make-believe process: whatever is scheduled from its code is scheduled in it."""
+    """Simulated process, in whose context its callbacks are scheduled."""
 
     def __init__(self, loop: "SimLoop", name: str) -> None:
         self.name = name
@@ -59,24 +60,24 @@ class Process:
         return self.name
 
     def soon(self, callback: Callback, *args: Any) -> None:
-        """Runs it in this process."""
+        """Schedule a callback in this process."""
         self.loop.call_soon(callback, *args, context=self.context.copy())
 
     def later(self, delay_s: float, callback: Callback, *args: Any) -> asyncio.TimerHandle:
         return self.loop.call_later(delay_s, callback, *args, context=self.context.copy())
 
     def start(self, work: Coroutine[Any, Any, Any], name: str) -> "SimTask":
-        """Begins a task in this process."""
+        """Start a task in this process."""
         return self.context.copy().run(self.loop.create_task, work, name=name)
 
     def kill(self) -> None:
-        """Nothing of it runs any more."""
+        """Kill the process: none of its callbacks runs any more."""
         self.is_dead = True
         self.died_s = self.loop.time()
         self.ready.clear()
 
-    def bury(self) -> None:
-        """Closes the resources of its tasks, after the run."""
+    def close_tasks(self) -> None:
+        """Close the resources of its tasks after the run."""
         self.is_dead = True
         for task in list(self.tasks):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -85,7 +86,7 @@ class Process:
 
 
 def _close(coro: Any) -> None:
-    """Ends a coroutine, and those it was given and had not begun yet."""
+    """Close a coroutine, and its arguments that are coroutines that have not started."""
     given = list(coro.cr_frame.f_locals.values()) if coro.cr_frame is not None else []
     with contextlib.suppress(BaseException):
         coro.close()
@@ -99,7 +100,7 @@ def current_process() -> Process:
 
 
 class SimLoop(asyncio.AbstractEventLoop):
-    """See the module."""
+    """Event loop in simulated time."""
 
     def __init__(self, rng: random.Random) -> None:
         self.serial = itertools.count()
@@ -119,7 +120,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return self._now
 
     def wall(self) -> float:
-        """Seconds since 1970."""
+        """Return the seconds since 1970."""
         return WALL_S + self._now
 
     def wall_ns(self) -> int:
@@ -147,7 +148,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It is passed over when its time comes."""
+        """The timer is skipped when it is due."""
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
@@ -160,7 +161,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return task
 
     def run_in_executor(self, executor: Any, func: Callback, *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
-        """A thread takes a while, and its result arrives in one piece."""
+        """Return the function's result after a simulated delay."""
         future = self.create_future()
 
         def finish() -> None:
@@ -175,7 +176,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return future
 
     sockets: Any = None
-    """Where connections are made, if any are (`tests.simulation.sockets`)."""
+    """Factory of connections (`tests.simulation.sockets`), if any are used."""
 
     async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:  # type: ignore[override]
         return await self.sockets.connect(protocol_factory, host, port)
@@ -186,12 +187,12 @@ class SimLoop(asyncio.AbstractEventLoop):
     # Running -------------------------------------------------------------------------------------------------------
 
     def run_until_complete(self, future: Any) -> Any:
-        """Runs a coroutine as the process "world"."""
-        world = Process(self, "world")
+        """Run a coroutine as the driver process."""
+        driver = Process(self, "driver")
         asyncio._set_running_loop(self)
         self._is_running = True
         try:
-            task = world.start(future, "main")
+            task = driver.start(future, "main")
             while not task.done():
                 self._step()
             return task.result()
@@ -219,7 +220,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     _at_once = 0
 
     def _jump(self) -> None:
-        """To the next timer, and all that are due with it."""
+        """Advance time to the next timer, and schedule all that are due with it."""
         self._at_once = 0
         timers = self._timers
         while timers and (timers[0][2].cancelled() or timers[0][3].is_dead):
@@ -235,10 +236,10 @@ class SimLoop(asyncio.AbstractEventLoop):
     def close(self) -> None:
         self._is_closed = True
         for process in self.processes:
-            process.bury()
+            process.close_tasks()
         self._timers.clear()
 
-    # What asyncio asks of a loop -----------------------------------------------------------------------------------
+    # Interface of asyncio's event loop -----------------------------------------------------------------------------
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if not self._is_closed:
@@ -259,7 +260,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return False
 
     def set_debug(self, enabled: bool) -> None:
-        """There is nothing to see beyond the event log."""
+        """Do nothing: the event log contains all debug information."""
 
     async def shutdown_asyncgens(self) -> None:
-        """There are none that outlive their reader."""
+        """Do nothing: no generator outlives its consumer."""

@@ -1,4 +1,4 @@
-"""Mutants: production code made wrong on purpose. A simulation that does not notice them proves nothing."""
+"""Mutants: bugs introduced into production code, each of which the simulation must detect."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -26,13 +26,13 @@ Mutant = Callable[[], AbstractContextManager[Any]]
 
 
 def ignore(*_: object) -> None:
-    """Does nothing about it."""
+    """Do nothing."""
 
 
 @contextmanager
-def forgets_the_spent_budget() -> Iterator[None]:
-    def resumed(request: Any, heard: list[int]) -> Any:
-        again = real(request, heard)
+def ignores_used_token_budget() -> Iterator[None]:
+    def resumed(request: Any, observed: list[int]) -> Any:
+        again = real(request, observed)
         if again is None:
             return None
         stop = msgspec.structs.replace(again.stop_conditions, max_tokens=request.stop_conditions.max_tokens)
@@ -44,9 +44,9 @@ def forgets_the_spent_budget() -> Iterator[None]:
 
 
 @contextmanager
-def forgets_the_least_that_was_said() -> Iterator[None]:
-    def resumed(request: Any, heard: list[int]) -> Any:
-        again = real(request, heard)
+def ignores_generated_min_tokens() -> Iterator[None]:
+    def resumed(request: Any, observed: list[int]) -> Any:
+        again = real(request, observed)
         if again is None:
             return None
         stop = msgspec.structs.replace(again.stop_conditions, min_tokens=request.stop_conditions.min_tokens)
@@ -58,7 +58,7 @@ def forgets_the_least_that_was_said() -> Iterator[None]:
 
 
 @contextmanager
-def loses_the_last_token_before_a_break() -> Iterator[None]:
+def loses_last_token_before_failure() -> Iterator[None]:
     def revive(self: Generation) -> None:
         if self.received_ids:
             self.received_ids.pop()
@@ -86,13 +86,13 @@ def drops_errors() -> Iterator[None]:
 
 
 @contextmanager
-def never_releases_a_request() -> Iterator[None]:
+def never_releases_requests() -> Iterator[None]:
     with mock.patch.object(PushRouter, "end", ignore):
         yield
 
 
 @contextmanager
-def ends_twice() -> Iterator[None]:
+def ends_response_twice() -> Iterator[None]:
     def complete(self: StreamAnswer) -> None:
         real(self)
         self.exchange.end()
@@ -103,13 +103,13 @@ def ends_twice() -> Iterator[None]:
 
 
 @contextmanager
-def lets_the_worker_go_on_when_the_client_leaves() -> Iterator[None]:
+def keeps_engine_running_after_client_disconnect() -> Iterator[None]:
     with mock.patch.object(BaseAnswer, "_cancel_generations", ignore):
         yield
 
 
 @contextmanager
-def does_not_tell_the_engine_of_a_cancellation() -> Iterator[None]:
+def does_not_cancel_in_engine() -> Iterator[None]:
     def cancel(self: Admission, ticket: AdmittedRequest) -> None:
         if ticket.is_open:
             ticket.inner.finish()
@@ -120,7 +120,7 @@ def does_not_tell_the_engine_of_a_cancellation() -> Iterator[None]:
 
 
 @contextmanager
-def keeps_workers_that_left() -> Iterator[None]:
+def keeps_removed_workers() -> Iterator[None]:
     def apply(self: Client, key: str, value: bytes | None) -> None:
         if value is not None:
             real(self, key, value)
@@ -131,7 +131,7 @@ def keeps_workers_that_left() -> Iterator[None]:
 
 
 @contextmanager
-def keeps_the_slot_of_a_cancelled_request() -> Iterator[None]:
+def keeps_slot_of_cancelled_request() -> Iterator[None]:
     def leave(self: Admission, ticket: AdmittedRequest) -> None:
         if not ticket.is_cancelled:
             real(self, ticket)
@@ -142,7 +142,7 @@ def keeps_the_slot_of_a_cancelled_request() -> Iterator[None]:
 
 
 @contextmanager
-def misses_news_that_comes_while_reading() -> Iterator[None]:
+def misses_updates_during_snapshot() -> Iterator[None]:
     def notify(self: Watch, key: str) -> None:
         if not self._changed:
             real(self, key)
@@ -153,8 +153,8 @@ def misses_news_that_comes_while_reading() -> Iterator[None]:
 
 
 @contextmanager
-def asks_a_model_without_workers_for_its_card() -> Iterator[None]:
-    """As it was before the simulation found it."""
+def loads_card_of_model_without_workers() -> Iterator[None]:
+    """A bug that the simulation found."""
 
     def card(self: ServedModel) -> Any:
         return next(record.card_json for record, checksum in self.records.values() if checksum == self.checksum)
@@ -164,8 +164,8 @@ def asks_a_model_without_workers_for_its_card() -> Iterator[None]:
 
 
 @contextmanager
-def takes_a_whole_response_for_silent() -> Iterator[None]:
-    """As it was before the simulation found it."""
+def times_out_complete_responses() -> Iterator[None]:
+    """A bug that the simulation found."""
 
     def spoke_s(self: BaseAnswer, now_s: float) -> float:
         return self.state.last_s or self.state.started_s
@@ -189,7 +189,7 @@ def swaps_tokens_of_one_frame() -> Iterator[None]:
 
 
 @contextmanager
-def leaves_calls_open_when_a_connection_breaks() -> Iterator[None]:
+def leaves_calls_open_after_broken_connection() -> Iterator[None]:
     def connection_lost(self: BatchedLink, error: Exception | None) -> None:
         self._transport = None
         self._on_close(self)
@@ -199,7 +199,7 @@ def leaves_calls_open_when_a_connection_breaks() -> Iterator[None]:
 
 
 @contextmanager
-def takes_a_broken_stream_for_complete() -> Iterator[None]:
+def completes_broken_streams() -> Iterator[None]:
     def connection_lost(self: ResponseConnection, error: Exception | None) -> None:
         if self._call is not None:
             self._call.end(None)
@@ -211,7 +211,7 @@ def takes_a_broken_stream_for_complete() -> Iterator[None]:
 
 
 @contextmanager
-def takes_the_slow_for_silent() -> Iterator[None]:
+def times_out_slow_workers() -> Iterator[None]:
     def is_silent(self: KeepAlive, received: int) -> bool:
         return self._quiet >= 1
 
@@ -227,16 +227,16 @@ def never_unsubscribes() -> Iterator[None]:
         yield
 
 
-def counts_a_prefill_for_ever() -> AbstractContextManager[Any]:
+def never_releases_prefills() -> AbstractContextManager[Any]:
     return mock.patch.object(PrefillPhase, "release", ignore)
 
 
-def never_stops_a_prefill() -> AbstractContextManager[Any]:
+def never_stops_prefills() -> AbstractContextManager[Any]:
     return mock.patch.object(PrefillPhase, "_stop", ignore)
 
 
 @contextmanager
-def hands_on_a_result_of_another_prompt() -> Iterator[None]:
+def transfers_result_of_another_prompt() -> Iterator[None]:
     def leg(request: Any, *more: Any) -> Any:
         return real(msgspec.structs.replace(request, token_ids=request.token_ids[:4]), *more)
 
@@ -248,27 +248,27 @@ def hands_on_a_result_of_another_prompt() -> Iterator[None]:
 MUTANTS: Mapping[str, Mutant] = {
     mutant.__name__: mutant
     for mutant in (
-        forgets_the_spent_budget,
-        forgets_the_least_that_was_said,
-        loses_the_last_token_before_a_break,
+        ignores_used_token_budget,
+        ignores_generated_min_tokens,
+        loses_last_token_before_failure,
         sends_to_excluded_workers,
         drops_errors,
-        never_releases_a_request,
-        ends_twice,
-        lets_the_worker_go_on_when_the_client_leaves,
-        does_not_tell_the_engine_of_a_cancellation,
-        keeps_workers_that_left,
-        keeps_the_slot_of_a_cancelled_request,
-        misses_news_that_comes_while_reading,
-        asks_a_model_without_workers_for_its_card,
-        takes_a_whole_response_for_silent,
+        never_releases_requests,
+        ends_response_twice,
+        keeps_engine_running_after_client_disconnect,
+        does_not_cancel_in_engine,
+        keeps_removed_workers,
+        keeps_slot_of_cancelled_request,
+        misses_updates_during_snapshot,
+        loads_card_of_model_without_workers,
+        times_out_complete_responses,
         swaps_tokens_of_one_frame,
-        leaves_calls_open_when_a_connection_breaks,
-        takes_a_broken_stream_for_complete,
-        takes_the_slow_for_silent,
+        leaves_calls_open_after_broken_connection,
+        completes_broken_streams,
+        times_out_slow_workers,
         never_unsubscribes,
-        counts_a_prefill_for_ever,
-        never_stops_a_prefill,
-        hands_on_a_result_of_another_prompt,
+        never_releases_prefills,
+        never_stops_prefills,
+        transfers_result_of_another_prompt,
     )
 }

@@ -1,7 +1,7 @@
-"""Registry: discovery as seen by processes that learn of each other late, twice or not at all.
+"""Simulated registry: processes receive discovery updates late, twice or not at all.
 
-Each process has production's `MemoryDiscovery` over a replica of its own. The registry sends changes to everyone over
-the network, and lets everyone read the whole now and then, as every real member does after trouble.
+Each process has production's `MemoryDiscovery` over a replica of its own. The registry sends changes to all processes
+over the network and periodically full snapshots, as real members read them after a failure.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from dynamo.runtime.discovery.base import Watch
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
 
 RETRY_S = 0.5
-CALM_READS = 3  # After the last trouble; no news is lost any more.
+CALM_READS = 3  # Full reads after the last fault; later updates are not lost.
 
 
 class Registry:
-    """The registry's own process: the truth, and the leases."""
+    """Authoritative records and leases, in the registry's own process."""
 
     def __init__(self, network: Network, process: Process, lease_s: float, resync_s: float) -> None:
         self.network = network
@@ -34,7 +34,7 @@ class Registry:
         process.later(resync_s, self._resync)
 
     def write(self, bucket: str, key: str, value: bytes | None) -> None:
-        """A record is put or, without a value, deleted; every process is notified, if the message arrives."""
+        """Put a record, or delete it if `value` is None; notify every process whose message arrives."""
         records = self.records[bucket]
         if value is None and key not in records:
             return
@@ -44,10 +44,10 @@ class Registry:
         else:
             records[key] = (self.revision, value)
         for member in self.members:
-            self.network.datagram(self.process, member.process, member.hear, bucket, key, self.revision, value)
+            self.network.datagram(self.process, member.process, member.apply_update, bucket, key, self.revision, value)
 
     def _keep(self) -> None:
-        """Records of a process that sent nothing for the lease are removed; it writes them again later."""
+        """Remove the records of processes whose lease expired; they write them again later."""
         now = self.network.loop.time()
         for member in list(self.members):
             process = member.process
@@ -64,7 +64,7 @@ class Registry:
         self.process.later(1.0, self._keep)
 
     def _resync(self) -> None:
-        """Everyone who can be reached reads the whole now and then, as every real member does after trouble."""
+        """Send the whole registry to all reachable processes, periodically."""
         self._calm_reads += self.network.is_calm
         if self._calm_reads > CALM_READS:
             return
@@ -76,14 +76,14 @@ class Registry:
 
 
 class SimDiscovery:
-    """One process's discovery: production's memory member over a replica that lags behind the registry."""
+    """Discovery of one process: production's memory member over a replica that lags behind the registry."""
 
     def __init__(self, registry: Registry, process: Process) -> None:
         self.process = process
         self.own: dict[tuple[str, str], bytes] = {}
         self.seen_s = registry.network.loop.time()
         self.gone_s: dict[str, float] = {}
-        """When an instance's record left this process's view."""
+        """Time at which each instance's record left this process's view."""
         self._registry = registry
         self._network = registry.network
         self._replica = MemoryStore()
@@ -111,7 +111,7 @@ class SimDiscovery:
         return self._inner.watch(bucket)
 
     async def close(self) -> None:
-        """Who cannot reach the registry leaves its records to their lease."""
+        """Remove the records, or leave them to their lease if the registry is unreachable."""
         if not self._network.is_cut(self.process, self._registry.process):
             for bucket, key in list(self.own):
                 self._registry.write(bucket, key, None)
@@ -123,8 +123,8 @@ class SimDiscovery:
         while self._network.is_cut(self.process, self._registry.process):  # noqa: ASYNC110 - as real members do
             await asyncio.sleep(RETRY_S)
 
-    def hear(self, bucket: str, key: str, revision: int, value: bytes | None) -> None:
-        """News, perhaps late or for the second time."""
+    def apply_update(self, bucket: str, key: str, revision: int, value: bytes | None) -> None:
+        """Apply an update, which may be late or a duplicate."""
         if revision <= self._known.get((bucket, key), 0):
             return
         self._known[bucket, key] = revision
@@ -136,14 +136,14 @@ class SimDiscovery:
             view.put(key, value)
 
     def read(self, revision: int, records: dict[str, dict[str, tuple[int, bytes]]]) -> None:
-        """The whole registry as it was at a revision."""
+        """Apply the whole registry at a revision."""
         for bucket in {**dict.fromkeys(self._replica.views), **records}:
             there = records.get(bucket, {})
             for key in {**self._replica.views[bucket].records, **there}:
                 if self._known.get((bucket, key), 0) <= revision:
                     at, value = there.get(key, (revision, None))
                     if at > self._known.get((bucket, key), 0):
-                        self.hear(bucket, key, at, value)
+                        self.apply_update(bucket, key, at, value)
 
     def _note(self, bucket: str, key: str, value: bytes | None) -> None:
         if bucket == INSTANCES:
@@ -153,5 +153,5 @@ class SimDiscovery:
                 self.gone_s.pop(key, None)
 
     def instances(self) -> set[str]:
-        """The instances in this process's view, as hex."""
+        """Return the instances in this process's view, as hex."""
         return {key.rpartition("/")[2] for key in self._replica.views[INSTANCES].records}

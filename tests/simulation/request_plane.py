@@ -1,7 +1,7 @@
-"""Request plane: production's two members with the network between their ends, and someone who watches what they say.
+"""Simulated request plane: production's two members over the simulated network, with observers of their messages.
 
-`SimPlane` is the memory member: each process has its own, and links carry what passes between two of them. `SocketPlane`
-is the TCP member, over the sockets of `tests.simulation.sockets`.
+`SimPlane` is the memory member: each process has its own, and links connect them. `SocketPlane` is the TCP member, over
+the sockets of `tests.simulation.sockets`.
 """
 
 import asyncio
@@ -27,29 +27,31 @@ ACK_TIMEOUT_S = 10.0  # DYN_TCP_REQUEST_TIMEOUT.
 CONNECT_TIMEOUT_S = 3.0  # DYN_TCP_CONNECT_TIMEOUT.
 
 
-class Hooks(Protocol):
+class PlaneHooks(Protocol):
     """The observers of the messages that callers send and receive."""
 
-    def was_sent(self, heard: "Watched") -> None:
-        """A request was sent."""
+    def on_request_sent(self, observed: "ObservedReceiver") -> None:
+        """Handle a request that was sent."""
 
-    def was_heard(self, heard: "Watched") -> None:
-        """A piece of its answer came."""
+    def on_response_message(self, observed: "ObservedReceiver") -> None:
+        """Handle a message of its response."""
 
-    def was_whole(self, heard: "Watched") -> None:
-        """Its answer is complete."""
+    def on_response_complete(self, observed: "ObservedReceiver") -> None:
+        """Handle the end of its response."""
 
-    def broke(self, heard: "Watched", error: Exception) -> None:
-        """Its answer ends in an error."""
+    def on_response_error(self, observed: "ObservedReceiver", error: Exception) -> None:
+        """Handle the error of its response."""
 
     def violation(self, what: str) -> None:
-        """The plane did not keep its contract."""
+        """Record a violation of the plane's contract."""
 
 
-class Watched:
-    """A receiver, and whether the plane treats it as it must."""
+class ObservedReceiver:
+    """Receiver that checks the order of the plane's callbacks."""
 
-    def __init__(self, hooks: Hooks, process: Process, target: Target, request: Request, receiver: Receiver) -> None:
+    def __init__(
+        self, hooks: PlaneHooks, process: Process, target: Target, request: Request, receiver: Receiver
+    ) -> None:
         self.process = process
         self.instance_id = target.instance_id
         self.request_id = request.id
@@ -58,73 +60,73 @@ class Watched:
         self._hooks = hooks
 
     def on_token(self, token_id: int) -> None:
-        self._hears("a token")
-        self._hooks.was_heard(self)
+        self._check_open("a token")
+        self._hooks.on_response_message(self)
         self.receiver.on_token(token_id)
 
     def on_item(self, item: Item) -> None:
-        self._hears("an item")
-        self._hooks.was_heard(self)
+        self._check_open("an item")
+        self._hooks.on_response_message(self)
         self.receiver.on_item(item)
 
     def on_end(self) -> None:
-        self._hears("an end")
+        self._check_open("an end")
         self.is_over = True
-        self._hooks.was_whole(self)
+        self._hooks.on_response_complete(self)
         self.receiver.on_end()
 
     def on_error(self, error: Exception) -> None:
-        self._hears("an error")
+        self._check_open("an error")
         self.is_over = True
-        self._hooks.broke(self, error)
+        self._hooks.on_response_error(self, error)
         self.receiver.on_error(error)
 
     def leaves_silent_worker(self) -> bool:
         return leaves_silent_worker(self.receiver)
 
-    def _hears(self, what: str) -> None:
+    def _check_open(self, what: str) -> None:
         if self.is_over:
-            self._hooks.violation(f"{self.process}: request {self.request_id} heard {what} after its end")
+            self._hooks.violation(f"{self.process}: request {self.request_id} received {what} after its end")
 
 
-class WatchedCall:
-    """A call whose receiver must get nothing after it was killed."""
+class ObservedCall:
+    """Call whose receiver must get nothing after it was killed."""
 
-    def __init__(self, call: Call, heard: Watched) -> None:
+    def __init__(self, call: Call, observed: ObservedReceiver) -> None:
         self.instance_id = call.instance_id
         self._call = call
-        self._heard = heard
+        self._observed = observed
 
     def stop(self) -> None:
         self._call.stop()
 
     def kill(self) -> None:
-        self._heard.is_over = True
+        self._observed.is_over = True
         self._call.kill()
 
 
-class Witness:
-    """Looks over a plane's shoulder."""
+class PlaneObserver:
+    """Observer of the requests of one plane."""
 
-    def __init__(self, process: Process, discovery: SimDiscovery, hooks: Hooks) -> None:
+    def __init__(self, process: Process, discovery: SimDiscovery, hooks: PlaneHooks) -> None:
         self.process = process
         self._discovery = discovery
         self._hooks = hooks
 
-    def watch(self, target: Target, request: Request, receiver: Receiver) -> Watched:
-        return Watched(self._hooks, self.process, target, request, receiver)
+    def watch(self, target: Target, request: Request, receiver: Receiver) -> ObservedReceiver:
+        return ObservedReceiver(self._hooks, self.process, target, request, receiver)
 
-    def sent(self, call: Call, heard: Watched) -> WatchedCall:
-        self._hooks.was_sent(heard)
-        return WatchedCall(call, heard)
+    def sent(self, call: Call, observed: ObservedReceiver) -> ObservedCall:
+        self._hooks.on_request_sent(observed)
+        return ObservedCall(call, observed)
 
-    def connects(self, target: Target) -> None:
-        """No caller connects to a worker that it has seen leave."""
+    def check_connect(self, target: Target) -> None:
+        """Check that no caller connects to a worker that it has seen leave."""
         instance, _, endpoint = target.path.partition("/")
         key = f"{endpoint}/{instance}"
         gone_s = self._discovery.gone_s.get(key)
         if "worker_kv_query_source_" in endpoint:
-            return  # Found by the record of the source that it answers for.
+            return  # Found by the record of the source whose events it serves.
         if gone_s is not None and gone_s < self.process.loop.time():
             self._hooks.violation(
                 f"{self.process}: a request was sent to {target.instance_id:x}, which left at {gone_s:.3f}"
@@ -134,22 +136,24 @@ class Witness:
 class SocketPlane(TcpPlane):
     """Production's TCP member."""
 
-    def __init__(self, dispatcher: Dispatcher, witness: Witness, registry: MetricsRegistry, *, batched: bool) -> None:
-        self.process = witness.process
-        self._witness = witness
+    def __init__(
+        self, dispatcher: Dispatcher, observer: PlaneObserver, registry: MetricsRegistry, *, batched: bool
+    ) -> None:
+        self.process = observer.process
+        self._observer = observer
         super().__init__(dispatcher, TcpOptions(host=self.process.name, speaks_batched=batched), registry)
 
     def send(self, target: Target, request: Request, receiver: Receiver, on_done: OnDone) -> Call | None:
-        heard = self._witness.watch(target, request, receiver)
-        call = super().send(target, request, heard, on_done)
-        return None if call is None else self._witness.sent(call, heard)
+        observed = self._observer.watch(target, request, receiver)
+        call = super().send(target, request, observed, on_done)
+        return None if call is None else self._observer.sent(call, observed)
 
     async def connect(self, target: Target) -> None:
-        self._witness.connects(target)
+        self._observer.check_connect(target)
         await super().connect(target)
 
-    def open_things(self) -> dict[str, int]:
-        """What must be nothing when nothing is under way."""
+    def open_counts(self) -> dict[str, int]:
+        """Return counters that must be zero when no request is in flight."""
         links = list(self._links.values())
         return {
             "calls": sum(len(link._calls) + len(link._on_token) for link in links if isinstance(link, BatchedLink)),
@@ -162,38 +166,38 @@ class SocketPlane(TcpPlane):
 
 
 class SimPlane:
-    """One process's request plane: production's memory member, reached over links."""
+    """Request plane of one process: production's memory member, connected by links."""
 
     speaks_batched = True
 
-    def __init__(self, dispatcher: Dispatcher, network: Network, witness: Witness) -> None:
-        self.process = witness.process
+    def __init__(self, dispatcher: Dispatcher, network: Network, observer: PlaneObserver) -> None:
+        self.process = observer.process
         self.network = network
         hub = MemoryHub()
         hub.serial = network.loop.serial
         self.inner = MemoryPlane(dispatcher, hub)
-        self.far: dict[FarCall, None] = {}
-        """Calls of ours that are under way."""
-        self.near: dict[FarCall, Call] = {}
-        """Calls of others that we answer."""
+        self.outgoing: dict[OutgoingCall, None] = {}
+        """Outgoing calls in flight."""
+        self.incoming: dict[OutgoingCall, Call] = {}
+        """Incoming calls that this process answers."""
         self.links: dict[str, Link] = {}
-        self._witness = witness
+        self._observer = observer
         self._is_closed = False
 
-    # As a caller.
+    # Caller side.
 
     def send(self, target: Target, request: Request, receiver: Receiver, on_done: OnDone) -> Call | None:
         link = self.links.get(target.address)
         if link is None:
             return None
-        heard = self._witness.watch(target, request, receiver)
-        call = FarCall(self, link, target, heard, on_done)
-        self.far[call] = None
+        observed = self._observer.watch(target, request, receiver)
+        call = OutgoingCall(self, link, target, observed, on_done)
+        self.outgoing[call] = None
         link.to_server(link.server.accept, call, target, request)
-        return self._witness.sent(call, heard)
+        return self._observer.sent(call, observed)
 
     async def connect(self, target: Target) -> None:
-        self._witness.connects(target)
+        self._observer.check_connect(target)
         network = self.network
         await asyncio.sleep(network.latency())
         server = network.planes.get(target.address)
@@ -201,17 +205,17 @@ class SimPlane:
             await asyncio.sleep(CONNECT_TIMEOUT_S)
             server = None
         if server is None or server.process.is_dead or self._is_closed:
-            raise CannotConnect(f"nobody listens at {target.address}")
+            raise CannotConnect(f"no process listens at {target.address}")
         if target.address not in self.links:
             self.links[target.address] = Link(network, self, server, target.address)
 
     def broken(self, link: Link) -> None:
         if self.links.get(link.address) is link:
             del self.links[link.address]
-        for call in [call for call in self.far if call.link is link]:
+        for call in [call for call in self.outgoing if call.link is link]:
             call.end(Disconnected("the connection to the worker broke"))
 
-    # As a worker.
+    # Worker side.
 
     async def listen(self) -> None:
         await self.inner.listen()
@@ -223,34 +227,34 @@ class SimPlane:
     def address(self, path: str) -> TransportAddress:
         return self.inner.address(path)
 
-    def accept(self, call: "FarCall", target: Target, request: Request) -> None:
-        """A request arrives over a link."""
-        near = NearReceiver(self, call)
-        inner = self.inner.send(target, request, near, lambda _instance, _error: None)
+    def accept(self, call: "OutgoingCall", target: Target, request: Request) -> None:
+        """Handle a request that arrives over a link."""
+        incoming = ForwardingReceiver(self, call)
+        inner = self.inner.send(target, request, incoming, lambda _instance, _error: None)
         if inner is None:
             call.link.to_caller(call.end, Disconnected("the worker is closed"))
             return
-        self.near[call] = inner
+        self.incoming[call] = inner
         call.link.to_caller(call.acknowledged)
 
-    def kill_near(self, call: "FarCall") -> None:
-        inner = self.near.pop(call, None)
+    def kill_incoming(self, call: "OutgoingCall") -> None:
+        inner = self.incoming.pop(call, None)
         if inner is not None:
             inner.kill()
 
-    def stop_near(self, call: "FarCall") -> None:
-        inner = self.near.get(call)
+    def stop_incoming(self, call: "OutgoingCall") -> None:
+        inner = self.incoming.get(call)
         if inner is not None:
             inner.stop()
 
     def caller_gone(self, link: Link) -> None:
-        for call in [call for call in self.near if call.link is link]:
-            self.kill_near(call)
+        for call in [call for call in self.incoming if call.link is link]:
+            self.kill_incoming(call)
 
     async def close(self) -> None:
         self._is_closed = True
-        for call in list(self.far):
-            call.link.to_server(call.link.server.kill_near, call)
+        for call in list(self.outgoing):
+            call.link.to_server(call.link.server.kill_incoming, call)
             call.end(Disconnected("the request plane was closed"))
         await self.inner.close()
         network = self.network
@@ -263,16 +267,16 @@ class SimPlane:
                 link.to_server(link.sever, 0.0, 0.0)
         self.links.clear()
 
-    def open_things(self) -> dict[str, int]:
-        """What must be nothing when nothing is under way."""
+    def open_counts(self) -> dict[str, int]:
+        """Return counters that must be zero when no request is in flight."""
         return {
-            "calls": len(self.far) + len(self.inner._calls),
-            "replies": len(self.near) + len(self.inner._replies),
+            "calls": len(self.outgoing) + len(self.inner._calls),
+            "replies": len(self.incoming) + len(self.inner._replies),
         }
 
 
-class FarCall:
-    """A call as its caller's process holds it."""
+class OutgoingCall:
+    """Call in the caller's process."""
 
     def __init__(self, plane: SimPlane, link: Link, target: Target, receiver: Receiver, on_done: OnDone) -> None:
         self.instance_id = target.instance_id
@@ -285,18 +289,18 @@ class FarCall:
 
     def stop(self) -> None:
         if not self.is_over:
-            self.link.to_server(self.link.server.stop_near, self)
+            self.link.to_server(self.link.server.stop_incoming, self)
 
     def kill(self) -> None:
         if not self.is_over:
-            self.link.to_server(self.link.server.kill_near, self)
+            self.link.to_server(self.link.server.kill_incoming, self)
             self._close(None)
 
     def acknowledged(self) -> None:
         self._timer.cancel()
 
     def _unacknowledged(self) -> None:
-        self.link.to_server(self.link.server.kill_near, self)
+        self.link.to_server(self.link.server.kill_incoming, self)
         self.end(ConnectionTimeout("the worker did not acknowledge the request"))
 
     def token(self, token_id: int) -> None:
@@ -319,14 +323,14 @@ class FarCall:
     def _close(self, error: Exception | None) -> None:
         self.is_over = True
         self._timer.cancel()
-        self._plane.far.pop(self, None)
+        self._plane.outgoing.pop(self, None)
         self._on_done(self.instance_id, error)
 
 
-class NearReceiver:
-    """Receives from the worker's own memory plane, and forwards to the caller's process."""
+class ForwardingReceiver:
+    """Receiver in the worker's process that forwards the response to the caller's process."""
 
-    def __init__(self, plane: SimPlane, call: FarCall) -> None:
+    def __init__(self, plane: SimPlane, call: OutgoingCall) -> None:
         self._plane = plane
         self._call = call
 
@@ -343,5 +347,5 @@ class NearReceiver:
         self._over(error)
 
     def _over(self, error: Exception | None) -> None:
-        self._plane.near.pop(self._call, None)
+        self._plane.incoming.pop(self._call, None)
         self._call.link.to_caller(self._call.end, error)

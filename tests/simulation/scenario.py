@@ -1,18 +1,18 @@
-"""Scenario: what one seed means: the processes, the requests, and the faults with their times."""
+"""Scenario of one seed: the processes, the requests, and the faults with their times."""
 
 import random
 from dataclasses import dataclass, field
 
-from tests.simulation.engine import Character
-from tests.simulation.network import Weather
+from tests.simulation.engine import EngineBehavior
+from tests.simulation.network import NetworkFaults
 
 from dynamo.routing.busy import Thresholds
 
 HEAL_AT_S = 22.0
-"""Faults and requests come before; then everything is mended."""
+"""Time at which all faults end; faults and requests come before."""
 CALM_ODDS = 0.1
 ROLES_ODDS = 0.25
-"""So many worlds have prefill and decode workers."""
+"""Share of scenarios with prefill and decode workers."""
 
 FAULTS = {
     "kill worker": 4,
@@ -31,32 +31,32 @@ FAULTS = {
     "kill frontend": 1,
     "stop frontend": 1,
 }
-"""Kind to weight."""
+"""Weight of each kind of fault."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong, and for how long if it passes."""
+    """Fault, and its duration if it is temporary."""
 
     at_s: float
     kind: str
     one: float
     other: float
-    """Two numbers from 0 to 1: which worker, which frontend."""
+    """Two numbers from 0 to 1 that select a worker and a frontend."""
     lasts_s: float
 
 
 @dataclass
 class Scenario:
-    """All that is drawn before a run begins."""
+    """Everything that is drawn before a run."""
 
     seed: int
     is_calm: bool = False
     frontends: int = 1
     workers: dict[str, int] = field(default_factory=dict)
-    """Model to number of workers."""
+    """Number of workers of each model."""
     prefills: int = 0
-    """Workers that compute the prompts of the first model; 0: its workers do all of it."""
+    """Prefill workers of the first model; 0 for aggregated workers."""
     meets: bool = False
     """Whether both phases of its requests are sent at once."""
     prefills_locally: bool = False
@@ -71,7 +71,7 @@ class Scenario:
     silence_s: float = 6.0
     lease_s: float = 4.0
     resync_s: float = 2.0
-    weather: Weather = field(default_factory=Weather)
+    network_faults: NetworkFaults = field(default_factory=NetworkFaults)
     requests: int = 0
     leavers: float = 0.0
     faults: list[Fault] = field(default_factory=list)
@@ -103,7 +103,7 @@ class Scenario:
         if rng.random() < 0.2:
             scenario.thresholds = Thresholds(active_decode_blocks_threshold=rng.uniform(0.2, 0.9))
         scenario.leavers = rng.choice((0.0, 0.2, 0.5))
-        scenario.weather = Weather(
+        scenario.network_faults = NetworkFaults(
             loss=rng.choice((0.0, 0.05, 0.3)),
             doubling=rng.choice((0.0, 0.2)),
             latency_s=rng.choice((0.0005, 0.005, 0.05)),
@@ -124,9 +124,9 @@ class Scenario:
         return scenario
 
 
-def draw_character(rng: random.Random, *, is_calm: bool) -> Character:
-    """One engine's."""
-    return Character(
+def draw_behavior(rng: random.Random, *, is_calm: bool) -> EngineBehavior:
+    """Draw the behavior of one engine."""
+    return EngineBehavior(
         gap_s=rng.choice((0.005, 0.04, 0.1, 0.2)),
         batch_max=rng.choice((1, 1, 4)),
         is_bare=rng.random() < 0.5,

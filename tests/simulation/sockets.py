@@ -1,7 +1,7 @@
-"""Sockets: TCP connections between processes, for protocols that are written against asyncio's transports.
+"""Simulated TCP connections between processes, for protocols written against asyncio's transports.
 
-Bytes arrive in order, in pieces of any size, after the network's delays. A partition holds them back; when it lasts, or
-when a machine is lost, each side notices the break in its own time. A killed process resets its connections.
+Bytes arrive in order, in pieces of any size, after the network's delays. A partition delays them; when it lasts, or
+when a machine fails, each side detects the break after its own delay. A killed process resets its connections.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ Factory = Callable[[], asyncio.BaseProtocol]
 
 
 class Sockets:
-    """Every listener of a network, by host and port; a process's host is its name."""
+    """Listeners of a network by host and port; a process's host is its name."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -36,21 +36,21 @@ class Sockets:
         await asyncio.sleep(network.latency())
         server = self.listeners.get((host, port))
         if server is not None and not network.answers(process, server.process):
-            await network.loop.create_future()  # Nobody says anything: whoever waits has a timeout.
+            await network.loop.create_future()  # No response: the caller's timeout ends the attempt.
         if server is None or server.process.is_dead:
-            raise ConnectionRefusedError(f"nobody listens at {host}:{port}")
-        near, far = SimTransport(self, process), SimTransport(self, server.process)
-        link = Link(network, near, far, f"{host}:{port}")
-        near.tie(far, link, link.to_server)
-        far.tie(near, link, link.to_caller)
-        link.to_server(far.accepted, server.factory)
+            raise ConnectionRefusedError(f"no process listens at {host}:{port}")
+        incoming, outgoing = SimTransport(self, process), SimTransport(self, server.process)
+        link = Link(network, incoming, outgoing, f"{host}:{port}")
+        incoming.tie(outgoing, link, link.to_server)
+        outgoing.tie(incoming, link, link.to_caller)
+        link.to_server(outgoing.accepted, server.factory)
         protocol = factory()
-        near.made(protocol)
-        return near, protocol
+        incoming.made(protocol)
+        return incoming, protocol
 
 
 class SimServer:
-    """A listener; what `loop.create_server` returns."""
+    """Listener as `loop.create_server` returns it."""
 
     def __init__(self, sockets: Sockets, factory: Factory, process: Process, address: tuple[str, int]) -> None:
         self.factory = factory
@@ -66,7 +66,7 @@ class SimServer:
         self._all.listeners.pop(self.address, None)
 
     async def wait_closed(self) -> None:
-        """Nothing is left to wait for."""
+        """Do nothing: a closed listener has no pending work."""
 
 
 class SimTransport(asyncio.Transport):
@@ -84,10 +84,10 @@ class SimTransport(asyncio.Transport):
         self._is_lost = False
 
     def tie(self, peer: "SimTransport", link: Link, post: Callable[..., None]) -> None:
-        """Makes the two ends of a connection know each other."""
+        """Connect the two ends of a connection."""
         self._peer, self._link, self._post = peer, link, post
 
-    # What the network does to it.
+    # Events of the network.
 
     def accepted(self, factory: Factory) -> None:
         self.made(factory())
@@ -116,7 +116,7 @@ class SimTransport(asyncio.Transport):
 
     caller_gone = broken
 
-    # What its protocol does with it.
+    # Interface of asyncio's transports.
 
     def write(self, data: Any) -> None:
         if self._is_closing:
@@ -160,7 +160,7 @@ class SimTransport(asyncio.Transport):
         return self._protocol
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """What the simulated clients ask for never fills one."""
+        """Do nothing: the requests of simulated clients never fill a buffer."""
 
     def get_write_buffer_size(self) -> int:
         return 0

@@ -1,4 +1,4 @@
-"""Production's frontends and workers keep their promises under every seed, and the simulation would notice otherwise."""
+"""Invariants of production's frontends and workers for every seed, and detection of introduced bugs."""
 
 import os
 import subprocess
@@ -9,17 +9,17 @@ import pytest
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.runs import run
 from tests.simulation.scenario import FAULTS
-from tests.simulation.world import World
+from tests.simulation.simulation import Simulation
 
 SEEDS = int(os.environ.get("SEEDS", "200"))
-MUTANT_SEEDS = 250  # Most are caught within five.
+MUTANT_SEEDS = 250  # Five seeds detect most of them.
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_invariants_hold_under_every_seed() -> None:
     report = run(range(SEEDS))
     assert report.failures == [], "\n" + "\n".join(report.failures)
-    if SEEDS >= 200:  # So many have seen everything that can go wrong.
+    if SEEDS >= 200:  # Seeds after which every kind of event has occurred.
         wanted = [*(f"fault: {kind}" for kind in FAULTS), "messages lost", "doubled", "held back", "clients that left"]
         wanted += ["prefills done", "prefills done again"]
         wanted += ["answers complete", "streams that moved", "answers 503", "answers 504", "answers 529"]
@@ -34,10 +34,10 @@ def test_introduced_bug_is_detected(name: str) -> None:
 
 def test_seed_determines_the_run_in_every_process() -> None:
     variables = {**os.environ, "SEED": "3", "PYTHONHASHSEED": "12345"}
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-m", "tests.simulation"], cwd=ROOT, env=variables, capture_output=True, text=True, check=True
     ).stdout
     for seed in (5, 3):
-        world = World(seed).run()
-    assert told.splitlines()[-1] == f"{world.loop.callbacks} callbacks, digest {world.digest()[:16]}"
-    assert "\n".join(world.events) in told
+        simulation = Simulation(seed).run()
+    assert output.splitlines()[-1] == f"{simulation.loop.callbacks} callbacks, digest {simulation.digest()[:16]}"
+    assert "\n".join(simulation.events) in output

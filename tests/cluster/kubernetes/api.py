@@ -15,7 +15,7 @@ from tests.cluster.kubernetes.schema import cloned
 from tests.cluster.kubernetes.storage import Name, Storage
 
 RETRIES = 5
-"""Attempts of a write without resourceVersion when another write comes in between."""
+"""Attempts of a write without resourceVersion when another write intervenes."""
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
@@ -63,7 +63,7 @@ class Admission:
 
 
 class Hooks(Protocol):
-    """What calls webhooks."""
+    """Callbacks of webhooks."""
 
     async def mutate(self, admission: Admission) -> Object: ...
 
@@ -141,7 +141,8 @@ class Api:
             self._drop_nulls(resource, item)
         own = item["metadata"]
         if own.get("resourceVersion"):
-            raise ApiError(500, "resourceVersion should not be set on objects to be created")  # As released servers do.
+            # Released servers do the same.
+            raise ApiError(500, "resourceVersion should not be set on objects to be created")
         self._check_namespace(resource, namespace, own.get("name", ""))
         is_generated = not own.get("name") and bool(own.get("generateName"))
         if is_generated:
@@ -256,7 +257,9 @@ class Api:
         return await self.change(resource, name, applied, options)
 
     def _check_declared(self, resource: Resource, name: Name, body: Object) -> None:
-        """Raise 500, as the released server does, where an applied object has a field that its definition does not have."""
+        """Raise 500, as the released server does, where an applied object has a field that its definition does not
+        declare.
+        """
         unknown: list[str] = []
         resource.schema.prune({part: one for part, one in body.items() if part not in OWN_FIELDS}, "", unknown)
         if unknown:
@@ -265,7 +268,7 @@ class Api:
             raise ApiError(500, text)
 
     async def change(self, resource: Resource, name: Name, change: Change, options: Options) -> Object:
-        """Change an object; without resourceVersion the change is repeated where another write comes in between."""
+        """Change an object; without resourceVersion the change is repeated when another write intervenes."""
         for _ in range(RETRIES):
             stored = self.storage.get(resource.key, name)
             if stored is None:

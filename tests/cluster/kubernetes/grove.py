@@ -100,7 +100,7 @@ def _report_groups(run: "Controllers", name: str, found: dict[Place, Object]) ->
 
 
 async def clique(run: "Controllers", key: GroupPlural, item: Object) -> None:
-    """Keep the pods of a PodClique. Those of another template are replaced one after another, or when deleted."""
+    """Keep the pods of a PodClique. Pods of another template are replaced one after another, or when deleted."""
     name, replicas = item["metadata"]["name"], item["spec"].get("replicas", 1)
     metadata = {one: item["metadata"].get(one) for one in ("labels", "annotations")}
     revision = template_hash([metadata, item["spec"]["podSpec"]])

@@ -1,7 +1,7 @@
-"""Stand-in for the kubelet of a node with processes: the containers of selected pods run as processes of this machine.
+"""Stand-in for the kubelet of a node: the containers of selected pods run as processes of this machine.
 
-What a kubelet gives a container is given to its process: variables, the account's token with the address of the API server,
-and volumes, which are folders under one folder of the test; paths of mounts in arguments and variables are replaced.
+Each process gets its container's variables, the account's token with the address of the API server, and volumes as
+folders below one folder of the test; mount paths in arguments and variables are replaced.
 """
 
 import asyncio

@@ -130,7 +130,7 @@ def merge(live: Any, config: Any, schema: Schema) -> Any:
 
 
 def _merge_list(live: list[Any], config: list[Any], schema: Schema) -> list[Any]:
-    """Order as the configuration; items of the live list alone stay in front of their successor."""
+    """Order the items as in the configuration; items of the live list alone precede their successor."""
     remaining = {element(one, schema): one for one in live}
     wanted = {element(one, schema) for one in config}
     order = list(remaining)
@@ -232,14 +232,14 @@ def without(fields: set[Path] | Fields, prefixes: tuple[Path, ...]) -> Fields:
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """One write by one manager: who, through which endpoint, when."""
+    """One write by one manager: its identity, endpoint and time."""
 
     manager: str
     api_version: str
     subresource: str
     time: str
     ignored: tuple[Path, ...]
-    """Fields that this endpoint resets and so are not owned through it."""
+    """Fields that this endpoint resets, and which are not owned through it."""
 
     def update(self, live: Object, new: Object, schema: Schema, managers: dict[Identity, Managed]) -> list[Object]:
         """Return the managed fields after an update: the changed fields move to this manager."""
@@ -285,7 +285,7 @@ class Ownership:
 
 
 def _owned_part(item: Object) -> Object:
-    """Return an object without what no manager owns, which need not be compared."""
+    """Return the owned part of an object; the other fields need not be compared."""
     metadata = {name: one for name, one in item.get("metadata", {}).items() if name not in METADATA}
     rest = {name: one for name, one in item.items() if name not in {"apiVersion", "kind", "metadata"}}
     return {**rest, "metadata": metadata} if metadata else rest

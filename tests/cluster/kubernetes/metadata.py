@@ -1,4 +1,4 @@
-"""Metadata of objects: names, system fields, and what changes on create, update and delete. Pure."""
+"""Metadata of objects: names, system fields, and their changes on create, update and delete. Pure."""
 
 import re
 import secrets
@@ -50,7 +50,7 @@ def generated_name(prefix: str) -> str:
 
 
 def start(item: Object, resource: Resource) -> None:
-    """Set the system fields of a new object, in place."""
+    """Set the system fields of a new object in place."""
     metadata = item["metadata"]
     for name in ("deletionTimestamp", "deletionGracePeriodSeconds", "resourceVersion", "selfLink", "generation"):
         metadata.pop(name, None)
@@ -61,7 +61,7 @@ def start(item: Object, resource: Resource) -> None:
 
 
 def carry_over(item: Object, live: Object, resource: Resource, subresource: str) -> None:
-    """Set on an updated object, in place, what its writer cannot change."""
+    """Restore, in place, the fields that an update must not change."""
     metadata, before = item["metadata"], live["metadata"]
     for name in (
         "uid",

@@ -17,7 +17,7 @@ WATCH_S = 300
 
 
 class NodeAgent:
-    """Runs the pods of a cluster without running anything: a thread that reacts to a watch; the owner stops it."""
+    """Pod lifecycle without processes: a thread that reacts to a watch; the owner stops it."""
 
     def __init__(self, url: str, token: str, verify: Any) -> None:
         headers = {"Authorization": f"Bearer {token}", "User-Agent": "node-agent"}

@@ -91,7 +91,7 @@ class OperatedCluster:
 
 
 class DyingClient(KubeClient):
-    """Client whose process dies at one of its writes: the write is made, and nothing follows it."""
+    """Client whose process dies at one of its writes: the server executes the write, and no further one follows."""
 
     def __init__(self, at: int) -> None:
         super().__init__()

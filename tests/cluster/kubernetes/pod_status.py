@@ -5,7 +5,7 @@ from tests.cluster.kubernetes.metadata import now
 from tests.cluster.kubernetes.workloads import condition
 
 READY, WAITING, OUTCOME = "dynamo.test/ready", "dynamo.test/waiting-reason", "dynamo.test/outcome"
-"""Annotations of pods: "false" keeps one unready, with a reason; "Failed" lets that of a job fail."""
+"""Annotations of pods: "false" keeps a pod unready, with a reason; "Failed" makes the pod of a job fail."""
 ADDRESSES_PER_BLOCK = 250
 
 

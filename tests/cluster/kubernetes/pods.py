@@ -25,7 +25,7 @@ class MadePod:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment by which a process in the pod is identified."""
+        """Environment variables that identify the pod of a process."""
         return {"POD_NAME": self.name, "POD_NAMESPACE": self.namespace, "POD_UID": self.uid}
 
 
@@ -50,7 +50,7 @@ def call(server: AnyKubernetes, method: str, path: str, body: Any = None) -> Any
 
 
 def is_passing(response: httpx.Response) -> bool:
-    """Return whether a refusal ends by itself: an account is made by a controller, a changed definition is read again."""
+    """Return whether a refusal is temporary: a controller creates the account, a changed definition is read again."""
     return response.status_code == 503 or (response.status_code == 403 and "serviceaccount" in response.text)
 
 

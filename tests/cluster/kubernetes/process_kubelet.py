@@ -191,7 +191,7 @@ class ProcessKubelet:
 
 
 def _is_serving(address: str, service: str) -> bool:
-    """Ask a gRPC health service; imported here, because gRPC does not share a process with most other tests."""
+    """Call a gRPC health service; imported here, because gRPC does not share a process with most other tests."""
     import grpc
 
     from dynamo.grpc.health import CLASSES, HEALTH_SERVICE, SERVING

@@ -47,7 +47,7 @@ class Reset:
             self._kept |= {self._at(path, one) for one in self._items(path)}
 
     def delete_all(self) -> None:
-        """Delete webhooks first, so that none holds up the rest; custom objects with their definitions."""
+        """Delete webhooks first, so that none blocks the other deletions; custom objects with their definitions."""
         for path in HOOKS:
             self._http.delete(path)
         self._delete_custom_objects()
@@ -86,7 +86,7 @@ class Reset:
         self._http.request("DELETE", self._at(path, item), json=now)
 
     def _left(self) -> list[str]:
-        """Return what is not gone yet, and delete again what controllers have made in the meantime."""
+        """Return the objects that still exist, and delete again the ones that controllers have recreated."""
         left = [self._at(CRDS, one) for one in self._items(CRDS)]
         left += [self._at(NAMESPACES, one) for one in self._items(NAMESPACES)]
         for path in (path.format(DEFAULT) for path in NAMESPACED[:5]):

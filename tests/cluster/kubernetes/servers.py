@@ -1,4 +1,4 @@
-"""Either API server, and what tests do with both."""
+"""Operations that tests use with both API servers."""
 
 from pathlib import Path
 

@@ -24,7 +24,10 @@ class Webhooks:
         self._storage, self._registry = storage, registry
         self._contexts: dict[str, ssl.SSLContext] = {}
         self.service_addresses: dict[str, str] = {}
-        """Where `clientConfig.service` leads, by `namespace/name`: a base URL. The certificate is still that of the service."""
+        """Base URL of each `clientConfig.service`, by `namespace/name`.
+
+        The certificate is still that of the service.
+        """
 
     async def mutate(self, admission: Admission) -> Object:
         """Return the object after the mutating webhooks, in the order of their names."""

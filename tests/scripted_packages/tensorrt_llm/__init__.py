@@ -1,4 +1,4 @@
-"""A scripted TensorRT-LLM: an `LLM` that repeats its prompt, keeps its events for polling, and hands prompts over."""
+"""Scripted TensorRT-LLM: an `LLM` that repeats its prompt, keeps its events for polling, and transfers prefill results."""
 
 import asyncio
 import copy
@@ -15,7 +15,7 @@ __all__ = ["LLM", "SamplingParams"]
 
 
 class Result:
-    """A response, cumulative at each step; or whole when streaming is off."""
+    """Response of a request: cumulative at each step, or complete when streaming is off."""
 
     def __init__(self, llm: "LLM", asked: SimpleNamespace) -> None:
         self._llm = llm

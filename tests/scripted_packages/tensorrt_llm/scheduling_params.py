@@ -1,4 +1,4 @@
-"""Which rank a request is for."""
+"""Scheduling parameters: the rank of a request."""
 
 from tests.unit.trtllm.scripted import SchedulingParams
 

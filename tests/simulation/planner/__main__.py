@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 
-from tests.simulation.planner.world import check, describe
+from tests.simulation.planner.simulation import check, describe
 
 
 def main() -> int:

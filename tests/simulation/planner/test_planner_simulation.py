@@ -5,7 +5,7 @@ import os
 import pytest
 from tests.simulation.planner.mutants import MUTANTS
 from tests.simulation.planner.scenario import FAULT_KINDS, drawn
-from tests.simulation.planner.world import check, describe
+from tests.simulation.planner.simulation import check, describe
 
 SEEDS = int(os.environ.get("PLANNER_SEEDS", "24"))
 

@@ -8,7 +8,7 @@ WALL_S = 1_700_000_000.0
 
 
 class InstantSelector(selectors.DefaultSelector):
-    """Selector that advances a number where others wait."""
+    """Selector that advances the time instead of waiting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class SkewedClock:
-    """Clock of the running loop. `ahead_s` jumps forward, as after a pause of the machine; `wall_s` in any direction."""
+    """Clock of the running loop.
+
+    `ahead_s` jumps forward, as after a pause of the machine; `wall_s` jumps in any direction.
+    """
 
     def __init__(self) -> None:
         self.ahead_s = self.wall_s = 0.0

@@ -1,4 +1,4 @@
-"""An adapter with a request."""
+"""LoRA request."""
 
 from tests.unit.trtllm.scripted import LoRARequest
 

@@ -1,4 +1,4 @@
-"""A likelihood."""
+"""Log-probability."""
 
 from tests.unit.trtllm.scripted import Logprob
 

@@ -1,4 +1,4 @@
-"""A request that was wrong."""
+"""Request error."""
 
 from tests.unit.trtllm.scripted import RequestError
 

@@ -1,4 +1,4 @@
-"""What a request is made of."""
+"""Types of request parameters."""
 
 from tests.unit.trtllm.scripted import DisaggregatedParams, GuidedDecodingParams
 

@@ -1,4 +1,4 @@
-"""What kinds of attention there are."""
+"""Types of attention."""
 
 from enum import IntEnum, auto
 

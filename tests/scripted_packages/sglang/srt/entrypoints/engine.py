@@ -1,4 +1,4 @@
-"""An `Engine` that repeats its prompt, publishes its cache, and meets its other phase in a bootstrap server."""
+"""`Engine` that repeats its prompt, publishes its cache events, and connects to its other phase by a bootstrap server."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ WAIT_S = 60.0
 
 class TokenizerManager(scripted.TokenizerManager):
     def auto_create_handle_loop(self) -> None:
-        """As in the real one, it handles the signals of termination and of failed children itself."""
+        """Handle the signals of termination and of failed children, as the real one does."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGQUIT):
             loop.add_signal_handler(number, echo.note, "signals", number.name)
@@ -82,7 +82,7 @@ class Engine(scripted.Engine):
         self._socket.send_multipart([b"", struct.pack(">Q", self._number), payload])
         self._number += 1
 
-    # Meeting.
+    # Bootstrap connection.
 
     def _room(self, room: int) -> "asyncio.Future[bytes]":
         return self._rooms.setdefault(room, asyncio.get_running_loop().create_future())

@@ -1,4 +1,4 @@
-"""The words of one process to another."""
+"""Messages between processes."""
 
 from tests.unit.sglang.scripted import io_struct
 

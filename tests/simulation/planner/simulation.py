@@ -1,4 +1,4 @@
-"""World: the production planner service with a simulated deployment, and the invariants that every seed keeps."""
+"""Simulation of the production planner service on a simulated deployment, and its invariants for every seed."""
 
 import asyncio
 import math
@@ -33,7 +33,7 @@ class SimulatedPlugin:
 PLUGIN = {"module": __name__, "class": "SimulatedPlugin", "plugin_id": "sim", "plugin_type": "propose", "priority": 50}
 
 
-class PlannerWorld:
+class PlannerSimulation:
     """One seed: a planner, the faults, and a second planner while that fault is active."""
 
     def __init__(self, seed: int) -> None:
@@ -43,7 +43,7 @@ class PlannerWorld:
         self.clock = SkewedClock()
         self.deployment = SimulatedDeployment(self.scenario)
 
-    def run(self) -> "PlannerWorld":
+    def run(self) -> "PlannerSimulation":
         """Run to the end in virtual time."""
         run_virtual(self._run())
         return self
@@ -145,10 +145,10 @@ class PlannerWorld:
 
 def check(seed: int) -> list[str]:
     """Return the violations of one seed."""
-    return PlannerWorld(seed).run().violations
+    return PlannerSimulation(seed).run().violations
 
 
 def describe(seed: int) -> tuple[list[str], list[str], PlannerScenario]:
     """Return events, violations and scenario of one seed."""
-    world = PlannerWorld(seed).run()
-    return world.events, world.violations, world.scenario
+    simulation = PlannerSimulation(seed).run()
+    return simulation.events, simulation.violations, simulation.scenario

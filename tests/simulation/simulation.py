@@ -1,6 +1,7 @@
-"""World: one seeded run: production's frontends and workers on a network that fails them, and clients that watch.
+"""Simulation: one seeded run of production frontends and workers on an unreliable network, with clients.
 
-draw a scenario ─▶ start ─▶ requests and faults ─▶ mend everything ─▶ settle ─▶ probe ─▶ rest ─▶ shut down ─▶ judge
+draw a scenario ─▶ start ─▶ requests and faults ─▶ heal ─▶ settle ─▶ probe ─▶ check idle state ─▶ shut down ─▶ check end
+state
 """
 
 import asyncio
@@ -13,15 +14,15 @@ from collections import Counter
 from typing import Any, cast
 
 from tests.simulation import invariants
-from tests.simulation.clients import Plan, Sent, SimExchange, Wire, draw_body
+from tests.simulation.clients import PlannedRequest, SentRequest, SimExchange, Wire, draw_body
 from tests.simulation.determinism import determinism, load_once, make_card_once
-from tests.simulation.engine import CONTEXT_LENGTH, Language, ScriptedEngine
-from tests.simulation.ether import Ether, SimBus
+from tests.simulation.engine import CONTEXT_LENGTH, Language, SimEngine
+from tests.simulation.event_network import EventNetwork, SimBus
 from tests.simulation.loop import STARTS_AT_S, Process, SimLoop, Stalled
 from tests.simulation.network import Network
 from tests.simulation.registry import Registry, SimDiscovery
-from tests.simulation.request_plane import SimPlane, SocketPlane, Watched, Witness
-from tests.simulation.scenario import HEAL_AT_S, Fault, Scenario, draw_character
+from tests.simulation.request_plane import ObservedReceiver, PlaneObserver, SimPlane, SocketPlane
+from tests.simulation.scenario import HEAL_AT_S, Fault, Scenario, draw_behavior
 from tests.simulation.sockets import Sockets
 
 from dynamo.backend.config import DisaggregatedOptions, WorkerOptions
@@ -44,25 +45,25 @@ from dynamo.serving.prefill_router import LAST_WORDS_S, SEQUENTIAL_MODES
 from dynamo.text.detokenizer import TokenTable
 from dynamo.text.tokenizer.tokenizer import BACKENDS
 
-START_S = 2.0  # Everyone has loaded and heard of each other by then.
-SETTLE_S = 24.0  # The longest silence, lease, notice and inhibition, one after another.
-PROBE_GAP_S = 1.5  # The slowest engine with one slot has answered one before the next comes.
+START_S = 2.0  # All processes have loaded and discovered each other by then.
+SETTLE_S = 24.0  # The longest silence, lease, detection and inhibition, one after another.
+PROBE_GAP_S = 1.5  # The slowest engine with one slot has answered one probe before the next arrives.
 PROBE_S = 35.0
 STOP_S = 40.0
 GRACE_S = 1.0
 DRAIN_S = 3.0
-OTHER_PARSER = "hermes"  # It makes a card another one, and nothing else here.
-LOST_S = 10.0  # Beyond lease and news: connections that are tried and hang.
-BATCHED = 0.7  # So many members speak our frames; the others speak as released peers do.
+OTHER_PARSER = "hermes"  # Gives a card another checksum without other effects here.
+LOST_S = 10.0  # More than the lease and delays: connection attempts that hang.
+BATCHED = 0.7  # Share of members that use batched frames; the others use upstream's framing.
 
 
 class Member:
-    """One production process: its runtime on the simulated planes."""
+    """Production process: its runtime on the simulated planes."""
 
-    def __init__(self, world: "World", name: str) -> None:
-        self.world = world
+    def __init__(self, simulation: "Simulation", name: str) -> None:
+        self.simulation = simulation
         self.name = name
-        self.process = Process(world.loop, name)
+        self.process = Process(simulation.loop, name)
         self.opened = asyncio.Event()
         self.is_stopping = False
         self.runtime: DistributedRuntime
@@ -76,22 +77,22 @@ class Member:
 
     @property
     def is_up(self) -> bool:
-        """Alive, ready and meaning to stay."""
+        """Whether the process is alive, ready and not stopping."""
         return self.is_alive and self.opened.is_set() and not self.is_stopping
 
     def _open(self) -> DistributedRuntime:
-        world, process = self.world, self.process
-        self.discovery = SimDiscovery(world.registry, process)
+        simulation, process = self.simulation, self.process
+        self.discovery = SimDiscovery(simulation.registry, process)
 
         def plane(dispatcher: Any, registry: Any) -> SimPlane | SocketPlane:
-            witness = Witness(process, self.discovery, world)
-            if world.scenario.has_sockets:
-                self.plane = SocketPlane(dispatcher, witness, registry, batched=world.rng.random() < BATCHED)
+            observer = PlaneObserver(process, self.discovery, simulation)
+            if simulation.scenario.has_sockets:
+                self.plane = SocketPlane(dispatcher, observer, registry, batched=simulation.rng.random() < BATCHED)
             else:
-                self.plane = SimPlane(dispatcher, world.network, witness)
+                self.plane = SimPlane(dispatcher, simulation.network, observer)
             return self.plane
 
-        bus = SimBus(world.ether, process)
+        bus = SimBus(simulation.event_network, process)
         return DistributedRuntime(None, self.discovery, plane, event_plane=lambda _: MemoryEventPlane(bus))
 
     async def _live(self) -> None:
@@ -101,7 +102,7 @@ class Member:
         raise NotImplementedError
 
     def stop(self) -> None:
-        """SIGTERM."""
+        """Send SIGTERM."""
         if self.is_alive and not self.is_stopping:
             self.is_stopping = True
             self.process.start(self._stop(), "stop")
@@ -111,23 +112,23 @@ class Member:
         await self._end()
         left = [task.get_name() for task in self.process.tasks if task is not asyncio.current_task()]
         if left:
-            self.world.violation(f"{self.name} ended and left {', '.join(left)}")
-        self.world.log(self.name, "exits")
+            self.simulation.violation(f"{self.name} ended and left {', '.join(left)}")
+        self.simulation.log(self.name, "exits")
         self.kill()
 
-    def kill(self, *, told: bool = True) -> None:
-        """SIGKILL, or, if the kernel sends no resets, the loss of the machine."""
+    def kill(self, *, response: bool = True) -> None:
+        """Send SIGKILL, or, if the kernel sends no resets, fail the machine."""
         if self.is_alive:
             self.process.kill()
-            self.world.network.died(self.process, told=told)
-            self.world.deaths[self.runtime.instance_id] = self.world.loop.time()
+            self.simulation.network.remove_process(self.process, response=response)
+            self.simulation.deaths[self.runtime.instance_id] = self.simulation.loop.time()
 
 
 class FrontendMember(Member):
-    """What `dynamo.frontend.main.serve` does, without the socket."""
+    """The parts of `dynamo.frontend.main.serve` without the socket."""
 
     async def _live(self) -> None:
-        scenario = self.world.scenario
+        scenario = self.simulation.scenario
         self.runtime = runtime = self._open()
         self.metrics = FrontendMetrics(runtime.metrics)
         self.models = Models(runtime, self.metrics, router_mode=scenario.router_mode, thresholds=scenario.thresholds)
@@ -140,9 +141,9 @@ class FrontendMember(Member):
         self.opened.set()
 
     def _sweep(self) -> None:
-        """As `HttpService` does."""
-        self.pipeline.abandon(self.world.scenario.silence_s)
-        self._sweeper = self.world.loop.call_later(SWEEP_S, self._sweep)
+        """Sweep as `HttpService` does."""
+        self.pipeline.abandon(self.simulation.scenario.silence_s)
+        self._sweeper = self.simulation.loop.call_later(SWEEP_S, self._sweep)
 
     async def _end(self) -> None:
         await self.pipeline.drain(5.0)
@@ -150,38 +151,38 @@ class FrontendMember(Member):
         await self.models.close()
         await self.runtime.shutdown()
 
-    def take(self, sent: Sent) -> None:
-        """A request has arrived whole."""
+    def take(self, sent: SentRequest) -> None:
+        """Handle a request that arrived completely."""
         handle = self.pipeline.handle_chat if sent.plan.is_chat else self.pipeline.handle_completion
         handle(sent.exchange)
 
 
 class WorkerMember(Member):
-    """What `dynamo.backend.worker.WorkerProcess` does, with an engine of ours."""
+    """The parts of `dynamo.backend.worker.WorkerProcess` with a simulated engine."""
 
     def __init__(
-        self, world: "World", name: str, model: str, tool_parser: str | None, role: DisaggregationMode
+        self, simulation: "Simulation", name: str, model: str, tool_parser: str | None, role: DisaggregationMode
     ) -> None:
         self.model = f"{model} prefill" if role is DisaggregationMode.PREFILL else model
         self._served = model
         self._role = role
         self._tool_parser = tool_parser
-        character = draw_character(world.rng, is_calm=world.scenario.is_calm)
-        rng = random.Random(f"engine {world.scenario.seed} {name}")
-        self.engine = ScriptedEngine(
-            world.language,
+        behavior = draw_behavior(simulation.rng, is_calm=simulation.scenario.is_calm)
+        rng = random.Random(f"engine {simulation.scenario.seed} {name}")
+        self.engine = SimEngine(
+            simulation.language,
             model,
-            character,
+            behavior,
             rng,
-            world.worked,
+            simulation.on_token_generated,
             role=role,
-            meets=world.scenario.meets and role is DisaggregationMode.PREFILL,
-            prefills_locally=world.scenario.prefills_locally and role is DisaggregationMode.DECODE,
+            meets=simulation.scenario.meets and role is DisaggregationMode.PREFILL,
+            prefills_locally=simulation.scenario.prefills_locally and role is DisaggregationMode.DECODE,
         )
-        self.engine.is_mended = world.is_mended
+        self.engine.is_healed = simulation.is_healed
         self.served_s = math.inf
         """Time since which it serves."""
-        super().__init__(world, name)
+        super().__init__(simulation, name)
 
     async def _live(self) -> None:
         self.runtime = runtime = self._open()
@@ -190,23 +191,23 @@ class WorkerMember(Member):
             disaggregation_mode=self._role.value,
             namespace="sim",
             endpoint=f"sim.{place}.generate",
-            engine_request_limit=self.world.scenario.slots,
+            engine_request_limit=self.simulation.scenario.slots,
             tool_call_parser=self._tool_parser,
         )
         self.worker = EngineWorker(options, self.engine, runtime, on_failure=lambda _: self.stop())
-        self.world.names[runtime.instance_id] = self.name
+        self.simulation.names[runtime.instance_id] = self.name
         await runtime.connect()
         await self.worker.start()
         self.opened.set()
-        self.served_s = self.world.loop.time()
-        self.world.log(self.name, f"serves {self.model} as {runtime.instance_id:x}")
+        self.served_s = self.simulation.loop.time()
+        self.simulation.log(self.name, f"serves {self.model} as {runtime.instance_id:x}")
 
     async def _end(self) -> None:
         await self.worker.stop(GRACE_S, DRAIN_S)
 
 
-class World:
-    """Everything of one seed."""
+class Simulation:
+    """Simulation of one seed."""
 
     def __init__(self, seed: int) -> None:
         self.scenario = scenario = Scenario.draw(seed)
@@ -215,35 +216,35 @@ class World:
         self.violations: list[str] = []
         self.events: list[str] = []
         self.language = language()
-        self.world_process = Process(self.loop, "network")
+        self.driver = Process(self.loop, "network")
         rng = random.Random(f"network {seed}")
-        self.network = Network(self.loop, rng, scenario.weather, self.world_process, is_calm=scenario.is_calm)
-        self.ether = Ether(self.network)
+        self.network = Network(self.loop, rng, scenario.network_faults, self.driver, is_calm=scenario.is_calm)
+        self.event_network = EventNetwork(self.network)
         self.loop.sockets = Sockets(self.network)
         self.frontends: list[FrontendMember] = []
         self.workers: list[WorkerMember] = []
-        self.requests: list[Sent] = []
+        self.requests: list[SentRequest] = []
         self.names: dict[int, str] = {}
-        """Instance id to the name of its process."""
+        """Process name of each instance id."""
         self.deaths: dict[int, float] = {}
-        """Instance id to when its process ended."""
-        self.by_part: dict[str, Sent] = {}
-        """Request id as the workers see it to the request."""
+        """Time at which the process of each instance id ended."""
+        self.by_part: dict[str, SentRequest] = {}
+        """Request of each request id that workers receive."""
         self.prefills: list[str] = []
-        """Request ids of prefills, as often as they were begun."""
+        """Request ids of prefills, once for each start."""
         self.disturbances: list[list[Any]] = []
-        """Name of a process or of a pair, begin, and end or None: when messages may be held up."""
+        """Name of a process or of a pair, begin, and end or None: times at which messages may be delayed."""
         self.counts: dict[str, int] = {}
         self.seen: Counter[str] = Counter()
-        """What happened how often, after the run."""
-        self.is_mended = False
+        """Counts of events, after the run."""
+        self.is_healed = False
         self._numbers = {"w": 0, "f": 0, "r": 0}
 
-    # What is seen --------------------------------------------------------------------------------------------------
+    # Observations -------------------------------------------------------------------------------------------------
 
     def log(self, who: str, what: str) -> None:
         if self.loop.is_closed():
-            return  # What happens while the dead are buried.
+            return  # Events while the resources of dead processes are closed.
         self.events.append(f"{self.loop.time() - STARTS_AT_S:10.4f}  {who:<9} {what}")
 
     def violation(self, what: str) -> None:
@@ -252,11 +253,11 @@ class World:
             self.log("!!!", what)
 
     def digest(self) -> str:
-        """Equal for runs in which the same things happened at the same times."""
+        """Return a hash that is equal for runs with the same events at the same times."""
         return hashlib.sha256("\n".join(self.events).encode()).hexdigest()
 
     def _count(self) -> Counter[str]:
-        """What happened how often."""
+        """Count the events."""
         network = self.network
         prefills = Counter(self.prefills)
         seen = Counter({f"fault: {kind}": number for kind, number in self.counts.items()})
@@ -271,8 +272,8 @@ class World:
             seen["streams that moved"] += verdict == "complete" and sent.resumed > 0
         return seen
 
-    def hear_log(self, record: logging.LogRecord) -> None:
-        """A warning of production's; an error that is none of the scripted ones is our bug."""
+    def on_log(self, record: logging.LogRecord) -> None:
+        """Record a warning of production code; an unexpected error is a violation."""
         if self.loop.is_closed():
             return
         text = record.getMessage()
@@ -281,62 +282,70 @@ class World:
             error = record.exc_info[1] if record.exc_info else None
             self.violation(f"an error was logged: {text} {error!r}")
 
-    def was_sent(self, heard: Watched) -> None:
-        if isinstance(heard.receiver, PrefillPhase):
-            self.prefills.append(heard.request_id)
-            self._note_part(heard.request_id)
-            request = self.by_part[heard.request_id]
-            request.broke_s.pop(heard.request_id, None)
-            request.prefilled_s[heard.request_id] = self.loop.time()
-            self.log(heard.process.name, f"prefill of {heard.request_id[-4:]} goes to {self.names[heard.instance_id]}")
+    def on_request_sent(self, observed: ObservedReceiver) -> None:
+        if isinstance(observed.receiver, PrefillPhase):
+            self.prefills.append(observed.request_id)
+            self._note_part(observed.request_id)
+            request = self.by_part[observed.request_id]
+            request.failed_s.pop(observed.request_id, None)
+            request.prefilled_s[observed.request_id] = self.loop.time()
+            self.log(
+                observed.process.name,
+                f"prefill of {observed.request_id[-4:]} goes to {self.names[observed.instance_id]}",
+            )
             return
-        if not isinstance(heard.receiver, Generation):
-            self.log(heard.process.name, f"asks {self.names[heard.instance_id]} {heard.request_id.partition('-')[0]}")
+        if not isinstance(observed.receiver, Generation):
+            self.log(
+                observed.process.name,
+                f"sends to {self.names[observed.instance_id]} {observed.request_id.partition('-')[0]}",
+            )
             return
-        sent, part = self._request_of(heard), heard.request_id
+        sent, part = self._request_of(observed), observed.request_id
         self.by_part[part] = sent
-        sent.broke_s.pop(part, None)
+        sent.failed_s.pop(part, None)
         workers = sent.parts.setdefault(part, [])
-        if heard.instance_id in workers and not self.scenario.meets:  # It may only have waited for a prefill.
-            left = invariants.untried(self, sent, workers)
+        if (
+            observed.instance_id in workers and not self.scenario.meets
+        ):  # The request may only have waited for a prefill.
+            left = invariants.untried_workers(self, sent, workers)
             if left:
                 self.violation(
-                    f"{sent.label} went to {self.names[heard.instance_id]} again, which had failed it, "
+                    f"{sent.label} went to {self.names[observed.instance_id]} again, which had failed before, "
                     f"though {', '.join(left)} was left"
                 )
-        workers.append(heard.instance_id)
-        sent.resumed += heard.receiver.tokens > 0
-        self.log(heard.process.name, f"{sent.label} goes to {self.names[heard.instance_id]}")
+        workers.append(observed.instance_id)
+        sent.resumed += observed.receiver.tokens > 0
+        self.log(observed.process.name, f"{sent.label} goes to {self.names[observed.instance_id]}")
 
     def _note_part(self, part: str) -> None:
-        """Note whose request a prefill is part of: its first attempt is sent by the request's own task."""
+        """Record the request that a prefill belongs to: its first attempt is sent by the request's own task."""
         if part not in self.by_part:
             scope = current_request.get()
             assert scope is not None, "a prefill was sent outside of its request"
             self.by_part[part] = next(sent for sent in self.requests if sent.plan.id == scope[0])
 
-    def was_heard(self, heard: Watched) -> None:
-        if isinstance(heard.receiver, Generation):
-            self._request_of(heard).heard_s = self.loop.time()
+    def on_response_message(self, observed: ObservedReceiver) -> None:
+        if isinstance(observed.receiver, Generation):
+            self._request_of(observed).last_output_s = self.loop.time()
 
-    def was_whole(self, heard: Watched) -> None:
-        if isinstance(heard.receiver, Generation):
-            self._request_of(heard).whole.add(heard.request_id)
+    def on_response_complete(self, observed: ObservedReceiver) -> None:
+        if isinstance(observed.receiver, Generation):
+            self._request_of(observed).whole.add(observed.request_id)
 
-    def broke(self, heard: Watched, error: Exception) -> None:
-        if isinstance(heard.receiver, PrefillPhase):
-            if self._is_awaited(heard.receiver):
-                self.by_part[heard.request_id].broke_s[heard.request_id] = self.loop.time()
+    def on_response_error(self, observed: ObservedReceiver, error: Exception) -> None:
+        if isinstance(observed.receiver, PrefillPhase):
+            if self._is_awaited(observed.receiver):
+                self.by_part[observed.request_id].failed_s[observed.request_id] = self.loop.time()
             return
-        if not isinstance(heard.receiver, Generation):
+        if not isinstance(observed.receiver, Generation):
             return
-        sent = self._request_of(heard)
-        lacks_text = any(choice.finish_reason is None for choice in heard.receiver.choices)
+        sent = self._request_of(observed)
+        lacks_text = any(choice.finish_reason is None for choice in observed.receiver.choices)
         if sent.over_s is None and lacks_text:
-            sent.broke_s[heard.request_id] = self.loop.time()
-            if "unresponsive" in str(error) and not invariants.stood_still(self, sent, heard.instance_id):
-                self.violation(f"{sent.label} left {self.names[heard.instance_id]}, which lives")
-            self.log(heard.process.name, f"{sent.label} breaks: {error}")
+            sent.failed_s[observed.request_id] = self.loop.time()
+            if "unresponsive" in str(error) and not invariants.was_unresponsive(self, sent, observed.instance_id):
+                self.violation(f"{sent.label} left {self.names[observed.instance_id]}, which is alive")
+            self.log(observed.process.name, f"{sent.label} breaks: {error}")
 
     def _is_awaited(self, phase: PrefillPhase) -> bool:
         """Return whether the decode phase is sent only after this prefill has ended."""
@@ -344,12 +353,12 @@ class World:
         return is_sequential and not phase.is_over
 
     @staticmethod
-    def _request_of(heard: Watched) -> Sent:
-        answer = cast("BaseAnswer", cast("Generation", heard.receiver).answer)
+    def _request_of(observed: ObservedReceiver) -> SentRequest:
+        answer = cast("BaseAnswer", cast("Generation", observed.receiver).answer)
         return cast("SimExchange", answer.exchange).sent
 
-    def worked(self, part_id: str) -> None:
-        """An engine made a token; it must not be for a request that is over."""
+    def on_token_generated(self, part_id: str) -> None:
+        """Check that an engine generates tokens only for requests that are in flight."""
         sent = self.by_part[part_id]
         over_s = sent.over_s
         now = self.loop.time()
@@ -359,8 +368,8 @@ class World:
 
     @property
     def cancel_bound_s(self) -> float:
-        weather = self.scenario.weather
-        return weather.notice_s + 2 * (weather.spike_s + 2 * weather.latency_s)
+        network_faults = self.scenario.network_faults
+        return network_faults.notice_s + 2 * (network_faults.spike_s + 2 * network_faults.latency_s)
 
     def is_disturbed(self, begin: float, end: float, name: str | None = None) -> bool:
         return any(
@@ -370,18 +379,18 @@ class World:
         )
 
     def paused_s(self, name: str, begin: float, end: float) -> float:
-        """For how long of that time a process was paused."""
+        """Return the seconds of that interval in which a process was paused."""
         return sum(
             max(0.0, min(end, stop if stop is not None else end) - max(begin, start))
             for who, start, stop in self.disturbances
             if who == name
         )
 
-    # What happens --------------------------------------------------------------------------------------------------
+    # Actions ------------------------------------------------------------------------------------------------------
 
-    def run(self) -> "World":
-        """The whole run; afterwards `violations` lists the failures."""
-        with determinism(self.loop, self.scenario.seed, self.hear_log):
+    def run(self) -> "Simulation":
+        """Run the simulation; afterwards `violations` lists the failures."""
+        with determinism(self.loop, self.scenario.seed, self.on_log):
             try:
                 self.loop.run_until_complete(self._main())
             except Stalled as stalled:
@@ -404,17 +413,17 @@ class World:
         for _ in range(scenario.requests):
             self._plan_request()
         for fault in scenario.faults:
-            self.world_process.later(fault.at_s - START_S, self._fail, fault)
+            self.driver.later(fault.at_s - START_S, self._fail, fault)
         await asyncio.sleep(HEAL_AT_S - START_S)
         self._heal()
         await asyncio.sleep(SETTLE_S)
         self._probe()
         await asyncio.sleep(PROBE_S)
-        invariants.judge_rest(self)
+        invariants.check_idle(self)
         for member in (*self.frontends, *self.workers):
             member.stop()
         await asyncio.sleep(STOP_S)
-        invariants.judge_end(self)
+        invariants.check_end(self)
         self.seen = self._count()
 
     def add_frontend(self) -> FrontendMember:
@@ -437,7 +446,7 @@ class World:
         rng = self.rng
         model = rng.choice(list(self.scenario.workers))
         is_chat = rng.random() < 0.3
-        plan = Plan(
+        plan = PlannedRequest(
             id=self._request_id(),
             frontend=rng.randrange(self.scenario.frontends),
             model=model,
@@ -448,10 +457,10 @@ class World:
             if rng.random() < self.scenario.leavers
             else None,
         )
-        self.world_process.later(plan.at_s, self.send, plan)
+        self.driver.later(plan.at_s, self.send, plan)
 
     def _arrival_s(self) -> float:
-        """Some time after the start; half of the requests come shortly before something goes wrong."""
+        """Draw a time after the start; half of the requests come shortly before a fault."""
         faults = self.scenario.faults
         if faults and self.rng.random() < 0.5:
             return max(0.0, self.rng.choice(faults).at_s - START_S - self.rng.uniform(0.0, 1.5))
@@ -461,8 +470,8 @@ class World:
         self._numbers["r"] += 1
         return f"00000000-0000-4000-8000-{self._numbers['r']:012d}"
 
-    def send(self, plan: Plan, frontend: FrontendMember | None = None) -> None:
-        """A client sends its request, if it finds a frontend."""
+    def send(self, plan: PlannedRequest, frontend: FrontendMember | None = None) -> None:
+        """Send a client's request, if a frontend is up."""
         up = [one for one in self.frontends if one.is_up]
         if frontend is None:
             if not up:
@@ -471,7 +480,7 @@ class World:
         headers = [(b"x-dynamo-request-id", plan.id.encode())]
         wire = Wire(headers)
         exchange = SimExchange(wire, json.dumps(plan.body).encode())
-        sent = Sent(plan, exchange, wire, frontend, self.loop.time())
+        sent = SentRequest(plan, exchange, wire, frontend, self.loop.time())
         exchange.sent = sent
         wire.on_complete = lambda: self._ended(sent)
         self.requests.append(sent)
@@ -480,19 +489,19 @@ class World:
         self.log("client", f"{sent.label}: {kind} of {plan.model} to {frontend.name} {shown}")
         frontend.process.soon(frontend.take, sent)
         if plan.leaves_after_s is not None:
-            self.world_process.later(plan.leaves_after_s, self._leave, sent)
+            self.driver.later(plan.leaves_after_s, self._leave, sent)
 
-    def _leave(self, sent: Sent) -> None:
+    def _leave(self, sent: SentRequest) -> None:
         if sent.over_s is None:
             sent.left_s = self.loop.time()
             self.log("client", f"{sent.label} is left")
             sent.frontend.process.soon(sent.exchange.left)
 
-    def _ended(self, sent: Sent) -> None:
+    def _ended(self, sent: SentRequest) -> None:
         sent.ended_s = self.loop.time()
         self.log(sent.frontend.name, f"{sent.label} ends: {invariants.outcome(sent)}")
 
-    # What goes wrong -----------------------------------------------------------------------------------------------
+    # Faults -------------------------------------------------------------------------------------------------------
 
     def _fail(self, fault: Fault) -> None:
         workers = [one for one in self.workers if one.is_alive]
@@ -501,10 +510,10 @@ class World:
         aimed = busy if busy and fault.other < 0.7 else workers
         worker = aimed[int(fault.one * len(aimed))] if aimed else None
         frontend = frontends[int(fault.other * len(frontends))] if frontends else None
-        if self._do(fault, worker, frontend):
+        if self._apply_fault(fault, worker, frontend):
             self.counts[fault.kind] = self.counts.get(fault.kind, 0) + 1
 
-    def _do(self, fault: Fault, worker: WorkerMember | None, frontend: FrontendMember | None) -> bool:
+    def _apply_fault(self, fault: Fault, worker: WorkerMember | None, frontend: FrontendMember | None) -> bool:
         if fault.kind.startswith("start worker"):
             models = list(self.scenario.workers)
             has_other_card = fault.kind != "start worker"
@@ -514,18 +523,18 @@ class World:
         if "worker" in fault.kind or "engine" in fault.kind:
             if worker is None:
                 return False
-            return self._do_worker(fault, worker, frontend)
+            return self._apply_worker_fault(fault, worker, frontend)
         if frontend is None:
             return False
-        return self._do_frontend(fault, frontend)
+        return self._apply_frontend_fault(fault, frontend)
 
-    def _do_worker(self, fault: Fault, worker: WorkerMember, frontend: FrontendMember | None) -> bool:
+    def _apply_worker_fault(self, fault: Fault, worker: WorkerMember, frontend: FrontendMember | None) -> bool:
         kind = fault.kind
         self.log("fault", f"{kind}: {worker.name} {fault.lasts_s:.2f} s")
         if kind == "kill worker":
             worker.kill()
         elif kind == "lose machine of worker":
-            worker.kill(told=False)
+            worker.kill(response=False)
             now, scenario = self.loop.time(), self.scenario
             self.disturbances.append([worker.name, now, now + scenario.lease_s + 2 * scenario.resync_s + LOST_S])
         elif kind == "stop worker":
@@ -540,12 +549,12 @@ class World:
             self._pause(worker, fault.lasts_s)
         elif kind == "stick engine":
             worker.engine.is_stuck = True
-            worker.process.later(fault.lasts_s, worker.engine.unstick)
+            worker.process.later(fault.lasts_s, worker.engine.unblock)
         elif kind == "break engine":
             worker.process.soon(worker.engine.die)
         return True
 
-    def _do_frontend(self, fault: Fault, frontend: FrontendMember) -> bool:
+    def _apply_frontend_fault(self, fault: Fault, frontend: FrontendMember) -> bool:
         kind = fault.kind
         self.log("fault", f"{kind}: {frontend.name} {fault.lasts_s:.2f} s")
         is_only = len([one for one in self.frontends if one.is_up]) == 1
@@ -573,48 +582,48 @@ class World:
 
     def _cut(self, one: Process, other: Process, lasts_s: float) -> None:
         self.network.cut(one, other)
-        trouble = [f"{one.name}/{other.name}", self.loop.time(), None]
-        self.disturbances.append(trouble)
+        disturbance = [f"{one.name}/{other.name}", self.loop.time(), None]
+        self.disturbances.append(disturbance)
 
-        def mend() -> None:
-            if trouble[2] is None:
-                self.network.mend(one, other)
-                trouble[2] = self.loop.time() + self.scenario.weather.notice_s
+        def reconnect() -> None:
+            if disturbance[2] is None:
+                self.network.reconnect(one, other)
+                disturbance[2] = self.loop.time() + self.scenario.network_faults.notice_s
 
-        self.world_process.later(lasts_s, mend)
+        self.driver.later(lasts_s, reconnect)
 
     def _pause(self, member: Member, lasts_s: float) -> None:
         member.process.is_paused = True
-        trouble = [member.name, self.loop.time(), None]
-        self.disturbances.append(trouble)
+        disturbance = [member.name, self.loop.time(), None]
+        self.disturbances.append(disturbance)
 
-        def go_on() -> None:
-            if trouble[2] is None:
+        def resume() -> None:
+            if disturbance[2] is None:
                 member.process.is_paused = False
-                trouble[2] = self.loop.time()
+                disturbance[2] = self.loop.time()
 
-        self.world_process.later(lasts_s, go_on)
+        self.driver.later(lasts_s, resume)
 
     def _heal(self) -> None:
-        """Everything is mended, and every model has a worker."""
-        self.log("fault", "everything is mended")
-        self.is_mended = True
+        """End all faults, and start a worker for each model without one."""
+        self.log("fault", "all faults end")
+        self.is_healed = True
         self.network.is_calm = True
-        self.network.mend_all()
+        self.network.reconnect_all()
         now = self.loop.time()
-        for trouble in self.disturbances:
-            if trouble[2] is None:
-                trouble[2] = now + self.scenario.weather.notice_s
+        for disturbance in self.disturbances:
+            if disturbance[2] is None:
+                disturbance[2] = now + self.scenario.network_faults.notice_s
         for member in (*self.frontends, *self.workers):
             member.process.is_paused = False
         for worker in self.workers:
             if worker.is_alive:
-                worker.process.soon(worker.engine.mend)
+                worker.process.soon(worker.engine.reconnect)
         self._replace()
-        self.world_process.later(1.0, self._replace)  # An engine that broke while its process was paused.
+        self.driver.later(1.0, self._replace)  # An engine that failed while its process was paused.
 
     def _replace(self) -> None:
-        """Every model has a worker."""
+        """Start a worker for each model without one."""
         for model in self.scenario.workers:
             if not self._has(model):
                 self.add_worker(model)
@@ -625,15 +634,15 @@ class World:
         return any(one.is_alive and not one.is_stopping and one.model == model for one in self.workers)
 
     def _probe(self) -> None:
-        """A plain request for every model to every frontend, more than once: it must succeed."""
+        """Send a plain request for every model to every frontend, more than once; each must succeed."""
         number = 0
         for frontend in self.frontends:
             for model in [model for model in self.scenario.workers for _ in range(3)]:
                 prompt = [self.rng.randrange(256, 1500) for _ in range(4)]
                 body = {"model": model, "prompt": prompt, "max_tokens": 4, "stream": True}
-                plan = Plan(self._request_id(), 0, model, 0.0, False, body, None, is_probe=True)
+                plan = PlannedRequest(self._request_id(), 0, model, 0.0, False, body, None, is_probe=True)
                 if frontend.is_up:
-                    self.world_process.later(number * PROBE_GAP_S, self.send, plan, frontend)
+                    self.driver.later(number * PROBE_GAP_S, self.send, plan, frontend)
                     number += 1
 
 
@@ -641,7 +650,7 @@ _languages: list[Language] = []
 
 
 def language() -> Language:
-    """The demo model's tokens."""
+    """Return the demo model's tokens."""
     if not _languages:
         card = demo_card()
         preprocessor = load_once(card, AssetCache(), tuple(BACKENDS))
@@ -651,7 +660,7 @@ def language() -> Language:
 
 
 def demo_card() -> Any:
-    """The card that every worker of the first model publishes."""
+    """Return the card that every worker of the first model publishes."""
     from tests.simulation.engine import BLOCK_TOKENS, BLOCKS, MODEL_DIR
 
     from dynamo.backend.engine import EngineConfig

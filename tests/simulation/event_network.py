@@ -1,6 +1,6 @@
-"""Ether: the event plane, with the network between its ends.
+"""Simulated event plane: production's `MemoryEventPlane` with the network between publishers and subscribers.
 
-Each process has production's `MemoryEventPlane` over a bus of its own; what it publishes reaches the subscribers of all.
+Each process has a bus of its own; its events reach the subscribers of all processes.
 """
 
 from collections import defaultdict
@@ -12,8 +12,8 @@ from tests.simulation.network import Network
 from dynamo.runtime.event_plane.memory import MemoryBus, MemorySubscriber
 
 
-class Ether:
-    """Every subscriber of every process, by topic."""
+class EventNetwork:
+    """Subscribers of all processes, by topic."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -21,26 +21,26 @@ class Ether:
 
 
 class SimBus(MemoryBus):
-    """One process's bus: its events reach the others' subscribers through the network."""
+    """Bus of one process, whose events reach the subscribers of other processes through the network."""
 
-    def __init__(self, ether: Ether, process: Process) -> None:
-        self.listeners = _Topics(ether, process)  # type: ignore[assignment]
+    def __init__(self, event_network: EventNetwork, process: Process) -> None:
+        self.listeners = _Topics(event_network, process)  # type: ignore[assignment]
 
 
 class _Topics:
-    def __init__(self, ether: Ether, process: Process) -> None:
-        self._ether = ether
+    def __init__(self, event_network: EventNetwork, process: Process) -> None:
+        self._event_network = event_network
         self._process = process
 
     def __getitem__(self, name: str) -> "_Topic":
-        return _Topic(self._ether, self._process, name)
+        return _Topic(self._event_network, self._process, name)
 
 
 class _Topic:
-    def __init__(self, ether: Ether, process: Process, name: str) -> None:
-        self._ether = ether
+    def __init__(self, event_network: EventNetwork, process: Process, name: str) -> None:
+        self._event_network = event_network
         self._process = process
-        self._listeners = ether.topics[name]
+        self._listeners = event_network.topics[name]
 
     def append(self, subscriber: MemorySubscriber) -> None:
         self._listeners.append((self._process, subscriber))
@@ -51,12 +51,14 @@ class _Topic:
     def __contains__(self, subscriber: MemorySubscriber) -> bool:
         return (self._process, subscriber) in self._listeners
 
-    def __iter__(self) -> Iterator["_Far"]:
-        return iter([_Far(self._ether.network, self._process, *listener) for listener in self._listeners])
+    def __iter__(self) -> Iterator["_RemoteSubscriber"]:
+        return iter(
+            [_RemoteSubscriber(self._event_network.network, self._process, *listener) for listener in self._listeners]
+        )
 
 
-class _Far:
-    """A subscriber as a publisher of another process reaches it."""
+class _RemoteSubscriber:
+    """Subscriber as seen by a publisher of another process."""
 
     def __init__(self, network: Network, source: Process, target: Process, subscriber: MemorySubscriber) -> None:
         self._send = lambda *args: network.datagram(source, target, *args)
