@@ -120,7 +120,9 @@ def test_cause_of_a_slow_request_is_found_in_three_steps(browser: Browser) -> No
     browser.named("Requests", "nav a").click()
     browser.until(lambda: browser.one("main .segmented"), "no tabs")
     browser.named("Slowest").click()
-    browser.until(lambda: browser.all("tbody .strip") and "running" not in browser.text("tbody"), "not the slowest ones")
+    browser.until(
+        lambda: browser.all("tbody .strip") and "running" not in browser.text("tbody"), "not the slowest ones"
+    )
     browser.picture("requests")
     browser.named("Pause").click()  # The table is not drawn again.
     first = browser.until(lambda: browser.text("tbody a"), "no request can be opened")
