@@ -64,6 +64,24 @@ class LoopThread:
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(built(), self.loop).result(wait_s)
 
+    def wait(self, work: Callable[[], Coroutine[Any, Any, object]], patience_s: float) -> None:
+        """Run `work` on the loop and return at its end, with its error. On the loop's own thread, do nothing.
+
+        Return early, while it runs on, if the loop is blocked for `patience_s` seconds: its thread may wait for this one.
+        """
+        if not is_foreign(self.loop):
+            return
+        self.ensure_running()
+        done = asyncio.run_coroutine_threadsafe(work(), self.loop)
+        while not done.done():
+            with contextlib.suppress(TimeoutError):
+                done.exception(patience_s)
+            is_alive = threading.Event()
+            self.loop.call_soon_threadsafe(is_alive.set)
+            if not is_alive.wait(patience_s):
+                return
+        done.result()
+
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`, run on the loop."""
         if is_foreign(self.loop):

@@ -25,7 +25,7 @@ from dynamo.kv_router.runs import pack, slots_of
 from dynamo.llm.radix_tree import OverlapScores, scores_of
 from dynamo.protocols.kv_events import WorkerKvEvent
 from dynamo.routing.busy import Thresholds
-from dynamo.routing.endpoint_router import EndpointRouter
+from dynamo.routing.endpoint_router import CountedProgress, EndpointRouter, min_initial_workers
 from dynamo.routing.kv_push_router import constraints_of
 from dynamo.routing.python_config import KvRouterConfig
 from dynamo.routing.remote_indexer import IndexerServer
@@ -70,14 +70,6 @@ class LoadThresholdConfig:
             raise ValueError(str(error)) from None
 
 
-@dataclass
-class _Booked:
-    """A request that the caller sends and whose progress the caller reports."""
-
-    tokens: int = 0
-    is_over: bool = False
-
-
 CREATED_S = 1.0  # A loop that takes longer may be one whose thread waits for the thread that creates the router.
 
 P = ParamSpec("P")
@@ -99,7 +91,8 @@ def _on_own_loop(
 class KvRouter:
     """Choose workers of one endpoint by their cached blocks. Raise `ValueError` for a setting out of range.
 
-    It can be created and used in any thread and on any event loop.
+    It can be created and used in any thread and on any event loop. With `DYN_ROUTER_MIN_INITIAL_WORKERS` the constructor
+    returns when as many workers have registered; on the loop of the runtime, which it must not block, the calls wait.
     """
 
     def __init__(
@@ -126,6 +119,7 @@ class KvRouter:
 
         profile = kv_router_config.profile()
         thresholds = None if load_threshold_config is None else load_threshold_config.meaning()
+        workers_min = min_initial_workers()  # Read here: the router may be made when the variable is set no longer.
 
         def make() -> EndpointRouter:
             router = EndpointRouter(
@@ -133,6 +127,7 @@ class KvRouter:
                 config,
                 profile=profile,
                 thresholds=thresholds,
+                workers_min=workers_min,
             )
             if kv_router_config.serve_indexer:
                 self._server = IndexerServer(endpoint, router.kv.machine, router.models)
@@ -141,6 +136,8 @@ class KvRouter:
 
         self._make = make
         self.thread.offer(lambda: self.core, CREATED_S)
+        if workers_min:
+            self.thread.wait(self.ready, CREATED_S)
 
     @property
     def core(self) -> EndpointRouter:
@@ -216,19 +213,22 @@ class KvRouter:
     ) -> ResponseStream | ForeignStream:
         """Send a request in upstream's wire format; see `generate`.
 
-        `response_buffer_size` is validated and has no effect: the buffer of a stream is always bounded.
+        With a `response_buffer_size` of 0 the router counts tokens and the end of the response when they are read, else
+        when they arrive. Other sizes have no effect: the buffer of a stream is always bounded.
         """
         if response_buffer_size < 0:
             raise ValueError(f"response_buffer_size {response_buffer_size}: expected 0 or more")
         loop = self.thread.loop
         if not is_foreign(loop):
-            return await (await self.ready()).generate(request, context=context)
+            return await self._generate(request, context, response_buffer_size == 0)
         shadow = None if context is None else context.shadow(loop)
-        return ForeignStream(await self._generate(request, shadow), loop)
+        return ForeignStream(await self._generate(request, shadow, response_buffer_size == 0), loop)
 
     @_on_own_loop
-    async def _generate(self, request: Mapping[str, Any], context: Context | None) -> ResponseStream:
-        return await (await self.ready()).generate(request, context=context)
+    async def _generate(
+        self, request: Mapping[str, Any], context: Context | None, follows_reader: bool
+    ) -> ResponseStream:
+        return await (await self.ready()).generate(request, context=context, follows_reader=follows_reader)
 
     @_on_own_loop
     async def best_worker(
@@ -270,7 +270,7 @@ class KvRouter:
         elif request_id in router.kv.machine.active:
             raise InvalidArgument(f"request {request_id} is already booked on a worker", param="request_id")
         else:
-            decision = await router.place(route_request, _Booked())
+            decision = await router.place(route_request, CountedProgress())
         rank = (decision.worker_id, decision.dp_rank)
         if update_indexer:
             router.kv.machine.note_sent(rank, route_request.sequence or route_request.blocks, self._clock.now())

@@ -19,7 +19,7 @@ from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.policy import PolicyProfile
 from dynamo.kv_router.router import RouteRequest
 from dynamo.protocols.discovery import EndpointId
-from dynamo.routing.endpoint_router import EndpointRouter
+from dynamo.routing.endpoint_router import EndpointRouter, min_initial_workers
 from dynamo.routing.policy_file import RouterPolicy
 from dynamo.routing.remote_indexer import IndexerServer
 from dynamo.routing.settings import DisaggregationOptions, KvRouterOptions, as_unsupported, check_files, router_config
@@ -171,7 +171,9 @@ async def serve(options: RouterOptions) -> AsyncIterator[None]:
     """Follow the workers and serve the endpoints; drain at the end of the block."""
     config, profile = options.meaning()
     async with open_runtime(options) as runtime:
-        router = EndpointRouter(runtime.endpoint(str(options.target())), config, profile=profile)
+        router = EndpointRouter(
+            runtime.endpoint(str(options.target())), config, profile=profile, workers_min=min_initial_workers()
+        )
         service = RouterService(runtime, router, serves_indexer=options.serve_indexer)
         runtime.health.checks.append(lambda: router.is_sound)
         await service.start()

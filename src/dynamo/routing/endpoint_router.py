@@ -9,6 +9,7 @@ import math
 import random
 import uuid
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -16,7 +17,8 @@ import msgspec
 from dynamo.core.boundaries import Rollback
 from dynamo.core.clock import SystemClock
 from dynamo.core.codec import MSGPACK, UNREADABLE, decode, encode, json_decoder, msgpack_decoder
-from dynamo.core.errors import CannotConnect, InvalidArgument
+from dynamo.core.config import setting
+from dynamo.core.errors import CannotConnect, ConfigError, InvalidArgument
 from dynamo.core.tasks import TaskOwner
 from dynamo.kv_events.worker_publishers import KV_METRICS_TOPIC
 from dynamo.kv_router.config import RoutingConfig
@@ -55,30 +57,47 @@ class Produced(msgspec.Struct):
     token_ids: list[int] = msgspec.field(default_factory=list)
 
 
-class RoutedStream(ResponseStream):
-    """Response stream that releases its request at its end; the first item contains the chosen worker."""
+@dataclass(slots=True)
+class CountedProgress:
+    """Progress of a request; apart from its stream, which ends the request when it is no longer referenced."""
 
-    def __init__(self, router: KvPushRouter, request_id: str, annotated: bool) -> None:
+    tokens: int = 0
+    is_over: bool = False
+
+
+class RoutedStream(ResponseStream):
+    """Response stream that releases its request at its end; the first item contains the chosen worker.
+
+    The router counts tokens and the end as they arrive or, with `follows_reader`, as the stream is read.
+    """
+
+    def __init__(self, router: KvPushRouter, request_id: str, annotated: bool, *, follows_reader: bool = False) -> None:
         super().__init__(annotated)
-        self.tokens = 0
+        self._follows_reader = follows_reader
+        self.progress = CountedProgress()
         self.decision: Decision | None = None
         self._router = router
         self._request_id = request_id
         self._is_released = False
-        self.is_over = False
-        """Whether the caller no longer waits for the response."""
 
     def on_token(self, token_id: int) -> None:
-        self.tokens += 1
+        if not self._follows_reader:
+            self._count(token_id)
         super().on_token(token_id)
 
     def on_item(self, item: Item) -> None:
-        if item.data is not None and item.event is None:
-            try:
-                self.tokens += len(decode(item.data, item.codec, Produced).token_ids)
-            except UNREADABLE:
-                self.tokens += 1  # An engine with its own item format; the item counts as the first token.
+        if not self._follows_reader:
+            self._count(item)
         super().on_item(item)
+
+    def _count(self, element: int | Item) -> None:
+        if isinstance(element, int):
+            self.progress.tokens += 1
+        elif element.data is not None and element.event is None:
+            try:
+                self.progress.tokens += len(decode(element.data, element.codec, Produced).token_ids)
+            except UNREADABLE:
+                self.progress.tokens += 1  # An engine with its own item format; the item counts as the first token.
 
     def release(self) -> None:
         """Release the request from its worker."""
@@ -88,11 +107,20 @@ class RoutedStream(ResponseStream):
 
     def _over(self) -> None:
         super()._over()
-        self.is_over = True
-        self.release()
+        self.progress.is_over = True
+        if not (self._follows_reader and self._unread):
+            self.release()
+
+    def _leave(self) -> None:
+        super()._leave()
+        self.release()  # Also if the response is complete and was not read to its end.
 
     def _give(self, element: int | Item) -> Any:
         given = super()._give(element)
+        if self._follows_reader:
+            self._count(element)
+            if self._is_over and not self._unread:
+                self.release()
         decision, self.decision = self.decision, None
         if decision is not None and isinstance(given, dict):
             worker_id, dp_rank = decision.worker_id, decision.dp_rank
@@ -106,6 +134,14 @@ class RoutedStream(ResponseStream):
         return given
 
 
+def min_initial_workers() -> int:
+    """Return `DYN_ROUTER_MIN_INITIAL_WORKERS`. Raises `ConfigError`."""
+    number = setting("DYN_ROUTER_MIN_INITIAL_WORKERS", 0, int)
+    if number < 0:
+        raise ConfigError(f"DYN_ROUTER_MIN_INITIAL_WORKERS={number}: must be at least 0")
+    return number
+
+
 class EndpointRouter:
     """Router that chooses workers of one endpoint by cached blocks and load, and sends requests to them."""
 
@@ -117,7 +153,9 @@ class EndpointRouter:
         profile: PolicyProfile | None = None,
         thresholds: Thresholds | None = None,
         rng: random.Random | None = None,
+        workers_min: int = 0,
     ) -> None:
+        """Create a router that is started when `workers_min` workers have registered."""
         self.endpoint = endpoint
         self.kv = KvPushRouter(endpoint.runtime, endpoint.id, config, profile=profile, rng=rng)
         self.busy = BusyWorkers(thresholds or Thresholds(), Capacity(None, None))
@@ -126,6 +164,8 @@ class EndpointRouter:
         self._client: Client | None = None
         self._tasks = TaskOwner(f"router of {endpoint}")
         self._synced = asyncio.Event()
+        self._workers_min = workers_min
+        self._has_enough = asyncio.Event()
         self._clock = SystemClock()
 
     @property
@@ -140,7 +180,7 @@ class EndpointRouter:
         return self._tasks.is_sound and self.kv.is_sound
 
     async def start(self) -> None:
-        """Start, and return once the present instances are known."""
+        """Start; return once the present instances are known, and the initial workers among them."""
         self._client = await self.endpoint.client(RouterMode.KV)
         self._client.on_change(self._set_workers)
         self._tasks.supervise(self._watch, "cards")
@@ -153,6 +193,11 @@ class EndpointRouter:
             logger.warning("no model cards of %s within the start timeout; check the discovery backend", self.endpoint)
         self._set_workers()
         await self.kv.start()
+        if not self._has_enough.is_set():
+            logger.info(
+                "waiting for %d workers of %s (DYN_ROUTER_MIN_INITIAL_WORKERS)", self._workers_min, self.endpoint
+            )
+            await self._has_enough.wait()
 
     async def close(self) -> None:
         """Stop; requests in progress continue."""
@@ -213,15 +258,20 @@ class EndpointRouter:
         return load_table(self.kv.machine.potential(route_request, self._clock.now()))
 
     async def generate(
-        self, request: Mapping[str, Any], *, annotated: bool = False, context: Context | None = None
+        self,
+        request: Mapping[str, Any],
+        *,
+        annotated: bool = False,
+        context: Context | None = None,
+        follows_reader: bool = False,
     ) -> RoutedStream:
-        """Send a request to the worker chosen for it and return the response stream.
+        """Send a request to the worker chosen for it and return the response stream; see `RoutedStream`.
 
         Raises `InvalidArgument` for an unreadable request, and the errors of choosing and sending.
         """
         typed = read_request(request)
         request_id = context.id() if context is not None else str(uuid.uuid4())
-        stream = RoutedStream(self.kv, request_id, annotated)
+        stream = RoutedStream(self.kv, request_id, annotated, follows_reader=follows_reader)
         metadata = context.metadata_to_send() if context is not None else {}
         headers = context.propagated() if context is not None else {}
         tried: set[int] = set()
@@ -229,7 +279,12 @@ class EndpointRouter:
             while True:
                 exclude = frozenset(tried)
                 decision = await self.kv.choose(
-                    typed, request_id, stream, avoid=self._avoid(exclude), busy=self._busy(exclude), metadata=metadata
+                    typed,
+                    request_id,
+                    stream.progress,
+                    avoid=self._avoid(exclude),
+                    busy=self._busy(exclude),
+                    metadata=metadata,
                 )
                 body = encode(sent_as(request, typed, decision), MSGPACK)
                 try:
@@ -268,6 +323,8 @@ class EndpointRouter:
         if self._client is None:
             return
         present = self._client.instance_ids()
+        if len(present) >= self._workers_min:
+            self._has_enough.set()
         cards = dict(self._cards.values())
         self.kv.set_facts([facts_of(one, cards[one]) if one in cards else WorkerFacts(one) for one in present])
         self.busy.keep(present)

@@ -114,8 +114,10 @@ class ResponseStream:
 
     def bind(self, call: Call, context: Context | None) -> None:
         """Bind the stream to its call, and the call to the context that it was sent under."""
+        if self._is_over:
+            return
         self._call = call
-        if context is not None and not self._is_over:
+        if context is not None:
             itself = weakref.ref(self)  # A long-lived context must not keep unreferenced streams alive.
 
             def end() -> None:
@@ -211,15 +213,17 @@ class ResponseStream:
 
     def _over(self) -> None:
         self._is_over = True
+        self._call = None  # It refers to this stream, which must end as soon as its reader drops it.
         if self._untie is not None:
             self._untie()
             self._untie = None
 
     def _leave(self) -> None:
         if not self._is_over:
+            call = self._call
             self._over()
-            if self._call is not None and not self._is_stopped:
-                self._call.kill()
+            if call is not None and not self._is_stopped:
+                call.kill()
 
 
 class GeneratorHandler:

@@ -52,6 +52,33 @@ async def test_offer_to_a_blocked_loop_times_out() -> None:
     assert built == [False]
 
 
+def test_a_thread_waits_for_work_and_gets_its_error(thread: LoopThread) -> None:
+    ended = threading.Event()
+
+    async def work() -> None:
+        await turns(50)
+        ended.set()
+        raise ValueError("wrong")
+
+    with pytest.raises(ValueError, match="wrong"):
+        thread.wait(work, WAIT_S)
+    assert ended.is_set()
+
+
+async def test_a_loop_that_is_blocked_is_not_waited_for_and_runs_the_work_later() -> None:
+    ran = asyncio.Event()
+
+    async def work() -> None:
+        ran.set()
+
+    waiter = threading.Thread(target=LoopThread(asyncio.get_running_loop()).wait, args=(work, 0.01))
+    waiter.start()
+    waiter.join(WAIT_S)
+    assert not waiter.is_alive()
+    assert not ran.is_set()
+    await asyncio.wait_for(ran.wait(), WAIT_S)
+
+
 def test_exception_of_another_loop_is_raised_in_the_caller(thread: LoopThread) -> None:
     async def fail() -> None:
         raise ValueError("why")

@@ -1,6 +1,7 @@
 """Upstream's router and indexers in Python, over planes in memory."""
 
 import asyncio
+import gc
 import json
 import threading
 from collections.abc import AsyncIterator
@@ -93,6 +94,43 @@ async def test_prompt_is_routed_to_the_worker_that_caches_its_prefix(harness: Kv
     assert scores["workers"][0].keys() >= {"host_pinned_blocks", "disk_blocks", "host_pinned_extension_blocks"}
     dumped = json.loads(await router.dump_events())
     assert [len(one["event"]["data"]["stored"]["blocks"]) for one in dumped] == [5]
+
+
+async def test_load_without_a_response_buffer_follows_the_reader(harness: KvRouterHarness) -> None:
+    await harness.worker()
+    router = await router_of(harness, 1)
+
+    async def load() -> tuple[int, int]:
+        (row,) = await router.get_potential_loads(PROMPT)
+        return row["active_requests"], row["potential_prefill_tokens"]
+
+    idle = await load()
+    stream = await router.generate(PROMPT, "m", stop_conditions={"max_tokens": 2}, response_buffer_size=0)
+    await until(lambda: stream._is_over)
+    assert await load() == (1, idle[1] + len(PROMPT))
+    await anext(stream)
+    assert await load() == (1, idle[1])
+    assert [output async for output in stream]
+    assert await load() == idle
+    unread = [await router.generate(PROMPT, "m", stop_conditions={"max_tokens": 2}, response_buffer_size=0)]
+    await until(lambda: unread[0]._is_over)
+    assert (await load())[0] == 1
+    unread.clear()
+    gc.collect()  # The calls of the plane in memory refer to each other.
+    assert await load() == idle
+
+
+async def test_calls_wait_until_the_initial_workers_have_registered(
+    harness: KvRouterHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYN_ROUTER_MIN_INITIAL_WORKERS", "2")
+    router = KvRouter(harness.runtime().endpoint(PATH), BLOCK, KvRouterConfig())
+    asked = asyncio.ensure_future(router.get_potential_loads(PROMPT))
+    await harness.worker()
+    await until(lambda: router.core._client is not None and router.core.client.instance_ids() != [])
+    assert not asked.done()
+    await harness.worker()
+    assert {row["worker_id"] for row in await asyncio.wait_for(asked, TIMEOUT_S)} == set(harness.workers)
 
 
 async def test_response_of_the_chosen_worker_removes_its_load_at_the_end(harness: KvRouterHarness) -> None:

@@ -13,6 +13,7 @@ LOCAL = {  # What others hear of them.
     errors.ConfigError: InvalidArgument,
     errors.CannotResume: errors.WorkerUnavailable,
     errors.InstanceTimeout: errors.WorkerUnavailable,
+    errors.NoMatchingWorker: errors.WorkerUnavailable,
     errors.NotReady: errors.WorkerUnavailable,
     errors.RouterQueueLimitExceeded: errors.Overloaded,
     errors.StartupError: InvalidArgument,
