@@ -71,6 +71,25 @@ class CallOwner(Protocol):
         """Handle the end of the call."""
 
 
+class _EndedReceiver:
+    """Receiver of a call that has ended."""
+
+    def on_token(self, token_id: int) -> None:
+        """See `Receiver`."""
+
+    def on_item(self, item: Item) -> None:
+        """See `Receiver`."""
+
+    def on_end(self) -> None:
+        """See `Receiver`."""
+
+    def on_error(self, error: Exception) -> None:
+        """See `Receiver`."""
+
+
+_ENDED = _EndedReceiver()
+
+
 class UpstreamCall:
     """Running request to a worker with Dynamo framing."""
 
@@ -85,7 +104,7 @@ class UpstreamCall:
         self.frames_subject: str | None = None
         """Subject of its request frames, None without frames."""
         self.instance_id = target.instance_id
-        self.receiver = receiver
+        self.receiver: Receiver = receiver
         self.on_done = on_done
         self.connection: ResponseConnection | None = None
         self.sent_at: float | None = asyncio.get_running_loop().time()
@@ -114,16 +133,18 @@ class UpstreamCall:
         """Notify the receiver of the end, once."""
         if self.is_over:
             return
+        receiver = self.receiver
         self._close()
         self.on_done(self.instance_id, error)
         with logged(logger, "receiver of a call to %s failed at its end", self._link.address):
             if error is None:
-                self.receiver.on_end()
+                receiver.on_end()
             else:
-                self.receiver.on_error(error)
+                receiver.on_error(error)
 
     def _close(self) -> None:
         self.is_over = True
+        self.receiver = _ENDED  # The connection outlives the call; a stream must end when its reader drops it.
         self._link.forget(self)
 
 
