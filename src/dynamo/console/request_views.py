@@ -132,7 +132,7 @@ def explanation(view: RequestView, cause: str) -> str:
     return text + "."
 
 
-class Selection(msgspec.Struct, frozen=True, kw_only=True):
+class RequestSelection(msgspec.Struct, frozen=True, kw_only=True):
     """Which requests are shown: the empty value selects all."""
 
     state: str = ""
