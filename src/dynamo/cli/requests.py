@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from dynamo.cli.announcement import DEFAULT_URL
 from dynamo.cli.request_lines import detail, explained, heading, line
 from dynamo.console.request_causes import Cause
-from dynamo.console.request_views import RequestView, Selection, view_of
+from dynamo.console.request_views import RequestSelection, RequestView, view_of
 from dynamo.console.worker_paces import WorkerPaces
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError, DynamoException
@@ -73,10 +73,10 @@ class RequestsConfig:
             raise ConfigError("--trace: excludes --follow, --failed and --running; a trace has requests that ended")
 
     @property
-    def selection(self) -> Selection:
+    def selection(self) -> RequestSelection:
         """Return the requests that the options select."""
         state = "slow" if self.slow else "failed" if self.failed else "running" if self.running else ""
-        return Selection(
+        return RequestSelection(
             state=state,
             model=self.model or "",
             cause=self.cause or "",
@@ -93,7 +93,7 @@ def requests(argv: Sequence[str]) -> int:
             return follow(ChatClient(config.url, key=environment_key()), config)
         if config.request_id is not None:
             return one(config)
-        found = traced(config.trace, config.selection) if config.trace else asked(config)
+        found = traced(config.trace, config.selection) if config.trace else selected_views(config)
         show(found, config)
     except KeyboardInterrupt:
         return 0
@@ -105,12 +105,12 @@ def requests(argv: Sequence[str]) -> int:
     return 0
 
 
-def asked(config: RequestsConfig) -> list[RequestView]:
+def selected_views(config: RequestsConfig) -> list[RequestView]:
     """Return the selected requests of the server."""
     return from_server(ChatClient(config.url, key=environment_key()), config.selection)
 
 
-def from_server(client: ChatClient, selection: Selection) -> list[RequestView]:
+def from_server(client: ChatClient, selection: RequestSelection) -> list[RequestView]:
     """Return the selected requests of a server. Raise `ConfigError` for one without a console."""
     query: dict[str, Any] = {"slower_than_ms": int(selection.slower_than_ms)}
     query |= {name: getattr(selection, name) for name in ("state", "model", "cause", "limit")}
@@ -137,8 +137,8 @@ def show(found: Sequence[RequestView], config: RequestsConfig) -> None:
 def one(config: RequestsConfig) -> int:
     """Print one request by its id, the id of its response, or their beginning."""
     wanted = RESPONSE_PREFIX.sub("", config.request_id or "")
-    everything = Selection(limit=LIMIT_MAX)
-    found = traced(config.trace, everything) if config.trace else asked_for(config, wanted)
+    everything = RequestSelection(limit=LIMIT_MAX)
+    found = traced(config.trace, everything) if config.trace else views_named(config, wanted)
     matching = [view for view in found if view.id and (view.id.startswith(wanted) or wanted.endswith(view.id))]
     if not matching:
         sys.stderr.write(f"error: request {config.request_id} is not kept; the last 1000 and the slowest ones are\n")
@@ -150,12 +150,12 @@ def one(config: RequestsConfig) -> int:
     return 0
 
 
-def asked_for(config: RequestsConfig, wanted: str) -> list[RequestView]:
+def views_named(config: RequestsConfig, wanted: str) -> list[RequestView]:
     """Return the request of a whole id, or the last ones."""
     client = ChatClient(config.url, key=environment_key())
     found = msgspec.convert(client.requests(id=wanted, limit=1), list[RequestView])
-    return found or from_server(client, Selection(limit=LIMIT_MAX)) + from_server(
-        client, Selection(state="slow", limit=LIMIT_MAX)
+    return found or from_server(client, RequestSelection(limit=LIMIT_MAX)) + from_server(
+        client, RequestSelection(state="slow", limit=LIMIT_MAX)
     )
 
 
@@ -181,10 +181,10 @@ def follow(client: ChatClient, config: RequestsConfig) -> int:
         time.sleep(config.interval)
 
 
-def followed(config: RequestsConfig) -> list[Selection]:
+def followed(config: RequestsConfig) -> list[RequestSelection]:
     """Return the requests that `--follow` polls: those that ended last; slow and failed ones with both options."""
     least_ms = config.slower_than or (SLOW_MS if config.slow else 0)
-    ended = Selection(model=config.model or "", cause=config.cause or "", slower_than_ms=least_ms, limit=POLLED)
+    ended = RequestSelection(model=config.model or "", cause=config.cause or "", slower_than_ms=least_ms, limit=POLLED)
     if not config.failed:
         return [ended]
     failed = replace(ended, state="failed", slower_than_ms=config.slower_than)
@@ -202,7 +202,7 @@ def new(ended: Iterable[RequestView], seen: dict[str, None]) -> Iterator[Request
         del seen[next(iter(seen))]
 
 
-def traced(paths: Sequence[str], selection: Selection) -> list[RequestView]:
+def traced(paths: Sequence[str], selection: RequestSelection) -> list[RequestView]:
     """Return the selected requests of trace files. Raise `ConfigError` for a file that is none."""
     from dynamo.replay.request_trace import row_of  # Heavy imports, which the server's requests do not need.
     from dynamo.replay.trace import lines

@@ -10,7 +10,7 @@ import msgspec
 from dynamo import __version__
 from dynamo.console.history import INTERVAL_S, ActivitySample, SampleHistory
 from dynamo.console.live_feed import LiveFeed
-from dynamo.console.request_views import RequestView, Selection, view_of
+from dynamo.console.request_views import RequestSelection, RequestView, view_of
 from dynamo.console.totals import Totals, merged, totals_of
 from dynamo.console.worker_paces import WorkerPaces
 from dynamo.console.worker_rows import WorkerRow, WorkerRows
@@ -72,7 +72,7 @@ class RoutingView(msgspec.Struct):
 decode_decisions = json_decoder(list[RoutedDecision]).decode
 decode_totals = json_decoder(Totals).decode
 decode_views = json_decoder(list[RequestView]).decode
-decode_selection = json_decoder(Selection).decode
+decode_selection = json_decoder(RequestSelection).decode
 
 
 class WorkerSetInfo(msgspec.Struct):
@@ -191,7 +191,7 @@ class ConsoleData:
             )
         return list(found.values())
 
-    async def requests(self, selection: Selection) -> list[RequestView]:
+    async def requests(self, selection: RequestSelection) -> list[RequestView]:
         """Return the selected requests in flight and recent ones, of all processes."""
         views = self._views(selection)
         if self._siblings is not None:
@@ -240,7 +240,7 @@ class ConsoleData:
         self._has_news = True
         self._rows_s = float("-inf")
 
-    def _views(self, selection: Selection) -> list[RequestView]:
+    def _views(self, selection: RequestSelection) -> list[RequestView]:
         """Return views of the selected requests of this process."""
         now_s, wall_s = time.perf_counter(), time.time()
         facts = selection.of_facts([*self._pipeline.in_flight(), *self._pipeline.recent.all()], now_s)

@@ -104,7 +104,9 @@ def view_of(facts: RequestFacts, now_s: float, wall_s: float, paces: WorkerPaces
         slow_ms=_ms(facts.slow_s),
     )
     found = cause_of(facts, end_s, paces or WorkerPaces())
-    if found.seconds > 0:
+    if found.seconds > 0 and (
+        facts.prepared_s or not facts.error_type
+    ):  # A refused request has no cause of its duration.
         view.cause, view.cause_ms = found.cause.value, _ms(found.seconds)
     view.explanation = explanation(view, found.text)
     return view
@@ -120,7 +122,7 @@ def explanation(view: RequestView, cause: str) -> str:
     failure = ""
     if view.state == "failed":
         failure = f"Failed ({view.error_type}): {view.error}" if view.error else f"Failed: {view.error_type}"
-        if view.cause == Cause.PREPROCESS:
+        if not view.cause:
             return failure
         failure = failure.rstrip(".") + ". "
     if not view.cause or not view.total_ms:
@@ -132,7 +134,7 @@ def explanation(view: RequestView, cause: str) -> str:
     return text + "."
 
 
-class Selection(msgspec.Struct, frozen=True, kw_only=True):
+class RequestSelection(msgspec.Struct, frozen=True, kw_only=True):
     """Which requests are shown: the empty value selects all."""
 
     state: str = ""

@@ -13,7 +13,7 @@ from dynamo.console.history import SAMPLES_MAX
 from dynamo.console.live_feed import WATCHERS_MAX, Watcher
 from dynamo.console.reports import DIRECTORY_VARIABLE, ReportFolder
 from dynamo.console.request_causes import Cause
-from dynamo.console.request_views import REQUEST_STATES, Selection
+from dynamo.console.request_views import REQUEST_STATES, RequestSelection
 from dynamo.console.static_files import HEADERS, INDEX, REPORT_HEADERS, StaticFile, static_files
 from dynamo.core.config import read_bool, setting
 from dynamo.http.routes.planner import DECISIONS_MAX as PLANNER_DECISIONS_MAX
@@ -207,7 +207,7 @@ class ConsoleHandlers:
         return as_json(reply)
 
 
-def selection_of(request: Request) -> Selection | Response:
+def selection_of(request: Request) -> RequestSelection | Response:
     """Return the requests that a query selects, or the refusal of one of its parameters."""
     limit = number(request, "limit", REQUESTS_SHOWN, REQUESTS_MAX)
     least_ms = number(request, "slower_than_ms", 0, DURATION_MAX_MS, least=0)
@@ -216,7 +216,7 @@ def selection_of(request: Request) -> Selection | Response:
         if isinstance(found, Response):
             return found
     wanted = request.query_params
-    return Selection(
+    return RequestSelection(
         state=str(state),
         model=wanted.get("model", ""),
         request_id=wanted.get("id", "")[-ID_CHARS:],  # A response's id, `chatcmpl-…`, ends in the request's.

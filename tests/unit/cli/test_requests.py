@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from dynamo.cli.requests import SLOW_MS, RequestsConfig, followed, new, requests, traced
-from dynamo.console.request_views import RequestView, Selection
+from dynamo.console.request_views import RequestSelection, RequestView
 from dynamo.core.errors import ConfigError
 from dynamo.serving.request_trace.rows import SCHEMA, RequestEnd, TraceRow, Worker
 
@@ -61,7 +61,7 @@ def test_trace_files_show_slow_requests_with_their_causes(tmp_path: Path) -> Non
     lines = [row("quick", 20.0), row("slow", 900.0), row("waited", 700.0, prefill_wait_time_ms=690.0)]
     separate = row("separate", 60.0, worker=Worker(3, 7))
     path.write_bytes(gzip.compress(b"\n".join([*lines, separate]) + b"\n"))
-    found = traced([str(path)], Selection(state="slow", limit=4))
+    found = traced([str(path)], RequestSelection(state="slow", limit=4))
     assert [(one.id, one.cause) for one in found] == [
         ("slow", "prefill"), ("waited", "routing"), ("separate", "output"), ("quick", "output"),
     ]  # fmt: skip
@@ -76,7 +76,7 @@ def test_trace_that_is_still_written_is_read_up_to_its_end(tmp_path: Path) -> No
         file.flush()
         written = path.read_bytes()
     path.write_bytes(written)
-    assert [one.id for one in traced([str(path)], Selection())] == ["a"]
+    assert [one.id for one in traced([str(path)], RequestSelection())] == ["a"]
 
 
 def test_command_prints_a_trace_and_one_request_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dynamo.console.request_views import Selection, view_of
+from dynamo.console.request_views import RequestSelection, view_of
 from dynamo.serving.request_facts import Move, RequestFacts
 
 
@@ -116,7 +116,7 @@ def test_selection_by_state_model_id_and_duration() -> None:
     ]
 
     def ids(**wanted: Any) -> list[str]:
-        found = Selection(**wanted)
+        found = RequestSelection(**wanted)
         facts_ids = [one.request_id for one in found.of_facts(requests, 500.0)]
         views = found.of_views(view_of(one, 500.0, 3000.0) for one in found.of_facts(requests, 500.0))
         assert facts_ids == [one.id for one in views]
@@ -132,4 +132,4 @@ def test_selection_by_state_model_id_and_duration() -> None:
 def test_selection_by_cause() -> None:
     requests = [facts(request_id="long"), facts(request_id="prompt", first_s=101.0, last_s=101.1)]
     views = [view_of(one, 500.0, 3000.0) for one in requests]
-    assert [one.id for one in Selection(cause="prefill").of_views(views)] == ["prompt"]
+    assert [one.id for one in RequestSelection(cause="prefill").of_views(views)] == ["prompt"]

@@ -1,13 +1,21 @@
-"""Dashboards: the committed files are those of the table, and every query names metrics and labels that exist."""
+"""Dashboards: the committed files are those of the table, and every query names metrics and labels that exist.
+
+Every property exists in the types of Grafana's own SDK, which read and write it unchanged.
+"""
 
 import json
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from grafana_foundation_sdk.cog import encoder, plugins
+from grafana_foundation_sdk.models import dashboard as grafana
 from tools.dashboard_table import DASHBOARDS, Dashboard, Panel
 from tools.dashboards import content, labels_of, metrics_of, path_of, rendered
 from tools.metrics_page import recorded
 
+plugins.register_default_plugins()
 OF_PROMETHEUS = {"le", "instance", "job"}
 BY_NAME = pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda one: one.name)
 
@@ -65,3 +73,36 @@ def test_names_in_queries_are_found() -> None:
     expr = 'sum by (le, dynamo_planner_reason) (rate(dynamo_x_seconds_bucket{model=~"$model", status!="a"}[5m])) / sum(vllm:y)'
     assert metrics_of(expr) == {"dynamo_x_seconds", "vllm:y"}
     assert labels_of(expr) == {"le", "dynamo_planner_reason", "model", "status"}
+
+
+def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[str]:
+    """Yield the properties of `ours` that `theirs` lacks or changes; `theirs` may have more, which are defaults."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for name, value in ours.items():
+            if name in theirs:
+                yield from differences(value, theirs[name], f"{path}.{name}")
+            else:
+                yield f"{path}.{name} does not exist"
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        for place, pair in enumerate(zip(ours, theirs, strict=True)):
+            yield from differences(*pair, f"{path}[{place}]")
+    elif ours != theirs:
+        yield f"{path}: {ours!r} is read as {theirs!r}"
+
+
+def reread(written: dict[str, Any]) -> Any:
+    """Return a dashboard as Grafana's types read and write it."""
+    return json.loads(encoder.JSONEncoder().encode(grafana.Dashboard.from_json(written)))
+
+
+@BY_NAME
+def test_every_property_exists_in_grafana(dashboard: Dashboard) -> None:
+    written = rendered(dashboard)
+    assert list(differences(written, reread(written))) == []
+
+
+def test_misspelled_properties_are_found() -> None:
+    written = rendered(DASHBOARDS[0])
+    panel = written["panels"][1]
+    panel["titel"] = panel["options"]["colour"] = panel["targets"][0]["expression"] = "x"
+    assert len(list(differences(written, reread(written)))) == 3
