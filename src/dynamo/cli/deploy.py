@@ -9,8 +9,9 @@ import yaml
 
 from dynamo.cli import cluster
 from dynamo.cli.manifests import Manifest, check_manifests, print_skipped, read_files, read_manifests, rendered
+from dynamo.cli.verbs import run_verb
 from dynamo.core.config import load, option
-from dynamo.core.errors import ConfigError, DynamoException
+from dynamo.core.errors import ConfigError
 from dynamo.operator.reconcile.multinode.nodes import WorkloadError
 from dynamo.operator.reconcile.names import OperatorSettings
 from dynamo.operator.reconcile.provider import ClusterFacts
@@ -139,20 +140,7 @@ class LogsConfig:
 
 def deploy(argv: Sequence[str]) -> int:
     """Run `dynamo deploy`. Raise `ConfigError` for wrong options and unreadable manifests."""
-    word, rest = (argv[0], list(argv[1:])) if argv else ("--help", [])
-    if word in {"--help", "-h", "help"}:
-        print(HELP, end="")
-        return 0
-    verb = VERBS.get(word)
-    if verb is None:
-        raise ConfigError(f"unknown command dynamo deploy {word}: expected one of {', '.join(VERBS)}")
-    try:
-        return verb(rest)
-    except ConfigError:
-        raise
-    except DynamoException as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
+    return run_verb("dynamo deploy", HELP, VERBS, argv)
 
 
 def split_files(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -21,6 +21,7 @@ from dynamo.operator.reconcile.names import OperatorSettings
 from dynamo.operator.reconcile.provider import ClusterFacts
 from dynamo.operator.validation.admission import review
 from dynamo.operator.validation.facts import AdmissionFacts
+from dynamo.ops.recipes.parts import SourcedObject
 from dynamo.protocols.kubernetes.common import GROUP, V1BETA1, KubeObject, decode
 from dynamo.protocols.kubernetes.crds import find_kind, version_schema
 from dynamo.protocols.kubernetes.schema import without_nulls
@@ -35,28 +36,15 @@ FIRST = ("Namespace", "CustomResourceDefinition", "ServiceAccount", "Secret", "C
 """Kinds that other objects refer to, in the order of their creation."""
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """One object of a file."""
+class Manifest(SourcedObject):
+    """An object of a file that can be checked and applied."""
 
-    file: str
-    value: KubeObject
-
-    @property
-    def kind(self) -> str:
-        """Kind of the object."""
-        return str(self.value.get("kind") or "")
+    __slots__ = ()
 
     @property
     def api_version(self) -> str:
         """Group and version of the object."""
         return str(self.value.get("apiVersion") or "")
-
-    @property
-    def name(self) -> str:
-        """Name of the object."""
-        metadata = self.value.get("metadata")
-        return str((metadata.get("name") if isinstance(metadata, dict) else None) or "")
 
     @property
     def label(self) -> str:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from dynamo.cli.route import table
+from dynamo.cli.verbs import run_verb
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.planner.core.merge import MergeOutcome
@@ -31,7 +32,6 @@ dynamo plan: decisions of a planner, from a record that it wrote (log_dir, or dy
 
   FILE may be a directory: its newest record. --help after either command lists its options.
 """
-COMMANDS = ("explain", "replay")
 RECORDS = "planner-ticks-*.jsonl"
 WIDTH_MIN = 40
 
@@ -103,13 +103,7 @@ class ShownTick:
 
 def plan(argv: Sequence[str]) -> int:
     """Run `dynamo plan`. Raise `ConfigError` for a file that is not a record, or a damaged one."""
-    word, rest = (argv[0], list(argv[1:])) if argv else ("--help", [])
-    if word in {"--help", "-h", "help"}:
-        print(HELP, end="")
-        return 0
-    if word not in COMMANDS:
-        raise ConfigError(f"unknown command dynamo plan {word}: expected {' or '.join(COMMANDS)}")
-    return explain(rest) if word == "explain" else replay(rest)
+    return run_verb("dynamo plan", HELP, {"explain": explain, "replay": replay}, argv)
 
 
 def explain(argv: Sequence[str]) -> int:

@@ -11,8 +11,9 @@ import yaml
 
 from dynamo.cli.manifests import Manifest, check_manifests, read_manifests
 from dynamo.cli.route import table
+from dynamo.cli.verbs import run_verb
 from dynamo.core.config import load, option
-from dynamo.core.errors import ConfigError, DynamoException
+from dynamo.core.errors import ConfigError
 from dynamo.operator.validation.facts import AdmissionFacts
 from dynamo.ops.doctor.command import print_report
 from dynamo.ops.recipes.catalog import Recipe, find_recipes, root_of, select_recipe, selected
@@ -106,14 +107,7 @@ class RecipeRunConfig(RecipePatchConfig):
 
 def recipe(argv: Sequence[str]) -> int:
     """Run `dynamo recipe`. Raise `ConfigError` for wrong options and unreadable recipes."""
-    word, rest = (argv[0], list(argv[1:])) if argv else ("--help", [])
-    if word in {"--help", "-h", "help"}:
-        print(HELP, end="")
-        return 0
-    verb = VERBS.get(word)
-    if verb is None:
-        raise ConfigError(f"unknown command dynamo recipe {word}: expected one of {', '.join(VERBS)}")
-    return verb(rest)
+    return run_verb("dynamo recipe", HELP, VERBS, argv)
 
 
 def list_recipes(argv: Sequence[str]) -> int:
@@ -273,13 +267,7 @@ def run(argv: Sequence[str]) -> int:
         print(json.dumps([step.text for step in steps], indent=2) if config.json else as_text(steps))
         return 0
     output = Path(config.output or f"recipe-{one.name.replace('/', '-')}")
-    try:
-        return asyncio.run(run_steps(steps, files, config, output))
-    except ConfigError:
-        raise
-    except DynamoException as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
+    return asyncio.run(run_steps(steps, files, config, output))
 
 
 VERBS = {"list": list_recipes, "show": show, "validate": validate, "patch": patch, "run": run}

@@ -1,13 +1,13 @@
 """Routing: `dynamo route explain` and `dynamo route state` show a KV router's decisions and state."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dynamo.cli.announcement import DEFAULT_URL
+from dynamo.cli.verbs import run_verb
 from dynamo.core.config import load, option
-from dynamo.core.errors import ConfigError, DynamoException
+from dynamo.core.errors import ConfigError
 from dynamo.http.client import ChatClient, environment_key
 
 HELP = """\
@@ -19,7 +19,6 @@ dynamo route: decisions and state of a running frontend's KV router (--router-mo
 
   --help after either command lists its options.
 """
-COMMANDS = ("explain", "state")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,19 +44,7 @@ class StateConfig:
 
 def route(argv: Sequence[str]) -> int:
     """Run `dynamo route`. Return 1 if the request to the server fails."""
-    word, rest = (argv[0], list(argv[1:])) if argv else ("--help", [])
-    if word in {"--help", "-h", "help"}:
-        print(HELP, end="")
-        return 0
-    if word not in COMMANDS:
-        raise ConfigError(f"unknown command dynamo route {word}: expected {' or '.join(COMMANDS)}")
-    try:
-        return explain(rest) if word == "explain" else state(rest)
-    except ConfigError:
-        raise
-    except DynamoException as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
+    return run_verb("dynamo route", HELP, {"explain": explain, "state": state}, argv)
 
 
 def explain(argv: Sequence[str]) -> int:
