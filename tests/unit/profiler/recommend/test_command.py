@@ -26,7 +26,9 @@ def test_result_meets_the_objectives_and_is_written_in_all_forms(
     assert found["recommended"]["met_share"] >= 0.95
     assert found["recommended"]["gpus"] == min(one["gpus"] for one in found["results"] if one["met_share"] >= 0.95)
     written = {path.name for path in tmp_path.iterdir()}
-    assert written == {"recommendation.json", "pareto.html", "launch.sh", "compose.yaml", "graph.yaml"}
+    assert written == {
+        "recommendation.json", "pareto.html", "launch.sh", "compose.yaml", "graph.yaml", "rehearsal.yaml", "mocker",
+    }  # fmt: skip
     assert yaml.safe_load((tmp_path / "graph.yaml").read_text())["kind"] == "DynamoGraphDeployment"
     text = capsys.readouterr().out
     assert "Recommended:" in text
