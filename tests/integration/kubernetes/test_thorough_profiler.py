@@ -19,7 +19,7 @@ from dynamo.operator.reconcile.requests.job import ACCOUNT, profiling_access
 
 pytestmark = [pytest.mark.integration, pytest.mark.install]
 
-PREFILL_MS, DECODE_MS = 60.0, 25.0
+PREFILL_MS, DECODE_MS = 60.0, 80.0
 PLACES = {
     "ServiceAccount": "/api/v1/namespaces/default/serviceaccounts",
     "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/default/roles",
@@ -28,7 +28,7 @@ PLACES = {
 SPEC: dict[str, Any] = {
     "model": str(DEMO_MODEL), "backend": "vllm", "image": "r/dynamo-planner:1", "searchStrategy": "thorough",
     "hardware": {"gpuSku": "h100_sxm", "totalGpus": 2, "numGpusPerNode": 8},
-    "workload": {"isl": 256, "osl": 60}, "sla": {"ttft": 800, "itl": 40},
+    "workload": {"isl": 256, "osl": 60}, "sla": {"ttft": 800, "itl": 100},
 }  # fmt: skip
 
 
