@@ -246,7 +246,12 @@ def _latency(raw: Any, spec: RequestSpec) -> LatencyTarget:
             raise ConfigError(f"sla.{name}: {value:g}: must be positive milliseconds")
     if given.e2e_latency is not None:
         if given.ttft is not None or given.itl is not None:
-            raise ConfigError("sla: e2eLatency and ttft or itl are mutually exclusive")
+            others = [
+                f"{name} {value:g}" for name, value in (("ttft", given.ttft), ("itl", given.itl)) if value is not None
+            ]
+            raise ConfigError(
+                f"sla: e2eLatency {given.e2e_latency:g} and {' and '.join(others)} are mutually exclusive; remove one of them"
+            )
         return LatencyTarget(ttft_ms=None, itl_ms=None, e2e_ms=given.e2e_latency, prefers_latency=prefers_latency)
     ttft_ms = given.ttft if "ttft" in fields else TTFT_MS
     itl_ms = given.itl if "itl" in fields else ITL_MS

@@ -26,8 +26,10 @@ from dynamo.profiler.recommend.exploration import Exploration, best_of, families
 from dynamo.profiler.recommend.pareto import pareto_page
 from dynamo.profiler.recommend.points import correction, parallel_of
 from dynamo.profiler.recommend.presets import LOAD_S_MIN, PRESETS
+from dynamo.profiler.recommend.rehearsal import rehearsal_graph, write_curves
 from dynamo.profiler.recommend.simulation import CandidateDeployment, DeploymentSimulator, SimulatedResult
 from dynamo.profiler.spec import ProfileSpec, TrafficTarget
+from dynamo.protocols.kubernetes.common import KubeObject
 from dynamo.replay.load import ReplaySession
 
 INTERRUPTED = 130
@@ -253,16 +255,26 @@ def _report(search: RecommendationSearch, best: SimulatedResult) -> None:
         "results": [output.as_json(one, search.estimate) for one in search.results],
     }
     graph = output.graph(search.spec, best.candidate)
+    directory = Path(config.output_dir)
     _write(
-        Path(config.output_dir),
+        directory,
         {
             "recommendation.json": json.dumps(found, indent=2) + "\n",
             "pareto.html": pareto_page(search.results, best, config.sla_share, search.estimate),
             "launch.sh": output.launch_commands(config, best.candidate),
             "compose.yaml": yaml.safe_dump(output.compose(config, best.candidate), sort_keys=False),
             "graph.yaml": yaml.safe_dump_all(graph, sort_keys=False),
+            "rehearsal.yaml": yaml.safe_dump(_rehearsal(search, best.candidate, directory), sort_keys=False),
         },
     )
+
+
+def _rehearsal(search: RecommendationSearch, candidate: CandidateDeployment, directory: Path) -> KubeObject:
+    """Write the curves of the recommended engines, and return a graph of simulated ones that read them."""
+    engines = {role: search.simulator.engine(choice) for role, choice in output.roles(candidate)}
+    decode = engines.get("decode") or engines[None]
+    folder = write_curves(directory, engines.get("prefill") or decode, decode)
+    return rehearsal_graph(search.spec, candidate, engines, folder)
 
 
 def _write(directory: Path, files: Mapping[str, str]) -> None:

@@ -1,5 +1,6 @@
 """Output of a recommendation: table, front, assumptions, launch commands, compose file and graph. Pure."""
 
+import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from dynamo.planner.config.planner_config import Backend
 from dynamo.profiler.graph.components import (
     BOOTSTRAP_PORT,
     MODEL_FLAG,
+    WORKERS,
     engine_args,
     graph_of,
     main_container,
@@ -26,6 +28,8 @@ from dynamo.protocols.kubernetes.common import KubeObject
 
 FRONTEND_PORT = 8000
 ROWS_MAX = 12
+KV_EVENTS_PORT, PORTS_PER_WORKER = 20080, 64
+"""First port of KV events, and the ports of one worker: each data-parallel rank uses one."""
 GRAPH_NAME = "recommended"
 SIDE_CHANNEL_PORT = 5600
 """First port at which vLLM workers offer their KV cache."""
@@ -133,6 +137,8 @@ def workers(config: RecommendConfig, candidate: CandidateDeployment) -> list[Wor
     for role, choice in roles(candidate):
         for number in range(choice.replicas):
             command, variables = worker_command(config, role, choice), {}
+            if candidate.router.is_kv:
+                command += kv_event_args(config.backend, role, KV_EVENTS_PORT + PORTS_PER_WORKER * len(found))
             if role is not None and config.backend == "vllm":
                 variables["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(SIDE_CHANNEL_PORT + first)
             if role is not None and config.backend == "sglang":
@@ -154,6 +160,18 @@ def worker_command(config: RecommendConfig, role: str | None, choice: EngineChoi
     """Return the command of one worker."""
     args = [*engine_args(config.backend, choice), *role_args(config.backend, role)]
     return ["python3", "-m", f"dynamo.{config.backend}", MODEL_FLAG[config.backend], str(config.model), *args]
+
+
+def kv_event_args(backend: str, role: str | None, port: int) -> list[str]:
+    """Return the arguments with which an engine publishes the KV events that the router follows."""
+    if role == "decode":  # Prompts are routed to prefill engines.
+        return []
+    if backend == "trtllm":
+        return [] if role == "prefill" else ["--publish-kv-events"]
+    settings: dict[str, Any] = {"publisher": "zmq", "topic": "kv-events", "endpoint": f"tcp://*:{port}"}
+    if backend == "sglang":
+        return ["--kv-events-config", json.dumps(settings)]
+    return ["--enable-prefix-caching", "--kv-events-config", json.dumps({**settings, "enable_kv_cache_events": True})]
 
 
 def compose(config: RecommendConfig, candidate: CandidateDeployment) -> dict[str, Any]:
@@ -203,6 +221,8 @@ def graph(spec: ProfileSpec, candidate: CandidateDeployment) -> list[KubeObject]
     assert main is not None
     for name, setting in candidate.router.variables().items():
         set_env(main, name, setting)
+    if candidate.router.is_kv:
+        _publish_kv_events(value, spec.backend)
     if candidate.preset is None:
         return [value]
     planner = preset_config(candidate.preset, candidate.config, spec.latency, spec.total_gpus)
@@ -212,6 +232,14 @@ def graph(spec: ProfileSpec, candidate: CandidateDeployment) -> list[KubeObject]
     add_scaling_adapters(value, planner)
     settings = planner_config(planned, candidate.config, None)
     return [add_planner(value, planned, settings, lambda: GRAPH_NAME), value]
+
+
+def _publish_kv_events(value: KubeObject, backend: str) -> None:
+    for one in value["spec"]["components"]:
+        main = main_container(one)
+        if one["type"] in WORKERS and main is not None:
+            role = None if one["type"] == "worker" else one["type"]
+            main["args"] = [*main["args"], *kv_event_args(backend, role, KV_EVENTS_PORT)]
 
 
 def as_json(one: SimulatedResult, estimate: EstimateError) -> dict[str, Any]:

@@ -27,9 +27,9 @@ STOP_S = 10.0
 CONSTANT = (
     "--endpoint-type", "chat", "--endpoint", "/v1/chat/completions", "--streaming",
     "--request-timeout-seconds", "1800", "--extra-inputs", "ignore_eos:true", "--synthetic-input-tokens-stddev", "0",
-    "--output-tokens-stddev", "0", "--ui", "none", "--no-gpu-telemetry", "--no-server-metrics",
+    "--output-tokens-stddev", "0", "--ui", "none", "--use-server-token-count", "--no-gpu-telemetry", "--no-server-metrics",
 )  # fmt: skip
-"""Arguments of every run; without telemetry, which a measurement does not need."""
+"""Arguments of every run: tokens are counted by the server, and telemetry is off, which a measurement does not need."""
 
 
 @dataclass(slots=True)

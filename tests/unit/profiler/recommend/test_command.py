@@ -7,6 +7,7 @@ import yaml
 
 from dynamo.core.errors import ConfigError
 from dynamo.profiler.recommend.command import recommend
+from dynamo.profiler.recommend.simulation import DeploymentSimulator, SimulatedResult
 
 SMALL = ["Qwen/Qwen3-8B", "--gpu", "h100_sxm", "--gpus", "4", "--isl", "1000", "--osl", "60", "--requests", "60"]
 
@@ -26,7 +27,9 @@ def test_result_meets_the_objectives_and_is_written_in_all_forms(
     assert found["recommended"]["met_share"] >= 0.95
     assert found["recommended"]["gpus"] == min(one["gpus"] for one in found["results"] if one["met_share"] >= 0.95)
     written = {path.name for path in tmp_path.iterdir()}
-    assert written == {"recommendation.json", "pareto.html", "launch.sh", "compose.yaml", "graph.yaml"}
+    assert written == {
+        "recommendation.json", "pareto.html", "launch.sh", "compose.yaml", "graph.yaml", "rehearsal.yaml", "mocker",
+    }  # fmt: skip
     assert yaml.safe_load((tmp_path / "graph.yaml").read_text())["kind"] == "DynamoGraphDeployment"
     text = capsys.readouterr().out
     assert "Recommended:" in text
@@ -73,3 +76,32 @@ def test_measured_points_correct_the_estimate(tmp_path: Path) -> None:
 def test_unsupported_command_line_is_refused(more: list[str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         recommend([*SMALL, "--request-rate", "6", *more])
+
+
+def test_interrupted_search_keeps_what_was_simulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulate, finished = DeploymentSimulator.run, 2
+
+    def run_twice(self: DeploymentSimulator, *more: Any) -> SimulatedResult:
+        nonlocal finished
+        if not finished:
+            raise KeyboardInterrupt
+        finished -= 1
+        return simulate(self, *more)
+
+    monkeypatch.setattr(DeploymentSimulator, "run", run_twice)
+    code, found = run(tmp_path, "--request-rate", "6")
+    assert code == 130
+    assert 1 <= len(found["results"]) <= 2
+    assert (tmp_path / "graph.yaml").is_file()
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_search_that_ends_before_a_simulation_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: DeploymentSimulator, *more: Any) -> SimulatedResult:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(DeploymentSimulator, "run", interrupted)
+    assert recommend([*SMALL, "--request-rate", "6", "--output-dir", str(tmp_path / "out")]) == 130
+    assert not (tmp_path / "out").exists()

@@ -115,3 +115,29 @@ def test_type_of_cached_values_is_an_argument_of_the_engine(candidate_of: MakeCa
     script = output.launch_commands(config, candidate_of(1, kv_dtype="fp8"))
     assert "fp8" in script
     assert "fp8" not in output.launch_commands(config, candidate_of(1))
+
+
+@pytest.mark.parametrize(
+    ("backend", "flag"),
+    [("vllm", "--kv-events-config"), ("sglang", "--kv-events-config"), ("trtllm", "--publish-kv-events")],
+)
+@pytest.mark.parametrize("prefill", [0, 1])
+def test_engines_publish_the_events_that_a_kv_router_follows(
+    candidate_of: MakeCandidate, backend: str, flag: str, prefill: int
+) -> None:
+    config = replace(CONFIG, backend=backend)
+    routed = [one for one in output.workers(config, candidate_of(2, prefill)) if not one.name.startswith("decode")]
+    assert all(flag in one.command for one in routed)
+    if flag == "--kv-events-config":
+        ports = {json.loads(one.command[one.command.index(flag) + 1])["endpoint"] for one in routed}
+        assert len(ports) == len(routed)
+    *_, value = output.graph(spec_of(config), candidate_of(2, prefill))
+    kind = "prefill" if prefill else "worker"
+    args = [
+        one["podTemplate"]["spec"]["containers"][0]["args"]
+        for one in value["spec"]["components"]
+        if one["type"] == kind
+    ]
+    assert all(flag in one for one in args)
+    plain = output.launch_commands(config, candidate_of(2, router="round_robin"))
+    assert flag not in plain
