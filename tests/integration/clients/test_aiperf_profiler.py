@@ -35,7 +35,7 @@ def test_capacity_that_aiperf_measures_is_that_of_the_mocker(tmp_path: Path) -> 
         "--local-worker", worker, "--decode-interpolation-granularity", "2", "--load-generator", "aiperf",
         "--aiperf", str(environments.HOME / "aiperf" / "bin" / "aiperf"),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = (tmp_path / "out" / "measurements.jsonl").read_text().splitlines()
     measured = [one for one in map(json.loads, lines) if one["kind"] != "cache"]

@@ -81,7 +81,8 @@ def test_candidates_are_deployed_measured_and_removed(cluster: Installed, tmp_pa
     assert full["tok_s"] == pytest.approx(1000 * full["concurrency"] / DECODE_MS, rel=0.05)
     assert "candidate tp2 dropped: not ready within 90 s" in done.stderr
     assert cluster.http.get(GRAPHS).json()["items"] == []
-    assert cluster.server.server.authorizer.refused == []
+    refused = [one for one in cluster.server.server.authorizer.refused if one[0].endswith(f":{ACCOUNT}")]
+    assert refused == []  # Pods of a deleted candidate may lose their rights before they end.
     graph = yaml.safe_load((tmp_path / "out" / "final_config.yaml").read_text())
     assert graph["metadata"]["name"] == "chat-dgd"
     assert {one["type"] for one in graph["spec"]["components"]} == {"frontend", "prefill", "decode"}
