@@ -2,7 +2,7 @@
 
     python -m benchmarks.routing_quality [--trace TRACE] [--seeds 3] [--requests 600] [--jobs 1]
     python -m benchmarks.routing_quality --tune      constants of `balanced`, on the training loads only
-    python -m benchmarks.routing_quality --tables    print the tables of the committed result file
+    python -m benchmarks.routing_quality --tables    write the tables of the committed result file into docs/balanced.md
 
 The loads are in `benchmarks/routing_loads.py`, training and held-out loads kept apart. Eight workers with the mocker's engines
 and the router's own code, in virtual time: equal commands give equal figures, on any machine. Strengths are shares of the rate
@@ -52,6 +52,9 @@ LAGS_MS = (0, 5, 50)
 TENANT_REQUESTS = 10
 """Requests of a common beginning from which it counts as a tenant."""
 LONGEST = 0.05
+"""Share of the requests that counts as the longest prompts."""
+PAGE = Path(__file__).parent.parent / "docs" / "balanced.md"
+BEGIN, END = "<!-- tables of benchmarks/results/routing_quality.json -->", "<!-- end of the tables -->"
 GRID: dict[str, tuple[float, ...]] = {
     "RECOMPUTE_WEIGHT_MAX": (4.0, 8.0, 16.0),
     "RECOMPUTE_FULL_SHARE": (0.25, 0.4, 0.6),
@@ -72,7 +75,9 @@ class QualityBench:
     jobs: int = option(1, "--jobs", None, "Processes")
     only: list[str] = option([], "--only", None, "Names of loads (default: all)")
     tune: bool = option(False, "--tune", None, "Vary the constants of balanced on the training loads")
-    tables: bool = option(False, "--tables", None, "Print the tables of the committed result file")
+    tables: bool = option(
+        False, "--tables", None, "Write the tables of the committed result file into docs/balanced.md"
+    )
     quick: bool = option(False, "--quick", None, "One seed, 300 requests, and no result file")
 
 
@@ -204,12 +209,19 @@ def _wanted(config: QualityBench, *, is_training: bool) -> list[str]:
     return [name for name in loads(config.trace, is_training=is_training) if not config.only or name in config.only]
 
 
+def write_page(page: Path, text: str) -> None:
+    """Replace the tables between the page's markers."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    page.write_text(f"{before}{BEGIN}\n\n{text.strip()}\n\n{END}{after}")
+
+
 def main() -> int:
     """Run what is missing, print the tables and write the result file."""
     config = load(QualityBench, sys.argv[1:])
     path = Path(RESULTS) / "routing_quality.json"
     if config.tables:
-        say(tables(json.loads(path.read_text())))
+        write_page(PAGE, tables(json.loads(path.read_text())))
         return 0
     if config.quick:
         config = load(QualityBench, [*sys.argv[1:], "--seeds=1", "--requests=300"])
