@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks.corpus import cache_dir
 from benchmarks.report import RESULTS, machine, say, write_result
+from benchmarks.routing_cases import case_tables, cases
 from benchmarks.routing_loads import WORKERS, loads
 from benchmarks.routing_tables import tables
 from dynamo.core.config import exit_on_config_error, load, option
@@ -221,7 +222,8 @@ def main() -> int:
     config = load(QualityBench, sys.argv[1:])
     path = Path(RESULTS) / "routing_quality.json"
     if config.tables:
-        write_page(PAGE, tables(json.loads(path.read_text())))
+        committed = json.loads(path.read_text())
+        write_page(PAGE, f"{tables(committed)}\n\n{case_tables(committed['cases'])}")
         return 0
     if config.quick:
         config = load(QualityBench, [*sys.argv[1:], "--seeds=1", "--requests=300"])
@@ -240,6 +242,7 @@ def main() -> int:
     kept_parts = {name: before[name] for name in ("points", "tuning") if name in before}
     result = {"seeds": config.seeds, "requests": config.requests, **kept_parts}
     result["tuning" if config.tune else "points"] = points["training"] if config.tune else points
+    result["cases"] = cases()
     say(tables(result))
     say(write_result("routing_quality", {"machine": machine(), **result}, is_whole=not (config.quick or config.only)))
     return 0
