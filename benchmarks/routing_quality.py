@@ -75,6 +75,7 @@ class QualityBench:
     requests: int = option(600, "--requests", None, "Requests of each load")
     jobs: int = option(1, "--jobs", None, "Processes")
     only: list[str] = option([], "--only", None, "Names of loads (default: all)")
+    held_out: bool = option(False, "--held-out", None, "Leave out the training loads")
     tune: bool = option(False, "--tune", None, "Vary the constants of balanced on the training loads")
     tables: bool = option(
         False, "--tables", None, "Write the tables of the committed result file into docs/balanced.md"
@@ -181,7 +182,8 @@ def _keyed(cell: Cell) -> tuple[str, dict[str, Any]]:
 def cells_of(config: QualityBench) -> Iterator[Cell]:
     """Yield the runs of the held-out loads, then those of the training loads with the first seed."""
     shapes = [(shape, False, seed) for seed in range(config.seeds) for shape in _wanted(config, is_training=False)]
-    shapes += [(shape, True, 0) for shape in _wanted(config, is_training=True)]
+    if not config.held_out:
+        shapes += [(shape, True, 0) for shape in _wanted(config, is_training=True)]
     for shape, is_training, seed in shapes:
         for strength in STRENGTHS:
             for lag_ms in LAGS_MS if strength == "near" and seed == 0 and not is_training else LAGS_MS[:1]:
@@ -239,10 +241,11 @@ def main() -> int:
         for figure, value in found[cell.key].items():
             point.setdefault(name, {}).setdefault(figure, []).append(value)
     before = json.loads(path.read_text()) if path.exists() else {}
-    kept_parts = {name: before[name] for name in ("points", "tuning") if name in before}
+    kept_parts = {name: before[name] for name in ("points", "tuning", "cases") if name in before}
     result = {"seeds": config.seeds, "requests": config.requests, **kept_parts}
     result["tuning" if config.tune else "points"] = points["training"] if config.tune else points
-    result["cases"] = cases()
+    if not config.tune:
+        result["cases"] = cases()
     say(tables(result))
     say(write_result("routing_quality", {"machine": machine(), **result}, is_whole=not (config.quick or config.only)))
     return 0
