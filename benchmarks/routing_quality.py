@@ -2,7 +2,7 @@
 
     python -m benchmarks.routing_quality [--trace TRACE] [--seeds 3] [--requests 600] [--jobs 1]
     python -m benchmarks.routing_quality --tune      constants of `balanced`, on the training loads only
-    python -m benchmarks.routing_quality --tables    print the tables of the committed result file
+    python -m benchmarks.routing_quality --tables    write the tables of the committed result file into docs/balanced.md
 
 The loads are in `benchmarks/routing_loads.py`, training and held-out loads kept apart. Eight workers with the mocker's engines
 and the router's own code, in virtual time: equal commands give equal figures, on any machine. Strengths are shares of the rate
@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks.corpus import cache_dir
 from benchmarks.report import RESULTS, machine, say, write_result
+from benchmarks.routing_cases import case_tables, cases
 from benchmarks.routing_loads import WORKERS, loads
 from benchmarks.routing_tables import tables
 from dynamo.core.config import exit_on_config_error, load, option
@@ -52,6 +53,9 @@ LAGS_MS = (0, 5, 50)
 TENANT_REQUESTS = 10
 """Requests of a common beginning from which it counts as a tenant."""
 LONGEST = 0.05
+"""Share of the requests that counts as the longest prompts."""
+PAGE = Path(__file__).parent.parent / "docs" / "balanced.md"
+BEGIN, END = "<!-- tables of benchmarks/results/routing_quality.json -->", "<!-- end of the tables -->"
 GRID: dict[str, tuple[float, ...]] = {
     "RECOMPUTE_WEIGHT_MAX": (4.0, 8.0, 16.0),
     "RECOMPUTE_FULL_SHARE": (0.25, 0.4, 0.6),
@@ -71,8 +75,11 @@ class QualityBench:
     requests: int = option(600, "--requests", None, "Requests of each load")
     jobs: int = option(1, "--jobs", None, "Processes")
     only: list[str] = option([], "--only", None, "Names of loads (default: all)")
+    held_out: bool = option(False, "--held-out", None, "Leave out the training loads")
     tune: bool = option(False, "--tune", None, "Vary the constants of balanced on the training loads")
-    tables: bool = option(False, "--tables", None, "Print the tables of the committed result file")
+    tables: bool = option(
+        False, "--tables", None, "Write the tables of the committed result file into docs/balanced.md"
+    )
     quick: bool = option(False, "--quick", None, "One seed, 300 requests, and no result file")
 
 
@@ -175,7 +182,8 @@ def _keyed(cell: Cell) -> tuple[str, dict[str, Any]]:
 def cells_of(config: QualityBench) -> Iterator[Cell]:
     """Yield the runs of the held-out loads, then those of the training loads with the first seed."""
     shapes = [(shape, False, seed) for seed in range(config.seeds) for shape in _wanted(config, is_training=False)]
-    shapes += [(shape, True, 0) for shape in _wanted(config, is_training=True)]
+    if not config.held_out:
+        shapes += [(shape, True, 0) for shape in _wanted(config, is_training=True)]
     for shape, is_training, seed in shapes:
         for strength in STRENGTHS:
             for lag_ms in LAGS_MS if strength == "near" and seed == 0 and not is_training else LAGS_MS[:1]:
@@ -204,12 +212,20 @@ def _wanted(config: QualityBench, *, is_training: bool) -> list[str]:
     return [name for name in loads(config.trace, is_training=is_training) if not config.only or name in config.only]
 
 
+def write_page(page: Path, text: str) -> None:
+    """Replace the tables between the page's markers."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    page.write_text(f"{before}{BEGIN}\n\n{text.strip()}\n\n{END}{after}")
+
+
 def main() -> int:
     """Run what is missing, print the tables and write the result file."""
     config = load(QualityBench, sys.argv[1:])
     path = Path(RESULTS) / "routing_quality.json"
     if config.tables:
-        say(tables(json.loads(path.read_text())))
+        committed = json.loads(path.read_text())
+        write_page(PAGE, f"{tables(committed)}\n\n{case_tables(committed['cases'])}")
         return 0
     if config.quick:
         config = load(QualityBench, [*sys.argv[1:], "--seeds=1", "--requests=300"])
@@ -225,9 +241,11 @@ def main() -> int:
         for figure, value in found[cell.key].items():
             point.setdefault(name, {}).setdefault(figure, []).append(value)
     before = json.loads(path.read_text()) if path.exists() else {}
-    kept_parts = {name: before[name] for name in ("points", "tuning") if name in before}
+    kept_parts = {name: before[name] for name in ("points", "tuning", "cases") if name in before}
     result = {"seeds": config.seeds, "requests": config.requests, **kept_parts}
     result["tuning" if config.tune else "points"] = points["training"] if config.tune else points
+    if not config.tune:
+        result["cases"] = cases()
     say(tables(result))
     say(write_result("routing_quality", {"machine": machine(), **result}, is_whole=not (config.quick or config.only)))
     return 0

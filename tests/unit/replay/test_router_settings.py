@@ -1,4 +1,4 @@
-"""Router settings: which are accepted, and what is said about the others."""
+"""Router settings: which are accepted, and the error messages of the others."""
 
 import dataclasses
 from typing import Any
