@@ -151,7 +151,8 @@ class Bench:
 
     def _attack(self, stack: Stack, attack: Attack) -> "Window":
         body = attack.body()
-        since, took = time.perf_counter(), []
+        took: list[float] = []
+        since = time.perf_counter()
         while len(took) < ROUNDS_MIN or time.perf_counter() < since + self.config.phase_s:
             began = time.perf_counter()
             status, answer = send(stack.port, attack, body)

@@ -28,27 +28,27 @@ class Program:
     whole_s: float = 900.0
     quick: Sequence[str] | None = ("--quick",)
     """None: not part of the quick suite."""
-    quick_s: float = 60.0
+    quick_s: float = 120.0
 
 
 PROGRAMS = (
-    Program("frontend_cpu", ("--same-engine", "--bare"), 2700.0, ("--quick", "--reps", "1", "--same-engine"), 150.0),
-    Program("floods", (), 900.0, ("--quick",), 120.0),
+    Program("frontend_cpu", ("--same-engine", "--bare"), 2700.0, ("--quick", "--reps", "1", "--same-engine"), 240.0),
+    Program("floods", (), 900.0, ("--quick",), 240.0),
     Program("frontend_latency", (), 600.0, None),
     Program("frontend_memory", (), 900.0, None),
     Program("long_context", (), 300.0, ("--quick",), 90.0),
     Program("gateway_overhead", (), 600.0, None),
-    Program("router", (), 900.0, ("--quick",), 90.0),
+    Program("router", (), 1200.0, ("--quick",), 240.0),
     Program("block_hashing"),
     Program("router_churn", (), 900.0, None),
     Program("guided"),
     Program("cpu_engine", (), 300.0, None),
-    Program("tokenizer", (), 300.0, ("--quick",), 60.0),
+    Program("tokenizer", (), 300.0, ("--quick",), 120.0),
     Program("request_plane", (), 600.0, None),
     Program("idle_streams", (), 300.0, None),
-    Program("mocker_pace", (), 600.0, ("--quick",), 60.0),
+    Program("mocker_pace", (), 600.0, ("--quick",), 120.0),
     Program("mocker_fidelity", (), 600.0, None),
-    Program("replay_fidelity", (), 600.0, ("--quick",), 60.0),
+    Program("replay_fidelity", (), 600.0, ("--quick",), 120.0),
     Program("kv_transfer"),
     Program("discovery", (), 300.0, ("--quick", "--workers", "200", "--idle-s", "2"), 60.0),
     Program("tracing"),

@@ -183,10 +183,11 @@ class WebSocket(asyncio.Protocol):
 
     def _apply(self, frame: "Frame") -> None:
         """Add a data frame to its message; the protocol has checked the order and the total size of the frames."""
-        if frame.opcode not in (Op.TEXT, Op.BINARY, Op.CONT):
+        op = Op(frame.opcode)
+        if op not in (Op.TEXT, Op.BINARY, Op.CONT):
             return
-        if frame.opcode != Op.CONT:
-            self._op = Op(frame.opcode)
+        if op is not Op.CONT:
+            self._op = op
         self._data += frame.data
         if frame.fin:
             message, self._data = WebSocketMessage(self._op, bytes(self._data)), bytearray()
