@@ -20,7 +20,7 @@ CONFORMANCE_SUBSET := peer_frontend runtime_peer requests_peer answer_formats_pe
 	disagg_peer etcd_peer nats_peer kserve_peer python_api_peer forward_pass_peer tls_peer routing_services_peer virtual_connector_peer
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-reference check bench simulate conformance conformance-subset test-disagg test-planner test-clients test-docs test-engines test-kubernetes test-install format references clean
+.PHONY: help install serve test test-reference check bench bench-quick simulate conformance conformance-subset test-disagg test-planner test-clients test-docs test-engines test-kubernetes test-install format references clean
 
 help: ## Show this list.
 	@echo "Verbs (each installs what it needs into $(VENV) first):"
@@ -49,24 +49,12 @@ check: $(VENV)/.check ## Formatting, lint, types and the import contracts.
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.reference ## Measure the claims of the docs against their peers, in some forty minutes, and redraw the chart; ARGS goes to the first.
-	$(BIN)/python -m benchmarks.frontend_cpu $(ARGS)
-	$(BIN)/python -m benchmarks.frontend_latency
-	$(BIN)/python -m benchmarks.frontend_memory
-	$(BIN)/python -m benchmarks.long_context
-	$(BIN)/python -m benchmarks.gateway_overhead
-	$(BIN)/python -m benchmarks.router
-	$(BIN)/python -m benchmarks.block_hashing
-	$(BIN)/python -m benchmarks.router_churn
-	$(BIN)/python -m benchmarks.guided
-	$(BIN)/python -m benchmarks.cpu_engine
-	$(BIN)/python -m benchmarks.tokenizer
-	$(BIN)/python -m benchmarks.request_plane
-	$(BIN)/python -m benchmarks.idle_streams
-	$(BIN)/python -m benchmarks.mocker_pace
-	$(BIN)/python -m benchmarks.discovery
-	$(BIN)/python -m benchmarks.tracing
+bench: $(VENV)/.reference ## Measure the claims of the docs against their peers, in some ninety minutes, and redraw tables and chart; ARGS: --only NAMES.
+	$(BIN)/python -m benchmarks.suite $(ARGS)
 	$(BIN)/python -m tools.figures
+
+bench-quick: $(VENV)/.reference ## Run most benchmarks for a short time, ten minutes in all, without result files.
+	$(BIN)/python -m benchmarks.suite --quick $(ARGS)
 
 simulate: $(VENV)/.test ## Run production code under SEEDS seeded fault scenarios on all cores; a failing seed prints its replay command.
 	SEEDS=$(SEEDS) $(BIN)/python -m tests.simulation

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.report import write_result
 from dynamo.core.config import environ
 from dynamo.cpu import blas
 
@@ -41,7 +42,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kv-heads", type=int, default=4)
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--vocab", type=int, default=8192)
-    return parser.parse_args()
+    parser.add_argument("--quick", action="store_true", help="two rounds, and no result file")
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds = 2
+    return options
 
 
 class Theirs:
@@ -207,6 +212,12 @@ def main() -> int:
         ),
     ]
     print(f"aim: {AIM}x in each; {'reached' if min(ratios) >= AIM else 'missed'}")
+    found = {
+        "ratios": dict(zip(("decode 1", "decode 16", f"prefill {PREFILL_TOKENS}"), ratios, strict=True)),
+        "weights": weights, "threads": args.threads, "rounds": args.rounds, "aim": AIM,
+        "numpy": np.__version__, "torch": torch.__version__, "transformers": transformers.__version__,
+    }  # fmt: skip
+    print(write_result("cpu_engine", found, is_whole=not args.quick))
     return 0
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.report import write_result
 from dynamo.core.codec import json_encode
 from dynamo.core.config import exit_on_config_error, load, option
 from dynamo.protocols.discovery import INSTANCES, EndpointId, Instance, TransportAddress, record_key
@@ -38,6 +39,7 @@ class DiscoveryBench:
 
     workers: int = option(1000, "--workers", None, "How many workers are registered")
     idle_s: float = option(10.0, "--idle-s", None, "How long to measure what they cost while nothing happens")
+    quick: bool = option(False, "--quick", None, "No result file")
     backend: list[str] = option(["file", "etcd"], "--backend", None, "Which registries to measure")
 
 
@@ -78,14 +80,16 @@ def record(number: int) -> tuple[str, bytes]:
     return record_key(ENDPOINT, instance.instance_id), json_encode(instance)
 
 
-async def measure(name: str, config: DiscoveryBench) -> None:
+async def measure(name: str, config: DiscoveryBench) -> dict[str, float]:
+    """Print and return the figures of one registry."""
     with tempfile.TemporaryDirectory() as folder, registry(name, Path(folder)) as place:
         members = [place.join() for _ in range(config.workers)]
         began = time.monotonic()
         for start in range(0, config.workers, AT_ONCE):
             some = enumerate(members[start : start + AT_ONCE], start)
             await asyncio.gather(*(member.put(INSTANCES, *record(number)) for number, member in some))
-        print(f"{name}: {config.workers} workers registered in {time.monotonic() - began:.2f} s")
+        found = {"registered_s": time.monotonic() - began}
+        print(f"{name}: {config.workers} workers registered in {found['registered_s']:.2f} s")
 
         reader = place.join()
         await reader.snapshot("v1/nothing")  # It is connected, as a frontend is before it looks.
@@ -96,7 +100,8 @@ async def measure(name: str, config: DiscoveryBench) -> None:
             while not isinstance(await anext(watch), Synced):
                 seen += 1
         assert seen == config.workers, f"{seen} of {config.workers} were seen"
-        print(f"{name}: the whole view in {(time.monotonic() - began) * 1e3:.1f} ms")
+        found["view_ms"] = (time.monotonic() - began) * 1e3
+        print(f"{name}: the whole view in {found['view_ms']:.1f} ms")
 
         waits: list[float] = []
         for number in range(config.workers, config.workers + NEWCOMERS):
@@ -111,9 +116,11 @@ async def measure(name: str, config: DiscoveryBench) -> None:
         await asyncio.sleep(config.idle_s)
         passed = time.monotonic() - began
         each = (time.process_time() - here) / passed / config.workers
+        found |= {"registration_ms": statistics.median(waits) * 1e3, "idle_cores_per_worker": each}
         print(f"{name}: idle, each worker takes {each * 100:.4f} % of a core", end="")
         print(f", etcd {(processor_s(place.pid) - there) / passed * 100:.1f} %" if place.pid else "")
         await asyncio.gather(reader.close(), *(member.close() for member in members))
+    return found
 
 
 def processor_s(pid: int | None) -> float:
@@ -130,8 +137,8 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 8 * config.workers)), hard))
     import uvloop
 
-    for name in config.backend:
-        uvloop.run(measure(name, config))
+    found = {name: uvloop.run(measure(name, config)) for name in config.backend}
+    print(write_result("discovery", {"workers": config.workers, "backends": found}, is_whole=not config.quick))
     return 0
 
 

@@ -67,7 +67,7 @@ class FloodsConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
+class FloodEffect:
     """What one attack did: delays of the stream's tokens and of the frontend's loop in milliseconds."""
 
     status: int
@@ -110,7 +110,7 @@ class Bench:
         self.model = bench_model()
         self.short = read_prompts(self.model, SHORT_PROMPT_TOKENS)
 
-    def run(self) -> dict[str, Effect]:
+    def run(self) -> dict[str, FloodEffect]:
         """Return the effect of every attack, and of none under the name `none`."""
         with tempfile.TemporaryDirectory() as folder:
             beats, lags = os.path.join(folder, "beats"), os.path.join(folder, "lags")
@@ -125,7 +125,7 @@ class Bench:
                 stream = Stream(stack.port, build_requests(work, MODEL_NAME, self.short.texts, self.short.words).next())
                 stream.start()
                 time.sleep(1.0)
-                found: dict[str, Effect] = {}
+                found: dict[str, FloodEffect] = {}
                 windows = [self._alone()]
                 for attack in self.config.selected():
                     windows.append(self._attack(stack, attack))
@@ -151,7 +151,8 @@ class Bench:
 
     def _attack(self, stack: Stack, attack: Attack) -> "Window":
         body = attack.body()
-        since, took = time.perf_counter(), []
+        took: list[float] = []
+        since = time.perf_counter()
         while len(took) < ROUNDS_MIN or time.perf_counter() < since + self.config.phase_s:
             began = time.perf_counter()
             status, answer = send(stack.port, attack, body)
@@ -172,10 +173,10 @@ class Window:
     took_s: Sequence[float]
 
 
-def effect(window: Window, seen: Sequence[tuple[float, float]], lags: Sequence[LoopLag]) -> Effect:
+def effect(window: Window, seen: Sequence[tuple[float, float]], lags: Sequence[LoopLag]) -> FloodEffect:
     """Return what was seen within a window."""
     inside = [one for one in lags if window.since_s <= one.at_s < window.until_s]
-    return Effect(
+    return FloodEffect(
         status=window.status,
         answer=window.answer[:300],
         requests=len(window.took_s),
@@ -186,7 +187,7 @@ def effect(window: Window, seen: Sequence[tuple[float, float]], lags: Sequence[L
     )
 
 
-def line(name: str, one: Effect) -> str:
+def line(name: str, one: FloodEffect) -> str:
     """Return one line for one attack."""
     mark = "" if one.is_within else "  ABOVE THE LIMIT"
     return (
@@ -196,7 +197,7 @@ def line(name: str, one: Effect) -> str:
     )
 
 
-def markdown(found: Mapping[str, Effect]) -> str:
+def markdown(found: Mapping[str, FloodEffect]) -> str:
     """Return a table of all attacks."""
     head = ["request", "status", "each, ms", "token p99 ms", "token max ms", "loop blocked, max ms", "of it computed"]
     rows = [

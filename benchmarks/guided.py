@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.corpus import bench_model
+from benchmarks.report import write_result
 from dynamo.cpu.config import DEMO_MODEL
 from dynamo.cpu.guided import Grammars, Guide, key_of
 from dynamo.cpu.sampler import Draw, Sampling, sample
@@ -110,7 +111,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Guided decoding of the embedded engine, in µs per token.")
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one round, and no result file")
     options = parser.parse_args()
+    found: dict[str, dict[str, list[float]]] = {}
     for model in (DEMO_MODEL, bench_model()):
         size = vocab_size_of(model)
         grammars = Grammars(model, size)
@@ -118,12 +121,18 @@ def main() -> None:
         assert not warm.is_complete
         print(f"\n{size:,} tokens       compile ms   mask µs   take µs   draw µs   free µs")
         for name, guided in CONSTRAINTS.items():
-            rows = [measure(grammars, guided, size, options.tokens, seed).row() for seed in range(options.rounds)]
+            rows = [
+                measure(grammars, guided, size, options.tokens, seed).row()
+                for seed in range(1 if options.quick else options.rounds)
+            ]
             medians = [statistics.median(column) for column in zip(*rows, strict=True)]
+            found.setdefault(f"{size} tokens", {})[name] = medians
             print(
                 f"{name:16}"
                 + "".join(f"{value:{width}.1f}" for value, width in zip(medians, (16, 10, 10, 10, 10), strict=True))
             )
+    columns = ["compile_ms", "mask_us", "take_us", "draw_us", "free_us"]
+    print(write_result("guided", {"columns": columns, "medians": found}, is_whole=not options.quick))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ within one process: nothing that crosses a border can be faster. NIXL is measure
 """
 
 import argparse
-import json
 import multiprocessing
 import platform
 import statistics
@@ -20,6 +19,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
+from benchmarks.report import write_result
 from dynamo.kvbm.transfer import nixl, shared
 from dynamo.kvbm.transfer.base import Deadline, Descriptor, Layout, PullMember, Region
 from dynamo.kvbm.transfer.nixl import NixlAgent, NixlPuller
@@ -170,8 +170,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=128, help="Size of a transfer")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="three rounds, and no result file")
     options = parser.parse_args()
+    if options.quick:
+        options.rounds = 3
     blocks = max(1, options.mib * MIB // LAYOUT.block_bytes)
     ways = [
         *(["shm"] if shared.is_available() else []),
@@ -180,9 +182,6 @@ def main() -> None:
         *(["nixl"] if nixl.is_available() else []),
     ]
     rows = measure(blocks, options.rounds, ways)
-    if options.json:
-        print(json.dumps([{"way": row.name, "gb_s": row.gb_s, "bytes": row.size} for row in rows]))
-        return
     print(f"{blocks} blocks of {LAYOUT.block_bytes // 1024} KiB, {rows[0].size / MIB:.0f} MiB; {platform.processor() or platform.machine()}")  # fmt: skip
     for row in rows:
         print(
@@ -190,6 +189,8 @@ def main() -> None:
         )
     if "nixl" not in ways:
         print("  nixl                     not installed (.venv/bin/pip install nixl)")
+    found = {"mib": options.mib, "ways": {row.name: {"gb_s": row.gb_s, "bytes": row.size} for row in rows}}
+    print(write_result("kv_transfer", found, is_whole=not options.quick))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.corpus import bench_model
 from benchmarks.peer import PeerMissing, ensure_peer
+from benchmarks.report import write_result
 from benchmarks.stacks import HOST, MODEL_NAME, Recipe, Stack, ours, theirs
 
 REQUEST_TIMEOUT_S = 120.0
@@ -118,19 +119,37 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engine-type", default="vllm")
+    parser.add_argument("--quick", action="store_true", help="one round, and no result file")
     given = parser.parse_args()
     try:
         peer = ensure_peer()
     except PeerMissing as error:
         print(f"the peer is missing: {error}", file=sys.stderr)
         return 1
-    found = compare(peer, given.requests, given.concurrency, given.rounds, ["--engine-type", given.engine_type])
+    found = compare(
+        peer,
+        given.requests,
+        given.concurrency,
+        1 if given.quick else given.rounds,
+        ["--engine-type", given.engine_type],
+    )
     for name, times in found.items():
         shown = [f"{what} {statistics.median(values):.2f} / {percentile(values, 0.9):.2f} ms" for what, values in
                  (("ttft", times.ttft), ("itl", times.itl))]  # fmt: skip
         print(f"{name:8} median / p90: {', '.join(shown)}")
     for what, ratio in ratios(found).items():
         print(f"{what:12} {100 * (ratio - 1):+.1f} %")
+    medians = {
+        name: {"ttft_ms": statistics.median(times.ttft), "itl_ms": statistics.median(times.itl)}
+        for name, times in found.items()
+    }
+    kept = {
+        "engine_type": given.engine_type,
+        "requests": given.requests,
+        "medians": medians,
+        "ratios": dict(ratios(found)),
+    }
+    print(write_result("mocker_fidelity", kept, is_whole=not given.quick))
     return 0
 
 

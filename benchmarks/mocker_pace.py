@@ -16,9 +16,11 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import mean, quantiles
+from typing import Any
 
 from benchmarks.corpus import bench_model
 from benchmarks.peer import PeerMissing, ensure_peer
+from benchmarks.report import write_result
 from benchmarks.stacks import HOST, Implementation, Recipe, Stack, ours, theirs
 from dynamo.core.codec import MSGPACK, encode
 from dynamo.protocols.engine import PreprocessedRequest, StopConditions
@@ -67,8 +69,12 @@ async def ask(client: Client, name: str, seed: random.Random, permits: asyncio.S
         return watch.times
 
 
-async def measure(home: str, streams: int) -> str:
-    """One line of figures for the mocker that is registered there."""
+FORMS = (8, 11, 11, 11, 11), (2, 1, 1, 2, 2)
+"""Width and digits of the columns."""
+
+
+async def measure(home: str, streams: int) -> dict[str, float]:
+    """The figures of the mocker that is registered there."""
     options = TcpOptions(host=HOST, answer_host=HOST)
     runtime = DistributedRuntime(
         None,
@@ -87,7 +93,10 @@ async def measure(home: str, streams: int) -> str:
         await runtime.shutdown()
     first = [1000 * (times[1] - times[0]) for times in answers]
     between = [1000 * (after - before) for times in answers for before, after in pairwise(times[1:])]
-    return f"{elapsed:8.2f} {median(first):10.1f} {tail(first):10.1f} {mean(between):10.2f} {median(between):10.2f}"
+    return {
+        "all_s": elapsed, "ttft_p50_ms": median(first), "ttft_p90_ms": tail(first),
+        "itl_mean_ms": mean(between), "itl_p50_ms": median(between),
+    }  # fmt: skip
 
 
 def median(values: Sequence[float]) -> float:
@@ -103,7 +112,10 @@ def tail(values: Sequence[float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--streams", default="1,16,64,256", help="how many at once, a comma between")
-    counts = [int(word) for word in parser.parse_args().streams.split(",")]
+    parser.add_argument("--quick", action="store_true", help="16 and 64 streams, and no result file")
+    options = parser.parse_args()
+    counts = [16, 64] if options.quick else [int(word) for word in options.streams.split(",")]
+    found: list[dict[str, Any]] = []
     implementations: list[Implementation] = [ours()]
     try:
         implementations.append(theirs(ensure_peer()))
@@ -117,7 +129,13 @@ def main() -> None:
             with Stack(
                 Recipe(name=implementation.name, frontend=ours(), engine=implementation, speedup=1.0), bench_model()
             ) as stack:
-                print(f"{streams:7} {implementation.name:>7} {asyncio.run(measure(stack.home, streams))}", flush=True)
+                row = asyncio.run(measure(stack.home, streams))
+            found.append({"streams": streams, "mocker": implementation.name, **row})
+            cells = "".join(
+                f"{value:{width}.{digits}f}" for value, width, digits in zip(row.values(), *FORMS, strict=True)
+            )
+            print(f"{streams:7} {implementation.name:>7} {cells}", flush=True)
+    print(write_result("mocker_pace", {"runs": found}, is_whole=not options.quick))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import time
 from statistics import mean
 from typing import Any, cast
 
+from benchmarks.report import write_result
 from dynamo.core.clock import SystemClock
 from dynamo.kv_router.config import RoutingConfig
 from dynamo.mocker.convert import SimulationInput
@@ -147,7 +148,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--rate", type=float, default=20.0)
     parser.add_argument("--speedup", type=float, default=1.0)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the requests, and no result file")
     given = parser.parse_args()
+    if given.quick:
+        given.requests //= 10
     shape = Shape(
         input_tokens=2048,
         output_tokens=100,
@@ -161,6 +165,9 @@ def main() -> None:
     print("| | real time | virtual time | |\n|---|---:|---:|---:|")
     for name, value in lived.items():
         print(f"| {name} | {value:,.2f} | {computed[name]:,.2f} | {100 * (computed[name] / value - 1):+.1f} % |")
+    kept = {"workers": given.workers, "rate": given.rate, "requests": given.requests, "speedup": given.speedup}
+    found = {**kept, "real": lived, "virtual": {name: computed[name] for name in lived}}
+    print(write_result("replay_fidelity", found, is_whole=not given.quick))
 
 
 if __name__ == "__main__":

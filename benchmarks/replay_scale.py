@@ -10,6 +10,7 @@ import resource
 import time
 from dataclasses import replace
 
+from benchmarks.report import write_result
 from dynamo.replay.load import ReplaySession
 from dynamo.replay.report import rows_of, summary_of
 from dynamo.replay.scenario import Scenario
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("--copies", type=int, default=10)
     parser.add_argument("--workers", type=int, default=64)
     parser.add_argument("--router-mode", default="kv_router")
+    parser.add_argument("--quick", action="store_true", help="no result file")
     given = parser.parse_args()
     sessions = copied(given.trace, given.copies)
     cpu_s, wall_s = time.process_time(), time.monotonic()
@@ -61,6 +63,12 @@ def main() -> None:
         f"| {cpu_s:.0f} | {wall_s:.0f} | {peak_mb:.0f} | {found['mean_ttft_ms']:.0f} | {found['mean_itl_ms']:.2f} "
         f"| {found['prefix_cache_reused_ratio']:.3f} |"
     )
+    kept = {
+        "router": given.router_mode, "copies": given.copies, "workers": given.workers, "requests": len(outcome.flights),
+        "simulated_s": outcome.duration_ms / 1000, "cpu_s": cpu_s, "wall_s": wall_s, "peak_mb": peak_mb,
+        "ttft_ms": found["mean_ttft_ms"], "itl_ms": found["mean_itl_ms"], "reuse": found["prefix_cache_reused_ratio"],
+    }  # fmt: skip
+    print(write_result(f"replay_scale_{given.workers}x{given.copies}", kept, is_whole=not given.quick))
 
 
 if __name__ == "__main__":

@@ -6,12 +6,16 @@ import json
 import math
 import os
 import platform
+import resource
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from benchmarks.corpus import cache_dir
+from benchmarks.corpus import ROOT, cache_dir
 from benchmarks.peer import VERSION, PeerMissing, ensure_peer
 from benchmarks.stacks import Implementation, StackFailed, ours, theirs
 
@@ -41,8 +45,55 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) ->
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
+@dataclass(frozen=True, slots=True)
+class MachineUse:
+    """Processor seconds that the whole machine and this program with its ended children have used."""
+
+    at_s: float
+    all_s: float
+    own_s: float
+
+    @classmethod
+    def now(cls) -> "MachineUse":
+        with open("/proc/stat", encoding="ascii") as file:
+            ticks = [int(word) for word in file.readline().split()[1:]]
+        own, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+        own_s = own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
+        return cls(time.monotonic(), (sum(ticks[:8]) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK"), own_s)
+
+    def other_cores(self) -> float:
+        """Return the cores that other programs have used on average since then."""
+        now = MachineUse.now()
+        used_s = (now.all_s - self.all_s) - (now.own_s - self.own_s)
+        return max(0.0, used_s / max(now.at_s - self.at_s, 1e-9))
+
+
+_BEGUN = MachineUse.now()
+
+
+def commit() -> str:
+    """Return the commit of the working tree, with `+` if tracked files differ; empty outside a repository."""
+    try:
+        head = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        state = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no", "--", "src"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return head.stdout.strip() + ("+" if state.stdout.strip() else "")
+
+
 def machine() -> dict[str, Any]:
-    """Where the figures come from; absolute ones hold only there."""
+    """Where the figures come from; absolute ones hold only there.
+
+    `other_cores`: what other programs used on average since this one began; `seconds`: how long ago that was.
+    """
     model = "unknown"
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), model)
@@ -53,6 +104,9 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d"),
         "load_average": round(os.getloadavg()[0], 1),
+        "other_cores": round(_BEGUN.other_cores(), 2),
+        "seconds": round(time.monotonic() - _BEGUN.at_s),
+        "commit": commit(),
     }
 
 

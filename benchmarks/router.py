@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peer import PeerMissing, ensure_peer, peer_home
+from benchmarks.report import write_result
 from dynamo.core.config import environ, exit_on_config_error, load, option
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "results" / "router.json"
 TIMEOUT_S = 900
 
 
@@ -69,9 +69,7 @@ def main() -> int:
         other = theirs.get(case)
         ratio = f"{value / other:.2f}" if other else ""
         print(f"| {case:<72} | {value:9.2f} | {'' if other is None else f'{other:.2f}':>9} | {ratio:>11} |")
-    if not config.quick:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps({"medians": medians, "turns": turns}, indent=1) + "\n")
+    print(write_result("router", {"medians": medians, "turns": turns}, is_whole=not config.quick))
     return 0
 
 

@@ -64,7 +64,7 @@ def decisions() -> dict[str, float]:
     tokens = [random.randrange(150_000) for _ in range(16 * 512)]
     packed = packed_block_hashes(tokens, 16)
     hashes = list(unpack(packed))
-    for workers in (8, 64, 256, 1024):
+    for workers in (8, 64, 256, 1024, 4096):
         router = Router(RoutingConfig(block_size=16), random.Random(1))
         for worker in range(workers):
             router.set_worker(WorkerFacts(worker))

@@ -16,7 +16,6 @@ All implementations must give the same ids, or the run fails.
 
 import argparse
 import importlib.util
-import json
 import multiprocessing
 import os
 import random
@@ -30,6 +29,7 @@ from concurrent.futures import ProcessPoolExecutor
 import tokenizers
 
 from benchmarks.corpus import bench_model, read_prompts, render
+from benchmarks.report import write_result
 from dynamo.text.tokenizer.tokenizer import Tokenizer
 
 Encode = Callable[[str], list[int]]
@@ -102,13 +102,13 @@ def main() -> None:
     parser.add_argument("--model", help="a directory with tokenizer.json; made for the purpose where none is given")
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
+    parser.add_argument("--quick", action="store_true", help="one round, and no result file")
     options = parser.parse_args()
     model = options.model or bench_model()
     prompts = [render(text) for text in read_prompts(model, options.tokens, count=PROMPTS).texts]
     random.Random(0).shuffle(prompts)
     names = list(implementations(model))
-    rounds = [measure_round(model, names, prompts) for _ in range(options.rounds)]
+    rounds = [measure_round(model, names, prompts) for _ in range(1 if options.quick else options.rounds)]
     medians = {
         name: [statistics.median(costs) for costs in zip(*(each[name] for each in rounds), strict=True)]
         for name in names
@@ -118,9 +118,8 @@ def main() -> None:
     for name, row in medians.items():
         cells = (f"{cost:9.1f} ({cost / base:4.2f}x)" for cost, base in zip(row, medians["tokenizers"], strict=True))
         print(f"{name:22}" + "".join(f"{cell:>20}" for cell in cells))
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"tokens": options.tokens, "cases": CASES, "us": medians}, file, indent=1)
+    found = {"tokens": options.tokens, "cases": CASES, "us": medians, "rounds": rounds}
+    print(write_result("tokenizer", found, is_whole=not options.quick and not options.model))
 
 
 if __name__ == "__main__":

@@ -6,9 +6,11 @@ Printed are microseconds per request for the parts that every request passes on 
 five. With tracing on, spans are begun, continued over headers and ended; their export is left out.
 """
 
+import sys
 import timeit
 from collections.abc import Callable, Mapping
 
+from benchmarks.report import write_result
 from dynamo.core.logging import current_request, scope_fields
 from dynamo.core.tracing import Value
 
@@ -68,12 +70,14 @@ def spans(start: Callable[..., "object"]) -> Callable[[], None]:
 
 def measure(work: Callable[[], None]) -> float:
     """Microseconds a call."""
-    return min(timeit.repeat(work, number=REQUESTS, repeat=REPEATS)) / REQUESTS * 1e6
+    repeats = 1 if "--quick" in sys.argv else REPEATS
+    return min(timeit.repeat(work, number=REQUESTS, repeat=repeats)) / REQUESTS * 1e6
 
 
 def main() -> None:
     """Prints the table."""
     frontend, worker = measure(frontend_off), measure(worker_off)
+    found = {"off_us": frontend + worker, "frontend_us": frontend, "worker_us": worker}
     print(f"tracing off: {frontend + worker:.2f} us a request (frontend {frontend:.2f}, worker {worker:.2f})")
     try:
         from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -81,10 +85,13 @@ def main() -> None:
         from dynamo.core.otel import OtelTracer
     except ImportError:
         print("tracing on: not measured, the extra `otel` is not installed")
+        print(write_result("tracing", found, is_whole=False))
         return
     tracer = OtelTracer(InMemorySpanExporter(), "benchmark", 1.0)
-    print(f"tracing on: {measure(spans(tracer.start)):.0f} us a request for its four spans")
+    found["on_us"] = measure(spans(tracer.start))
+    print(f"tracing on: {found['on_us']:.0f} us a request for its four spans")
     tracer.close()
+    print(write_result("tracing", found, is_whole="--quick" not in sys.argv))
 
 
 if __name__ == "__main__":

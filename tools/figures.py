@@ -1,8 +1,8 @@
-"""Write the benchmark table of benchmarks/README.md and the chart of README.md from the committed result files.
+"""Write the tables of benchmarks/README.md, and the chart and the figures of README.md, from the committed result files.
 
     python tools/figures.py
 
-A test fails when the page or the chart differs from what this program writes, so that a figure is never edited by hand.
+A test fails when a page or the chart differs from what this program writes, so that a figure is never edited by hand.
 """
 
 import json
@@ -13,9 +13,11 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "frontend_cpu.json"
 PAGE = ROOT / "benchmarks" / "README.md"
 CHART = ROOT / "docs" / "pictures" / "frontend_cpu.svg"
-BEGIN = "<!-- figures: frontend_cpu; written by tools/figures.py -->"
+README = ROOT / "README.md"
+BEGIN = "<!-- figures: {}; written by tools/figures.py -->"
 END = "<!-- end of figures -->"
-OURS, THEIRS, SAME_ENGINE = "ours", "theirs", "ours+peer-mocker"
+OURS, THEIRS, SAME_ENGINE, BARE = "ours", "theirs", "ours+peer-mocker", "bare writer"
+NOT_MEASURED = "not measured"
 METRIC = "frontend_us_per_token"
 WIDTH_PX, LABEL_PX, BAR_PX, HEAD_PX, FOOT_PX = 760, 176, 16, 62, 34
 COLORS = {OURS: "#1f77b4", THEIRS: "#9aa4af"}
@@ -39,29 +41,36 @@ def label(load: str) -> str:
 
 
 def row(load: str, systems: dict[str, Any]) -> str:
-    """Return one line of the table: a load, both systems, their ratio, and the ratio with the same engine."""
+    """Return one line of the table: a load, both systems, their ratio, with the same engine, and to a bare writer."""
     cells = [label(load)]
     cells += [microseconds(systems[name][METRIC]) for name in (OURS, THEIRS)]
-    for name in (OURS, SAME_ENGINE):
-        measured = systems.get(name)
-        ratio = None if measured is None else measured[METRIC]["median"] / systems[THEIRS][METRIC]["median"]
-        cells.append("not measured" if ratio is None else f"**{ratio:.2f}**" if name == OURS else f"{ratio:.2f}")
+    own, same, bare = ratio(systems, OURS, THEIRS), ratio(systems, SAME_ENGINE, THEIRS), ratio(systems, OURS, BARE)
+    cells.append("" if own is None else f"**{own:.2f}**")
+    cells += [NOT_MEASURED if value is None else f"{value:.2f}" for value in (same, bare)]
     return "| " + " | ".join(cells) + " |"
+
+
+def ratio(systems: dict[str, Any], name: str, base: str) -> float | None:
+    """Return a system's cost of a token over another's; None if one was not measured."""
+    if name not in systems or base not in systems:
+        return None
+    return float(systems[name][METRIC]["median"] / systems[base][METRIC]["median"])
 
 
 def table() -> str:
     """Return the table and a line about the run."""
     result = json.loads(RESULT.read_text(encoding="utf-8"))
     machine, config = result["machine"], result["config"]
-    flags = " --same-engine" if any(SAME_ENGINE in systems for systems in result["medians"].values()) else ""
+    measured = {name for systems in result["medians"].values() for name in systems}
+    flags = (" --same-engine" if SAME_ENGINE in measured else "") + (" --bare" if BARE in measured else "")
     run = (
         f"One run of `python -m benchmarks.frontend_cpu{flags}` on {machine['date']}: {machine['cores']} cores "
         f"({machine['processor']}), {result['peer']}, medians of {config['reps']} windows (lowest–highest), prompts of "
         f"{config['prompt_tokens']} tokens, answers of {config['output_tokens']}."
     )
     lines = [
-        "| load | ours, CPU-µs per token | released | ratio | ratio with the same engine |",
-        "|---|---:|---:|---:|---:|",
+        "| load | ours, CPU-µs per token | released | ratio | ratio with the same engine | ratio to a bare writer |",
+        "|---|---:|---:|---:|---:|---:|",
         *(row(load, systems) for load, systems in result["medians"].items()),
         "",
         run,
@@ -69,13 +78,49 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def written(text: str) -> str:
-    """Return a page with the table between its markers."""
-    head, found, rest = text.partition(BEGIN)
+def summary() -> str:
+    """Return the sentence of README.md: ranges of the ratios, with each system's own engine and with the same one."""
+    medians = json.loads(RESULT.read_text(encoding="utf-8"))["medians"]
+    parts = []
+    for name, words in ((OURS, "each before its own engines"), (SAME_ENGINE, "both before the released mockers")):
+        for pace in ("saturated", "paced"):
+            values = [ratio(systems, name, THEIRS) for load, systems in medians.items() if load.startswith(pace)]
+            found = sorted(value for value in values if value is not None)
+            shown = f"{found[0]:.2f}–{found[-1]:.2f}" if found else NOT_MEASURED
+            parts.append(f"{shown} {pace}" + (f" ({words})" if pace == "paced" else ""))
+    return f"CPU per token over that of the released frontend: {parts[0]} and {parts[1]}; {parts[2]} and {parts[3]}."
+
+
+def result_files() -> str:
+    """Return a table of the committed result files and where they come from."""
+    lines = [
+        "| file | date | commit | cores | other load, cores | load average | seconds |",
+        "|---|---|---|---:|---:|---:|---:|",
+    ]
+    for path in sorted(RESULT.parent.glob("*.json")):
+        machine = json.loads(path.read_text(encoding="utf-8")).get("machine", {})
+        average = machine.get("load_average")
+        cells = [machine.get(name, "") for name in ("date", "commit", "cores", "other_cores")]
+        cells += ["" if average is None else round(average, 1), machine.get("seconds", "")]
+        lines.append(f"| `{path.name}` | " + " | ".join(str(cell) for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def written(text: str, name: str, content: str) -> str:
+    """Return a page with the content between the markers of that name. Raise `ValueError` for a page without them."""
+    begin = BEGIN.format(name)
+    head, found, rest = text.partition(begin)
     _, ended, tail = rest.partition(END)
     if not found or not ended:
-        raise ValueError(f"a page lacks the markers {BEGIN} and {END}")
-    return f"{head}{BEGIN}\n\n{table()}\n\n{END}{tail}"
+        raise ValueError(f"a page lacks the markers {begin} and {END}")
+    return f"{head}{begin}\n\n{content}\n\n{END}{tail}"
+
+
+def pages() -> dict[Path, str]:
+    """Return the pages with their figures."""
+    page, readme = PAGE.read_text(encoding="utf-8"), README.read_text(encoding="utf-8")
+    page = written(page, "frontend_cpu", table())
+    return {PAGE: written(page, "result files", result_files()), README: written(readme, "frontend_cpu", summary())}
 
 
 def chart() -> str:
@@ -113,8 +158,9 @@ def chart() -> str:
 
 
 def main() -> None:
-    """Rewrite the page and the chart."""
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    """Rewrite the pages and the chart."""
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
     CHART.write_text(chart(), encoding="utf-8")
 
 

@@ -68,7 +68,6 @@ COVERED_BY = {
     "epp/pool.py": "unit/epp/test_addresses.py",
     "epp/renderer.py": "integration/epp/test_standalone.py",
     "epp/server.py": "integration/epp/test_picker.py",
-    "frontend/main.py": "integration/test_frontend.py",
     "global_planner/executor.py": "unit/global_planner/test_handler.py",
     "global_planner/kubernetes_executor.py": "integration/kubernetes/test_global_planner.py",
     "operator/model_loader.py": "integration/kubernetes/test_model_loader.py",

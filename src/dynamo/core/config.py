@@ -14,7 +14,6 @@ fields belong in the dataclass's `__post_init__`, which raises `ConfigError`.
 
 import argparse
 import dataclasses
-import difflib
 import enum
 import inspect
 import json
@@ -149,6 +148,8 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def describe_unknown(self, argument: str) -> str:
         """Return one line that names the argument and a similar flag, if there is one."""
+        import difflib
+
         word = argument.split("=", 1)[0]
         near = difflib.get_close_matches(word, list(self._option_string_actions), n=1)
         hint = f"; did you mean {near[0]}?" if near else ""

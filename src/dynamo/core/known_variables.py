@@ -1,6 +1,5 @@
 """Known variables: DYN_ environment variables by name, and the warning about those that are not."""
 
-import difflib
 import re
 from collections.abc import Iterable
 
@@ -564,6 +563,8 @@ def is_known(name: str) -> bool:
 
 def nearest(name: str) -> str:
     """Return the known variable with the most similar name; empty without a similar one."""
+    import difflib  # Most processes have no unknown variable.
+
     return next(iter(difflib.get_close_matches(name, KNOWN, n=1, cutoff=SIMILARITY)), "")
 
 

@@ -11,7 +11,6 @@ import datetime as dt
 import json
 import logging
 import sys
-import tomllib
 from collections.abc import Mapping
 from itertools import islice
 from typing import Any, TextIO
@@ -125,10 +124,12 @@ def read_config(path: str) -> tuple[str, dict[str, int]]:
     """Return the default level and the targets' levels of a TOML file; `info` and none if the file does not exist."""
     try:
         with open(path, "rb") as file:
+            import tomllib  # Most processes have no such file.
+
             config = tomllib.load(file)
     except FileNotFoundError:
         return "info", {}
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"DYN_LOGGING_CONFIG_PATH={path}: {error}") from None
     general, filters = config.get("log_level", "info"), config.get("log_filters", {})
     if not isinstance(filters, dict):

@@ -103,12 +103,14 @@ def costs(slots: Sequence[int], load: RankLoads, prompt: Prompt, weights: CostWe
     saved = _saved(prompt, weights)
     active = prompt.active if weights.assume_kv_reuse else {}
     if saved or active:
-        scale = weights.prefill_load_scale
-        for place, slot in enumerate(slots):
-            if slot in saved or slot in active:
-                prefill = (tokens[slot] + prompt.tokens) / block_size
-                less = min(prefill, saved.get(slot, 0.0))
-                found[place] -= scale * less + active.get(slot, 0)
+        scale, prompt_tokens = weights.prefill_load_scale, prompt.tokens
+        saved_of, active_of = saved.get, active.get
+        for place, slot in enumerate(slots):  # Without calls but the two look-ups: there may be thousands of slots.
+            less = saved_of(slot, 0.0)
+            if less:
+                prefill = (tokens[slot] + prompt_tokens) / block_size
+                less = prefill if less > prefill else less
+            found[place] -= scale * less + active_of(slot, 0)
     return found
 
 

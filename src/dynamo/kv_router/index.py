@@ -61,6 +61,8 @@ class KvIndex:
         self.blocks_max = blocks_max
         self._ranks: dict[tuple[int, int], IndexedRank] = {}
         self._slots: list[IndexedRank | None] = []
+        self.rank_keys: list[tuple[int, int]] = []
+        """Worker id and rank of every slot, also of a slot that is free again."""
         self._free: list[int] = []
         self._live = 0
         """Slots of ranks that have not left, as bits."""
@@ -304,8 +306,10 @@ class KvIndex:
         rank = IndexedRank(worker_id, dp_rank, slot)
         if slot == len(self._slots):
             self._slots.append(rank)
+            self.rank_keys.append((rank.worker_id, rank.dp_rank))
         else:
             self._slots[slot] = rank
+            self.rank_keys[slot] = rank.worker_id, rank.dp_rank
         self._ranks[(worker_id, dp_rank)] = rank
         self._live |= rank.bit
         return rank

@@ -458,10 +458,10 @@ class Router:
             self._take_held(route_request.held, device, host, disk)
         elif self.config.use_kv_events and self.config.weights.overlap_score_credit:
             overlap = self.index.find(blocks)
-            slots, rank_at = self._slots, self.index.rank_at
+            slot_of, keys = self._slots.get, self.index.rank_keys
             for depth, mask in overlap.depths:
                 for index_slot in slots_of(mask):
-                    slot = slots.get(rank_at(index_slot))
+                    slot = slot_of(keys[index_slot])
                     if slot is not None:
                         device[slot] = depth
             if self.index.lower:

@@ -18,7 +18,6 @@ import fnmatch
 import hashlib
 import math
 import secrets
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -230,9 +229,11 @@ def plain_keys(keys: Sequence[str], admin_keys: Sequence[str] = ()) -> list[KeyL
 
 def read_keys(text: str, path: str) -> tuple[KeyLimits, ...]:
     """Return the entries of a keys file. Raise `ConfigError`, whose message contains no key."""
+    import tomllib  # Most frontends have no such file.
+
     try:
         table: Mapping[str, object] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         where = str(error).rpartition("(")[2].rstrip(")")
         raise ConfigError(f"--api-keys-file {path}: not valid TOML ({where})") from None
     try:

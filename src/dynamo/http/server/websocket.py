@@ -1,22 +1,22 @@
 """WebSocket: messages over a connection that began as an HTTP request, with the protocol of `websockets`.
 
-`WebSocket` takes the connection over from its HTTP protocol, which still maintains the metrics of the connection.
+`WebSocket` takes the connection over from its HTTP protocol, which still maintains the metrics of the connection. The library
+is imported for the first WebSocket: most frontends never have one.
 """
 
 import asyncio
 import base64
 import binascii
 import enum
+import hashlib
 import logging
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from websockets.frames import Frame, Opcode
-from websockets.protocol import OPEN, SERVER
-from websockets.protocol import Protocol as WebSocketProtocol
-from websockets.utils import accept_key as accept_value
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dynamo.http.server.protocol import Exchange
+
+if TYPE_CHECKING:
+    from websockets.frames import Frame
 
 logger = logging.getLogger(__name__)
 
@@ -25,10 +25,21 @@ REASON_BYTES_MAX = 123  # Limit of the standard.
 PING_S = 20.0  # Interval of pings; a client that is silent for one interval after a ping is disconnected.
 CLOSE_S = 5.0  # Maximum wait for the client's close frame after the server's.
 
-Op = Opcode
+ACCEPT_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3.
 
 _protocol_logger = logging.getLogger(f"{__name__}.protocol")
 _protocol_logger.setLevel(logging.INFO)  # At DEBUG it would log the content of requests.
+
+
+class Op(enum.IntEnum):
+    """Opcodes of RFC 6455."""
+
+    CONT = 0
+    TEXT = 1
+    BINARY = 2
+    CLOSE = 8
+    PING = 9
+    PONG = 10
 
 
 class Closing(enum.IntEnum):
@@ -45,7 +56,7 @@ class Closing(enum.IntEnum):
 class WebSocketMessage:
     """A complete message."""
 
-    op: Opcode
+    op: Op
     data: bytes
 
 
@@ -63,7 +74,7 @@ def accept_key(exchange: Exchange) -> bytes | None:
         return None
     if not is_key or exchange.header(b"sec-websocket-version") != b"13":
         return None
-    return accept_value(key.decode("ascii")).encode()
+    return base64.b64encode(hashlib.sha1(key + ACCEPT_GUID, usedforsecurity=False).digest())
 
 
 class WebSocketListener(Protocol):
@@ -81,6 +92,11 @@ class WebSocket(asyncio.Protocol):
 
     def __init__(self, exchange: Exchange, key: bytes, subprotocol: bytes | None = None) -> None:
         """Complete the handshake; from here on the connection is no longer HTTP."""
+        from websockets.frames import Frame
+        from websockets.protocol import OPEN, SERVER
+        from websockets.protocol import Protocol as WebSocketProtocol
+
+        self._frame_type, self._open_state = Frame, OPEN
         self._http = exchange.protocol
         self._transport: Any = exchange.transport
         self._loop = asyncio.get_running_loop()
@@ -132,7 +148,7 @@ class WebSocket(asyncio.Protocol):
 
     @property
     def _is_open(self) -> bool:
-        return not self._is_over and self._protocol.state is OPEN
+        return not self._is_over and self._protocol.state is self._open_state
 
     def _write(self) -> None:
         """Write the protocol's output: frames, and an empty part where the connection is to be closed."""
@@ -159,18 +175,19 @@ class WebSocket(asyncio.Protocol):
         was_open = self._is_open
         self._protocol.receive_data(data)
         for event in self._protocol.events_received():
-            if isinstance(event, Frame):
+            if isinstance(event, self._frame_type):
                 self._apply(event)
         if was_open and self._protocol.parser_exc is not None:
             logger.info("closing WebSocket: protocol error by the client: %s", self._protocol.parser_exc)
         self._write()
 
-    def _apply(self, frame: Frame) -> None:
+    def _apply(self, frame: "Frame") -> None:
         """Add a data frame to its message; the protocol has checked the order and the total size of the frames."""
-        if frame.opcode not in (Op.TEXT, Op.BINARY, Op.CONT):
+        op = Op(frame.opcode)
+        if op not in (Op.TEXT, Op.BINARY, Op.CONT):
             return
-        if frame.opcode is not Op.CONT:
-            self._op = frame.opcode
+        if op is not Op.CONT:
+            self._op = op
         self._data += frame.data
         if frame.fin:
             message, self._data = WebSocketMessage(self._op, bytes(self._data)), bytearray()
