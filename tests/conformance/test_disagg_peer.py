@@ -42,7 +42,7 @@ class DisaggregatedPeers(PeerCluster):
         super().__init__(folder, "--router-mode", mode, frontends=frontends)
         self.records = RecordedRequests(folder / "records.jsonl")
         self.is_bootstrapped = False
-        """Whether both phases are sent at once, or could be."""
+        """Whether both phases are sent at once."""
 
     def start_recording_workers(self, *bootstrap):
         self.is_bootstrapped = bool(bootstrap)
@@ -78,7 +78,7 @@ class DisaggregatedPeers(PeerCluster):
 
 
 def settled(request):
-    """A request without what differs from one to the next, or is meant to (test_requests_peer.py)."""
+    """Return a request without its variable fields and its intended differences (test_requests_peer.py)."""
     sampling = dict(request["sampling_options"])
     for field, value in {"temperature": 0.3, "top_p": 0.9, "top_k": 20}.items():
         if sampling[field] == value:
@@ -94,7 +94,7 @@ def settled(request):
 
 @pytest.fixture(scope="module", params=["round-robin", "kv", "power-of-two", "round-robin+", "kv+"])
 def peers(request, tmp_path_factory):
-    """Both frontends before released workers that record their requests; + with bootstrap information."""
+    """Both frontends with released workers that record their requests; also with bootstrap information."""
     require_peer()
     mode, plus, _ = request.param.partition("+")
     with DisaggregatedPeers(tmp_path_factory.mktemp("disagg"), mode) as peers:
@@ -147,7 +147,7 @@ def test_released_prefill_worker_is_stopped_when_the_client_leaves(peers):
 
 
 def wait_for_lines(peers, before, matches):
-    """Return the recorded requests that match, as soon as there is one."""
+    """Return the matching recorded requests when there is at least one."""
     deadline = time.monotonic() + 10
     while True:
         lines = peers.records.since(before)

@@ -1,4 +1,6 @@
-"""Routers of both implementations on the same workers: each counts the other's requests, and both come to the same costs."""
+"""Routers of both implementations on the same workers: each counts the other's requests, and both compute the same
+costs.
+"""
 
 import asyncio
 import contextlib
@@ -53,7 +55,7 @@ class Progress:
 
 
 class Meeting:
-    """Their frontend, our router, and two workers of ours."""
+    """Released frontend, our router, and two workers of ours."""
 
     def __init__(self, stack: Stack, router: KvPushRouter, workers: list[int]) -> None:
         self.stack = stack
@@ -70,7 +72,7 @@ class Meeting:
         return RouteRequest(name, packed_block_hashes(prompt, BLOCK), len(prompt), worker_id=worker_id)
 
     async def book(self, worker: int, prompt: list[int], *, prefilled: bool = False) -> str:
-        """Our router assigns a request to a worker, and the released one only receives the notification."""
+        """Assign a request to a worker by our router; the released one only receives the notification."""
         ask = self.ask_for(prompt, self.workers[worker])
         await self.router.place(ask, Progress())
         if prefilled:
@@ -87,12 +89,12 @@ class Meeting:
         return dict(answer)
 
     def selected(self) -> list[tuple[int, float]]:
-        """What their router has written of its choices: worker and cost."""
+        """Return worker and cost of the released router's decisions, from its log."""
         text = COLOURS.sub("", (Path(self.stack.home) / "process-0.log").read_text())
         return [(int(worker), float(cost)) for worker, cost in SELECTED.findall(text)]
 
     async def both_choose(self, prompt: list[int]) -> tuple[tuple[int, float], tuple[int, float]]:
-        """Our choice and theirs."""
+        """Return the decisions of both routers."""
         mine = self.router.look(self.ask_for(prompt))
         before = len(self.selected())
         await self.complete(prompt)
@@ -101,7 +103,7 @@ class Meeting:
         return (mine.worker_id, round(mine.cost, 3)), (worker, round(cost, 3))
 
     async def agree(self, make: Callable[[], list[int]], what: str) -> None:
-        """Both choose the same worker at the same cost, as soon as both have received everything."""
+        """Wait until both routers choose the same worker at the same cost."""
         seen: Any = None
         async with asyncio.timeout(TIMEOUT_S):
             for _ in range(20):

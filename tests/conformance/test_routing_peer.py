@@ -1,6 +1,6 @@
-"""Routing between the implementations: equal hashes of any prompt, and equal answers of both trees to the same history.
+"""Routing across implementations: equal hashes of any prompt, and equal results of both trees for the same history.
 
-Histories are those of engines: keys are sequence hashes, what is evicted has nothing behind it.
+Histories are those of engines: keys are sequence hashes, and only leaves are evicted.
 """
 
 import json
@@ -65,7 +65,7 @@ class Engine:
     def __init__(self, worker: int, dp_rank: int) -> None:
         self.worker, self.dp_rank = worker, dp_rank
         self.held: dict[int, int] = {}
-        """Key to the key before it, 0 at the start."""
+        """Parent of each key, 0 at the start."""
         self.number = 0
 
     def event(self, data: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Thoughts and content of a text: what we read in it, through our frontend and alone, and what released 1.6.1 reads.
+"""Reasoning and content of a text, as our frontend, our parsers and released 1.6.1 read them.
 
 The model behind both frontends returns the contents of a file: its prompt does not mention reasoning.
 """
@@ -41,11 +41,11 @@ TEXTS = {
     ],
 }
 ASKED = {"gemma4": ["<|channel>thought\na<channel|>b", "b"], "deepseek_v3": OUTSIDE[:1], "deepseek_v3_1": OUTSIDE[:1]}
-"""1.6.1 reads these only where thinking is enabled."""
+"""Texts that 1.6.1 parses only where reasoning is enabled."""
 
 
 class ReasoningPeers(PeerCluster):
-    """Both frontends before a released worker that answers with the text of a file."""
+    """Both frontends with a released worker that returns the text of a file."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "--router-mode", "round-robin")
@@ -55,7 +55,7 @@ class ReasoningPeers(PeerCluster):
         self.wait_listed(set(names))
 
     def chat(self, name: str, model: str, text: str, *, stream: bool) -> tuple[str, str]:
-        """Thoughts and content of an answer that is this text."""
+        """Return reasoning and content of a response with this text."""
         self._text.write_text(text, encoding="utf-8")
         body = {
             "model": model,

@@ -47,7 +47,7 @@ class Declared(NamedTuple):
 
 
 class Reads(ast.NodeVisitor):
-    """The attributes that a module reads, but for those that it only checks: `if …: raise …`."""
+    """Attributes that a module reads, except those that it only checks: `if …: raise …`."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()

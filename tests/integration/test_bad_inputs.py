@@ -1,4 +1,4 @@
-"""Bad inputs: what may be wrong with a request, for every group of routes; the status it gets, the words that name it."""
+"""Invalid requests for every group of routes: their status, and the field that the error names."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -36,26 +36,26 @@ ASKED: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"model": MODEL, "messages": USER},
     "/busy_threshold": {"model": MODEL},
 }
-"""A good request for each path that takes a body."""
+"""Valid request for each path with a body."""
 ANTHROPIC = ("/v1/messages", "/v1/messages/count_tokens")
 WRONG_TYPE_STATUS = {"/busy_threshold": 422}
 """Status of a field or body of a wrong type, where it is not 400."""
 PARAMS: dict[str, None] = dict.fromkeys(("/busy_threshold", *ANTHROPIC))
-"""The errors of these have none."""
+"""Paths whose errors have no `param`."""
 ANTHROPIC_KINDS = {400: "invalid_request_error", 404: "not_found_error", 413: "request_too_large"}
 
 
 @dataclass(frozen=True)
 class Bad:
-    """A request that is refused."""
+    """Request that is refused."""
 
     path: str
     name: str
     body: Any
     says: str
-    """A part of the message."""
+    """Part of the error message."""
     param: str | None = None
-    """What `param` is, where the error has one."""
+    """Value of `param`, where the error has one."""
     status: int = 400
     method: str = "POST"
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Bad:
 
 
 def wrong(path: str, name: str, says: str, param: str | None = None, status: int = 400, /, **fields: Any) -> Bad:
-    """A good request but for these fields; one that is `...` is left out."""
+    """Return a valid request with these changes; a field with the value `...` is removed."""
     body = {key: value for key, value in {**ASKED[path], **fields}.items() if value is not ...}
     return Bad(path, name, body, says, param, status)
 
@@ -305,7 +305,7 @@ assert len(ALL) >= 100
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A frontend, a worker that writes, and one that embeds."""
+    """Start a frontend, a worker that generates, and one that embeds."""
     folder = tmp_path_factory.mktemp("bad")
     with Cluster(folder, "--enable-anthropic-api", "--batch-dir", str(folder / "batches")) as cluster:
         cluster.scripted_worker()
@@ -315,7 +315,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def error_of(bad: Bad, answer: Any) -> tuple[str, Any]:
-    """The message of an error and its `param`, in the format of its route."""
+    """Return the message and `param` of an error, in the format of its route."""
     if bad.path == "/busy_threshold" and bad.method == "POST":
         return answer["error"], None
     if bad.path in ANTHROPIC and bad.status != 405:

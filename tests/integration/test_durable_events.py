@@ -31,7 +31,7 @@ from dynamo.runtime.distributed import DistributedRuntime
 
 pytestmark = pytest.mark.integration
 
-TIMEOUT_S = 60.0  # For anything that takes a second on an idle machine.
+TIMEOUT_S = 60.0  # For operations that take a second on an idle machine.
 PROGRAM = str(Path(__file__).with_name("durable_router.py"))
 ROOT = Path(__file__).parents[2]
 SERVICE = iter(range(1000))
@@ -54,12 +54,12 @@ def surroundings(server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyP
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(kv_snapshots, "LOCK_TTL_S", 1.0)
-    monkeypatch.setattr(file, "REFRESH_S", 0.3)  # So that it is soon known who is dead.
+    monkeypatch.setattr(file, "REFRESH_S", 0.3)  # Short, so that dead workers are detected soon.
     monkeypatch.setattr(file, "EXPIRY_S", 2.0)
 
 
 class Worker:
-    """A worker that stores and evicts at random, publishes to the stream, and cannot be queried."""
+    """Worker that stores and evicts at random, publishes to the stream, and cannot be queried."""
 
     def __init__(self, runtime: DistributedRuntime, endpoint: EndpointId, stream: KvStreamPublisher) -> None:
         self.id = runtime.instance_id
@@ -99,7 +99,7 @@ def stream_of(runtime: DistributedRuntime, endpoint: EndpointId) -> KvStreamPubl
 
 
 class Fleet:
-    """Some workers of a component of their own, in this process."""
+    """Workers of one component in this process."""
 
     def __init__(self) -> None:
         self.endpoint = EndpointId.parse(f"durable.c{next(SERVICE)}.generate")
@@ -115,7 +115,7 @@ class Fleet:
             stream.start()
 
     async def work(self, steps: int) -> None:
-        """Each publishes so many events, which the server has stored."""
+        """Publish that many events of each worker, and wait until the server has stored them."""
         for worker, stream in zip(self.workers, self.streams, strict=True):
             worker.work(steps)
             assert await stream.flush(TIMEOUT_S)
@@ -138,7 +138,7 @@ async def fleet() -> AsyncIterator[Fleet]:
 
 
 class Router:
-    """A router in this process."""
+    """Router in this process."""
 
     def __init__(self, endpoint: EndpointId, *, threshold: int = THRESHOLD, resets: bool = False) -> None:
         self.runtime = DistributedRuntime()
@@ -149,7 +149,7 @@ class Router:
         self.stream = stream_name(endpoint)
 
     def knows(self) -> dict[int, set[int]]:
-        """The blocks of each worker, from the index alone."""
+        """Return the blocks of each worker, from the index alone."""
         index = self.kv.machine.index
         index.validate()
         held: dict[int, set[int]] = {}
@@ -170,7 +170,7 @@ class Router:
                 await asyncio.sleep(0.02)
 
     async def until_messages(self, most: int) -> None:
-        """Waits until the stream holds no more than that."""
+        """Wait until the stream holds at most that many messages."""
         async with asyncio.timeout(TIMEOUT_S):
             while await self.messages() > most:  # noqa: ASYNC110 - the server is asked
                 await asyncio.sleep(0.05)
@@ -233,7 +233,7 @@ async def test_upload_blocks_neither_events_nor_routing_and_is_not_repeated(
         await fleet.work(40)
         for router in (first, second):
             await router.until_it_knows(fleet.truth())
-        await asyncio.sleep(2.5)  # Both have looked again.
+        await asyncio.sleep(2.5)  # Both have polled again.
         assert len(begun) == 1
         assert await first.messages() >= 240, "nothing is purged before the snapshot is durable"
         assert "initiated" in caplog.text
@@ -325,7 +325,7 @@ async def test_router_queries_workers_for_events_missing_from_the_stream(fleet: 
     source = KvEventSource(runtime.endpoint(str(fleet.endpoint)), runtime.instance_id, 0, stream)
     source.put(Stored(None, None, [StoredBlock(1, 11), StoredBlock(2, 12)]))
     source.flush()
-    stream._unsent.clear()  # Lost: the server never hears of it.
+    stream._unsent.clear()  # Lost: the server never receives it.
     stream.start()
     await source.open()
     truth = {runtime.instance_id: {1, 2}}
@@ -370,7 +370,7 @@ async def test_router_shutdown_is_bounded_and_removes_its_consumer(
             while True:
                 state = (await store._context.stream_info(store._stream, subjects_filter=store._pieces_of(">"))).state
                 if len(state.subjects or {}) == 1:
-                    break  # The pieces of the upload that was given up are deleted.
+                    break  # The pieces of the abandoned upload are deleted.
                 await asyncio.sleep(0.05)
 
 

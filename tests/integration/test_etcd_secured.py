@@ -20,7 +20,7 @@ TIMEOUT_S = 15.0
 
 
 class Papers:
-    """What a member and its clients show each other."""
+    """Certificates of a member and its clients."""
 
     def __init__(self, folder: Path) -> None:
         authority, stranger = trustme.CA(), trustme.CA()
@@ -54,7 +54,7 @@ def encrypted(papers: Papers, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Its tokens live for a second, so that every renewal of a lease needs a new one."""
+    """Start a member whose tokens expire after a second, so that every renewal of a lease needs a new one."""
     with EtcdCluster(tmp_path_factory.mktemp("guarded"), 1, "--auth-token-ttl=1") as cluster:
         cluster.wait()
         cluster.control("user", "add", "root:top")
@@ -68,7 +68,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 
 
 async def meet(variables: dict[str, str], wait_s: float = 0.0) -> None:
-    """Two members find each other, and still know each other after the wait."""
+    """Check that two members discover each other, and still list each other after the wait."""
     options = etcd_options(variables)
     owner, reader = EtcdDiscovery(options=options), EtcdDiscovery(options=options)
     async with asyncio.timeout(TIMEOUT_S + wait_s):

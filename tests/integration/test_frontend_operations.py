@@ -1,4 +1,4 @@
-"""A real frontend's limits, keys, certificates and processes, met by real clients and by bad ones."""
+"""A real frontend's limits, keys, certificates and processes, with real clients and with invalid ones."""
 
 import contextlib
 import json
@@ -40,7 +40,7 @@ models = ["other"]
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A frontend with keys, short times and small limits."""
+    """Start a frontend with keys, short timeouts and small limits."""
     folder = tmp_path_factory.mktemp("guarded")
     keys = folder / "keys.toml"
     keys.write_text(KEYS)
@@ -76,7 +76,7 @@ def connect(cluster: Cluster) -> socket.socket:
 
 
 def answer_to(cluster: Cluster, data: bytes) -> bytes:
-    """Everything that comes back until the frontend closes the connection."""
+    """Return all bytes until the frontend closes the connection."""
     with connect(cluster) as client:
         with contextlib.suppress(OSError):
             client.sendall(data)
@@ -175,7 +175,7 @@ def test_client_that_does_not_read_is_disconnected_and_counted(guarded: Cluster)
 
 
 def test_malformed_requests_leave_no_state(guarded: Cluster) -> None:
-    """Whatever comes over a socket: an answer or a closed connection, and afterwards as many descriptors as before."""
+    """Any bytes get a response or a closed connection, and the number of descriptors is the same as before."""
     descriptors = Path(f"/proc/{guarded.frontend.pid}/fd")
     whole = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b"
     body = json.dumps(CHAT).encode()
@@ -217,7 +217,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[Cluster]:
-    """A frontend that demands certificates of its clients."""
+    """Start a frontend that requires client certificates."""
     cluster = Cluster(
         tmp_path_factory.mktemp("secured"), "--tls-cert-path", certificates.cert, "--tls-key-path", certificates.key,
         "--tls-client-ca-cert-path", certificates.ca,

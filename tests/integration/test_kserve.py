@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.kserve]
 
 
 class KserveCluster(Cluster):
-    """A frontend that speaks KServe; its HTTP side is on the metrics' port."""
+    """Frontend with KServe; its HTTP routes are on the metrics port."""
 
     def __init__(self, folder: Path, *frontend: str) -> None:
         self.grpc_port = free_port()
@@ -105,7 +105,7 @@ def test_tensor_request_returns_tensors(client: triton.InferenceServerClient) ->
 
 
 def streamed(client: triton.InferenceServerClient, count: int, *requests: dict[str, Any]) -> list[Any]:
-    """The first answers of a stream, or its errors."""
+    """Return the first responses of a stream, or its errors."""
     heard: queue.Queue[Any] = queue.Queue()
     client.start_stream(lambda result, error: heard.put(error or result))
     for one in requests:
@@ -274,7 +274,7 @@ def is_ready(client: triton.InferenceServerClient) -> bool:
 
 
 def test_typed_contents_are_returned_typed(cluster: KserveCluster) -> None:
-    """What Triton's client never sends, but the protocol allows."""
+    """Typed contents, which the protocol allows and Triton's client never sends."""
     from tritonclient.grpc import service_pb2, service_pb2_grpc
 
     with grpc.insecure_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:

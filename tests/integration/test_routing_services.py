@@ -76,7 +76,7 @@ def test_request_is_routed_to_the_pool_of_its_length_and_to_a_worker_there(clust
 
 
 class Tracker:
-    """A slot tracker in a process of its own."""
+    """Slot tracker in a process of its own."""
 
     def __init__(self, *argv: str) -> None:
         self.port = free_port()
@@ -121,7 +121,7 @@ def test_slot_trackers_replicate_load() -> None:
 
         def is_heard() -> bool:
             nonlocal count
-            count += 1  # The first ones may come before the other one listens.
+            count += 1  # The first ones may arrive before the other one subscribes.
             one.ask("POST", "/add", {"request_id": f"r{count}", **added})
             return other.load()[1] > 0
 

@@ -1,4 +1,4 @@
-"""A mocker as its users start it: found, called, and gone without a trace."""
+"""A mocker as users start it: found, called, and removed without a trace."""
 
 import asyncio
 import contextlib
@@ -57,7 +57,7 @@ def loopback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @dataclass
 class Heard:
-    """All of one answer."""
+    """Complete response of a request."""
 
     tokens: list[int]
     last: EngineOutput
@@ -212,7 +212,7 @@ async def test_worker_publishes_kv_events(model_dir: Path, tmp_path: Path) -> No
             prompt = 0
             told: list[WorkerKvEvent] = []
             listening = asyncio.create_task(anext(aiter(subscriber)))
-            while not listening.done():  # A subscription over ZMQ takes effect some time after it was made.
+            while not listening.done():  # A subscription over ZMQ takes effect after a moment.
                 prompt += 1
                 await mockers.ask(*[prompt] * 9)
             event = await listening
@@ -252,7 +252,7 @@ def running() -> bool:
 
 
 async def until(is_true: Callable[[], bool]) -> None:
-    """Polls another process until a condition holds."""
+    """Poll another process until a condition holds."""
     async with asyncio.timeout(TIMEOUT_S):
         while not await asyncio.to_thread(is_true):  # noqa: ASYNC110  Another process sets no event of ours.
             await asyncio.sleep(0.02)

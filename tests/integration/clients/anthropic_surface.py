@@ -1,4 +1,4 @@
-"""Anthropic's Python client: its whole surface as far as it is ours, its strict validation on."""
+"""Anthropic's Python client: the supported part of its API, with its strict validation on."""
 
 import asyncio
 import sys
@@ -37,7 +37,7 @@ def ask(**fields: Any) -> Any:
 
 
 def blocks(message: Any) -> list[Any]:
-    """The content without the ids."""
+    """Return the content without the ids."""
     return [
         {name: value for name, value in block.to_dict().items() if name not in ("id", "parsed_output") and value is not None}
         for block in message.content

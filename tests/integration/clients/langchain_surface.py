@@ -33,7 +33,7 @@ URL, KEYED_URL, SLOW_KEY = places()
 
 
 class Place(pydantic.BaseModel):
-    """A place."""
+    """Structured output of a place."""
 
     city: str = pydantic.Field(max_length=12)
     is_large: bool
@@ -41,7 +41,7 @@ class Place(pydantic.BaseModel):
 
 @tool
 def get_weather(city: str) -> str:
-    """The weather of a city."""
+    """Return the weather of a city."""
     return f"12 degrees in {city}"
 
 

@@ -1,4 +1,4 @@
-"""LiteLLM's client: OpenAI's and Anthropic's routes of ours behind its one interface."""
+"""LiteLLM's client: OpenAI and Anthropic routes behind its one interface."""
 
 import asyncio
 import json
@@ -7,7 +7,7 @@ import sys
 from importlib.metadata import version
 from typing import Any
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # Without it the first import asks the internet.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # Otherwise the first import downloads a file.
 
 import litellm
 import pydantic
@@ -38,7 +38,7 @@ litellm.suppress_debug_info = True
 
 
 class Place(pydantic.BaseModel):
-    """A place."""
+    """Structured output of a place."""
 
     city: str = pydantic.Field(max_length=12)
     is_large: bool
@@ -52,7 +52,7 @@ def ask(model: str = MODEL, url: str = URL, key: str = "none", **fields: Any) ->
 
 
 def message(model: str = MODEL, **fields: Any) -> Any:
-    """The same through `/v1/messages`."""
+    """Send the same through `/v1/messages`."""
     return litellm.completion(
         model=f"anthropic/{model}", api_base=URL, api_key="none", max_tokens=500, max_retries=0, timeout=60,
         **{"messages": USER, **fields},
@@ -162,7 +162,7 @@ def errors_are_the_clients_own() -> None:
 def who_may_not_ask_is_told_so() -> None:
     assert ask(url=KEYED_URL, key=GOOD_KEY).choices[0].message.content == GREETING
     raises(litellm.AuthenticationError, lambda: ask(url=KEYED_URL, key="key-wrong"))
-    error = raises(litellm.APIError, lambda: ask(url=KEYED_URL, key=NARROW_KEY))  # It has no class of its own for 403.
+    error = raises(litellm.APIError, lambda: ask(url=KEYED_URL, key=NARROW_KEY))  # LiteLLM has no class for 403.
     assert error.status_code == 403
     ask(url=KEYED_URL, key=SLOW_KEY)
     raises(litellm.RateLimitError, lambda: ask(url=KEYED_URL, key=SLOW_KEY))

@@ -1,4 +1,4 @@
-"""OpenAI's Python client, 2.x and 3.x: its whole surface as far as it is ours, its strict validation on."""
+"""OpenAI's Python client, 2.x and 3.x: the supported part of its API, with its strict validation on."""
 
 import asyncio
 import json
@@ -36,14 +36,14 @@ URL, KEYED_URL, SLOW_KEY = places()
 OPTIONS: Any = {"max_retries": 0, "timeout": 60.0, "_strict_response_validation": True}
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key="none", **OPTIONS)
 lenient = openai.OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0, timeout=60.0)
-"""For the two answers of OpenAI's own service that its client's strict validation does not let pass."""
+"""For the two responses of OpenAI's own service that its client's strict validation rejects."""
 chats = client.chat.completions
 STRICT = {**WEATHER["function"]["parameters"], "additionalProperties": False}
 RESPONSE_TOOL: Any = {"type": "function", "name": "get_weather", "parameters": STRICT, "strict": True}
 
 
 class Place(pydantic.BaseModel):
-    """What a model is made to write."""
+    """Structured output of a place."""
 
     city: str = pydantic.Field(max_length=12)
     is_large: bool
@@ -238,7 +238,8 @@ def texts_are_completed() -> None:
 @check
 def texts_are_embedded() -> None:
     embed = client.embeddings.create
-    packed = lenient.embeddings.create(model=EMBEDDER, input="one")  # In base64, which is unpacked after it was judged.
+    # Base64, which the client decodes after its validation.
+    packed = lenient.embeddings.create(model=EMBEDDER, input="one")
     plain = embed(model=EMBEDDER, input="one", encoding_format="float")
     first, second = packed.data[0].embedding, plain.data[0].embedding
     assert len(first) == len(second) > 0
@@ -322,7 +323,8 @@ def a_file_of_requests_is_answered() -> None:
     raises(openai.NotFoundError, lambda: client.batches.retrieve("batch_nobody"))
 
 
-# How it is asked -------------------------------------------------------------------------------------------------------
+# Request options
+# -------------------------------------------------------------------------------------------------------
 
 
 @check

@@ -1,4 +1,4 @@
-"""Prefill and decode in two engines: the same tokens as in one, for every request and after every failure."""
+"""Prefill and decode in two engines: the same tokens as in one engine, for every request and after every failure."""
 
 import asyncio
 import json
@@ -110,7 +110,7 @@ class Host:
     async def return_to_service(self) -> None: ...
 
     def number(self, name: str, **labels: str) -> float:
-        """The sum of the series of that name with these labels."""
+        """Return the sum of the series of that name with these labels."""
         lines = [line for line in self.metrics.render().splitlines() if line.startswith((name + "{", name + " "))]
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         return sum(float(line.rpartition(" ")[2]) for line in lines if all(one in line for one in wanted))
@@ -142,7 +142,7 @@ class Side:
         return self.engine._core.scheduler.pool.used
 
     async def is_clean(self) -> None:
-        """Waits until nothing is held, and looks whether the books are in order."""
+        """Wait until no block is held, and check the block accounting."""
         await self.until(lambda: self.held == self.used == 0, "blocks are still held")
         self.engine._core.scheduler.validate()
 
@@ -195,7 +195,7 @@ def ask(prompt: list[int] | None = None, *, max_tokens: int = 10, **options: Any
 
 
 def prefill_leg(request: PreprocessedRequest) -> PreprocessedRequest:
-    """As a frontend sends it."""
+    """Return the prefill request as a frontend sends it."""
     return msgspec.structs.replace(
         request, stop_conditions=msgspec.structs.replace(request.stop_conditions, max_tokens=1)
     )
@@ -287,7 +287,7 @@ async def test_disaggregated_blocks_use_the_available_transport(begin: Any, tran
 
 
 async def test_disaggregated_blocks_are_those_of_the_prefill_worker(begin: Any) -> None:
-    """Another prompt's blocks make another answer: nothing is computed again in secret."""
+    """Blocks of another prompt change the output: no block is recomputed silently."""
     whole, prefill, decode = await begin(), await begin("prefill"), await begin("decode", enable_prefix_caching=False)
     other = [(11 * place + 3) % 90 for place in range(41)]
     params = [
@@ -307,7 +307,7 @@ async def test_disaggregated_decode_does_not_fetch_cached_blocks(begin: Any) -> 
     assert again.tokens == first.tokens
     await decode.until(lambda: decode.host.number("dynamo_component_kv_fetches_total") == 2, "one fetch is missing")
     more = decode.host.number("dynamo_component_kv_fetched_bytes_total") - bytes_of_one
-    assert more == bytes_of_one / 11  # The last block is not full, and nobody else's.
+    assert more == bytes_of_one / 11  # The last block is not full, and not shared.
     usage = again.outputs[-1].completion_usage
     assert usage is not None
     assert usage.prompt_tokens_details is not None
@@ -412,7 +412,7 @@ async def test_disaggregated_cancelled_decode_frees_both_sides(begin: Any) -> No
 
 
 async def test_disaggregated_concurrent_output_equals_that_of_single_requests(begin: Any) -> None:
-    """Fewer blocks and slots than all of them need at once."""
+    """Fewer blocks and slots than all requests need at once."""
     whole = await begin()
     prefill = await begin("prefill", kv_cache_blocks=64, max_num_seqs=4, max_model_len=100)
     decode = await begin("decode", kv_cache_blocks=48, max_num_seqs=4, max_model_len=100)
@@ -446,7 +446,7 @@ def test_disaggregated_contradictory_settings_are_refused(options: dict[str, Any
         CpuConfig(**options)
 
 
-# Two cores turned by hand, with a thread for nothing.
+# Two cores that the test steps, with no other thread.
 
 
 SAMPLINGS: list[dict[str, Any]] = [
@@ -457,7 +457,7 @@ SAMPLINGS: list[dict[str, Any]] = [
 
 
 class Hand:
-    """A puller whose fetches end on demand."""
+    """Puller whose fetches end on demand."""
 
     def __init__(self) -> None:
         self.begun: list[Fetch] = []
@@ -472,7 +472,7 @@ class Hand:
 
 
 class Keeper:
-    """A lender whose blocks come back by the next turn."""
+    """Exporter whose blocks are returned at the next step."""
 
     def __init__(self, source: LocalSource) -> None:
         self.source = source
@@ -494,7 +494,7 @@ def models(model: str) -> list[TransformerModel]:
 
 
 class TwoCores:
-    """A prefill and a decode core; `chance` is who decides what happens next."""
+    """A prefill and a decode core; `rng` draws the next step."""
 
     def __init__(
         self, model: str, models: list[TransformerModel], make_generation: Callable[..., Any], chance: random.Random
@@ -549,7 +549,7 @@ class TwoCores:
                 output.disaggregated_params, prompts[number], self.layout, 96, Deadline.after(60.0), asks_logprobs=False
             )
         except TransferError:
-            generation.fetch = None  # The prefill worker had no room to keep it.
+            generation.fetch = None  # The prefill worker had no space to keep it.
         self.decoding[number] = generation
         self.decode.add(generation)
 
@@ -608,7 +608,7 @@ def test_disaggregated_output_is_equal_under_any_order_of_faults(
 
 
 def spoken(reply: Any) -> list[list[int]]:
-    """The tokens of each choice."""
+    """Return the tokens of each choice."""
     said: dict[int, list[int]] = {}
     for word in reply.said:
         index, tokens = (0, [word]) if isinstance(word, int) else (word.index, word.token_ids)

@@ -1,4 +1,6 @@
-"""Prefill and decode at the same time: blocks move as they are complete, and the tokens are those of one engine."""
+"""Concurrent prefill and decode: blocks are transferred as they become complete, and the tokens equal those of one
+engine.
+"""
 
 import asyncio
 import random
@@ -28,7 +30,7 @@ async def pair(begin: Begin, **options: Any) -> tuple[Side, Side, tuple[str, int
 
 
 def meet(request: PreprocessedRequest, where: tuple[str, int]) -> PreprocessedRequest:
-    """As a frontend sends it to both."""
+    """Return the requests as a frontend sends them to both workers."""
     return msgspec.structs.replace(
         request, bootstrap_info=BootstrapInfo(*where, random.getrandbits(63), random.randbytes(16))
     )

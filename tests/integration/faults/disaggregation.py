@@ -1,9 +1,9 @@
-"""Prefill and decode workers of the embedded engine under load, while they are killed and stopped at random.
+"""Prefill and decode workers of the embedded engine under load, which are killed and stopped at random.
 
-    python -m tests.integration.faults.disaggregation --requests 10000
+python -m tests.integration.faults.disaggregation --requests 10000
 
-Every request is sent once and never again by the client; its text must be that of one worker that does all alone. What
-came of them, how the blocks travelled and what was done to the workers is printed at the end; any loss is exit status 1.
+The client sends every request once, without retries; its text must equal that of one aggregated worker. The outcomes,
+transfers and faults are printed at the end; an unexpected outcome makes the command fail.
 """
 
 import argparse
@@ -50,12 +50,12 @@ WORDS = [
 MODEL = "m"
 CACHE = ("--max-model-len", "768", "--kv-cache-blocks", "400", "--max-num-seqs", "16")
 AT_ONCE = ("--disaggregation-bootstrap-port", "0", "--max-num-batched-tokens", "32")
-HOLD = ("--kv-hold-timeout", "5")  # A worker that is to end waits so long for blocks that nobody fetches.
+HOLD = ("--kv-hold-timeout", "5")  # A stopping worker waits this long for the fetch of its blocks.
 KEPT_BUSY = {"OPENBLAS_NUM_THREADS": "1", "DYN_LOG": "info"}
 
 
 def requests_of(count: int, chance: random.Random) -> list[dict[str, Any]]:
-    """Different requests: short and long, some with a common beginning, greedy and seeded."""
+    """Return different requests: short and long, some with a common prefix, greedy and seeded."""
     made: list[dict[str, Any]] = []
     for number in range(count):
         common = WORDS * 3 if chance.random() < 0.5 else []
@@ -78,13 +78,13 @@ class Answer:
     error: str = ""
 
     def same_as(self, other: "Answer") -> bool:
-        """Whether it is complete, arrived once, and has the expected text."""
+        """Return whether the response is complete, without duplicates, and has the expected text."""
         mine, theirs = (self.status, self.text, self.ends, self.tokens), (200, other.text, other.ends, other.tokens)
         return mine == theirs and self.is_done and not self.error
 
 
 def ask(client: httpx.Client, body: dict[str, Any]) -> Answer:
-    """One streamed request, once."""
+    """Send one streamed request, without retries."""
     answer = Answer()
     wanted = {**body, "stream": True, "stream_options": {"include_usage": True}}
     try:
@@ -114,7 +114,7 @@ def _hear(answer: Answer, line: str) -> None:
 
 
 class Worker:
-    """One process in one role."""
+    """Process of one role."""
 
     def __init__(self, cluster: Cluster, role: str, *flags: str) -> None:
         self.role = role
@@ -129,7 +129,7 @@ class Worker:
         return self.process.poll() is None and "worker ready" in self._log.read_text(errors="replace")
 
     def metrics(self) -> "Counter[str]":
-        """Its series of transfers, by name and their telling label."""
+        """Return its transfer metrics by name and label."""
         found: Counter[str] = Counter()
         with contextlib.suppress(httpx.HTTPError):
             text = httpx.get(f"http://127.0.0.1:{self.port}/metrics", timeout=2.0).text
@@ -157,7 +157,7 @@ class Fleet:
             *(Worker(self.cluster, "decode", *flags) for _ in range(decode)),
         ]
         self.seen: Counter[str] = Counter()
-        """Metrics of workers that are no more."""
+        """Metrics of workers that have ended."""
         wait_until(lambda: all(worker.is_ready for worker in self.workers), "the workers never came up")
         wait_until(self._serves, "the model is not served")
 
@@ -168,7 +168,7 @@ class Fleet:
         return httpx.Client(base_url=f"http://127.0.0.1:{self.cluster.port}", timeout=DEADLINE_S)
 
     def kill(self, worker: Worker) -> None:
-        """SIGKILL; its last figures are kept."""
+        """Send SIGKILL, after a last scrape of its metrics."""
         self.seen += worker.metrics()
         worker.process.send_signal(signal.SIGKILL)
         worker.process.wait(DEADLINE_S)
@@ -180,14 +180,14 @@ class Fleet:
         return worker
 
     def figures(self) -> "Counter[str]":
-        """Of all workers that ever ran, as far as they could be queried."""
+        """Return the metrics of all workers that ever ran, as far as they could be scraped."""
         total = self.seen.copy()
         for worker in self.workers:
             total += worker.metrics()
         return total
 
     def series(self, worker: Worker, name: str) -> float:
-        """The sum of one of a worker's series."""
+        """Return the sum of one of a worker's series."""
         text = httpx.get(f"http://127.0.0.1:{worker.port}/metrics", timeout=DEADLINE_S).text
         families = text_string_to_metric_families(text)
         return sum(sample.value for family in families for sample in family.samples if sample.name == name)
@@ -203,7 +203,7 @@ class Fleet:
 
 @contextlib.contextmanager
 def fleet(folder: Path, *, prefill: int = 2, decode: int = 2, flags: tuple[str, ...] = ()) -> Iterator[Fleet]:
-    """Workers that serve, and that end with the block."""
+    """Start workers, which end with the block."""
     folder.mkdir(exist_ok=True)
     opened = Fleet(folder, prefill, decode, *flags)
     try:
@@ -213,7 +213,7 @@ def fleet(folder: Path, *, prefill: int = 2, decode: int = 2, flags: tuple[str, 
 
 
 def reference(folder: Path, bodies: list[dict[str, Any]]) -> list[Answer]:
-    """The response of one worker that computes both phases, for each prompt."""
+    """Return the response of one aggregated worker for each prompt."""
     folder.mkdir(exist_ok=True)
     with Cluster(folder) as cluster:
         wait_until(cluster.is_live, "the frontend never came up")
@@ -268,7 +268,7 @@ class Load:
 
 
 class Trouble:
-    """Kills and stops workers at random, and puts new ones in the place of the dead."""
+    """Fault injection: kills and stops workers at random, and starts replacements."""
 
     def __init__(self, served: Fleet, every_s: float, seed: int, transports: list[str]) -> None:
         self._served = served
@@ -279,7 +279,7 @@ class Trouble:
         self.made: Counter[str] = Counter()
 
     def run(self, load: Load) -> None:
-        """Until the load is over."""
+        """Inject faults until the load is complete."""
         due = time.monotonic() + self._every_s
         while not load.is_over:
             time.sleep(0.1)
@@ -294,7 +294,7 @@ class Trouble:
         frozen = {process.pid for _, process in self._stopped}
         decoders = [worker for worker in ready if worker.role == "decode" and worker.process.pid not in frozen]
         possible = [worker for worker in ready if worker.process.pid not in frozen]
-        if len(decoders) < 2:  # Somebody must be left to finish what the others began.
+        if len(decoders) < 2:  # One worker must remain to complete the requests of the others.
             possible = [worker for worker in possible if worker.role == "prefill"]
         if not possible:
             return
@@ -316,7 +316,7 @@ class Trouble:
 
 
 def main() -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--different", type=int, default=100, help="How many different ones")

@@ -1,4 +1,4 @@
-"""The network between frontend and worker resets and stalls; foreign clients send garbage to every port."""
+"""Resets and stalls of the network between frontend and worker, and garbage from other clients to every port."""
 
 import random
 import socket
@@ -26,7 +26,7 @@ SEED = 11
 
 @contextmanager
 def behind_proxy(cluster: Cluster) -> Iterator[tuple[WorkerProcess, Proxy]]:
-    """A worker that the frontend reaches through a proxy, over one connection that is open."""
+    """Run a worker that the frontend reaches through a proxy, over one open connection."""
     proxy = Proxy(cluster)
     try:
         worker = WorkerProcess(cluster, *PACED, **proxy.variables)
@@ -87,7 +87,7 @@ def test_stalled_connection_does_not_delay_later_requests(tmp_path: Path, monkey
 
 
 def send(address: tuple[str, int], data: bytes) -> bytes:
-    """The bytes that a foreign client receives until the connection is closed or a second has passed."""
+    """Return the bytes that a client receives until the connection is closed or a second has passed."""
     heard = b""
     with socket.create_connection(address, timeout=DEADLINE_S) as stranger:
         try:

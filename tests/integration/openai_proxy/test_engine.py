@@ -1,4 +1,4 @@
-"""Engines: requests through a scripted server, in text and in tokens, and everything that may go wrong with it."""
+"""Engines: requests through a scripted server, in text and in tokens, and its failures."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -80,7 +80,7 @@ def ids(*token_ids: int, reason: str | None = None) -> dict[str, Any]:
 
 
 async def ended(engine: ProxyEngine, given: Any, request_id: str = "r1") -> tuple[RecordedReply, BaseException | None]:
-    """One request from its beginning to its end."""
+    """Send one request and wait for its end."""
     heard = RecordedReply(request_id)
     engine.submit(given, heard)  # type: ignore[attr-defined] - both kinds have it
     error = await heard.end()
@@ -210,7 +210,7 @@ async def test_cancelled_request_closes_the_connection_to_the_server(server: Ser
             await server.asked_at("/v1/chat/completions")[0].left.wait()
             await engine.drain()
         assert not heard.ended.done()
-        engine.cancel(heard)  # Twice is harmless.
+        engine.cancel(heard)  # A second call has no effect.
 
 
 async def test_concurrent_requests_are_limited(server: Server) -> None:

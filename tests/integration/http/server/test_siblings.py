@@ -1,4 +1,4 @@
-"""Processes that share a port talk to each other."""
+"""Communication between processes that share a port."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

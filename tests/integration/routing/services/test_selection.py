@@ -1,4 +1,4 @@
-"""Selecting without a runtime: workers are registered, their events received, requests counted until they end."""
+"""Selection without a runtime: registration of workers, their events, and requests counted until they end."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -25,7 +25,7 @@ def worker(worker_id: int, **more: Any) -> dict[str, Any]:
 
 
 class SelectionHarness:
-    """A service under a clock that is turned by hand."""
+    """Service with a manual clock."""
 
     def __init__(self, **more: Any) -> None:
         self.clock = ManualClock()
@@ -67,7 +67,7 @@ async def test_selection_service_schedules_a_worker_once_it_is_fully_described(h
     assert record["lifecycle"] == "schedulable" and "not_schedulable_reasons" not in record
     assert harness.service.ready()["schedulable_workers"] == 1
     two = await harness.service.upsert_worker(worker(2, data_parallel_size=2))
-    assert len(two["not_schedulable_reasons"]) == 2  # One address is not two.
+    assert len(two["not_schedulable_reasons"]) == 2  # One address, not two.
     other = await harness.service.upsert_worker(worker(3, block_size=8))
     assert "block_size mismatch" in other["not_schedulable_reasons"][0]
     assert [one["worker_id"] for one in harness.service.list_workers(model_name="m")] == [1, 2, 3]
@@ -124,7 +124,7 @@ async def test_selection_service_selects_and_reserves_in_one_call(harness: Selec
     )
     more = await harness.service.select_and_reserve(ASKED)
     assert more["selection_id"] != "s"
-    assert more["potential_decode_blocks"] == 4  # The prompt's blocks are there already; its end is not.
+    assert more["potential_decode_blocks"] == 4  # The prompt's blocks are indexed already; its end is not.
     assert harness.load() == (26, 3, 2)
 
 
@@ -153,7 +153,7 @@ async def test_selection_service_expires_unused_selections() -> None:
     harness.clock.advance(11.0)
     assert (await harness.refused(harness.service.create_reservation({"selection_id": "c", **M})))[0] == "not_found"
     harness.clock.advance(300.0)
-    assert harness.load() == (0, 0, 0)  # A request that nobody ended.
+    assert harness.load() == (0, 0, 0)  # A request without an end message.
     assert (await harness.refused(harness.service.prefill_complete("b")))[0] == "not_found"
     await harness.service.close()
 
@@ -181,7 +181,7 @@ async def test_selection_service_drops_reservations_of_a_removed_worker(harness:
     await harness.service.select_and_reserve({**ASKED, "selection_id": "s", "allowed_worker_ids": [1]})
     changed = await harness.service.update_worker(1, {"taints": ["gold"]})
     assert changed["taints"] == ["gold"]
-    assert harness.load() == (13, 3, 1)  # Nothing that it is followed by has changed.
+    assert harness.load() == (13, 3, 1)  # None of its subscribed addresses has changed.
     gone = await harness.service.delete_worker(1)
     assert gone["lifecycle"] == "unschedulable"
     assert (await harness.service.select(ASKED))["worker_id"] == 2

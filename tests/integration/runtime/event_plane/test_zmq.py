@@ -1,4 +1,4 @@
-"""Event plane over ZMQ: what the contract suite does not reach."""
+"""Event plane over ZMQ: behaviour beyond the contract suite."""
 
 import asyncio
 from typing import Any
@@ -18,7 +18,7 @@ ENDPOINT = EndpointId("n", "c", "e")
 
 
 class Dry:
-    """A socket that gives what the test put into it."""
+    """Socket that returns messages of the test."""
 
     closed = False
 

@@ -23,7 +23,7 @@ SUBJECT = "ns_comp.generate-1f"
 
 
 class FakeNats:
-    """A connection that keeps what it is given."""
+    """Connection that records its messages."""
 
     def __init__(self, options: NatsOptions, purpose: str, registry: MetricsRegistry, on_down: Any) -> None:
         self.options = options
@@ -76,7 +76,7 @@ class Heard:
 
 
 class Rig:
-    """A plane over a connection of the test's."""
+    """Request plane over a fake connection."""
 
     def __init__(self) -> None:
         self.dispatcher = Dispatcher()
@@ -93,13 +93,13 @@ class Rig:
         return heard
 
     def acknowledge(self, data: bytes = b"", **headers: str) -> None:
-        """Answers the request that was sent last."""
+        """Acknowledge the newest request."""
         reply = self.nats.sent[-1][2]
         deliver = self.nats.subscribed[reply.rpartition(".")[0] + ".*"]
         deliver(SimpleNamespace(subject=reply, data=data, headers=headers or None))
 
     def arrive(self, data: bytes, reply: str = "_INBOX.x.y", **headers: str) -> None:
-        """A request arrives on the handler's subject."""
+        """Deliver a request to the handler's subject."""
         self.nats.subscribed[SUBJECT](SimpleNamespace(subject=SUBJECT, data=data, reply=reply, headers=headers))
 
 

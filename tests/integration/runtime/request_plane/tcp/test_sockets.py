@@ -1,4 +1,4 @@
-"""Connections in TLS that must not come about, or not be trusted: each is a quick refusal, on either side."""
+"""TLS connections that must be refused or not trusted: each fails quickly on both sides."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 def tls_of(certificates: Certificates, **changes: str | None) -> TcpTls:
-    """Everything that there is, but for the changes."""
+    """Return complete TLS options with these changes."""
     variables = certificates.variables()
     for name, value in changes.items():
         variables[f"DYN_TCP_TLS_{name}"] = value or ""
@@ -56,7 +56,7 @@ class Heard:
 
 
 class Pair:
-    """A worker and a caller, each with settings of its own."""
+    """Worker and caller, each with settings of its own."""
 
     def __init__(self, worker: TcpTls, caller: TcpTls, *, batched: bool = True) -> None:
         self.registry = MetricsRegistry()
@@ -73,7 +73,7 @@ class Pair:
         reply.finish()
 
     async def ask(self) -> Exception | None:
-        """How a request ends; quickly, whatever happens."""
+        """Return the error with which a request ends, within a short time."""
         await self.worker.listen()
         address = self.worker.address(PATH).tcp
         assert address is not None
