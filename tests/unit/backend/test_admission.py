@@ -1,4 +1,4 @@
-"""Admission counts who runs, lets some wait, and sends the rest elsewhere."""
+"""Admission: counts running requests, queues some, and rejects the rest."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ from dynamo.runtime.request_plane.base import Reply, Request
 
 
 class Heard:
-    """A reply that remembers."""
+    """Reply that records its messages."""
 
     def __init__(self, request_id: str = "r") -> None:
         self.request_id = request_id
@@ -71,7 +71,7 @@ REQUEST = PreprocessedRequest(model="m", token_ids=[1])
 
 
 class Told:
-    """A watcher that remembers."""
+    """Watcher that records its calls."""
 
     def __init__(self) -> None:
         self.rejections = 0
@@ -217,7 +217,7 @@ def test_admission_measures_waits_from_arrival() -> None:
 
 
 class Life(RuleBasedStateMachine):
-    """Whatever happens, each request ends at most once and the slots add up."""
+    """Each request ends at most once, and the slot counts are consistent, for any sequence of events."""
 
     @initialize(slots=st.integers(1, 3), queue_max=st.integers(0, 3))
     def begin(self, slots: int, queue_max: int) -> None:

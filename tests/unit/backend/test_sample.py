@@ -1,4 +1,4 @@
-"""The sample engine answers a prompt with itself."""
+"""The sample engine echoes its prompt."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A worker is discoverable while it can answer, and every response gets an end."""
+"""A worker is discoverable while it can serve, and every response ends."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ from dynamo.runtime.request_plane.base import Call, Item
 
 
 class Heard:
-    """A receiver that remembers, and can be waited for."""
+    """Receiver that records its messages and can be awaited."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -67,7 +67,7 @@ class Heard:
 
 
 class Held(EchoEngine):
-    """An echo that sends one token and then nothing until it is released."""
+    """Echo that sends one token and blocks until it is released."""
 
     def __init__(self, model_path: str) -> None:
         super().__init__(model_path)

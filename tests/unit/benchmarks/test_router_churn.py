@@ -1,4 +1,4 @@
-"""The churn leaves nothing behind, and would notice if something stayed."""
+"""The churn benchmark leaves no state, and detects leaked state."""
 
 from benchmarks.router_churn import Churn
 

@@ -1,4 +1,4 @@
-"""Autoscaling of `dynamo serve`: settings of the planner, what is carried out, and its messages."""
+"""Autoscaling of `dynamo serve`: settings of the planner, executed decisions, and its messages."""
 
 import json
 from typing import Any
@@ -38,7 +38,7 @@ class RecordingSupervisor:
 
 
 class GivenDecisions:
-    """Follower whose decisions a test gives."""
+    """Follower whose decisions a test sets."""
 
     def __init__(self) -> None:
         self.next: dict[str, int] | None = None

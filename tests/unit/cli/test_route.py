@@ -1,4 +1,4 @@
-"""`dynamo route` shows why a worker was chosen, or one line that gives the reason why it cannot."""
+"""`dynamo route` prints why a worker was chosen, or one line with the reason why it cannot."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""A frontend's KServe side, and workers of text and of tensors in the same process; nothing listens."""
+"""Frontend's KServe API, and workers of text and of tensors in the same process, without sockets."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -27,7 +27,7 @@ class Engines:
         self.left = asyncio.Event()
 
     async def text(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        """Returns the prompt word by word, in each choice."""
+        """Return the prompt word by word, in each choice."""
         self.asked.append(request)
         words = request["prompt"].split()
         for word in words:
@@ -129,5 +129,5 @@ def with_numbers(message: Any, numbers: dict[str, int]) -> Any:
 
 
 def said(answer: Any) -> dict[str, list[str]]:
-    """The texts of an answer's outputs."""
+    """Return the texts of a response's outputs."""
     return {one.name: [text.decode() for text in one.contents.bytes_contents] for one in answer.outputs}

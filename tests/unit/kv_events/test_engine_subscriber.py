@@ -78,7 +78,7 @@ def test_engine_subscriber_requests_a_missing_message_and_applies_it_once() -> N
     )
     heard.live(first)
     assert heard.engine.arrived(third) == 1
-    for frames in (second, third, third):  # What the engine tells again.
+    for frames in (second, third, third):  # Events that the engine sends again.
         heard.engine.process([b"", *frames[1:]])
     heard.engine.process(third)
     assert heard.depth() == 3
@@ -116,7 +116,7 @@ def test_engine_subscriber_reads_the_event_envelope_of_dynamo_workers() -> None:
     heard.live(frames)
     assert heard.depth() == 1
     frames = envelope.pack(envelope.EventEnvelope(5, 1, 0, "kv-events", b"\xc1"))
-    heard.live(frames)  # Told, and left out.
+    heard.live(frames)  # Received, and omitted.
     assert heard.depth() == 1
 
 

@@ -1,4 +1,4 @@
-"""Balanced: what it prefers, and what it learns."""
+"""Balanced cost function: preferences and calibration."""
 
 import math
 import random

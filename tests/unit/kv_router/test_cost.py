@@ -1,4 +1,4 @@
-"""A rank costs what its load and the prompt make it cost; the cheapest is chosen."""
+"""Cost of a rank from its load and the prompt; the cheapest rank is chosen."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""The index answers as a table of sets would, whatever happens in whatever order, and keeps nothing that leads nowhere."""
+"""The index equals a table of sets for any order of events, and keeps no unreachable entry."""
 
 import random
 
@@ -18,7 +18,7 @@ DISK = 2
 
 
 class Table:
-    """What the index should say: each rank's keys, the prefix that each names, and the tiers it is held in."""
+    """Reference index: each rank's keys, their prefixes, and their tiers."""
 
     def __init__(self) -> None:
         self.ranks: dict[tuple[int, int], dict[int, tuple[Path, set[int]]]] = {}
@@ -189,7 +189,7 @@ TestAgainstTable = AgainstTable.TestCase
 
 
 class WithoutCompiler(AgainstTable):
-    """The same, where nothing could be compiled."""
+    """The same tests without the compiled module."""
 
     names = PythonNames
 

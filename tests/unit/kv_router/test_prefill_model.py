@@ -1,4 +1,4 @@
-"""How long a prompt takes: an estimate first, then what steps say."""
+"""Prefill time model: an initial estimate, then a fit of observed steps."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The router sends a request where it costs least among those who may have it, and keeps account of it to its end."""
+"""The router sends a request to the cheapest eligible rank, and counts it until its end."""
 
 import random
 from collections import Counter
@@ -292,7 +292,7 @@ def test_kv_router_index_dump_restores_an_equal_index() -> None:
 
 
 class AnyLife(RuleBasedStateMachine):
-    """Workers that come and go, requests in any phase."""
+    """Workers that start and stop, and requests in any phase."""
 
     def __init__(self) -> None:
         super().__init__()

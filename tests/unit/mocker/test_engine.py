@@ -1,4 +1,4 @@
-"""The engine lives its simulation through: tokens when steps end, silence for who left, sleep when idle."""
+"""The engine follows its simulation: tokens at the end of steps, none for cancelled requests, no work when idle."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -56,7 +56,7 @@ class Host:
 
 
 class Heard:
-    """A reply that remembers."""
+    """Reply that records its messages."""
 
     request_id = "r"
     is_cancelled = False

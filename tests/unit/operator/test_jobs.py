@@ -1,4 +1,4 @@
-"""Controllers of requests and checkpoints over a cluster in memory: what they read, what they follow, what remains."""
+"""Controllers of requests and checkpoints over a cluster in memory: their reads, watches, and remaining objects."""
 
 from collections.abc import AsyncIterator
 from typing import Any

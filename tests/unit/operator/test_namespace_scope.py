@@ -14,7 +14,7 @@ from dynamo.protocols.kubernetes.common import KubeObject
 
 
 class AwayStore(KubeStore):
-    """Cluster whose API server can be away."""
+    """Cluster whose API server can be unavailable."""
 
     is_away = False
 

@@ -1,4 +1,4 @@
-"""Router settings: which are accepted, and what is said about the others."""
+"""Router settings: accepted ones, and the warnings about the others."""
 
 import dataclasses
 from typing import Any

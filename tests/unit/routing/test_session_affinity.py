@@ -1,4 +1,4 @@
-"""Sessions stay with their workers where no KV router chooses."""
+"""Sessions keep their workers without a KV router."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -58,7 +58,7 @@ def test_canary_is_unhealthy_exactly_when_the_last_event_was_a_failed_check(step
         assert canary.due_s(alive) == now + 10.0
 
 
-# Asking ------------------------------------------------------------------------------------------------------------
+# Requests ------------------------------------------------------------------------------------------------------------
 
 
 def served_by(handler: Any, **options: Any) -> Served:
@@ -119,7 +119,7 @@ async def test_canary_ignores_a_worker_that_is_full_or_draining() -> None:
 
 
 class Ward:
-    """An endpoint under watch, on a clock that the test turns."""
+    """Monitored endpoint, on a manual clock."""
 
     def __init__(self, **options: Any) -> None:
         self.clock = ManualClock()
@@ -139,7 +139,7 @@ class Ward:
         self.served.alive_s = 0.0  # The real clock has no place here.
 
     async def after(self, seconds: float) -> bool:
-        """How it is, that much later."""
+        """Return the state after that time."""
         await self.settle()
         self.clock.advance(seconds)
         await self.settle()

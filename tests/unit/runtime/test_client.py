@@ -1,4 +1,4 @@
-"""Client: who serves an endpoint, and sending to one of them."""
+"""Client: instances of an endpoint, and requests to one of them."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Dispatcher: what runs in a process, and how it ends."""
+"""Dispatcher: running requests of a process, and its shutdown."""
 
 import asyncio
 import logging
@@ -23,10 +23,10 @@ class Quiet(ReplyBase):
         self.end: Any = "open"
 
     def token(self, token_id: int) -> None:
-        """Where it goes does not matter here."""
+        """Do nothing: the output does not matter here."""
 
     def item(self, value: Any) -> None:
-        """Where it goes does not matter here."""
+        """Do nothing: the output does not matter here."""
 
     def write_end(self) -> None:
         self.end = None
@@ -42,7 +42,7 @@ def begin(dispatcher: Dispatcher, body: bytes = b"") -> Quiet:
 
 
 def leave_open(request: Request, reply: Any) -> None:
-    """A handler whose answer the test gives."""
+    """Handler whose response the test controls."""
 
 
 async def test_idle_endpoint_drains_at_once_and_refuses_new_requests() -> None:

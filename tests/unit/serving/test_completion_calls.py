@@ -1,4 +1,4 @@
-"""Completion calls: the same completions as in JSON, errors as errors, and calls whose reader leaves or is too slow."""
+"""Completion calls: the same completions as in JSON, errors as errors, and readers that disconnect or are too slow."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The next turn of a conversation, computed ahead."""
+"""Prefill of a conversation's next turn, computed in advance."""
 
 import pytest
 from tests.scripted_engine.house import Street

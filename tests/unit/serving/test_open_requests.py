@@ -1,4 +1,4 @@
-"""Open requests: every request that was counted is closed, whatever raises; traces cover requests without a socket."""
+"""Open requests: every counted request is closed after any exception; traces cover requests without a socket."""
 
 import json
 from collections.abc import Callable

@@ -47,7 +47,7 @@ CUTS = st.lists(st.integers(1, 5), max_size=2)
 
 
 def both(street: Street, house: House, ask: Callable[..., Any], script: Script, **fields: Any) -> tuple[Any, Any]:
-    """The whole answer and the events of the stream."""
+    """Return the complete response and the events of the stream."""
     whole = street.run(ask(script, temperature=0, **fields))
     stream = street.run(ask(script, temperature=0, stream=True, stream_options={"include_usage": True}, **fields))
     assert (whole.status, stream.status) == (200, 200), (whole.body, stream.body)
@@ -246,7 +246,7 @@ def test_client_disconnect_stops_the_engine(street: Street) -> None:
     street.run(leave())
 
 
-# ---- what is told beside the answer ---------------------------------------------------------------------------------
+# ---- additional response fields -------------------------------------------------------------------------------------
 
 
 def test_continuous_usage_is_in_every_chunk(street: Street) -> None:
@@ -405,7 +405,7 @@ def test_no_stop_trim_keeps_the_stop_string(street: Street) -> None:
     assert (kept["text"], kept["finish_reason"]) == ("one, two", "stop")
 
 
-# ---- what reaches the worker ----------------------------------------------------------------------------------------
+# ---- worker requests ------------------------------------------------------------------------------------------------
 
 
 def test_headers_reach_the_worker(street: Street) -> None:
@@ -492,7 +492,7 @@ class Nothing:
 
 
 class Client:
-    """An exchange that remembers how it was answered."""
+    """Exchange that records its response."""
 
     body = b'{"model": "m", "prompt": "Hi"}'
     headers = ((b"x-request-id", b"mine"),)

@@ -1,4 +1,4 @@
-"""A prefill worker's response is judged once, and its load is released once."""
+"""A prefill worker's response is evaluated once, and its load is released once."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ from dynamo.serving.prefill_phase import ELEMENTS_MAX, PrefillPhase
 
 
 class Router:
-    """Who counts prefills."""
+    """Router that counts prefills."""
 
     def __init__(self) -> None:
         self.released: list[str] = []

@@ -1,4 +1,4 @@
-"""How many tokens a prompt has."""
+"""Token counts of prompts."""
 
 from typing import Any, cast
 

@@ -1,4 +1,4 @@
-"""Relay: a request finds another worker as long as nothing was answered, and no answer fills the memory."""
+"""Relay: a request is retried on another worker until the first output, and no response fills the memory."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -90,7 +90,7 @@ class FakeModel:
 
 
 class Pieces(Form):
-    """Writes each item at once; an item `None` is its failure."""
+    """Form that writes each item at once; an item `None` fails."""
 
     media = b"x/y"
 

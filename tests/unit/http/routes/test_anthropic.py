@@ -1,4 +1,4 @@
-"""The routes of the Messages API, in one process with the worker that answers."""
+"""Routes of the Messages API, in one process with the worker."""
 
 import json
 from collections.abc import AsyncIterator

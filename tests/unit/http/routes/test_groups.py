@@ -1,4 +1,4 @@
-"""What API keys may reach: admin routes, models and stored objects, over every group of routes."""
+"""Access of API keys to admin routes, models and stored objects, over every group of routes."""
 
 import json
 from collections.abc import AsyncIterator

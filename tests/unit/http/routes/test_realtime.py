@@ -73,7 +73,7 @@ class Client(Line):
         return found
 
     async def until(self, count: int) -> list[Any]:
-        """Its first events, once there are so many."""
+        """Return the first events when there are that many."""
         async with asyncio.timeout(DEADLINE_S):
             while len(self.events()) < count:
                 self.told.clear()

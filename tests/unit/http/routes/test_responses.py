@@ -1,4 +1,4 @@
-"""The routes of the Responses API, in one process with the worker that answers."""
+"""Routes of the Responses API, in one process with the worker."""
 
 import json
 from collections.abc import AsyncIterator

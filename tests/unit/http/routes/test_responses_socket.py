@@ -37,7 +37,7 @@ def test_socket_requests_are_admitted_by_the_limits_of_their_key(tmp_path: Path)
 
 
 class Socket:
-    """What a connection writes to."""
+    """Socket of a connection, which records the written events."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []

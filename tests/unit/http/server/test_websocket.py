@@ -39,7 +39,7 @@ def close_frame(code: int, reason: str) -> bytes:
 
 
 class Ask:
-    """A request."""
+    """Request of a client."""
 
     def __init__(self, **headers: bytes) -> None:
         given = {
@@ -150,7 +150,7 @@ async def test_websocket_reads_messages_at_any_fragmentation_and_segmentation(
         cut = data.draw(st.integers(0, len(message.data)))
         wire += client_frame(message.op, message.data[:cut], is_last=False)
         if data.draw(st.booleans()):
-            wire += client_frame(Op.PONG, b"")  # Control frames may come in between.
+            wire += client_frame(Op.PONG, b"")  # Control frames may intervene.
         wire += client_frame(Op.CONT, message.data[cut:])
     socket, _, ear = opened()
     step = max(data.draw(st.integers(1, 5000)), len(wire) // 100)

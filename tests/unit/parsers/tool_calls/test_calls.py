@@ -1,4 +1,4 @@
-"""Calls: what all formats share, shown with the smallest one."""
+"""Common behaviour of all call formats, tested with the smallest one."""
 
 from tests.unit.parsers.reading import outcome
 

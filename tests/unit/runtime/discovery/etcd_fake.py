@@ -1,4 +1,4 @@
-"""A make-believe etcd: its history, its leases and its watches, and every way in which it can fail."""
+"""In-memory etcd: its history, its leases and its watches, and each of its failures."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,18 +29,18 @@ class Kept:
 
 @dataclass(eq=False)
 class FakeEtcd:
-    """A cluster, as one thing."""
+    """Cluster as a single object."""
 
     revision: int = 1
     records: dict[bytes, Kept] = field(default_factory=dict)
     leases: set[int] = field(default_factory=set)
     ttl: int = 10
     down: set[int] = field(default_factory=set)
-    """The ports of members that do not answer."""
+    """Ports of members that do not answer."""
     history: list[WatchEvent] = field(default_factory=list)
     compacted: int = 0
     errors: list[Exception] = field(default_factory=list)
-    """What the next requests fail with."""
+    """Errors of the next requests."""
     calls: list[str] = field(default_factory=list)
     breaks_after_one: bool = False
     """The next message of a watch contains one event, the first of those due, and then the connection breaks."""
@@ -176,7 +176,7 @@ class FakeMember:
 
     async def _hear(self, what: str) -> None:
         self._etcd.calls.append(what)
-        await turns()  # Whatever else happens, happens meanwhile.
+        await turns()  # Other events occur meanwhile.
         if self._port in self._etcd.down:
             raise EtcdUnavailable("no answer")
         if self._etcd.errors:

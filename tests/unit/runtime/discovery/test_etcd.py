@@ -34,7 +34,7 @@ ADDRESSES = tuple(Address("etcd", port, is_tls=False) for port in (1, 2, 3))
 
 
 class Town:
-    """An etcd, a clock, and the processes that meet there."""
+    """In-memory etcd with a clock, and the processes that use it."""
 
     def __init__(self) -> None:
         self.etcd = FakeEtcd(ttl=TTL_S)
@@ -50,7 +50,7 @@ class Town:
         return member
 
     async def settle(self) -> None:
-        """Lets everything happen that can happen now."""
+        """Run all events that are due now."""
         await turns(80)
 
     async def pass_time(self, seconds: float, step_s: float = 0.5) -> None:
@@ -229,7 +229,7 @@ async def test_etcd_discovery_keeps_views_when_leases_expire_during_an_outage(to
     town.etcd.fall()
     await town.pass_time(2 * TTL_S)
     town.etcd.rise()
-    town.etcd.expire(1)  # The reader's lease is there still: it follows, and hears of the deletion.
+    town.etcd.expire(1)  # The reader's lease still exists: its watch continues and receives the deletion.
     await town.pass_time(3 * TTL_S)
     assert town.etcd.records == {name("k"): Kept(b"v", 1)}
     assert await told(town, watch) == []
@@ -542,7 +542,7 @@ async def test_runtime_instance_id_is_the_etcd_lease(monkeypatch: pytest.MonkeyP
     await runtime.shutdown()
 
 
-# All at once -------------------------------------------------------------------------------------------------------
+# All faults together -----------------------------------------------------------------------------------------------
 
 ACTS = ("put", "drop", "fall", "rise", "wipe", "compact", "expire", "wait", "long")
 

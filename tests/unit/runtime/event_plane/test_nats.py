@@ -23,7 +23,7 @@ SUBJECT = "namespace.ns-a.component.back_end.endpoint.generate.topic"
 
 
 class FakeNats:
-    """A connection that keeps what it is given."""
+    """Connection that records its messages."""
 
     def __init__(self, options: NatsOptions, purpose: str, *, registry: Any, keeps_unsent: bool) -> None:
         assert keeps_unsent

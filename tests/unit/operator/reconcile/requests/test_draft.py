@@ -1,4 +1,4 @@
-"""Status of a request during a pass: conditions, phases and the copy of what is known."""
+"""Status of a request during a pass: conditions, phases and the copy of the recorded facts."""
 
 from tests.unit.operator.reconcile.requests.requests_world import request_object
 

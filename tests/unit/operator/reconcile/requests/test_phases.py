@@ -1,4 +1,4 @@
-"""Phases of requests: the whole way, faults on it, and convergence from every state between two writes."""
+"""Phases of requests: the complete sequence, its faults, and convergence from every state between two writes."""
 
 import copy
 from typing import Any
@@ -25,7 +25,7 @@ JOB, OUTPUT, DEPLOYED = (
 
 
 def profiled(world: RequestWorld) -> RequestWorld:
-    """Reconcile a world to the end of its job."""
+    """Reconcile a cluster to the end of its job."""
     world.reconcile()
     world.publish("Done", "done", final_config=RESULT)
     world.end_job()

@@ -1,4 +1,4 @@
-"""The caller's end of batched frames: what it does with what a worker sends, right or wrong."""
+"""Caller side of batched frames: handling of valid and invalid messages of a worker."""
 
 from array import array
 from typing import Any
@@ -65,7 +65,7 @@ class Heard:
 
 
 class Talk:
-    """A link whose worker is the test."""
+    """Link whose worker is the test."""
 
     def __init__(self, limits: TcpLimits | None = None, *, has_pulse: bool = False) -> None:
         self.metrics = TcpMetrics(MetricsRegistry())
@@ -256,7 +256,7 @@ async def test_batched_caller_fails_calls_of_a_worker_that_does_not_answer_probe
 
 
 class Fickle(Heard):
-    """Gives up another call when its own fails, as an answer of several prompts does."""
+    """Receiver that kills another call when its own fails, as a response of several prompts does."""
 
     other: BatchedCall | None = None
 
@@ -277,11 +277,11 @@ async def test_batched_caller_ends_a_call_once_when_cancelled_during_a_disconnec
     assert other.told == []
 
 
-# Whether the worker lives ---------------------------------------------------------------------------------------------
+# Liveness of the worker ---------------------------------------------------------------------------------------------
 
 
 class Movable(Heard):
-    """A receiver that can go elsewhere while `there_is_somebody`."""
+    """Receiver that can migrate while `has_alternative`."""
 
     def __init__(self) -> None:
         super().__init__()
