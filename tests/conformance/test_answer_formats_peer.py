@@ -45,7 +45,7 @@ def peers(tmp_path_factory):
         yield peers
 
 
-ASKED = {
+REQUESTED = {
     "a text": (RESPONSES, {}),
     "instructions": (RESPONSES, {"instructions": "Be brief."}),
     "sampling": (RESPONSES, {"temperature": 0.5, "top_p": 0.25, "max_output_tokens": 9}),
@@ -110,9 +110,9 @@ def essence(sent):
     return [{key: value for key, value in one.items() if key not in LEFT_OPEN} for one in sent]
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", REQUESTED)
 def test_both_frontends_send_workers_the_same_request(peers, name):
-    path, body = ASKED[name]
+    path, body = REQUESTED[name]
     assert essence(peers.sent("ours", path, body, {})) == essence(peers.sent("theirs", path, body, {}))
 
 
@@ -125,7 +125,7 @@ def plain(value):
     return [plain(one) for one in value] if isinstance(value, list) else value
 
 
-TOLD = {
+REPORTED = {
     "a text": {"nvext": script("Hello there.", cached=3)},
     "cut off": {"nvext": script("Hello", finish_reason="length")},
     "a call": {"tools": [FUNCTION], "nvext": script(call("Oslo"))},
@@ -139,9 +139,9 @@ declared strict stays non-strict.
 """
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", REPORTED)
 def test_responses_api_fields_and_values_equal_the_released_frontends(peers, name):
-    ours, theirs = (peers.post(implementation, RESPONSES, TOLD[name])[1] for implementation in ("ours", "theirs"))
+    ours, theirs = (peers.post(implementation, RESPONSES, REPORTED[name])[1] for implementation in ("ours", "theirs"))
     assert theirs["output"] and set(theirs) <= set(ours)
     for key in set(theirs) - OURS_ALONE - {"id", "created_at", "completed_at"}:
         assert plain(ours[key]) == plain(theirs[key]), key
@@ -162,7 +162,7 @@ def test_anthropic_message_equals_the_released_frontends(peers):
             assert ours[key] == theirs[key]
 
 
-def told_in_order(peers, implementation, path, body):
+def event_kinds(peers, implementation, path, body):
     """Return the kinds of a stream's events, without consecutive duplicates."""
     with closing(http.client.HTTPConnection(HOST, peers.ports[implementation], timeout=30)) as connection:
         data = json.dumps({"model": "m", **BASES[path], **body, "stream": True}).encode()
@@ -178,8 +178,8 @@ def told_in_order(peers, implementation, path, body):
 @pytest.mark.parametrize("body", [{}, {"nvext": script("Hello", finish_reason="length")}])
 def test_stream_events_have_the_same_order_as_the_released_frontends(peers, path, body):
     # As in Anthropic's own responses.
-    ours = [kind for kind in told_in_order(peers, "ours", path, body) if kind != "ping"]
-    assert ours == told_in_order(peers, "theirs", path, body)
+    ours = [kind for kind in event_kinds(peers, "ours", path, body) if kind != "ping"]
+    assert ours == event_kinds(peers, "theirs", path, body)
 
 
 REFUSED = {

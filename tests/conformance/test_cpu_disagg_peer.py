@@ -19,7 +19,7 @@ MESSAGES = [{"role": "user", "content": QUESTION * 4}]
 FRONTENDS = ("theirs", "ours")
 PAIRS = ("parts", "meeting")
 """Prefill and decode in sequence, and at the same time."""
-ASKED: dict[str, dict[str, Any]] = {
+REQUESTED: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0, "max_tokens": 40},
     "seeded": {"temperature": 0.9, "seed": 12, "max_tokens": 40},
     "choices": {"temperature": 1.0, "seed": 4, "n": 3, "max_tokens": 12},
@@ -85,15 +85,15 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CpuPeers]:
 
 
 @pytest.mark.parametrize("frontend", FRONTENDS)
-@pytest.mark.parametrize("kind", ASKED)
+@pytest.mark.parametrize("kind", REQUESTED)
 @pytest.mark.parametrize("model", PAIRS)
 def test_disaggregated_response_equals_that_of_one_worker(
     peers: CpuPeers, frontend: str, kind: str, model: str
 ) -> None:
-    want = peers.answered("ours", "whole", ASKED[kind])
+    want = peers.answered("ours", "whole", REQUESTED[kind])
     before = peers.fetched(model)
-    assert peers.answered(frontend, model, ASKED[kind]) == want
+    assert peers.answered(frontend, model, REQUESTED[kind]) == want
     deadline = time.monotonic() + 20
-    while peers.fetched(model) == before and ASKED[kind]["max_tokens"] > 1:
+    while peers.fetched(model) == before and REQUESTED[kind]["max_tokens"] > 1:
         assert time.monotonic() < deadline, "the decode worker computed the prompt itself"
         time.sleep(0.05)

@@ -21,7 +21,7 @@ CAPTURE = os.path.join(os.path.dirname(__file__), "peer_disagg_worker.py")
 USER = {"role": "user", "content": "Tell me about many things, long and short, near and far."}
 IDS = {"prefill_worker_id", "decode_worker_id"}
 
-ASKED = {
+REQUESTED = {
     "nothing special": {},
     "limits": {"max_tokens": 20, "min_tokens": 3, "stop": ["zzz"]},
     "choices": {"n": 2},
@@ -101,10 +101,10 @@ def peers(request, tmp_path_factory):
         yield peers.start_recording_workers(*(["18999"] if plus else []))
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", REQUESTED)
 def test_both_frontends_send_the_same_prefill_and_decode_requests(peers, name):
-    ours, told = peers.phases("ours", ASKED[name])
-    theirs, expected = peers.phases("theirs", ASKED[name])
+    ours, told = peers.phases("ours", REQUESTED[name])
+    theirs, expected = peers.phases("theirs", REQUESTED[name])
     assert [role for role, _ in ours] == ["prefill", "decode"]
     for (_, one), (_, other) in zip(ours, theirs, strict=True):
         assert one == other

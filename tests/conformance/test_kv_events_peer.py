@@ -247,7 +247,7 @@ def questions(runtime: DistributedRuntime) -> int:
     return sum(int(float(line.rsplit(" ", 1)[1])) for line in found)
 
 
-async def until_asked(runtime: DistributedRuntime, times: int) -> None:
+async def until_requested(runtime: DistributedRuntime, times: int) -> None:
     async with asyncio.timeout(TIMEOUT_S):
         while questions(runtime) < times:  # noqa: ASYNC110 - another process asks
             await asyncio.sleep(0.02)
@@ -267,7 +267,7 @@ async def test_released_router_recovers_lost_events_from_our_worker(
 
     flags = ("--block-size", str(BLOCK), "--data-parallel-size", str(ranks))
     async with mocker_here(runtime, *flags), stack_of(lone_router(peer, registry)) as stack:
-        await until_asked(runtime, ranks)  # A router begins with the full state of each source.
+        await until_requested(runtime, ranks)  # A router begins with the full state of each source.
         await asyncio.to_thread(chat, stack, 1)
         await asyncio.to_thread(settle, stack)
         assert (await asyncio.to_thread(chat, stack, 1)).hit_rate > 0.9
@@ -301,7 +301,7 @@ async def test_released_router_that_starts_late_loads_the_cached_blocks_of_our_w
                 await asyncio.to_thread(chat, early, number)
         assert questions(runtime) == 1
         async with stack_of(lone_router(peer, registry)) as late:
-            await until_asked(runtime, 2)
+            await until_requested(runtime, 2)
             assert (await asyncio.to_thread(chat, late, 19)).hit_rate > 0.9
             assert (await asyncio.to_thread(chat, late, 18)).hit_rate > 0.9
             assert (await asyncio.to_thread(chat, late, 0)).hit_rate < 0.5, "it was evicted"
@@ -317,7 +317,7 @@ async def test_released_router_reads_a_dump_with_more_chains_than_events(peer: s
         dump = worker.kv_sources[0].holdings.dump()
         assert len(dump) > worker.kv_sources[0].holdings.last_event_id
         async with stack_of(lone_router(peer, registry)) as late:
-            await until_asked(runtime, 2)
+            await until_requested(runtime, 2)
             for fork in forks:
                 assert (await asyncio.to_thread(chat_about, late, fork)).hit_rate > 0.9
 

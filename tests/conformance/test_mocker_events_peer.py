@@ -64,7 +64,7 @@ def replay(context: "zmq.Context[Any]", port: int, start: int) -> list[list[byte
                 return frames
 
 
-def told_by(implementation: Implementation) -> tuple[list[list[bytes]], list[list[bytes]]]:
+def recorded_frames(implementation: Implementation) -> tuple[list[list[bytes]], list[list[bytes]]]:
     """Return the frames that a mocker publishes for some prompts, and those it replays from the second on."""
     port, replay_port = free_port(), free_port()
     flags = [*CACHE_FLAGS, "--zmq-kv-events-ports", str(port), "--zmq-replay-ports", str(replay_port)]
@@ -103,7 +103,9 @@ def events_of(frames: list[list[bytes]]) -> list[dict[str, Any]]:
 
 
 def test_both_mockers_publish_the_same_frames_for_the_same_prompts(peer: str) -> None:
-    (mine, mine_late), (other, other_late) = (told_by(implementation) for implementation in implementations(peer))
+    (mine, mine_late), (other, other_late) = (
+        recorded_frames(implementation) for implementation in implementations(peer)
+    )
     for frames in (mine, other):
         assert [len(frame) for frame in frames] == [4] * len(frames)
         assert all(frame[:2] == [b"", b""] for frame in frames)
@@ -116,7 +118,7 @@ def test_both_mockers_publish_the_same_frames_for_the_same_prompts(peer: str) ->
 
 
 def test_our_relay_reads_events_of_the_released_relay(peer: str) -> None:
-    frames, _ = told_by(theirs(peer))
+    frames, _ = recorded_frames(theirs(peer))
 
     def make_stored(tokens: Any, sizes: Any, hashes: Any, parent: Any, *_: Any, **__: Any) -> Stored:
         local = block_hashes(list(tokens), BLOCK_TOKENS)

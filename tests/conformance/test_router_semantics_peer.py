@@ -61,7 +61,7 @@ class StoringEngine(MockerEngine):
         return dataclasses.replace(config, runtime_data={**config.runtime_data, RUNTIME_KEY: self.layout})
 
 
-class Meeting:
+class RouterPair:
     """Released frontend, our router, and two workers of ours."""
 
     def __init__(self, stack: Stack, router: KvPushRouter, workers: list[int], store: Any) -> None:
@@ -69,11 +69,11 @@ class Meeting:
         self.router = router
         self.workers = workers
         self.store = store
-        self.chance = random.Random(1)
+        self.rng = random.Random(1)
         self._names = iter(range(10_000))
 
     def prompt(self, tokens: int) -> list[int]:
-        return [self.chance.randrange(10, 900) for _ in range(tokens)]
+        return [self.rng.randrange(10, 900) for _ in range(tokens)]
 
     def request(self, prompt: list[int], session: str | None = None) -> PreprocessedRequest:
         context = None if session is None else {"session_id": session}
@@ -139,7 +139,7 @@ async def until(is_true: Callable[[], bool], what: str) -> None:
 @contextlib.asynccontextmanager
 async def met(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flags: str, stores: bool = False, **config: Any
-) -> AsyncIterator[Meeting]:
+) -> AsyncIterator[RouterPair]:
     """Start frontend, router and workers with these flags and this configuration."""
     require_peer()
     variables = {
@@ -179,7 +179,7 @@ async def met(
     stack = Stack(recipe, bench_model())
     try:
         await asyncio.to_thread(stack.__enter__)
-        yield Meeting(stack, router, [runtime.instance_id for runtime in runtimes], store)
+        yield RouterPair(stack, router, [runtime.instance_id for runtime in runtimes], store)
     finally:
         with contextlib.suppress(Exception):
             await router.close()
@@ -206,7 +206,7 @@ async def test_session_stays_on_one_worker_in_both_implementations(
             meeting.router.release(name)
 
         for worker in (0, 1, 1, 0):
-            session = f"ours-{meeting.chance.random()}"
+            session = f"ours-{meeting.rng.random()}"
             busy, _ = await meeting.place(meeting.prompt(4000), worker, session)
             await asyncio.sleep(0.5)  # A binding that they have not received yet has no effect.
             assert await meeting.complete(meeting.prompt(40), session) == meeting.workers[worker]

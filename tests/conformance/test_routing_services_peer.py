@@ -42,9 +42,9 @@ class Service:
         self.port = port
 
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        return await asyncio.to_thread(self._ask, method, path, body)
+        return await asyncio.to_thread(self._request, method, path, body)
 
-    def _ask(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+    def _request(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         data = body.encode() if isinstance(body, str) else None if body is None else json.dumps(body).encode()
         headers = {} if data is None else {"content-type": "application/json"}
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, headers, method=method)

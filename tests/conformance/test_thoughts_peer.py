@@ -40,7 +40,11 @@ TEXTS = {
         "b",
     ],
 }
-ASKED = {"gemma4": ["<|channel>thought\na<channel|>b", "b"], "deepseek_v3": OUTSIDE[:1], "deepseek_v3_1": OUTSIDE[:1]}
+REQUESTED = {
+    "gemma4": ["<|channel>thought\na<channel|>b", "b"],
+    "deepseek_v3": OUTSIDE[:1],
+    "deepseek_v3_1": OUTSIDE[:1],
+}
 """Texts that 1.6.1 parses only where reasoning is enabled."""
 
 
@@ -49,7 +53,7 @@ class ReasoningPeers(PeerCluster):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "--router-mode", "round-robin")
-        self._text, names = folder / "text.txt", [*TEXTS, *ASKED]
+        self._text, names = folder / "text.txt", [*TEXTS, *REQUESTED]
         worker = str(Path(__file__).parent / "peer_thoughts_worker.py")
         self.run([peer_python(), worker, bench_model(), str(self._text), *names])
         self.wait_listed(set(names))
@@ -83,9 +87,9 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReasoningPeers]:
         yield peers
 
 
-@pytest.mark.parametrize("name", [*TEXTS, *ASKED])
+@pytest.mark.parametrize("name", [*TEXTS, *REQUESTED])
 def test_both_frontends_parse_the_same_reasoning(peers: ReasoningPeers, name: str) -> None:
-    for text in [*TEXTS.get(name, ()), *ASKED.get(name, ())]:
+    for text in [*TEXTS.get(name, ()), *REQUESTED.get(name, ())]:
         family = reasoning_family(name)
         found = read(family.make(family.starts_inside), [text])
         expected = peers.chat("theirs", name, text, stream=True)

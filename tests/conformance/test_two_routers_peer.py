@@ -72,12 +72,12 @@ class Frontend:
         """Return the released router's log of a request."""
         found: list[tuple[int, float]] = []
 
-        def is_told() -> bool:
+        def is_reported() -> bool:
             log = COLOURS.sub("", Path(self.stack._log_path(0)).read_text())
             found.extend((int(worker), float(cost)) for name, worker, cost in CHOICE.findall(log) if name == request_id)
             return bool(found)
 
-        until(is_told, f"its log says nothing of request {request_id}")
+        until(is_reported, f"its log says nothing of request {request_id}")
         return found[0]
 
 

@@ -64,7 +64,7 @@ class Worker:
     def __init__(self, runtime: DistributedRuntime, endpoint: EndpointId, stream: KvStreamPublisher) -> None:
         self.id = runtime.instance_id
         self.held: set[int] = set()
-        self._chance = random.Random(self.id)
+        self._rng = random.Random(self.id)
         self._stream = stream
         self._events = 0
         self._keys = iter(range(1, 1_000_000))
@@ -74,21 +74,21 @@ class Worker:
             self._step()
 
     def _step(self) -> None:
-        chance = self._chance.random()
-        if chance < 0.02:
+        rng = self._rng.random()
+        if rng < 0.02:
             self.held.clear()
-            self._tell("cleared")
-        elif chance < 0.35 and self.held:
-            gone = self._chance.sample(sorted(self.held), min(3, len(self.held)))
+            self._notify("cleared")
+        elif rng < 0.35 and self.held:
+            gone = self._rng.sample(sorted(self.held), min(3, len(self.held)))
             self.held.difference_update(gone)
-            self._tell(KvEventData(removed=Removed(gone)))
+            self._notify(KvEventData(removed=Removed(gone)))
         else:
-            parent = self._chance.choice([None, *sorted(self.held)])
-            blocks = [StoredBlock(next(self._keys), self._chance.getrandbits(64)) for _ in range(3)]
+            parent = self._rng.choice([None, *sorted(self.held)])
+            blocks = [StoredBlock(next(self._keys), self._rng.getrandbits(64)) for _ in range(3)]
             self.held.update(block.block_hash for block in blocks)
-            self._tell(KvEventData(stored=Stored(parent, None, blocks)))
+            self._notify(KvEventData(stored=Stored(parent, None, blocks)))
 
-    def _tell(self, data: object) -> None:
+    def _notify(self, data: object) -> None:
         self._events += 1
         event = NumberedKvEvent(self._events, data, 0)  # type: ignore[arg-type]
         self._stream.put(WorkerKvEvent(self.id, "device", "worker", event))
@@ -148,7 +148,7 @@ class Router:
         self.durable: DurableEvents = self.kv.durable
         self.stream = stream_name(endpoint)
 
-    def knows(self) -> dict[int, set[int]]:
+    def indexed_blocks(self) -> dict[int, set[int]]:
         """Return the blocks of each worker, from the index alone."""
         index = self.kv.machine.index
         index.validate()
@@ -162,11 +162,11 @@ class Router:
                 blocks.difference_update(data.removed.block_hashes)
         return held
 
-    async def until_it_knows(self, truth: dict[int, set[int]]) -> None:
+    async def until_indexed(self, truth: dict[int, set[int]]) -> None:
         wanted = {worker: held for worker, held in truth.items() if held}
         async with asyncio.timeout(TIMEOUT_S):
             await self.durable.caught_up()
-            while {worker: held for worker, held in self.knows().items() if held} != wanted:  # noqa: ASYNC110 - heard
+            while {worker: held for worker, held in self.indexed_blocks().items() if held} != wanted:  # noqa: ASYNC110 - heard
                 await asyncio.sleep(0.02)
 
     async def until_messages(self, most: int) -> None:
@@ -201,12 +201,12 @@ async def test_router_killed_after_any_step_loses_no_event(fleet: Fleet, step: s
         assert await victim.wait() == -signal.SIGKILL
     await fleet.work(20)
     async with router_of(fleet) as second:
-        await second.until_it_knows(fleet.truth())
+        await second.until_indexed(fleet.truth())
         await second.until_messages(THRESHOLD)
         await fleet.work(5)
-        await second.until_it_knows(fleet.truth())
+        await second.until_indexed(fleet.truth())
     async with router_of(fleet) as third:
-        await third.until_it_knows(fleet.truth())
+        await third.until_indexed(fleet.truth())
         names = [one.name for one in await third.durable._consumers(third.durable._context())]
         assert names == [third.durable.name], "orphans are deleted"
 
@@ -232,7 +232,7 @@ async def test_upload_blocks_neither_events_nor_routing_and_is_not_repeated(
                 await asyncio.sleep(0.02)
         await fleet.work(40)
         for router in (first, second):
-            await router.until_it_knows(fleet.truth())
+            await router.until_indexed(fleet.truth())
         await asyncio.sleep(2.5)  # Both have polled again.
         assert len(begun) == 1
         assert await first.messages() >= 240, "nothing is purged before the snapshot is durable"
@@ -249,7 +249,7 @@ async def test_messages_unread_by_another_router_are_kept(fleet: Fleet, monkeypa
     held = asyncio.Event()
     fetch = DurableEvents._fetch
     async with router_of(fleet, threshold=1000) as slow:
-        await slow.until_it_knows(fleet.truth())
+        await slow.until_indexed(fleet.truth())
 
         async def waits(self: DurableEvents, pulled: Any) -> Any:
             if self is slow.durable:
@@ -260,11 +260,11 @@ async def test_messages_unread_by_another_router_are_kept(fleet: Fleet, monkeypa
         await asyncio.sleep(1.0)  # Its last fetch has ended.
         await fleet.work(40)
         async with router_of(fleet) as quick:
-            await quick.until_it_knows(fleet.truth())
+            await quick.until_indexed(fleet.truth())
             await quick.until_messages(121)
             assert await quick.messages() >= 120, "what the slow one has not read is there"
             held.set()
-            await slow.until_it_knows(fleet.truth())
+            await slow.until_indexed(fleet.truth())
 
 
 async def test_late_snapshot_is_ignored(
@@ -289,7 +289,7 @@ async def test_late_snapshot_is_ignored(
         pieces = (await store._context.stream_info(store._stream, subjects_filter=store._pieces_of(">"))).state.subjects
         assert pieces is not None
         assert store._pieces_of(late[0].nuid) not in pieces, "what was sent in vain is deleted"
-        await router.until_it_knows(fleet.truth())
+        await router.until_indexed(fleet.truth())
 
 
 async def test_router_resets_durable_state_when_configured(fleet: Fleet) -> None:
@@ -299,7 +299,7 @@ async def test_router_resets_durable_state_when_configured(fleet: Fleet) -> None
     async with router_of(fleet, resets=True) as router:
         async with asyncio.timeout(TIMEOUT_S):
             await router.durable.caught_up()
-        assert router.knows() == {}
+        assert router.indexed_blocks() == {}
         assert await router.messages() == 0
 
 
@@ -308,14 +308,14 @@ async def test_restarted_server_loses_no_event(
 ) -> None:
     await fleet.work(40)
     async with router_of(fleet, threshold=100_000) as router:
-        await router.until_it_knows(fleet.truth())
+        await router.until_indexed(fleet.truth())
         server.kill()
         for worker in fleet.workers:
             worker.work(30)
         server.start()
-        await router.until_it_knows(fleet.truth())
+        await router.until_indexed(fleet.truth())
         await fleet.work(10)
-        await router.until_it_knows(fleet.truth())
+        await router.until_indexed(fleet.truth())
     assert "retrying" in caplog.text
 
 
@@ -330,12 +330,12 @@ async def test_router_queries_workers_for_events_missing_from_the_stream(fleet: 
     await source.open()
     truth = {runtime.instance_id: {1, 2}}
     async with router_of(fleet) as router:
-        await router.until_it_knows(truth)
+        await router.until_indexed(truth)
         source.put(Stored(2, None, [StoredBlock(3, 13)]))
         source.put(Removed([3]))
         source.put(Stored(2, None, [StoredBlock(4, 14)]))
         truth[runtime.instance_id] = {1, 2, 4}
-        await router.until_it_knows(truth)
+        await router.until_indexed(truth)
     await source.close()
     await stream.close()
     await runtime.shutdown()
@@ -364,7 +364,7 @@ async def test_router_shutdown_is_bounded_and_removes_its_consumer(
             assert router.durable._upload.done()
     async with router_of(fleet) as router:
         await router.until_messages(THRESHOLD)
-        await router.until_it_knows(fleet.truth())
+        await router.until_indexed(fleet.truth())
         store = SnapshotStore(router.durable._context(), fleet.endpoint)
         async with asyncio.timeout(TIMEOUT_S):
             while True:
@@ -386,7 +386,7 @@ async def test_python_engine_publishes_to_the_stream(monkeypatch: pytest.MonkeyP
         router = Router(endpoint)
         await router.kv.start()
         try:
-            await router.until_it_knows(truth)
+            await router.until_indexed(truth)
             assert await router.messages() == 2
         finally:
             await router.kv.close()

@@ -116,17 +116,19 @@ def test_anthropic_client_receives_anthropic_errors(guarded: Cluster) -> None:
     client = anthropic.Anthropic(base_url=f"http://127.0.0.1:{guarded.port}", api_key=KEY, max_retries=0)
     said = client.messages.create(model="m", max_tokens=2, messages=[{"role": "user", "content": "hi"}])
     assert said.usage.output_tokens == 2
-    stranger = anthropic.Anthropic(base_url=f"http://127.0.0.1:{guarded.port}", api_key="sk-nobodys", max_retries=0)
+    unknown_client = anthropic.Anthropic(
+        base_url=f"http://127.0.0.1:{guarded.port}", api_key="sk-nobodys", max_retries=0
+    )
     with pytest.raises(anthropic.AuthenticationError):
-        stranger.messages.create(model="m", max_tokens=2, messages=[{"role": "user", "content": "hi"}])
+        unknown_client.messages.create(model="m", max_tokens=2, messages=[{"role": "user", "content": "hi"}])
 
 
 def test_probes_and_scrapes_need_no_key_and_label_callers_by_name(guarded: Cluster) -> None:
-    with httpx.Client(base_url=guarded.http.base_url, timeout=DEADLINE_S) as nobody:
+    with httpx.Client(base_url=guarded.http.base_url, timeout=DEADLINE_S) as unreachable:
         for path in ("/health", "/live", "/metrics", "/openapi.json", "/docs"):
-            assert nobody.get(path).status_code == 200, path
-        assert nobody.get("/v1/models").status_code == 401
-        text = nobody.get("/metrics").text
+            assert unreachable.get(path).status_code == 200, path
+        assert unreachable.get("/v1/models").status_code == 401
+        text = unreachable.get("/metrics").text
     assert 'api_key_requests_total{key="team"}' in text and KEY not in text
     log = b"".join(path.read_bytes() for path in guarded.folder.glob("*.log"))
     assert KEY.encode() not in log and LIMITED.encode() not in log
@@ -180,15 +182,15 @@ def test_malformed_requests_leave_no_state(guarded: Cluster) -> None:
     whole = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b"
     body = json.dumps(CHAT).encode()
     good = whole % (KEY.encode(), len(body), body)
-    chance = random.Random(4)
+    rng = random.Random(4)
     before = len(os.listdir(descriptors))
     for round_ in range(60):
-        data = bytearray(good * chance.choice([1, 1, 3]))
-        for _ in range(chance.randrange(6)):
-            place = chance.randrange(len(data))
-            data[place : place + chance.randrange(4)] = chance.randbytes(chance.randrange(4))
+        data = bytearray(good * rng.choice([1, 1, 3]))
+        for _ in range(rng.randrange(6)):
+            place = rng.randrange(len(data))
+            data[place : place + rng.randrange(4)] = rng.randbytes(rng.randrange(4))
         with connect(guarded) as client, contextlib.suppress(OSError):
-            for place in range(0, len(data), step := chance.choice([1 << 20, 1 << 20, 40, 7])):
+            for place in range(0, len(data), step := rng.choice([1 << 20, 1 << 20, 40, 7])):
                 client.sendall(data[place : place + step])
             if round_ % 3 == 0:
                 client.shutdown(socket.SHUT_WR)

@@ -64,13 +64,13 @@ def test_hostile_template_does_not_delay_other_requests(cluster: Cluster) -> Non
 
 @pytest.mark.parametrize("name", list(TEMPLATES))
 def test_sigterm_ends_the_frontend_while_a_template_computes(cluster: Cluster, name: str) -> None:
-    def try_to_ask() -> None:
+    def send_all() -> None:
         try:
             ask(cluster, name, "go")
         except httpx.HTTPError:
             return
 
-    thread = threading.Thread(target=try_to_ask)
+    thread = threading.Thread(target=send_all)
     thread.start()
     time.sleep(1.0)
     cluster.frontend.send_signal(signal.SIGTERM)

@@ -25,7 +25,7 @@ BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]
 LENGTH = b"content-length: %d" % len(BODY)
 CHUNKED = b"transfer-encoding: chunked"
 CHUNKS = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
-SAID = b'"content":"Hello there."'
+MESSAGES = b'"content":"Hello there."'
 
 
 def request(*headers: bytes, body: bytes = BODY, line: bytes = b"POST " + PATH + b" HTTP/1.1") -> bytes:
@@ -100,13 +100,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(autouse=True)
-def still_answers(cluster: Cluster) -> Iterator[None]:
+def check_server_answers(cluster: Cluster) -> Iterator[None]:
     """Check that the next client is served."""
     yield
     with Client(cluster.port) as client:
         client.send(GOOD)
         status, body = client.answer()
-    assert status == 200 and SAID in body
+    assert status == 200 and MESSAGES in body
 
 
 # Refused requests
@@ -216,7 +216,7 @@ def test_unusual_valid_request_is_served_and_the_connection_kept(cluster: Cluste
         for _ in range(2):
             client.send(UNUSUAL[name])
             status, body = client.answer()
-            assert status == 200 and SAID in body
+            assert status == 200 and MESSAGES in body
 
 
 def test_trailer_is_not_a_header(cluster: Cluster) -> None:
@@ -232,7 +232,7 @@ def test_connection_close_request_gets_one_response_and_a_closed_connection(clus
     with Client(cluster.port) as client:
         client.send(request(b"connection: close", LENGTH, line=line))
         status, body = client.answer()
-        assert status == 200 and SAID in body
+        assert status == 200 and MESSAGES in body
         assert client.rest() == b""
 
 
@@ -267,7 +267,7 @@ def test_request_may_be_split_at_every_byte(cluster: Cluster, data: bytes) -> No
             time.sleep(0.001)
             client.send(data[place:])
             status, body = client.answer()
-            assert status == 200 and SAID in body, place
+            assert status == 200 and MESSAGES in body, place
         for byte in data:
             client.send(bytes([byte]))
         assert client.answer()[0] == 200

@@ -21,7 +21,7 @@ from tests.certificates import Certificates
 from tests.cluster.cluster import Cluster
 from tests.cluster.processes import DEADLINE_S, wait_until
 from tests.integration.tensor_worker import CONFIG
-from tests.unit.grpc.kserve_house import open_kserve_house
+from tests.unit.grpc.kserve_stack import open_kserve_stack
 from tritonclient.utils import InferenceServerException
 
 from dynamo.core.errors import ConfigError
@@ -217,11 +217,11 @@ async def test_engines_of_the_process_are_served() -> None:
 
 async def test_tls_requires_client_certificates_and_messages_are_limited(tmp_path: Path) -> None:
     files = Certificates(tmp_path)
-    async with open_kserve_house() as house:
+    async with open_kserve_stack() as stack:
         options = KserveOptions(
             host="127.0.0.1", port=0, certificate=files.cert, key=files.key, client_ca=files.ca, message_bytes_max=1000
         )
-        service = KserveService(house.pipeline, house.models, options=options)
+        service = KserveService(stack.pipeline, stack.models, options=options)
         await service.start()
 
         def credentials(certificate: str, key: str) -> Any:
@@ -242,7 +242,7 @@ async def test_tls_requires_client_certificates_and_messages_are_limited(tmp_pat
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         await service.stop(1.0)
     with pytest.raises(ConfigError, match="--tls-cert-path"):
-        KserveService(house.pipeline, house.models, options=KserveOptions(port=0, certificate="a", key="b")).bind()
+        KserveService(stack.pipeline, stack.models, options=KserveOptions(port=0, certificate="a", key="b")).bind()
 
 
 async def test_run_input_serves_grpc(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class RoutedCluster(Cluster):
             "header": answer.headers["x-dynamo-routing"],
         }
 
-    def knows(self, number: int) -> bool:
+    def is_cached(self, number: int) -> bool:
         """Return whether the router sends a prompt to a worker that caches all of it."""
         return bool(self.chat(number)["kv_hit_rate"] > 0.9)
 
@@ -71,11 +71,13 @@ class RoutedCluster(Cluster):
             before = self.held()
             told = self.chat(number)
             worker, new = told["worker_id"], told["prompt_blocks"] - told["device_blocks"]
-            wait_until(partial(self.has_told, worker, before[worker] + new), "the router never heard of its blocks")
+            wait_until(
+                partial(self.has_published, worker, before[worker] + new), "the router never heard of its blocks"
+            )
             found[number] = worker
         return found
 
-    def has_told(self, worker: int, blocks: int) -> bool:
+    def has_published(self, worker: int, blocks: int) -> bool:
         """Return whether a worker has published that many blocks."""
         return self.held()[worker] >= blocks
 
@@ -135,7 +137,7 @@ def test_prefixes_are_routed_to_caching_workers_and_a_killed_one_fails_no_reques
     wait_until(lambda: cluster.workers() == 1, "the dead worker stayed")
     survivors = {cluster.chat(number)["worker_id"] for number in range(8)}
     assert len(survivors) == 1
-    wait_until(lambda: all(cluster.knows(number) for number in range(8)), "the prefixes never settled")
+    wait_until(lambda: all(cluster.is_cached(number) for number in range(8)), "the prefixes never settled")
 
 
 def test_turns_of_a_session_are_routed_to_one_worker(open_clusters: list[RoutedCluster], tmp_path: Path) -> None:

@@ -78,10 +78,10 @@ def key_pair(prefix: int) -> tuple[str, Any]:
 
 async def test_nats_login_with_an_nkey(tmp_path: Path) -> None:
     seed, pair = key_pair(nkeys.PREFIX_BYTE_USER)
-    stranger, _ = key_pair(nkeys.PREFIX_BYTE_USER)
+    untrusted_authority, _ = key_pair(nkeys.PREFIX_BYTE_USER)
     with NatsServer(tmp_path, f"authorization {{ users: [ {{ nkey: {pair.public_key.decode()} }} ] }}") as server:
         await connects({"NATS_SERVER": server.url, "NATS_AUTH_NKEY": seed})
-        await is_refused({"NATS_SERVER": server.url, "NATS_AUTH_NKEY": stranger})
+        await is_refused({"NATS_SERVER": server.url, "NATS_AUTH_NKEY": untrusted_authority})
 
 
 def token(claims: dict[str, Any], issuer: Any) -> str:

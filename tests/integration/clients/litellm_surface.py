@@ -18,10 +18,10 @@ from surface import (
     EMBEDDER,
     GOOD_KEY,
     GREETING,
+    MESSAGES,
     MODEL,
     NARROW_KEY,
     PICTURE,
-    SAID,
     THOUGHT,
     USER,
     WEATHER,
@@ -67,7 +67,7 @@ def a_chat_is_answered() -> None:
 
 
 @check
-def a_stream_says_the_same() -> None:
+def a_stream_equals_the_whole_answer() -> None:
     chunks = list(ask(stream=True, stream_options={"include_usage": True}))
     whole = litellm.stream_chunk_builder(chunks)
     assert whole and whole.choices[0].message.content == GREETING  # type: ignore[union-attr]
@@ -79,7 +79,7 @@ def calls_and_thoughts_come_whole_and_in_pieces() -> None:
     for cuts in ([], [1]):
         options: Any = {"tools": [WEATHER], "extra_body": says(CALLING_TWICE, cuts=cuts)}
         answer = ask(**options).choices[0].message
-        assert (answer.content, answer.reasoning_content) == (SAID, THOUGHT)
+        assert (answer.content, answer.reasoning_content) == (MESSAGES, THOUGHT)
         assert json.loads(answer.tool_calls[0].function.arguments) == CALLED
         whole: Any = litellm.stream_chunk_builder(list(ask(stream=True, **options)))
         assert [one.function.arguments for one in whole.choices[0].message.tool_calls] == [
@@ -88,7 +88,7 @@ def calls_and_thoughts_come_whole_and_in_pieces() -> None:
 
 
 @check
-def answers_have_the_form_that_was_asked_for() -> None:
+def answers_have_the_requested_format() -> None:
     answer = ask(DEMO, response_format=Place, temperature=0, max_tokens=200)
     assert Place.model_validate_json(answer.choices[0].message.content)
 
@@ -108,7 +108,7 @@ def a_picture_goes_to_the_worker_which_may_refuse_it() -> None:
 
 
 @check
-async def many_may_ask_at_once() -> None:
+async def concurrent_requests_are_answered() -> None:
     async def one(number: int) -> str:
         answer: Any = await litellm.acompletion(
             model=f"openai/{MODEL}", api_base=f"{URL}/v1", api_key="none", messages=USER, stream=True,
@@ -143,7 +143,7 @@ def messages_are_answered_too() -> None:
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (GREETING, "stop")
     assert "".join(chunk.choices[0].delta.content or "" for chunk in message(stream=True)) == GREETING
     called = message(tools=[WEATHER], **says(CALLING_TWICE)).choices[0].message
-    assert (called.content, json.loads(called.tool_calls[0].function.arguments)) == (SAID, CALLED)
+    assert (called.content, json.loads(called.tool_calls[0].function.arguments)) == (MESSAGES, CALLED)
 
 
 @check
@@ -159,7 +159,7 @@ def errors_are_the_clients_own() -> None:
 
 
 @check
-def who_may_not_ask_is_told_so() -> None:
+def forbidden_keys_are_refused() -> None:
     assert ask(url=KEYED_URL, key=GOOD_KEY).choices[0].message.content == GREETING
     raises(litellm.AuthenticationError, lambda: ask(url=KEYED_URL, key="key-wrong"))
     error = raises(litellm.APIError, lambda: ask(url=KEYED_URL, key=NARROW_KEY))  # LiteLLM has no class for 403.

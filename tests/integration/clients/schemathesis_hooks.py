@@ -31,14 +31,14 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
 
 def narrowed(body: dict[str, Any], path: str) -> dict[str, Any]:
     """Return the body, mostly without the greater part of its invalid fields."""
-    chance = zlib.crc32(repr(body).encode("utf-8", "replace"))
+    rng = zlib.crc32(repr(body).encode("utf-8", "replace"))
     kept = {name: value for name, value in body.items() if name not in GONE}
     served = EMBEDDER if path == "/v1/embeddings" else MODEL
-    if isinstance(body.get("model"), str) and chance % 10 < 9:
+    if isinstance(body.get("model"), str) and rng % 10 < 9:
         kept["model"] = served
-    if chance % 4:
+    if rng % 4:
         needed = {"model", *GOOD.get(path, OTHERS)}
         optional = sorted(kept.keys() - needed)
-        chosen = {optional[(chance >> shift) % len(optional)] for shift in (8, 16)} if optional else set()
+        chosen = {optional[(rng >> shift) % len(optional)] for shift in (8, 16)} if optional else set()
         kept = {name: value for name, value in kept.items() if name in needed or name in chosen}
-    return {**kept, "model": served, **GOOD[path]} if path in GOOD and chance >> 24 & 1 else kept
+    return {**kept, "model": served, **GOOD[path]} if path in GOOD and rng >> 24 & 1 else kept

@@ -25,10 +25,10 @@ WEATHER: Any = {
     "type": "function",
     "function": {"name": "get_weather", "description": "The weather of a city.", "parameters": PARAMETERS},
 }
-THOUGHT, SAID = "Two and two. €😀", "Let me see."
+THOUGHT, MESSAGES = "Two and two. €😀", "Let me see."
 CALLED = {"city": "Malmö 🇸🇪"}
 CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {json.dumps(CALLED, ensure_ascii=False)}}}\n</tool_call>'
-CALLING = f"<think>{THOUGHT}</think>{SAID}{CALL}"
+CALLING = f"<think>{THOUGHT}</think>{MESSAGES}{CALL}"
 CALLING_TWICE = CALLING + CALL.replace("Malmö", "Oslo")
 GOOD_KEY, NARROW_KEY = "key-good", "key-narrow"
 """The second key allows other models only."""

@@ -54,15 +54,15 @@ HOLD = ("--kv-hold-timeout", "5")  # A stopping worker waits this long for the f
 KEPT_BUSY = {"OPENBLAS_NUM_THREADS": "1", "DYN_LOG": "info"}
 
 
-def requests_of(count: int, chance: random.Random) -> list[dict[str, Any]]:
+def requests_of(count: int, rng: random.Random) -> list[dict[str, Any]]:
     """Return different requests: short and long, some with a common prefix, greedy and seeded."""
     made: list[dict[str, Any]] = []
     for number in range(count):
-        common = WORDS * 3 if chance.random() < 0.5 else []
-        words = [*common, f"{number}", *chance.choices(WORDS, k=chance.choice([3, 20, 80]))]
-        sampling = {"temperature": 0.0} if chance.random() < 0.5 else {"temperature": 1.0, "seed": number}
+        common = WORDS * 3 if rng.random() < 0.5 else []
+        words = [*common, f"{number}", *rng.choices(WORDS, k=rng.choice([3, 20, 80]))]
+        sampling = {"temperature": 0.0} if rng.random() < 0.5 else {"temperature": 1.0, "seed": number}
         messages = [{"role": "user", "content": " ".join(words)}]
-        made.append({"model": MODEL, "messages": messages, "max_tokens": chance.choice([1, 8, 24, 60]), **sampling})
+        made.append({"model": MODEL, "messages": messages, "max_tokens": rng.choice([1, 8, 24, 60]), **sampling})
     return made
 
 
@@ -91,13 +91,13 @@ def ask(client: httpx.Client, body: dict[str, Any]) -> Answer:
         with client.stream("POST", "/v1/chat/completions", json=wanted) as response:
             answer.status = response.status_code
             for line in response.iter_lines():
-                _hear(answer, line)
+                _receive(answer, line)
     except httpx.HTTPError as error:
         answer.error = repr(error)
     return answer
 
 
-def _hear(answer: Answer, line: str) -> None:
+def _receive(answer: Answer, line: str) -> None:
     if line == "data: [DONE]":
         answer.is_done = True
     elif line.startswith("data: "):
@@ -235,7 +235,7 @@ class Load:
         self._bodies = bodies
         self._want = want
         self._left = total
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
         self._guard = threading.Lock()
         self._threads: list[threading.Thread] = []
         self.done = 0
@@ -264,16 +264,16 @@ class Load:
             if self._left <= 0:
                 return None
             self._left -= 1
-            return self._chance.randrange(len(self._bodies))
+            return self._rng.randrange(len(self._bodies))
 
 
-class Trouble:
+class FaultInjector:
     """Fault injection: kills and stops workers at random, and starts replacements."""
 
     def __init__(self, served: Fleet, every_s: float, seed: int, transports: list[str]) -> None:
         self._served = served
         self._every_s = every_s
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
         self._transports = transports
         self._stopped: list[tuple[float, subprocess.Popen[bytes]]] = []
         self.made: Counter[str] = Counter()
@@ -286,7 +286,7 @@ class Trouble:
             self._thaw(time.monotonic())
             if time.monotonic() >= due:
                 self._strike()
-                due = time.monotonic() + self._every_s * self._chance.uniform(0.5, 1.5)
+                due = time.monotonic() + self._every_s * self._rng.uniform(0.5, 1.5)
         self._thaw(float("inf"))
 
     def _strike(self) -> None:
@@ -298,15 +298,15 @@ class Trouble:
             possible = [worker for worker in possible if worker.role == "prefill"]
         if not possible:
             return
-        worker = self._chance.choice(possible)
-        if self._chance.random() < 0.2:
+        worker = self._rng.choice(possible)
+        if self._rng.random() < 0.2:
             worker.process.send_signal(signal.SIGSTOP)
             self._stopped.append((time.monotonic() + 3.0, worker.process))
             self.made[f"{worker.role} stopped for 3 s"] += 1
             return
         self._served.kill(worker)
         self.made[f"{worker.role} killed"] += 1
-        self._served.add(worker.role, "--kv-transfer", self._chance.choice(self._transports) if worker.role == "decode" else "nixl,shm,tcp")  # fmt: skip
+        self._served.add(worker.role, "--kv-transfer", self._rng.choice(self._transports) if worker.role == "decode" else "nixl,shm,tcp")  # fmt: skip
 
     def _thaw(self, now: float) -> None:
         for one in [one for one in self._stopped if one[0] <= now]:
@@ -326,17 +326,17 @@ def main() -> int:
     parser.add_argument("--transports", default="shm,tcp,nixl,tcp", help="Among which a new decode worker draws one; nixl only where it is installed")  # fmt: skip
     parser.add_argument("--at-once", action="store_true", help="Both legs of a request at once, and prompts in small chunks")  # fmt: skip
     options = parser.parse_args()
-    chance = random.Random(options.seed)
+    rng = random.Random(options.seed)
     print(f"seed {options.seed}", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        bodies = requests_of(options.different, chance)
+        bodies = requests_of(options.different, rng)
         want = reference(folder / "reference", bodies)
         print(f"the reference has answered {len(want)} different requests", flush=True)
         with fleet(folder / "fleet", flags=AT_ONCE if options.at_once else ()) as served:
             load = Load(served, bodies, want, options.requests, options.seed)
             transports = [one if one != "nixl" else "nixl,shm,tcp" for one in options.transports.split(",")]
-            trouble = Trouble(served, options.every, options.seed, transports)
+            trouble = FaultInjector(served, options.every, options.seed, transports)
             began = time.monotonic()
             load.start(options.clients)
             trouble.run(load)

@@ -248,7 +248,7 @@ class Asked:
         options = {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
         self._body = {**CHAT, **options, **fields}
         self.begun_at = time.monotonic()
-        self.said_at: list[float] = []
+        self.received_at_s: list[float] = []
         self.status = 0
         self.text = ""
         self._thread = threading.Thread(target=self._run)
@@ -258,12 +258,12 @@ class Asked:
         with httpx.Client(timeout=DEADLINE_S) as client, client.stream("POST", self._url, json=self._body) as answer:
             self.status = answer.status_code
             for piece in answer.iter_text():
-                self.said_at.append(time.monotonic())
+                self.received_at_s.append(time.monotonic())
                 self.text += piece
 
     @property
     def has_begun(self) -> bool:
-        return bool(self.said_at)
+        return bool(self.received_at_s)
 
     def wait(self) -> "Asked":
         self._thread.join(DEADLINE_S)
@@ -285,7 +285,7 @@ class Asked:
     @property
     def silence_s(self) -> float:
         """Return the longest wait for its next chunk."""
-        times = [self.begun_at, *self.said_at]
+        times = [self.begun_at, *self.received_at_s]
         return max(after - before for before, after in pairwise(times))
 
 

@@ -131,7 +131,7 @@ def test_connection_reset_in_a_stream_cancels_the_request(tmp_path: Path) -> Non
 # ----------------------------------------------------------------------------------------------------
 
 
-async def come_and_go(port: int, dice: random.Random) -> None:
+async def connect_and_leave(port: int, dice: random.Random) -> None:
     """Run one client that disconnects at a random point in a random way."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     data = request(max_tokens=dice.choice((5, 50, 2000)), stream=dice.random() < 0.8)
@@ -155,12 +155,12 @@ async def come_and_go(port: int, dice: random.Random) -> None:
         writer.close()
 
 
-async def everyone_comes_and_goes(port: int) -> None:
+async def workers_start_and_stop(port: int) -> None:
     room = asyncio.Semaphore(AT_ONCE)
 
     async def one(number: int) -> None:
         async with room:
-            await come_and_go(port, random.Random(f"{SEED} {number}"))
+            await connect_and_leave(port, random.Random(f"{SEED} {number}"))
 
     async with asyncio.timeout(DEADLINE_S):
         await asyncio.gather(*(one(number) for number in range(CLIENTS)))
@@ -175,7 +175,7 @@ def test_thousand_disconnected_clients_leave_no_state(tmp_path: Path) -> None:
         before = [open_files(pid) for pid in pids]
 
         begun_at = time.monotonic()
-        asyncio.run(everyone_comes_and_goes(cluster.port))
+        asyncio.run(workers_start_and_stop(cluster.port))
         left_at = time.monotonic()
         answers_at_once(cluster)
         wait_until(lambda: is_quiet(cluster, worker), "something is left over")

@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 from tests.cluster.processes import wait_until
-from tests.integration.faults.disaggregation import Answer, Fleet, Load, Trouble, ask, fleet, reference, requests_of
+from tests.integration.faults.disaggregation import (
+    Answer,
+    FaultInjector,
+    Fleet,
+    Load,
+    ask,
+    fleet,
+    reference,
+    requests_of,
+)
 from tests.integration.faults.injection import Freeze, Kill
 
 pytestmark = pytest.mark.integration
@@ -97,7 +106,7 @@ def test_streams_survive_a_killed_decode_worker(tmp_path: Path, want: list[Answe
 def test_workers_killed_at_random_under_load(tmp_path: Path, want: list[Answer]) -> None:
     with fleet(tmp_path / "fleet") as served:
         load = Load(served, BODIES, want, REQUESTS, seed=2)
-        trouble = Trouble(served, 2.0, seed=4, transports=["shm", "tcp"])
+        trouble = FaultInjector(served, 2.0, seed=4, transports=["shm", "tcp"])
         load.start(8)
         trouble.run(load)
         assert load.wrong == []

@@ -57,7 +57,7 @@ def options(server: NatsServer) -> NatsOptions:
     )
 
 
-class Heard:
+class ReceivedOutput:
     """A receiver that records every message."""
 
     def __init__(self) -> None:
@@ -101,8 +101,8 @@ class Pair:
     def handle(self, request: Request, reply: Reply) -> None:
         self.replies.put_nowait(reply)
 
-    async def send(self) -> Heard:
-        heard = Heard()
+    async def send(self) -> ReceivedOutput:
+        heard = ReceivedOutput()
         await self.client.send(b"\x80", heard, request_id="r")
         return heard
 

@@ -89,7 +89,7 @@ def drip(handler: BaseHTTPRequestHandler, data: bytes) -> None:
         pass
 
 
-def fall_silent(handler: BaseHTTPRequestHandler, data: bytes) -> None:
+def stop_sending(handler: BaseHTTPRequestHandler, data: bytes) -> None:
     handler.connection.settimeout(5)
     handler.rfile.read(1)  # Until the other side closes.
 
@@ -138,7 +138,7 @@ def test_asset_cache_fetches_a_damaged_blob_again(worker: Worker, cache: AssetCa
 
 @pytest.mark.parametrize(
     ("answer", "error"),
-    [(cut_short, CannotConnect), (drip, CannotConnect), (fall_silent, CannotConnect)],
+    [(cut_short, CannotConnect), (drip, CannotConnect), (stop_sending, CannotConnect)],
 )
 def test_asset_cache_keeps_nothing_of_a_failed_download(
     worker: Worker, tmp_path: Path, answer: Callable[[BaseHTTPRequestHandler, bytes], None], error: type[Exception]

@@ -91,7 +91,7 @@ class Server:
         await until(reader.at_eof)
         asked.left.set()
 
-    def asked_at(self, path: str) -> list[Asked]:
+    def sent_at_s(self, path: str) -> list[Asked]:
         return [one for one in self.asked if one.path == path]
 
     def hang_up(self) -> None:

@@ -68,10 +68,10 @@ def test_route_reports_an_empty_result(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 def test_route_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def nobody(self: ChatClient, **query: Any) -> Any:
+    def unreachable(self: ChatClient, **query: Any) -> Any:
         raise CannotConnect("no server answers")
 
-    monkeypatch.setattr(ChatClient, "decisions", nobody)
+    monkeypatch.setattr(ChatClient, "decisions", unreachable)
     assert module.route(["explain"]) == 1
     assert capsys.readouterr().err == "error: no server answers\n"
     with pytest.raises(ConfigError, match="dynamo route teleport: expected explain or state"):

@@ -197,7 +197,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TransformerModel:
     return TransformerModel(shape, load_weights(str(path), shape), slots=128 * BLOCK_TOKENS, rows_max=128, longest=256)
 
 
-class Heard:
+class ReceivedOutput:
     """A reply that records every message."""
 
     def __init__(self, request_id: str = "request") -> None:
@@ -228,8 +228,8 @@ class Heard:
 
 
 @pytest.fixture
-def heard() -> type[Heard]:
-    return Heard
+def heard() -> type[ReceivedOutput]:
+    return ReceivedOutput
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def make_generation() -> Callable[..., ActiveGeneration]:
                     index, Tokens(prompt, BLOCK_TOKENS, leader=leader, adapter=adapter), chosen, rules, history
                 )
             )
-        return ActiveGeneration(Heard(), made)
+        return ActiveGeneration(ReceivedOutput(), made)
 
     return make
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from tests.settle import repeat
-from tests.unit.cpu.conftest import CONFIG, Heard, random_adapter
+from tests.unit.cpu.conftest import CONFIG, ReceivedOutput, random_adapter
 
 from dynamo.backend.engine import EngineConfig
 from dynamo.core.errors import ConfigError, EngineShutdown, InvalidArgument, WorkerUnavailable
@@ -51,7 +51,7 @@ class Host:
         self.service.append("back")
 
 
-class Listening(Heard):
+class Listening(ReceivedOutput):
     def __init__(self) -> None:
         super().__init__()
         self.ended = asyncio.Event()

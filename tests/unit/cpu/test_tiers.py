@@ -222,7 +222,7 @@ def test_tiers_publish_the_location_of_every_block(tiered: Make, make_generation
     index, numbers = KvIndex(), iter(range(1, 10_000))
 
     def hear() -> None:
-        for event, tier in core_told:
+        for event, tier in core_events:
             data: Any = "cleared"
             if isinstance(event, Stored):
                 data = KvEventData(stored=event)
@@ -237,10 +237,10 @@ def test_tiers_publish_the_location_of_every_block(tiered: Make, make_generation
         while core.has_work:
             outcome = core.step()
             deliver(outcome)
-            core_told = outcome.tier_events
+            core_events = outcome.tier_events
             hear()
         settle(tiers)
-        core_told = core.step().tier_events
+        core_events = core.step().tier_events
         hear()
     overlap = index.find(pack(block_hashes(PROMPTS[0], BLOCK_TOKENS)))
     assert index.depth_by_rank(overlap) == {}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.settle import turns
 from tests.unit.operator.kube_store import KubeStore
-from tests.unit.operator.reconcile.requests.requests_world import HARDWARE, RESULT, SPEC
+from tests.unit.operator.reconcile.requests.request_cluster import HARDWARE, RESULT, SPEC
 
 from dynamo.k8s.client import KubeListing, KubeRefused
 from dynamo.k8s.kinds import CHECKPOINTS, CONFIG_MAPS, GRAPH_REQUESTS, GRAPHS, JOBS, NODES, PODS, ObjectKind

@@ -71,7 +71,7 @@ async def test_operator_is_ready_after_every_kind_was_listed(operator: Operator)
 async def test_cluster_kinds_are_read_again_until_the_server_responds() -> None:
     clock = ManualClock()
 
-    class Away(KubeStore):
+    class UnavailableStore(KubeStore):
         is_away = True
 
         async def kinds_of(self, api_version: str) -> Any:
@@ -79,7 +79,7 @@ async def test_cluster_kinds_are_read_again_until_the_server_responds() -> None:
                 raise KubeUnavailable("away")
             return await super().kinds_of(api_version)
 
-    server = Away()
+    server = UnavailableStore()
     server.kinds = {LEADER_WORKER_SETS}
     made = Operator(server, OperatorSettings(), clock=clock)  # type: ignore[arg-type]
     made.start()

@@ -17,7 +17,7 @@ from dynamo.runtime.server import Dispatcher, EndpointMetrics, ServeOptions
 PATH = "1/n/c/e"
 
 
-class Quiet(ReplyBase):
+class SilentReply(ReplyBase):
     def __init__(self) -> None:
         super().__init__("r")
         self.end: Any = "open"
@@ -35,8 +35,8 @@ class Quiet(ReplyBase):
         self.end = error
 
 
-def begin(dispatcher: Dispatcher, body: bytes = b"") -> Quiet:
-    reply = Quiet()
+def begin(dispatcher: Dispatcher, body: bytes = b"") -> SilentReply:
+    reply = SilentReply()
     dispatcher.admit(PATH).start(Request("r", body), reply)
     return reply
 
@@ -137,7 +137,7 @@ def test_endpoint_request_metrics_have_upstream_names() -> None:
 def test_polls_of_internal_endpoints_are_not_logged_unless_they_are_part_of_a_trace(
     caplog: pytest.LogCaptureFixture, is_internal: bool, headers: dict[str, str], lines: int
 ) -> None:
-    dispatcher, reply = Dispatcher(), Quiet()
+    dispatcher, reply = Dispatcher(), SilentReply()
     dispatcher.add(PATH, lambda _request, reply: reply.finish(), ServeOptions(is_internal=is_internal))
     with caplog.at_level(logging.INFO, "dynamo.lifecycle"):
         dispatcher.admit(PATH).start(Request("r", b"", headers=headers), reply)

@@ -30,7 +30,7 @@ TABLE = TokenTable(RAW, text_json_of(RAW), skipped=frozenset({0}))
 
 
 @dataclass
-class Heard:
+class ReceivedOutput:
     """Receiver that records its messages."""
 
     touched: list[Choice] = field(default_factory=list)
@@ -61,10 +61,10 @@ class WorkerCall:
         self.ends.append("kill")
 
 
-Make = Callable[..., tuple[Generation, Heard, WorkerCall]]
+Make = Callable[..., tuple[Generation, ReceivedOutput, WorkerCall]]
 
 
-def make(**stop: object) -> tuple[Generation, Heard, WorkerCall]:
+def make(**stop: object) -> tuple[Generation, ReceivedOutput, WorkerCall]:
     sampling = SamplingOptions(
         n=stop.pop("n", None),  # type: ignore[arg-type]
         include_stop_str_in_output=stop.pop("include", None),  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ def make(**stop: object) -> tuple[Generation, Heard, WorkerCall]:
     request = PreprocessedRequest(
         "m", [1, 2, 3], stop_conditions=conditions, sampling_options=sampling, output_options=output
     )
-    heard, call = Heard(), WorkerCall()
+    heard, call = ReceivedOutput(), WorkerCall()
     generation = Generation(request, TABLE, heard, 0)
     generation.call = call
     return generation, heard, call

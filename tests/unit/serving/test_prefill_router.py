@@ -546,10 +546,10 @@ async def test_prefill_that_ends_after_a_disconnect_has_its_blocks_fetched_and_d
 
 async def test_client_disconnect_removes_a_queued_prefill() -> None:
     scene = Scene([], [])
-    legs: list[Any] = []
+    cluster: list[Any] = []
 
     async def choose(_request: object, _id: object, progress: Any, *_: object) -> Any:
-        legs.append(progress)
+        cluster.append(progress)
         await until(lambda: progress.is_over)
         raise DynamoException("the request was cancelled")
 
@@ -557,7 +557,7 @@ async def test_client_disconnect_removes_a_queued_prefill() -> None:
     scene.prefills.choose = choose  # type: ignore[method-assign]
     scene.make()
     sending = asyncio.get_running_loop().create_task(scene.dispatch.send())
-    await until(lambda: legs)
+    await until(lambda: cluster)
     scene.generation.cancel()
     scene.dispatch.release()
     async with asyncio.timeout(10):

@@ -308,14 +308,14 @@ def test_every_line_has_one_result_after_any_sequence_of_process_restarts(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Any responses, restarts, cancellation or expiry."""
-    asyncio.run(live_through(data, tmp_path_factory.mktemp("batches")))
+    asyncio.run(run_randomly(data, tmp_path_factory.mktemp("batches")))
 
 
 def has_ended(steps: Iterator[int]) -> bool:
     return next(steps, None) is None
 
 
-async def live_through(data: st.DataObject, folder: Path) -> None:
+async def run_randomly(data: st.DataObject, folder: Path) -> None:
     said = st.sampled_from(
         [LineResponse(200, b"{}", "r"), LineResponse(500, b"{}", "r"), LineResponse(503, b"", "r", 0.0)]
     )

@@ -40,7 +40,7 @@ def tls_of(certificates: Certificates, **changes: str | None) -> TcpTls:
     return tcp_options({name: value for name, value in variables.items() if value}).tls
 
 
-class Heard:
+class ReceivedOutput:
     def __init__(self) -> None:
         self.end: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
 
@@ -78,7 +78,7 @@ class Pair:
         address = self.worker.address(PATH).tcp
         assert address is not None
         target = Target(0x1F, address.partition("/")[0], PATH, "msgpack", self.batched)
-        heard = Heard()
+        heard = ReceivedOutput()
         async with asyncio.timeout(QUICK_S):
             try:
                 await self.caller.connect(target)

@@ -35,7 +35,7 @@ RUST_ITEM = (
 FINAL = b"\x81\xaecomplete_final\xc3"
 
 
-class Heard:
+class ReceivedOutput:
     def __init__(self) -> None:
         self.told: list[Any] = []
 
@@ -65,7 +65,7 @@ class Conversation:
 
     def __init__(self) -> None:
         self.link, self.desk, self.requests = caller_end()
-        self.heard = Heard()
+        self.heard = ReceivedOutput()
         self.done: list[Exception | None] = []
         request = Request("r", b"\x80", "msgpack", {"traceparent": "t"}, {"tenant": "x"})
         self.call = self.link.send(TARGET, request, self.heard, lambda _, error: self.done.append(error))
@@ -222,7 +222,7 @@ class Framed(Conversation):
 
     def __init__(self) -> None:
         self.link, self.desk, self.requests = caller_end()
-        self.heard = Heard()
+        self.heard = ReceivedOutput()
         self.done: list[Exception | None] = []
         self.frames = RequestFrames()
         request = Request("r", b"", "msgpack", frames=self.frames)

@@ -62,7 +62,7 @@ def chunk(*choices: tuple[int, str, str | None]) -> dict[str, Any]:
     return {"id": "c", "object": "text_completion", "created": 1, "model": "say", "choices": shown}
 
 
-class KserveHouse:
+class KserveStack:
     """One of each."""
 
     def __init__(self, models: Models, pipeline: Pipeline, engines: Engines, gate: Gate | None) -> None:
@@ -83,7 +83,7 @@ class KserveHouse:
 
 
 @asynccontextmanager
-async def open_kserve_house(gate: Callable[[MetricsRegistry], Gate] | None = None) -> AsyncIterator[KserveHouse]:
+async def open_kserve_stack(gate: Callable[[MetricsRegistry], Gate] | None = None) -> AsyncIterator[KserveStack]:
     engines = Engines()
     local = LocalEngines(ModelType.Completions, ModelType.TensorBased, ModelType.Chat)
     loop = asyncio.get_running_loop()
@@ -98,7 +98,7 @@ async def open_kserve_house(gate: Callable[[MetricsRegistry], Gate] | None = Non
         models.start()
         await models.wait_synced(30.0)
         try:
-            yield KserveHouse(models, pipeline, engines, None if gate is None else gate(metrics.registry))
+            yield KserveStack(models, pipeline, engines, None if gate is None else gate(metrics.registry))
         finally:
             await pipeline.drain(0.0)
             await models.close()

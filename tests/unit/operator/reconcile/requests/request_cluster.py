@@ -42,7 +42,7 @@ def request_object(spec: dict[str, Any] | None = None, **metadata: Any) -> KubeO
     }
 
 
-class RequestWorld:
+class RequestCluster:
     """Objects by kind and name."""
 
     def __init__(self, value: KubeObject | None = None) -> None:
