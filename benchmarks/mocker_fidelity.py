@@ -70,9 +70,9 @@ def ask(port: int, tokens: Sequence[int]) -> tuple[float, list[float]]:
 
 def load(stack: Stack, requests: int, concurrency: int, seed: int) -> Times:
     """One round: so many requests at a time, with prompts that share nothing."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     prompts = [
-        [chance.randrange(10, 1500) for _ in range(PROMPT_TOKENS[number % len(PROMPT_TOKENS)])]
+        [rng.randrange(10, 1500) for _ in range(PROMPT_TOKENS[number % len(PROMPT_TOKENS)])]
         for number in range(requests)
     ]
     times = Times()

@@ -26,7 +26,7 @@ MEMORY_BLOCKS = 1_000_000
 REMOVAL_BLOCKS = 100_000
 BLOCK_SIZE = 16
 
-chance = random.Random(1)
+rng = random.Random(1)
 
 
 def per_call(work: Callable[[], Any], count: int) -> float:
@@ -41,7 +41,7 @@ def per_call(work: Callable[[], Any], count: int) -> float:
 
 
 def hashes(count: int) -> list[int]:
-    return [chance.getrandbits(63) for _ in range(count)]
+    return [rng.getrandbits(63) for _ in range(count)]
 
 
 def rss() -> int:
@@ -52,7 +52,7 @@ def rss() -> int:
 def hashing(adapter: Any) -> dict[str, float]:
     found = {}
     for blocks in (64, 512):
-        tokens = [chance.randrange(150_000) for _ in range(BLOCK_SIZE * blocks)]
+        tokens = [rng.randrange(150_000) for _ in range(BLOCK_SIZE * blocks)]
         took = per_call(partial(adapter.hash_blocks, tokens, BLOCK_SIZE), 20_000 // blocks)
         found[f"hash, {blocks} blocks of {BLOCK_SIZE} (ns a block)"] = took / blocks
     return found

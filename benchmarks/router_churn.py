@@ -43,14 +43,14 @@ class ChurnBench:
 
 
 class Churn:
-    """A router and the world around it."""
+    """Router with workers and requests that come and go at random."""
 
     def __init__(self) -> None:
-        self.chance = random.Random(1)
+        self.rng = random.Random(1)
         config = RoutingConfig(
             block_size=BLOCK_SIZE, predicted_ttl_s=2.0, affinity_ttl_s=5.0, queue_threshold=1.0, blocks_max=1 << 20
         )
-        self.router = Router(config, self.chance)
+        self.router = Router(config, self.rng)
         self.now = 0.0
         self.requests = 0
         self._ids = iter(range(1, 1 << 62))
@@ -61,7 +61,7 @@ class Churn:
         self._prefixes = [self._hashes(32) for _ in range(64)]
 
     def _hashes(self, count: int) -> list[int]:
-        return [self.chance.getrandbits(64) for _ in range(count)]
+        return [self.rng.getrandbits(64) for _ in range(count)]
 
     def lap(self, requests: int) -> None:
         """So many requests, then everybody leaves."""
@@ -69,7 +69,7 @@ class Churn:
             self._join()
         for number in range(requests):
             self.now += 0.001
-            self._ask()
+            self._request()
             if number % 500 == 499:
                 self._leave()
                 self._join()
@@ -81,15 +81,15 @@ class Churn:
         self.router.set_worker(WorkerFacts(worker_id, kv_blocks=CACHE_BLOCKS, batch_tokens=8192))
 
     def _leave(self) -> None:
-        worker_id = self.chance.choice(list(self._held))
+        worker_id = self.rng.choice(list(self._held))
         del self._held[worker_id], self._events[worker_id], self._cached[worker_id]
         self.router.remove_worker(worker_id)
 
-    def _ask(self) -> None:
+    def _request(self) -> None:
         self.requests += 1
         request_id = f"r{next(self._ids)}"
-        hashes = [*self.chance.choice(self._prefixes)[: self.chance.randrange(33)], *self._hashes(8)]
-        session = f"s{next(self._ids)}" if self.chance.random() < 0.3 else None
+        hashes = [*self.rng.choice(self._prefixes)[: self.rng.randrange(33)], *self._hashes(8)]
+        session = f"s{next(self._ids)}" if self.rng.random() < 0.3 else None
         route_request = RouteRequest(request_id, pack(hashes), len(hashes) * BLOCK_SIZE, session=session)
         try:
             decision = self.router.place(route_request, self.now)
@@ -103,7 +103,7 @@ class Churn:
             self._end(self._under_way.popleft())
 
     def _end(self, request_id: str) -> None:
-        if self.chance.random() < 0.001:
+        if self.rng.random() < 0.001:
             return  # Nobody ends it: it expires.
         self.router.withdraw(request_id)
         self.router.finish(request_id, self.now)

@@ -11,13 +11,13 @@ class Certificates:
     def __init__(self, folder: Path, *names: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        authority, stranger = trustme.CA(), trustme.CA()
+        authority, untrusted_authority = trustme.CA(), trustme.CA()
         self.ca, self.other_ca = self._path("ca.pem"), self._path("other-ca.pem")
         authority.cert_pem.write_to_path(self.ca)
-        stranger.cert_pem.write_to_path(self.other_ca)
+        untrusted_authority.cert_pem.write_to_path(self.other_ca)
         self.cert, self.key = self._issue(authority, "server", *(names or ("127.0.0.1", "localhost")))
         self.client_cert, self.client_key = self._issue(authority, "client", "client.test")
-        self.other_cert, self.other_key = self._issue(stranger, "other", "client.test")
+        self.other_cert, self.other_key = self._issue(untrusted_authority, "other", "client.test")
 
     def _issue(self, authority: trustme.CA, name: str, *hosts: str) -> tuple[str, str]:
         issued = authority.issue_cert(*hosts)

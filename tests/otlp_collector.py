@@ -27,7 +27,7 @@ class Collector:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 collector.paths.add(self.path)
                 if self.path.endswith("/logs"):
-                    collector.hear_logs(ExportLogsServiceRequest.FromString(body))
+                    collector.add_logs(ExportLogsServiceRequest.FromString(body))
                 else:
                     collector.hear(ExportTraceServiceRequest.FromString(body))
                 self.send_response(200)
@@ -59,7 +59,7 @@ class Collector:
                 self.spans += scope.spans
                 self.service_of |= dict.fromkeys([span.span_id for span in scope.spans], facts["service.name"])
 
-    def hear_logs(self, request: ExportLogsServiceRequest) -> None:
+    def add_logs(self, request: ExportLogsServiceRequest) -> None:
         for resource in request.resource_logs:
             facts = {one.key: one.value.string_value for one in resource.resource.attributes}
             self.services.add(facts["service.name"])

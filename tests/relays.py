@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tests.scripted_engine.house import DEADLINE_S, Answer, Wire, parse
+from tests.scripted_engine.stack import DEADLINE_S, Answer, Wire, parse
 from tests.settle import until
 
 from dynamo.core.codec import json_encode
@@ -37,7 +37,7 @@ NEEDS = {
 """Worker types that each type depends on."""
 
 
-class Relays:
+class RelayCluster:
     """A frontend, and the requests that its workers received."""
 
     def __init__(
@@ -128,7 +128,9 @@ class Relays:
 
 
 @asynccontextmanager
-async def open_relays(group: RouteGroup, router_mode: str = "round-robin", **options: Any) -> AsyncIterator[Relays]:
+async def open_relays(
+    group: RouteGroup, router_mode: str = "round-robin", **options: Any
+) -> AsyncIterator[RelayCluster]:
     """Open a frontend with these routes and without workers; KV routing predicts the cached blocks."""
     store, hub, bus = MemoryStore(), MemoryHub(), MemoryBus()
 
@@ -141,7 +143,7 @@ async def open_relays(group: RouteGroup, router_mode: str = "round-robin", **opt
         )
 
     frontend, worker = runtime(), runtime()
-    relays = Relays(frontend, worker, group, router_mode, **options)
+    relays = RelayCluster(frontend, worker, group, router_mode, **options)
     relays.runtime = runtime
     try:
         relays.models.start()

@@ -1,7 +1,7 @@
-"""A worker that writes down every request it gets and answers with the text that the request's annotation scripts.
+"""Worker that records each request and answers with the text that the request's annotation scripts.
 
-Run by the Python of either implementation: `peer_capture.py MODEL_DIR NAME RECORDS [TOOL_CALL_PARSER [REASONING_PARSER]]`.
-An annotation `script:{"texts": [...], ...}` holds one text for each choice.
+Run by the Python of either implementation: `peer_capture.py MODEL_DIR NAME RECORDS [TOOL_CALL_PARSER
+[REASONING_PARSER]]`. An annotation `script:{"texts": [...], ...}` holds one text for each choice.
 """
 
 import asyncio

@@ -23,7 +23,7 @@ KINDS = {kind.__name__: kind for kind in BUILT_IN}
 
 
 def error_of(words):
-    """`ValueError`, `InvalidArgument` or `HttpError 429` as an exception."""
+    """Return the exception that `ValueError`, `InvalidArgument` or `HttpError 429` names."""
     name, _, code = words.partition(" ")
     if name == "HttpError":
         return HttpError(int(code), "chosen")
@@ -31,7 +31,7 @@ def error_of(words):
 
 
 async def generate(request, context):
-    """Raises the last message's words; after a first chunk where they begin with `late`."""
+    """Raise the error that the last message names; after a first chunk if the message begins with `late`."""
     words = request["messages"][-1]["content"]
     if words.startswith("late "):
         delta = {"role": "assistant", "content": "so far "}
@@ -42,7 +42,7 @@ async def generate(request, context):
 
 @dynamo_worker()
 async def main(runtime: DistributedRuntime):
-    """Registers and serves."""
+    """Register and serve the worker."""
     endpoint = runtime.endpoint("examples.errors.generate")
     config = ModelRuntimeConfig()
     config.max_num_seqs = 8

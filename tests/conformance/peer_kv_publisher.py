@@ -1,4 +1,4 @@
-"""An engine's side of KV events, pushed and over a ZMQ socket. Runs under our Python and under a released peer's."""
+"""Engine side of KV events, by calls and over a ZMQ socket. Runs under our Python and under a released peer's."""
 
 import asyncio
 import struct
@@ -12,7 +12,7 @@ from dynamo.runtime import DistributedRuntime, dynamo_worker
 
 
 def pushed(publisher):
-    """Publishes the events of an engine by calls."""
+    """Publish the events of an engine by calls."""
     publisher.publish_stored([1, 2, 3, 4, 5, 6, 7, 8], [4, 4], [-1, 11])
     publisher.publish_stored([9, 10, 11, 12], [4], [12], parent_hash=11, lora_name="adapter")
     publisher.publish_stored([9, 10, 11, 12], [4], [13], parent_hash=-1, cache_salt="salt")
@@ -58,10 +58,10 @@ EVENTS = [
 
 
 async def relayed(address):
-    """Publishes the events of an engine over its own socket: one event a message, then all again in one."""
+    """Publish the events of an engine over its own socket: one event a message, then all again in one."""
     with zmq.Context() as context, context.socket(zmq.PUB) as socket:
         socket.bind(address)
-        await asyncio.sleep(3.0)  # Subscribers have no way to say that they are there.
+        await asyncio.sleep(3.0)  # Subscribers send no confirmation of their subscription.
         for sequence, events in enumerate([*([event] for event in EVENTS), EVENTS]):
             payload = msgspec.msgpack.encode([1.5, events, 3])
             socket.send_multipart([b"", struct.pack(">Q", sequence), payload])
@@ -71,7 +71,7 @@ async def relayed(address):
 
 @dynamo_worker()
 async def main(runtime: DistributedRuntime, mode, address):
-    """Publishes at the first line of its input, and runs until its input ends."""
+    """Publish at the first line of standard input, and run until standard input ends."""
     endpoint = runtime.endpoint("ns.comp.ep")
     if mode == "pushed":
         publisher = KvEventPublisher(endpoint, kv_block_size=4, dp_rank=2, image_token_id=PAD)

@@ -8,7 +8,7 @@ from dynamo.runtime import DistributedRuntime
 
 
 async def generate(request, context):
-    """Returns token 65 for the model and 66 for an adapter, `max_tokens` times."""
+    """Yield token 65 for the model and 66 for an adapter, `max_tokens` times."""
     name = (request.get("routing") or {}).get("lora_name")
     print(f"asked for {name}", flush=True)
     yield {"token_ids": [66 if name else 65], "index": 0, "finish_reason": "length"}

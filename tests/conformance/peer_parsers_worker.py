@@ -1,4 +1,4 @@
-"""Models that say their prompt again, one for each parser's name given. Run by the peer's own Python."""
+"""Models that repeat their prompt, one for each parser named. Run by the peer's own Python."""
 
 import asyncio
 import sys

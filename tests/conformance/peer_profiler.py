@@ -114,7 +114,7 @@ def execute_tasks(tasks, **_):
 
 
 def profile(case):
-    """Return what the released profiler does with a case."""
+    """Return the result of the released profiler for a case."""
     from dynamo.profiler.utils import dgd_generation, dgd_materialization
     from dynamo.profiler.utils.config_modifiers import vllm
     from dynamo.profiler.utils.profile_common import ProfilerOperationalConfig
@@ -153,7 +153,7 @@ def profile(case):
 
 
 def read_curves(directory):
-    """Return what the released planner and mocker read of a folder with profile files."""
+    """Return the values that the released planner and mocker read from a folder of profile files."""
     import pathlib
 
     import numpy as np
@@ -174,7 +174,7 @@ def read_curves(directory):
 
 
 def main():
-    """Answer the cases of standard input."""
+    """Process the cases of standard input."""
     logging.disable(logging.CRITICAL)
     for line in sys.stdin:
         request = json.loads(line)

@@ -1,4 +1,7 @@
-"""Hashes and histories on the peer's side. Runs under a released peer's Python: questions on stdin, answers on stdout."""
+"""Hashes and histories of the released implementation.
+
+Run by a released peer's Python: cases on stdin, results on stdout.
+"""
 
 import json
 import sys
@@ -7,7 +10,7 @@ from dynamo.llm import RadixTree, compute_block_hash_for_seq
 
 
 def history(steps):
-    """The scores of each prompt that is queried on the way."""
+    """Return the scores of each prompt that the history queries."""
     tree, found = RadixTree(), []
     for kind, worker, value in steps:
         if kind == "event":

@@ -1,4 +1,4 @@
-"""Models that say what a file holds, one for each parser of thoughts given. Run by the peer's own Python."""
+"""Models that return the contents of a file, one for each reasoning parser. Run by the peer's own Python."""
 
 import asyncio
 import sys
@@ -18,7 +18,7 @@ def told():
 
 
 async def generate(request, context):
-    yield {"token_ids": told(), "index": 0}  # At once: 1.6.1 does not know a marker again whose "<" came alone.
+    yield {"token_ids": told(), "index": 0}  # In one piece: 1.6.1 does not recognize a marker whose "<" arrived alone.
     yield {"token_ids": [], "index": 0, "finish_reason": "stop"}
 
 

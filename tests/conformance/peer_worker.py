@@ -1,4 +1,4 @@
-"""A worker of the released peer: echoes what the tests ask for. Run by the peer's own Python."""
+"""Worker of the released peer with scripted responses. Run by the peer's own Python."""
 
 import asyncio
 import os

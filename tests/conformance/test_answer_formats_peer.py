@@ -15,8 +15,8 @@ from tests.conformance.test_requests_peer import CHAT, TOOL, USER, RecordingPeer
 pytestmark = pytest.mark.conformance
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
-# Where a message does not say whether to think, theirs says yes to the template and ours leaves it to it; where a message
-# says no, theirs leaves it to the template and ours says no.
+# Without a reasoning setting, theirs passes true to the template and ours passes nothing; where a message
+# disables reasoning, theirs passes nothing and ours passes false.
 BASES = {
     CHAT: {"messages": [USER]},
     RESPONSES: {"input": "Hi"},
@@ -32,7 +32,7 @@ BILLING = "x-anthropic-billing-header: cc_version=1; cch=abc;"
 
 
 class FormatPeers(RecordingPeers):
-    """The same frontends with Anthropic's API."""
+    """Both frontends with Anthropic's API."""
 
     FLAGS = ("--enable-anthropic-api",)
     BASES = BASES
@@ -45,7 +45,7 @@ def peers(tmp_path_factory):
         yield peers
 
 
-ASKED = {
+REQUESTED = {
     "a text": (RESPONSES, {}),
     "instructions": (RESPONSES, {"instructions": "Be brief."}),
     "sampling": (RESPONSES, {"temperature": 0.5, "top_p": 0.25, "max_output_tokens": 9}),
@@ -110,14 +110,14 @@ def essence(sent):
     return [{key: value for key, value in one.items() if key not in LEFT_OPEN} for one in sent]
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", REQUESTED)
 def test_both_frontends_send_workers_the_same_request(peers, name):
-    path, body = ASKED[name]
+    path, body = REQUESTED[name]
     assert essence(peers.sent("ours", path, body, {})) == essence(peers.sent("theirs", path, body, {}))
 
 
 def plain(value):
-    """An answer without ids and times."""
+    """Return a response without ids and times."""
     if isinstance(value, dict):
         return {
             key: plain(one) for key, one in value.items() if key not in ("id", "call_id", "created_at", "completed_at")
@@ -125,7 +125,7 @@ def plain(value):
     return [plain(one) for one in value] if isinstance(value, list) else value
 
 
-TOLD = {
+REPORTED = {
     "a text": {"nvext": script("Hello there.", cached=3)},
     "cut off": {"nvext": script("Hello", finish_reason="length")},
     "a call": {"tools": [FUNCTION], "nvext": script(call("Oslo"))},
@@ -135,12 +135,13 @@ TOLD = {
 
 OURS_ALONE = {"store", "user", "usage", "tools"}
 """Responses are stored here; the user is repeated; the current client requires one more count; a tool that was not
-declared strict is not called so."""
+declared strict stays non-strict.
+"""
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", REPORTED)
 def test_responses_api_fields_and_values_equal_the_released_frontends(peers, name):
-    ours, theirs = (peers.post(implementation, RESPONSES, TOLD[name])[1] for implementation in ("ours", "theirs"))
+    ours, theirs = (peers.post(implementation, RESPONSES, REPORTED[name])[1] for implementation in ("ours", "theirs"))
     assert theirs["output"] and set(theirs) <= set(ours)
     for key in set(theirs) - OURS_ALONE - {"id", "created_at", "completed_at"}:
         assert plain(ours[key]) == plain(theirs[key]), key
@@ -161,8 +162,8 @@ def test_anthropic_message_equals_the_released_frontends(peers):
             assert ours[key] == theirs[key]
 
 
-def told_in_order(peers, implementation, path, body):
-    """The kinds of a stream's events; several of one kind in a row are one."""
+def event_kinds(peers, implementation, path, body):
+    """Return the kinds of a stream's events, without consecutive duplicates."""
     with closing(http.client.HTTPConnection(HOST, peers.ports[implementation], timeout=30)) as connection:
         data = json.dumps({"model": "m", **BASES[path], **body, "stream": True}).encode()
         connection.request("POST", path, data, {"content-type": "application/json"})
@@ -176,8 +177,9 @@ def told_in_order(peers, implementation, path, body):
 @pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
 @pytest.mark.parametrize("body", [{}, {"nvext": script("Hello", finish_reason="length")}])
 def test_stream_events_have_the_same_order_as_the_released_frontends(peers, path, body):
-    ours = [kind for kind in told_in_order(peers, "ours", path, body) if kind != "ping"]  # As Anthropic's own say.
-    assert ours == told_in_order(peers, "theirs", path, body)
+    # As in Anthropic's own responses.
+    ours = [kind for kind in event_kinds(peers, "ours", path, body) if kind != "ping"]
+    assert ours == event_kinds(peers, "theirs", path, body)
 
 
 REFUSED = {

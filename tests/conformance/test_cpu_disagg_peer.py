@@ -18,8 +18,8 @@ QUESTION = "What is a KV cache, what is a router, and why do the workers tell wh
 MESSAGES = [{"role": "user", "content": QUESTION * 4}]
 FRONTENDS = ("theirs", "ours")
 PAIRS = ("parts", "meeting")
-"""Prefill and decode one after the other, and at once."""
-ASKED: dict[str, dict[str, Any]] = {
+"""Prefill and decode in sequence, and at the same time."""
+REQUESTED: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0, "max_tokens": 40},
     "seeded": {"temperature": 0.9, "seed": 12, "max_tokens": 40},
     "choices": {"temperature": 1.0, "seed": 4, "n": 3, "max_tokens": 12},
@@ -31,7 +31,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 class CpuPeers(PeerCluster):
-    """Both frontends, a worker that serves `whole` alone, and a pair that serves `parts`."""
+    """Both frontends, an aggregated worker that serves `whole`, and a prefill and decode pair that serves `parts`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -65,7 +65,7 @@ class CpuPeers(PeerCluster):
         return choices, answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]
 
     def fetched(self, model: str) -> float:
-        """Prompts that the model's decode worker did not compute."""
+        """Return the number of prompt tokens that the decode worker did not compute."""
         text = urlopen(f"http://{HOST}:{self.metrics_ports[model]}/metrics", timeout=30).read().decode()
         lines = [line for line in text.splitlines() if line.startswith("dynamo_component_kv_fetches_total{")]
         return sum(float(line.rpartition(" ")[2]) for line in lines if 'outcome="ok"' in line)
@@ -85,15 +85,15 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CpuPeers]:
 
 
 @pytest.mark.parametrize("frontend", FRONTENDS)
-@pytest.mark.parametrize("kind", ASKED)
+@pytest.mark.parametrize("kind", REQUESTED)
 @pytest.mark.parametrize("model", PAIRS)
 def test_disaggregated_response_equals_that_of_one_worker(
     peers: CpuPeers, frontend: str, kind: str, model: str
 ) -> None:
-    want = peers.answered("ours", "whole", ASKED[kind])
+    want = peers.answered("ours", "whole", REQUESTED[kind])
     before = peers.fetched(model)
-    assert peers.answered(frontend, model, ASKED[kind]) == want
+    assert peers.answered(frontend, model, REQUESTED[kind]) == want
     deadline = time.monotonic() + 20
-    while peers.fetched(model) == before and ASKED[kind]["max_tokens"] > 1:
+    while peers.fetched(model) == before and REQUESTED[kind]["max_tokens"] > 1:
         assert time.monotonic() < deadline, "the decode worker computed the prompt itself"
         time.sleep(0.05)

@@ -21,7 +21,7 @@ CAPTURE = os.path.join(os.path.dirname(__file__), "peer_disagg_worker.py")
 USER = {"role": "user", "content": "Tell me about many things, long and short, near and far."}
 IDS = {"prefill_worker_id", "decode_worker_id"}
 
-ASKED = {
+REQUESTED = {
     "nothing special": {},
     "limits": {"max_tokens": 20, "min_tokens": 3, "stop": ["zzz"]},
     "choices": {"n": 2},
@@ -42,7 +42,7 @@ class DisaggregatedPeers(PeerCluster):
         super().__init__(folder, "--router-mode", mode, frontends=frontends)
         self.records = RecordedRequests(folder / "records.jsonl")
         self.is_bootstrapped = False
-        """Whether both phases are sent at once, or could be."""
+        """Whether both phases are sent at once."""
 
     def start_recording_workers(self, *bootstrap):
         self.is_bootstrapped = bool(bootstrap)
@@ -78,7 +78,7 @@ class DisaggregatedPeers(PeerCluster):
 
 
 def settled(request):
-    """A request without what differs from one to the next, or is meant to (test_requests_peer.py)."""
+    """Return a request without its variable fields and its intended differences (test_requests_peer.py)."""
     sampling = dict(request["sampling_options"])
     for field, value in {"temperature": 0.3, "top_p": 0.9, "top_k": 20}.items():
         if sampling[field] == value:
@@ -94,17 +94,17 @@ def settled(request):
 
 @pytest.fixture(scope="module", params=["round-robin", "kv", "power-of-two", "round-robin+", "kv+"])
 def peers(request, tmp_path_factory):
-    """Both frontends before released workers that record their requests; + with bootstrap information."""
+    """Both frontends with released workers that record their requests; also with bootstrap information."""
     require_peer()
     mode, plus, _ = request.param.partition("+")
     with DisaggregatedPeers(tmp_path_factory.mktemp("disagg"), mode) as peers:
         yield peers.start_recording_workers(*(["18999"] if plus else []))
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", REQUESTED)
 def test_both_frontends_send_the_same_prefill_and_decode_requests(peers, name):
-    ours, told = peers.phases("ours", ASKED[name])
-    theirs, expected = peers.phases("theirs", ASKED[name])
+    ours, told = peers.phases("ours", REQUESTED[name])
+    theirs, expected = peers.phases("theirs", REQUESTED[name])
     assert [role for role, _ in ours] == ["prefill", "decode"]
     for (_, one), (_, other) in zip(ours, theirs, strict=True):
         assert one == other
@@ -147,7 +147,7 @@ def test_released_prefill_worker_is_stopped_when_the_client_leaves(peers):
 
 
 def wait_for_lines(peers, before, matches):
-    """Return the recorded requests that match, as soon as there is one."""
+    """Return the matching recorded requests when there is at least one."""
     deadline = time.monotonic() + 10
     while True:
         lines = peers.records.since(before)

@@ -112,7 +112,7 @@ REFUSED = {
 
 
 class EndpointPeers(PeerCluster):
-    """Both frontends before a released worker that records requests and sends prepared responses."""
+    """Both frontends with a released worker that records requests and sends prepared responses."""
 
     def __init__(self, folder):
         super().__init__(folder, "--router-mode", "round-robin", variables=SWITCHES)
@@ -144,7 +144,7 @@ def peers(tmp_path_factory):
 
 
 def settled(request):
-    """A request without the sum of its model's card, which each implementation makes in its own way."""
+    """Return a request without the checksum of its model's card, which differs between implementations."""
     return {name: value for name, value in request.items() if name != "mdc_sum"}
 
 

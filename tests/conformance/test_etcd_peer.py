@@ -1,4 +1,4 @@
-"""Our processes and the released ones meet in a real etcd: the same keys, the same records, the same lease."""
+"""Our processes and the released ones in a real etcd: the same keys, the same records, the same lease."""
 
 import json
 import re
@@ -79,9 +79,10 @@ def test_our_frontend_serves_with_their_mocker_while_etcd_is_away(
 
 
 def described(etcd: EtcdCluster) -> dict[str, str]:
-    """A worker's keys and records with each id, port and checksum of the moment replaced by its kind.
+    """Return a worker's keys and records with each id, port and checksum replaced by its kind.
 
-    Not the addresses of metrics that our processes write for our planner under a prefix the released system never reads.
+    The addresses of metrics that our processes write for our planner are omitted: the released system never reads their
+    prefix.
     """
     leases = etcd.control("lease", "list").split()[3:]
     holders = {lease: etcd.control("lease", "timetolive", lease, "--keys") for lease in leases}
@@ -98,7 +99,7 @@ def described(etcd: EtcdCluster) -> dict[str, str]:
         if not key.startswith("v1/event_"):
             assert own == int(lease, 16), "a process is known by its lease"
         record.pop("card_json", None)
-        record.pop("response_frames", None)  # Ours alone, and ignored by the released system.
+        record.pop("response_frames", None)  # Only ours; the released system ignores it.
         found[plain(key)] = plain(json.dumps(record, separators=(",", ":")))
     return found
 

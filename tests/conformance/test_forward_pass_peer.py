@@ -1,4 +1,6 @@
-"""Forward-pass metrics between the implementations: their consumer reads ours, and both mockers say the same of the same load."""
+"""Forward-pass metrics across implementations: their consumer reads ours, and both mockers report the same for the same
+load.
+"""
 
 import asyncio
 import contextlib
@@ -50,7 +52,7 @@ def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
 
 @contextlib.asynccontextmanager
 async def process(variables: dict[str, str], *command: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A process that is ended at the end."""
+    """Run a process, and end it with the block."""
     made = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=variables)
     try:
         yield made
@@ -61,7 +63,7 @@ async def process(variables: dict[str, str], *command: str) -> AsyncIterator[asy
 
 
 async def ask(runtime: DistributedRuntime, start: int, prompt: int, answer: int) -> None:
-    """A request of so many tokens, with an answer of so many, and the end of it."""
+    """Send a request with these numbers of tokens and wait for its end."""
     client = await runtime.endpoint(ENDPOINT).client()
     await client.wait_for_instances(TIMEOUT_S)
     request = {
@@ -78,7 +80,7 @@ async def ask(runtime: DistributedRuntime, start: int, prompt: int, answer: int)
 
 
 async def steps_of(runtime: DistributedRuntime) -> list[dict[str, Any]]:
-    """The metrics that the running mocker publishes for a certain load, of all steps that computed something."""
+    """Return the metrics that the running mocker publishes for a certain load, of all steps that computed something."""
     heard: list[ForwardPassMetrics] = []
     subscriber = await runtime.event_plane.subscriber(runtime.endpoint(ENDPOINT).id, FORWARD_PASS_TOPIC)
     events = aiter(subscriber)
@@ -91,7 +93,7 @@ async def steps_of(runtime: DistributedRuntime) -> list[dict[str, Any]]:
         return metrics
 
     async with asyncio.timeout(TIMEOUT_S):
-        await next_one()  # A heartbeat: it is there, and we hear it.
+        await next_one()  # A heartbeat shows that the subscription is active.
         await ask(runtime, 50, 300, 6)
         await ask(runtime, 50, 300, 3)
         await ask(runtime, 700, 20, 40)
@@ -116,7 +118,7 @@ async def test_both_mockers_publish_the_same_metrics_for_the_same_load(
     told = []
     for name, python in (("ours", sys.executable), ("theirs", peer)):
         variables = {**variables, "DYN_FILE_KV": str(tmp_path / name)}
-        os.environ["DYN_FILE_KV"] = variables["DYN_FILE_KV"]  # `variables` puts it back.
+        os.environ["DYN_FILE_KV"] = variables["DYN_FILE_KV"]  # `variables` restores it.
         async with process(variables, python, *MOCKER, *SMALL_STEPS, "--model-path", bench_model()):
             runtime = DistributedRuntime()
             try:

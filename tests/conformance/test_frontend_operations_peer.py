@@ -1,4 +1,4 @@
-"""What the released frontend and ours write of the same requests: the rows of a request trace, the names of metrics."""
+"""Rows of a request trace and names of metrics, from the released frontend and ours for the same requests."""
 
 import http.client
 import json
@@ -47,13 +47,13 @@ VARIABLES = {
     "DYN_REQUEST_TRACE_HTTP_HEADER_CAPTURE_LIST": "x-tenant",
 }
 WRITTEN_TIMEOUT_S = 30.0
-WARM_ROWS = 2  # A stack has asked one chat before it calls itself ready.
+WARM_ROWS = 2  # A stack sends one chat before it is ready.
 
 OWN_LABELS = {"dynamo_component_uptime_seconds"}
 
 
 class Side:
-    """One frontend before our mocker, after one request of each kind."""
+    """One frontend with our mocker, after one request of each kind."""
 
     def __init__(self, name, implementation):
         with Stack(
@@ -71,9 +71,9 @@ class Side:
 
 
 def names_of(implementation, router_mode, expected=frozenset(), flags=()):
-    """The names of the metrics of a frontend that has answered a stream.
+    """Return the metric names of a frontend that has answered a stream.
 
-    The released frontend registers some of them at its first sample: the expected names are waited for.
+    The released frontend registers some of them at its first sample: the function waits for the expected names.
     """
     recipe = Recipe(
         name="metrics", frontend=implementation, engine=ours(), router_mode=router_mode, frontend_flags=flags
@@ -97,12 +97,12 @@ def ask(stack, path, body, headers):
         connection.request("POST", path, json.dumps(whole), {"content-type": "application/json", **headers})
         response = connection.getresponse()
         response.read()
-    time.sleep(0.2)  # Rows are ordered by the end of their requests; each has its turn.
+    time.sleep(0.2)  # Rows are ordered by the end of their requests, which are therefore sequential.
     return response.status
 
 
 def rows_of(stack, count):
-    """The rows, once there are so many."""
+    """Return the rows when there are as many."""
     path, rows = os.path.join(stack.home, "trace"), []
     deadline = time.monotonic() + WRITTEN_TIMEOUT_S
     while time.monotonic() < deadline:
@@ -123,7 +123,7 @@ def sides():
 
 
 def shape(value):
-    """The types of which a value consists, without the values."""
+    """Return the types of a value's parts."""
     if isinstance(value, dict):
         return {name: shape(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -132,7 +132,7 @@ def shape(value):
 
 
 def by_event(rows, event):
-    """Those of one kind; the two prompts of the batch, which end in any order, by their number."""
+    """Return the rows of one kind; the prompts of the batch, which end in any order, sorted by number."""
     found = [row for row in rows if row["event_type"] == event]
     return found if event == "request_payload" else found[:-2] + sorted(found[-2:], key=number_of)
 

@@ -1,4 +1,4 @@
-"""KServe: our frontend and the released one before the same workers of ours, called by Triton's client."""
+"""KServe: our frontend and the released one with the same workers of ours, called by Triton's client."""
 
 import sys
 from collections.abc import Iterator

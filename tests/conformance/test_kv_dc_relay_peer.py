@@ -1,4 +1,4 @@
-"""Our relay of a data center's KV state and the released one, about the same worker."""
+"""Our relay of a data center's KV state and the released one, for the same worker."""
 
 import asyncio
 import struct
@@ -27,12 +27,12 @@ from dynamo.runtime.distributed import DistributedRuntime
 pytestmark = pytest.mark.conformance
 
 PATIENCE_S = 60.0
-BLOCKS = 40  # In 32 buckets, so that some have to be in their second one.
+BLOCKS = 40  # Several per bucket, so that some are in their second bucket.
 
 
 @asynccontextmanager
 async def worker() -> AsyncIterator[DistributedRuntime]:
-    """A worker with a card, and with cached blocks that it publishes; its runtime."""
+    """Start a worker with a card and cached blocks that it publishes; return its runtime."""
     runtime = DistributedRuntime(None, "file", "tcp")
     await runtime.connect()
     endpoint = runtime.endpoint("ns.backend.generate")
@@ -95,7 +95,7 @@ async def first(channel: Any, name: str, **fields: Any) -> Any:
 
 
 async def seen(address: str) -> tuple[Any, Any, list[int]]:
-    """What a relay sends of the worker, once it is complete: descriptor, readiness entry and fingerprints."""
+    """Return the complete state of the worker as a relay sends it: descriptor, readiness entry and fingerprints."""
     async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(PATIENCE_S):
         while True:
             catalog = await first(channel, "WatchKvPoolCatalog")

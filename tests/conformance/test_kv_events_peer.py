@@ -1,7 +1,7 @@
-"""KV events between the implementations: the released router follows our caches, and we read and ask its mocker's.
+"""KV events across implementations: the released router indexes our caches, and ours reads and queries its mocker's.
 
-The released router listens to a publisher only where an event source is registered for it, begins with all that the
-source holds, and queries it again when the number of an event is missing (docs/kv-events.md).
+The released router subscribes to a publisher only where an event source is registered for it, begins with the full
+state of the source, and queries it again when an event number is missing (docs/kv-events.md).
 """
 
 import asyncio
@@ -51,7 +51,7 @@ def peer() -> str:
 
 
 class Answer:
-    """The routing data that the frontend returns for one chat."""
+    """Routing data that the frontend returns for one chat."""
 
     def __init__(self, body: dict[str, Any]) -> None:
         self.cached_tokens: int = body["usage"]["prompt_tokens_details"]["cached_tokens"]
@@ -60,7 +60,7 @@ class Answer:
 
 
 def prompt(number: int) -> str:
-    """A long text that shares nothing with another number's but what the template puts before it."""
+    """Return a long prompt that shares only the template's prefix with other numbers."""
     return " ".join(f"{number} item {number * 1000 + word}" for word in range(20))
 
 
@@ -84,7 +84,7 @@ def chat_about(stack: Stack, content: str) -> Answer:
 
 
 def applied(metrics: str) -> dict[tuple[str, str], int]:
-    """How many events the released router applied, by type and status."""
+    """Return the number of events that the released router applied, by type and status."""
     counts: dict[tuple[str, str], int] = {}
     for line in metrics.splitlines():
         if line.startswith("dynamo_component_kv_cache_events_applied{"):
@@ -100,7 +100,7 @@ def metrics(stack: Stack) -> str:
 
 
 def settle(stack: Stack) -> None:
-    """Returns when the router has applied no event for a moment: those that were on their way have arrived."""
+    """Return when the router has applied no event for a moment: all events in transit have arrived."""
     deadline = time.monotonic() + TIMEOUT_S
     before: dict[tuple[str, str], int] = {}
     while (now := applied(metrics(stack))) != before or not now:
@@ -165,7 +165,7 @@ def test_released_router_applies_stored_and_removed_events_of_our_workers(two_wo
 
 
 class LossyPlane(ZmqEventPlane):
-    """Loses the messages of one topic while enabled."""
+    """Event plane that drops the messages of one topic while enabled."""
 
     def __init__(self, discovery: Discovery) -> None:
         super().__init__(discovery)
@@ -177,7 +177,7 @@ class LossyPlane(ZmqEventPlane):
 
 
 class LossyPublisher:
-    """A publisher of it."""
+    """Publisher of a `LossyPlane`."""
 
     def __init__(self, plane: LossyPlane, inner: Publisher, topic: str) -> None:
         self.id = inner.id
@@ -197,7 +197,7 @@ class LossyPublisher:
 
 @pytest.fixture
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Where this process and a stack find each other."""
+    """Discovery directory of this process and a stack."""
     variables = {
         "DYN_FILE_KV": str(tmp_path / "kv"),
         "DYN_TCP_RPC_HOST": HOST,
@@ -211,7 +211,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 @contextlib.asynccontextmanager
 async def stack_of(recipe: Recipe) -> AsyncIterator[Stack]:
-    """A stack that is started and stopped in a thread, because this process's loop may have to answer it."""
+    """Run a stack, which starts and stops in a thread, because this process's loop may have to serve it."""
     stack = Stack(recipe, bench_model())
     try:
         await asyncio.to_thread(stack.__enter__)
@@ -221,7 +221,7 @@ async def stack_of(recipe: Recipe) -> AsyncIterator[Stack]:
 
 
 def lone_router(peer: str, registry: dict[str, str]) -> Recipe:
-    """The released frontend for workers that are not of its stack."""
+    """Run the released frontend for workers that are not of its stack."""
     return Recipe(
         name="router", frontend=theirs(peer), engine=ours(), workers=0, frontend_flags=KV_ROUTER, variables=registry
     )
@@ -229,7 +229,7 @@ def lone_router(peer: str, registry: dict[str, str]) -> Recipe:
 
 @contextlib.asynccontextmanager
 async def mocker_here(runtime: DistributedRuntime, *flags: str) -> AsyncIterator[EngineWorker]:
-    """Our mocker in this process, where a test can see into it."""
+    """Run our mocker in this process, for access to its state."""
     what = ["--model-path", bench_model(), "--model-name", MODEL_NAME, "--speedup-ratio", "0"]
     config = load(MockerConfig, [*what, *flags], {})
     worker = EngineWorker(config, MockerEngine(config), runtime)
@@ -241,13 +241,13 @@ async def mocker_here(runtime: DistributedRuntime, *flags: str) -> AsyncIterator
 
 
 def questions(runtime: DistributedRuntime) -> int:
-    """How often a router queried one of our sources."""
+    """Return the number of queries from routers to our sources."""
     lines = runtime.metrics.render().splitlines()
     found = [line for line in lines if line.startswith("dynamo_component_requests_total{") and "kv_query" in line]
     return sum(int(float(line.rsplit(" ", 1)[1])) for line in found)
 
 
-async def until_asked(runtime: DistributedRuntime, times: int) -> None:
+async def until_requested(runtime: DistributedRuntime, times: int) -> None:
     async with asyncio.timeout(TIMEOUT_S):
         while questions(runtime) < times:  # noqa: ASYNC110 - another process asks
             await asyncio.sleep(0.02)
@@ -267,7 +267,7 @@ async def test_released_router_recovers_lost_events_from_our_worker(
 
     flags = ("--block-size", str(BLOCK), "--data-parallel-size", str(ranks))
     async with mocker_here(runtime, *flags), stack_of(lone_router(peer, registry)) as stack:
-        await until_asked(runtime, ranks)  # A router begins with all that each source holds.
+        await until_requested(runtime, ranks)  # A router begins with the full state of each source.
         await asyncio.to_thread(chat, stack, 1)
         await asyncio.to_thread(settle, stack)
         assert (await asyncio.to_thread(chat, stack, 1)).hit_rate > 0.9
@@ -283,7 +283,7 @@ async def test_released_router_recovers_lost_events_from_our_worker(
         assert asked() == ranks
 
         plane.loses = ""
-        for number in range(5, 5 + 4 * ranks):  # So that each rank has something to say.
+        for number in range(5, 5 + 4 * ranks):  # So that each rank has an event.
             await asyncio.to_thread(chat, stack, number)
         async with asyncio.timeout(TIMEOUT_S):
             while min([(await asyncio.to_thread(chat, stack, one)).hit_rate for one in lost]) < 0.9:  # noqa: ASYNC110 - asked
@@ -301,7 +301,7 @@ async def test_released_router_that_starts_late_loads_the_cached_blocks_of_our_w
                 await asyncio.to_thread(chat, early, number)
         assert questions(runtime) == 1
         async with stack_of(lone_router(peer, registry)) as late:
-            await until_asked(runtime, 2)
+            await until_requested(runtime, 2)
             assert (await asyncio.to_thread(chat, late, 19)).hit_rate > 0.9
             assert (await asyncio.to_thread(chat, late, 18)).hit_rate > 0.9
             assert (await asyncio.to_thread(chat, late, 0)).hit_rate < 0.5, "it was evicted"
@@ -317,7 +317,7 @@ async def test_released_router_reads_a_dump_with_more_chains_than_events(peer: s
         dump = worker.kv_sources[0].holdings.dump()
         assert len(dump) > worker.kv_sources[0].holdings.last_event_id
         async with stack_of(lone_router(peer, registry)) as late:
-            await until_asked(runtime, 2)
+            await until_requested(runtime, 2)
             for fork in forks:
                 assert (await asyncio.to_thread(chat_about, late, fork)).hit_rate > 0.9
 
@@ -343,7 +343,7 @@ async def test_released_router_follows_kv_events_of_our_cpu_engine(peer: str, re
 
 
 def held_after(events: Iterable[WorkerKvEvent]) -> dict[int, int]:
-    """The blocks that are left, by hash, after some events: the simplest reading of what they say."""
+    """Return the remaining blocks, by hash, after some events."""
     held: dict[int, int] = {}
     for told in events:
         data = told.event.data
@@ -358,7 +358,7 @@ def held_after(events: Iterable[WorkerKvEvent]) -> dict[int, int]:
 
 
 async def hear(subscriber: Subscriber, last_event_id: int) -> list[WorkerKvEvent]:
-    """Their events up to that one."""
+    """Return the received events up to that id."""
     heard: list[WorkerKvEvent] = []
     async with asyncio.timeout(TIMEOUT_S):
         async for event in subscriber:
@@ -382,7 +382,7 @@ async def test_our_subscriber_reads_released_kv_events_and_recovers_missed_ones(
     )
     async with stack_of(recipe) as stack:
         runtime = DistributedRuntime()
-        await asyncio.to_thread(chat, stack, 1)  # Before we listen.
+        await asyncio.to_thread(chat, stack, 1)  # Before the subscription.
         subscriber = await runtime.event_plane.subscriber(EndpointId.parse("dynamo.backend.generate"), "kv-events")
         (record,) = (await runtime.discovery.snapshot(EVENT_SOURCES)).values()
         source = msgspec.json.decode(record, type=EventSource)

@@ -54,7 +54,7 @@ def until(is_true: Callable[[], bool], what: str) -> None:
 
 
 def chat(stack: Stack, number: int) -> dict[str, Any]:
-    """The routing data of a long prompt of that number, and the cached tokens that the worker reported."""
+    """Return the routing data of a long prompt with that number, and the cached tokens that the worker reported."""
     words = " ".join(f"{number} item {number * 1000 + word}" for word in range(20))
     body = {
         "model": MODEL_NAME,
@@ -123,7 +123,7 @@ async def test_router_recovers_missed_events_from_released_workers(
     try:
 
         async def settled() -> bool:
-            """Whether our index has what the workers say they hold."""
+            """Return whether our index equals the state that the workers report."""
             for rank, source in list(view._sources.items()):
                 assert source.record is not None
                 question = {"worker_id": rank[0], "dp_rank": rank[1], "kind": "recovery"}
@@ -162,7 +162,7 @@ async def test_router_recovers_missed_events_from_released_workers(
 
 
 def held(told: Iterable[WorkerKvEvent]) -> set[int]:
-    """The blocks that are left after some events."""
+    """Return the remaining blocks after some events."""
     blocks: set[int] = set()
     for one in told:
         data = one.event.data

@@ -1,4 +1,4 @@
-"""KV tiers and the released router: one that joins late receives the blocks of our worker's lower tiers."""
+"""KV tiers and the released router: a router that starts late receives the blocks of our worker's lower tiers."""
 
 import sys
 import time
@@ -57,7 +57,7 @@ def test_released_router_that_starts_late_counts_host_blocks(peers: TierPeers) -
     theirs = peers.start_frontend(THEIRS, "--router-mode", "kv")
     peers.wait_chat(theirs, "Nothing that anybody asked before.")
     rate = 0.0
-    for prompt in PROMPTS[:3]:  # The first ones have left the cache; one of them may be asked before all is told.
+    for prompt in PROMPTS[:3]:  # The first blocks have left the cache; a query may precede their events.
         rate = peers.chat(theirs, prompt)["nvext"]["timing"]["kv_hit_rate"]
         if rate > 0.5:
             return

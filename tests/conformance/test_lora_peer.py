@@ -77,7 +77,8 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoraPeers]:
 
 def test_our_adapter_is_a_model_of_both_frontends_and_answers_as_its_merged_weights(peers: LoraPeers) -> None:
     path = adapters.write(peers.folder / "tuned", 1, TARGETS)
-    assert peers.load(0, "tuned", path)["status"] == "success"  # The other worker has it not, and is not asked for it.
+    # The other worker does not have it, and gets no request for it.
+    assert peers.load(0, "tuned", path)["status"] == "success"
     text = "A worker tells the router which blocks it holds, and the router sends a prompt to who holds its beginning. "
     prompt = adapters.tokenizer().encode(text * 3)
     want = {
@@ -86,7 +87,8 @@ def test_our_adapter_is_a_model_of_both_frontends_and_answers_as_its_merged_weig
     }
     for name in FRONTENDS:
         peers.wait_until(lambda name=name: "tuned" in peers.models(name), f"{name} does not list it")  # type: ignore[misc]
-        if name == "theirs":  # It lists an adapter before its router knows the workers, and says 503 until then.
+        # The frontend lists an adapter before its router discovers the workers, and returns 503 until then.
+        if name == "theirs":
             peers.wait_until(lambda: peers.complete("theirs", "tuned", prompt, 1)[0] == 200, "theirs does not serve it")
         for _ in range(4):
             for model in ("tuned", "m"):

@@ -33,7 +33,7 @@ MORE_VALUES = {
     "dynamo_component_router_kv_event_source_mismatch_workers": {"decode"},
 }
 FAILURES = "dynamo_frontend_failures"
-"""Also counts requests sent before the frontend knew its workers."""
+"""Also counts requests sent before the frontend discovered its workers."""
 OWN_BUCKETS = {"dynamo_frontend_event_loop_delay_seconds"}
 OWN_LABELS = {"dynamo_component_uptime_seconds"}
 """The released frontend adds the process's id."""
@@ -67,7 +67,7 @@ def ask(cluster, port, number):
 
 @pytest.fixture(scope="module", params=SITUATIONS)
 def situation(request, tmp_path_factory):
-    """The name of the situation, and what was observed of both frontends."""
+    """Return the name of the situation, and the observations of both frontends."""
     require_peer()
     flags, workers = SITUATIONS[request.param]
     with PeerCluster(tmp_path_factory.mktemp("metrics"), *flags) as cluster:

@@ -58,7 +58,7 @@ class Worker:
 
 
 async def told(worker: Worker, stack: Stack) -> list[Any]:
-    """What of each conversation's images reaches the worker."""
+    """Return the image data of each conversation that the worker receives."""
     found = []
     for content in CONVERSATIONS:
         body = {"model": MODEL_NAME, "messages": [{"role": "user", "content": content}], "max_tokens": 1}

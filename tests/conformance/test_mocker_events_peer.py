@@ -1,4 +1,4 @@
-"""What our mocker and the released one say over their own sockets of the same requests, and which answers they replay."""
+"""KV events that our mocker and the released one publish over their own sockets for the same requests, and replay."""
 
 import json
 import struct
@@ -42,7 +42,7 @@ def ask(stack: Stack, prompt: list[int], **more: Any) -> dict[str, Any]:
 
 
 def prompt_of(number: int) -> list[int]:
-    """Two blocks, and a token of a third that no answer of nine fills."""
+    """Return two blocks and a token of a third, which a response of nine tokens does not fill."""
     return list(range(100 + 40 * number, 100 + 40 * number + 2 * BLOCK_TOKENS + 1))
 
 
@@ -52,7 +52,7 @@ def read(socket: "zmq.Socket[bytes]") -> list[bytes]:
 
 
 def replay(context: "zmq.Context[Any]", port: int, start: int) -> list[list[bytes]]:
-    """All messages that are replayed from a number on."""
+    """Return all messages replayed from a sequence number on."""
     with context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.connect(f"tcp://{HOST}:{port}")
@@ -64,8 +64,8 @@ def replay(context: "zmq.Context[Any]", port: int, start: int) -> list[list[byte
                 return frames
 
 
-def told_by(implementation: Implementation) -> tuple[list[list[bytes]], list[list[bytes]]]:
-    """The frames that a mocker publishes over its socket for some prompts, and those it replays from the second on."""
+def recorded_frames(implementation: Implementation) -> tuple[list[list[bytes]], list[list[bytes]]]:
+    """Return the frames that a mocker publishes for some prompts, and those it replays from the second on."""
     port, replay_port = free_port(), free_port()
     flags = [*CACHE_FLAGS, "--zmq-kv-events-ports", str(port), "--zmq-replay-ports", str(replay_port)]
     recipe = Recipe(name=implementation.name, frontend=ours(), engine=implementation, engine_flags=flags)
@@ -76,7 +76,7 @@ def told_by(implementation: Implementation) -> tuple[list[list[bytes]], list[lis
             subscriber.subscribe(b"")
             subscriber.connect(f"tcp://{HOST}:{port}")
             number = 50
-            while not subscriber.poll(200):  # A subscriber cannot tell when it is heard.
+            while not subscriber.poll(200):  # A subscriber gets no confirmation of its subscription.
                 ask(stack, prompt_of(number))
                 number += 1
                 assert number < 150, "nothing is published"
@@ -90,7 +90,7 @@ def told_by(implementation: Implementation) -> tuple[list[list[bytes]], list[lis
 
 
 def events_of(frames: list[list[bytes]]) -> list[dict[str, Any]]:
-    """Their events from the first prompt of the test on; neighbours that remove blocks are one, however they came."""
+    """Return the events from the first prompt of the test on; consecutive removals are merged."""
     found: list[dict[str, Any]] = []
     for payload in (frame[3] for frame in frames if frame[3]):
         for event in msgspec.msgpack.decode(payload)[1]:
@@ -103,7 +103,9 @@ def events_of(frames: list[list[bytes]]) -> list[dict[str, Any]]:
 
 
 def test_both_mockers_publish_the_same_frames_for_the_same_prompts(peer: str) -> None:
-    (mine, mine_late), (other, other_late) = (told_by(implementation) for implementation in implementations(peer))
+    (mine, mine_late), (other, other_late) = (
+        recorded_frames(implementation) for implementation in implementations(peer)
+    )
     for frames in (mine, other):
         assert [len(frame) for frame in frames] == [4] * len(frames)
         assert all(frame[:2] == [b"", b""] for frame in frames)
@@ -116,7 +118,7 @@ def test_both_mockers_publish_the_same_frames_for_the_same_prompts(peer: str) ->
 
 
 def test_our_relay_reads_events_of_the_released_relay(peer: str) -> None:
-    frames, _ = told_by(theirs(peer))
+    frames, _ = recorded_frames(theirs(peer))
 
     def make_stored(tokens: Any, sizes: Any, hashes: Any, parent: Any, *_: Any, **__: Any) -> Stored:
         local = block_hashes(list(tokens), BLOCK_TOKENS)
@@ -142,7 +144,7 @@ def row(first: int, **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("implementation", ["ours", "theirs"])
 def test_recorded_answers_have_the_same_names(peer: str, implementation: str, tmp_path: Path) -> None:
-    """The same assertions of both: `request_id`, or the session and how many of its lines came before."""
+    """Both use `request_id`, or the session and the number of its previous lines."""
     trace = tmp_path / "trace.jsonl"
     rows = [
         row(101, session_id="s"),

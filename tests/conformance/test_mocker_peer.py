@@ -39,14 +39,14 @@ def peer() -> str:
 
 
 def registry(home: Path) -> dict[str, str]:
-    """Where all processes of a test find each other."""
+    """Discovery directory of all processes of a test."""
     place = {"DYN_FILE_KV": str(home / "kv"), "DYN_EVENT_PLANE": "zmq", "DYN_LOG": "error"}
     return place | dict.fromkeys(PLACES, HOST)
 
 
 @contextlib.contextmanager
 def workers(home: Path, *roles: list[str], pythons: tuple[str, ...] = ()) -> Iterator[None]:
-    """Mockers, one for each list of flags: ours, unless an interpreter is named for each."""
+    """Run mockers, one for each list of flags: ours, unless an interpreter is named."""
     flags = ["--model-path", bench_model(), "--model-name", MODEL_NAME, "--block-size", "16"]
     processes = []
     try:
@@ -67,7 +67,7 @@ def workers(home: Path, *roles: list[str], pythons: tuple[str, ...] = ()) -> Ite
 
 
 def serve_a_pair(home: Path, frontend: Implementation, prefill: str, decode: str, *flags: str, at_once: bool) -> None:
-    """Sends requests to a prefill and a decode worker of either implementation."""
+    """Send requests to a prefill and a decode worker of either implementation."""
     meets = ["--bootstrap-ports", str(free_port())] if at_once else []
     recipe = Recipe(name=frontend.name, frontend=frontend, engine=ours(), workers=0, variables=registry(home))
     roles = (["--disaggregation-mode", "prefill", *meets, *flags], ["--disaggregation-mode", "decode", *flags])
@@ -102,7 +102,7 @@ def test_prefill_and_decode_mockers_of_different_implementations_serve_together(
 
 @pytest.mark.parametrize("prefill", ["ours", "theirs"])
 def test_sglang_mockers_of_different_implementations_serve_together(peer: str, tmp_path: Path, prefill: str) -> None:
-    """They reserve room before the prompt is computed, and not when it is."""
+    """SGLang mockers reserve space before the prompt is computed."""
     pair = (sys.executable, peer) if prefill == "ours" else (peer, sys.executable)
     serve_a_pair(tmp_path, ours(), *pair, "--engine-type", "sglang", at_once=True)
 
@@ -134,7 +134,7 @@ def test_our_mocker_has_the_latency_of_the_released_one(peer: str, engine_type: 
 def test_frontend_routes_by_kv_events_of_the_other_implementations_mocker(
     peer: str, frontend: str, engine: str
 ) -> None:
-    """By the cache, though the frontend's own way is in turns: a prompt comes back to the worker that has it."""
+    """A repeated prompt goes to the worker that caches it, although the frontend's default is round robin."""
     implementations = {"ours": ours(), "theirs": theirs(peer)}
     recipe = Recipe(
         name=frontend,
@@ -153,7 +153,7 @@ def test_frontend_routes_by_kv_events_of_the_other_implementations_mocker(
     )
     with Stack(recipe, bench_model()) as stack:
         deadline = time.monotonic() + STOP_S
-        while True:  # What a worker stores is heard a little later.
+        while True:  # The event of a stored block arrives a little later.
             placed = [stack.ask("POST", "/v1/chat/completions", question(7), timeout_s=30)[1] for _ in range(7)]
             chosen = {one["nvext"]["worker_id"]["decode_worker_id"] for one in placed}
             if len(chosen) == 1:

@@ -1,6 +1,7 @@
-"""Our processes and the released ones through one real NATS server: the same subjects, the same messages, both ways.
+"""Our processes and the released ones with one real NATS server: the same subjects, the same messages, in both
+directions.
 
-What two runtimes do over TCP and ZMQ (`test_runtime_peer`), they do here over NATS; then whole stacks.
+First two runtimes, as in `test_runtime_peer` over TCP and ZMQ; then whole stacks.
 """
 
 import json

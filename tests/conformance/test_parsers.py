@@ -1,7 +1,7 @@
-"""Tool calls in well-formed text: what we read in it, and what the released frontend reads in the same.
+"""Tool calls in well-formed text, as our parsers and the released frontend read them.
 
-The model behind the frontend repeats its prompt. Content is compared without its white space: 1.6.1 keeps the space
-between calls, and trims in some formats.
+The model behind the frontend repeats its prompt. Content is compared without white space: 1.6.1 keeps the space between
+calls, and trims in some formats.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ VALUES = {
 
 
 def plain(value: Any) -> str:
-    """A value as formats without quotes write it."""
+    """Format a value for formats without quotes."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -70,7 +70,9 @@ def as_json(name: str, values: dict[str, Any], key: str = "arguments") -> str:
 
 
 def tagged(block: str, call: str, parameter: str, line: str = "") -> Any:
-    """Writes calls as tags; `call` and `parameter` are openers with a place for the name, and their closers."""
+    """Write calls as tags; `call` and `parameter` are pairs of an opening with a placeholder for the name, and a
+    closing.
+    """
 
     def write(name: str, values: dict[str, Any]) -> str:
         opener, closer = call.split("…")
@@ -203,17 +205,17 @@ WRITERS: dict[str, Any] = {
     "inkling": inkling,
     "muse": muse,
 }
-"""The families that the released frontend reads by itself."""
+"""Families that the released frontend parses by default."""
 
 WRITERS_OF_2: dict[str, Any] = {"qwen3": QWEN, "glm45": glm, "kimi_k25": kimi_k2, "deepseek_v41": dsml("calls", " ")}
-"""Those that it reads with `DYN_PARSER_VERSION=2` only."""
+"""Families that it parses only with `DYN_PARSER_VERSION=2`."""
 
 LOSES_SPACES = {"pythonic"}
 """In content before a call the released frontend drops spaces between words."""
 
 
 class Released:
-    """The released frontend over models that say their prompt again."""
+    """Released frontend with models that repeat their prompt."""
 
     def __init__(self, folder: Path, etcd: EtcdCluster, names: list[str], version: str) -> None:
         variables = {"DYN_DISCOVERY_BACKEND": "etcd", "ETCD_ENDPOINTS": etcd.endpoints, "DYN_PARSER_VERSION": version}
@@ -265,14 +267,14 @@ class Released:
         )
 
     def read(self, name: str, text: str, tools: Any = TOOLS) -> tuple[list[str], list[tuple[str, Any]]]:
-        """The words of the content, and the calls."""
+        """Return the words of the content, and the calls."""
         message = self.chat(name, text, tools)["choices"][0]["message"]
         calls = [call["function"] for call in message.get("tool_calls") or []]
         return (message["content"] or "").split(), [(one["name"], json.loads(one["arguments"])) for one in calls]
 
 
 def model(folder: Path) -> str:
-    """A model whose prompt is the text of the user, and whose tokenizer has no marker tokens."""
+    """Write a model whose prompt is the text of the user, and whose tokenizer has no marker tokens."""
     path = str(folder / "model")
     if os.path.exists(path):
         return path
@@ -292,7 +294,7 @@ def model(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    """Where they meet: a directory would take more watches than a machine has."""
+    """Discovery in etcd: a directory would need more watches than a machine allows."""
     require_peer()
     with EtcdCluster(tmp_path_factory.mktemp("etcd")) as cluster:
         yield cluster.wait()
@@ -311,7 +313,7 @@ def released(
 
 
 def texts(name: str) -> Iterator[str]:
-    """Well-formed texts of a family."""
+    """Return well-formed texts of a family."""
     write = (WRITERS | WRITERS_OF_2)[name]
     yield "Nothing to call: [1] {2} <3>."
     yield write("get_weather", {"city": "Oslo", "days": 2})
@@ -328,7 +330,7 @@ NAMED_TYPES = {
 }  # fmt: skip
 """Type names that are not of JSON Schema, each with a value's text."""
 NOT_CONVERTED = {"glm47": {"any", "int64", "float32", "long"}}
-"""Names that the released parsers of some families do not know: they leave strings, we convert."""
+"""Type names that the released parsers of some families do not support: they keep strings, ours converts."""
 
 
 def test_parsers_convert_python_values_as_the_released_frontend(released: Released) -> None:

@@ -1,7 +1,7 @@
-"""Our frontend before the released mocker, the released frontend before ours: one discovery directory, one wire.
+"""Our frontend with the released mocker, and the released frontend with ours, over one discovery directory.
 
-The two unmixed stacks pass the same tests: the first shows that the tests ask nothing the released system does not
-do, the second that our own two ends agree.
+The two unmixed stacks pass the same tests: the first shows that the released system supports all that the tests
+require, the second that our own two ends agree.
 """
 
 import http.client
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.conformance
 QUESTION = "How many items are there?"
 MESSAGES = [{"role": "user", "content": QUESTION}]
 PAIRS = ["theirs-theirs", "theirs-ours", "ours-theirs", "ours-ours"]
-GONE_TIMEOUT_S = 20.0  # A record outlives its owner by about ten seconds when nobody removed it.
+GONE_TIMEOUT_S = 20.0  # A record outlives its owner by about ten seconds unless it is removed.
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def post(stack, path, **body):
 
 
 def stream(stack, path, **body):
-    """The events of one streamed answer, decoded; the last must be [DONE]."""
+    """Return the decoded events of one stream; the last must be [DONE]."""
     body = {"model": MODEL_NAME, "stream": True, "stream_options": {"include_usage": True}, **body}
     with closing(http.client.HTTPConnection(HOST, stack.port, timeout=10)) as connection:
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})

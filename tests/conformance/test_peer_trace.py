@@ -39,10 +39,10 @@ def test_released_worker_logs_the_trace_id_of_our_client():
             assert connection.getresponse().status == 200
         # Both write their last line after the response has ended.
         wait_until(lambda: traced(stack, 0) and traced(stack, 1), "a log has no line of the trace")
-        ours_said, theirs_said = traced(stack, 0), traced(stack, 1)
-    assert [line["message"] for line in ours_said] == ["request completed"]
-    assert theirs_said
-    for line in theirs_said:
+        our_output, theirs_output = traced(stack, 0), traced(stack, 1)
+    assert [line["message"] for line in our_output] == ["request completed"]
+    assert theirs_output
+    for line in theirs_output:
         assert line["parent_id"] == PARENT
-        assert (line["request_id"], line["x_request_id"]) == (ours_said[0]["request_id"], "mine")
+        assert (line["request_id"], line["x_request_id"]) == (our_output[0]["request_id"], "mine")
         assert set(line) >= {"time", "level", "target", "message", "span_name", "span_id", "component", "endpoint"}

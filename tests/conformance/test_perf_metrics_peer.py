@@ -31,7 +31,7 @@ SOURCE = str(HERE.parents[1] / "src")
 
 
 def result(kind: str, wall_s: float, **load: int) -> dict[str, Any]:
-    """Return a measured point, with a heartbeat that is left out."""
+    """Return a measured point, with a heartbeat that readers omit."""
     step = {
         "version": 1,
         "worker_id": "w",
@@ -55,7 +55,7 @@ DECODE_ROWS = [[0.01, 0, 0, 4, 2000], [0.03, 0, 0, 16, 9000]]
 
 
 class Workers(ProcessGroup):
-    """Workers that serve a benchmark result; the released planner's bootstrap."""
+    """Workers that serve a benchmark result, and the released planner's bootstrap."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -70,7 +70,9 @@ class Workers(ProcessGroup):
         self.start(component, [python, SCRIPT, "serve", component, str(self.folder / "benchmark.json")], variables)
 
     def fetched(self, role: str) -> list[Any]:
-        """Return what the released planner's bootstrap reads from the component `backend` of the namespace `ns`."""
+        """Return the points that the released planner's bootstrap reads from the component `backend` of the namespace
+        `ns`.
+        """
         done = subprocess.run(
             [planner_python(), SCRIPT, "fetch", "ns", "backend", role],
             env=self.environment(), capture_output=True, text=True, timeout=60, check=False,

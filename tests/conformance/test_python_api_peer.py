@@ -1,4 +1,4 @@
-"""The same programs run under the released package and under ours, and talk to each other.
+"""The same programs under the released package and under ours, in one deployment.
 
 The side environment is created by `python -m benchmarks.peer` (in `DYNAMO_PEER_HOME`).
 """
@@ -122,7 +122,7 @@ class Frontend:
 def frontend(
     request: pytest.FixtureRequest, scripts: Scripts, pythons: dict[str, str], tmp_path: Path
 ) -> Iterator[Frontend]:
-    scripts.variables["DYN_RUNTIME_INHIBITED_DURATION_SECS"] = "0"  # One that raised is asked again at once.
+    scripts.variables["DYN_RUNTIME_INHIBITED_DURATION_SECS"] = "0"  # A request that raised is repeated at once.
     made = Frontend(tmp_path, pythons[request.param], scripts.variables)
     try:
         yield made
@@ -207,7 +207,7 @@ def test_an_error_after_the_first_chunk_ends_the_stream_with_its_event(frontend:
 
 
 def facts(events: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """What the events say of each block; how they are grouped is the publisher's affair."""
+    """Return the events' data of each block, independent of their grouping."""
     found: list[tuple[Any, ...]] = []
     for event in events:
         data, about = event["event"]["data"], (event["storage_tier"], event["event"]["dp_rank"])
@@ -225,12 +225,12 @@ def facts(events: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 
 async def heard(scripts: Scripts, python: str, mode: str, last: Any) -> list[dict[str, Any]]:
-    """All messages of the publisher, up to its last one."""
+    """Return all messages of the publisher, up to its last one."""
     runtime = DistributedRuntime(None, "file", "tcp")
     subscriber = await runtime.event_plane.subscriber(runtime.endpoint("ns.comp.ep").id, "kv-events")
     address = f"tcp://127.0.0.1:{free_port()}"
     process = await asyncio.to_thread(scripts.start, str(HERE / "peer_kv_publisher.py"), mode, address, python=python)
-    await asyncio.sleep(1.0)  # The subscriber connects to what it has just found.
+    await asyncio.sleep(1.0)  # The subscriber connects to the publisher that it has just discovered.
     scripts.tell(process)
     events: list[dict[str, Any]] = []
     async with asyncio.timeout(DEADLINE_S):

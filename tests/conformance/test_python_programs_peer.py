@@ -15,7 +15,7 @@ TIMEOUT_S = 60.0
 
 
 def lines(python: str, program: str, home: Path) -> list[str]:
-    """Return what a program prints with a discovery directory of its own."""
+    """Return the output of a program with a discovery directory of its own."""
     home.mkdir()
     loopback = dict.fromkeys(("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST"), "127.0.0.1")
     environment = {**os.environ, **loopback, "DYN_LOG": "error", "HOME": str(home), "DYN_FILE_KV": str(home / "kv")}

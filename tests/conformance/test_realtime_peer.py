@@ -26,7 +26,7 @@ def peer() -> str:
 
 @contextlib.asynccontextmanager
 async def process(variables: dict[str, str], *command: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A process that is ended at the end."""
+    """Run a process, and end it with the block."""
     made = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=variables)
     try:
         yield made

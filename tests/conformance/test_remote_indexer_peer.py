@@ -39,7 +39,7 @@ async def process(*command: str) -> AsyncIterator[None]:
 
 
 async def overlaps(runtime: DistributedRuntime, namespace: str) -> list[int]:
-    """The blocks that a router attributes to the workers; empty while it has no index."""
+    """Return the blocks that a router attributes to the workers; empty while it has no index."""
     client = await runtime.endpoint(f"{namespace}.router.get_overlap_scores").client()
     try:
         stream = await client.generate({"token_ids": PROMPT}, annotated=False)
@@ -74,7 +74,7 @@ async def test_frontend_routes_with_the_index_of_the_other_implementation(
             await worker.wait_for_instances(TIMEOUT_S)
             async with process(server, *ROUTER, "--serve-indexer"):
                 await until_held(runtime, worker, 6)
-            # Both routers have the same name, and each is asked alone: the index, by its own endpoint, by the asker only.
+            # Both routers have the same name, so each is queried through its own endpoint.
             async with process(server, *ROUTER, "--serve-indexer"):
                 client = await runtime.endpoint("dynamo.backend.kv_indexer_query").client()
                 await client.wait_for_instances(TIMEOUT_S)
@@ -95,7 +95,7 @@ async def test_frontend_routes_with_the_index_of_the_other_implementation(
 
 
 async def until_held(runtime: DistributedRuntime, worker: object, blocks: int) -> None:
-    """Sends the prompt once, and waits until a router has the blocks of it."""
+    """Send the prompt once, and wait until a router has its blocks."""
     client = await runtime.endpoint("dynamo.router.generate").client()
     await client.wait_for_instances(TIMEOUT_S)
     deadline = time.monotonic() + TIMEOUT_S
@@ -113,7 +113,7 @@ async def until_held(runtime: DistributedRuntime, worker: object, blocks: int) -
 
 
 async def of_instance(client: object, instance_id: int) -> list[int]:
-    """The blocks of one router."""
+    """Return the blocks of one router."""
     try:
         stream = await client.direct({"token_ids": PROMPT}, instance_id, annotated=False)  # type: ignore[attr-defined]
         (table,) = [answer async for answer in stream]

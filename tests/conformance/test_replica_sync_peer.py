@@ -1,4 +1,6 @@
-"""Routers of both implementations on the same workers: each counts the other's requests, and both come to the same costs."""
+"""Routers of both implementations on the same workers: each counts the other's requests, and both compute the same
+costs.
+"""
 
 import asyncio
 import contextlib
@@ -52,26 +54,26 @@ class Progress:
     is_over: bool = False
 
 
-class Meeting:
-    """Their frontend, our router, and two workers of ours."""
+class RouterPair:
+    """Released frontend, our router, and two workers of ours."""
 
     def __init__(self, stack: Stack, router: KvPushRouter, workers: list[int]) -> None:
         self.stack = stack
         self.router = router
         self.workers = workers
-        self.chance = random.Random(1)
+        self.rng = random.Random(1)
         self._names = iter(range(10_000))
 
     def prompt(self, tokens: int) -> list[int]:
-        return [self.chance.randrange(10, 900) for _ in range(tokens)]
+        return [self.rng.randrange(10, 900) for _ in range(tokens)]
 
-    def ask_for(self, prompt: list[int], worker_id: int | None = None) -> RouteRequest:
+    def request_for(self, prompt: list[int], worker_id: int | None = None) -> RouteRequest:
         name = f"ours-{next(self._names)}"
         return RouteRequest(name, packed_block_hashes(prompt, BLOCK), len(prompt), worker_id=worker_id)
 
     async def book(self, worker: int, prompt: list[int], *, prefilled: bool = False) -> str:
-        """Our router assigns a request to a worker, and the released one only receives the notification."""
-        ask = self.ask_for(prompt, self.workers[worker])
+        """Assign a request to a worker by our router; the released one only receives the notification."""
+        ask = self.request_for(prompt, self.workers[worker])
         await self.router.place(ask, Progress())
         if prefilled:
             self.router.prefilled(ask.request_id)
@@ -87,13 +89,13 @@ class Meeting:
         return dict(answer)
 
     def selected(self) -> list[tuple[int, float]]:
-        """What their router has written of its choices: worker and cost."""
+        """Return worker and cost of the released router's decisions, from its log."""
         text = COLOURS.sub("", (Path(self.stack.home) / "process-0.log").read_text())
         return [(int(worker), float(cost)) for worker, cost in SELECTED.findall(text)]
 
     async def both_choose(self, prompt: list[int]) -> tuple[tuple[int, float], tuple[int, float]]:
-        """Our choice and theirs."""
-        mine = self.router.look(self.ask_for(prompt))
+        """Return the decisions of both routers."""
+        mine = self.router.look(self.request_for(prompt))
         before = len(self.selected())
         await self.complete(prompt)
         await until(lambda: len(self.selected()) > before, "they wrote no line")
@@ -101,7 +103,7 @@ class Meeting:
         return (mine.worker_id, round(mine.cost, 3)), (worker, round(cost, 3))
 
     async def agree(self, make: Callable[[], list[int]], what: str) -> None:
-        """Both choose the same worker at the same cost, as soon as both have received everything."""
+        """Wait until both routers choose the same worker at the same cost."""
         seen: Any = None
         async with asyncio.timeout(TIMEOUT_S):
             for _ in range(20):
@@ -124,7 +126,7 @@ async def until(is_true: Callable[[], bool], what: str) -> None:
 @pytest.fixture(params=FLAGS)
 async def meeting(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Meeting]:
+) -> AsyncIterator[RouterPair]:
     require_peer()
     variables = {
         "DYN_FILE_KV": str(tmp_path / "kv"),
@@ -154,7 +156,7 @@ async def meeting(
     stack = Stack(recipe, bench_model())
     try:
         await asyncio.to_thread(stack.__enter__)
-        yield Meeting(stack, router, [runtime.instance_id for runtime in runtimes])
+        yield RouterPair(stack, router, [runtime.instance_id for runtime in runtimes])
     finally:
         with contextlib.suppress(Exception):
             await router.close()
@@ -164,7 +166,7 @@ async def meeting(
         await listening.shutdown()
 
 
-async def test_replicas_of_both_implementations_share_requests_and_compute_equal_costs(meeting: Meeting) -> None:
+async def test_replicas_of_both_implementations_share_requests_and_compute_equal_costs(meeting: RouterPair) -> None:
     active = meeting.router.machine.active
     await until(lambda: sum(active.requests) == 0, "their first request never ended for us")
     await meeting.agree(lambda: meeting.prompt(100), "nobody has anything to do")
@@ -193,7 +195,7 @@ async def test_replicas_of_both_implementations_share_requests_and_compute_equal
     held = meeting.prompt(170)
     await meeting.complete(held)
     mine = meeting.router
-    await until(lambda: mine.look(meeting.ask_for(held)).device_blocks == 10, "we never heard of the blocks")
+    await until(lambda: mine.look(meeting.request_for(held)).device_blocks == 10, "we never heard of the blocks")
     await meeting.agree(lambda: [*held, *meeting.prompt(30)], "the holder of the prefix")
 
     going = asyncio.ensure_future(meeting.complete(meeting.prompt(160), 1500))

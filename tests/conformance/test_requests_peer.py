@@ -23,7 +23,7 @@ TOOL = {
     "type": "function",
     "function": {
         "name": "get_weather",
-        "description": "Weather of the next days",  # Where there is none, their template sees a null.
+        "description": "Weather of the next days",  # Without tools, their template gets a null.
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
@@ -163,7 +163,7 @@ REFUSED = {
 
 
 class RecordingPeers(PeerCluster):
-    """Both frontends before a released worker that records requests."""
+    """Both frontends with a released worker that records requests."""
 
     FLAGS = ()
     BASES = {CHAT: {"messages": [USER]}, COMPLETIONS: {"prompt": "Hi there"}}
@@ -195,10 +195,10 @@ def peers(tmp_path_factory):
 
 
 def settled(request):
-    """A request without what is meant to differ.
+    """Return a request without its intended differences.
 
-    The two implementations compute a card's checksum differently; for a request without routing the released one
-    sends an empty value; and our frontend fills absent sampling fields from the model's configuration.
+    The two implementations compute a card's checksum differently; for a request without routing the released one sends
+    an empty value; and our frontend fills absent sampling fields from the model's configuration.
     """
     request = {**request, "mdc_sum": None, "routing": request["routing"] or None}
     defaults = {"temperature": 0.3, "top_p": 0.9, "top_k": 20}

@@ -50,7 +50,7 @@ class Progress:
 
 
 class StoringEngine(MockerEngine):
-    """A simulated engine that publishes where the shared cache of all engines is."""
+    """Simulated engine that publishes the address of the shared cache of all engines."""
 
     layout: dict[str, Any] | None = None
 
@@ -61,26 +61,26 @@ class StoringEngine(MockerEngine):
         return dataclasses.replace(config, runtime_data={**config.runtime_data, RUNTIME_KEY: self.layout})
 
 
-class Meeting:
-    """Their frontend, our router, and two workers of ours."""
+class RouterPair:
+    """Released frontend, our router, and two workers of ours."""
 
     def __init__(self, stack: Stack, router: KvPushRouter, workers: list[int], store: Any) -> None:
         self.stack = stack
         self.router = router
         self.workers = workers
         self.store = store
-        self.chance = random.Random(1)
+        self.rng = random.Random(1)
         self._names = iter(range(10_000))
 
     def prompt(self, tokens: int) -> list[int]:
-        return [self.chance.randrange(10, 900) for _ in range(tokens)]
+        return [self.rng.randrange(10, 900) for _ in range(tokens)]
 
     def request(self, prompt: list[int], session: str | None = None) -> PreprocessedRequest:
         context = None if session is None else {"session_id": session}
         return PreprocessedRequest(model=MODEL_NAME, token_ids=prompt, agent_context=context)
 
     async def place(self, prompt: list[int], worker: int | None = None, session: str | None = None) -> tuple[str, int]:
-        """Our router assigns a request to a worker; the released one receives the request's name and the worker."""
+        """Assign a request to a worker by our router; the released one receives the request's name and the worker."""
         name = f"ours-{next(self._names)}"
         ask = self.router.to_route_request(self.request(prompt, session), name)
         ask.worker_id = None if worker is None else self.workers[worker]
@@ -88,7 +88,7 @@ class Meeting:
         return name, decision.worker_id
 
     async def complete(self, prompt: list[int], session: str | None = None) -> int:
-        """Theirs chooses: the worker."""
+        """Return the worker that the released router chooses."""
         body = {
             "model": MODEL_NAME, "prompt": prompt, "max_tokens": 1, "ignore_eos": True,
             "nvext": {"extra_fields": ["worker_id"]},
@@ -101,7 +101,7 @@ class Meeting:
         return int(json.loads(answer)["nvext"]["worker_id"]["decode_worker_id"])
 
     async def chosen(self, prompt: list[int]) -> tuple[int, float]:
-        """Theirs chooses: the worker, and the cost that it wrote of it."""
+        """Return the worker that the released router chooses, and the cost that it logs."""
         before = len(self.selected())
         await self.complete(prompt)
         await until(lambda: len(self.selected()) > before, "they wrote no line")
@@ -109,12 +109,12 @@ class Meeting:
         return worker, round(cost, 3)
 
     def selected(self) -> list[tuple[int, float]]:
-        """What their router has written of its choices: worker and cost."""
+        """Return worker and cost of the released router's decisions, from its log."""
         text = COLOURS.sub("", (Path(self.stack.home) / "process-0.log").read_text())
         return [(int(worker), float(cost)) for worker, cost in SELECTED.findall(text)]
 
     async def agree(self, make: Callable[[], list[int]], what: str) -> None:
-        """Both choose the same worker at the same cost, as soon as both have received everything."""
+        """Wait until both routers choose the same worker at the same cost."""
         seen: Any = None
         async with asyncio.timeout(TIMEOUT_S):
             for _ in range(20):
@@ -139,8 +139,8 @@ async def until(is_true: Callable[[], bool], what: str) -> None:
 @contextlib.asynccontextmanager
 async def met(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flags: str, stores: bool = False, **config: Any
-) -> AsyncIterator[Meeting]:
-    """All of them, with those flags of theirs and that configuration of ours."""
+) -> AsyncIterator[RouterPair]:
+    """Start frontend, router and workers with these flags and this configuration."""
     require_peer()
     variables = {
         "DYN_FILE_KV": str(tmp_path / "kv"),
@@ -179,7 +179,7 @@ async def met(
     stack = Stack(recipe, bench_model())
     try:
         await asyncio.to_thread(stack.__enter__)
-        yield Meeting(stack, router, [runtime.instance_id for runtime in runtimes], store)
+        yield RouterPair(stack, router, [runtime.instance_id for runtime in runtimes], store)
     finally:
         with contextlib.suppress(Exception):
             await router.close()
@@ -206,9 +206,9 @@ async def test_session_stays_on_one_worker_in_both_implementations(
             meeting.router.release(name)
 
         for worker in (0, 1, 1, 0):
-            session = f"ours-{meeting.chance.random()}"
+            session = f"ours-{meeting.rng.random()}"
             busy, _ = await meeting.place(meeting.prompt(4000), worker, session)
-            await asyncio.sleep(0.5)  # A binding that they have not heard of yet binds nobody.
+            await asyncio.sleep(0.5)  # A binding that they have not received yet has no effect.
             assert await meeting.complete(meeting.prompt(40), session) == meeting.workers[worker]
             meeting.router.release(busy)
 

@@ -1,6 +1,6 @@
-"""Routing between the implementations: equal hashes of any prompt, and equal answers of both trees to the same history.
+"""Routing across implementations: equal hashes of any prompt, and equal results of both trees for the same history.
 
-Histories are those of engines: keys are sequence hashes, what is evicted has nothing behind it.
+Histories are those of engines: keys are sequence hashes, and only leaves are evicted.
 """
 
 import json
@@ -36,26 +36,22 @@ def asked(peer: str, home: Path, questions: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def random_question(chance: random.Random) -> dict[str, Any]:
-    size = chance.choice([1, 2, 16, 64])
-    tokens = [chance.randrange(1 << chance.choice([8, 17, 32])) for _ in range(chance.randrange(300))]
+def random_question(rng: random.Random) -> dict[str, Any]:
+    size = rng.choice([1, 2, 16, 64])
+    tokens = [rng.randrange(1 << rng.choice([8, 17, 32])) for _ in range(rng.randrange(300))]
     media = [
         None
-        if chance.random() < 0.5
-        else {
-            "mm_objects": [
-                {"mm_hash": chance.randrange(1 << 64), "offsets": [[0, 3]]} for _ in range(chance.randrange(4))
-            ]
-        }
-        for _ in range(chance.randrange(8))
+        if rng.random() < 0.5
+        else {"mm_objects": [{"mm_hash": rng.randrange(1 << 64), "offsets": [[0, 3]]} for _ in range(rng.randrange(4))]}
+        for _ in range(rng.randrange(8))
     ]
     return {
         "tokens": tokens,
         "kv_block_size": size,
-        "block_mm_infos": chance.choice([None, media]),
-        "lora_name": chance.choice([None, "", "adapter", "Адаптер"]),
-        "is_eagle": chance.choice([None, False, True]),
-        "cache_namespace": chance.choice([None, "", "tenant"]),
+        "block_mm_infos": rng.choice([None, media]),
+        "lora_name": rng.choice([None, "", "adapter", "Адаптер"]),
+        "is_eagle": rng.choice([None, False, True]),
+        "cache_namespace": rng.choice([None, "", "tenant"]),
     }
 
 
@@ -65,7 +61,7 @@ class Engine:
     def __init__(self, worker: int, dp_rank: int) -> None:
         self.worker, self.dp_rank = worker, dp_rank
         self.held: dict[int, int] = {}
-        """Key to the key before it, 0 at the start."""
+        """Parent of each key, 0 at the start."""
         self.number = 0
 
     def event(self, data: Any) -> list[Any]:
@@ -84,27 +80,27 @@ class Engine:
         blocks = [{"block_hash": key, "tokens_hash": tokens, "mm_extra_info": None} for key, tokens in fresh]
         return self.event({"stored": {"parent_hash": parent, "start_position": None, "blocks": blocks}})
 
-    def evict(self, chance: random.Random) -> list[Any] | None:
+    def evict(self, rng: random.Random) -> list[Any] | None:
         gone: list[int] = []
-        for _ in range(chance.randrange(1, 5)):
+        for _ in range(rng.randrange(1, 5)):
             leaves = sorted(set(self.held) - set(self.held.values()))
             if leaves:
-                gone.append(chance.choice(leaves))
+                gone.append(rng.choice(leaves))
                 del self.held[gone[-1]]
         return self.event({"removed": {"block_hashes": gone}}) if gone else None
 
 
-def random_history(chance: random.Random) -> list[list[Any]]:
+def random_history(rng: random.Random) -> list[list[Any]]:
     engines = [Engine(worker, rank) for worker in (1, 2, 3) for rank in (0, 1)]
-    words = [chance.randrange(1 << 64) for _ in range(6)]
+    words = [rng.randrange(1 << 64) for _ in range(6)]
     steps: list[list[Any]] = []
     for _ in range(150):
-        prompt = [chance.choice(words) for _ in range(chance.randrange(1, 9))]
-        engine, turn = chance.choice(engines), chance.random()
+        prompt = [rng.choice(words) for _ in range(rng.randrange(1, 9))]
+        engine, turn = rng.choice(engines), rng.random()
         if turn < 0.45:
             step = engine.store(prompt)
         elif turn < 0.65:
-            step = engine.evict(chance)
+            step = engine.evict(rng)
         elif turn < 0.67:
             engine.held.clear()
             step = engine.event("cleared")
@@ -134,9 +130,9 @@ def ours(steps: list[list[Any]]) -> list[list[list[int]]]:
 
 
 def test_block_hashes_and_event_histories_equal_the_released_ones(peer: str, tmp_path: Path) -> None:
-    chance = random.Random(161)
-    questions = [random_question(chance) for _ in range(400)]
-    histories = [random_history(chance) for _ in range(40)]
+    rng = random.Random(161)
+    questions = [random_question(rng) for _ in range(400)]
+    histories = [random_history(rng) for _ in range(40)]
     theirs = asked(peer, tmp_path, {"hashes": questions, "histories": histories})
     for question, hashes in zip(questions, theirs["hashes"], strict=True):
         assert compute_block_hash_for_seq(**question) == hashes, question

@@ -1,6 +1,6 @@
-"""The services between the implementations: the same requests to the released ones and to ours get the same answers.
+"""Routing services of both implementations: the same requests get the same responses.
 
-Statuses are equal everywhere, bodies wherever something was done; the words of a refusal are each implementation's own.
+Statuses are equal for all requests, bodies for all successful ones; error messages differ.
 """
 
 import asyncio
@@ -42,9 +42,9 @@ class Service:
         self.port = port
 
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        return await asyncio.to_thread(self._ask, method, path, body)
+        return await asyncio.to_thread(self._request, method, path, body)
 
-    def _ask(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+    def _request(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         data = body.encode() if isinstance(body, str) else None if body is None else json.dumps(body).encode()
         headers = {} if data is None else {"content-type": "application/json"}
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, headers, method=method)
@@ -87,7 +87,7 @@ async def both(peer: str, module: str, home: Path, *more: str) -> AsyncIterator[
 
 
 async def same(theirs: Service, ours: Service, method: str, path: str, body: Any = None) -> Any:
-    """Both implementations' answer to one request, which is one."""
+    """Return the response of both implementations to a request, which must be equal."""
     (their_status, their_body), (our_status, our_body) = (
         await theirs.ask(method, path, body),
         await ours.ask(method, path, body),
@@ -102,7 +102,7 @@ async def same(theirs: Service, ours: Service, method: str, path: str, body: Any
 
 
 def in_order(body: Any) -> Any:
-    """A list of theirs is in no order."""
+    """Sort a list whose order the released service does not define."""
     return sorted(body, key=json.dumps) if isinstance(body, list) else body
 
 
@@ -158,7 +158,7 @@ async def test_slot_trackers_return_equal_responses(peer: str, tmp_path: Path) -
 
 
 class Engine:
-    """The messages of a plain engine on its two sockets, sent twice: a message may be lost and requested again."""
+    """Messages of an engine on its two sockets, sent twice: a message may be lost and requested again."""
 
     def __init__(self) -> None:
         self.context = zmq.asyncio.Context()
@@ -201,7 +201,7 @@ def stored(hashes: list[int], parent: int | None, tokens: list[int], medium: str
 
 
 async def agreed(theirs: Service, ours: Service, body: dict[str, Any], wanted: Any) -> None:
-    """Waits until both say what is wanted."""
+    """Wait until both return the wanted value."""
     async with asyncio.timeout(TIMEOUT_S):
         while True:
             answers = await theirs.ask("POST", "/query", body), await ours.ask("POST", "/query", body)
@@ -251,7 +251,7 @@ async def test_indexers_return_equal_responses_for_a_plain_engine(peer: str, tmp
             ):
                 await same(theirs, ours, method, path, body)
             async with asyncio.timeout(TIMEOUT_S):
-                while True:  # Subscriptions take a moment to reach a publisher.
+                while True:  # Subscriptions reach a publisher after a moment.
                     workers = (await theirs.ask("GET", "/workers"))[1], (await ours.ask("GET", "/workers"))[1]
                     if in_order(workers[0]) == in_order(workers[1]) and all(
                         one["status"] == "active" for one in workers[0]
@@ -286,7 +286,7 @@ async def test_indexers_return_equal_responses_for_a_plain_engine(peer: str, tmp
 
 
 async def self_reload(peer: str, home: Path, theirs: Service, ours: Service) -> None:
-    """A fresh indexer of ours learns from either implementation, and a released one learns from ours."""
+    """A new indexer of ours loads the state of either implementation, and a released one loads ours."""
     body = {"token_ids": PROMPT, **M}
     for python, source in ((sys.executable, theirs), (sys.executable, ours), (peer, ours)):
         async with running(python, "dynamo.indexer", home, "--peers", f"http://127.0.0.1:{source.port}") as fresh:
@@ -336,7 +336,7 @@ async def test_selection_services_return_equal_responses(peer: str, tmp_path: Pa
                 ("DELETE", "/workers/12", None),
             ):
                 await same(theirs, ours, method, path, body)
-            await asyncio.sleep(2.0)  # Subscriptions take a moment to reach a publisher.
+            await asyncio.sleep(2.0)  # Subscriptions reach a publisher after a moment.
             await engine.tell(stored([101, 102], None, PROMPT[:8]))
             await engine.tell(stored([103], 102, PROMPT[8:12], "CPU"), is_lost=True)
             await engine.tell(stored([201], None, [21, 22, 23, 24]))
@@ -428,7 +428,7 @@ async def test_selection_services_share_sessions_and_keyed_hashes(peer: str, tmp
         for teller, hearer in ((theirs, ours), (ours, theirs)):
             for number in range(3):
                 async with asyncio.timeout(TIMEOUT_S):
-                    for again in itertools.count():  # What is told before a peer listens is lost.
+                    for again in itertools.count():  # Messages sent before a peer subscribes are lost.
                         session = {"session_id": f"{teller.port}-{number}-{again}"}
                         first = await placed(teller, **session)
                         await asyncio.sleep(0.2)

@@ -63,7 +63,7 @@ async def runtime(variables: dict[str, str]) -> AsyncIterator[DistributedRuntime
 
 
 class Peer:
-    """A process of the released system that talks over its standard streams."""
+    """Process of the released system, controlled over its standard streams."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -77,7 +77,7 @@ class Peer:
         return cls(process)
 
     async def line(self, start: str) -> str:
-        """The rest of the next line that starts so."""
+        """Return the rest of the next line with that prefix."""
         assert self.process.stdout is not None
         async with asyncio.timeout(START_TIMEOUT_S):
             while line := (await self.process.stdout.readline()).decode():
@@ -86,7 +86,7 @@ class Peer:
         raise AssertionError(f"the peer ended before it said {start!r}")
 
     async def rest(self) -> list[str]:
-        """The lines that it printed until its end."""
+        """Return the lines printed until the end."""
         assert self.process.stdout is not None
         return (await self.process.stdout.read()).decode().splitlines()
 
@@ -186,7 +186,7 @@ async def test_both_resume_a_cancelled_handler_once(
             assert await worker.line("step ") == f"1 stopped=True killed={end == 'kill'}"
         if side == "ours":
             assert await worker.line("step ") == "closed"
-        else:  # releases the generator when its Rust part happens to, often not before it ends
+        else:  # releases the generator when its Rust part does, often not before it ends
             await asyncio.sleep(SEVERAL_STEPS_S)
         await client.close()
     finally:
@@ -220,7 +220,7 @@ async def their_client(peer: str, runtime: DistributedRuntime, variables: dict[s
 
 
 class Service:
-    """Our worker: the same as theirs."""
+    """Our worker, equivalent to theirs."""
 
     def __init__(self) -> None:
         self.ended: asyncio.Queue[str] = asyncio.Queue(maxsize=10)
@@ -280,12 +280,12 @@ async def test_released_client_calls_our_worker_and_sees_its_deregistration(
 
 # Events ----------------------------------------------------------------------------------------------------------
 
-TOPIC = "forward-pass-metrics"  # The one topic that the released bindings let one both publish and hear.
+TOPIC = "forward-pass-metrics"  # The only topic that the released bindings both publish and subscribe to.
 
 
 @pytest.fixture
 def broker(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Both implementations receive the setting before either opens its event plane."""
+    """Give both implementations the setting before either opens its event plane."""
     with ZmqBroker() as made:
         variables["DYN_ZMQ_BROKER_URL"] = made.url
         monkeypatch.setenv("DYN_ZMQ_BROKER_URL", made.url)

@@ -1,4 +1,4 @@
-"""Thoughts and content of a text: what we read in it, through our frontend and alone, and what released 1.6.1 reads.
+"""Reasoning and content of a text, as our frontend, our parsers and released 1.6.1 read them.
 
 The model behind both frontends returns the contents of a file: its prompt does not mention reasoning.
 """
@@ -40,22 +40,26 @@ TEXTS = {
         "b",
     ],
 }
-ASKED = {"gemma4": ["<|channel>thought\na<channel|>b", "b"], "deepseek_v3": OUTSIDE[:1], "deepseek_v3_1": OUTSIDE[:1]}
-"""1.6.1 reads these only where thinking is enabled."""
+REQUESTED = {
+    "gemma4": ["<|channel>thought\na<channel|>b", "b"],
+    "deepseek_v3": OUTSIDE[:1],
+    "deepseek_v3_1": OUTSIDE[:1],
+}
+"""Texts that 1.6.1 parses only where reasoning is enabled."""
 
 
 class ReasoningPeers(PeerCluster):
-    """Both frontends before a released worker that answers with the text of a file."""
+    """Both frontends with a released worker that returns the text of a file."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "--router-mode", "round-robin")
-        self._text, names = folder / "text.txt", [*TEXTS, *ASKED]
+        self._text, names = folder / "text.txt", [*TEXTS, *REQUESTED]
         worker = str(Path(__file__).parent / "peer_thoughts_worker.py")
         self.run([peer_python(), worker, bench_model(), str(self._text), *names])
         self.wait_listed(set(names))
 
     def chat(self, name: str, model: str, text: str, *, stream: bool) -> tuple[str, str]:
-        """Thoughts and content of an answer that is this text."""
+        """Return reasoning and content of a response with this text."""
         self._text.write_text(text, encoding="utf-8")
         body = {
             "model": model,
@@ -83,9 +87,9 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReasoningPeers]:
         yield peers
 
 
-@pytest.mark.parametrize("name", [*TEXTS, *ASKED])
+@pytest.mark.parametrize("name", [*TEXTS, *REQUESTED])
 def test_both_frontends_parse_the_same_reasoning(peers: ReasoningPeers, name: str) -> None:
-    for text in [*TEXTS.get(name, ()), *ASKED.get(name, ())]:
+    for text in [*TEXTS.get(name, ()), *REQUESTED.get(name, ())]:
         family = reasoning_family(name)
         found = read(family.make(family.starts_inside), [text])
         expected = peers.chat("theirs", name, text, stream=True)

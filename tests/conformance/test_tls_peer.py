@@ -1,4 +1,5 @@
-"""Our runtime and the released one over TLS, both showing and verifying certificates: each calls the other's workers.
+"""Our runtime and the released one over TLS, both presenting and verifying certificates: each calls the other's
+workers.
 
 First two runtimes as in `test_runtime_peer`, then whole stacks.
 """

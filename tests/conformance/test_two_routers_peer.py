@@ -27,7 +27,7 @@ CHOICE = re.compile(r"Selected worker .*request_id=\"([^\"]*)\" worker_id=(\d+) 
 
 @dataclass(frozen=True)
 class Choice:
-    """Where a prompt went, and why."""
+    """Decision for a prompt: worker, overlap and cost."""
 
     worker_id: int
     cost: float
@@ -37,14 +37,14 @@ class Choice:
 
 
 class Frontend:
-    """One implementation's."""
+    """Frontend of one implementation."""
 
     def __init__(self, stack: Stack, *, is_ours: bool) -> None:
         self.stack = stack
         self.is_ours = is_ours
 
     def ask(self, *turns: str) -> Choice:
-        """A conversation's next answer: turns of the user, with the assistant's between them."""
+        """Send a conversation's next request: turns of the user, alternating with the assistant's."""
         messages = [{"role": ("user", "assistant")[place % 2], "content": turn} for place, turn in enumerate(turns)]
         told = ["worker_id", "timing", *(["routing"] if self.is_ours else [])]
         body = {"model": MODEL_NAME, "messages": messages, "max_tokens": 2, "nvext": {"extra_fields": told}}
@@ -69,15 +69,15 @@ class Frontend:
         )
 
     def _logged(self, request_id: str) -> tuple[int, float]:
-        """The released router's own words about a request."""
+        """Return the released router's log of a request."""
         found: list[tuple[int, float]] = []
 
-        def is_told() -> bool:
+        def is_reported() -> bool:
             log = COLOURS.sub("", Path(self.stack._log_path(0)).read_text())
             found.extend((int(worker), float(cost)) for name, worker, cost in CHOICE.findall(log) if name == request_id)
             return bool(found)
 
-        until(is_told, f"its log says nothing of request {request_id}")
+        until(is_reported, f"its log says nothing of request {request_id}")
         return found[0]
 
 
@@ -125,7 +125,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def prompt(number: int) -> str:
-    """A long text that shares nothing with another number's but what the template puts before it."""
+    """Return a long prompt that shares only the template's prefix with other numbers."""
     return " ".join(f"{number} item {number * 1000 + word}" for word in range(20))
 
 

@@ -369,10 +369,10 @@ def test_source_closes_connections_with_a_wrong_protocol(open_ends: Callable[...
     ends = open_ends("tcp")
     descriptor = ends.source.publish([1])
     host, _, port = descriptor.offers[0].address.rpartition(":")
-    with socket.create_connection((host, int(port)), WAIT_S) as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    with socket.create_connection((host, int(port)), WAIT_S) as unknown_client:
+        unknown_client.sendall(b"GET / HTTP/1.1\r\n\r\n")
         with contextlib.suppress(ConnectionResetError):
-            assert stranger.recv(100) == b""
+            assert unknown_client.recv(100) == b""
     assert ends.source.held == 1
 
 
@@ -440,11 +440,11 @@ def test_pullers_beyond_the_limit_are_refused(open_ends: Callable[..., Ends], mo
     ends = open_ends("tcp")
     descriptor = ends.source.publish([1])
     host, _, port = descriptor.offers[0].address.rpartition(":")
-    strangers = [socket.create_connection((host, int(port)), WAIT_S) for _ in range(2)]
+    unknown_clients = [socket.create_connection((host, int(port)), WAIT_S) for _ in range(2)]
     until(lambda: len(ends.source._links) == 2, "the strangers were not taken")
     with pytest.raises(SourceUnreachable):
         ends.pull(descriptor, [(0, 0)])
-    for stranger in strangers:
-        stranger.close()
+    for unknown_client in unknown_clients:
+        unknown_client.close()
     until(lambda: not ends.source._links, "the strangers' places were not freed")
     Puller(ends.here, [ends.member]).pull(descriptor, [(0, 0)], Deadline.after(WAIT_S))

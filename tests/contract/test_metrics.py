@@ -16,7 +16,7 @@ from dynamo.runtime.request_plane.tcp.plane import TcpPlane
 TIMEOUT_S = 5.0
 
 
-class Heard:
+class ReceivedOutput:
     """Receiver that counts tokens and waits for the end."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ async def test_worker_metrics_count_its_requests_and_errors(is_batched: bool) ->
     async def ask(endpoint: str, body: bytes) -> Exception | None:
         client = await caller.endpoint(f"ns.comp.{endpoint}").client()
         await client.wait_for_instances(TIMEOUT_S)
-        heard = Heard()
+        heard = ReceivedOutput()
         await client.send(body, heard, request_id="r")
         return await asyncio.wait_for(heard.over, TIMEOUT_S)
 
@@ -97,7 +97,7 @@ async def test_disconnected_caller_is_counted_as_cancellation_not_as_error() -> 
     await runtime.endpoint("ns.gone.generate").serve(lambda request, reply: reply.token(1))
     client = await runtime.endpoint("ns.gone.generate").client()
     await client.wait_for_instances(TIMEOUT_S)
-    call = await client.send(b"", Heard(), request_id="r")
+    call = await client.send(b"", ReceivedOutput(), request_id="r")
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     call.kill()

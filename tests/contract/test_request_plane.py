@@ -42,7 +42,7 @@ ALL = ["memory", *TCP, *TLS, NATS]
 MESSAGE_BYTES_MAX = 100_000
 
 
-class Heard:
+class ReceivedOutput:
     """Receiver that records every message."""
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class Wire:
         )
         return Target.of(instance)
 
-    async def call(self, heard: Heard, request: Request | None = None, path: str = PATH) -> Call:
+    async def call(self, heard: ReceivedOutput, request: Request | None = None, path: str = PATH) -> Call:
         target = self.target(path)
         await self.caller.connect(target)
         call = self.caller.send(target, request or Request("r1", b"\x80"), heard, heard.on_done)
@@ -196,7 +196,7 @@ only_tcp = pytest.mark.parametrize("wire", TCP, indirect=True)
 
 async def test_tokens_and_items_arrive_in_order(wire: Wire) -> None:
     wire.serve()
-    heard = Heard()
+    heard = ReceivedOutput()
     await wire.call(heard)
     reply = await wire.reply()
     expected: list[Any] = []
@@ -216,7 +216,7 @@ async def test_tokens_and_items_arrive_in_order(wire: Wire) -> None:
 
 async def test_concurrent_streams_do_not_mix(wire: Wire) -> None:
     wire.serve()
-    everyone = [Heard() for _ in range(30)]
+    everyone = [ReceivedOutput() for _ in range(30)]
     for number, heard in enumerate(everyone):
         await wire.call(heard, Request(str(number), b"\x80"))
     replies = {reply.request_id: reply for reply in [await wire.reply() for _ in everyone]}
@@ -233,7 +233,7 @@ async def test_concurrent_streams_do_not_mix(wire: Wire) -> None:
 
 async def test_largest_token_id_is_transferred(wire: Wire) -> None:
     wire.serve(lambda _, reply: (reply.token(0), reply.token(2**32 - 1), reply.finish()))
-    heard = Heard()
+    heard = ReceivedOutput()
     await wire.call(heard)
     await heard.ended()
     assert heard.tokens == [0, 2**32 - 1]
@@ -242,7 +242,7 @@ async def test_largest_token_id_is_transferred(wire: Wire) -> None:
 @pytest.mark.parametrize("codec", ["msgpack", "json"])
 async def test_handler_receives_the_request_unchanged(wire: Wire, codec: str) -> None:
     wire.serve()
-    heard = Heard()
+    heard = ReceivedOutput()
     body = json_encode({"n": 1}) if codec == "json" else b"\x81\xa1n\x01"
     sent = Request("id-7", body, codec, {"traceparent": "00-a-b-01"}, {"tenant": "t"})
     await wire.call(heard, sent)
@@ -262,7 +262,7 @@ async def test_handler_receives_the_request_unchanged(wire: Wire, codec: str) ->
 @pytest.mark.parametrize("codec", ["msgpack", "json"])
 async def test_bare_value_is_transferred(wire: Wire, codec: str) -> None:
     wire.serve(lambda _, reply: (reply.item(Bare({"Events": [1, 2]})), reply.item({"x": 1}), reply.finish()))
-    heard = Heard()
+    heard = ReceivedOutput()
     await wire.call(heard, Request("r", encode({}, codec), codec))
     assert await heard.ended() is None
     assert heard.order == [{"Events": [1, 2]}, {"x": 1}]
@@ -270,7 +270,7 @@ async def test_bare_value_is_transferred(wire: Wire, codec: str) -> None:
 
 async def test_response_without_elements_ends(wire: Wire) -> None:
     wire.serve(lambda _, reply: reply.finish())
-    heard = Heard()
+    heard = ReceivedOutput()
     await wire.call(heard)
     assert await heard.ended() is None
     assert heard.order == []
@@ -278,7 +278,7 @@ async def test_response_without_elements_ends(wire: Wire) -> None:
 
 async def test_writing_after_the_end_is_ignored(wire: Wire) -> None:
     wire.serve()
-    heard = Heard()
+    heard = ReceivedOutput()
     await wire.call(heard)
     reply = await wire.reply()
     reply.token(1)
@@ -293,7 +293,7 @@ async def test_writing_after_the_end_is_ignored(wire: Wire) -> None:
 
 async def test_large_item_is_transferred(wire: Wire) -> None:
     wire.serve(lambda _, reply: (reply.item("x" * 90_000), reply.finish()))
-    heard = Heard()
+    heard = ReceivedOutput()
     await wire.call(heard)
     assert await heard.ended() is None
     assert heard.items == ["x" * 90_000]
@@ -304,7 +304,7 @@ async def test_large_item_is_transferred(wire: Wire) -> None:
 
 async def test_typed_error_arrives_after_earlier_elements(wire: Wire) -> None:
     wire.serve(lambda _, reply: (reply.token(1), reply.fail(InvalidArgument("too long", param="messages"))))
-    heard = Heard()
+    heard = ReceivedOutput()
     await wire.call(heard)
     error = await heard.ended()
     assert isinstance(error, InvalidArgument)
@@ -321,14 +321,14 @@ async def test_exception_of_a_handler_ends_the_response(wire: Wire, caplog: pyte
 
     for handler, kind in ((raise_http, HttpError), (raise_bug, Unknown)):
         wire.serve(handler)
-        heard = Heard()
+        heard = ReceivedOutput()
         await wire.call(heard)
         assert type(await heard.ended()) is kind
     assert "Traceback" in caplog.text
 
 
 async def test_unknown_handler_is_refused_at_once(wire: Wire) -> None:
-    heard = Heard()
+    heard = ReceivedOutput()
     await wire.call(heard, path="1f/ns/comp/other")
     error = await heard.ended()
     assert isinstance(error, WorkerUnavailable)
@@ -338,7 +338,7 @@ async def test_unknown_handler_is_refused_at_once(wire: Wire) -> None:
 
 async def test_draining_endpoint_refuses_new_requests_and_finishes_running_ones(wire: Wire) -> None:
     served = wire.serve()
-    running, late = Heard(), Heard()
+    running, late = ReceivedOutput(), ReceivedOutput()
     await wire.call(running)
     reply = await wire.reply()
     drained = asyncio.create_task(served.drain(TIMEOUT_S))
@@ -352,7 +352,7 @@ async def test_draining_endpoint_refuses_new_requests_and_finishes_running_ones(
 
 async def test_endpoint_without_graceful_drain_ends_its_streams(wire: Wire) -> None:
     served = wire.serve(graceful_shutdown=False)
-    heard = Heard()
+    heard = ReceivedOutput()
     await wire.call(heard)
     await wire.reply()
     assert await served.drain(TIMEOUT_S)
@@ -362,7 +362,7 @@ async def test_endpoint_without_graceful_drain_ends_its_streams(wire: Wire) -> N
 
 async def test_full_endpoint_refuses_requests(wire: Wire) -> None:
     wire.serve(inflight_max=1)
-    first, second = Heard(), Heard()
+    first, second = ReceivedOutput(), ReceivedOutput()
     await wire.call(first)
     reply = await wire.reply()
     await wire.call(second)
@@ -374,11 +374,11 @@ async def test_full_endpoint_refuses_requests(wire: Wire) -> None:
 async def test_request_over_the_size_limit_is_a_client_error(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dynamo.runtime.request_plane.memory.BODY_BYTES_MAX", MESSAGE_BYTES_MAX)
     wire.serve()
-    heard = Heard()
+    heard = ReceivedOutput()
     with pytest.raises(InvalidArgument, match="exceeds the limit"):
         await wire.call(heard, Request("big", bytes(MESSAGE_BYTES_MAX + 1)))
     assert heard.done == []
-    ordinary = Heard()
+    ordinary = ReceivedOutput()
     await wire.call(ordinary)
     (await wire.reply()).finish()
     assert await ordinary.ended() is None
@@ -386,7 +386,7 @@ async def test_request_over_the_size_limit_is_a_client_error(wire: Wire, monkeyp
 
 async def test_failing_receiver_ends_only_its_own_stream(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
     wire.serve()
-    broken, sound = Heard(), Heard()
+    broken, sound = ReceivedOutput(), ReceivedOutput()
     broken.on_token = broken.on_item = lambda _: int("no number")  # type: ignore[method-assign, assignment]
     for heard, name in ((broken, "broken"), (sound, "sound")):
         await wire.call(heard, Request(name, b"\x80"))
@@ -413,7 +413,7 @@ async def until_cancelled(reply: Reply) -> None:
 
 async def test_stopped_request_may_still_send_its_last_tokens(wire: Wire) -> None:
     wire.serve()
-    heard = Heard()
+    heard = ReceivedOutput()
     call = await wire.call(heard)
     reply = await wire.reply()
     reply.token(1)
@@ -428,7 +428,7 @@ async def test_stopped_request_may_still_send_its_last_tokens(wire: Wire) -> Non
 
 async def test_request_stopped_before_its_arrival_is_stopped(wire: Wire) -> None:
     wire.serve()
-    heard = Heard()
+    heard = ReceivedOutput()
     call = await wire.call(heard)
     call.stop()
     reply = await wire.reply()
@@ -439,7 +439,7 @@ async def test_request_stopped_before_its_arrival_is_stopped(wire: Wire) -> None
 
 async def test_receiver_gets_nothing_after_a_kill(wire: Wire) -> None:
     served = wire.serve()
-    heard = Heard()
+    heard = ReceivedOutput()
     call = await wire.call(heard)
     reply = await wire.reply()
     reply.token(1)
@@ -451,7 +451,7 @@ async def test_receiver_gets_nothing_after_a_kill(wire: Wire) -> None:
     reply.finish()
     call.kill()
     call.stop()
-    after = Heard()
+    after = ReceivedOutput()
     await wire.call(after)
     (await wire.reply()).finish()
     await after.ended()
@@ -461,7 +461,7 @@ async def test_receiver_gets_nothing_after_a_kill(wire: Wire) -> None:
 
 async def test_callback_added_after_the_event_is_called_at_once(wire: Wire) -> None:
     wire.serve()
-    call = await wire.call(Heard())
+    call = await wire.call(ReceivedOutput())
     reply = await wire.reply()
     call.kill()
     await until_cancelled(reply)
@@ -472,7 +472,7 @@ async def test_callback_added_after_the_event_is_called_at_once(wire: Wire) -> N
 
 async def test_lost_worker_ends_every_open_stream(wire: Wire) -> None:
     wire.serve()
-    everyone = [Heard(), Heard()]
+    everyone = [ReceivedOutput(), ReceivedOutput()]
     for heard in everyone:
         await wire.call(heard)
     for reply in [await wire.reply() for _ in everyone]:
@@ -486,7 +486,7 @@ async def test_lost_worker_ends_every_open_stream(wire: Wire) -> None:
 
 async def test_lost_caller_cancels_its_requests(wire: Wire) -> None:
     served = wire.serve()
-    await wire.call(Heard())
+    await wire.call(ReceivedOutput())
     reply = await wire.reply()
     await crash(wire.caller)
     await until_cancelled(reply)
@@ -517,11 +517,11 @@ async def test_refused_connection_is_a_connection_error(wire: Wire) -> None:
     target = wire.target()
     await wire.worker.close()
     if wire.kind == "nats":  # Only the server has the list of subscribers; it answers a request for it.
-        heard = Heard()
+        heard = ReceivedOutput()
         await wire.call(heard)
         assert isinstance(await heard.ended(), CannotConnect)
         return
-    assert wire.caller.send(target, Request("r", b""), Heard(), lambda _, __: None) is None
+    assert wire.caller.send(target, Request("r", b""), ReceivedOutput(), lambda _, __: None) is None
     with pytest.raises(CannotConnect):
         await wire.caller.connect(target)
 
@@ -534,7 +534,7 @@ async def test_closing_twice_has_no_effect(wire: Wire) -> None:
 @only_tcp
 async def test_request_after_a_broken_connection_reconnects(wire: Wire) -> None:
     wire.serve()
-    before = Heard()
+    before = ReceivedOutput()
     await wire.call(before)
     await wire.reply()
     address = wire.target().address
@@ -542,7 +542,7 @@ async def test_request_after_a_broken_connection_reconnects(wire: Wire) -> None:
     await before.ended()
     wire.worker = wire.join(wire.dispatcher, port=int(address.rpartition(":")[2]))
     await wire.worker.listen()
-    after = Heard()
+    after = ReceivedOutput()
     await wire.call(after)
     (await wire.reply()).finish()
     assert await after.ended() is None
@@ -552,7 +552,7 @@ async def test_request_after_a_broken_connection_reconnects(wire: Wire) -> None:
 async def test_time_to_first_element_is_measured_once_per_response(wire: Wire) -> None:
     wire.serve(lambda _, reply: (reply.token(1), reply.item("x"), reply.token(2), reply.finish()))
     for _ in range(3):
-        heard = Heard()
+        heard = ReceivedOutput()
         await wire.call(heard)
         await heard.ended()
         assert heard.order == [1, "x", 2]
@@ -566,7 +566,7 @@ async def test_request_fails_when_the_worker_does_not_acknowledge(kind: str) -> 
     wire = Wire(kind, TcpLimits(request_timeout_s=0.02))
     host, port = silent.sockets[0].getsockname()
     target = Target(0x1F, f"{host}:{port}", PATH, "msgpack", kind == "tcp-batched")
-    heard = Heard()
+    heard = ReceivedOutput()
     await wire.caller.connect(target)
     wire.caller.send(target, Request("r", b""), heard, heard.on_done)
     assert isinstance(await heard.ended(), ConnectionTimeout)
@@ -577,7 +577,7 @@ async def test_request_fails_when_the_worker_does_not_acknowledge(kind: str) -> 
 @only_tcp
 async def test_malformed_data_closes_only_its_connection(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
     wire.serve()
-    heard = Heard()
+    heard = ReceivedOutput()
     await wire.call(heard)
     reply = await wire.reply()
     host, _, port = wire.target().address.rpartition(":")
@@ -607,7 +607,7 @@ async def test_caller_that_does_not_read_is_disconnected(kind: str, caplog: pyte
     wire = Wire(kind, TcpLimits(message_bytes_max=MESSAGE_BYTES_MAX))
     await wire.start()
     wire.serve()
-    heard = Heard()
+    heard = ReceivedOutput()
     await wire.call(heard)
     reply = await wire.reply()
     pause_reading(wire.caller)
@@ -642,7 +642,7 @@ async def test_response_to_a_nats_request_uses_tls(tls: TcpTls, request: pytest.
     wire = Wire("nats", TcpLimits(), request.getfixturevalue("nats_server").url, tls)
     await wire.start()
     wire.serve(lambda _, reply: (reply.token(7), reply.finish()))
-    heard = Heard()
+    heard = ReceivedOutput()
     await wire.call(heard)
     assert await heard.ended() is None
     assert heard.tokens == [7]
@@ -665,6 +665,6 @@ async def test_nats_caller_without_tls_response_address_reports_the_setting(
     wire = Wire("nats", TcpLimits(), request.getfixturevalue("nats_server").url, TcpTls(client=tls.client))
     await wire.start()
     with pytest.raises(CannotConnect, match="--tcp-tls-cert-path"):
-        await wire.call(Heard())
+        await wire.call(ReceivedOutput())
     for plane in wire.planes:
         await plane.close()

@@ -1,4 +1,4 @@
-"""Engines: the environment with vLLM in it, a tiny model, and servers that live as long as the session."""
+"""Environment with vLLM, a tiny model, and servers that run for the whole session."""
 
 import os
 import subprocess
@@ -60,14 +60,14 @@ class EngineCluster(ProcessGroup):
         return self.run(name, [*command, *argv], DYN_SYSTEM_PORT=str(port), **variables)
 
     def vllm_server(self, *argv: str) -> str:
-        """VLLM's own OpenAI server on the same model; its address."""
+        """Start vLLM's own OpenAI server on the same model; return its address."""
         port = free_port()
         command = [self.python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
         self.run("vllm", [*command, "--model", self.model, "--served-model-name", "tiny", *PLAIN, *argv])
         return f"http://127.0.0.1:{port}"
 
     def until_ready(self, *names: str) -> None:
-        """Every process lives, and the frontend serves the models."""
+        """Wait until every process runs and the frontend serves the models."""
         wait_until(lambda: self._serves(names or ("tiny",)), f"not served: {self.logs()}", START_S)
 
     def _serves(self, names: tuple[str, ...]) -> bool:
@@ -90,16 +90,16 @@ class EngineCluster(ProcessGroup):
         return found
 
     def complete(self, prompt: str, base: str | None = None, **body: Any) -> dict[str, Any]:
-        """One completion, greedy by default."""
+        """Return one completion, greedy by default."""
         given = {"model": "tiny", "prompt": prompt, "max_tokens": 24, "temperature": 0, **body}
         return self.post("/v1/completions", base, **given)
 
     def control(self, method: str, path: str, worker: int = 0, **body: Any) -> httpx.Response:
-        """A worker's system port."""
+        """Return the URL of a worker's system port."""
         return self.http.request(method, f"http://127.0.0.1:{self.system[worker]}{path}", json=body or None)
 
     def metric(self, name: str, worker: int = 0) -> float:
-        """The sum of a series at a worker's system port."""
+        """Return the sum of a series at a worker's system port."""
         lines = self.control("GET", "/metrics", worker).text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
 
@@ -143,7 +143,7 @@ def adapter(folder: Path) -> str:
 
 @pytest.fixture(scope="session")
 def serve(engines_python: str, folder: Path, model: str) -> Iterator[Callable[[str], EngineCluster]]:
-    """Makes a group of servers, which are stopped with the session."""
+    """Return a function that starts groups of servers, which stop with the session."""
     made: list[EngineCluster] = []
 
     def make(name: str) -> EngineCluster:

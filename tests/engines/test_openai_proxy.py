@@ -1,4 +1,4 @@
-"""`dynamo.openai_proxy` before vLLM's own server: text and tokens, KV events, its death."""
+"""`dynamo.openai_proxy` with vLLM's own server: text and tokens, KV events, and its failure."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ OURS = "one more request whose second turn finds what the first one left, "
 
 
 def quiet_port() -> int:
-    """A free one that no outgoing connection takes before its server, which needs a minute, binds it."""
+    """Return a free port outside the range of outgoing connections, because the server binds it a minute later."""
     while True:
         port = random.randrange(20000, 32000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -70,7 +70,7 @@ class ProxiedEngines:
         return len(self.servers.http.get(self.servers.url("/health")).json()["instances"])
 
     def running(self) -> float:
-        """Requests that the servers compute."""
+        """Return the number of requests that the servers compute."""
         lines = [line for url in self.urls for line in self.metrics(url)]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:num_requests_running{"))
 
@@ -86,7 +86,8 @@ def proxied(serve: Callable[[str], EngineCluster]) -> Iterator[ProxiedEngines]:
     servers = serve("proxied")
     made = ProxiedEngines(servers, "--router-mode", "kv", "--migration-limit", "3")
     for number in range(2):
-        told, again = (f"tcp://*:{quiet_port()}" for _ in range(2))  # With a name in its place vLLM would not listen.
+        # With a name instead of an address vLLM would not listen.
+        told, again = (f"tcp://*:{quiet_port()}" for _ in range(2))
         events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": told, "replay_endpoint": again}
         told, again = (one.replace("*", "127.0.0.1") for one in (told, again))
         url = made.vllm("--kv-events-config", json.dumps(events))
@@ -138,7 +139,7 @@ def test_guided_json_matches_the_schema(proxied: ProxiedEngines) -> None:
 def test_second_turn_is_routed_to_the_worker_with_cached_blocks(proxied: ProxiedEngines) -> None:
     servers = proxied.servers
     servers.complete(OURS + LONG, max_tokens=4)
-    time.sleep(1)  # The server tells of its blocks after the answer.
+    time.sleep(1)  # The server publishes the events of its blocks after the response.
     found = [servers.complete(OURS + LONG + "and more", max_tokens=4)["usage"] for _ in range(3)]
     said = subprocess.run(
         [sys.executable, "-m", "dynamo.cli", "route", "explain", "--url", servers.url("")],
@@ -155,7 +156,7 @@ def test_disconnected_client_frees_its_slot(proxied: ProxiedEngines) -> None:
     for model in ("tiny", "text"):
         body = {"model": model, "prompt": PROMPTS[2], "max_tokens": 3000, "stream": True, "ignore_eos": True}
         with proxied.servers.http.stream("POST", proxied.servers.url("/v1/completions"), json=body) as answer:
-            lines = answer.iter_lines()  # Held: whoever drops it closes the connection.
+            lines = answer.iter_lines()  # Keep a reference: dropping it closes the connection.
             next(lines)
             wait_until(lambda: proxied.running() == 1, "the request never ran", ANSWER_S)
         wait_until(lambda: proxied.running() == 0, "the request went on without its client", ANSWER_S)

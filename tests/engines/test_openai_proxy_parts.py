@@ -1,4 +1,4 @@
-"""`dynamo.openai_proxy` before two of vLLM's own servers: one computes the prompt, the other goes on over NIXL."""
+"""`dynamo.openai_proxy` with two of vLLM's own servers: one computes the prompt, the other decodes over NIXL."""
 
 from collections.abc import Callable, Iterator
 

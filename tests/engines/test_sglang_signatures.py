@@ -1,7 +1,8 @@
 """The scripted SGLang of the unit tests against the real package: its signatures, its arguments, its events.
 
-SGLang's server does not start without a GPU. What of its package can be imported is imported, the rest is read as source.
-`DYNAMO_SGLANG_HOME` names the environment: `pip install --no-deps sglang==0.5.23` and what its arguments import.
+SGLang's server does not start without a GPU. The importable parts of its package are imported, the others are read as
+source. `DYNAMO_SGLANG_HOME` names the environment: `pip install --no-deps sglang==0.5.23` and the imports of its
+arguments.
 """
 
 import asyncio

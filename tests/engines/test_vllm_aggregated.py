@@ -30,7 +30,7 @@ PROMPTS = (
     "a page says of the workers of a cluster",
     "one more request for the decode workers, and what the metrics say of it",
 )
-CUT = "\ufffd"  # What is left of a character whose other bytes were never said: vLLM drops it at the end of a text.
+CUT = "\ufffd"  # Replacement of an incomplete character, which vLLM drops at the end of a text.
 LONG = "the workers of a cluster say what their caches hold and the router hears it, " * 12
 
 
@@ -51,7 +51,7 @@ def cluster(serve: Callable[[str], EngineCluster]) -> EngineCluster:
     more = (
         *("--enable-prefix-caching", "--enable-lora", "--max-lora-rank", "8", "--enable-rl"),
         *("--max-loras", "2"),  # vLLM's CPU kernels give requests without an adapter the last slot's: it must be free.
-        # A random model would say nothing but spaces.
+        # A random model would generate only spaces.
         *("--structured-outputs-config", '{"backend":"xgrammar","disable_any_whitespace":true}'),
     )
     for number in range(2):
@@ -124,7 +124,7 @@ def test_logprobs_belong_to_the_generated_tokens(cluster: EngineCluster) -> None
     for one in content:
         best = one["top_logprobs"]
         assert len(best) == 3
-        assert one["logprob"] == best[0]["logprob"] == max(top["logprob"] for top in best)  # Greedy: the likeliest.
+        assert one["logprob"] == best[0]["logprob"] == max(top["logprob"] for top in best)  # Greedy decoding.
 
 
 def test_guided_json_matches_the_schema(cluster: EngineCluster) -> None:
@@ -154,7 +154,7 @@ def running(servers: EngineCluster) -> float:
 
 def test_second_turn_is_routed_to_the_worker_with_cached_blocks(cluster: EngineCluster) -> None:
     first = cluster.complete(LONG, max_tokens=4)
-    time.sleep(1)  # The engine tells of its blocks after the answer.
+    time.sleep(1)  # The engine publishes the events of its blocks after the response.
     for _ in range(3):
         second = cluster.complete(LONG + "and more", max_tokens=4)
         assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= 96, (first, second)

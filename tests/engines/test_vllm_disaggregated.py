@@ -18,7 +18,7 @@ TRANSFER = '{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_buffer_devic
 
 @pytest.fixture(scope="module")
 def aggregated(serve: Callable[[str], EngineCluster]) -> list[str]:
-    """The text of one engine that computes both phases."""
+    """Return the texts of one aggregated engine."""
     servers = serve("whole")
     servers.frontend()
     servers.worker("worker", "--enable-prefix-caching")

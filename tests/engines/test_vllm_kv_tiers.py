@@ -1,4 +1,4 @@
-"""KV tiers below vLLM's own cache: what it gave up is loaded again, and the answers stay the same."""
+"""KV tiers below vLLM's own cache: evicted blocks are loaded again, and the responses stay the same."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The launch script of one worker: it starts its processes, forwards unknown arguments, and leaves nothing."""
+"""The launch script of one worker: it starts its processes, forwards unknown arguments, and leaves no process."""
 
 import json
 import os

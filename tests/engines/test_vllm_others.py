@@ -1,4 +1,4 @@
-"""What of `dynamo.vllm` needs a worker of its own: embeddings, and an engine that dies."""
+"""`dynamo.vllm` features that need a worker of their own: embeddings, and an engine that fails."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Tiny model: a Qwen3 of random weights with a tokenizer of its own, and a LoRA adapter for it, made on the spot.
+"""Qwen3 model with random weights and its own tokenizer, and a LoRA adapter for it.
 
 python -m tests.engines.tiny_model DIRECTORY
 """
@@ -30,7 +30,7 @@ TEMPLATE = (
 
 
 def write_model(path: str) -> str:
-    """A directory in Hugging Face layout; config.json is written last, as its seal."""
+    """Write a directory in Hugging Face layout; config.json is written last and marks it as complete."""
     if os.path.exists(os.path.join(path, "config.json")):
         return path
     os.makedirs(path, exist_ok=True)
@@ -65,7 +65,7 @@ def write_model(path: str) -> str:
 
 
 def write_adapter(path: str, seed: int = 5) -> str:
-    """A LoRA adapter of rank 8 for that model, strong enough to change its output."""
+    """Write a LoRA adapter of rank 8 for that model, strong enough to change its output."""
     os.makedirs(path, exist_ok=True)
     rng = np.random.default_rng(seed)
     tensors: dict[str, Weights] = {}
@@ -126,7 +126,7 @@ def _random(rng: np.random.Generator, rows: int, columns: int, scale: float) -> 
 
 
 def _tensors() -> dict[str, Weights]:
-    """Large enough in the middle that the likeliest token is likelier by far: roundings do not change the text."""
+    """Return tensors that make the likeliest token so likely that rounding does not change the text."""
     rng = np.random.default_rng(7)
 
     def matrix(rows: int, columns: int, gain: float = 1.5) -> Weights:

@@ -1,4 +1,4 @@
-"""Documentation: what its blocks may be, and why some are not executed."""
+"""Documentation: the allowed blocks, and the reasons why some are not executed."""
 
 import re
 import textwrap
@@ -24,8 +24,8 @@ REASONS = {
     "takes hours": r"routing_quality",
     "takes minutes": r"make simulate",
 }
-"""Why a block is not executed, and what it must contain for that."""
-NOT_RUN_MAX = 18  # One more needs a reason as good as these.
+"""Reasons for not executing a block, and the pattern that the block must contain for each."""
+NOT_RUN_MAX = 18  # Each further entry needs a comparable reason.
 COMMAND = re.compile(
     r"^(\$ |(\S+=\S+ )*(\.venv/bin/\S+|python3? -m|dynamo|make|pip|curl|export|vllm|nats-server)\s)", re.MULTILINE
 )

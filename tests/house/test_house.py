@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.house.source import MODULES, ROOT, SOURCE, relative, tree
+from tests.stack.source import MODULES, ROOT, SOURCE, relative, tree
 
 import dynamo
 
@@ -22,7 +22,7 @@ FOLDERS = (".ci", "benchmarks", "docs", "examples", "src", "tests", "tools")
 
 @cache
 def texts() -> list[tuple[Path, str]]:
-    """Every file of ours that is text, wherever the checkout came from."""
+    """Return every text file of this repository, in any checkout."""
     found = [path for path in ROOT.iterdir() if path.is_file()]
     for folder in FOLDERS:
         found += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
@@ -57,7 +57,7 @@ PICKLING_NAMES = {"ProcessPoolExecutor", "recv_pyobj", "send_pyobj", "read_pickl
 
 
 def pickling_in(source: str) -> list[str]:
-    """What the source uses that pickles; it is parsed only if it contains one of the names."""
+    """Return the uses of pickling in the source, which is parsed only if it contains one of the names."""
     found: list[str] = []
     if not any(name in source for name in (*PICKLING_MODULES, *PICKLING_NAMES, "allow_pickle")):
         return found
@@ -99,7 +99,7 @@ BROAD = {"Exception", "BaseException"}
 
 
 def broad_excepts() -> Iterator[tuple[str, str]]:
-    """Each handler of every error: its place, and the comment on its line."""
+    """Yield each handler of all exceptions: its place, and the comment on its line."""
     for path in MODULES:
         lines = path.read_text(encoding="utf-8").splitlines()
         for node in ast.walk(tree(path)):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from tests.house.source import MODULES, SOURCE, tree
+from tests.stack.source import MODULES, SOURCE, tree
 
 
 def module_name(path: Path) -> str:
@@ -14,7 +14,7 @@ def module_name(path: Path) -> str:
 
 
 def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Every statement of a block and of the blocks inside, but for those of `if TYPE_CHECKING:`."""
+    """Yield every statement of a block and of nested blocks, except those of `if TYPE_CHECKING:`."""
     for statement in body:
         yield statement
         if not (isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING"):
@@ -34,7 +34,7 @@ def imported(tree: ast.Module) -> Iterator[str]:
 
 
 def cycle(graph: dict[str, set[str]]) -> list[str]:
-    """The modules of one cycle; empty if there is none."""
+    """Return the modules of one cycle; empty if there is none."""
     try:
         list(TopologicalSorter(graph).static_order())
     except CycleError as error:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from packaging.requirements import Requirement
-from tests.house.source import MODULES, ROOT, tree
+from tests.stack.source import MODULES, ROOT, tree
 
 USES = {
     "argparse": {
@@ -40,7 +40,7 @@ def is_private(name: str) -> bool:
 
 
 def own_names(trees: list[ast.Module]) -> Iterator[str]:
-    """What the modules define: functions, classes, variables and attributes."""
+    """Return the names that the modules define: functions, classes, variables and attributes."""
     for node in (node for one in trees for node in ast.walk(one)):
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
@@ -52,7 +52,7 @@ def own_names(trees: list[ast.Module]) -> Iterator[str]:
 
 
 def private_uses(trees: list[ast.Module]) -> set[str]:
-    """Private names that the modules use and do not define, and private modules that they import."""
+    """Yield private names that the modules use and do not define, and private modules that they import."""
     own = set(own_names(trees))
     found: set[str] = set()
     for node in (node for one in trees for node in ast.walk(one)):

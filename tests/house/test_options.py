@@ -6,7 +6,7 @@ from functools import cache
 from typing import NamedTuple
 
 import pytest
-from tests.house.source import MODULES, SOURCE, tree
+from tests.stack.source import MODULES, SOURCE, tree
 
 from dynamo.core.config import NO_EFFECT
 
@@ -47,7 +47,7 @@ class Declared(NamedTuple):
 
 
 class Reads(ast.NodeVisitor):
-    """The attributes that a module reads, but for those that it only checks: `if …: raise …`."""
+    """Attributes that a module reads, except those that it only checks: `if …: raise …`."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()

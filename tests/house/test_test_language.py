@@ -1,4 +1,4 @@
-"""Test names and docstrings of tests are plain technical English: they contain no word of tools/language.py."""
+"""Test names, docstrings and identifiers of tests, tools and benchmarks contain no word of tools/language.py."""
 
 from functools import cache
 from pathlib import Path

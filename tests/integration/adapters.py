@@ -1,4 +1,4 @@
-"""Adapters of the bundled demo model for tests of processes, and what transformers answers with them merged by hand."""
+"""LoRA adapters of the bundled demo model for process tests, and transformers' output with merged weights."""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from dynamo.cpu.config import DEMO_MODEL
 
 RANK, ALPHA = 4, 8
 STRENGTH = 1.0
-"""Enough that the adapters say something else than the model, and than each other."""
+"""Strength at which each adapter's output differs from the model's and from other adapters'."""
 
 
 def config() -> dict[str, Any]:
@@ -29,7 +29,7 @@ def tensors_of(seed: int, targets: Sequence[str]) -> dict[str, Any]:
 
 
 def write(path: Path, seed: int, targets: Sequence[str]) -> Path:
-    """An adapter in PEFT's layout."""
+    """Write an adapter in PEFT's layout."""
     path.mkdir(parents=True)
     told = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": list(targets), "bias": "none"}
     (path / "adapter_config.json").write_text(json.dumps(told))
@@ -44,7 +44,7 @@ def tokenizer() -> Any:
 
 @cache
 def merged(seed: int | None, targets: tuple[str, ...] = ()) -> Any:
-    """The model in transformers, with an adapter's product added to its weights."""
+    """Return the model in transformers, with an adapter's product added to its weights."""
     model = transformers.AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32).eval()
     if seed is not None:
         parameters = dict(model.named_parameters())
@@ -60,7 +60,7 @@ def merged(seed: int | None, targets: tuple[str, ...] = ()) -> Any:
 
 
 def greedily(model: Any, prompt: list[int], count: int) -> str:
-    """The tokens after a prompt, without an end token."""
+    """Return the greedy tokens after a prompt, without an end token."""
     tokens = torch.tensor([prompt])
     with torch.no_grad():
         cached: Any = None

@@ -1,6 +1,6 @@
-"""A router in durable mode that dies, as if killed, right after a step of its work: `durable_router.py STEP`.
+"""Router in durable mode that kills itself right after a step of its work: `durable_router.py STEP`.
 
-It ends with SIGKILL by its own hand, so that nothing of it can run afterwards: no handler, no `finally`.
+It ends with SIGKILL, so that neither a handler nor a `finally` runs afterwards.
 """
 
 import asyncio
@@ -38,11 +38,11 @@ STEPS: dict[str, tuple[type, str]] = {
     "purge": (DurableEvents, "_purge"),
     "unlock": (DurableEvents, "_unlock"),
 }
-"""After which method it dies."""
+"""Method after which the process kills itself, by step."""
 
 
 def die_after(owner: type, name: str) -> None:
-    """Has a method kill this process when it has done its work."""
+    """Make a method kill this process when it returns."""
     method: Callable[..., Awaitable[Any]] = getattr(owner, name)
 
     async def last(*args: Any, **more: Any) -> None:

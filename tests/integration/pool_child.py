@@ -1,4 +1,4 @@
-"""A child process of `core.child_pool` whose computation does what its request demands."""
+"""Child process of `core.child_pool` whose computation the request selects."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def compute(request: Any) -> Any:
     if kind == "square":
         number = 1 << 10_000
         while True:
-            number *= number  # A product of large numbers does not give other threads a turn.
+            number *= number  # A product of large numbers does not release the GIL.
     if kind == "allocate":
         return len(bytearray(value))
     if kind == "keep":

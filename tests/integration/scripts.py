@@ -1,4 +1,4 @@
-"""Scripts: example programs as processes that talk to each other, under our Python or a released peer's."""
+"""Example programs as processes of one deployment, under our Python or a released peer's."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-DEADLINE_S = 60.0  # For what takes a second on an idle machine.
+DEADLINE_S = 60.0  # For operations that take a second on an idle machine.
 
 
 class Scripts:
@@ -31,7 +31,7 @@ class Scripts:
         }
 
     def start(self, script: str, *arguments: str, python: str | None = None) -> "subprocess.Popen[str]":
-        """A process that keeps running; returns when it reports that it serves."""
+        """Start a process that keeps running; return when it reports that it serves."""
         process = subprocess.Popen(
             [python or self.python, str(EXAMPLES / script), *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self.variables,
@@ -47,13 +47,13 @@ class Scripts:
         return line.rstrip("\n")
 
     def tell(self, process: "subprocess.Popen[str]") -> None:
-        """Gives it an empty line, for which it waits."""
+        """Send an empty line to its standard input."""
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
 
     def run(self, script: str, *arguments: str, python: str | None = None) -> list[str]:
-        """What a process that ends by itself prints."""
+        """Return the output of a process that ends by itself."""
         done = subprocess.run(
             [python or self.python, str(EXAMPLES / script), *arguments],
             stdout=subprocess.PIPE, text=True, env=self.variables, timeout=DEADLINE_S, check=True,
@@ -61,11 +61,11 @@ class Scripts:
         return done.stdout.splitlines()
 
     def records(self) -> list[str]:
-        """The keys of everything that is registered now."""
+        """Return the keys of all current registrations."""
         return [re.sub("%[0-9A-F]{2}", "/", path.name) for path in (self.folder / "kv").rglob("*") if path.is_file()]
 
     def stop(self) -> list[int]:
-        """Ends what goes on; returns the exit statuses."""
+        """Stop the running processes; return their exit statuses."""
         for process in self.started:
             assert process.stdin is not None
             process.stdin.close()
@@ -85,7 +85,7 @@ class Scripts:
 
 @contextmanager
 def running(folder: Path, python: str = sys.executable) -> Iterator[Scripts]:
-    """Scripts that are stopped at the end."""
+    """Run scripts, which stop with the block."""
     scripts = Scripts(folder, python)
     try:
         yield scripts

@@ -1,4 +1,4 @@
-"""A worker process without a model: `double` answers whole numbers with twice as much, `shout` a prompt in capitals."""
+"""Worker process without a model: `double` returns whole numbers multiplied by two, `shout` a prompt in capitals."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ CONFIG = {
 
 
 async def double(request: Any, context: Any) -> AsyncIterator[Any]:
-    """Repeats as the parameter `times` requires; `hold` waits until the request is cancelled."""
+    """Repeat as the parameter `times` requires; `hold` waits until the request is cancelled."""
     parameters = request.get("parameters") or {}
     if "hold" in parameters:
         print("held", flush=True)
@@ -29,7 +29,7 @@ async def double(request: Any, context: Any) -> AsyncIterator[Any]:
 
 
 async def shout(request: Any, context: Any) -> AsyncIterator[Any]:
-    """Word by word."""
+    """Return the prompt in capitals, word by word."""
     for word in request["prompt"].upper().split():
         yield completion(word, None)
     yield completion("", "stop")

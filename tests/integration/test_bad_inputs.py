@@ -1,4 +1,4 @@
-"""Bad inputs: what may be wrong with a request, for every group of routes; the status it gets, the words that name it."""
+"""Invalid requests for every group of routes: their status, and the field that the error names."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ CLAUDE_TOOL: dict[str, Any] = {"name": "look", "input_schema": {"type": "object"
 LONG = "long " * 4000
 DEEP = b'{"model":"m","tools":[{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}]}"
 
-ASKED: dict[str, dict[str, Any]] = {
+REQUESTED: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": MODEL, "messages": USER},
     "/v1/completions": {"model": MODEL, "prompt": "Hi"},
     "/v1/embeddings": {"model": EMBEDDER, "input": "Hi"},
@@ -36,26 +36,26 @@ ASKED: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"model": MODEL, "messages": USER},
     "/busy_threshold": {"model": MODEL},
 }
-"""A good request for each path that takes a body."""
+"""Valid request for each path with a body."""
 ANTHROPIC = ("/v1/messages", "/v1/messages/count_tokens")
 WRONG_TYPE_STATUS = {"/busy_threshold": 422}
 """Status of a field or body of a wrong type, where it is not 400."""
 PARAMS: dict[str, None] = dict.fromkeys(("/busy_threshold", *ANTHROPIC))
-"""The errors of these have none."""
+"""Paths whose errors have no `param`."""
 ANTHROPIC_KINDS = {400: "invalid_request_error", 404: "not_found_error", 413: "request_too_large"}
 
 
 @dataclass(frozen=True)
 class Bad:
-    """A request that is refused."""
+    """Request that is refused."""
 
     path: str
     name: str
     body: Any
     says: str
-    """A part of the message."""
+    """Part of the error message."""
     param: str | None = None
-    """What `param` is, where the error has one."""
+    """Value of `param`, where the error has one."""
     status: int = 400
     method: str = "POST"
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -65,8 +65,8 @@ class Bad:
 
 
 def wrong(path: str, name: str, says: str, param: str | None = None, status: int = 400, /, **fields: Any) -> Bad:
-    """A good request but for these fields; one that is `...` is left out."""
-    body = {key: value for key, value in {**ASKED[path], **fields}.items() if value is not ...}
+    """Return a valid request with these changes; a field with the value `...` is removed."""
+    body = {key: value for key, value in {**REQUESTED[path], **fields}.items() if value is not ...}
     return Bad(path, name, body, says, param, status)
 
 
@@ -100,7 +100,7 @@ def claude(name: str, says: str, status: int = 400, /, **fields: Any) -> Bad:
 
 BODIES = [
     Bad(path, name, raw, says, status=WRONG_TYPE_STATUS.get(path, 400) if name == "a list" else 400)
-    for path in ASKED
+    for path in REQUESTED
     for name, raw, says in (
         ("an empty body", b"", "truncated"),
         ("half a body", b'{"model": "m"', "truncated"),
@@ -109,10 +109,12 @@ BODIES = [
         ("Latin-1", '{"model":"é"}'.encode("latin-1"), "utf-8"),
     )
 ]
-MODELS = [wrong(path, "an unknown model", "nobody", PARAMS.get(path, "model"), 404, model="nobody") for path in ASKED]
+MODELS = [
+    wrong(path, "an unknown model", "nobody", PARAMS.get(path, "model"), 404, model="nobody") for path in REQUESTED
+]
 MODEL_TYPES = [
     wrong(path, "a model of no name", "model", PARAMS.get(path, "model"), WRONG_TYPE_STATUS.get(path, 400), model=7)
-    for path in ASKED
+    for path in REQUESTED
 ]
 CHAT = [
     Bad("/v1/chat/completions", "a deep body", DEEP, "deep"),
@@ -248,8 +250,8 @@ MESSAGES = [
 OTHERS = [
     Bad("/nowhere", "an unknown route", None, "GET /nowhere", None, 404, "GET"),
     Bad("/nowhere", "an unknown route", {}, "POST /nowhere", None, 404),
-    Bad("/v1/chat/completions/", "a slash too many", ASKED["/v1/chat/completions"], "/v1/chat/completions/", None, 404),
-    *(Bad(path, "a wrong method", None, f"GET is not allowed on {path}", None, 405, "GET") for path in ASKED if path not in ("/busy_threshold", "/v1/responses", "/v1/responses/input_tokens")),
+    Bad("/v1/chat/completions/", "a slash too many", REQUESTED["/v1/chat/completions"], "/v1/chat/completions/", None, 404),
+    *(Bad(path, "a wrong method", None, f"GET is not allowed on {path}", None, 405, "GET") for path in REQUESTED if path not in ("/busy_threshold", "/v1/responses", "/v1/responses/input_tokens")),
     Bad("/v1/models", "a wrong method", {}, "POST is not allowed on /v1/models", None, 405),
     Bad("/health", "a wrong method", {}, "POST is not allowed on /health", None, 405),
     Bad("/v1/chat/completions", "a wrong method", None, "PATCH is not allowed", None, 405, "PATCH"),
@@ -283,7 +285,7 @@ BATCHES = [
     Bad("/v1/realtime", "no WebSocket", None, "upgrade", None, 400, "GET"),
 ]
 HEADERS = [
-    Bad("/v1/chat/completions", f"{name}: {value}", ASKED["/v1/chat/completions"], "not a worker of model", "nvext.backend_instance_id", headers={name: value})
+    Bad("/v1/chat/completions", f"{name}: {value}", REQUESTED["/v1/chat/completions"], "not a worker of model", "nvext.backend_instance_id", headers={name: value})
     for name, value in (("x-dynamo-worker-instance-id", "12345"), ("x-worker-instance-id", "12345"))
 ]  # fmt: skip
 ALL = [
@@ -305,7 +307,7 @@ assert len(ALL) >= 100
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A frontend, a worker that writes, and one that embeds."""
+    """Start a frontend, a worker that generates, and one that embeds."""
     folder = tmp_path_factory.mktemp("bad")
     with Cluster(folder, "--enable-anthropic-api", "--batch-dir", str(folder / "batches")) as cluster:
         cluster.scripted_worker()
@@ -315,7 +317,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def error_of(bad: Bad, answer: Any) -> tuple[str, Any]:
-    """The message of an error and its `param`, in the format of its route."""
+    """Return the message and `param` of an error, in the format of its route."""
     if bad.path == "/busy_threshold" and bad.method == "POST":
         return answer["error"], None
     if bad.path in ANTHROPIC and bad.status != 405:
@@ -340,6 +342,6 @@ def test_bad_request_returns_an_error_that_names_the_problem(cluster: Cluster, b
         assert param == bad.param, answer.text
 
 
-@pytest.mark.parametrize("path", [path for path in ASKED if not path.startswith(("/v1/images", "/v1/audio", "/v1/videos", "/v1/classify", "/v1/pooling", "/v1/rerank"))])  # fmt: skip
+@pytest.mark.parametrize("path", [path for path in REQUESTED if not path.startswith(("/v1/images", "/v1/audio", "/v1/videos", "/v1/classify", "/v1/pooling", "/v1/rerank"))])  # fmt: skip
 def test_unmodified_request_of_each_case_is_valid(cluster: Cluster, path: str) -> None:
-    assert cluster.post(ASKED[path], path).status_code == 200
+    assert cluster.post(REQUESTED[path], path).status_code == 200

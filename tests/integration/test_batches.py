@@ -1,4 +1,4 @@
-"""Files and batches: a real frontend, OpenAI's own client, and a frontend that is killed on the way."""
+"""Files and batches: a real frontend, OpenAI's own client, and a frontend that is killed during a batch."""
 
 import io
 import json
@@ -25,7 +25,7 @@ class BatchCluster(Cluster):
         super().__init__(folder, "--batch-dir", str(folder / "batches"), *frontend)
 
     def restart(self) -> None:
-        """Kills the frontend, and starts another one over the same directories."""
+        """Kill the frontend, and start another one over the same directories."""
         self.frontend.send_signal(signal.SIGKILL)
         self.frontend.wait(DEADLINE_S)
         argv = ["--http-host", "127.0.0.1", "--http-port", str(self.port)]

@@ -1,7 +1,7 @@
-"""The embedded engine computes what `transformers` computes, on checkpoints with random weights that are made here.
+"""The embedded engine's output equals that of `transformers`, on checkpoints with random weights.
 
-The weights are drawn wide enough that attention looks at some positions more than at others and that the likeliest token
-is clearly above the next: with the usual narrow ones, a wrong rotation would hardly show.
+The weights are drawn wide enough that attention prefers some positions and that the likeliest token is clearly above
+the next: with the usual narrow ones, a wrong rotation would hardly show.
 """
 
 from collections.abc import Callable, Iterator
@@ -105,14 +105,14 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def make_pair(tmp_path: Path) -> Callable[..., Pair]:
-    """Our model and theirs, from one checkpoint."""
+    """Return our model and the one of transformers, from one checkpoint."""
 
     def make(name: str, changes: dict[str, Any], *, dtype: str = "f32", seed: int = 0, **saving: Any) -> Pair:
         torch.manual_seed(seed)
         config = getattr(transformers, f"{name}Config")(**(SIZES | changes))
         made = getattr(transformers, f"{name}ForCausalLM")(config)
         for parameter in made.parameters():
-            if parameter.dim() == 1:  # Gains of ones and biases of zeros would prove little.
+            if parameter.dim() == 1:  # Gains of one and biases of zero would verify little.
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
         made.to(DTYPES[dtype]).save_pretrained(tmp_path, **saving)
         theirs = type(made).from_pretrained(tmp_path, dtype=torch.float32).eval()
@@ -141,7 +141,7 @@ def their_logits(model: Any, tokens: list[int]) -> Any:
 
 
 def their_text(model: Any, tokens: list[int]) -> list[int]:
-    """The likeliest tokens, each from a forward pass with a cache."""
+    """Return the likeliest tokens, each from a forward pass with a cache."""
     said: list[int] = []
     cache, following = None, torch.tensor([tokens])
     with torch.inference_mode():

@@ -118,7 +118,7 @@ PROMPT = "A worker is a process that runs an engine and answers requests. 12 + 3
 
 
 def completion(cluster: Cluster, **fields: Any) -> Any:
-    """The body of an answer to `POST /v1/completions`."""
+    """Return the body of a response to `POST /v1/completions`."""
     answer = cluster.http.post("/v1/completions", json={"model": "demo", "prompt": PROMPT, "temperature": 0, **fields})
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -126,7 +126,7 @@ def completion(cluster: Cluster, **fields: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def reference() -> tuple[list[int], Any]:
-    """The prompt's tokens, and the log-probabilities that transformers computes after each of them."""
+    """Return the prompt's tokens, and the log-probabilities that transformers computes for each of them."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO_MODEL)

@@ -1,4 +1,4 @@
-"""Records of a living worker are damaged or removed, and its port holds unfinished frames: clients get 200 or 503."""
+"""Damaged or removed records of a running worker, and unfinished frames on its port: clients get 200 or 503."""
 
 import contextlib
 import json
@@ -43,7 +43,7 @@ def records(cluster: Cluster) -> list[Path]:
 
 
 def statuses_until_served(cluster: Cluster) -> set[int]:
-    """Statuses from now on until the model was served for two seconds."""
+    """Yield statuses from now on until the model was served for two seconds."""
     found: set[int] = set()
     deadline, well_since = time.monotonic() + 60, time.monotonic()
     while time.monotonic() - well_since < 2:
@@ -121,7 +121,7 @@ def test_worker_port_bounds_the_memory_of_unfinished_frames(cluster: Cluster) ->
     for _ in range(20):
         link = socket.create_connection(("127.0.0.1", int(port)), 20)
         link.settimeout(0.3)
-        with contextlib.suppress(TimeoutError):  # It is not read on.
+        with contextlib.suppress(TimeoutError):  # The rest is not read.
             link.sendall(head + bytes(FRAME_BYTES))
         links.append(link)
     assert cluster.post(CHAT).status_code == 200

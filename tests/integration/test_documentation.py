@@ -16,7 +16,7 @@ IS_FRESH = bool(os.environ.get("DOCUMENTATION_FRESH"))
 RUN = [page for page in PAGES if any(block.language == "sh" and not block.not_run for block in page_blocks(page))]
 TIMEOUT_S = 3600.0 if IS_FRESH else 300.0
 NAMESPACE = ("unshare", "-Urn")
-"""Ports as written, whatever else listens on this machine. Installations need the network, so not for those."""
+"""A network namespace makes all ports available as written. Installations need the network and run without it."""
 TOOLS = ("bash", "curl", "make", "openssl")
 README_PORTS = (8000, 9000)
 

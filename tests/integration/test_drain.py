@@ -1,4 +1,4 @@
-"""A worker process is drained and resumed over its system port: what runs ends well, and it serves again."""
+"""Drain and resume of a worker process over its system port: requests in flight complete, and it serves again."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ async def control(name: str, method: str = "POST") -> dict[str, Any]:
 
 
 async def until(is_true: Callable[[], Awaitable[bool]]) -> None:
-    """Polls another process until a condition holds."""
+    """Poll another process until a condition holds."""
     async with asyncio.timeout(TIMEOUT_S):
         while not await is_true():  # noqa: ASYNC110 - another process sets no event of ours
             await asyncio.sleep(0.02)

@@ -31,7 +31,7 @@ from dynamo.runtime.distributed import DistributedRuntime
 
 pytestmark = pytest.mark.integration
 
-TIMEOUT_S = 60.0  # For anything that takes a second on an idle machine.
+TIMEOUT_S = 60.0  # For operations that take a second on an idle machine.
 PROGRAM = str(Path(__file__).with_name("durable_router.py"))
 ROOT = Path(__file__).parents[2]
 SERVICE = iter(range(1000))
@@ -54,17 +54,17 @@ def surroundings(server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyP
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(kv_snapshots, "LOCK_TTL_S", 1.0)
-    monkeypatch.setattr(file, "REFRESH_S", 0.3)  # So that it is soon known who is dead.
+    monkeypatch.setattr(file, "REFRESH_S", 0.3)  # Short, so that dead workers are detected soon.
     monkeypatch.setattr(file, "EXPIRY_S", 2.0)
 
 
 class Worker:
-    """A worker that stores and evicts at random, publishes to the stream, and cannot be queried."""
+    """Worker that stores and evicts at random, publishes to the stream, and cannot be queried."""
 
     def __init__(self, runtime: DistributedRuntime, endpoint: EndpointId, stream: KvStreamPublisher) -> None:
         self.id = runtime.instance_id
         self.held: set[int] = set()
-        self._chance = random.Random(self.id)
+        self._rng = random.Random(self.id)
         self._stream = stream
         self._events = 0
         self._keys = iter(range(1, 1_000_000))
@@ -74,21 +74,21 @@ class Worker:
             self._step()
 
     def _step(self) -> None:
-        chance = self._chance.random()
-        if chance < 0.02:
+        rng = self._rng.random()
+        if rng < 0.02:
             self.held.clear()
-            self._tell("cleared")
-        elif chance < 0.35 and self.held:
-            gone = self._chance.sample(sorted(self.held), min(3, len(self.held)))
+            self._notify("cleared")
+        elif rng < 0.35 and self.held:
+            gone = self._rng.sample(sorted(self.held), min(3, len(self.held)))
             self.held.difference_update(gone)
-            self._tell(KvEventData(removed=Removed(gone)))
+            self._notify(KvEventData(removed=Removed(gone)))
         else:
-            parent = self._chance.choice([None, *sorted(self.held)])
-            blocks = [StoredBlock(next(self._keys), self._chance.getrandbits(64)) for _ in range(3)]
+            parent = self._rng.choice([None, *sorted(self.held)])
+            blocks = [StoredBlock(next(self._keys), self._rng.getrandbits(64)) for _ in range(3)]
             self.held.update(block.block_hash for block in blocks)
-            self._tell(KvEventData(stored=Stored(parent, None, blocks)))
+            self._notify(KvEventData(stored=Stored(parent, None, blocks)))
 
-    def _tell(self, data: object) -> None:
+    def _notify(self, data: object) -> None:
         self._events += 1
         event = NumberedKvEvent(self._events, data, 0)  # type: ignore[arg-type]
         self._stream.put(WorkerKvEvent(self.id, "device", "worker", event))
@@ -99,7 +99,7 @@ def stream_of(runtime: DistributedRuntime, endpoint: EndpointId) -> KvStreamPubl
 
 
 class Fleet:
-    """Some workers of a component of their own, in this process."""
+    """Workers of one component in this process."""
 
     def __init__(self) -> None:
         self.endpoint = EndpointId.parse(f"durable.c{next(SERVICE)}.generate")
@@ -115,7 +115,7 @@ class Fleet:
             stream.start()
 
     async def work(self, steps: int) -> None:
-        """Each publishes so many events, which the server has stored."""
+        """Publish that many events of each worker, and wait until the server has stored them."""
         for worker, stream in zip(self.workers, self.streams, strict=True):
             worker.work(steps)
             assert await stream.flush(TIMEOUT_S)
@@ -138,7 +138,7 @@ async def fleet() -> AsyncIterator[Fleet]:
 
 
 class Router:
-    """A router in this process."""
+    """Router in this process."""
 
     def __init__(self, endpoint: EndpointId, *, threshold: int = THRESHOLD, resets: bool = False) -> None:
         self.runtime = DistributedRuntime()
@@ -148,8 +148,8 @@ class Router:
         self.durable: DurableEvents = self.kv.durable
         self.stream = stream_name(endpoint)
 
-    def knows(self) -> dict[int, set[int]]:
-        """The blocks of each worker, from the index alone."""
+    def indexed_blocks(self) -> dict[int, set[int]]:
+        """Return the blocks of each worker, from the index alone."""
         index = self.kv.machine.index
         index.validate()
         held: dict[int, set[int]] = {}
@@ -162,15 +162,15 @@ class Router:
                 blocks.difference_update(data.removed.block_hashes)
         return held
 
-    async def until_it_knows(self, truth: dict[int, set[int]]) -> None:
+    async def until_indexed(self, truth: dict[int, set[int]]) -> None:
         wanted = {worker: held for worker, held in truth.items() if held}
         async with asyncio.timeout(TIMEOUT_S):
             await self.durable.caught_up()
-            while {worker: held for worker, held in self.knows().items() if held} != wanted:  # noqa: ASYNC110 - heard
+            while {worker: held for worker, held in self.indexed_blocks().items() if held} != wanted:  # noqa: ASYNC110 - heard
                 await asyncio.sleep(0.02)
 
     async def until_messages(self, most: int) -> None:
-        """Waits until the stream holds no more than that."""
+        """Wait until the stream holds at most that many messages."""
         async with asyncio.timeout(TIMEOUT_S):
             while await self.messages() > most:  # noqa: ASYNC110 - the server is asked
                 await asyncio.sleep(0.05)
@@ -201,12 +201,12 @@ async def test_router_killed_after_any_step_loses_no_event(fleet: Fleet, step: s
         assert await victim.wait() == -signal.SIGKILL
     await fleet.work(20)
     async with router_of(fleet) as second:
-        await second.until_it_knows(fleet.truth())
+        await second.until_indexed(fleet.truth())
         await second.until_messages(THRESHOLD)
         await fleet.work(5)
-        await second.until_it_knows(fleet.truth())
+        await second.until_indexed(fleet.truth())
     async with router_of(fleet) as third:
-        await third.until_it_knows(fleet.truth())
+        await third.until_indexed(fleet.truth())
         names = [one.name for one in await third.durable._consumers(third.durable._context())]
         assert names == [third.durable.name], "orphans are deleted"
 
@@ -232,8 +232,8 @@ async def test_upload_blocks_neither_events_nor_routing_and_is_not_repeated(
                 await asyncio.sleep(0.02)
         await fleet.work(40)
         for router in (first, second):
-            await router.until_it_knows(fleet.truth())
-        await asyncio.sleep(2.5)  # Both have looked again.
+            await router.until_indexed(fleet.truth())
+        await asyncio.sleep(2.5)  # Both have polled again.
         assert len(begun) == 1
         assert await first.messages() >= 240, "nothing is purged before the snapshot is durable"
         assert "initiated" in caplog.text
@@ -249,7 +249,7 @@ async def test_messages_unread_by_another_router_are_kept(fleet: Fleet, monkeypa
     held = asyncio.Event()
     fetch = DurableEvents._fetch
     async with router_of(fleet, threshold=1000) as slow:
-        await slow.until_it_knows(fleet.truth())
+        await slow.until_indexed(fleet.truth())
 
         async def waits(self: DurableEvents, pulled: Any) -> Any:
             if self is slow.durable:
@@ -260,11 +260,11 @@ async def test_messages_unread_by_another_router_are_kept(fleet: Fleet, monkeypa
         await asyncio.sleep(1.0)  # Its last fetch has ended.
         await fleet.work(40)
         async with router_of(fleet) as quick:
-            await quick.until_it_knows(fleet.truth())
+            await quick.until_indexed(fleet.truth())
             await quick.until_messages(121)
             assert await quick.messages() >= 120, "what the slow one has not read is there"
             held.set()
-            await slow.until_it_knows(fleet.truth())
+            await slow.until_indexed(fleet.truth())
 
 
 async def test_late_snapshot_is_ignored(
@@ -289,7 +289,7 @@ async def test_late_snapshot_is_ignored(
         pieces = (await store._context.stream_info(store._stream, subjects_filter=store._pieces_of(">"))).state.subjects
         assert pieces is not None
         assert store._pieces_of(late[0].nuid) not in pieces, "what was sent in vain is deleted"
-        await router.until_it_knows(fleet.truth())
+        await router.until_indexed(fleet.truth())
 
 
 async def test_router_resets_durable_state_when_configured(fleet: Fleet) -> None:
@@ -299,7 +299,7 @@ async def test_router_resets_durable_state_when_configured(fleet: Fleet) -> None
     async with router_of(fleet, resets=True) as router:
         async with asyncio.timeout(TIMEOUT_S):
             await router.durable.caught_up()
-        assert router.knows() == {}
+        assert router.indexed_blocks() == {}
         assert await router.messages() == 0
 
 
@@ -308,14 +308,14 @@ async def test_restarted_server_loses_no_event(
 ) -> None:
     await fleet.work(40)
     async with router_of(fleet, threshold=100_000) as router:
-        await router.until_it_knows(fleet.truth())
+        await router.until_indexed(fleet.truth())
         server.kill()
         for worker in fleet.workers:
             worker.work(30)
         server.start()
-        await router.until_it_knows(fleet.truth())
+        await router.until_indexed(fleet.truth())
         await fleet.work(10)
-        await router.until_it_knows(fleet.truth())
+        await router.until_indexed(fleet.truth())
     assert "retrying" in caplog.text
 
 
@@ -325,17 +325,17 @@ async def test_router_queries_workers_for_events_missing_from_the_stream(fleet: 
     source = KvEventSource(runtime.endpoint(str(fleet.endpoint)), runtime.instance_id, 0, stream)
     source.put(Stored(None, None, [StoredBlock(1, 11), StoredBlock(2, 12)]))
     source.flush()
-    stream._unsent.clear()  # Lost: the server never hears of it.
+    stream._unsent.clear()  # Lost: the server never receives it.
     stream.start()
     await source.open()
     truth = {runtime.instance_id: {1, 2}}
     async with router_of(fleet) as router:
-        await router.until_it_knows(truth)
+        await router.until_indexed(truth)
         source.put(Stored(2, None, [StoredBlock(3, 13)]))
         source.put(Removed([3]))
         source.put(Stored(2, None, [StoredBlock(4, 14)]))
         truth[runtime.instance_id] = {1, 2, 4}
-        await router.until_it_knows(truth)
+        await router.until_indexed(truth)
     await source.close()
     await stream.close()
     await runtime.shutdown()
@@ -364,13 +364,13 @@ async def test_router_shutdown_is_bounded_and_removes_its_consumer(
             assert router.durable._upload.done()
     async with router_of(fleet) as router:
         await router.until_messages(THRESHOLD)
-        await router.until_it_knows(fleet.truth())
+        await router.until_indexed(fleet.truth())
         store = SnapshotStore(router.durable._context(), fleet.endpoint)
         async with asyncio.timeout(TIMEOUT_S):
             while True:
                 state = (await store._context.stream_info(store._stream, subjects_filter=store._pieces_of(">"))).state
                 if len(state.subjects or {}) == 1:
-                    break  # The pieces of the upload that was given up are deleted.
+                    break  # The pieces of the abandoned upload are deleted.
                 await asyncio.sleep(0.05)
 
 
@@ -386,7 +386,7 @@ async def test_python_engine_publishes_to_the_stream(monkeypatch: pytest.MonkeyP
         router = Router(endpoint)
         await router.kv.start()
         try:
-            await router.until_it_knows(truth)
+            await router.until_indexed(truth)
             assert await router.messages() == 2
         finally:
             await router.kv.close()

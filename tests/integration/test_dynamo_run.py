@@ -1,4 +1,4 @@
-"""`dynamo-run` with a file of prompts: a server is started, each line answered, and everything ended."""
+"""`dynamo-run` with a file of prompts: it starts a server, answers each line, and ends all processes."""
 
 import json
 import os

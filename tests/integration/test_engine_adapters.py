@@ -1,6 +1,6 @@
-"""`dynamo.sglang` and `dynamo.trtllm` end to end, over scripted packages that stand where the real ones would.
+"""`dynamo.sglang` and `dynamo.trtllm` end to end, over scripted packages in place of the real ones.
 
-Everything of ours runs for real: frontend, discovery, both planes, routing by events, the worker's life.
+All of our parts are real: frontend, discovery, both planes, KV routing, and the worker process.
 """
 
 import json
@@ -51,7 +51,7 @@ class AdapterCluster(Cluster):
         return process
 
     def noted(self, kind: str) -> list[str]:
-        """What scripted engines wrote down."""
+        """Return the events that scripted engines recorded."""
         files = sorted((self.folder / "scripted").glob(f"*.{kind}"))
         return [line for file in files for line in file.read_text().splitlines()]
 

@@ -1,4 +1,4 @@
-"""Controls of a running worker: it sleeps and wakes, writes a profile, and takes new weights."""
+"""Controls of a running worker: sleep, wake, profile, and weight updates."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ from dynamo.cpu.config import DEMO_MODEL
 pytestmark = pytest.mark.integration
 
 LARGE = {"hidden_size": 256, "intermediate_size": 3072, "num_hidden_layers": 8}
-"""A model whose weights are seen among everything else that a process holds: about 90 MB."""
+"""Model whose weights, about 90 MB, are visible in the memory of a process."""
 WEIGHTS_MB = 70
 
 
@@ -48,13 +48,13 @@ class ControlledCluster(Cluster):
         return found
 
     def memory_mb(self, number: int = 0) -> float:
-        """What the process holds in memory."""
+        """Return the resident memory of the process."""
         lines = Path(f"/proc/{self.controlled[number].process.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
 
 
 def make_model(path: Path, changes: dict[str, Any]) -> Path:
-    """The demo model's files around random weights."""
+    """Write the demo model's files with random weights."""
     shutil.copytree(DEMO_MODEL, path)
     config = json.loads((path / "config.json").read_text()) | changes | {"torch_dtype": "float32"}
     (path / "config.json").write_text(json.dumps(config))

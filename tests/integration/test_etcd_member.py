@@ -86,7 +86,7 @@ async def test_future_revision_is_refused(member: EtcdMember) -> None:
 
 
 async def first(watch: AsyncIterator[WatchMessage], events: int) -> list[WatchMessage]:
-    """Its messages until so many events have arrived, and at least the first one."""
+    """Return the messages until that many events have arrived, and at least the first message."""
     heard: list[WatchMessage] = []
     async with asyncio.timeout(TIMEOUT_S), contextlib.aclosing(watch):  # type: ignore[type-var]
         async for message in watch:

@@ -19,42 +19,42 @@ BUCKET = "v1/instances"
 TIMEOUT_S = 15.0
 
 
-class Papers:
-    """What a member and its clients show each other."""
+class CertificateFiles:
+    """Certificates of a member and its clients."""
 
     def __init__(self, folder: Path) -> None:
-        authority, stranger = trustme.CA(), trustme.CA()
+        authority, untrusted_authority = trustme.CA(), trustme.CA()
         self.ca, self.other_ca = str(folder / "ca.pem"), str(folder / "other.pem")
         self.cert, self.key = str(folder / "cert.pem"), str(folder / "key.pem")
         issued = authority.issue_cert("127.0.0.1", "localhost")
         authority.cert_pem.write_to_path(self.ca)
-        stranger.cert_pem.write_to_path(self.other_ca)
+        untrusted_authority.cert_pem.write_to_path(self.other_ca)
         issued.cert_chain_pems[0].write_to_path(self.cert)
         issued.private_key_pem.write_to_path(self.key)
 
 
 @pytest.fixture(scope="module")
-def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
-    return Papers(tmp_path_factory.mktemp("papers"))
+def files(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    return CertificateFiles(tmp_path_factory.mktemp("papers"))
 
 
 @pytest.fixture(scope="module")
-def encrypted(papers: Papers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    flags = [f"--cert-file={papers.cert}", f"--key-file={papers.key}"]
-    flags += [f"--trusted-ca-file={papers.ca}", "--client-cert-auth"]
+def encrypted(files: CertificateFiles, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    flags = [f"--cert-file={files.cert}", f"--key-file={files.key}"]
+    flags += [f"--trusted-ca-file={files.ca}", "--client-cert-auth"]
     with EtcdCluster(tmp_path_factory.mktemp("encrypted"), 1, *flags) as cluster:
         yield {
             "ETCD_ENDPOINTS": cluster.endpoints,
-            "ETCD_AUTH_CA": papers.ca,
-            "ETCD_AUTH_CLIENT_CERT": papers.cert,
-            "ETCD_AUTH_CLIENT_KEY": papers.key,
+            "ETCD_AUTH_CA": files.ca,
+            "ETCD_AUTH_CLIENT_CERT": files.cert,
+            "ETCD_AUTH_CLIENT_KEY": files.key,
             "ETCD_STARTUP_CONNECT_TIMEOUT_SECONDS": str(TIMEOUT_S),
         }
 
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Its tokens live for a second, so that every renewal of a lease needs a new one."""
+    """Start a member whose tokens expire after a second, so that every renewal of a lease needs a new one."""
     with EtcdCluster(tmp_path_factory.mktemp("guarded"), 1, "--auth-token-ttl=1") as cluster:
         cluster.wait()
         cluster.control("user", "add", "root:top")
@@ -68,7 +68,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 
 
 async def meet(variables: dict[str, str], wait_s: float = 0.0) -> None:
-    """Two members find each other, and still know each other after the wait."""
+    """Check that two members discover each other, and still list each other after the wait."""
     options = etcd_options(variables)
     owner, reader = EtcdDiscovery(options=options), EtcdDiscovery(options=options)
     async with asyncio.timeout(TIMEOUT_S + wait_s):
@@ -98,9 +98,9 @@ async def test_mutual_tls_connects_members(encrypted: dict[str, str]) -> None:
     await meet(encrypted)
 
 
-async def test_untrusted_member_is_refused(encrypted: dict[str, str], papers: Papers) -> None:
+async def test_untrusted_member_is_refused(encrypted: dict[str, str], files: CertificateFiles) -> None:
     await meet(encrypted)
-    said = await refused({**encrypted, "ETCD_AUTH_CA": papers.other_ca})
+    said = await refused({**encrypted, "ETCD_AUTH_CA": files.other_ca})
     assert said.startswith("ETCD_AUTH_CA: certificate of https://127.0.0.1:")
 
 

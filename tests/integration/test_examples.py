@@ -1,4 +1,4 @@
-"""The examples do what they say."""
+"""Output of the example programs."""
 
 import json
 import os
@@ -77,7 +77,7 @@ def test_echo_model_serves_behind_the_frontend(scripts: Scripts, tmp_path: Path,
         streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
         assert whole.choices[0].message.content == streamed
         assert "Good morning to you" in streamed
-        assert whole.choices[0].finish_reason == "stop"  # The echoed prompt holds the token that ends a turn.
+        assert whole.choices[0].finish_reason == "stop"  # The echoed prompt contains the token that ends a turn.
         assert ("user" in streamed) == (kind == "tokens"), "the template's own words are tokens too"
 
 
@@ -97,7 +97,7 @@ def test_sample_engine_runs_as_a_command(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """The bundled model behind a frontend that speaks to Anthropic's clients too."""
+    """Start the bundled model with a frontend that also serves Anthropic's API."""
     with Cluster(tmp_path_factory.mktemp("demo"), "--enable-anthropic-api") as cluster:
         wait_until(cluster.is_live, "the frontend never came up")
         cluster.worker("cpu", "--threads", "1")
@@ -105,7 +105,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def said(cluster: Cluster, script: str, *arguments: str) -> str:
-    """What an example prints of a running server."""
+    """Return the output of an example for a running server."""
     argv = [sys.executable, str(EXAMPLES / script), *arguments, f"http://127.0.0.1:{cluster.port}"]
     return subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=True).stdout
 

@@ -1,4 +1,4 @@
-"""The frontend as its clients meet it: real frontend, real mocker workers, good requests, bad ones, and none at all."""
+"""Frontend as seen by clients: real processes, mocker workers, valid and invalid requests."""
 
 import json
 import signal
@@ -23,7 +23,7 @@ PACED = ("--speedup-ratio", "1")
 
 @pytest.fixture(scope="module")
 def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A frontend and a mocker that answers at once."""
+    """Start a frontend and a mocker that answers at once."""
     with Cluster(tmp_path_factory.mktemp("fast")) as cluster:
         cluster.mocker("--speedup-ratio", "0", "--max-model-len", "512")
         yield cluster
@@ -31,7 +31,7 @@ def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """A frontend of one's own; the test adds the workers."""
+    """Start a frontend without workers, for one test."""
     with Cluster(tmp_path) as cluster:
         wait_until(lambda: cluster.frontend.poll() is None and cluster.is_live(), "the frontend never came up")
         yield cluster
@@ -169,7 +169,7 @@ def test_disconnected_client_stops_the_engine(cluster: Cluster) -> None:
     assert b"200 OK" in client.recv(4096)
     client.close()
     wait_until(lambda: cluster.metric("dynamo_frontend_model_cancellation_total", model="m") == 1, "never cancelled")
-    # With one slot, the next request is answered only if the engine let the first one go.
+    # With one slot, the next request is answered only if the engine has released the first one.
     assert cluster.post(CHAT).status_code == 200
     assert cluster.metric("dynamo_frontend_inflight_requests", model="m") == 0
 
@@ -217,7 +217,7 @@ def test_stream_survives_its_worker_with_migration(tmp_path: Path, sign: signal.
             json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
         )
         received = client.recv(4096)
-        first.send_signal(signal.SIGSTOP)  # So that it is still in the middle when the other worker is there.
+        first.send_signal(signal.SIGSTOP)  # So that the stream is still running when the other worker is ready.
         cluster.worker("cpu")
         first.send_signal(signal.SIGCONT)
         first.send_signal(sign)
@@ -231,7 +231,7 @@ def test_stream_survives_its_worker_with_migration(tmp_path: Path, sign: signal.
         assert text == whole["choices"][0]["message"]["content"]
         assert events[-1]["usage"]["completion_tokens"] == 1500
         moves = cluster.metric("dynamo_frontend_model_migration_total", migration_type="ongoing_request")
-        # A worker that is told to end drains: it may well finish the stream itself.
+        # A stopping worker drains: it may complete the stream itself.
         assert moves == 1 if sign is signal.SIGKILL else first.wait(15) == 0
 
 

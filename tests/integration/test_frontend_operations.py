@@ -1,4 +1,4 @@
-"""A real frontend's limits, keys, certificates and processes, met by real clients and by bad ones."""
+"""A real frontend's limits, keys, certificates and processes, with real clients and with invalid ones."""
 
 import contextlib
 import json
@@ -40,7 +40,7 @@ models = ["other"]
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A frontend with keys, short times and small limits."""
+    """Start a frontend with keys, short timeouts and small limits."""
     folder = tmp_path_factory.mktemp("guarded")
     keys = folder / "keys.toml"
     keys.write_text(KEYS)
@@ -76,7 +76,7 @@ def connect(cluster: Cluster) -> socket.socket:
 
 
 def answer_to(cluster: Cluster, data: bytes) -> bytes:
-    """Everything that comes back until the frontend closes the connection."""
+    """Return all bytes until the frontend closes the connection."""
     with connect(cluster) as client:
         with contextlib.suppress(OSError):
             client.sendall(data)
@@ -116,17 +116,19 @@ def test_anthropic_client_receives_anthropic_errors(guarded: Cluster) -> None:
     client = anthropic.Anthropic(base_url=f"http://127.0.0.1:{guarded.port}", api_key=KEY, max_retries=0)
     said = client.messages.create(model="m", max_tokens=2, messages=[{"role": "user", "content": "hi"}])
     assert said.usage.output_tokens == 2
-    stranger = anthropic.Anthropic(base_url=f"http://127.0.0.1:{guarded.port}", api_key="sk-nobodys", max_retries=0)
+    unknown_client = anthropic.Anthropic(
+        base_url=f"http://127.0.0.1:{guarded.port}", api_key="sk-nobodys", max_retries=0
+    )
     with pytest.raises(anthropic.AuthenticationError):
-        stranger.messages.create(model="m", max_tokens=2, messages=[{"role": "user", "content": "hi"}])
+        unknown_client.messages.create(model="m", max_tokens=2, messages=[{"role": "user", "content": "hi"}])
 
 
 def test_probes_and_scrapes_need_no_key_and_label_callers_by_name(guarded: Cluster) -> None:
-    with httpx.Client(base_url=guarded.http.base_url, timeout=DEADLINE_S) as nobody:
+    with httpx.Client(base_url=guarded.http.base_url, timeout=DEADLINE_S) as unreachable:
         for path in ("/health", "/live", "/metrics", "/openapi.json", "/docs"):
-            assert nobody.get(path).status_code == 200, path
-        assert nobody.get("/v1/models").status_code == 401
-        text = nobody.get("/metrics").text
+            assert unreachable.get(path).status_code == 200, path
+        assert unreachable.get("/v1/models").status_code == 401
+        text = unreachable.get("/metrics").text
     assert 'api_key_requests_total{key="team"}' in text and KEY not in text
     log = b"".join(path.read_bytes() for path in guarded.folder.glob("*.log"))
     assert KEY.encode() not in log and LIMITED.encode() not in log
@@ -175,20 +177,20 @@ def test_client_that_does_not_read_is_disconnected_and_counted(guarded: Cluster)
 
 
 def test_malformed_requests_leave_no_state(guarded: Cluster) -> None:
-    """Whatever comes over a socket: an answer or a closed connection, and afterwards as many descriptors as before."""
+    """Any bytes get a response or a closed connection, and the number of descriptors is the same as before."""
     descriptors = Path(f"/proc/{guarded.frontend.pid}/fd")
     whole = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b"
     body = json.dumps(CHAT).encode()
     good = whole % (KEY.encode(), len(body), body)
-    chance = random.Random(4)
+    rng = random.Random(4)
     before = len(os.listdir(descriptors))
     for round_ in range(60):
-        data = bytearray(good * chance.choice([1, 1, 3]))
-        for _ in range(chance.randrange(6)):
-            place = chance.randrange(len(data))
-            data[place : place + chance.randrange(4)] = chance.randbytes(chance.randrange(4))
+        data = bytearray(good * rng.choice([1, 1, 3]))
+        for _ in range(rng.randrange(6)):
+            place = rng.randrange(len(data))
+            data[place : place + rng.randrange(4)] = rng.randbytes(rng.randrange(4))
         with connect(guarded) as client, contextlib.suppress(OSError):
-            for place in range(0, len(data), step := chance.choice([1 << 20, 1 << 20, 40, 7])):
+            for place in range(0, len(data), step := rng.choice([1 << 20, 1 << 20, 40, 7])):
                 client.sendall(data[place : place + step])
             if round_ % 3 == 0:
                 client.shutdown(socket.SHUT_WR)
@@ -217,7 +219,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[Cluster]:
-    """A frontend that demands certificates of its clients."""
+    """Start a frontend that requires client certificates."""
     cluster = Cluster(
         tmp_path_factory.mktemp("secured"), "--tls-cert-path", certificates.cert, "--tls-key-path", certificates.key,
         "--tls-client-ca-cert-path", certificates.ca,

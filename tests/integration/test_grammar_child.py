@@ -16,7 +16,7 @@ TIMEOUT_S = 3.0
 
 
 def endless(seed: int = 0) -> GuidedDecoding:
-    """A schema whose compilation takes minutes and gigabytes."""
+    """Return a schema whose compilation takes minutes and gigabytes."""
     patterns = [{"type": "string", "pattern": f"(.*a.*){{{number + 2 + seed}}}"} for number in range(24)]
     return GuidedDecoding(json={"allOf": patterns})
 

@@ -1,4 +1,4 @@
-"""A frontend goes on and can be ended while the chat template of one of its models computes without end."""
+"""A frontend continues to serve, and can be stopped, while a chat template computes without end."""
 
 import re
 import signal
@@ -20,7 +20,7 @@ TEMPLATES = {
     "sorts": "{% for i in range(99999) %}{% set x = range(99999) | sort | list %}{% endfor %}",
 }
 GO = "{{ messages[0].content }}{% if messages[0].content == 'go' %}"
-ANSWER_S = 5.0  # Of a page that takes a millisecond, on a machine that others use.
+ANSWER_S = 5.0  # Time limit of a page that takes a millisecond, on a shared machine.
 
 
 @pytest.fixture
@@ -64,13 +64,13 @@ def test_hostile_template_does_not_delay_other_requests(cluster: Cluster) -> Non
 
 @pytest.mark.parametrize("name", list(TEMPLATES))
 def test_sigterm_ends_the_frontend_while_a_template_computes(cluster: Cluster, name: str) -> None:
-    def try_to_ask() -> None:
+    def send_all() -> None:
         try:
             ask(cluster, name, "go")
         except httpx.HTTPError:
             return
 
-    thread = threading.Thread(target=try_to_ask)
+    thread = threading.Thread(target=send_all)
     thread.start()
     time.sleep(1.0)
     cluster.frontend.send_signal(signal.SIGTERM)

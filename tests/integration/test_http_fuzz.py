@@ -1,4 +1,4 @@
-"""Malformed HTTP: raw sockets against a real frontend, and the state that they leave behind."""
+"""Malformed HTTP: raw sockets against a real frontend, and the state that they leave."""
 
 import json
 import random
@@ -17,7 +17,7 @@ from tests.integration.faults.injection import open_files, resident_mb
 pytestmark = pytest.mark.integration
 
 ARRIVAL_S = 3.0
-GROWN_MB_MAX = 40.0  # Allocators keep some of what a storm took.
+GROWN_MB_MAX = 40.0  # Allocators keep some memory after a flood.
 STORM = 1500
 SEED = 4
 PATH = b"/v1/chat/completions"
@@ -25,7 +25,7 @@ BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]
 LENGTH = b"content-length: %d" % len(BODY)
 CHUNKED = b"transfer-encoding: chunked"
 CHUNKS = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
-SAID = b'"content":"Hello there."'
+MESSAGES = b'"content":"Hello there."'
 
 
 def request(*headers: bytes, body: bytes = BODY, line: bytes = b"POST " + PATH + b" HTTP/1.1") -> bytes:
@@ -65,7 +65,7 @@ class Client:
         return bool(more)
 
     def answer(self) -> tuple[int, bytes]:
-        """The next whole answer: its status and its body."""
+        """Return the next complete response: its status and its body."""
         while b"\r\n\r\n" not in self.received:
             assert self.is_open_after_more(), f"closed after {self.received!r}"
         head, _, rest = self.received.partition(b"\r\n\r\n")
@@ -80,7 +80,7 @@ class Client:
         return status, body
 
     def rest(self) -> bytes:
-        """All that comes until the server closes."""
+        """Return all bytes until the server closes."""
         while self.is_open_after_more():
             pass
         return self.received
@@ -100,16 +100,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(autouse=True)
-def still_answers(cluster: Cluster) -> Iterator[None]:
-    """Whatever was done, the next client is served."""
+def check_server_answers(cluster: Cluster) -> Iterator[None]:
+    """Check that the next client is served."""
     yield
     with Client(cluster.port) as client:
         client.send(GOOD)
         status, body = client.answer()
-    assert status == 200 and SAID in body
+    assert status == 200 and MESSAGES in body
 
 
-# What is refused -------------------------------------------------------------------------------------------------------
+# Refused requests
+# ------------------------------------------------------------------------------------------------------
 
 REFUSED = {
     "a TLS greeting": (400, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50)),
@@ -178,9 +179,9 @@ def test_malformed_request_is_refused_and_the_rest_is_not_read(cluster: Cluster,
     with Client(cluster.port) as client:
         try:
             client.send(data)
-            client.send(GOOD)  # To a server that is fooled about where the first one ends, this is a second request.
+            client.send(GOOD)  # A server that misjudges the end of the first request would read this as a second one.
         except ConnectionError:
-            pass  # It has heard enough.
+            pass  # The server has read enough.
         answers = client.rest()
     assert answers.count(b"HTTP/1.1 ") == 1, answers[:300]
     head, _, body = answers.partition(b"\r\n\r\n")
@@ -188,7 +189,8 @@ def test_malformed_request_is_refused_and_the_rest_is_not_read(cluster: Cluster,
     assert json.loads(body)["error"]["message"]
 
 
-# What is unusual, and answered -------------------------------------------------------------------------------------------
+# Unusual requests that are answered
+# ------------------------------------------------------------------------------------
 
 UNUSUAL = {
     "chunks": chunked(CHUNKS),
@@ -214,7 +216,7 @@ def test_unusual_valid_request_is_served_and_the_connection_kept(cluster: Cluste
         for _ in range(2):
             client.send(UNUSUAL[name])
             status, body = client.answer()
-            assert status == 200 and SAID in body
+            assert status == 200 and MESSAGES in body
 
 
 def test_trailer_is_not_a_header(cluster: Cluster) -> None:
@@ -230,7 +232,7 @@ def test_connection_close_request_gets_one_response_and_a_closed_connection(clus
     with Client(cluster.port) as client:
         client.send(request(b"connection: close", LENGTH, line=line))
         status, body = client.answer()
-        assert status == 200 and SAID in body
+        assert status == 200 and MESSAGES in body
         assert client.rest() == b""
 
 
@@ -265,13 +267,14 @@ def test_request_may_be_split_at_every_byte(cluster: Cluster, data: bytes) -> No
             time.sleep(0.001)
             client.send(data[place:])
             status, body = client.answer()
-            assert status == 200 and SAID in body, place
+            assert status == 200 and MESSAGES in body, place
         for byte in data:
             client.send(bytes([byte]))
         assert client.answer()[0] == 200
 
 
-# Who is slow, and who leaves ---------------------------------------------------------------------------------------------
+# Slow and disconnecting clients
+# ----------------------------------------------------------------------------------------
 
 SLOW = {
     "in the request line": b"",
@@ -310,7 +313,7 @@ def test_half_closed_connection_is_a_disconnect(cluster: Cluster) -> None:
 
 
 def leave(port: int, number: int) -> None:
-    """One of the storm: what it sends, how much of it, and how it leaves, is chance."""
+    """Send a random part of a random request, and disconnect in a random way."""
     dice = random.Random(f"{SEED} {number}")
     kinds: Sequence[bytes] = (GOOD, GOOD * 3, *UNUSUAL.values(), *(data for _, data in REFUSED.values()))
     data = bytearray(dice.choice(kinds))
@@ -333,7 +336,7 @@ def leave(port: int, number: int) -> None:
         elif how < 0.7:
             client.socket.shutdown(socket.SHUT_WR)
     except OSError:
-        pass  # It was shown the door first.
+        pass  # The connection was refused first.
     finally:
         client.socket.close()
 
@@ -349,7 +352,7 @@ def test_many_malformed_requests_leave_no_state(cluster: Cluster) -> None:
     assert cluster.http.get("/live").status_code == 200
     assert cluster.post({"model": "m", "prompt": "a", "max_tokens": 1}, "/v1/completions").status_code == 200
     files = open_files(pid)
-    storm(0, STORM)  # After which what is kept for the next one is there.
+    storm(0, STORM)  # After this, the buffers kept for the next connection exist.
     wait_until(lambda: open_files(pid) <= files, "connections are left open")
     before_mb = resident_mb(pid)
     storm(STORM, STORM)

@@ -17,14 +17,14 @@ LIVE = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)
 
 
 def script(tmp_path: Path, text: str) -> list[str]:
-    """Records its start in a file, then executes its arguments."""
+    """Return a script that records its start in a file, then executes its arguments."""
     log = tmp_path / "log"
     head = f"import os; open({str(log)!r}, 'a').write(os.environ['DYN_HTTP_WORKER_INDEX'] + os.linesep);"
     return [sys.executable, "-c", head + text]
 
 
 def stop_after_starts(tmp_path: Path, count: int) -> threading.Thread:
-    """Send this process a stop signal once workers have started so many times."""
+    """Send this process a stop signal once workers have started that many times."""
     log = tmp_path / "log"
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Image requests with real processes: they go to the worker that holds what they show."""
+"""Image requests with real processes: they go to the worker that caches the images."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def show(cluster: Cluster, width: int, height: int) -> dict[str, Any]:
-    """The routing data of a prompt that contains such an image."""
+    """Return the routing data of a prompt that contains such an image."""
     body = {
         "model": "m",
         "messages": [{"role": "user", "content": [image(width, height), {"type": "text", "text": WORDS}]}],

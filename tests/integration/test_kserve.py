@@ -21,7 +21,7 @@ from tests.certificates import Certificates
 from tests.cluster.cluster import Cluster
 from tests.cluster.processes import DEADLINE_S, wait_until
 from tests.integration.tensor_worker import CONFIG
-from tests.unit.grpc.kserve_house import open_kserve_house
+from tests.unit.grpc.kserve_stack import open_kserve_stack
 from tritonclient.utils import InferenceServerException
 
 from dynamo.core.errors import ConfigError
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.kserve]
 
 
 class KserveCluster(Cluster):
-    """A frontend that speaks KServe; its HTTP side is on the metrics' port."""
+    """Frontend with KServe; its HTTP routes are on the metrics port."""
 
     def __init__(self, folder: Path, *frontend: str) -> None:
         self.grpc_port = free_port()
@@ -105,7 +105,7 @@ def test_tensor_request_returns_tensors(client: triton.InferenceServerClient) ->
 
 
 def streamed(client: triton.InferenceServerClient, count: int, *requests: dict[str, Any]) -> list[Any]:
-    """The first answers of a stream, or its errors."""
+    """Return the first responses of a stream, or its errors."""
     heard: queue.Queue[Any] = queue.Queue()
     client.start_stream(lambda result, error: heard.put(error or result))
     for one in requests:
@@ -217,11 +217,11 @@ async def test_engines_of_the_process_are_served() -> None:
 
 async def test_tls_requires_client_certificates_and_messages_are_limited(tmp_path: Path) -> None:
     files = Certificates(tmp_path)
-    async with open_kserve_house() as house:
+    async with open_kserve_stack() as stack:
         options = KserveOptions(
             host="127.0.0.1", port=0, certificate=files.cert, key=files.key, client_ca=files.ca, message_bytes_max=1000
         )
-        service = KserveService(house.pipeline, house.models, options=options)
+        service = KserveService(stack.pipeline, stack.models, options=options)
         await service.start()
 
         def credentials(certificate: str, key: str) -> Any:
@@ -242,7 +242,7 @@ async def test_tls_requires_client_certificates_and_messages_are_limited(tmp_pat
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         await service.stop(1.0)
     with pytest.raises(ConfigError, match="--tls-cert-path"):
-        KserveService(house.pipeline, house.models, options=KserveOptions(port=0, certificate="a", key="b")).bind()
+        KserveService(stack.pipeline, stack.models, options=KserveOptions(port=0, certificate="a", key="b")).bind()
 
 
 async def test_run_input_serves_grpc(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def is_ready(client: triton.InferenceServerClient) -> bool:
 
 
 def test_typed_contents_are_returned_typed(cluster: KserveCluster) -> None:
-    """What Triton's client never sends, but the protocol allows."""
+    """Typed contents, which the protocol allows and Triton's client never sends."""
     from tritonclient.grpc import service_pb2, service_pb2_grpc
 
     with grpc.insecure_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:

@@ -1,4 +1,4 @@
-"""KV routing with real processes: a prefix stays with its worker, and the death of that worker fails no request."""
+"""KV routing with real processes: a prefix stays with its worker, and the failure of that worker fails no request."""
 
 import subprocess
 import sys
@@ -27,10 +27,10 @@ worker_selection:
 
 
 class RoutedCluster(Cluster):
-    """A cluster whose frontend routes by what its workers hold."""
+    """Cluster whose frontend routes by the workers' cached blocks."""
 
     def chat(self, number: int, *, headers: dict[str, str] | None = None, **fields: Any) -> dict[str, Any]:
-        """The routing data of a long prompt of that number, with the ids of the response."""
+        """Return the routing data of a long prompt with that number, with the ids of the response."""
         words = " ".join(f"{number} item {number * 1000 + word}" for word in range(30))
         body = {
             "model": "m",
@@ -49,38 +49,40 @@ class RoutedCluster(Cluster):
             "header": answer.headers["x-dynamo-routing"],
         }
 
-    def knows(self, number: int) -> bool:
-        """Whether the router sends a prompt to a worker that caches all of it."""
+    def is_cached(self, number: int) -> bool:
+        """Return whether the router sends a prompt to a worker that caches all of it."""
         return bool(self.chat(number)["kv_hit_rate"] > 0.9)
 
     def held(self) -> dict[int, int]:
-        """How many blocks each worker has published."""
+        """Return the number of blocks that each worker has published."""
         (router,) = self.http.get("/routing/state").json()["routers"]
         return {rank["worker_id"]: rank["held_blocks"] for rank in router["ranks"]}
 
     def has_all(self, held: dict[int, int]) -> bool:
-        """Whether the router has at least as many blocks of each worker."""
+        """Return whether the router has at least as many blocks of each worker."""
         routers = self.http.get("/routing/state").json()["routers"]
         known = {rank["worker_id"]: rank["held_blocks"] for router in routers for rank in router["ranks"]}
         return all(known.get(worker, 0) >= blocks for worker, blocks in held.items())
 
     def holders(self, numbers: range) -> dict[int, int]:
-        """Which worker holds each prompt, sent once its predecessor is indexed."""
+        """Return the worker that caches each prompt, sent once its predecessor is indexed."""
         found = {}
         for number in numbers:
             before = self.held()
             told = self.chat(number)
             worker, new = told["worker_id"], told["prompt_blocks"] - told["device_blocks"]
-            wait_until(partial(self.has_told, worker, before[worker] + new), "the router never heard of its blocks")
+            wait_until(
+                partial(self.has_published, worker, before[worker] + new), "the router never heard of its blocks"
+            )
             found[number] = worker
         return found
 
-    def has_told(self, worker: int, blocks: int) -> bool:
-        """Whether a worker has published so many blocks."""
+    def has_published(self, worker: int, blocks: int) -> bool:
+        """Return whether a worker has published that many blocks."""
         return self.held()[worker] >= blocks
 
     def route(self, *argv: str) -> str:
-        """`dynamo route`."""
+        """Run `dynamo route`."""
         command = [sys.executable, "-m", "dynamo.cli", "route", *argv, "--url", f"http://127.0.0.1:{self.port}"]
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
@@ -135,7 +137,7 @@ def test_prefixes_are_routed_to_caching_workers_and_a_killed_one_fails_no_reques
     wait_until(lambda: cluster.workers() == 1, "the dead worker stayed")
     survivors = {cluster.chat(number)["worker_id"] for number in range(8)}
     assert len(survivors) == 1
-    wait_until(lambda: all(cluster.knows(number) for number in range(8)), "the prefixes never settled")
+    wait_until(lambda: all(cluster.is_cached(number) for number in range(8)), "the prefixes never settled")
 
 
 def test_turns_of_a_session_are_routed_to_one_worker(open_clusters: list[RoutedCluster], tmp_path: Path) -> None:
@@ -225,7 +227,7 @@ def test_new_frontend_restores_cached_blocks_from_durable_events(
             assert first.frontend.wait(60) == 0
             second = frontend()
             wait_until(lambda: second.workers() == 2, "the workers never appeared")
-            # No request before all are known: it would add blocks to another worker.
+            # No request before all workers are discovered: it would add blocks to another worker.
             wait_until(lambda: second.has_all(held), "the new frontend never learnt of the blocks")
             assert {number: second.chat(number)["worker_id"] for number in holders} == holders
 
@@ -239,7 +241,7 @@ def test_session_is_routed_to_one_worker_by_both_frontends(open_clusters: list[R
     wait_until(lambda: first.workers() == second.workers() == 2, "the workers never came")
 
     def is_shared(number: int) -> bool:
-        """Whether a new session's turns meet, though their prompts have nothing in common."""
+        """Return whether a new session's turns go to one worker, although their prompts have nothing in common."""
         header = {"x-dynamo-session-id": f"s{number}-{len(seen)}"}
         seen.append(first.chat(100 * number, headers=header)["worker_id"])
         return all(second.chat(100 * number + turn, headers=header)["worker_id"] == seen[-1] for turn in range(1, 7))

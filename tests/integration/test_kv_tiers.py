@@ -20,7 +20,7 @@ PROMPT = " ".join(f"worker {number} holds block {number * 7}" for number in rang
 
 
 class PeeringCluster(Cluster):
-    """Two workers of the bundled model that lend each other their blocks."""
+    """Two workers of the bundled model that copy blocks from each other."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "--router-mode", "kv")
@@ -31,7 +31,7 @@ class PeeringCluster(Cluster):
         self.members = [WorkerProcess(self, module="cpu", **variables) for _ in range(2)]
 
     def chat(self, worker: int | None = None) -> tuple[str, dict[str, Any], int]:
-        """The response, its routing data, and how many tokens of the prompt were not computed."""
+        """Return the response, its routing data, and the number of prompt tokens that were not computed."""
         nvext: dict[str, Any] = {"extra_fields": ["routing"]}
         if worker is not None:
             nvext["backend_instance_id"] = worker
@@ -49,12 +49,12 @@ class PeeringCluster(Cluster):
         return told["choices"][0]["message"]["content"], told["nvext"]["routing"], cached
 
     def held(self) -> dict[int, int]:
-        """How many blocks each worker has published."""
+        """Return the number of blocks that each worker has published."""
         (router,) = self.http.get("/routing/state").json()["routers"]
         return {rank["worker_id"]: rank["held_blocks"] for rank in router["ranks"]}
 
     def of_workers(self, name: str) -> float:
-        """The sum over both workers."""
+        """Return the sum over both workers."""
         return sum(member.metric(name) for member in self.members)
 
 

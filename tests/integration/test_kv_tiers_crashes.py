@@ -1,4 +1,4 @@
-"""KV tiers outlive a killed worker: complete blocks serve again, torn ones are recomputed."""
+"""KV tiers after a killed worker: complete blocks are reused, torn ones are recomputed."""
 
 import struct
 import threading
@@ -22,7 +22,7 @@ PATIENT = {"DYN_KVBM_CPU_CACHE_OVERRIDE_NUM_BLOCKS": "64", "DYN_KVBM_ONBOARD_TIM
 
 
 class TieredCluster(Cluster):
-    """A frontend, and workers that come and go."""
+    """A frontend, and workers that start and end."""
 
     def tiered(self, **variables: str) -> WorkerProcess:
         return WorkerProcess(self, *SMALL, module="cpu", **PATIENT, **variables)
@@ -48,7 +48,7 @@ def cluster(tmp_path: Path) -> Iterator[TieredCluster]:
 
 
 def tear(path: Path, places: int) -> int:
-    """Undoes the second half of the first blocks that a file holds, as a crash of the machine would; how many."""
+    """Overwrite the second half of the first blocks of a file, as a crash of the machine would; return their number."""
     torn = 0
     with open(path, "r+b") as file:
         _, _, stride = struct.unpack("<8sQQ", file.read(24))
@@ -72,7 +72,7 @@ def test_worker_killed_during_a_disk_write_loads_only_complete_blocks(cluster: T
     answers = [cluster.say(PROMPTS[0])]
     wait_until(lambda: worker.metric("kvbm_offload_blocks_h2d") >= 4, "nothing came to the disk")
     answers += [cluster.say(prompt) for prompt in PROMPTS[1:]]
-    cluster.kill(worker)  # Whatever is in its queues is lost, and what it writes just now is half written.
+    cluster.kill(worker)  # Its queues are lost, and the current write is incomplete.
     (file,) = place.iterdir()
     assert tear(file, 2) == 2
     worker = cluster.tiered(**variables)
@@ -83,7 +83,7 @@ def test_worker_killed_during_a_disk_write_loads_only_complete_blocks(cluster: T
 
 
 class Store(ThreadingHTTPServer):
-    """An object store that can wait in the middle of a put."""
+    """Object store that can block in the middle of a put."""
 
     daemon_threads = True
 
@@ -91,7 +91,7 @@ class Store(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Objects)
         self.objects: dict[str, bytes] = {}
         self.whole_puts = 6
-        """How many are taken before one stays half done."""
+        """Number of puts before one stays incomplete."""
         self.is_half = threading.Event()
         self.lock = threading.Lock()
 
@@ -110,7 +110,7 @@ class Objects(BaseHTTPRequestHandler):
         body = self.rfile.read(length if is_whole else length // 2)
         if not is_whole and not self.server.is_half.is_set():
             self.server.is_half.set()
-            while self.connection.recv(1 << 16):  # Goes on until the one who writes is dead.
+            while self.connection.recv(1 << 16):  # Blocks until the writing process is dead.
                 pass
             self.close_connection = True
             return
@@ -130,7 +130,7 @@ class Objects(BaseHTTPRequestHandler):
     def answer(self, status: HTTPStatus, body: bytes) -> None:
         self.send_response(status)
         self.send_header("content-length", str(len(body)))
-        self.send_header("etag", '"1"')  # obstore requires it, as every object store sends it.
+        self.send_header("etag", '"1"')  # obstore requires it; every object store sends it.
         self.send_header("last-modified", self.date_time_string())
         self.end_headers()
         if self.command != "HEAD":
@@ -160,7 +160,7 @@ def test_store_is_usable_after_a_worker_is_killed_during_a_put(cluster: TieredCl
     cluster.kill(first)
     assert len(store.objects) == 6
     others = [cluster.tiered(**variables) for _ in range(2)]
-    for _ in range(2):  # Round robin: both of them see prompts that the dead one had begun to store.
+    for _ in range(2):  # Round robin: both workers get prompts that the dead one had begun to store.
         assert [cluster.say(prompt) for prompt in PROMPTS] == answers
     assert sum(one.metric("kvbm_onboard_blocks_o2d") for one in others) >= 1
     assert sum(one.metric("kvbm_object_read_failures") for one in others) == 0

@@ -1,4 +1,4 @@
-"""KV transfer between processes that die: nothing is left of them, and half-written data is not used."""
+"""KV transfer between processes that fail: no state is left of them, and partial data is not used."""
 
 import multiprocessing
 import os
@@ -24,7 +24,7 @@ WAIT_S = 30.0
 
 
 def serve(line: Connection) -> None:
-    """A source that publishes all of its blocks, each full of its number."""
+    """Run a source that publishes all of its blocks, each filled with its number."""
     pages = SharedMemoryPages(BLOCKS * LAYOUT.block_bytes)
     region = Region(LAYOUT, pages.array)
     region.pages[:] = np.arange(BLOCKS, dtype=np.uint8)[None, :, None]
@@ -37,7 +37,7 @@ def serve(line: Connection) -> None:
 
 
 class Remote:
-    """A source in a process of its own."""
+    """Source in a process of its own."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -51,7 +51,7 @@ class Remote:
         return Descriptor.read(self._line.recv())
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.process.kill()
         self.process.join(WAIT_S)
         assert self.process.exitcode == -9
@@ -99,7 +99,7 @@ def test_memory_of_a_killed_source_is_unmapped_by_its_readers(remote: Remote, re
 
 @pytest.mark.parametrize("way", ["shm", "tcp"])
 def test_blocks_of_a_killed_source_are_complete_or_refused(region: Region, way: str) -> None:
-    """Killed at once, at some time while its blocks are pulled again and again."""
+    """The source is killed at a random time while its blocks are pulled repeatedly."""
     whole = 0
     for delay_s in (0.0, 0.002, 0.01, 0.03):
         remote = Remote()

@@ -30,7 +30,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 class Watcher:
-    """A healthy client, whose tokens arrive meanwhile."""
+    """Client whose token times are recorded while another client sends large requests."""
 
     def __init__(self, port: int) -> None:
         self._process = subprocess.Popen(
@@ -38,7 +38,7 @@ class Watcher:
         )
 
     def gaps_s(self) -> list[float]:
-        """The gaps since the last call, in order of length."""
+        """Return the token gaps since the previous call, sorted."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write("\n")
@@ -46,7 +46,7 @@ class Watcher:
         return sorted(json.loads(self._process.stdout.readline()))
 
     def p99_s(self) -> float:
-        """The 99th percentile of the gaps since the last call."""
+        """Return the 99th percentile of the token gaps since the previous call."""
         gaps = self.gaps_s()
         assert len(gaps) > 50
         return gaps[int(len(gaps) * 0.99)]
@@ -85,7 +85,7 @@ LARGE: dict[str, tuple[str, Any, str]] = {
 
 
 def test_large_request_is_refused_and_does_not_delay_tokens(cluster: Cluster) -> None:
-    """The same tokens through a frontend that gets no large request show how late the machine itself is."""
+    """The same tokens through a frontend without large requests show the delay of the machine itself."""
     quiet_port = free_port()
     cluster.run("frontend", "--http-host", "127.0.0.1", "--http-port", str(quiet_port))
     wait_until(lambda: has_model(quiet_port), "the second frontend never had the model")
@@ -97,7 +97,7 @@ def test_large_request_is_refused_and_does_not_delay_tokens(cluster: Cluster) ->
         for name, (path, make, expected) in LARGE.items():
             body = make()
             for one in (watcher, quiet):
-                one.gaps_s()  # Tokens that arrived while the body was made are not counted.
+                one.gaps_s()  # Tokens that arrived while the body was built are not counted.
             refused = cluster.post(body, path)
             assert refused.status_code == 400, (name, refused.status_code, refused.text[:300])
             assert expected in refused.text, (name, refused.text[:300])

@@ -1,4 +1,4 @@
-"""The launch scripts of the embedded engine start what they say, forward what they do not know, and leave nothing."""
+"""The launch scripts of the embedded engine start their processes, forward unknown arguments, and leave no process."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ COMPONENTS = {
 
 
 class Launched:
-    """A script that runs."""
+    """Running launch script."""
 
     def __init__(self, name: str, folder: Path, *flags: str, scripts: Path = SCRIPTS, **more: str) -> None:
         self.port = free_port()
@@ -67,7 +67,7 @@ class Launched:
 
     @property
     def left(self) -> list[str]:
-        """Processes of its session."""
+        """Return the processes of its session."""
         command = ["ps", "-s", str(self.process.pid), "-o", "pid="]
         found = subprocess.run(command, check=False, capture_output=True, text=True)
         return found.stdout.split()

@@ -1,4 +1,4 @@
-"""The launch scripts of the mocker, and those of SGLang and TensorRT-LLM over scripted packages in the place of the real ones."""
+"""The launch scripts of the mocker, and those of SGLang and TensorRT-LLM over scripted packages."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""LoRA end to end: adapters are loaded into running workers, answer as their merged weights do, and leave again."""
+"""LoRA end to end: adapters are loaded into running workers, return the output of merged weights, and are unloaded."""
 
 import threading
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ COUNT = 16
 
 
 class System:
-    """A worker's system port."""
+    """System port of a worker."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -83,7 +83,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoraCluster]:
 
 
 def prompts() -> list[list[int]]:
-    """Long enough that blocks are shared where they must not be."""
+    """Return prompts long enough that blocks would be shared where they must not be."""
     text = "A worker tells the router which blocks it holds, and the router sends a prompt to who holds its beginning. "
     beginning = adapters.tokenizer().encode(text * 2)
     return [beginning + adapters.tokenizer().encode(end) for end in ("Why?", "And then?", "What is lost?")]
@@ -111,7 +111,7 @@ def test_adapter_output_equals_merged_weights_in_one_batch_with_the_model(cluste
     ):  # A prompt's texts; equal ones could not show which adapter was used.
         assert len(set(wanted[place : place + len(models)])) == len(models)
     with ThreadPoolExecutor(len(asked)) as pool:
-        for _ in range(3):  # Afterwards from the cache, from the tier below it, and all at once.
+        for _ in range(3):  # Then from the cache, from the tier below it, and all at once.
             found = list(pool.map(lambda one: text(cluster.ask(*one)), asked))
             assert found == wanted
 
@@ -178,7 +178,7 @@ def test_no_request_is_lost_while_adapters_are_loaded_and_unloaded(cluster: Lora
         running = [pool.submit(keep_asking, name) for name in ("m", "tuned", "m", "tuned")]
         try:
             for _ in range(3):
-                for system in cluster.systems:  # The other one has it meanwhile.
+                for system in cluster.systems:  # Meanwhile the other worker has it.
                     assert system.unload("tuned")["status"] == "success"
                     assert system.load("tuned", str(cluster.paths["tuned"]))["status"] == "success"
                     wait_until(lambda system=system: "tuned" in system.loaded(), "it was not loaded")  # type: ignore[misc]

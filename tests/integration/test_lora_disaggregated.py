@@ -1,4 +1,4 @@
-"""LoRA between prefill and decode workers: a prompt that one computed under an adapter is gone on with by the other."""
+"""LoRA between prefill and decode workers: a prompt computed under an adapter is decoded by the other worker."""
 
 from pathlib import Path
 

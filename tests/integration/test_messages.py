@@ -1,4 +1,4 @@
-"""The Messages API as Anthropic's own client uses it, its strict validation on."""
+"""Messages API with Anthropic's own client, its strict validation on."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -37,7 +37,7 @@ def ask(client: anthropic.Anthropic, **fields: Any) -> anthropic.types.Message:
 
 
 def plain(message: anthropic.types.Message) -> Any:
-    """A message without what differs between two answers: ids, and what the client adds itself."""
+    """Return a message without the fields that differ between responses: ids, and the client's own additions."""
     said = message.to_dict()
     del said["id"]  # type: ignore[misc]
     for block in said["content"]:  # type: ignore[attr-defined]
@@ -168,7 +168,7 @@ def test_malformed_json_gets_an_anthropic_error(client: anthropic.Anthropic) -> 
 
 
 def test_request_of_a_coding_agent_is_served(client: anthropic.Anthropic) -> None:
-    """What such a program sends: hints for Anthropic's cache, beta fields, a billing line, tools that stream."""
+    """Typical fields of such a program: cache hints, beta fields, a billing line, streamed tools."""
     hint: Any = {"type": "ephemeral", "ttl": "1h"}
     tool: Any = {**WEATHER, "eager_input_streaming": True, "cache_control": hint}
     with client.beta.messages.stream(

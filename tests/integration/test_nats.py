@@ -1,4 +1,4 @@
-"""Who may use a NATS server, over TLS or not, and how much fits: a real server, configured each way."""
+"""Access to a NATS server, with and without TLS, and message sizes: a real server in each configuration."""
 
 import base64
 import json
@@ -27,7 +27,7 @@ TIMEOUT_S = 5.0
 
 
 async def connects(variables: dict[str, str]) -> None:
-    """Connects according to the environment, and receives its own message."""
+    """Connect according to the environment, and receive a message of its own."""
     connection = NatsConnection(
         nats_options(variables={"NATS_STARTUP_CONNECT_TIMEOUT_SECONDS": "5", **variables}), "test"
     )
@@ -78,14 +78,14 @@ def key_pair(prefix: int) -> tuple[str, Any]:
 
 async def test_nats_login_with_an_nkey(tmp_path: Path) -> None:
     seed, pair = key_pair(nkeys.PREFIX_BYTE_USER)
-    stranger, _ = key_pair(nkeys.PREFIX_BYTE_USER)
+    untrusted_authority, _ = key_pair(nkeys.PREFIX_BYTE_USER)
     with NatsServer(tmp_path, f"authorization {{ users: [ {{ nkey: {pair.public_key.decode()} }} ] }}") as server:
         await connects({"NATS_SERVER": server.url, "NATS_AUTH_NKEY": seed})
-        await is_refused({"NATS_SERVER": server.url, "NATS_AUTH_NKEY": stranger})
+        await is_refused({"NATS_SERVER": server.url, "NATS_AUTH_NKEY": untrusted_authority})
 
 
 def token(claims: dict[str, Any], issuer: Any) -> str:
-    """A NATS JWT: signed by its issuer's key."""
+    """Return a NATS JWT, signed by its issuer's key."""
     claims = {"jti": secrets.token_hex(8), "iat": int(time.time()), "iss": issuer.public_key.decode(), **claims}
     parts = ({"typ": "JWT", "alg": "ed25519-nkey"}, claims)
     text = ".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts)
@@ -125,7 +125,7 @@ async def test_nats_login_with_a_credentials_file(tmp_path: Path) -> None:
 
 
 class Certificates:
-    """An authority and what it has signed."""
+    """Authority and its signed certificates."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -136,7 +136,7 @@ class Certificates:
         )
 
     def sign(self, name: str) -> tuple[str, str]:
-        """Certificate and key."""
+        """Return a certificate and its key."""
         paths = {kind: str(self.folder / f"{name}.{kind}") for kind in ("pem", "key", "csr", "ext")}
         Path(paths["ext"]).write_text("subjectAltName=IP:127.0.0.1\n")
         openssl("req", *NEW_KEY, "-subj", f"/CN={name}", "-keyout", paths["key"], "-out", paths["csr"])

@@ -53,7 +53,7 @@ class ProxyClusters:
         self.front.run("openai_proxy", "--url", f"http://127.0.0.1:{server.port}/v1", *QUICK, *argv)
 
     def client(self, cluster: Cluster | None = None) -> openai.OpenAI:
-        """Of the frontend, or of a server."""
+        """Return a client of the frontend, or of a server."""
         asked = cluster or self.front
         assert asked is not None
         if asked.port not in self._clients:
@@ -159,7 +159,7 @@ def test_disconnected_client_frees_the_server(clusters: ProxyClusters, model: st
     body = {"model": model, "messages": MESSAGES, "max_tokens": 1900, "stream": True, "ignore_eos": True}
     with clusters.front.http.stream("POST", "/v1/chat/completions", json=body) as answer:
         assert answer.status_code == 200, answer.read()
-        lines = answer.iter_lines()  # Held: whoever drops it closes the connection.
+        lines = answer.iter_lines()  # Keep a reference: dropping it closes the connection.
         next(lines)
         clusters.until(lambda: inflight(server) >= 1, "the request never reached the server")
     wait_until(lambda: inflight(server) == 0, "the server works on for nobody")

@@ -108,7 +108,7 @@ async def test_run_input_serves_an_echo_worker_and_a_frontend_over_it() -> None:
         await until(client, ["echo"])
         answer = (await client.post("/v1/chat/completions", json=ask("How are you?", "echo"))).json()
         assert "How are you?" in answer["choices"][0]["message"]["content"]
-        assert answer["choices"][0]["finish_reason"] == "stop"  # The echoed prompt holds the token that ends a turn.
+        assert answer["choices"][0]["finish_reason"] == "stop"  # The echoed prompt contains the token that ends a turn.
     await frontend.shutdown()
     await worker.shutdown()
     await asyncio.wait_for(asyncio.gather(*tasks), TIMEOUT_S)

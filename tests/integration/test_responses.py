@@ -1,4 +1,4 @@
-"""The Responses API as OpenAI's own client uses it, its strict validation on."""
+"""Responses API with OpenAI's own client, its strict validation on."""
 
 import json
 import re
@@ -45,7 +45,7 @@ def client(cluster: Cluster) -> openai.OpenAI:
 
 
 def plain(items: Any) -> list[Any]:
-    """Output without what differs between two answers: ids, and what the client adds itself."""
+    """Return output without the fields that differ between responses: ids, and the client's own additions."""
     found = []
     for item in items:
         one = item.to_dict()
@@ -267,7 +267,7 @@ def test_frontend_without_response_store_reports_the_setting(tmp_path: Any) -> N
 
 
 class Place(pydantic.BaseModel):
-    """What the embedded engine is made to write."""
+    """Structured output of the embedded engine."""
 
     city: str = pydantic.Field(max_length=12)
     is_large: bool
@@ -329,7 +329,7 @@ def test_examples_of_the_page_run(demo_cluster: Cluster, capsys: pytest.CaptureF
 
 
 def test_request_of_a_coding_agent_is_served(client: openai.OpenAI) -> None:
-    """What such a program sends: nothing is to be kept, thoughts are to come back, a key for the prompt cache."""
+    """Typical fields of such a program: no storage, returned reasoning, a key for the prompt cache."""
     conversation: Any = [
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "You write code."}]},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},

@@ -76,7 +76,7 @@ def test_request_is_routed_to_the_pool_of_its_length_and_to_a_worker_there(clust
 
 
 class Tracker:
-    """A slot tracker in a process of its own."""
+    """Slot tracker in a process of its own."""
 
     def __init__(self, *argv: str) -> None:
         self.port = free_port()
@@ -119,13 +119,13 @@ def test_slot_trackers_replicate_load() -> None:
         }  # fmt: skip
         count = 0
 
-        def is_heard() -> bool:
+        def is_received() -> bool:
             nonlocal count
-            count += 1  # The first ones may come before the other one listens.
+            count += 1  # The first ones may arrive before the other one subscribes.
             one.ask("POST", "/add", {"request_id": f"r{count}", **added})
             return other.load()[1] > 0
 
-        wait_until(is_heard, "the other tracker never heard of a request")
+        wait_until(is_received, "the other tracker never heard of a request")
         for number in range(1, count + 1):
             one.ask("POST", "/prefill_complete", {"request_id": f"r{number}", "model_name": "m"})
         wait_until(lambda: other.load()[0] == 0, "the other tracker never heard of the first tokens")

@@ -1,4 +1,4 @@
-"""Real processes, real text: a frontend before a worker with scripted responses, called by OpenAI's own client."""
+"""Real processes and real text: a frontend with a worker of scripted responses, called by OpenAI's own client."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +18,7 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Tromsø 🇳
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A frontend that announces calls, and a scripted worker."""
+    """Start a frontend that announces calls, and a scripted worker."""
     with Cluster(tmp_path_factory.mktemp("scripted"), "--enable-streaming-tool-dispatch") as cluster:
         cluster.scripted_worker()
         yield cluster
@@ -26,7 +26,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def client(cluster: Cluster) -> Iterator[openai.OpenAI]:
-    """OpenAI's own, closed at the end with all its connections."""
+    """Return OpenAI's own client, closed at the end with all its connections."""
     with cluster.openai() as client:
         yield client
 
@@ -50,7 +50,7 @@ def test_streamed_chunks_assemble_to_the_whole_response(client: openai.OpenAI, n
     whole = client.chat.completions.create(**asked)
     options: Any = {"include_usage": True}
     stream = client.chat.completions.create(**asked, stream=True, stream_options=options)
-    # A call's announcement is an event of another kind; to the client it is a chunk without choices.
+    # A call's announcement is an event of another kind; the client sees a chunk without choices.
     chunks = [chunk.model_dump(exclude_unset=True) for chunk in stream if chunk.choices]
     told = plain(whole.model_dump(exclude_unset=True))
     assert chat_of(chunks)["choices"] == told["choices"]
@@ -65,7 +65,7 @@ def test_tool_calls_are_streamed_with_name_and_id(cluster: Cluster) -> None:
 
 def test_error_in_a_stream_reaches_the_client_as_an_error_event(client: openai.OpenAI) -> None:
     extra = scripted("long " * 400, fails_after=200, fails_as="Unknown")
-    # Where everything comes in one frame nothing was written yet, and the error has its own status.
+    # Where everything arrives in one frame, no byte was written yet, and the error has its own status.
     with (
         pytest.raises(openai.APIError),
         client.chat.completions.create(model="m", messages=MESSAGES, stream=True, extra_body=extra) as stream,

@@ -1,4 +1,4 @@
-"""`dynamo serve` and `dynamo chat` as their users meet them: real processes, the bundled model, the openai SDK, curl."""
+"""`dynamo serve` and `dynamo chat` as users run them: real processes, the bundled model, the openai SDK, curl."""
 
 import contextlib
 import fcntl
@@ -29,7 +29,7 @@ from benchmarks.ports import free_port
 pytestmark = pytest.mark.integration
 
 DYNAMO = [sys.executable, "-m", "dynamo.cli"]
-DEADLINE_S = 60.0  # For anything that takes a second on an idle machine.
+DEADLINE_S = 60.0  # For operations that take a second on an idle machine.
 QUESTION = [{"role": "user", "content": "What is Dynamo?"}]
 
 
@@ -86,7 +86,7 @@ class Server:
                 self.process.wait()
 
     def children(self) -> dict[int, str]:
-        """The processes it owns: their ids and command lines."""
+        """Return its child processes: their ids and command lines."""
         found = {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
@@ -103,11 +103,11 @@ class Server:
         return [instance for instance in found if instance["endpoint"] == "generate"]
 
     def records(self) -> list[str]:
-        """What is left in the discovery directory."""
+        """Return the records in the discovery directory."""
         return [path.name for path in self.kv.rglob("*") if path.is_file()]
 
     def leftovers(self) -> list[Path]:
-        """Its directories of temporary files."""
+        """Return its temporary directories."""
         return list(self._tmp_path.glob("dynamo-serve-*"))
 
     def end(self, number: int = signal.SIGINT) -> int:
@@ -139,7 +139,7 @@ def serving(tmp_path: Path, *argv: str, is_private: bool = False) -> Iterator[Se
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One worker with the bundled model; the tests that share it leave it as it was."""
+    """Start one worker with the bundled model; the tests that share it restore its state."""
     with serving(tmp_path_factory.mktemp("demo"), is_private=True) as server:
         yield server.ready()
 

@@ -1,4 +1,4 @@
-"""`dynamo serve --planner`: real worker processes come and go with the load, and no request fails."""
+"""`dynamo serve --planner`: real worker processes start and stop with the load, and no request fails."""
 
 import asyncio
 import os

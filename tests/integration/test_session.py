@@ -1,4 +1,4 @@
-"""A session of real processes that only pretend to be a frontend and workers: how a graph starts, fails and ends."""
+"""A session of real placeholder processes for a frontend and workers: start, failure and end of a graph."""
 
 import contextlib
 import json
@@ -89,7 +89,7 @@ STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WO
 
 
 class Run:
-    """A session in a process of its own."""
+    """Session in a process of its own."""
 
     def __init__(self, tmp_path: Path, workers: list[str], frontend: str = FRONTEND) -> None:
         self.tmp_path = tmp_path
@@ -116,7 +116,7 @@ class Run:
 
     @property
     def home(self) -> Path:
-        """The run's directory; a path that does not exist once it is removed."""
+        """Return the run's directory, or a path that does not exist once it is removed."""
         return next(self.folder.glob("dynamo-serve-*"), self.folder / "removed")
 
     def pid(self, name: str) -> int:

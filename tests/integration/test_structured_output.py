@@ -54,7 +54,7 @@ def answer(client: openai.OpenAI, model: str = "demo", **options: Any) -> Any:
 
 
 def streamed(client: openai.OpenAI, model: str = "demo", **options: Any) -> tuple[str, list[dict[str, str]], str]:
-    """The text, the calls and the finish reason of a stream, put together."""
+    """Return the text, the calls and the finish reason of a stream, assembled."""
     text, calls, reason = "", [], ""
     for chunk in client.chat.completions.create(model=model, messages=MESSAGES, stream=True, **options):
         for choice in chunk.choices:

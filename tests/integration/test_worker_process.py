@@ -1,4 +1,4 @@
-"""A mocker as its users start it: found, called, and gone without a trace."""
+"""A mocker as users start it: found, called, and removed without a trace."""
 
 import asyncio
 import contextlib
@@ -56,8 +56,8 @@ def loopback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @dataclass
-class Heard:
-    """All of one answer."""
+class ReceivedOutput:
+    """Complete response of a request."""
 
     tokens: list[int]
     last: EngineOutput
@@ -73,7 +73,7 @@ class Mockers:
     client: Client
     log: Path
 
-    async def ask(self, *token_ids: int, max_tokens: int | None = 5) -> Heard:
+    async def ask(self, *token_ids: int, max_tokens: int | None = 5) -> ReceivedOutput:
         stop = StopConditions(max_tokens=max_tokens)
         request = PreprocessedRequest(model="tiny-model", token_ids=list(token_ids), stop_conditions=stop)
         tokens: list[int] = []
@@ -83,7 +83,7 @@ class Mockers:
                 last = msgspec.convert(item, EngineOutput)
                 tokens += last.token_ids
         assert last is not None
-        return Heard(tokens, last)
+        return ReceivedOutput(tokens, last)
 
     async def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
@@ -212,7 +212,7 @@ async def test_worker_publishes_kv_events(model_dir: Path, tmp_path: Path) -> No
             prompt = 0
             told: list[WorkerKvEvent] = []
             listening = asyncio.create_task(anext(aiter(subscriber)))
-            while not listening.done():  # A subscription over ZMQ takes effect some time after it was made.
+            while not listening.done():  # A subscription over ZMQ takes effect after a moment.
                 prompt += 1
                 await mockers.ask(*[prompt] * 9)
             event = await listening
@@ -252,13 +252,13 @@ def running() -> bool:
 
 
 async def until(is_true: Callable[[], bool]) -> None:
-    """Polls another process until a condition holds."""
+    """Poll another process until a condition holds."""
     async with asyncio.timeout(TIMEOUT_S):
         while not await asyncio.to_thread(is_true):  # noqa: ASYNC110  Another process sets no event of ours.
             await asyncio.sleep(0.02)
 
 
-BREAKS_WHEN_ASKED = """
+BREAKS_ON_REQUEST = """
 import sys
 from dynamo.backend.config import WorkerOptions
 from dynamo.backend.sample import EchoEngine
@@ -284,7 +284,7 @@ sys.exit(run_worker(load(WorkerOptions, []), lambda: Breaking({model_dir!r})))
 async def test_failed_engine_ends_its_process_and_requests_migrate(
     model_dir: Path, tmp_path: Path, breaks_at_start: bool
 ) -> None:
-    program = BREAKS_WHEN_ASKED.format(model_dir=str(model_dir), breaks_at_start=breaks_at_start)
+    program = BREAKS_ON_REQUEST.format(model_dir=str(model_dir), breaks_at_start=breaks_at_start)
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stderr=asyncio.subprocess.PIPE)
     runtime = DistributedRuntime()
     try:

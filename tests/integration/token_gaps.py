@@ -1,6 +1,6 @@
-"""A client in a process of its own: prints the gaps between the tokens of streams, in seconds, until its input ends.
+"""Client process that prints the gaps between the tokens of streams, in seconds, until its input ends.
 
-python token_gaps.py PORT        one JSON list for each line that is read; the gaps since the line before
+python token_gaps.py PORT prints one JSON list for each input line: the gaps since the previous line
 """
 
 import http.client

@@ -91,7 +91,7 @@ class ScriptedEngine:
             raise EngineShutdown("the engine is not running")
         self.requests.append(request)
         self.asked.set()
-        self._running[reply] = self._say(request, reply)
+        self._running[reply] = self._emit(request, reply)
         self._idle.clear()
         self._schedule()
 
@@ -121,7 +121,7 @@ class ScriptedEngine:
             self._idle.set()
         self._schedule()
 
-    def _say(self, request: PreprocessedRequest, reply: Reply) -> Iterator[int]:
+    def _emit(self, request: PreprocessedRequest, reply: Reply) -> Iterator[int]:
         """Send all messages of a script; yield the number of tokens so far after each one."""
         script = script_of(request.annotations)
         said = 0

@@ -31,6 +31,6 @@ def values() -> st.SearchStrategy[Json]:
 
 
 def bodies(fields: Sequence[str], **given: Json) -> st.SearchStrategy[bytes]:
-    """Bodies with some of these fields, in addition to the given ones."""
+    """Return bodies with a random subset of these fields, in addition to the given ones."""
     more = st.dictionaries(st.sampled_from(fields), values(), max_size=4)
     return more.map(lambda body: msgspec.json.encode({**given, **body}))

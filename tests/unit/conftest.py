@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from tests.scripted_engine.house import Street
+from tests.scripted_engine.stack import ScriptedStackPool
 from tests.unit_guards import no_sockets
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -140,12 +140,12 @@ def sentencepiece_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def street() -> Iterator[Street]:
+def stacks() -> Iterator[ScriptedStackPool]:
     """Pipelines with the scripted engine, one plain and one with parsers."""
     with asyncio.Runner() as runner:
-        street = Street(runner)
-        yield street
-        street.run(street.exits.aclose())
+        stacks = ScriptedStackPool(runner)
+        yield stacks
+        stacks.run(stacks.exits.aclose())
 
 
 KIMI_MARKERS = (

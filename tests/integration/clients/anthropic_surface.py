@@ -1,4 +1,4 @@
-"""Anthropic's Python client: its whole surface as far as it is ours, its strict validation on."""
+"""Anthropic's Python client: the supported part of its API, with its strict validation on."""
 
 import asyncio
 import sys
@@ -11,11 +11,11 @@ from surface import (
     DEMO,
     GOOD_KEY,
     GREETING,
+    MESSAGES,
     MODEL,
     NARROW_KEY,
     PARAMETERS,
     PICTURE,
-    SAID,
     THOUGHT,
     USER,
     check,
@@ -37,7 +37,7 @@ def ask(**fields: Any) -> Any:
 
 
 def blocks(message: Any) -> list[Any]:
-    """The content without the ids."""
+    """Return the content without the ids."""
     return [
         {name: value for name, value in block.to_dict().items() if name not in ("id", "parsed_output") and value is not None}
         for block in message.content
@@ -89,7 +89,7 @@ def thoughts_text_and_calls_come_whole_and_in_pieces() -> None:
         assert {"text", "thinking", "input_json", "signature", "content_block_stop", "message_stop"} <= kinds
         assert blocks(final) == blocks(whole) and final.usage == whole.usage
         thought, said, call, other = whole.content
-        assert (thought.thinking, said.text, call.input) == (THOUGHT, SAID, CALLED)
+        assert (thought.thinking, said.text, call.input) == (THOUGHT, MESSAGES, CALLED)
         assert whole.stop_reason == "tool_use" and call.id != other.id
 
 
@@ -149,7 +149,7 @@ def models_are_listed() -> None:
 
 
 @check
-async def many_may_ask_at_once() -> None:
+async def concurrent_requests_are_answered() -> None:
     async with anthropic.AsyncAnthropic(base_url=URL, api_key="none", **OPTIONS) as asker:
 
         async def one(number: int) -> str:
@@ -183,7 +183,7 @@ def an_error_in_the_middle_of_a_stream_is_raised() -> None:
 
 
 @check
-def who_may_not_ask_is_told_so() -> None:
+def forbidden_keys_are_refused() -> None:
     def of(key: str) -> Any:
         asker = anthropic.Anthropic(base_url=KEYED_URL, api_key=key, **OPTIONS)
         return asker.messages.create(model=MODEL, max_tokens=9, messages=USER)

@@ -1,8 +1,8 @@
-"""Environments: where clients are installed that the project itself does not need; each its own, below `.cache`.
+"""Environments below `.cache` for clients that the project itself does not need, one for each client.
 
-    python -m tests.integration.clients.environments
+python -m tests.integration.clients.environments
 
-Nothing of them is imported by the project; the tests run their scripts in separate processes.
+The project imports none of them; the tests run their scripts in separate processes.
 """
 
 import os
@@ -18,25 +18,25 @@ PACKAGES = {
     "openai-2": ("openai>=2,<3",),
     "openai-3": ("openai>=3,<4",),
     "langchain": ("langchain-openai>=1.3",),
-    "litellm": ("litellm>=1.80", "mcp>=1.20"),  # Which it imports as soon as it is given a tool.
-    "lm-eval": ("lm-eval[api]>=0.4.9", "transformers>=4.57"),  # Whose tokenizers it uses; no PyTorch.
+    "litellm": ("litellm>=1.80", "mcp>=1.20"),  # Imported as soon as a tool is used.
+    "lm-eval": ("lm-eval[api]>=0.4.9", "transformers>=4.57"),  # For its tokenizers; without PyTorch.
     "aiperf": ("aiperf>=0.13",),
-    "schemathesis": ("schemathesis>=4.10",),  # Whose plugin would slow every run of ours.
+    "schemathesis": ("schemathesis>=4.10",),  # Its plugin would slow every run.
 }
-"""The Python clients: an environment for each."""
+"""Python clients, each with an environment of its own."""
 NODE = ("openai@>=6", "zod@>=4")
 INSTALL_TIMEOUT_S = 900.0
 DONE = "installed"
-"""The file that lists the installed packages."""
+"""File that lists the installed packages."""
 
 
 def python_of(name: str) -> Path:
-    """The interpreter of an environment, whether or not it is there."""
+    """Return the path of an environment's interpreter, whether or not it exists."""
     return HOME / name / "bin" / "python"
 
 
 def why_not(name: str) -> str | None:
-    """Why an environment cannot be used; None where it can."""
+    """Return the reason why an environment cannot be used, or None."""
     if name == "node" and shutil.which("node") is None:
         return "node is not installed"
     if not (HOME / name / DONE).exists():
@@ -45,7 +45,7 @@ def why_not(name: str) -> str | None:
 
 
 def make(name: str) -> None:
-    """Makes an environment, unless it is there as it is wanted."""
+    """Create an environment, unless it exists with the wanted packages."""
     wanted = " ".join(NODE if name == "node" else PACKAGES[name])
     place = HOME / name
     stamp = place / DONE
@@ -62,7 +62,7 @@ def make(name: str) -> None:
 
 
 def run(*command: str) -> None:
-    """Runs one step, without the caller's Python path."""
+    """Run one step, without the caller's Python path."""
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     subprocess.run(command, check=True, timeout=INSTALL_TIMEOUT_S, env=env)
 

@@ -17,10 +17,10 @@ from surface import (
     EMBEDDER,
     GOOD_KEY,
     GREETING,
+    MESSAGES,
     MODEL,
     NARROW_KEY,
     PICTURE,
-    SAID,
     check,
     fails,
     main,
@@ -33,7 +33,7 @@ URL, KEYED_URL, SLOW_KEY = places()
 
 
 class Place(pydantic.BaseModel):
-    """A place."""
+    """Structured output of a place."""
 
     city: str = pydantic.Field(max_length=12)
     is_large: bool
@@ -41,7 +41,7 @@ class Place(pydantic.BaseModel):
 
 @tool
 def get_weather(city: str) -> str:
-    """The weather of a city."""
+    """Return the weather of a city."""
     return f"12 degrees in {city}"
 
 
@@ -57,7 +57,7 @@ def a_chat_is_answered() -> None:
 
 
 @check
-def a_stream_says_the_same() -> None:
+def a_stream_equals_the_whole_answer() -> None:
     chunks = list(chat(stream_usage=True).stream("hi"))
     whole = sum(chunks[1:], chunks[0])
     assert whole.content == GREETING and whole.usage_metadata and whole.usage_metadata["output_tokens"] > 0
@@ -68,7 +68,7 @@ def calls_are_read_run_and_answered() -> None:
     for cuts in ([], [1]):
         model = chat(extra_body=says(CALLING_TWICE, cuts=cuts)).bind_tools([get_weather])
         answer = model.invoke("hi")
-        assert answer.content == SAID and [call["name"] for call in answer.tool_calls] == ["get_weather"] * 2
+        assert answer.content == MESSAGES and [call["name"] for call in answer.tool_calls] == ["get_weather"] * 2
         assert answer.tool_calls[0]["args"] == CALLED
         pieces = list(model.stream("hi"))
         assert sum(pieces[1:], pieces[0]).tool_calls[1]["args"] == answer.tool_calls[1]["args"]
@@ -78,7 +78,7 @@ def calls_are_read_run_and_answered() -> None:
 
 
 @check
-def answers_have_the_form_that_was_asked_for() -> None:
+def answers_have_the_requested_format() -> None:
     model = chat(DEMO, temperature=0, max_tokens=300)
     for method in ("json_schema", "function_calling"):
         place = model.with_structured_output(Place, method=method).invoke("A place, please.")  # type: ignore[arg-type]
@@ -101,7 +101,7 @@ def a_picture_goes_to_the_worker_which_may_refuse_it() -> None:
 
 
 @check
-async def many_may_ask_at_once() -> None:
+async def concurrent_requests_are_answered() -> None:
     assert [one.content for one in await chat().abatch(["hi"] * 10)] == [GREETING] * 10
     assert "".join([str(chunk.content) async for chunk in chat().astream("hi")]) == GREETING
     await asyncio.sleep(0)
@@ -144,7 +144,7 @@ def errors_are_the_clients_own() -> None:
 
 
 @check
-def who_may_not_ask_is_told_so() -> None:
+def forbidden_keys_are_refused() -> None:
     assert chat(url=KEYED_URL, key=GOOD_KEY).invoke("hi").content == GREETING
     raises(openai.AuthenticationError, lambda: chat(url=KEYED_URL, key="key-wrong").invoke("hi"))
     raises(openai.PermissionDeniedError, lambda: chat(url=KEYED_URL, key=NARROW_KEY).invoke("hi"))

@@ -1,4 +1,4 @@
-"""LiteLLM's client: OpenAI's and Anthropic's routes of ours behind its one interface."""
+"""LiteLLM's client: OpenAI and Anthropic routes behind its one interface."""
 
 import asyncio
 import json
@@ -7,7 +7,7 @@ import sys
 from importlib.metadata import version
 from typing import Any
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # Without it the first import asks the internet.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # Otherwise the first import downloads a file.
 
 import litellm
 import pydantic
@@ -18,10 +18,10 @@ from surface import (
     EMBEDDER,
     GOOD_KEY,
     GREETING,
+    MESSAGES,
     MODEL,
     NARROW_KEY,
     PICTURE,
-    SAID,
     THOUGHT,
     USER,
     WEATHER,
@@ -38,7 +38,7 @@ litellm.suppress_debug_info = True
 
 
 class Place(pydantic.BaseModel):
-    """A place."""
+    """Structured output of a place."""
 
     city: str = pydantic.Field(max_length=12)
     is_large: bool
@@ -52,7 +52,7 @@ def ask(model: str = MODEL, url: str = URL, key: str = "none", **fields: Any) ->
 
 
 def message(model: str = MODEL, **fields: Any) -> Any:
-    """The same through `/v1/messages`."""
+    """Send the same through `/v1/messages`."""
     return litellm.completion(
         model=f"anthropic/{model}", api_base=URL, api_key="none", max_tokens=500, max_retries=0, timeout=60,
         **{"messages": USER, **fields},
@@ -67,7 +67,7 @@ def a_chat_is_answered() -> None:
 
 
 @check
-def a_stream_says_the_same() -> None:
+def a_stream_equals_the_whole_answer() -> None:
     chunks = list(ask(stream=True, stream_options={"include_usage": True}))
     whole = litellm.stream_chunk_builder(chunks)
     assert whole and whole.choices[0].message.content == GREETING  # type: ignore[union-attr]
@@ -79,7 +79,7 @@ def calls_and_thoughts_come_whole_and_in_pieces() -> None:
     for cuts in ([], [1]):
         options: Any = {"tools": [WEATHER], "extra_body": says(CALLING_TWICE, cuts=cuts)}
         answer = ask(**options).choices[0].message
-        assert (answer.content, answer.reasoning_content) == (SAID, THOUGHT)
+        assert (answer.content, answer.reasoning_content) == (MESSAGES, THOUGHT)
         assert json.loads(answer.tool_calls[0].function.arguments) == CALLED
         whole: Any = litellm.stream_chunk_builder(list(ask(stream=True, **options)))
         assert [one.function.arguments for one in whole.choices[0].message.tool_calls] == [
@@ -88,7 +88,7 @@ def calls_and_thoughts_come_whole_and_in_pieces() -> None:
 
 
 @check
-def answers_have_the_form_that_was_asked_for() -> None:
+def answers_have_the_requested_format() -> None:
     answer = ask(DEMO, response_format=Place, temperature=0, max_tokens=200)
     assert Place.model_validate_json(answer.choices[0].message.content)
 
@@ -108,7 +108,7 @@ def a_picture_goes_to_the_worker_which_may_refuse_it() -> None:
 
 
 @check
-async def many_may_ask_at_once() -> None:
+async def concurrent_requests_are_answered() -> None:
     async def one(number: int) -> str:
         answer: Any = await litellm.acompletion(
             model=f"openai/{MODEL}", api_base=f"{URL}/v1", api_key="none", messages=USER, stream=True,
@@ -143,7 +143,7 @@ def messages_are_answered_too() -> None:
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (GREETING, "stop")
     assert "".join(chunk.choices[0].delta.content or "" for chunk in message(stream=True)) == GREETING
     called = message(tools=[WEATHER], **says(CALLING_TWICE)).choices[0].message
-    assert (called.content, json.loads(called.tool_calls[0].function.arguments)) == (SAID, CALLED)
+    assert (called.content, json.loads(called.tool_calls[0].function.arguments)) == (MESSAGES, CALLED)
 
 
 @check
@@ -159,10 +159,10 @@ def errors_are_the_clients_own() -> None:
 
 
 @check
-def who_may_not_ask_is_told_so() -> None:
+def forbidden_keys_are_refused() -> None:
     assert ask(url=KEYED_URL, key=GOOD_KEY).choices[0].message.content == GREETING
     raises(litellm.AuthenticationError, lambda: ask(url=KEYED_URL, key="key-wrong"))
-    error = raises(litellm.APIError, lambda: ask(url=KEYED_URL, key=NARROW_KEY))  # It has no class of its own for 403.
+    error = raises(litellm.APIError, lambda: ask(url=KEYED_URL, key=NARROW_KEY))  # LiteLLM has no class for 403.
     assert error.status_code == 403
     ask(url=KEYED_URL, key=SLOW_KEY)
     raises(litellm.RateLimitError, lambda: ask(url=KEYED_URL, key=SLOW_KEY))

@@ -28,7 +28,7 @@ URL, _, _ = places()
 FOLDER = Path(os.environ["HF_HOME"])
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 TOKENIZER = Path(__file__).parents[3] / "src" / "dynamo" / "cpu" / "demo_model"
-TASKS = TaskManager(include_defaults=False)  # Reading the thousands that lm-eval has takes a minute.
+TASKS = TaskManager(include_defaults=False)  # Importing the thousands of tasks of lm-eval takes a minute.
 SUMS = [(12, 30), (25, 14), (71, 18), (33, 33), (50, 27), (64, 19)]
 SENTENCES = [
     "A worker is a process that runs an engine and answers requests.",
@@ -37,7 +37,7 @@ SENTENCES = [
 
 
 def task(name: str, rows: list[dict[str, Any]], **config: Any) -> dict[str, Any]:
-    """A task on these rows."""
+    """Return a task on these rows."""
     path = FOLDER / f"{name}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {
@@ -47,7 +47,7 @@ def task(name: str, rows: list[dict[str, Any]], **config: Any) -> dict[str, Any]
 
 
 def evaluate(config: dict[str, Any], **model: Any) -> dict[str, Any]:
-    """The metrics of one task."""
+    """Return the metrics of one task."""
     arguments = {
         "model": DEMO, "base_url": f"{URL}/v1/completions", "tokenizer": str(TOKENIZER), "tokenizer_backend": "huggingface",
         "max_length": 512, "max_retries": 1, **model,
@@ -64,7 +64,7 @@ def evaluate(config: dict[str, Any], **model: Any) -> dict[str, Any]:
 
 
 def perplexity(texts: list[str], name: str, **model: Any) -> float:
-    """The perplexity of texts, in words."""
+    """Return the perplexity of texts, in words."""
     config = task(
         name, [{"text": text} for text in texts],
         output_type="loglikelihood_rolling", doc_to_text="", doc_to_target="{{text}}", metric_list=[{"metric": "word_perplexity"}],

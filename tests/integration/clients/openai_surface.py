@@ -1,4 +1,4 @@
-"""OpenAI's Python client, 2.x and 3.x: its whole surface as far as it is ours, its strict validation on."""
+"""OpenAI's Python client, 2.x and 3.x: the supported part of its API, with its strict validation on."""
 
 import asyncio
 import json
@@ -17,10 +17,10 @@ from surface import (
     EMBEDDER,
     GOOD_KEY,
     GREETING,
+    MESSAGES,
     MODEL,
     NARROW_KEY,
     PICTURE,
-    SAID,
     THOUGHT,
     USER,
     WEATHER,
@@ -36,14 +36,14 @@ URL, KEYED_URL, SLOW_KEY = places()
 OPTIONS: Any = {"max_retries": 0, "timeout": 60.0, "_strict_response_validation": True}
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key="none", **OPTIONS)
 lenient = openai.OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0, timeout=60.0)
-"""For the two answers of OpenAI's own service that its client's strict validation does not let pass."""
+"""For the two responses of OpenAI's own service that its client's strict validation rejects."""
 chats = client.chat.completions
 STRICT = {**WEATHER["function"]["parameters"], "additionalProperties": False}
 RESPONSE_TOOL: Any = {"type": "function", "name": "get_weather", "parameters": STRICT, "strict": True}
 
 
 class Place(pydantic.BaseModel):
-    """What a model is made to write."""
+    """Structured output of a place."""
 
     city: str = pydantic.Field(max_length=12)
     is_large: bool
@@ -67,7 +67,7 @@ def a_chat_is_answered() -> None:
 
 
 @check
-def a_stream_says_the_same() -> None:
+def a_stream_equals_the_whole_answer() -> None:
     chunks = list(ask(stream=True, stream_options={"include_usage": True}))
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(one.choices[0].delta.content or "" for one in chunks[:-1]) == GREETING
@@ -109,7 +109,7 @@ def calls_and_thoughts_come_whole_and_in_pieces() -> None:
         options: Any = {"tools": [WEATHER], "extra_body": says(CALLING_TWICE, cuts=cuts)}
         (choice,) = ask(**options).choices
         assert choice.finish_reason == "tool_calls"
-        assert choice.message.content == SAID and choice.message.reasoning_content == THOUGHT
+        assert choice.message.content == MESSAGES and choice.message.reasoning_content == THOUGHT
         first, second = choice.message.tool_calls
         assert json.loads(first.function.arguments) == CALLED and first.id != second.id
         with chats.stream(model=MODEL, messages=USER, **options) as stream:
@@ -117,7 +117,7 @@ def calls_and_thoughts_come_whole_and_in_pieces() -> None:
             final = stream.get_final_completion()
         assert {"content.delta", "content.done", "tool_calls.function.arguments.delta"} <= kinds
         (streamed,) = final.choices
-        assert streamed.message.content == SAID
+        assert streamed.message.content == MESSAGES
         assert [one.function.arguments for one in streamed.message.tool_calls] == [
             one.function.arguments for one in choice.message.tool_calls
         ]
@@ -156,7 +156,7 @@ def tools_are_parsed_too() -> None:
 
 
 @check
-def json_may_be_asked_for() -> None:
+def json_may_be_requested() -> None:
     answer = ask(model=DEMO, response_format={"type": "json_object"}, max_tokens=200, temperature=0)
     if answer.choices[0].finish_reason == "stop":
         assert isinstance(json.loads(answer.choices[0].message.content), dict)
@@ -177,7 +177,7 @@ def logprobs_come_with_their_bytes() -> None:
 
 
 @check
-def several_choices_are_told_apart() -> None:
+def several_choices_are_distinguished() -> None:
     texts = ("one", "two and", "three and more")
     answer = ask(n=3, extra_body=says(*texts))
     assert [(one.index, one.message.content) for one in answer.choices] == list(enumerate(texts))
@@ -238,7 +238,8 @@ def texts_are_completed() -> None:
 @check
 def texts_are_embedded() -> None:
     embed = client.embeddings.create
-    packed = lenient.embeddings.create(model=EMBEDDER, input="one")  # In base64, which is unpacked after it was judged.
+    # Base64, which the client decodes after its validation.
+    packed = lenient.embeddings.create(model=EMBEDDER, input="one")
     plain = embed(model=EMBEDDER, input="one", encoding_format="float")
     first, second = packed.data[0].embedding, plain.data[0].embedding
     assert len(first) == len(second) > 0
@@ -322,7 +323,8 @@ def a_file_of_requests_is_answered() -> None:
     raises(openai.NotFoundError, lambda: client.batches.retrieve("batch_nobody"))
 
 
-# How it is asked -------------------------------------------------------------------------------------------------------
+# Request options
+# -------------------------------------------------------------------------------------------------------
 
 
 @check
@@ -335,7 +337,7 @@ def the_raw_answer_has_its_headers() -> None:
 
 
 @check
-async def many_may_ask_at_once() -> None:
+async def concurrent_requests_are_answered() -> None:
     async with openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key="none", **OPTIONS) as asker:
 
         async def one(number: int) -> str:
@@ -390,7 +392,7 @@ def an_error_in_the_middle_of_a_stream_is_raised() -> None:
 
 
 @check
-def who_may_not_ask_is_told_so() -> None:
+def forbidden_keys_are_refused() -> None:
     def of(key: str) -> Any:
         return openai.OpenAI(base_url=f"{KEYED_URL}/v1", api_key=key, **OPTIONS).chat.completions
 
@@ -405,16 +407,18 @@ def who_may_not_ask_is_told_so() -> None:
 
 
 @check
-def no_connection_and_no_time_are_told_apart() -> None:
-    nobody = openai.OpenAI(base_url="http://127.0.0.1:1/v1", api_key="none", max_retries=0)
-    raises(openai.APIConnectionError, nobody.models.list)
+def connection_errors_and_timeouts_differ() -> None:
+    unreachable = openai.OpenAI(base_url="http://127.0.0.1:1/v1", api_key="none", max_retries=0)
+    raises(openai.APIConnectionError, unreachable.models.list)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        nobody = openai.OpenAI(base_url=f"http://127.0.0.1:{silent.getsockname()[1]}/v1", api_key="none", max_retries=0)
-        raises(openai.APITimeoutError, lambda: nobody.models.list(timeout=0.2))
+        unreachable = openai.OpenAI(
+            base_url=f"http://127.0.0.1:{silent.getsockname()[1]}/v1", api_key="none", max_retries=0
+        )
+        raises(openai.APITimeoutError, lambda: unreachable.models.list(timeout=0.2))
 
 
 @check
-def an_overloaded_server_is_asked_again() -> None:
+def overloaded_servers_are_retried() -> None:
     patient = client.with_options(max_retries=1)
     answers: list[int] = []
     patient._client.event_hooks["response"].append(lambda response: answers.append(response.status_code))

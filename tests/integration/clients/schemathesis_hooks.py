@@ -1,4 +1,4 @@
-"""Hooks of schemathesis: most generated bodies ask for a model that is served and little besides, or no answer would be seen."""
+"""Hooks of schemathesis: most generated bodies name a served model and few other fields, so that requests succeed."""
 
 import zlib
 from typing import Any
@@ -16,11 +16,11 @@ GOOD = {
     "/v1/messages": {"messages": USER, "max_tokens": 8},
     "/v1/messages/count_tokens": {"messages": USER},
 }
-"""What half of the bodies have in place of what was generated, so that the rest of them is read at all."""
+"""Fields that replace the generated ones in half of the bodies, so that the other fields are reached."""
 OTHERS = ("input", "prompt", "query", "documents")
-"""What the other routes may need."""
+"""Required fields of the other routes."""
 GONE = {"functions", "function_call"}
-"""What OpenAI has deprecated: it gets upstream's 501, which no check of ours is to take for a failure."""
+"""Deprecated by OpenAI: they get upstream's 501, which is not a failure."""
 
 
 @schemathesis.hook  # type: ignore[untyped-decorator]
@@ -30,15 +30,15 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
 
 
 def narrowed(body: dict[str, Any], path: str) -> dict[str, Any]:
-    """The body, mostly without the greater part of what makes it wrong."""
-    chance = zlib.crc32(repr(body).encode("utf-8", "replace"))
+    """Return the body, mostly without the greater part of its invalid fields."""
+    rng = zlib.crc32(repr(body).encode("utf-8", "replace"))
     kept = {name: value for name, value in body.items() if name not in GONE}
     served = EMBEDDER if path == "/v1/embeddings" else MODEL
-    if isinstance(body.get("model"), str) and chance % 10 < 9:
+    if isinstance(body.get("model"), str) and rng % 10 < 9:
         kept["model"] = served
-    if chance % 4:
+    if rng % 4:
         needed = {"model", *GOOD.get(path, OTHERS)}
         optional = sorted(kept.keys() - needed)
-        chosen = {optional[(chance >> shift) % len(optional)] for shift in (8, 16)} if optional else set()
+        chosen = {optional[(rng >> shift) % len(optional)] for shift in (8, 16)} if optional else set()
         kept = {name: value for name, value in kept.items() if name in needed or name in chosen}
-    return {**kept, "model": served, **GOOD[path]} if path in GOOD and chance >> 24 & 1 else kept
+    return {**kept, "model": served, **GOOD[path]} if path in GOOD and rng >> 24 & 1 else kept

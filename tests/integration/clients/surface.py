@@ -1,4 +1,4 @@
-"""Surface: how a client's script reports its checks. Standard library only: it runs in the clients' own environments.
+"""Report of a client script's checks. Standard library only: it runs in the clients' own environments.
 
 A script is called with the addresses of a frontend and of one that requires keys, and with a key that allows one
 request a minute; it prints a line for each check.
@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 MODEL = "m"
-"""Runs the script of a request."""
+"""Model that runs the script of a request."""
 DEMO = "demo"
-"""A real model, if a small one."""
+"""Small real model."""
 EMBEDDER = "e"
 GREETING = "Hello there."
 USER: Any = [{"role": "user", "content": "hi"}]
@@ -25,13 +25,13 @@ WEATHER: Any = {
     "type": "function",
     "function": {"name": "get_weather", "description": "The weather of a city.", "parameters": PARAMETERS},
 }
-THOUGHT, SAID = "Two and two. €😀", "Let me see."
+THOUGHT, MESSAGES = "Two and two. €😀", "Let me see."
 CALLED = {"city": "Malmö 🇸🇪"}
 CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {json.dumps(CALLED, ensure_ascii=False)}}}\n</tool_call>'
-CALLING = f"<think>{THOUGHT}</think>{SAID}{CALL}"
+CALLING = f"<think>{THOUGHT}</think>{MESSAGES}{CALL}"
 CALLING_TWICE = CALLING + CALL.replace("Malmö", "Oslo")
 GOOD_KEY, NARROW_KEY = "key-good", "key-narrow"
-"""The second may ask for other models than these."""
+"""The second key allows other models only."""
 PICTURE = "https://example.com/picture.png"
 
 Check = Callable[[], Any]
@@ -39,29 +39,31 @@ CHECKS: list[Check] = []
 
 
 def check(function: Check) -> Check:
-    """Takes a check into the script."""
+    """Register a check of the script."""
     CHECKS.append(function)
     return function
 
 
 def places() -> tuple[str, str, str]:
-    """The address of the frontend, that of the one that requires keys, and the key that allows one request a minute."""
+    """Return the address of the frontend, that of the one that requires keys, and the key that allows one request a
+    minute.
+    """
     frontend, keyed, slow_key = sys.argv[1:]
     return frontend, keyed, slow_key
 
 
 def says(*texts: str, **how: Any) -> dict[str, Any]:
-    """The additional fields of a request that make the model return these texts."""
+    """Return the additional fields of a request that make the model return these texts."""
     return {"nvext": {"annotations": ["script:" + json.dumps({"texts": list(texts), **how})]}}
 
 
 def fails(how: str, after: int = 0, text: str = "x") -> dict[str, Any]:
-    """What makes the worker fail after so many tokens."""
+    """Return the fields that make the worker fail after that many tokens."""
     return says(text, fails_after=after, fails_as=how)
 
 
 def raises(kind: type[Exception], call: Callable[[], Any]) -> Any:
-    """The error of that very class that the call raises, or of one that a client built upon the other made of it."""
+    """Return the error that the call raises, of exactly that class or as the cause of a wrapping client's error."""
     try:
         call()
     except Exception as error:
@@ -74,7 +76,7 @@ def raises(kind: type[Exception], call: Callable[[], Any]) -> Any:
 
 
 def main() -> None:
-    """Runs every check; the exit status is how many failed."""
+    """Run every check; return the number of failures."""
     failed = 0
     for one in CHECKS:
         begun = time.monotonic()

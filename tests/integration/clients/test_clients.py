@@ -1,4 +1,4 @@
-"""Clients as people use them: each through a script of its whole surface, in the environment where it is installed."""
+"""Clients as their users install them: each runs a script over its whole API in its own environment."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.integration
 
 HERE = Path(__file__).parent
 DEADLINE_S = 300.0
-SLOW_KEYS = 40  # A client's script spends one, and a test that is repeated another.
+SLOW_KEYS = 40  # A client's script uses one, and a rerun of the test another.
 
 
 def in_its_own(name: str) -> pytest.MarkDecorator:
@@ -32,13 +32,13 @@ class ClientTargets:
     slow_keys: Iterator[str]
 
     def run(self, *command: str) -> str:
-        """Runs a client's script to its end. Raises with all of its output."""
+        """Run a client's script to its end. Raises with all of its output."""
         places = (f"http://127.0.0.1:{self.cluster.port}", f"http://127.0.0.1:{self.keyed.port}", next(self.slow_keys))
         return finished([*command, *places])
 
 
 def finished(command: Sequence[str]) -> str:
-    """The output of a process that succeeded."""
+    """Return the output of a process that succeeded."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=DEADLINE_S, check=False)  # fmt: skip
     assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout[-10_000:]}"
     print(done.stdout)
@@ -46,7 +46,7 @@ def finished(command: Sequence[str]) -> str:
 
 
 def keys() -> str:
-    """A file of keys: one that may everything, one that may not use these models, some that may ask once a minute."""
+    """Write a file of keys: one without limits, one without these models, some with one request a minute."""
     entries = [f'name = "good"\nkey = "{GOOD_KEY}"', f'name = "narrow"\nkey = "{NARROW_KEY}"\nmodels = ["others*"]']
     entries += [
         f'name = "slow{number}"\nkey = "key-slow-{number}"\nrequests_per_minute = 1' for number in range(SLOW_KEYS)

@@ -30,7 +30,7 @@ def nullable(kind: str) -> dict[str, Any]:
 
 
 def fields(**properties: Any) -> dict[str, Any]:
-    """An object with all of these fields."""
+    """Require an object with all of these fields."""
     return {"type": "object", "required": [*properties], "properties": properties}
 
 
@@ -141,7 +141,7 @@ def check_response(response: Any, status: str = "completed") -> Any:
 
 
 def check_events(events: list[Any]) -> Any:
-    """Checks the events of a stream; returns its last response."""
+    """Check the events of a stream; return its last response."""
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
     for event in events:
@@ -313,13 +313,13 @@ def test_compaction_refuses_bad_requests_by_field(cluster: Cluster) -> None:
 
 
 class Socket(Line):
-    """A connection on which responses are created."""
+    """Connection on which responses are created."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster.port, "/v1/responses")
 
     def turn(self, given: Any, **options: Any) -> Any:
-        """One request; its last response, or its error."""
+        """Send one request; return its last response, or its error."""
         self.say({"type": "response.create", "model": MODEL, "input": given, **options})
         return self.answer()
 

@@ -1,4 +1,4 @@
-"""A headless Chromium for tests of the console, and chats that give it something to show."""
+"""Headless Chromium for tests of the console, and chats that produce data for it."""
 
 import os
 import random
@@ -29,7 +29,7 @@ requires_chromium = pytest.mark.skipif(
     reason="no `chromium` and `chromedriver`; on Debian: apt-get install chromium chromium-driver",
 )
 PICTURES = os.environ.get("CONSOLE_PICTURES", "")
-"""Directory into which the tests write their pictures; empty: none."""
+"""Directory for the screenshots of the tests; empty: none."""
 DESKTOP, PHONE = (1360, 940), (390, 844)
 
 
@@ -116,12 +116,12 @@ class Browser:
         raise AssertionError("the keyboard does not reach the element")
 
     def picture(self, name: str) -> None:
-        """Write a picture of the page if pictures are wanted."""
+        """Write a screenshot of the page if screenshots are enabled."""
         if PICTURES:
             self.driver.save_screenshot(str(Path(PICTURES) / f"console-{name}.png"))
 
     def errors(self) -> list[str]:
-        """Return the messages of the page's console that are errors, and forget all."""
+        """Return the error messages of the page's console, and clear them."""
         return [one["message"] for one in self.driver.get_log("browser") if one["level"] in ("SEVERE", "WARNING")]
 
     def requested(self) -> set[str]:

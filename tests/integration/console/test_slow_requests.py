@@ -1,4 +1,4 @@
-"""Why a request was slow: each cause is produced by real processes, and named by one command and by the console."""
+"""Causes of slow requests: each is produced by real processes, and named by one command and by the console."""
 
 import json
 import signal

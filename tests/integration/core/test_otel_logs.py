@@ -1,4 +1,4 @@
-"""What is logged reaches a collector, with its level, its fields and the span that it belongs to."""
+"""Log records reach a collector with their level, fields and span."""
 
 import io
 import logging
@@ -29,7 +29,7 @@ def restored() -> Iterator[None]:
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     with Collector() as made:
         for name, value in made.variables.items():
-            monkeypatch.setenv(name, value)  # The SDK reads the process's own.
+            monkeypatch.setenv(name, value)  # The SDK reads the environment of the process.
         yield made
 
 

@@ -18,7 +18,7 @@ def collector() -> Iterator[Collector]:
 
 def tracer_to(collector: Collector, monkeypatch: pytest.MonkeyPatch, **more: str) -> OtelTracer:
     for name, value in collector.variables.items():
-        monkeypatch.setenv(name, value)  # The SDK reads the process's own.
+        monkeypatch.setenv(name, value)  # The SDK reads the environment of the process.
     tracer = make_tracer({**collector.variables, **more})
     assert isinstance(tracer, OtelTracer)
     return tracer
@@ -65,6 +65,6 @@ def test_tracing_samples_once_per_trace(collector: Collector, monkeypatch: pytes
     assert int(span.headers()["traceparent"][-2:], 16) & 1 == 0
     tracer.start("handle_payload", span.headers()).end()
     span.end()
-    tracer.start("http-request", CLIENT).end()  # The client has drawn already.
+    tracer.start("http-request", CLIENT).end()  # The client has already decided about sampling.
     tracer.close()
     assert [heard.trace_id.hex() for heard in collector.spans] == [TRACE]

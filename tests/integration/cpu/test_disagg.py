@@ -1,4 +1,4 @@
-"""Prefill and decode in two engines: the same tokens as in one, for every request and after every failure."""
+"""Prefill and decode in two engines: the same tokens as in one engine, for every request and after every failure."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from tests.certificates import Certificates
 from tests.settle import turns, until
-from tests.unit.cpu.conftest import CONFIG, Heard, random_adapter, random_tensors
+from tests.unit.cpu.conftest import CONFIG, ReceivedOutput, random_adapter, random_tensors
 
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.core.metrics import MetricsRegistry
@@ -49,7 +49,7 @@ TIMEOUT_S = 30.0
 PROMPT = [(7 * place) % 90 for place in range(41)]
 
 
-class Reply(Heard):
+class Reply(ReceivedOutput):
     def __init__(self) -> None:
         super().__init__()
         self.ended = asyncio.Event()
@@ -110,7 +110,7 @@ class Host:
     async def return_to_service(self) -> None: ...
 
     def number(self, name: str, **labels: str) -> float:
-        """The sum of the series of that name with these labels."""
+        """Return the sum of the series of that name with these labels."""
         lines = [line for line in self.metrics.render().splitlines() if line.startswith((name + "{", name + " "))]
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         return sum(float(line.rpartition(" ")[2]) for line in lines if all(one in line for one in wanted))
@@ -142,7 +142,7 @@ class Side:
         return self.engine._core.scheduler.pool.used
 
     async def is_clean(self) -> None:
-        """Waits until nothing is held, and looks whether the books are in order."""
+        """Wait until no block is held, and check the block accounting."""
         await self.until(lambda: self.held == self.used == 0, "blocks are still held")
         self.engine._core.scheduler.validate()
 
@@ -194,24 +194,24 @@ def ask(prompt: list[int] | None = None, *, max_tokens: int = 10, **options: Any
     )
 
 
-def prefill_leg(request: PreprocessedRequest) -> PreprocessedRequest:
-    """As a frontend sends it."""
+def prefill_request(request: PreprocessedRequest) -> PreprocessedRequest:
+    """Return the prefill request as a frontend sends it."""
     return msgspec.structs.replace(
         request, stop_conditions=msgspec.structs.replace(request.stop_conditions, max_tokens=1)
     )
 
 
-def decode_leg(request: PreprocessedRequest, params: dict[str, Any]) -> PreprocessedRequest:
+def decode_request(request: PreprocessedRequest, params: dict[str, Any]) -> PreprocessedRequest:
     travelled = msgspec.json.decode(msgspec.json.encode(params))
     return msgspec.structs.replace(request, prefill_result=PrefillResult(travelled))
 
 
 async def in_two(prefill: Side, decode: Side, request: PreprocessedRequest) -> Reply:
-    first = await prefill.answer(prefill_leg(request))
+    first = await prefill.answer(prefill_request(request))
     (output,) = first.outputs
     assert output.finish_reason == "length"
     assert output.disaggregated_params is not None
-    return await decode.answer(decode_leg(request, output.disaggregated_params))
+    return await decode.answer(decode_request(request, output.disaggregated_params))
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -287,16 +287,17 @@ async def test_disaggregated_blocks_use_the_available_transport(begin: Any, tran
 
 
 async def test_disaggregated_blocks_are_those_of_the_prefill_worker(begin: Any) -> None:
-    """Another prompt's blocks make another answer: nothing is computed again in secret."""
+    """Blocks of another prompt change the output: no block is recomputed silently."""
     whole, prefill, decode = await begin(), await begin("prefill"), await begin("decode", enable_prefix_caching=False)
     other = [(11 * place + 3) % 90 for place in range(41)]
     params = [
-        (await prefill.answer(prefill_leg(ask(prompt)))).outputs[0].disaggregated_params for prompt in (PROMPT, other)
+        (await prefill.answer(prefill_request(ask(prompt)))).outputs[0].disaggregated_params
+        for prompt in (PROMPT, other)
     ]
     right, wrong = dict(params[0]), dict(params[0]) | {"kv": params[1]["kv"]}
     want = (await whole.answer(ask(max_tokens=20))).tokens
-    assert (await decode.answer(decode_leg(ask(max_tokens=20), wrong))).tokens != want
-    assert (await decode.answer(decode_leg(ask(max_tokens=20), right))).tokens == want
+    assert (await decode.answer(decode_request(ask(max_tokens=20), wrong))).tokens != want
+    assert (await decode.answer(decode_request(ask(max_tokens=20), right))).tokens == want
 
 
 async def test_disaggregated_decode_does_not_fetch_cached_blocks(begin: Any) -> None:
@@ -307,7 +308,7 @@ async def test_disaggregated_decode_does_not_fetch_cached_blocks(begin: Any) -> 
     assert again.tokens == first.tokens
     await decode.until(lambda: decode.host.number("dynamo_component_kv_fetches_total") == 2, "one fetch is missing")
     more = decode.host.number("dynamo_component_kv_fetched_bytes_total") - bytes_of_one
-    assert more == bytes_of_one / 11  # The last block is not full, and nobody else's.
+    assert more == bytes_of_one / 11  # The last block is not full, and not shared.
     usage = again.outputs[-1].completion_usage
     assert usage is not None
     assert usage.prompt_tokens_details is not None
@@ -330,9 +331,9 @@ async def test_disaggregated_workers_publish_their_cached_blocks(begin: Any) -> 
 async def test_disaggregated_decode_computes_a_prompt_without_prefill_result(begin: Any) -> None:
     whole, prefill, decode = await begin(), await begin("prefill", kv_hold_timeout=0.05), await begin("decode")
     want = (await whole.answer(ask())).tokens
-    output = (await prefill.answer(prefill_leg(ask()))).outputs[0]
+    output = (await prefill.answer(prefill_request(ask()))).outputs[0]
     await prefill.until(lambda: prefill.held == 0, "the blocks were never given up")
-    got = await decode.answer(decode_leg(ask(), output.disaggregated_params or {}))
+    got = await decode.answer(decode_request(ask(), output.disaggregated_params or {}))
     assert got.tokens == want
     await decode.until(
         lambda: decode.host.number("dynamo_component_local_prefills_total", reason="not_held") == 1, "not counted"
@@ -343,9 +344,9 @@ async def test_disaggregated_decode_computes_a_prompt_without_prefill_result(beg
 async def test_disaggregated_prefill_failure_causes_only_recomputation(begin: Any) -> None:
     whole, prefill, decode = await begin(), await begin("prefill"), await begin("decode")
     want = (await whole.answer(ask())).tokens
-    output = (await prefill.answer(prefill_leg(ask()))).outputs[0]
+    output = (await prefill.answer(prefill_request(ask()))).outputs[0]
     await prefill.engine.stop()
-    got = await decode.answer(decode_leg(ask(), output.disaggregated_params or {}))
+    got = await decode.answer(decode_request(ask(), output.disaggregated_params or {}))
     assert got.tokens == want
     await decode.is_clean()
 
@@ -354,7 +355,7 @@ async def test_disaggregated_prefill_failure_causes_only_recomputation(begin: An
 async def test_disaggregated_decode_ignores_unusable_transfer_parameters(begin: Any, params: dict[str, Any]) -> None:
     whole, decode = await begin(), await begin("decode")
     want = (await whole.answer(ask())).tokens
-    assert (await decode.answer(decode_leg(ask(), params))).tokens == want
+    assert (await decode.answer(decode_request(ask(), params))).tokens == want
     assert decode.host.number("dynamo_component_local_prefills_total") == 1
 
 
@@ -382,17 +383,17 @@ async def test_disaggregated_decode_computes_locally_on_request(begin: Any) -> N
 async def test_disaggregated_abandoned_prefills_are_released(begin: Any) -> None:
     prefill = await begin("prefill", kv_cache_blocks=64, kv_hold_share=1.0, max_model_len=200)
     for first in range(12):
-        await prefill.answer(prefill_leg(ask([first, *PROMPT[1:]])))
+        await prefill.answer(prefill_request(ask([first, *PROMPT[1:]])))
     assert prefill.held <= 64
     long = [(13 * place + 1) % 90 for place in range(190)]
-    await prefill.answer(prefill_leg(ask(long)))
+    await prefill.answer(prefill_request(ask(long)))
     assert prefill.host.number("dynamo_component_kv_holds_ended_total", outcome="given_up") >= 8
 
 
 async def test_disaggregated_cancelled_prefill_holds_no_blocks(begin: Any) -> None:
     prefill = await begin("prefill")
     reply = Reply()
-    prefill.engine.submit(prefill_leg(ask()), reply)
+    prefill.engine.submit(prefill_request(ask()), reply)
     prefill.engine.cancel(reply)
     await prefill.until(lambda: prefill.used == prefill.held, "blocks are left")
     assert not reply.is_finished
@@ -401,9 +402,9 @@ async def test_disaggregated_cancelled_prefill_holds_no_blocks(begin: Any) -> No
 async def test_disaggregated_cancelled_decode_frees_both_sides(begin: Any) -> None:
     prefill, decode = await begin("prefill"), await begin("decode")
     for _ in range(5):
-        output = (await prefill.answer(prefill_leg(ask()))).outputs[0]
+        output = (await prefill.answer(prefill_request(ask()))).outputs[0]
         reply = Reply()
-        decode.engine.submit(decode_leg(ask(max_tokens=200), output.disaggregated_params or {}), reply)
+        decode.engine.submit(decode_request(ask(max_tokens=200), output.disaggregated_params or {}), reply)
         await turns()
         decode.engine.cancel(reply)
         await prefill.is_clean()
@@ -412,7 +413,7 @@ async def test_disaggregated_cancelled_decode_frees_both_sides(begin: Any) -> No
 
 
 async def test_disaggregated_concurrent_output_equals_that_of_single_requests(begin: Any) -> None:
-    """Fewer blocks and slots than all of them need at once."""
+    """Fewer blocks and slots than all requests need at once."""
     whole = await begin()
     prefill = await begin("prefill", kv_cache_blocks=64, max_num_seqs=4, max_model_len=100)
     decode = await begin("decode", kv_cache_blocks=48, max_num_seqs=4, max_model_len=100)
@@ -446,7 +447,7 @@ def test_disaggregated_contradictory_settings_are_refused(options: dict[str, Any
         CpuConfig(**options)
 
 
-# Two cores turned by hand, with a thread for nothing.
+# Two cores that the test steps, with no other thread.
 
 
 SAMPLINGS: list[dict[str, Any]] = [
@@ -456,8 +457,8 @@ SAMPLINGS: list[dict[str, Any]] = [
 ]
 
 
-class Hand:
-    """A puller whose fetches end on demand."""
+class ManualPuller:
+    """Puller whose fetches end on demand."""
 
     def __init__(self) -> None:
         self.begun: list[Fetch] = []
@@ -471,8 +472,8 @@ class Hand:
         self.abandoned.append(fetch)
 
 
-class Keeper:
-    """A lender whose blocks come back by the next turn."""
+class ManualExporter:
+    """Exporter whose blocks are returned at the next step."""
 
     def __init__(self, source: LocalSource) -> None:
         self.source = source
@@ -493,23 +494,23 @@ def models(model: str) -> list[TransformerModel]:
     ]
 
 
-class TwoCores:
-    """A prefill and a decode core; `chance` is who decides what happens next."""
+class CorePair:
+    """A prefill and a decode core; `rng` draws the next step."""
 
     def __init__(
-        self, model: str, models: list[TransformerModel], make_generation: Callable[..., Any], chance: random.Random
+        self, model: str, models: list[TransformerModel], make_generation: Callable[..., Any], rng: random.Random
     ) -> None:
         layout = layout_of(model, models[0].shape, 4)
         here, there = Region(layout, models[1].cache.pages), Region(layout, models[0].cache.pages)
         self.freed: list[list[int]] = []
         self.source = LocalSource(there, lambda blocks: self.freed.append(list(blocks)), blocks_max=20)
         self.puller = Puller(here, [LocalPuller(here, self.source)])
-        self.hand = Hand()
+        self.hand = ManualPuller()
         self.layout = layout
-        self.chance = chance
+        self.rng = rng
         self.make = make_generation
         schedulers = [Scheduler(KvBlockPool(30), sequences_max=4, batched_tokens_max=16) for _ in models]
-        self.prefill = Core(models[0], schedulers[0], 4, exporter=Keeper(self.source))
+        self.prefill = Core(models[0], schedulers[0], 4, exporter=ManualExporter(self.source))
         self.decode = Core(models[1], schedulers[1], 4, puller=self.hand)
         self.firsts: dict[Any, int] = {}
         self.decoding: dict[int, Any] = {}
@@ -522,7 +523,7 @@ class TwoCores:
         self.prefill.add(generation)
 
     def turn(self, prompts: list[list[int]], options: list[dict[str, Any]], deliver: Callable[[Any], None]) -> None:
-        what = self.chance.choice(["prefill", "decode", "decode", "decode", "fetch", "fetch", "cancel", "expire"])
+        what = self.rng.choice(["prefill", "decode", "decode", "decode", "fetch", "fetch", "cancel", "expire"])
         if what == "prefill":
             outcome = self.prefill.step()
             for said in outcome.outputs:
@@ -530,12 +531,12 @@ class TwoCores:
         elif what == "decode":
             deliver(self.decode.step())
         elif what == "fetch" and self.hand.begun:
-            self._fetch(self.hand.begun.pop(self.chance.randrange(len(self.hand.begun))))
-        elif what == "cancel" and self.decoding and self.chance.random() < 0.1:
-            number = self.chance.choice(list(self.decoding))
+            self._fetch(self.hand.begun.pop(self.rng.randrange(len(self.hand.begun))))
+        elif what == "cancel" and self.decoding and self.rng.random() < 0.1:
+            number = self.rng.choice(list(self.decoding))
             self.gone.add(number)
             self.decode.drop(self.decoding[number])
-        elif what == "expire" and self.chance.random() < 0.1:
+        elif what == "expire" and self.rng.random() < 0.1:
             self.source.drop_oldest()
         while self.freed:
             self.prefill.scheduler.release_export(self.freed.pop())
@@ -549,7 +550,7 @@ class TwoCores:
                 output.disaggregated_params, prompts[number], self.layout, 96, Deadline.after(60.0), asks_logprobs=False
             )
         except TransferError:
-            generation.fetch = None  # The prefill worker had no room to keep it.
+            generation.fetch = None  # The prefill worker had no space to keep it.
         self.decoding[number] = generation
         self.decode.add(generation)
 
@@ -557,7 +558,7 @@ class TwoCores:
         sequence = fetch.sequence
         assert sequence is not None
         cached = sequence.computed // 4
-        is_whole = self.chance.random() < 0.8
+        is_whole = self.rng.random() < 0.8
         if is_whole:
             try:
                 self.puller.pull(fetch.descriptor, list(enumerate(sequence.blocks))[cached:], fetch.deadline)
@@ -577,10 +578,10 @@ class TwoCores:
 def test_disaggregated_output_is_equal_under_any_order_of_faults(
     seed: int, model: str, models: list[TransformerModel], make_generation: Any, deliver: Any, run: Any
 ) -> None:
-    chance = random.Random(seed)
-    common = [chance.randrange(90) for _ in range(12)]
-    prompts = [[*common[: chance.choice([0, 8, 12])], *(chance.randrange(90) for _ in range(chance.randint(1, 20)))] for _ in range(6)]  # fmt: skip
-    options: list[dict[str, Any]] = [{"max_tokens": chance.randint(1, 8)} | chance.choice(SAMPLINGS) for _ in prompts]
+    rng = random.Random(seed)
+    common = [rng.randrange(90) for _ in range(12)]
+    prompts = [[*common[: rng.choice([0, 8, 12])], *(rng.randrange(90) for _ in range(rng.randint(1, 20)))] for _ in range(6)]  # fmt: skip
+    options: list[dict[str, Any]] = [{"max_tokens": rng.randint(1, 8)} | rng.choice(SAMPLINGS) for _ in prompts]
     want = []
     for prompt, asked in zip(prompts, options, strict=True):
         core = Core(models[1], Scheduler(KvBlockPool(30, is_caching=False), sequences_max=4, batched_tokens_max=64), 4)
@@ -588,7 +589,7 @@ def test_disaggregated_output_is_equal_under_any_order_of_faults(
         core.add(generation)
         run(core)
         want.append(spoken(generation.reply))
-    cores = TwoCores(model, models, make_generation, chance)
+    cores = CorePair(model, models, make_generation, rng)
     for number, prompt in enumerate(prompts):
         asked = {name: value for name, value in options[number].items() if name != "choices"}
         cores.begin(number, prompt, asked)
@@ -608,7 +609,7 @@ def test_disaggregated_output_is_equal_under_any_order_of_faults(
 
 
 def spoken(reply: Any) -> list[list[int]]:
-    """The tokens of each choice."""
+    """Return the tokens of each choice."""
     said: dict[int, list[int]] = {}
     for word in reply.said:
         index, tokens = (0, [word]) if isinstance(word, int) else (word.index, word.token_ids)

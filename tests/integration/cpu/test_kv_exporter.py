@@ -1,4 +1,6 @@
-"""Prefill and decode at the same time: blocks move as they are complete, and the tokens are those of one engine."""
+"""Concurrent prefill and decode: blocks are transferred as they become complete, and the tokens equal those of one
+engine.
+"""
 
 import asyncio
 import random
@@ -8,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.integration.cpu.test_disagg import KINDS, Reply, Side, ask, begin, decode_leg, model, prefill_leg
+from tests.integration.cpu.test_disagg import KINDS, Reply, Side, ask, begin, decode_request, model, prefill_request
 
 from dynamo.cpu.disagg import meeting_of
 from dynamo.kvbm.transfer import sessions
@@ -28,14 +30,14 @@ async def pair(begin: Begin, **options: Any) -> tuple[Side, Side, tuple[str, int
 
 
 def meet(request: PreprocessedRequest, where: tuple[str, int]) -> PreprocessedRequest:
-    """As a frontend sends it to both."""
+    """Return the requests as a frontend sends them to both workers."""
     return msgspec.structs.replace(
         request, bootstrap_info=BootstrapInfo(*where, random.getrandbits(63), random.randbytes(16))
     )
 
 
 async def at_once(prefill: Side, decode: Side, request: PreprocessedRequest) -> Reply:
-    _, answer = await asyncio.gather(prefill.answer(prefill_leg(request)), decode.answer(request))
+    _, answer = await asyncio.gather(prefill.answer(prefill_request(request)), decode.answer(request))
     return answer
 
 
@@ -95,12 +97,12 @@ async def test_prefill_and_decode_requests_may_arrive_in_any_order(begin: Begin)
     want = (await alone.answer(ask())).tokens
     prefill, decode, where = await pair(begin)
     request = meet(ask(), where)
-    await prefill.answer(prefill_leg(request))
+    await prefill.answer(prefill_request(request))
     assert (await decode.answer(request)).tokens == want
     request, reply = meet(ask(LONG), where), Reply()
     decode.engine.submit(request, reply)
     await decode.until(lambda: bool(prefill.engine._exporter.server._sessions), "nobody entered")  # type: ignore[union-attr]
-    await prefill.answer(prefill_leg(request))
+    await prefill.answer(prefill_request(request))
     await reply.end()
     await decode.until(lambda: outcomes(decode, "ok") == 2, "they were not fetched")
     await prefill.is_clean()
@@ -112,7 +114,7 @@ async def test_interrupted_prefill_is_computed_by_the_decode_worker(begin: Begin
     want = (await alone.answer(ask(LONG))).tokens
     prefill, decode, where = await pair(begin)
     request, lost, reply = meet(ask(LONG), where), Reply(), Reply()
-    prefill.engine.submit(prefill_leg(request), lost)
+    prefill.engine.submit(prefill_request(request), lost)
     prefill.engine.cancel(lost)
     decode.engine.submit(request, reply)
     await reply.end()
@@ -174,17 +176,17 @@ async def test_exported_blocks_of_cancelled_requests_are_freed(begin: Begin) -> 
     found = prefill.engine._exporter.server._sessions.get((meeting.room, meeting.key))  # type: ignore[union-attr]
     assert found is None or found.is_left
     if found is not None:
-        await prefill.answer(prefill_leg(request))
+        await prefill.answer(prefill_request(request))
         await prefill.is_clean()
 
 
 async def test_prompt_without_a_transfer_session_is_transferred_at_once(begin: Begin) -> None:
     alone = await begin()
     prefill, decode, _ = await pair(begin)
-    first = await prefill.answer(prefill_leg(ask(LONG)))
+    first = await prefill.answer(prefill_request(ask(LONG)))
     (output,) = first.outputs
     assert output.disaggregated_params is not None
-    got = await decode.answer(decode_leg(ask(LONG), output.disaggregated_params))
+    got = await decode.answer(decode_request(ask(LONG), output.disaggregated_params))
     assert got.tokens == (await alone.answer(ask(LONG))).tokens
 
 

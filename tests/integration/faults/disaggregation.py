@@ -1,9 +1,9 @@
-"""Prefill and decode workers of the embedded engine under load, while they are killed and stopped at random.
+"""Prefill and decode workers of the embedded engine under load, which are killed and stopped at random.
 
-    python -m tests.integration.faults.disaggregation --requests 10000
+python -m tests.integration.faults.disaggregation --requests 10000
 
-Every request is sent once and never again by the client; its text must be that of one worker that does all alone. What
-came of them, how the blocks travelled and what was done to the workers is printed at the end; any loss is exit status 1.
+The client sends every request once, without retries; its text must equal that of one aggregated worker. The outcomes,
+transfers and faults are printed at the end; an unexpected outcome makes the command fail.
 """
 
 import argparse
@@ -50,19 +50,19 @@ WORDS = [
 MODEL = "m"
 CACHE = ("--max-model-len", "768", "--kv-cache-blocks", "400", "--max-num-seqs", "16")
 AT_ONCE = ("--disaggregation-bootstrap-port", "0", "--max-num-batched-tokens", "32")
-HOLD = ("--kv-hold-timeout", "5")  # A worker that is to end waits so long for blocks that nobody fetches.
+HOLD = ("--kv-hold-timeout", "5")  # A stopping worker waits this long for the fetch of its blocks.
 KEPT_BUSY = {"OPENBLAS_NUM_THREADS": "1", "DYN_LOG": "info"}
 
 
-def requests_of(count: int, chance: random.Random) -> list[dict[str, Any]]:
-    """Different requests: short and long, some with a common beginning, greedy and seeded."""
+def requests_of(count: int, rng: random.Random) -> list[dict[str, Any]]:
+    """Return different requests: short and long, some with a common prefix, greedy and seeded."""
     made: list[dict[str, Any]] = []
     for number in range(count):
-        common = WORDS * 3 if chance.random() < 0.5 else []
-        words = [*common, f"{number}", *chance.choices(WORDS, k=chance.choice([3, 20, 80]))]
-        sampling = {"temperature": 0.0} if chance.random() < 0.5 else {"temperature": 1.0, "seed": number}
+        common = WORDS * 3 if rng.random() < 0.5 else []
+        words = [*common, f"{number}", *rng.choices(WORDS, k=rng.choice([3, 20, 80]))]
+        sampling = {"temperature": 0.0} if rng.random() < 0.5 else {"temperature": 1.0, "seed": number}
         messages = [{"role": "user", "content": " ".join(words)}]
-        made.append({"model": MODEL, "messages": messages, "max_tokens": chance.choice([1, 8, 24, 60]), **sampling})
+        made.append({"model": MODEL, "messages": messages, "max_tokens": rng.choice([1, 8, 24, 60]), **sampling})
     return made
 
 
@@ -78,26 +78,26 @@ class Answer:
     error: str = ""
 
     def same_as(self, other: "Answer") -> bool:
-        """Whether it is complete, arrived once, and has the expected text."""
+        """Return whether the response is complete, without duplicates, and has the expected text."""
         mine, theirs = (self.status, self.text, self.ends, self.tokens), (200, other.text, other.ends, other.tokens)
         return mine == theirs and self.is_done and not self.error
 
 
 def ask(client: httpx.Client, body: dict[str, Any]) -> Answer:
-    """One streamed request, once."""
+    """Send one streamed request, without retries."""
     answer = Answer()
     wanted = {**body, "stream": True, "stream_options": {"include_usage": True}}
     try:
         with client.stream("POST", "/v1/chat/completions", json=wanted) as response:
             answer.status = response.status_code
             for line in response.iter_lines():
-                _hear(answer, line)
+                _receive(answer, line)
     except httpx.HTTPError as error:
         answer.error = repr(error)
     return answer
 
 
-def _hear(answer: Answer, line: str) -> None:
+def _receive(answer: Answer, line: str) -> None:
     if line == "data: [DONE]":
         answer.is_done = True
     elif line.startswith("data: "):
@@ -114,7 +114,7 @@ def _hear(answer: Answer, line: str) -> None:
 
 
 class Worker:
-    """One process in one role."""
+    """Process of one role."""
 
     def __init__(self, cluster: Cluster, role: str, *flags: str) -> None:
         self.role = role
@@ -129,7 +129,7 @@ class Worker:
         return self.process.poll() is None and "worker ready" in self._log.read_text(errors="replace")
 
     def metrics(self) -> "Counter[str]":
-        """Its series of transfers, by name and their telling label."""
+        """Return its transfer metrics by name and label."""
         found: Counter[str] = Counter()
         with contextlib.suppress(httpx.HTTPError):
             text = httpx.get(f"http://127.0.0.1:{self.port}/metrics", timeout=2.0).text
@@ -157,7 +157,7 @@ class Fleet:
             *(Worker(self.cluster, "decode", *flags) for _ in range(decode)),
         ]
         self.seen: Counter[str] = Counter()
-        """Metrics of workers that are no more."""
+        """Metrics of workers that have ended."""
         wait_until(lambda: all(worker.is_ready for worker in self.workers), "the workers never came up")
         wait_until(self._serves, "the model is not served")
 
@@ -168,7 +168,7 @@ class Fleet:
         return httpx.Client(base_url=f"http://127.0.0.1:{self.cluster.port}", timeout=DEADLINE_S)
 
     def kill(self, worker: Worker) -> None:
-        """SIGKILL; its last figures are kept."""
+        """Send SIGKILL, after a last scrape of its metrics."""
         self.seen += worker.metrics()
         worker.process.send_signal(signal.SIGKILL)
         worker.process.wait(DEADLINE_S)
@@ -180,14 +180,14 @@ class Fleet:
         return worker
 
     def figures(self) -> "Counter[str]":
-        """Of all workers that ever ran, as far as they could be queried."""
+        """Return the metrics of all workers that ever ran, as far as they could be scraped."""
         total = self.seen.copy()
         for worker in self.workers:
             total += worker.metrics()
         return total
 
     def series(self, worker: Worker, name: str) -> float:
-        """The sum of one of a worker's series."""
+        """Return the sum of one of a worker's series."""
         text = httpx.get(f"http://127.0.0.1:{worker.port}/metrics", timeout=DEADLINE_S).text
         families = text_string_to_metric_families(text)
         return sum(sample.value for family in families for sample in family.samples if sample.name == name)
@@ -203,7 +203,7 @@ class Fleet:
 
 @contextlib.contextmanager
 def fleet(folder: Path, *, prefill: int = 2, decode: int = 2, flags: tuple[str, ...] = ()) -> Iterator[Fleet]:
-    """Workers that serve, and that end with the block."""
+    """Start workers, which end with the block."""
     folder.mkdir(exist_ok=True)
     opened = Fleet(folder, prefill, decode, *flags)
     try:
@@ -213,7 +213,7 @@ def fleet(folder: Path, *, prefill: int = 2, decode: int = 2, flags: tuple[str, 
 
 
 def reference(folder: Path, bodies: list[dict[str, Any]]) -> list[Answer]:
-    """The response of one worker that computes both phases, for each prompt."""
+    """Return the response of one aggregated worker for each prompt."""
     folder.mkdir(exist_ok=True)
     with Cluster(folder) as cluster:
         wait_until(cluster.is_live, "the frontend never came up")
@@ -235,7 +235,7 @@ class Load:
         self._bodies = bodies
         self._want = want
         self._left = total
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
         self._guard = threading.Lock()
         self._threads: list[threading.Thread] = []
         self.done = 0
@@ -264,29 +264,29 @@ class Load:
             if self._left <= 0:
                 return None
             self._left -= 1
-            return self._chance.randrange(len(self._bodies))
+            return self._rng.randrange(len(self._bodies))
 
 
-class Trouble:
-    """Kills and stops workers at random, and puts new ones in the place of the dead."""
+class FaultInjector:
+    """Fault injection: kills and stops workers at random, and starts replacements."""
 
     def __init__(self, served: Fleet, every_s: float, seed: int, transports: list[str]) -> None:
         self._served = served
         self._every_s = every_s
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
         self._transports = transports
         self._stopped: list[tuple[float, subprocess.Popen[bytes]]] = []
         self.made: Counter[str] = Counter()
 
     def run(self, load: Load) -> None:
-        """Until the load is over."""
+        """Inject faults until the load is complete."""
         due = time.monotonic() + self._every_s
         while not load.is_over:
             time.sleep(0.1)
             self._thaw(time.monotonic())
             if time.monotonic() >= due:
                 self._strike()
-                due = time.monotonic() + self._every_s * self._chance.uniform(0.5, 1.5)
+                due = time.monotonic() + self._every_s * self._rng.uniform(0.5, 1.5)
         self._thaw(float("inf"))
 
     def _strike(self) -> None:
@@ -294,19 +294,19 @@ class Trouble:
         frozen = {process.pid for _, process in self._stopped}
         decoders = [worker for worker in ready if worker.role == "decode" and worker.process.pid not in frozen]
         possible = [worker for worker in ready if worker.process.pid not in frozen]
-        if len(decoders) < 2:  # Somebody must be left to finish what the others began.
+        if len(decoders) < 2:  # One worker must remain to complete the requests of the others.
             possible = [worker for worker in possible if worker.role == "prefill"]
         if not possible:
             return
-        worker = self._chance.choice(possible)
-        if self._chance.random() < 0.2:
+        worker = self._rng.choice(possible)
+        if self._rng.random() < 0.2:
             worker.process.send_signal(signal.SIGSTOP)
             self._stopped.append((time.monotonic() + 3.0, worker.process))
             self.made[f"{worker.role} stopped for 3 s"] += 1
             return
         self._served.kill(worker)
         self.made[f"{worker.role} killed"] += 1
-        self._served.add(worker.role, "--kv-transfer", self._chance.choice(self._transports) if worker.role == "decode" else "nixl,shm,tcp")  # fmt: skip
+        self._served.add(worker.role, "--kv-transfer", self._rng.choice(self._transports) if worker.role == "decode" else "nixl,shm,tcp")  # fmt: skip
 
     def _thaw(self, now: float) -> None:
         for one in [one for one in self._stopped if one[0] <= now]:
@@ -316,7 +316,7 @@ class Trouble:
 
 
 def main() -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--different", type=int, default=100, help="How many different ones")
@@ -326,17 +326,17 @@ def main() -> int:
     parser.add_argument("--transports", default="shm,tcp,nixl,tcp", help="Among which a new decode worker draws one; nixl only where it is installed")  # fmt: skip
     parser.add_argument("--at-once", action="store_true", help="Both legs of a request at once, and prompts in small chunks")  # fmt: skip
     options = parser.parse_args()
-    chance = random.Random(options.seed)
+    rng = random.Random(options.seed)
     print(f"seed {options.seed}", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        bodies = requests_of(options.different, chance)
+        bodies = requests_of(options.different, rng)
         want = reference(folder / "reference", bodies)
         print(f"the reference has answered {len(want)} different requests", flush=True)
         with fleet(folder / "fleet", flags=AT_ONCE if options.at_once else ()) as served:
             load = Load(served, bodies, want, options.requests, options.seed)
             transports = [one if one != "nixl" else "nixl,shm,tcp" for one in options.transports.split(",")]
-            trouble = Trouble(served, options.every, options.seed, transports)
+            trouble = FaultInjector(served, options.every, options.seed, transports)
             began = time.monotonic()
             load.start(options.clients)
             trouble.run(load)

@@ -1,4 +1,4 @@
-"""Injection: faults done to real processes and sockets. Each has a `verify` that proves that it took effect."""
+"""Faults injected into real processes and sockets. Each has a `verify` that checks that it took effect."""
 
 import contextlib
 import errno
@@ -54,7 +54,7 @@ class Freeze:
 
 
 class Reset:
-    """Leaves a connection without a farewell: the peer gets an RST."""
+    """Connection closed by an RST."""
 
     def __init__(self, client: socket.socket) -> None:
         self._before = resets()
@@ -67,7 +67,7 @@ class Reset:
 
 
 class Proxy:
-    """A proxy between a frontend and one worker; it can cut and stall connections.
+    """Proxy between a frontend and one worker; it can cut and stall connections.
 
     The worker registers in a directory of its own. The proxy copies its records into the cluster's directory, in which
     the worker's address is the proxy's: the frontend never sees the other one.
@@ -121,19 +121,19 @@ class Proxy:
         return len(self._pairs)
 
     def reset(self) -> None:
-        """RST to both ends of every connection."""
+        """Send RST to both ends of every connection."""
         before, pairs = resets(), self._pairs
         self._pairs = []
         for pair in pairs:
             for end in pair:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 with contextlib.suppress(OSError):
-                    end.shutdown(socket.SHUT_RD)  # Wakes the thread that reads it.
+                    end.shutdown(socket.SHUT_RD)  # Wakes the reading thread.
                 end.close()
         wait_until(lambda: resets() > before, "no reset was sent")
 
     def stall(self) -> None:
-        """Half-open: connections stand, and nothing passes them any more."""
+        """Stall half-open connections: they stay established, and no data passes."""
         self._flows.clear()
 
     def verify_stall(self) -> None:
@@ -174,7 +174,7 @@ class Proxy:
 
 
 class SmallDisk:
-    """A file system of a few pages; `fill` leaves no byte of it."""
+    """File system of a few pages; `fill` uses all of it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -206,7 +206,7 @@ class SmallDisk:
 
 
 def states(pid: int) -> set[str]:
-    """The states of a process's threads."""
+    """Return the states of a process's threads."""
     found = set()
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -215,7 +215,7 @@ def states(pid: int) -> set[str]:
 
 
 def resets() -> int:
-    """How many RSTs this machine's TCP has sent."""
+    """Return the number of RSTs that this machine's TCP has sent."""
     names, values = (line.split() for line in Path("/proc/net/snmp").read_text().splitlines() if line[:4] == "Tcp:")
     return int(dict(zip(names, values, strict=True))["OutRsts"])
 
@@ -231,7 +231,7 @@ def resident_mb(pid: int) -> float:
 
 @contextlib.contextmanager
 def serving(folder: Path, *frontend: str) -> Iterator[Cluster]:
-    """A live frontend; the workers are up to the test."""
+    """Start a frontend; the test starts the workers."""
     with Cluster(folder, *frontend) as cluster:
         cluster.wait_until(
             lambda: cluster.frontend.poll() is not None or cluster.is_live(), "the frontend never came up"
@@ -241,14 +241,14 @@ def serving(folder: Path, *frontend: str) -> Iterator[Cluster]:
 
 
 class Asked:
-    """One streamed request on a thread of its own: what came of it, and how long it was silent."""
+    """Streamed request in a thread, with its outcome and its longest gap."""
 
     def __init__(self, cluster: Cluster, **fields: Any) -> None:
         self._url = f"http://127.0.0.1:{cluster.port}/v1/chat/completions"
         options = {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
         self._body = {**CHAT, **options, **fields}
         self.begun_at = time.monotonic()
-        self.said_at: list[float] = []
+        self.received_at_s: list[float] = []
         self.status = 0
         self.text = ""
         self._thread = threading.Thread(target=self._run)
@@ -258,12 +258,12 @@ class Asked:
         with httpx.Client(timeout=DEADLINE_S) as client, client.stream("POST", self._url, json=self._body) as answer:
             self.status = answer.status_code
             for piece in answer.iter_text():
-                self.said_at.append(time.monotonic())
+                self.received_at_s.append(time.monotonic())
                 self.text += piece
 
     @property
     def has_begun(self) -> bool:
-        return bool(self.said_at)
+        return bool(self.received_at_s)
 
     def wait(self) -> "Asked":
         self._thread.join(DEADLINE_S)
@@ -276,7 +276,7 @@ class Asked:
 
     @property
     def failure(self) -> str:
-        """What is wrong with it; empty when it ended as it should, with all its tokens."""
+        """Return the failure of the request; empty when it completed with all its tokens."""
         tokens = f'"completion_tokens":{self._body["max_tokens"]}'
         if self.status == 200 and tokens in self.text and self.text.endswith("data: [DONE]\n\n"):
             return ""
@@ -284,11 +284,11 @@ class Asked:
 
     @property
     def silence_s(self) -> float:
-        """The longest wait for its next piece."""
-        times = [self.begun_at, *self.said_at]
+        """Return the longest wait for its next chunk."""
+        times = [self.begun_at, *self.received_at_s]
         return max(after - before for before, after in pairwise(times))
 
 
 def failures(asked: Iterable[Asked]) -> list[str]:
-    """What went wrong with requests, once all of them are over."""
+    """Return the failures of requests, after all of them have ended."""
     return [one.failure for one in asked if one.wait().failure]

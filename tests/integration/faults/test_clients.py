@@ -1,4 +1,4 @@
-"""Clients that leave, stall, flood or never read: others are not affected, and nothing of them is left behind."""
+"""Clients that disconnect, stall, flood or never read: other clients are not affected, and no state is left."""
 
 import asyncio
 import contextlib
@@ -23,9 +23,9 @@ PACED = ("--speedup-ratio", "1")
 CLIENTS = 1000
 AT_ONCE = 100
 SEED = 20
-FREED_S = 0.1  # From the client's close to the engine's release of the request, in the median of `LEAVES`.
+FREED_S = 0.1  # Median over `LEAVES` of the time from the client's close to the engine's release of the request.
 LEAVES = 5
-UNREAD_MB = 64  # What one client may cost that never reads, with all buffers on its way.
+UNREAD_MB = 64  # Memory limit for one client that never reads, with all buffers in transit.
 
 
 def request(**fields: object) -> bytes:
@@ -47,7 +47,7 @@ def answers_at_once(cluster: Cluster) -> None:
 
 
 def time_to_cancel(worker: WorkerProcess, leave: Callable[[], object]) -> float:
-    """Seconds from the client's leaving to the worker's knowing of it."""
+    """Return the seconds from the client's disconnect to its detection by the worker."""
     name = "dynamo_component_cancellation_total"
     before = worker.metric(name)
     begun = time.monotonic()
@@ -106,7 +106,7 @@ def test_disconnected_client_frees_the_prefill_engine(tmp_path: Path) -> None:
 
 
 def time_to_free(worker: WorkerProcess, leave: Callable[[], object]) -> float:
-    """Return the seconds from the client's leaving until the worker has one request less."""
+    """Return the seconds from the client's disconnect until the worker has one request less."""
     before, begun = worker.inflight, time.monotonic()
     leave()
     while worker.inflight >= before:
@@ -127,11 +127,12 @@ def test_connection_reset_in_a_stream_cancels_the_request(tmp_path: Path) -> Non
         answers_at_once(cluster)
 
 
-# A thousand of them ----------------------------------------------------------------------------------------------------
+# A thousand clients
+# ----------------------------------------------------------------------------------------------------
 
 
-async def come_and_go(port: int, dice: random.Random) -> None:
-    """One client: how far it goes, and how it leaves, is chance."""
+async def connect_and_leave(port: int, dice: random.Random) -> None:
+    """Run one client that disconnects at a random point in a random way."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     data = request(max_tokens=dice.choice((5, 50, 2000)), stream=dice.random() < 0.8)
     phase = dice.choice(("connected", "half the head", "half the body", "sent", "first token", "in the middle"))
@@ -154,12 +155,12 @@ async def come_and_go(port: int, dice: random.Random) -> None:
         writer.close()
 
 
-async def everyone_comes_and_goes(port: int) -> None:
+async def workers_start_and_stop(port: int) -> None:
     room = asyncio.Semaphore(AT_ONCE)
 
     async def one(number: int) -> None:
         async with room:
-            await come_and_go(port, random.Random(f"{SEED} {number}"))
+            await connect_and_leave(port, random.Random(f"{SEED} {number}"))
 
     async with asyncio.timeout(DEADLINE_S):
         await asyncio.gather(*(one(number) for number in range(CLIENTS)))
@@ -174,7 +175,7 @@ def test_thousand_disconnected_clients_leave_no_state(tmp_path: Path) -> None:
         before = [open_files(pid) for pid in pids]
 
         begun_at = time.monotonic()
-        asyncio.run(everyone_comes_and_goes(cluster.port))
+        asyncio.run(workers_start_and_stop(cluster.port))
         left_at = time.monotonic()
         answers_at_once(cluster)
         wait_until(lambda: is_quiet(cluster, worker), "something is left over")
@@ -191,7 +192,7 @@ def test_thousand_disconnected_clients_leave_no_state(tmp_path: Path) -> None:
         assert cluster.post({**CHAT, "max_tokens": 20}).json()["usage"]["completion_tokens"] == 20
 
 
-# Those who stay and do nothing -----------------------------------------------------------------------------------------
+# Idle clients -----------------------------------------------------------------------------------------
 
 
 def read_all(client: socket.socket) -> bytes:
@@ -203,7 +204,7 @@ def read_all(client: socket.socket) -> bytes:
 
 
 def is_cut(client: socket.socket) -> bool:
-    """Whether the connection is closed; a client that had begun a request received the reason."""
+    """Return whether the connection is closed; a client that had begun a request received the reason."""
     client.settimeout(DEADLINE_S)
     try:
         while client.recv(65536):

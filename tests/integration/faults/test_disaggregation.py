@@ -1,4 +1,4 @@
-"""Prefill and decode workers killed or stopped at every point: each request is finished, once, with the right text."""
+"""Prefill and decode workers killed or stopped at every point: each request completes once, with the right text."""
 
 import random
 import signal
@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 from tests.cluster.processes import wait_until
-from tests.integration.faults.disaggregation import Answer, Fleet, Load, Trouble, ask, fleet, reference, requests_of
+from tests.integration.faults.disaggregation import (
+    Answer,
+    FaultInjector,
+    Fleet,
+    Load,
+    ask,
+    fleet,
+    reference,
+    requests_of,
+)
 from tests.integration.faults.injection import Freeze, Kill
 
 pytestmark = pytest.mark.integration
@@ -22,12 +31,12 @@ LONG = {**BODIES[0], "max_tokens": 200, "min_tokens": 200, "temperature": 1.0, "
 
 @pytest.fixture(scope="module")
 def want(tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
-    """The responses of one worker that computes both phases; the long one last."""
+    """Return the responses of one aggregated worker; the long one last."""
     return reference(tmp_path_factory.mktemp("reference"), [*BODIES, LONG])
 
 
 class Asked(threading.Thread):
-    """One request on its way."""
+    """Request in flight in a thread."""
 
     def __init__(self, served: Fleet, body: dict[str, Any]) -> None:
         super().__init__(daemon=True)
@@ -42,7 +51,7 @@ class Asked(threading.Thread):
 
 
 def under_load(served: Fleet, want: list[Answer], blow: Callable[[], None], total: int = 60) -> Load:
-    """A load in whose midst something happens; everything must be right all the same."""
+    """Run a load during which a fault occurs; all responses must be right."""
     load = Load(served, BODIES, want, total, seed=1)
     load.start(6)
     wait_until(lambda: load.done >= total // 6, "the load did not begin")
@@ -63,7 +72,7 @@ def test_fault_free_run_loses_and_recomputes_nothing(tmp_path: Path, want: list[
 
 
 def test_killed_prefill_worker_fails_no_request(tmp_path: Path, want: list[Answer]) -> None:
-    """Whatever it was doing for whom: computing, holding, sending."""
+    """In any state: computing, holding, sending."""
     with fleet(tmp_path / "fleet", flags=("--kv-transfer", "tcp")) as served:
         under_load(served, want, lambda: served.kill(served.of("prefill")[0]))
 
@@ -97,7 +106,7 @@ def test_streams_survive_a_killed_decode_worker(tmp_path: Path, want: list[Answe
 def test_workers_killed_at_random_under_load(tmp_path: Path, want: list[Answer]) -> None:
     with fleet(tmp_path / "fleet") as served:
         load = Load(served, BODIES, want, REQUESTS, seed=2)
-        trouble = Trouble(served, 2.0, seed=4, transports=["shm", "tcp"])
+        trouble = FaultInjector(served, 2.0, seed=4, transports=["shm", "tcp"])
         load.start(8)
         trouble.run(load)
         assert load.wrong == []

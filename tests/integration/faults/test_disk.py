@@ -1,4 +1,4 @@
-"""File discovery on a disk that fills, and in a directory that goes away: workers serve on and register again."""
+"""File discovery on a full disk, and in a deleted directory: workers continue to serve and register again."""
 
 import time
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from tests.integration.faults.injection import CHAT, Asked, SmallDisk, failures,
 pytestmark = pytest.mark.integration
 
 PACED = ("--speedup-ratio", "1")
-REFRESHES_S = 3.5  # One at least; it fails too, and says nothing more.
+REFRESHES_S = 3.5  # At least one refresh; it fails too, and is not logged again.
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_worker_on_a_full_disk_keeps_serving_and_registers_again_later(tmp_path:
         assert lines(worker, " WARN ") == 0
 
         worker.record.unlink()
-        disk.fill()  # Not even the room of the record is left.
+        disk.fill()  # No space is left for the record.
         wait_until(lambda: lines(worker, "No space left on device") > 0, "it did not try to register again")
         time.sleep(REFRESHES_S)
         disk.verify()

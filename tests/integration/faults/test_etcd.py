@@ -1,4 +1,4 @@
-"""A cluster over etcd goes on serving whatever happens to etcd: killed, stopped, robbed of its memory, member by member."""
+"""A cluster over etcd serves through faults of etcd: killed, stopped, data lost, member by member."""
 
 import json
 import threading
@@ -21,7 +21,7 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_t
 
 
 class Callers:
-    """Clients that ask one thing after another, and remember what went wrong."""
+    """Clients that send sequential requests and record failures."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._url = f"http://127.0.0.1:{cluster.port}/v1/chat/completions"
@@ -51,7 +51,7 @@ class Callers:
                     self.failures.append(f"{answer.status_code} {answer.text[-300:]}")
 
     def go_on(self, count: int = 6) -> None:
-        """Returns when so many more were answered."""
+        """Return when that many more requests were answered."""
         before = self.answered
         wait_until(lambda: self.answered >= before + count or self.failures, "the callers hang")
         assert self.failures == []
@@ -90,14 +90,14 @@ def instances(cluster: Cluster) -> list[Any]:
 
 
 def logs(cluster: Cluster) -> list[Path]:
-    """What each process of the cluster wrote."""
+    """Return the log of each process of the cluster."""
     found = [path for name in ("frontend", "mocker") for path in cluster.folder.glob(f"{name}*.log")]
     assert len(found) == len(cluster.processes)
     return found
 
 
 def logged(cluster: Cluster, words: str, *, times: int = 1) -> bool:
-    """True when each process of the cluster has logged it."""
+    """Return whether each process of the cluster has logged it."""
     return all(path.read_text().count(words) >= times for path in logs(cluster))
 
 

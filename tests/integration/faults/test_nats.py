@@ -1,4 +1,6 @@
-"""NATS killed and stopped: open answers go on, new requests fail typed and in time, and what comes back is used."""
+"""NATS killed and stopped: open responses continue, new requests fail in time with the right error, and recovery is
+used.
+"""
 
 import asyncio
 import logging
@@ -34,7 +36,7 @@ pytestmark = pytest.mark.integration
 DEADLINE_S = 10.0
 ENDPOINT = "ns.comp.generate"
 AWAY_S = 1.0  # How long a request waits for an absent server in these tests: well above what a busy machine adds.
-PING_S = 0.25  # A server without an answer to two pings counts as gone; a busy machine may hold it up for a moment.
+PING_S = 0.25  # A server without a response to two pings counts as gone; a busy machine may delay it for a moment.
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def server(tmp_path: Path) -> Iterator[NatsServer]:
 
 @pytest.fixture
 def options(server: NatsServer) -> NatsOptions:
-    """In a hurry."""
+    """Return options with short timeouts."""
     return NatsOptions(
         server=server.url,
         startup_timeout_s=DEADLINE_S,
@@ -55,7 +57,7 @@ def options(server: NatsServer) -> NatsOptions:
     )
 
 
-class Heard:
+class ReceivedOutput:
     """A receiver that records every message."""
 
     def __init__(self) -> None:
@@ -99,8 +101,8 @@ class Pair:
     def handle(self, request: Request, reply: Reply) -> None:
         self.replies.put_nowait(reply)
 
-    async def send(self) -> Heard:
-        heard = Heard()
+    async def send(self) -> ReceivedOutput:
+        heard = ReceivedOutput()
         await self.client.send(b"\x80", heard, request_id="r")
         return heard
 
@@ -108,7 +110,7 @@ class Pair:
         return await asyncio.wait_for(self.replies.get(), DEADLINE_S)
 
     async def answers(self) -> None:
-        """One request, from its sending to its end."""
+        """Send one request and wait for its end."""
         heard = await self.send()
         reply = await self.reply()
         reply.token(1)
@@ -117,7 +119,7 @@ class Pair:
         assert heard.tokens == 1
 
     async def heals(self) -> None:
-        """Answers again, as soon as both ends have noticed that the server is back."""
+        """Wait until requests succeed again after both ends have detected that the server is back."""
         async with asyncio.timeout(DEADLINE_S):
             while True:
                 try:
@@ -134,7 +136,7 @@ class Pair:
                 getting.cancel()
 
     async def fails(self, kind: type[Exception]) -> float:
-        """One request that no worker can take; returns how long that took."""
+        """Send one request that no worker can receive; return the seconds until its error."""
         began = time.monotonic()
         try:
             error = await asyncio.wait_for((await self.send()).ended, DEADLINE_S)
@@ -155,7 +157,7 @@ async def pair(options: NatsOptions) -> AsyncIterator[Pair]:
 
 
 async def in_thread(act: Callable[[], Any]) -> None:
-    """The loop goes on while a fault is made."""
+    """Run in a thread, while the loop continues."""
     await asyncio.to_thread(act)
 
 
@@ -193,7 +195,7 @@ async def test_paused_server_is_detected_and_used_after_it_resumes(pair: Pair, s
 
 @pytest.fixture
 async def patient(options: NatsOptions) -> AsyncIterator[Pair]:
-    """A pair that does not notice a silence: the faults below are shorter than a ping may take."""
+    """Return a pair with long ping timeouts: the faults below are shorter."""
     made = Pair(replace(options, ping_interval_s=DEADLINE_S, request_timeout_s=DEADLINE_S))
     await made.start()
     await made.answers()
@@ -239,7 +241,7 @@ async def test_request_to_an_unresponsive_worker_times_out(server: NatsServer, o
     await pair.worker.shutdown()
 
 
-# The beginning ---------------------------------------------------------------------------------------------------
+# Startup -------------------------------------------------------------------------------------------------------
 
 
 async def test_processes_wait_for_a_server_that_starts_late(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -347,7 +349,7 @@ async def test_publisher_drops_excess_events_of_an_outage_and_reports_a_gap(
     assert publisher.dropped == 20
     assert "events of topic kv-events" in caplog.text
     monkeypatch.undo()
-    publisher_nats._outbox.drop_all()  # What waited is lost too: only the gap is left to tell.
+    publisher_nats._outbox.drop_all()  # Queued messages are lost too: only the gap remains to detect it.
     await in_thread(server.start)
     async with asyncio.timeout(DEADLINE_S):
         while not subscriber_nats.is_up:  # noqa: ASYNC110
@@ -379,7 +381,7 @@ LONG_CHAT = {
     **CHAT,
     "max_tokens": 150,
     "stream_options": {"include_usage": True},
-}  # Some seconds at the mocker's own pace.
+}  # Some seconds at the mocker's default speed.
 
 
 @pytest.fixture
@@ -399,7 +401,7 @@ def is_answered(answer: httpx.Response) -> bool:
 
 
 class OpenAnswer:
-    """A long streamed answer, read in a thread."""
+    """Long streamed response, read in a thread."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.text = ""
@@ -458,7 +460,7 @@ def test_process_reports_the_server_it_waits_for_and_exits_with_one_line(tmp_pat
 
 
 def test_killed_worker_fails_no_request(cluster: Cluster) -> None:
-    """Its record outlives it by seconds; the server reports at once that there are no listeners."""
+    """The record outlives the worker by seconds; the server reports at once that there are no subscribers."""
     second = cluster.mocker()
     assert all(is_answered(cluster.post(CHAT)) for _ in range(4))
     second.kill()

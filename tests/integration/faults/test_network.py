@@ -1,4 +1,4 @@
-"""The network between frontend and worker resets and stalls; foreign clients send garbage to every port."""
+"""Resets and stalls of the network between frontend and worker, and garbage from other clients to every port."""
 
 import random
 import socket
@@ -26,7 +26,7 @@ SEED = 11
 
 @contextmanager
 def behind_proxy(cluster: Cluster) -> Iterator[tuple[WorkerProcess, Proxy]]:
-    """A worker that the frontend reaches through a proxy, over one connection that is open."""
+    """Run a worker that the frontend reaches through a proxy, over one open connection."""
     proxy = Proxy(cluster)
     try:
         worker = WorkerProcess(cluster, *PACED, **proxy.variables)
@@ -87,13 +87,13 @@ def test_stalled_connection_does_not_delay_later_requests(tmp_path: Path, monkey
 
 
 def send(address: tuple[str, int], data: bytes) -> bytes:
-    """The bytes that a foreign client receives until the connection is closed or a second has passed."""
+    """Return the bytes that a client receives until the connection is closed or a second has passed."""
     heard = b""
-    with socket.create_connection(address, timeout=DEADLINE_S) as stranger:
+    with socket.create_connection(address, timeout=DEADLINE_S) as unknown_client:
         try:
-            stranger.sendall(data)
-            stranger.settimeout(1)
-            while piece := stranger.recv(65536):
+            unknown_client.sendall(data)
+            unknown_client.settimeout(1)
+            while piece := unknown_client.recv(65536):
                 heard += piece
         except (TimeoutError, ConnectionError):
             pass
@@ -129,8 +129,8 @@ def test_malformed_data_on_a_worker_port_is_counted_and_affects_no_request(tmp_p
             wait_until(partial(is_more, worker, errors, before), f"{name} was not counted")
         assert not stream.is_over, "nobody was there to be harmed"
         for _ in range(200):
-            with socket.create_connection(worker.address) as stranger:
-                stranger.sendall(frame.HELLO[:-1] + dice.randbytes(200))
+            with socket.create_connection(worker.address) as unknown_client:
+                unknown_client.sendall(frame.HELLO[:-1] + dice.randbytes(200))
         assert failures([stream]) == []
         assert stream.silence_s < 2
         assert cluster.post(CHAT).status_code == 200
@@ -160,12 +160,12 @@ def test_malformed_data_on_the_frontend_port_is_refused_and_affects_no_request(t
         assert not huge.startswith(b"HTTP/1.1 200")
         with (
             pytest.raises((ssl.SSLError, ConnectionError)),
-            socket.create_connection(address, timeout=DEADLINE_S) as stranger,
+            socket.create_connection(address, timeout=DEADLINE_S) as unknown_client,
         ):
-            ssl._create_unverified_context().wrap_socket(stranger)
+            ssl._create_unverified_context().wrap_socket(unknown_client)
         for _ in range(200):
-            with socket.create_connection(address) as stranger:
-                stranger.sendall(dice.randbytes(200))
+            with socket.create_connection(address) as unknown_client:
+                unknown_client.sendall(dice.randbytes(200))
         assert failures([stream]) == []
         assert stream.silence_s < 2
         begun = time.monotonic()

@@ -28,10 +28,10 @@ def test_killed_worker_is_removed_within_two_seconds_and_no_request_fails(tmp_pa
         assert failures(streams + late) == []
         silence_s = max(one.silence_s for one in streams)
         print(f"killed: longest silence {silence_s * 1000:.0f} ms, "
-              f"first piece of a new request at most {max(one.said_at[0] for one in late) - killed.at:.3f} s later")  # fmt: skip
+              f"first piece of a new request at most {max(one.received_at_s[0] for one in late) - killed.at:.3f} s later")  # fmt: skip
         assert cluster.metric("dynamo_frontend_model_migration_total", migration_type="ongoing_request") > 0
         assert silence_s < DETECTION_S
-        assert all(one.said_at[0] - one.begun_at < DETECTION_S for one in late)
+        assert all(one.received_at_s[0] - one.begun_at < DETECTION_S for one in late)
 
 
 def test_briefly_paused_worker_keeps_its_streams(tmp_path: Path) -> None:

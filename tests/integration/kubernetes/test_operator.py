@@ -118,7 +118,7 @@ def test_a_new_image_rolls_the_workers_and_a_restart_reaches_every_pod(run: Call
             status = await cluster.until(is_successful(2))
             assert status["rollingUpdate"]["phase"] == "Completed"
             deadline = time.monotonic() + DEADLINE_S
-            while len(after := await cluster.names(DEPLOYMENTS)) > 2:  # Collected with its component.
+            while len(after := await cluster.names(DEPLOYMENTS)) > 2:  # Garbage-collected with its component.
                 assert time.monotonic() < deadline, after
                 await asyncio.sleep(0.05)
             assert len(set(before) & set(after)) == 1

@@ -200,7 +200,7 @@ async def webhooks(server: KubernetesServer, client: KubeClient) -> AsyncIterato
 
 @pytest.fixture
 def run(kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[Case], None]:
-    """Return a function that runs a case; jobs end at once, and what they write is the test's to write."""
+    """Return a function that runs a case; jobs end at once, and the test writes their output."""
     monkeypatch.setattr(manager, "STOP_S", 0.01)
     return run_on(kubernetes_api, monkeypatch)
 

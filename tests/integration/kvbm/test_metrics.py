@@ -1,4 +1,4 @@
-"""The metrics port bounds its connections and the silence of each."""
+"""The metrics port limits the number of its connections and the idle time of each."""
 
 import socket
 import urllib.request

@@ -1,4 +1,4 @@
-"""A worker copies what another one has, and computes where that fails; loopback and threads, no other process."""
+"""A worker copies blocks from another one, and computes them where that fails; loopback and threads, no other process."""
 
 import contextlib
 import socket
@@ -53,7 +53,7 @@ def offload(manager: BlockManager, *keys: int) -> None:
 
 
 def fetched(manager: BlockManager, address: str, *keys: int) -> list[int]:
-    """How much of a prefix arrived, checked byte by byte."""
+    """Return how much of a prefix arrived, checked byte by byte."""
     ticket: LoadTicket | None = manager.begin([block(key) for key in keys], Peer(address, len(keys)))
     assert ticket is not None
     until_blocking(lambda: manager.is_over(ticket), "the ticket never ended")
@@ -87,7 +87,7 @@ def test_kv_peer_prefix_is_copied_from_the_peer_that_caches_it(
 
 
 def fetched_again(manager: BlockManager) -> bool:
-    """What was copied is the worker's own from now on."""
+    """Return whether copied blocks now belong to the worker's own cache."""
     return manager.begin([block(1), block(2)], None) is None
 
 
@@ -145,7 +145,7 @@ def test_kv_peer_survives_malformed_requests(make: Make, said: bytes) -> None:
     host, port = address_of(one).split(":")
     with socket.create_connection((host, int(port)), PATIENCE_S) as link:
         link.settimeout(PATIENCE_S)
-        with contextlib.suppress(OSError):  # What was said was not read to its end.
+        with contextlib.suppress(OSError):  # The message was not read to its end.
             link.sendall(said)
             link.shutdown(socket.SHUT_WR)
             assert link.recv(10) == b""

@@ -30,7 +30,7 @@ PATIENCE_S = 20.0
 
 @pytest.fixture(autouse=True)
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A short path: that of a socket has at most 107 bytes."""
+    """Return a short path: that of a socket has at most 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="kvbm-") as path:
         monkeypatch.setenv("XDG_RUNTIME_DIR", path)
         yield Path(path)

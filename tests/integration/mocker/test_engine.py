@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from benchmarks.ports import free_port
 from tests.settle import repeat
-from tests.unit.mocker.test_engine import Heard, running
+from tests.unit.mocker.test_engine import ReceivedOutput, running
 
 from dynamo.protocols.engine import (
     BootstrapInfo,
@@ -22,9 +22,9 @@ async def test_prefill_and_decode_mockers_connect_by_bootstrap_id(
     prefill = running(model_dir, "--disaggregation-mode=prefill", f"--bootstrap-ports={port}")
     async with prefill as source, running(model_dir, "--disaggregation-mode=decode") as target:
         assert source.config.bootstrap_port == port
-        heard: list[Heard] = []
+        heard: list[ReceivedOutput] = []
         for bench, max_tokens in ((target, 3), (source, 1)):
-            heard.append(Heard())
+            heard.append(ReceivedOutput())
             request = PreprocessedRequest(
                 model="m",
                 token_ids=[1] * 20,

@@ -1,4 +1,4 @@
-"""A prefill worker and a decode worker meet over one request, or learn that they will not."""
+"""Bootstrap of one request between a prefill worker and a decode worker, with its failures."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ class WatchedClock(ManualClock):
 
 
 class Place:
-    """A prefill worker's side, on a manual clock."""
+    """Prefill worker's side, on a manual clock."""
 
     def __init__(self, engine_type: EngineType = "vllm", *, only_missing: bool = False, timeout_s: float = WAIT_S):
         self.clock = WatchedClock()
@@ -60,7 +60,7 @@ class Place:
 
 
 class Decode:
-    """The request of the decode worker."""
+    """Request of the decode worker."""
 
     def __init__(self, tokens: int = 32) -> None:
         self.reserved = asyncio.Event()
@@ -82,7 +82,7 @@ async def place() -> AsyncIterator[Place]:
 
 
 async def travel(place: Place, ms: float) -> None:
-    """Waits until the blocks are on their way, and then as long as that takes."""
+    """Wait until the blocks are in transit, and for the duration of the transfer."""
     await asyncio.wait_for(place.clock.is_slept.wait(), WAIT_S)
     place.clock.advance(ms / 1000)
 
@@ -200,7 +200,7 @@ async def test_closing_frees_all_blocks(place: Place) -> None:
     assert gone.is_set()
 
 
-# Frame by frame, as the released mocker was seen to speak.
+# Frame by frame, as captured from the released mocker.
 
 
 def frame(message: Any) -> bytes:

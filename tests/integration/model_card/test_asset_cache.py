@@ -1,4 +1,4 @@
-"""A card's files that lie on a worker: fetched once, checked, and kept under what they hash to."""
+"""Files of a card on a worker: fetched once, verified, and cached under their hash."""
 
 import os
 import threading
@@ -25,7 +25,7 @@ DATA = bytes(range(256)) * 4000
 
 
 class Worker:
-    """A web server that returns given files, and can be made to misbehave."""
+    """Web server that returns given files and injects faults."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -78,7 +78,7 @@ def cut_short(handler: BaseHTTPRequestHandler, data: bytes) -> None:
 
 
 def drip(handler: BaseHTTPRequestHandler, data: bytes) -> None:
-    """A byte now and then: never silent, never done."""
+    """Send single bytes with pauses: never idle, never complete."""
     handler.send_response(200)
     handler.end_headers()
     try:
@@ -89,7 +89,7 @@ def drip(handler: BaseHTTPRequestHandler, data: bytes) -> None:
         pass
 
 
-def fall_silent(handler: BaseHTTPRequestHandler, data: bytes) -> None:
+def stop_sending(handler: BaseHTTPRequestHandler, data: bytes) -> None:
     handler.connection.settimeout(5)
     handler.rfile.read(1)  # Until the other side closes.
 
@@ -138,7 +138,7 @@ def test_asset_cache_fetches_a_damaged_blob_again(worker: Worker, cache: AssetCa
 
 @pytest.mark.parametrize(
     ("answer", "error"),
-    [(cut_short, CannotConnect), (drip, CannotConnect), (fall_silent, CannotConnect)],
+    [(cut_short, CannotConnect), (drip, CannotConnect), (stop_sending, CannotConnect)],
 )
 def test_asset_cache_keeps_nothing_of_a_failed_download(
     worker: Worker, tmp_path: Path, answer: Callable[[BaseHTTPRequestHandler, bytes], None], error: type[Exception]
@@ -229,7 +229,7 @@ def test_asset_cache_evicts_the_least_recently_used_file(worker: Worker, tmp_pat
     paths = [cache.fetch(file) for file in files[:2]]
     for age, path in enumerate(paths):
         os.utime(path, (1_000_000 - age, 1_000_000 - age))
-    cache.fetch(files[0])  # A use: now the second is the one unused longest.
+    cache.fetch(files[0])  # A use: now the second file is the least recently used.
     cache.fetch(files[2])
     assert blobs(tmp_path) == sorted(file.checksum.removeprefix("blake3:") for file in (files[0], files[2]))
 
@@ -287,13 +287,13 @@ def test_asset_cache_confines_names_of_a_card_to_the_cache(
     assert not (tmp_path / "odd").exists()
 
 
-# What cards do not refer to.
+# Files to which cards do not refer.
 
 SHOWN = "/v1/metadata/dynamo/backend/generate/m/_base/"
 
 
 def card_of_images(worker: Worker, **config: object) -> ModelDeploymentCard:
-    """A card whose config.json lies on the worker."""
+    """Return a card whose config.json is on the worker."""
     data = json_encode({"model_type": "qwen2_vl"} | config)
     file = reference(worker.put(SHOWN + "config.json", data), data, len(data))
     return ModelDeploymentCard(display_name="m", slug="m", model_info={"hf_config_json": file})

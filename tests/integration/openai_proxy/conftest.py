@@ -25,13 +25,13 @@ class Asked:
     """The client closed its connection."""
 
     async def answer(self, body: Any, status: int = 200, kind: str = "application/json") -> None:
-        """A whole answer."""
+        """Send a complete response."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         head = f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(data)}\r\n\r\n"
         self.writer.write(head.encode() + data)
 
     async def begin(self) -> None:
-        """A stream."""
+        """Begin a stream."""
         head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
         self.writer.write(head.encode())
 
@@ -59,7 +59,7 @@ class Server:
         self._writers: list[asyncio.StreamWriter] = []
 
     def page(self, path: str, body: Any, status: int = 200) -> None:
-        """A page that is always the same."""
+        """Return a page with constant content."""
 
         async def serve(asked: Asked) -> None:
             await asked.answer(body, status, "text/plain" if isinstance(body, bytes) else "application/json")
@@ -91,11 +91,11 @@ class Server:
         await until(reader.at_eof)
         asked.left.set()
 
-    def asked_at(self, path: str) -> list[Asked]:
+    def sent_at_s(self, path: str) -> list[Asked]:
         return [one for one in self.asked if one.path == path]
 
     def hang_up(self) -> None:
-        """Closes every connection, whatever runs on it."""
+        """Close every connection, including those in use."""
         for writer in self._writers:
             writer.transport.abort()
 

@@ -1,4 +1,4 @@
-"""Engines: requests through a scripted server, in text and in tokens, and everything that may go wrong with it."""
+"""Engines: requests through a scripted server, in text and in tokens, and its failures."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -80,7 +80,7 @@ def ids(*token_ids: int, reason: str | None = None) -> dict[str, Any]:
 
 
 async def ended(engine: ProxyEngine, given: Any, request_id: str = "r1") -> tuple[RecordedReply, BaseException | None]:
-    """One request from its beginning to its end."""
+    """Send one request and wait for its end."""
     heard = RecordedReply(request_id)
     engine.submit(given, heard)  # type: ignore[attr-defined] - both kinds have it
     error = await heard.end()
@@ -96,7 +96,7 @@ async def test_chunks_are_returned_unchanged(server: Server) -> None:
     assert (config.model_input, config.model_path, config.served_model_name) == ("Text", "", "ours")
     assert error is None
     assert [item["choices"][0]["delta"]["content"] for item in heard.items] == ["a", "b"]
-    (asked,) = server.asked_at("/v1/chat/completions")
+    (asked,) = server.sent_at_s("/v1/chat/completions")
     assert asked.body["model"] == "theirs"
     assert (asked.headers["x-request-id"], asked.headers["x-team"]) == ("r1", "a")
 
@@ -119,7 +119,7 @@ async def test_embedding_vectors_are_returned_unchanged(server: Server) -> None:
     assert config.model_type == "Embedding"
     assert error is None
     assert heard.items == [{"data": [{"embedding": [1.0]}], "model": "ours", "usage": {}}]
-    assert "stream" not in server.asked_at("/v1/embeddings")[0].body
+    assert "stream" not in server.sent_at_s("/v1/embeddings")[0].body
 
 
 @pytest.mark.parametrize("status", [400, 404, 429, 500])
@@ -153,7 +153,7 @@ async def stops_short(asked: Asked) -> None:
     await asked.finish()
 
 
-async def babbles(asked: Asked) -> None:
+async def writes_garbage(asked: Asked) -> None:
     await asked.begin()
     await asked.say(b"{nonsense")
     await asked.finish()
@@ -178,7 +178,7 @@ async def never_begins(asked: Asked) -> None:
 @pytest.mark.parametrize(
     ("page", "kind"),
     [
-        (breaks, Disconnected), (stops_short, StreamIncomplete), (babbles, Unknown), (refuses_late, HttpError),
+        (breaks, Disconnected), (stops_short, StreamIncomplete), (writes_garbage, Unknown), (refuses_late, HttpError),
         (hangs, ResponseTimeout), (never_begins, ResponseTimeout),
     ],
 )  # fmt: skip
@@ -205,12 +205,12 @@ async def test_cancelled_request_closes_the_connection_to_the_server(server: Ser
         heard = RecordedReply()
         engine.submit(CHAT, heard)
         async with asyncio.timeout(DEADLINE_S):
-            await until(lambda: server.asked_at("/v1/chat/completions"))
+            await until(lambda: server.sent_at_s("/v1/chat/completions"))
             engine.cancel(heard)
-            await server.asked_at("/v1/chat/completions")[0].left.wait()
+            await server.sent_at_s("/v1/chat/completions")[0].left.wait()
             await engine.drain()
         assert not heard.ended.done()
-        engine.cancel(heard)  # Twice is harmless.
+        engine.cancel(heard)  # A second call has no effect.
 
 
 async def test_concurrent_requests_are_limited(server: Server) -> None:
@@ -251,7 +251,7 @@ async def test_token_engine_sends_and_receives_token_ids(server: Server) -> None
     assert heard.tokens == [5, 6, 7, 8]
     assert heard.items[-1].finish_reason == "length"
     assert heard.items[-1].completion_usage.completion_tokens == 4
-    assert server.asked_at("/v1/completions")[0].body["prompt"] == [1, 2, 3]
+    assert server.sent_at_s("/v1/completions")[0].body["prompt"] == [1, 2, 3]
 
 
 async def test_interrupted_token_stream_is_migratable(server: Server) -> None:
@@ -298,7 +298,7 @@ async def test_prefill_response_contains_the_kv_transfer_params(server: Server) 
     (item,) = heard.items
     assert item.disaggregated_params == {"kv_transfer_params": {"remote_host": "h"}}
     assert (item.token_ids, item.finish_reason) == ([5], "length")
-    body = server.asked_at("/v1/completions")[0].body
+    body = server.sent_at_s("/v1/completions")[0].body
     assert (body["max_tokens"], body["n"], body["kv_transfer_params"]["do_remote_decode"]) == (1, 1, True)
     assert "stream" not in body
 
@@ -314,7 +314,7 @@ async def test_decode_request_carries_the_kv_transfer_params(server: Server) -> 
         alone, _ = await ended(engine, request(annotations=["x-bypass-remote-prefill"]))
     assert error is None
     assert heard.tokens == alone.tokens == [6]
-    first, second = server.asked_at("/v1/completions")
+    first, second = server.sent_at_s("/v1/completions")
     assert first.body["kv_transfer_params"] == {"remote_host": "h"}
     assert "kv_transfer_params" not in second.body
 
@@ -373,9 +373,9 @@ async def test_engine_closes_the_connection_of_a_cancelled_prefill(server: Serve
         heard = RecordedReply()
         engine.submit(request(), heard)
         async with asyncio.timeout(DEADLINE_S):
-            await until(lambda: server.asked_at("/v1/completions"))
+            await until(lambda: server.sent_at_s("/v1/completions"))
             engine.cancel(heard)
-            await server.asked_at("/v1/completions")[0].left.wait()
+            await server.sent_at_s("/v1/completions")[0].left.wait()
             await engine.drain()
         assert heard.items == []
 

@@ -61,7 +61,7 @@ def group(tmp_path: Path) -> Iterator[ProcessGroup]:
 
 
 def fails(group: ProcessGroup, *command: str, **variables: str) -> None:
-    """Start a process that ends with an error, in whose folder its log is."""
+    """Start a process that ends with an error; return the folder of its log."""
     process = group.start("part", [*PYTHON, *command], variables)
     assert process.wait(60) != 0
 
@@ -110,7 +110,7 @@ def test_incomplete_model_taken_port_and_shared_directory_are_found(group: Proce
 
 
 class Frontend:
-    """A frontend of the group, and what it lists."""
+    """A frontend of the group, and the models that it lists."""
 
     def __init__(self, group: ProcessGroup, **variables: str) -> None:
         self.url = f"http://127.0.0.1:{(port := free_port())}"

@@ -1,4 +1,4 @@
-"""Planner faults between processes: a kill in the middle of scaling, two planners, a request that nothing carries out, a plugin that hangs."""
+"""Planner faults between processes: a kill during scaling, two planners, an unexecuted request, a plugin that hangs."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ SETTINGS = {
 
 
 class Planned:
-    """A deployment of one mocker, its planners, and the environment that carries decisions out."""
+    """Deployment of one mocker, its planners, and the environment that executes decisions."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster

@@ -19,8 +19,8 @@ class Result:
 
     def __init__(self, llm: "LLM", asked: SimpleNamespace) -> None:
         self._llm = llm
-        self._asked = asked
-        self._steps = self._say()
+        self._requested = asked
+        self._steps = self._emit()
         self.cached_tokens = 0
         self.outputs: list[Any] = []
         self.is_aborted = False
@@ -31,8 +31,8 @@ class Result:
     def __aiter__(self) -> AsyncIterator[Any]:
         return self._steps
 
-    async def _say(self) -> AsyncIterator[Any]:
-        asked, llm = self._asked, self._llm
+    async def _emit(self) -> AsyncIterator[Any]:
+        asked, llm = self._requested, self._llm
         prompt, given = asked.inputs, asked.disaggregated
         one = scripted.CompletionOutput(0)
         self.outputs = [one]

@@ -1,4 +1,4 @@
-"""The events of an answer as a row of blocks."""
+"""Events of a response as a sequence of content blocks."""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,7 +13,7 @@ Row = list[tuple[BlockKind, str, str]]
 
 
 def row_of(*batches: Sequence[Event], needs_block: bool = False) -> Row:
-    """The blocks as a client sees them that receives only the changes; every change must be one of the open block."""
+    """Return the blocks that a client assembles from the changes; every change must belong to the open block."""
     row = BlockRow()
     changes: list[Change] = []
     for batch in batches:

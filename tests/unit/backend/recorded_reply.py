@@ -10,7 +10,7 @@ DEADLINE_S = 30.0
 
 
 class RecordedReply:
-    """Reply that records what the engine writes; `ended` is done when the answer is, with its error if it ends in one."""
+    """Reply that records the engine's output; `ended` completes with the response, with its error if it has one."""
 
     def __init__(self, request_id: str = "r") -> None:
         self.request_id = request_id

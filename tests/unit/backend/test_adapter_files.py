@@ -94,7 +94,7 @@ def test_abandoned_download_directories_are_deleted_and_recent_ones_kept(tmp_pat
 
 
 def test_full_cache_evicts_the_least_recently_used_adapter_not_in_use(tmp_path: Path) -> None:
-    store = Store(tmp_path, bytes_max=5000)  # Two of them, with what is written down about them.
+    store = Store(tmp_path, bytes_max=5000)  # Two adapters, with the records about them.
     paths = {name: store.hold(name) for name in ("a", "b")}
     for path in paths.values():
         store.files.release(path)

@@ -1,4 +1,4 @@
-"""Admission counts who runs, lets some wait, and sends the rest elsewhere."""
+"""Admission: counts running requests, queues some, and rejects the rest."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,8 +16,8 @@ from dynamo.protocols.engine import CompletionUsage, EngineOutput, PreprocessedR
 from dynamo.runtime.request_plane.base import Reply, Request
 
 
-class Heard:
-    """A reply that remembers."""
+class ReceivedOutput:
+    """Reply that records its messages."""
 
     def __init__(self, request_id: str = "r") -> None:
         self.request_id = request_id
@@ -71,7 +71,7 @@ REQUEST = PreprocessedRequest(model="m", token_ids=[1])
 
 
 class Told:
-    """A watcher that remembers."""
+    """Watcher that records its calls."""
 
     def __init__(self) -> None:
         self.rejections = 0
@@ -95,7 +95,7 @@ def admission(slots: int | None = None, queue_max: int = 0) -> tuple[Admission, 
 
 def test_engine_output_reaches_the_caller() -> None:
     gate, engine = admission()
-    heard = Heard()
+    heard = ReceivedOutput()
     gate.enter(REQUEST, heard)
     engine.running[0].token(5)
     engine.running[0].item("last")
@@ -106,7 +106,7 @@ def test_engine_output_reaches_the_caller() -> None:
 
 def test_request_waits_in_the_queue_until_a_slot_is_free() -> None:
     gate, engine = admission(slots=1, queue_max=1)
-    first, second = Heard("first"), Heard("second")
+    first, second = ReceivedOutput("first"), ReceivedOutput("second")
     gate.enter(REQUEST, first)
     gate.enter(REQUEST, second)
     assert [reply.request_id for reply in engine.running] == ["first"]
@@ -116,15 +116,15 @@ def test_request_waits_in_the_queue_until_a_slot_is_free() -> None:
 
 def test_request_with_full_slots_and_queue_is_refused_as_overloaded() -> None:
     gate, _ = admission(slots=1, queue_max=1)
-    gate.enter(REQUEST, Heard())
-    gate.enter(REQUEST, Heard())
+    gate.enter(REQUEST, ReceivedOutput())
+    gate.enter(REQUEST, ReceivedOutput())
     with pytest.raises(WorkerOverloaded, match="worker at capacity"):
-        gate.enter(REQUEST, Heard())
+        gate.enter(REQUEST, ReceivedOutput())
 
 
 def test_caller_disconnect_cancels_the_request_and_frees_its_slot() -> None:
     gate, engine = admission(slots=1, queue_max=1)
-    first, second = Heard("first"), Heard("second")
+    first, second = ReceivedOutput("first"), ReceivedOutput("second")
     gate.enter(REQUEST, first)
     gate.enter(REQUEST, second)
     first.leave()
@@ -135,7 +135,7 @@ def test_caller_disconnect_cancels_the_request_and_frees_its_slot() -> None:
 
 def test_caller_disconnect_in_the_queue_removes_the_request() -> None:
     gate, engine = admission(slots=1, queue_max=2)
-    replies = [Heard("0"), Heard("1"), Heard("2")]
+    replies = [ReceivedOutput("0"), ReceivedOutput("1"), ReceivedOutput("2")]
     for reply in replies:
         gate.enter(REQUEST, reply)
     replies[1].leave()
@@ -146,7 +146,7 @@ def test_caller_disconnect_in_the_queue_removes_the_request() -> None:
 
 def test_caller_disconnect_after_the_end_has_no_effect() -> None:
     gate, engine = admission()
-    heard = Heard()
+    heard = ReceivedOutput()
     gate.enter(REQUEST, heard)
     engine.running.pop().finish()
     heard.leave()
@@ -158,13 +158,13 @@ def test_request_refused_by_the_engine_occupies_no_slot() -> None:
     gate, engine = admission(slots=1)
     engine.refuses = InvalidArgument("too long")
     with pytest.raises(InvalidArgument):
-        gate.enter(REQUEST, Heard())
+        gate.enter(REQUEST, ReceivedOutput())
     assert gate.requests == 0
 
 
 def test_queued_request_refused_by_the_engine_receives_the_error() -> None:
     gate, engine = admission(slots=1, queue_max=2)
-    replies = [Heard("0"), Heard("1"), Heard("2")]
+    replies = [ReceivedOutput("0"), ReceivedOutput("1"), ReceivedOutput("2")]
     for reply in replies:
         gate.enter(REQUEST, reply)
     engine.refuses = InvalidArgument("too long")
@@ -175,18 +175,18 @@ def test_queued_request_refused_by_the_engine_receives_the_error() -> None:
 
 def test_admission_refuse_finishes_running_requests_and_refuses_new_ones() -> None:
     gate, engine = admission()
-    heard = Heard()
+    heard = ReceivedOutput()
     gate.enter(REQUEST, heard)
     gate.refuse()
     with pytest.raises(EngineShutdown):
-        gate.enter(REQUEST, Heard())
+        gate.enter(REQUEST, ReceivedOutput())
     engine.running.pop().finish()
     assert (heard.ends, heard.error) == (1, None)
 
 
 def test_admission_cut_fails_all_running_and_queued_requests_once() -> None:
     gate, engine = admission(slots=1, queue_max=1)
-    replies = [Heard("0"), Heard("1")]
+    replies = [ReceivedOutput("0"), ReceivedOutput("1")]
     for reply in replies:
         gate.enter(REQUEST, reply)
     ticket = engine.running[0]
@@ -200,10 +200,10 @@ def test_admission_cut_fails_all_running_and_queued_requests_once() -> None:
 def test_admission_measures_waits_from_arrival() -> None:
     engine, told, clock = Engine(), Told(), ManualClock()
     gate = Admission(engine.begin, engine.cancel, slots=1, queue_max=1, watcher=told, clock=clock)
-    gate.enter(REQUEST, Heard())
-    gate.enter(REQUEST, Heard())
+    gate.enter(REQUEST, ReceivedOutput())
+    gate.enter(REQUEST, ReceivedOutput())
     with pytest.raises(WorkerOverloaded):
-        gate.enter(REQUEST, Heard())
+        gate.enter(REQUEST, ReceivedOutput())
     clock.advance(2)
     engine.running[0].token(1)
     clock.advance(1)
@@ -217,17 +217,17 @@ def test_admission_measures_waits_from_arrival() -> None:
 
 
 class Life(RuleBasedStateMachine):
-    """Whatever happens, each request ends at most once and the slots add up."""
+    """Each request ends at most once, and the slot counts are consistent, for any sequence of events."""
 
     @initialize(slots=st.integers(1, 3), queue_max=st.integers(0, 3))
     def begin(self, slots: int, queue_max: int) -> None:
         self.gate, self.engine = admission(slots, queue_max)
-        self.inside: list[Heard] = []
-        self.all: list[Heard] = []
+        self.inside: list[ReceivedOutput] = []
+        self.all: list[ReceivedOutput] = []
 
     @rule()
     def enter(self) -> None:
-        heard = Heard(str(len(self.all)))
+        heard = ReceivedOutput(str(len(self.all)))
         try:
             self.gate.enter(REQUEST, heard)
         except WorkerOverloaded:

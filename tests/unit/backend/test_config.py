@@ -1,4 +1,4 @@
-"""Worker options have upstream's names and say where and what a worker serves."""
+"""Worker options have upstream's names and set the endpoint and the model of a worker."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a worker offers in addition to generation: small endpoints, engine routes, adapters as models."""
+"""Worker endpoints besides generation: controls, engine routes, adapters as models."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Health: an engine that is dead, or that does not say whether it lives."""
+"""Health of an engine that has failed, or that does not report its state."""
 
 import asyncio
 

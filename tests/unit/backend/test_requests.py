@@ -1,4 +1,4 @@
-"""Requests of engines that answer by iterators: followed to their ends, and cut where they have none."""
+"""Requests of engines with iterators: consumed to their end, and cancelled when they do not end."""
 
 import asyncio
 from collections.abc import AsyncIterator

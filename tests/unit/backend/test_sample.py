@@ -1,4 +1,4 @@
-"""The sample engine answers a prompt with itself."""
+"""The sample engine echoes its prompt."""
 
 import asyncio
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class Host:
         raise error
 
 
-class Heard:
+class ReceivedOutput:
     request_id = "r"
     is_cancelled = False
 
@@ -66,7 +66,7 @@ def request(token_ids: list[int], max_tokens: int | None = None) -> Preprocessed
 
 
 async def test_sample_engine_echoes_the_prompt() -> None:
-    engine, heard = await started(), Heard()
+    engine, heard = await started(), ReceivedOutput()
     engine.submit(request([7, 8, 9]), heard)
     await asyncio.wait_for(engine.drain(), 5)
     assert heard.ended.is_set()
@@ -76,7 +76,7 @@ async def test_sample_engine_echoes_the_prompt() -> None:
 
 
 async def test_response_length_is_limited_by_max_tokens() -> None:
-    engine, heard = await started(), Heard()
+    engine, heard = await started(), ReceivedOutput()
     engine.submit(request([7, 8, 9], 2), heard)
     await asyncio.wait_for(engine.drain(), 5)
     assert heard.last is not None
@@ -85,7 +85,7 @@ async def test_response_length_is_limited_by_max_tokens() -> None:
 
 
 async def test_cancelled_request_receives_no_output() -> None:
-    engine, heard = await started(), Heard()
+    engine, heard = await started(), ReceivedOutput()
     engine.submit(request([7, 8, 9]), heard)
     engine.cancel(heard)
     await asyncio.wait_for(engine.drain(), 5)
@@ -96,11 +96,11 @@ async def test_cancelled_request_receives_no_output() -> None:
 async def test_invalid_request_is_refused(wrong: PreprocessedRequest) -> None:
     engine = await started()
     with pytest.raises(InvalidArgument):
-        engine.submit(wrong, Heard())
+        engine.submit(wrong, ReceivedOutput())
 
 
 async def test_stopped_engine_refuses_requests_with_engine_shutdown() -> None:
     engine = await started()
     await engine.stop()
     with pytest.raises(EngineShutdown):
-        engine.submit(request([1]), Heard())
+        engine.submit(request([1]), ReceivedOutput())

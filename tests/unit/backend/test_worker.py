@@ -1,4 +1,4 @@
-"""A worker is discoverable while it can answer, and every response gets an end."""
+"""A worker is discoverable while it can serve, and every response ends."""
 
 import asyncio
 import json
@@ -36,8 +36,8 @@ from dynamo.runtime.event_plane.base import Event
 from dynamo.runtime.request_plane.base import Call, Item
 
 
-class Heard:
-    """A receiver that remembers, and can be waited for."""
+class ReceivedOutput:
+    """Receiver that records its messages and can be awaited."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -61,13 +61,13 @@ class Heard:
         self.error = error
         self.ended.set()
 
-    async def end(self) -> "Heard":
+    async def end(self) -> "ReceivedOutput":
         await asyncio.wait_for(self.ended.wait(), 5)
         return self
 
 
 class Held(EchoEngine):
-    """An echo that sends one token and then nothing until it is released."""
+    """Echo that sends one token and blocks until it is released."""
 
     def __init__(self, model_path: str) -> None:
         super().__init__(model_path)
@@ -97,15 +97,15 @@ class Bench:
         self.client = client
         self.clock = clock
 
-    async def ask(self, *token_ids: int) -> tuple[Heard, Call]:
+    async def ask(self, *token_ids: int) -> tuple[ReceivedOutput, Call]:
         return await self.send(
             encode(
                 PreprocessedRequest(model="echo", token_ids=list(token_ids), stop_conditions=StopConditions()), MSGPACK
             )
         )
 
-    async def send(self, body: bytes) -> tuple[Heard, Call]:
-        heard = Heard()
+    async def send(self, body: bytes) -> tuple[ReceivedOutput, Call]:
+        heard = ReceivedOutput()
         return heard, await self.client.send(body, heard, request_id="r", instance_id=self.worker.runtime.instance_id)
 
     async def records(self, bucket: str) -> dict[str, bytes]:
@@ -368,7 +368,7 @@ def role_options(*argv: str) -> DisaggregatedOptions:
     return load(DisaggregatedOptions, argv, {})
 
 
-class Lender(EchoEngine):
+class ExportingEngine(EchoEngine):
     """Exports its blocks until it is notified that they were fetched."""
 
     def __init__(self, model_path: str) -> None:
@@ -386,7 +386,7 @@ class Lender(EchoEngine):
         await super().stop()
 
 
-async def stopping(engine: Lender, *argv: str) -> tuple[asyncio.Task[None], ManualClock]:
+async def stopping(engine: ExportingEngine, *argv: str) -> tuple[asyncio.Task[None], ManualClock]:
     clock = ManualClock()
     runtime = MemoryCluster().runtime()
     worker = EngineWorker(role_options(*argv), engine, runtime, clock=clock)
@@ -398,14 +398,14 @@ async def stopping(engine: Lender, *argv: str) -> tuple[asyncio.Task[None], Manu
     return asyncio.get_running_loop().create_task(worker.stop()), clock
 
 
-async def until_polled(engine: Lender, clock: ManualClock, polls: int) -> None:
+async def until_polled(engine: ExportingEngine, clock: ManualClock, polls: int) -> None:
     while engine.polls < polls:
         clock.advance(0.1)
         await turns(10)
 
 
 async def test_prefill_worker_keeps_its_blocks_until_they_are_fetched(model_dir: str) -> None:
-    engine = Lender(model_dir)
+    engine = ExportingEngine(model_dir)
     ending, clock = await stopping(engine, "--disaggregation-mode=prefill")
     await until_polled(engine, clock, 3)
     assert not engine.stopped
@@ -420,7 +420,7 @@ async def test_prefill_worker_drain_has_a_timeout(
     model_dir: str, monkeypatch: pytest.MonkeyPatch, lent: bool | None
 ) -> None:
     monkeypatch.setenv("DYN_PREFILL_DRAIN_TIMEOUT_S", "0.3")
-    engine = Lender(model_dir)
+    engine = ExportingEngine(model_dir)
     engine.lent = lent
     ending, clock = await stopping(engine, "--disaggregation-mode=prefill")
     while not ending.done():
@@ -430,7 +430,7 @@ async def test_prefill_worker_drain_has_a_timeout(
 
 
 async def test_decode_worker_does_not_wait_for_block_transfers(model_dir: str) -> None:
-    engine = Lender(model_dir)
+    engine = ExportingEngine(model_dir)
     ending, _ = await stopping(engine, "--is-decode-worker")
     await ending
     assert engine.polls == 0
@@ -448,7 +448,7 @@ async def test_decode_worker_does_not_wait_for_block_transfers(model_dir: str) -
 async def test_worker_status_reports_pending_block_transfers(
     model_dir: str, role: str, lent: bool | None, said: str, is_safe: bool
 ) -> None:
-    engine, clock = Lender(model_dir), ManualClock()
+    engine, clock = ExportingEngine(model_dir), ManualClock()
     engine.lent = lent
     runtime = MemoryCluster().runtime()
     worker = EngineWorker(role_options(f"--disaggregation-mode={role}"), engine, runtime, clock=clock)

@@ -9,7 +9,7 @@ from dynamo.protocols.load import WorkerLoad
 
 
 class DrainableService:
-    """Service that records what it was called for."""
+    """Service that records its calls."""
 
     def __init__(self) -> None:
         self.state = DrainState.SERVING

@@ -1,4 +1,4 @@
-"""What the frontend benchmark measures, in which order, and how it sums up."""
+"""Measurements, order and summary of the frontend benchmark."""
 
 from dataclasses import replace
 
@@ -124,7 +124,7 @@ def test_point_label_contains_the_router_mode():
 
 
 def page(count, **seconds):
-    """Metrics after `count` requests that took so many seconds in each stage."""
+    """Return metrics after `count` requests that took that many seconds in each stage."""
     found = {}
     for name, spent in seconds.items():
         series = STEPS[name.replace("_", " ")]

@@ -1,4 +1,4 @@
-"""What the latency benchmark makes of beats and windows."""
+"""Evaluation of ticks and windows in the latency benchmark."""
 
 from dataclasses import replace
 

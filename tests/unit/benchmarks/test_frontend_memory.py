@@ -1,4 +1,4 @@
-"""What the memory benchmark makes of its looks."""
+"""Evaluation of samples in the memory benchmark."""
 
 import pytest
 from benchmarks.frontend_memory import Memory, MemoryConfig, markdown

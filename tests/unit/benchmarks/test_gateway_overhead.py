@@ -1,4 +1,4 @@
-"""What a gateway adds, and the backend that both are measured with."""
+"""Overhead of a gateway, and the backend that both measurements use."""
 
 import json
 from dataclasses import replace

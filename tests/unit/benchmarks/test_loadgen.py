@@ -1,4 +1,4 @@
-"""The load generator's reading and counting, on answers that never saw a socket."""
+"""Load generator's parsing and counting, on responses without a socket."""
 
 import itertools
 import json
@@ -35,7 +35,7 @@ LOAD = Load(host="127.0.0.1", port=1, concurrency=1, prompt_tokens=9, completion
 
 
 class FakeSocket:
-    """Takes what is sent to it."""
+    """Socket that records the sent data."""
 
     def __init__(self):
         self.sent = []

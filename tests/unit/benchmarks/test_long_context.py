@@ -1,4 +1,4 @@
-"""Which beat a token is of, and how late it came."""
+"""Assignment of tokens to ticks, and their delays."""
 
 import pytest
 from benchmarks.long_context import Arrival, Delays, delays_s, markdown

@@ -1,4 +1,4 @@
-"""When the metronome beats, and what it writes down."""
+"""Ticks of the metronome, and its output file."""
 
 import pytest
 from benchmarks.metronome import BEAT, Beat, next_beat, read_beats

@@ -1,4 +1,4 @@
-"""The churn leaves nothing behind, and would notice if something stayed."""
+"""The churn benchmark leaves no state, and detects leaked state."""
 
 from benchmarks.router_churn import Churn
 
@@ -13,7 +13,7 @@ def test_router_state_is_empty_after_all_workers_and_requests_are_removed() -> N
 def test_remaining_router_state_is_reported() -> None:
     churn = Churn()
     churn._join()
-    churn._ask()
+    churn._request()
     left = churn.left()
     assert (left["workers"], left["requests"]) == (1, 1)
     assert left["blocks"] > 0

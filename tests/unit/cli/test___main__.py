@@ -1,4 +1,4 @@
-"""The `dynamo` command's own words."""
+"""Output of the `dynamo` command itself."""
 
 import re
 

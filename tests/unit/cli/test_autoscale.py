@@ -1,4 +1,4 @@
-"""Autoscaling of `dynamo serve`: settings of the planner, what is carried out, and its messages."""
+"""Autoscaling of `dynamo serve`: settings of the planner, executed decisions, and its messages."""
 
 import json
 from typing import Any
@@ -37,8 +37,8 @@ class RecordingSupervisor:
         self.calls += [("kill", name) for name in names]
 
 
-class GivenDecisions:
-    """Follower whose decisions a test gives."""
+class ScriptedDecisions:
+    """Follower whose decisions a test sets."""
 
     def __init__(self) -> None:
         self.next: dict[str, int] | None = None
@@ -53,7 +53,7 @@ class GivenDecisions:
 
 
 @pytest.fixture
-def scaling() -> tuple[Autoscaler, RecordingSupervisor, GivenDecisions]:
+def scaling() -> tuple[Autoscaler, RecordingSupervisor, ScriptedDecisions]:
     graph = plan(
         GraphLocation(discovery="/kv", variables={}, python="python3"),
         engine="mocker",
@@ -61,7 +61,7 @@ def scaling() -> tuple[Autoscaler, RecordingSupervisor, GivenDecisions]:
         max_workers=3,
         planner_config="{}",
     )
-    supervisor, follower = RecordingSupervisor(), GivenDecisions()
+    supervisor, follower = RecordingSupervisor(), ScriptedDecisions()
     scaler = Autoscaler(graph, supervisor, follower, max_workers=3)  # type: ignore[arg-type]
     scaler.start()
     return scaler, supervisor, follower
@@ -124,7 +124,7 @@ def test_settings_that_the_json_form_omits_reach_the_planner_as_variables() -> N
 
 
 def test_decision_is_complete_when_its_processes_are_ready(
-    scaling: tuple[Autoscaler, RecordingSupervisor, GivenDecisions],
+    scaling: tuple[Autoscaler, RecordingSupervisor, ScriptedDecisions],
 ) -> None:
     scaler, supervisor, follower = scaling
     follower.next = {WORKER: 3}
@@ -141,7 +141,7 @@ def test_decision_is_complete_when_its_processes_are_ready(
 
 
 def test_worker_waiting_for_a_restart_is_removed_when_stopped(
-    scaling: tuple[Autoscaler, RecordingSupervisor, GivenDecisions],
+    scaling: tuple[Autoscaler, RecordingSupervisor, ScriptedDecisions],
 ) -> None:
     scaler, supervisor, follower = scaling
     follower.next = {WORKER: 2}

@@ -1,4 +1,4 @@
-"""Options of `dynamo chat`, and what they add to a request."""
+"""Options of `dynamo chat`, and their effect on a request."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence

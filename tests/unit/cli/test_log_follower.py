@@ -18,7 +18,7 @@ Line = tuple[str, str]
 
 
 class Logs(KubeStore):
-    """Pods with logs that grow. An ended stream gives the lines since a second, as the API server does."""
+    """Pods with growing logs. An ended stream returns the lines since a second, as the API server does."""
 
     def __init__(self) -> None:
         super().__init__()

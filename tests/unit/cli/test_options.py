@@ -1,4 +1,4 @@
-"""Options of `dynamo serve`: each word reaches its owner, and a wrong one is refused by name."""
+"""Options of `dynamo serve`: each one reaches its component, and an invalid one is refused by name."""
 
 import re
 import sys
@@ -11,7 +11,7 @@ from dynamo.cli.options import PLANNED_MIGRATIONS, Options, ServeConfig, api_of,
 from dynamo.core.errors import ConfigError
 
 CALLS = "--dyn-tool-call-parser=hermes"
-"""What the demo model writes."""
+"""Format of the demo model's calls."""
 LOOPBACK = "--http-host=127.0.0.1"
 
 

@@ -1,4 +1,4 @@
-"""`dynamo route` shows why a worker was chosen, or one line that gives the reason why it cannot."""
+"""`dynamo route` prints why a worker was chosen, or one line with the reason why it cannot."""
 
 import json
 from typing import Any
@@ -68,10 +68,10 @@ def test_route_reports_an_empty_result(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 def test_route_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def nobody(self: ChatClient, **query: Any) -> Any:
+    def unreachable(self: ChatClient, **query: Any) -> Any:
         raise CannotConnect("no server answers")
 
-    monkeypatch.setattr(ChatClient, "decisions", nobody)
+    monkeypatch.setattr(ChatClient, "decisions", unreachable)
     assert module.route(["explain"]) == 1
     assert capsys.readouterr().err == "error: no server answers\n"
     with pytest.raises(ConfigError, match="dynamo route teleport: expected explain or state"):

@@ -1,4 +1,4 @@
-"""Live feed: samples only while someone watches, a bounded number of watchers, and no wait for slow ones."""
+"""Live feed: samples only with subscribers, a bounded number of them, and no wait for slow ones."""
 
 import asyncio
 

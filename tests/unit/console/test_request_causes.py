@@ -67,7 +67,7 @@ def test_output_of_a_slow_worker_is_blamed_on_it_together_with_its_prompt() -> N
     assert found.cause is Cause.SLOW_WORKER
     assert found.text == "worker ab, which is slow: 1.0 s per output token, other workers 10 ms"
     assert found.seconds == pytest.approx(11.97)
-    assert cause(slow).cause is Cause.OUTPUT  # Without other workers there is nothing to compare with.
+    assert cause(slow).cause is Cause.OUTPUT  # Without other workers there is no comparison.
 
 
 def test_prompt_of_a_slow_worker_is_blamed_on_it() -> None:

@@ -1,4 +1,4 @@
-"""Worker paces: comparison of a request with those of other workers, only where both are known well enough."""
+"""Worker speeds: comparison of a request with those of other workers, only with enough samples of both."""
 
 import pytest
 

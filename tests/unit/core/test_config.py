@@ -37,51 +37,51 @@ class Mode(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Kitchen:
-    """Cooks.
+class AppOptions:
+    """Runs the application.
 
-    And washes up.
+    And its cache.
     """
 
-    dish: str | None = option(None, "DISH", None, "What to cook")
-    port: int = option(8000, "--port", "KITCHEN_PORT", "Where to knock")
-    heat: float = option(1.0, "--heat", "KITCHEN_HEAT", "100 % is 1.0")
-    gas: bool = option(False, "--gas", "KITCHEN_GAS", "Cook with gas")
-    wash: bool = option(True, "--wash", "KITCHEN_WASH", "Wash up")
-    name: str | None = option(None, "--name", "KITCHEN_NAME", "What it is called", aliases=["--called"])
-    mode: Mode = option(Mode.SAFE, "--mode", "KITCHEN_MODE", "How", choices=list(Mode))
-    spices: list[str] = option(["salt"], "--spices", "KITCHEN_SPICES", "What goes in, 100 %")
-    counts: list[int] = option([], "--counts", None, "How many")
+    model: str | None = option(None, "MODEL", None, "Model to load")
+    port: int = option(8000, "--port", "APP_PORT", "Port to listen on")
+    scale: float = option(1.0, "--scale", "APP_SCALE", "100 % is 1.0")
+    verbose: bool = option(False, "--verbose", "APP_VERBOSE", "Log more")
+    cache: bool = option(True, "--cache", "APP_CACHE", "Cache results")
+    name: str | None = option(None, "--name", "APP_NAME", "Name", aliases=["--called"])
+    mode: Mode = option(Mode.SAFE, "--mode", "APP_MODE", "Mode", choices=list(Mode))
+    tags: list[str] = option(["default"], "--tags", "APP_TAGS", "Tags, 100 %")
+    counts: list[int] = option([], "--counts", None, "Counts")
 
     def __post_init__(self) -> None:
-        if self.heat < 0:
-            raise ConfigError("--heat must be zero or more")
+        if self.scale < 0:
+            raise ConfigError("--scale must be zero or more")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Hall:
+class ServerOptions:
     """Serves."""
 
-    port: int = option(9000, "--port", "HALL_PORT", "Declared by the kitchen already")
-    tables: int = option(4, "--tables", None, "Where guests sit")
+    port: int = option(9000, "--port", "SERVER_PORT", "Declared by the application already")
+    workers: int = option(4, "--workers", None, "Number of workers")
 
 
-def kitchen(*argv: str, **variables: str) -> Kitchen:
-    return load(Kitchen, argv, variables, prog="kitchen")
+def load_app(*argv: str, **variables: str) -> AppOptions:
+    return load(AppOptions, argv, variables, prog="app")
 
 
 def test_config_uses_defaults_without_flags_and_variables() -> None:
-    assert kitchen() == Kitchen()
+    assert load_app() == AppOptions()
 
 
 def test_config_prefers_flag_over_variable_over_default() -> None:
-    assert kitchen(KITCHEN_PORT="1").port == 1
-    assert kitchen("--port", "2", KITCHEN_PORT="1").port == 2
-    assert kitchen("--port=3").port == 3
+    assert load_app(APP_PORT="1").port == 1
+    assert load_app("--port", "2", APP_PORT="1").port == 2
+    assert load_app("--port=3").port == 3
 
 
 def test_config_treats_an_empty_variable_as_unset() -> None:
-    assert kitchen(KITCHEN_PORT="").port == 8000
+    assert load_app(APP_PORT="").port == 8000
 
 
 @pytest.mark.parametrize("word", sorted(TRUE))
@@ -95,45 +95,45 @@ def test_config_reads_every_spelling_of_false(word: str) -> None:
 
 
 def test_config_boolean_has_a_positive_and_a_negative_flag_and_a_variable() -> None:
-    assert kitchen("--gas").gas
-    assert not kitchen("--no-wash").wash
-    assert kitchen(KITCHEN_GAS="on").gas
-    assert not kitchen("--no-gas", KITCHEN_GAS="1").gas
+    assert load_app("--verbose").verbose
+    assert not load_app("--no-cache").cache
+    assert load_app(APP_VERBOSE="on").verbose
+    assert not load_app("--no-verbose", APP_VERBOSE="1").verbose
 
 
 def test_config_list_splits_at_commas_and_drops_empty_items() -> None:
-    assert kitchen("--spices", "pepper, thyme,").spices == ["pepper", "thyme"]
-    assert kitchen("--counts", "1,2").counts == [1, 2]
-    assert kitchen(KITCHEN_SPICES="mint").spices == ["mint"]
+    assert load_app("--tags", "a, b,").tags == ["a", "b"]
+    assert load_app("--counts", "1,2").counts == [1, 2]
+    assert load_app(APP_TAGS="c").tags == ["c"]
 
 
 def test_config_appends_repeated_list_flags() -> None:
-    assert kitchen("--spices", "pepper", "--spices", "thyme,mint").spices == ["pepper", "thyme", "mint"]
+    assert load_app("--tags", "a", "--tags", "b,c").tags == ["a", "b", "c"]
 
 
 def test_config_default_list_is_not_shared_between_instances() -> None:
-    kitchen().spices.append("chili")
-    assert kitchen().spices == ["salt"]
+    load_app().tags.append("chili")
+    assert load_app().tags == ["default"]
 
 
 def test_config_repeated_list_flag_does_not_change_the_default() -> None:
-    kitchen("--spices", "pepper")
-    assert kitchen().spices == ["salt"]
+    load_app("--tags", "a")
+    assert load_app().tags == ["default"]
 
 
 def test_config_alias_sets_the_same_option() -> None:
-    assert kitchen("--called", "Anna").name == "Anna"
+    assert load_app("--called", "Anna").name == "Anna"
 
 
 def test_config_finds_a_positional_argument_before_after_and_between_flags() -> None:
-    assert kitchen("soup", "--port", "1").dish == "soup"
-    assert kitchen("--port", "1", "soup").dish == "soup"
-    assert kitchen("--port", "1", "soup", "--gas").dish == "soup"
+    assert load_app("small", "--port", "1").model == "small"
+    assert load_app("--port", "1", "small").model == "small"
+    assert load_app("--port", "1", "small", "--verbose").model == "small"
 
 
 def test_config_reads_a_choice_as_its_enum_member() -> None:
-    assert kitchen("--mode", "fast").mode is Mode.FAST
-    assert kitchen(KITCHEN_MODE="fast").mode is Mode.FAST
+    assert load_app("--mode", "fast").mode is Mode.FAST
+    assert load_app(APP_MODE="fast").mode is Mode.FAST
 
 
 @pytest.mark.parametrize(
@@ -142,42 +142,42 @@ def test_config_reads_a_choice_as_its_enum_member() -> None:
         (["--prot", "1"], {}, "unknown argument --prot; did you mean --port?"),
         (["--prot=1"], {}, "unknown argument --prot; did you mean --port?"),
         (["--zzz"], {}, "unknown argument --zzz"),
-        (["soup", "cake"], {}, "unknown argument cake"),
+        (["small", "other"], {}, "unknown argument other"),
         (["--port", "x"], {}, "--port: 'x': expected a whole number"),
         (["--port"], {}, "--port: expected one argument"),
         (["--mode", "slow"], {}, "--mode"),
-        (["--heat", "-1"], {}, "--heat must be zero or more"),
-        ([], {"KITCHEN_PORT": "x"}, "KITCHEN_PORT='x': expected a whole number"),
-        ([], {"KITCHEN_GAS": "maybe"}, "KITCHEN_GAS='maybe': expected true or false"),
-        ([], {"KITCHEN_HEAT": "hot"}, "KITCHEN_HEAT='hot': expected a number"),
-        ([], {"KITCHEN_MODE": "slow"}, "KITCHEN_MODE='slow': expected one of fast, safe"),
+        (["--scale", "-1"], {}, "--scale must be zero or more"),
+        ([], {"APP_PORT": "x"}, "APP_PORT='x': expected a whole number"),
+        ([], {"APP_VERBOSE": "maybe"}, "APP_VERBOSE='maybe': expected true or false"),
+        ([], {"APP_SCALE": "hot"}, "APP_SCALE='hot': expected a number"),
+        ([], {"APP_MODE": "slow"}, "APP_MODE='slow': expected one of fast, safe"),
     ],
 )
 def test_config_error_is_one_line_that_names_the_option(argv: list[str], variables: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load(Kitchen, argv, variables, prog="kitchen")
+        load(AppOptions, argv, variables, prog="app")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_config_does_not_accept_abbreviated_flags() -> None:
     with pytest.raises(ConfigError, match="unknown argument --por"):
-        kitchen("--por", "1")
+        load_app("--por", "1")
 
 
 def test_help_shows_flag_variable_default_and_percent_signs(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        kitchen("--help")
+        load_app("--help")
     page = capsys.readouterr().out
     assert ended.value.code == 0
-    assert page.startswith("usage: kitchen [DISH] [options]\n")
+    assert page.startswith("usage: app [MODEL] [options]\n")
     for words in (
         "--port PORT",
-        "[KITCHEN_PORT] (default: 8000)",
-        "(default: salt)",
+        "[APP_PORT] (default: 8000)",
+        "(default: default)",
         "100 % is 1.0",
-        "--no-wash",
-        "DISH",
+        "--no-cache",
+        "MODEL",
         "{fast,safe}",
     ):
         assert words in page
@@ -201,45 +201,45 @@ def test_help_lists_common_options_and_its_summary_is_short(name: str) -> None:
 
 def test_help_groups_options_by_the_class_that_declares_them() -> None:
     @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-    class Flat(Hall):
-        """Has rooms."""
+    class Flat(ServerOptions):
+        """Serves requests."""
 
-        rooms: int = option(1, "--rooms", None, "How many")
+        threads: int = option(1, "--threads", None, "Counts")
 
     page = build_parser(Flat, variables={}, prog="flat").format_help()
-    assert page.index("options:") < page.index("--rooms") < page.index("\nServes:") < page.index("--port")
+    assert page.index("options:") < page.index("--threads") < page.index("\nServes:") < page.index("--port")
 
 
 def test_config_parser_of_several_classes_declares_a_shared_field_once() -> None:
-    parser = build_parser(Kitchen, Hall, variables={"HALL_PORT": "1"}, prog="house")
-    namespace = parser.parse_args(["--tables", "7"])
-    assert from_namespace(Hall, namespace) == Hall(port=8000, tables=7)
-    assert from_namespace(Kitchen, namespace) == Kitchen()
+    parser = build_parser(AppOptions, ServerOptions, variables={"SERVER_PORT": "1"}, prog="app")
+    namespace = parser.parse_args(["--workers", "7"])
+    assert from_namespace(ServerOptions, namespace) == ServerOptions(port=8000, workers=7)
+    assert from_namespace(AppOptions, namespace) == AppOptions()
 
 
 def test_config_to_flags_lists_only_non_default_options() -> None:
-    assert as_flags(Kitchen()) == []
-    assert as_flags(Kitchen(port=1, gas=True, wash=False)) == ["--port=1", "--gas", "--no-wash"]
+    assert as_flags(AppOptions()) == []
+    assert as_flags(AppOptions(port=1, verbose=True, cache=False)) == ["--port=1", "--verbose", "--no-cache"]
 
 
 configurations = st.builds(
-    Kitchen,
-    dish=st.none() | st.text(min_size=1).filter(lambda text: not text.startswith("-")),
+    AppOptions,
+    model=st.none() | st.text(min_size=1).filter(lambda text: not text.startswith("-")),
     port=st.integers(),
-    heat=st.floats(min_value=0, allow_nan=False, allow_infinity=False),
-    gas=st.booleans(),
-    wash=st.booleans(),
+    scale=st.floats(min_value=0, allow_nan=False, allow_infinity=False),
+    verbose=st.booleans(),
+    cache=st.booleans(),
     name=st.none() | st.text(),
     mode=st.sampled_from(Mode),
-    spices=st.lists(st.text(alphabet="abc-=", min_size=1).filter(lambda text: text != "--")),  # argparse drops that one
+    tags=st.lists(st.text(alphabet="abc-=", min_size=1).filter(lambda text: text != "--")),  # argparse drops that one
     counts=st.lists(st.integers()),
 )
 
 
 @settings(max_examples=40)
 @given(configurations)
-def test_config_to_flags_reproduces_the_configuration(config: Kitchen) -> None:
-    assert load(Kitchen, as_flags(config), {}, prog="kitchen") == config
+def test_config_to_flags_reproduces_the_configuration(config: AppOptions) -> None:
+    assert load(AppOptions, as_flags(config), {}, prog="app") == config
 
 
 def test_setting_is_read_validated_and_defaulted() -> None:
@@ -280,7 +280,7 @@ def test_main_exits_with_the_returned_status(returned: int | None, status: int) 
 
 
 def test_config_dump_can_be_read_back(tmp_path: Path) -> None:
-    dump(Kitchen(mode=Mode.FAST, name="Anna"), str(tmp_path / "config.json"))
+    dump(AppOptions(mode=Mode.FAST, name="Anna"), str(tmp_path / "config.json"))
     written = typing.cast("dict[str, dict[str, object]]", json.loads((tmp_path / "config.json").read_text()))
     assert written["config"]["name"] == "Anna"
     assert written["config"]["mode"] == "fast"
@@ -288,7 +288,7 @@ def test_config_dump_can_be_read_back(tmp_path: Path) -> None:
 
 def test_config_dump_error_names_the_path(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--dump-config-to"):
-        dump(Kitchen(), str(tmp_path / "no" / "config.json"))
+        dump(AppOptions(), str(tmp_path / "no" / "config.json"))
 
 
 def test_config_to_flags_contains_no_secrets() -> None:

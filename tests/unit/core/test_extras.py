@@ -1,4 +1,4 @@
-"""Extras: the command in an error message installs what is missing."""
+"""Extras: the command in an error message installs the missing packages."""
 
 import shlex
 import sys
@@ -25,7 +25,7 @@ def test_install_command_contains_the_pyproject_requirements_in_one_shell_line(e
     assert Path(words[0]).resolve() == Path(sys.executable).resolve()
     assert words[1:4] + words[-1:] == ["-m", "pip", "install", "further"]
     declared = pyproject["project"]["optional-dependencies"][extra]
-    assert list(map(Requirement, words[4:-1])) == list(map(Requirement, declared))  # Bounds may come in another order.
+    assert list(map(Requirement, words[4:-1])) == list(map(Requirement, declared))  # Bounds may have another order.
 
 
 def test_interpreter_path_is_relative_only_below_the_current_directory() -> None:

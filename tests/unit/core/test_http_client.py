@@ -16,7 +16,7 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding
 
 
 class Wire:
-    """A writer that goes nowhere."""
+    """Writer that discards its data."""
 
     def __init__(self) -> None:
         self.sent = b""

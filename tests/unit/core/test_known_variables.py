@@ -1,4 +1,4 @@
-"""Known variables: a misspelt one is reported with the name that was meant."""
+"""Known variables: a misspelt one is reported with the closest known name."""
 
 import re
 from pathlib import Path

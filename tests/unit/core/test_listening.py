@@ -1,4 +1,4 @@
-"""Listening: what is reported of a port that cannot be had."""
+"""Listening: errors of a port that cannot be bound."""
 
 import errno
 

@@ -1,4 +1,4 @@
-"""Locked directories: one of a living process stays, one of an ended process is removed."""
+"""Locked directories: one of a running process is kept, one of an ended process is removed."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""Logging: which lines are written, and how they look."""
+"""Logging: levels, filters and formats of log lines."""
 
 import io
 import json

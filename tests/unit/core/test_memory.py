@@ -1,4 +1,4 @@
-"""Free memory goes back where the C library can."""
+"""Free memory is returned to the system where the C library can."""
 
 import ctypes
 import sys

@@ -1,4 +1,4 @@
-"""OpenMetrics: who gets it, and that a strict parser reads the same values from both formats."""
+"""OpenMetrics: negotiation, and equal values from both formats in a strict parser."""
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics

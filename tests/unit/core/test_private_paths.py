@@ -1,4 +1,4 @@
-"""Private paths: directories that other users can change are refused; what is made is for its user alone."""
+"""Private paths: directories that other users can change are refused; created ones are accessible to their user only."""
 
 import os
 import stat
@@ -34,7 +34,7 @@ def test_directory_writable_by_others_is_refused(tmp_path: Path, mode: int, monk
 
 
 def test_directory_of_a_private_group_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where each user has a group of its own, directories are made with mode 0775."""
+    """Where each user has a group of its own, directories are created with mode 0775."""
     monkeypatch.setattr(private_paths, "_is_private_group", lambda _: True)
     tmp_path.chmod(0o775)
     check_trusted_directory(str(tmp_path), "NAME")

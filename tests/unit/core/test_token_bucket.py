@@ -1,4 +1,4 @@
-"""Token buckets: no period gives more than its share."""
+"""Token buckets: no period exceeds its limit."""
 
 import pytest
 from hypothesis import given

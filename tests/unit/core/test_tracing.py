@@ -1,4 +1,4 @@
-"""Tracing: nothing when it is off; when it is on, spans reach a collector over OTLP, each under its parent."""
+"""Tracing: no effect when it is off; when it is on, spans reach a collector over OTLP, each under its parent."""
 
 import importlib
 import logging

@@ -113,7 +113,7 @@ def random_adapter(
 
 
 def merged(tensors: dict[str, Any], adapter: dict[str, Any], scale: float) -> dict[str, Any]:
-    """The model's weights with an adapter's in them: what they make together, made naively."""
+    """Return the model's weights merged with an adapter's, computed naively."""
     found = dict(tensors)
     for name, down in adapter.items():
         if name.endswith(".lora_A.weight"):
@@ -140,7 +140,7 @@ def write_adapter(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def naive_logits() -> Callable[..., Any]:
-    """The whole prompt at once in float64, head by head and token by token, with nothing folded or cached."""
+    """Return the logits of the whole prompt in float64, head by head and token by token, without optimizations."""
 
     def rms(x: Any, gain: Any) -> Any:
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * gain
@@ -197,7 +197,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TransformerModel:
     return TransformerModel(shape, load_weights(str(path), shape), slots=128 * BLOCK_TOKENS, rows_max=128, longest=256)
 
 
-class Heard:
+class ReceivedOutput:
     """A reply that records every message."""
 
     def __init__(self, request_id: str = "request") -> None:
@@ -228,8 +228,8 @@ class Heard:
 
 
 @pytest.fixture
-def heard() -> type[Heard]:
-    return Heard
+def heard() -> type[ReceivedOutput]:
+    return ReceivedOutput
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def make_generation() -> Callable[..., ActiveGeneration]:
                     index, Tokens(prompt, BLOCK_TOKENS, leader=leader, adapter=adapter), chosen, rules, history
                 )
             )
-        return ActiveGeneration(Heard(), made)
+        return ActiveGeneration(ReceivedOutput(), made)
 
     return make
 
@@ -293,7 +293,7 @@ def deliver() -> Callable[[StepOutcome], None]:
 
 @pytest.fixture
 def run() -> Callable[..., None]:
-    """Turns the crank until nothing is left."""
+    """Step the engine until no work is left."""
 
     def run_to_end(core: Core, steps_max: int = 2000) -> None:
         for _ in range(steps_max):

@@ -55,7 +55,7 @@ def test_paged_attention_equals_plain_attention(spans: list[TokenSpan]) -> None:
     keys, values = rng.standard_normal((2, KV_HEADS, SLOTS, DIM)).astype(np.float32)
     out = np.full_like(queries, np.nan)
     groups = plan(spans, KV_HEADS, GROUP)
-    for _ in range(2):  # As in two layers: what the first leaves behind must not disturb the second.
+    for _ in range(2):  # As in two layers: the state of the first must not affect the second.
         for group in groups:
             group.attend(queries, keys, values, out)
     want = np.concatenate([naive(queries, keys, values, span) for span in spans])

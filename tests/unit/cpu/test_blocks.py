@@ -177,7 +177,7 @@ def test_block_pool_double_release_is_an_error() -> None:
 
 
 class Pool(RuleBasedStateMachine):
-    """Any order of calls: no block is lost or given twice, and the events match exactly what can be found."""
+    """No block is lost or allocated twice, and the events equal the cached blocks, for any order of calls."""
 
     def __init__(self) -> None:
         super().__init__()

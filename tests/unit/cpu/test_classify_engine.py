@@ -1,4 +1,4 @@
-"""Classify engine: a text has the label that a naive model gives it."""
+"""Classify engine: a text gets the label of a naive implementation."""
 
 import asyncio
 import json

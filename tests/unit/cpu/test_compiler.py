@@ -1,4 +1,4 @@
-"""Grammars are compiled once for all requests, in a thread, and every wait is bounded."""
+"""Grammar compiler: one compilation for all requests, in a thread, with bounded waits."""
 
 import asyncio
 import threading
@@ -19,7 +19,7 @@ TIMEOUT_S = 20.0
 
 
 class Held(Grammars):
-    """Grammars whose compilation waits for a word."""
+    """Grammars whose compilation blocks until it is released."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path, 96)
@@ -56,7 +56,7 @@ class Trials:
 
 
 class Asked:
-    """One who waits for a grammar."""
+    """Requester of a grammar."""
 
     def __init__(self) -> None:
         self.outcome: asyncio.Future[Guide | DynamoException] = asyncio.get_running_loop().create_future()

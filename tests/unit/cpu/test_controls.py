@@ -1,4 +1,4 @@
-"""The engine as its controls find it: asleep and awake, profiled, with other weights and with adapters."""
+"""Engine controls: sleep and wake, profiles, weight updates and adapters."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from tests.settle import repeat
-from tests.unit.cpu.conftest import CONFIG, Heard, random_adapter
+from tests.unit.cpu.conftest import CONFIG, ReceivedOutput, random_adapter
 
 from dynamo.backend.engine import EngineConfig
 from dynamo.core.errors import ConfigError, EngineShutdown, InvalidArgument, WorkerUnavailable
@@ -51,7 +51,7 @@ class Host:
         self.service.append("back")
 
 
-class Listening(Heard):
+class Listening(ReceivedOutput):
     def __init__(self) -> None:
         super().__init__()
         self.ended = asyncio.Event()
@@ -144,7 +144,7 @@ async def test_engine_sleep_refuses_requests_and_wake_accepts_requests(start: An
     with pytest.raises(EngineShutdown, match="asleep") as refused:
         stand.begin()
     assert refused.value.retry_elsewhere
-    await stand.engine.between_steps(lambda: None)  # What the last step told is told.
+    await stand.engine.between_steps(lambda: None)  # The events of the last step are published.
     assert any(isinstance(event, Cleared) for event in stand.host.events), "routers do not count on its cache"
     assert (await stand.press("control/wake_up", tags=["kv_cache"]))["message"] == "Engine partly awake"
     assert "allowed values" in (await stand.press("control/wake_up", tags=["odd"]))["message"]
@@ -336,7 +336,7 @@ async def test_engine_tiers_separate_adapters_across_a_restart(
     monkeypatch.setenv("DYN_KVBM_DISABLE_DISK_OFFLOAD_FILTER", "true")
     old, new = (write_adapter(random_adapter(CONFIG, targets=TARGETS, seed=seed)) for seed in (1, 2))
     model, said = write_model(), list[list[int]]()
-    for path in (old, new, old):  # Each life is an engine of its own; the disk outlives them.
+    for path in (old, new, old):  # Each start uses a new engine; the disk outlives them.
         stand = await start(kv_cache_blocks=16, enable_lora=True, model_path=model)
         await stand.config.adapters.load("tuned", path)
         reply = stand.begin("tuned")

@@ -224,7 +224,7 @@ CITY = {
 
 @pytest.fixture
 def guided(make_generation: Make, letters_model: Path, letters: str) -> Callable[..., Any]:
-    """A request whose text must fit a constraint, and what reads the text of its choices."""
+    """Return a request with a constraint, and a parser of the text of its choices."""
     grammars = Grammars(str(letters_model), 96)
 
     def make(constraint: dict[str, Any], **options: Any) -> tuple[ActiveGeneration, Callable[[int], str]]:
@@ -417,7 +417,7 @@ def test_core_ends_when_only_eos_is_allowed(make_core: Make, make_generation: Ma
 
 
 def scoring(generation: ActiveGeneration, count: int = 2) -> ActiveGeneration:
-    """The request, asking for log-probabilities of its prompt."""
+    """Return the request with log-probabilities of its prompt."""
     generation.choices[0].prompt_logprobs = PromptLogprobs(count)
     generation.choices[0].sequence.scored = 1
     return generation

@@ -1,4 +1,4 @@
-"""Embedder: a text's vector is what the model makes of it, whatever it is computed together with."""
+"""Embedder: a text's vector does not depend on the other texts of its batch."""
 
 import json
 from collections.abc import Callable

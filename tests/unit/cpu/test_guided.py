@@ -18,7 +18,7 @@ from dynamo.protocols.engine import GuidedDecoding
 
 Make = Callable[..., Any]
 END = 95
-"""The token that ends an answer of the tiny model."""
+"""Token that ends the output of the tiny model."""
 
 CITY = {
     "type": "object",
@@ -43,7 +43,7 @@ def compile_of(grammars: Grammars) -> Callable[..., Guide]:
 
 
 def walk(guide: Guide, seed: int, tokens_max: int = 400) -> list[int] | None:
-    """Any allowed token after any other until the text ends; None if it went on too long."""
+    """Choose any allowed token until the text ends; None if it became too long."""
     rng = np.random.default_rng(seed)
     said: list[int] = []
     while not guide.is_complete and len(said) < tokens_max:

@@ -1,4 +1,4 @@
-"""A number or a string of JSON ends where its grammar would let it go on for ever."""
+"""Numbers and strings of JSON end where their grammar would allow an unbounded length."""
 
 import json
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def grammars(letters_model: Path) -> Grammars:
 
 @pytest.fixture
 def write(grammars: Grammars, letters: str) -> Callable[..., str | None]:
-    """Writes what a model would that takes the first allowed character of `wanted`, else any but those; None: no end."""
+    """Generate with the first allowed character of `wanted`, else any but those; None: no end."""
 
     def written(wanted: str, tokens_max: int = 2000, **constraint: Any) -> str | None:
         guided = GuidedDecoding(**constraint)

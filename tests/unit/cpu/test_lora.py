@@ -1,4 +1,4 @@
-"""Adapters from their files to logits: what they add is what merging them into the weights would make."""
+"""LoRA adapters from their files to logits: their output equals that of merged weights."""
 
 import json
 from collections.abc import Callable
@@ -131,7 +131,7 @@ def test_lora_mixed_batch_equals_separate_runs(
 
 
 def _adapters(read: Any, write_adapter: Write, tmp_path: Path) -> list[Adapter]:
-    """Three, written once."""
+    """Write three adapters once."""
     found = sorted(tmp_path.glob("adapter*"))
     if len(found) < 3:
         for seed, targets in enumerate((TARGETS, ("q_proj", "o_proj"), ("up_proj", "down_proj"))):

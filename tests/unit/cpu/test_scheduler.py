@@ -138,7 +138,7 @@ def test_scheduler_removes_a_finished_request_from_any_position() -> None:
 
 
 class Schedule(RuleBasedStateMachine):
-    """Any order of arrivals, ends and steps: invariants hold, the budget is kept, and everyone comes to an end."""
+    """Invariants hold, the token budget is kept, and every request ends, for any order of arrivals, ends and steps."""
 
     def __init__(self) -> None:
         super().__init__()

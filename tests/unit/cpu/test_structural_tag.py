@@ -1,4 +1,4 @@
-"""Text with constrained parts: what a structural tag lets through, and what it does not."""
+"""Text with constrained parts: the texts that a structural tag allows and rejects."""
 
 import json
 import re

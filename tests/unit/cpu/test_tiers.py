@@ -30,13 +30,13 @@ Make = Callable[..., Any]
 BLOCK_TOKENS = 4
 PROMPTS = [[int(token) for token in np.random.default_rng(at).integers(0, 96, 40)] for at in range(8)]
 BLOCKS = 8 * 13
-"""What all of these need, with twelve tokens of answer each."""
+"""Blocks that all prompts need, each with twelve output tokens."""
 PATIENCE_S = 20.0
 
 
 @pytest.fixture
 def tiered(tiny_model: TransformerModel, tmp_path: Path) -> Any:
-    """A core whose cache is a quarter of what is worked with."""
+    """Return a core whose cache holds a quarter of the working set."""
     opened: list[CacheTiers] = []
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
@@ -57,7 +57,7 @@ def tiered(tiny_model: TransformerModel, tmp_path: Path) -> Any:
 
 
 def settle(tiers: CacheTiers) -> None:
-    """Returns when nothing is on its way to a slower tier."""
+    """Return when no block is in transit to a slower tier."""
     book = tiers.manager.book
 
     def is_idle() -> bool:
@@ -68,7 +68,7 @@ def settle(tiers: CacheTiers) -> None:
 
 @pytest.fixture
 def answers(make_generation: Make, run: Make) -> Make:
-    """Tokens and how much of the prompt was not computed, one prompt after the other."""
+    """Return the tokens and the number of uncomputed prompt tokens of sequential prompts."""
 
     def ask(core: Core, prompts: list[list[int]], tiers: CacheTiers | None = None) -> list[tuple[list[int], int]]:
         found = []
@@ -222,7 +222,7 @@ def test_tiers_publish_the_location_of_every_block(tiered: Make, make_generation
     index, numbers = KvIndex(), iter(range(1, 10_000))
 
     def hear() -> None:
-        for event, tier in core_told:
+        for event, tier in core_events:
             data: Any = "cleared"
             if isinstance(event, Stored):
                 data = KvEventData(stored=event)
@@ -237,10 +237,10 @@ def test_tiers_publish_the_location_of_every_block(tiered: Make, make_generation
         while core.has_work:
             outcome = core.step()
             deliver(outcome)
-            core_told = outcome.tier_events
+            core_events = outcome.tier_events
             hear()
         settle(tiers)
-        core_told = core.step().tier_events
+        core_events = core.step().tier_events
         hear()
     overlap = index.find(pack(block_hashes(PROMPTS[0], BLOCK_TOKENS)))
     assert index.depth_by_rank(overlap) == {}

@@ -32,7 +32,7 @@ def card(instance: int = 1, endpoint: EndpointId = BACKEND, **fields: Any) -> Ca
 
 
 def facts(*cards: CardRecord, live: bool = True, sources: bool = True, is_complete: bool = True) -> MembershipFacts:
-    """Cards whose workers all live and publish events."""
+    """Return cards whose workers are all running and publish events."""
     by_endpoint: dict[EndpointId, list[CardRecord]] = {}
     for record in cards:
         by_endpoint.setdefault(record.endpoint_id, []).append(record)

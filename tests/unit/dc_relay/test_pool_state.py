@@ -9,7 +9,7 @@ from dynamo.tokens.hashing import sequence_hashes
 
 
 def stored(worker: int, parent: int | None, *keys: int, tier: str = "device") -> WorkerKvEvent:
-    """Blocks whose tokens' hash is ten times their key."""
+    """Return blocks whose token hash is ten times their key."""
     data = KvEventData(stored=Stored(parent, None, [StoredBlock(key, 10 * key) for key in keys]))
     return WorkerKvEvent(worker, tier, "worker", NumberedKvEvent(1, data, 0))
 

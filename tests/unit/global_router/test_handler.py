@@ -26,7 +26,7 @@ class GlobalRouterHarness(MemoryCluster):
         self.path = path
         self.seen: list[str] = []
         self.failing: dict[str, tuple[int, Exception]] = {}
-        """By pool: after how many elements it fails, and how."""
+        """Number of elements after which each pool fails, and the error."""
 
     async def start(self) -> None:
         for name in DISAGG["prefill_pool_dynamo_namespaces"]:

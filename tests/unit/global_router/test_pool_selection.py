@@ -1,4 +1,4 @@
-"""Which pool a request goes to."""
+"""Selection of the pool of a request."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A text request becomes a completion, and its answer KServe's outputs."""
+"""Conversion of a text request to a completion, and of its response to KServe outputs."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""The messages are those of everybody else's copy of the protocol."""
+"""Messages are compatible with the published protocol definitions."""
 
 import pytest
 from tritonclient.grpc import model_config_pb2, service_pb2

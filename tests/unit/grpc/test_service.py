@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.unit.grpc.kserve_house import open_kserve_house, said, tensor_request, text_request
+from tests.unit.grpc.kserve_stack import open_kserve_stack, said, tensor_request, text_request
 
 from dynamo.core.errors import DynamoException, NotFound
 from dynamo.core.metrics import MetricsRegistry
@@ -26,22 +26,22 @@ def named(kind: str, name: str) -> Any:
 
 
 async def test_server_is_live_and_ready_until_it_drains() -> None:
-    async with open_kserve_house() as house:
-        service = house.service
+    async with open_kserve_stack() as stack:
+        service = stack.service
         assert (await service.server_live(None, None)).live
         assert (await service.server_ready(None, None)).ready
         assert (await service.server_metadata(None, None)).name == "dynamo"
-        await house.pipeline.drain(0.0)
+        await stack.pipeline.drain(0.0)
         assert not (await service.server_ready(None, None)).ready
         for message in (text_request("hi"), tensor_request(1)):
             with pytest.raises(DynamoException) as raised:
-                await house.infer(message)
+                await stack.infer(message)
             assert status_of(raised.value)[0] == "UNAVAILABLE"
 
 
 async def test_text_and_tensor_models_are_ready_and_described() -> None:
-    async with open_kserve_house() as house:
-        service = house.service
+    async with open_kserve_stack() as stack:
+        service = stack.service
         for name, is_ready in (("say", True), ("echo", True), ("talk", False), ("nobody", False)):
             assert (await service.model_ready(named("ModelReadyRequest", name), None)).ready is is_ready
         assert (await service.model_metadata(named("ModelMetadataRequest", "say"), None)).inputs[0].name == "text_input"
@@ -52,17 +52,17 @@ async def test_text_and_tensor_models_are_ready_and_described() -> None:
 
 
 async def test_text_is_completed_in_one_response() -> None:
-    async with open_kserve_house() as house:
-        answer = await house.infer(text_request("a b", n=2, max_tokens=9))
+    async with open_kserve_stack() as stack:
+        answer = await stack.infer(text_request("a b", n=2, max_tokens=9))
         assert (answer.model_name, answer.id) == ("say", "7")
         assert said(answer) == {"text_output": ["ab", "ab"], "finish_reason": ["stop", "stop"]}
-        [asked] = house.engines.asked
+        [asked] = stack.engines.asked
         assert (asked["prompt"], asked["user"], asked["n"], asked["max_tokens"]) == ("a b", "7", 2, 9)
 
 
 async def test_text_is_streamed_chunk_by_chunk() -> None:
-    async with open_kserve_house() as house:
-        answers = await house.stream(text_request("a b", streaming=True), text_request("c"))
+    async with open_kserve_stack() as stack:
+        answers = await stack.stream(text_request("a b", streaming=True), text_request("c"))
         shown = [said(one.infer_response) for one in answers]
         assert [one["text_output"] for one in shown] == [["a"], ["b"], [""], ["c"]]
         assert [one["finish_reason"] for one in shown] == [[""], [""], ["stop"], ["stop"]]
@@ -70,8 +70,8 @@ async def test_text_is_streamed_chunk_by_chunk() -> None:
 
 @pytest.mark.parametrize("raw", [True, False])
 async def test_tensors_are_returned_in_the_representation_of_the_request(raw: bool) -> None:
-    async with open_kserve_house() as house:
-        answer = await house.infer(tensor_request(1, 2, raw=raw))
+    async with open_kserve_stack() as stack:
+        answer = await stack.infer(tensor_request(1, 2, raw=raw))
         assert (answer.id, answer.parameters["place"].int64_param) == ("t", 0)
         assert list(answer.raw_output_contents) == ([b"\1\0\0\0\2\0\0\0"] if raw else [])
         assert list(answer.outputs[0].contents.int_contents) == ([] if raw else [1, 2])
@@ -79,14 +79,14 @@ async def test_tensors_are_returned_in_the_representation_of_the_request(raw: bo
 
 async def test_large_tensors_are_supported() -> None:
     values = range(300_000)
-    async with open_kserve_house() as house:
-        answer = await house.infer(tensor_request(*values, raw=True))
+    async with open_kserve_stack() as stack:
+        answer = await stack.infer(tensor_request(*values, raw=True))
         assert answer.raw_output_contents[0] == b"".join(value.to_bytes(4, "little") for value in values)
 
 
 async def test_requests_of_a_stream_are_answered_in_order() -> None:
-    async with open_kserve_house() as house:
-        answers = await house.stream(tensor_request(1, id="x", count=2), tensor_request(2, id="y"))
+    async with open_kserve_stack() as stack:
+        answers = await stack.stream(tensor_request(1, id="x", count=2), tensor_request(2, id="y"))
         assert [one.infer_response.id for one in answers] == ["x", "x", "y"]
 
 
@@ -105,17 +105,17 @@ async def test_requests_of_a_stream_are_answered_in_order() -> None:
     ],
 )
 async def test_each_failure_has_its_status_and_no_secret(message: Any, status: str) -> None:
-    async with open_kserve_house() as house:
+    async with open_kserve_stack() as stack:
         with pytest.raises(DynamoException) as raised:
-            await house.infer(message)
+            await stack.infer(message)
         name, told = status_of(raised.value)
         assert name == status
         assert "secret" not in told
 
 
 async def test_worker_failure_is_a_stream_error_and_later_requests_succeed() -> None:
-    async with open_kserve_house() as house:
-        answers = await house.stream(
+    async with open_kserve_stack() as stack:
+        answers = await stack.stream(
             text_request("a fail", streaming=True), tensor_request(1, **{"break": 1}), text_request("b")
         )
         assert [bool(one.error_message) for one in answers] == [False, True, False, True, False]
@@ -123,40 +123,40 @@ async def test_worker_failure_is_a_stream_error_and_later_requests_succeed() -> 
 
 
 async def test_invalid_request_ends_the_stream() -> None:
-    async with open_kserve_house() as house:
+    async with open_kserve_stack() as stack:
         with pytest.raises(NotFound):
-            await house.stream(text_request("a", model="nobody"), text_request("b"))
-        assert house.engines.asked == []
+            await stack.stream(text_request("a", model="nobody"), text_request("b"))
+        assert stack.engines.asked == []
 
 
 @pytest.mark.parametrize("message", [text_request("hold"), tensor_request(1, hold=1)])
 async def test_client_disconnect_stops_the_worker(message: Any) -> None:
-    async with open_kserve_house() as house, asyncio.timeout(30):
-        asking = asyncio.ensure_future(house.infer(message))
-        await house.engines.held.wait()
+    async with open_kserve_stack() as stack, asyncio.timeout(30):
+        asking = asyncio.ensure_future(stack.infer(message))
+        await stack.engines.held.wait()
         asking.cancel()
-        await house.engines.left.wait()
+        await stack.engines.left.wait()
         with pytest.raises(asyncio.CancelledError):
             await asking
 
 
 async def test_client_disconnect_from_a_stream_stops_the_worker() -> None:
-    async with open_kserve_house() as house, asyncio.timeout(30):
-        asking = asyncio.ensure_future(house.stream(text_request("a hold", streaming=True)))
-        await house.engines.held.wait()
+    async with open_kserve_stack() as stack, asyncio.timeout(30):
+        asking = asyncio.ensure_future(stack.stream(text_request("a hold", streaming=True)))
+        await stack.engines.held.wait()
         asking.cancel()
-        await house.engines.left.wait()
+        await stack.engines.left.wait()
 
 
 async def test_api_keys_are_required_when_configured() -> None:
-    async with open_kserve_house(gate_of) as house:
-        for ask in (house.infer, house.stream):
+    async with open_kserve_stack(gate_of) as stack:
+        for ask in (stack.infer, stack.stream):
             for headers, told in ((), "required"), ([(b"x-api-key", b"wrong")], "Incorrect"):
                 with pytest.raises(DynamoException, match=told) as raised:
                     await ask(text_request("hi"), headers=headers)
                 assert status_of(raised.value)[0] == "UNAUTHENTICATED"
-        assert said(await house.infer(text_request("hi"), KEY))["text_output"] == ["hi"]
-        assert (await house.infer(tensor_request(1), KEY)).id == "t"
+        assert said(await stack.infer(text_request("hi"), KEY))["text_output"] == ["hi"]
+        assert (await stack.infer(tensor_request(1), KEY)).id == "t"
 
 
 def limited_gate(registry: MetricsRegistry) -> Gate:
@@ -166,16 +166,16 @@ def limited_gate(registry: MetricsRegistry) -> Gate:
 
 
 async def test_kserve_refuses_models_that_the_key_may_not_use() -> None:
-    async with open_kserve_house(limited_gate) as house:
-        service = house.service
+    async with open_kserve_stack(limited_gate) as stack:
+        service = stack.service
         account = service._admit("ModelReady", KEY, streams=False).account
         assert not (await service.model_ready(named("ModelReadyRequest", "say"), account)).ready
         for ask in (
             service.model_metadata(named("ModelMetadataRequest", "say"), account),
             service.model_config(named("ModelConfigRequest", "echo"), account),
-            house.infer(text_request("hi"), KEY),
-            house.infer(tensor_request(1), KEY),
-            house.stream(text_request("hi"), headers=KEY),
+            stack.infer(text_request("hi"), KEY),
+            stack.infer(tensor_request(1), KEY),
+            stack.stream(text_request("hi"), headers=KEY),
         ):
             with pytest.raises(DynamoException, match="may not use the model") as raised:
                 await ask
@@ -183,10 +183,10 @@ async def test_kserve_refuses_models_that_the_key_may_not_use() -> None:
 
 
 async def test_request_metrics_count_kserve_requests() -> None:
-    async with open_kserve_house() as house:
-        await house.infer(tensor_request(1))
-        await house.infer(text_request("a"))
-        text = house.pipeline.metrics.registry.render()
+    async with open_kserve_stack() as stack:
+        await stack.infer(tensor_request(1))
+        await stack.infer(text_request("a"))
+        text = stack.pipeline.metrics.registry.render()
         for endpoint, model in (("tensor", "echo"), ("completions", "say")):
             labels = f'endpoint="{endpoint}",error_type="",model="{model}",request_type="unary",status="success"'
             assert f"dynamo_frontend_requests_total{{{labels}}} 1" in text

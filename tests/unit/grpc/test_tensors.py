@@ -1,4 +1,4 @@
-"""Tensors go to a worker and come back as they were, typed or raw; what is wrong with one is named."""
+"""Tensors are unchanged by a worker's round trip, typed or raw; errors name the invalid one."""
 
 from typing import Any
 

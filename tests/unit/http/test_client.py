@@ -9,7 +9,7 @@ from dynamo.http.client import ChatClient, Delta, error_message
 
 
 class Wire:
-    """A connection that responds to each request with the given bytes, and keeps the requests."""
+    """Connection that responds to each request with the given bytes, and records the requests."""
 
     def __init__(self, answer: bytes, error: Exception | None = None) -> None:
         self.sent = b""

@@ -1,4 +1,4 @@
-"""Route extensions: what a deployment may define, and how it is found."""
+"""Route extensions: their definition and discovery."""
 
 from typing import Any
 

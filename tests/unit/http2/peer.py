@@ -21,7 +21,7 @@ HEADERS = [
 
 
 class Recorder:
-    """User of a stream that keeps what it gets."""
+    """User of a stream that records its events."""
 
     def __init__(self, stream: Http2Stream, *, consumes: bool = True) -> None:
         self.stream = stream
@@ -81,5 +81,5 @@ class Pair:
         return number
 
     def sent(self) -> bytes:
-        """Return what the server has sent since the last exchange."""
+        """Return the bytes that the server has sent since the last exchange."""
         return b"".join(self._sent)

@@ -1,4 +1,4 @@
-"""One connection against h2's client: requests, resets, and what breaks the protocol."""
+"""One connection with h2's client: requests, resets, and protocol errors."""
 
 import h2.events
 import h2.settings

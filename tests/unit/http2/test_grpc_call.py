@@ -1,4 +1,4 @@
-"""Messages are taken from data in any pieces, and answers end with a status."""
+"""Messages are decoded from data in any pieces, and responses end with a status."""
 
 import asyncio
 import struct

@@ -1,4 +1,4 @@
-"""Request headers are decoded by their encoder's table, and any decoder reads what is written here."""
+"""Request headers are decoded by their encoder's table, and any decoder reads the encoded headers."""
 
 import pytest
 from hpack import Decoder, Encoder

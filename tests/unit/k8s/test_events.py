@@ -1,4 +1,4 @@
-"""Event recorder: bounded, aggregated, and never in the way of its caller."""
+"""Event recorder: bounded, aggregated, and never blocking its caller."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -23,7 +23,7 @@ def pod(name: str, revision: int) -> KubeObject:
 
 
 class FakeServer:
-    """A collection with a history, of which `compact` forgets the past."""
+    """Collection with a history, of which `compact` removes the old part."""
 
     def __init__(self) -> None:
         self.revision = 0

@@ -191,7 +191,7 @@ STEPS = st.one_of(
 
 
 class QueueModel:
-    """What a queue must contain, by definition."""
+    """Reference model of a queue."""
 
     def __init__(self) -> None:
         self.queued = Queued()

@@ -1,4 +1,4 @@
-"""Found events: what parsers may find in an answer, and the same in pieces, for tests of what is made of it."""
+"""Strategies for parsed events of a response, whole and in pieces."""
 
 from itertools import chain
 
@@ -12,7 +12,7 @@ VALUES = ("", "ä", "€😀", "a b")
 
 @st.composite
 def answers(draw: st.DrawFn) -> list[Event]:
-    """Text, thoughts and whole calls, in any order; neighbours of one kind are one."""
+    """Return text, reasoning and whole calls, in any order; neighbours of one kind are merged."""
     texts = st.text(alphabet=st.sampled_from('a \n€😀"\\'), min_size=1, max_size=6)
     events: list[Event] = []
     calls = 0

@@ -1,4 +1,4 @@
-"""A dump that is made in pieces is the dump that is made at once."""
+"""A dump in pieces equals the dump made at once."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +16,9 @@ def tell(number: int, change: Stored | Removed, tier: str) -> WorkerKvEvent:
 
 @st.composite
 def trees(draw: st.DrawFn) -> Tree:
-    """Blocks 1, 2, …, each after an earlier one or after nothing, in any order; nothing follows only the unheld."""
+    """Return trees of blocks 1, 2, …, each with an earlier parent or none, in any order; only held blocks have
+    children.
+    """
     size = draw(st.integers(0, 30))
     parents = [draw(st.one_of(st.none(), st.integers(1, number - 1))) if number > 1 else None
                for number in range(1, size + 1)]  # fmt: skip

@@ -34,7 +34,7 @@ def message(number: int, *told: Any, topic: bytes = b"kv") -> list[bytes]:
     return [topic, struct.pack(">Q", number), msgspec.msgpack.encode([0.0, list(told), 0])]
 
 
-class Heard:
+class ReceivedOutput:
     """An index that receives the events of one engine."""
 
     def __init__(self, **more: Any) -> None:
@@ -57,7 +57,7 @@ class Heard:
 
 
 def test_engine_subscriber_hashes_tokens_under_the_registered_rank() -> None:
-    heard = Heard()
+    heard = ReceivedOutput()
     assert heard.live(message(0, stored([1, 2], None, TOKENS[:8])), message(1, stored([3], 2, TOKENS[8:]))) == [
         None,
         None,
@@ -70,7 +70,7 @@ def test_engine_subscriber_hashes_tokens_under_the_registered_rank() -> None:
 
 
 def test_engine_subscriber_requests_a_missing_message_and_applies_it_once() -> None:
-    heard = Heard()
+    heard = ReceivedOutput()
     first, second, third = (
         message(0, stored([1], None, TOKENS[:4])),
         message(1, stored([2], 1, TOKENS[4:8])),
@@ -78,7 +78,7 @@ def test_engine_subscriber_requests_a_missing_message_and_applies_it_once() -> N
     )
     heard.live(first)
     assert heard.engine.arrived(third) == 1
-    for frames in (second, third, third):  # What the engine tells again.
+    for frames in (second, third, third):  # Events that the engine sends again.
         heard.engine.process([b"", *frames[1:]])
     heard.engine.process(third)
     assert heard.depth() == 3
@@ -86,12 +86,12 @@ def test_engine_subscriber_requests_a_missing_message_and_applies_it_once() -> N
 
 
 def test_engine_subscriber_requests_a_full_replay_when_late() -> None:
-    heard = Heard()
+    heard = ReceivedOutput()
     assert heard.engine.arrived(message(5, stored([1], None, TOKENS[:4]))) == 0
 
 
 def test_engine_subscriber_clears_the_index_when_replay_fails() -> None:
-    heard = Heard()
+    heard = ReceivedOutput()
     heard.live(message(0, stored([1], None, TOKENS[:4])))
     assert heard.live(message(3, stored([9], None, [9, 9, 9, 9]))) == [1]
     assert heard.depth() == 0
@@ -100,7 +100,7 @@ def test_engine_subscriber_clears_the_index_when_replay_fails() -> None:
 
 
 def test_engine_subscriber_detects_an_engine_restart_by_its_sequence() -> None:
-    heard = Heard()
+    heard = ReceivedOutput()
     heard.live(message(0, stored([1], None, TOKENS[:4])), message(1, stored([2], 1, TOKENS[4:8])))
     assert heard.live(message(0, stored([5], None, [5, 5, 5, 5]))) == [None]
     assert heard.depth() == 0
@@ -108,7 +108,7 @@ def test_engine_subscriber_detects_an_engine_restart_by_its_sequence() -> None:
 
 
 def test_engine_subscriber_reads_the_event_envelope_of_dynamo_workers() -> None:
-    heard = Heard()
+    heard = ReceivedOutput()
     blocks = [StoredBlock(1, hashes_of(TOKENS[:4], 4)[0])]
     event = NumberedKvEvent(1, KvEventData(stored=Stored(None, None, blocks)), 1)
     payload = msgspec.msgpack.encode([WorkerKvEvent(99, "device", "worker", event)])
@@ -116,12 +116,12 @@ def test_engine_subscriber_reads_the_event_envelope_of_dynamo_workers() -> None:
     heard.live(frames)
     assert heard.depth() == 1
     frames = envelope.pack(envelope.EventEnvelope(5, 1, 0, "kv-events", b"\xc1"))
-    heard.live(frames)  # Told, and left out.
+    heard.live(frames)  # Received, and omitted.
     assert heard.depth() == 1
 
 
 def test_engine_subscriber_separates_salts_and_adapters() -> None:
-    heard = Heard(salt="s")
+    heard = ReceivedOutput(salt="s")
     heard.live(message(0, stored([1], None, TOKENS[:4], lora_name="l")))
     assert heard.depth() == 0
     assert heard.depth(cache_salt="s", lora_name="l") == 1
@@ -139,7 +139,7 @@ def test_engine_subscriber_separates_salts_and_adapters() -> None:
     ],
 )
 def test_engine_subscriber_ignores_a_malformed_message(frames: list[bytes]) -> None:
-    heard = Heard()
+    heard = ReceivedOutput()
     heard.engine.arrived(frames)
     heard.engine.process(frames)
     assert heard.index.size == 0
@@ -152,7 +152,7 @@ def test_engine_subscriber_replay_end_marker_has_no_number() -> None:
 
 @pytest.mark.parametrize("topic", [b"", b"kv@model"])
 def test_engine_subscriber_reads_a_replay_with_an_empty_frame(topic: bytes) -> None:
-    heard = Heard()
+    heard = ReceivedOutput()
     heard.engine.process(replayed([b"", *message(0, stored([1], None, TOKENS[:4]), topic=topic)]))
     heard.engine.process(replayed([b"", *message(1, stored([2], 1, TOKENS[4:8]), topic=topic)[1:]]))
     assert heard.index.size == 2
@@ -164,5 +164,5 @@ def test_engine_subscriber_error_names_an_invalid_address() -> None:
         with pytest.raises(InvalidArgument, match=why):
             check_endpoint(wrong)
     with pytest.raises(InvalidArgument):
-        EngineListener(Heard().engine, "tcp://ok:1", replay_endpoint="bogus")
-    assert EngineListener(Heard().engine, "tcp://ok:1").status is Status.PENDING
+        EngineListener(ReceivedOutput().engine, "tcp://ok:1", replay_endpoint="bogus")
+    assert EngineListener(ReceivedOutput().engine, "tcp://ok:1").status is Status.PENDING

@@ -1,4 +1,4 @@
-"""Every step is published once, numbered by its rank; an idle rank publishes every second."""
+"""Every step is published once, numbered per rank; an idle rank publishes every second."""
 
 import asyncio
 

@@ -51,7 +51,7 @@ def ask(made: CachedBlocks, start: int | None = None, end: int | None = None) ->
 
 
 class Router:
-    """The simplest reader of events: a dict of blocks for each tier, and what each block follows."""
+    """Simplest consumer of events: a dict of blocks and their parents for each tier."""
 
     def __init__(self) -> None:
         self.parents: dict[int, int | None] = {}
@@ -78,7 +78,7 @@ class Router:
                 held.pop(block_hash, None)
 
     def known(self) -> set[int]:
-        """What is held, and what comes before it."""
+        """Return the held blocks, and their parents."""
         found: set[int] = set()
         for block_hash in (one for held in self.held.values() for one in held):
             at: int | None = block_hash

@@ -1,4 +1,4 @@
-"""Names of a component's stream, and what happens to events while its server is away."""
+"""Names of a component's stream, and events during an outage of its server."""
 
 from typing import Any, cast
 

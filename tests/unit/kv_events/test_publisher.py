@@ -1,4 +1,4 @@
-"""KvEventPublisher: what an engine stores is on the event plane under the hashes that routers compute themselves."""
+"""KvEventPublisher: an engine's blocks are published under the hashes that routers compute."""
 
 import asyncio
 import threading

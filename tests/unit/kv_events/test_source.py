@@ -109,7 +109,7 @@ async def test_kv_source_first_dump_includes_earlier_events(bench: Bench) -> Non
 
 
 async def test_kv_source_answer_is_never_older_than_published_events(bench: Bench) -> None:
-    """The event is not on its way yet, and is in the answer already."""
+    """The event is not published yet, and already in the answer."""
     await bench.source.open()
     bench.source.put(stored(None, 1))
     bench.source.put(Removed([1]))

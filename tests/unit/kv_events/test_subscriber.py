@@ -1,4 +1,4 @@
-"""A router's picture of its workers' caches is whole, whatever is lost on the way."""
+"""A router's index of its workers' caches is complete after lost messages."""
 
 from collections.abc import AsyncIterator
 
@@ -34,7 +34,7 @@ class Listener:
 
 
 class SubscriberHarness:
-    """A worker and a router that see each other over memory planes."""
+    """Worker and router connected by memory planes."""
 
     def __init__(self) -> None:
         cluster = MemoryCluster()
@@ -93,7 +93,7 @@ async def test_kv_subscriber_requests_a_lost_event(harness: SubscriberHarness) -
     for change in (stored(None, 1), stored(1, 2), stored(2, 3)):
         harness.source.put(change)
     await until(lambda: harness.depth(10, 20, 30) == 3)
-    harness.source.holdings.apply(harness.told(4, stored(3, 4)))  # Happened, and was never heard.
+    harness.source.holdings.apply(harness.told(4, stored(3, 4)))  # Lost: never received.
     harness.view.receive(harness.told(5, stored(4, 5)))
     harness.source.holdings.apply(harness.told(5, stored(4, 5)))
     assert not harness.view.is_whole

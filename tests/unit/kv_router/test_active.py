@@ -1,4 +1,4 @@
-"""Active load is the sum of the requests under way, whatever happens to them."""
+"""Active load equals the sum of the requests in flight, for any sequence of events."""
 
 from hypothesis import settings
 from hypothesis import strategies as st

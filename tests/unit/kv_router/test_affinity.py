@@ -1,4 +1,4 @@
-"""A session stays with its worker while it is used, and no longer."""
+"""A session keeps its worker until its binding expires."""
 
 from dynamo.kv_router.affinity import Affinity
 

@@ -1,4 +1,4 @@
-"""Balanced: what it prefers, and what it learns."""
+"""Balanced cost function: preferences and calibration."""
 
 import math
 import random
@@ -103,10 +103,10 @@ def test_balanced_cost_accepts_a_prompt_larger_than_the_cache_on_an_idle_worker(
 @pytest.mark.parametrize("truth", [(20e-3, 2e-4, 1e-8), (3e-3, 0.0, 2e-7), (10e-3, 1e-3, 0.0)])
 def test_balanced_cost_learns_decode_speed(truth: tuple[float, float, float]) -> None:
     base, per_request, per_token = truth
-    pace, chance = Pace(), random.Random(1)
+    pace, rng = Pace(), random.Random(1)
     for _ in range(6000):
-        requests = chance.randint(1, 100)
-        tokens = requests * chance.randint(200, 8000)
+        requests = rng.randint(1, 100)
+        tokens = requests * rng.randint(200, 8000)
         pace.observe(0, requests, tokens, base + per_request * requests + per_token * tokens)
     for requests, tokens in ((10, 20_000), (60, 200_000), (100, 500_000)):
         expected = base + per_request * requests + per_token * tokens

@@ -1,4 +1,4 @@
-"""A rank costs what its load and the prompt make it cost; the cheapest is chosen."""
+"""Cost of a rank from its load and the prompt; the cheapest rank is chosen."""
 
 import math
 import random
@@ -86,23 +86,23 @@ def test_cost_fast_path_equals_the_general_path(
 
 
 def test_cost_selection_picks_the_minimum_and_breaks_ties_evenly() -> None:
-    chance = random.Random(1)
-    assert choose([3.0, 1.0, 2.0], 0, chance) == 1
-    drawn = Counter(choose([1.0, 2.0, 1.0, NEVER], 0, chance) for _ in range(2000))
+    rng = random.Random(1)
+    assert choose([3.0, 1.0, 2.0], 0, rng) == 1
+    drawn = Counter(choose([1.0, 2.0, 1.0, NEVER], 0, rng) for _ in range(2000))
     assert set(drawn) == {0, 2}
     assert abs(drawn[0] - 1000) < 150
     with pytest.raises(ValueError, match="no eligible rank"):
-        choose([NEVER], 0, chance)
+        choose([NEVER], 0, rng)
 
 
 def test_cost_selection_with_temperature_follows_a_softmax() -> None:
-    chance = random.Random(1)
-    drawn = Counter(choose([0.0, 5.0, 10.0, NEVER], 0.5, chance) for _ in range(4000))
+    rng = random.Random(1)
+    drawn = Counter(choose([0.0, 5.0, 10.0, NEVER], 0.5, rng) for _ in range(4000))
     odds = [math.exp(-x / 0.5) for x in (0, 0.5, 1)]
     for place, odd in enumerate(odds):
         assert abs(drawn[place] / 4000 - odd / sum(odds)) < 0.04
     assert drawn[3] == 0
-    assert {choose([2.0, 2.0], 1.0, chance) for _ in range(50)} == {0, 1}
+    assert {choose([2.0, 2.0], 1.0, rng) for _ in range(50)} == {0, 1}
 
 
 def test_cost_of_a_preferred_taint_is_lower_within_bounds() -> None:

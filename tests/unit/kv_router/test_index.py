@@ -1,4 +1,4 @@
-"""The index answers as a table of sets would, whatever happens in whatever order, and keeps nothing that leads nowhere."""
+"""The index equals a table of sets for any order of events, and keeps no unreachable entry."""
 
 import random
 
@@ -18,7 +18,7 @@ DISK = 2
 
 
 class Table:
-    """What the index should say: each rank's keys, the prefix that each names, and the tiers it is held in."""
+    """Reference index: each rank's keys, their prefixes, and their tiers."""
 
     def __init__(self) -> None:
         self.ranks: dict[tuple[int, int], dict[int, tuple[Path, set[int]]]] = {}
@@ -189,7 +189,7 @@ TestAgainstTable = AgainstTable.TestCase
 
 
 class WithoutCompiler(AgainstTable):
-    """The same, where nothing could be compiled."""
+    """The same tests without the compiled module."""
 
     names = PythonNames
 
@@ -213,14 +213,14 @@ def test_kv_index_evicts_the_least_recently_used_blocks_when_full_and_refuses_th
 
 @pytest.mark.parametrize("seed", range(20))
 def test_kv_index_never_exceeds_its_bound(seed: int) -> None:
-    chance, index = random.Random(seed), KvIndex(blocks_max=60)
+    rng, index = random.Random(seed), KvIndex(blocks_max=60)
     for _ in range(300):
-        worker, start, length = chance.randrange(3), chance.randrange(6), chance.randrange(1, 12)
-        prompt = [start, *(chance.randrange(2) for _ in range(length))]
+        worker, start, length = rng.randrange(3), rng.randrange(6), rng.randrange(1, 12)
+        prompt = [start, *(rng.randrange(2) for _ in range(length))]
         keys = [hash(tuple(prompt[: n + 1])) for n in range(len(prompt))]
-        index.store(worker, 0, None, keys, pack(prompt), chance.choice([0, 0, 1]))
-        if chance.random() < 0.2:
-            index.remove(worker, 0, keys[::-1][: chance.randrange(1, 4)])
+        index.store(worker, 0, None, keys, pack(prompt), rng.choice([0, 0, 1]))
+        if rng.random() < 0.2:
+            index.remove(worker, 0, keys[::-1][: rng.randrange(1, 4)])
         assert index.size <= 60
         index.validate()
 

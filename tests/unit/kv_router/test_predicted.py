@@ -1,4 +1,4 @@
-"""What a worker was given is taken to be in its cache for a while, or while there is room."""
+"""Predicted cache contents: blocks of routed prompts, for a limited time and size."""
 
 from hypothesis import settings
 from hypothesis import strategies as st

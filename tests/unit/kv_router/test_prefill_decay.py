@@ -1,4 +1,4 @@
-"""Prompts under way: the oldest of each slot shrinks, the others wait."""
+"""Prompts in flight: the oldest of each slot decays, the others wait."""
 
 from hypothesis import given
 from hypothesis import strategies as st

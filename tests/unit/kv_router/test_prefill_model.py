@@ -1,4 +1,4 @@
-"""How long a prompt takes: an estimate first, then what steps say."""
+"""Prefill time model: an initial estimate, then a fit of observed steps."""
 
 import random
 
@@ -18,9 +18,9 @@ def test_prefill_model_takes_longer_for_longer_prompts_and_contexts() -> None:
 
 
 def test_prefill_model_learns_from_steps() -> None:
-    truth, model, chance = PrefillModel(12e-3, 8e-5, 3e-9), PrefillModel(), random.Random(1)
+    truth, model, rng = PrefillModel(12e-3, 8e-5, 3e-9), PrefillModel(), random.Random(1)
     for _ in range(640):
-        new, cached = chance.randrange(16, 8192), chance.randrange(0, 8192)
+        new, cached = rng.randrange(16, 8192), rng.randrange(0, 8192)
         model.observe(1, new, cached, truth.seconds(new, cached))
 
     assert model.steps == 640

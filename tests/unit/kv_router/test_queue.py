@@ -1,4 +1,4 @@
-"""Who waits goes in the order of priority, and each class gets its share."""
+"""Queued requests leave in the order of priority, and each class gets its share."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""The router sends a request where it costs least among those who may have it, and keeps account of it to its end."""
+"""The router sends a request to the cheapest eligible rank, and counts it until its end."""
 
 import random
 from collections import Counter
@@ -291,8 +291,8 @@ def test_kv_router_index_dump_restores_an_equal_index() -> None:
     assert events.apply(other, WorkerKvEvent(2, "external", "worker", NumberedKvEvent(9, unknown, 0)))
 
 
-class AnyLife(RuleBasedStateMachine):
-    """Workers that come and go, requests in any phase."""
+class RouterMachine(RuleBasedStateMachine):
+    """Workers that start and stop, and requests in any phase."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -363,8 +363,8 @@ class AnyLife(RuleBasedStateMachine):
         assert len(self.router.waiting) == len(self.waiting)
 
 
-AnyLife.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
-TestAnyLife = AnyLife.TestCase
+RouterMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestRouterMachine = RouterMachine.TestCase
 
 
 def test_kv_router_weights_equal_those_of_released_dynamo() -> None:

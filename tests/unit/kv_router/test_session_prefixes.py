@@ -1,4 +1,4 @@
-"""Sessions and their prompts: earlier turns stay known, within bounds."""
+"""Prompts of sessions: earlier turns are kept within limits."""
 
 from hypothesis import given
 from hypothesis import strategies as st

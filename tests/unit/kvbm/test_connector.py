@@ -1,4 +1,4 @@
-"""An engine that keeps its own blocks: what it gave up is found again, and what it computes is saved once."""
+"""Connector of an engine with its own blocks: evicted blocks are found again, computed ones are saved once."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -74,7 +74,7 @@ class Engine:
             self.manager.offload(outgoing)
 
     def compute(self, request: Request, blocks: list[int]) -> int:
-        """The whole prompt in one step: how many tokens were loaded."""
+        """Compute the whole prompt in one step; return the number of loaded tokens."""
         found = self.match(request)
         self.tracker.allocated(self.manager, request, blocks, found)
         name = request.request_id

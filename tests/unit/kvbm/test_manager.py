@@ -1,4 +1,4 @@
-"""Threads and bytes: what goes down comes back as it was, and a tier that fails costs no more than its blocks."""
+"""Threads and data: offloaded blocks are loaded unchanged, and a failing tier loses only its blocks."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Registration: a model's card appears, changes and goes, and nothing unsupported is swallowed."""
+"""Registration: a model's card appears, changes and is removed, and unsupported options are errors."""
 
 from collections.abc import AsyncIterator
 from inspect import signature

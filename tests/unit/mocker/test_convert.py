@@ -1,4 +1,4 @@
-"""Requests are read strictly; models are read as far as the mocker must know them."""
+"""Requests are parsed strictly; of models only the required fields are read."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The engine lives its simulation through: tokens when steps end, silence for who left, sleep when idle."""
+"""The engine follows its simulation: tokens at the end of steps, none for cancelled requests, no work when idle."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -55,8 +55,8 @@ class Host:
         self.failure = error
 
 
-class Heard:
-    """A reply that remembers."""
+class ReceivedOutput:
+    """Reply that records its messages."""
 
     request_id = "r"
     is_cancelled = False
@@ -96,8 +96,8 @@ class Bench:
         self.engine = MockerEngine(config, clock=self.clock)
         self.config: EngineConfig
 
-    def ask(self, max_tokens: int, prompt: int = 10, routing: Routing | None = None) -> Heard:
-        heard = Heard()
+    def ask(self, max_tokens: int, prompt: int = 10, routing: Routing | None = None) -> ReceivedOutput:
+        heard = ReceivedOutput()
         stop = StopConditions(max_tokens=max_tokens)
         request = PreprocessedRequest(model="m", token_ids=[1] * prompt, stop_conditions=stop, routing=routing)
         self.engine.submit(request, heard)
@@ -333,7 +333,7 @@ async def test_prefill_worker_sends_one_token_and_finishes_after_the_transfer(mo
 
 async def test_decode_worker_starts_with_the_first_token_and_publishes_no_kv_events(model_dir: Path) -> None:
     async with running(model_dir, "--disaggregation-mode=decode") as bench:
-        heard = Heard()
+        heard = ReceivedOutput()
         request = PreprocessedRequest(
             model="m",
             token_ids=[1] * 20,
@@ -355,7 +355,7 @@ async def test_engine_generates_reasoning_and_recorded_responses(model_dir: Path
     text = '--reasoning={"start_thinking_token_id": 5, "end_thinking_token_id": 6, "thinking_ratio": 0.5}'
     flags = ["--speedup-ratio=0", text, f"--response-replay-trace-path={trace}"]
     async with running(model_dir, *flags) as bench:
-        thoughtful, recorded = bench.ask(8), Heard()
+        thoughtful, recorded = bench.ask(8), ReceivedOutput()
         stop = StopConditions(max_tokens=50)
         request = PreprocessedRequest("m", [1] * 5, stop, annotations=["output_replay_id:a"])
         bench.engine.submit(request, recorded)
@@ -364,7 +364,7 @@ async def test_engine_generates_reasoning_and_recorded_responses(model_dir: Path
         assert (thoughtful.tokens[0], thoughtful.tokens[3]) == (5, 6)
         assert recorded.last is not None
         assert recorded.tokens + recorded.last.token_ids == [7, 8, 9]
-        unknown = Heard()
+        unknown = ReceivedOutput()
         bench.engine.submit(PreprocessedRequest("m", [1], stop, annotations=["output_replay_id:b"]), unknown)
         for _ in range(60):
             await bench.pass_ms(1)

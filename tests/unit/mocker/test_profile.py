@@ -1,4 +1,4 @@
-"""Step times come out of a profiler's files, in both of their forms."""
+"""Step times from a profiler's files, in both of their formats."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Answers that are not random: recorded ones, and ones with marks in them."""
+"""Scripted outputs: recorded ones, and ones with markers."""
 
 from pathlib import Path
 

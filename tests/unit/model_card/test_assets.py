@@ -13,7 +13,7 @@ ENDPOINT = EndpointId("dynamo", "backend", "generate")
 
 
 class Server:
-    """A system server that only remembers."""
+    """System server that records its routes."""
 
     def __init__(self) -> None:
         self.files: dict[str, str] = {}

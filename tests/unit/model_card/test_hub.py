@@ -12,7 +12,7 @@ from dynamo.model_card.hub import resolve_model
 
 @pytest.fixture
 def failure(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
-    """What the hub answers, in order."""
+    """Return a function with the hub's responses, in order."""
     failures: list[Exception] = []
 
     def download(name: str, **options: object) -> str:

@@ -1,4 +1,4 @@
-"""The worker and the response sink that an engine of the proxy sees."""
+"""Host and reply for engines of the proxy."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ DEADLINE_S = 20.0
 
 
 class Host:
-    """What a worker is to its engine."""
+    """Host of an engine."""
 
     worker_id = 7
 

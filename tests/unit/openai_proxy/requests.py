@@ -33,6 +33,6 @@ def request(**given: Any) -> PreprocessedRequest:
 
 
 def told(answer: TokenResponseParser, *chunks: Any) -> list[EngineOutput]:
-    """All that comes of these chunks."""
+    """Return all outputs of these chunks."""
     found = [piece for chunk in chunks for piece in answer.take(chunk)]
     return [*found, answer.end()]

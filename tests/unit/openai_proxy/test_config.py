@@ -1,4 +1,4 @@
-"""ProxyConfig: what goes together, and where requests go."""
+"""ProxyConfig: valid combinations, and addresses of requests."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Metrics: what servers' pages say of their cache and their load."""
+"""Metrics: cache and load from the metrics pages of servers."""
 
 from hypothesis import given
 from hypothesis import strategies as st

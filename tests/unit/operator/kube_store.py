@@ -15,7 +15,7 @@ Place = tuple[str, str, str]
 
 
 class KubeStore:
-    """Applies, patches and deletes objects as a server does, with one revision for all; keeps the calls."""
+    """Store that applies, patches and deletes objects as a server does, with one revision for all; records the calls."""
 
     def __init__(self) -> None:
         self.objects: dict[Place, KubeObject] = {}

@@ -77,7 +77,7 @@ async def test_unchanged_object_is_not_written_again(subject: Subject) -> None:
     [
         (lambda value: value["spec"].update(ports=[2]), ["apply Service web"]),
         (lambda value: value["metadata"].update(labels={"a": "c"}), ["apply Service web"]),
-        # Without the labels of the view it is not seen any more.
+        # Without the labels of the view it is no longer seen.
         (lambda value: value["metadata"].update(labels={}), ["get Service web", "apply Service web"]),
     ],
 )
@@ -195,7 +195,7 @@ async def test_unowned_objects_are_created_first_and_not_updated(subject: Subjec
 
 
 def outdated(store: KubeStore, monkeypatch: pytest.MonkeyPatch, *fields: str) -> None:
-    """Let the resource definition lack fields of the status."""
+    """Remove fields of the status from the resource definition."""
     apply = store.apply
 
     async def applied(kind: ObjectKind, value: KubeObject, *args: Any, **named: Any) -> KubeObject:

@@ -1,4 +1,4 @@
-"""Controllers of requests and checkpoints over a cluster in memory: what they read, what they follow, what remains."""
+"""Controllers of requests and checkpoints over a cluster in memory: their reads, watches, and remaining objects."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.settle import turns
 from tests.unit.operator.kube_store import KubeStore
-from tests.unit.operator.reconcile.requests.requests_world import HARDWARE, RESULT, SPEC
+from tests.unit.operator.reconcile.requests.request_cluster import HARDWARE, RESULT, SPEC
 
 from dynamo.k8s.client import KubeListing, KubeRefused
 from dynamo.k8s.kinds import CHECKPOINTS, CONFIG_MAPS, GRAPH_REQUESTS, GRAPHS, JOBS, NODES, PODS, ObjectKind

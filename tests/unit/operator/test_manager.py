@@ -71,7 +71,7 @@ async def test_operator_is_ready_after_every_kind_was_listed(operator: Operator)
 async def test_cluster_kinds_are_read_again_until_the_server_responds() -> None:
     clock = ManualClock()
 
-    class Away(KubeStore):
+    class UnavailableStore(KubeStore):
         is_away = True
 
         async def kinds_of(self, api_version: str) -> Any:
@@ -79,7 +79,7 @@ async def test_cluster_kinds_are_read_again_until_the_server_responds() -> None:
                 raise KubeUnavailable("away")
             return await super().kinds_of(api_version)
 
-    server = Away()
+    server = UnavailableStore()
     server.kinds = {LEADER_WORKER_SETS}
     made = Operator(server, OperatorSettings(), clock=clock)  # type: ignore[arg-type]
     made.start()
@@ -140,7 +140,7 @@ REQUESTS_PER_MINUTE = 20
 
 
 class OutageStore(KubeStore):
-    """Cluster whose API server goes away; its watches end then."""
+    """Cluster whose API server has an outage, during which its watches end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ async def test_ten_minute_outage_causes_few_requests_and_is_recovered() -> None:
     assert deployed["spec"]["replicas"] == 1
     kinds = len(store.lists) + 1
     store.go_away()
-    store.put(GRAPHS, replicated(2))  # By another client, as it were: seen when the server is back.
+    store.put(GRAPHS, replicated(2))  # A change by another client: seen when the server is back.
     await pass_time(clock, AWAY_S)
     assert 0 < store.refused < REQUESTS_PER_MINUTE * kinds * AWAY_S / 60
     assert operator.is_ready

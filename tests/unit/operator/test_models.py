@@ -20,7 +20,7 @@ PLACE = ("dynamomodels", "space", "tuned")
 
 
 class FakeLoader:
-    """Keeps the calls; pods in `failing` refuse."""
+    """Loader that records its calls; pods in `failing` refuse."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[str]]] = []

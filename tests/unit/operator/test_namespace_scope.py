@@ -13,8 +13,8 @@ from dynamo.operator.namespace_scope import CHECK_S, DURATION_S, LEASE, RENEW_S,
 from dynamo.protocols.kubernetes.common import KubeObject
 
 
-class AwayStore(KubeStore):
-    """Cluster whose API server can be away."""
+class UnavailableKubeStore(KubeStore):
+    """Cluster whose API server can be unavailable."""
 
     is_away = False
 
@@ -28,7 +28,7 @@ class Subject:
     """A cluster with an operator of the namespace `team` and one of the cluster."""
 
     def __init__(self) -> None:
-        self.store = AwayStore()
+        self.store = UnavailableKubeStore()
         self.clock = ManualClock()
         self.owner = OwnedNamespace(self.store, "team", "me", self.clock)
         self.others = OtherNamespaces(self.store, self.clock)

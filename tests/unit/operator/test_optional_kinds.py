@@ -1,4 +1,4 @@
-"""Optional kinds: facts follow what is installed and enabled, also when it changes while the operator runs."""
+"""Optional kinds: the facts follow installed and enabled kinds, also when they change while the operator runs."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -54,7 +54,7 @@ class Subject:
         return self.kinds.facts
 
     async def look(self) -> ClusterFacts:
-        """Let the next look happen; return the facts."""
+        """Run the next poll; return the facts."""
         self.clock.advance(LOOK_S)
         await turns(30)
         self.clock.advance(SYNC_POLL_S)

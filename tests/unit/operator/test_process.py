@@ -53,12 +53,12 @@ async def test_operator_user_is_read_from_a_self_subject_review() -> None:
         async def create(self, kind: Any, value: Any) -> Any:
             return {**value, "status": {"userInfo": {"username": "admin"}}}
 
-    class Old:
+    class OldServer:
         async def create(self, kind: Any, value: Any) -> Any:
             raise KubeRefused(404, "NotFound", "no such resource")
 
     assert await own_user(Server()) == "admin"  # type: ignore[arg-type]
-    assert await own_user(Old()) == ""  # type: ignore[arg-type]
+    assert await own_user(OldServer()) == ""  # type: ignore[arg-type]
 
 
 def test_options_select_the_use_of_other_controllers() -> None:

@@ -1,4 +1,4 @@
-"""How the tests of parsers read: a text in pieces, and what it came to."""
+"""Helpers of parser tests: parse a text in pieces and join the results."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from dynamo.parsers.base import CallArguments, CallBegin, ContentDelta, Event, P
 
 @dataclass
 class Read:
-    """What a parser found, joined."""
+    """Result of a parser, joined."""
 
     content: str = ""
     reasoning: str = ""
@@ -18,7 +18,7 @@ class Read:
 
 
 def read(parser: Parser, pieces: Sequence[str]) -> Read:
-    """All of a text, given in those pieces."""
+    """Parse a text in these pieces."""
     events: list[Event] = []
     for piece in pieces:
         events += parser.feed(piece)
@@ -26,7 +26,7 @@ def read(parser: Parser, pieces: Sequence[str]) -> Read:
 
 
 def joined(events: Sequence[Event]) -> Read:
-    """The events as a client sees them at the end."""
+    """Join the events as a client does."""
     found = Read()
     for event in events:
         match event:
@@ -46,7 +46,7 @@ def joined(events: Sequence[Event]) -> Read:
 
 @st.composite
 def texts(draw: st.DrawFn, fragments: Sequence[str]) -> list[str]:
-    """A text made of those fragments, of parts of them and of anything else, cut anywhere."""
+    """Return texts of those fragments, of parts of them and of other text, cut at any point."""
     parts = st.sampled_from([*fragments, "a", " ", "\n", "<", "é😀"])
     halves = st.builds(lambda text, low, high: text[low:high], parts, st.integers(0, 6), st.integers(1, 12))
     text = "".join(draw(st.lists(st.one_of(parts, halves, st.text(max_size=3)), max_size=14)))

@@ -1,4 +1,4 @@
-"""Calls that were requested as JSON come out as calls, for any chunking and truncation of the text."""
+"""Calls that were requested as JSON are parsed as calls, for any chunking and truncation of the text."""
 
 import json
 from typing import Any

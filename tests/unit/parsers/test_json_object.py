@@ -1,4 +1,4 @@
-"""What is passed on of an object is always the beginning of one, and closing makes it whole."""
+"""The emitted part of an object is always a prefix of one, and closing completes it."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Markers are found however the text is cut, and what only looks like one is given back."""
+"""Markers are found for any chunking, and text that only resembles one is returned."""
 
 import pytest
 

@@ -77,7 +77,7 @@ class FakeDeployment:
     async def close(self) -> None: ...
 
 
-class PlannerScene:
+class PlannerHarness:
     """A started service and its deployment."""
 
     def __init__(self, hold: str | Callable[[], Awaitable[str]] = "", **settings: Any) -> None:
@@ -103,8 +103,8 @@ class PlannerScene:
         return await self.service.tick()
 
 
-async def started(hold: str = "", **settings: Any) -> PlannerScene:
-    scene = PlannerScene(hold, **settings)
+async def started(hold: str = "", **settings: Any) -> PlannerHarness:
+    scene = PlannerHarness(hold, **settings)
     await scene.service.start(await scene.deployment.capabilities())
     return scene
 
@@ -191,7 +191,7 @@ async def test_decision_made_before_a_change_of_the_limits_is_not_applied() -> N
         await scene.service.set_limits({"max_gpu_budget": 1})
         return ""
 
-    scene = PlannerScene(hold=change)
+    scene = PlannerHarness(hold=change)
     await scene.service.start(await scene.deployment.capabilities())
     summary = await scene.tick()
     assert (summary.outcome, scene.deployment.scaled) == ("held", [])

@@ -1,4 +1,4 @@
-"""No field of a request is ignored silently: each is read by the code that answers it, or listed with its effect."""
+"""No field of a request is ignored silently: each is read by the code that serves it, or listed with its effect."""
 
 import ast
 import json
@@ -61,7 +61,7 @@ def modules() -> dict[Path, Reads]:
 
 
 def readers(protocol: str) -> Iterator[Reads]:
-    """The modules that know a protocol's types; `nvext` is a part of OpenAI's requests."""
+    """Return the modules that use a protocol's types; `nvext` is a part of OpenAI's requests."""
     holders = {protocol, "openai"} if protocol == "nvext" else {protocol}
     for path, reads in modules().items():
         if holders & reads.protocols or path == SOURCE / "protocols" / f"{protocol}.py":

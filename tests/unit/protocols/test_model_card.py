@@ -20,7 +20,7 @@ PUBLISHED = """{"type":"Model","namespace":"dynamo","component":"backend","endpo
 "structural_tag_scope":"auto","structural_tag_schema":"auto","exclude_tools_when_tool_choice_none":true,
 "data_parallel_start_rank":0,"data_parallel_size":1,"enable_local_indexer":true,"kv_event_publishing_enabled":true,
 "runtime_data":{"output_replay_consumer":true},"enable_eagle":false},"media_decoder":null,"media_fetcher":null}}"""
-"""What the released mocker writes into discovery, with other paths and checksums."""
+"""Record that the released mocker writes into discovery, with other paths and checksums."""
 
 
 def test_upstream_model_record_round_trips() -> None:

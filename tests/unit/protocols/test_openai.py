@@ -33,7 +33,7 @@ def complaint(decode: Any, **fields: Any) -> tuple[str, str | None]:
     return str(refused.value), refused.value.param
 
 
-# ---- what is accepted ---------------------------------------------------------------------------------------------
+# ---- accepted requests --------------------------------------------------------------------------------------------
 
 
 def test_chat_request_is_decoded() -> None:
@@ -284,7 +284,7 @@ def test_unknown_prompt_form_is_refused(prompt: Any) -> None:
     assert message.startswith("Failed to deserialize the JSON body into the target type: ")
 
 
-# ---- what this release cannot honour ------------------------------------------------------------------------------
+# ---- fields that this release does not support --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -400,7 +400,7 @@ def test_deprecated_function_call_message_is_refused() -> None:
     assert "tool_calls" in complaint(chat, messages=[message])[0]
 
 
-# ---- whatever comes -----------------------------------------------------------------------------------------------
+# ---- arbitrary requests -------------------------------------------------------------------------------------------
 
 JSON = st.recursive(
     st.one_of(
@@ -447,7 +447,7 @@ def test_deeply_nested_or_non_text_body_is_an_invalid_argument(body: bytes) -> N
             decode(body)
 
 
-# ---- what OpenAI's own client can send ------------------------------------------------------------------------------
+# ---- requests of OpenAI's own client ------------------------------------------------------------------------------
 
 VALUES: dict[str, Any] = {
     "model": "m", "messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "stream": True, "n": 2, "best_of": 2,
@@ -461,7 +461,7 @@ VALUES: dict[str, Any] = {
 }  # fmt: skip
 NEEDS = {"top_logprobs": {"logprobs": True}, "stream_options": {"stream": True}, "tool_choice": {"tools": [TOOL]}}
 WITHOUT_EFFECT = {"user", "metadata", "store", "prompt_cache_key", "prediction"}
-"""They say something of the request, and nothing of the answer."""
+"""Fields that describe the request and do not affect the response."""
 
 
 @pytest.mark.parametrize(

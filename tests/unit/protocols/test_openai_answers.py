@@ -1,4 +1,4 @@
-"""Answers are written field by field as upstream writes them."""
+"""Responses are written field by field as upstream writes them."""
 
 import msgspec
 

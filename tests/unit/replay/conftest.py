@@ -1,4 +1,4 @@
-"""What the replay's tests share."""
+"""Fixtures of the replay tests."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def engine() -> EngineArgs:
 
 @pytest.fixture
 def chatty() -> list[ReplaySession]:
-    """Conversations of three turns with common beginnings, four a second."""
+    """Return conversations of three turns with common prefixes, four a second."""
     shape = Shape(
         input_tokens=300,
         output_tokens=40,

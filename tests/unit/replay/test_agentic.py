@@ -1,4 +1,4 @@
-"""Agentic: who waits for whom, and for how long."""
+"""Agentic: dependencies between requests, and their delays."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ def turn(name: str, at_ms: float | None = None) -> Turn:
 
 
 def helper_play(name: str = "p", at_ms: float = 1000.0) -> Play:
-    """An agent sends a request, starts a helper at that time, and goes on when the helper and its own tool are done."""
+    """Return an agent whose request starts a helper at that time, and continues after the helper and its own tool."""
     agent = ReplaySession(f"{name}/agent", [turn(f"{name}.a0", at_ms), turn(f"{name}.a1")])
     helper = ReplaySession(f"{name}/helper", [turn(f"{name}.h0")], f"{name}/agent")
     needs = {
@@ -118,7 +118,7 @@ def test_agentic_trace_contains_helpers_and_request_names() -> None:
     main, sub = plays[0].sessions
     assert (main.session_id, sub.session_id, sub.parent_id) == ("p/main", "p/sub", "p/main")
     assert sub.turns[0].hash_ids[0] == main.turns[0].hash_ids[0]
-    assert len(sub.turns[0].hash_ids) == 4  # What has no name is the request's own.
+    assert len(sub.turns[0].hash_ids) == 4  # Blocks without a name belong to the request alone.
     assert plays[0].needs["p1"] == [Need("p0", "dispatch", 7.0)]
 
 

@@ -1,4 +1,4 @@
-"""Cluster: what must hold in every run, and what a run is equal to."""
+"""Cluster: invariants of every run, and equivalent runs."""
 
 import dataclasses
 

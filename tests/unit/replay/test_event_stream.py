@@ -1,4 +1,4 @@
-"""EventStream: what a server sends, however it is cut."""
+"""EventStream: parsed events of a server, for any chunking."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding
 
 
 class Wire:
-    """A writer that goes nowhere."""
+    """Writer that discards its data."""
 
     def __init__(self) -> None:
         self.sent = b""
@@ -33,7 +33,7 @@ def chunk(data: bytes) -> bytes:
 
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Wire], list[bytes]]:
-    """The connections that were opened, and what the servers say, one after the other."""
+    """Return the opened connections, and the servers' responses in order."""
     wires: list[Wire] = []
     says: list[bytes] = []
 

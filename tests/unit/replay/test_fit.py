@@ -15,7 +15,7 @@ CONFIG = FitConfig()
 
 @pytest.fixture(scope="module")
 def points() -> list[Measured]:
-    """What an engine with those times does."""
+    """Return the measurements of an engine with those times."""
     shapes = ((2, 512), (8, 512), (16, 1024))
     return [foretold(Measured(at_once, isl, 32, 1.0, 1.0), TRUTH, CONFIG) for at_once, isl in shapes]
 

@@ -1,4 +1,4 @@
-"""HeldRequests: who waited too long, and when to look again."""
+"""HeldRequests: expired requests, and the time of the next check."""
 
 from dynamo.replay.held import HeldRequests
 from dynamo.replay.load import ReplaySession, Turn

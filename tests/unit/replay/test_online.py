@@ -1,4 +1,4 @@
-"""Online: a load sent to a server that answers in real chunks, on a manual clock."""
+"""Online: a load sent to a server with real chunks, on a manual clock."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine

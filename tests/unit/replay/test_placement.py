@@ -1,4 +1,4 @@
-"""Placement: ranks, and what is forgotten of workers that leave."""
+"""Placement: ranks, and removal of workers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Plan: disaggregated clusters, ranks, other engines, restarts: what must hold in every run."""
+"""Plan: disaggregated clusters, ranks, other engines, restarts: invariants of every run."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Planning: what a planner is shown."""
+"""Planning: observations of a planner."""
 
 from dataclasses import dataclass, field, replace
 
@@ -18,7 +18,7 @@ from dynamo.replay.synthetic import Shape, sessions
 
 @dataclass
 class Watcher:
-    """Looks every two seconds, and requests one more worker of each kind once."""
+    """Planner that runs every two seconds and requests one more worker of each kind once."""
 
     name: str = "watcher"
     known: list[EngineCapabilities | None] = field(default_factory=list)

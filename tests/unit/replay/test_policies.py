@@ -1,4 +1,4 @@
-"""Policies: a timetable, and thresholds of load; and what comes of them in a cluster."""
+"""Policies: a schedule, and load thresholds, and their effect in a cluster."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Preble: the rule, and what it forgets."""
+"""Preble: the rule, and its expiry."""
 
 from dynamo.kv_router.runs import pack
 from dynamo.protocols.kv_events import Stored, StoredBlock

@@ -25,8 +25,8 @@ def test_arrival_rate_follows_the_sine() -> None:
 
 
 def test_request_counts_are_poisson_distributed() -> None:
-    chance = random.Random(1)
-    found = [poisson(chance, 3.0) for _ in range(5000)]
+    rng = random.Random(1)
+    found = [poisson(rng, 3.0) for _ in range(5000)]
     assert mean(found) == pytest.approx(3.0, abs=0.1)
     assert mean((count - 3.0) ** 2 for count in found) == pytest.approx(3.0, abs=0.3)
 

@@ -1,4 +1,4 @@
-"""Sweep: combinations, what is kept, what is best."""
+"""Sweep: combinations, constraints and the best result."""
 
 from pathlib import Path
 from typing import Any

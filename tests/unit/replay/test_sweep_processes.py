@@ -17,17 +17,17 @@ CONFIG = ReplayConfig(input_tokens=10, output_tokens=2, request_count=1, request
 
 
 class FakeChild:
-    """A child that answers every line with one line."""
+    """Child process that answers every line with one line."""
 
     def __init__(self, answer: bytes) -> None:
         self.stdin = io.BytesIO()
         self.stdout = io.BytesIO(answer * 10)
 
     def kill(self) -> None:
-        """Nothing runs."""
+        """Do nothing: no process runs."""
 
     def wait(self, timeout: float) -> None:
-        """Nothing runs."""
+        """Do nothing: no process runs."""
 
 
 def run_with(monkeypatch: pytest.MonkeyPatch, answer: bytes) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Synthetic: shapes, and what they are made of."""
+"""Synthetic: shapes of generated loads."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A standalone router relays requests to the worker that it chooses, and answers questions about the caches."""
+"""Standalone router: relays requests to the worker that it chooses, and serves queries about the caches."""
 
 import asyncio
 from collections.abc import AsyncIterator

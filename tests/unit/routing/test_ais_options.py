@@ -1,4 +1,4 @@
-"""Settings of the engine become a first estimate of how long prompts take."""
+"""Engine settings yield a first estimate of prefill times."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who is too loaded, and by which knob."""
+"""Overloaded workers, and the threshold of each."""
 
 import pytest
 

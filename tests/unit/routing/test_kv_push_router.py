@@ -1,4 +1,4 @@
-"""A request goes to the worker that holds its beginning, waits while there is no room, and is forgotten when it ends."""
+"""A request goes to the worker that caches its prefix, waits while no slot is free, and is removed when it ends."""
 
 import asyncio
 import random
@@ -43,7 +43,7 @@ def request(tokens: list[int] | None = None, **routing: Any) -> PreprocessedRequ
 
 
 class RouterHarness:
-    """A router of two workers, under a clock that is turned by hand."""
+    """Router of two workers, with a manual clock."""
 
     def __init__(self, **config: Any) -> None:
         self.clock = ManualClock()
@@ -226,7 +226,7 @@ async def test_kv_push_router_hashes_images_into_blocks(harness: RouterHarness) 
     harness.router.machine.index.store(2, 0, None, hashes, pack(hashes))
     asked = request()
     asked.mm_routing_info = {"routing_token_ids": PROMPT, "block_mm_infos": [shown]}
-    asked.token_ids = [7]  # What the worker is sent has placeholders of its own.
+    asked.token_ids = [7]  # The worker receives placeholders of its own.
     assert harness.router.peek(asked).device_blocks == len(PROMPT) // BLOCK
     assert harness.router.peek(request()).device_blocks == 0
     asked.mm_routing_info = {"block_mm_infos": [{"mm_objects": 7}]}

@@ -27,7 +27,7 @@ def test_python_router_config_maps_the_older_weight_to_prefill_scale() -> None:
     assert KvRouterConfig(2.0).overlap_score_weight == 2.0
     off = KvRouterConfig(0.0)
     assert off.overlap_score_credit == 0.0
-    assert not off.meaning(16).use_kv_events  # Nobody would look at them.
+    assert not off.meaning(16).use_kv_events  # The router would not use them.
 
 
 def test_python_router_config_copy_with_overrides_leaves_the_original() -> None:

@@ -47,7 +47,7 @@ def test_remote_indexer_returns_the_overlaps_of_the_served_index() -> None:
 
 
 def test_remote_indexer_messages_equal_those_of_released_dynamo() -> None:
-    """Observed of ai-dynamo 1.6.1, which sends and answers queries like this."""
+    """Captured from ai-dynamo 1.6.1, which sends and answers queries like this."""
 
     def told(held: dict[tuple[int, int], tuple[int, int, int]]) -> object:
         return msgspec.msgpack.decode(msgspec.msgpack.encode(answer_of(held)))
@@ -100,7 +100,7 @@ async def test_remote_indexer_routes_without_overlap_when_unanswered(harness: Ro
     remote = RemoteIndexer(harness.runtime(), endpoint.id)
     await remote.start()
     blocks = pack(hashes_of(PROMPT, BLOCK))
-    assert await remote.find("m", blocks) == {}  # Nobody serves it.
+    assert await remote.find("m", blocks) == {}  # No process serves it.
     await server.start()
     assert await remote.find("other", blocks) == {}
     assert server.answer(IndexerQuery("other", []), b"").error == "served indexer model other is not registered"

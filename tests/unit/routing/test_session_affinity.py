@@ -1,4 +1,4 @@
-"""Sessions stay with their workers where no KV router chooses."""
+"""Sessions keep their workers without a KV router."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.relays import Relays, open_relays
+from tests.relays import RelayCluster, open_relays
 
 from dynamo.core.errors import CannotConnect
 from dynamo.http.routes import native as routes_native
@@ -33,7 +33,7 @@ def routes(table: RouteTable, context: RouteContext) -> None:
 class Workers:
     """A frontend without a KV router, and the workers of its requests."""
 
-    def __init__(self, relays: Relays) -> None:
+    def __init__(self, relays: RelayCluster) -> None:
         self.relays = relays
         self.runtimes: list[DistributedRuntime] = []
         self.asked: list[tuple[str, int]] = []
@@ -65,64 +65,64 @@ class Workers:
 async def workers(mode: str, **options: Any) -> AsyncIterator[Workers]:
     sticky = KvRouterOptions(use_kv_events=False, session_affinity_ttl_secs=60, **options)
     async with open_relays(routes, mode, kv_options=sticky) as relays:
-        house = Workers(relays)
-        yield house
-        for one in house.runtimes:
+        stack = Workers(relays)
+        yield stack
+        for one in stack.runtimes:
             await one.shutdown(drain_timeout_s=0.0)
 
 
 @pytest.mark.parametrize("mode", ["round-robin", "random", "least-loaded", "power-of-two"])
 async def test_session_affinity_sends_the_turns_of_a_session_to_one_worker(model_dir: Path, mode: str) -> None:
-    async with workers(mode) as house:
+    async with workers(mode) as stack:
         for _ in range(3):
-            await house.serve(model_dir)
-        bound = await house.turn(FIRST)
+            await stack.serve(model_dir)
+        bound = await stack.turn(FIRST)
         native = ("/generate", {"input_ids": [1, 2], "stream": True})
         for _ in range(4):
-            await house.turn({})
-            assert await house.turn(FIRST) == bound
-            assert await house.turn(FIRST, *native) == bound
+            await stack.turn({})
+            assert await stack.turn(FIRST) == bound
+            assert await stack.turn(FIRST, *native) == bound
         if mode == "round-robin":
-            assert len({(await house.turn({}))[0] for _ in range(3)}) == 3, "others go on in turn"
+            assert len({(await stack.turn({}))[0] for _ in range(3)}) == 3, "others go on in turn"
 
 
 async def test_session_affinity_sends_requests_with_one_prompt_cache_key_to_one_worker(model_dir: Path) -> None:
-    async with workers("round-robin") as house:
+    async with workers("round-robin") as stack:
         for _ in range(3):
-            await house.serve(model_dir)
+            await stack.serve(model_dir)
         keyed = {**CHAT, "prompt_cache_key": "one"}
-        bound = await house.turn({}, body=keyed)
-        other = await house.turn({}, body={**CHAT, "prompt_cache_key": "two"})
+        bound = await stack.turn({}, body=keyed)
+        other = await stack.turn({}, body={**CHAT, "prompt_cache_key": "two"})
         assert other != bound, "sessions are spread over the workers"
         for _ in range(4):
-            await house.turn({})
-            assert await house.turn({}, body=keyed) == bound
-        session = await house.turn({"x-dynamo-session-id": "one"}, body=keyed)
-        assert session == await house.turn({"x-dynamo-session-id": "one"}), (
+            await stack.turn({})
+            assert await stack.turn({}, body=keyed) == bound
+        session = await stack.turn({"x-dynamo-session-id": "one"}, body=keyed)
+        assert session == await stack.turn({"x-dynamo-session-id": "one"}), (
             "a header names the session before the key does"
         )
 
 
 async def test_session_affinity_rebinds_when_the_worker_left(model_dir: Path) -> None:
-    async with workers("round-robin") as house:
-        await house.serve(model_dir)
-        await house.serve(model_dir)
-        (bound,) = await house.turn(FIRST)
-        gone = next(one for one in house.runtimes if one.instance_id == bound)
+    async with workers("round-robin") as stack:
+        await stack.serve(model_dir)
+        await stack.serve(model_dir)
+        (bound,) = await stack.turn(FIRST)
+        gone = next(one for one in stack.runtimes if one.instance_id == bound)
         await gone.shutdown(drain_timeout_s=0.0)
-        (other,) = await house.turn(FIRST)
+        (other,) = await stack.turn(FIRST)
         assert other != bound
-        assert await house.turn(FIRST) == [other]
+        assert await stack.turn(FIRST) == [other]
 
 
 async def test_session_affinity_rebinds_when_the_worker_is_unreachable(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with workers("round-robin") as house:
-        await house.serve(model_dir)
-        await house.serve(model_dir)
-        (bound,) = await house.turn(FIRST)
-        (served,) = house.relays.models.all_sets()
+    async with workers("round-robin") as stack:
+        await stack.serve(model_dir)
+        await stack.serve(model_dir)
+        (bound,) = await stack.turn(FIRST)
+        (served,) = stack.relays.models.all_sets()
         send = served.client.send
 
         async def refused(*args: Any, instance_id: int | None = None, **named: Any) -> Any:
@@ -132,41 +132,41 @@ async def test_session_affinity_rebinds_when_the_worker_is_unreachable(
             return await send(*args, instance_id=instance_id, **named)
 
         monkeypatch.setattr(served.client, "send", refused)
-        (other,) = await house.turn(FIRST)
+        (other,) = await stack.turn(FIRST)
         assert other != bound
-        assert await house.turn(FIRST) == [other]
-        assert await house.turn(FIRST, "/generate", {"input_ids": [1, 2], "stream": True}) == [other]
+        assert await stack.turn(FIRST) == [other]
+        assert await stack.turn(FIRST, "/generate", {"input_ids": [1, 2], "stream": True}) == [other]
 
 
 async def test_session_affinity_ends_with_the_clients_final_turn(model_dir: Path) -> None:
-    async with workers("round-robin") as house:
-        await house.serve(model_dir)
-        await house.serve(model_dir)
-        bound = await house.turn(FIRST)
-        assert await house.turn(FIRST | {"x-dynamo-session-final": "true"}) == bound
-        assert await house.turn(FIRST) != bound, "it begins anew, in turn"
+    async with workers("round-robin") as stack:
+        await stack.serve(model_dir)
+        await stack.serve(model_dir)
+        bound = await stack.turn(FIRST)
+        assert await stack.turn(FIRST | {"x-dynamo-session-final": "true"}) == bound
+        assert await stack.turn(FIRST) != bound, "it begins anew, in turn"
 
 
 async def test_session_affinity_binds_both_phases(model_dir: Path) -> None:
-    async with workers("round-robin") as house:
+    async with workers("round-robin") as stack:
         for role in (WorkerType.Prefill, WorkerType.Decode) * 2:
-            await house.serve(model_dir, role)
-        one, two = await house.turn(FIRST), await house.turn(SECOND)
+            await stack.serve(model_dir, role)
+        one, two = await stack.turn(FIRST), await stack.turn(SECOND)
         assert len({*one, *two}) == 4
         for _ in range(3):
-            assert await house.turn(FIRST) == one
-            assert await house.turn(SECOND) == two
+            assert await stack.turn(FIRST) == one
+            assert await stack.turn(SECOND) == two
 
 
 async def test_session_affinity_waits_for_the_first_workers_of_a_model(model_dir: Path) -> None:
     async with open_relays(routes, workers_min=2) as relays:
-        house = Workers(relays)
-        await house.serve(model_dir)
+        stack = Workers(relays)
+        await stack.serve(model_dir)
         answer = await relays.ask("/v1/chat/completions", CHAT)
         assert (answer.status, relays.models.served()) == (503, {})
         assert b"1 of the 2 workers" in answer.body
-        await house.serve(model_dir)
-        await house.turn({})
-        await house.runtimes[0].shutdown(drain_timeout_s=0.0)
-        assert await house.turn({}) == [house.runtimes[1].instance_id], "it goes on with fewer"
-        await house.runtimes[1].shutdown(drain_timeout_s=0.0)
+        await stack.serve(model_dir)
+        await stack.turn({})
+        await stack.runtimes[0].shutdown(drain_timeout_s=0.0)
+        assert await stack.turn({}) == [stack.runtimes[1].instance_id], "it goes on with fewer"
+        await stack.runtimes[1].shutdown(drain_timeout_s=0.0)

@@ -58,7 +58,7 @@ def test_canary_is_unhealthy_exactly_when_the_last_event_was_a_failed_check(step
         assert canary.due_s(alive) == now + 10.0
 
 
-# Asking ------------------------------------------------------------------------------------------------------------
+# Requests ------------------------------------------------------------------------------------------------------------
 
 
 def served_by(handler: Any, **options: Any) -> Served:
@@ -118,8 +118,8 @@ async def test_canary_ignores_a_worker_that_is_full_or_draining() -> None:
 # Watching ----------------------------------------------------------------------------------------------------------
 
 
-class Ward:
-    """An endpoint under watch, on a clock that the test turns."""
+class CanaryHarness:
+    """Monitored endpoint, on a manual clock."""
 
     def __init__(self, **options: Any) -> None:
         self.clock = ManualClock()
@@ -139,7 +139,7 @@ class Ward:
         self.served.alive_s = 0.0  # The real clock has no place here.
 
     async def after(self, seconds: float) -> bool:
-        """How it is, that much later."""
+        """Return the state after that time."""
         await self.settle()
         self.clock.advance(seconds)
         await self.settle()
@@ -150,44 +150,44 @@ class Ward:
 
 
 @pytest.fixture
-async def ward() -> AsyncIterator[Ward]:
-    made = Ward()
+async def harness() -> AsyncIterator[CanaryHarness]:
+    made = CanaryHarness()
     yield made
     made.task.cancel()
     await asyncio.wait({made.task})
 
 
-async def test_canary_sends_its_marked_payload_to_an_idle_endpoint(ward: Ward) -> None:
-    assert await ward.after(9.9)
-    assert ward.asked == []
-    assert await ward.after(0.1)
-    assert ward.asked == [{"token_ids": [1], MARKER: True}]
-    assert await ward.after(10)
-    assert len(ward.asked) == 2
+async def test_canary_sends_its_marked_payload_to_an_idle_endpoint(harness: CanaryHarness) -> None:
+    assert await harness.after(9.9)
+    assert harness.asked == []
+    assert await harness.after(0.1)
+    assert harness.asked == [{"token_ids": [1], MARKER: True}]
+    assert await harness.after(10)
+    assert len(harness.asked) == 2
 
 
 async def test_canary_failure_is_reported_until_the_next_successful_response(
-    ward: Ward, caplog: pytest.LogCaptureFixture
+    harness: CanaryHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ward.error = Unknown("the engine broke")
-    assert not await ward.after(10)
-    assert not await ward.after(10)
+    harness.error = Unknown("the engine broke")
+    assert not await harness.after(10)
+    assert not await harness.after(10)
     assert caplog.text.count("health check of 1/n/c/generate failed: the engine broke") == 1
-    ward.error = None
-    assert await ward.after(10)
+    harness.error = None
+    assert await harness.after(10)
 
 
-async def test_canary_does_not_probe_a_busy_endpoint(ward: Ward) -> None:
+async def test_canary_does_not_probe_a_busy_endpoint(harness: CanaryHarness) -> None:
     for _ in range(5):
-        await ward.after(9)
-        ward.served.alive_s = ward.clock.now()
-    assert ward.asked == []
+        await harness.after(9)
+        harness.served.alive_s = harness.clock.now()
+    assert harness.asked == []
 
 
-async def test_canary_ends_with_its_endpoint(ward: Ward) -> None:
-    await ward.served.drain(0.0)
-    await ward.after(10)
-    assert ward.task.done()
+async def test_canary_ends_with_its_endpoint(harness: CanaryHarness) -> None:
+    await harness.served.drain(0.0)
+    await harness.after(10)
+    assert harness.task.done()
 
 
 async def test_canary_failed_check_makes_the_process_unready_until_a_successful_one(

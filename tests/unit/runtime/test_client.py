@@ -1,4 +1,4 @@
-"""Client: who serves an endpoint, and sending to one of them."""
+"""Client: instances of an endpoint, and requests to one of them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -57,7 +57,7 @@ class FakePlane:
         self.up.add(target.address)
 
 
-class Deaf:
+class SilentReceiver:
     def on_token(self, token_id: int) -> None:
         pass
 
@@ -96,7 +96,7 @@ class ClientHarness:
                 await self.changed.wait()
 
     async def send(self, **options: Any) -> int:
-        return (await self.client.send(b"\x80", Deaf(), request_id="r", **options)).instance_id
+        return (await self.client.send(b"\x80", SilentReceiver(), request_id="r", **options)).instance_id
 
     def end(self, index: int, error: Exception | None) -> None:
         target, _, _, on_done = self.plane.sent[index]
@@ -270,7 +270,7 @@ async def test_client_direct_mode_requires_an_instance() -> None:
 async def test_client_sends_json_to_a_worker_that_reads_only_json(harness: ClientHarness) -> None:
     await harness.put(1, codec="json")
     await harness.until([1])
-    await harness.client.send(msgpack_encode({"n": 1}), Deaf(), request_id="r")
+    await harness.client.send(msgpack_encode({"n": 1}), SilentReceiver(), request_id="r")
     _, request, _, _ = harness.plane.sent[0]
     assert (request.codec, request.body) == ("json", b'{"n":1}')
 

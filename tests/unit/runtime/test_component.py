@@ -1,4 +1,4 @@
-"""Names: the older way leads to the same endpoint."""
+"""Names: the older API yields the same endpoint."""
 
 from typing import Any
 

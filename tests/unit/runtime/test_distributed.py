@@ -24,7 +24,7 @@ Join = Callable[[], DistributedRuntime]
 
 @pytest.fixture
 async def join() -> AsyncIterator[Join]:
-    """Gives the runtimes of further processes of one cluster."""
+    """Return a function that creates runtimes of further processes of one cluster."""
     store, hub, bus = MemoryStore(), MemoryHub(), MemoryBus()
     made: list[DistributedRuntime] = []
 

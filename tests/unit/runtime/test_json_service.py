@@ -1,4 +1,4 @@
-"""Small HTTP services answer as upstream's do."""
+"""Small HTTP services respond as upstream's do."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Push router: who takes the next request."""
+"""Push router: selection of the worker for the next request."""
 
 import pytest
 from hypothesis import settings
@@ -114,7 +114,7 @@ def test_pick_accepts_a_mode_for_one_request() -> None:
 
 
 class Traffic(RuleBasedStateMachine):
-    """Workers come, go and fail while requests run; only present, allowed workers are ever picked."""
+    """Workers start, stop and fail while requests run; only present, allowed workers are ever chosen."""
 
     def __init__(self) -> None:
         super().__init__()

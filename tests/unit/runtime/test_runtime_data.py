@@ -1,4 +1,4 @@
-"""Runtime data: instances found by what their cards say."""
+"""Runtime data: instances selected by their cards."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Dispatcher: what runs in a process, and how it ends."""
+"""Dispatcher: running requests of a process, and its shutdown."""
 
 import asyncio
 import logging
@@ -17,16 +17,16 @@ from dynamo.runtime.server import Dispatcher, EndpointMetrics, ServeOptions
 PATH = "1/n/c/e"
 
 
-class Quiet(ReplyBase):
+class SilentReply(ReplyBase):
     def __init__(self) -> None:
         super().__init__("r")
         self.end: Any = "open"
 
     def token(self, token_id: int) -> None:
-        """Where it goes does not matter here."""
+        """Do nothing: the output does not matter here."""
 
     def item(self, value: Any) -> None:
-        """Where it goes does not matter here."""
+        """Do nothing: the output does not matter here."""
 
     def write_end(self) -> None:
         self.end = None
@@ -35,14 +35,14 @@ class Quiet(ReplyBase):
         self.end = error
 
 
-def begin(dispatcher: Dispatcher, body: bytes = b"") -> Quiet:
-    reply = Quiet()
+def begin(dispatcher: Dispatcher, body: bytes = b"") -> SilentReply:
+    reply = SilentReply()
     dispatcher.admit(PATH).start(Request("r", body), reply)
     return reply
 
 
 def leave_open(request: Request, reply: Any) -> None:
-    """A handler whose answer the test gives."""
+    """Handler whose response the test controls."""
 
 
 async def test_idle_endpoint_drains_at_once_and_refuses_new_requests() -> None:
@@ -137,7 +137,7 @@ def test_endpoint_request_metrics_have_upstream_names() -> None:
 def test_polls_of_internal_endpoints_are_not_logged_unless_they_are_part_of_a_trace(
     caplog: pytest.LogCaptureFixture, is_internal: bool, headers: dict[str, str], lines: int
 ) -> None:
-    dispatcher, reply = Dispatcher(), Quiet()
+    dispatcher, reply = Dispatcher(), SilentReply()
     dispatcher.add(PATH, lambda _request, reply: reply.finish(), ServeOptions(is_internal=is_internal))
     with caplog.at_level(logging.INFO, "dynamo.lifecycle"):
         dispatcher.admit(PATH).start(Request("r", b"", headers=headers), reply)

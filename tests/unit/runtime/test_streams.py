@@ -1,4 +1,4 @@
-"""Streams: the pushed answer as an async iterator, and an async generator as a handler."""
+"""Streams: a response as an async iterator, and an async generator as a handler."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -313,7 +313,7 @@ async def test_generator_context_reports_stop_and_kill() -> None:
 
 @pytest.mark.parametrize("end", [ReplyBase.stop, ReplyBase.kill])
 async def test_cancelled_generator_is_resumed_once_and_then_closed(end: Callable[[FakeReply], None]) -> None:
-    """Upstream does the same: the handler sees the cancellation, and its further elements are not sent."""
+    """As upstream: the handler sees the cancellation, and its further elements are not sent."""
     steps: list[Any] = []
     go_on = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""The selection service over HTTP: its statuses, and how it refuses."""
+"""Selection service over HTTP: statuses and errors."""
 
 import asyncio
 import json

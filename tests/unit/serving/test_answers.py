@@ -1,4 +1,4 @@
-"""Responses made of generations, over an exchange that only remembers."""
+"""Responses of generations, over a recording exchange."""
 
 import asyncio
 import json
@@ -63,7 +63,7 @@ class Client:
 
 
 class Scene:
-    """One answer, its generation and its client."""
+    """Response with its generation and its client."""
 
     def __init__(self, *, stream: bool = True, usage: bool = False, running: bool = False, retry: bool = False) -> None:
         self.registry = MetricsRegistry()

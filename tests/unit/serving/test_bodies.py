@@ -1,4 +1,4 @@
-"""Bodies are decoded at once, in a thread or after a trial, by what decoding them takes."""
+"""Request bodies are decoded inline, in a thread or after a trial, depending on their decoding time."""
 
 import threading
 from typing import Any
@@ -16,7 +16,7 @@ USER = {"role": "user", "content": ""}
 
 
 class Pool:
-    """A pool whose child answers as it is scripted to."""
+    """Pool whose child is scripted."""
 
     def __init__(self, outcome: Exception | None = None) -> None:
         self.outcome = outcome

@@ -1,4 +1,4 @@
-"""Completion calls: the same completions as in JSON, errors as errors, and calls whose reader leaves or is too slow."""
+"""Completion calls: the same completions as in JSON, errors as errors, and readers that disconnect or are too slow."""
 
 import asyncio
 import json
@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.scripted_engine.house import NAME, House, open_house
 from tests.scripted_engine.script import Script
+from tests.scripted_engine.stack import NAME, ScriptedStack, open_stack
 from tests.settle import turns
 
 from dynamo.core.errors import ResponseTimeout
@@ -30,13 +30,13 @@ async def received(call: CompletionCall) -> list[TextCompletion]:
     return [completion async for completion in call.completions()]
 
 
-async def called(house: House, fields: dict[str, Any]) -> tuple[list[TextCompletion], ErrorAnswer | None]:
-    call = CompletionCall(house.pipeline.handle_call, completion_of(fields))
+async def called(stack: ScriptedStack, fields: dict[str, Any]) -> tuple[list[TextCompletion], ErrorAnswer | None]:
+    call = CompletionCall(stack.pipeline.handle_call, completion_of(fields))
     return await received(call), call.refusal
 
 
-async def decoded_from_json(house: House, fields: dict[str, Any]) -> list[TextCompletion]:
-    request = LocalRequest(house.pipeline.handle_completion, json.dumps(fields).encode())
+async def decoded_from_json(stack: ScriptedStack, fields: dict[str, Any]) -> list[TextCompletion]:
+    request = LocalRequest(stack.pipeline.handle_completion, json.dumps(fields).encode())
     events = [event async for event in request.events()] if fields["stream"] else [(await request.whole()).body]
     return [msgspec.json.decode(event, type=TextCompletion) for event in events]
 
@@ -67,18 +67,18 @@ async def test_completion_calls_return_the_completions_of_the_json_response(
     fields: dict[str, Any], stream: bool
 ) -> None:
     script = Script(["Hello there.", "Good day, you two."][: fields.get("n", 1)])
-    async with open_house() as house:
+    async with open_stack() as stack:
         sent = fields_of(script, stream=stream, **fields)
-        completions, refusal = await called(house, sent)
-        expected = await decoded_from_json(house, sent)
+        completions, refusal = await called(stack, sent)
+        expected = await decoded_from_json(stack, sent)
         assert refusal is None
-        assert house.pipeline.inflight == 0
+        assert stack.pipeline.inflight == 0
     assert in_order(completions) == in_order(expected)
 
 
 async def test_tokens_of_one_message_are_separate_completions() -> None:
-    async with open_house() as house:
-        completions, _ = await called(house, fields_of(Script(["Hello there."], sizes=[9]), stream=True))
+    async with open_stack() as stack:
+        completions, _ = await called(stack, fields_of(Script(["Hello there."], sizes=[9]), stream=True))
         assert len(completions) > 2
         assert "".join(one.choices[0].text for one in completions) == "Hello there."
         assert [one.choices[0].finish_reason for one in completions] == [None] * (len(completions) - 1) + ["stop"]
@@ -95,37 +95,37 @@ async def test_tokens_of_one_message_are_separate_completions() -> None:
     ids=["unknown model", "invalid value", "failed engine"],
 )
 async def test_error_before_the_first_completion(fields: dict[str, Any], stream: bool, status: int, label: str) -> None:
-    async with open_house() as house:
-        completions, refusal = await called(house, {**fields_of(Script(["Hi"]), stream=stream), **fields})
+    async with open_stack() as stack:
+        completions, refusal = await called(stack, {**fields_of(Script(["Hi"]), stream=stream), **fields})
         assert refusal is not None
         assert (completions, refusal.status, refusal.label) == ([], status, label)
-        assert house.pipeline.inflight == 0
+        assert stack.pipeline.inflight == 0
 
 
 async def test_error_after_the_first_completion_ends_the_stream() -> None:
     script = Script(["Hello there."], fails_after=2)
-    async with open_house() as house:
-        completions, refusal = await called(house, fields_of(script, stream=True))
+    async with open_stack() as stack:
+        completions, refusal = await called(stack, fields_of(script, stream=True))
         assert completions and all(one.choices[0].finish_reason is None for one in completions)
         assert refusal is not None and refusal.status == 400
 
 
 async def test_call_is_refused_while_the_frontend_drains() -> None:
-    async with open_house() as house:
-        await house.pipeline.drain(0.0)
-        completions, refusal = await called(house, fields_of(Script(["Hi"])))
+    async with open_stack() as stack:
+        await stack.pipeline.drain(0.0)
+        completions, refusal = await called(stack, fields_of(Script(["Hi"])))
         assert refusal is not None
         assert (completions, refusal.status) == ([], 503)
 
 
 async def test_reader_disconnect_cancels_the_request() -> None:
-    async with open_house() as house:
+    async with open_stack() as stack:
         fields = fields_of(Script(["Hello there. " * 50]), stream=True)
-        call = CompletionCall(house.pipeline.handle_call, completion_of(fields))
+        call = CompletionCall(stack.pipeline.handle_call, completion_of(fields))
         async with aclosing(call.completions()) as completions:
             await anext(completions)
-            assert house.pipeline.inflight == 1
-        assert (house.pipeline.inflight, call.disconnected) == (0, True)
+            assert stack.pipeline.inflight == 1
+        assert (stack.pipeline.inflight, call.disconnected) == (0, True)
 
 
 async def test_slow_reader_is_disconnected() -> None:

@@ -1,4 +1,4 @@
-"""Vectors: numbers come back from base64 and from JSON as they went in."""
+"""Vectors are unchanged by base64 and JSON."""
 
 import json
 import struct

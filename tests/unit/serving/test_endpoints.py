@@ -20,7 +20,7 @@ def routes(table: RouteTable, context: RouteContext) -> None:
 
 
 async def talker(_: Any) -> AsyncIterator[Any]:
-    """A worker that takes text: OpenAI's chat chunks."""
+    """Start a worker that takes text and returns OpenAI's chat chunks."""
     for delta, finish in (({"role": "assistant", "content": "Hel"}, None), ({"content": "lo"}, "stop")):
         yield {
             "id": "i",

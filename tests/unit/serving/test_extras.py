@@ -5,8 +5,8 @@ import time
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tests.scripted_engine.house import Street
 from tests.scripted_engine.script import Script
+from tests.scripted_engine.stack import ScriptedStackPool
 
 from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.router import Router, RouteRequest, WorkerFacts
@@ -16,35 +16,35 @@ from dynamo.serving.extras import extras_of, routing_of
 EXTRAS = ["worker_id", "timing", "completion_token_ids", "stop_reason", "engine_data", "prompt_logprobs", "unknown"]
 
 
-def test_nvext_contains_the_requested_extra_fields(street: Street) -> None:
+def test_nvext_contains_the_requested_extra_fields(stacks: ScriptedStackPool) -> None:
     script = Script(["Hi you"], stop_reason=77, engine_data={"prompt_logprobs": [None], "mine": 1})
-    told = street.run(street.parsed.chat(script, nvext={"extra_fields": EXTRAS})).json["nvext"]
+    told = stacks.run(stacks.parsed.chat(script, nvext={"extra_fields": EXTRAS})).json["nvext"]
     assert set(told) == {name for name in EXTRAS if name != "unknown"}
     assert told["worker_id"]["prefill_worker_id"] == told["worker_id"]["decode_worker_id"] > 0
     assert (told["stop_reason"], told["prompt_logprobs"], told["engine_data"]["mine"]) == (77, [None], 1)
-    tokenizer = street.parsed.models.find("m", "Chat").preprocessor.tokenizer
+    tokenizer = stacks.parsed.models.find("m", "Chat").preprocessor.tokenizer
     assert tokenizer.decode(told["completion_token_ids"]) == "Hi you"
     assert 0 <= told["timing"]["ttft_ms"] <= told["timing"]["total_time_ms"]
 
 
-def test_every_chunk_contains_the_worker_id_and_its_token_ids(street: Street) -> None:
+def test_every_chunk_contains_the_worker_id_and_its_token_ids(stacks: ScriptedStackPool) -> None:
     fields = {"extra_fields": ["worker_id", "timing", "completion_token_ids"]}
     script = Script(["Hi you there"])
-    events = street.run(street.plain.chat(script, stream=True, nvext=fields)).events
+    events = stacks.run(stacks.plain.chat(script, stream=True, nvext=fields)).events
     ids = [token_id for event in events for token_id in event["nvext"]["completion_token_ids"]]
-    tokenizer = street.plain.models.find("m", "Chat").preprocessor.tokenizer
+    tokenizer = stacks.plain.models.find("m", "Chat").preprocessor.tokenizer
     assert tokenizer.decode(ids) == "Hi you there"
     assert len({event["nvext"]["worker_id"]["decode_worker_id"] for event in events}) == 1
     assert ["timing" in event["nvext"] for event in events] == [False] * (len(events) - 1) + [True]
 
 
-def test_routing_decision_is_returned_in_body_and_header(street: Street) -> None:
-    answer = street.run(
-        street.parsed.chat(Script(["Hi"]), nvext={"extra_fields": ["routing"]}, headers={"x-dynamo-explain": "1"})
+def test_routing_decision_is_returned_in_body_and_header(stacks: ScriptedStackPool) -> None:
+    answer = stacks.run(
+        stacks.parsed.chat(Script(["Hi"]), nvext={"extra_fields": ["routing"]}, headers={"x-dynamo-explain": "1"})
     )
     worker = answer.json["nvext"]["routing"]["worker_id"]
     assert answer.headers["x-dynamo-routing"] == f"worker={worker}"
-    silent = street.run(street.parsed.chat(Script(["Hi"])))
+    silent = stacks.run(stacks.parsed.chat(Script(["Hi"])))
     assert "x-dynamo-routing" not in silent.headers
 
 

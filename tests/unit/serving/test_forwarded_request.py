@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.relays import Relays, open_relays
+from tests.relays import RelayCluster, open_relays
 
 from dynamo.core.errors import Disconnected, Unknown
 from dynamo.http.routes import embeddings as routes_embeddings
@@ -33,10 +33,10 @@ def routes(table: RouteTable, context: RouteContext) -> None:
         group.add(table, context)
 
 
-class Legs:
+class DisaggregatedCluster:
     """A frontend, a prefill worker and decode workers; `fails` makes the next one raise it."""
 
-    def __init__(self, relays: Relays) -> None:
+    def __init__(self, relays: RelayCluster) -> None:
         self.relays = relays
         self.others: list[DistributedRuntime] = []
         self.asked: list[tuple[str, Any]] = []
@@ -75,86 +75,99 @@ class Legs:
 
 
 @pytest.fixture
-async def legs() -> AsyncIterator[Legs]:
+async def cluster() -> AsyncIterator[DisaggregatedCluster]:
     async with open_relays(routes) as relays:
-        house = Legs(relays)
-        yield house
-        for one in house.others:
+        stack = DisaggregatedCluster(relays)
+        yield stack
+        for one in stack.others:
             await one.shutdown(drain_timeout_s=0.0)
 
 
 BOTH = (WorkerType.Prefill, WorkerType.Decode)
 
 
-async def test_native_request_is_prefilled_and_decoded_by_different_workers(legs: Legs, model_dir: Path) -> None:
-    await legs.serve(model_dir, ModelType.Chat, *BOTH)
-    vllm = await legs.relays.ask(VLLM, {"token_ids": PROMPT, "sampling_params": {}}, {"x-dynamo-explain": "1"})
+async def test_native_request_is_prefilled_and_decoded_by_different_workers(
+    cluster: DisaggregatedCluster, model_dir: Path
+) -> None:
+    await cluster.serve(model_dir, ModelType.Chat, *BOTH)
+    vllm = await cluster.relays.ask(VLLM, {"token_ids": PROMPT, "sampling_params": {}}, {"x-dynamo-explain": "1"})
     assert (vllm.status, vllm.json["choices"][0]["token_ids"]) == (200, [8, 9])
-    decode = next(worker for role, worker in legs.workers if role == "decode")
+    decode = next(worker for role, worker in cluster.workers if role == "decode")
     assert vllm.headers["x-dynamo-routing"] == f"worker={decode}"
-    sglang = await legs.relays.ask(SGLANG, {"input_ids": PROMPT, "stream": True})
+    sglang = await cluster.relays.ask(SGLANG, {"input_ids": PROMPT, "stream": True})
     assert sglang.status == 200
-    assert legs.roles() == ["prefill", "decode"] * 2
-    assert [request["token_ids"] for _, request in legs.asked] == [PROMPT] * 4
-    assert legs.asked[0][1]["stop_conditions"]["max_tokens"] == 1
-    assert legs.asked[1][1]["prefill_result"]["disaggregated_params"] == WHERE
+    assert cluster.roles() == ["prefill", "decode"] * 2
+    assert [request["token_ids"] for _, request in cluster.asked] == [PROMPT] * 4
+    assert cluster.asked[0][1]["stop_conditions"]["max_tokens"] == 1
+    assert cluster.asked[1][1]["prefill_result"]["disaggregated_params"] == WHERE
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_native_request_is_retried_on_another_worker_after_a_disconnect(
-    legs: Legs, model_dir: Path, role: str
+    cluster: DisaggregatedCluster, model_dir: Path, role: str
 ) -> None:
-    await legs.serve(model_dir, ModelType.Chat, *BOTH, *BOTH)
-    legs.fails[role].append(Disconnected("gone"))
-    answer = await legs.relays.ask(SGLANG, {"input_ids": PROMPT, "stream": True})
+    await cluster.serve(model_dir, ModelType.Chat, *BOTH, *BOTH)
+    cluster.fails[role].append(Disconnected("gone"))
+    answer = await cluster.relays.ask(SGLANG, {"input_ids": PROMPT, "stream": True})
     assert answer.status == 200
-    assert legs.roles().count(role) == 2
-    assert len({worker for one, worker in legs.workers if one == role}) == 2
+    assert cluster.roles().count(role) == 2
+    assert len({worker for one, worker in cluster.workers if one == role}) == 2
 
 
-async def test_non_retryable_worker_error_is_returned(legs: Legs, model_dir: Path) -> None:
-    await legs.serve(model_dir, ModelType.Chat, *BOTH)
-    legs.fails["decode"].append(Unknown("it cannot"))
-    answer = await legs.relays.ask(SGLANG, {"input_ids": PROMPT, "stream": True})
-    assert (answer.status, legs.roles()) == (500, ["prefill", "decode"])
+async def test_non_retryable_worker_error_is_returned(cluster: DisaggregatedCluster, model_dir: Path) -> None:
+    await cluster.serve(model_dir, ModelType.Chat, *BOTH)
+    cluster.fails["decode"].append(Unknown("it cannot"))
+    answer = await cluster.relays.ask(SGLANG, {"input_ids": PROMPT, "stream": True})
+    assert (answer.status, cluster.roles()) == (500, ["prefill", "decode"])
 
 
-async def test_native_request_without_a_prefill_worker_is_not_found(legs: Legs, model_dir: Path) -> None:
-    await legs.serve(model_dir, ModelType.Chat, WorkerType.Decode)
-    answer = await legs.relays.ask(SGLANG, {"input_ids": PROMPT, "stream": True})
-    assert (answer.status, legs.asked) == (404, [])
+async def test_native_request_without_a_prefill_worker_is_not_found(
+    cluster: DisaggregatedCluster, model_dir: Path
+) -> None:
+    await cluster.serve(model_dir, ModelType.Chat, WorkerType.Decode)
+    answer = await cluster.relays.ask(SGLANG, {"input_ids": PROMPT, "stream": True})
+    assert (answer.status, cluster.asked) == (404, [])
 
 
-async def test_embedding_model_with_prefill_and_decode_workers_is_not_found(legs: Legs, model_dir: Path) -> None:
-    await legs.serve(model_dir, ModelType.Embedding, *BOTH)
-    answer = await legs.relays.ask("/v1/embeddings", {"model": "m", "input": "hi"})
-    assert (answer.status, legs.asked) == (404, [])
+async def test_embedding_model_with_prefill_and_decode_workers_is_not_found(
+    cluster: DisaggregatedCluster, model_dir: Path
+) -> None:
+    await cluster.serve(model_dir, ModelType.Embedding, *BOTH)
+    answer = await cluster.relays.ask("/v1/embeddings", {"model": "m", "input": "hi"})
+    assert (answer.status, cluster.asked) == (404, [])
     assert b"prefill and decode workers" in answer.body
-    assert legs.relays.pipeline.inflight == 0
+    assert cluster.relays.pipeline.inflight == 0
 
 
 async def test_malformed_worker_instance_header_is_refused_before_the_request_is_counted(
-    legs: Legs, model_dir: Path
+    cluster: DisaggregatedCluster, model_dir: Path
 ) -> None:
-    await legs.serve(model_dir, ModelType.Chat, *BOTH)
+    await cluster.serve(model_dir, ModelType.Chat, *BOTH)
     headers = {"x-dynamo-worker-instance-id": "zzz"}
-    answer = await legs.relays.ask(SGLANG, {"input_ids": PROMPT, "stream": True}, headers)
-    assert (answer.status, legs.asked, len(legs.relays.metrics.open_requests)) == (400, [], 0)
+    answer = await cluster.relays.ask(SGLANG, {"input_ids": PROMPT, "stream": True}, headers)
+    assert (answer.status, cluster.asked, len(cluster.relays.metrics.open_requests)) == (400, [], 0)
 
 
-async def test_speculative_prefill_uses_the_workers_of_the_previous_turn(legs: Legs, model_dir: Path) -> None:
-    await legs.serve(model_dir, ModelType.Chat, *BOTH, *BOTH)
+async def test_speculative_prefill_uses_the_workers_of_the_previous_turn(
+    cluster: DisaggregatedCluster, model_dir: Path
+) -> None:
+    await cluster.serve(model_dir, ModelType.Chat, *BOTH, *BOTH)
     ask = {
         "model": "m",
         "messages": [{"role": "user", "content": "hi"}],
         "nvext": {"agent_hints": {"speculative_prefill": True}},
     }
-    answer = await legs.relays.ask("/v1/chat/completions", ask)
+    answer = await cluster.relays.ask("/v1/chat/completions", ask)
     assert answer.status == 200
     async with asyncio.timeout(10.0):
-        while len(legs.asked) < 4:
-            legs.came.clear()
-            await legs.came.wait()
-    assert [request["model"] for _, request in legs.asked] == ["m", "m", "speculative_prefill", "speculative_prefill"]
-    assert legs.workers[:2] == legs.workers[2:]
-    assert len(legs.asked[2][1]["token_ids"]) > len(legs.asked[0][1]["token_ids"])
+        while len(cluster.asked) < 4:
+            cluster.came.clear()
+            await cluster.came.wait()
+    assert [request["model"] for _, request in cluster.asked] == [
+        "m",
+        "m",
+        "speculative_prefill",
+        "speculative_prefill",
+    ]
+    assert cluster.workers[:2] == cluster.workers[2:]
+    assert len(cluster.asked[2][1]["token_ids"]) > len(cluster.asked[0][1]["token_ids"])

@@ -30,8 +30,8 @@ TABLE = TokenTable(RAW, text_json_of(RAW), skipped=frozenset({0}))
 
 
 @dataclass
-class Heard:
-    """An answer that remembers."""
+class ReceivedOutput:
+    """Receiver that records its messages."""
 
     touched: list[Choice] = field(default_factory=list)
     over: list[Generation] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Heard:
 
 @dataclass
 class WorkerCall:
-    """A call that remembers how it was ended."""
+    """Call that records how it was ended."""
 
     instance_id: int = 9
     ends: list[str] = field(default_factory=list)
@@ -61,10 +61,10 @@ class WorkerCall:
         self.ends.append("kill")
 
 
-Make = Callable[..., tuple[Generation, Heard, WorkerCall]]
+Make = Callable[..., tuple[Generation, ReceivedOutput, WorkerCall]]
 
 
-def make(**stop: object) -> tuple[Generation, Heard, WorkerCall]:
+def make(**stop: object) -> tuple[Generation, ReceivedOutput, WorkerCall]:
     sampling = SamplingOptions(
         n=stop.pop("n", None),  # type: ignore[arg-type]
         include_stop_str_in_output=stop.pop("include", None),  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ def make(**stop: object) -> tuple[Generation, Heard, WorkerCall]:
     request = PreprocessedRequest(
         "m", [1, 2, 3], stop_conditions=conditions, sampling_options=sampling, output_options=output
     )
-    heard, call = Heard(), WorkerCall()
+    heard, call = ReceivedOutput(), WorkerCall()
     generation = Generation(request, TABLE, heard, 0)
     generation.call = call
     return generation, heard, call
@@ -283,7 +283,7 @@ def test_generation_ignores_tokens_of_a_stopped_choice() -> None:
 
 def test_hidden_stop_token_ends_the_text_while_the_worker_still_sends() -> None:
     generation, heard, call = make()
-    generation._texts = [None, *generation._texts[1:]]  # As the model's table marks what may end a text.
+    generation._texts = [None, *generation._texts[1:]]  # As the model's table marks tokens that may end a text.
     for token in (1, 2, 0, 3):
         generation.on_token(token)
     assert generation.choices[0].text() == "Hello world"

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.scripted_engine.house import Street
 from tests.scripted_engine.script import Script
+from tests.scripted_engine.stack import ScriptedStackPool
 
 from dynamo.core.errors import NotReady
 
@@ -35,18 +35,20 @@ class FixedRouter:
 
 
 @pytest.fixture
-def router(street: Street, monkeypatch: pytest.MonkeyPatch) -> Iterator[FixedRouter]:
+def router(stacks: ScriptedStackPool, monkeypatch: pytest.MonkeyPatch) -> Iterator[FixedRouter]:
     made = FixedRouter()
     with monkeypatch.context() as patch:
-        patch.setattr(street.plain.models.find("m", "Chat"), "kv", made)
+        patch.setattr(stacks.plain.models.find("m", "Chat"), "kv", made)
         yield made
 
 
-def test_chat_query_returns_workers_and_tokens_without_generating(street: Street, router: FixedRouter) -> None:
-    answer = street.run(street.plain.chat(Script(["never generated"]), nvext=NOTE)).json
+def test_chat_query_returns_workers_and_tokens_without_generating(
+    stacks: ScriptedStackPool, router: FixedRouter
+) -> None:
+    answer = stacks.run(stacks.plain.chat(Script(["never generated"]), nvext=NOTE)).json
     assert answer["nvext"]["worker_id"] == WORKER
     tokens = answer["nvext"]["token_ids"]
-    assert "Hi" in street.plain.models.find("m", "Chat").preprocessor.tokenizer.decode(tokens)
+    assert "Hi" in stacks.plain.models.find("m", "Chat").preprocessor.tokenizer.decode(tokens)
     assert answer["choices"] == [
         {
             "index": 0,
@@ -59,9 +61,9 @@ def test_chat_query_returns_workers_and_tokens_without_generating(street: Street
     assert "usage" not in answer
 
 
-def test_streamed_query_returns_one_chunk_after_the_annotations(street: Street, router: FixedRouter) -> None:
+def test_streamed_query_returns_one_chunk_after_the_annotations(stacks: ScriptedStackPool, router: FixedRouter) -> None:
     script = Script(["never generated"])
-    stream = street.run(street.plain.chat(script, stream=True, stream_options={"include_usage": True}, nvext=NOTE))
+    stream = stacks.run(stacks.plain.chat(script, stream=True, stream_options={"include_usage": True}, nvext=NOTE))
     (event,) = stream.events
     assert stream.body.startswith(b"event: request_id")
     assert stream.body.endswith(b"data: [DONE]\n\n")
@@ -69,23 +71,23 @@ def test_streamed_query_returns_one_chunk_after_the_annotations(street: Street, 
     assert event["choices"] == [{"index": 0, "delta": {"role": "assistant"}, "finish_reason": None, "logprobs": None}]
 
 
-def test_completion_query_returns_an_empty_text(street: Street, router: FixedRouter) -> None:
-    answer = street.run(street.plain.complete(Script(["never generated"]), nvext=NOTE)).json
+def test_completion_query_returns_an_empty_text(stacks: ScriptedStackPool, router: FixedRouter) -> None:
+    answer = stacks.run(stacks.plain.complete(Script(["never generated"]), nvext=NOTE)).json
     assert (answer["choices"], answer["usage"]) == ([{"text": "", "index": 0}], None)
     assert answer["nvext"]["worker_id"] == WORKER
 
 
-def test_query_without_an_available_worker_is_refused(street: Street, router: FixedRouter) -> None:
+def test_query_without_an_available_worker_is_refused(stacks: ScriptedStackPool, router: FixedRouter) -> None:
     router.error = NotReady("no worker")
-    assert street.run(street.plain.chat(Script(["x"]), nvext=NOTE)).status == 503
+    assert stacks.run(stacks.plain.chat(Script(["x"]), nvext=NOTE)).status == 503
 
 
 @pytest.mark.parametrize("note", ["query_instance_id", "request_id"])
-def test_unrelated_annotations_do_not_start_a_query(street: Street, router: FixedRouter, note: str) -> None:
-    street.run(street.plain.chat(Script(["x"]), nvext={"annotations": [note]}))
+def test_unrelated_annotations_do_not_start_a_query(stacks: ScriptedStackPool, router: FixedRouter, note: str) -> None:
+    stacks.run(stacks.plain.chat(Script(["x"]), nvext={"annotations": [note]}))
     assert router.looks == 0
 
 
-def test_query_without_a_kv_router_generates_the_response(street: Street) -> None:
-    answer = street.run(street.plain.chat(Script(["Hi"]), nvext=NOTE)).json
+def test_query_without_a_kv_router_generates_the_response(stacks: ScriptedStackPool) -> None:
+    answer = stacks.run(stacks.plain.chat(Script(["Hi"]), nvext=NOTE)).json
     assert answer["choices"][0]["message"]["content"] == "Hi"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.scripted_engine.house import NAME, USER, open_house
 from tests.scripted_engine.script import Script
+from tests.scripted_engine.stack import NAME, USER, open_stack
 from tests.settle import turns
 
 from dynamo.core.errors import Cancelled, ResponseTimeout
@@ -118,11 +118,11 @@ async def test_local_request_with_a_slow_reader_times_out() -> None:
 
 
 async def test_local_request_is_served_by_the_pipeline() -> None:
-    async with open_house() as house:
+    async with open_stack() as stack:
         annotations = [Script(["Hello there."]).annotation()]
         body = {"model": NAME, "messages": USER, "stream": True, "nvext": {"annotations": annotations}}
-        exchange = LocalRequest(house.pipeline.handle_chat, json.dumps(body).encode())
+        exchange = LocalRequest(stack.pipeline.handle_chat, json.dumps(body).encode())
         chunks = [json.loads(event) for event in await events_of(exchange)]
         said = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
         assert said == "Hello there."
-        assert house.pipeline.inflight == 0
+        assert stack.pipeline.inflight == 0

@@ -1,4 +1,4 @@
-"""Frontend metrics: what a request leaves behind."""
+"""Frontend metrics of a request."""
 
 import threading
 

@@ -134,14 +134,14 @@ def next_token(tokens: list[int]) -> int:
 
 
 class Worker:
-    """Answers a request; breaks off after a given number of tokens."""
+    """Worker that answers a request and fails after a given number of tokens."""
 
     name = "m"
     resumes_sampling = False
 
     def __init__(self, breaks: list[int]) -> None:
         self.breaks = breaks
-        """For each send in turn: after how many tokens it fails."""
+        """Number of tokens after which each send fails, in order."""
         self.requests: list[PreprocessedRequest] = []
         self.excluded: list[frozenset[int]] = []
 
@@ -165,7 +165,7 @@ class Worker:
         """No KV router here."""
 
     def bound(self, *_: object) -> None:
-        """And sessions stay nowhere."""
+        """Return a request without session bindings."""
 
     async def send(self, body: bytes, receiver: Generation, *, exclude: frozenset[int], **_: Any) -> "Worker":
         request = decode(body)
@@ -200,7 +200,7 @@ class Worker:
 
 
 class Scene:
-    """One request and its way through the workers."""
+    """Request with its workers."""
 
     def __init__(self, breaks: list[int], limit: int = 10, tokens_max: int | None = None, **request: Any) -> None:
         self.worker = request.pop("worker", None) or Worker(breaks)
@@ -245,7 +245,7 @@ class Scene:
         return self.generation.choices[0].text()
 
     async def repeat(self) -> None:
-        """Goes on; the clock passes whatever is waited for."""
+        """Step until the end; the clock advances by each wait."""
         repeating = asyncio.create_task(self.dispatch.repeat(self.repeats.pop(), 7.5))
         while not repeating.done():
             await turns()
@@ -456,7 +456,8 @@ async def test_send_raises_the_last_refusal_when_every_worker_refuses() -> None:
         await scene.dispatch.send()
 
 
-# Where nobody else is left ---------------------------------------------------------------------------------------------
+# No other worker is left
+# -----------------------------------------------------------------------------------------------
 
 
 class Fleet(Worker):
@@ -531,7 +532,7 @@ async def test_retry_prefers_a_worker_that_registered_during_the_delay() -> None
 
 
 async def test_worker_that_refused_is_not_retried() -> None:
-    """Its answer was that it is full; the client receives it at once."""
+    """The worker reported that it is full; the client receives that at once."""
     fleet = Fleet([], 1)
     scene = Scene([], worker=fleet)
     await scene.dispatch.send()
@@ -571,7 +572,8 @@ async def test_cancelled_request_is_not_retried() -> None:
     assert fleet.asked == [1]
 
 
-# Away from a worker that stands still ----------------------------------------------------------------------------------
+# Unresponsive workers
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_stream_leaves_a_silent_worker_only_if_another_exists() -> None:

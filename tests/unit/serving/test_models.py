@@ -32,7 +32,7 @@ ENDPOINT = EndpointId("ns", "backend", "generate")
 
 
 class Fragile(MemoryDiscovery):
-    """A registry whose watch of cards breaks at its next change on demand; that change is lost with it."""
+    """Registry whose watch of cards fails at its next change on demand; that change is lost."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore())
@@ -396,7 +396,7 @@ async def test_requests_are_sent_only_to_workers_of_their_model(harness: ModelsH
 
 
 class Cluster(ModelsHarness):
-    """Workers of roles come and go, and a request is looked up."""
+    """Workers of all roles start and stop while a request is looked up."""
 
     def __init__(self, model_dir: Path, *, enforced: bool = False) -> None:
         super().__init__(model_dir)
@@ -436,7 +436,7 @@ class Cluster(ModelsHarness):
             await self.discovery.delete(bucket, record_key(endpoint, instance_id))
 
     def what(self) -> str:
-        """What becomes of a request now."""
+        """Return the outcome of a request now."""
         try:
             return self.models.find("tiny", "Chat").worker_type
         except DynamoException as error:

@@ -1,4 +1,4 @@
-"""Open requests: every request that was counted is closed, whatever raises; traces cover requests without a socket."""
+"""Open requests: every counted request is closed after any exception; traces cover requests without a socket."""
 
 import json
 from collections.abc import Callable
@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.scripted_engine.house import NAME, USER, House, open_house
 from tests.scripted_engine.script import Script
+from tests.scripted_engine.stack import NAME, USER, ScriptedStack, open_stack
 from tests.settle import until
 
 from dynamo.core.metrics import MetricsRegistry
@@ -41,24 +41,24 @@ def rows_of(folder: Path) -> list[Any]:
     return [json.loads(line)["event"] for line in (folder / "trace").read_text().splitlines()]
 
 
-def gauges(house: House) -> tuple[float, float, float, int]:
-    model = house.metrics.model(NAME)
-    return model.active.value, model.inflight.value, model.queued.value, house.pipeline.inflight
+def gauges(stack: ScriptedStack) -> tuple[float, float, float, int]:
+    model = stack.metrics.model(NAME)
+    return model.active.value, model.inflight.value, model.queued.value, stack.pipeline.inflight
 
 
-def traced(house: House, trace: RequestTrace) -> Pipeline:
-    house.pipeline = Pipeline(house.models, house.metrics, trace=trace)
-    return house.pipeline
+def traced(stack: ScriptedStack, trace: RequestTrace) -> Pipeline:
+    stack.pipeline = Pipeline(stack.models, stack.metrics, trace=trace)
+    return stack.pipeline
 
 
 @pytest.mark.parametrize("records", ["request_end", "request_payload", "request_end,request_payload"])
 async def test_trace_records_a_batch_line_and_its_response(tmp_path: Path, records: str) -> None:
     trace = trace_of(tmp_path, records)
     await trace.start()
-    async with open_house() as house:
-        exchange = LocalRequest(traced(house, trace).handle_chat, chat_body())
+    async with open_stack() as stack:
+        exchange = LocalRequest(traced(stack, trace).handle_chat, chat_body())
         answer = await exchange.whole()
-        assert (answer.status, gauges(house)) == (200, (0, 0, 0, 0))
+        assert (answer.status, gauges(stack)) == (200, (0, 0, 0, 0))
     await trace.close()
     rows = rows_of(tmp_path)
     assert {row["event_type"] for row in rows} == set(records.split(","))
@@ -72,10 +72,10 @@ async def test_trace_records_a_batch_line_and_its_response(tmp_path: Path, recor
 async def test_trace_folds_an_internal_stream_into_one_response(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, "request_payload")
     await trace.start()
-    async with open_house() as house:
-        exchange = LocalRequest(traced(house, trace).handle_chat, chat_body(stream=True))
+    async with open_stack() as stack:
+        exchange = LocalRequest(traced(stack, trace).handle_chat, chat_body(stream=True))
         assert [event async for event in exchange.events()]
-        assert gauges(house) == (0, 0, 0, 0)
+        assert gauges(stack) == (0, 0, 0, 0)
     await trace.close()
     (row,) = rows_of(tmp_path)
     assert row["payload"]["payload_complete"] is True
@@ -86,13 +86,13 @@ async def test_trace_folds_an_internal_stream_into_one_response(tmp_path: Path) 
 async def test_trace_of_a_kserve_completion_does_not_fail_the_request(tmp_path: Path, stream: bool) -> None:
     trace = trace_of(tmp_path, "request_end,request_payload")
     await trace.start()
-    async with open_house() as house:
+    async with open_stack() as stack:
         call = CompletionCall(
-            traced(house, trace).handle_call, completion_of({"model": NAME, "prompt": "Hi", "stream": stream})
+            traced(stack, trace).handle_call, completion_of({"model": NAME, "prompt": "Hi", "stream": stream})
         )
         texts = [completion.choices[0].text async for completion in call.completions()]
         assert "".join(texts) == "Hello there."
-        assert gauges(house) == (0, 0, 0, 0)
+        assert gauges(stack) == (0, 0, 0, 0)
     await trace.close()
     assert [row["event_type"] for row in rows_of(tmp_path)] == ["request_end"]
 
@@ -117,10 +117,10 @@ class BrokenTrace:
 async def test_failing_trace_does_not_fail_requests_or_leak_gauges(
     broken: str, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with open_house() as house:
-        traced(house, BrokenTrace(broken))  # type: ignore[arg-type]
-        answer = await house.ask(house.pipeline.handle_chat, chat_body(stream=stream))
-        assert (answer.status, gauges(house)) == (200, (0, 0, 0, 0))
+    async with open_stack() as stack:
+        traced(stack, BrokenTrace(broken))  # type: ignore[arg-type]
+        answer = await stack.ask(stack.pipeline.handle_chat, chat_body(stream=stream))
+        assert (answer.status, gauges(stack)) == (200, (0, 0, 0, 0))
         assert b"Hello" in answer.body
     assert "request trace" in caplog.text
 
@@ -156,30 +156,30 @@ def break_method(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> Cal
 async def test_any_exception_ends_a_request_and_resets_its_gauges(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str, stream: bool
 ) -> None:
-    async with open_house() as house:
+    async with open_stack() as stack:
         with monkeypatch.context() as patch:
             calls = break_method(patch, owner, name)
-            answer = await house.ask(house.pipeline.handle_chat, chat_body(stream=stream))
+            answer = await stack.ask(stack.pipeline.handle_chat, chat_body(stream=stream))
             assert calls() > 0
         assert answer.status == 500 or b"error" in answer.body
-        assert gauges(house) == (0, 0, 0, 0)
-        assert (await house.ask(house.pipeline.handle_chat, chat_body(stream=stream))).status == 200
+        assert gauges(stack) == (0, 0, 0, 0)
+        assert (await stack.ask(stack.pipeline.handle_chat, chat_body(stream=stream))).status == 200
 
 
 async def test_failing_error_response_resets_the_gauges(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_house() as house:
+    async with open_stack() as stack:
         with monkeypatch.context() as patch:
             break_method(patch, UnaryAnswer, "complete")
             break_method(patch, UnaryAnswer, "write_error")
-            exchange, _ = house.begin(house.pipeline.handle_chat, chat_body())
-            await until(lambda: not (not house.engine.requests or house.pipeline.inflight))
-        assert gauges(house) == (0, 0, 0, 0)
+            exchange, _ = stack.begin(stack.pipeline.handle_chat, chat_body())
+            await until(lambda: not (not stack.engine.requests or stack.pipeline.inflight))
+        assert gauges(stack) == (0, 0, 0, 0)
         exchange.left()
 
 
 async def test_one_failing_stream_does_not_block_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams of one turn of the loop are written by one callback."""
-    async with open_house() as house:
+    async with open_stack() as stack:
         flush, broken = StreamAnswer.flush, list[StreamAnswer]()
 
         def fail_first(answer: StreamAnswer, choice: Any, now_s: float) -> None:
@@ -190,9 +190,9 @@ async def test_one_failing_stream_does_not_block_the_others(monkeypatch: pytest.
             flush(answer, choice, now_s)
 
         monkeypatch.setattr(StreamAnswer, "flush", fail_first)
-        asked = [house.begin(house.pipeline.handle_chat, chat_body(stream=True)) for _ in range(3)]
+        asked = [stack.begin(stack.pipeline.handle_chat, chat_body(stream=True)) for _ in range(3)]
         for _, wire in asked:
             await wire.complete.wait()
         texts = sorted(b"Hello" in bytes(wire.data) for _, wire in asked)
         assert texts == [False, True, True]
-        assert gauges(house) == (0, 0, 0, 0)
+        assert gauges(stack) == (0, 0, 0, 0)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.scripted_engine.assembly import chat_of, plain, text_of
-from tests.scripted_engine.house import House, Street
 from tests.scripted_engine.script import Script
+from tests.scripted_engine.stack import ScriptedStack, ScriptedStackPool
 
 from dynamo.core.errors import NotFound
 from dynamo.core.metrics import MetricsRegistry
@@ -46,10 +46,12 @@ SIZES = st.lists(st.integers(1, 7), min_size=1, max_size=3)
 CUTS = st.lists(st.integers(1, 5), max_size=2)
 
 
-def both(street: Street, house: House, ask: Callable[..., Any], script: Script, **fields: Any) -> tuple[Any, Any]:
-    """The whole answer and the events of the stream."""
-    whole = street.run(ask(script, temperature=0, **fields))
-    stream = street.run(ask(script, temperature=0, stream=True, stream_options={"include_usage": True}, **fields))
+def both(
+    stacks: ScriptedStackPool, stack: ScriptedStack, ask: Callable[..., Any], script: Script, **fields: Any
+) -> tuple[Any, Any]:
+    """Return the complete response and the events of the stream."""
+    whole = stacks.run(ask(script, temperature=0, **fields))
+    stream = stacks.run(ask(script, temperature=0, stream=True, stream_options={"include_usage": True}, **fields))
     assert (whole.status, stream.status) == (200, 200), (whole.body, stream.body)
     return whole.json, stream.events
 
@@ -59,11 +61,11 @@ def both(street: Street, house: House, ask: Callable[..., Any], script: Script, 
 @given(sizes=SIZES, cuts=CUTS)
 @settings(max_examples=6)
 def test_stream_and_unary_chat_have_equal_content(
-    street: Street, name: str, logprobs: bool, sizes: list[int], cuts: list[int]
+    stacks: ScriptedStackPool, name: str, logprobs: bool, sizes: list[int], cuts: list[int]
 ) -> None:
     script = Script([TEXTS[name]], sizes=sizes, cuts=cuts)
     wanted: dict[str, Any] = {"logprobs": True, "top_logprobs": 2} if logprobs else {}
-    whole, events = both(street, street.parsed, street.parsed.chat, script, tools=[WEATHER], **wanted)
+    whole, events = both(stacks, stacks.parsed, stacks.parsed.chat, script, tools=[WEATHER], **wanted)
     assert chat_of(events) == plain(whole)
     assert events[0]["choices"][0]["delta"]["role"] == "assistant"
 
@@ -72,11 +74,11 @@ def test_stream_and_unary_chat_have_equal_content(
 @given(sizes=SIZES, cuts=CUTS)
 @settings(max_examples=6)
 def test_chat_content_is_independent_of_token_boundaries(
-    street: Street, name: str, sizes: list[int], cuts: list[int]
+    stacks: ScriptedStackPool, name: str, sizes: list[int], cuts: list[int]
 ) -> None:
-    house = street.parsed
-    straight = street.run(house.chat(Script([TEXTS[name]]), tools=[WEATHER])).json
-    cut = street.run(house.chat(Script([TEXTS[name]], sizes=sizes, cuts=cuts), tools=[WEATHER])).json
+    stack = stacks.parsed
+    straight = stacks.run(stack.chat(Script([TEXTS[name]]), tools=[WEATHER])).json
+    cut = stacks.run(stack.chat(Script([TEXTS[name]], sizes=sizes, cuts=cuts), tools=[WEATHER])).json
     assert plain(cut)["choices"] == plain(straight)["choices"]
 
 
@@ -84,10 +86,10 @@ def test_chat_content_is_independent_of_token_boundaries(
 @given(sizes=SIZES, cuts=CUTS)
 @settings(max_examples=3)
 def test_chat_without_parsers_returns_the_text_unchanged(
-    street: Street, name: str, sizes: list[int], cuts: list[int]
+    stacks: ScriptedStackPool, name: str, sizes: list[int], cuts: list[int]
 ) -> None:
     script = Script([TEXTS[name]], sizes=sizes, cuts=cuts)
-    whole, events = both(street, street.plain, street.plain.chat, script)
+    whole, events = both(stacks, stacks.plain, stacks.plain.chat, script)
     assert chat_of(events) == plain(whole)
     assert whole["choices"][0]["message"]["content"] == (TEXTS[name] or None)
 
@@ -95,13 +97,13 @@ def test_chat_without_parsers_returns_the_text_unchanged(
 @given(sizes=SIZES, cuts=CUTS, stop=st.sampled_from([None, "fox", "👩‍👧", " jum", "нет", "\n\t"]))
 @settings(max_examples=25)
 def test_stop_string_ends_a_completion_at_any_token_boundary(
-    street: Street, sizes: list[int], cuts: list[int], stop: str | None
+    stacks: ScriptedStackPool, sizes: list[int], cuts: list[int], stop: str | None
 ) -> None:
     text = TEXTS["ascii"] + TEXTS["emoji"] + TEXTS["code"]
     fields: dict[str, Any] = {} if stop is None else {"stop": [stop, "never said"]}
-    house = street.plain
+    stack = stacks.plain
     script = Script([text], sizes=sizes, cuts=cuts)
-    whole, events = both(street, house, house.complete, script, **fields)
+    whole, events = both(stacks, stack, stack.complete, script, **fields)
     expected = text if stop is None else text.partition(stop)[0]
     assert whole["choices"][0]["text"] == expected
     assert text_of(events)["choices"] == whole["choices"]
@@ -109,17 +111,17 @@ def test_stop_string_ends_a_completion_at_any_token_boundary(
 
 @given(sizes=SIZES)
 @settings(max_examples=5)
-def test_several_choices_have_separate_content(street: Street, sizes: list[int]) -> None:
+def test_several_choices_have_separate_content(stacks: ScriptedStackPool, sizes: list[int]) -> None:
     names = ["a call", "reasoning", "emoji"]
     script = Script([TEXTS[name] for name in names], sizes=sizes)
-    house = street.parsed
-    whole, events = both(street, house, house.chat, script, n=3, tools=[WEATHER])
+    stack = stacks.parsed
+    whole, events = both(stacks, stack, stack.chat, script, n=3, tools=[WEATHER])
     assert chat_of(events) == plain(whole)
     assert [choice["finish_reason"] for choice in whole["choices"]] == ["tool_calls", "stop", "stop"]
 
 
-def test_tool_call_markers_are_parsed_and_removed_from_the_response(street: Street) -> None:
-    message = street.run(street.parsed.chat(Script([TEXTS["reasoning and calls"]]), tools=[WEATHER])).json
+def test_tool_call_markers_are_parsed_and_removed_from_the_response(stacks: ScriptedStackPool) -> None:
+    message = stacks.run(stacks.parsed.chat(Script([TEXTS["reasoning and calls"]]), tools=[WEATHER])).json
     choice = message["choices"][0]
     assert choice["message"]["content"] is None
     assert choice["message"]["reasoning_content"] == "Weather?"
@@ -136,30 +138,32 @@ KIMI_CALL = (
 
 @given(sizes=SIZES)
 @settings(max_examples=5)
-def test_special_token_markers_reach_only_the_parser(street: Street, special_dir: Path, sizes: list[int]) -> None:
-    house = street.opened("--dyn-tool-call-parser", "kimi_k2", model=str(special_dir))
+def test_special_token_markers_reach_only_the_parser(
+    stacks: ScriptedStackPool, special_dir: Path, sizes: list[int]
+) -> None:
+    stack = stacks.opened("--dyn-tool-call-parser", "kimi_k2", model=str(special_dir))
     script = Script(["Let me look.<|im_start|>" + KIMI_CALL], sizes=sizes)
-    whole, events = both(street, house, house.chat, script, tools=[WEATHER])
+    whole, events = both(stacks, stack, stack.chat, script, tools=[WEATHER])
     assert chat_of(events) == plain(whole)
     message = whole["choices"][0]["message"]
     assert message["content"] == "Let me look."
     assert [call["function"]["arguments"] for call in message["tool_calls"]] == ['{"city": "Oslo"}']
-    without_tools = street.run(house.chat(script)).json["choices"][0]["message"]
+    without_tools = stacks.run(stack.chat(script)).json["choices"][0]["message"]
     assert "<|" not in without_tools["content"]
 
 
-def test_reasoning_tokens_are_counted(street: Street) -> None:
-    usage = street.run(street.parsed.chat(Script(["<think>\nhm\n</think>\n\nyes"], cached=7))).json["usage"]
+def test_reasoning_tokens_are_counted(stacks: ScriptedStackPool) -> None:
+    usage = stacks.run(stacks.parsed.chat(Script(["<think>\nhm\n</think>\n\nyes"], cached=7))).json["usage"]
     assert usage["completion_tokens_details"] == {"reasoning_tokens": 5}
     assert usage["prompt_tokens_details"] == {"cached_tokens": 7}
-    plain_usage = street.run(street.plain.chat(Script(["hm"]))).json["usage"]
+    plain_usage = stacks.run(stacks.plain.chat(Script(["hm"]))).json["usage"]
     assert "completion_tokens_details" not in plain_usage
 
 
-def test_prompt_that_opens_reasoning_starts_the_response_in_reasoning(street: Street) -> None:
+def test_prompt_that_opens_reasoning_starts_the_response_in_reasoning(stacks: ScriptedStackPool) -> None:
     opened = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n"
-    ids = street.parsed.models.find("m", "Chat").preprocessor.tokenizer.encode(opened)
-    answer = street.run(street.parsed.chat(Script(["hm</think>yes"]), nvext={"token_data": ids})).json
+    ids = stacks.parsed.models.find("m", "Chat").preprocessor.tokenizer.encode(opened)
+    answer = stacks.run(stacks.parsed.chat(Script(["hm</think>yes"]), nvext={"token_data": ids})).json
     assert answer["choices"][0]["message"]["reasoning_content"] == "hm"
     assert answer["choices"][0]["message"]["content"] == "yes"
 
@@ -178,130 +182,132 @@ NAMED = {"type": "function", "function": {"name": "get_weather"}}
 )
 @given(cuts=CUTS)
 @settings(max_examples=5)
-def test_forced_tool_call_returns_one_call(street: Street, choice: Any, text: str, cuts: list[int]) -> None:
-    house = street.parsed
-    whole, events = both(street, house, house.chat, Script([text], cuts=cuts), tools=[WEATHER], tool_choice=choice)
+def test_forced_tool_call_returns_one_call(stacks: ScriptedStackPool, choice: Any, text: str, cuts: list[int]) -> None:
+    stack = stacks.parsed
+    whole, events = both(stacks, stack, stack.chat, Script([text], cuts=cuts), tools=[WEATHER], tool_choice=choice)
     assert chat_of(events) == plain(whole)
     (call,) = whole["choices"][0]["message"]["tool_calls"]
     assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
-    assert house.engine.requests[-1].sampling_options.guided_decoding is not None
+    assert stack.engine.requests[-1].sampling_options.guided_decoding is not None
 
 
-def test_tools_with_tool_choice_none_are_hidden_and_not_parsed(street: Street) -> None:
-    house = street.parsed
-    answer = street.run(house.chat(Script([CALL % "Oslo"]), tools=[WEATHER], tool_choice="none")).json
-    without = house.engine.requests[-1].token_ids
-    street.run(house.chat(Script(["x"])))
+def test_tools_with_tool_choice_none_are_hidden_and_not_parsed(stacks: ScriptedStackPool) -> None:
+    stack = stacks.parsed
+    answer = stacks.run(stack.chat(Script([CALL % "Oslo"]), tools=[WEATHER], tool_choice="none")).json
+    without = stack.engine.requests[-1].token_ids
+    stacks.run(stack.chat(Script(["x"])))
     assert answer["choices"][0]["message"]["content"] == CALL % "Oslo"
-    assert without == house.engine.requests[-1].token_ids
+    assert without == stack.engine.requests[-1].token_ids
 
 
-def test_parallel_tool_calls_false_returns_one_call(street: Street) -> None:
-    answer = street.run(street.parsed.chat(Script([TEXTS["calls"]]), tools=[WEATHER], parallel_tool_calls=False)).json
+def test_parallel_tool_calls_false_returns_one_call(stacks: ScriptedStackPool) -> None:
+    answer = stacks.run(stacks.parsed.chat(Script([TEXTS["calls"]]), tools=[WEATHER], parallel_tool_calls=False)).json
     assert len(answer["choices"][0]["message"]["tool_calls"]) == 1
 
 
-def test_tool_call_cut_at_the_token_limit_keeps_finish_reason_length(street: Street) -> None:
+def test_tool_call_cut_at_the_token_limit_keeps_finish_reason_length(stacks: ScriptedStackPool) -> None:
     script = Script([CALL % "Oslo"], finish_reason="length")
-    assert street.run(street.parsed.chat(script, tools=[WEATHER])).json["choices"][0]["finish_reason"] == "length"
+    assert stacks.run(stacks.parsed.chat(script, tools=[WEATHER])).json["choices"][0]["finish_reason"] == "length"
 
 
 # ---- errors ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("house", ["plain", "parsed"])
+@pytest.mark.parametrize("stack", ["plain", "parsed"])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("kind", "status"), [("InvalidArgument", 400), ("Unknown", 500), ("ResponseTimeout", 504)])
 def test_pipeline_error_before_the_first_token_keeps_its_status(
-    street: Street, house: str, stream: bool, kind: str, status: int
+    stacks: ScriptedStackPool, stack: str, stream: bool, kind: str, status: int
 ) -> None:
     script = Script(["Hello"], fails_after=0, fails_as=kind)
-    answer = street.run(getattr(street, house).chat(script, stream=stream))
+    answer = stacks.run(getattr(stacks, stack).chat(script, stream=stream))
     assert answer.status == status
     assert answer.json["error"]["message"]
 
 
-@pytest.mark.parametrize("house", ["plain", "parsed"])
-def test_pipeline_error_after_the_first_token_is_an_event_and_ends_the_stream(street: Street, house: str) -> None:
+@pytest.mark.parametrize("stack", ["plain", "parsed"])
+def test_pipeline_error_after_the_first_token_is_an_event_and_ends_the_stream(
+    stacks: ScriptedStackPool, stack: str
+) -> None:
     script = Script(["Hello you there"], fails_after=2, fails_as="Unknown")
-    answer = street.run(getattr(street, house).chat(script, stream=True))
+    answer = stacks.run(getattr(stacks, stack).chat(script, stream=True))
     assert answer.status == 200
     assert answer.events[-1]["error"]["code"] == 500
 
 
-def test_client_disconnect_stops_the_engine(street: Street) -> None:
+def test_client_disconnect_stops_the_engine(stacks: ScriptedStackPool) -> None:
     async def leave() -> None:
-        house = street.parsed
-        exchange, wire = house.begin(
-            house.pipeline.handle_chat,
+        stack = stacks.parsed
+        exchange, wire = stack.begin(
+            stack.pipeline.handle_chat,
             {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True,
              "nvext": {"annotations": [Script(["long " * 500]).annotation()]}},
         )  # fmt: skip
         async with asyncio.timeout(30):
             await wire.written.wait()
-            house.engine.cancelled.clear()
+            stack.engine.cancelled.clear()
             exchange.left()
-            await house.engine.cancelled.wait()
+            await stack.engine.cancelled.wait()
 
-    street.run(leave())
-
-
-# ---- what is told beside the answer ---------------------------------------------------------------------------------
+    stacks.run(leave())
 
 
-def test_continuous_usage_is_in_every_chunk(street: Street) -> None:
+# ---- additional response fields -------------------------------------------------------------------------------------
+
+
+def test_continuous_usage_is_in_every_chunk(stacks: ScriptedStackPool) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
-    for house in (street.plain, street.parsed):
-        events = street.run(house.chat(Script(["Hi you there"]), stream=True, stream_options=options)).events
+    for stack in (stacks.plain, stacks.parsed):
+        events = stacks.run(stack.chat(Script(["Hi you there"]), stream=True, stream_options=options)).events
         counts = [event["usage"]["completion_tokens"] for event in events]
         assert counts == sorted(counts)
         assert counts[-1] == 3
 
 
-def test_annotations_precede_the_first_chunk(street: Street) -> None:
+def test_annotations_precede_the_first_chunk(stacks: ScriptedStackPool) -> None:
     names = ["request_id", "token_ids", "formatted_prompt"]
-    answer = street.run(street.plain.chat(Script(["Hi"]), stream=True, nvext={"annotations": names}))
+    answer = stacks.run(stacks.plain.chat(Script(["Hi"]), stream=True, nvext={"annotations": names}))
     first = answer.text_events[: len(names)]
     assert [event.partition("\n")[0] for event in first] == [f"event: {name}" for name in names]
     assert first[2].endswith('assistant\\n<think>\\n\\n</think>\\n\\n"')
 
 
-def test_requested_service_tier_is_reported_in_the_response(street: Street) -> None:
-    house = street.plain
-    assert street.run(house.chat(Script(["Hi"]), service_tier="priority")).json["service_tier"] == "default"
-    events = street.run(house.chat(Script(["Hi"]), service_tier="auto", stream=True)).events
+def test_requested_service_tier_is_reported_in_the_response(stacks: ScriptedStackPool) -> None:
+    stack = stacks.plain
+    assert stacks.run(stack.chat(Script(["Hi"]), service_tier="priority")).json["service_tier"] == "default"
+    events = stacks.run(stack.chat(Script(["Hi"]), service_tier="auto", stream=True)).events
     assert {event["service_tier"] for event in events} == {"default"}
-    assert "service_tier" not in street.run(house.chat(Script(["Hi"]))).json
+    assert "service_tier" not in stacks.run(stack.chat(Script(["Hi"]))).json
 
 
 # ---- text completions -----------------------------------------------------------------------------------------------
 
 
-def test_best_of_returns_the_highest_scored_texts(street: Street) -> None:
-    house = street.plain
+def test_best_of_returns_the_highest_scored_texts(stacks: ScriptedStackPool) -> None:
+    stack = stacks.plain
     script = Script(["bad", "best", "good"], scores=[-9.0, -1.0, -2.0])
-    choices = street.run(house.complete(script, best_of=3, n=2)).json["choices"]
+    choices = stacks.run(stack.complete(script, best_of=3, n=2)).json["choices"]
     assert [(choice["index"], choice["text"], choice["logprobs"]) for choice in choices] == [
         (0, "best", None),
         (1, "good", None),
     ]
-    asked = house.engine.requests[-1].sampling_options
+    asked = stack.engine.requests[-1].sampling_options
     assert (asked.n, asked.best_of) == (3, 3)
 
 
-def test_best_of_uses_token_logprobs_without_cumulative_ones(street: Street) -> None:
+def test_best_of_uses_token_logprobs_without_cumulative_ones(stacks: ScriptedStackPool) -> None:
     script = Script(["one two three four", "one"])
-    choices = street.run(street.plain.complete(script, best_of=2)).json["choices"]
+    choices = stacks.run(stacks.plain.complete(script, best_of=2)).json["choices"]
     assert [choice["text"] for choice in choices] == ["one"]
 
 
-def test_echo_returns_prompt_logprobs_reported_by_the_worker(street: Street) -> None:
-    house = street.plain
-    tokenizer = house.models.find("m", "Completions").preprocessor.tokenizer
+def test_echo_returns_prompt_logprobs_reported_by_the_worker(stacks: ScriptedStackPool) -> None:
+    stack = stacks.plain
+    tokenizer = stack.models.find("m", "Completions").preprocessor.tokenizer
     _, second = tokenizer.encode("Hi you")
     data = {"prompt_logprobs": [None, {str(second): {"logprob": -0.5, "rank": 2}, "5": {"logprob": -0.1, "rank": 1}}]}
     script = Script(["there"], engine_data=data)
-    choice = street.run(house.complete(script, prompt="Hi you", echo=True, logprobs=1)).json["choices"][0]
+    choice = stacks.run(stack.complete(script, prompt="Hi you", echo=True, logprobs=1)).json["choices"][0]
     assert choice["text"] == "Hi youthere"
     logprobs = choice["logprobs"]
     assert logprobs["tokens"][:2] == ["Hi", " you"]
@@ -311,9 +317,9 @@ def test_echo_returns_prompt_logprobs_reported_by_the_worker(street: Street) -> 
     assert logprobs["text_offset"][:3] == [0, 2, 6]
 
 
-def test_prompt_logprobs_have_the_vllm_format(street: Street) -> None:
-    house = street.plain
-    tokenizer = house.models.find("m", "Completions").preprocessor.tokenizer
+def test_prompt_logprobs_have_the_vllm_format(stacks: ScriptedStackPool) -> None:
+    stack = stacks.plain
+    tokenizer = stack.models.find("m", "Completions").preprocessor.tokenizer
     first, second = tokenizer.encode("Hi you")
     rows = [
         None,
@@ -328,91 +334,91 @@ def test_prompt_logprobs_have_the_vllm_format(street: Street) -> None:
         "5": {"logprob": -0.1, "rank": 1, "decoded_token": tokenizer.decode([5])},
     }
     script = Script(["there"], engine_data={"prompt_logprobs": rows})
-    choice = street.run(house.complete(script, prompt=[first, second], prompt_logprobs=1)).json["choices"][0]
+    choice = stacks.run(stack.complete(script, prompt=[first, second], prompt_logprobs=1)).json["choices"][0]
     assert choice["prompt_logprobs"] == [None, shown]
     assert choice["logprobs"] is None
-    assert house.engine.requests[-1].output_options.prompt_logprobs == 1
+    assert stack.engine.requests[-1].output_options.prompt_logprobs == 1
     token_data = {"nvext": {"token_data": [first, second]}, "prompt_logprobs": 1}
-    answer = street.run(house.chat(Script(["Hello"], engine_data={"prompt_logprobs": rows}), **token_data)).json
+    answer = stacks.run(stack.chat(Script(["Hello"], engine_data={"prompt_logprobs": rows}), **token_data)).json
     assert answer["prompt_logprobs"] == [None, shown]
-    assert "prompt_logprobs" not in street.run(house.chat(Script(["Hello"]))).json
+    assert "prompt_logprobs" not in stacks.run(stack.chat(Script(["Hello"]))).json
 
 
-def test_prompt_logprobs_cover_only_the_original_prompt(street: Street) -> None:
+def test_prompt_logprobs_cover_only_the_original_prompt(stacks: ScriptedStackPool) -> None:
     rows = [None, {"5": {"logprob": float("-inf"), "rank": 1}}, {"6": {"logprob": -1, "rank": 1}}]
     script = Script(["there"], engine_data={"prompt_logprobs": rows})
-    choice = street.run(street.plain.complete(script, prompt=[7, 5], prompt_logprobs=0)).json["choices"][0]
+    choice = stacks.run(stacks.plain.complete(script, prompt=[7, 5], prompt_logprobs=0)).json["choices"][0]
     assert len(choice["prompt_logprobs"]) == 2
     assert choice["prompt_logprobs"][1]["5"]["logprob"] == -9999.0
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "complete"])
-def test_prompt_logprobs_that_no_worker_reports_are_refused(street: Street, endpoint: str) -> None:
-    answer = street.run(getattr(street.plain, endpoint)(Script(["there"]), prompt_logprobs=1))
+def test_prompt_logprobs_that_no_worker_reports_are_refused(stacks: ScriptedStackPool, endpoint: str) -> None:
+    answer = stacks.run(getattr(stacks.plain, endpoint)(Script(["there"]), prompt_logprobs=1))
     assert (answer.status, answer.json["error"]["param"]) == (400, "prompt_logprobs")
 
 
-def test_prompt_logprobs_can_be_streamed_only_in_nvext(street: Street) -> None:
-    house = street.plain
-    answer = street.run(house.complete(Script(["there"]), prompt_logprobs=1, stream=True))
+def test_prompt_logprobs_can_be_streamed_only_in_nvext(stacks: ScriptedStackPool) -> None:
+    stack = stacks.plain
+    answer = stacks.run(stack.complete(Script(["there"]), prompt_logprobs=1, stream=True))
     assert (answer.status, answer.json["error"]["param"]) == (400, "prompt_logprobs")
     script = Script(["there"], engine_data={"prompt_logprobs": [None]})
     asked = {"prompt_logprobs": 1, "stream": True, "nvext": {"extra_fields": ["prompt_logprobs"]}}
-    events = street.run(house.complete(script, **asked)).events
+    events = stacks.run(stack.complete(script, **asked)).events
     assert any(event.get("nvext", {}).get("prompt_logprobs") == [None] for event in events)
 
 
-def test_echo_without_output_tokens_returns_the_prompt_and_its_logprobs(street: Street) -> None:
-    house = street.plain
-    tokenizer = house.models.find("m", "Completions").preprocessor.tokenizer
+def test_echo_without_output_tokens_returns_the_prompt_and_its_logprobs(stacks: ScriptedStackPool) -> None:
+    stack = stacks.plain
+    tokenizer = stack.models.find("m", "Completions").preprocessor.tokenizer
     _, second = tokenizer.encode("Hi you")
     rows = [None, {str(second): {"logprob": -0.5, "rank": 1}}]
     script = Script(["there", "here"], engine_data={"prompt_logprobs": rows})
     options = {"prompt": "Hi you", "echo": True, "logprobs": 1, "max_tokens": 0, "stop": "H", "min_tokens": 5}
-    body = street.run(house.complete(script, n=2, **options)).json
+    body = stacks.run(stack.complete(script, n=2, **options)).json
     assert [choice["text"] for choice in body["choices"]] == ["Hi you", "Hi you"]
     for choice in body["choices"]:
         assert choice["finish_reason"] == "length"
         assert choice["logprobs"]["tokens"] == ["Hi", " you"]
         assert choice["logprobs"]["token_logprobs"] == [None, -0.5]
     assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (2, 0)
-    asked = house.engine.requests[-1].stop_conditions
+    asked = stack.engine.requests[-1].stop_conditions
     assert (asked.max_tokens, asked.min_tokens) == (1, None)
 
 
-def test_echo_without_output_tokens_is_streamed(street: Street) -> None:
-    answer = street.run(street.plain.complete(Script(["there"]), prompt="Hi you", echo=True, max_tokens=0, stream=True))
+def test_echo_without_output_tokens_is_streamed(stacks: ScriptedStackPool) -> None:
+    answer = stacks.run(stacks.plain.complete(Script(["there"]), prompt="Hi you", echo=True, max_tokens=0, stream=True))
     assert "".join(choice["text"] for event in answer.events for choice in event["choices"]) == "Hi you"
     assert answer.events[-1]["choices"][0]["finish_reason"] == "length"
 
 
-def test_max_tokens_zero_without_echo_is_refused(street: Street) -> None:
+def test_max_tokens_zero_without_echo_is_refused(stacks: ScriptedStackPool) -> None:
     for asked in ({}, {"echo": False}):
-        answer = street.run(street.plain.complete(Script(["x"]), max_tokens=0, **asked))
+        answer = stacks.run(stacks.plain.complete(Script(["x"]), max_tokens=0, **asked))
         assert (answer.status, answer.json["error"]["param"]) == (400, "max_tokens")
-    answer = street.run(street.plain.chat(Script(["x"]), max_tokens=0))
+    answer = stacks.run(stacks.plain.chat(Script(["x"]), max_tokens=0))
     assert (answer.status, answer.json["error"]["param"]) == (400, "max_tokens")
 
 
-def test_echo_with_logprobs_requires_a_worker_that_reports_prompt_logprobs(street: Street) -> None:
-    answer = street.run(street.plain.complete(Script(["there"]), echo=True, logprobs=1))
+def test_echo_with_logprobs_requires_a_worker_that_reports_prompt_logprobs(stacks: ScriptedStackPool) -> None:
+    answer = stacks.run(stacks.plain.complete(Script(["there"]), echo=True, logprobs=1))
     assert (answer.status, answer.json["error"]["param"]) == (400, "echo")
 
 
-def test_no_stop_trim_keeps_the_stop_string(street: Street) -> None:
+def test_no_stop_trim_keeps_the_stop_string(stacks: ScriptedStackPool) -> None:
     script = Script(["one, two, three"])
-    kept = street.run(street.plain.complete(script, stop=" two", no_stop_trim=True)).json["choices"][0]
+    kept = stacks.run(stacks.plain.complete(script, stop=" two", no_stop_trim=True)).json["choices"][0]
     assert (kept["text"], kept["finish_reason"]) == ("one, two", "stop")
 
 
-# ---- what reaches the worker ----------------------------------------------------------------------------------------
+# ---- worker requests ------------------------------------------------------------------------------------------------
 
 
-def test_headers_reach_the_worker(street: Street) -> None:
-    house = street.plain
+def test_headers_reach_the_worker(stacks: ScriptedStackPool) -> None:
+    stack = stacks.plain
     headers = {"x-tenant-id": "ten", "x-dynamo-session-id": "s", "x-dynamo-request-priority": "3"}
-    street.run(house.chat(Script(["x"]), headers, cache_salt="mine"))
-    asked = house.engine.requests[-1]
+    stacks.run(stack.chat(Script(["x"]), headers, cache_salt="mine"))
+    asked = stack.engine.requests[-1]
     assert asked.routing is not None
     assert (asked.routing.cache_salt, asked.routing.priority, asked.routing.priority_jump) == ("ten", 3, 3.0)
     assert asked.agent_context == {"session_id": "s", "input_trigger": "user_message"}
@@ -421,46 +427,46 @@ def test_headers_reach_the_worker(street: Street) -> None:
     assert asked.extra_args["nvext"] == {"cache_salt": "ten"}
 
 
-def test_prompt_cache_key_is_the_session_id_without_a_session_header(street: Street) -> None:
-    house = street.plain
-    street.run(house.chat(Script(["x"]), prompt_cache_key="k"))
-    assert house.engine.requests[-1].agent_context == {
+def test_prompt_cache_key_is_the_session_id_without_a_session_header(stacks: ScriptedStackPool) -> None:
+    stack = stacks.plain
+    stacks.run(stack.chat(Script(["x"]), prompt_cache_key="k"))
+    assert stack.engine.requests[-1].agent_context == {
         "session_id": "prompt_cache_key:k",
         "input_trigger": "user_message",
     }
-    street.run(house.chat(Script(["x"]), {"x-dynamo-session-id": "s"}, prompt_cache_key="k"))
-    assert house.engine.requests[-1].agent_context["session_id"] == "s"  # type: ignore[index]
+    stacks.run(stack.chat(Script(["x"]), {"x-dynamo-session-id": "s"}, prompt_cache_key="k"))
+    assert stack.engine.requests[-1].agent_context["session_id"] == "s"  # type: ignore[index]
 
 
 def test_disabled_nvext_ignores_extensions_except_the_cache_salt(
-    street: Street, monkeypatch: pytest.MonkeyPatch
+    stacks: ScriptedStackPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DYN_DISABLE_FRONTEND_NVEXT", "1")
-    house = street.open()
+    stack = stacks.open()
     headers = {"x-dynamo-request-priority": "3"}
-    answer = street.run(house.chat(None, headers, nvext={"cache_salt": "a", "extra_fields": ["timing"]}))
+    answer = stacks.run(stack.chat(None, headers, nvext={"cache_salt": "a", "extra_fields": ["timing"]}))
     assert "nvext" not in answer.json
-    asked = house.engine.requests[-1]
+    asked = stack.engine.requests[-1]
     assert asked.routing is not None
     assert (asked.routing.cache_salt, asked.routing.priority) == ("a", None)
 
 
 @pytest.mark.parametrize("headers", [{"x-dynamo-worker-instance-id": "5"}, {}])
-def test_nonexistent_worker_instance_is_refused(street: Street, headers: dict[str, str]) -> None:
-    house = street.plain
+def test_nonexistent_worker_instance_is_refused(stacks: ScriptedStackPool, headers: dict[str, str]) -> None:
+    stack = stacks.plain
     nvext = {} if headers else {"backend_instance_id": 5}
-    answer = street.run(house.chat(Script(["x"]), headers, nvext=nvext))
+    answer = stacks.run(stack.chat(Script(["x"]), headers, nvext=nvext))
     assert (answer.status, answer.json["error"]["param"]) == (400, "nvext.backend_instance_id")
-    (worker,) = house.models.find("m", "Chat").worker_ids()
-    assert street.run(house.chat(Script(["x"]), {"x-worker-instance-id": str(worker)})).status == 200
+    (worker,) = stack.models.find("m", "Chat").worker_ids()
+    assert stacks.run(stack.chat(Script(["x"]), {"x-worker-instance-id": str(worker)})).status == 200
 
 
-def test_media_reach_the_worker(street: Street) -> None:
-    house = street.plain
+def test_media_reach_the_worker(stacks: ScriptedStackPool) -> None:
+    stack = stacks.plain
     part = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
     content = [{"type": "text", "text": "what?"}, part]
-    street.run(house.chat(Script(["x"]), messages=[{"role": "user", "content": content}], media_io_kwargs={"a": 1}))
-    asked = house.engine.requests[-1]
+    stacks.run(stack.chat(Script(["x"]), messages=[{"role": "user", "content": content}], media_io_kwargs={"a": 1}))
+    asked = stack.engine.requests[-1]
     assert asked.multi_modal_data == {"image_url": [{"Url": "https://example.com/a.png"}]}
     assert asked.media_io_kwargs == {"a": 1}
     assert isinstance(asked.extra_args, dict)
@@ -468,15 +474,15 @@ def test_media_reach_the_worker(street: Street) -> None:
     assert "what?" in asked.extra_args["formatted_prompt"]
 
 
-def test_thinking_budget_is_sent_to_the_worker(street: Street) -> None:
-    house = street.parsed
-    street.run(house.chat(Script(["x"]), thinking=True, thinking_token_budget=5, nvext={"max_thinking_tokens": 9}))
-    asked = house.engine.requests[-1]
+def test_thinking_budget_is_sent_to_the_worker(stacks: ScriptedStackPool) -> None:
+    stack = stacks.parsed
+    stacks.run(stack.chat(Script(["x"]), thinking=True, thinking_token_budget=5, nvext={"max_thinking_tokens": 9}))
+    asked = stack.engine.requests[-1]
     assert (asked.stop_conditions.max_thinking_tokens, asked.require_reasoning) == (5, True)
     assert isinstance(asked.extra_args, dict)
     assert asked.extra_args["reasoning_parser_kwargs"]["chat_template_kwargs"]["enable_thinking"] is True
-    street.run(house.chat(Script(["x"]), nvext={"max_thinking_tokens": 9}))
-    asked = house.engine.requests[-1]
+    stacks.run(stack.chat(Script(["x"]), nvext={"max_thinking_tokens": 9}))
+    asked = stack.engine.requests[-1]
     assert asked.stop_conditions.max_thinking_tokens == 9
     assert asked.require_reasoning is not True, "the prompt itself has closed the thoughts"
 
@@ -492,7 +498,7 @@ class Nothing:
 
 
 class Client:
-    """An exchange that remembers how it was answered."""
+    """Exchange that records its response."""
 
     body = b'{"model": "m", "prompt": "Hi"}'
     headers = ((b"x-request-id", b"mine"),)

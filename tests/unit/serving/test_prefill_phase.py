@@ -1,4 +1,4 @@
-"""A prefill worker's response is judged once, and its load is released once."""
+"""A prefill worker's response is evaluated once, and its load is released once."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +10,12 @@ from dynamo.core.codec import msgpack_encode
 from dynamo.core.errors import Cancelled, Disconnected, ResponseTimeout, StreamIncomplete, Unknown
 from dynamo.protocols.engine import EngineOutput, PrefillResult
 from dynamo.runtime.request_plane.base import Item
-from dynamo.serving import prefill_phase as prefill_leg
+from dynamo.serving import prefill_phase as prefill_request
 from dynamo.serving.prefill_phase import ELEMENTS_MAX, PrefillPhase
 
 
 class Router:
-    """Who counts prefills."""
+    """Router that counts prefills."""
 
     def __init__(self) -> None:
         self.released: list[str] = []
@@ -24,7 +24,7 @@ class Router:
         self.released.append(request_id)
 
 
-def a_leg(router: Router | None = None, *, has_other: bool = True) -> PrefillPhase:
+def a_phase_request(router: Router | None = None, *, has_other: bool = True) -> PrefillPhase:
     served: Any = SimpleNamespace(kv=router, routed=None, has_other=lambda _: has_other)
     served.current = served
     leg = PrefillPhase(served, "id", 7)
@@ -40,7 +40,7 @@ def item(**fields: Any) -> Item:
 
 async def test_prefill_result_is_passed_on_unchanged() -> None:
     for params in ({"at": 1}, "a text", {}, 0):
-        leg = a_leg()
+        leg = a_phase_request()
         leg.on_item(item(disaggregated_params=params, finish_reason="length"))
         leg.on_end()
         assert await leg.wait(1) == PrefillResult(params)
@@ -51,7 +51,7 @@ async def test_prefill_result_is_passed_on_unchanged() -> None:
 
 async def test_prefill_leg_releases_its_router_slot_once() -> None:
     router = Router()
-    leg = a_leg(router)
+    leg = a_phase_request(router)
     assert (leg.instance_id, leg.dp_rank, leg.is_over) == (7, 1, False)
     leg.on_item(item(disaggregated_params={}))
     leg.on_end()
@@ -62,7 +62,7 @@ async def test_prefill_leg_releases_its_router_slot_once() -> None:
 
 
 async def test_prefill_leg_failure_reaches_its_callback_once_and_its_waiter() -> None:
-    leg = a_leg()
+    leg = a_phase_request()
     heard: list[Any] = []
     leg.on_failure = heard.append
     error = Disconnected("gone")
@@ -89,7 +89,7 @@ class Call:
 
 async def test_abandoned_prefill_is_stopped_and_released_at_its_end() -> None:
     router, call = Router(), Call()
-    leg = a_leg(router)
+    leg = a_phase_request(router)
     leg.sent(call)
     leg.give_up()
     leg.give_up()
@@ -102,16 +102,16 @@ async def test_abandoned_prefill_is_stopped_and_released_at_its_end() -> None:
 
 
 async def test_prefill_abandoned_before_the_send_is_stopped_after_the_send() -> None:
-    leg, call = a_leg(Router()), Call()
+    leg, call = a_phase_request(Router()), Call()
     leg.give_up()
     leg.sent(call)
     assert call.words == ["stop"]
 
 
 async def test_prefill_that_ignores_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefill_leg, "STOP_S", 0.0)
+    monkeypatch.setattr(prefill_request, "STOP_S", 0.0)
     router, call = Router(), Call()
-    leg = a_leg(router)
+    leg = a_phase_request(router)
     leg.sent(call)
     leg.give_up()
     with pytest.raises(Cancelled, match="did not stop"):
@@ -121,7 +121,7 @@ async def test_prefill_that_ignores_stop_is_killed(monkeypatch: pytest.MonkeyPat
 
 async def test_abandoned_prefill_is_stopped_after_its_grace_period() -> None:
     router, call = Router(), Call()
-    leg = a_leg(router)
+    leg = a_phase_request(router)
     leg.sent(call)
     leg.give_up(after_s=0.001)
     assert (call.words, router.released) == ([], [])
@@ -131,14 +131,14 @@ async def test_abandoned_prefill_is_stopped_after_its_grace_period() -> None:
 
 
 async def test_abandoned_prefill_leaves_a_silent_worker_without_an_alternative() -> None:
-    leg = a_leg(has_other=False)
+    leg = a_phase_request(has_other=False)
     leg.sent(Call())
     leg.give_up()
     assert leg.leaves_silent_worker()
 
 
 async def test_abandoned_prefill_does_not_report_a_failure() -> None:
-    leg = a_leg()
+    leg = a_phase_request()
     heard: list[Any] = []
     leg.on_failure = heard.append
     leg.give_up()
@@ -153,7 +153,7 @@ async def test_prefill_without_a_valid_result_is_an_error() -> None:
         ([item(finish_reason="length")], Unknown),
         ([Item(None, event="x")], StreamIncomplete),
     ):
-        leg = a_leg()
+        leg = a_phase_request()
         for element in elements:
             leg.on_item(element)
         leg.on_end()
@@ -162,15 +162,15 @@ async def test_prefill_without_a_valid_result_is_an_error() -> None:
 
 
 async def test_prefill_leaves_a_silent_worker_only_if_another_exists() -> None:
-    assert a_leg().leaves_silent_worker()
-    assert not a_leg(has_other=False).leaves_silent_worker()
-    leg = a_leg()
+    assert a_phase_request().leaves_silent_worker()
+    assert not a_phase_request(has_other=False).leaves_silent_worker()
+    leg = a_phase_request()
     leg.on_error(Disconnected("gone"))
     assert not leg.leaves_silent_worker()
 
 
 async def test_prefill_timeout_kills_the_call() -> None:
-    leg, killed = a_leg(), []
+    leg, killed = a_phase_request(), []
     call: Any = SimpleNamespace(kill=lambda: killed.append(True))
     leg.call = call
     with pytest.raises(ResponseTimeout):
@@ -179,7 +179,7 @@ async def test_prefill_timeout_kills_the_call() -> None:
 
 
 async def test_prefill_leg_replays_its_output_in_order_and_within_bounds() -> None:
-    leg = a_leg()
+    leg = a_phase_request()
     heard: list[Any] = []
     leg.on_token(4)
     leg.on_item(item(finish_reason="stop"))

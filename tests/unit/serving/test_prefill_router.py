@@ -1,4 +1,4 @@
-"""A request of two phases is answered once, whichever of its workers fails and when."""
+"""A request of two phases is answered once, for any failure of its workers at any time."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -74,7 +74,7 @@ class Call:
 
 
 class Pool:
-    """Workers of one role, as a worker set shows them: what each of them does is scripted, in turn."""
+    """Workers of one role with the interface of a worker set; the behaviour of each is scripted."""
 
     name = "m"
     resumes_sampling = False
@@ -89,7 +89,7 @@ class Pool:
         self.mode = RouterMode.ROUND_ROBIN
         self.card = RuntimeConfig(**config)
         self.cards: dict[int, RuntimeConfig] = {}
-        """Of workers that have one of their own."""
+        """Cards of workers that have one of their own."""
         self.prefill_sets: list[Pool] = []
         self.prefills_locally = False
         self.is_decode = False
@@ -139,11 +139,13 @@ class Pool:
 
 
 Script = Exception | str | int | None
-"""What a worker does: raises that at once, ends so (prefill), breaks after so many tokens (decode), or answers."""
+"""Behaviour of a worker: raises at once, ends with a reason (prefill), fails after that many tokens (decode), or
+answers.
+"""
 
 
 class Scene:
-    """One request, two pools, and what happens in them."""
+    """One request and two scripted pools."""
 
     def __init__(
         self,
@@ -186,7 +188,7 @@ class Scene:
         )
         self.generation.assign(self.dispatch)
 
-    # The answer's side.
+    # Response side.
 
     def touch(self, choice: Choice) -> None: ...
 
@@ -243,7 +245,7 @@ class Scene:
         receiver.on_end()
 
     async def turn(self) -> None:
-        """Everyone does what is next, until nothing is."""
+        """Step all parts until no step is left."""
         for _ in range(200):
             await turns()
             self.clock.advance(1.0)
@@ -457,7 +459,7 @@ async def test_prefill_failure_after_the_first_decode_token_is_ignored() -> None
     assert not scene.decodes.calls[0].killed
 
 
-# Who is asked for, and who may be.
+# Requested and allowed workers.
 
 
 async def test_request_can_name_its_prefill_worker() -> None:
@@ -528,7 +530,7 @@ async def test_client_disconnect_during_prefill_stops_it_and_sends_no_decode_req
 
 
 async def test_prefill_that_ends_after_a_disconnect_has_its_blocks_fetched_and_dropped() -> None:
-    """The worker keeps the blocks for a decode worker: only that one's fetch, or its end, frees them."""
+    """The worker keeps the blocks for a decode worker: only its fetch, or the end of the worker, frees them."""
     scene = Scene([], [])
     scene.make()
     sending = asyncio.get_running_loop().create_task(scene.dispatch.send())
@@ -544,10 +546,10 @@ async def test_prefill_that_ends_after_a_disconnect_has_its_blocks_fetched_and_d
 
 async def test_client_disconnect_removes_a_queued_prefill() -> None:
     scene = Scene([], [])
-    legs: list[Any] = []
+    cluster: list[Any] = []
 
     async def choose(_request: object, _id: object, progress: Any, *_: object) -> Any:
-        legs.append(progress)
+        cluster.append(progress)
         await until(lambda: progress.is_over)
         raise DynamoException("the request was cancelled")
 
@@ -555,7 +557,7 @@ async def test_client_disconnect_removes_a_queued_prefill() -> None:
     scene.prefills.choose = choose  # type: ignore[method-assign]
     scene.make()
     sending = asyncio.get_running_loop().create_task(scene.dispatch.send())
-    await until(lambda: legs)
+    await until(lambda: cluster)
     scene.generation.cancel()
     scene.dispatch.release()
     async with asyncio.timeout(10):
@@ -596,7 +598,7 @@ async def test_unanswered_prefill_is_killed_after_the_timeout(monkeypatch: pytes
 
 
 class Asked:
-    """What the KV router of a pool would say, and how busy it thinks its workers are."""
+    """Decisions of a pool's KV router, and the busy state of its workers."""
 
     def __init__(self, worker: int, overlap: int, prefill_tokens: float = 0.0, blocks: float = 0.0) -> None:
         self.found = SimpleNamespace(worker_id=worker, dp_rank=0, overlap_blocks=overlap, blocks=4)

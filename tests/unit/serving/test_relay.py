@@ -1,4 +1,4 @@
-"""Relay: a request finds another worker as long as nothing was answered, and no answer fills the memory."""
+"""Relay: a request is retried on another worker until the first output, and no response fills the memory."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.relays import Relays, open_relays
+from tests.relays import RelayCluster, open_relays
 from tests.settle import until
 
 from dynamo.core.codec import json_encode, msgpack_decode, msgpack_encode
@@ -90,7 +90,7 @@ class FakeModel:
 
 
 class Pieces(Form):
-    """Writes each item at once; an item `None` is its failure."""
+    """Form that writes each item at once; an item `None` fails."""
 
     media = b"x/y"
 
@@ -107,7 +107,7 @@ class Pieces(Form):
         return None if error.status == 500 else super().failure(error)
 
 
-class Together(Form):
+class BufferingForm(Form):
     """Writes everything at the end."""
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class Scene:
 
 
 async def test_collected_response_is_sent_at_its_end_with_headers() -> None:
-    scene = await Scene(Together()).begun()
+    scene = await Scene(BufferingForm()).begun()
     scene.hear(1, 2)
     scene.answer.on_item(Item(None, event="note"))
     assert scene.client.said == []
@@ -194,7 +194,7 @@ async def test_relay_returns_a_failure_in_the_format_of_the_worker() -> None:
 
 
 async def test_relay_refuses_a_plain_token() -> None:
-    scene = await Scene(Together()).begun()
+    scene = await Scene(BufferingForm()).begun()
     scene.answer.on_token(5)
     assert scene.client.said == [500]
     assert scene.model.killed == [1]
@@ -202,7 +202,7 @@ async def test_relay_refuses_a_plain_token() -> None:
 
 async def test_relay_bounds_a_collected_response_but_not_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "KEPT_BYTES_MAX", 100)
-    scene = await Scene(Together()).begun()
+    scene = await Scene(BufferingForm()).begun()
     scene.hear("x" * 60)
     scene.hear("x" * 60)
     assert (scene.client.said, scene.model.killed) == ([500], [1])
@@ -212,7 +212,7 @@ async def test_relay_bounds_a_collected_response_but_not_a_stream(monkeypatch: p
 
 
 async def test_relay_client_disconnect_kills_the_worker_call() -> None:
-    scene = await Scene(Together()).begun()
+    scene = await Scene(BufferingForm()).begun()
     scene.answer.leave()
     scene.hear(1)
     scene.answer.on_end()
@@ -238,7 +238,7 @@ def routes(table: RouteTable, context: RouteContext) -> None:
 class Two:
     """A frontend in kv mode and two workers."""
 
-    def __init__(self, relays: Relays) -> None:
+    def __init__(self, relays: RelayCluster) -> None:
         self.relays = relays
         self.others: list[DistributedRuntime] = []
         self.asked: list[tuple[int, Any]] = []
@@ -285,9 +285,9 @@ class Two:
 @pytest.fixture
 async def two() -> AsyncIterator[Two]:
     async with open_relays(routes, "kv") as relays:
-        house = Two(relays)
-        yield house
-        for one in house.others:
+        stack = Two(relays)
+        yield stack
+        for one in stack.others:
             await one.shutdown(drain_timeout_s=0.0)
 
 
@@ -362,11 +362,11 @@ async def test_headers_name_the_worker_of_a_native_request(two: Two, model_dir: 
         assert answer.status == 200
         assert two.asked[-1][0] == worker
         assert answer.headers["x-dynamo-routing"].startswith(f"worker={worker}; rank=0")
-    nobody = await two.relays.ask(
+    unreachable = await two.relays.ask(
         VLLM, {"token_ids": PROMPT, "sampling_params": {}}, {"x-dynamo-worker-instance-id": "12"}
     )
-    assert nobody.status == 400
-    assert "12 is not a worker" in nobody.json["message"]
+    assert unreachable.status == 400
+    assert "12 is not a worker" in unreachable.json["message"]
 
 
 async def test_embeddings_are_routed_to_the_caching_worker_and_counted_with_all_prompts(

@@ -1,4 +1,4 @@
-"""What headers say of a request's way and of its session."""
+"""Routing and session data from request headers."""
 
 from typing import Any
 

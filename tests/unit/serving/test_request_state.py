@@ -16,7 +16,7 @@ PACKAGES = ("grpc", "http", "serving")
 
 
 class FakeRequestSpan:
-    """Span that records what it is given."""
+    """Span that records its attributes."""
 
     def __init__(self, parent: str) -> None:
         self.parent = parent
@@ -37,7 +37,7 @@ class FakeRequestSpan:
 
 
 class FakeTracer:
-    """Tracer whose spans are kept."""
+    """Tracer that records its spans."""
 
     def __init__(self) -> None:
         self.spans: list[FakeRequestSpan] = []
@@ -62,7 +62,7 @@ def test_spans_of_workers_continue_the_span_of_the_request() -> None:
 
 def test_a_move_to_another_worker_is_an_event_of_its_dispatch() -> None:
     state, tracer = state_of(), FakeTracer()
-    state.moved(0, 7, ValueError("lost"), 3)  # Without spans there is nothing to record.
+    state.moved(0, 7, ValueError("lost"), 3)  # Without spans there are no records.
     state.begin_route(tracer, "part")  # type: ignore[arg-type]
     state.moved(0, 0xAB, ValueError("lost"), 3)
     assert tracer.spans[0].facts == {"migration": {"worker_id": "ab", "error": "lost", "output_tokens": 3}}

@@ -1,4 +1,4 @@
-"""The KV router avoids workers that failed, as long as another one is left."""
+"""The KV router avoids failed workers while another one is available."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -63,7 +63,7 @@ class FakeCall:
 
 
 class FakeModel:
-    """Workers 1, 2, … that take a request in turn."""
+    """Workers 1, 2, … that take requests in turn."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -300,7 +300,7 @@ def test_text_completions_are_merged() -> None:
 
 
 class Words:
-    """An endpoint's events, as words."""
+    """Return an endpoint's events as text."""
 
     plain = False
 

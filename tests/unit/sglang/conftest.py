@@ -1,4 +1,4 @@
-"""An engine over a scripted SGLang, and the host that it speaks to."""
+"""Engine over a scripted SGLang, and its host."""
 
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,7 +18,7 @@ __all__ = ["Host", "Running", "Start", "request"]
 
 
 def library(made: list[scripted.Engine], script: list[Any]) -> SglangLibrary:
-    """One whose engines are kept in `made` and begin with this script."""
+    """Return a library whose engines are kept in `made` and begin with this script."""
 
     def make(**kwargs: Any) -> scripted.Engine:
         engine = scripted.Engine(**kwargs)
@@ -45,7 +45,7 @@ class Running:
     config: Any
 
     async def ask(self, asked: Any, *script: Any) -> tuple[RecordedReply, BaseException | None]:
-        """Lets SGLang say the script, to the end."""
+        """Run the script to its end."""
         self.sglang.script = list(script)
         return await answered(self.engine, asked)
 

@@ -14,13 +14,13 @@ SAMPLING = (
     "repetition_penalty", "min_new_tokens", "n", "json_schema", "regex", "ebnf", "structural_tag", "ignore_eos",
     "skip_special_tokens", "logit_bias", "sampling_seed",
 )  # fmt: skip
-"""What of `SamplingParams` is set here."""
+"""Fields of `SamplingParams` that the adapter sets."""
 FAKE_BOOTSTRAP_HOST = "2.2.2.2"
 
 
 @dataclasses.dataclass
 class ServerArgs:
-    """What is looked at of SGLang's arguments; each is a field of the real ones."""
+    """Fields of SGLang's arguments that the adapter reads; each is a field of the real ones."""
 
     model_path: str = ""
     tokenizer_path: str | None = None
@@ -84,17 +84,17 @@ LOADS = (
     "dp_rank", "num_running_reqs", "num_waiting_reqs", "num_waiting_uncached_tokens", "num_used_tokens",
     "num_active_tokens", "max_total_num_tokens",
 )  # fmt: skip
-"""What is read of a `LoadSnapshot`."""
+"""Fields of a `LoadSnapshot` that the adapter reads."""
 EVENT_FIELDS = {
     "BlockStored": ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_name", "medium"),
     "BlockRemoved": ("block_hashes", "medium"),
     "AllBlocksCleared": (),
 }
-"""What is read of an event of its caches."""
+"""Fields of cache events that the adapter reads."""
 
 
 def chunk(*tokens: int, finish: Any = None, rid: str = "r", index: int | None = None, **meta: Any) -> dict[str, Any]:
-    """A piece of an answer; `finish` is SGLang's reason."""
+    """Return a chunk of a response; `finish` is SGLang's reason."""
     told: dict[str, Any] = {
         "text": "",
         "output_ids": list(tokens),
@@ -123,7 +123,7 @@ class TokenizerManager:
         self.on_abort: Callable[[str], None] = lambda rid: None
 
     def auto_create_handle_loop(self) -> None:
-        """Starts to read what the other processes say."""
+        """Start the loop that receives messages of the other processes."""
 
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
         self.aborted.append("*" if abort_all else rid)
@@ -201,7 +201,7 @@ class Engine:
         self.tokenizer_manager = TokenizerManager()
         self._scheduler_init_result = SimpleNamespace(scheduler_infos=[{"max_total_num_tokens": 1024}])
         self.script: list[Any] = []
-        """What `async_generate` yields; an exception is raised, an event waited for."""
+        """Items that `async_generate` yields; an exception is raised, an event is awaited."""
         self.asked: list[dict[str, Any]] = []
         self.is_shut = False
 
@@ -279,4 +279,4 @@ METHODS = {
         name for name, value in vars(TokenizerManager).items() if callable(value) and name[0] != "_"
     ),
 }
-"""Whose signatures are compared with the real ones."""
+"""Methods whose signatures are compared with the real ones."""

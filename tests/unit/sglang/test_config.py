@@ -1,4 +1,4 @@
-"""SglangConfig: whose flag is whose."""
+"""SglangConfig: assignment of flags to the adapter and to SGLang."""
 
 import pytest
 

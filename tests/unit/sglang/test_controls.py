@@ -1,4 +1,4 @@
-"""Controls of SGLang: its own requests, who is found meanwhile, and methods that a flag names."""
+"""SGLang controls: their requests, requests that they interrupt, and methods that a flag names."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Convert: requests in SGLang's words, and what it has no word for."""
+"""Conversion of requests to SGLang arguments, and unsupported options."""
 
 import pytest
 from tests.unit.sglang import scripted

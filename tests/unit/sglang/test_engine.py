@@ -1,4 +1,4 @@
-"""SglangEngine over a scripted SGLang: requests in, tokens out, and what goes wrong in between."""
+"""SglangEngine over a scripted SGLang: requests, tokens and failures."""
 
 import asyncio
 import json
@@ -312,7 +312,7 @@ async def test_event_publisher_other_than_zmq_is_refused(start: Start) -> None:
 
 def test_ended_process_is_named() -> None:
     child = subprocess.Popen([sys.executable, "-c", "pass"])
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # It has ended, and nobody has asked for it yet.
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # It has ended, and its result was not read yet.
     check_alive([os.getpid()])
     with pytest.raises(RuntimeError, match=str(child.pid)):
         check_alive([os.getpid(), child.pid])

@@ -1,4 +1,4 @@
-"""Events of SGLang: who listens where."""
+"""SGLang events: addresses of publishers and subscribers."""
 
 import pytest
 from tests.unit.vllm.conftest import Host

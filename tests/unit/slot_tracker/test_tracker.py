@@ -1,4 +1,4 @@
-"""Slots: what each rank was given and has not finished."""
+"""Slots: unfinished requests of each rank."""
 
 import pytest
 

@@ -27,7 +27,7 @@ def tokenizer() -> Tokenizer:
 
 
 def read(tokenizer: Tokenizer, config: RuntimeConfig, text: str, **fields: Any) -> list[Event] | None:
-    """What is found in an answer's text; None where it is not looked at."""
+    """Return the parse of a response's text; None where no parser applies."""
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
     request = decode_chat(json.dumps(body).encode())
     sampling = SamplingOptions(guided_decoding=guided_decoding(request, config))
@@ -86,7 +86,7 @@ OFFERED: dict[str, Any] = {"tools": [TOOL]}
 
 
 def counted(tokenizer: Tokenizer, config: RuntimeConfig, *texts: str, **fields: Any) -> int:
-    """How many of these tokens are thought."""
+    """Return the number of reasoning tokens."""
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
     reader = Readers(config, tokenizer).of_chat(decode_chat(json.dumps(body).encode()), PreprocessedRequest("m", [1]))
     assert reader is not None
@@ -135,5 +135,5 @@ def test_answer_parser_detects_open_reasoning_at_the_end_of_the_prompt(
     reading.feed(text)
     reading.close("")
     if "know" in prompt and family == "deepseek_r1":
-        expected = [ReasoningDelta("b")]  # Its text begins inside where nobody says otherwise.
+        expected = [ReasoningDelta("b")]  # Its text begins with reasoning unless the request disables it.
     assert reading.take() == expected

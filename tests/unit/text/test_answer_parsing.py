@@ -1,4 +1,4 @@
-"""What a parser finds in a choice's text, until the answer takes it."""
+"""Parsed parts of a choice's text, until the response takes them."""
 
 from collections.abc import Sequence
 from itertools import pairwise

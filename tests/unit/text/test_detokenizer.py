@@ -1,4 +1,4 @@
-"""The detokenizer gives the library's text, in pieces, and never a piece too early."""
+"""The detokenizer returns the library's text in pieces, each only when it is final."""
 
 from pathlib import Path
 
@@ -119,7 +119,7 @@ STOPS = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3)
 
 
 def stopped(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
-    """The definition: the stop string that is complete first ends the text; of two at once the longer."""
+    """Return the text up to the stop string that is complete first; of two at once the longer."""
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text.endswith(stop, 0, end)]
         if ending:

@@ -1,4 +1,4 @@
-"""A request becomes tokens and options in which nothing is left open."""
+"""A request becomes tokens and options, all of which are set."""
 
 import json
 import threading
@@ -73,7 +73,7 @@ def test_preprocessor_ignore_eos_leaves_no_hidden_stop_ids(preprocessor: Preproc
     assert (request.stop_conditions.ignore_eos, request.stop_conditions.min_tokens) == (True, 3)
 
 
-# ---- how long -----------------------------------------------------------------------------------------------------
+# ---- length limits ------------------------------------------------------------------------------------------------
 
 
 def test_preprocessor_does_not_set_max_tokens_without_a_request_limit(preprocessor: Preprocessor) -> None:
@@ -118,7 +118,7 @@ def test_preprocessor_does_not_set_max_tokens_without_any_context_limit(model_di
     assert preprocessor.chat(chat(max_tokens=9)).stop_conditions.max_tokens == 9
 
 
-# ---- what else ----------------------------------------------------------------------------------------------------
+# ---- other options ------------------------------------------------------------------------------------------------
 
 
 def test_preprocessor_stop_strings_are_a_list_or_none(preprocessor: Preprocessor) -> None:

@@ -1,4 +1,4 @@
-"""What requests ask for that do not say so themselves."""
+"""Defaults of requests without values of their own."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A strict tool's parameters are those that the released frontend lets through, and no others."""
+"""A strict tool's parameters are those that the released frontend accepts, and no others."""
 
 import contextlib
 from typing import Any

@@ -1,4 +1,4 @@
-"""The corpus is the same for a seed, keeps the evaluation out, and renders as its template does."""
+"""The corpus is the same for a seed, excludes the evaluation, and renders as its template does."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def template() -> jinja2.Template:
 
 
 def render(conversation: Conversation, *, whole: bool) -> str:
-    """What the template makes of the conversation: with its answer, or up to it."""
+    """Render the conversation: with its answer, or up to it."""
     messages = conversation.messages if whole else conversation.messages[:-1]
     return template().render(
         messages=[message.openai() for message in messages],

@@ -1,4 +1,4 @@
-"""Known variables: the list is what the source reads."""
+"""Known variables: the list equals the variables that the source reads."""
 
 from tools.known_variables import PAGE, names_in, page
 

@@ -1,4 +1,4 @@
-"""An engine over a scripted TensorRT-LLM, and the host that it speaks to."""
+"""Engine over a scripted TensorRT-LLM, and its host."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ __all__ = ["Host", "Running", "Start", "request"]
 
 
 def library(made: list[scripted.LLM]) -> TrtllmLibrary:
-    """One whose engines are kept in `made`."""
+    """Return a library whose engines are kept in `made`."""
 
     def make(**kwargs: Any) -> scripted.LLM:
         made.append(scripted.LLM(**kwargs))
@@ -45,7 +45,7 @@ class Running:
     config: Any
 
     async def ask(self, asked: Any, *script: Any) -> tuple[RecordedReply, BaseException | None]:
-        """Lets TensorRT-LLM say the script, to the end."""
+        """Run the script to its end."""
         self.llm.script = list(script)
         return await answered(self.engine, asked)
 

@@ -1,8 +1,8 @@
 """Scripted TensorRT-LLM: the part of its package that `dynamo.trtllm` uses, with its signatures, without an engine.
 
 The signatures are those of its public source (`tensorrt_llm/llmapi/llm.py`, `executor/result.py`, `sampling_params.py`,
-`disaggregated_params.py`, `scheduling_params.py`); the package itself needs CUDA, and nothing here was compared with one
-that runs.
+`disaggregated_params.py`, `scheduling_params.py`); the package itself needs CUDA, so none of them was compared with a
+running one.
 """
 
 import asyncio

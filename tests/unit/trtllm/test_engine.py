@@ -1,4 +1,4 @@
-"""TrtllmEngine over a scripted TensorRT-LLM: requests in, tokens out, and what goes wrong in between."""
+"""TrtllmEngine over a scripted TensorRT-LLM: requests, tokens and failures."""
 
 import asyncio
 from typing import Any
@@ -79,7 +79,7 @@ async def test_several_choices_are_sent_once_each(start: Start) -> None:
     last.outputs = [ended.outputs[0], scripted.CompletionOutput(1, token_ids=[5, 6], finish_reason="length")]
     reply, error = await running.ask(request(sampling_options=SamplingOptions(n=2)), both, ended, last)
     assert error is None
-    told: dict[int, list[int]] = {0: [4], 1: []}  # The first choice's bare token went the fast way.
+    told: dict[int, list[int]] = {0: [4], 1: []}  # The first choice's bare token used the fast path.
     for item in reply.items:
         told[item.index] += item.token_ids
     assert told == {0: [4], 1: [5, 6]}

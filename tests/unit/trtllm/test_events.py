@@ -48,7 +48,7 @@ def test_partial_block_is_neither_stored_nor_removed() -> None:
     assert event == Removed([5])
     assert events.read(removed(7)) == []
     ((event, _, _),) = events.read(removed(6))
-    assert event == Removed([6])  # Stored again meanwhile, for all we know.
+    assert event == Removed([6])  # It may have been stored again meanwhile.
 
 
 def test_completed_block_is_removed() -> None:

@@ -1,4 +1,4 @@
-"""An engine over a scripted vLLM, the host that it speaks to, and the replies that it writes to."""
+"""Engine over a scripted vLLM, its host, and replies."""
 
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -54,7 +54,7 @@ def request(*tokens: int, **changes: Any) -> PreprocessedRequest:
 
 
 def library(llm: scripted.AsyncLLM) -> VllmLibrary:
-    """Whose engine is this one."""
+    """Return a library whose engine is this one."""
 
     class Made(scripted.AsyncLLM):
         @classmethod
@@ -100,7 +100,7 @@ class Running:
     config: Any
 
     async def ask(self, asked: Any, *script: Any) -> tuple[RecordedReply, BaseException | None]:
-        """Lets vLLM say the script, to the end."""
+        """Run the script to its end."""
         self.llm.script = list(script)
         return await answered(self.engine, asked)
 

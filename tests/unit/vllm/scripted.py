@@ -11,7 +11,7 @@ from typing import Any
 
 
 class EngineDeadError(Exception):
-    """The engine is gone."""
+    """Error of an engine that has exited."""
 
 
 class ClientError(Exception):
@@ -29,7 +29,7 @@ SAMPLING = (
     "stop_token_ids", "bad_words", "thinking_token_budget", "ignore_eos", "max_tokens", "min_tokens", "logprobs",
     "prompt_logprobs", "detokenize", "output_kind", "structured_outputs", "logit_bias", "allowed_token_ids", "extra_args",
 )  # fmt: skip
-"""What of `SamplingParams` is set here."""
+"""Fields of `SamplingParams` that the adapter sets."""
 GUIDED = ("json", "regex", "choice", "grammar", "whitespace_pattern", "structural_tag")
 POOLING = ("task", "dimensions")
 
@@ -101,7 +101,7 @@ def said(
 
 @dataclasses.dataclass
 class AsyncEngineArgs:
-    """What is looked at of vLLM's arguments."""
+    """Fields of vLLM's arguments that the adapter reads."""
 
     model: str
     served_model_name: list[str] | None = None
@@ -133,7 +133,7 @@ class AsyncLLM:
         self.vllm_config = vllm_config
         self.loggers = [make(vllm_config, 0) for make in stat_loggers or ()]
         self.script: list[Any] = []
-        """What `generate` yields; an exception is raised, an event waited for."""
+        """Items that `generate` yields; an exception is raised, an event is awaited."""
         self.asked: list[SimpleNamespace] = []
         self.aborted: list[str] = []
         self.calls: list[tuple[Any, ...]] = []
@@ -280,4 +280,4 @@ class AsyncLLM:
 METHODS: tuple[str, ...] = tuple(
     name for name, value in vars(AsyncLLM).items() if isinstance(value, Callable | classmethod) and name[0] != "_"
 )
-"""Whose signatures are compared with the real ones."""
+"""Methods whose signatures are compared with the real ones."""

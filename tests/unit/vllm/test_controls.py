@@ -1,4 +1,4 @@
-"""Controls: what the system port does to the engine."""
+"""Controls: effect of system port requests on the engine."""
 
 from typing import Any
 

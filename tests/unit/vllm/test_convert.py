@@ -1,4 +1,4 @@
-"""Convert: requests into vLLM's words, its answers into ours."""
+"""Conversion of requests to vLLM's types, and of its outputs to ours."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def test_every_sampling_argument_exists_in_vllm() -> None:
     assert found["logit_bias"] == {1: 2.0}
     assert found["thinking_token_budget"] == 2
     assert found["stop_token_ids"] == [4]
-    assert found["detokenize"] is True  # Bad words are words.
+    assert found["detokenize"] is True  # Bad words are texts.
 
 
 def test_max_tokens_is_limited_by_the_context_length() -> None:

@@ -1,4 +1,4 @@
-"""VllmEngine over a scripted vLLM: requests in, tokens out, and what goes wrong in between."""
+"""VllmEngine over a scripted vLLM: requests, tokens and failures."""
 
 import asyncio
 import struct
@@ -216,7 +216,7 @@ async def test_vllm_engine_names_media_options_that_cannot_be_used(start: Start,
     asked = request(multi_modal_data=PIXEL, media_io_kwargs=kwargs)
     try:
         _, error = await running.ask(asked, said(4, finish="stop"))
-    except InvalidArgument as refused:  # Before vLLM is asked.
+    except InvalidArgument as refused:  # Before vLLM gets the request.
         error = refused
     assert isinstance(error, InvalidArgument)
     assert error.param == "media_io_kwargs"

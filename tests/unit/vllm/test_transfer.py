@@ -1,4 +1,4 @@
-"""Transfer: the words of each connector."""
+"""Transfer parameters of each connector."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Processes that share a port talk to each other."""
+"""Communication between processes that share a port."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,11 +12,11 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.server.siblings import Siblings, merge
 
 
-async def say_metrics(question: str) -> str:
+async def write_metrics(question: str) -> str:
     return "# TYPE p_total counter\np_total 2\n"
 
 
-async def say_back(question: str) -> str:
+async def echo(question: str) -> str:
     return f"heard {question}"
 
 
@@ -24,8 +24,8 @@ async def say_back(question: str) -> str:
 async def others(tmp_path: Path) -> AsyncIterator[list[Siblings]]:
     found = [Siblings(str(tmp_path), index) for index in range(3)]
     for one in found:
-        one.answer("metrics", say_metrics)
-        one.answer("say", say_back)
+        one.answer("metrics", write_metrics)
+        one.answer("say", echo)
         await one.start()
     yield found
     for one in found:

@@ -1,4 +1,4 @@
-"""Against a small server that speaks as much of S3 as we need, and misbehaves on demand."""
+"""S3 storage with a small server that implements the required part of the protocol and injects faults."""
 
 import sys
 import threading

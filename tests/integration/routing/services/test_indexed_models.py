@@ -1,4 +1,4 @@
-"""Engines that are followed: one index for each model and group."""
+"""Indexes of subscribed engines: one for each model and group."""
 
 from collections.abc import AsyncIterator
 
@@ -22,13 +22,15 @@ async def models() -> AsyncIterator[IndexedModels]:
 
 
 def hear(models: IndexedModels, number: int, *frames: list[bytes]) -> None:
-    """Delivers a message to the listener with that number."""
+    """Deliver a message to the listener with that number."""
     for one in frames:
         models.listeners()[number].events.process(one)
 
 
 def full(models: IndexedModels) -> None:
-    """Instance 1 holds two blocks, its rank 1 one; instance 2 one, and two more in host memory."""
+    """Return an index in which instance 1 holds two blocks, its rank 1 one; instance 2 one, and two more in host
+    memory.
+    """
     models.follow(1, 0, "tcp://localhost:1", PLACE, 4)
     models.follow(1, 1, "tcp://localhost:2", PLACE, 4)
     models.follow(2, 0, "tcp://localhost:3", PLACE, 4)
@@ -91,7 +93,7 @@ async def test_indexed_models_dump_restores_an_equal_index(models: IndexedModels
     again.follow(3, 0, "tcp://localhost:9", ("big", "default"), 8)
     dumped = models.dump()
     dumped["big:default"] = dumped.pop("m:default")
-    assert await again.load(dumped) == 0  # Blocks of another size say nothing.
+    assert await again.load(dumped) == 0  # Blocks of another size are ignored.
     await again.close()
 
 

@@ -1,4 +1,4 @@
-"""Selecting without a runtime: workers are registered, their events received, requests counted until they end."""
+"""Selection without a runtime: registration of workers, their events, and requests counted until they end."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,7 +14,7 @@ from dynamo.protocols.active_sequences import AddedSequence, PrefillLoadHint
 
 PROMPT = [*TOKENS, 13]
 M = {"model_name": "m"}
-ASKED = {"token_ids": PROMPT, **M}
+REQUESTED = {"token_ids": PROMPT, **M}
 PLACE = ("m", "default")
 
 
@@ -25,7 +25,7 @@ def worker(worker_id: int, **more: Any) -> dict[str, Any]:
 
 
 class SelectionHarness:
-    """A service under a clock that is turned by hand."""
+    """Service with a manual clock."""
 
     def __init__(self, **more: Any) -> None:
         self.clock = ManualClock()
@@ -67,7 +67,7 @@ async def test_selection_service_schedules_a_worker_once_it_is_fully_described(h
     assert record["lifecycle"] == "schedulable" and "not_schedulable_reasons" not in record
     assert harness.service.ready()["schedulable_workers"] == 1
     two = await harness.service.upsert_worker(worker(2, data_parallel_size=2))
-    assert len(two["not_schedulable_reasons"]) == 2  # One address is not two.
+    assert len(two["not_schedulable_reasons"]) == 2  # One address, not two.
     other = await harness.service.upsert_worker(worker(3, block_size=8))
     assert "block_size mismatch" in other["not_schedulable_reasons"][0]
     assert [one["worker_id"] for one in harness.service.list_workers(model_name="m")] == [1, 2, 3]
@@ -79,7 +79,7 @@ async def test_selection_service_prefers_the_worker_that_caches_the_prefix(harne
     harness.hear(
         message(0, stored([1, 2], None, TOKENS[:8])), message(1, stored([3], 2, TOKENS[8:], medium="CPU")), listener=1
     )
-    found = await harness.service.select(ASKED)
+    found = await harness.service.select(REQUESTED)
     assert found == {
         **M,
         "routing_group": "default",
@@ -91,14 +91,14 @@ async def test_selection_service_prefers_the_worker_that_caches_the_prefix(harne
         "effective_prefill_tokens": 2,
         "potential_decode_blocks": 4,
     }
-    table = await harness.service.overlap_scores(ASKED)
+    table = await harness.service.overlap_scores(REQUESTED)
     assert [row["host_pinned_blocks"] for row in table["workers"]] == [0, 3]
     assert harness.load(2) == (0, 0, 0)
 
 
 async def test_selection_service_reserves_a_selection_once(harness: SelectionHarness) -> None:
     await harness.service.upsert_worker(worker(1))
-    assert (await harness.service.select({**ASKED, "selection_id": "s"}))["selection_id"] == "s"
+    assert (await harness.service.select({**REQUESTED, "selection_id": "s"}))["selection_id"] == "s"
     assert harness.load() == (0, 0, 0)
     reserved = await harness.service.create_reservation({"selection_id": "s", **M})
     assert reserved["worker_id"] == 1
@@ -115,22 +115,22 @@ async def test_selection_service_reserves_a_selection_once(harness: SelectionHar
 
 async def test_selection_service_selects_and_reserves_in_one_call(harness: SelectionHarness) -> None:
     await harness.service.upsert_worker(worker(1))
-    found = await harness.service.select_and_reserve({**ASKED, "selection_id": "s"})
+    found = await harness.service.select_and_reserve({**REQUESTED, "selection_id": "s"})
     assert (found["isl_tokens"], len(found["sequence_hashes"]), found["track_prefill_tokens"]) == (13, 3, True)
     assert all(-(1 << 63) <= one < 1 << 63 for one in found["sequence_hashes"])
-    assert await harness.refused(harness.service.select_and_reserve({**ASKED, "selection_id": "s"})) == (
+    assert await harness.refused(harness.service.select_and_reserve({**REQUESTED, "selection_id": "s"})) == (
         "conflict",
         409,
     )
-    more = await harness.service.select_and_reserve(ASKED)
+    more = await harness.service.select_and_reserve(REQUESTED)
     assert more["selection_id"] != "s"
-    assert more["potential_decode_blocks"] == 4  # The prompt's blocks are there already; its end is not.
+    assert more["potential_decode_blocks"] == 4  # The prompt's blocks are indexed already; its end is not.
     assert harness.load() == (26, 3, 2)
 
 
 async def test_selection_service_reserves_a_worker_chosen_by_the_caller(harness: SelectionHarness) -> None:
     await harness.service.upsert_worker(worker(1))
-    hashes = (await harness.service.select_and_reserve({**ASKED, "selection_id": "a"}))["sequence_hashes"]
+    hashes = (await harness.service.select_and_reserve({**REQUESTED, "selection_id": "a"}))["sequence_hashes"]
     given = {"selection_id": "b", "worker_id": 1, "sequence_hashes": hashes, "effective_prefill_tokens": 5, **M}
     await harness.service.create_reservation(given)
     assert harness.load() == (18, 3, 2)
@@ -147,13 +147,13 @@ async def test_selection_service_expires_unused_selections() -> None:
     harness = SelectionHarness(selection_cache=SelectionCacheConfig(ttl_secs=10.0, max_entries=2))
     await harness.service.upsert_worker(worker(1))
     for name in ("a", "b", "c"):
-        await harness.service.select({**ASKED, "selection_id": name})
+        await harness.service.select({**REQUESTED, "selection_id": name})
     assert (await harness.refused(harness.service.create_reservation({"selection_id": "a", **M})))[0] == "not_found"
     await harness.service.create_reservation({"selection_id": "b", **M})
     harness.clock.advance(11.0)
     assert (await harness.refused(harness.service.create_reservation({"selection_id": "c", **M})))[0] == "not_found"
     harness.clock.advance(300.0)
-    assert harness.load() == (0, 0, 0)  # A request that nobody ended.
+    assert harness.load() == (0, 0, 0)  # A request without an end message.
     assert (await harness.refused(harness.service.prefill_complete("b")))[0] == "not_found"
     await harness.service.close()
 
@@ -161,30 +161,30 @@ async def test_selection_service_expires_unused_selections() -> None:
 async def test_selection_service_skips_workers_that_are_not_allowed(harness: SelectionHarness) -> None:
     await harness.service.upsert_worker(worker(1))
     await harness.service.upsert_worker(worker(2, taints=["gold"]))
-    golden = {**ASKED, "routing_constraints": {"required_taints": ["gold"]}}
+    golden = {**REQUESTED, "routing_constraints": {"required_taints": ["gold"]}}
     assert (await harness.service.select(golden))["worker_id"] == 2
-    assert (await harness.service.select({**ASKED, "allowed_worker_ids": [1]}))["worker_id"] == 1
+    assert (await harness.service.select({**REQUESTED, "allowed_worker_ids": [1]}))["worker_id"] == 1
     for kind, wrong in (
-        ("not_ready", {**ASKED, "allowed_worker_ids": [9]}),
-        ("not_ready", {**ASKED, "model_name": "n"}),
+        ("not_ready", {**REQUESTED, "allowed_worker_ids": [9]}),
+        ("not_ready", {**REQUESTED, "model_name": "n"}),
         ("invalid_request", M),
-        ("invalid_request", {**ASKED, "routing_constraints": {"required_taints": 7}}),
+        ("invalid_request", {**REQUESTED, "routing_constraints": {"required_taints": 7}}),
     ):
         assert (await harness.refused(harness.service.select(wrong)))[0] == kind
     with pytest.raises(ValueError, match="token_ids"):
-        await harness.service.select({**ASKED, "token_ids": "x"})
+        await harness.service.select({**REQUESTED, "token_ids": "x"})
 
 
 async def test_selection_service_drops_reservations_of_a_removed_worker(harness: SelectionHarness) -> None:
     await harness.service.upsert_worker(worker(1))
     await harness.service.upsert_worker(worker(2))
-    await harness.service.select_and_reserve({**ASKED, "selection_id": "s", "allowed_worker_ids": [1]})
+    await harness.service.select_and_reserve({**REQUESTED, "selection_id": "s", "allowed_worker_ids": [1]})
     changed = await harness.service.update_worker(1, {"taints": ["gold"]})
     assert changed["taints"] == ["gold"]
-    assert harness.load() == (13, 3, 1)  # Nothing that it is followed by has changed.
+    assert harness.load() == (13, 3, 1)  # None of its subscribed addresses has changed.
     gone = await harness.service.delete_worker(1)
     assert gone["lifecycle"] == "unschedulable"
-    assert (await harness.service.select(ASKED))["worker_id"] == 2
+    assert (await harness.service.select(REQUESTED))["worker_id"] == 2
     assert (await harness.refused(harness.service.free_reservation("s")))[0] == "not_found"
     assert (await harness.refused(harness.service.delete_worker(1)))[0] == "not_found"
     assert (await harness.refused(harness.service.update_worker(1, {})))[0] == "not_found"
@@ -194,7 +194,7 @@ async def test_selection_service_keeps_a_session_on_its_worker() -> None:
     harness = SelectionHarness(session_affinity_ttl_secs=60.0)
     for number in range(1, 6):
         await harness.service.upsert_worker(worker(number))
-    asked = {**ASKED, "session_id": "chat"}
+    asked = {**REQUESTED, "session_id": "chat"}
     first = await harness.service.select_and_reserve(asked)
     for _ in range(4):
         again = await harness.service.select_and_reserve(asked)
@@ -204,7 +204,7 @@ async def test_selection_service_keeps_a_session_on_its_worker() -> None:
 
 async def test_selection_service_counts_load_of_peers(harness: SelectionHarness) -> None:
     await harness.service.upsert_worker(worker(1))
-    mine = await harness.service.select_and_reserve({**ASKED, "selection_id": "s"})
+    mine = await harness.service.select_and_reserve({**REQUESTED, "selection_id": "s"})
     sequence = [one % (1 << 64) for one in mine["sequence_hashes"]]
     added = AddedSequence(sequence, True, None, PrefillLoadHint(7))
     harness.service.replica_added("p/s", (1, 0), PLACE, added)
@@ -235,7 +235,7 @@ async def test_selection_service_follows_sessions_bound_by_a_peer() -> None:
         await harness.service.upsert_worker(worker(number))
     for number in range(1, 6):
         harness.service.replica_bound(f"chat{number}", (number, 0), PLACE, (number, 7))
-        asked = await harness.service.select({**ASKED, "session_id": f"chat{number}"})
+        asked = await harness.service.select({**REQUESTED, "session_id": f"chat{number}"})
         assert asked["worker_id"] == number
     harness.service.replica_bound("chat", (1, 0), ("n", "default"), (9, 7))
     await harness.service.close()
@@ -247,13 +247,13 @@ async def test_selection_service_tracks_requests_by_keyed_hashes() -> None:
     for one in (harness, public):
         await one.service.upsert_worker(worker(1))
 
-    keyed = await harness.service.select_and_reserve({**ASKED, "selection_id": "a"})
-    again = await harness.service.select_and_reserve({**ASKED, "selection_id": "b"})
-    known = await public.service.select_and_reserve({**ASKED, "selection_id": "a"})
+    keyed = await harness.service.select_and_reserve({**REQUESTED, "selection_id": "a"})
+    again = await harness.service.select_and_reserve({**REQUESTED, "selection_id": "b"})
+    known = await public.service.select_and_reserve({**REQUESTED, "selection_id": "a"})
 
     assert keyed["sequence_hashes"] == again["sequence_hashes"] != known["sequence_hashes"]
     assert harness.load()[1:] == (public.load()[1], 2), "alike prompts share their blocks"
-    hashed = {name: value for name, value in ASKED.items() if name != "token_ids"} | {"block_hashes": [1, 2]}
+    hashed = {name: value for name, value in REQUESTED.items() if name != "token_ids"} | {"block_hashes": [1, 2]}
     assert (await harness.refused(harness.service.select(hashed)))[0] == "invalid_request"
     await harness.service.close()
     await public.service.close()
@@ -265,7 +265,7 @@ async def test_selection_service_treats_locations_as_taints() -> None:
         await harness.service.upsert_worker({**worker(number), "topology_domains": {"zone": zone}})
     wanted = {"required_taints": ["dynamo.topology/zone=b"], "preferred_taints": {}}
 
-    found = await harness.service.select({**ASKED, "routing_constraints": wanted})
+    found = await harness.service.select({**REQUESTED, "routing_constraints": wanted})
 
     assert found["worker_id"] == 2
     await harness.service.close()

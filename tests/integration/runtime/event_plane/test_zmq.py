@@ -1,4 +1,4 @@
-"""Event plane over ZMQ: what the contract suite does not reach."""
+"""Event plane over ZMQ: behaviour beyond the contract suite."""
 
 import asyncio
 from typing import Any
@@ -17,8 +17,8 @@ from dynamo.runtime.event_plane.zmq import ZmqEventPlane, ZmqSubscriber
 ENDPOINT = EndpointId("n", "c", "e")
 
 
-class Dry:
-    """A socket that gives what the test put into it."""
+class ScriptedSocket:
+    """Socket that returns messages of the test."""
 
     closed = False
 
@@ -38,7 +38,7 @@ async def subscriber_of(plane: ZmqEventPlane, *publishers: int) -> ZmqSubscriber
 
 
 def read(subscriber: ZmqSubscriber, *messages: list[bytes]) -> None:
-    real, subscriber._socket = subscriber._socket, Dry(list(messages))
+    real, subscriber._socket = subscriber._socket, ScriptedSocket(list(messages))
     subscriber._read()
     subscriber._socket = real
 
@@ -64,7 +64,7 @@ async def test_zmq_event_plane_reads_a_burst_in_batches() -> None:
     plane = ZmqEventPlane(MemoryDiscovery(MemoryStore()), "127.0.0.1")
     subscriber = await subscriber_of(plane, 1)
     flood = [event(1, sequence) for sequence in range(600)]
-    real, subscriber._socket = subscriber._socket, Dry(flood)
+    real, subscriber._socket = subscriber._socket, ScriptedSocket(flood)
     subscriber._read()
     assert 0 < len(flood) < 600, "the loop gets a turn in between"
     heard = [await take(subscriber) for _ in range(600)]

@@ -1,4 +1,4 @@
-"""Through brokers every subscriber receives every event of its topic, once."""
+"""Event plane over ZMQ brokers: every subscriber receives every event of its topic once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -45,7 +45,7 @@ async def take(subscriber: Subscriber) -> Event:
 
 
 async def connected(publisher: Publisher, subscriber: Subscriber) -> int:
-    """Publishes until an event is received: a connection takes its time. Returns how many events that took."""
+    """Publish until an event is received, because a connection takes time; return the number of published events."""
     count = 0
     hearing = asyncio.ensure_future(take(subscriber))
     while not hearing.done():

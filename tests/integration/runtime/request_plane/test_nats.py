@@ -23,7 +23,7 @@ SUBJECT = "ns_comp.generate-1f"
 
 
 class FakeNats:
-    """A connection that keeps what it is given."""
+    """Connection that records its messages."""
 
     def __init__(self, options: NatsOptions, purpose: str, registry: MetricsRegistry, on_down: Any) -> None:
         self.options = options
@@ -57,7 +57,7 @@ class FakeNats:
         self.is_up = False
 
 
-class Heard:
+class ReceivedOutput:
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.done: list[Exception | None] = []
@@ -75,8 +75,8 @@ class Heard:
         self.done.append(error)
 
 
-class Rig:
-    """A plane over a connection of the test's."""
+class NatsPlaneHarness:
+    """Request plane over a fake connection."""
 
     def __init__(self) -> None:
         self.dispatcher = Dispatcher()
@@ -86,27 +86,27 @@ class Rig:
         self.nats: FakeNats = self.plane._nats
         self.target = Target(0x1F, SUBJECT, PATH, "msgpack", False)
 
-    async def call(self, request: Request | None = None) -> Heard:
-        heard = Heard()
+    async def call(self, request: Request | None = None) -> ReceivedOutput:
+        heard = ReceivedOutput()
         await self.plane.connect(self.target)
         assert self.plane.send(self.target, request or Request("r1", b"\x80"), heard, heard.on_done) is not None
         return heard
 
     def acknowledge(self, data: bytes = b"", **headers: str) -> None:
-        """Answers the request that was sent last."""
+        """Acknowledge the newest request."""
         reply = self.nats.sent[-1][2]
         deliver = self.nats.subscribed[reply.rpartition(".")[0] + ".*"]
         deliver(SimpleNamespace(subject=reply, data=data, headers=headers or None))
 
     def arrive(self, data: bytes, reply: str = "_INBOX.x.y", **headers: str) -> None:
-        """A request arrives on the handler's subject."""
+        """Deliver a request to the handler's subject."""
         self.nats.subscribed[SUBJECT](SimpleNamespace(subject=SUBJECT, data=data, reply=reply, headers=headers))
 
 
 @pytest.fixture
-async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
+async def harness(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NatsPlaneHarness]:
     monkeypatch.setattr(nats, "NatsConnection", FakeNats)
-    made = Rig()
+    made = NatsPlaneHarness()
     yield made
     await made.plane.close()
 
@@ -129,21 +129,21 @@ def test_nats_request_plane_reads_the_target_from_a_released_record() -> None:
     assert Target.of(record) == Target(0x1F, SUBJECT, PATH, "msgpack", False)
 
 
-async def test_nats_request_plane_cannot_call_a_tcp_worker(rig: Rig) -> None:
+async def test_nats_request_plane_cannot_call_a_tcp_worker(harness: NatsPlaneHarness) -> None:
     target = Target(1, "10.0.0.1:4000", PATH, "msgpack", False)
-    await rig.plane.connect(rig.target)
-    assert rig.plane.send(target, Request("r", b""), Heard(), lambda _, __: None) is None
+    await harness.plane.connect(harness.target)
+    assert harness.plane.send(target, Request("r", b""), ReceivedOutput(), lambda _, __: None) is None
     with pytest.raises(CannotConnect, match="set the same --request-plane"):
-        await rig.plane.connect(target)
+        await harness.plane.connect(target)
 
 
 # Calls -----------------------------------------------------------------------------------------------------------
 
 
-async def test_nats_request_plane_writes_requests_as_released_dynamo(rig: Rig) -> None:
+async def test_nats_request_plane_writes_requests_as_released_dynamo(harness: NatsPlaneHarness) -> None:
     headers = {"traceparent": "00-a-b-01", "not a name": "x"}
-    await rig.call(Request("r1", b"\x81\xa1n\x01", headers=headers, metadata={"tenant": "t"}))
-    [(subject, message, reply, sent)] = rig.nats.sent
+    await harness.call(Request("r1", b"\x81\xa1n\x01", headers=headers, metadata={"tenant": "t"}))
+    [(subject, message, reply, sent)] = harness.nats.sent
     assert subject == SUBJECT
     assert sent is not None
     assert sent["request-id"] == "r1"
@@ -174,109 +174,117 @@ async def test_nats_request_plane_writes_requests_as_released_dynamo(rig: Rig) -
         (b"Invalid request: what", InvalidArgument),
     ],
 )
-async def test_nats_request_plane_raises_typed_errors(rig: Rig, text: bytes, kind: type[Exception]) -> None:
-    heard = await rig.call()
-    rig.acknowledge(text)
+async def test_nats_request_plane_raises_typed_errors(
+    harness: NatsPlaneHarness, text: bytes, kind: type[Exception]
+) -> None:
+    heard = await harness.call()
+    harness.acknowledge(text)
     assert type(heard.error) is kind
     assert heard.done == [heard.error]
-    rig.acknowledge(text)
+    harness.acknowledge(text)
     assert len(heard.done) == 1
 
 
-async def test_nats_request_plane_fails_at_once_without_subscribers(rig: Rig) -> None:
-    heard = await rig.call()
-    rig.acknowledge(Status="503")
+async def test_nats_request_plane_fails_at_once_without_subscribers(harness: NatsPlaneHarness) -> None:
+    heard = await harness.call()
+    harness.acknowledge(Status="503")
     assert isinstance(heard.error, CannotConnect)
     assert SUBJECT in str(heard.error)
 
 
-async def test_nats_request_plane_fails_undelivered_requests_when_the_server_is_lost(rig: Rig) -> None:
-    delivered = await rig.call()
-    rig.acknowledge()
-    lost = await rig.call()
-    rig.nats.on_down()
+async def test_nats_request_plane_fails_undelivered_requests_when_the_server_is_lost(harness: NatsPlaneHarness) -> None:
+    delivered = await harness.call()
+    harness.acknowledge()
+    lost = await harness.call()
+    harness.nats.on_down()
     assert isinstance(lost.error, Disconnected)
     assert delivered.error is None
-    assert "dynamo_transport_nats_errors_total 1" in rig.registry.render()
+    assert "dynamo_transport_nats_errors_total 1" in harness.registry.render()
 
 
 @pytest.mark.parametrize(
     ("limit", "name"), [(500, "max_payload"), (100 << 20, "DYN_TCP_MAX_MESSAGE_SIZE|NATS request")]
 )
-async def test_nats_request_plane_error_names_the_payload_limit(rig: Rig, limit: int, name: str) -> None:
-    rig.nats.payload_bytes_max = limit
-    await rig.plane.connect(rig.target)
+async def test_nats_request_plane_error_names_the_payload_limit(
+    harness: NatsPlaneHarness, limit: int, name: str
+) -> None:
+    harness.nats.payload_bytes_max = limit
+    await harness.plane.connect(harness.target)
     with pytest.raises(InvalidArgument, match=f"exceeds the limit of .*{name}"):
-        rig.plane.send(rig.target, Request("r", bytes(min(limit, 17 << 20))), Heard(), lambda _, __: None)
-    assert rig.nats.sent == []
+        harness.plane.send(
+            harness.target, Request("r", bytes(min(limit, 17 << 20))), ReceivedOutput(), lambda _, __: None
+        )
+    assert harness.nats.sent == []
 
 
-async def test_nats_request_plane_sends_nothing_when_full_or_disconnected(rig: Rig) -> None:
-    await rig.plane.connect(rig.target)
-    rig.nats.is_full = True
-    heard = Heard()
-    assert rig.plane.send(rig.target, Request("r", b""), heard, heard.on_done) is None
-    rig.nats.is_up = False
-    assert rig.plane.send(rig.target, Request("r", b""), heard, heard.on_done) is None
+async def test_nats_request_plane_sends_nothing_when_full_or_disconnected(harness: NatsPlaneHarness) -> None:
+    await harness.plane.connect(harness.target)
+    harness.nats.is_full = True
+    heard = ReceivedOutput()
+    assert harness.plane.send(harness.target, Request("r", b""), heard, heard.on_done) is None
+    harness.nats.is_up = False
+    assert harness.plane.send(harness.target, Request("r", b""), heard, heard.on_done) is None
     with pytest.raises(CannotConnect):
-        await rig.plane.connect(rig.target)
+        await harness.plane.connect(harness.target)
     assert heard.done == []
 
 
-async def test_nats_request_plane_close_ends_active_requests(rig: Rig) -> None:
-    heard = await rig.call()
-    await rig.plane.close()
+async def test_nats_request_plane_close_ends_active_requests(harness: NatsPlaneHarness) -> None:
+    heard = await harness.call()
+    await harness.plane.close()
     assert isinstance(heard.error, Disconnected)
-    await rig.plane.close()
+    await harness.plane.close()
     with pytest.raises(Disconnected):
-        await rig.plane.connect(rig.target)
+        await harness.plane.connect(harness.target)
 
 
 # Handlers --------------------------------------------------------------------------------------------------------
 
 
-async def test_nats_request_plane_handler_subscribes_until_close(rig: Rig) -> None:
-    await rig.plane.listen()
-    await rig.plane.open(PATH)
-    await rig.plane.open(PATH)
-    assert rig.plane.address(PATH) == TransportAddress(nats_tcp=SUBJECT)
-    assert set(rig.nats.subscribed) == {SUBJECT}
-    await rig.plane.close()
-    assert rig.nats.subscribed == {}
+async def test_nats_request_plane_handler_subscribes_until_close(harness: NatsPlaneHarness) -> None:
+    await harness.plane.listen()
+    await harness.plane.open(PATH)
+    await harness.plane.open(PATH)
+    assert harness.plane.address(PATH) == TransportAddress(nats_tcp=SUBJECT)
+    assert set(harness.nats.subscribed) == {SUBJECT}
+    await harness.plane.close()
+    assert harness.nats.subscribed == {}
 
 
 async def test_nats_request_plane_refuses_unreadable_requests_with_a_message(
-    rig: Rig, caplog: pytest.LogCaptureFixture
+    harness: NatsPlaneHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await rig.plane.open(PATH)
-    rig.arrive(b"")
-    served = rig.dispatcher.add(PATH, lambda _, __: None, ServeOptions(inflight_max=0))
-    rig.arrive(b"")
+    await harness.plane.open(PATH)
+    harness.arrive(b"")
+    served = harness.dispatcher.add(PATH, lambda _, __: None, ServeOptions(inflight_max=0))
+    harness.arrive(b"")
     served.is_draining = True
-    rig.arrive(b"")
-    rig.dispatcher.add(PATH, lambda _, __: None)
+    harness.arrive(b"")
+    harness.dispatcher.add(PATH, lambda _, __: None)
     for garbage in (b"no two-part message", frame.two_part(b"{}", b""), frame.two_part(b"\xff", b"")):
-        rig.arrive(garbage)
-    rig.arrive(b"garbage that nobody waits for", reply="")
-    texts = [data.decode().split(":")[0] for _, data, _, _ in rig.nats.sent]
+        harness.arrive(garbage)
+    harness.arrive(b"garbage that nobody waits for", reply="")
+    texts = [data.decode().split(":")[0] for _, data, _, _ in harness.nats.sent]
     assert texts == ["Server unavailable", "Server overloaded", "Server unavailable", *["Invalid request"] * 3]
-    assert all(subject == "_INBOX.x.y" for subject, *_ in rig.nats.sent)
-    assert "dynamo_transport_nats_errors_total 4" in rig.registry.render()
+    assert all(subject == "_INBOX.x.y" for subject, *_ in harness.nats.sent)
+    assert "dynamo_transport_nats_errors_total 4" in harness.registry.render()
     assert caplog.text.count("malformed requests, the last on ns_comp.generate-1f") == 3
 
 
-async def test_nats_request_plane_survives_an_unreachable_caller(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_nats_request_plane_survives_an_unreachable_caller(
+    harness: NatsPlaneHarness, caplog: pytest.LogCaptureFixture
+) -> None:
     taken: list[Request] = []
-    rig.dispatcher.add(PATH, lambda request, _: taken.append(request))
-    await rig.plane.open(PATH)
+    harness.dispatcher.add(PATH, lambda request, _: taken.append(request))
+    await harness.plane.open(PATH)
     info = msgspec.json.encode({"address": "nowhere", "subject": "s"}).decode()
     control = {
         "id": "r", "request_type": "single_in", "response_type": "many_out",
         "connection_info": {"transport": "tcp_server", "info": info},
     }  # fmt: skip
-    rig.arrive(frame.two_part(msgspec.json.encode(control), b"{}"))
-    assert rig.nats.sent == [("_INBOX.x.y", b"", "", None)]
-    assert await rig.plane._worker.tasks.wait(5.0)
+    harness.arrive(frame.two_part(msgspec.json.encode(control), b"{}"))
+    assert harness.nats.sent == [("_INBOX.x.y", b"", "", None)]
+    assert await harness.plane._worker.tasks.wait(5.0)
     assert "failed to connect to nowhere" in caplog.text
     assert taken == []
     await turns()

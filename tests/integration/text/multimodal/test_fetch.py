@@ -128,7 +128,7 @@ async def test_media_fetch_never_connects_to_a_private_host() -> None:
 
 
 async def test_media_fetch_connects_to_the_checked_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that means loopback when it is looked up a second time."""
+    """A name that resolves to loopback at the second lookup."""
     looked_up, connected = [], []
 
     async def rebinding(name: str, port: int) -> Sequence[str]:
@@ -145,7 +145,7 @@ async def test_media_fetch_connects_to_the_checked_address(monkeypatch: pytest.M
 
 
 async def test_media_fetch_checks_every_redirect(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first host is public; where it sends us is not."""
+    """The first host is public; the target of its redirect is not."""
     addresses = {"public.example": PUBLIC, "inside.example": "10.0.0.1"}
     async with hosted(b"") as host:
         opened = asyncio.open_connection
@@ -233,7 +233,7 @@ async def test_media_fetch_limits_the_headers() -> None:
 async def test_media_fetch_times_out_on_a_slow_body() -> None:
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(ok(b"x", "content-length: 1000", length=False))
-        await reader.read()  # Until the client goes.
+        await reader.read()  # Until the client disconnects.
 
     async with hosted(slow) as host:
         limits = FetchLimits(allows_internal=True, timeout_s=0.2)

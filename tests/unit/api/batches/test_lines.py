@@ -1,4 +1,4 @@
-"""What is right and what is wrong in an input file."""
+"""Validation of batch input files."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Batches are answered to their end, whatever happens on the way."""
+"""Batch runner: batches complete after restarts, failures and cancellation."""
 
 import asyncio
 import errno
@@ -78,7 +78,7 @@ class Bench:
         return self.store.batch(record.batch.id, None).batch
 
     async def until(self, is_so: Any) -> None:
-        """Lets time pass until it is so."""
+        """Advance the clock until the condition holds."""
         await repeat(lambda: self.clock.advance(STEP_S), is_so)
 
     async def ended(self, record: BatchRecord) -> BatchObject:
@@ -307,15 +307,15 @@ async def test_second_process_runs_batches_after_the_first_one_ends(tmp_path: Pa
 def test_every_line_has_one_result_after_any_sequence_of_process_restarts(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Whatever is answered, however often a process stops, and whether the batch is cancelled or expires."""
-    asyncio.run(live_through(data, tmp_path_factory.mktemp("batches")))
+    """Any responses, restarts, cancellation or expiry."""
+    asyncio.run(run_randomly(data, tmp_path_factory.mktemp("batches")))
 
 
 def has_ended(steps: Iterator[int]) -> bool:
     return next(steps, None) is None
 
 
-async def live_through(data: st.DataObject, folder: Path) -> None:
+async def run_randomly(data: st.DataObject, folder: Path) -> None:
     said = st.sampled_from(
         [LineResponse(200, b"{}", "r"), LineResponse(500, b"{}", "r"), LineResponse(503, b"", "r", 0.0)]
     )

@@ -1,4 +1,4 @@
-"""How many lines are sent in addition to the requests of clients."""
+"""Number of batch lines in flight in addition to clients' requests."""
 
 import asyncio
 

@@ -174,7 +174,7 @@ def test_unreadable_batch_record_is_skipped(tmp_path: Path) -> None:
 
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, after_bytes: int) -> None:
-    """Let writes fail as on a full disk, after so many bytes."""
+    """Make writes fail as on a full disk, after that many bytes."""
     room = [after_bytes]
 
     def write_whole(out: Any, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A compacted conversation keeps what the model did not write, and a summary that can be read back."""
+"""Compacted conversation: it keeps the messages that the model did not generate, and a readable summary."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What one connection remembers of its last response."""
+"""State that a connection keeps of its last response."""
 
 from dynamo.api.responses.session import ResponseSession
 from dynamo.protocols.responses import MessageItem, OutputText, Response

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def ended(work: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns that waits for nothing."""
+    """Return the result of a coroutine that never suspends."""
     try:
         work.send(None)
     except StopIteration as end:
@@ -84,7 +84,7 @@ def test_memory_store_unread_entries_expire_and_a_read_extends_the_lifetime() ->
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Against a dictionary: what is there is what was put last."""
+    """Comparison with a dictionary: the store returns the last value put."""
 
     def __init__(self) -> None:
         super().__init__()

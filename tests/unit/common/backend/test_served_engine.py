@@ -386,7 +386,7 @@ async def test_stopping_prefill_worker_waits_until_the_engine_is_quiescent(confi
     assert engine.calls[-4:] == ["is_quiescent", "is_quiescent", "is_quiescent", "cleanup"]
 
 
-class Painter(RawEngine):
+class MediaEngine(RawEngine):
     """Repeats the prompt of a request for media."""
 
     @classmethod
@@ -404,7 +404,7 @@ class Painter(RawEngine):
 
 async def test_raw_engine_receives_the_request_unchanged_and_its_card_has_no_files(config: WorkerConfig) -> None:
     raw = WorkerConfig("ns", model_input=ModelInput.Text, endpoint_types="images,Video")
-    async with serving(Painter(), raw) as bench:
+    async with serving(MediaEngine(), raw) as bench:
         assert await bench.values({"prompt": "p", "token_ids": b"1"}) == [{"data": ["p"]}]
         card = await bench.card()
     assert (card["display_name"], card["model_type"], card["model_input"]) == ("painter", "Images | Videos", "Text")

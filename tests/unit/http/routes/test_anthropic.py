@@ -1,4 +1,4 @@
-"""The routes of the Messages API, in one process with the worker that answers."""
+"""Routes of the Messages API, in one process with the worker."""
 
 import json
 from collections.abc import AsyncIterator
@@ -8,8 +8,8 @@ from typing import Any
 import jsonschema
 import pytest
 from starlette.requests import Request
-from tests.scripted_engine.house import NAME, Answer, House, open_house
 from tests.scripted_engine.script import Script
+from tests.scripted_engine.stack import NAME, Answer, ScriptedStack, open_stack
 
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.openapi.description import describe
@@ -24,13 +24,13 @@ USER = [{"role": "user", "content": "hi"}]
 class Served:
     """A pipeline with these routes."""
 
-    def __init__(self, house: House, options: ApiOptions) -> None:
-        self.house = house
+    def __init__(self, stack: ScriptedStack, options: ApiOptions) -> None:
+        self.stack = stack
         self.table = RouteTable()
-        add(self.table, RouteContext(house.pipeline, house.models, MetricsRegistry(), lambda: True, options))
+        add(self.table, RouteContext(stack.pipeline, stack.models, MetricsRegistry(), lambda: True, options))
 
     async def post(self, path: str, **fields: Any) -> Answer:
-        return await self.house.ask(self.table.hot_handlers()[b"POST", path.encode()], fields)
+        return await self.stack.ask(self.table.hot_handlers()[b"POST", path.encode()], fields)
 
     async def answer(self, script: Script | None = None, **fields: Any) -> Answer:
         nvext = {} if script is None else {"nvext": {"annotations": [script.annotation()]}}
@@ -39,8 +39,8 @@ class Served:
 
 @asynccontextmanager
 async def served(*flags: str, **options: Any) -> AsyncIterator[Served]:
-    async with open_house(*flags) as house:
-        yield Served(house, ApiOptions(**{"enable_anthropic": True, **options}))
+    async with open_stack(*flags) as stack:
+        yield Served(stack, ApiOptions(**{"enable_anthropic": True, **options}))
 
 
 async def test_disabled_messages_api_returns_404_and_names_its_flag() -> None:

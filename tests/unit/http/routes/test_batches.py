@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from starlette.applications import Starlette
-from tests.scripted_engine.house import NAME, House, open_house
+from tests.scripted_engine.stack import NAME, ScriptedStack, open_stack
 from tests.settle import repeat
 
 from dynamo.api.batches import store
@@ -42,11 +42,11 @@ models = ["other"]
 class Served:
     """A pipeline with the routes, called without a socket."""
 
-    def __init__(self, house: House, options: ApiOptions, keys: Keys | None) -> None:
-        self.house = house
+    def __init__(self, stack: ScriptedStack, options: ApiOptions, keys: Keys | None) -> None:
+        self.stack = stack
         self.registry = MetricsRegistry()
         context = self.context = RouteContext(
-            house.pipeline, house.models, self.registry, lambda: True, options, "x", keys=keys
+            stack.pipeline, stack.models, self.registry, lambda: True, options, "x", keys=keys
         )
         self.table: RouteTable = routes_of(context, GROUPS)
         self.keys = keys
@@ -90,8 +90,8 @@ class Served:
 
 @asynccontextmanager
 async def served(folder: Path | None, keys: Keys | None = None, **options: Any) -> AsyncIterator[Served]:
-    async with open_house() as house:
-        one = Served(house, ApiOptions(batch_dir=None if folder is None else str(folder), **options), keys)
+    async with open_stack() as stack:
+        one = Served(stack, ApiOptions(batch_dir=None if folder is None else str(folder), **options), keys)
         for begin in one.table.on_start:
             begin()
         yield one
@@ -152,7 +152,7 @@ async def test_invalid_batch_input_fails_the_batch_with_line_numbers(tmp_path: P
         assert batch["status"] == "failed"
         found = [(error["line"], error["code"]) for error in batch["errors"]["data"]]
         assert found == [(2, "duplicate_custom_id"), (3, "stream_not_supported")]
-        assert not one.house.engine.requests
+        assert not one.stack.engine.requests
 
 
 async def test_batch_can_be_cancelled(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ async def test_line_runner_applies_the_limits_of_the_owner_key(tmp_path: Path) -
 async def test_line_runner_reports_a_draining_frontend_as_retryable(tmp_path: Path) -> None:
     async with served(tmp_path) as one:
         line_runner = LineRunner(one.table.request_handlers, one.context)
-        await one.house.pipeline.drain(0.0)
+        await one.stack.pipeline.drain(0.0)
         answer = await line_runner.run(read_line(json.dumps(chat("a")).encode()), None)
         assert (answer.status, answer.retry_after_s, line_runner.running) == (503, 0.0, 0)
 

@@ -1,4 +1,4 @@
-"""What API keys may reach: admin routes, models and stored objects, over every group of routes."""
+"""Access of API keys to admin routes, models and stored objects, over every group of routes."""
 
 import json
 from collections.abc import AsyncIterator
@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from starlette.applications import Starlette
-from tests.scripted_engine.house import NAME, House, open_house
+from tests.scripted_engine.stack import NAME, ScriptedStack, open_stack
 
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.routes.api_options import ApiOptions
@@ -50,10 +50,10 @@ USER = [{"role": "user", "content": "hi"}]
 class Served:
     """A frontend with keys, called without a socket."""
 
-    def __init__(self, house: House, keys: Keys | None, options: ApiOptions) -> None:
+    def __init__(self, stack: ScriptedStack, keys: Keys | None, options: ApiOptions) -> None:
         self.keys = keys
         self.metrics = KeyMetrics(MetricsRegistry(), "x")
-        context = RouteContext(house.pipeline, house.models, MetricsRegistry(), lambda: True, options, keys=keys)
+        context = RouteContext(stack.pipeline, stack.models, MetricsRegistry(), lambda: True, options, keys=keys)
         self.table: RouteTable = routes_of(context, GROUPS)
         self.app = Starlette(routes=self.table.starlette_routes())
 
@@ -82,8 +82,8 @@ class Served:
 async def served(folder: Path, *, has_keys: bool = True) -> AsyncIterator[Served]:
     (folder / "keys.toml").write_text(KEYS)
     keys = Keys([], str(folder / "keys.toml")) if has_keys else None
-    async with open_house() as house:
-        yield Served(house, keys, ApiOptions(batch_dir=str(folder / "batches"), enable_anthropic=True))
+    async with open_stack() as stack:
+        yield Served(stack, keys, ApiOptions(batch_dir=str(folder / "batches"), enable_anthropic=True))
 
 
 async def test_admin_and_open_routes_equal_the_expected_lists(tmp_path: Path) -> None:
@@ -163,8 +163,8 @@ async def test_stored_responses_belong_to_the_key_that_made_them(tmp_path: Path)
 
 
 async def test_metrics_group_has_only_get_routes() -> None:
-    async with open_house() as house:
-        context = RouteContext(house.pipeline, house.models, MetricsRegistry(), lambda: True)
+    async with open_stack() as stack:
+        context = RouteContext(stack.pipeline, stack.models, MetricsRegistry(), lambda: True)
         table = routes_of(context, (metrics_group,))
         assert {one.method for one in table.entries} == {"GET"}
         assert {"/metrics", "/health", "/live", "/v1/models"} <= {one.path for one in table.entries}

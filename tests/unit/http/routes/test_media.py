@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.relays import Handler, Relays, open_relays
-from tests.scripted_engine.house import DEADLINE_S, Wire
+from tests.relays import Handler, RelayCluster, open_relays
+from tests.scripted_engine.stack import DEADLINE_S, Wire
 from tests.settle import until
 
 from dynamo.http.routes.media import add, read_body
@@ -286,6 +286,6 @@ async def silent(request: Any) -> AsyncIterator[Any]:
     yield request
 
 
-async def asked(relays: Relays) -> None:
+async def asked(relays: RelayCluster) -> None:
     """Returns when a worker has the request."""
     await until(lambda: relays.asked)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.relays import Handler, Relays, open_relays
+from tests.relays import Handler, RelayCluster, open_relays
 
 from dynamo.http.routes.native import add
 from dynamo.model_card.types import ModelType
@@ -31,7 +31,7 @@ def says(*items: Any) -> Handler:
     return handler
 
 
-async def serve(relays: Relays, model_dir: Path, *items: Any) -> None:
+async def serve(relays: RelayCluster, model_dir: Path, *items: Any) -> None:
     await relays.serve("m", ModelType.Chat, says(*items), directory=str(model_dir), data=BOTH)
 
 

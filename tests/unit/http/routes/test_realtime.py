@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.relays import Relays, open_relays
-from tests.scripted_engine.house import DEADLINE_S
+from tests.relays import RelayCluster, open_relays
+from tests.scripted_engine.stack import DEADLINE_S
 from tests.settle import until
 from tests.unit.http.server.test_websocket import Line, client_frame
 
@@ -25,7 +25,7 @@ UPDATE = {"type": "session.update", "event_id": "e1", "session": {"type": "realt
 class Client(Line):
     """A WebSocket client on the other end of the line."""
 
-    def __init__(self, relays: Relays, url: bytes = b"/v1/realtime", **headers: str) -> None:
+    def __init__(self, relays: RelayCluster, url: bytes = b"/v1/realtime", **headers: str) -> None:
         super().__init__()
         self.url = url
         self.exchanges: set[Exchange] = set()
@@ -73,7 +73,7 @@ class Client(Line):
         return found
 
     async def until(self, count: int) -> list[Any]:
-        """Its first events, once there are so many."""
+        """Return the first events when there are that many."""
         async with asyncio.timeout(DEADLINE_S):
             while len(self.events()) < count:
                 self.told.clear()
@@ -81,7 +81,7 @@ class Client(Line):
         return self.events()
 
 
-async def serve(relays: Relays, handler: Any) -> None:
+async def serve(relays: RelayCluster, handler: Any) -> None:
     endpoint = relays.worker.endpoint("tests.r.generate")
     await register_model(
         ModelInput.Text, ModelType.Realtime, endpoint, "r", worker_type=WorkerType.Aggregated, skip_model_assets=True

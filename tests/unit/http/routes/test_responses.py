@@ -1,4 +1,4 @@
-"""The routes of the Responses API, in one process with the worker that answers."""
+"""Routes of the Responses API, in one process with the worker."""
 
 import json
 from collections.abc import AsyncIterator
@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
-from tests.scripted_engine.house import NAME, Answer, House, open_house
 from tests.scripted_engine.script import Script
+from tests.scripted_engine.stack import NAME, Answer, ScriptedStack, open_stack
 
 from dynamo.api.responses.directory_store import DirectoryStore
 from dynamo.api.responses.store import Dropped, MemoryResponseStore
@@ -27,16 +27,16 @@ from dynamo.serving.errors import ErrorAnswer
 class Served:
     """A pipeline with these routes."""
 
-    def __init__(self, house: House, options: ApiOptions) -> None:
-        self.house = house
+    def __init__(self, stack: ScriptedStack, options: ApiOptions) -> None:
+        self.stack = stack
         self.registry = MetricsRegistry()
         self.table = RouteTable()
-        add(self.table, RouteContext(house.pipeline, house.models, self.registry, lambda: True, options, "x"))
+        add(self.table, RouteContext(stack.pipeline, stack.models, self.registry, lambda: True, options, "x"))
         self.http = TestClient(Starlette(routes=self.table.starlette_routes()))
 
     async def post(self, path: str, **fields: Any) -> Answer:
         handler: HotHandler = self.table.hot_handlers()[b"POST", path.encode()]
-        return await self.house.ask(handler, fields)
+        return await self.stack.ask(handler, fields)
 
     async def respond(self, script: Script | None = None, **fields: Any) -> Any:
         nvext = {} if script is None else {"nvext": {"annotations": [script.annotation()]}}
@@ -45,8 +45,8 @@ class Served:
 
 @asynccontextmanager
 async def served(*flags: str, **options: Any) -> AsyncIterator[Served]:
-    async with open_house(*flags) as house:
-        one = Served(house, ApiOptions(**options))
+    async with open_stack(*flags) as stack:
+        one = Served(stack, ApiOptions(**options))
         yield one
         for close in one.table.on_stop:
             await close()
@@ -89,8 +89,8 @@ async def test_response_prompt_contains_the_previous_conversation() -> None:
             input=[{"role": "user", "content": "hi"}, first["output"][0], {"role": "user", "content": "and?"}]
         )
         assert second.json["usage"]["input_tokens"] == again.json["usage"]["input_tokens"]
-        first_asked, *_, last_asked = one.house.engine.requests
-        assert len(last_asked.token_ids) > len(first_asked.token_ids)
+        first_requested, *_, last_requested = one.stack.engine.requests
+        assert len(last_requested.token_ids) > len(first_requested.token_ids)
 
 
 @pytest.mark.parametrize(

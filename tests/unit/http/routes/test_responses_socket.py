@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.scripted_engine.house import NAME, House, open_house
+from tests.scripted_engine.stack import NAME, ScriptedStack, open_stack
 from tests.settle import turns
 
 from dynamo.api.responses.session import ResponseSession
@@ -37,7 +37,7 @@ def test_socket_requests_are_admitted_by_the_limits_of_their_key(tmp_path: Path)
 
 
 class Socket:
-    """What a connection writes to."""
+    """Socket of a connection, which records the written events."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -56,13 +56,13 @@ class Socket:
 class Scene:
     """One connection; each request waits until it is released."""
 
-    def __init__(self, house: House, keys: Keys | None = None, account: Account | None = None) -> None:
+    def __init__(self, stack: ScriptedStack, keys: Keys | None = None, account: Account | None = None) -> None:
         self.socket = Socket()
         self.bodies: list[Any] = []
         self.sessions: list[ResponseSession] = []
         self.open: list[Exchange] = []
         exchange: Any = SimpleNamespace(account=account, headers=[(b"x-request-id", b"r"), (b"x-tenant", b"t")])
-        pages = ResponsesSocket(house.pipeline, self.answer, accounts(keys))
+        pages = ResponsesSocket(stack.pipeline, self.answer, accounts(keys))
         self.connection = ResponsesConnection(pages, exchange, self.socket)  # type: ignore[arg-type]
 
     def answer(self, exchange: Exchange, session: ResponseSession) -> None:
@@ -79,8 +79,8 @@ async def settle() -> None:
 
 
 async def test_connection_answers_one_request_at_a_time_with_one_session() -> None:
-    async with open_house() as house:
-        scene = Scene(house)
+    async with open_stack() as stack:
+        scene = Scene(stack)
         scene.say(type="response.create", model=NAME, input="a", stream=True, event_id="e")
         scene.say(type="response.create", model=NAME, input="b")
         await settle()
@@ -102,10 +102,10 @@ async def test_first_socket_request_is_admitted_with_its_handshake(tmp_path: Pat
     path = tmp_path / "keys.toml"
     path.write_text('[[keys]]\nname = "a"\nkey = "secret-key"\nrequests_per_minute = 1\nconcurrent_requests = 1\n')
     keys = Keys([], str(path))
-    async with open_house() as house:
+    async with open_stack() as stack:
         handshake = accounts(keys).admit(keys.ring.owner_of("a"))
         assert isinstance(handshake, Account)
-        scene = Scene(house, keys, handshake)
+        scene = Scene(stack, keys, handshake)
         scene.say(type="response.create", model=NAME, input="a")
         await settle()
         assert scene.open[0].account is handshake
@@ -116,8 +116,8 @@ async def test_first_socket_request_is_admitted_with_its_handshake(tmp_path: Pat
 
 
 async def test_connection_pauses_reading_while_too_many_requests_wait() -> None:
-    async with open_house() as house:
-        scene = Scene(house)
+    async with open_stack() as stack:
+        scene = Scene(stack)
         for number in range(WAITING_MAX + 1):
             scene.say(type="response.create", model=NAME, input=str(number))
             await settle()
@@ -128,8 +128,8 @@ async def test_connection_pauses_reading_while_too_many_requests_wait() -> None:
 
 
 async def test_closed_connection_stops_its_request_and_drops_the_waiting_ones() -> None:
-    async with open_house() as house:
-        scene = Scene(house)
+    async with open_stack() as stack:
+        scene = Scene(stack)
         scene.say(type="response.create", model=NAME, input="a")
         scene.say(type="response.create", model=NAME, input="b")
         await settle()
@@ -140,8 +140,8 @@ async def test_closed_connection_stops_its_request_and_drops_the_waiting_ones() 
 
 
 async def test_connection_refuses_malformed_requests() -> None:
-    async with open_house() as house:
-        scene = Scene(house)
+    async with open_stack() as stack:
+        scene = Scene(stack)
         scene.connection.on_message(WebSocketMessage(Op.BINARY, b"x"))
         scene.connection.on_message(WebSocketMessage(Op.TEXT, b"{"))
         scene.say(type="other")

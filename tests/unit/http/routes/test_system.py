@@ -1,4 +1,4 @@
-"""The pages that say how the service is."""
+"""Status pages of the service."""
 
 import json
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Keys, and what each of them may do."""
+"""API keys and their permissions."""
 
 import hashlib
 
@@ -178,7 +178,7 @@ def test_invalid_key_entry_is_refused(entry: KeyLimits, said: str) -> None:
 
 
 class CallerMachine(RuleBasedStateMachine):
-    """Whatever comes, a caller's running requests stay within their limit, and a wait that was kept is enough."""
+    """A caller's running requests stay within their limit, and waiting for Retry-After suffices, for any sequence."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What is decided of a request by its headers."""
+"""Authentication, rate limits and CORS of a request, evaluated on its headers."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The limits of the HTTP service, and where they come from."""
+"""Limits of the HTTP service, and their sources."""
 
 import resource
 

@@ -1,4 +1,4 @@
-"""Multipart: whatever is put into a form comes out of it, and nothing else is taken for one."""
+"""Multipart: the parser returns exactly the parts of a form."""
 
 from contextlib import suppress
 

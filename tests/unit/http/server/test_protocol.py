@@ -1,4 +1,4 @@
-"""Hot routes over a transport that only remembers."""
+"""Hot routes over a recording transport."""
 
 import asyncio
 import gc
@@ -36,7 +36,7 @@ REQUEST = b"POST /hot HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello"
 
 
 class Transport(asyncio.Transport):
-    """Keeps what is written."""
+    """Transport that records the written data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Transport(asyncio.Transport):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is written."""
+        """Return whether no data follows."""
         return self.is_closed or self.has_ended
 
     def can_write_eof(self) -> bool:

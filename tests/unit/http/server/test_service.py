@@ -1,4 +1,4 @@
-"""The service's last words."""
+"""Shutdown messages of the service."""
 
 import json
 from typing import Any, cast

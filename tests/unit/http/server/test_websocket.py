@@ -39,7 +39,7 @@ def close_frame(code: int, reason: str) -> bytes:
 
 
 class Ask:
-    """A request."""
+    """Request of a client."""
 
     def __init__(self, **headers: bytes) -> None:
         given = {
@@ -119,26 +119,26 @@ class Line:
         self.said.append("lost")
 
 
-class Ear:
+class RecordingHandler:
     def __init__(self) -> None:
-        self.heard_messages: list[WebSocketMessage] = []
+        self.messages: list[WebSocketMessage] = []
         self.closes = 0
 
     def on_message(self, message: WebSocketMessage) -> None:
-        self.heard_messages.append(message)
+        self.messages.append(message)
 
     def on_close(self) -> None:
         self.closes += 1
 
 
-def opened() -> tuple[WebSocket, Line, Ear]:
-    line, ear = Line(), Ear()
+def opened() -> tuple[WebSocket, Line, RecordingHandler]:
+    line, handler = Line(), RecordingHandler()
     socket = WebSocket(line, b"key", b"realtime")  # type: ignore[arg-type]
     assert line.data.startswith(b"HTTP/1.1 101 ")
     assert b"sec-websocket-accept: key\r\nsec-websocket-protocol: realtime\r\n" in line.data
     line.data = b""
-    socket.listen(ear)
-    return socket, line, ear
+    socket.listen(handler)
+    return socket, line, handler
 
 
 @given(messages, st.data())
@@ -150,13 +150,13 @@ async def test_websocket_reads_messages_at_any_fragmentation_and_segmentation(
         cut = data.draw(st.integers(0, len(message.data)))
         wire += client_frame(message.op, message.data[:cut], is_last=False)
         if data.draw(st.booleans()):
-            wire += client_frame(Op.PONG, b"")  # Control frames may come in between.
+            wire += client_frame(Op.PONG, b"")  # Control frames may intervene.
         wire += client_frame(Op.CONT, message.data[cut:])
-    socket, _, ear = opened()
+    socket, _, handler = opened()
     step = max(data.draw(st.integers(1, 5000)), len(wire) // 100)
     for at in range(0, len(wire), step):
         socket.data_received(wire[at : at + step])
-    assert ear.heard_messages == sent
+    assert handler.messages == sent
     socket.connection_lost(None)
 
 
@@ -187,11 +187,11 @@ async def test_websocket_closes_with_the_code_of_the_violation(
     wire: bytes, code: Closing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(websocket, "MESSAGE_BYTES_MAX", 150)
-    socket, line, ear = opened()
+    socket, line, handler = opened()
     socket.data_received(wire)
     assert (line.data[0], int.from_bytes(line.data[2:4], "big")) == (0x80 | Op.CLOSE, code)
     assert line.is_closing()
-    assert ear.heard_messages == []
+    assert handler.messages == []
     socket.connection_lost(None)
 
 
@@ -211,26 +211,26 @@ async def test_close_reason_is_truncated_to_a_control_frame() -> None:
 
 
 async def test_websocket_delivers_no_message_after_close() -> None:
-    socket, line, ear = opened()
+    socket, line, handler = opened()
     socket.close()
     socket.data_received(client_frame(Op.TEXT, b"late"))
-    assert (ear.heard_messages, line.is_closing()) == ([], False)
+    assert (handler.messages, line.is_closing()) == ([], False)
     socket.data_received(client_frame(Op.CLOSE, b"\x03\xe8"))
     assert line.is_closing()
     socket.connection_lost(None)
 
 
 async def test_websocket_delivers_messages_and_answers_pings() -> None:
-    socket, line, ear = opened()
+    socket, line, handler = opened()
     socket.data_received(client_frame(Op.TEXT, b"hi") + client_frame(Op.PING, b"?") + client_frame(Op.PONG, b""))
-    assert ear.heard_messages == [WebSocketMessage(Op.TEXT, b"hi")]
+    assert handler.messages == [WebSocketMessage(Op.TEXT, b"hi")]
     assert line.data == frame(Op.PONG, b"?")
     socket.connection_lost(None)
-    assert (ear.closes, line.said) == (1, ["taken over", "lost"])
+    assert (handler.closes, line.said) == (1, ["taken over", "lost"])
 
 
 async def test_websocket_answers_a_close_and_sends_nothing_after() -> None:
-    socket, line, ear = opened()
+    socket, line, handler = opened()
     socket.data_received(client_frame(Op.CLOSE, b"\x03\xe8"))
     assert line.data == close_frame(Closing.NORMAL, "")
     socket.send(b"more")
@@ -238,7 +238,7 @@ async def test_websocket_answers_a_close_and_sends_nothing_after() -> None:
     socket.data_received(client_frame(Op.TEXT, b"late"))
     socket.resume_reading()
     assert line.data == close_frame(Closing.NORMAL, "")
-    assert (ear.heard_messages, line.said) == ([], ["taken over", "close"])
+    assert (handler.messages, line.said) == ([], ["taken over", "close"])
     socket.connection_lost(None)
 
 

@@ -1,4 +1,4 @@
-"""Whatever comes when: no block is read before it is whole, and each hash has one content."""
+"""No block is read before it is complete, and each hash has one content, for any order of events."""
 
 from hypothesis import settings
 from hypothesis import strategies as st

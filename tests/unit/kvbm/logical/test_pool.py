@@ -1,4 +1,4 @@
-"""A place is in one state, a block is found only when it is whole, and nothing is lost."""
+"""A slot has one state, a block is found only when it is complete, and none is lost."""
 
 from typing import Any
 
@@ -134,7 +134,7 @@ def test_tier_pool_finds_blocks_of_an_earlier_process() -> None:
 
 
 class Machine(RuleBasedStateMachine):
-    """Against a model: which hash is in which place, and how often it is held."""
+    """Comparison with a model: the hash of each slot, and its reference count."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from dynamo.kvbm.transfer.accepting import accept_connections
 
 
 class FakeListener:
-    """Raises and returns what it is given; closes the server at the end."""
+    """Listener that raises and returns prepared values; closes the server at the end."""
 
     def __init__(self, outcomes: list[OSError | socket.socket], is_closed: threading.Event) -> None:
         self.outcomes = outcomes

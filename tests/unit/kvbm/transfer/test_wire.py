@@ -47,7 +47,7 @@ def test_frame_cut_off_by_its_sender_is_an_error(pair: Pair, sent: bytes) -> Non
 
 
 def test_frame_that_arrives_byte_by_byte_has_a_deadline(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each byte comes well within the socket's timeout; the whole frame does not."""
+    """Each byte arrives well within the socket's timeout; the whole frame does not."""
     reader, writer = pair
     monkeypatch.setattr(wire, "FRAME_S", 0.2)
     writer.sendall(struct.pack(">I", 1 << 20))

@@ -1,4 +1,4 @@
-"""Blocks are shared by hash, kept while there is room, and reported."""
+"""Blocks are shared by hash, kept while there is space, and reported."""
 
 from dynamo.mocker.simulation.blocks import SimulatedBlockPool
 from dynamo.protocols.kv_events import Removed, Stored, StoredBlock

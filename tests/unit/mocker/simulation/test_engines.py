@@ -91,7 +91,7 @@ def hear(cache: set[int], events: list[KvEvent]) -> None:
 
 
 class Life(RuleBasedStateMachine):
-    """Requests come, are cancelled and computed in every order, here and elsewhere."""
+    """Requests arrive, are cancelled and computed in any order, locally and remotely."""
 
     sequences: Bundle[SimulatedSequence[Client]] = Bundle("sequences")
 

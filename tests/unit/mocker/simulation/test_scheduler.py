@@ -1,4 +1,4 @@
-"""The simulated engine loses no token and no block, whatever happens to it."""
+"""The simulated engine loses no token and no block, for any sequence of events."""
 
 from dataclasses import dataclass, field
 
@@ -277,7 +277,7 @@ def test_times_use_the_clock_of_the_caller() -> None:
 
 
 class Life(RuleBasedStateMachine):
-    """Requests come, run, and are dropped in any order; the books must balance after every step."""
+    """Requests arrive, run and are dropped in any order; the block accounting is consistent after every step."""
 
     sequences = Bundle("sequences")
 

@@ -1,4 +1,4 @@
-"""Random tokens are drawn once and read many times."""
+"""Random tokens are generated once and reused."""
 
 from dynamo.mocker.simulation.tokens import IDS, TokenSource
 

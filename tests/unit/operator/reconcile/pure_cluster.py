@@ -29,7 +29,7 @@ def now_of(step: int) -> str:
 
 
 class PureCluster:
-    """Objects by identity. `step_*` methods each do what one actor of a real cluster would do next."""
+    """Objects by identity. Each `step_*` method does the next step of one controller of a real cluster."""
 
     def __init__(self, graph: dict[str, Any], facts: ClusterFacts = NO_GROVE) -> None:
         self.facts = facts
@@ -86,7 +86,7 @@ class PureCluster:
             self.apply(self.plan_component(value), value)
 
     def step_deployments(self, *, pods: int = 1) -> None:
-        """Let each Deployment start or end at most that many pods; those that exist become ready."""
+        """Start or end at most that many pods of each Deployment; existing ones become ready."""
         for value in self.of_kind("Deployment"):
             status = value.setdefault("status", {})
             desired, running = value["spec"]["replicas"], status.get("replicas", 0)
@@ -104,7 +104,7 @@ class PureCluster:
         self._collect()
 
     def settle(self, passes: int = 60) -> None:
-        """Let all actors act in turn until nothing changes."""
+        """Step all controllers in turn until the state is stable."""
         for _ in range(passes):
             before = copy.deepcopy((self.graph, self.objects))
             for _ in self.rounds():

@@ -28,7 +28,7 @@ class PureGrove(PureCluster):
             yield
 
     def step_grove(self) -> None:
-        """Let Grove make and update the children of each set; one pod of each child starts or is replaced."""
+        """Update the children of each set as Grove does; one pod of each child starts or is replaced."""
         wanted: dict[ObjectRef, KubeObject] = {}
         for value in self.of_kind("PodCliqueSet"):
             for kind, name, spec in children_of(value):

@@ -1,4 +1,4 @@
-"""Requirements of the distribution, against what is installed."""
+"""Requirements of the distribution against the installed packages."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Catalog: recipes by their layout, selected by name, path and words."""
+"""Catalog: recipes by their layout, selected by name, path and keywords."""
 
 from pathlib import Path
 

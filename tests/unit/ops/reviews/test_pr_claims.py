@@ -1,4 +1,4 @@
-"""Claims of a review: what passes, what fails and with which evidence."""
+"""Claims of a review: passed, failed, and their evidence."""
 
 import itertools
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every family of thoughts keeps the laws of `dynamo.parsers.base`, and the one of its own format."""
+"""Every family of reasoning parsers keeps the contract of `dynamo.parsers.base`, and that of its own format."""
 
 import time
 
@@ -118,7 +118,7 @@ def test_reasoning_parser_time_is_linear_in_text_length(name: str) -> None:
         return time.process_time() - began_s
 
     short_s = min(fed_s(20) for _ in range(3))
-    assert fed_s(200) < 25 * short_s + 0.05  # A parser that reads again what it has read takes a hundred times as long.
+    assert fed_s(200) < 25 * short_s + 0.05  # A parser that rescans its input takes a hundred times as long.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Inkling: a marker gives the kind of a message."""
+"""Inkling: a marker sets the kind of a message."""
 
 import pytest
 from tests.unit.parsers.reading import Read, outcome

@@ -1,4 +1,4 @@
-"""Muse: who a message goes to decides what it is."""
+"""Muse: the recipient of a message determines its kind."""
 
 import pytest
 from tests.unit.parsers.reading import Read, outcome

@@ -1,4 +1,4 @@
-"""Thoughts between brackets: strays are dropped, a call without an end of thoughts ends them, labels are no thoughts."""
+"""Reasoning between markers: stray markers are dropped, a call ends unterminated reasoning, labels are not reasoning."""
 
 import json
 

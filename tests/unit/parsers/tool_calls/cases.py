@@ -1,4 +1,4 @@
-"""How the tests of the formats ask: a family, a text, and what is found in it however it is cut."""
+"""Helpers of tool call tests: a family, a text, and its parse for any chunking."""
 
 import json
 from typing import Any

@@ -14,7 +14,7 @@ END = landmarks("</v>")
 
 
 def written(pieces, types, *, is_framed=False):
-    """The object with one parameter, the text of which comes in those pieces; and how it grew."""
+    """Return the object with one parameter whose text arrives in those pieces, and its intermediate states."""
     found, grown, reader = [], [], Reader()
     arguments = Arguments(found.append)
     reading = read_parameter(reader, arguments.parameter("x", frozenset(types), is_framed=is_framed), END)

@@ -1,4 +1,4 @@
-"""Calls: what all formats share, shown with the smallest one."""
+"""Common behaviour of all call formats, tested with the smallest one."""
 
 from tests.unit.parsers.reading import outcome
 
@@ -7,7 +7,7 @@ from dynamo.parsers.tool_calls.calls import CallParser, joined
 from dynamo.parsers.tool_calls.reader import landmarks
 
 
-class Smallest(CallParser):
+class MinimalParser(CallParser):
     """`<call>name</call>`; a stray `(` is a stop."""
 
     def __init__(self):
@@ -27,7 +27,7 @@ class Smallest(CallParser):
 
 
 def found(text):
-    whole, by_character = outcome(Smallest, text)
+    whole, by_character = outcome(MinimalParser, text)
     assert whole == by_character
     return whole.content, [name for name, _ in whole.calls]
 
@@ -50,7 +50,7 @@ def test_punctuation_without_a_call_is_content():
 
 
 def test_plain_text_is_emitted_at_once():
-    parser = Smallest()
+    parser = MinimalParser()
     assert parser.feed("a") == [ContentDelta("a")]
     assert parser.feed("b <") == [ContentDelta("b ")]
     assert parser.feed("") == []
@@ -59,6 +59,6 @@ def test_plain_text_is_emitted_at_once():
 
 
 def test_arguments_are_merged_within_one_fed_text():
-    events = Smallest().feed("<call>f</call><call>g</call>")
+    events = MinimalParser().feed("<call>f</call><call>g</call>")
     assert events == [CallBegin(0, "f"), CallArguments(0, "{}"), CallBegin(1, "g"), CallArguments(1, "{}")]
     assert joined([]) == []

@@ -1,4 +1,4 @@
-"""Gemma 4: a notation of its own."""
+"""Gemma 4 format of tool calls."""
 
 import pytest
 from tests.unit.parsers.tool_calls.cases import NOW, Found, found, weather

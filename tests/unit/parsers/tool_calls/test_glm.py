@@ -1,4 +1,4 @@
-"""GLM: keys and values in turn."""
+"""GLM format of tool calls: alternating keys and values."""
 
 import pytest
 from tests.unit.parsers.tool_calls.cases import NOW, Found, found, weather

@@ -1,4 +1,4 @@
-"""Reader: grammars see one text, however it comes."""
+"""Reader: grammars see one text, for any chunking."""
 
 import re
 
@@ -12,7 +12,7 @@ MARKS = landmarks("[", "[CALLS]", "<end>", "ab<")
 
 
 def split(reader: Reader, found: list[str]) -> Reading[None]:
-    """Every landmark, and what is between them."""
+    """Yield every landmark, and the text between them."""
     parts: list[str] = []
     while mark := (yield from reader.until(MARKS, parts.append)):
         found += ["".join(parts), mark]

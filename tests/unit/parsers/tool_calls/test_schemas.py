@@ -1,4 +1,4 @@
-"""Schemas: what is known of a parameter, and what its text then means."""
+"""Schemas: the declared type of a parameter, and the value of its text."""
 
 import pytest
 

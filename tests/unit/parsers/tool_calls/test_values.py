@@ -1,4 +1,4 @@
-"""Values: whatever is read, what is written is JSON; and it is the same JSON where the text is some."""
+"""Values: the output is JSON for any text, and the same JSON where the text is some."""
 
 import json
 
@@ -17,7 +17,7 @@ JSON = st.recursive(
 
 
 def pieces_of(text):
-    """What is written for each character; checks that it can always be ended."""
+    """Return the output for each character; check that it can always be completed."""
     written, reader = [], Reader()
     reading = object_value(Values(reader), written.append)
     counts = []

@@ -30,7 +30,7 @@ class PerToken:
     is_ready: bool = True
 
     def add(self, step: ForwardPassMetrics) -> None:
-        """Learn nothing."""
+        """Ignore the sample."""
 
     def seconds(self, load: StepLoad) -> float:
         return 0.001 * (load.prefill_tokens + load.decode_requests)

@@ -24,7 +24,7 @@ LOADS = st.lists(st.floats(0, 1e6), max_size=40)
 
 
 class ScriptedModel:
-    """A model of a given order that predicts the sum of what it was fitted on."""
+    """Model of a given order that predicts the sum of its training values."""
 
     def __init__(self, values: Sequence[float], order: tuple[int, int, int]) -> None:
         self.values = list(values)

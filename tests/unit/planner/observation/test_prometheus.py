@@ -1,4 +1,4 @@
-"""Traffic from Prometheus: which rows count, and what is unknown."""
+"""Traffic from Prometheus: counted rows, and missing values."""
 
 import pytest
 

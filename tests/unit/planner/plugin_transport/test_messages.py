@@ -1,4 +1,4 @@
-"""Wire messages: what is sent is what is received."""
+"""Wire messages are unchanged by a round trip."""
 
 import pytest
 

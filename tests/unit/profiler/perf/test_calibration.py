@@ -19,7 +19,7 @@ def engine(model: str = "Qwen/Qwen3-32B", sku: str = "h100_sxm", **widths: int) 
 
 
 def points(truth: Efficiency) -> list[EnginePoint]:
-    """Return what an engine of known efficiency would measure."""
+    """Return the measurements of an engine of known efficiency."""
     found = []
     for tp in (1, 2, 4):
         for batch in (1, 8, 64):

@@ -30,7 +30,7 @@ def slow_loop(isl: int, osl: int, batch: int) -> tuple[float, float]:
 
 
 def export(folder: Path, concurrency: int) -> Path:
-    """Write what aiperf exports of a closed loop on the slow engine."""
+    """Write aiperf's export of a closed loop on the slow engine."""
     ttft_ms, tpot_ms = slow_loop(1000, 200, concurrency)
     value = {
         "input_config": {"loadgen": {"concurrency": concurrency}},

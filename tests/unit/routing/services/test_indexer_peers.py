@@ -1,4 +1,4 @@
-"""A fresh indexer learns from the first peer that answers."""
+"""A new indexer loads its state from the first peer that answers."""
 
 import asyncio
 

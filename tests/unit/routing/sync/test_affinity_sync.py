@@ -50,7 +50,7 @@ class AffinityHarness(MemoryCluster):
             await router.close()
 
     async def turn(self, router: int, session: str, request_id: str, *, is_last: bool = False) -> int:
-        """The worker of a session's turn, once all routers received it."""
+        """Return the worker of a session's turn, once all routers received it."""
         context = {"session_id": session, "session_final": is_last}
         request = PreprocessedRequest(model="m", token_ids=list(range(9)), agent_context=context)
         decision = await self.routers[router].choose(request, request_id, Progress())

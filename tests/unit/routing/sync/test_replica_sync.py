@@ -1,4 +1,4 @@
-"""Routers of the same workers count each other's requests, and only as long as these run."""
+"""Routers of the same workers count each other's requests, only while these run."""
 
 import random
 from dataclasses import dataclass
@@ -176,7 +176,7 @@ async def test_replica_sync_messages_equal_those_of_released_dynamo() -> None:
 
 
 class Machine:
-    """Counts, and nothing else."""
+    """Router state that only counts."""
 
     def __init__(self) -> None:
         self.active: set[str] = set()

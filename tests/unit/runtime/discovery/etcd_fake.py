@@ -1,4 +1,4 @@
-"""A make-believe etcd: its history, its leases and its watches, and every way in which it can fail."""
+"""In-memory etcd: its history, its leases and its watches, and each of its failures."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,18 +29,18 @@ class Kept:
 
 @dataclass(eq=False)
 class FakeEtcd:
-    """A cluster, as one thing."""
+    """Cluster as a single object."""
 
     revision: int = 1
     records: dict[bytes, Kept] = field(default_factory=dict)
     leases: set[int] = field(default_factory=set)
     ttl: int = 10
     down: set[int] = field(default_factory=set)
-    """The ports of members that do not answer."""
+    """Ports of members that do not answer."""
     history: list[WatchEvent] = field(default_factory=list)
     compacted: int = 0
     errors: list[Exception] = field(default_factory=list)
-    """What the next requests fail with."""
+    """Errors of the next requests."""
     calls: list[str] = field(default_factory=list)
     breaks_after_one: bool = False
     """The next message of a watch contains one event, the first of those due, and then the connection breaks."""
@@ -52,7 +52,7 @@ class FakeEtcd:
     def put(self, key: bytes, value: bytes, lease: int = 0) -> None:
         self.revision += 1
         self.records[key] = Kept(value, lease)
-        self._tell(WatchEvent(KeyValue(key, value, self.revision)))
+        self._notify(WatchEvent(KeyValue(key, value, self.revision)))
 
     def put_together(self, records: dict[bytes, bytes]) -> None:
         """In one transaction, so at one revision."""
@@ -65,7 +65,7 @@ class FakeEtcd:
     def delete(self, key: bytes) -> None:
         if self.records.pop(key, None) is not None:
             self.revision += 1
-            self._tell(WatchEvent(KeyValue(key, b"", self.revision), "DELETE"))
+            self._notify(WatchEvent(KeyValue(key, b"", self.revision), "DELETE"))
 
     def expire(self, lease: int) -> None:
         self.leases.discard(lease)
@@ -94,7 +94,7 @@ class FakeEtcd:
         self.news.set()
         self.news = asyncio.Event()
 
-    def _tell(self, event: WatchEvent) -> None:
+    def _notify(self, event: WatchEvent) -> None:
         self.history.append(event)
         self.wake()
 
@@ -107,50 +107,50 @@ class FakeMember:
         self._port = port
 
     async def connect(self) -> None:
-        await self._hear("connect")
+        await self._receive("connect")
 
     def close(self) -> None:
         self._etcd.calls.append("close")
 
     async def probe(self, prefix: bytes) -> None:
-        await self._hear("probe")
+        await self._receive("probe")
 
     async def put(self, key: bytes, value: bytes, lease_id: int) -> None:
-        await self._hear("put")
+        await self._receive("put")
         if lease_id and lease_id not in self._etcd.leases:
             raise EtcdRefused(NOT_FOUND, "requested lease not found")
         self._etcd.put(key, value, lease_id)
 
     async def delete(self, key: bytes) -> None:
-        await self._hear("delete")
+        await self._receive("delete")
         self._etcd.delete(key)
 
     async def list(self, prefix: bytes) -> Listing:
-        await self._hear("list")
+        await self._receive("list")
         found = {key: kept.value for key, kept in self._etcd.records.items() if key.startswith(prefix)}
         return Listing(found, self._etcd.revision)
 
     async def grant(self, lease_id: int, ttl_s: int) -> int:
-        await self._hear("grant")
+        await self._receive("grant")
         if lease_id in self._etcd.leases:
             raise EtcdRefused(FAILED_PRECONDITION, "lease already exists")
         self._etcd.leases.add(lease_id)
         return self._etcd.ttl
 
     async def renew(self, lease_id: int) -> int:
-        await self._hear("renew")
+        await self._receive("renew")
         return self._etcd.ttl if lease_id in self._etcd.leases else 0
 
     async def revoke(self, lease_id: int) -> None:
-        await self._hear("revoke")
+        await self._receive("revoke")
         self._etcd.expire(lease_id)
 
     async def held_by(self, lease_id: int) -> set[bytes]:
-        await self._hear("held_by")
+        await self._receive("held_by")
         return {key for key, kept in self._etcd.records.items() if kept.lease == lease_id}
 
     async def watch(self, prefix: bytes, start_revision: int) -> AsyncIterator[WatchMessage]:
-        await self._hear("watch")
+        await self._receive("watch")
         etcd = self._etcd
         if start_revision <= etcd.compacted or etcd.revision < start_revision - 1:
             raise Compacted
@@ -174,9 +174,9 @@ class FakeMember:
             else:
                 await news.wait()
 
-    async def _hear(self, what: str) -> None:
+    async def _receive(self, what: str) -> None:
         self._etcd.calls.append(what)
-        await turns()  # Whatever else happens, happens meanwhile.
+        await turns()  # Other events occur meanwhile.
         if self._port in self._etcd.down:
             raise EtcdUnavailable("no answer")
         if self._etcd.errors:

@@ -98,7 +98,7 @@ def test_roster_patient_delete_of_an_unknown_record_is_not_missing() -> None:
 
 
 class AgainstItsModel(RuleBasedStateMachine):
-    """The registry, and what of it was lost."""
+    """Comparison of the registry with a model, which knows the lost changes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Contact: which failures are waited for, which are errors at once, and the log of an outage."""
+"""Contact: retried failures, immediate errors, and the log of an outage."""
 
 import asyncio
 import ssl

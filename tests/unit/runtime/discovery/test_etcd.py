@@ -33,8 +33,8 @@ ID = 0x2040A1F9995C8D05
 ADDRESSES = tuple(Address("etcd", port, is_tls=False) for port in (1, 2, 3))
 
 
-class Town:
-    """An etcd, a clock, and the processes that meet there."""
+class EtcdHarness:
+    """In-memory etcd with a clock, and the processes that use it."""
 
     def __init__(self) -> None:
         self.etcd = FakeEtcd(ttl=TTL_S)
@@ -50,7 +50,7 @@ class Town:
         return member
 
     async def settle(self) -> None:
-        """Lets everything happen that can happen now."""
+        """Run all events that are due now."""
         await turns(80)
 
     async def pass_time(self, seconds: float, step_s: float = 0.5) -> None:
@@ -66,8 +66,8 @@ class Town:
 
 
 @pytest.fixture
-async def town() -> AsyncIterator[Town]:
-    made = Town()
+async def harness() -> AsyncIterator[EtcdHarness]:
+    made = EtcdHarness()
     yield made
     await made.close()
 
@@ -76,10 +76,10 @@ def name(key: str) -> bytes:
     return f"{BUCKET}/{key}".encode()
 
 
-async def told(town: Town, watch: Watch) -> list[Change]:
+async def told(harness: EtcdHarness, watch: Watch) -> list[Change]:
     """The changes that a watcher receives now."""
     heard: list[Change] = []
-    await town.settle()
+    await harness.settle()
     with contextlib.suppress(TimeoutError):
         while True:
             async with asyncio.timeout(0):
@@ -90,50 +90,50 @@ async def told(town: Town, watch: Watch) -> list[Change]:
 # Identity ----------------------------------------------------------------------------------------------------------
 
 
-async def test_etcd_discovery_uses_one_lease_whose_id_is_its_instance_id(town: Town) -> None:
-    await town.join().put(BUCKET, "a/b/c/1", b"here")
-    assert town.etcd.leases == {ID}
-    assert town.etcd.records == {b"v1/instances/a/b/c/1": Kept(b"here", ID)}
+async def test_etcd_discovery_uses_one_lease_whose_id_is_its_instance_id(harness: EtcdHarness) -> None:
+    await harness.join().put(BUCKET, "a/b/c/1", b"here")
+    assert harness.etcd.leases == {ID}
+    assert harness.etcd.records == {b"v1/instances/a/b/c/1": Kept(b"here", ID)}
 
 
-async def test_etcd_discovery_renews_its_lease_five_times_per_ttl(town: Town) -> None:
-    await town.join().put(BUCKET, "k", b"v")
-    town.etcd.calls.clear()
-    await town.pass_time(2 * TTL_S)
-    assert town.etcd.calls.count("renew") == 10
-    assert set(town.etcd.calls) == {"renew", "held_by"}
+async def test_etcd_discovery_renews_its_lease_five_times_per_ttl(harness: EtcdHarness) -> None:
+    await harness.join().put(BUCKET, "k", b"v")
+    harness.etcd.calls.clear()
+    await harness.pass_time(2 * TTL_S)
+    assert harness.etcd.calls.count("renew") == 10
+    assert set(harness.etcd.calls) == {"renew", "held_by"}
 
 
-async def test_etcd_discovery_reacquires_a_lost_lease_and_rewrites_its_records(town: Town) -> None:
-    member = town.join()
+async def test_etcd_discovery_reacquires_a_lost_lease_and_rewrites_its_records(harness: EtcdHarness) -> None:
+    member = harness.join()
     await member.put(BUCKET, "a", b"1")
     await member.put("v1/mdc", "a", b"card")
-    kept = dict(town.etcd.records)
-    town.etcd.expire(ID)
-    assert town.etcd.records == {}
-    await town.pass_time(3)
-    assert (town.etcd.records, town.etcd.leases) == (kept, {ID})
+    kept = dict(harness.etcd.records)
+    harness.etcd.expire(ID)
+    assert harness.etcd.records == {}
+    await harness.pass_time(3)
+    assert (harness.etcd.records, harness.etcd.leases) == (kept, {ID})
 
 
-async def test_etcd_discovery_adopts_a_lease_whose_grant_response_was_lost(town: Town) -> None:
-    town.etcd.leases.add(ID)
-    await town.join().put(BUCKET, "k", b"v")
-    assert town.etcd.records[name("k")] == Kept(b"v", ID)
+async def test_etcd_discovery_adopts_a_lease_whose_grant_response_was_lost(harness: EtcdHarness) -> None:
+    harness.etcd.leases.add(ID)
+    await harness.join().put(BUCKET, "k", b"v")
+    assert harness.etcd.records[name("k")] == Kept(b"v", ID)
 
 
-async def test_etcd_discovery_revokes_its_lease_on_close(town: Town) -> None:
-    member = town.join()
+async def test_etcd_discovery_revokes_its_lease_on_close(harness: EtcdHarness) -> None:
+    member = harness.join()
     await member.put(BUCKET, "k", b"v")
     await member.close()
-    assert (town.etcd.records, town.etcd.leases) == ({}, set())
+    assert (harness.etcd.records, harness.etcd.leases) == ({}, set())
 
 
-async def test_etcd_discovery_closes_during_an_outage(town: Town, caplog: pytest.LogCaptureFixture) -> None:
-    member = town.join()
+async def test_etcd_discovery_closes_during_an_outage(harness: EtcdHarness, caplog: pytest.LogCaptureFixture) -> None:
+    member = harness.join()
     await member.put(BUCKET, "k", b"v")
     watch = member.watch(BUCKET)
-    assert await told(town, watch) == [Put("k", b"v"), Synced()]
-    town.etcd.fall()
+    assert await told(harness, watch) == [Put("k", b"v"), Synced()]
+    harness.etcd.fall()
     await member.close()
     with pytest.raises(StopAsyncIteration):
         await anext(watch)
@@ -143,274 +143,276 @@ async def test_etcd_discovery_closes_during_an_outage(town: Town, caplog: pytest
 # Outages -----------------------------------------------------------------------------------------------------------
 
 
-async def test_etcd_discovery_keeps_views_during_an_outage(town: Town) -> None:
-    owner, reader = town.join(1), town.join(2)
+async def test_etcd_discovery_keeps_views_during_an_outage(harness: EtcdHarness) -> None:
+    owner, reader = harness.join(1), harness.join(2)
     await owner.put(BUCKET, "k", b"v")
     watch = reader.watch(BUCKET)
-    assert await told(town, watch) == [Put("k", b"v"), Synced()]
-    town.etcd.fall()
-    await town.pass_time(20 * TTL_S)
+    assert await told(harness, watch) == [Put("k", b"v"), Synced()]
+    harness.etcd.fall()
+    await harness.pass_time(20 * TTL_S)
     assert not reader.is_reachable
     assert reader.is_sound
-    assert await told(town, watch) == []
+    assert await told(harness, watch) == []
     assert await reader.snapshot(BUCKET) == {"k": b"v"}
 
 
-async def test_etcd_discovery_resumes_watches_after_an_outage(town: Town) -> None:
-    reader = town.join()
-    town.etcd.put(name("old"), b"1")
+async def test_etcd_discovery_resumes_watches_after_an_outage(harness: EtcdHarness) -> None:
+    reader = harness.join()
+    harness.etcd.put(name("old"), b"1")
     watch = reader.watch(BUCKET)
-    assert await told(town, watch) == [Put("old", b"1"), Synced()]
-    town.etcd.fall()
-    await town.pass_time(1)
-    town.etcd.put(name("new"), b"2")
-    town.etcd.calls.clear()
-    town.etcd.rise()
-    await town.pass_time(3)
-    assert await told(town, watch) == [Put("new", b"2")]
-    assert "list" not in town.etcd.calls
-    assert "grant" not in town.etcd.calls
+    assert await told(harness, watch) == [Put("old", b"1"), Synced()]
+    harness.etcd.fall()
+    await harness.pass_time(1)
+    harness.etcd.put(name("new"), b"2")
+    harness.etcd.calls.clear()
+    harness.etcd.rise()
+    await harness.pass_time(3)
+    assert await told(harness, watch) == [Put("new", b"2")]
+    assert "list" not in harness.etcd.calls
+    assert "grant" not in harness.etcd.calls
 
 
-async def test_etcd_discovery_keeps_views_when_etcd_loses_its_data(town: Town) -> None:
-    owner, reader = town.join(1), town.join(2)
+async def test_etcd_discovery_keeps_views_when_etcd_loses_its_data(harness: EtcdHarness) -> None:
+    owner, reader = harness.join(1), harness.join(2)
     await owner.put(BUCKET, "k", b"v")
     watch = reader.watch(BUCKET)
-    await told(town, watch)
-    town.etcd.fall()
-    await town.pass_time(1)
-    town.etcd.wipe()
-    town.etcd.rise()
-    await town.pass_time(3 * TTL_S)
-    assert town.etcd.records == {name("k"): Kept(b"v", 1)}
-    assert await told(town, watch) == []
+    await told(harness, watch)
+    harness.etcd.fall()
+    await harness.pass_time(1)
+    harness.etcd.wipe()
+    harness.etcd.rise()
+    await harness.pass_time(3 * TTL_S)
+    assert harness.etcd.records == {name("k"): Kept(b"v", 1)}
+    assert await told(harness, watch) == []
 
 
-async def test_etcd_discovery_lists_again_when_etcd_restarted_with_a_higher_revision(town: Town) -> None:
-    reader = town.join()
-    town.etcd.put(name("old"), b"1")
+async def test_etcd_discovery_lists_again_when_etcd_restarted_with_a_higher_revision(harness: EtcdHarness) -> None:
+    reader = harness.join()
+    harness.etcd.put(name("old"), b"1")
     watch = reader.watch(BUCKET)
-    await told(town, watch)
-    town.etcd.fall()
-    await town.pass_time(1)
-    town.etcd.wipe()
-    town.etcd.put(name("new"), b"2")
+    await told(harness, watch)
+    harness.etcd.fall()
+    await harness.pass_time(1)
+    harness.etcd.wipe()
+    harness.etcd.put(name("new"), b"2")
     for number in range(20):
-        town.etcd.put(b"elsewhere/%d" % number, b"")
-    town.etcd.rise()
-    await town.pass_time(3)
-    assert await told(town, watch) == [Put("new", b"2")]
-    await town.pass_time(TTL_S)
-    assert await told(town, watch) == [Delete("old")]
+        harness.etcd.put(b"elsewhere/%d" % number, b"")
+    harness.etcd.rise()
+    await harness.pass_time(3)
+    assert await told(harness, watch) == [Put("new", b"2")]
+    await harness.pass_time(TTL_S)
+    assert await told(harness, watch) == [Delete("old")]
 
 
 @pytest.mark.parametrize("is_together", [True, False])
-async def test_etcd_discovery_loses_no_change_when_a_watch_breaks(town: Town, is_together: bool) -> None:
-    watch = town.join().watch(BUCKET)
-    assert await told(town, watch) == [Synced()]
-    town.etcd.breaks_after_one = True
+async def test_etcd_discovery_loses_no_change_when_a_watch_breaks(harness: EtcdHarness, is_together: bool) -> None:
+    watch = harness.join().watch(BUCKET)
+    assert await told(harness, watch) == [Synced()]
+    harness.etcd.breaks_after_one = True
     if is_together:
-        town.etcd.put_together({name("a"): b"1", name("b"): b"2"})
+        harness.etcd.put_together({name("a"): b"1", name("b"): b"2"})
     else:
-        town.etcd.put(name("a"), b"1")
-        town.etcd.put(name("b"), b"2")
-    assert await told(town, watch) == [Put("a", b"1")]
-    town.etcd.calls.clear()
-    await town.pass_time(3)
-    assert await told(town, watch) == [Put("b", b"2")]
-    assert "list" not in town.etcd.calls
+        harness.etcd.put(name("a"), b"1")
+        harness.etcd.put(name("b"), b"2")
+    assert await told(harness, watch) == [Put("a", b"1")]
+    harness.etcd.calls.clear()
+    await harness.pass_time(3)
+    assert await told(harness, watch) == [Put("b", b"2")]
+    assert "list" not in harness.etcd.calls
 
 
-async def test_etcd_discovery_keeps_views_when_leases_expire_during_an_outage(town: Town) -> None:
-    owner, reader = town.join(1), town.join(2)
+async def test_etcd_discovery_keeps_views_when_leases_expire_during_an_outage(harness: EtcdHarness) -> None:
+    owner, reader = harness.join(1), harness.join(2)
     await owner.put(BUCKET, "k", b"v")
     watch = reader.watch(BUCKET)
-    await told(town, watch)
-    town.etcd.fall()
-    await town.pass_time(2 * TTL_S)
-    town.etcd.rise()
-    town.etcd.expire(1)  # The reader's lease is there still: it follows, and hears of the deletion.
-    await town.pass_time(3 * TTL_S)
-    assert town.etcd.records == {name("k"): Kept(b"v", 1)}
-    assert await told(town, watch) == []
+    await told(harness, watch)
+    harness.etcd.fall()
+    await harness.pass_time(2 * TTL_S)
+    harness.etcd.rise()
+    harness.etcd.expire(1)  # The reader's lease still exists: its watch continues and receives the deletion.
+    await harness.pass_time(3 * TTL_S)
+    assert harness.etcd.records == {name("k"): Kept(b"v", 1)}
+    assert await told(harness, watch) == []
 
 
-async def test_etcd_discovery_removes_instances_that_do_not_return_after_an_outage(town: Town) -> None:
-    reader = town.join()
-    town.etcd.put(name("dead"), b"1")
+async def test_etcd_discovery_removes_instances_that_do_not_return_after_an_outage(harness: EtcdHarness) -> None:
+    reader = harness.join()
+    harness.etcd.put(name("dead"), b"1")
     watch = reader.watch(BUCKET)
-    await told(town, watch)
-    town.etcd.fall()
-    await town.pass_time(1)
-    town.etcd.delete(name("dead"))
-    town.etcd.rise()
-    await town.pass_time(TTL_S - 2)
-    assert await told(town, watch) == []
+    await told(harness, watch)
+    harness.etcd.fall()
+    await harness.pass_time(1)
+    harness.etcd.delete(name("dead"))
+    harness.etcd.rise()
+    await harness.pass_time(TTL_S - 2)
+    assert await told(harness, watch) == []
     assert await reader.snapshot(BUCKET) == {"dead": b"1"}
-    await town.pass_time(4)
-    assert await told(town, watch) == [Delete("dead")]
+    await harness.pass_time(4)
+    assert await told(harness, watch) == [Delete("dead")]
     assert await reader.snapshot(BUCKET) == {}
 
 
-async def test_etcd_discovery_removes_an_instance_at_once_without_an_outage(town: Town) -> None:
-    reader = town.join()
-    town.etcd.put(name("k"), b"1")
+async def test_etcd_discovery_removes_an_instance_at_once_without_an_outage(harness: EtcdHarness) -> None:
+    reader = harness.join()
+    harness.etcd.put(name("k"), b"1")
     watch = reader.watch(BUCKET)
-    await told(town, watch)
-    town.etcd.delete(name("k"))
-    assert await told(town, watch) == [Delete("k")]
+    await told(harness, watch)
+    harness.etcd.delete(name("k"))
+    assert await told(harness, watch) == [Delete("k")]
 
 
-async def test_etcd_discovery_applies_changes_of_an_outage_afterwards(town: Town) -> None:
-    member = town.join()
+async def test_etcd_discovery_applies_changes_of_an_outage_afterwards(harness: EtcdHarness) -> None:
+    member = harness.join()
     await member.put(BUCKET, "leaves", b"1")
     watch = member.watch(BUCKET)
-    await told(town, watch)
-    town.etcd.fall()
-    await town.pass_time(1)
+    await told(harness, watch)
+    harness.etcd.fall()
+    await harness.pass_time(1)
     await member.put(BUCKET, "comes", b"2")
     await member.delete(BUCKET, "leaves")
-    assert await told(town, watch) == [Delete("leaves")], "its owner ought to know"
-    town.etcd.rise()
-    await town.pass_time(3)
-    assert town.etcd.records == {name("comes"): Kept(b"2", ID)}
-    assert await told(town, watch) == [Put("comes", b"2")]
+    assert await told(harness, watch) == [Delete("leaves")], "its owner ought to know"
+    harness.etcd.rise()
+    await harness.pass_time(3)
+    assert harness.etcd.records == {name("comes"): Kept(b"2", ID)}
+    assert await told(harness, watch) == [Put("comes", b"2")]
 
 
-async def test_etcd_discovery_writes_the_last_value_of_a_record_changed_during_its_write(town: Town) -> None:
-    member = town.join()
+async def test_etcd_discovery_writes_the_last_value_of_a_record_changed_during_its_write(harness: EtcdHarness) -> None:
+    member = harness.join()
     await member.connect()
     first = asyncio.ensure_future(member.put(BUCKET, "k", b"1"))
-    await until(lambda: "put" in town.etcd.calls)
+    await until(lambda: "put" in harness.etcd.calls)
     await member.put(BUCKET, "k", b"2")
-    assert town.etcd.calls.count("put") == 2
-    assert town.etcd.records == {name("k"): Kept(b"2", ID)}
+    assert harness.etcd.calls.count("put") == 2
+    assert harness.etcd.records == {name("k"): Kept(b"2", ID)}
     await first
 
 
-async def test_etcd_discovery_uses_the_next_member_when_one_fails(town: Town) -> None:
-    member = town.join(addresses=ADDRESSES)
+async def test_etcd_discovery_uses_the_next_member_when_one_fails(harness: EtcdHarness) -> None:
+    member = harness.join(addresses=ADDRESSES)
     await member.put(BUCKET, "k", b"v")
     for port in (1, 2, 3):
-        town.etcd.fall(port)
-        await town.pass_time(3)
+        harness.etcd.fall(port)
+        await harness.pass_time(3)
         assert member.is_reachable
-        assert town.etcd.leases == {ID}
-        town.etcd.rise()
+        assert harness.etcd.leases == {ID}
+        harness.etcd.rise()
 
 
-async def test_etcd_discovery_logs_an_outage_and_its_end_once(town: Town, caplog: pytest.LogCaptureFixture) -> None:
-    await town.join().put(BUCKET, "k", b"v")
-    town.etcd.fall()
-    await town.pass_time(6 * TTL_S)
-    town.etcd.rise()
-    await town.pass_time(5)
+async def test_etcd_discovery_logs_an_outage_and_its_end_once(
+    harness: EtcdHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    await harness.join().put(BUCKET, "k", b"v")
+    harness.etcd.fall()
+    await harness.pass_time(6 * TTL_S)
+    harness.etcd.rise()
+    await harness.pass_time(5)
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.WARNING]
     assert "keeping the last view" in caplog.messages[0]
     assert "etcd reachable again" in caplog.messages[1]
 
 
-async def test_etcd_discovery_backs_off_up_to_the_renewal_interval(town: Town) -> None:
-    await town.join().put(BUCKET, "k", b"v")
-    town.etcd.fall()
-    await town.pass_time(TTL_S, step_s=0.05)
-    town.etcd.calls.clear()
-    await town.pass_time(100, step_s=0.05)
-    assert 50 <= town.etcd.calls.count("connect") <= 105
+async def test_etcd_discovery_backs_off_up_to_the_renewal_interval(harness: EtcdHarness) -> None:
+    await harness.join().put(BUCKET, "k", b"v")
+    harness.etcd.fall()
+    await harness.pass_time(TTL_S, step_s=0.05)
+    harness.etcd.calls.clear()
+    await harness.pass_time(100, step_s=0.05)
+    assert 50 <= harness.etcd.calls.count("connect") <= 105
 
 
 # Being right again -------------------------------------------------------------------------------------------------
 
 
-async def test_etcd_discovery_lists_again_after_compaction(town: Town) -> None:
-    reader = town.join()
-    town.etcd.put(name("k"), b"1")
+async def test_etcd_discovery_lists_again_after_compaction(harness: EtcdHarness) -> None:
+    reader = harness.join()
+    harness.etcd.put(name("k"), b"1")
     watch = reader.watch(BUCKET)
-    await told(town, watch)
-    town.etcd.fall()
-    await town.pass_time(1)
-    town.etcd.put(name("k"), b"2")
-    town.etcd.put(name("l"), b"3")
-    town.etcd.compact()
-    town.etcd.rise()
-    await town.pass_time(3)
-    assert await told(town, watch) == [Put("k", b"2"), Put("l", b"3")]
+    await told(harness, watch)
+    harness.etcd.fall()
+    await harness.pass_time(1)
+    harness.etcd.put(name("k"), b"2")
+    harness.etcd.put(name("l"), b"3")
+    harness.etcd.compact()
+    harness.etcd.rise()
+    await harness.pass_time(3)
+    assert await told(harness, watch) == [Put("k", b"2"), Put("l", b"3")]
 
 
-async def test_etcd_discovery_corrects_a_wrong_view_at_the_next_listing(town: Town) -> None:
-    reader = town.join()
-    town.etcd.put(name("k"), b"1")
+async def test_etcd_discovery_corrects_a_wrong_view_at_the_next_listing(harness: EtcdHarness) -> None:
+    reader = harness.join()
+    harness.etcd.put(name("k"), b"1")
     watch = reader.watch(BUCKET)
-    await told(town, watch)
-    town.etcd.records[name("silent")] = Kept(b"2", 0)
-    del town.etcd.records[name("k")]
-    await town.pass_time(1.3 * RELIST_S)
-    assert sorted(map(str, await told(town, watch))) == sorted(map(str, [Delete("k"), Put("silent", b"2")]))
-    town.etcd.put(name("k"), b"3")
-    assert await told(town, watch) == [Put("k", b"3")]
+    await told(harness, watch)
+    harness.etcd.records[name("silent")] = Kept(b"2", 0)
+    del harness.etcd.records[name("k")]
+    await harness.pass_time(1.3 * RELIST_S)
+    assert sorted(map(str, await told(harness, watch))) == sorted(map(str, [Delete("k"), Put("silent", b"2")]))
+    harness.etcd.put(name("k"), b"3")
+    assert await told(harness, watch) == [Put("k", b"3")]
 
 
 @pytest.mark.parametrize("is_removed", [True, False])
 async def test_owner_writes_a_record_again_that_another_client_removed_or_overwrote(
-    town: Town, caplog: pytest.LogCaptureFixture, is_removed: bool
+    harness: EtcdHarness, caplog: pytest.LogCaptureFixture, is_removed: bool
 ) -> None:
-    await town.join().put(BUCKET, "k", b"v")
+    await harness.join().put(BUCKET, "k", b"v")
     if is_removed:
-        town.etcd.delete(name("k"))
+        harness.etcd.delete(name("k"))
     else:
-        town.etcd.put(name("k"), b"garbage")
-    await town.pass_time(1.3 * REPAIR_S)
-    assert town.etcd.records == {name("k"): Kept(b"v", ID)}
+        harness.etcd.put(name("k"), b"garbage")
+    await harness.pass_time(1.3 * REPAIR_S)
+    assert harness.etcd.records == {name("k"): Kept(b"v", ID)}
     assert caplog.messages == ["record v1/instances/k was removed or overwritten by another client; writing it again"]
 
 
 async def test_etcd_discovery_reports_a_denied_watch_and_keeps_serving(
-    town: Town, caplog: pytest.LogCaptureFixture
+    harness: EtcdHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    member = town.join()
+    member = harness.join()
     await member.put(BUCKET, "k", b"v")
-    town.etcd.errors.append(EtcdRefused(PERMISSION_DENIED, "permission denied"))
+    harness.etcd.errors.append(EtcdRefused(PERMISSION_DENIED, "permission denied"))
     watch = member.watch(BUCKET)
-    assert await told(town, watch) == []
+    assert await told(harness, watch) == []
     assert member.is_reachable
     assert caplog.messages == ["etcd denied watching v1/instances (ETCD_AUTH_USERNAME): permission denied"]
-    await town.pass_time(11)
-    assert await told(town, watch) == [Put("k", b"v"), Synced()]
+    await harness.pass_time(11)
+    assert await told(harness, watch) == [Put("k", b"v"), Synced()]
 
 
 async def test_etcd_discovery_watcher_crash_is_visible_and_restarted(
-    town: Town, caplog: pytest.LogCaptureFixture
+    harness: EtcdHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reader = town.join()
+    reader = harness.join()
     await reader.connect()
-    town.etcd.errors.append(RuntimeError("a bug"))
+    harness.etcd.errors.append(RuntimeError("a bug"))
     watch = reader.watch(BUCKET)
-    await town.settle()
+    await harness.settle()
     assert not reader.is_sound
     assert any("failed; restarting it" in message for message in caplog.messages)
-    town.etcd.put(name("k"), b"1")
-    await town.pass_time(3)
+    harness.etcd.put(name("k"), b"1")
+    await harness.pass_time(3)
     assert reader.is_sound
-    assert await told(town, watch) == [Put("k", b"1"), Synced()]
+    assert await told(harness, watch) == [Put("k", b"1"), Synced()]
 
 
-async def test_etcd_discovery_ignores_keys_that_are_not_text(town: Town) -> None:
-    town.etcd.put(BUCKET.encode() + b"/\xff", b"1")
-    reader = town.join()
+async def test_etcd_discovery_ignores_keys_that_are_not_text(harness: EtcdHarness) -> None:
+    harness.etcd.put(BUCKET.encode() + b"/\xff", b"1")
+    reader = harness.join()
     watch = reader.watch(BUCKET)
-    assert await told(town, watch) == [Synced()]
-    town.etcd.put(BUCKET.encode() + b"/\xfe", b"1")
-    town.etcd.put(name("k"), b"1")
-    assert await told(town, watch) == [Put("k", b"1")]
+    assert await told(harness, watch) == [Synced()]
+    harness.etcd.put(BUCKET.encode() + b"/\xfe", b"1")
+    harness.etcd.put(name("k"), b"1")
+    assert await told(harness, watch) == [Put("k", b"1")]
     assert await reader.snapshot(BUCKET) == {"k": b"1"}
 
 
 # Starting, and being refused ---------------------------------------------------------------------------------------
 
 
-async def test_etcd_discovery_startup_error_names_the_settings(town: Town) -> None:
-    town.etcd.fall()
-    member = town.join(startup_timeout_s=0.02)
+async def test_etcd_discovery_startup_error_names_the_settings(harness: EtcdHarness) -> None:
+    harness.etcd.fall()
+    member = harness.join(startup_timeout_s=0.02)
     message = (
         r"ETCD_ENDPOINTS=http://etcd:1: no response from etcd .*ETCD_STARTUP_CONNECT_TIMEOUT_SECONDS\): .*no answer"
     )
@@ -420,15 +422,17 @@ async def test_etcd_discovery_startup_error_names_the_settings(town: Town) -> No
         await member.put(BUCKET, "k", b"v")
 
 
-async def test_etcd_discovery_logs_the_awaited_condition(town: Town, caplog: pytest.LogCaptureFixture) -> None:
-    town.etcd.fall()
-    watch = town.join().watch(BUCKET)
-    await town.pass_time(15)
+async def test_etcd_discovery_logs_the_awaited_condition(
+    harness: EtcdHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness.etcd.fall()
+    watch = harness.join().watch(BUCKET)
+    await harness.pass_time(15)
     assert len(caplog.messages) == 2
     assert "waiting for etcd (ETCD_ENDPOINTS)" in caplog.messages[0]
-    town.etcd.rise()
-    await town.pass_time(5)
-    assert await told(town, watch) == [Synced()]
+    harness.etcd.rise()
+    await harness.pass_time(5)
+    assert await told(harness, watch) == [Synced()]
 
 
 def untrusted() -> ssl.SSLCertVerificationError:
@@ -445,71 +449,71 @@ def untrusted() -> ssl.SSLCertVerificationError:
     ],
 )
 async def test_etcd_discovery_reports_user_errors_at_once(
-    town: Town, make_error: Callable[[], Exception], setting: str
+    harness: EtcdHarness, make_error: Callable[[], Exception], setting: str
 ) -> None:
-    town.etcd.errors.append(make_error())
-    member = town.join()
+    harness.etcd.errors.append(make_error())
+    member = harness.join()
     with pytest.raises(ConfigError, match=setting):
         await member.connect()
-    await town.pass_time(3)
+    await harness.pass_time(3)
     await member.put(BUCKET, "k", b"v")  # It was mended meanwhile.
-    assert name("k") in town.etcd.records
+    assert name("k") in harness.etcd.records
 
 
-async def test_etcd_discovery_requires_one_reachable_member(town: Town) -> None:
-    town.etcd.errors.append(untrusted())
-    member = town.join(addresses=ADDRESSES)
+async def test_etcd_discovery_requires_one_reachable_member(harness: EtcdHarness) -> None:
+    harness.etcd.errors.append(untrusted())
+    member = harness.join(addresses=ADDRESSES)
     connecting = asyncio.ensure_future(member.connect())
-    await town.pass_time(1)
+    await harness.pass_time(1)
     await connecting
     assert member.is_reachable
 
 
-async def test_etcd_discovery_waits_when_an_error_turns_into_an_outage(town: Town) -> None:
-    town.etcd.errors.append(untrusted())
-    member = town.join()
+async def test_etcd_discovery_waits_when_an_error_turns_into_an_outage(harness: EtcdHarness) -> None:
+    harness.etcd.errors.append(untrusted())
+    member = harness.join()
     with pytest.raises(ConfigError, match="ETCD_AUTH_CA"):
         await member.connect()
-    town.etcd.fall()
-    await town.pass_time(1)
+    harness.etcd.fall()
+    await harness.pass_time(1)
     connecting = asyncio.ensure_future(member.connect())
-    await town.settle()
+    await harness.settle()
     assert not connecting.done()
-    town.etcd.rise()
-    await town.pass_time(3)
+    harness.etcd.rise()
+    await harness.pass_time(3)
     await connecting
 
 
 @pytest.mark.parametrize(("code", "kind"), [(INVALID_ARGUMENT, InvalidArgument), (PERMISSION_DENIED, ConfigError)])
 async def test_etcd_discovery_raises_a_refused_record_to_its_writer_only(
-    town: Town, code: int, kind: type[Exception]
+    harness: EtcdHarness, code: int, kind: type[Exception]
 ) -> None:
-    member = town.join()
+    member = harness.join()
     await member.put(BUCKET, "good", b"1")
-    town.etcd.errors.append(EtcdRefused(code, "request is too large"))
+    harness.etcd.errors.append(EtcdRefused(code, "request is too large"))
     with pytest.raises(kind, match=f"{BUCKET}/bad: request is too large"):
         await member.put(BUCKET, "bad", b"2")
     assert member.is_reachable
-    town.etcd.expire(ID)
-    await town.pass_time(3)
-    assert town.etcd.records == {name("good"): Kept(b"1", ID)}
+    harness.etcd.expire(ID)
+    await harness.pass_time(3)
+    assert harness.etcd.records == {name("good"): Kept(b"1", ID)}
 
 
-async def test_etcd_discovery_snapshot_without_a_view_is_an_error(town: Town) -> None:
-    member = town.join()
+async def test_etcd_discovery_snapshot_without_a_view_is_an_error(harness: EtcdHarness) -> None:
+    member = harness.join()
     await member.connect()
-    town.etcd.errors.append(EtcdUnavailable("no answer"))
+    harness.etcd.errors.append(EtcdUnavailable("no answer"))
     with pytest.raises(WorkerUnavailable, match="unreachable"):
         await member.snapshot(BUCKET)
 
 
-async def test_etcd_discovery_describes_its_state(town: Town, tmp_path: str) -> None:
-    assert isinstance(town.join(), RemoteDiscovery)
+async def test_etcd_discovery_describes_its_state(harness: EtcdHarness, tmp_path: str) -> None:
+    assert isinstance(harness.join(), RemoteDiscovery)
     assert not isinstance(FileDiscovery(str(tmp_path)), RemoteDiscovery)
 
 
-async def test_etcd_discovery_exposes_its_health(town: Town) -> None:
-    member = town.join()
+async def test_etcd_discovery_exposes_its_health(harness: EtcdHarness) -> None:
+    member = harness.join()
     runtime = DistributedRuntime(None, member, "mem", event_plane="mem")
     gauge = "dynamo_component_discovery_reachable"
     assert f"\n{gauge} 0" in runtime.metrics.render()
@@ -518,18 +522,18 @@ async def test_etcd_discovery_exposes_its_health(town: Town) -> None:
     assert f"\n{gauge} 1" in runtime.metrics.render()
     assert runtime.health.is_ready()
 
-    town.etcd.fall()
-    await town.pass_time(5)
+    harness.etcd.fall()
+    await harness.pass_time(5)
     assert f"\n{gauge} 0" in runtime.metrics.render()
     assert runtime.health.is_ready(), "an outage makes nobody less ready"
-    town.etcd.rise()
-    await town.pass_time(5)
+    harness.etcd.rise()
+    await harness.pass_time(5)
 
-    town.etcd.errors.append(RuntimeError("a bug"))
+    harness.etcd.errors.append(RuntimeError("a bug"))
     member.watch(BUCKET)
-    await town.settle()
+    await harness.settle()
     assert not runtime.health.is_ready()
-    await town.pass_time(3)
+    await harness.pass_time(3)
     assert runtime.health.is_ready()
     await runtime.shutdown()
 
@@ -542,7 +546,7 @@ async def test_runtime_instance_id_is_the_etcd_lease(monkeypatch: pytest.MonkeyP
     await runtime.shutdown()
 
 
-# All at once -------------------------------------------------------------------------------------------------------
+# All faults together -----------------------------------------------------------------------------------------------
 
 ACTS = ("put", "drop", "fall", "rise", "wipe", "compact", "expire", "wait", "long")
 
@@ -551,8 +555,8 @@ ACTS = ("put", "drop", "fall", "rise", "wipe", "compact", "expire", "wait", "lon
 @given(acts=st.lists(st.sampled_from(ACTS), max_size=14), seed=st.integers(0, 2**32))
 async def test_etcd_discovery_views_converge_after_any_sequence_of_faults(acts: list[str], seed: int) -> None:
     random.seed(seed)
-    town = Town()
-    owner, reader = town.join(1), town.join(2)
+    harness = EtcdHarness()
+    owner, reader = harness.join(1), harness.join(2)
     watch = reader.watch(BUCKET)
     expected: dict[str, bytes] = {}
     await owner.connect()
@@ -566,37 +570,37 @@ async def test_etcd_discovery_views_converge_after_any_sequence_of_faults(acts: 
                 del expected[key]
                 await owner.delete(BUCKET, key)
             case "fall":
-                town.etcd.fall()
+                harness.etcd.fall()
             case "rise":
-                town.etcd.rise()
+                harness.etcd.rise()
             case "wipe":
-                town.etcd.fall()
-                town.etcd.wipe()
+                harness.etcd.fall()
+                harness.etcd.wipe()
             case "compact":
-                town.etcd.compact()
+                harness.etcd.compact()
             case "expire":
-                town.etcd.expire(1)
+                harness.etcd.expire(1)
             case "wait":
-                await town.pass_time(1)
+                await harness.pass_time(1)
             case "long":
-                await town.pass_time(2 * TTL_S)
-        await town.settle()
-    town.etcd.rise()
-    await town.pass_time(3 * TTL_S)
+                await harness.pass_time(2 * TTL_S)
+        await harness.settle()
+    harness.etcd.rise()
+    await harness.pass_time(3 * TTL_S)
     seen: dict[str, bytes] = {}
-    for change in await told(town, watch):
+    for change in await told(harness, watch):
         if isinstance(change, Put):
             seen[change.key] = change.value
         elif isinstance(change, Delete):
             del seen[change.key]
     assert seen == expected
-    assert {key: kept.value for key, kept in town.etcd.records.items()} == {name(k): v for k, v in expected.items()}
-    await town.close()
+    assert {key: kept.value for key, kept in harness.etcd.records.items()} == {name(k): v for k, v in expected.items()}
+    await harness.close()
 
 
-async def test_persistent_record_has_no_lease(town: Town) -> None:
-    member = town.join()
+async def test_persistent_record_has_no_lease(harness: EtcdHarness) -> None:
+    member = harness.join()
     await member.put_persistent(BUCKET, "k", b"v")
-    assert town.etcd.records[name("k")] == Kept(b"v", 0)
+    assert harness.etcd.records[name("k")] == Kept(b"v", 0)
     await member.close()
-    assert town.etcd.records[name("k")] == Kept(b"v", 0)
+    assert harness.etcd.records[name("k")] == Kept(b"v", 0)

@@ -1,4 +1,4 @@
-"""Discovery in a directory: upstream's layout, refreshing, expiring, and what happens when the disk misbehaves."""
+"""Discovery in a directory: upstream's layout, refresh, expiry, and disk errors."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ class Registry(FileDiscovery):
     """On a manual clock, and polling only on demand."""
 
     def _start_watching(self, bucket: str) -> None:
-        """Nothing looks by itself."""
+        """Do nothing: the test polls explicitly."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Directory events: a change is noticed at once, where the system supports it."""
+"""Directory events: a change is detected at once, where the system supports it."""
 
 import asyncio
 import sys

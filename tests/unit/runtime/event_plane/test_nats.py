@@ -23,7 +23,7 @@ SUBJECT = "namespace.ns-a.component.back_end.endpoint.generate.topic"
 
 
 class FakeNats:
-    """A connection that keeps what it is given."""
+    """Connection that records its messages."""
 
     def __init__(self, options: NatsOptions, purpose: str, *, registry: Any, keeps_unsent: bool) -> None:
         assert keeps_unsent
@@ -55,7 +55,7 @@ class FakeNats:
     async def close(self) -> None: ...
 
 
-class Rig:
+class NatsPlaneHarness:
     def __init__(self) -> None:
         self.discovery = MemoryDiscovery(MemoryStore())
         self.plane = NatsEventPlane(self.discovery, NatsOptions(), ManualClock(wall=12.5))
@@ -67,17 +67,17 @@ class Rig:
 
 
 @pytest.fixture
-def rig(monkeypatch: pytest.MonkeyPatch) -> type[Rig]:
+def harness(monkeypatch: pytest.MonkeyPatch) -> type[NatsPlaneHarness]:
     monkeypatch.setattr(nats, "NatsConnection", FakeNats)
-    return Rig
+    return NatsPlaneHarness
 
 
 async def take(subscriber: NatsSubscriber) -> Event | PublisherGone:
     return await asyncio.wait_for(anext(subscriber), 5.0)
 
 
-async def test_nats_event_plane_writes_channels_and_events_as_released_dynamo(rig: type[Rig]) -> None:
-    made = rig()
+async def test_nats_event_plane_writes_channels_and_events_as_released_dynamo(harness: type[NatsPlaneHarness]) -> None:
+    made = harness()
     publisher = await made.plane.publisher(ENDPOINT, "topic")
     [(key, value)] = (await made.discovery.snapshot(EVENT_CHANNELS)).items()
     assert key == f"{topic_prefix(ENDPOINT, 'topic')}{publisher.id:x}"
@@ -104,8 +104,8 @@ async def test_nats_event_plane_writes_channels_and_events_as_released_dynamo(ri
     await made.plane.close()
 
 
-async def test_nats_event_plane_publisher_deregisters_after_sending_everything(rig: type[Rig]) -> None:
-    made = rig()
+async def test_nats_event_plane_publisher_deregisters_after_sending_everything(harness: type[NatsPlaneHarness]) -> None:
+    made = harness()
     publisher = await made.plane.publisher(ENDPOINT, "topic")
     await publisher.close()
     await publisher.close()
@@ -117,9 +117,9 @@ async def test_nats_event_plane_publisher_deregisters_after_sending_everything(r
 
 
 async def test_nats_event_plane_counts_and_numbers_dropped_events(
-    rig: type[Rig], caplog: pytest.LogCaptureFixture
+    harness: type[NatsPlaneHarness], caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = rig()
+    made = harness()
     publisher = await made.plane.publisher(ENDPOINT, "topic")
     made.nats.is_full = True
     for _ in range(5):
@@ -133,9 +133,9 @@ async def test_nats_event_plane_counts_and_numbers_dropped_events(
 
 
 async def test_nats_event_plane_ignores_malformed_and_foreign_events(
-    rig: type[Rig], caplog: pytest.LogCaptureFixture
+    harness: type[NatsPlaneHarness], caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = rig()
+    made = harness()
     subscriber = await made.plane.subscriber(ENDPOINT, "topic")
     for _ in range(3):
         made.nats.deliver(SimpleNamespace(data=b"\xc1 no envelope"))
@@ -147,8 +147,10 @@ async def test_nats_event_plane_ignores_malformed_and_foreign_events(
     await made.plane.close()
 
 
-async def test_nats_event_plane_ignores_events_of_a_departed_publisher_until_it_returns(rig: type[Rig]) -> None:
-    made = rig()
+async def test_nats_event_plane_ignores_events_of_a_departed_publisher_until_it_returns(
+    harness: type[NatsPlaneHarness],
+) -> None:
+    made = harness()
     subscriber = await made.plane.subscriber(ENDPOINT, "topic")
     key = f"{topic_prefix(ENDPOINT, 'topic')}1"
     await made.discovery.put(EVENT_CHANNELS, key, b"{}")
@@ -167,9 +169,11 @@ async def test_nats_event_plane_ignores_events_of_a_departed_publisher_until_it_
     await made.plane.close()
 
 
-async def test_nats_event_plane_removes_departed_publishers(rig: type[Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nats_event_plane_removes_departed_publishers(
+    harness: type[NatsPlaneHarness], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(nats, "GONE_MAX", 2)
-    made = rig()
+    made = harness()
     subscriber = await made.plane.subscriber(ENDPOINT, "topic")
     for publisher_id in range(5):
         subscriber._leave(publisher_id)

@@ -1,4 +1,4 @@
-"""Frames are read in order, a caller who is ahead is made to wait, and the end is the end."""
+"""Frames are read in order, a caller that sends too fast is paused, and no frame follows the end."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Errors on the wire: ours come back as they were, and upstream's are understood."""
+"""Errors on the wire: ours are restored unchanged, and upstream's are understood."""
 
 import asyncio
 import inspect
@@ -9,7 +9,7 @@ from dynamo.core import errors
 from dynamo.core.errors import DynamoException, HttpError, InvalidArgument
 from dynamo.runtime.request_plane.wire_errors import from_wire, refused, to_wire
 
-LOCAL = {  # What others hear of them.
+LOCAL = {  # Messages that other implementations receive.
     errors.ConfigError: InvalidArgument,
     errors.CannotResume: errors.WorkerUnavailable,
     errors.InstanceTimeout: errors.WorkerUnavailable,

@@ -29,14 +29,14 @@ WORDS = TraceRow(
 
 
 class Events:
-    """Keeps records, and what was exported together."""
+    """Exporter that records each batch."""
 
     def __init__(self) -> None:
         self.records: list[tuple[int, str, Mapping[str, str | bool]]] = []
         self.sent: list[int] = []
         self.is_closed = False
         self.gate: threading.Event | None = None
-        """What the collector waits for before it answers."""
+        """Event that the collector awaits before it answers."""
         self.begun = threading.Event()
 
     def add(self, moment_ns: int, observed_ns: int, body: str, attributes: Mapping[str, str | bool]) -> None:

@@ -1,4 +1,4 @@
-"""What was written to a client, made into one response again."""
+"""Reassembly of the bytes written to a client into one response."""
 
 import json
 from typing import Any

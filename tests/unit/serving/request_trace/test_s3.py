@@ -17,7 +17,7 @@ NOON = 1_767_268_800.0  # 2026-01-01 12:00:00 UTC.
 
 
 class Store:
-    """Keeps objects; an upload waits while `is_slow`, and fails with `error`."""
+    """Object store; an upload blocks while `is_slow`, and fails with `error`."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}

@@ -81,7 +81,7 @@ async def test_stderr_sink_writes_only_rows(capsys: pytest.CaptureFixture[str]) 
 
 
 class Nats:
-    """A connection that remembers."""
+    """Connection that records its messages."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, bytes]] = []

@@ -145,7 +145,7 @@ def test_replay_hashes_of_a_partial_block_equal_those_of_upstream() -> None:
 
 
 class Scene:
-    """A trace, and answers that end."""
+    """Trace, and responses that end."""
 
     def __init__(self, tmp_path: Path, **variables: str) -> None:
         self.path = tmp_path / "trace"

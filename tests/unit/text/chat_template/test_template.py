@@ -230,8 +230,10 @@ def test_chat_template_with_part_loops_receives_parts() -> None:
 def test_chat_template_renders_developer_as_system_unless_the_template_supports_the_role() -> None:
     message = ChatMessage(role="developer", content="x")
     assert "<|im_start|>system\nx" in template(CHATML).render([message])
-    knows = "{% for m in messages %}{% if m.role == 'developer' %}DEV {% endif %}{{ m.content }}{% endfor %}"
-    assert template(knows).render([message]) == "DEV x"
+    accepts_developer = (
+        "{% for m in messages %}{% if m.role == 'developer' %}DEV {% endif %}{{ m.content }}{% endfor %}"
+    )
+    assert template(accepts_developer).render([message]) == "DEV x"
 
 
 def test_chat_template_joins_leading_system_messages_it_would_drop() -> None:

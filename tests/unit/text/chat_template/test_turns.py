@@ -1,4 +1,4 @@
-"""What a template accepts decides how a message is shown to it; the rest is as the client wrote it."""
+"""Messages are rendered in the form that the template accepts, otherwise as the client wrote them."""
 
 from typing import Any
 

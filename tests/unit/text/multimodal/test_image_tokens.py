@@ -1,4 +1,4 @@
-"""How many tokens an image becomes is what the model's processor makes of it."""
+"""The token count of an image equals that of the model's processor."""
 
 import json
 from pathlib import Path

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.scripted_engine.house import open_house
+from tests.scripted_engine.stack import open_stack
 
 from dynamo.core.codec import json_encode
 from dynamo.core.errors import InvalidArgument
@@ -74,8 +74,8 @@ def test_media_error_names_an_unreadable_part(part: Any, field: str, told: str) 
 
 
 async def test_media_error_reaches_the_client_with_its_part() -> None:
-    async with open_house() as house:
+    async with open_stack() as stack:
         part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAA"}}
-        refused = await house.chat(messages=[{"role": "user", "content": [TEXT, part]}])
+        refused = await stack.chat(messages=[{"role": "user", "content": [TEXT, part]}])
         assert refused.status == 400
         assert refused.json["error"]["param"] == "messages[0].content[1].image_url.url"

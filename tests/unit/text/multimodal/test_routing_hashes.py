@@ -1,4 +1,4 @@
-"""Prompts with images have blocks of their own."""
+"""Block hashes of prompts with images."""
 
 import base64
 import struct
@@ -109,7 +109,7 @@ class Host:
 
 
 def routing(host: Host | None = None) -> ImageRouting:
-    """Of a model whose images become as many tokens as they are wide; none taller than 99."""
+    """Return routing for a model whose images become as many tokens as they are wide; none taller than 99."""
     rule = ImageTokens(9, lambda size: size[0] if size[1] < 100 else None)
     return ImageRouting(rule, host or Host())
 

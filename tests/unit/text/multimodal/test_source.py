@@ -1,4 +1,4 @@
-"""Where media may come from, and how large they may be."""
+"""Allowed sources of media, and their size limits."""
 
 import base64
 import binascii

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dynamo.text.tokenizer.tokenizer import Tokenizer
 
 
-class Double:
+class FakeTokenizer:
     """The library's interface over `tokenizers`."""
 
     asked: list[str]
@@ -24,10 +24,10 @@ class Double:
         self.asked = []
         type(self).last = self
 
-    last: "Double"
+    last: "FakeTokenizer"
 
     @classmethod
-    def from_json_str(cls, text: str) -> "Double":
+    def from_json_str(cls, text: str) -> "FakeTokenizer":
         return cls(text)
 
     def no_truncation(self) -> None:
@@ -43,15 +43,15 @@ class Double:
 
 
 @pytest.fixture
-def double(monkeypatch: pytest.MonkeyPatch) -> type[Double]:
+def double(monkeypatch: pytest.MonkeyPatch) -> type[FakeTokenizer]:
     module = types.ModuleType("fastokens")
-    fresh = type("Fresh", (Double,), {})
+    fresh = type("Fresh", (FakeTokenizer,), {})
     module.Tokenizer = fresh  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "fastokens", module)
     return fresh
 
 
-def test_fast_tokens_encode_where_installed(double: type[Double], model_dir: Path) -> None:
+def test_fast_tokens_encode_where_installed(double: type[FakeTokenizer], model_dir: Path) -> None:
     tokenizer = Tokenizer.from_dir(str(model_dir))
     assert (tokenizer.backend, tokenizer.is_fast) == ("fastokens", True)
     text = "The worker asks the router. Быстрая лиса."
@@ -60,20 +60,20 @@ def test_fast_tokens_encode_where_installed(double: type[Double], model_dir: Pat
     assert (tokenizer.cache_entries, tokenizer.cache_hits, tokenizer.cache_misses) == (0, 0, 1), "the text as a whole"
 
 
-def test_fast_tokens_add_bos(double: type[Double], model_dirs: dict[str, Path]) -> None:
+def test_fast_tokens_add_bos(double: type[FakeTokenizer], model_dirs: dict[str, Path]) -> None:
     tokenizer = Tokenizer.from_dir(str(model_dirs["llama"]))
     assert tokenizer.encode("hello", add_special_tokens=True) == tokenizer.encode_by_library("hello", True)
 
 
 @pytest.mark.parametrize("text", ["'\u017f", "\U0001fae8", "\u0378"])
-def test_fast_tokens_skip_unsettled_text(double: type[Double], model_dir: Path, text: str) -> None:
+def test_fast_tokens_skip_unsettled_text(double: type[FakeTokenizer], model_dir: Path, text: str) -> None:
     tokenizer = Tokenizer.from_dir(str(model_dir))
     assert tokenizer.encode(text) == tokenizer.encode_by_library(text)
     assert text not in double.last.asked
 
 
 def test_fast_tokens_fall_back_where_results_differ(
-    double: type[Double], model_dir: Path, caplog: pytest.LogCaptureFixture
+    double: type[FakeTokenizer], model_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     double.is_wrong = True
     assert Tokenizer.from_dir(str(model_dir)).backend == "words"
@@ -81,9 +81,9 @@ def test_fast_tokens_fall_back_where_results_differ(
 
 
 def test_fast_tokens_fall_back_where_the_file_is_unreadable(
-    double: type[Double], model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    double: type[FakeTokenizer], model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(text: str) -> Double:
+    def fail(text: str) -> FakeTokenizer:
         raise ValueError("unsupported pre-tokenizer")
 
     monkeypatch.setattr(double, "from_json_str", fail)

@@ -1,4 +1,4 @@
-"""A split regex is translated only where `re` and the library read it alike, and then they split alike."""
+"""A split regex is translated only where `re` and the library interpret it in the same way."""
 
 import json
 import sys

@@ -52,7 +52,7 @@ Pair = tuple[Tokenizer, Any]
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Pair]]:
-    """Our tokenizer, by the library and by words, and tiktoken's, for each pattern."""
+    """Return our tokenizer, the one by words, and tiktoken's, for each pattern."""
     tiktoken = pytest.importorskip("tiktoken")
     found: dict[str, list[Pair]] = {}
     for model_type, pattern in (("kimi_k2", KIMI), ("qwen", QWEN), ("gpt_oss", O200K)):

@@ -92,7 +92,7 @@ def test_tokenizer_ids_equal_those_of_the_library_for_any_text(
     tokenizer = tokenizers_of[family]
     try:
         expected = tokenizer.encode_by_library(text, add_special_tokens)
-    except UnicodeEncodeError:  # A lone surrogate, which JSON decoding never lets through.
+    except UnicodeEncodeError:  # A lone surrogate, which JSON decoding never returns.
         return
     assert tokenizer.encode(text, add_special_tokens) == expected
     assert tokenizer.encode(text, add_special_tokens) == expected, "a remembered text is the same"

@@ -1,4 +1,4 @@
-"""Words are remembered, counted and bounded."""
+"""Words are cached, counted and bounded."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ def test_word_tokenizer_has_a_character_for_every_byte() -> None:
 
 
 def words_of(path: Path) -> Tokenizer:
-    """A tokenizer that remembers words and nothing larger."""
+    """Return a tokenizer that caches words only."""
     data = (path / "tokenizer.json").read_bytes()
     return Tokenizer(json.loads(data), data, backends=["words"], cache_bytes=0)
 

@@ -44,7 +44,7 @@ async def test_tcp_plane_close_cancels_response_connections() -> None:
 
 
 async def test_tcp_plane_switches_from_upstream_to_batched_framing() -> None:
-    """A router queries a source through a record that does not declare our frames, before any request is sent."""
+    """A router queries a source through a record that does not declare batched frames, before any request is sent."""
     worker, caller = (TcpPlane(Dispatcher(), TcpOptions(host="127.0.0.1")) for _ in range(2))
     await worker.listen()
     address, _, path = (worker.address("1/ns/worker/generate").tcp or "").partition("/")

@@ -1,4 +1,4 @@
-"""Connections in TLS that must not come about, or not be trusted: each is a quick refusal, on either side."""
+"""TLS connections that must be refused or not trusted: each fails quickly on both sides."""
 
 import asyncio
 import logging
@@ -33,14 +33,14 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 def tls_of(certificates: Certificates, **changes: str | None) -> TcpTls:
-    """Everything that there is, but for the changes."""
+    """Return complete TLS options with these changes."""
     variables = certificates.variables()
     for name, value in changes.items():
         variables[f"DYN_TCP_TLS_{name}"] = value or ""
     return tcp_options({name: value for name, value in variables.items() if value}).tls
 
 
-class Heard:
+class ReceivedOutput:
     def __init__(self) -> None:
         self.end: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
 
@@ -56,7 +56,7 @@ class Heard:
 
 
 class Pair:
-    """A worker and a caller, each with settings of its own."""
+    """Worker and caller, each with settings of its own."""
 
     def __init__(self, worker: TcpTls, caller: TcpTls, *, batched: bool = True) -> None:
         self.registry = MetricsRegistry()
@@ -73,12 +73,12 @@ class Pair:
         reply.finish()
 
     async def ask(self) -> Exception | None:
-        """How a request ends; quickly, whatever happens."""
+        """Return the error with which a request ends, within a short time."""
         await self.worker.listen()
         address = self.worker.address(PATH).tcp
         assert address is not None
         target = Target(0x1F, address.partition("/")[0], PATH, "msgpack", self.batched)
-        heard = Heard()
+        heard = ReceivedOutput()
         async with asyncio.timeout(QUICK_S):
             try:
                 await self.caller.connect(target)

@@ -1,6 +1,6 @@
-"""Status of a request during a pass: conditions, phases and the copy of what is known."""
+"""Status of a request during a pass: conditions, phases and the copy of the recorded facts."""
 
-from tests.unit.operator.reconcile.requests.requests_world import request_object
+from tests.unit.operator.reconcile.requests.request_cluster import request_object
 
 from dynamo.operator.reconcile.requests.draft import SUCCEEDED, VALIDATION, StatusDraft
 from dynamo.protocols.kubernetes.common import decode

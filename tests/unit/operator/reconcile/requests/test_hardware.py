@@ -1,4 +1,4 @@
-"""Hardware of a request: products, selection among nodes, and what must be given where nothing is discovered."""
+"""Hardware of a request: products, selection among nodes, and required fields where discovery is unavailable."""
 
 import pytest
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.golden import check_golden
-from tests.unit.operator.reconcile.requests.requests_world import HARDWARE, request_object
+from tests.unit.operator.reconcile.requests.request_cluster import HARDWARE, request_object
 
 from dynamo.operator.reconcile.names import OperatorSettings
 from dynamo.operator.reconcile.requests.copier import PROGRAM

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.unit.operator.reconcile.requests.requests_world import CONFIG, GRAPH, RESULT, request_object
+from tests.unit.operator.reconcile.requests.request_cluster import CONFIG, GRAPH, RESULT, request_object
 
 from dynamo.operator.conversion.convert import convert
 from dynamo.operator.reconcile.requests.result import (

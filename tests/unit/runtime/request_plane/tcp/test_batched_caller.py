@@ -1,4 +1,4 @@
-"""The caller's end of batched frames: what it does with what a worker sends, right or wrong."""
+"""Caller side of batched frames: handling of valid and invalid messages of a worker."""
 
 from array import array
 from typing import Any
@@ -47,7 +47,7 @@ class FakeTransport:
         return None
 
 
-class Heard:
+class ReceivedOutput:
     def __init__(self) -> None:
         self.told: list[Any] = []
 
@@ -65,7 +65,7 @@ class Heard:
 
 
 class Talk:
-    """A link whose worker is the test."""
+    """Link whose worker is the test."""
 
     def __init__(self, limits: TcpLimits | None = None, *, has_pulse: bool = False) -> None:
         self.metrics = TcpMetrics(MetricsRegistry())
@@ -75,8 +75,8 @@ class Talk:
         self.link.connection_made(self.transport)  # type: ignore[arg-type]
         self.done: list[Exception | None] = []
 
-    def call(self, heard: Heard | None = None) -> tuple[BatchedCall, Heard]:
-        heard = heard or Heard()
+    def call(self, heard: ReceivedOutput | None = None) -> tuple[BatchedCall, ReceivedOutput]:
+        heard = heard or ReceivedOutput()
         request = Request("r", b"body", headers={"h": "1"}, metadata={"m": "2"})
         return self.link.send(TARGET, request, heard, lambda _, error: self.done.append(error)), heard
 
@@ -255,8 +255,8 @@ async def test_batched_caller_fails_calls_of_a_worker_that_does_not_answer_probe
     assert [type(told) for told in heard.told] == [Disconnected]
 
 
-class Fickle(Heard):
-    """Gives up another call when its own fails, as an answer of several prompts does."""
+class CancellingReceiver(ReceivedOutput):
+    """Receiver that kills another call when its own fails, as a response of several prompts does."""
 
     other: BatchedCall | None = None
 
@@ -268,7 +268,7 @@ class Fickle(Heard):
 
 async def test_batched_caller_ends_a_call_once_when_cancelled_during_a_disconnect() -> None:
     talk = Talk()
-    heard = Fickle()
+    heard = CancellingReceiver()
     talk.link.send(TARGET, Request("r", b"body"), heard, lambda _, error: talk.done.append(error))
     heard.other, other = talk.call()
     talk.link.connection_lost(None)
@@ -277,18 +277,18 @@ async def test_batched_caller_ends_a_call_once_when_cancelled_during_a_disconnec
     assert other.told == []
 
 
-# Whether the worker lives ---------------------------------------------------------------------------------------------
+# Liveness of the worker ---------------------------------------------------------------------------------------------
 
 
-class Movable(Heard):
-    """A receiver that can go elsewhere while `there_is_somebody`."""
+class MigratableReceiver(ReceivedOutput):
+    """Receiver that can migrate while `has_alternative`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.there_is_somebody = True
+        self.has_alternative = True
 
     def leaves_silent_worker(self) -> bool:
-        return self.there_is_somebody
+        return self.has_alternative
 
 
 ALIVE = frame.frame(frame.ALIVE, b"")
@@ -321,11 +321,11 @@ async def test_batched_caller_does_not_probe_a_worker_without_probe_support() ->
 
 async def test_batched_caller_moves_migratable_calls_off_an_unresponsive_worker() -> None:
     talk = Talk(has_pulse=True)
-    (leaving, movable), (_, patient) = talk.call(Movable()), talk.call()
+    (leaving, migratable), (_, patient) = talk.call(MigratableReceiver()), talk.call()
     for _ in range(LOOKS):
         talk.link._look()
-    assert [type(told) for told in movable.told] == [Disconnected]
-    assert "unresponsive" in str(movable.told[0])
+    assert [type(told) for told in migratable.told] == [Disconnected]
+    assert "unresponsive" in str(migratable.told[0])
     assert patient.told == []
     assert talk.link.is_silent
     assert talk.link.is_open, "it may come back"
@@ -334,20 +334,20 @@ async def test_batched_caller_moves_migratable_calls_off_an_unresponsive_worker(
 
 async def test_batched_caller_moves_a_call_once_another_worker_appears() -> None:
     talk = Talk(has_pulse=True)
-    receiver = Movable()
-    receiver.there_is_somebody = False
+    receiver = MigratableReceiver()
+    receiver.has_alternative = False
     talk.call(receiver)
     for _ in range(LOOKS + 2):
         talk.link._look()
     assert receiver.told == []
-    receiver.there_is_somebody = True
+    receiver.has_alternative = True
     talk.link._look()
     assert len(receiver.told) == 1
 
 
 async def test_batched_caller_keeps_calls_of_a_busy_worker_that_answers_probes() -> None:
     talk = Talk(has_pulse=True)
-    _, receiver = talk.call(Movable())
+    _, receiver = talk.call(MigratableReceiver())
     for _ in range(5 * LOOKS):
         talk.link._look()
         if kinds(talk)[-1] == frame.PROBE:
@@ -358,7 +358,7 @@ async def test_batched_caller_keeps_calls_of_a_busy_worker_that_answers_probes()
 
 async def test_batched_caller_counts_progress_of_a_large_request_as_activity() -> None:
     talk = Talk(has_pulse=True)
-    _, receiver = talk.call(Movable())
+    _, receiver = talk.call(MigratableReceiver())
     for unsent in range(5 * LOOKS, 0, -1):
         talk.transport.unsent = unsent
         talk.link._look()

@@ -1,4 +1,4 @@
-"""The worker's end of batched frames: what one tick of the loop writes."""
+"""Worker side of batched frames: the bytes written in one tick of the loop."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ class FakeTransport:
 
 
 class Talk:
-    """A session whose caller is the test."""
+    """Session whose caller is the test."""
 
     def __init__(self) -> None:
         self.replies: list[Reply] = []
@@ -56,7 +56,7 @@ class Talk:
         self.session.data_received(frame.request_frame(stream, msgpack_encode(head), b"\x80"))
 
     def tick(self) -> list[tuple[int, bytes]]:
-        """What the tick wrote, which must be one write."""
+        """Return the bytes of the tick, which must be one write."""
         self.session._flush()
         writes, self.transport.writes = self.transport.writes, []
         assert len(writes) <= 1

@@ -1,4 +1,4 @@
-"""What both TCP framings share."""
+"""Common parts of both TCP framings."""
 
 import socket
 

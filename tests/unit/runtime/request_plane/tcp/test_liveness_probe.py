@@ -1,4 +1,4 @@
-"""Whether a worker without a discovery record still runs: which are probed, how often, and the result."""
+"""Liveness of workers without a discovery record: probed workers, intervals, and results."""
 
 import asyncio
 from collections.abc import Callable, Collection
@@ -144,7 +144,7 @@ def test_connection_is_silent_after_consecutive_checks_without_messages(looks: l
 
 
 class Timers:
-    """A loop's clock and timers, turned by hand."""
+    """Clock and timers of a loop, which the test advances."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""The caller's end of upstream's framing: its bytes as a released 1.6.1 caller was seen to send them."""
+"""Caller side of upstream's framing: bytes captured from a released 1.6.1 caller."""
 
 import struct
 from typing import Any
@@ -35,7 +35,7 @@ RUST_ITEM = (
 FINAL = b"\x81\xaecomplete_final\xc3"
 
 
-class Heard:
+class ReceivedOutput:
     def __init__(self) -> None:
         self.told: list[Any] = []
 
@@ -61,11 +61,11 @@ def caller_end() -> tuple[UpstreamLink, ResponseListener, UpstreamTransport]:
 
 
 class Conversation:
-    """A call of ours, and the worker's connection that answers it."""
+    """Call of ours, and the worker's connection that answers it."""
 
     def __init__(self) -> None:
         self.link, self.desk, self.requests = caller_end()
-        self.heard = Heard()
+        self.heard = ReceivedOutput()
         self.done: list[Exception | None] = []
         request = Request("r", b"\x80", "msgpack", {"traceparent": "t"}, {"tenant": "x"})
         self.call = self.link.send(TARGET, request, self.heard, lambda _, error: self.done.append(error))
@@ -166,7 +166,7 @@ async def test_upstream_caller_refuses_the_response_connection_of_a_killed_call(
     talk = Conversation()
     errors = METRICS.errors.value
     talk.call.kill()
-    if at_once:  # A released worker that is quick dials in and begins to answer in one breath.
+    if at_once:  # A fast released worker connects and begins to answer in one segment.
         hello = frame.two_part(json_encode({"subject": talk.call.subject, "stream_type": "response"}), b"")
         talk.answer.data_received(hello + frame.two_part(b'{"error":null}', b"") + frame.two_part(b"", ITEM))
     else:
@@ -218,11 +218,11 @@ async def test_upstream_caller_raises_a_typed_error_on_a_refusing_acknowledgemen
 
 
 class Framed(Conversation):
-    """A call whose request continues in frames, and the worker's connection that receives them."""
+    """Call whose request continues in frames, and the worker's connection that receives them."""
 
     def __init__(self) -> None:
         self.link, self.desk, self.requests = caller_end()
-        self.heard = Heard()
+        self.heard = ReceivedOutput()
         self.done: list[Exception | None] = []
         self.frames = RequestFrames()
         request = Request("r", b"", "msgpack", frames=self.frames)

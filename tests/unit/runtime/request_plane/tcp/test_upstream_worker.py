@@ -1,4 +1,4 @@
-"""The worker's end of upstream's framing: its bytes as a released 1.6.1 worker was seen to send them."""
+"""Worker side of upstream's framing: bytes captured from a released 1.6.1 worker."""
 
 import pytest
 from tests.settle import turns

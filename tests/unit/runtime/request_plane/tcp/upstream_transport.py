@@ -1,4 +1,4 @@
-"""A transport that keeps what upstream's framing writes."""
+"""Transport that records the output of upstream's framing."""
 
 from dynamo.runtime.request_plane import frame
 

@@ -1,4 +1,4 @@
-"""One HTTP connection to a member: requests, streams, and whatever may come instead of an answer."""
+"""One HTTP connection to a member: requests, streams, and malformed responses."""
 
 import asyncio
 import itertools

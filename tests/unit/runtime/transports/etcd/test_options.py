@@ -1,4 +1,4 @@
-"""The settings of etcd: upstream's names, and an error that names what is wrong."""
+"""Settings of etcd: upstream's names, and errors that name the invalid setting."""
 
 import ssl
 from pathlib import Path

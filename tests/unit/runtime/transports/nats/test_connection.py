@@ -1,4 +1,4 @@
-"""NATS connection, over a client library that the test holds in its hand."""
+"""NATS connection with a fake client library."""
 
 import asyncio
 import sys
@@ -22,7 +22,7 @@ TIMEOUT_S = 5.0
 
 
 class FakeServer:
-    """What every fake client connects to."""
+    """Server of all fake clients."""
 
     def __init__(self) -> None:
         self.is_there = True
@@ -251,7 +251,7 @@ def test_nats_connection_error_without_library_names_the_remedy(monkeypatch: pyt
         load_client()
 
 
-# Whatever happens ------------------------------------------------------------------------------------------------
+# Random sequences ------------------------------------------------------------------------------------------------
 
 STEPS = st.lists(
     st.sampled_from(["publish", "subscribe", "unsubscribe", "break", "go", "come", "hold", "take", "settle"]),

@@ -1,4 +1,4 @@
-"""Liveness, over a client whose answers the test gives."""
+"""Liveness, with a client whose responses the test controls."""
 
 import asyncio
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ class Client:
 
 
 class Growing(dict[str, int]):
-    """Counters that have grown whenever they are looked at; after some looks the server answers."""
+    """Counters that have grown at each check; after some checks the server answers."""
 
     def __init__(self, client: Client, looks: int) -> None:
         self._client = client

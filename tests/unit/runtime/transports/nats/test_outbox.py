@@ -1,4 +1,4 @@
-"""Outbox, over a client that takes what the test lets it take."""
+"""Outbox, with a client that accepts as much as the test allows."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from dynamo.runtime.transports.nats.outbox import Outbox, OutboxMessage
 
 
 class Client:
-    """A client that keeps what it takes."""
+    """Client that records the accepted data."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.taken: list[bytes] = []

@@ -93,7 +93,7 @@ def parse(data: bytes) -> Answer:
     return Answer(int(status.split()[1]), headers, body)
 
 
-class House:
+class ScriptedStack:
     """Frontend pipeline and its scripted engine."""
 
     def __init__(self, runtime: DistributedRuntime, engine: ScriptedEngine) -> None:
@@ -147,7 +147,7 @@ def body_of(script: Script | None, base: dict[str, Any], fields: dict[str, Any])
 
 
 @asynccontextmanager
-async def open_house(*flags: str, model: str = DEMO_MODEL) -> AsyncIterator[House]:
+async def open_stack(*flags: str, model: str = DEMO_MODEL) -> AsyncIterator[ScriptedStack]:
     """Open a pipeline whose worker has these flags."""
     store, hub, bus = MemoryStore(), MemoryHub(), MemoryBus()
 
@@ -163,38 +163,38 @@ async def open_house(*flags: str, model: str = DEMO_MODEL) -> AsyncIterator[Hous
     engine = ScriptedEngine(model, NAME)
     worker = EngineWorker(load(ScriptedOptions, argv), engine, runtime())
     frontend = runtime()
-    house = House(frontend, engine)
+    stack = ScriptedStack(frontend, engine)
     try:
         await worker.start()
-        house.models.start()
-        await house.models.wait_synced(DEADLINE_S)
-        yield house
+        stack.models.start()
+        await stack.models.wait_synced(DEADLINE_S)
+        yield stack
     finally:
-        await house.pipeline.drain(0.0)
-        await house.models.close()
+        await stack.pipeline.drain(0.0)
+        await stack.models.close()
         await worker.stop()
         await frontend.shutdown(drain_timeout_s=0.0)
 
 
-class Street:
+class ScriptedStackPool:
     """Event loop with pipelines that all tests share, so that examples are quick."""
 
     def __init__(self, runner: asyncio.Runner) -> None:
         self.runner = runner
         self.exits = AsyncExitStack()
-        self.others: dict[str, House] = {}
-        self.plain: House = self.open()
-        self.parsed: House = self.open("--dyn-tool-call-parser", "hermes", "--dyn-reasoning-parser", "qwen3")
+        self.others: dict[str, ScriptedStack] = {}
+        self.plain: ScriptedStack = self.open()
+        self.parsed: ScriptedStack = self.open("--dyn-tool-call-parser", "hermes", "--dyn-reasoning-parser", "qwen3")
 
-    def open(self, *flags: str) -> House:
-        return self.run(self.exits.enter_async_context(open_house(*flags)))
+    def open(self, *flags: str) -> ScriptedStack:
+        return self.run(self.exits.enter_async_context(open_stack(*flags)))
 
-    def opened(self, *flags: str, model: str) -> House:
+    def opened(self, *flags: str, model: str) -> ScriptedStack:
         """Return the pipeline of that model, opened on first use."""
-        house = self.others.get(model)
-        if house is None:
-            house = self.others[model] = self.run(self.exits.enter_async_context(open_house(*flags, model=model)))
-        return house
+        stack = self.others.get(model)
+        if stack is None:
+            stack = self.others[model] = self.run(self.exits.enter_async_context(open_stack(*flags, model=model)))
+        return stack
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(work)

@@ -1,4 +1,4 @@
-"""A frontend's KServe side, and workers of text and of tensors in the same process; nothing listens."""
+"""Frontend's KServe API, and workers of text and of tensors in the same process, without sockets."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -27,7 +27,7 @@ class Engines:
         self.left = asyncio.Event()
 
     async def text(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        """Returns the prompt word by word, in each choice."""
+        """Return the prompt word by word, in each choice."""
         self.asked.append(request)
         words = request["prompt"].split()
         for word in words:
@@ -62,7 +62,7 @@ def chunk(*choices: tuple[int, str, str | None]) -> dict[str, Any]:
     return {"id": "c", "object": "text_completion", "created": 1, "model": "say", "choices": shown}
 
 
-class KserveHouse:
+class KserveStack:
     """One of each."""
 
     def __init__(self, models: Models, pipeline: Pipeline, engines: Engines, gate: Gate | None) -> None:
@@ -83,7 +83,7 @@ class KserveHouse:
 
 
 @asynccontextmanager
-async def open_kserve_house(gate: Callable[[MetricsRegistry], Gate] | None = None) -> AsyncIterator[KserveHouse]:
+async def open_kserve_stack(gate: Callable[[MetricsRegistry], Gate] | None = None) -> AsyncIterator[KserveStack]:
     engines = Engines()
     local = LocalEngines(ModelType.Completions, ModelType.TensorBased, ModelType.Chat)
     loop = asyncio.get_running_loop()
@@ -98,7 +98,7 @@ async def open_kserve_house(gate: Callable[[MetricsRegistry], Gate] | None = Non
         models.start()
         await models.wait_synced(30.0)
         try:
-            yield KserveHouse(models, pipeline, engines, None if gate is None else gate(metrics.registry))
+            yield KserveStack(models, pipeline, engines, None if gate is None else gate(metrics.registry))
         finally:
             await pipeline.drain(0.0)
             await models.close()
@@ -129,5 +129,5 @@ def with_numbers(message: Any, numbers: dict[str, int]) -> Any:
 
 
 def said(answer: Any) -> dict[str, list[str]]:
-    """The texts of an answer's outputs."""
+    """Return the texts of a response's outputs."""
     return {one.name: [text.decode() for text in one.contents.bytes_contents] for one in answer.outputs}

@@ -1,4 +1,4 @@
-"""A request and what is made for it, in memory: plans are applied, and the job and the graph advance step by step."""
+"""In-memory request and its objects: plans are applied, and the job and the graph advance step by step."""
 
 import copy
 from typing import Any
@@ -42,7 +42,7 @@ def request_object(spec: dict[str, Any] | None = None, **metadata: Any) -> KubeO
     }
 
 
-class RequestWorld:
+class RequestCluster:
     """Objects by kind and name."""
 
     def __init__(self, value: KubeObject | None = None) -> None:
@@ -131,7 +131,7 @@ class RequestWorld:
         job["status"] = {"conditions": [one]}
 
     def advance(self) -> None:
-        """Let the job and the graph do what they do next."""
+        """Advance the job and the graph by one step."""
         job = self.objects.get(("Job", profiling_job_name(self.request["metadata"]["name"])))
         graph = self.objects.get(("DynamoGraphDeployment", self.status.get("dgdName", "")))
         if graph is not None:
@@ -145,7 +145,7 @@ class RequestWorld:
             self.end_job()
 
     def settle(self) -> None:
-        """Reconcile and advance until nothing changes."""
+        """Reconcile and advance until the state is stable."""
         for _ in range(20):
             before = msgspec.json.encode([self.request, list(self.objects.values())])
             self.reconcile()
