@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from tests.stack.source import ROOT, relative
+from tests.house.source import ROOT, relative
 
 from dynamo.cli.commands import COMMANDS
 

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.stack.source import MODULES, ROOT, SOURCE, relative, tree
+from tests.house.source import MODULES, ROOT, SOURCE, relative, tree
 
 import dynamo
 

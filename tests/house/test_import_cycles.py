@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from tests.stack.source import MODULES, SOURCE, tree
+from tests.house.source import MODULES, SOURCE, tree
 
 
 def module_name(path: Path) -> str:

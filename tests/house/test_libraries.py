@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from packaging.requirements import Requirement
-from tests.stack.source import MODULES, ROOT, tree
+from tests.house.source import MODULES, ROOT, tree
 
 USES = {
     "argparse": {

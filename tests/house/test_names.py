@@ -4,7 +4,7 @@ import ast
 from collections import Counter
 from functools import cache
 
-from tests.stack.source import MODULES, tree
+from tests.house.source import MODULES, tree
 
 SHARED = frozenset(
     {

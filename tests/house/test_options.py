@@ -6,7 +6,7 @@ from functools import cache
 from typing import NamedTuple
 
 import pytest
-from tests.stack.source import MODULES, SOURCE, tree
+from tests.house.source import MODULES, SOURCE, tree
 
 from dynamo.core.config import NO_EFFECT
 

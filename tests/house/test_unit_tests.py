@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.stack.source import MODULES, ROOT, SOURCE, relative
+from tests.house.source import MODULES, ROOT, SOURCE, relative
 
 COVERED_BY = {
     "api/responses/fitting.py": "unit/http/routes/test_responses.py",

@@ -49,7 +49,7 @@ async def test_prefill_result_is_passed_on_unchanged() -> None:
         assert leg.done_s >= leg.sent_s
 
 
-async def test_prefill_leg_releases_its_router_slot_once() -> None:
+async def test_prefill_request_releases_its_router_slot_once() -> None:
     router = Router()
     leg = a_phase_request(router)
     assert (leg.instance_id, leg.dp_rank, leg.is_over) == (7, 1, False)
@@ -61,7 +61,7 @@ async def test_prefill_leg_releases_its_router_slot_once() -> None:
     assert leg.is_over
 
 
-async def test_prefill_leg_failure_reaches_its_callback_once_and_its_waiter() -> None:
+async def test_prefill_request_failure_reaches_its_callback_once_and_its_waiter() -> None:
     leg = a_phase_request()
     heard: list[Any] = []
     leg.on_failure = heard.append
@@ -178,7 +178,7 @@ async def test_prefill_timeout_kills_the_call() -> None:
     assert killed == [True]
 
 
-async def test_prefill_leg_replays_its_output_in_order_and_within_bounds() -> None:
+async def test_prefill_request_replays_its_output_in_order_and_within_bounds() -> None:
     leg = a_phase_request()
     heard: list[Any] = []
     leg.on_token(4)

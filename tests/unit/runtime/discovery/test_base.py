@@ -98,7 +98,7 @@ def test_roster_patient_delete_of_an_unknown_record_is_not_missing() -> None:
 
 
 class AgainstItsModel(RuleBasedStateMachine):
-    """Comparison of the registry with a model, which knows the lost changes."""
+    """Comparison of the registry with a model that records the lost changes."""
 
     def __init__(self) -> None:
         super().__init__()
