@@ -13,7 +13,7 @@ from typing import Protocol, cast
 
 from msgspec import UnsetType
 
-from dynamo.core.boundaries import logged
+from dynamo.core.boundaries import ErrorBoundary, logged
 from dynamo.core.codec import JSON, UNREADABLE, json_encode
 from dynamo.core.errors import (
     ConnectionTimeout,
@@ -183,6 +183,7 @@ class ResponseConnection(asyncio.Protocol):
         self._has_prologue = False
         self._is_writing = False
         """Whether the connection sends request frames to the worker instead of receiving a response."""
+        self._receiver_boundary = ErrorBoundary(self._on_receiver_error)
         self._has_left = False
         """Whether the worker was notified that the receiver is gone: data that was already sent is discarded."""
         self._may_write = asyncio.Event()
@@ -230,14 +231,11 @@ class ResponseConnection(asyncio.Protocol):
             return
         self._note_first(call)
         on_token = call.receiver.on_token
-        try:
+        with self._receiver_boundary:
             for token in tokens:
                 if call.is_over:
                     break
                 on_token(token)
-        except Exception as error:  # Request boundary: a failed receiver ends its own call only.
-            logger.exception("receiver of a call failed")
-            self._end(Unknown(f"receiver failed: {error}"))
 
     def _note_first(self, call: UpstreamCall) -> None:
         """Record the time to the first element."""
@@ -346,8 +344,11 @@ class ResponseConnection(asyncio.Protocol):
         except UNREADABLE:
             raise
         except Exception as error:  # Request boundary: a failed receiver ends its own call only.
-            logger.exception("receiver of a call failed")
-            self._end(Unknown(f"receiver failed: {error}"))
+            self._on_receiver_error(error)
+
+    def _on_receiver_error(self, error: Exception) -> None:
+        logger.error("receiver of a call failed", exc_info=error)
+        self._end(Unknown(f"receiver failed: {error}"))
 
     def _deliver_item(self, call: UpstreamCall, item: WireAnnotated, body: bytes, codec: str) -> None:
         if item.event == "error" or item.error is not None:
