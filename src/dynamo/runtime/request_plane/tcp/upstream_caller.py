@@ -343,7 +343,7 @@ class ResponseConnection(asyncio.Protocol):
                 self._deliver_item(call, envelope.data, body, JSON if is_json else "msgpack")
         except UNREADABLE:
             raise
-        except Exception as error:  # Request boundary: a failed receiver ends its own call only.
+        except Exception as error:  # noqa: BLE001 - request boundary: a failed receiver ends its own call only
             self._on_receiver_error(error)
 
     def _on_receiver_error(self, error: Exception) -> None:
