@@ -26,7 +26,7 @@ from dynamo.kv_router.config import CostWeights, RoutingConfig
 from dynamo.llm import KvRouterConfig, RouterConfig
 from dynamo.mocker.config import UNSUPPORTED_FLAGS, MockerConfig
 from dynamo.protocols.model_card import ModelDeploymentCard
-from dynamo.replay.modes import router_config as replay_config
+from dynamo.replay.router_settings import NAMES, router_settings
 from dynamo.router.main import UNSUPPORTED, RouterOptions
 from dynamo.routing.python_config import wanted_routing
 from dynamo.runtime.config import RuntimeOptions
@@ -304,13 +304,13 @@ def of_replay() -> dict[str, Any]:
     """Return the settings of `--router-config` of the replay tool."""
     names = {*RoutingConfig.__struct_fields__, *CostWeights.__struct_fields__, "temperature", "router_queue_threshold"}
     names |= {"router_policy", *inspect.signature(KvRouterConfig).parameters}
-    return {
-        f"{name}={value!r}": outcome(
-            lambda name=name, value=value: diff(replay_config({name: value}, 16), replay_config({}, 16))  # type: ignore[misc]
-        )
-        for name in sorted(names)
-        for value in (True, 0.5, "balanced")
-    }
+    plain = router_settings({}, 16).config
+
+    def effect(name: str, value: Any) -> Any:
+        found = outcome(lambda: diff(router_settings({name: value}, 16).config, plain))
+        return found.replace(", ".join(NAMES), "NAMES") if isinstance(found, str) else found
+
+    return {f"{name}={value!r}": effect(name, value) for name in sorted(names) for value in (True, 0.5, "balanced")}
 
 
 SURFACES: dict[str, Callable[[], dict[str, Any]]] = {
