@@ -2,9 +2,9 @@
 
     python benchmarks/bare_writer.py --http-port 8000
 
-It shows what the kernel and the event loop cost for the same writes at the same pace: no JSON, no tokens, no engine, no
-metrics. `frontend_cpu --bare` measures it beside the frontends. All streams have a token at the same time, as in an engine's
-step; the latest request sets the time between two tokens in its field `interval_ms`.
+It shows the cost of the kernel and the event loop for the same writes at the same pace: no JSON, no tokens, no engine,
+no metrics. `frontend_cpu --bare` measures it together with the frontends. All streams have a token at the same time, as
+in an engine's step; the latest request sets the time between two tokens in its field `interval_ms`.
 """
 
 import asyncio

@@ -21,41 +21,41 @@ from dynamo.core.config import setting
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 VOCABULARY = 16384
-CORPUS_CHARS = 12_000_000  # Where the merges of a 16k vocabulary no longer change with more of the same text.
+CORPUS_CHARS = 12_000_000  # More text of the same kind does not change the merges of a 16k vocabulary.
 FILE_BYTES_MAX = 400_000  # Larger sources are tables, not text.
-RECIPE = "1"  # Part of the cache's names; raise it when anything below changes what is written.
+RECIPE = "1"  # Part of the cache's file names; increase it when a change below alters the files.
 
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""How the Qwen2 family cuts text before it merges bytes; public checkpoints state it in their tokenizer.json."""
+"""Pre-tokenization pattern of the Qwen2 family, as public checkpoints state it in their tokenizer.json."""
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TURN = "{%- for message in messages -%}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
 CHAT_TEMPLATE = TURN + "{%- endfor -%}{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 
-PROMPTS = 2048  # More words than any cache of the recent few holds; each text returns with another nonce.
+PROMPTS = 2048  # More words than any cache of recent words holds; each text is repeated with another nonce.
 PROMPT_TRIES = 40
 NONCE_WORDS = 4
-NONCE_WORD_CHARS = 5  # With the space; all alike, so that Content-Length does not depend on the nonce.
+NONCE_WORD_CHARS = 5  # With the space; equal lengths, so that Content-Length does not depend on the nonce.
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Texts which, with a nonce of four of the words before them, have an exact number of tokens."""
+    """Texts that have an exact number of tokens with a nonce of four words in front."""
 
     texts: list[str]
     words: list[str]
 
 
 def cache_dir() -> str:
-    """Where everything the benchmarks make is kept."""
+    """Return the directory of all files that the benchmarks create."""
     return setting("DYNAMO_BENCH_CACHE", os.path.join(ROOT, ".cache", "bench"), str)
 
 
 def bench_model() -> str:
-    """The benchmark's model directory; made at the first call."""
+    """Return the benchmark's model directory; the first call creates it."""
     path = os.path.join(cache_dir(), f"model-{RECIPE}")
     if not os.path.exists(os.path.join(path, "config.json")):
         write_model(path, list(read_sources(CORPUS_CHARS)))
@@ -63,7 +63,7 @@ def bench_model() -> str:
 
 
 def read_sources(chars_max: int) -> Iterator[str]:
-    """The standard library's modules, in an order that does not depend on the file system."""
+    """Return the standard library's modules, in an order that does not depend on the file system."""
     library = os.path.dirname(os.__file__)
     paths = sorted(glob.glob(os.path.join(library, "**", "*.py"), recursive=True))
     own = [path for path in paths if "site-packages" not in path and os.path.getsize(path) < FILE_BYTES_MAX]
@@ -82,7 +82,9 @@ def read_sources(chars_max: int) -> Iterator[str]:
 
 
 def write_model(path: str, texts: Sequence[str]) -> None:
-    """Trains the tokenizer and writes the directory in Hugging Face layout; config.json last, as its seal."""
+    """Train the tokenizer and write the directory in Hugging Face layout; config.json is written last and marks it as
+    complete.
+    """
     os.makedirs(path, exist_ok=True)
     special = [END_OF_TEXT, TURN_START, TURN_END]
     tokenizer = Tokenizer(models.BPE())
@@ -142,7 +144,7 @@ def _tokenizer_config(ids: dict[str, int]) -> dict[str, object]:
 
 
 def _model_config(ids: dict[str, int], vocabulary: int) -> dict[str, object]:
-    """The shape of a very small Qwen3: a mocker asks only for its sizes."""
+    """Return the shape of a very small Qwen3: a mocker reads only its sizes."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -166,7 +168,7 @@ def _model_config(ids: dict[str, int], vocabulary: int) -> dict[str, object]:
 
 
 def read_prompts(model: str, tokens: int, *, is_chat: bool = True, count: int = PROMPTS) -> Prompts:
-    """Prompts whose rendered form has exactly `tokens` tokens; kept in the cache."""
+    """Return prompts whose rendered form has exactly `tokens` tokens; kept in the cache."""
     with open(os.path.join(model, "tokenizer.json"), "rb") as file:
         mark = hashlib.sha256(file.read()).hexdigest()[:12]
     name = f"prompts-{RECIPE}-{mark}-{tokens}-{'chat' if is_chat else 'text'}-{count}.json"
@@ -185,12 +187,12 @@ def _tokenizer(model: str) -> Tokenizer:
 
 
 def render(content: str) -> str:
-    """One user turn as `CHAT_TEMPLATE` renders it."""
+    """Render one user turn as `CHAT_TEMPLATE` does."""
     return f"{TURN_START}user\n{content}{TURN_END}\n{TURN_START}assistant\n"
 
 
 def nonce_words(tokenizer: Tokenizer) -> list[str]:
-    """Words of one length that are one token each wherever they stand between spaces."""
+    """Return words of one length that are one token each between spaces."""
     words = [" " + word[1:] for word in tokenizer.get_vocab() if _is_plain(word)]
     return sorted(word for word in words if len(tokenizer.encode(word + word).ids) == 2)
 
@@ -203,7 +205,7 @@ def _is_plain(word: str) -> bool:
 def make_prompts(
     tokenizer: Tokenizer, texts: Sequence[str], tokens: int, count: int, *, is_chat: bool, seed: int = 7
 ) -> Prompts:
-    """Cuts slices out of the texts until their rendered length fits; a slice that will not fit is passed over."""
+    """Cut slices of the texts until their rendered length fits; skip slices that cannot fit."""
     words = nonce_words(tokenizer)
     source = "\n".join(texts)
     draw = random.Random(seed)
@@ -217,7 +219,7 @@ def make_prompts(
 
 
 def _fit(tokenizer: Tokenizer, source: str, tokens: int, words: Sequence[str], *, is_chat: bool) -> str | None:
-    """The longest opening of `source` that gives exactly `tokens`, nonce and template included."""
+    """Return the longest prefix of `source` that gives exactly `tokens`, including nonce and template."""
     offsets = tokenizer.encode(source, add_special_tokens=False).offsets
     nonce = "".join(words[:NONCE_WORDS])
     take = tokens

@@ -50,7 +50,7 @@ def arguments() -> argparse.Namespace:
 
 
 class Theirs:
-    """The bare forward pass of transformers."""
+    """Forward pass of transformers, without `generate()`."""
 
     def __init__(self, path: str, threads: int) -> None:
         import torch
@@ -66,7 +66,7 @@ class Theirs:
         return out.past_key_values, out.logits[:, -1:].argmax(-1)
 
     def decode(self, prompts: list[list[int]]) -> float:
-        """Seconds per step."""
+        """Return the seconds per step."""
         cache, tokens = self.prefill(prompts)
         start = time.perf_counter()
         with self.torch.inference_mode():
@@ -77,7 +77,7 @@ class Theirs:
 
 
 class Ours:
-    """The engine's core, without its thread."""
+    """Engine core, without its thread."""
 
     def __init__(self, path: str) -> None:
         from dynamo.cpu.architecture import Architecture
@@ -114,7 +114,7 @@ class Ours:
         assert len(core.step().outputs) == len(prompts), "the prompts took more than one step"
 
     def decode(self, prompts: list[list[int]]) -> float:
-        """Seconds per step."""
+        """Return the seconds per step."""
         core = self.begin(prompts)
         while len(core.step().outputs) < len(prompts):
             pass
@@ -125,7 +125,7 @@ class Ours:
 
 
 class Unheard:
-    """A reply that nobody reads."""
+    """Reply that discards its output."""
 
     request_id = "benchmark"
     is_cancelled = False
@@ -138,7 +138,7 @@ class Unheard:
 
 
 def make_checkpoint(path: str, args: argparse.Namespace) -> int:
-    """Writes a model with random weights and returns how many there are."""
+    """Write a model with random weights and return their number."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -166,7 +166,7 @@ def timed(work: Callable[[], Any]) -> float:
 
 
 def compare(name: str, ours: Callable[[], float], theirs: Callable[[], float], tokens: int, rounds: int) -> float:
-    """Prints one line and returns how many times theirs ours is."""
+    """Print one line and return the ratio of their time to ours."""
     ours(), theirs()
     pairs = [(ours(), theirs()) for _ in range(rounds)]
     our_s, their_s = (statistics.median(times) for times in zip(*pairs, strict=True))

@@ -1,10 +1,11 @@
-"""What it costs a long prompt to be computed elsewhere: first and second token, in one run, real processes.
+"""Disaggregated TTFT: first and second token of long prompts, aggregated and disaggregated, in one run of real
+processes.
 
     python -m benchmarks.disagg_ttft [--quick] [--tokens 1800] [--kv-transfer shm,tcp]
 
-One frontend and three models of the embedded engine behind it: one worker alone; a prefill and a decode worker one after
-the other; and the same at once, meeting while the prompt is computed. Each round asks all three for the same new prompt, in
-turns, with nobody else about. Every answer is compared with that of the worker alone.
+One frontend serves three models of the embedded engine: an aggregated worker; a prefill and a decode worker in
+sequence; and the same pair at the same time, connected by a bootstrap room. Each round sends the same new prompt to all
+three in turn, without other load. Every response is compared with that of the aggregated worker.
 """
 
 import json
@@ -37,7 +38,7 @@ WORKERS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DisaggConfig:
-    """First tokens of prompts that are computed by another worker."""
+    """First tokens of prompts that another worker computes."""
 
     quick: bool = option(False, "--quick", None, "Fewer rounds, and no results file")
     tokens: int = option(1800, "--tokens", None, "Length of a prompt")
@@ -50,7 +51,7 @@ class DisaggConfig:
 
 @contextmanager
 def graph(home: str, kv_transfer: str) -> Iterator[httpx.Client]:
-    """The frontend's client."""
+    """Yield a client of the frontend."""
     port = free_port()
     worker = [sys.executable, "-m", "dynamo.cpu", "--threads", "1", "--max-num-batched-tokens", str(CHUNK)]
     pairs = ["--kv-transfer", kv_transfer, "--kv-transfer-host", HOST]
@@ -103,7 +104,7 @@ def workers(client: httpx.Client) -> int:
 
 
 def ask(client: httpx.Client, model: str, prompt: list[int]) -> tuple[list[float], str]:
-    """Seconds to each piece of text, and all of it. Raises `ValueError` where it is refused."""
+    """Return the seconds to each piece of text, and the text. Raises `ValueError` for a refused request."""
     body = {"model": model, "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "temperature": 0, "stream": True}
     times: list[float] = []
     text = ""

@@ -1,10 +1,10 @@
-"""What a thousand workers cost a registry and those who watch it: files and etcd, in one run.
+"""Discovery cost of a thousand workers for the registry and its watchers: files and etcd, in one run.
 
     python -m benchmarks.discovery [--workers 1000] [--idle-s 10] [--backend file,etcd]
 
-Every worker is a member of its own, with its own lease or its own files; all live in this process. Printed are the time
-until a newcomer has the whole view, the time from a registration until it is seen, and what everybody costs while
-nothing happens: per worker here, and of the etcd process.
+Every worker is a member of its own, with its own lease or its own files, in this process. Printed are the time until a
+new member has the whole view, the time from a registration until it is seen, and the idle processor time: per worker
+here, and of the etcd process.
 """
 
 import asyncio
@@ -45,11 +45,11 @@ class DiscoveryBench:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """Where the members of one run meet."""
+    """Discovery backend that the members of one run share."""
 
     join: Callable[[], Discovery]
     pid: int | None = None
-    """The process of the registry itself, where it has one."""
+    """Process of the registry itself, if it has one."""
 
 
 @contextlib.contextmanager
@@ -67,7 +67,7 @@ def registry(name: str, folder: Path) -> Iterator[Registry]:
 
 
 def record(number: int) -> tuple[str, bytes]:
-    """A worker's key and value, as long as real ones."""
+    """Return a worker's key and value, of a realistic length."""
     instance = Instance(
         component=ENDPOINT.component,
         endpoint=ENDPOINT.name,
@@ -92,7 +92,7 @@ async def measure(name: str, config: DiscoveryBench) -> dict[str, float]:
         print(f"{name}: {config.workers} workers registered in {found['registered_s']:.2f} s")
 
         reader = place.join()
-        await reader.snapshot("v1/nothing")  # It is connected, as a frontend is before it looks.
+        await reader.snapshot("v1/nothing")  # Connected first, as a frontend is before it reads.
         began = time.monotonic()
         watch = reader.watch(INSTANCES)
         seen = 0
@@ -124,7 +124,7 @@ async def measure(name: str, config: DiscoveryBench) -> dict[str, float]:
 
 
 def processor_s(pid: int | None) -> float:
-    """User and system time of a process so far."""
+    """Return user and system time of a process so far."""
     if pid is None:
         return 0.0
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

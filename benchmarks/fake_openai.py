@@ -1,9 +1,8 @@
-"""FakeOpenai: an OpenAI-compatible server that answers every chat with the same words after a fixed time.
+"""FakeOpenai: OpenAI-compatible server that answers every chat with the same text after a fixed delay.
 
     python benchmarks/fake_openai.py PORT DELAY_MS
 
-The backend of a gateway that speaks HTTP to it. It reads no more of a request than where it ends: next to nothing of what
-is measured in front of it is its own.
+HTTP backend of a gateway. It parses only the end of each request, so that its own share of the measured time is small.
 """
 
 import asyncio
@@ -37,13 +36,13 @@ ANSWER = {
 
 
 def render(value: object) -> bytes:
-    """A whole response."""
+    """Return a complete response."""
     body = json.dumps(value, separators=(",", ":")).encode()
     return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
 
 
 def take(data: bytes) -> tuple[int, bytes]:
-    """How many whole requests there are, and what follows them."""
+    """Return the number of complete requests, and the remaining bytes."""
     count = 0
     while (end := data.find(HEAD_END)) >= 0:
         length = LENGTH.search(data, 0, end)
@@ -77,7 +76,7 @@ class FakeOpenai(asyncio.Protocol):
 
 
 async def serve(port: int, delay_s: float) -> None:
-    """Until it is killed."""
+    """Serve until the process is killed."""
     server = await asyncio.get_running_loop().create_server(lambda: FakeOpenai(delay_s), "127.0.0.1", port)
     await server.serve_forever()
 

@@ -1,11 +1,11 @@
-"""Floods: how late another client's tokens come while one client sends the largest requests it can make.
+"""Floods: token delays of other clients while one client sends the largest possible requests.
 
     python -m benchmarks.floods [--quick] [--attacks WORD] [--router-mode kv]
 
-One stream gets a token every 20 ms from the metronome. Each attack of `floods_attacks` is sent again and again for some
-seconds. Every token is timed from the engine's writing to the client's reading by one clock. A probe on the frontend's
-event loop (`floods_frontend`) tells a delay that this frontend computes from one that the machine's other load causes:
-the second needs no processor time of the frontend. The limit of 50 ms applies to the 99th percentile of the tokens.
+One stream gets a token every 20 ms from the metronome. Each attack of `floods_attacks` is sent repeatedly for some
+seconds. Every token is timed from the engine's write to the client's read by one clock. A probe on the frontend's event
+loop (`floods_frontend`) separates delays that this frontend computes from those of the machine's other load: the latter
+use no processor time of the frontend. The limit of 50 ms applies to the 99th percentile of the tokens.
 """
 
 import contextlib
@@ -31,13 +31,13 @@ from dynamo.core.errors import ConfigError
 
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "floods_frontend.py")
 LIMIT_MS = 50.0
-CONTEXT_LENGTH = 1 << 21  # Requests fail for their size, not for the model's context.
+CONTEXT_LENGTH = 1 << 21  # Requests are refused for their size, not for the model's context length.
 TIMEOUT_S = 90.0
 RECEIVE_BYTES = 1 << 16
 ANSWER_BYTES_SHOWN = 2000
 ROUNDS_MIN = 2
 STREAM_TOKENS = 1_000_000
-SETTLE_S = 0.3  # After an attack, so that its end belongs to it.
+SETTLE_S = 0.3  # Pause after an attack, so that its end is attributed to it.
 STATUS_NONE = 0
 
 
@@ -68,7 +68,7 @@ class FloodsConfig:
 
 @dataclass(frozen=True, slots=True)
 class FloodEffect:
-    """What one attack did: delays of the stream's tokens and of the frontend's loop in milliseconds."""
+    """Effect of one attack: delays of the stream's tokens and of the frontend's loop in milliseconds."""
 
     status: int
     answer: str

@@ -1,13 +1,13 @@
-"""Frontend CPU: what one output token costs our frontend and the released one, in one run.
+"""Frontend CPU: processor time per output token of our frontend and of the released one, in one run.
 
     python -m benchmarks.frontend_cpu [--quick]
 
-Each frontend stands before its own implementation's mocker and answers the same load: saturated, with a mocker that takes no
-time, and paced, with one as fast as a real engine; in round robin before one worker, and with the KV router before two
-that tell it every block. The systems take turns, run by run; the figures are medians.
+Each frontend runs with its own implementation's mocker and gets the same load: saturated, with a mocker without
+simulated delays, and paced, with one as fast as a real engine; in round robin with one worker, and with the KV router
+and two workers that publish every block. The systems alternate after each run; the figures are medians.
 
-A third table splits our time for a request by stage, from the frontend's own metrics. Those are times by the clock of
-steps that do not wait, so on a busy machine they hold a little of what others took meanwhile; the rest is what is left.
+A third table splits our time for a request by stage, from the frontend's own metrics. Those are wall-clock times of
+steps that do not wait, so on a busy machine they include some time of other processes; the rest is the remainder.
 """
 
 import contextlib
@@ -37,12 +37,13 @@ BARE_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bare_wr
 SATURATED, PACED = "saturated", "paced"
 ROUND_ROBIN, KV = "round-robin", "kv"
 WORKERS = {ROUND_ROBIN: 1, KV: 2}
-"""One worker shows the frontend at its fastest; a KV router with one has nothing to choose."""
+"""One worker measures the frontend alone; a KV router with one worker would have no choice."""
 SPEEDUPS = {SATURATED: None, PACED: 1.0}
 
-NOISE_CORES_MAX = 0.10  # A run in which the rest of the machine used more is repeated once, and marked if it stays so.
-REPEATS_MAX = 6  # A machine that is never quiet is measured as it is: the systems take turns, so ratios suffer least.
-DRAIN_GUESS_S = {SATURATED: 0.5, PACED: 2.5}  # For the estimate that is printed first; nothing waits for it.
+# A run during which other processes used more cores is repeated once, and marked if it happens again.
+NOISE_CORES_MAX = 0.10
+REPEATS_MAX = 6  # A busy machine is measured as it is: the systems alternate, which affects ratios least.
+DRAIN_GUESS_S = {SATURATED: 0.5, PACED: 2.5}  # For the estimate that is printed first; no wait depends on it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ class Run:
     rep: int
     report: Report
     stages: Mapping[str, float] = field(default_factory=dict)
-    """Microseconds of a request in each stage, as the frontend itself counted; none of a frontend that does not."""
+    """Microseconds of a request in each stage, as the frontend itself counted; empty if it does not count."""
 
     @property
     def is_noisy(self) -> bool:
@@ -161,7 +162,7 @@ def recipes(
 
 
 class Bench:
-    """The points, the stacks and the order in which they take turns."""
+    """Points, stacks and the order in which they alternate."""
 
     def __init__(self, config: BenchConfig, peer: Implementation | None, say: Callable[[str], None]) -> None:
         self.config = config
@@ -203,7 +204,7 @@ class Bench:
         return runs
 
     def _take_turns(self, points: Sequence[Point], stacks: dict[str, Stack]) -> Iterator[Run]:
-        """Every system at every point, `reps` times; who goes first changes each time."""
+        """Run every system at every point `reps` times, with a different first system each time."""
         for rep in range(self.config.repetitions):
             for index, point in enumerate(points):
                 names = [name for name in stacks if name != BARE]
@@ -244,7 +245,7 @@ class Bench:
 
 
 def progress(run: Run) -> str:
-    """One line for one run."""
+    """Return one line for one run."""
     report, cost = run.report, run.report.costs[FRONTEND]
     line = (
         f"  {run.point.label:<19} rep {run.rep + 1} {run.system:<17} {cost.us_per_token:7.2f} us/token"
@@ -255,7 +256,7 @@ def progress(run: Run) -> str:
     return line + (f"  (noise: {report.noise:.2f} cores)" if run.is_noisy else "")
 
 
-# --- Where a request's time goes -----------------------------------------------------------------------------------
+# --- Stages of a request -------------------------------------------------------------------------------------------
 
 STAGE = 'dynamo_frontend_stage_duration_seconds_{}{{stage="%s"}}'
 STEPS = {
@@ -267,13 +268,16 @@ STEPS = {
     "queue": STAGE % "queue",
     "first token": STAGE % "transport_roundtrip",
 }
-"""What our frontend counts: the last two are waits, the others work. Preparing holds template and tokens, sending the route."""
+"""Stages that our frontend counts: the last two are waits.
+
+`preparing` includes template and tokens, `sending` the route.
+"""
 WORK = ("template", "tokenize", "prepare", "route", "send", "rest")
 WAITS = ("queue", "first token")
 
 
 def stage_us(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Microseconds of a request in each stage, each counted once, between two looks at the metrics."""
+    """Return the microseconds of a request in each stage, between two scrapes of the metrics."""
 
     def mean_us(series: str) -> float:
         count = after.get(series.format("count"), 0.0) - before.get(series.format("count"), 0.0)
@@ -287,7 +291,7 @@ def stage_us(before: Mapping[str, float], after: Mapping[str, float]) -> dict[st
 
 
 def stage_table(runs: Sequence[Run]) -> str:
-    """Medians of the stages of our frontend's requests; the rest is their answers."""
+    """Return medians of the stages of our frontend's requests; the rest is their responses."""
     rows = []
     for point, system in dict.fromkeys((run.point, run.system) for run in runs if run.stages):
         here = [run for run in runs if (run.point, run.system) == (point, system)]
@@ -300,7 +304,7 @@ def stage_table(runs: Sequence[Run]) -> str:
     return table([*head, *(f"{name} ms, waited" for name in WAITS)], rows, 2)
 
 
-# --- What is printed and kept --------------------------------------------------------------------------------------
+# --- Output --------------------------------------------------------------------------------------------------------
 
 METRICS: dict[str, Callable[[Report], float]] = {
     "frontend_us_per_token": lambda report: report.costs[FRONTEND].us_per_token,
@@ -324,7 +328,7 @@ METRICS: dict[str, Callable[[Report], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median of the repetitions, and how far they lay apart."""
+    """Median and range of the repetitions."""
 
     median: float
     low: float
@@ -340,7 +344,7 @@ Summary = dict[str, dict[str, dict[str, Spread]]]
 
 
 def summarise(runs: Sequence[Run]) -> Summary:
-    """Medians over the repetitions; noisy ones count only where there is nothing else."""
+    """Return medians over the repetitions; noisy ones count only if there is no other."""
     summary: Summary = {}
     for point in dict.fromkeys(run.point for run in runs):
         for system in dict.fromkeys(run.system for run in runs):
@@ -354,7 +358,7 @@ def summarise(runs: Sequence[Run]) -> Summary:
 
 
 def ratios(summary: Summary) -> dict[str, dict[str, dict[str, float]]]:
-    """Our median over theirs, for every point both were measured at."""
+    """Return the ratio of our median to theirs, for every point that both were measured at."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for label, systems in summary.items():
         for system, metrics in systems.items():
@@ -367,7 +371,7 @@ def ratios(summary: Summary) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def markdown(summary: Summary) -> str:
-    """Two tables: what the frontend spent, and what the client saw."""
+    """Return two tables: the cost of the frontend, and the client's measurements."""
     spent = [
         "| load | frontend | CPU-µs per token | lowest–highest | of it kernel | CPU-µs per request | RSS MiB | ours/theirs per token |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
@@ -397,7 +401,7 @@ def markdown(summary: Summary) -> str:
 
 
 def write_result(path: str, config: BenchConfig, bench: Bench, runs: Sequence[Run], peer_missing: str) -> None:
-    """Everything that was measured, run by run, and the medians over it."""
+    """Write all runs and their medians."""
     summary = summarise(runs)
     medians = {
         label: {
@@ -424,7 +428,7 @@ def write_result(path: str, config: BenchConfig, bench: Bench, runs: Sequence[Ru
 
 
 def estimate_s(points: Sequence[Point], reps: int, systems: int) -> float:
-    """How long the windows will take, without the starting of processes."""
+    """Return the duration of the windows, without process starts."""
     return sum(point.seconds for point in points) * reps * systems
 
 

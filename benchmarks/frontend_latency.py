@@ -1,13 +1,14 @@
-"""Frontend latency: the first token of a lone request, and the pace of 1,000 streams on one core, beside the released one.
+"""Frontend latency: TTFT of a single request, and token pace of 1,000 streams on one core, against the released
+frontend.
 
     python -m benchmarks.frontend_latency [--quick]
 
-*First token*: one request at a time, before the implementation's own mocker that takes no time: all that is left is what frontend,
-transport and mocker add. *Pace*: the frontend's processes may use one core; 1,000 streams of 128 tokens come from the
-metronome (`metronome.py`, the same engine for both), as from eight engines of 125 streams each. The interval between two
-tokens is set so that the core is about half busy, for each frontend its own and one at which it keeps step, and what the frontend adds is the time
-between tokens that the client saw, less that of the engine's own beats, at the 99th percentile. The load generator and
-the engine share the other cores; what they and the rest of the machine add is in the figure.
+*First token*: one request at a time, with the implementation's own mocker without simulated delays: the result is the
+time of frontend, transport and mocker. *Pace*: the frontend's processes may use one core; 1,000 streams of 128 tokens
+come from the metronome (`metronome.py`, the same engine for both), as from eight engines of 125 streams each. The
+interval between two tokens is set for each frontend so that the core is about half busy and no token is late. The
+frontend's overhead is the time between tokens at the client, less that between the engine's own ticks, at the 99th
+percentile. The load generator and the engine share the other cores; their delays are included.
 """
 
 import contextlib
@@ -35,14 +36,14 @@ STREAM_TOKENS = 128
 PHASES = 8
 INTERVAL_FIRST_MS = 40.0
 INTERVAL_MS = (5.0, 400.0)
-HALF, HALF_SPREAD = 0.5, 0.07  # The share of the core that is sought, and how near is near enough.
+HALF, HALF_SPREAD = 0.5, 0.07  # Target share of the core, and its tolerance.
 IN_STEP, OUT_OF_STEP_FACTOR = 0.93, 1.6
 TRIES_MAX = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyConfig:
-    """Latency that our frontend adds, and that the released one adds."""
+    """Latency that our frontend and the released one add."""
 
     quick: bool = option(False, "--quick", None, "Shorter windows, and no results file: under two minutes")
     streams: int = option(1000, "--streams", None, "Streams on the one core")
@@ -55,17 +56,17 @@ class LatencyConfig:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """One frontend with all streams on one core."""
+    """Results of one frontend with all streams on one core."""
 
     interval_ms: float
     busy: float
-    """The share of the core that it used."""
+    """Share of the core that the frontend used."""
     asked_per_s: float
     tokens_per_s: float
     itl_p50_ms: float
     itl_p99_ms: float
     beat_p99_ms: float
-    """Between two beats of the engine."""
+    """99th percentile of the time between two ticks of the engine."""
     noise: float
 
     @property
@@ -74,7 +75,7 @@ class Pace:
 
     @property
     def keeps_step(self) -> bool:
-        """Whether the tokens came as fast as the engine was to say them."""
+        """Whether the tokens arrived at the rate of the engine."""
         return self.tokens_per_s >= self.asked_per_s * IN_STEP
 
     @property
@@ -83,7 +84,7 @@ class Pace:
 
 
 def beat_gaps_s(beats: Sequence[Beat], since_s: float, until_s: float) -> list[float]:
-    """Times between the beats of each phase that lie in a window, one for each stream that had a token at them."""
+    """Return the times between ticks of each phase within a window, once for each stream that had a token at them."""
     last: dict[int, float] = {}
     gaps: list[float] = []
     for beat in beats:
@@ -95,7 +96,7 @@ def beat_gaps_s(beats: Sequence[Beat], since_s: float, until_s: float) -> list[f
 
 
 def next_interval(pace: Pace) -> float:
-    """The interval at which the core should be half busy; who did not keep step needs more than it shows."""
+    """Return the interval at which the core should be half busy; a frontend that fell behind needs more than it used."""
     low, high = INTERVAL_MS
     factor = pace.busy / HALF if pace.keeps_step else max(pace.busy / HALF, OUT_OF_STEP_FACTOR)
     return min(max(pace.interval_ms * factor, low), high)
@@ -103,7 +104,7 @@ def next_interval(pace: Pace) -> float:
 
 @contextlib.contextmanager
 def only_on(cores: Sequence[int]) -> Iterator[None]:
-    """This process keeps to some cores meanwhile."""
+    """Restrict this process to some cores during the block."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, set(cores))
     try:
@@ -113,7 +114,7 @@ def only_on(cores: Sequence[int]) -> Iterator[None]:
 
 
 class Bench:
-    """The prompts, the systems and the loads."""
+    """Prompts, systems and loads of the benchmark."""
 
     def __init__(self, config: LatencyConfig, systems: Mapping[str, Implementation]) -> None:
         self.config = config
@@ -123,7 +124,7 @@ class Bench:
         self.cores = sorted(os.sched_getaffinity(0))
 
     def first_tokens(self) -> dict[str, dict[str, float]]:
-        """Time to the first token in milliseconds: medians of the turns."""
+        """Return the time to first token in milliseconds: medians of the rounds."""
         seen: dict[str, list[Report]] = {name: [] for name in self.systems}
         with contextlib.ExitStack() as opened:
             stacks = {
@@ -148,7 +149,7 @@ class Bench:
         }
 
     def pace(self, name: str, implementation: Implementation) -> list[Pace]:
-        """All tries of one frontend; the last is the one nearest to half load that the tries allowed."""
+        """Return all attempts of one frontend; the last one is the closest to half load."""
         found: list[Pace] = []
         interval_ms = INTERVAL_FIRST_MS
         while not found or not (found[-1].is_half or len(found) == (1 if self.config.quick else TRIES_MAX)):
@@ -171,7 +172,7 @@ class Bench:
             )
             stack = opened.enter_context(Stack(recipe, self.model))
             opened.enter_context(only_on(others))
-            ramp_s = STREAM_TOKENS * interval_ms / 1e3  # An answer's length: afterwards they begin and end evenly.
+            ramp_s = STREAM_TOKENS * interval_ms / 1e3  # Length of a response: later streams begin and end evenly.
             window_s = 3.0 if self.config.quick else 8.0
             began = time.perf_counter()
             report = self._measure(stack, self.config.streams, STREAM_TOKENS, ramp_s, ramp_s + 1.0, window_s)
@@ -215,7 +216,7 @@ class Bench:
 
 
 def markdown(first: Mapping[str, Mapping[str, float]], paces: Mapping[str, Sequence[Pace]], streams: int) -> str:
-    """Both parts, with ours over theirs."""
+    """Return both tables, with the ratio of ours to theirs."""
     rows = [[name, *(number(value) for value in seen.values())] for name, seen in first.items()]
     if OURS in first and THEIRS in first:
         rows.append(["**ours/theirs**", *(ratio(first[OURS][which], first[THEIRS][which]) for which in first[OURS])])

@@ -1,11 +1,11 @@
-"""Frontend memory: what the frontends take when they start, while 256 streams run, and after 100,000 requests.
+"""Frontend memory at start, during 256 streams, and after 100,000 requests.
 
     python -m benchmarks.frontend_memory [--quick]
 
-Ours beside the released one, each before its own mocker that takes no time, one after the other. Every request is a new
-one (64 prompt tokens, 4 output tokens), so that what is remembered of prompts is in the figures. Resident memory of
-the process and its children, from `/proc`. Growth is told twice: since the start, which holds what every process makes
-once at its first requests, and since a tenth of the requests were answered, which a leak would show in.
+Our frontend and the released one run in sequence, each with its own mocker without simulated delays. Every request is a
+new one (64 prompt tokens, 4 output tokens), so that per-prompt state is included. Measured is the resident memory of
+the process and its children, from `/proc`. Growth is reported twice: since the start, which includes the state that
+every process allocates at its first requests, and since a tenth of the requests, which shows leaks.
 """
 
 import random
@@ -44,7 +44,7 @@ class MemoryConfig:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """One frontend's resident memory in MiB, look by look."""
+    """Resident memory of one frontend in MiB at each measurement."""
 
     start: float
     """Ready, one request answered."""
@@ -59,22 +59,22 @@ class Memory:
 
     @property
     def growth(self) -> float:
-        """Since the start."""
+        """Growth since the start."""
         return self.end / self.start - 1
 
     @property
     def late_growth(self) -> float:
-        """Over the last nine tenths of the requests."""
+        """Growth over the last nine tenths of the requests."""
         return self.end / self.early - 1
 
 
 def rss_mib(pids: Sequence[int]) -> float:
-    """Resident memory of processes and their children."""
+    """Return the resident memory of processes and their children."""
     return sum(read_usage(pid).rss_bytes for pid in family(pids, read_parents())) / 2**20
 
 
 class Bench:
-    """The prompts, and the looks at one stack after the other."""
+    """Prompts and measurements of the stacks."""
 
     def __init__(self, config: MemoryConfig) -> None:
         self.config = config
@@ -134,7 +134,7 @@ class Bench:
 
 
 def markdown(found: Mapping[str, Memory]) -> str:
-    """Both, and ours over theirs."""
+    """Return both results, and the ratio of ours to theirs."""
     head = [
         "frontend", "at the start, MiB", "256 streams, MiB", "after the requests, MiB", "since the start",
         "since a tenth of them", "requests/s",

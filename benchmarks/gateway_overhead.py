@@ -1,15 +1,16 @@
-"""Gateway overhead: our frontend and LiteLLM's proxy before a backend that answers each chat after 60 ms, in one run.
+"""Gateway overhead: our frontend and LiteLLM's proxy with a backend that answers each chat after 60 ms, in one run.
 
     python -m benchmarks.gateway_overhead [--quick]
 
-Both are asked the same over HTTP by the same load (64 prompt tokens, 16 output tokens, not streamed), each in one process
-as it is installed. Behind LiteLLM is `fake_openai.py`, which speaks HTTP; behind ours a worker (`metronome.py`) that is
-handed tokens and answers tokens, as our frontend works: it renders the template, tokenizes the prompt and turns tokens
-into text meanwhile, which LiteLLM need not. Both backends wait with the same timer and do nothing else. LiteLLM runs
-without a database, keys, logging or telemetry, at the log level that its makers advise for production.
+Both get the same load over HTTP (64 prompt tokens, 16 output tokens, not streamed), each in one process as it is
+installed. LiteLLM's backend is `fake_openai.py`, which speaks HTTP; ours is a worker (`metronome.py`) that receives and
+returns tokens: our frontend also renders the template, tokenizes the prompt and detokenizes the output, which LiteLLM
+does not. Both backends wait with the same timer. LiteLLM runs without a database, keys, logging or telemetry, at the
+log level that its documentation recommends for production.
 
-Overhead is the whole latency less 60 ms; the backend alone, asked directly, shows how exact that is. Of who cannot keep
-up only the answers that end within the window count, which are its quickest: its overhead is told too small, not too large.
+Overhead is the whole latency less 60 ms; the backend alone, called directly, shows the error of that. For a gateway
+that falls behind, only responses that end within the window count, which are its fastest: its overhead is
+underestimated.
 """
 
 import contextlib
@@ -51,7 +52,7 @@ from dynamo.core.errors import ConfigError
 HERE = os.path.dirname(os.path.abspath(__file__))
 LITELLM, ALONE = "litellm", "backend alone"
 INSTALL_TIMEOUT_S = 900.0
-READY_TIMEOUT_S = 120.0  # It imports for a while.
+READY_TIMEOUT_S = 120.0  # Its imports take some time.
 
 CONFIG = """\
 model_list:
@@ -68,7 +69,7 @@ litellm_settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
-    """What our frontend adds to a backend's latency, and what LiteLLM's proxy adds."""
+    """Latency that our frontend and LiteLLM's proxy add to a backend's."""
 
     quick: bool = option(False, "--quick", None, "Fewer and shorter windows, and no results file: under a minute")
     concurrency: list[int] = option([1, 16, 64, 256], "--concurrency", None, "Requests in flight")
@@ -87,7 +88,7 @@ class GatewayConfig:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What one gateway added at one concurrency."""
+    """Overhead of one gateway at one concurrency."""
 
     requests_per_s: float
     p50_ms: float
@@ -98,7 +99,7 @@ class Overhead:
 
     @classmethod
     def of(cls, reports: Sequence[Report], delay_ms: float) -> "Overhead":
-        """Of the turn with the least noise."""
+        """Return the overhead of the round with the least noise."""
         report = min(reports, key=lambda one: one.noise)
         p50, p90, p99 = (report.latency_ms[name] - delay_ms for name in ("p50", "p90", "p99"))
         cost = report.costs.get(FRONTEND)
@@ -106,11 +107,11 @@ class Overhead:
 
 
 class LitellmMissing(Exception):
-    """It cannot be installed here; the message says why in one line."""
+    """LiteLLM cannot be installed here; the message gives the reason in one line."""
 
 
 def ensure_litellm() -> str:
-    """LiteLLM's command, installed first if need be."""
+    """Return LiteLLM's command, installed first if need be."""
     home = os.path.join(cache_dir(), "litellm", "venv")
     command = os.path.join(home, "bin", "litellm")
     if os.path.exists(command):
@@ -126,7 +127,7 @@ def ensure_litellm() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A server to load, and its processes."""
+    """Server under load, and its processes."""
 
     port: int
     pids: Mapping[str, Sequence[int]]
@@ -134,7 +135,7 @@ class Served:
 
 @contextlib.contextmanager
 def process(command: Sequence[str], env: Mapping[str, str], log: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that ends with the block."""
+    """Run a process that ends with the block."""
     with open(log, "wb") as file:
         started = subprocess.Popen(
             command, env=dict(env), cwd=os.path.dirname(log), stdin=subprocess.DEVNULL, stdout=file, stderr=file,
@@ -152,7 +153,7 @@ def process(command: Sequence[str], env: Mapping[str, str], log: str) -> Iterato
 
 
 def wait_until_ready(port: int, log: str, server: "subprocess.Popen[bytes]") -> None:
-    """Ready means answering. Raises `StackFailed` with the end of the log."""
+    """Wait until the server answers. Raises `StackFailed` with the end of the log."""
     chat = json.dumps({"model": MODEL_NAME, "messages": [{"role": "user", "content": "hello"}]})
     deadline, said = time.monotonic() + READY_TIMEOUT_S, "nothing"
     while time.monotonic() < deadline and server.poll() is None:
@@ -175,7 +176,7 @@ def wait_until_ready(port: int, log: str, server: "subprocess.Popen[bytes]") -> 
 
 @contextlib.contextmanager
 def litellm_stack(command: str, delay_ms: float) -> Iterator[dict[str, Served]]:
-    """LiteLLM's proxy and the backend behind it, both to be asked."""
+    """Run LiteLLM's proxy and its backend, and yield both."""
     home = tempfile.mkdtemp(prefix="dynamo-bench-litellm-")
     with contextlib.ExitStack() as opened:
         opened.callback(shutil.rmtree, home, ignore_errors=True)
@@ -192,7 +193,7 @@ def litellm_stack(command: str, delay_ms: float) -> Iterator[dict[str, Served]]:
             "LITELLM_LOG": "ERROR",
             "LITELLM_MODE": "PRODUCTION",
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-            "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",  # It is heard on loopback alone.
+            "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",  # It listens on loopback alone.
         }
         proxy = [command, "--config", config, "--host", HOST, "--port", str(port), "--num_workers", "1"]
         log = os.path.join(home, "litellm.log")
@@ -205,7 +206,7 @@ def litellm_stack(command: str, delay_ms: float) -> Iterator[dict[str, Served]]:
 
 
 class Bench:
-    """The prompts, the servers and their turns."""
+    """Prompts, servers and rounds of the benchmark."""
 
     def __init__(self, config: GatewayConfig) -> None:
         self.config = config
@@ -253,7 +254,7 @@ class Bench:
 
 
 def markdown(found: Mapping[str, Mapping[int, Overhead]]) -> str:
-    """Each concurrency, with ours over LiteLLM's."""
+    """Return each concurrency, with the ratio of ours to LiteLLM's."""
     head = ["in flight", "", "requests/s", "overhead p50 ms", "p90 ms", "p99 ms", "CPU-µs per request"]
     rows = []
     for concurrency in found[OURS]:

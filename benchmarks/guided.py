@@ -1,17 +1,17 @@
-"""What guided decoding costs the embedded engine, in microseconds of processor time per token.
+"""Cost of guided decoding for the embedded engine, in microseconds of processor time per token.
 
     python -m benchmarks.guided [--tokens 2000] [--rounds 3]
 
-Two vocabularies: the bundled demo model's, and that of the model of the other benchmarks, which is a real model's in size.
+Two vocabularies: the bundled demo model's, and that of the model of the other benchmarks, which has a realistic size.
 For each kind of constraint, the median of the rounds:
 
-    compile   milliseconds until the grammar is there, the vocabulary being read already
-    mask      which tokens may come next
+    compile   milliseconds until the grammar is compiled, with the vocabulary already read
+    mask      allowed next tokens
     take      the grammar's next state
-    draw      choosing among what is allowed, and
-    free      choosing without a constraint, which costs nothing more than it did
+    draw      sampling among the allowed tokens, and
+    free      sampling without a constraint
 
-Logits are noise, so that texts are as strange as they can be.
+Logits are noise, so that texts are as unusual as possible.
 """
 
 import argparse
@@ -52,7 +52,7 @@ TEXT_TOKENS_MAX = 200
 
 @dataclass
 class Cost:
-    """Seconds, and the tokens that they were spent on."""
+    """Seconds, and the number of tokens."""
 
     compile_s: float = 0.0
     mask_s: float = 0.0
@@ -62,13 +62,13 @@ class Cost:
     tokens: int = 0
 
     def row(self) -> tuple[float, ...]:
-        """Milliseconds to compile, then microseconds per token."""
+        """Return milliseconds to compile, then microseconds per token."""
         per_token = (seconds / self.tokens * 1e6 for seconds in (self.mask_s, self.take_s, self.draw_s, self.free_s))
         return (self.compile_s * 1e3, *per_token)
 
 
 def measure(grammars: Grammars, guided: GuidedDecoding, vocab_size: int, tokens: int, seed: int) -> Cost:
-    """Texts under one constraint, one after another."""
+    """Measure sequential texts under one constraint."""
     rng = np.random.default_rng(seed)
     noise = rng.standard_normal((16, vocab_size)).astype(np.float32)
     cost = Cost()
@@ -102,7 +102,7 @@ def measure(grammars: Grammars, guided: GuidedDecoding, vocab_size: int, tokens:
 
 
 def vocab_size_of(model: str) -> int:
-    """How many logits a step of the model has."""
+    """Return the number of logits of a step."""
     with open(os.path.join(model, "config.json"), encoding="utf-8") as file:
         return int(json.load(file)["vocab_size"])
 

@@ -1,10 +1,10 @@
-"""What a stream costs that says nothing: memory of both ends, ours and the released bindings', in one run.
+"""Memory of idle streams at both ends, ours and the released bindings', in one run.
 
     python -m benchmarks.idle_streams [--streams 10000] [--their-streams 10000]
 
-A worker answers every request with one token and then keeps silent; a caller holds all these answers open. Resident memory
-is read of both processes before and after. What the kernel keeps for sockets is not in it: ours share one connection
-between the two processes, the released ones have one each.
+A worker answers every request with one token and then sends nothing; a caller holds all these responses open. Resident
+memory of both processes is read before and after. Socket memory of the kernel is not included: ours share one
+connection between the two processes, the released ones have one each.
 """
 
 import sys
@@ -19,7 +19,7 @@ WARM_UP = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleStreamsBench:
-    """Streams that are open and silent."""
+    """Open streams without traffic."""
 
     streams: int = option(10_000, "--streams", None, "Streams to hold open")
     their_streams: int = option(10_000, "--their-streams", None, "The same for the released bindings")

@@ -1,11 +1,11 @@
-"""What a thousand worker pods cost a process that watches them through Kubernetes discovery.
+"""Cost of a thousand worker pods for a process that watches them through Kubernetes discovery.
 
     python -m benchmarks.kubernetes_discovery [--workers 1000] [--changes 20] [--idle-s 10] [--save]
 
 The pods are objects of the API server of tests, which runs in a process of its own: a DynamoWorkerMetadata with an
-endpoint and a model card each, and EndpointSlices of a hundred addresses, as Kubernetes writes them. Printed are the time
-until a new process has the complete view, the time from a change until it is seen, and the processor time while
-nothing happens. The server is written in Python and slower than a real one.
+endpoint and a model card each, and EndpointSlices of a hundred addresses, as Kubernetes writes them. Printed are the
+time until a new process has the complete view, the time from a change until it is seen, and the idle processor time.
+The server is written in Python and slower than a real one.
 """
 
 import asyncio

@@ -1,9 +1,10 @@
-"""What KV tiers are worth: the first token of a prompt that comes back, and bytes a second against memcpy, in one run.
+"""KV tiers: TTFT of a repeated prompt, and bandwidth compared with memcpy, in one run.
 
     python -m benchmarks.kv_tiers [--quick] [--disk-dir DIR]
 
-The embedded engine's core with a random Qwen3 model. A prompt of 2,000 tokens is asked, others push it out of the cache, and
-it is asked again: computed anew, from the host, from disk, from a directory as object store. All answers are compared.
+The embedded engine's core runs a random Qwen3 model. A prompt of 2,000 tokens is sent, others evict it from the cache,
+and it is sent again: recomputed, from the host, from disk, and from a directory as object store. All responses are
+compared.
 """
 
 import json
@@ -43,11 +44,11 @@ SHAPE: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TiersConfig:
-    """What KV tiers are worth to the embedded engine."""
+    """Benefit of KV tiers for the embedded engine."""
 
     quick: bool = option(False, "--quick", None, "Fewer rounds, and no results file")
     disk_dir: str | None = option(
-        None, "--disk-dir", None, "Where the disk tier lies; the system's temporary directory"
+        None, "--disk-dir", None, "Directory of the disk tier; the system's temporary directory"
     )
     threads: int = option(blas.cores(), "--threads", None, "Threads of the matrix products")
 
@@ -57,7 +58,7 @@ class TiersConfig:
 
 
 class Unheard:
-    """A reply that keeps its tokens."""
+    """Reply that keeps its tokens."""
 
     request_id = "benchmark"
     is_cancelled = False
@@ -73,7 +74,7 @@ class Unheard:
 
 
 class Engine:
-    """A core with a cache that holds one prompt, and the tiers that a case wants."""
+    """Engine core with a cache that holds one prompt, and the tiers of a case."""
 
     def __init__(self, path: str, disk_dir: str, **tiers: Any) -> None:
         from dynamo.core.metrics import MetricsRegistry
@@ -104,7 +105,7 @@ class Engine:
         self.core = Core(model, scheduler, BLOCK_TOKENS, self.tiers)
 
     def ask(self, prompt: list[int]) -> tuple[float, int, list[int]]:
-        """Seconds to the first token, tokens of the prompt that were not computed, and the answer."""
+        """Return the seconds to the first token, the number of uncomputed prompt tokens, and the output."""
         from dynamo.cpu.generation import ActiveGeneration, GeneratedChoice, StopRules
         from dynamo.cpu.sampler import Sampling
         from dynamo.cpu.sequence import TokenSequence
@@ -122,7 +123,7 @@ class Engine:
         return first, sequence.cached_tokens or 0, sequence.tokens[len(prompt) :]
 
     def settle(self) -> None:
-        """Returns when nothing is on its way to a slower tier."""
+        """Return when no block is in transit to a slower tier."""
         if self.tiers is None:
             return
         book = self.tiers.manager.book
@@ -172,7 +173,7 @@ def make_checkpoint(path: str) -> None:
 
 
 def returning(path: str, scratch: str, rounds: int) -> tuple[dict[str, float], bool]:
-    """Median seconds to the first token of a prompt that comes back, by where it comes from; whether all agree."""
+    """Return the median TTFT of a repeated prompt in seconds by source, and whether all outputs are equal."""
     import numpy as np
 
     blocks = PROMPT_TOKENS // BLOCK_TOKENS + 4
@@ -202,7 +203,7 @@ def returning(path: str, scratch: str, rounds: int) -> tuple[dict[str, float], b
             _, _, answer = engine.ask(prompt)
             agrees &= answers.setdefault(at, answer) == answer
         times = []
-        # The last ones are in the host still, where it is small: they are asked for at the end of the next turn.
+        # With a small host tier the last prompts are still there; they are sent again at the end of the next round.
         for at, prompt in enumerate(prompts[: max(1, rounds - 2)] if tiers and "host" not in name else prompts):
             first, cached, answer = engine.ask(prompt)
             agrees &= answers[at] == answer
@@ -215,7 +216,7 @@ def returning(path: str, scratch: str, rounds: int) -> tuple[dict[str, float], b
 
 
 def copying(path: str, scratch: str, rounds: int) -> dict[str, float]:
-    """Gigabytes a second of each way, and of memcpy for the same bytes."""
+    """Return gigabytes per second of each transport, and of memcpy for the same bytes."""
     import numpy as np
 
     from dynamo.cpu.attention import KvCache

@@ -1,10 +1,10 @@
-"""KV transfer: how fast blocks get from one process into another, by each way, against memcpy in the same run.
+"""KV transfer: bandwidth of block transfers between processes by each transport, compared with memcpy in the same run.
 
     python -m benchmarks.kv_transfer [--mib 128] [--rounds 15]
 
-The source is a process of its own and holds a cache in the form of a small model's (28 layers, 8 heads, blocks of 16
-tokens); the puller fills blocks of its own cache, which lie elsewhere and in another order. `memcpy` is the same copy
-within one process: nothing that crosses a border can be faster. NIXL is measured where it is installed.
+The source is a process of its own and holds a cache with the layout of a small model (28 layers, 8 heads, blocks of 16
+tokens); the puller fills blocks of its own cache, at other indices and in another order. `memcpy` is the same copy
+within one process, an upper bound. NIXL is measured where it is installed.
 """
 
 import argparse
@@ -36,7 +36,7 @@ ONE_PIECE, BLOCK_BY_BLOCK = "memcpy, one piece", "memcpy, block by block"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One way, measured."""
+    """Measurements of one transport."""
 
     name: str
     seconds: float
@@ -48,7 +48,7 @@ class Row:
 
 
 def source_process(way: str, blocks: int, line: Connection) -> None:
-    """Publishes all of its blocks whenever it is asked, until it is told to end."""
+    """Publish all blocks at each request, until the request to end."""
     size = blocks * LAYOUT.block_bytes
     pages = SharedMemoryPages(size) if way == "shm" else None
     memory = np.empty(size, np.uint8) if pages is None else pages.array
@@ -66,7 +66,7 @@ def source_process(way: str, blocks: int, line: Connection) -> None:
 
 @contextmanager
 def source_of(way: str, blocks: int) -> Iterator[Callable[[], Descriptor]]:
-    """A source in a process of its own; each call publishes anew."""
+    """Run a source in a process of its own; each call publishes again."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=source_process, args=(way, blocks, theirs), daemon=True)
@@ -86,7 +86,7 @@ def source_of(way: str, blocks: int) -> Iterator[Callable[[], Descriptor]]:
 
 
 def member_of(way: str, region: Region) -> PullMember:
-    """The puller's side of a way."""
+    """Return the puller's side of a transport."""
     if way == "shm":
         return SharedMemoryPuller(region)
     tcp = TcpPuller(region, is_checked=way == "tcp+digest")
@@ -94,14 +94,14 @@ def member_of(way: str, region: Region) -> PullMember:
 
 
 def pairs_of(blocks: int) -> list[tuple[int, int]]:
-    """Runs of eight blocks, in another order than they lie in at the source."""
+    """Return runs of eight blocks, in another order than at the source."""
     runs = [range(first, min(first + 8, blocks)) for first in range(0, blocks, 8)]
     order = [block for run in reversed(runs) for block in run]
     return list(enumerate(order))
 
 
 class Way:
-    """One way between two processes, open."""
+    """Open transport between two processes."""
 
     def __init__(self, name: str, blocks: int, publish: Callable[[], Descriptor]) -> None:
         self.name = name
@@ -112,7 +112,7 @@ class Way:
         self._publish = publish
 
     def move(self) -> float:
-        """Seconds of one transfer; what arrived is looked at afterwards."""
+        """Return the seconds of one transfer, and check the data afterwards."""
         self._region.flat[:] = 0
         descriptor = self._publish()
         began = time.perf_counter()
@@ -139,7 +139,7 @@ class Memcpy:
         self._pairs = pairs_of(blocks)
 
     def move(self) -> float:
-        """Seconds of one copy."""
+        """Return the seconds of one copy."""
         began = time.perf_counter()
         if self.name == ONE_PIECE:
             np.copyto(self._region.flat, self._source.flat)
@@ -149,7 +149,7 @@ class Memcpy:
 
 
 def measure(blocks: int, rounds: int, names: list[str]) -> list[Row]:
-    """Medians of rounds in which each has its turn, so that a machine's moods are shared by all."""
+    """Return medians of rounds in which the transports alternate, so that background load affects all of them."""
     with ExitStack() as stack:
         movers: list[Way | Memcpy] = [Memcpy(ONE_PIECE, blocks), Memcpy(BLOCK_BY_BLOCK, blocks)]
         for name in names:
@@ -157,7 +157,7 @@ def measure(blocks: int, rounds: int, names: list[str]) -> list[Row]:
             stack.callback(way.close)
             movers.append(way)
         for mover in movers:
-            mover.move()  # Connections are made and memory is touched.
+            mover.move()  # Opens connections and touches the memory.
         times: dict[str, list[float]] = {mover.name: [] for mover in movers}
         for _ in range(rounds):
             for mover in movers:
@@ -166,7 +166,7 @@ def measure(blocks: int, rounds: int, names: list[str]) -> list[Row]:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=128, help="Size of a transfer")
     parser.add_argument("--rounds", type=int, default=15)

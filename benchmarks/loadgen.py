@@ -236,7 +236,7 @@ USAGE = re.compile(rb'"(prompt_tokens|completion_tokens)": ?(\d+)')
 
 
 def read_tokens(tail: bytes) -> tuple[int, int]:
-    """Prompt and completion tokens as the last `usage` says; -1 where it says nothing."""
+    """Return prompt and completion tokens of the last `usage`; -1 for absent ones."""
     found = {name: int(count) for name, count in USAGE.findall(tail, max(tail.rfind(b'"usage"'), 0))}
     return found.get(b"prompt_tokens", -1), found.get(b"completion_tokens", -1)
 
@@ -476,7 +476,7 @@ class Report:
     own_us_per_token: float
     own_cores: float
     noise: float
-    """Cores that everybody else used meanwhile."""
+    """Cores that other processes used meanwhile."""
 
     @classmethod
     def of(cls, load: Load, tally: Tally, before: Snapshot, after: Snapshot, unanswered: int) -> "Report":
@@ -527,7 +527,7 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def quantiles(values_s: Sequence[float], zeros: int = 0) -> dict[str, float]:
-    """Mean, p50, p90, p99 and max in milliseconds; `zeros` stands for so many values of nought."""
+    """Return mean, p50, p90, p99 and max in milliseconds; `zeros` is a number of additional values of zero."""
     ordered = sorted(values_s)
     total = len(ordered) + zeros
     if not total:

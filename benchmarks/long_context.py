@@ -1,11 +1,11 @@
-"""Long context: how much later somebody else's tokens come while prompts of 32,000 tokens are prepared.
+"""Long context: token delays of other clients while prompts of 32,000 tokens are prepared.
 
     python -m benchmarks.long_context [--quick]
 
-One stream gets a token every 20 ms from the metronome (`metronome.py`, the same engine for both frontends). Its tokens are
-timed from the engine's writing to the client's reading, both by one clock: first alone, then while prompts of 32,000
-tokens arrive one after the other, each a new one. What long prompts add is the difference of the 99th percentiles. The
-engine's own delay, when such a prompt reaches it, lies before its writing and so is in neither.
+One stream gets a token every 20 ms from the metronome (`metronome.py`, the same engine for both frontends). Its tokens
+are timed from the engine's write to the client's read by one clock: first alone, then while new prompts of 32,000
+tokens arrive in sequence. The effect of long prompts is the difference of the 99th percentiles. The engine's own delay,
+when such a prompt arrives, precedes its write and is not included.
 """
 
 import os
@@ -28,10 +28,10 @@ from dynamo.core.errors import ConfigError
 
 METRONOME = os.path.join(os.path.dirname(os.path.abspath(__file__)), "metronome.py")
 INTERVAL_MS = 20.0
-LONG_PROMPTS = 24  # Each returns with another nonce.
+LONG_PROMPTS = 24  # Each is repeated with another nonce.
 LONG_OUTPUT_TOKENS = 2
 SHORT_PROMPT_TOKENS = 64
-PAUSE_S = 0.05  # Between the end of a long prompt's answer and the next one.
+PAUSE_S = 0.05  # Between the end of a long prompt's response and the next one.
 ANSWER_TIMEOUT_S = 60.0
 RECEIVE_BYTES = 65536
 WARM_S = 2.0
@@ -39,7 +39,7 @@ WARM_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongConfig:
-    """What long prompts do to others, in our frontend and in the released one."""
+    """Effect of long prompts on other clients, in our frontend and in the released one."""
 
     quick: bool = option(False, "--quick", None, "Shorter phases, and no results file: under a minute")
     prompt_tokens: int = option(32_000, "--prompt-tokens", None, "Tokens of the long prompts")
@@ -55,13 +55,13 @@ class LongConfig:
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """One frontend: how late the stream's tokens came, in milliseconds, alone and beside long prompts."""
+    """Token delays of one frontend's stream in milliseconds, alone and during long prompts."""
 
     alone: dict[str, float]
     beside: dict[str, float]
     long_prompts: int
     long_ms: dict[str, float]
-    """How long the long prompts took."""
+    """Duration of the long prompts."""
 
     @property
     def added_p99_ms(self) -> float:
@@ -70,16 +70,16 @@ class Delays:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """So many tokens were read at once."""
+    """Number of tokens read at one time."""
 
     at_s: float
     tokens: int
 
 
 def delays_s(beats: Sequence[Beat], arrivals: Sequence[Arrival]) -> list[tuple[float, float]]:
-    """Each token's writing by the engine, and how long after it the client read it.
+    """Return the engine's write time of each token, and the delay until the client's read.
 
-    The stream has a token at every beat. Its first is that of the last beat before it was read.
+    The stream has a token at every tick. Its first token belongs to the last tick before its read.
     """
     if not arrivals:
         return []
@@ -89,7 +89,7 @@ def delays_s(beats: Sequence[Beat], arrivals: Sequence[Arrival]) -> list[tuple[f
 
 
 class Stream(threading.Thread):
-    """One streamed answer, timed token by token."""
+    """Streamed response, timed token by token."""
 
     def __init__(self, port: int, request: bytes) -> None:
         super().__init__(daemon=True)
@@ -119,7 +119,7 @@ class Stream(threading.Thread):
 
 
 def ask(port: int, request: bytes) -> float:
-    """One whole answer; the seconds it took. Raises `ConnectionError` for one that is not a success."""
+    """Return the seconds of one response. Raises `ConnectionError` if it is not a success."""
     began = time.perf_counter()
     with socket.create_connection((HOST, port), timeout=ANSWER_TIMEOUT_S) as sock:
         sock.sendall(request)
@@ -134,7 +134,7 @@ def ask(port: int, request: bytes) -> float:
 
 
 class Bench:
-    """The prompts, and one frontend after the other."""
+    """Prompts of the benchmark, and its measurements of each frontend."""
 
     def __init__(self, config: LongConfig) -> None:
         self.config = config
@@ -156,7 +156,7 @@ class Bench:
             recipe = Recipe(name=name, frontend=implementation, engine=ours(), program=METRONOME, engine_flags=flags)
             with Stack(recipe, self.model) as stack:
                 long = self.requests(stack.port, self.long.texts, self.long.words, LONG_OUTPUT_TOKENS)
-                ask(stack.port, long.next())  # Whatever is made at the first of its kind.
+                ask(stack.port, long.next())  # Warm up everything that the first request creates.
                 time.sleep(4 * INTERVAL_MS / 1e3)
                 tokens = int((WARM_S + 2 * phase_s + ANSWER_TIMEOUT_S) / INTERVAL_MS * 1e3)
                 short = self.requests(stack.port, self.short.texts, self.short.words, tokens)
@@ -181,15 +181,15 @@ class Bench:
             long_ms=quantiles(took),
         )
         say(
-            f"  {name}: p99 {number(found.alone['p99'])} ms alone, {number(found.beside['p99'])} beside {len(took)} prompts"
+            f"  {name}: p99 {number(found.alone['p99'])} ms alone, {number(found.beside['p99'])} during {len(took)} prompts"
         )
         return found
 
 
 def markdown(found: Mapping[str, Delays], prompt_tokens: int) -> str:
-    """Both, with ours over theirs."""
+    """Return both results, with the ratio of ours to theirs."""
     head = [
-        "frontend", "alone p50 / p99 ms", f"beside prompts of {prompt_tokens:,} p50 / p99 ms", "max ms", "added p99 ms",
+        "frontend", "alone p50 / p99 ms", f"during prompts of {prompt_tokens:,} p50 / p99 ms", "max ms", "added p99 ms",
         "long prompts", "each p50 ms",
     ]  # fmt: skip
     rows = [

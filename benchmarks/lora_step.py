@@ -1,8 +1,8 @@
-"""LoRA step: what adapters cost a step of the embedded engine: rows of decoding with none, with one for all, with four for half.
+"""Cost of LoRA adapters in a step of the embedded engine: decode rows with none, with one for all, with four for half.
 
     python -m benchmarks.lora_step --rank 8
 
-The cases take turns, so that a busy machine is busy for all of them; told are medians and tenth percentiles.
+The cases alternate, so that background load affects all of them; printed are medians and tenth percentiles.
 """
 
 import argparse
@@ -26,7 +26,7 @@ ADAPTERS = 4
 
 
 def adapter(shape: Architecture, rank: int, number: int) -> Adapter:
-    """One on all seven projections."""
+    """Return an adapter of all seven projections."""
     rng = np.random.default_rng(number)
     hidden, inner, dim = shape.hidden_size, shape.intermediate_size, shape.head_dim
     q, kv = shape.heads * dim, shape.kv_heads * dim
@@ -46,7 +46,7 @@ def adapter(shape: Architecture, rank: int, number: int) -> Adapter:
 
 
 def decoding(rows: int, adapted: Sequence[Adapted] = ()) -> Batch:
-    """A token for each of so many sequences."""
+    """Return a step with one token for each of that many sequences."""
     spans = [TokenSpan(row, 1, CONTEXT, [(row * SLOTS, row * SLOTS + CONTEXT)]) for row in range(rows)]
     ids = np.arange(rows, dtype=np.intp)
     ones = np.ones(rows, dtype=np.intp)

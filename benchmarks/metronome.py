@@ -1,11 +1,12 @@
-"""Metronome: an engine that says a token to each of its streams at every beat, and writes down when it did.
+"""Metronome: an engine that writes a token to each of its streams at fixed intervals, and records the times.
 
     python benchmarks/metronome.py --model-path DIRECTORY --interval-ms 20 [--phases 8] [--beats FILE]
     python benchmarks/metronome.py --model-path DIRECTORY --answer-after-ms 60
 
-It stands behind either frontend where what a frontend adds to an engine's own pace is measured: its clock is
-`time.perf_counter`, which on Linux is the same in every process. With phases it is as many engines, beating one after
-the other, each with its share of the streams. With `--answer-after-ms` each request is answered whole after that time.
+It is the backend of both frontends where a frontend's effect on the token pace is measured: its clock is
+`time.perf_counter`, which on Linux is the same in every process. With phases it acts as that many engines, with ticks
+in sequence, each with its share of the streams. With `--answer-after-ms` each request is answered as a whole after that
+time.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ BEAT = struct.Struct("=ddII")
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """One beat: when it was due and when its tokens had been written, of which phase, and for how many streams."""
+    """One tick: when it was due, when its tokens had been written, its phase, and its number of streams."""
 
     due_s: float
     written_s: float
@@ -39,7 +40,7 @@ class Beat:
 
 
 def read_beats(path: str) -> Iterator[Beat]:
-    """The beats so far, in the order in which they were."""
+    """Return the ticks so far, in order."""
     with open(path, "rb") as file:
         data = file.read()
     for fields in BEAT.iter_unpack(data[: len(data) - len(data) % BEAT.size]):
@@ -48,7 +49,7 @@ def read_beats(path: str) -> Iterator[Beat]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetronomeOptions(WorkerOptions):
-    """An engine that keeps time."""
+    """Engine with a fixed token interval."""
 
     model_path: str = option("", "--model-path", None, "Whose tokenizer to use: a directory")
     model_name: str = option("bench", "--model-name", None, "Name to serve under")
@@ -67,13 +68,13 @@ class MetronomeOptions(WorkerOptions):
 
 
 class Stream:
-    """One request: which token it is told, and how often still."""
+    """Request in flight: its next token and its remaining tokens."""
 
     __slots__ = ("left", "prompt_tokens", "token", "total")
 
     def __init__(self, request: PreprocessedRequest) -> None:
         self.prompt_tokens = len(request.token_ids)
-        self.token = request.token_ids[self.prompt_tokens // 2]  # Of the client's own text: no special token.
+        self.token = request.token_ids[self.prompt_tokens // 2]  # Token of ordinary text, not a special one.
         self.total = self.left = request.stop_conditions.max_tokens or TOKENS_DEFAULT
 
     def last(self, tokens: list[int]) -> EngineOutput:
@@ -82,7 +83,7 @@ class Stream:
 
 
 class Metronome:
-    """An `LLMEngine` that keeps time."""
+    """`LLMEngine` with a fixed token interval."""
 
     def __init__(self, options: MetronomeOptions) -> None:
         self._options = options
@@ -158,7 +159,7 @@ class Metronome:
             self._quiet.set()
 
     def _schedule(self, phase: int, after: float) -> None:
-        """The next beat of a phase on the one grid that all share; beats that were missed are not made up for."""
+        """Schedule the next tick of a phase on the common grid; missed ticks are skipped."""
         now = time.perf_counter()
         due = next_beat(max(now, after), self._options.interval_ms / 1e3, phase, len(self._phases))
         self._timers[phase] = asyncio.get_running_loop().call_later(due - now, self._beat, phase, due)
@@ -187,7 +188,7 @@ class Metronome:
 
 
 def next_beat(now: float, interval_s: float, phase: int, phases: int) -> float:
-    """The first instant after `now` at which that phase beats."""
+    """Return the first instant after `now` at which that phase has a tick."""
     offset = interval_s * phase / phases
     return ((now - offset) // interval_s + 1) * interval_s + offset
 

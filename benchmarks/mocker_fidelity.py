@@ -1,10 +1,10 @@
-"""Mocker fidelity: the same load to our mocker and to the released one, behind the same frontend of ours.
+"""Mocker fidelity: the same load to our mocker and to the released one, with the same frontend of ours.
 
     python -m benchmarks.mocker_fidelity [--requests N] [--rounds R]
 
-Both implementations are asked in turn, so that whatever else the machine does befalls both. What is told is the ratio of 10th
-percentiles, medians and 90th percentiles of the time to the first token and of the time between tokens: the first of
-them is what least depends on a busy machine.
+The implementations alternate, so that background load affects both. Printed are the ratios of 10th percentiles, medians
+and 90th percentiles of the time to first token and of the time between tokens: the 10th percentile depends least on
+background load.
 """
 
 import argparse
@@ -26,30 +26,30 @@ from benchmarks.stacks import HOST, MODEL_NAME, Recipe, Stack, ours, theirs
 REQUEST_TIMEOUT_S = 120.0
 ANSWER_TOKENS = 24
 PROMPT_TOKENS = (200, 1200, 3000)
-"""Lengths of prompts; a third of the requests has each."""
+"""Lengths of prompts; each applies to a third of the requests."""
 
 
 @dataclass(slots=True)
 class Times:
-    """What one implementation took, in milliseconds."""
+    """Times of one implementation in milliseconds."""
 
     ttft: list[float] = field(default_factory=list)
     itl: list[float] = field(default_factory=list)
 
     def add(self, other: "Times") -> None:
-        """Joins what was measured in another round."""
+        """Add the measurements of another round."""
         self.ttft += other.ttft
         self.itl += other.itl
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which such a share of them lies."""
+    """Return the percentile of that share."""
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
 def ask(port: int, tokens: Sequence[int]) -> tuple[float, list[float]]:
-    """The time to the first token of one request, and its mean time between tokens."""
+    """Return the time to first token of one request, and its mean time between tokens."""
     body = {
         "model": MODEL_NAME, "prompt": list(tokens), "max_tokens": ANSWER_TOKENS, "stream": True,
         "ignore_eos": True,
@@ -69,7 +69,7 @@ def ask(port: int, tokens: Sequence[int]) -> tuple[float, list[float]]:
 
 
 def load(stack: Stack, requests: int, concurrency: int, seed: int) -> Times:
-    """One round: so many requests at a time, with prompts that share nothing."""
+    """Run one round at that concurrency, with prompts that share no prefix."""
     rng = random.Random(seed)
     prompts = [
         [rng.randrange(10, 1500) for _ in range(PROMPT_TOKENS[number % len(PROMPT_TOKENS)])]
@@ -86,7 +86,7 @@ def load(stack: Stack, requests: int, concurrency: int, seed: int) -> Times:
 def compare(
     peer: str, requests: int = 24, concurrency: int = 4, rounds: int = 3, flags: Sequence[str] = ()
 ) -> dict[str, Times]:
-    """Both implementations' times over some rounds."""
+    """Return both implementations' times over some rounds."""
     found = {"ours": Times(), "theirs": Times()}
     engines = {"ours": ours(), "theirs": theirs(peer)}
     with (
@@ -103,7 +103,7 @@ def compare(
 
 
 def ratios(found: dict[str, Times]) -> dict[str, float]:
-    """Ours over theirs."""
+    """Return the ratios of ours to theirs."""
     table: dict[str, float] = {}
     for what in ("ttft", "itl"):
         a, b = (getattr(found[name], what) for name in ("ours", "theirs"))

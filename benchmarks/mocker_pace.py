@@ -1,10 +1,10 @@
-"""How truly the mocker keeps time: ours beside the released one, called by the same client, in one run.
+"""Mocker pace: accuracy of simulated times, ours and the released mocker's, with the same client in one run.
 
     python -m benchmarks.mocker_pace [--streams 1,16,64,256]
 
-Each mocker serves twice as many requests as streams (512 prompt tokens that no cache holds, 128 answered) at the speed of
-a real engine, `--speedup-ratio 1`, over the request plane, without a frontend between. Printed are the time for all of
-them, the time to the first token and the time between tokens. Prefill and decode of one batch decide all three, so
+Each mocker serves twice as many requests as streams (512 uncached prompt tokens, 128 output tokens) at the speed of a
+real engine, `--speedup-ratio 1`, over the request plane, without a frontend. Printed are the total time, the time to
+first token and the time between tokens. The scheduling of prefill and decode within a batch determines all three, so
 equal figures mean equal schedulers. Without the released system ours is measured alone.
 """
 
@@ -33,12 +33,12 @@ from dynamo.runtime.request_plane.tcp.plane import TcpPlane
 
 PROMPT_TOKENS = 512
 ANSWER_TOKENS = 128
-VOCABULARY = 16_000  # Below the benchmark model's, so that both mockers take every id.
+VOCABULARY = 16_000  # Below the benchmark model's size, so that both mockers accept every id.
 ANSWER_TIMEOUT_S = 120.0
 
 
 class Stopwatch:
-    """A receiver that notes when each token came."""
+    """Receiver that records the time of each token."""
 
     def __init__(self) -> None:
         self.times = [time.perf_counter()]
@@ -58,7 +58,7 @@ class Stopwatch:
 
 
 async def ask(client: Client, name: str, seed: random.Random, permits: asyncio.Semaphore) -> list[float]:
-    """The moments of one request: asked, first token, second, …"""
+    """Return the times of one request: sent, first token, second token, …"""
     async with permits:
         watch = Stopwatch()
         prompt = [seed.randrange(VOCABULARY) for _ in range(PROMPT_TOKENS)]
@@ -74,7 +74,7 @@ FORMS = (8, 11, 11, 11, 11), (2, 1, 1, 2, 2)
 
 
 async def measure(home: str, streams: int) -> dict[str, float]:
-    """The figures of the mocker that is registered there."""
+    """Return the figures of the registered mocker."""
     options = TcpOptions(host=HOST, answer_host=HOST)
     runtime = DistributedRuntime(
         None,
@@ -100,12 +100,12 @@ async def measure(home: str, streams: int) -> dict[str, float]:
 
 
 def median(values: Sequence[float]) -> float:
-    """The one in the middle."""
+    """Return the median."""
     return quantiles(values, n=2)[0]
 
 
 def tail(values: Sequence[float]) -> float:
-    """The one that nine in ten are below."""
+    """Return the 90th percentile."""
     return quantiles(values, n=10, method="inclusive")[-1]
 
 

@@ -1,9 +1,9 @@
-"""Peer: the released system, in an environment of its own that this module makes.
+"""Peer: the released system, in an environment of its own that this module creates.
 
     python -m benchmarks.peer
 
-Nothing of it is imported by the project; it is run beside it. `DYNAMO_PEER_HOME` names an environment to use or make
-elsewhere.
+The project imports none of it; its processes run next to ours. `DYNAMO_PEER_HOME` names another environment to use or
+create.
 """
 
 import os
@@ -19,7 +19,7 @@ VERSION = "1.6.1"
 PACKAGES = (f"ai-dynamo=={VERSION}", f"ai-dynamo-runtime=={VERSION}")
 OVERRIDES = (
     'aisimulate==0.13.0 ; python_version < "3.0"',  # A pinned simulator that frontend and mocker run without.
-    "certifi",  # Pinned to one release, which a mirror of the package index may not hold.
+    "certifi",  # Pinned to one release, which a mirror of the package index may not have.
 )
 INSTALL_TIMEOUT_S = 900.0
 PROBE_TIMEOUT_S = 60.0
@@ -27,21 +27,21 @@ PROBE = "import dynamo._core, dynamo.frontend, dynamo.mocker"
 
 
 class PeerMissing(Exception):
-    """The released system cannot be run here; the message says why in one line."""
+    """The released system cannot run here; the message gives the reason in one line."""
 
 
 def peer_home() -> str:
-    """The directory that holds the environment, `venv`."""
+    """Return the directory that holds the environment, `venv`."""
     return setting("DYNAMO_PEER_HOME", os.path.join(cache_dir(), "peer"), str)
 
 
 def peer_python(home: str | None = None) -> str:
-    """The interpreter in which the released system is installed, whether or not it is there."""
+    """Return the path of the released system's interpreter, whether or not it exists."""
     return os.path.join(home or peer_home(), "venv", "bin", "python")
 
 
 def is_ready(home: str | None = None) -> bool:
-    """True when the released frontend and mocker can be started; imports them in a process of their own."""
+    """Return whether the released frontend and mocker can be imported, in a process of their own."""
     python = peer_python(home)
     if not os.path.exists(python):
         return False
@@ -53,7 +53,7 @@ def is_ready(home: str | None = None) -> bool:
 
 
 def ensure_peer(home: str | None = None) -> str:
-    """The peer's interpreter, installed first if need be. Raises `PeerMissing`."""
+    """Return the peer's interpreter, installed first if need be. Raises `PeerMissing`."""
     home = home or peer_home()
     python = peer_python(home)
     if is_ready(home):
@@ -73,7 +73,7 @@ def ensure_peer(home: str | None = None) -> str:
 
 
 def _run(command: Sequence[str], *, timeout_s: float) -> None:
-    """Runs one step without the caller's Python path. Raises `PeerMissing` with the last line it wrote."""
+    """Run one step without the caller's Python path. Raises `PeerMissing` with the last line of its output."""
     env = {name: value for name, value in environ().items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
     name = " ".join(os.path.basename(word) for word in command[:4])
     try:

@@ -1,4 +1,4 @@
-"""Plane: a caller and a worker of one package or of both, as processes that are told what to do."""
+"""Request plane processes: a caller and a worker of one package or of both, controlled by commands."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ class Party:
     """One of the two processes."""
 
     def __init__(self, python: str, role: str, variables: dict[str, str]) -> None:
-        """Its log goes to a file in its home: the released caller writes a line a call, whatever `DYN_LOG` says."""
+        """Start the process with a log file in its home: the released caller writes a line per call for any `DYN_LOG`."""
         self._log = Path(variables["HOME"]) / f"{role}.log"
         with self._log.open("wb") as log:
             pipe = subprocess.PIPE
@@ -37,7 +37,7 @@ class Party:
         self._line("ready")
 
     def do(self, order: str, **details: Any) -> dict[str, Any]:
-        """Carries out an order and returns what was answered."""
+        """Execute a command and return its result."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": order, **details}) + "\n")
         self._process.stdin.flush()
@@ -74,7 +74,7 @@ class Party:
 
 @contextlib.contextmanager
 def pair(caller_python: str, worker_python: str) -> Iterator[tuple[Party, Party]]:
-    """A caller and a worker that have found each other over a directory of their own."""
+    """Start a caller and a worker that have discovered each other over a directory of their own."""
     with tempfile.TemporaryDirectory() as folder:
         variables = {
             **{name: value for name, value in environ().items() if name not in {"PYTHONPATH", "PYTHONHOME"}},
@@ -89,7 +89,7 @@ def pair(caller_python: str, worker_python: str) -> Iterator[tuple[Party, Party]
 
 
 def pythons() -> dict[str, str]:
-    """The interpreters of our package and, where it can be had, of the released one."""
+    """Return the interpreters of our package and, if installed, of the released one."""
     found = {"ours": sys.executable}
     try:
         found["theirs"] = ensure_peer()
@@ -99,13 +99,13 @@ def pythons() -> dict[str, str]:
 
 
 def allow_many_files(count: int) -> None:
-    """Lets this process and its children open so many, as far as the machine allows."""
+    """Raise the limit of open files of this process and its children as far as the machine allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, count)), hard))
 
 
 def write_results(name: str, settings: dict[str, Any], figures: Any) -> None:
-    """Keeps a run under `benchmarks/results`."""
+    """Write a run to `benchmarks/results`."""
     RESULTS.mkdir(exist_ok=True)
     result = {
         "program": f"python -m benchmarks.{name}",

@@ -1,9 +1,9 @@
-"""A worker and a caller, written against the Python API that both packages have: run by either's interpreter.
+"""Worker and caller of the Python API that both packages have; run by either's interpreter.
 
     python plane_program.py worker | caller
 
-Orders come as lines of JSON on the standard input, answers go out as lines that begin with `answer `. `benchmarks.plane`
-gives them.
+Commands arrive as lines of JSON on standard input, results are lines that begin with `answer `. `benchmarks.plane`
+sends the commands.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ ENDPOINT = "bench.backend.generate"
 
 
 async def generate(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """So many tokens, one a turn of the loop, as an engine's steps bring them; then as long a wait as is asked for."""
+    """Yield that many tokens, one per turn of the loop, as an engine's steps do; then wait as long as requested."""
     for number in range(request["tokens"]):
         yield {"token_ids": [number], "index": 0}
         await asyncio.sleep(0)
@@ -30,7 +30,7 @@ async def generate(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
 
 
 async def hear(client: Any, tokens: int, idle_s: float = 0.0) -> None:
-    """A call, and all of its answer."""
+    """Send a request and read its whole response."""
     count = 0
     async for element in await client.generate({"tokens": tokens, "idle_s": idle_s}, annotated=False):
         count += len(element["token_ids"])
@@ -38,7 +38,7 @@ async def hear(client: Any, tokens: int, idle_s: float = 0.0) -> None:
 
 
 def used() -> dict[str, float]:
-    """Processor seconds of all threads of this process, and its memory."""
+    """Return processor seconds of all threads of this process, and its memory."""
     gc.collect()
     with open("/proc/self/status") as file:
         fields = dict(line.split(":", 1) for line in file)
@@ -46,14 +46,14 @@ def used() -> dict[str, float]:
 
 
 class Caller:
-    """Calls as it is told to."""
+    """Caller that executes commands."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
         self.idle: list[Any] = []
 
     async def run(self, calls: int, concurrency: int, tokens: int) -> dict[str, float]:
-        """So many calls, so many at a time; how long they took."""
+        """Send that many requests at that concurrency; return the seconds."""
         left = iter(range(calls))
 
         async def one_after_another() -> None:
@@ -65,7 +65,7 @@ class Caller:
         return {"elapsed_s": time.monotonic() - began}
 
     async def hold(self, streams: int) -> dict[str, int]:
-        """Opens streams that have said one token and then nothing."""
+        """Open streams that have sent one token and then nothing."""
         for start in range(0, streams, 100):
             some = range(start, min(start + 100, streams))
             opened = [await self.client.generate({"tokens": 1, "idle_s": 3600.0}, annotated=False) for _ in some]

@@ -1,7 +1,8 @@
-"""Planners that know the demand: how much of a load any policy with the same start-up time can serve.
+"""Planners that know the demand in advance: an upper bound for any policy with the same start-up time.
 
-`oracle` knows the arrivals of the next start-up time. `known rate` knows those of the next ten seconds: it follows a change at once, but
-does not expect it. Both use the performance model, the limits and the backlog rule of forecast scaling, so that only the knowledge differs.
+`oracle` knows the arrivals of the next start-up time. `known rate` knows those of the next ten seconds: it follows a
+change at once, but does not expect it. Both use the performance model, the limits and the backlog rule of forecast
+scaling, so that only the knowledge differs.
 """
 
 import math
@@ -69,7 +70,7 @@ class KnownDemand:
 
 @dataclass(slots=True)
 class OraclePlanner:
-    """Requests the replicas for the largest demand of the time that it knows."""
+    """Planner that requests the replicas for the largest demand of the known time."""
 
     demand: KnownDemand
     ahead_s: float

@@ -22,7 +22,7 @@ class NoFreePort(Exception):
 
 
 class PortSlice:
-    """A range of ports that no other process using this module hands out."""
+    """Range of ports that no other process using this module returns."""
 
     def __init__(self) -> None:
         folder = os.path.join(tempfile.gettempdir(), f"dynamo-test-ports-{os.getuid()}")

@@ -1,10 +1,11 @@
-"""How true a replay is: the same requests, router and engines, lived through in real time and computed in virtual time.
+"""Replay fidelity: the same requests, router and engines in real time and in virtual time.
 
     python -m benchmarks.replay_fidelity [--requests 2000] [--workers 4] [--rate 20] [--speedup 1]
 
-Real time: the mocker's ranks on this machine's clock, the production router between them, token by token, in one process
-without a network. Virtual time: `dynamo.replay`. What differs is what the machine's clock and its scheduler add: on a busy
-machine a `--speedup` below 1, slower engines and as much fewer requests, makes that small against the steps.
+Real time: the mocker's ranks on this machine's clock, the production router between them, token by token, in one
+process without a network. Virtual time: `dynamo.replay`. The difference is the delay of the machine's clock and
+scheduler: on a busy machine a `--speedup` below 1, slower engines and proportionally fewer requests, makes it small
+relative to the steps.
 """
 
 import argparse
@@ -33,7 +34,7 @@ BLOCK = 512
 
 
 class Ear:
-    """A reply that notes when its tokens come."""
+    """Reply that records the times of its tokens."""
 
     def __init__(self, name: str, placement: KvPlacement) -> None:
         self.name = name
@@ -59,7 +60,7 @@ class Ear:
 
 
 class Reporter:
-    """Tells the router what a rank's cache holds."""
+    """Publishes a rank's cached blocks to the router."""
 
     def __init__(self, worker: int, placement: KvPlacement) -> None:
         self._seat = worker, 0
@@ -71,11 +72,11 @@ class Reporter:
         self._placement.observe(self._seat, result.forward_pass)
 
     def rest(self) -> None:
-        """Nothing to tell."""
+        """Ignore the load."""
 
 
 def prompt_of(session: ReplaySession) -> list[int]:
-    """Tokens that are equal where the block names are."""
+    """Return tokens that are equal where the block names are."""
     turn = session.turns[0]
     found: list[int] = []
     for name in turn.hash_ids:
@@ -84,7 +85,7 @@ def prompt_of(session: ReplaySession) -> list[int]:
 
 
 async def real(load: list[ReplaySession], workers: int, engine: EngineArgs) -> dict[str, float]:
-    """The figures in real time."""
+    """Return the figures in real time."""
     placement = KvPlacement(RoutingConfig(block_size=engine.block_size), 42)
     ranks = []
     tasks = []
@@ -117,11 +118,11 @@ async def real(load: list[ReplaySession], workers: int, engine: EngineArgs) -> d
 
 
 def _ended(reply: object) -> None:
-    """Ears know it themselves."""
+    """Ignore the end, which the replies record."""
 
 
 class _Submitted:
-    """What a rank reads of a request."""
+    """Fields of a request that a rank reads."""
 
     hash_seed = 1337
 
@@ -131,7 +132,7 @@ class _Submitted:
 
 
 def virtual(load: list[ReplaySession], workers: int, engine: EngineArgs) -> dict[str, float]:
-    """The same in virtual time."""
+    """Return the figures in virtual time."""
     outcome = Scenario(sessions=load, workers=workers, router_mode="kv_router", engine=engine).run()
     found = summary_of(outcome, rows_of(outcome.flights))
     return {
@@ -142,7 +143,7 @@ def virtual(load: list[ReplaySession], workers: int, engine: EngineArgs) -> dict
 
 
 def main() -> None:
-    """Prints both, and what differs."""
+    """Print both, and their differences."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--workers", type=int, default=4)

@@ -1,9 +1,9 @@
-"""What a fit is worth: the hardware points that were published for one engine, each foretold from the others.
+"""Replay fit: the published hardware points of one engine, each predicted from the others.
 
     python -m benchmarks.replay_fit
 
-NVIDIA measured MiniMax on four B200 (tensor parallel), prompts and answers of 1,024 tokens, 4 to 64 at once,
-and the released mocker's errors against them, without a fit: those are the ones to be below.
+NVIDIA measured MiniMax on four B200 (tensor parallel), prompts and outputs of 1,024 tokens, concurrency 4 to 64, and
+the released mocker's errors against them without a fit; ours must be smaller.
 """
 
 import sys
@@ -28,14 +28,14 @@ HARDWARE = [
 
 
 def main() -> int:
-    """Prints the errors; 1 where one is larger than what is published."""
+    """Print the errors; return 1 if one is larger than the published one."""
     config = FitConfig()
     timing: FittedTiming = refined(HARDWARE, config)
     found = cross_validation(HARDWARE, config)
     inside = explained(HARDWARE, timing, config)["mean_absolute_error_percent"]
     outside = found["mean_absolute_error_percent"]
     print(
-        "| at once | TTFT ms | foretold | TPOT ms | foretold | tok/s | foretold |\n|---:|---:|---:|---:|---:|---:|---:|"
+        "| at once | TTFT ms | predicted | TPOT ms | predicted | tok/s | predicted |\n|---:|---:|---:|---:|---:|---:|---:|"
     )
     for point in found["points"]:
         seen, told = point["measured"], point["foretold"]

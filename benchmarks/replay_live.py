@@ -1,11 +1,11 @@
-"""Replay against live: what a request takes beyond the simulated engine, fitted on one load and checked on another.
+"""Replay against live: request overhead beyond the simulated engine, fitted on one load and checked on another.
 
     python -m benchmarks.replay_live [--requests 400] [--workers 4]
 
-A frontend in KV mode and mockers at real speed receive a light load over HTTP; the same load is simulated. The difference of the
-median times to first token is the overhead (`dynamo replay --request-overhead-ms`). A second load with other lengths at twice the
-rate gives the error of the simulation without and with it. Only a quiet machine gives an overhead that holds elsewhere: the
-result contains the load average.
+A frontend in KV mode and mockers at real speed receive a light load over HTTP; the same load is simulated. The
+difference of the median times to first token is the overhead (`dynamo replay --request-overhead-ms`). A second load
+with other lengths at twice the rate gives the error of the simulation without and with it. Only a quiet machine gives
+an overhead that applies to other machines: the result contains the load average.
 """
 
 import sys

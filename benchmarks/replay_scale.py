@@ -1,8 +1,8 @@
-"""How large a replay may be: so many copies of a trace at once, on so many workers, and the time and memory that takes.
+"""Replay scale: time and memory of a replay of many copies of a trace on many workers.
 
     python -m benchmarks.replay_scale --trace conversation.jsonl.gz [--copies 10] [--workers 64] [--router-mode kv_router]
 
-The copies have nothing in common and begin a moment apart; all requests come within the time of one trace.
+The copies share no prefix and begin a moment apart; all requests arrive within the duration of one trace.
 """
 
 import argparse
@@ -20,7 +20,7 @@ APART_MS = 307.0  # Not a divisor of the trace's own 3 s.
 
 
 def copied(trace: str, copies: int) -> list[ReplaySession]:
-    """The sessions of all copies."""
+    """Return the sessions of all copies."""
     whole = read([trace])
     apart = 1 + max(name for session in whole for turn in session.turns for name in turn.hash_ids)
     found = []
@@ -40,7 +40,7 @@ def copied(trace: str, copies: int) -> list[ReplaySession]:
 
 
 def main() -> None:
-    """Prints one row."""
+    """Print one row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", required=True)
     parser.add_argument("--copies", type=int, default=10)

@@ -1,4 +1,4 @@
-"""Report: what the programs that compare systems share: the machine, tables with ratios, result files, and their start."""
+"""Common parts of comparison programs: the machine, tables with ratios, result files, and their start."""
 
 import contextlib
 import datetime as dt
@@ -28,19 +28,19 @@ def say(line: str) -> None:
 
 
 def number(value: float) -> str:
-    """Three digits that mean something."""
+    """Format a number with three significant digits."""
     if math.isnan(value):
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def ratio(mine: float, other: float | None) -> str:
-    """Ours over theirs, in bold; empty where there is nothing to compare, as what is below zero is but noise."""
+    """Format the ratio of ours to theirs in bold; empty without a comparison, as values below zero are noise."""
     return f"**{mine / other:.2f}**" if other is not None and other > 0 and mine >= 0 else ""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
-    """A Markdown table; the first `words` columns are words, the others figures."""
+    """Return a Markdown table; the first `words` columns are text, the others figures."""
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * words + "---:|" * (len(head) - words)]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
@@ -90,9 +90,9 @@ def commit() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Where the figures come from; absolute ones hold only there.
+    """Return a description of the machine; absolute figures apply to it only.
 
-    `other_cores`: what other programs used on average since this one began; `seconds`: how long ago that was.
+    `other_cores` is the average number of cores that other programs used during the last `seconds`, since the start.
     """
     model = "unknown"
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
@@ -111,7 +111,7 @@ def machine() -> dict[str, Any]:
 
 
 def write_result(name: str, found: Any, *, is_whole: bool) -> str:
-    """Writes what was found and returns where; runs that are not whole do not replace the figures that are cited."""
+    """Write the results and return the path; partial runs do not replace the cited figures."""
     path = os.path.join(RESULTS if is_whole else cache_dir(), f"{name}.json")
     write_json(path, {"machine": machine(), "peer": f"ai-dynamo {VERSION}", **found})
     return path
@@ -125,7 +125,7 @@ def write_json(path: str, value: Any) -> None:
 
 
 def implementations() -> dict[str, Implementation]:
-    """Ours, and the released one where it can be had."""
+    """Return our implementation, and the released one if it is installed."""
     found = {OURS: ours()}
     try:
         found[THEIRS] = theirs(ensure_peer())
@@ -135,7 +135,7 @@ def implementations() -> dict[str, Implementation]:
 
 
 def guarded(main: Callable[[], int]) -> int:
-    """Runs a program whose stacks must be closed whatever ends it; the status to exit with."""
+    """Run a program whose stacks must be closed at any end; return the exit status."""
     signal.signal(signal.SIGTERM, _end)
     try:
         return main()

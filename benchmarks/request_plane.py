@@ -1,9 +1,10 @@
-"""What a call and a token cost on the request plane: ours against the released bindings, in one run.
+"""Cost of a call and of a token on the request plane: ours against the released bindings, in one run.
 
     python -m benchmarks.request_plane [--calls 2000] [--streams 64] [--tokens 256] [--rounds 3]
 
 One program, written against the Python API that both packages have, is run under each: two processes over loopback TCP.
-Then the same between the two implementations, and our own engines' way past async generators (`benchmarks.response_frames`).
+Then the same between the two implementations, and our own engines' path without async generators
+(`benchmarks.response_frames`).
 """
 
 import statistics
@@ -32,7 +33,7 @@ class RequestPlaneBench:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One round of one pair."""
+    """Figures of one round of one pair."""
 
     calls_per_s: float
     caller_us_per_call: float
@@ -43,7 +44,7 @@ class Figures:
 
 
 def cost(caller: Party, worker: Party, calls: int, concurrency: int, tokens: int) -> tuple[float, float, float]:
-    """Seconds, and processor seconds of caller and worker, for so many calls."""
+    """Return seconds, and processor seconds of caller and worker, for that many calls."""
     before = caller.do("used")["cpu_s"], worker.do("used")["cpu_s"]
     elapsed_s = caller.do("run", calls=calls, concurrency=concurrency, tokens=tokens)["elapsed_s"]
     return elapsed_s, caller.do("used")["cpu_s"] - before[0], worker.do("used")["cpu_s"] - before[1]
@@ -65,7 +66,7 @@ def measure(caller: Party, worker: Party, config: RequestPlaneBench) -> Figures:
 
 
 def rounds(config: RequestPlaneBench) -> dict[str, list[Figures]]:
-    """All pairs, taking turns: whatever else the machine does, it does to all of them."""
+    """Run all pairs in turn, so that background load affects all of them."""
     python = pythons()
     pairs = {f"{caller} → {worker}": (python[caller], python[worker]) for caller in python for worker in python}
     figures: dict[str, list[Figures]] = {name: [] for name in pairs}
@@ -83,7 +84,7 @@ def median(figures: list[Figures]) -> Figures:
 
 
 def show(medians: dict[str, Figures]) -> dict[str, float]:
-    """Prints the table; returns what ours takes of what theirs takes."""
+    """Print the table; return the ratio of ours to theirs."""
     print(
         f"{'caller → worker':<18}{'calls/s':>9}{'µs/call':>9}{'+ worker':>9}{'tokens/s':>10}{'µs/token':>10}{'+ worker':>9}"
     )
@@ -108,7 +109,7 @@ def show(medians: dict[str, Figures]) -> dict[str, float]:
 
 
 def frames(config: RequestPlaneBench) -> dict[str, float]:
-    """Both framings under an engine that writes to its replies, without async generators."""
+    """Measure both framings with an engine that writes to its replies, without async generators."""
     found: dict[str, float] = {}
     for name, is_batched in (("batched", True), ("upstream", False)):
         worker, caller = response_frames.measure(is_batched, config.streams, config.tokens)

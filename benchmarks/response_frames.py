@@ -1,4 +1,4 @@
-"""What a token costs in the response frames: our batched ones against upstream's framing, in one run.
+"""Cost of a token in the response frames: our batched ones against upstream's framing, in one run.
 
     python -m benchmarks.response_frames [--streams 64] [--tokens 512]
 
@@ -30,7 +30,7 @@ PATH = "1/bench/backend/generate"
 
 
 class Counter:
-    """A receiver that only counts."""
+    """Receiver that only counts."""
 
     def __init__(self, done: asyncio.Event, left: list[int]) -> None:
         self.tokens = 0
@@ -53,7 +53,7 @@ class Counter:
 
 
 def worker(pipe: Connection, streams: int, tokens: int) -> None:
-    """Serves: waits for all streams, then steps."""
+    """Serve: wait for all streams, then step."""
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -93,7 +93,7 @@ def worker(pipe: Connection, streams: int, tokens: int) -> None:
 
 
 async def call(address: str, is_batched: bool, streams: int, tokens: int) -> float:
-    """Calls, and returns the CPU seconds of this process while the tokens came."""
+    """Send the requests, and return the CPU seconds of this process while the tokens arrived."""
     plane = TcpPlane(Dispatcher(), TcpOptions(host="127.0.0.1"))
     hostport, _, path = address.partition("/")
     target = Target(1, hostport, path, "msgpack", is_batched)
@@ -111,7 +111,7 @@ async def call(address: str, is_batched: bool, streams: int, tokens: int) -> flo
 
 
 def measure(is_batched: bool, streams: int, tokens: int) -> tuple[float, float]:
-    """CPU-microseconds per token of the worker and of the caller."""
+    """Return the CPU-microseconds per token of the worker and of the caller."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=worker, args=(theirs, streams, tokens))
@@ -125,7 +125,7 @@ def measure(is_batched: bool, streams: int, tokens: int) -> tuple[float, float]:
 
 
 def run_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Runs on uvloop, as our processes do."""
+    """Run on uvloop, as our processes do."""
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -133,7 +133,7 @@ def run_loop(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Sink:
-    """A transport that drops what is written."""
+    """Transport that drops the written data."""
 
     def write(self, data: bytes) -> None:
         pass
@@ -146,7 +146,7 @@ class Sink:
 
 
 async def parts(streams: int, rounds: int = 3000) -> tuple[float, float]:
-    """Microseconds per token of `reply.token` with its flush, and of reading the frame, without sockets."""
+    """Return microseconds per token of `reply.token` with its flush, and of reading the frame, without sockets."""
     metrics = TcpMetrics(MetricsRegistry())
     replies: list[Reply] = []
     dispatcher = Dispatcher()
@@ -180,7 +180,7 @@ async def parts(streams: int, rounds: int = 3000) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--streams", type=int, default=64, help="concurrent requests")
     parser.add_argument("--tokens", type=int, default=512, help="tokens of each")

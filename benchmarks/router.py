@@ -1,11 +1,12 @@
-"""What the KV index and a decision cost: ours against the released `RadixTree` through its bindings, in one run.
+"""Cost of the KV index and of a routing decision: ours against the released `RadixTree` through its bindings, in one
+run.
 
     python -m benchmarks.router [--rounds 3] [--big]
 
-Both do the same (`router_cases.py`), each in a process of its own, taking turns. Figures are processor time. A call of
-the released index costs a thread's wake-up and the conversion of its argument, which a router inside its process would
-not pay: look-ups are shown with them and less them (a look-up that finds nothing). Its events come as JSON, which is
-the only form it takes, ours as they are after decoding, which the event plane does for all its listeners.
+Both run the same cases (`router_cases.py`), each in a process of its own, alternating. Figures are processor time. A
+call of the released index includes a thread switch and the conversion of its argument, which a router inside its
+process would not need: look-ups are shown with and without that cost (of a look-up without a result). Its events are
+JSON, the only accepted form; ours are decoded objects, because the event plane decodes once for all subscribers.
 """
 
 import json
@@ -34,7 +35,7 @@ class RouterBench:
 
 
 def run(python: str, adapter: str, config: RouterBench) -> dict[str, float]:
-    """One turn of one of them."""
+    """Run one round of one implementation."""
     command = [python, str(HERE / "router_cases.py"), str(HERE / adapter), *(["--big"] if config.big else [])]
     variables = dict(environ())
     if "peer" in adapter:

@@ -1,8 +1,8 @@
-"""The cases of `benchmarks.router`, over an adapter: what both implementations are asked to do. Runs under either interpreter.
+"""Cases of `benchmarks.router` over an adapter, for both implementations. Runs under either interpreter.
 
     python router_cases.py ADAPTER [--big]      one JSON object on the last line
 
-Nothing of the project is imported here but by the adapter, because the released package has the same name.
+Only the adapter imports the project, because the released package has the same name.
 """
 
 import gc
@@ -30,7 +30,7 @@ rng = random.Random(1)
 
 
 def per_call(work: Callable[[], Any], count: int) -> float:
-    """Nanoseconds of processor time, the median of the repetitions."""
+    """Return nanoseconds of processor time, the median of the repetitions."""
     found = []
     for _ in range(REPETITIONS):
         began = time.process_time_ns()
@@ -59,7 +59,7 @@ def hashing(adapter: Any) -> dict[str, float]:
 
 
 def lookups(adapter: Any) -> dict[str, float]:
-    """One popular prompt that every worker holds to some depth, and others beside it."""
+    """Measure one popular prompt of which every worker caches a part, and other prompts."""
     found = {}
     for workers in WORKERS:
         for depth in DEPTHS:
@@ -116,7 +116,7 @@ def removal(adapter: Any) -> dict[str, float]:
 
 
 def memory(adapter: Any, blocks: int) -> dict[str, float]:
-    """What a block takes, and the longest that one event held things up."""
+    """Return the bytes of a block, and the longest time that one event took."""
     found = {}
     for holders in (1, 8):
         gc.collect()

@@ -1,10 +1,10 @@
-"""Whether a router's memory comes back: a million requests while workers come, store, evict and leave.
+"""Router churn: memory over a million requests while workers join, store, evict and leave.
 
     python -m benchmarks.router_churn [--requests 1000000]
 
-The machine alone (`kv_router.Router`), with everything on that remembers something: the index, predictions, sessions,
-a queue, decisions that can be explained. A first lap fills what is filled once; the memory after it is the baseline
-that every later lap must return to. Ends with status 1 where it does not.
+Runs `kv_router.Router` alone, with every feature that keeps state: the index, predictions, sessions, a queue, explained
+decisions. A first lap fills the fixed-size tables; the memory after it is the baseline of every later lap. Ends with
+status 1 if a lap exceeds it.
 """
 
 import gc
@@ -31,7 +31,7 @@ UNDER_WAY = 256
 CACHE_BLOCKS = 4096
 LAPS = 10
 GROWTH_MAX = 0.05
-"""Of the baseline: what the allocator's own disorder makes of it."""
+"""Allowed growth over the baseline, for fragmentation of the allocator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Churn:
         return [self.rng.getrandbits(64) for _ in range(count)]
 
     def lap(self, requests: int) -> None:
-        """So many requests, then everybody leaves."""
+        """Send that many requests, then remove all workers."""
         for _ in range(WORKERS):
             self._join()
         for number in range(requests):
@@ -104,14 +104,14 @@ class Churn:
 
     def _end(self, request_id: str) -> None:
         if self.rng.random() < 0.001:
-            return  # Nobody ends it: it expires.
+            return  # The request expires without an end.
         self.router.withdraw(request_id)
         self.router.finish(request_id, self.now)
         for route_request, _ in self.router.admit(self.now):
             self.router.prefilled(route_request.request_id)
 
     def _store(self, worker_id: int, hashes: list[int]) -> None:
-        """Its engine computes the prompt, and evicts what it computed longest ago."""
+        """Store the prompt as its engine does, and evict the least recently computed blocks."""
         keys, key = [], worker_id
         for one in hashes:
             key = hash((key, one)) & (1 << 63) - 1
@@ -137,7 +137,7 @@ class Churn:
         )
 
     def _drain(self) -> None:
-        """All requests end, all workers leave, and time passes."""
+        """End all requests, remove all workers, and advance the clock."""
         while self._under_way:
             self._end(self._under_way.popleft())
         for worker_id in list(self._held):
@@ -154,7 +154,7 @@ class Churn:
         self.router.decisions.clear()
 
     def left(self) -> dict[str, int]:
-        """What the router still remembers of a world that is gone."""
+        """Return the number of entries that remain in each table."""
         router = self.router
         router.validate()
         return {
@@ -168,14 +168,14 @@ class Churn:
 
 
 def resident_mb() -> float:
-    """What the process takes."""
+    """Return the resident memory of the process."""
     gc.collect()
     with open("/proc/self/statm", encoding="ascii") as stat:
         return int(stat.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def main() -> int:
-    """1 where something stays."""
+    """Return 1 if memory or entries remain."""
     config = load(ChurnBench, sys.argv[1:])
     churn, laps = Churn(), []
     began = time.perf_counter()
@@ -187,7 +187,7 @@ def main() -> int:
         if left:
             return 1
     seconds = time.perf_counter() - began
-    growth = min(laps[-3:]) / laps[0] - 1  # The least of three: what an allocator keeps by chance is no leak.
+    growth = min(laps[-3:]) / laps[0] - 1  # The least of three: memory that an allocator happens to keep is no leak.
     print(f"{churn.requests / seconds:.0f} requests a second; memory {growth:+.1%} against the first lap's")
     if config.save:
         RESULTS.write_text(json.dumps({"requests": churn.requests, "laps_mb": laps, "growth": growth}, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Our index as `benchmarks.router_cases` drives it, and whole decisions."""
+"""Adapter of our index for `benchmarks.router_cases`, and complete decisions."""
 
 import gc
 import random
@@ -14,7 +14,7 @@ from dynamo.tokens.hashing import packed_block_hashes
 gc.set_threshold(20_000, 20, 100)  # As the frontend does (`core.memory.configure_garbage_collection`).
 
 HAS_HOP = False
-"""Whether a call costs a thread's wake-up and the conversion of its argument, which are told apart."""
+"""Whether a call includes a thread switch and the conversion of its argument, which are reported separately."""
 
 Tree = KvIndex
 hash_blocks = packed_block_hashes
@@ -22,7 +22,7 @@ Change = tuple[int, int | None, list[int], bytes] | tuple[int, list[int]]
 
 
 def question(hashes: Sequence[int]) -> bytes:
-    """A prompt as the router has it: hashing gives it so."""
+    """Return a prompt as the router receives it from hashing."""
     return pack(hashes)
 
 
@@ -35,7 +35,7 @@ def scores(tree: KvIndex, prompt: bytes) -> dict[tuple[int, int], int]:
 
 
 def stored_event(worker: int, parent: int | None, hashes: Sequence[int]) -> Change:
-    """Keys differ from hashes, as an engine's do."""
+    """Return an event whose keys differ from its hashes, as an engine's do."""
     return worker, parent, [one ^ 0x5555 for one in hashes], pack(hashes)
 
 
@@ -59,7 +59,7 @@ def remove_worker(tree: KvIndex, worker: int) -> None:
 
 
 def decisions() -> dict[str, float]:
-    """Hashing, look-up, cost, choice and booking of a prompt of 512 blocks that every worker holds to some depth."""
+    """Measure hashing, look-up, cost, choice and booking of a prompt of 512 blocks of which every worker caches a part."""
     found = {}
     tokens = [random.randrange(150_000) for _ in range(16 * 512)]
     packed = packed_block_hashes(tokens, 16)

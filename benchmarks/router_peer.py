@@ -1,4 +1,4 @@
-"""The released index as `benchmarks.router_cases` drives it; runs under the peer's interpreter."""
+"""Adapter of the released index for `benchmarks.router_cases`; runs under the peer's interpreter."""
 
 import json
 from typing import Any

@@ -1,9 +1,9 @@
-"""Stacks: a frontend and a mocker of either implementation as processes of this one, found by file, heard on loopback only.
+"""Stacks: a frontend and a mocker of either implementation as child processes, with file discovery, on loopback only.
 
     with Stack(Recipe(name="ours", frontend=OURS, engine=OURS), model) as stack:
         ... stack.port, stack.pids ...
 
-Leaving the block ends every process that the stack started, whatever ended the block.
+Leaving the block ends every process that the stack started, also after an error.
 """
 
 import contextlib
@@ -36,12 +36,12 @@ FRONTEND, ENGINE = "frontend", "engine"
 
 
 class StackFailed(Exception):
-    """A process of a stack did not come up; the message ends with what it wrote last."""
+    """A process of a stack failed to start; the message ends with its last output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
-    """Whose processes: an interpreter, and what its mocker takes for an infinite speed."""
+    """Implementation of a process: an interpreter, and its mocker's value for an infinite speed."""
 
     name: str
     python: str
@@ -49,39 +49,39 @@ class Implementation:
 
 
 def ours() -> Implementation:
-    """The working tree, in the environment that runs this program."""
+    """Return this working tree, in the environment that runs this program."""
     return Implementation("ours", sys.executable, "0")
 
 
 def theirs(python: str) -> Implementation:
-    """The released system. Its help calls 0 infinite, but 0 behaves as 1."""
+    """Return the released system. Its help calls 0 infinite, but 0 behaves as 1."""
     return Implementation("theirs", python, "1000000")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Which frontend drives which mocker, and how fast the mocker claims to compute."""
+    """Frontend and mocker of a stack, and the mocker's simulated speed."""
 
     name: str
     frontend: Implementation
     engine: Implementation
     speedup: float | None = None
-    """1 is the speed of a real engine; None is no delay at all."""
+    """1 is the speed of a real engine; None is without delay."""
     workers: int = 1
     frontend_flags: Sequence[str] = ()
     engine_flags: Sequence[str] = ()
     router_mode: str = "round-robin"
     program: str = ""
-    """A file to run as engine in place of the mocker; it takes the mocker's `--model-path` and `--model-name`."""
+    """File to run as engine in place of the mocker; it takes the mocker's `--model-path` and `--model-name`."""
     frontend_program: str = ""
-    """A file to run as frontend in place of the module; it takes the module's flags."""
+    """File to run as frontend in place of the module; it takes the module's flags."""
     cores: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """The cores that processes of a role may use; a role that is not named may use all."""
+    """Cores of the processes of a role; unlisted roles may use all."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """What its processes find in their environment besides."""
+    """Additional environment variables of its processes."""
 
     def commands(self, port: int, model: str) -> Iterator[tuple[str, list[str]]]:
-        """The role and the command line of each process."""
+        """Return the role and the command line of each process."""
         listen = ["--http-host", HOST, "--http-port", str(port), "--router-mode", self.router_mode]
         frontend = [self.frontend_program] if self.frontend_program else ["-m", "dynamo.frontend"]
         yield FRONTEND, [self.frontend.python, *frontend, *listen, *self.frontend_flags]
@@ -93,7 +93,7 @@ class Recipe:
 
 
 def stack_environment(home: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """The caller's environment without anything that would lead a process out of its stack."""
+    """Return the caller's environment without variables that refer to other stacks."""
     kept = {
         name: value
         for name, value in variables.items()
@@ -114,7 +114,7 @@ def stack_environment(home: str, variables: Mapping[str, str]) -> dict[str, str]
 
 @dataclass(slots=True)
 class Stack:
-    """The running processes of one recipe."""
+    """Running processes of one recipe."""
 
     recipe: Recipe
     model: str
@@ -136,12 +136,12 @@ class Stack:
 
     @property
     def home(self) -> str:
-        """The directory of this stack alone; `discovery` in it holds what its processes have registered."""
+        """Return the directory of this stack; `discovery` in it holds the records of its processes."""
         return self._home
 
     @property
     def pids(self) -> dict[str, list[int]]:
-        """The processes of each role."""
+        """Return the process ids of each role."""
         roles: dict[str, list[int]] = {}
         for role, process in self._processes:
             roles.setdefault(role, []).append(process.pid)
@@ -162,12 +162,12 @@ class Stack:
                 )  # fmt: skip
             self._processes.append((role, process))
             if role in self.recipe.cores:
-                os.sched_setaffinity(process.pid, set(self.recipe.cores[role]))  # Its threads are yet to come.
+                os.sched_setaffinity(process.pid, set(self.recipe.cores[role]))  # Its threads do not exist yet.
         self._wait_until_ready(began + READY_TIMEOUT_S)
         self.ready_s = time.monotonic() - began
 
     def _wait_until_ready(self, deadline: float) -> None:
-        """Ready means listed and answering: the first chat may load what listing did not."""
+        """Wait until the model is listed and a first chat is answered, which may load more files."""
         chat = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
         said = "nothing yet"
         while time.monotonic() < deadline:
@@ -186,7 +186,7 @@ class Stack:
         raise StackFailed(f"{self.recipe.name} was not ready in {READY_TIMEOUT_S:.0f} s; {said}\n{self.logs()}")
 
     def ask(self, method: str, path: str, body: Any = None, *, timeout_s: float = 10.0) -> tuple[int, Any]:
-        """One request and its JSON answer."""
+        """Send one request and return its status and JSON response."""
         connection = http.client.HTTPConnection(HOST, self.port, timeout=timeout_s)
         with contextlib.closing(connection):
             data = None if body is None else json.dumps(body).encode()
@@ -195,7 +195,7 @@ class Stack:
             return response.status, json.loads(response.read())
 
     def scrape(self) -> dict[str, float]:
-        """The frontend's metrics: each series and its value."""
+        """Return the frontend's metrics: each series and its value."""
         connection = http.client.HTTPConnection(HOST, self.port, timeout=10.0)
         with contextlib.closing(connection):
             connection.request("GET", "/metrics")
@@ -210,7 +210,7 @@ class Stack:
         return os.path.join(self._home, f"process-{index}.log")
 
     def logs(self) -> str:
-        """The last lines that each process wrote."""
+        """Return the last lines of each process's log."""
         parts = []
         for index, (role, _) in enumerate(self._processes):
             with open(self._log_path(index), encoding="utf-8", errors="replace") as file:
@@ -219,7 +219,7 @@ class Stack:
         return "\n".join(parts)
 
     def end_engines(self) -> None:
-        """Stops the engines as an operator would and keeps the frontend."""
+        """Stop the engines with SIGTERM and keep the frontend."""
         engines = [process for role, process in self._processes if role == ENGINE]
         for process in engines:
             _signal(process, signal.SIGTERM)
@@ -227,7 +227,7 @@ class Stack:
             process.wait(STOP_TIMEOUT_S)
 
     def close(self) -> None:
-        """Ends the processes, gently first, engines before the frontend, and removes what they left."""
+        """Stop the processes, engines before the frontend, and remove their files."""
         for _, process in reversed(self._processes):
             _signal(process, signal.SIGTERM)
         deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -237,14 +237,14 @@ class Stack:
             except subprocess.TimeoutExpired:
                 _signal(process, signal.SIGKILL)
                 process.wait(KILL_TIMEOUT_S)
-            _signal_group(process.pid, signal.SIGKILL)  # Whatever it started and left behind.
+            _signal_group(process.pid, signal.SIGKILL)  # Remaining child processes.
         self._processes.clear()
         if self._home:
             shutil.rmtree(self._home, ignore_errors=True)
 
 
 def read_series(text: str) -> dict[str, float]:
-    """A page of metrics: each series, labels included, and its value."""
+    """Return the series of a metrics page, labels included, and their values."""
     lines = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
     return {series: float(value) for series, _, value in lines}
 

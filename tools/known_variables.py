@@ -1,4 +1,4 @@
-"""Known variables: writes the names of all DYN_ variables that the source reads into dynamo/core/known_variables.py."""
+"""Known variables: write the names of all DYN_ variables that the source reads into dynamo/core/known_variables.py."""
 
 import ast
 import re

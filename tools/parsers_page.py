@@ -1,4 +1,4 @@
-"""Parsers page: writes every family of parsers into docs/parsers.md, between its two markers."""
+"""Parsers page: write every family of parsers into docs/parsers.md, between its two markers."""
 
 import sys
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ FORMATS = {
     "pythonic": "a list of calls as Python writes them, keywords only",
     "harmony": "messages in gpt-oss's channels; parses reasoning as well",
 }
-"""What the formats of tool calls look like."""
+"""Descriptions of the tool call formats."""
 
 CALLS_HEAD = """## Tool calls
 
@@ -59,19 +59,19 @@ and the content "Four.".
 
 
 def main() -> int:
-    """Rewrites the page."""
+    """Rewrite the page."""
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     return 0
 
 
 def page(before: str) -> str:
-    """The page with its families as they are now."""
+    """Return the page with the current families."""
     head, _, rest = before.partition(BEGIN)
     return f"{head}{BEGIN}\n\n{families()}\n\n{END}{rest.partition(END)[2]}"
 
 
 def families() -> str:
-    """All families."""
+    """Return all families."""
     calls, thoughts = named(TOOL_CALLS), named(REASONING)
     table = [f"| `{one.name}` | {also(one)} | {FORMATS[one.name]} |" for one in calls]
     examples = [f"`{one.name}`\n\n{block(one.example)}" for one in calls]
@@ -84,23 +84,23 @@ def families() -> str:
 
 
 def named(table: Mapping[str, F]) -> list[F]:
-    """Every family once."""
+    """Return every family once."""
     return list({one.name: one for one in table.values()}.values())
 
 
 def also(family: ToolCallFamily | ReasoningFamily) -> str:
-    """Its other names."""
+    """Return its other names."""
     return ", ".join(f"`{alias}`" for alias in family.aliases)
 
 
 def block(example: str) -> str:
-    """An example of several lines."""
+    """Return an example of several lines."""
     fence = "````" if "```" in example else "```"
     return f"{fence}\n{example}\n{fence}"
 
 
 def line(example: str) -> str:
-    """An example in a table."""
+    """Return an example in a table."""
     escaped = example.replace("|", "\\|").replace("\n", "⏎")
     return f"`{escaped}`"
 

@@ -153,7 +153,7 @@ def packages(home: Path) -> Path:
 
 
 def overlay(released: Path) -> Path:
-    """Return a directory whose `dynamo` is ours, beside the released package's modules that ours lacks."""
+    """Return a directory whose `dynamo` is ours, together with the released package's modules that ours lacks."""
     place = HOME / "overlay"
     package = place / "dynamo"
     package.mkdir(parents=True, exist_ok=True)
@@ -198,7 +198,7 @@ def run(
     """Return the results of one file; `extra` are words for pytest, `variables` for its environment."""
     with tempfile.TemporaryDirectory() as home:
         settings, report = Path(home, "pytest.ini"), Path(home, "report.xml")
-        # Tests outside the package import helpers beside them, as upstream runs them.
+        # Tests outside the package import helpers from their own directory, as upstream runs them.
         settings.write_text(SETTINGS.format("importlib" if is_package(root) else "prepend"), encoding="utf-8")
         env = dict(os.environ) | variables
         env["PATH"] = f"{Path(python).parent}:{env['PATH']}"

@@ -1,6 +1,6 @@
 """Environments below `.cache` for clients that the project itself does not need, one for each client.
 
-python -m tests.integration.clients.environments
+    python -m tests.integration.clients.environments
 
 The project imports none of them; the tests run their scripts in separate processes.
 """

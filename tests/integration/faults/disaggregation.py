@@ -1,6 +1,6 @@
 """Prefill and decode workers of the embedded engine under load, which are killed and stopped at random.
 
-python -m tests.integration.faults.disaggregation --requests 10000
+    python -m tests.integration.faults.disaggregation --requests 10000
 
 The client sends every request once, without retries; its text must equal that of one aggregated worker. The outcomes,
 transfers and faults are printed at the end; an unexpected outcome makes the command fail.
