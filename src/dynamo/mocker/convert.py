@@ -36,14 +36,16 @@ class _Tokenizer(msgspec.Struct):
     added_tokens: list[_AddedToken] = []
 
 
+TOKEN_ID_MAX = (1 << 32) - 1
+"""Largest token id in a prompt. Ids beyond the vocabulary are accepted as by the released mocker, which does not look them up."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """Properties of a model that the mocker needs although it does not run the model."""
 
     path: str
     name: str
-    vocab_size: int
-    """Exclusive upper bound of token ids in a prompt."""
     answer_vocab_size: int
     """Exclusive upper bound of generated token ids: the ids for which the tokenizer has a text."""
     eos_token_ids: frozenset[int]
@@ -65,7 +67,6 @@ class ModelFacts:
         return cls(
             path=path,
             name=config.model_name or default_name(config.model_path or path),
-            vocab_size=vocab_size,
             answer_vocab_size=min(vocab_size, known),
             eos_token_ids=eos,
             context_length=min(length, capacity),
@@ -83,8 +84,8 @@ class SimulationInput:
     max_tokens: int
     hash_seed: int
     dp_rank: int | None
-    script: dict[int, int] | list[int] | None = None
-    """Tokens that replace random ones: some of them by position, or the whole answer."""
+    script: dict[int, int] | None = None
+    """Tokens that replace random ones, by position in the answer."""
 
 
 def read_request(request: PreprocessedRequest, facts: ModelFacts, data_parallel_size: int) -> SimulationInput:
@@ -92,11 +93,9 @@ def read_request(request: PreprocessedRequest, facts: ModelFacts, data_parallel_
     prompt, max_tokens = request.token_ids, request.stop_conditions.max_tokens
     if not prompt:
         raise InvalidArgument("Invalid request: the prompt has no tokens")
-    if max(prompt) >= facts.vocab_size or min(prompt) < 0:
-        wrong = next(token for token in prompt if not 0 <= token < facts.vocab_size)
-        raise InvalidArgument(
-            f"Invalid request: prompt token id {wrong} is outside the vocabulary of {facts.vocab_size}"
-        )
+    if max(prompt) > TOKEN_ID_MAX or min(prompt) < 0:
+        wrong = next(token for token in prompt if not 0 <= token <= TOKEN_ID_MAX)
+        raise InvalidArgument(f"Invalid request: prompt token id {wrong}: must be from 0 to {TOKEN_ID_MAX}")
     prompt = tokens_of(request)
     if max_tokens is None:
         raise InvalidArgument("`max_output_tokens` (or `max_tokens`) is required by the mocker worker")

@@ -69,9 +69,11 @@ class RankRunner:
         """Queue a request; it is scheduled from the next step on."""
         self.wake()
         now_ms = self._clock.now() * 1000
-        return self.simulation.submit(
+        sequence = self.simulation.submit(
             reply, inputs.prompt, inputs.max_tokens, now_ms, inputs.hash_seed, is_remote=is_remote, stays=stays
         )
+        sequence.script = inputs.script
+        return sequence
 
     async def wait_for_blocks(self, sequence: SimulatedSequence[Reply]) -> None:
         """Wait until a sequence holds its blocks or was removed."""
@@ -292,7 +294,7 @@ class MockerEngine:
             logger.warning("output_replay_id %s is not in the trace; generating a random answer", name)
         if answer is not None:
             inputs.max_tokens = min(inputs.max_tokens, len(answer))
-            inputs.script = answer
+            inputs.script = dict(enumerate(answer))
         elif self._thoughts is not None:
             inputs.script = self._thoughts.marks(inputs.max_tokens) or None
         return inputs

@@ -12,10 +12,10 @@ from dynamo.runtime.request_plane.base import Reply
 class ScriptedReply:
     """A wrapper of a reply that replaces its tokens by those of a script."""
 
-    def __init__(self, reply: Reply, script: dict[int, int] | list[int]) -> None:
+    def __init__(self, reply: Reply, script: dict[int, int]) -> None:
         self.reply = reply
         self.request_id = reply.request_id
-        self._script = script if isinstance(script, dict) else dict(enumerate(script))
+        self._script = script
         self._position = 0
 
     @property

@@ -246,7 +246,11 @@ class RankState(Generic[Owner]):
         prompt, generated_tokens = len(sequence.prompt), sequence.offset - len(sequence.prompt)
         tokens = list(sequence.prompt[start:stop])
         if stop > prompt:
-            tokens = tokens + self.source.slice(generated_tokens + max(start, prompt), generated_tokens + stop)
+            answer = self.source.slice(generated_tokens + max(start, prompt), generated_tokens + stop)
+            if sequence.script is not None:
+                places = range(max(start - prompt, 0), stop - prompt)
+                answer = [sequence.script.get(place, token) for place, token in zip(places, answer, strict=True)]
+            tokens = tokens + answer
         return tokens
 
     def _release(self, sequence: SimulatedSequence[Owner]) -> None:

@@ -1,6 +1,7 @@
 """SimulatedSequence: one request in the simulated engine."""
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -62,6 +63,8 @@ class SimulatedSequence(Generic[Owner]):
     first_token_ms: float = -1.0
     finished_ms: float = -1.0
     last_token: int = -1
+    script: Mapping[int, int] | None = None
+    """Tokens that are emitted in place of those of the token source, by position in the answer."""
 
     @property
     def length(self) -> int:
