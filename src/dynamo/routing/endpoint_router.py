@@ -7,6 +7,7 @@ import asyncio
 import logging
 import math
 import random
+import time
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -65,8 +66,31 @@ class CountedProgress:
     is_over: bool = False
 
 
+class RequestTimes:
+    """Times of a routed request: its start, when it was sent, and its first output."""
+
+    def __init__(self) -> None:
+        self.received_ms = int(time.time() * 1000)
+        """Unix time."""
+        self.started_s = self.sent_s = time.perf_counter()
+        self.first_s = 0.0
+
+    def report(self, decision: Decision | None) -> dict[str, float]:
+        """Return `routing_data.timing` of the last item, in milliseconds, with the cached share of the prompt's blocks."""
+        start_s, now_s = self.started_s, time.perf_counter()
+        found: dict[str, float] = {"request_received_ms": self.received_ms}
+        if self.first_s:
+            found["prefill_wait_time_ms"] = (self.sent_s - start_s) * 1e3
+            found["prefill_time_ms"] = max(0.0, self.first_s - self.sent_s) * 1e3
+            found["ttft_ms"] = (self.first_s - start_s) * 1e3
+        found["total_time_ms"] = (now_s - start_s) * 1e3
+        if decision is not None:
+            found |= {"kv_hit_rate": decision.hit_rate, "router_queue_depth": decision.queue_depth}
+        return found
+
+
 class RoutedStream(ResponseStream):
-    """Response stream that releases its request at its end; the first item contains the chosen worker.
+    """Response stream that releases its request at its end; the first item contains the chosen worker, the last one times.
 
     The router counts tokens and the end as they arrive or, with `follows_reader`, as the stream is read.
     """
@@ -75,20 +99,34 @@ class RoutedStream(ResponseStream):
         super().__init__(annotated)
         self._follows_reader = follows_reader
         self.progress = CountedProgress()
-        self.decision: Decision | None = None
+        self._times = RequestTimes()
+        self._decision: Decision | None = None
+        self._names_worker = False
+        """Whether the next item contains the chosen worker."""
         self._router = router
         self._request_id = request_id
         self._is_released = False
 
+    def sent(self, decision: Decision) -> None:
+        """Record that the request was sent to the worker of the decision."""
+        self._decision, self._names_worker = decision, True
+        self._times.sent_s = time.perf_counter()
+
     def on_token(self, token_id: int) -> None:
+        self._note_first()
         if not self._follows_reader:
             self._count(token_id)
         super().on_token(token_id)
 
     def on_item(self, item: Item) -> None:
+        self._note_first()
         if not self._follows_reader:
             self._count(item)
         super().on_item(item)
+
+    def _note_first(self) -> None:
+        if not self._times.first_s:
+            self._times.first_s = time.perf_counter()
 
     def _count(self, element: int | Item) -> None:
         if isinstance(element, int):
@@ -121,8 +159,13 @@ class RoutedStream(ResponseStream):
             self._count(element)
             if self._is_over and not self._unread:
                 self.release()
-        decision, self.decision = self.decision, None
-        if decision is not None and isinstance(given, dict):
+        if not isinstance(given, dict):
+            return given
+        if given.get("finish_reason") is not None:
+            given.setdefault("routing_data", {})["timing"] = self._times.report(self._decision)
+        decision = self._decision
+        if self._names_worker and decision is not None:
+            self._names_worker = False
             worker_id, dp_rank = decision.worker_id, decision.dp_rank
             chosen = {
                 "prefill_worker_id": worker_id,
@@ -302,7 +345,7 @@ class EndpointRouter:
                     tried.add(decision.worker_id)
                     if tried >= set(self.client.instance_ids()):
                         raise
-        stream.decision = decision
+        stream.sent(decision)
         stream.bind(call, context)
         return stream
 

@@ -142,6 +142,10 @@ async def test_response_of_the_chosen_worker_removes_its_load_at_the_end(harness
     assert [output["token_ids"] for output in outputs] == [[0], [1], []]
     assert outputs[0]["routing_data"]["worker_id"]["decode_worker_id"] == harness.workers[0]
     assert "routing_data" not in outputs[1]
+    timing = outputs[2]["routing_data"]["timing"]
+    assert timing["prefill_wait_time_ms"] + timing["prefill_time_ms"] == pytest.approx(timing["ttft_ms"])
+    assert timing["ttft_ms"] <= timing["total_time_ms"]
+    assert (timing["kv_hit_rate"], timing["router_queue_depth"]) == (0, 0)
     loads = await router.get_potential_loads(PROMPT)
     assert loads == [
         {
