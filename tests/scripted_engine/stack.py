@@ -117,7 +117,7 @@ class ScriptedStack:
             await wire.complete.wait()
         return parse(bytes(wire.data))
 
-    async def request_arrived(self, model: str) -> None:
+    async def wait_requested(self, model: str) -> None:
         """Return when the engine's newest request is for that model."""
         async with asyncio.timeout(DEADLINE_S):
             while not self.engine.requests or self.engine.requests[-1].model != model:
