@@ -76,12 +76,12 @@ class Reply(ReceivedOutput):
 
     @property
     def outputs(self) -> list[EngineOutput]:
-        return [word for word in self.outputs if isinstance(word, EngineOutput)]
+        return [word for word in self.messages if isinstance(word, EngineOutput)]
 
     def tokens_of(self, index: int) -> list[int]:
         return [
             token
-            for word in self.outputs
+            for word in self.messages
             for token in ([word] if isinstance(word, int) else word.token_ids)
             if (0 if isinstance(word, int) else word.index) == index
         ]
@@ -611,7 +611,7 @@ def test_disaggregated_output_is_equal_under_any_order_of_faults(
 def spoken(reply: Any) -> list[list[int]]:
     """Return the tokens of each choice."""
     printed: dict[int, list[int]] = {}
-    for word in reply.outputs:
+    for word in reply.messages:
         index, tokens = (0, [word]) if isinstance(word, int) else (word.index, word.token_ids)
         printed.setdefault(index, []).extend(tokens)
     return [printed[index] for index in sorted(printed)]

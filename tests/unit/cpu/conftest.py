@@ -203,21 +203,21 @@ class ReceivedOutput:
     def __init__(self, request_id: str = "request") -> None:
         self.request_id = request_id
         self.is_cancelled = False
-        self.outputs: list[Any] = []
+        self.messages: list[Any] = []
         self.is_finished = False
         self.error: BaseException | None = None
 
     @property
     def tokens(self) -> list[int]:
-        return [token for word in self.outputs for token in ([word] if isinstance(word, int) else word.token_ids)]
+        return [token for word in self.messages for token in ([word] if isinstance(word, int) else word.token_ids)]
 
     def on_cancel(self, callback: Callable[[], None]) -> None: ...
 
     def token(self, token_id: int) -> None:
-        self.outputs.append(token_id)
+        self.messages.append(token_id)
 
     def item(self, value: Any) -> None:
-        self.outputs.append(value)
+        self.messages.append(value)
 
     def finish(self) -> None:
         assert not self.is_finished, "finished twice"

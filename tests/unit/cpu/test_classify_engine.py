@@ -59,7 +59,7 @@ async def send_request(engine: ClassifyEngine, reply: Any, **fields: Any) -> Any
     async with asyncio.timeout(30):
         await engine.drain()
     assert reply.is_finished
-    return reply.outputs[0]
+    return reply.messages[0]
 
 
 async def test_classifier_labels_and_scores_equal_those_of_a_naive_model(

@@ -244,7 +244,7 @@ async def test_engine_abort_ends_a_request_by_id(start: Any) -> None:
     reply = stand.begin(count=200)
     assert await stand.press("abort_request", request_id="request") == {"status": "ok", "request_id": "request"}
     await asyncio.wait_for(reply.ended.wait(), TIMEOUT_S)
-    assert reply.outputs[-1].finish_reason == "cancelled"
+    assert reply.messages[-1].finish_reason == "cancelled"
     await stand.press("abort_request", request_id="nobody")
     assert await stand.send_request()
 
@@ -342,7 +342,7 @@ async def test_engine_tiers_separate_adapters_across_a_restart(
         reply = stand.begin("tuned")
         await asyncio.wait_for(reply.ended.wait(), TIMEOUT_S)
         output.append(reply.tokens)
-        usage = reply.outputs[-1].completion_usage
+        usage = reply.messages[-1].completion_usage
         assert usage.prompt_tokens_details.cached_tokens == (0 if len(output) < 3 else len(PROMPT) // 4 * 4)
         await stand.until_on_disk(len(PROMPT) // 4 * min(len(output), 2))
         await stand.engine.stop()

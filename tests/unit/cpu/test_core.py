@@ -70,7 +70,7 @@ def test_core_prefix_cache_changes_no_token(make_core: Make, make_generation: Ma
     first = together(core, [make_generation(prompt)], run)
     again = make_generation(prompt)
     assert together(core, [again], run) == first == [alone(prompt)]
-    usage = again.reply.outputs[-1].completion_usage
+    usage = again.reply.messages[-1].completion_usage
     assert usage.prompt_tokens_details.cached_tokens == (len(prompt) - 1) // 4 * 4
     longer = prompt + first[0]
     assert together(core, [make_generation(longer)], run) == [alone(longer)]
@@ -104,13 +104,13 @@ def test_core_choices_of_a_request_share_its_prompt(make_core: Make, make_genera
     run(core)
     reply = generation.reply
     by_index: dict[int, list[int]] = {0: [], 1: [], 2: []}
-    for word in reply.outputs:
+    for word in reply.messages:
         index, tokens = (0, [word]) if isinstance(word, int) else (word.index, word.token_ids)
         by_index[index] += tokens
     assert all(len(tokens) == 6 for tokens in by_index.values())
     assert len({tuple(tokens) for tokens in by_index.values()}) == 3
     assert reply.is_finished
-    ends = [word for word in reply.outputs if not isinstance(word, int) and word.finish_reason]
+    ends = [word for word in reply.messages if not isinstance(word, int) and word.finish_reason]
     assert [end.completion_usage is not None for end in ends] == [False, False, True]
     assert ends[-1].completion_usage.completion_tokens == 18
 
@@ -119,7 +119,7 @@ def test_core_final_output_has_finish_reason_and_usage(make_core: Make, make_gen
     core, generation = make_core(), make_generation(PROMPTS[1], max_tokens=3)
     core.add(generation)
     run(core)
-    *plain, last = generation.reply.outputs
+    *plain, last = generation.reply.messages
     assert all(isinstance(word, int) for word in plain)
     assert (last.finish_reason, last.index, len(last.token_ids)) == ("length", 0, 1)
     assert (last.completion_usage.prompt_tokens, last.completion_usage.completion_tokens) == (len(PROMPTS[1]), 3)
@@ -135,7 +135,7 @@ def test_core_eos_ends_output_and_min_tokens_delays_it(
     delayed = make_generation(PROMPTS[2], rules={"end_ids": frozenset({end}), "min_tokens": 8})
     together(make_core(), [ended, delayed], run)
     assert ended.reply.tokens == output_text[: first + 1]
-    assert ended.reply.outputs[-1].finish_reason == "eos"
+    assert ended.reply.messages[-1].finish_reason == "eos"
     assert len(delayed.reply.tokens) >= 8
     assert end not in delayed.reply.tokens[:7]
 
@@ -247,7 +247,7 @@ def guided(make_generation: Make, letters_model: Path, letters: str) -> Callable
 def reasons(generation: ActiveGeneration) -> dict[int, str]:
     reply: Any = generation.reply
     return {
-        word.index: word.finish_reason for word in reply.outputs if not isinstance(word, int) and word.finish_reason
+        word.index: word.finish_reason for word in reply.messages if not isinstance(word, int) and word.finish_reason
     }
 
 
@@ -358,7 +358,7 @@ def test_core_guided_logprobs_are_those_of_the_model(make_core: Make, guided: Ma
     core = make_core()
     core.add(generation)
     run(core)
-    likelihoods = [word.log_probs[0] for word in generation.reply.outputs]
+    likelihoods = [word.log_probs[0] for word in generation.reply.messages]
     assert len(likelihoods) == 3
     assert all(one < -0.01 for one in likelihoods)
 
@@ -427,7 +427,7 @@ def scoring(generation: ActiveGeneration, count: int = 2) -> ActiveGeneration:
 
 def prompt_logprobs_of(generation: Any) -> list[Any]:
     """The prompt information of its first output."""
-    first, *others = generation.reply.outputs
+    first, *others = generation.reply.messages
     assert not any(isinstance(word, EngineOutput) and word.engine_data for word in others)
     found: list[Any] = first.engine_data["prompt_logprobs"]
     return found
@@ -474,11 +474,11 @@ def test_prefix_cache_does_not_lose_prompt_logprobs(make_core: Make, make_genera
     together(core, [again], run)
     assert prompt_logprobs_of(again) == prompt_logprobs_of(first)
     replies: list[Any] = [again.reply]
-    assert replies[0].outputs[-1].completion_usage.prompt_tokens_details.cached_tokens == 0
+    assert replies[0].messages[-1].completion_usage.prompt_tokens_details.cached_tokens == 0
     plain = make_generation(prompt)
     together(core, [plain], run)
     output_text: Any = plain.reply
-    assert output_text.outputs[-1].completion_usage.prompt_tokens_details.cached_tokens > 0, (
+    assert output_text.messages[-1].completion_usage.prompt_tokens_details.cached_tokens > 0, (
         "its blocks serve other requests"
     )
 
@@ -504,7 +504,7 @@ def test_core_scores_a_prompt_of_several_choices_once(make_core: Make, make_gene
     generation = scoring(make_generation(PROMPTS[3], choices=3))
     together(make_core(), [generation], run)
     reply: Any = generation.reply
-    assert [word.index for word in reply.outputs if isinstance(word, EngineOutput) and word.engine_data] == [0]
+    assert [word.index for word in reply.messages if isinstance(word, EngineOutput) and word.engine_data] == [0]
 
 
 def test_core_scores_at_most_the_maximum_number_of_logits_at_once(

@@ -52,7 +52,7 @@ async def test_embedding_engine_returns_vectors_in_order(
         async with asyncio.timeout(30):
             await engine.drain()
         assert all(reply.is_finished for reply in replies)
-        (first,), (second,) = replies[0].outputs, replies[1].outputs
+        (first,), (second,) = replies[0].messages, replies[1].messages
         assert (first.prompt_tokens, first.total_tokens, len(first.embeddings)) == (53, 53, 2)
         assert [len(from_base64(one)) for one in (*first.embeddings, *second.embeddings)] == [32, 32, 8]
 
@@ -68,7 +68,7 @@ async def test_embedding_engine_sends_nothing_to_a_cancelled_request(
         engine.cancel(left)
         async with asyncio.timeout(30):
             await engine.drain()
-        assert (left.outputs, left.is_finished, left.error) == ([], False, None)
+        assert (left.messages, left.is_finished, left.error) == ([], False, None)
         assert stays.is_finished
 
 

@@ -154,8 +154,8 @@ async def test_cpu_engine_answers_token_by_token(begin: Any, listening: Any) -> 
     engine.submit(request(), reply)
     await reply.end()
     assert len(reply.tokens) == 8
-    assert [isinstance(word, int) for word in reply.outputs] == [True] * 7 + [False]
-    assert reply.outputs[-1].finish_reason == "length"
+    assert [isinstance(word, int) for word in reply.messages] == [True] * 7 + [False]
+    assert reply.messages[-1].finish_reason == "length"
     stored = [event for event in host.events if isinstance(event, Stored)]
     assert sum(len(event.blocks) for event in stored) == 3
     await asyncio.wait_for(engine.drain(), TIMEOUT_S)
@@ -184,7 +184,7 @@ async def test_cpu_engine_sends_logprobs_with_every_token(begin: Any, listening:
     requested.output_options = OutputOptions(logprobs=2)
     engine.submit(requested, reply)
     await reply.end()
-    assert all(len(word.log_probs) == 1 and len(word.top_logprobs[0]) == 2 for word in reply.outputs)
+    assert all(len(word.log_probs) == 1 and len(word.top_logprobs[0]) == 2 for word in reply.messages)
 
 
 async def test_cpu_engine_sends_nothing_after_cancellation(begin: Any, listening: Any) -> None:
@@ -194,12 +194,12 @@ async def test_cpu_engine_sends_nothing_after_cancellation(begin: Any, listening
     await asyncio.wait_for(reply.began.wait(), TIMEOUT_S)
     engine.cancel(reply)
     engine.cancel(reply)
-    output = len(reply.outputs)
+    output = len(reply.messages)
     await asyncio.wait_for(engine.drain(), TIMEOUT_S)
     after = listening()
     engine.submit(request([9, 9, 9]), after)
     await after.end()
-    assert len(reply.outputs) == output
+    assert len(reply.messages) == output
     assert not reply.is_finished
     assert host.loads[-1].kv_used_blocks == 0
 
@@ -296,7 +296,7 @@ async def test_cpu_engine_emits_a_cleared_cache(begin: Any, listening: Any) -> N
     engine.submit(request(), second)
     await second.end()
     assert Cleared() in host.events
-    assert second.outputs[-1].completion_usage.prompt_tokens_details.cached_tokens == 0
+    assert second.messages[-1].completion_usage.prompt_tokens_details.cached_tokens == 0
     assert not any(isinstance(event, Removed) for event in host.events)
 
 
@@ -366,7 +366,7 @@ async def test_cpu_engine_refuses_an_invalid_grammar_by_name(
     await reply.end()
     assert isinstance(reply.error, InvalidArgument)
     assert reply.error.param == "guided_regex"
-    assert not reply.outputs
+    assert not reply.messages
     await asyncio.wait_for(guided_engine.drain(), TIMEOUT_S)
     with pytest.raises(InvalidArgument, match="bytes"):
         guided_engine.submit(constrained(regex="a" * (1 << 21)), listening())
@@ -382,7 +382,7 @@ async def test_cpu_engine_sends_nothing_to_a_request_cancelled_during_compilatio
     guided_engine.submit(constrained(regex="a{5}"), stays)
     await stays.end()
     assert stays.is_finished
-    assert not gone.outputs
+    assert not gone.messages
     assert not gone.ended.is_set()
 
 
@@ -395,7 +395,7 @@ async def test_cpu_engine_constraint_applies_after_reasoning(
     await reply.end()
     text = read(reply, letters)
     assert not re.match("[0-9]{3}$", text)
-    if reply.outputs[-1].finish_reason == "stop":
+    if reply.messages[-1].finish_reason == "stop":
         assert re.fullmatch("(.|\n)*</think>[ \n]{0,4}[0-9]{3}", text)
 
 

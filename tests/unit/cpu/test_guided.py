@@ -328,7 +328,7 @@ def test_guided_random_model_under_a_schema_is_valid(
     core = make_core()
     core.add(generation)
     run(core)
-    ends = {word.index: word.finish_reason for word in generation.reply.outputs if hasattr(word, "index")}
+    ends = {word.index: word.finish_reason for word in generation.reply.messages if hasattr(word, "index")}
     for choice in generation.choices:
         sequence = choice.sequence
         output = [token for token in sequence.tokens[sequence.prompt_tokens :] if token != END]

@@ -81,7 +81,7 @@ def answers(make_generation: Make, run: Make) -> Make:
             if tiers is not None:
                 settle(tiers)
                 tiers.manager.validate()
-            usage = generation.reply.outputs[-1].completion_usage
+            usage = generation.reply.messages[-1].completion_usage
             found.append((generation.reply.tokens, usage.prompt_tokens_details.cached_tokens))
         return found
 
