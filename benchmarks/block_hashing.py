@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from benchmarks.block_hashing_cases import measured
 from benchmarks.peer import PeerMissing, ensure_peer
-from benchmarks.report import machine, number, ratio, say, table, write_result
+from benchmarks.report import machine, number, print_line, ratio, table, write_result
 from dynamo.core.config import exit_on_config_error, load, option
 
 TIMEOUT_S = 120
@@ -48,14 +48,14 @@ def main() -> int:
     config = load(HashingBench, sys.argv[1:])
     sides: dict[str, Callable[[], dict[str, float]]] = {PLAIN: lambda: measured(hashing.python_packed_block_hashes)}
     if hashing.packed_block_hashes is hashing.python_packed_block_hashes:
-        say("the compiled implementation is not installed")
+        print_line("the compiled implementation is not installed")
     else:
         sides = {COMPILED: lambda: measured(hashing.packed_block_hashes), **sides}
     try:
         python = ensure_peer()
         sides[THEIRS] = lambda: released(python)
     except PeerMissing as error:
-        say(f"without the released bindings: {error}")
+        print_line(f"without the released bindings: {error}")
     turns: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     for _ in range(2 if config.quick else config.rounds):
         for name, side in sides.items():
@@ -72,9 +72,9 @@ def main() -> int:
         ]
         for case in medians[PLAIN]
     ]
-    say(table(["ns per block", *sides, "ratio"], rows))
+    print_line(table(["ns per block", *sides, "ratio"], rows))
     found = {"machine": machine(), "medians": medians, "turns": turns}
-    say(write_result("block_hashing", found, is_whole=not config.quick))
+    print_line(write_result("block_hashing", found, is_whole=not config.quick))
     return 0
 
 

@@ -49,7 +49,7 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-class Theirs:
+class TransformersModel:
     """Forward pass of transformers, without `generate()`."""
 
     def __init__(self, path: str, threads: int) -> None:
@@ -76,7 +76,7 @@ class Theirs:
         return (time.perf_counter() - start) / DECODE_STEPS
 
 
-class Ours:
+class EmbeddedEngine:
     """Engine core, without its thread."""
 
     def __init__(self, path: str) -> None:
@@ -106,7 +106,7 @@ class Ours:
         rules = StopRules(max_tokens=2 * DECODE_STEPS)
         for prompt in prompts:
             choice = GeneratedChoice(0, TokenSequence(prompt, BLOCK_TOKENS), Sampling(temperature=0.0), rules)
-            core.add(ActiveGeneration(Unheard(), [choice]))
+            core.add(ActiveGeneration(NullReply(), [choice]))
         return core
 
     def prefill(self, prompts: list[list[int]]) -> None:
@@ -124,7 +124,7 @@ class Ours:
         return (time.perf_counter() - start) / DECODE_STEPS
 
 
-class Unheard:
+class NullReply:
     """Reply that discards its output."""
 
     request_id = "benchmark"
@@ -189,7 +189,7 @@ def main() -> int:
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as path:
         weights = make_checkpoint(path, args)
-        ours, theirs = Ours(path), Theirs(path, args.threads)
+        ours, theirs = EmbeddedEngine(path), TransformersModel(path, args.threads)
     print(
         f"Qwen3, {weights / 1e6:.0f} M random weights, float32, {args.threads} threads; numpy {np.__version__}, "
         f"torch {torch.__version__}, transformers {transformers.__version__}"

@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.report import number, say, table, write_result
+from benchmarks.report import number, print_line, table, write_result
 from benchmarks.stacks import HOST, free_port, stack_environment
 from dynamo.core.config import environ, exit_on_config_error, load, option
 
@@ -88,7 +88,7 @@ def wait(client: httpx.Client) -> None:
     for model in MODELS.values():
         while True:
             try:
-                ask(client, model, [1, 2, 3])
+                send_request(client, model, [1, 2, 3])
                 break
             except (httpx.HTTPError, ValueError) as error:
                 if time.monotonic() > deadline:
@@ -103,7 +103,7 @@ def workers(client: httpx.Client) -> int:
         return 0
 
 
-def ask(client: httpx.Client, model: str, prompt: list[int]) -> tuple[list[float], str]:
+def send_request(client: httpx.Client, model: str, prompt: list[int]) -> tuple[list[float], str]:
     """Return the seconds to each piece of text, and the text. Raises `ValueError` for a refused request."""
     body = {"model": model, "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "temperature": 0, "stream": True}
     times: list[float] = []
@@ -114,10 +114,10 @@ def ask(client: httpx.Client, model: str, prompt: list[int]) -> tuple[list[float
             raise ValueError(answer.read().decode())
         for line in answer.iter_lines():
             if line.startswith("data: {"):
-                said: dict[str, Any] = json.loads(line[6:])
-                if said.get("choices"):
+                output: dict[str, Any] = json.loads(line[6:])
+                if output.get("choices"):
                     times.append(time.perf_counter() - began)
-                    text += said["choices"][0]["text"]
+                    text += output["choices"][0]["text"]
     return times, text
 
 
@@ -132,7 +132,7 @@ def main() -> int:
             prompt = [rng.randrange(VOCABULARY) for _ in range(config.tokens)]
             texts = set()
             for name in rng.sample(list(MODELS), len(MODELS)):
-                times, text = ask(client, MODELS[name], prompt)
+                times, text = send_request(client, MODELS[name], prompt)
                 first[name].append(times[0])
                 second[name].append(times[1])
                 texts.add(text)
@@ -150,9 +150,11 @@ def main() -> int:
         gap = statistics.median(b - a for a, b in zip(first[name], second[name], strict=True)) * 1e3
         found[name] = {"first_ms": ttft, "second_ms": then, "between_ms": gap, "of_alone": of_alone}
         rows.append([name, number(ttft), number(of_alone), number(gap), number(then)])
-    say(table(("a long prompt", "first token, ms", "of one worker's", "then second after, ms", "second, ms"), rows))
-    say("Every answer is the same." if agrees else "ANSWERS DIFFER.")
-    say(write_result("disagg_ttft", found, is_whole=not config.quick))
+    print_line(
+        table(("a long prompt", "first token, ms", "of one worker's", "then second after, ms", "second, ms"), rows)
+    )
+    print_line("Every answer is the same." if agrees else "ANSWERS DIFFER.")
+    print_line(write_result("disagg_ttft", found, is_whole=not config.quick))
     return 0 if agrees else 1
 
 

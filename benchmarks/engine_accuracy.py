@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peer import peer_python
-from benchmarks.report import say, table, write_result
+from benchmarks.report import print_line, table, write_result
 from dynamo.planner.config.parallelization import PickedParallelConfig
 from dynamo.planner.profile_data import read_decode_profile, read_prefill_profile
 from dynamo.profiler.perf.analytic_engine import AnalyticEngine, Efficiency
@@ -106,7 +106,7 @@ def left_out(groups: dict[tuple[str, str, str], list[EnginePoint]], backend: str
         found = errors(points, fit(others, PRIOR))
         rows[f"{key[1]} on {key[2]}"] = summary(found)
         all_errors += found
-        say(f"{backend}: {key[1]} on {key[2]} left out: TPOT {rows[f'{key[1]} on {key[2]}']['tpot_median']} %")
+        print_line(f"{backend}: {key[1]} on {key[2]} left out: TPOT {rows[f'{key[1]} on {key[2]}']['tpot_median']} %")
     return {"all": summary(all_errors), "by engine": rows}
 
 
@@ -254,24 +254,24 @@ def main() -> int:
         found["corrected"] = {}
         for backend in EFFICIENCIES:
             found["corrected"][backend] = corrected_engines(groups, backend)
-            say(f"{backend}, engines corrected by four points: {found['corrected'][backend]}")
+            print_line(f"{backend}, engines corrected by four points: {found['corrected'][backend]}")
         fitted = {}
         for backend in EFFICIENCIES:
             one = fit([point for key, group in groups.items() if key[0] == backend for point in group], PRIOR)
             fitted[backend] = {name: float(f"{value:.3g}") for name, value in asdict(one).items()}
         found["efficiencies"] = fitted
         rows = [[backend, *map(str, one["all"].values())] for backend, one in found["left out"].items()]
-        say(table(["backend", *found["left out"]["vllm"]["all"]], rows))
+        print_line(table(["backend", *found["left out"]["vllm"]["all"]], rows))
         for backend, values in fitted.items():
-            say(f"{backend}: {values}")
+            print_line(f"{backend}: {values}")
     means = found["b200"]["left out"]["mean absolute error %"]
-    say(f"B200 points, each from the others: {means}; AIConfigurator: {PUBLISHED}")
+    print_line(f"B200 points, each from the others: {means}; AIConfigurator: {PUBLISHED}")
     tuned = found["b200"]["left out with the profiler's weight"]["mean absolute error %"]
-    say(f"B200 points, each from the others, with the profiler's weight: {tuned}")
-    say(f"B200 points, without any: {found['b200']['uncorrected']['mean absolute error %']}")
-    say(f"H200 profile: {found['h200 profile']}")
+    print_line(f"B200 points, each from the others, with the profiler's weight: {tuned}")
+    print_line(f"B200 points, without any: {found['b200']['uncorrected']['mean absolute error %']}")
+    print_line(f"H200 profile: {found['h200 profile']}")
     if options.save:
-        say(write_result("engine_accuracy", found, is_whole=not options.quick))
+        print_line(write_result("engine_accuracy", found, is_whole=not options.quick))
     is_current = options.quick or all(
         abs(found["efficiencies"][backend][name] / value - 1) < 0.02
         for backend, one in EFFICIENCIES.items()

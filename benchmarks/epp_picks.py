@@ -28,7 +28,7 @@ import httpx
 
 from benchmarks.grpc_load import LoadClient
 from benchmarks.ports import free_port
-from benchmarks.report import say, table, write_result
+from benchmarks.report import print_line, table, write_result
 from dynamo.core.config import exit_on_config_error, load, option
 from dynamo.epp.messages import CLASSES, FULL_DUPLEX_STREAMED, SERVICE
 
@@ -173,10 +173,10 @@ def main() -> int:
         [n, f"{w.rate:.0f}", f"{w.p50_ms:.2f}", f"{w.p99_ms:.2f}", f"{w.cpu_us:.0f}", str(w.refused)]
         for n, w in best.items()
     ]
-    say(table(["server", "picks/s", "p50 ms", "p99 ms", "CPU us/pick", "refused"], rows))
+    print_line(table(["server", "picks/s", "p50 ms", "p99 ms", "CPU us/pick", "refused"], rows))
     if options.save:
         result = {"rate": options.rate, **{name: [asdict(one) for one in windows] for name, windows in found.items()}}
-        say(write_result("epp_picks", result, is_whole=True))
+        print_line(write_result("epp_picks", result, is_whole=True))
     picker = best[PICKER]
     return int(picker.rate < 0.98 * options.rate or picker.p99_ms > P99_MS_MAX)
 

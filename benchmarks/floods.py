@@ -24,7 +24,7 @@ from benchmarks.floods_frontend import STACKS_VARIABLE, VARIABLE, LoopLag, read_
 from benchmarks.loadgen import Load, build_requests, quantiles, read_head
 from benchmarks.long_context import INTERVAL_MS, METRONOME, SHORT_PROMPT_TOKENS, Stream, delays_s
 from benchmarks.metronome import read_beats
-from benchmarks.report import guarded, number, say, table, write_result
+from benchmarks.report import guarded, number, print_line, table, write_result
 from benchmarks.stacks import HOST, MODEL_NAME, Recipe, Stack, ours
 from dynamo.core.config import exit_on_config_error, load, option
 from dynamo.core.errors import ConfigError
@@ -133,7 +133,7 @@ class Bench:
                     probes = list(read_lags(lags))
                     for window in windows:
                         found[window.name] = effect(window, seen, probes)
-                        say(line(window.name, found[window.name]))
+                        print_line(line(window.name, found[window.name]))
                     windows.clear()
                     if not stream.is_alive():
                         raise ConnectionError(f"the stream ended: status {stream.status}\n{stack.logs()}")
@@ -221,7 +221,7 @@ def main() -> int:
     }
     path = write_result("floods", kept, is_whole=whole)
     above = [name for name, one in found.items() if not one.is_within]
-    say(f"\n{markdown(found)}\n\nabove {LIMIT_MS:.0f} ms: {', '.join(above) or 'none'}; written to {path}")
+    print_line(f"\n{markdown(found)}\n\nabove {LIMIT_MS:.0f} ms: {', '.join(above) or 'none'}; written to {path}")
     return 1 if above else 0
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from benchmarks.corpus import ROOT, Prompts, bench_model, cache_dir, read_prompts
 from benchmarks.loadgen import Load, Report, build_requests, measure
 from benchmarks.peer import VERSION, PeerMissing, ensure_peer
-from benchmarks.report import OURS, THEIRS, guarded, machine, number, say, table, write_json
+from benchmarks.report import OURS, THEIRS, guarded, machine, number, print_line, table, write_json
 from benchmarks.report import RESULTS as RESULTS_DIR
 from benchmarks.stacks import ENGINE, FRONTEND, HOST, MODEL_NAME, Implementation, Recipe, Stack, ours, theirs
 from dynamo.core.config import exit_on_config_error, load, option
@@ -164,11 +164,11 @@ def recipes(
 class Bench:
     """Points, stacks and the order in which they alternate."""
 
-    def __init__(self, config: BenchConfig, peer: Implementation | None, say: Callable[[str], None]) -> None:
+    def __init__(self, config: BenchConfig, peer: Implementation | None, print_line: Callable[[str], None]) -> None:
         self.config = config
         self.points = config.points()
         self.systems = recipes(config.systems, peer, is_same_engine=config.same_engine)
-        self.say = say
+        self.print_line = print_line
         self.model = bench_model()
         self.prompts: Prompts = read_prompts(self.model, config.prompt_tokens)
         self.ready_s: dict[str, float] = {}
@@ -192,7 +192,7 @@ class Bench:
                     )
                     stacks[name] = open_stacks.enter_context(Stack(recipe, self.model))
                     self.ready_s[f"{name} {pace} {mode}"] = round(stacks[name].ready_s, 2)
-                    self.say(f"{name} is ready ({pace}, {mode}, {stacks[name].ready_s:.1f} s)")
+                    self.print_line(f"{name} is ready ({pace}, {mode}, {stacks[name].ready_s:.1f} s)")
                 if self.config.bare and OURS in stacks and (pace, mode) == (PACED, ROUND_ROBIN):
                     recipe = Recipe(
                         name="bare", frontend=ours(), engine=ours(), workers=0, frontend_program=BARE_PROGRAM,
@@ -240,7 +240,7 @@ class Bench:
             run = min(run, one(), key=lambda each: each.report.noise)
         if name == OURS:
             self.interval_ms[point] = point.concurrency / run.report.tokens_per_s * 1e3
-        self.say(progress(run))
+        self.print_line(progress(run))
         return run
 
 
@@ -440,18 +440,20 @@ def main() -> int:
             peer = theirs(ensure_peer())
         except PeerMissing as error:
             missing = str(error)
-            say(f"the released ai-dynamo {VERSION} is not measured: {missing}")
-    say("preparing the model directory and the prompts (kept for the next run)")
-    bench = Bench(config, peer, say)
+            print_line(f"the released ai-dynamo {VERSION} is not measured: {missing}")
+    print_line("preparing the model directory and the prompts (kept for the next run)")
+    bench = Bench(config, peer, print_line)
     minutes = estimate_s(bench.points, config.repetitions, len(bench.systems)) / 60
     names = ", ".join(name for name, _, _ in bench.systems)
-    say(f"measuring {names}: {len(bench.points)} points, {config.repetitions} repetitions, about {minutes:.0f} minutes")
+    print_line(
+        f"measuring {names}: {len(bench.points)} points, {config.repetitions} repetitions, about {minutes:.0f} minutes"
+    )
     runs = bench.run()
     path = config.result_path()
     write_result(path, config, bench, runs, missing)
-    say(f"\n{markdown(summarise(runs))}\n\n{stage_table(runs)}")
+    print_line(f"\n{markdown(summarise(runs))}\n\n{stage_table(runs)}")
     noisy = sum(run.is_noisy for run in runs)
-    say(f"\n{len(runs)} runs, {noisy} with more than {NOISE_CORES_MAX} cores of other work; written to {path}")
+    print_line(f"\n{len(runs)} runs, {noisy} with more than {NOISE_CORES_MAX} cores of other work; written to {path}")
     return 1 if any(run.report.bad or run.report.unanswered for run in runs) else 0
 
 

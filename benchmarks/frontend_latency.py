@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from benchmarks.corpus import bench_model, read_prompts
 from benchmarks.loadgen import Load, Report, build_requests, measure, quantiles
 from benchmarks.metronome import Beat, read_beats
-from benchmarks.report import OURS, THEIRS, guarded, implementations, number, ratio, say, table, write_result
+from benchmarks.report import OURS, THEIRS, guarded, implementations, number, print_line, ratio, table, write_result
 from benchmarks.stacks import ENGINE, FRONTEND, HOST, MODEL_NAME, Implementation, Recipe, Stack, ours
 from dynamo.core.config import exit_on_config_error, load, option
 from dynamo.core.errors import ConfigError
@@ -61,7 +61,7 @@ class Pace:
     interval_ms: float
     busy: float
     """Share of the core that the frontend used."""
-    asked_per_s: float
+    offered_per_s: float
     tokens_per_s: float
     itl_p50_ms: float
     itl_p99_ms: float
@@ -76,7 +76,7 @@ class Pace:
     @property
     def keeps_step(self) -> bool:
         """Whether the tokens arrived at the rate of the engine."""
-        return self.tokens_per_s >= self.asked_per_s * IN_STEP
+        return self.tokens_per_s >= self.offered_per_s * IN_STEP
 
     @property
     def is_half(self) -> bool:
@@ -139,7 +139,7 @@ class Bench:
                     window_s = 1.5 if self.config.quick else 4.0
                     report = self._measure(stacks[name], 1, FIRST_OUTPUT_TOKENS, 0.0, 1.0, window_s)
                     seen[name].append(report)
-                    say(f"  first token, turn {rep + 1}, {name}: {number(report.ttft_ms['p50'])} ms")
+                    print_line(f"  first token, turn {rep + 1}, {name}: {number(report.ttft_ms['p50'])} ms")
         return {
             name: {
                 quantile: statistics.median(report.ttft_ms[quantile] for report in reports)
@@ -181,14 +181,14 @@ class Bench:
         found = Pace(
             interval_ms=interval_ms,
             busy=report.costs[FRONTEND].cores,
-            asked_per_s=self.config.streams / interval_ms * 1e3,
+            offered_per_s=self.config.streams / interval_ms * 1e3,
             tokens_per_s=report.tokens_per_s,
             itl_p50_ms=report.itl_ms["p50"],
             itl_p99_ms=report.itl_ms["p99"],
             beat_p99_ms=gaps["p99"],
             noise=report.noise,
         )
-        say(
+        print_line(
             f"  {self.config.streams} streams, {name}: a token every {interval_ms:.0f} ms, core {found.busy:.0%} busy,"
             f" ITL p99 {number(found.itl_p99_ms)} ms, engine {number(found.beat_p99_ms)} (noise: {found.noise:.2f} cores)"
         )
@@ -257,7 +257,7 @@ def main() -> int:
         },
     }
     path = write_result("frontend_latency", found, is_whole=whole)
-    say(f"\n{markdown(first, paces, config.streams)}\n\nwritten to {path}")
+    print_line(f"\n{markdown(first, paces, config.streams)}\n\nwritten to {path}")
     return 0
 
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 
 from benchmarks.corpus import bench_model, read_prompts
 from benchmarks.loadgen import Load, build_requests, family, measure, read_parents, read_usage
-from benchmarks.report import OURS, THEIRS, guarded, implementations, number, ratio, say, table, write_result
+from benchmarks.report import OURS, THEIRS, guarded, implementations, number, print_line, ratio, table, write_result
 from benchmarks.stacks import FRONTEND, HOST, MODEL_NAME, Implementation, Recipe, Stack
 from dynamo.core.config import exit_on_config_error, load, option
 from dynamo.core.errors import ConfigError
@@ -97,7 +97,9 @@ class Bench:
             time.sleep(SETTLE_S)
             end = rss_mib(pids)
             found = Memory(start, self._busy(stack), early, end, sent, seconds)
-        say(f"  {name}: {number(start)} MiB at the start, {number(end)} after {sent:,} requests in {seconds:.0f} s")
+        print_line(
+            f"  {name}: {number(start)} MiB at the start, {number(end)} after {sent:,} requests in {seconds:.0f} s"
+        )
         return found
 
     def _small(self, stack: Stack, window_s: float) -> int:
@@ -164,7 +166,7 @@ def main() -> int:
     found = {name: bench.look(name, implementation) for name, implementation in implementations().items()}
     whole = not config.quick and THEIRS in found
     path = write_result("frontend_memory", {name: asdict(one) for name, one in found.items()}, is_whole=whole)
-    say(f"\n{markdown(found)}\n\nwritten to {path}")
+    print_line(f"\n{markdown(found)}\n\nwritten to {path}")
     return 0
 
 

@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass
 from benchmarks.corpus import bench_model, cache_dir, read_prompts
 from benchmarks.fake_openai import OUTPUT_TOKENS, PROMPT_TOKENS
 from benchmarks.loadgen import Load, Report, build_requests, measure
-from benchmarks.report import OURS, guarded, number, ratio, say, table, write_result
+from benchmarks.report import OURS, guarded, number, print_line, ratio, table, write_result
 from benchmarks.stacks import (
     ENGINE,
     FRONTEND,
@@ -116,7 +116,7 @@ def ensure_litellm() -> str:
     command = os.path.join(home, "bin", "litellm")
     if os.path.exists(command):
         return command
-    say(f"installing litellm[proxy] into {home} (once)")
+    print_line(f"installing litellm[proxy] into {home} (once)")
     venv.create(home, with_pip=True, symlinks=True)
     pip = [os.path.join(home, "bin", "python"), "-m", "pip", "install", "--quiet", "litellm[proxy]"]
     done = subprocess.run(pip, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
@@ -155,7 +155,7 @@ def process(command: Sequence[str], env: Mapping[str, str], log: str) -> Iterato
 def wait_until_ready(port: int, log: str, server: "subprocess.Popen[bytes]") -> None:
     """Wait until the server answers. Raises `StackFailed` with the end of the log."""
     chat = json.dumps({"model": MODEL_NAME, "messages": [{"role": "user", "content": "hello"}]})
-    deadline, said = time.monotonic() + READY_TIMEOUT_S, "nothing"
+    deadline, output = time.monotonic() + READY_TIMEOUT_S, "nothing"
     while time.monotonic() < deadline and server.poll() is None:
         connection = http.client.HTTPConnection(HOST, port, timeout=10.0)
         with contextlib.closing(connection):
@@ -164,13 +164,13 @@ def wait_until_ready(port: int, log: str, server: "subprocess.Popen[bytes]") -> 
                 response = connection.getresponse()
                 if response.status == 200:
                     return
-                said = f"{response.status}: {response.read()[:300]!r}"
+                output = f"{response.status}: {response.read()[:300]!r}"
             except (OSError, http.client.HTTPException) as error:
-                said = repr(error)
+                output = repr(error)
         time.sleep(POLL_S * 4)
     with open(log, encoding="utf-8", errors="replace") as file:
         raise StackFailed(
-            f"not ready after {READY_TIMEOUT_S - deadline + time.monotonic():.0f} s; {said}\n{''.join(file.readlines()[-12:])}"
+            f"not ready after {READY_TIMEOUT_S - deadline + time.monotonic():.0f} s; {output}\n{''.join(file.readlines()[-12:])}"
         )
 
 
@@ -223,13 +223,15 @@ class Bench:
             servers = {OURS: Served(stack.port, stack.pids)}
             if command is not None:
                 servers |= opened.enter_context(litellm_stack(command, self.config.delay_ms))
-            say(f"{', '.join(servers)}: ready")
+            print_line(f"{', '.join(servers)}: ready")
             for rep in range(1 if self.config.quick else self.config.reps):
                 for concurrency in self.config.points():
                     for name in servers if rep % 2 == 0 else reversed(servers):
                         report = self._measure(servers[name], concurrency)
                         reports.setdefault((name, concurrency), []).append(report)
-                        say(f"  c={concurrency}, turn {rep + 1}, {name}: {number(report.requests_per_s)} requests/s")
+                        print_line(
+                            f"  c={concurrency}, turn {rep + 1}, {name}: {number(report.requests_per_s)} requests/s"
+                        )
         found: dict[str, dict[int, Overhead]] = {}
         for (name, concurrency), some in reports.items():
             found.setdefault(name, {})[concurrency] = Overhead.of(some, self.config.delay_ms)
@@ -275,12 +277,12 @@ def main() -> int:
     try:
         command = ensure_litellm()
     except (LitellmMissing, OSError, subprocess.SubprocessError) as error:
-        say(f"LiteLLM is not measured: {error}")
+        print_line(f"LiteLLM is not measured: {error}")
     found = Bench(config).run(command)
     kept = {name: {str(concurrency): asdict(one) for concurrency, one in each.items()} for name, each in found.items()}
     whole = not config.quick and command is not None
     path = write_result("gateway_overhead", {"delay_ms": config.delay_ms, **kept}, is_whole=whole)
-    say(f"\n{markdown(found)}\n\nwritten to {path}")
+    print_line(f"\n{markdown(found)}\n\nwritten to {path}")
     return 0
 
 

@@ -76,28 +76,28 @@ def measure(grammars: Grammars, guided: GuidedDecoding, vocab_size: int, tokens:
     began = clock()
     kept = grammars.compile(guided, key_of(guided, None))
     cost.compile_s = clock() - began
-    guide, said = kept.fresh(), 0
+    guide, output = kept.fresh(), 0
     while cost.tokens < tokens:
-        if guide.is_complete or said == TEXT_TOKENS_MAX:
-            guide, said = kept.fresh(), 0
+        if guide.is_complete or output == TEXT_TOKENS_MAX:
+            guide, output = kept.fresh(), 0
         logits, sampling = noise[cost.tokens % 16], Sampling(seed=cost.tokens, temperature=0.8, top_p=0.9)
         began = clock()
         allowed = guide.allowed(())
         masked = clock()
         cost.mask_s += masked - began
         if allowed is None:
-            guide, said = kept.fresh(), 0
+            guide, output = kept.fresh(), 0
             continue
-        token = sample(logits, Draw(sampling, said, allowed=allowed)).token
+        token = sample(logits, Draw(sampling, output, allowed=allowed)).token
         drawn = clock()
         guide.take(token)
         taken = clock()
-        sample(logits, Draw(sampling, said))
+        sample(logits, Draw(sampling, output))
         cost.free_s += clock() - taken
         cost.draw_s += drawn - masked
         cost.take_s += taken - drawn
         cost.tokens += 1
-        said += 1
+        output += 1
     return cost
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.report import say, write_result
+from benchmarks.report import print_line, write_result
 from dynamo.core.config import exit_on_config_error, load, option
 from dynamo.protocols.discovery import INSTANCES
 from dynamo.protocols.kubernetes.crds import manifests
@@ -189,12 +189,12 @@ def main() -> int:
     """Run the benchmark."""
     config = load(KubernetesBench, sys.argv[1:], prog="python -m benchmarks.kubernetes_discovery")
     found = asyncio.run(measure(config))
-    say(f"{found['workers']} pods: the whole view after {found['view_s']:.2f} s")
+    print_line(f"{found['workers']} pods: the whole view after {found['view_s']:.2f} s")
     for what in ("changed_record_seen_s", "changed_readiness_seen_s"):
         figures = found[what]
-        say(f"{what}: median {figures['median'] * 1e3:.1f} ms, at most {figures['max'] * 1e3:.1f} ms")
-    say(f"idle: {found['idle_share_of_a_core'] * 100:.3f} % of a core; memory {found['memory_mb']:.0f} MB")
-    say(f"written to {write_result('kubernetes_discovery', found, is_whole=config.save)}")
+        print_line(f"{what}: median {figures['median'] * 1e3:.1f} ms, at most {figures['max'] * 1e3:.1f} ms")
+    print_line(f"idle: {found['idle_share_of_a_core'] * 100:.3f} % of a core; memory {found['memory_mb']:.0f} MB")
+    print_line(f"written to {write_result('kubernetes_discovery', found, is_whole=config.save)}")
     return 0
 
 

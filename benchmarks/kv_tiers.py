@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.report import number, say, table, write_result
+from benchmarks.report import number, print_line, table, write_result
 from dynamo.core.config import environ, exit_on_config_error, load, option
 from dynamo.cpu import blas
 
@@ -57,7 +57,7 @@ class TiersConfig:
         return 2 if self.quick else 5
 
 
-class Unheard:
+class NullReply:
     """Reply that keeps its tokens."""
 
     request_id = "benchmark"
@@ -104,7 +104,7 @@ class Engine:
         scheduler = Scheduler(pool, sequences_max=8, batched_tokens_max=512, tiers=self.tiers)
         self.core = Core(model, scheduler, BLOCK_TOKENS, self.tiers)
 
-    def ask(self, prompt: list[int]) -> tuple[float, int, list[int]]:
+    def send_request(self, prompt: list[int]) -> tuple[float, int, list[int]]:
         """Return the seconds to the first token, the number of uncomputed prompt tokens, and the output."""
         from dynamo.cpu.generation import ActiveGeneration, GeneratedChoice, StopRules
         from dynamo.cpu.sampler import Sampling
@@ -112,7 +112,7 @@ class Engine:
 
         rules = StopRules(max_tokens=OUTPUT_TOKENS)
         sequence = TokenSequence(prompt, BLOCK_TOKENS)
-        generation = ActiveGeneration(Unheard(), [GeneratedChoice(0, sequence, Sampling(temperature=0.0), rules)])
+        generation = ActiveGeneration(NullReply(), [GeneratedChoice(0, sequence, Sampling(temperature=0.0), rules)])
         began = time.perf_counter()
         self.core.add(generation)
         first = 0.0
@@ -200,12 +200,12 @@ def returning(path: str, scratch: str, rounds: int) -> tuple[dict[str, float], b
     for number_, (name, tiers) in enumerate(cases.items()):
         engine = Engine(path, os.path.join(scratch, f"disk{number_}"), **tiers)
         for at, prompt in enumerate(prompts):
-            _, _, answer = engine.ask(prompt)
+            _, _, answer = engine.send_request(prompt)
             agrees &= answers.setdefault(at, answer) == answer
         times = []
         # With a small host tier the last prompts are still there; they are sent again at the end of the next round.
         for at, prompt in enumerate(prompts[: max(1, rounds - 2)] if tiers and "host" not in name else prompts):
-            first, cached, answer = engine.ask(prompt)
+            first, cached, answer = engine.send_request(prompt)
             agrees &= answers[at] == answer
             is_whole = cached == (PROMPT_TOKENS - 1) // BLOCK_TOKENS * BLOCK_TOKENS
             agrees &= is_whole if tiers else cached == 0
@@ -299,19 +299,19 @@ def main() -> int:
         rates = copying(path, scratch, config.rounds)
         memcpy = rates["memcpy"]
         rows = [[name, number(rate), number(rate / memcpy)] for name, rate in rates.items()]
-        say(table(["copied", "GB/s", "of memcpy"], rows))
+        print_line(table(["copied", "GB/s", "of memcpy"], rows))
         firsts, agrees = returning(path, scratch, 3 if config.quick else 5)
     computed = firsts["computed"]
     gains = {name: computed / seconds for name, seconds in firsts.items()}
     rows = [[name, number(seconds * 1e3), number(gains[name])] for name, seconds in firsts.items()]
-    say(f"\nfirst token of a prompt of {PROMPT_TOKENS:,} tokens that comes back, {config.threads} threads")
-    say(table(["from", "ms", "times sooner"], rows))
+    print_line(f"\nfirst token of a prompt of {PROMPT_TOKENS:,} tokens that comes back, {config.threads} threads")
+    print_line(table(["from", "ms", "times sooner"], rows))
     reached = gains["G2, host"] >= AIM_HOST and gains["G3, disk"] >= AIM_DISK
-    say(f"aim: {AIM_HOST:g}x from G2, {AIM_DISK:g}x from G3; {'reached' if reached else 'missed'}")
-    say("all answers agree" if agrees else "error: answers differ, or blocks were computed that a tier had")
+    print_line(f"aim: {AIM_HOST:g}x from G2, {AIM_DISK:g}x from G3; {'reached' if reached else 'missed'}")
+    print_line("all answers agree" if agrees else "error: answers differ, or blocks were computed that a tier had")
     if agrees:
         found = {"gigabytes_per_second": rates, "first_token_s": firsts, "threads": config.threads}
-        say(write_result("kv_tiers", found, is_whole=not config.quick))
+        print_line(write_result("kv_tiers", found, is_whole=not config.quick))
     return 0 if agrees else 1
 
 

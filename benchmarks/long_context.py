@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from benchmarks.corpus import bench_model, read_prompts
 from benchmarks.loadgen import MARKERS, Load, Requests, build_requests, quantiles, read_head
 from benchmarks.metronome import Beat, read_beats
-from benchmarks.report import OURS, THEIRS, guarded, implementations, number, ratio, say, table, write_result
+from benchmarks.report import OURS, THEIRS, guarded, implementations, number, print_line, ratio, table, write_result
 from benchmarks.stacks import HOST, MODEL_NAME, Implementation, Recipe, Stack, ours
 from dynamo.core.config import exit_on_config_error, load, option
 from dynamo.core.errors import ConfigError
@@ -58,14 +58,14 @@ class Delays:
     """Token delays of one frontend's stream in milliseconds, alone and during long prompts."""
 
     alone: dict[str, float]
-    beside: dict[str, float]
+    loaded: dict[str, float]
     long_prompts: int
     long_ms: dict[str, float]
     """Duration of the long prompts."""
 
     @property
     def added_p99_ms(self) -> float:
-        return self.beside["p99"] - self.alone["p99"]
+        return self.loaded["p99"] - self.alone["p99"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Stream(threading.Thread):
         self.join(ANSWER_TIMEOUT_S)
 
 
-def ask(port: int, request: bytes) -> float:
+def send_request(port: int, request: bytes) -> float:
     """Return the seconds of one response. Raises `ConnectionError` if it is not a success."""
     began = time.perf_counter()
     with socket.create_connection((HOST, port), timeout=ANSWER_TIMEOUT_S) as sock:
@@ -156,7 +156,7 @@ class Bench:
             recipe = Recipe(name=name, frontend=implementation, engine=ours(), program=METRONOME, engine_flags=flags)
             with Stack(recipe, self.model) as stack:
                 long = self.requests(stack.port, self.long.texts, self.long.words, LONG_OUTPUT_TOKENS)
-                ask(stack.port, long.next())  # Warm up everything that the first request creates.
+                send_request(stack.port, long.next())  # Warm up everything that the first request creates.
                 time.sleep(4 * INTERVAL_MS / 1e3)
                 tokens = int((WARM_S + 2 * phase_s + ANSWER_TIMEOUT_S) / INTERVAL_MS * 1e3)
                 short = self.requests(stack.port, self.short.texts, self.short.words, tokens)
@@ -165,9 +165,9 @@ class Bench:
                 time.sleep(WARM_S)
                 alone_from = time.perf_counter()
                 time.sleep(phase_s)
-                beside_from, took = time.perf_counter(), []
-                while time.perf_counter() < beside_from + phase_s:
-                    took.append(ask(stack.port, long.next()))
+                loaded_from, took = time.perf_counter(), []
+                while time.perf_counter() < loaded_from + phase_s:
+                    took.append(send_request(stack.port, long.next()))
                     time.sleep(PAUSE_S)
                 until = time.perf_counter()
                 stream.leave()
@@ -175,13 +175,13 @@ class Bench:
                     raise ConnectionError(f"the stream broke off: status {stream.status}\n{stack.logs()}")
             seen = delays_s(list(read_beats(beats)), stream.arrivals)
         found = Delays(
-            alone=quantiles([late for at, late in seen if alone_from <= at < beside_from]),
-            beside=quantiles([late for at, late in seen if beside_from <= at < until]),
+            alone=quantiles([late for at, late in seen if alone_from <= at < loaded_from]),
+            loaded=quantiles([late for at, late in seen if loaded_from <= at < until]),
             long_prompts=len(took),
             long_ms=quantiles(took),
         )
-        say(
-            f"  {name}: p99 {number(found.alone['p99'])} ms alone, {number(found.beside['p99'])} during {len(took)} prompts"
+        print_line(
+            f"  {name}: p99 {number(found.alone['p99'])} ms alone, {number(found.loaded['p99'])} during {len(took)} prompts"
         )
         return found
 
@@ -195,7 +195,7 @@ def markdown(found: Mapping[str, Delays], prompt_tokens: int) -> str:
     rows = [
         [
             name, f"{number(one.alone['p50'])} / {number(one.alone['p99'])}",
-            f"{number(one.beside['p50'])} / {number(one.beside['p99'])}", number(one.beside["max"]),
+            f"{number(one.loaded['p50'])} / {number(one.loaded['p99'])}", number(one.loaded["max"]),
             number(one.added_p99_ms), str(one.long_prompts), number(one.long_ms["p50"]),
         ]
         for name, one in found.items()
@@ -209,13 +209,13 @@ def markdown(found: Mapping[str, Delays], prompt_tokens: int) -> str:
 
 def main() -> int:
     config = load(LongConfig, sys.argv[1:], prog="python -m benchmarks.long_context")
-    say("preparing the prompts (kept for the next run)")
+    print_line("preparing the prompts (kept for the next run)")
     bench = Bench(config)
     found = {name: bench.look(name, implementation) for name, implementation in implementations().items()}
     whole = not config.quick and THEIRS in found
     kept = {name: asdict(one) | {"added_p99_ms": one.added_p99_ms} for name, one in found.items()}
     path = write_result("long_context", {"prompt_tokens": config.prompt_tokens, **kept}, is_whole=whole)
-    say(f"\n{markdown(found, config.prompt_tokens)}\n\nwritten to {path}")
+    print_line(f"\n{markdown(found, config.prompt_tokens)}\n\nwritten to {path}")
     return 0
 
 

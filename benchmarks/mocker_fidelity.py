@@ -48,7 +48,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
-def ask(port: int, tokens: Sequence[int]) -> tuple[float, list[float]]:
+def send_request(port: int, tokens: Sequence[int]) -> tuple[float, list[float]]:
     """Return the time to first token of one request, and its mean time between tokens."""
     body = {
         "model": MODEL_NAME, "prompt": list(tokens), "max_tokens": ANSWER_TOKENS, "stream": True,
@@ -62,10 +62,12 @@ def ask(port: int, tokens: Sequence[int]) -> tuple[float, list[float]]:
         if response.status != 200:
             raise RuntimeError(f"{response.status}: {response.read()[:200]!r}")
         events = (line for line in response if line.startswith(b"data: {") and b'"choices":[{' in line)
-        heard = [time.perf_counter() for _ in events]
+        received = [time.perf_counter() for _ in events]
     finally:
         connection.close()
-    return (heard[0] - began) * 1000, [(heard[-1] - heard[0]) * 1000 / (len(heard) - 1)] if len(heard) > 1 else []
+    return (received[0] - began) * 1000, [(received[-1] - received[0]) * 1000 / (len(received) - 1)] if len(
+        received
+    ) > 1 else []
 
 
 def load(stack: Stack, requests: int, concurrency: int, seed: int) -> Times:
@@ -77,7 +79,7 @@ def load(stack: Stack, requests: int, concurrency: int, seed: int) -> Times:
     ]
     times = Times()
     with ThreadPoolExecutor(concurrency) as clients:
-        for ttft, itl in clients.map(lambda prompt: ask(stack.port, prompt), prompts):
+        for ttft, itl in clients.map(lambda prompt: send_request(stack.port, prompt), prompts):
             times.ttft.append(ttft)
             times.itl += itl
     return times

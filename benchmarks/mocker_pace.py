@@ -57,7 +57,7 @@ class Stopwatch:
         self.ended.set_exception(error)
 
 
-async def ask(client: Client, name: str, seed: random.Random, permits: asyncio.Semaphore) -> list[float]:
+async def send_request(client: Client, name: str, seed: random.Random, permits: asyncio.Semaphore) -> list[float]:
     """Return the times of one request: sent, first token, second token, …"""
     async with permits:
         watch = Stopwatch()
@@ -86,8 +86,8 @@ async def measure(home: str, streams: int) -> dict[str, float]:
         await client.wait_for_instances(10)
         seed, permits = random.Random(streams), asyncio.Semaphore(streams)
         began = time.perf_counter()
-        asked = [ask(client, f"{streams}-{number}", seed, permits) for number in range(2 * streams)]
-        answers = await asyncio.gather(*asked)
+        requested = [send_request(client, f"{streams}-{number}", seed, permits) for number in range(2 * streams)]
+        answers = await asyncio.gather(*requested)
         elapsed = time.perf_counter() - began
     finally:
         await runtime.shutdown()

@@ -30,7 +30,7 @@ from tests.cluster.processes import stop_process, wait_until
 
 from benchmarks.corpus import ROOT, cache_dir
 from benchmarks.ports import free_port
-from benchmarks.report import OURS, guarded, number, ratio, say, table, write_result
+from benchmarks.report import OURS, guarded, number, print_line, ratio, table, write_result
 from dynamo.core.config import environ, exit_on_config_error, load, option
 from dynamo.core.errors import ConfigError
 
@@ -85,7 +85,7 @@ def ensure_kopf() -> str:
     home = os.path.join(cache_dir(), "kopf", "venv")
     python = os.path.join(home, "bin", "python")
     if not os.path.exists(os.path.join(home, "bin", "kopf")):
-        say(f"installing {PACKAGES[0]} into {home} (once)")
+        print_line(f"installing {PACKAGES[0]} into {home} (once)")
         venv.create(home, with_pip=True, symlinks=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True, timeout=INSTALL_S)
     return python
@@ -195,15 +195,15 @@ def run(config: OperatorBench) -> int:
     """Measure both, and print and write what was found."""
     is_released = released_assets() is not None
     found: dict[str, Any] = {name: measure(name, one, config.graphs) for name, one in commands().items()}
-    say(table([f"{config.graphs} graphs", OURS, KOPF, "ours / kopf"], rows(found)))
+    print_line(table([f"{config.graphs} graphs", OURS, KOPF, "ours / kopf"], rows(found)))
     if config.many:
         found["many"] = measure(OURS, commands()[OURS], config.many)
-        say(f"{config.many} graphs, ours: {json.dumps(found['many'])}")
+        print_line(f"{config.many} graphs, ours: {json.dumps(found['many'])}")
     result = {
         "graphs": config.graphs, "many": config.many, "kopf": PACKAGES[0],
         "server": "kube-apiserver" if is_released else "tests.cluster.kubernetes", "figures": found,
     }  # fmt: skip
-    say(f"written to {write_result('operator_scale', result, is_whole=config.save)}")
+    print_line(f"written to {write_result('operator_scale', result, is_whole=config.save)}")
     return 0
 
 

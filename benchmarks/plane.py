@@ -65,8 +65,8 @@ class Party:
                 break
             line = self._process.stdout.readline()
             if not line:
-                told = self._log.read_text(encoding="utf-8", errors="replace")[-2000:]
-                raise SystemExit(f"a process of the benchmark ended with {self._process.wait()}: {told}")
+                outputs = self._log.read_text(encoding="utf-8", errors="replace")[-2000:]
+                raise SystemExit(f"a process of the benchmark ended with {self._process.wait()}: {outputs}")
             if line.startswith(start):
                 return line.removeprefix(start).strip()
         raise SystemExit(f"a process of the benchmark did not say {start!r} within {TIMEOUT_S:g} s")

@@ -29,7 +29,7 @@ async def generate(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     await asyncio.sleep(request["idle_s"])
 
 
-async def hear(client: Any, tokens: int, idle_s: float = 0.0) -> None:
+async def read_response(client: Any, tokens: int, idle_s: float = 0.0) -> None:
     """Send a request and read its whole response."""
     count = 0
     async for element in await client.generate({"tokens": tokens, "idle_s": idle_s}, annotated=False):
@@ -58,7 +58,7 @@ class Caller:
 
         async def one_after_another() -> None:
             for _ in left:
-                await hear(self.client, tokens)
+                await read_response(self.client, tokens)
 
         began = time.monotonic()
         await asyncio.gather(*(one_after_another() for _ in range(concurrency)))

@@ -1,6 +1,6 @@
 """Planners that know the demand in advance: an upper bound for any policy with the same start-up time.
 
-`oracle` knows the arrivals of the next start-up time. `known rate` knows those of the next ten seconds: it follows a
+`oracle` uses the arrivals of the next start-up time. `known rate` uses those of the next ten seconds: it follows a
 change at once, but does not expect it. Both use the performance model, the limits and the backlog rule of forecast
 scaling, so that only the knowledge differs.
 """

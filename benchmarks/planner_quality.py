@@ -20,7 +20,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.planner_oracle import KnownDemand, OraclePlanner
-from benchmarks.report import RESULTS, number, say, table, write_result
+from benchmarks.report import RESULTS, number, print_line, table, write_result
 from dynamo.planner.config.perf_model import EngineRole
 from dynamo.planner.config.planner_config import parse
 from dynamo.protocols.planner import Planner
@@ -279,9 +279,9 @@ def printed(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
     """Print a table per load, and the ratios."""
     head = ("", "goodput tok/s", "SLA met", "GPU-hours", "goodput per GPU", "TTFT ms", "TPOT ms", "events")
     for load, figures in found.items():
-        say(f"\n{load} ({'tuning' if load in TUNING else 'judging'})\n")
-        say(table(head, [[name, *(number(one[figure]) for figure in FIGURES)] for name, one in figures.items()]))
-    say(
+        print_line(f"\n{load} ({'tuning' if load in TUNING else 'judging'})\n")
+        print_line(table(head, [[name, *(number(one[figure]) for figure in FIGURES)] for name, one in figures.items()]))
+    print_line(
         "\nforecast: goodput over static 8; goodput per GPU over the best upstream preset with 90 % of it; over the best static\n"
     )
     lines = []
@@ -290,7 +290,7 @@ def printed(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
         ratio = "-" if one["per_gpu_ratio"] is None else f"{one['per_gpu_ratio']:.2f} ({one['rival']})"
         static = f"{one['per_gpu_over_best_static']:.2f} ({one['best_static']})"
         lines.append([load, f"{100 * one['goodput_share']:.1f} %", ratio, static, f"{one['mean_tpot_ms']:.1f}"])
-    say(table(("load", "goodput", "per GPU, upstream", "per GPU, static", "TPOT ms"), lines))
+    print_line(table(("load", "goodput", "per GPU, upstream", "per GPU, static", "TPOT ms"), lines))
 
 
 def cells_of(given: argparse.Namespace) -> list[QualityCell]:
@@ -331,7 +331,7 @@ def main() -> None:
     found = averaged(rows)
     if given.contender:
         for row in rows:
-            say(
+            print_line(
                 " ".join(
                     f"{key}={value if isinstance(value, str) else number(value)}" for key, value in asdict(row).items()
                 )
@@ -343,7 +343,7 @@ def main() -> None:
         {"rows": [asdict(row) for row in rows], "verdicts": {load: verdict(one) for load, one in found.items()}},
         is_whole=given.save,
     )
-    say(f"\nwritten to {path}")
+    print_line(f"\nwritten to {path}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.report import say, table, write_result
+from benchmarks.report import print_line, table, write_result
 from dynamo.profiler.perf.analytic_engine import AnalyticEngine
 from dynamo.profiler.recommend.command import engines_of, spec_of, traffic_of
 from dynamo.profiler.recommend.config import RecommendConfig
@@ -102,7 +102,7 @@ def compare(name: str, config: RecommendConfig) -> dict[str, Any]:
         "CPU seconds": round(time.process_time() - began, 1),
         "CPU seconds of the grid": round(spent_s, 1),
     }
-    say(f"{name}: {result}")
+    print_line(f"{name}: {result}")
     return result
 
 
@@ -123,9 +123,9 @@ def main() -> int:
         [name, *(str(one[key]) for key in ("configurations", "best", "found", "loss", "cost"))]
         for name, one in found.items()
     ]
-    say(table(["load", "configurations", "best", "found", "loss", "cost"], rows, words=4))
+    print_line(table(["load", "configurations", "best", "found", "loss", "cost"], rows, words=4))
     if options.save:
-        say(write_result("recommend_search", {"loads": found}, is_whole=bool(options.trace)))
+        print_line(write_result("recommend_search", {"loads": found}, is_whole=bool(options.trace)))
     return int(any(one["loss"] > LIMIT or one["cost"] > COST for one in found.values()))
 
 

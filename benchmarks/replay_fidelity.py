@@ -33,12 +33,12 @@ from dynamo.tokens.hashing import packed_block_hashes
 BLOCK = 512
 
 
-class Ear:
+class TimedReply:
     """Reply that records the times of its tokens."""
 
     def __init__(self, name: str, placement: KvPlacement) -> None:
         self.name = name
-        self.asked = time.monotonic()
+        self.requested = time.monotonic()
         self.first = self.last = 0.0
         self.count = 0
         self.done = asyncio.get_running_loop().create_future()
@@ -63,13 +63,13 @@ class Reporter:
     """Publishes a rank's cached blocks to the router."""
 
     def __init__(self, worker: int, placement: KvPlacement) -> None:
-        self._seat = worker, 0
+        self._slot = worker, 0
         self._placement = placement
 
     def report(self, result: StepResult[Any], now_ms: float, seconds: float) -> None:
         for event in result.events:
-            self._placement.apply(self._seat, event)
-        self._placement.observe(self._seat, result.forward_pass)
+            self._placement.apply(self._slot, event)
+        self._placement.observe(self._slot, result.forward_pass)
 
     def rest(self) -> None:
         """Ignore the load."""
@@ -96,24 +96,26 @@ async def real(load: list[ReplaySession], workers: int, engine: EngineArgs) -> d
         tasks.append(asyncio.create_task(ranks[-1].run(_ended)))
     prompts = [prompt_of(session) for session in load]
     names = [packed_block_hashes(prompt, engine.block_size) for prompt in prompts]
-    began, ears = time.monotonic(), []
+    began, timed_replies = time.monotonic(), []
     for number, session in enumerate(load):
         turn = session.turns[0]
         await asyncio.sleep(max(0.0, began + (turn.at_ms or 0.0) / 1000 - time.monotonic()))
-        ear = Ear(turn.request_id, placement)
-        seat = placement.place(PlacementRequest(ear.name, turn.input_tokens, names[number]), time.monotonic())
-        assert seat is not None
-        asked = cast("SimulationInput", _Submitted(prompts[number], turn.output_tokens))
-        ranks[seat[0]].submit(asked, cast("Any", ear))
-        ears.append(ear)
-    await asyncio.gather(*(ear.done for ear in ears))
+        timed_reply = TimedReply(turn.request_id, placement)
+        slot = placement.place(PlacementRequest(timed_reply.name, turn.input_tokens, names[number]), time.monotonic())
+        assert slot is not None
+        requested = cast("SimulationInput", _Submitted(prompts[number], turn.output_tokens))
+        ranks[slot[0]].submit(requested, cast("Any", timed_reply))
+        timed_replies.append(timed_reply)
+    await asyncio.gather(*(timed_reply.done for timed_reply in timed_replies))
     for task in tasks:
         task.cancel()
-    seconds = max(ear.last for ear in ears) - began
+    seconds = max(timed_reply.last for timed_reply in timed_replies) - began
     return {
-        "TTFT ms": mean(1000 * (ear.first - ear.asked) for ear in ears),
-        "ITL ms": mean(1000 * (ear.last - ear.first) / (ear.count - 1) for ear in ears),
-        "tok/s": sum(ear.count for ear in ears) / seconds,
+        "TTFT ms": mean(1000 * (timed_reply.first - timed_reply.requested) for timed_reply in timed_replies),
+        "ITL ms": mean(
+            1000 * (timed_reply.last - timed_reply.first) / (timed_reply.count - 1) for timed_reply in timed_replies
+        ),
+        "tok/s": sum(timed_reply.count for timed_reply in timed_replies) / seconds,
     }
 
 

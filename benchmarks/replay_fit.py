@@ -38,8 +38,8 @@ def main() -> int:
         "| at once | TTFT ms | predicted | TPOT ms | predicted | tok/s | predicted |\n|---:|---:|---:|---:|---:|---:|---:|"
     )
     for point in found["points"]:
-        seen, told = point["measured"], point["foretold"]
-        figures = (f"{seen[name]:,.1f} | {told[name]:,.1f}" for name in PUBLISHED)
+        seen, predicted = point["measured"], point["foretold"]
+        figures = (f"{seen[name]:,.1f} | {predicted[name]:,.1f}" for name in PUBLISHED)
         print(f"| {seen['concurrency']} | {' | '.join(figures)} |")
     print("\n| mean absolute error, % | fitted to all | each from the others | published |\n|---|---:|---:|---:|")
     for name, published in PUBLISHED.items():

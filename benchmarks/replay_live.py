@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.corpus import bench_model
-from benchmarks.report import machine, say, table, write_result
+from benchmarks.report import machine, print_line, table, write_result
 from benchmarks.stacks import Recipe, Stack, ours
 from dynamo.core.config import exit_on_config_error, load, option
 from dynamo.replay.config import ReplayConfig
@@ -97,10 +97,10 @@ def main() -> int:
         for figure in FIGURES:
             errors = [f"{100 * (one[figure] / live[figure] - 1):+.1f} %" for one in (plain, fitted)]
             rows.append([f"{name}: {figure}", f"{live[figure]:.2f}", *errors])
-    say(f"overhead: {overhead_ms:.2f} ms (--request-overhead-ms)")
-    say(table(["", "live", "simulated", "with overhead"], rows))
+    print_line(f"overhead: {overhead_ms:.2f} ms (--request-overhead-ms)")
+    print_line(table(["", "live", "simulated", "with overhead"], rows))
     whole = {"machine": machine(), "overhead_ms": overhead_ms, "requests": bench.requests, **result}
-    say(write_result("replay_live", whole, is_whole=not bench.quick))
+    print_line(write_result("replay_live", whole, is_whole=not bench.quick))
     return 0
 
 

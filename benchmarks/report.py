@@ -23,7 +23,7 @@ OURS, THEIRS = "ours", "theirs"
 RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "results")
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     print(line, flush=True)
 
 
@@ -130,7 +130,7 @@ def implementations() -> dict[str, Implementation]:
     try:
         found[THEIRS] = theirs(ensure_peer())
     except PeerMissing as error:
-        say(f"the released ai-dynamo {VERSION} is not measured: {error}")
+        print_line(f"the released ai-dynamo {VERSION} is not measured: {error}")
     return found
 
 
@@ -140,10 +140,10 @@ def guarded(main: Callable[[], int]) -> int:
     try:
         return main()
     except (StackFailed, ConnectionError) as error:
-        say(f"error: {error}")
+        print_line(f"error: {error}")
         return 1
     except KeyboardInterrupt:
-        say("interrupted")
+        print_line("interrupted")
         return 130
 
 

@@ -69,11 +69,11 @@ def lookups(adapter: Any) -> dict[str, float]:
                 adapter.store(tree, worker, None, prompt[:held])
                 for _ in range(4):
                     adapter.store(tree, worker, None, hashes(64))
-            asked, stranger = adapter.question(prompt), adapter.question(hashes(depth))
-            assert len(adapter.scores(tree, asked)) == workers
+            requested, uncached = adapter.question(prompt), adapter.question(hashes(depth))
+            assert len(adapter.scores(tree, requested)) == workers
             count = max(20, 40_000 // depth)
-            hit = per_call(partial(adapter.find, tree, asked), count)
-            miss = per_call(partial(adapter.find, tree, stranger), count)
+            hit = per_call(partial(adapter.find, tree, requested), count)
+            miss = per_call(partial(adapter.find, tree, uncached), count)
             found[f"find, {depth} blocks, {workers} workers (µs)"] = hit / 1e3
             found[f"find, {depth} blocks, {workers} workers, less the call and its argument (µs)"] = (
                 max(0.0, hit - miss) if adapter.HAS_HOP else hit
@@ -89,9 +89,9 @@ def events(adapter: Any) -> dict[str, float]:
         for _ in range(3):
             tree, count = adapter.Tree(), 64_000 // blocks
             batches = [(number % EVENT_WORKERS, hashes(blocks)) for number in range(count)]
-            told = [adapter.stored_event(worker, None, batch) for worker, batch in batches]
+            outputs = [adapter.stored_event(worker, None, batch) for worker, batch in batches]
             gone = [adapter.removed_event(worker, batch) for worker, batch in batches]
-            for into, changes in ((stored, told), (removed, gone)):
+            for into, changes in ((stored, outputs), (removed, gone)):
                 gc.collect()
                 began = time.process_time_ns()
                 for change in changes:

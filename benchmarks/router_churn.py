@@ -121,16 +121,16 @@ class Churn:
         if new == len(keys):
             return
         blocks = [StoredBlock(*pair) for pair in zip(keys[new:], hashes[new:], strict=True)]
-        self._tell(worker_id, KvEventData(stored=Stored(keys[new - 1] if new else None, None, blocks)))
+        self._publish_load(worker_id, KvEventData(stored=Stored(keys[new - 1] if new else None, None, blocks)))
         cached.update(keys[new:])
         held = self._held[worker_id]
         held.append(keys[new:])
         while len(cached) > CACHE_BLOCKS:
             gone = held.popleft()
             cached.difference_update(gone)
-            self._tell(worker_id, KvEventData(removed=Removed(gone)))
+            self._publish_load(worker_id, KvEventData(removed=Removed(gone)))
 
-    def _tell(self, worker_id: int, data: KvEventData) -> None:
+    def _publish_load(self, worker_id: int, data: KvEventData) -> None:
         self._events[worker_id] += 1
         self.router.apply(
             WorkerKvEvent(worker_id, "device", "worker", NumberedKvEvent(self._events[worker_id], data, 0))

@@ -23,7 +23,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.corpus import cache_dir
-from benchmarks.report import RESULTS, machine, say, write_result
+from benchmarks.report import RESULTS, machine, print_line, write_result
 from benchmarks.routing_cases import case_tables, cases
 from benchmarks.routing_loads import WORKERS, loads
 from benchmarks.routing_tables import tables
@@ -246,8 +246,10 @@ def main() -> int:
     result["tuning" if config.tune else "points"] = points["training"] if config.tune else points
     if not config.tune:
         result["cases"] = cases()
-    say(tables(result))
-    say(write_result("routing_quality", {"machine": machine(), **result}, is_whole=not (config.quick or config.only)))
+    print_line(tables(result))
+    print_line(
+        write_result("routing_quality", {"machine": machine(), **result}, is_whole=not (config.quick or config.only))
+    )
     return 0
 
 

@@ -169,23 +169,23 @@ class Stack:
     def _wait_until_ready(self, deadline: float) -> None:
         """Wait until the model is listed and a first chat is answered, which may load more files."""
         chat = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
-        said = "nothing yet"
+        output = "nothing yet"
         while time.monotonic() < deadline:
             self._check_alive()
             try:
-                status, listed = self.ask("GET", "/v1/models")
-                said = f"GET /v1/models: {status} {listed!r}"
+                status, listed = self.send_request("GET", "/v1/models")
+                output = f"GET /v1/models: {status} {listed!r}"
                 if status == 200 and any(model["id"] == MODEL_NAME for model in listed["data"]):
-                    status, answer = self.ask("POST", "/v1/chat/completions", chat)
-                    said = f"POST /v1/chat/completions: {status} {answer!r}"
+                    status, answer = self.send_request("POST", "/v1/chat/completions", chat)
+                    output = f"POST /v1/chat/completions: {status} {answer!r}"
                     if status == 200:
                         return
             except (OSError, http.client.HTTPException, ValueError) as error:
-                said = f"{type(error).__name__}: {error}"
+                output = f"{type(error).__name__}: {error}"
             time.sleep(POLL_S)
-        raise StackFailed(f"{self.recipe.name} was not ready in {READY_TIMEOUT_S:.0f} s; {said}\n{self.logs()}")
+        raise StackFailed(f"{self.recipe.name} was not ready in {READY_TIMEOUT_S:.0f} s; {output}\n{self.logs()}")
 
-    def ask(self, method: str, path: str, body: Any = None, *, timeout_s: float = 10.0) -> tuple[int, Any]:
+    def send_request(self, method: str, path: str, body: Any = None, *, timeout_s: float = 10.0) -> tuple[int, Any]:
         """Send one request and return its status and JSON response."""
         connection = http.client.HTTPConnection(HOST, self.port, timeout=timeout_s)
         with contextlib.closing(connection):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.corpus import ROOT
-from benchmarks.report import machine, say
+from benchmarks.report import machine, print_line
 from dynamo.core.config import exit_on_config_error, load, option
 from dynamo.core.errors import ConfigError
 
@@ -96,15 +96,15 @@ def run(program: Program, arguments: Sequence[str], limit_s: float) -> str:
 
 def main() -> int:
     config = load(SuiteConfig, sys.argv[1:], prog="python -m benchmarks.suite")
-    say(f"{machine()}")
+    print_line(f"{machine()}")
     lines, failed = [], 0
     for program, arguments, limit_s in config.runs():
-        say(f"\n== {program.name} {' '.join(arguments)} (load average {os.getloadavg()[0]:.1f})")
+        print_line(f"\n== {program.name} {' '.join(arguments)} (load average {os.getloadavg()[0]:.1f})")
         began = time.monotonic()
         reason = run(program, arguments, limit_s)
         failed += bool(reason)
         lines.append(f"{program.name:18} {time.monotonic() - began:6.0f} s  {reason or 'done'}")
-    say("\n" + "\n".join(lines))
+    print_line("\n" + "\n".join(lines))
     return 1 if failed else 0
 
 

@@ -29,7 +29,7 @@ class Collector:
                 if self.path.endswith("/logs"):
                     collector.add_logs(ExportLogsServiceRequest.FromString(body))
                 else:
-                    collector.hear(ExportTraceServiceRequest.FromString(body))
+                    collector.receive_event(ExportTraceServiceRequest.FromString(body))
                 self.send_response(200)
                 self.send_header("content-length", "0")
                 self.end_headers()
@@ -51,7 +51,7 @@ class Collector:
             "OTEL_BSP_SCHEDULE_DELAY": "50",
         }
 
-    def hear(self, request: ExportTraceServiceRequest) -> None:
+    def receive_event(self, request: ExportTraceServiceRequest) -> None:
         for resource in request.resource_spans:
             facts = {one.key: one.value.string_value for one in resource.resource.attributes}
             self.services.add(facts["service.name"])

@@ -59,7 +59,7 @@ class RelayCluster:
         group(self.table, RouteContext(self.pipeline, self.models, self.registry, lambda: True))
         self.runtime: Callable[[], DistributedRuntime] = DistributedRuntime
         """Factory of runtimes for further workers."""
-        self.asked: list[Any] = []
+        self.received_requests: list[Any] = []
         self.ended = asyncio.Event()
         """Set when a handler was cancelled before its end."""
 
@@ -78,7 +78,7 @@ class RelayCluster:
         worker = worker or self.worker
 
         async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
-            self.asked.append(request)
+            self.received_requests.append(request)
             try:
                 async for one in handler(request):
                     yield one
@@ -119,7 +119,9 @@ class RelayCluster:
         handler(exchange)
         return exchange, wire
 
-    async def ask(self, path: str, body: Any, headers: Mapping[str, str] | None = None, method: str = "POST") -> Answer:
+    async def send_request(
+        self, path: str, body: Any, headers: Mapping[str, str] | None = None, method: str = "POST"
+    ) -> Answer:
         """Send a request and return the complete response."""
         _, wire = self.begin(path, body, headers, method)
         async with asyncio.timeout(DEADLINE_S):

@@ -21,12 +21,12 @@ class Line:
         while self.file.readline() != b"\r\n":
             pass
 
-    def say(self, event: Any) -> None:
+    def send_event(self, event: Any) -> None:
         data = json.dumps(event).encode()
         size = bytes([0x80 | 127]) + len(data).to_bytes(8, "big")
         self.socket.sendall(b"\x81" + size + bytes(4) + data)  # A mask of zeros does not change the payload.
 
-    def hear(self) -> Any:
+    def receive_event(self) -> Any:
         op, size = self.file.read(2)
         assert op == 0x81
         if size >= 126:

@@ -29,6 +29,10 @@ WORDS = re.compile(rf"\b({WORD_LIST}|listens to no)\b", re.IGNORECASE)
 IDENTIFIER = re.compile(rf"(?:^|_)({NAME_LIST})(?:_|$)", re.IGNORECASE)
 CANDIDATE = re.compile(rf"(?:\b|_|\\[a-z])(?:{WORD_LIST}|{NAME_LIST}|listens)(?:\b|_)", re.IGNORECASE)
 """Matches in every source that has a finding; an escape such as `\\n` may precede a word."""
+TEST_NAME_LIST = "nobody|somebody|whoever|wherever|elsewhere|alike|amiss|anew|stands|lies|moods?|befalls"
+"""Further words that names in tests, tools and benchmarks must not contain."""
+TEST_IDENTIFIER = re.compile(rf"(?:^|_)({NAME_LIST}|{TEST_NAME_LIST})(?:_|$)", re.IGNORECASE)
+TEST_CANDIDATE = re.compile(rf"(?:\b|_)(?:{NAME_LIST}|{TEST_NAME_LIST})(?:\b|_)", re.IGNORECASE)
 QUOTED: frozenset[str] = frozenset()
 """Strings that quote another system and are matched against its output."""
 
@@ -96,6 +100,20 @@ def prose(path: Path) -> Iterator[Finding]:
     for number, line in enumerate(text.splitlines(), 1):
         for found in WORDS.finditer(line):
             yield Finding(path, number, PROSE, found[0].lower(), line.strip())
+
+
+def test_names(path: Path) -> Iterator[Finding]:
+    """Yield the names of a file of tests, tools or benchmarks with a listed word; each name once."""
+    source = path.read_text(encoding="utf-8")
+    if not TEST_CANDIDATE.search(source):
+        return
+    seen: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        for line, name in names_of(node):
+            found = TEST_IDENTIFIER.search(name)
+            if found and name not in seen:
+                seen.add(name)
+                yield Finding(path, line, IDENTIFIERS, found[1].lower(), name)
 
 
 def names_of(node: ast.AST) -> Iterator[tuple[int, str]]:

@@ -4,7 +4,7 @@
         [--model NAME ...] [--select EXPRESSION]
 
 The tests stay outside this repository. Both runs use an environment below `.cache/upstream-tests` with the same test
-libraries and the released package's dependencies; in ours, `dynamo` is this tree, beside the modules of the released
+libraries and the released package's dependencies; in ours, `dynamo` is this tree, with the modules of the released
 package that this tree lacks (planner, profiler, …). Each file runs in a process of its own, so that one which ends its
 process fails alone, and where `unshare` may be used (as root, or with user namespaces) in a network and process
 namespace of its own, so that its servers may take their usual ports and it ends no process of others. The exit status is 1 if a file passes fewer tests with ours. `--model Qwen/Qwen3-0.6B` puts the

@@ -70,7 +70,7 @@ class EtcdServer:
         assert self.process is None
         shutil.rmtree(self.folder)
 
-    def ask(self, path: str, **message: Any) -> Any:
+    def send_request(self, path: str, **message: Any) -> Any:
         body = json.dumps(message).encode()
         with urllib.request.urlopen(f"{self.url}{path}", body, timeout=5) as answer:
             return json.load(answer)

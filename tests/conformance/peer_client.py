@@ -8,17 +8,17 @@ import sys
 from dynamo.runtime import Context, DistributedRuntime
 
 
-async def ask(client, request, stop_after=None):
+async def send_request(client, request, stop_after=None):
     context = Context()
-    heard = []
+    received = []
     try:
         async for element in await client.generate(request, annotated=False, context=context):
-            heard.append(element)
-            if len(heard) == stop_after:
+            received.append(element)
+            if len(received) == stop_after:
                 context.stop_generating()
     except Exception as error:
-        return {"heard": heard, "error": type(error).__name__, "message": str(error)}
-    return {"heard": heard, "error": None}
+        return {"heard": received, "error": type(error).__name__, "message": str(error)}
+    return {"heard": received, "error": None}
 
 
 async def main():
@@ -30,10 +30,10 @@ async def main():
         if order["do"] == "ids":
             answer = client.instance_ids()
         elif order["do"] == "many":
-            answers = await asyncio.gather(*(ask(client, order["request"]) for _ in range(order["times"])))
+            answers = await asyncio.gather(*(send_request(client, order["request"]) for _ in range(order["times"])))
             answer = [sum(len(a["heard"]) for a in answers), sum(a["error"] is not None for a in answers)]
         else:
-            answer = await ask(client, order["request"], order.get("stop_after"))
+            answer = await send_request(client, order["request"], order.get("stop_after"))
         print("answer " + json.dumps(answer), flush=True)
     runtime.shutdown()
 

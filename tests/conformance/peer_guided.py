@@ -14,17 +14,17 @@ from dynamo.runtime import DistributedRuntime
 MODEL, RECORDS, *NAMES = sys.argv[1:]
 
 
-def write_down(told):
+def write_down(record):
     with open(RECORDS, "a", encoding="utf-8") as file:
-        file.write(json.dumps(told) + "\n")
+        file.write(json.dumps(record) + "\n")
 
 
 async def generate(request, context):
-    told = {
+    record = {
         "guided_decoding": request["sampling_options"].get("guided_decoding"),
         "require_reasoning": request.get("require_reasoning"),
     }
-    write_down(told)
+    write_down(record)
     yield {"token_ids": [1], "index": 0, "finish_reason": "stop"}
 
 

@@ -12,13 +12,16 @@ MODEL, TEXT, *NAMES = sys.argv[1:]
 TOKENIZER = Tokenizer.from_file(f"{MODEL}/tokenizer.json")
 
 
-def told():
+def reported():
     with open(TEXT, encoding="utf-8") as file:
         return TOKENIZER.encode(file.read(), add_special_tokens=False).ids
 
 
 async def generate(request, context):
-    yield {"token_ids": told(), "index": 0}  # In one piece: 1.6.1 does not recognize a marker whose "<" arrived alone.
+    yield {
+        "token_ids": reported(),
+        "index": 0,
+    }  # In one piece: 1.6.1 does not recognize a marker whose "<" arrived alone.
     yield {"token_ids": [], "index": 0, "finish_reason": "stop"}
 
 

@@ -103,16 +103,16 @@ def peers(request, tmp_path_factory):
 
 @pytest.mark.parametrize("name", REQUESTED)
 def test_both_frontends_send_the_same_prefill_and_decode_requests(peers, name):
-    ours, told = peers.phases("ours", REQUESTED[name])
+    ours, reported = peers.phases("ours", REQUESTED[name])
     theirs, expected = peers.phases("theirs", REQUESTED[name])
     assert [role for role, _ in ours] == ["prefill", "decode"]
     for (_, one), (_, other) in zip(ours, theirs, strict=True):
         assert one == other
         assert list(one) == list(other), "the fields have their order"
-    assert (told["choices"], told["usage"]) == (expected["choices"], expected["usage"])
-    assert told.get("nvext", {}).get("worker_id") == expected.get("nvext", {}).get("worker_id")
+    assert (reported["choices"], reported["usage"]) == (expected["choices"], expected["usage"])
+    assert reported.get("nvext", {}).get("worker_id") == expected.get("nvext", {}).get("worker_id")
     if name == "extras":
-        assert told["nvext"]["timing"].keys() == expected["nvext"]["timing"].keys()
+        assert reported["nvext"]["timing"].keys() == expected["nvext"]["timing"].keys()
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -120,8 +120,8 @@ def test_both_frontends_return_the_same_error_for_a_failed_prefill(peers, name):
     if peers.is_bootstrapped:
         pytest.skip("the decode worker of this peers waits for no blocks, and may have answered already")
     body = {"nvext": {"annotations": [f"prefill_fails:{REFUSED[name]}"]}}
-    (ours, told), (theirs, expected) = peers.chat("ours", body), peers.chat("theirs", body)
-    assert (ours, told["message"]) == (theirs, expected["message"])
+    (ours, reported), (theirs, expected) = peers.chat("ours", body), peers.chat("theirs", body)
+    assert (ours, reported["message"]) == (theirs, expected["message"])
     assert ours != 200
 
 
@@ -129,9 +129,9 @@ def test_response_ends_with_a_prefill_that_generates_the_last_token(peers):
     if peers.is_bootstrapped:
         pytest.skip("decode was sent already")
     body = {"nvext": {"annotations": ["prefill_ends:stop"], "extra_fields": ["worker_id"]}}
-    (_, told), (_, expected) = peers.chat("ours", body), peers.chat("theirs", body)
-    assert told["choices"] == expected["choices"]
-    assert told["nvext"] == expected["nvext"]
+    (_, reported), (_, expected) = peers.chat("ours", body), peers.chat("theirs", body)
+    assert reported["choices"] == expected["choices"]
+    assert reported["nvext"] == expected["nvext"]
 
 
 def test_released_prefill_worker_is_stopped_when_the_client_leaves(peers):

@@ -46,12 +46,12 @@ PICTURE = {**COMMON, "object": "video", "data": [{"output_format": "jpeg", "b64_
 LINK = {**SOUND, "data": [{"output_format": "wav", "url": "http://x"}]}
 
 
-def said(token_id, **more):
+def output(token_id, **more):
     top = [[{"rank": 1, "token_id": token_id, "logprob": -0.5}]]
     return {"token_ids": [token_id], "index": 0, "log_probs": [-0.5], "top_logprobs": top, **more}
 
 
-SPOKEN = (said(5), said(6, finish_reason="length", engine_data={"kv_transfer_params": {"a": 1}}))
+SPOKEN = (output(5), output(6, finish_reason="length", engine_data={"kv_transfer_params": {"a": 1}}))
 OWN = {"output_ids": [5], "meta_info": {"id": "r", "finish_reason": {"type": "length"}}}
 FRAMED = {"token_ids": [5], "index": 0, "finish_reason": "length", "engine_data": {"sglang_response": OWN}}
 
@@ -179,15 +179,17 @@ TALKS = {
 @pytest.mark.parametrize("name", TALKS)
 def test_both_frontends_return_the_same_conversation(peers, name):
     peers.answers.write_text(json.dumps([UPDATED]))
-    heard = []
+    received = []
     for implementation in ("ours", "theirs"):
         before = peers.records.count()
         line = Line(peers.ports[implementation], "/v1/realtime")
-        told = [line.hear()]
+        reported = [line.receive_event()]
         for event in TALKS[name]:
-            line.say(event)
-            told.append(line.hear())
+            line.send_event(event)
+            reported.append(line.receive_event())
         line.close()
-        asked = peers.records.since(before)
-        heard.append((asked, [{key: value for key, value in one.items() if key != "event_id"} for one in told]))
-    assert heard[0] == heard[1]
+        requested = peers.records.since(before)
+        received.append(
+            (requested, [{key: value for key, value in one.items() if key != "event_id"} for one in reported])
+        )
+    assert received[0] == received[1]

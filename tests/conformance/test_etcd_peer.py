@@ -41,12 +41,12 @@ def recipe(implementations: dict[str, Implementation], pair: str, etcd: EtcdClus
 
 
 def chat(stack: Stack) -> None:
-    status, answer = stack.ask("POST", "/v1/chat/completions", CHAT)
+    status, answer = stack.send_request("POST", "/v1/chat/completions", CHAT)
     assert (status, answer["usage"]["completion_tokens"]) == (200, 8), answer
 
 
 def listed(stack: Stack) -> list[Any]:
-    return list(stack.ask("GET", "/v1/models")[1]["data"])
+    return list(stack.send_request("GET", "/v1/models")[1]["data"])
 
 
 @pytest.mark.parametrize("pair", ["ours-theirs", "theirs-ours"])

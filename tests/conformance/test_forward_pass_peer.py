@@ -62,7 +62,7 @@ async def process(variables: dict[str, str], *command: str) -> AsyncIterator[asy
         await made.wait()
 
 
-async def ask(runtime: DistributedRuntime, start: int, prompt: int, answer: int) -> None:
+async def send_request(runtime: DistributedRuntime, start: int, prompt: int, answer: int) -> None:
     """Send a request with these numbers of tokens and wait for its end."""
     client = await runtime.endpoint(ENDPOINT).client()
     await client.wait_for_instances(TIMEOUT_S)
@@ -81,7 +81,7 @@ async def ask(runtime: DistributedRuntime, start: int, prompt: int, answer: int)
 
 async def steps_of(runtime: DistributedRuntime) -> list[dict[str, Any]]:
     """Return the metrics that the running mocker publishes for a certain load, of all steps that computed something."""
-    heard: list[ForwardPassMetrics] = []
+    received: list[ForwardPassMetrics] = []
     subscriber = await runtime.event_plane.subscriber(runtime.endpoint(ENDPOINT).id, FORWARD_PASS_TOPIC)
     events = aiter(subscriber)
 
@@ -89,25 +89,25 @@ async def steps_of(runtime: DistributedRuntime) -> list[dict[str, Any]]:
         event = await anext(events)
         assert isinstance(event, Event)
         metrics: ForwardPassMetrics = decode(event.payload, "msgpack", ForwardPassMetrics)
-        heard.append(metrics)
+        received.append(metrics)
         return metrics
 
     async with asyncio.timeout(TIMEOUT_S):
         await next_one()  # A heartbeat shows that the subscription is active.
-        await ask(runtime, 50, 300, 6)
-        await ask(runtime, 50, 300, 3)
-        await ask(runtime, 700, 20, 40)
-        while (await next_one()).wall_time or len(heard) < 50:
+        await send_request(runtime, 50, 300, 6)
+        await send_request(runtime, 50, 300, 3)
+        await send_request(runtime, 700, 20, 40)
+        while (await next_one()).wall_time or len(received) < 50:
             pass
-    counters = [one.counter_id for one in heard]
+    counters = [one.counter_id for one in received]
     assert counters == list(range(counters[0], counters[0] + len(counters)))
-    assert {one.version for one in heard} == {1}
-    assert {int(one.worker_id) for one in heard} == {
+    assert {one.version for one in received} == {1}
+    assert {int(one.worker_id) for one in received} == {
         one.instance_id for one in (await runtime.endpoint(ENDPOINT).client()).instances()
     }
     return [
         {name: getattr(one.scheduled_requests, name) for name in one.scheduled_requests.__struct_fields__}
-        for one in heard
+        for one in received
         if one.wall_time
     ]
 
@@ -115,17 +115,17 @@ async def steps_of(runtime: DistributedRuntime) -> list[dict[str, Any]]:
 async def test_both_mockers_publish_the_same_metrics_for_the_same_load(
     peer: str, variables: dict[str, str], tmp_path: Path
 ) -> None:
-    told = []
+    reported = []
     for name, python in (("ours", sys.executable), ("theirs", peer)):
         variables = {**variables, "DYN_FILE_KV": str(tmp_path / name)}
         os.environ["DYN_FILE_KV"] = variables["DYN_FILE_KV"]  # `variables` restores it.
         async with process(variables, python, *MOCKER, *SMALL_STEPS, "--model-path", bench_model()):
             runtime = DistributedRuntime()
             try:
-                told.append(await steps_of(runtime))
+                reported.append(await steps_of(runtime))
             finally:
                 await runtime.shutdown()
-    assert told[0] == told[1]
+    assert reported[0] == reported[1]
 
 
 @pytest.mark.parametrize("engine", ["mocker", "cpu"])
@@ -140,20 +140,20 @@ async def test_released_consumer_reads_the_metrics_of_our_workers(
         runtime = DistributedRuntime()
         try:
             assert consumer.stdout is not None
-            heard: list[dict[str, Any]] = []
+            received: list[dict[str, Any]] = []
             async with asyncio.timeout(TIMEOUT_S):
-                while not heard:
+                while not received:
                     line = await consumer.stdout.readline()
-                    heard += [json.loads(line[6:])] if line.startswith(b"heard ") else []
-                await ask(runtime, 1, 20, 5)
-                while sum(one["wall_time"] > 0 for one in heard) < 5:
+                    received += [json.loads(line[6:])] if line.startswith(b"heard ") else []
+                await send_request(runtime, 1, 20, 5)
+                while sum(one["wall_time"] > 0 for one in received) < 5:
                     line = await consumer.stdout.readline()
                     assert line, "their consumer ended"
-                    heard.append(json.loads(line.removeprefix(b"heard ")))
+                    received.append(json.loads(line.removeprefix(b"heard ")))
         finally:
             await runtime.shutdown()
-    assert heard[0]["wall_time"] == 0.0
-    assert heard[0]["scheduled_requests"] | REST == heard[0]["scheduled_requests"]
-    steps = [one["scheduled_requests"] for one in heard if one["wall_time"] > 0]
+    assert received[0]["wall_time"] == 0.0
+    assert received[0]["scheduled_requests"] | REST == received[0]["scheduled_requests"]
+    steps = [one["scheduled_requests"] for one in received if one["wall_time"] > 0]
     assert [(one["sum_prefill_tokens"], one["num_decode_requests"]) for one in steps] == [(20, 0)] + [(0, 1)] * 4
     assert [one["sum_decode_kv_tokens"] for one in steps] == [0, 21, 22, 23, 24]

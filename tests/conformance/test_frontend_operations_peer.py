@@ -60,8 +60,8 @@ class Side:
             Recipe(name=name, frontend=implementation, engine=ours(), variables=VARIABLES), bench_model()
         ) as stack:
             for _, path, body, headers in REQUESTS:
-                assert ask(stack, path, body, headers) == 200
-            ask(stack, CHAT, {"messages": MESSAGES, "model": "nobody"}, {})
+                assert send_request(stack, path, body, headers) == 200
+            send_request(stack, CHAT, {"messages": MESSAGES, "model": "nobody"}, {})
             expected = len([one for one in REQUESTS if one[1] == CHAT]) * 2 + 1 + 2
             self.rows = rows_of(stack, expected + WARM_ROWS)[-expected:]
             with closing(http.client.HTTPConnection(HOST, stack.port, timeout=10)) as connection:
@@ -79,7 +79,7 @@ def names_of(implementation, router_mode, expected=frozenset(), flags=()):
         name="metrics", frontend=implementation, engine=ours(), router_mode=router_mode, frontend_flags=flags
     )
     with Stack(recipe, bench_model()) as stack:
-        assert ask(stack, CHAT, {"messages": MESSAGES, "stream": True}, {}) == 200
+        assert send_request(stack, CHAT, {"messages": MESSAGES, "stream": True}, {}) == 200
         deadline = time.monotonic() + 15.0
         while True:
             with closing(http.client.HTTPConnection(HOST, stack.port, timeout=10)) as connection:
@@ -91,7 +91,7 @@ def names_of(implementation, router_mode, expected=frozenset(), flags=()):
             time.sleep(0.2)
 
 
-def ask(stack, path, body, headers):
+def send_request(stack, path, body, headers):
     with closing(http.client.HTTPConnection(HOST, stack.port, timeout=30)) as connection:
         whole = {"model": MODEL_NAME, "max_tokens": 4, **body}
         connection.request("POST", path, json.dumps(whole), {"content-type": "application/json", **headers})

@@ -69,7 +69,7 @@ def chat(stack: Stack, number: int) -> Answer:
 
 
 def chat_about(stack: Stack, content: str) -> Answer:
-    status, body = stack.ask(
+    status, body = stack.send_request(
         "POST",
         "/v1/chat/completions",
         {
@@ -262,7 +262,7 @@ async def test_released_router_recovers_lost_events_from_our_worker(
     plane = runtime.event_plane
     assert isinstance(plane, LossyPlane)
 
-    def asked() -> int:
+    def query_count() -> int:
         return questions(runtime)
 
     flags = ("--block-size", str(BLOCK), "--data-parallel-size", str(ranks))
@@ -271,7 +271,7 @@ async def test_released_router_recovers_lost_events_from_our_worker(
         await asyncio.to_thread(chat, stack, 1)
         await asyncio.to_thread(settle, stack)
         assert (await asyncio.to_thread(chat, stack, 1)).hit_rate > 0.9
-        assert asked() == ranks
+        assert query_count() == ranks
 
         plane.loses = "kv-events"
         lost = [2, 3, 4]
@@ -280,7 +280,7 @@ async def test_released_router_recovers_lost_events_from_our_worker(
         assert plane.lost >= len(lost)
         rates = [(await asyncio.to_thread(chat, stack, number)).hit_rate for number in lost]
         assert max(rates) < 0.5, "the router must not know of what it never heard"
-        assert asked() == ranks
+        assert query_count() == ranks
 
         plane.loses = ""
         for number in range(5, 5 + 4 * ranks):  # So that each rank has an event.
@@ -288,7 +288,7 @@ async def test_released_router_recovers_lost_events_from_our_worker(
         async with asyncio.timeout(TIMEOUT_S):
             while min([(await asyncio.to_thread(chat, stack, one)).hit_rate for one in lost]) < 0.9:  # noqa: ASYNC110 - asked
                 await asyncio.sleep(0.1)
-        assert ranks < asked() <= 2 * ranks
+        assert ranks < query_count() <= 2 * ranks
 
 
 async def test_released_router_that_starts_late_loads_the_cached_blocks_of_our_worker(
@@ -345,8 +345,8 @@ async def test_released_router_follows_kv_events_of_our_cpu_engine(peer: str, re
 def held_after(events: Iterable[WorkerKvEvent]) -> dict[int, int]:
     """Return the remaining blocks, by hash, after some events."""
     held: dict[int, int] = {}
-    for told in events:
-        data = told.event.data
+    for worker_event in events:
+        data = worker_event.event.data
         if data == "cleared":
             held.clear()
         elif isinstance(data.removed, Removed):
@@ -357,16 +357,16 @@ def held_after(events: Iterable[WorkerKvEvent]) -> dict[int, int]:
     return held
 
 
-async def hear(subscriber: Subscriber, last_event_id: int) -> list[WorkerKvEvent]:
+async def receive_events(subscriber: Subscriber, last_event_id: int) -> list[WorkerKvEvent]:
     """Return the received events up to that id."""
-    heard: list[WorkerKvEvent] = []
+    received: list[WorkerKvEvent] = []
     async with asyncio.timeout(TIMEOUT_S):
         async for event in subscriber:
             assert isinstance(event, Event)
-            heard += msgspec.convert(msgpack_decode(event.payload), list[WorkerKvEvent])
-            if heard[-1].event.event_id >= last_event_id:
+            received += msgspec.convert(msgpack_decode(event.payload), list[WorkerKvEvent])
+            if received[-1].event.event_id >= last_event_id:
                 break
-    return heard
+    return received
 
 
 async def test_our_subscriber_reads_released_kv_events_and_recovers_missed_ones(
@@ -391,30 +391,32 @@ async def test_our_subscriber_reads_released_kv_events_and_recovers_missed_ones(
         client = await runtime.endpoint(str(target.endpoint_id)).client()
         await client.wait_for_instances(TIMEOUT_S)
 
-        async def ask(start: int | None) -> KvSourceAnswer:
+        async def send_request(start: int | None) -> KvSourceAnswer:
             query = msgspec.to_builtins(KvSourceQuery(whose.worker_id, whose.dp_rank, start))
             (answer,) = [one async for one in await client.direct(query, target.instance_id, annotated=False)]
             return msgspec.convert(answer, KvSourceAnswer)
 
-        before = await ask(None)
+        before = await send_request(None)
         assert before.dump is not None
         for number in range(2, 30):
             await asyncio.to_thread(chat, stack, number)
-        after = await ask(None)
+        after = await send_request(None)
         assert after.dump is not None
-        heard = await hear(subscriber, after.dump.last_event_id)
-        assert heard[0].event.event_id > 1, "we began to listen too late for the first"
+        received = await receive_events(subscriber, after.dump.last_event_id)
+        assert received[0].event.event_id > 1, "we began to listen too late for the first"
 
-        missed = await ask(1)
+        missed = await send_request(1)
         assert missed.events is not None
         whole = missed.events.events
-        assert [told.event.event_id for told in whole] == list(range(1, missed.events.last_event_id + 1))
-        assert heard == whole[-len(heard) :]
+        assert [worker_event.event.event_id for worker_event in whole] == list(
+            range(1, missed.events.last_event_id + 1)
+        )
+        assert received == whole[-len(received) :]
         assert held_after(whole) == held_after(after.dump.events)
         assert len(held_after(whole)) > len(held_after(before.dump.events))
 
         ours_of_theirs = CachedBlocks(whose.worker_id, whose.dp_rank)
-        for told in whole:
-            ours_of_theirs.apply(told)
+        for worker_event in whole:
+            ours_of_theirs.apply(worker_event)
         assert ours_of_theirs.held() == held_after(whole)
         await runtime.shutdown()

@@ -42,7 +42,7 @@ def released_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack
 
 
 def models(stack: Stack) -> int:
-    status, health = stack.ask("GET", "/health")
+    status, health = stack.send_request("GET", "/health")
     return len(health["instances"]) if status == 200 else 0
 
 
@@ -62,7 +62,7 @@ def chat(stack: Stack, number: int) -> dict[str, Any]:
         "max_tokens": 2,
         "nvext": {"extra_fields": ["routing", "timing"]},
     }
-    status, answer = stack.ask("POST", "/v1/chat/completions", body)
+    status, answer = stack.send_request("POST", "/v1/chat/completions", body)
     assert status == 200, answer
     cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
     return {**answer["nvext"]["routing"], **answer["nvext"]["timing"], "cached_tokens": cached}
@@ -76,17 +76,17 @@ def metric(stack: Stack, name: str) -> float:
 
 def test_our_router_sends_prompts_to_the_released_worker_that_caches_them(released_workers: Stack) -> None:
     for number in range(1, 5):
-        asked: list[dict[str, Any]] = []
+        requested: list[dict[str, Any]] = []
 
-        def is_known(number: int = number, asked: list[dict[str, Any]] = asked) -> bool:
-            asked.append(chat(released_workers, number))
-            return bool(asked[-1]["kv_hit_rate"] > 0.9)
+        def is_known(number: int = number, requested: list[dict[str, Any]] = requested) -> bool:
+            requested.append(chat(released_workers, number))
+            return bool(requested[-1]["kv_hit_rate"] > 0.9)
 
         until(is_known, "its blocks are not known")
-        told = chat(released_workers, number)
-        assert told["worker_id"] in {one["worker_id"] for one in asked[:-1]}
-        assert told["device_blocks"] >= 5
-        assert told["cached_tokens"] >= 5 * BLOCK, "it has what we think it has"
+        reported = chat(released_workers, number)
+        assert reported["worker_id"] in {one["worker_id"] for one in requested[:-1]}
+        assert reported["device_blocks"] >= 5
+        assert reported["cached_tokens"] >= 5 * BLOCK, "it has what we think it has"
 
 
 def test_our_router_removes_blocks_that_released_workers_evict(released_workers: Stack) -> None:
@@ -94,9 +94,9 @@ def test_our_router_removes_blocks_that_released_workers_evict(released_workers:
     for number in range(100, 140):
         chat(released_workers, number)
     until(lambda: metric(released_workers, "dynamo_component_kv_cache_events_applied") > 60, "events are missing")
-    told = chat(released_workers, 5)
-    assert told["kv_hit_rate"] < 0.5
-    assert abs(told["device_blocks"] * BLOCK - told["cached_tokens"]) <= BLOCK
+    reported = chat(released_workers, 5)
+    assert reported["kv_hit_rate"] < 0.5
+    assert abs(reported["device_blocks"] * BLOCK - reported["cached_tokens"]) <= BLOCK
 
 
 async def test_router_recovers_missed_events_from_released_workers(
@@ -109,14 +109,14 @@ async def test_router_recovers_missed_events_from_released_workers(
     router = KvPushRouter(runtime, EndpointId.parse("dynamo.backend.generate"), RoutingConfig(block_size=BLOCK))
     view = router.view
     assert view is not None
-    hear, is_deaf, missed = view.receive, False, 0
+    receive_event, is_deaf, missed = view.receive, False, 0
 
-    def sometimes(told: WorkerKvEvent) -> None:
+    def sometimes(reported: WorkerKvEvent) -> None:
         nonlocal missed
         if is_deaf:
             missed += 1
         else:
-            hear(told)
+            receive_event(reported)
 
     monkeypatch.setattr(view, "receive", sometimes)
     await router.start()
@@ -161,10 +161,10 @@ async def test_router_recovers_missed_events_from_released_workers(
         await runtime.shutdown()
 
 
-def held(told: Iterable[WorkerKvEvent]) -> set[int]:
+def held(reported: Iterable[WorkerKvEvent]) -> set[int]:
     """Return the remaining blocks after some events."""
     blocks: set[int] = set()
-    for one in told:
+    for one in reported:
         data = one.event.data
         if isinstance(data, str):
             blocks.clear()

@@ -45,7 +45,7 @@ class Observed:
     def __init__(self, cluster, name):
         port = cluster.ports[name]
         with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-            self.statuses = list(pool.map(lambda number: ask(cluster, port, number), range(REQUESTS)))
+            self.statuses = list(pool.map(lambda number: send_request(cluster, port, number), range(REQUESTS)))
         self.text = cluster.request(port, "GET", "/metrics").body.decode()
         self.families = {one.name: one for one in text_string_to_metric_families(self.text)}
 
@@ -59,7 +59,7 @@ class Observed:
         return sum(one.value for one in family.samples if one.name == name and labels.items() <= one.labels.items())
 
 
-def ask(cluster, port, number):
+def send_request(cluster, port, number):
     messages = [{"role": "user", "content": f"{number % 3} How many items are there? " * 60}]
     body = {"model": "m", "messages": messages, "max_tokens": 8, "stream": number % 2 == 0}
     return cluster.request(port, "POST", CHAT, body).status

@@ -19,8 +19,8 @@ from dynamo.runtime.streams import GeneratorHandler
 pytestmark = pytest.mark.conformance
 
 
-def text(said: str) -> dict[str, Any]:
-    return {"type": "text", "text": said}
+def text(output: str) -> dict[str, Any]:
+    return {"type": "text", "text": output}
 
 
 CONVERSATIONS: list[list[dict[str, Any]]] = [
@@ -42,7 +42,7 @@ class Worker:
     def __init__(self, model: str) -> None:
         self._model = model
         self.runtime = DistributedRuntime()
-        self.asked: list[dict[str, Any]] = []
+        self.received_requests: list[dict[str, Any]] = []
 
     async def start(self) -> None:
         endpoint = self.runtime.endpoint("dynamo.backend.generate")
@@ -53,19 +53,19 @@ class Worker:
         await endpoint.serve(GeneratorHandler(self._generate, self.runtime.tasks))
 
     async def _generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        self.asked.append(request)
+        self.received_requests.append(request)
         yield {"token_ids": [40], "index": 0, "finish_reason": "stop"}
 
 
-async def told(worker: Worker, stack: Stack) -> list[Any]:
+async def image_data(worker: Worker, stack: Stack) -> list[Any]:
     """Return the image data of each conversation that the worker receives."""
     found = []
     for content in CONVERSATIONS:
         body = {"model": MODEL_NAME, "messages": [{"role": "user", "content": content}], "max_tokens": 1}
-        worker.asked.clear()
-        status, answer = await asyncio.to_thread(stack.ask, "POST", "/v1/chat/completions", body)
+        worker.received_requests.clear()
+        status, answer = await asyncio.to_thread(stack.send_request, "POST", "/v1/chat/completions", body)
         assert status == 200, answer
-        (request,) = worker.asked
+        (request,) = worker.received_requests
         found.append((request["token_ids"], request.get("mm_routing_info"), _hashes(request)))
     return found
 
@@ -94,7 +94,7 @@ async def test_both_frontends_send_the_same_image_routing_data(
             stack = Stack(recipe, os.fspath(tmp_path))
             try:
                 await asyncio.to_thread(stack.__enter__)
-                found.append(await told(worker, stack))
+                found.append(await image_data(worker, stack))
             finally:
                 await asyncio.to_thread(stack.close)
     finally:

@@ -33,9 +33,9 @@ def implementations(peer: str) -> tuple[Implementation, Implementation]:
     return ours(), theirs(peer)
 
 
-def ask(stack: Stack, prompt: list[int], **more: Any) -> dict[str, Any]:
+def send_request(stack: Stack, prompt: list[int], **more: Any) -> dict[str, Any]:
     body = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": 9, **more}
-    status, answer = stack.ask("POST", "/v1/completions", body, timeout_s=30)
+    status, answer = stack.send_request("POST", "/v1/completions", body, timeout_s=30)
     assert status == 200, answer
     found: dict[str, Any] = answer
     return found
@@ -77,12 +77,12 @@ def recorded_frames(implementation: Implementation) -> tuple[list[list[bytes]], 
             subscriber.connect(f"tcp://{HOST}:{port}")
             number = 50
             while not subscriber.poll(200):  # A subscriber gets no confirmation of its subscription.
-                ask(stack, prompt_of(number))
+                send_request(stack, prompt_of(number))
                 number += 1
                 assert number < 150, "nothing is published"
             live = subscriber.recv_multipart()
         for number in (0, 1, 0, 2, 3, 4, 5, 6):
-            ask(stack, prompt_of(number))
+            send_request(stack, prompt_of(number))
         again = replay(context, replay_port, 0)
         assert live in [[b"", *frames[2:]] for frames in again], "what is told again is what was told"
         assert len(again) - 1 > before
@@ -124,11 +124,11 @@ def test_our_relay_reads_events_of_the_released_relay(peer: str) -> None:
         local = block_hashes(list(tokens), BLOCK_TOKENS)
         return Stored(parent, None, [StoredBlock(one, two) for one, two in zip(hashes, local, strict=True)])
 
-    heard = [one for frame in frames if frame[3] for one in relayed(frame[3], BLOCK_TOKENS, 0, make_stored)]
-    assert {type(one.event) for one in heard} == {Stored, Removed}
-    assert {one.tier for one in heard} == {"device"}
+    received = [one for frame in frames if frame[3] for one in relayed(frame[3], BLOCK_TOKENS, 0, make_stored)]
+    assert {type(one.event) for one in received} == {Stored, Removed}
+    assert {one.tier for one in received} == {"device"}
     held: set[int] = set()
-    for one in heard:
+    for one in received:
         if isinstance(one.event, Stored):
             held |= {block.block_hash for block in one.event.blocks}
         elif isinstance(one.event, Removed):
@@ -157,16 +157,16 @@ def test_recorded_answers_have_the_same_names(peer: str, implementation: str, tm
     flags = ["--response-replay-trace-path", str(trace)]
     engine = ours() if implementation == "ours" else theirs(peer)
     with Stack(Recipe(name=implementation, frontend=ours(), engine=engine, engine_flags=flags), bench_model()) as stack:
-        said = {}
+        output = {}
         for name in ("s:0", "q", "s:1", "s:2", "u:0", "u:1", "nobody"):
             nvext = {"annotations": [f"output_replay_id:{name}"], "extra_fields": ["completion_token_ids"]}
-            answer = ask(stack, [5] * 20, nvext=nvext)
-            said[name] = answer["nvext"]["completion_token_ids"]
+            answer = send_request(stack, [5] * 20, nvext=nvext)
+            output[name] = answer["nvext"]["completion_token_ids"]
             assert answer["choices"][0]["finish_reason"] == "length"
-    assert (said["s:0"], said["q"], said["s:2"], said["u:1"]) == (
+    assert (output["s:0"], output["q"], output["s:2"], output["u:1"]) == (
         [101, 102, 103],
         [104, 105, 106],
         [107, 108, 109],
         [110, 111, 112],
     )
-    assert {len(said[name]) for name in ("s:1", "u:0", "nobody")} == {9}, "random, and as long as they may be"
+    assert {len(output[name]) for name in ("s:1", "u:0", "nobody")} == {9}, "random, and as long as they may be"

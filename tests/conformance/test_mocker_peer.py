@@ -73,7 +73,7 @@ def serve_a_pair(home: Path, frontend: Implementation, prefill: str, decode: str
     roles = (["--disaggregation-mode", "prefill", *meets, *flags], ["--disaggregation-mode", "decode", *flags])
     with workers(home, *roles, pythons=(prefill, decode)), Stack(recipe, bench_model()) as stack:
         for number in range(3):
-            status, body = stack.ask("POST", "/v1/chat/completions", question(number), timeout_s=30)
+            status, body = stack.send_request("POST", "/v1/chat/completions", question(number), timeout_s=30)
             assert status == 200, body
             assert body["usage"]["completion_tokens"] == 5
             placed = body["nvext"]["worker_id"]
@@ -154,7 +154,9 @@ def test_frontend_routes_by_kv_events_of_the_other_implementations_mocker(
     with Stack(recipe, bench_model()) as stack:
         deadline = time.monotonic() + STOP_S
         while True:  # The event of a stored block arrives a little later.
-            placed = [stack.ask("POST", "/v1/chat/completions", question(7), timeout_s=30)[1] for _ in range(7)]
+            placed = [
+                stack.send_request("POST", "/v1/chat/completions", question(7), timeout_s=30)[1] for _ in range(7)
+            ]
             chosen = {one["nvext"]["worker_id"]["decode_worker_id"] for one in placed}
             if len(chosen) == 1:
                 break

@@ -117,7 +117,7 @@ def test_each_implementation_serves_the_other_through_nats(pair: str, server: Na
     try:
         with Stack(recipe(pair, server), bench_model()) as stack:
             for _ in range(5):
-                status, answer = stack.ask("POST", "/v1/chat/completions", CHAT)
+                status, answer = stack.send_request("POST", "/v1/chat/completions", CHAT)
                 assert (status, answer["usage"]["completion_tokens"]) == (200, 8), answer
             [instance] = instances(stack)
             assert instance["transport"] == {
@@ -136,7 +136,7 @@ def test_each_implementation_serves_the_other_through_etcd_and_nats(
         over_files = recipe(pair, server)
         try:
             with Stack(replace(over_files, variables={**over_files.variables, **registry}), bench_model()) as stack:
-                status, answer = stack.ask("POST", "/v1/chat/completions", CHAT)
+                status, answer = stack.send_request("POST", "/v1/chat/completions", CHAT)
                 assert (status, answer["usage"]["completion_tokens"]) == (200, 8), answer
                 [channel] = [key for key in etcd.names() if key.startswith("v1/event_channels/") and "kv-events" in key]
                 record = json.loads(etcd.control("get", "--print-value-only", channel))

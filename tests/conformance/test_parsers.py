@@ -239,7 +239,7 @@ class Released:
         deadline = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError, http.client.HTTPException, ValueError, KeyError):
-                listed = {model["id"] for model in self.ask("GET", "/v1/models")["data"]}
+                listed = {model["id"] for model in self.send_request("GET", "/v1/models")["data"]}
                 if listed >= set(self.names) and all("choices" in self.chat(name, "x") for name in self.names):
                     return self
             time.sleep(0.2)
@@ -255,14 +255,14 @@ class Released:
                 process.kill()
                 process.wait()
 
-    def ask(self, method: str, path: str, body: Any = None) -> Any:
+    def send_request(self, method: str, path: str, body: Any = None) -> Any:
         with contextlib.closing(http.client.HTTPConnection(HOST, self.port, timeout=20)) as connection:
             connection.request(method, path, body and json.dumps(body), {"Content-Type": "application/json"})
             return json.loads(connection.getresponse().read())
 
     def chat(self, name: str, text: str, tools: Any = TOOLS) -> Any:
         messages = [{"role": "user", "content": text}]
-        return self.ask(
+        return self.send_request(
             "POST", "/v1/chat/completions", {"model": name, "messages": messages, "tools": tools, "max_tokens": 4000}
         )
 

@@ -52,7 +52,7 @@ def tokenizer():
 
 
 def post(stack, path, **body):
-    status, answer = stack.ask("POST", path, {"model": MODEL_NAME, **body})
+    status, answer = stack.send_request("POST", path, {"model": MODEL_NAME, **body})
     return status, answer
 
 
@@ -142,7 +142,9 @@ def test_usage_is_exact_for_sixteen_connections_with_500_token_prompts(stack):
 
 
 def test_unknown_model_is_not_found(stack):
-    status, _ = stack.ask("POST", "/v1/chat/completions", {"model": "nobody", "messages": MESSAGES, "max_tokens": 2})
+    status, _ = stack.send_request(
+        "POST", "/v1/chat/completions", {"model": "nobody", "messages": MESSAGES, "max_tokens": 2}
+    )
     assert status == 404
 
 
@@ -153,7 +155,7 @@ def test_request_refused_by_the_mocker_is_a_client_error(stack):
 
 
 def test_frontend_lists_the_discovered_worker(stack):
-    status, health = stack.ask("GET", "/health")
+    status, health = stack.send_request("GET", "/health")
     assert status == 200
     generate = [instance for instance in health["instances"] if instance["endpoint"] == "generate"]
     assert [instance["component"] for instance in generate] == ["backend"]
@@ -179,6 +181,6 @@ def test_stopped_worker_is_not_listed(implementations, pair):
     with Stack(recipe(implementations, pair), bench_model()) as running:
         running.end_engines()
         deadline = time.monotonic() + GONE_TIMEOUT_S
-        while (listed := running.ask("GET", "/v1/models")[1]["data"]) and time.monotonic() < deadline:
+        while (listed := running.send_request("GET", "/v1/models")[1]["data"]) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert listed == []

@@ -46,8 +46,8 @@ def scripts(tmp_path: Path) -> Iterator[Scripts]:
 @pytest.mark.parametrize(("worker", "client"), TOGETHER)
 def test_hello_world(scripts: Scripts, pythons: dict[str, str], worker: str, client: str) -> None:
     scripts.start("hello_world/worker.py", python=pythons[worker])
-    heard = scripts.run("hello_world/client.py", "Ada, Bob", python=pythons[client])
-    assert heard == ["Hello Ada!", "Hello Bob!"]
+    collected = scripts.run("hello_world/client.py", "Ada, Bob", python=pythons[client])
+    assert collected == ["Hello Ada!", "Hello Bob!"]
 
 
 @pytest.mark.parametrize(("first", "second"), TOGETHER)
@@ -59,9 +59,9 @@ def test_metadata_and_cancellation_pass_through_two_stages(
     words = " ".join(str(number) for number in range(40))
     assert scripts.run("two_stages/client.py", "one two", python=pythons[second]) == ["1. ONE", "2. TWO"]
     assert scripts.line(upper) == "asked by examples"
-    heard = scripts.run("two_stages/client.py", words, "2", python=pythons[second])
-    assert heard[:2] == ["1. 0", "2. 1"]
-    assert len(heard) < 40
+    collected = scripts.run("two_stages/client.py", words, "2", python=pythons[second])
+    assert collected[:2] == ["1. 0", "2. 1"]
+    assert len(collected) < 40
     assert [scripts.line(upper), scripts.line(upper)] == ["asked by examples", "stopped"]
 
 
@@ -161,7 +161,7 @@ STATUSES = {
 """HTTP status of each error that a handler of the released package raises."""
 
 
-def ask(frontend: Frontend, words: str, **more: Any) -> httpx.Response:
+def send_request(frontend: Frontend, words: str, **more: Any) -> httpx.Response:
     return frontend.post({"model": "errors", "messages": [{"role": "user", "content": words}], **more})
 
 
@@ -178,12 +178,12 @@ ANY = [("ours", "ours"), *BEHIND]
 @pytest.mark.usefixtures("errors")
 @pytest.mark.parametrize(("frontend", "worker"), ANY, indirect=["frontend"])
 def test_exception_of_a_worker_determines_the_http_status(frontend: Frontend) -> None:
-    answers = {words: ask(frontend, words) for words in STATUSES}
+    answers = {words: send_request(frontend, words) for words in STATUSES}
     assert {words: answer.status_code for words, answer in answers.items()} == STATUSES
-    told = {words: answer.json()["message"] for words, answer in answers.items()}
-    assert told["InvalidArgument"] == "secret"
-    assert [words for words, message in told.items() if "secret" in message] == ["InvalidArgument"]
-    assert told["ValueError"] == "Invalid request"
+    reported = {words: answer.json()["message"] for words, answer in answers.items()}
+    assert reported["InvalidArgument"] == "secret"
+    assert [words for words, message in reported.items() if "secret" in message] == ["InvalidArgument"]
+    assert reported["ValueError"] == "Invalid request"
 
 
 @pytest.mark.usefixtures("errors")
@@ -195,7 +195,7 @@ def test_an_error_after_the_first_chunk_ends_the_stream_with_its_event(frontend:
         ("late Disconnected", "service_unavailable"),
         ("late RuntimeError", "internal_server_error"),
     ):
-        answer = ask(frontend, words, stream=True)
+        answer = send_request(frontend, words, stream=True)
         assert answer.status_code == 200
         events = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
         assert json.loads(events[0])["choices"][0]["delta"]["content"] == "so far "
@@ -218,20 +218,20 @@ def facts(events: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
         else:
             parent = data["stored"]["parent_hash"]
             for block in data["stored"]["blocks"]:
-                said = json.dumps(block["mm_extra_info"], sort_keys=True)
-                found.append((*about, "stored", parent, block["block_hash"], block["tokens_hash"], said))
+                output = json.dumps(block["mm_extra_info"], sort_keys=True)
+                found.append((*about, "stored", parent, block["block_hash"], block["tokens_hash"], output))
                 parent = block["block_hash"]
     return found
 
 
-async def heard(scripts: Scripts, python: str, mode: str, last: Any) -> list[dict[str, Any]]:
+async def collected(scripts: Scripts, python: str, mode: str, last: Any) -> list[dict[str, Any]]:
     """Return all messages of the publisher, up to its last one."""
     runtime = DistributedRuntime(None, "file", "tcp")
     subscriber = await runtime.event_plane.subscriber(runtime.endpoint("ns.comp.ep").id, "kv-events")
     address = f"tcp://127.0.0.1:{free_port()}"
     process = await asyncio.to_thread(scripts.start, str(HERE / "peer_kv_publisher.py"), mode, address, python=python)
     await asyncio.sleep(1.0)  # The subscriber connects to the publisher that it has just discovered.
-    scripts.tell(process)
+    scripts.send_line(process)
     events: list[dict[str, Any]] = []
     async with asyncio.timeout(DEADLINE_S):
         async for event in subscriber:
@@ -251,9 +251,9 @@ async def test_both_packages_publish_the_same_cache_events(
 ) -> None:
     for name in ("DYN_FILE_KV", "DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST"):
         monkeypatch.setenv(name, scripts.variables[name])
-    told = []
+    reported = []
     for implementation in ("ours", "theirs"):
-        told.append(facts(await heard(scripts, pythons[implementation], mode, last)))
+        reported.append(facts(await collected(scripts, pythons[implementation], mode, last)))
         scripts.stop()
-    assert told[0] == told[1]
-    assert {fact[2] for fact in told[0]} == ({"stored", "removed"} | ({"cleared"} if mode == "relayed" else set()))
+    assert reported[0] == reported[1]
+    assert {fact[2] for fact in reported[0]} == ({"stored", "removed"} | ({"cleared"} if mode == "relayed" else set()))

@@ -39,9 +39,9 @@ async def process(variables: dict[str, str], *command: str) -> AsyncIterator[asy
 async def line(of: asyncio.subprocess.Process, start: str) -> str:
     assert of.stdout is not None
     async with asyncio.timeout(TIMEOUT_S):
-        while said := (await of.stdout.readline()).decode():
-            if said.startswith(start):
-                return said.strip()
+        while output := (await of.stdout.readline()).decode():
+            if output.startswith(start):
+                return output.strip()
     raise AssertionError(f"a process ended before it said {start!r}")
 
 
@@ -75,8 +75,8 @@ async def test_released_frontend_streams_frames_to_our_worker(peer: str, tmp_pat
             while not await asyncio.to_thread(is_listed, port):  # noqa: ASYNC110 - another process sets no event of ours
                 await asyncio.sleep(0.1)
         async with process(variables, peer, str(HERE / "peer_websocket.py"), str(port)) as client:
-            heard = [await line(client, "heard") for _ in range(3)]
-        assert heard == [
+            received = [await line(client, "heard") for _ in range(3)]
+        assert received == [
             "heard session.created",
             "heard 1 session.update",
             "heard 2 input_audio_buffer.append",

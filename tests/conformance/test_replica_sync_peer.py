@@ -73,18 +73,18 @@ class RouterPair:
 
     async def book(self, worker: int, prompt: list[int], *, prefilled: bool = False) -> str:
         """Assign a request to a worker by our router; the released one only receives the notification."""
-        ask = self.request_for(prompt, self.workers[worker])
-        await self.router.place(ask, Progress())
+        route_request = self.request_for(prompt, self.workers[worker])
+        await self.router.place(route_request, Progress())
         if prefilled:
-            self.router.prefilled(ask.request_id)
-        return ask.request_id
+            self.router.prefilled(route_request.request_id)
+        return route_request.request_id
 
     async def complete(self, prompt: list[int], tokens: int = 1) -> dict[str, Any]:
         body = {
             "model": MODEL_NAME, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True,
             "nvext": {"extra_fields": ["worker_id", "timing"]},
         }  # fmt: skip
-        status, answer = await asyncio.to_thread(self.stack.ask, "POST", "/v1/completions", body)
+        status, answer = await asyncio.to_thread(self.stack.send_request, "POST", "/v1/completions", body)
         assert status == 200, answer
         return dict(answer)
 

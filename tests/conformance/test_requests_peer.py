@@ -257,12 +257,12 @@ ANSWERS = {
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_both_frontends_send_clients_the_same_response(peers, name):
-    told = []
+    reported = []
     for implementation in ("ours", "theirs"):
         status, answer = peers.post(implementation, CHAT, ANSWERS[name])
         assert status == 200, answer
         for choice in answer["choices"]:
             for one in choice["message"].get("tool_calls", ()):
                 assert one.pop("id").startswith("call-")
-        told.append({key: answer.get(key) for key in ("choices", "usage", "nvext", "object", "model")})
-    assert told[0] == told[1]
+        reported.append({key: answer.get(key) for key in ("choices", "usage", "nvext", "object", "model")})
+    assert reported[0] == reported[1]

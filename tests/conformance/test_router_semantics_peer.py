@@ -82,9 +82,9 @@ class RouterPair:
     async def place(self, prompt: list[int], worker: int | None = None, session: str | None = None) -> tuple[str, int]:
         """Assign a request to a worker by our router; the released one receives the request's name and the worker."""
         name = f"ours-{next(self._names)}"
-        ask = self.router.to_route_request(self.request(prompt, session), name)
-        ask.worker_id = None if worker is None else self.workers[worker]
-        decision = await self.router.place(ask, Progress())
+        route_request = self.router.to_route_request(self.request(prompt, session), name)
+        route_request.worker_id = None if worker is None else self.workers[worker]
+        decision = await self.router.place(route_request, Progress())
         return name, decision.worker_id
 
     async def complete(self, prompt: list[int], session: str | None = None) -> int:

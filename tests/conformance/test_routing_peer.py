@@ -26,7 +26,7 @@ def peer() -> str:
     return require_peer()
 
 
-def asked(peer: str, home: Path, questions: dict[str, Any]) -> dict[str, Any]:
+def query_peer(peer: str, home: Path, questions: dict[str, Any]) -> dict[str, Any]:
     variables = {**os.environ, "HOME": str(home), "DYN_LOG": "off"}
     command = [peer, str(HERE / "peer_routing.py")]
     done = subprocess.run(
@@ -133,7 +133,7 @@ def test_block_hashes_and_event_histories_equal_the_released_ones(peer: str, tmp
     rng = random.Random(161)
     questions = [random_question(rng) for _ in range(400)]
     histories = [random_history(rng) for _ in range(40)]
-    theirs = asked(peer, tmp_path, {"hashes": questions, "histories": histories})
+    theirs = query_peer(peer, tmp_path, {"hashes": questions, "histories": histories})
     for question, hashes in zip(questions, theirs["hashes"], strict=True):
         assert compute_block_hash_for_seq(**question) == hashes, question
     for number, (steps, scores) in enumerate(zip(histories, theirs["histories"], strict=True)):

@@ -41,7 +41,7 @@ class Service:
     def __init__(self, port: int) -> None:
         self.port = port
 
-    async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    async def send_request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         return await asyncio.to_thread(self._request, method, path, body)
 
     def _request(self, method: str, path: str, body: Any) -> tuple[int, Any]:
@@ -68,7 +68,7 @@ async def running(python: str, module: str, home: Path, *more: str) -> AsyncIter
         until = time.monotonic() + TIMEOUT_S
         while True:
             try:
-                await service.ask("GET", "/health")
+                await service.send_request("GET", "/health")
                 break
             except OSError:
                 assert process.returncode is None and time.monotonic() < until, f"{command} does not answer"
@@ -89,8 +89,8 @@ async def both(peer: str, module: str, home: Path, *more: str) -> AsyncIterator[
 async def same(theirs: Service, ours: Service, method: str, path: str, body: Any = None) -> Any:
     """Return the response of both implementations to a request, which must be equal."""
     (their_status, their_body), (our_status, our_body) = (
-        await theirs.ask(method, path, body),
-        await ours.ask(method, path, body),
+        await theirs.send_request(method, path, body),
+        await ours.send_request(method, path, body),
     )
     where = f"{method} {path} {body}: {their_body} {our_body}"
     assert our_status == their_status, where
@@ -167,10 +167,10 @@ class Engine:
         self.port = self.pub.bind_to_random_port("tcp://127.0.0.1")
         self.replay_port = self.replay.bind_to_random_port("tcp://127.0.0.1")
         self.log: list[bytes] = []
-        self.asked = 0
+        self.received_requests = 0
         self.answering = asyncio.get_running_loop().create_task(self.answer())
 
-    async def tell(self, *events: Any, is_lost: bool = False) -> None:
+    async def publish_event(self, *events: Any, is_lost: bool = False) -> None:
         number, payload = len(self.log), msgspec.msgpack.encode([time.time(), list(events), 0])
         self.log.append(payload)
         if not is_lost:
@@ -179,7 +179,7 @@ class Engine:
     async def answer(self) -> None:
         while True:
             frames = await self.replay.recv_multipart()
-            self.asked += 1
+            self.received_requests += 1
             (start,) = struct.unpack(">Q", frames[-1])
             for number in range(start, len(self.log)):
                 await self.replay.send_multipart([frames[0], b"", struct.pack(">Q", number), self.log[number]])
@@ -204,7 +204,7 @@ async def agreed(theirs: Service, ours: Service, body: dict[str, Any], wanted: A
     """Wait until both return the wanted value."""
     async with asyncio.timeout(TIMEOUT_S):
         while True:
-            answers = await theirs.ask("POST", "/query", body), await ours.ask("POST", "/query", body)
+            answers = await theirs.send_request("POST", "/query", body), await ours.send_request("POST", "/query", body)
             if answers[0] == answers[1] == (200, wanted):
                 return
             await asyncio.sleep(0.1)
@@ -252,25 +252,28 @@ async def test_indexers_return_equal_responses_for_a_plain_engine(peer: str, tmp
                 await same(theirs, ours, method, path, body)
             async with asyncio.timeout(TIMEOUT_S):
                 while True:  # Subscriptions reach a publisher after a moment.
-                    workers = (await theirs.ask("GET", "/workers"))[1], (await ours.ask("GET", "/workers"))[1]
+                    workers = (
+                        (await theirs.send_request("GET", "/workers"))[1],
+                        (await ours.send_request("GET", "/workers"))[1],
+                    )
                     if in_order(workers[0]) == in_order(workers[1]) and all(
                         one["status"] == "active" for one in workers[0]
                     ):
                         break
                     await asyncio.sleep(0.1)
             await asyncio.sleep(1.0)
-            await engine.tell(stored([101, 102], None, PROMPT[:8]))
-            await engine.tell(stored([103], 102, PROMPT[8:12], "CPU"), is_lost=True)
-            await engine.tell(stored([201], None, [21, 22, 23, 24]))
+            await engine.publish_event(stored([101, 102], None, PROMPT[:8]))
+            await engine.publish_event(stored([103], 102, PROMPT[8:12], "CPU"), is_lost=True)
+            await engine.publish_event(stored([201], None, [21, 22, 23, 24]))
             held = {"longest_matched": 12, "gpu": 8, "dp": {"0": 8}, "cpu": 12, "disk": 12}
             wanted = {"scores": {"7": {"0": 8}}, "frequencies": [], "instances": {"7": held}}
             await agreed(theirs, ours, {"token_ids": PROMPT, **M}, wanted)
-            assert engine.asked >= 2
+            assert engine.received_requests >= 2
             await same(theirs, ours, "POST", "/query", {"token_ids": [21, 22, 23, 24], **M})
             await same(theirs, ours, "POST", "/query", {"token_ids": PROMPT, "lora_name": "l", **M})
             await self_reload(peer, tmp_path, theirs, ours)
-            await engine.tell({"type": "BlockRemoved", "block_hashes": [102], "medium": "GPU"})
-            await engine.tell({"type": "AllBlocksCleared"})
+            await engine.publish_event({"type": "BlockRemoved", "block_hashes": [102], "medium": "GPU"})
+            await engine.publish_event({"type": "AllBlocksCleared"})
             await agreed(
                 theirs, ours, {"token_ids": [21, 22, 23, 24], **M}, {"scores": {}, "frequencies": [], "instances": {}}
             )
@@ -292,7 +295,7 @@ async def self_reload(peer: str, home: Path, theirs: Service, ours: Service) -> 
         async with running(python, "dynamo.indexer", home, "--peers", f"http://127.0.0.1:{source.port}") as fresh:
             async with asyncio.timeout(TIMEOUT_S):
                 while True:
-                    status, answer = await fresh.ask("POST", "/query", body)
+                    status, answer = await fresh.send_request("POST", "/query", body)
                     if status == 200 and answer["scores"] == {"7": {"0": 8}}:
                         break
                     await asyncio.sleep(0.1)
@@ -309,7 +312,7 @@ async def test_selection_services_return_equal_responses(peer: str, tmp_path: Pa
         "replay_endpoint": f"tcp://127.0.0.1:{engine.replay_port}",
         **M,
     }
-    asked = {"token_ids": PROMPT, **M}
+    requested = {"token_ids": PROMPT, **M}
     try:
         async with both(peer, "dynamo.select_service", tmp_path) as (theirs, ours):
             for method, path, body in (
@@ -324,7 +327,7 @@ async def test_selection_services_return_equal_responses(peer: str, tmp_path: Pa
                 ("POST", "/workers", {"worker_id": 1}),
                 ("POST", "/workers", {**worker, "worker_id": 1, "data_parallel_size": 2}),
                 ("GET", "/ready", None),
-                ("POST", "/select", asked),
+                ("POST", "/select", requested),
                 ("POST", "/workers", worker),
                 ("POST", "/workers", {**worker, "worker_id": 12, "block_size": 8}),
                 ("GET", "/workers", None),
@@ -337,37 +340,37 @@ async def test_selection_services_return_equal_responses(peer: str, tmp_path: Pa
             ):
                 await same(theirs, ours, method, path, body)
             await asyncio.sleep(2.0)  # Subscriptions reach a publisher after a moment.
-            await engine.tell(stored([101, 102], None, PROMPT[:8]))
-            await engine.tell(stored([103], 102, PROMPT[8:12], "CPU"), is_lost=True)
-            await engine.tell(stored([201], None, [21, 22, 23, 24]))
+            await engine.publish_event(stored([101, 102], None, PROMPT[:8]))
+            await engine.publish_event(stored([103], 102, PROMPT[8:12], "CPU"), is_lost=True)
+            await engine.publish_event(stored([201], None, [21, 22, 23, 24]))
             async with asyncio.timeout(TIMEOUT_S):
                 while True:
-                    answers = [await one.ask("POST", "/select", asked) for one in (theirs, ours)]
+                    answers = [await one.send_request("POST", "/select", requested) for one in (theirs, ours)]
                     if all(answer["overlap"]["longest_matched"] == 12 for _, answer in answers):
                         break
                     await asyncio.sleep(0.1)
             for method, path, body in (
-                ("POST", "/select", asked),
-                ("POST", "/select", {**asked, "selection_id": "s1"}),
-                ("POST", "/select", {**asked, "allowed_worker_ids": [99]}),
-                ("POST", "/select", {**asked, "routing_constraints": {"required_taints": ["iron"]}}),
-                ("POST", "/select", {**asked, "token_ids": []}),
+                ("POST", "/select", requested),
+                ("POST", "/select", {**requested, "selection_id": "s1"}),
+                ("POST", "/select", {**requested, "allowed_worker_ids": [99]}),
+                ("POST", "/select", {**requested, "routing_constraints": {"required_taints": ["iron"]}}),
+                ("POST", "/select", {**requested, "token_ids": []}),
                 ("POST", "/select", M),
                 ("POST", "/reservations", {"selection_id": "s1", **M}),
                 ("POST", "/reservations", {"selection_id": "s1", **M}),
                 ("POST", "/reservations", M),
                 ("GET", "/loads", None),
-                ("POST", "/select_and_reserve", {**asked, "selection_id": "s2"}),
-                ("POST", "/select_and_reserve", {**asked, "selection_id": "s2"}),
+                ("POST", "/select_and_reserve", {**requested, "selection_id": "s2"}),
+                ("POST", "/select_and_reserve", {**requested, "selection_id": "s2"}),
                 ("GET", "/loads", None),
-                ("POST", "/reservations", {**asked, "selection_id": "s3", "worker_id": 11}),
-                ("POST", "/reservations", {**asked, "selection_id": "s4", "worker_id": 99}),
-                ("POST", "/reservations", {**asked, "selection_id": "s4", "worker_id": 11, "dp_rank": 7}),
+                ("POST", "/reservations", {**requested, "selection_id": "s3", "worker_id": 11}),
+                ("POST", "/reservations", {**requested, "selection_id": "s4", "worker_id": 99}),
+                ("POST", "/reservations", {**requested, "selection_id": "s4", "worker_id": 11, "dp_rank": 7}),
                 ("POST", "/reservations", {"selection_id": "s4", "worker_id": 11, **M}),
                 ("GET", "/loads", None),
-                ("POST", "/potential_loads", asked),
-                ("POST", "/overlap_scores", asked),
-                ("POST", "/overlap_scores", {**asked, "model_name": "n"}),
+                ("POST", "/potential_loads", requested),
+                ("POST", "/overlap_scores", requested),
+                ("POST", "/overlap_scores", {**requested, "model_name": "n"}),
                 ("POST", "/reservations/s1/prefill_complete", None),
                 ("POST", "/reservations/zz/prefill_complete", None),
                 ("POST", "/reservations/s1/output_block", {"decay_fraction": 0.5}),
@@ -412,11 +415,11 @@ async def test_selection_services_share_sessions_and_keyed_hashes(peer: str, tmp
                 "endpoint": f"http://w{number}", "kv_events_endpoint": f"tcp://127.0.0.1:{free_port()}",
             }  # fmt: skip
             for implementation in (theirs, ours):
-                assert (await implementation.ask("POST", "/workers", worker))[0] == 201
-        asked = {"model_name": "m", "routing_group": "g", "token_ids": PROMPT}
+                assert (await implementation.send_request("POST", "/workers", worker))[0] == 201
+        requested = {"model_name": "m", "routing_group": "g", "token_ids": PROMPT}
 
         async def placed(implementation: Service, **more: Any) -> dict[str, Any]:
-            status, answer = await implementation.ask("POST", "/select_and_reserve", {**asked, **more})
+            status, answer = await implementation.send_request("POST", "/select_and_reserve", {**requested, **more})
             assert status in (200, 201), answer
             return dict(answer)
 
@@ -432,6 +435,9 @@ async def test_selection_services_share_sessions_and_keyed_hashes(peer: str, tmp
                         session = {"session_id": f"{teller.port}-{number}-{again}"}
                         first = await placed(teller, **session)
                         await asyncio.sleep(0.2)
-                        found = [(await hearer.ask("POST", "/select", {**asked, **session}))[1] for _ in range(8)]
+                        found = [
+                            (await hearer.send_request("POST", "/select", {**requested, **session}))[1]
+                            for _ in range(8)
+                        ]
                         if {one["worker_id"] for one in found} == {first["worker_id"]}:
                             break

@@ -132,21 +132,21 @@ async def client(runtime: DistributedRuntime, worker: Peer) -> Client:
     return made
 
 
-async def hear(client: Client, request: dict[str, Any], context: Context | None = None) -> list[Any]:
+async def receive_event(client: Client, request: dict[str, Any], context: Context | None = None) -> list[Any]:
     async with asyncio.timeout(TIMEOUT_S):
         return [element async for element in await client.generate(request, annotated=False, context=context)]
 
 
 async def test_our_client_receives_tokens_and_items_of_a_released_worker(client: Client) -> None:
     assert [instance.response_frames for instance in client.instances()] == [0]
-    assert await hear(client, {"count": 12}) == expected(12)
+    assert await receive_event(client, {"count": 12}) == expected(12)
 
 
 async def test_our_client_maps_errors_of_a_released_worker(client: Client) -> None:
     with pytest.raises(InvalidArgument, match="bad thing"):
-        await hear(client, {"mode": "invalid"})
+        await receive_event(client, {"mode": "invalid"})
     with pytest.raises(Unknown, match="boom"):
-        await hear(client, {"mode": "bug"})
+        await receive_event(client, {"mode": "bug"})
 
 
 async def test_released_worker_obeys_stop_and_kill(client: Client, worker: Peer) -> None:
@@ -195,7 +195,7 @@ async def test_both_resume_a_cancelled_handler_once(
 
 
 async def test_released_worker_serves_concurrent_requests(client: Client) -> None:
-    answers = await asyncio.gather(*(hear(client, {"count": 10}) for _ in range(MANY)))
+    answers = await asyncio.gather(*(receive_event(client, {"count": 10}) for _ in range(MANY)))
     assert answers == [expected(10)] * MANY
 
 
@@ -305,17 +305,17 @@ async def events(
 @pytest.mark.parametrize("events", ["publish"], indirect=True)
 async def test_our_subscriber_receives_released_events(runtime: DistributedRuntime, events: Peer) -> None:
     subscriber = await runtime.event_plane.subscriber(runtime.endpoint(ENDPOINT).id, TOPIC)
-    heard: list[Event] = []
+    received: list[Event] = []
     async with asyncio.timeout(START_TIMEOUT_S):
         async for event in subscriber:
             assert isinstance(event, Event)
-            heard.append(event)
-            if len(heard) == 2:
+            received.append(event)
+            if len(received) == 2:
                 break
-    assert len({event.publisher_id for event in heard}) == 1
-    assert heard[1].sequence == heard[0].sequence + 1
-    assert heard[1].missed == 0
-    assert msgpack_decode(heard[0].payload)["worker_id"] == "7"
+    assert len({event.publisher_id for event in received}) == 1
+    assert received[1].sequence == received[0].sequence + 1
+    assert received[1].missed == 0
+    assert msgpack_decode(received[0].payload)["worker_id"] == "7"
 
 
 @pytest.mark.parametrize("events", ["listen"], indirect=True)

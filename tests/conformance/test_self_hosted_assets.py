@@ -66,7 +66,7 @@ def test_frontend_stores_each_file_by_hash_and_name(stack):
 
 def test_model_is_served_from_fetched_files(stack):
     messages = [{"role": "user", "content": "How many items are there?"}]
-    status, answer = stack.ask(
+    status, answer = stack.send_request(
         "POST", "/v1/chat/completions", {"model": "bench", "messages": messages, "max_tokens": 8}
     )
     assert (status, answer["usage"]["completion_tokens"]) == (200, 8)

@@ -21,8 +21,8 @@ from tests.conformance.test_runtime_peer import (  # noqa: F401 - collected here
     TIMEOUT_S,
     Peer,
     client,
-    hear,
     peer,
+    receive_event,
     runtime,
     test_our_client_maps_errors_of_a_released_worker,
     test_our_client_receives_tokens_and_items_of_a_released_worker,
@@ -86,7 +86,7 @@ async def test_our_plaintext_client_fails_at_once_against_a_released_tls_worker(
     await asking.wait_for_instances(START_TIMEOUT_S)
     async with asyncio.timeout(TIMEOUT_S):
         with pytest.raises(WorkerUnavailable, match="DYN_TCP_TLS"):
-            await hear(asking, {"count": 1})
+            await receive_event(asking, {"count": 1})
     await ours.shutdown()
 
 
@@ -102,7 +102,7 @@ async def test_our_tls_client_cannot_connect_to_a_released_plaintext_worker(
         await asking.wait_for_instances(START_TIMEOUT_S)
         async with asyncio.timeout(TIMEOUT_S):
             with pytest.raises(WorkerUnavailable):
-                await hear(asking, {"count": 1})
+                await receive_event(asking, {"count": 1})
     finally:
         await theirs.stop()
 
@@ -156,7 +156,7 @@ def test_each_implementation_serves_the_other_over_tls(pair: str, certificates: 
     try:
         with Stack(recipe, bench_model()) as stack:
             for _ in range(3):
-                status, answer = stack.ask("POST", "/v1/chat/completions", CHAT)
+                status, answer = stack.send_request("POST", "/v1/chat/completions", CHAT)
                 assert (status, answer["usage"]["completion_tokens"]) == (200, 8), answer
             [record] = [
                 path
@@ -166,7 +166,7 @@ def test_each_implementation_serves_the_other_over_tls(pair: str, certificates: 
             host, _, port = record.read_text().partition('"tcp":"')[2].partition("/")[0].rpartition(":")
             with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as plain:
                 plain.sendall(b"\x00\x01p\x00\x00\x00\x00\x00\x00")
-                heard = plain.recv(100)
-            assert heard == b"" or heard.startswith(b"\x15\x03"), "the worker talks to whoever does not speak TLS"
+                received = plain.recv(100)
+            assert received == b"" or received.startswith(b"\x15\x03"), "the worker talks to whoever does not speak TLS"
     except StackFailed as error:
         pytest.fail(str(error), pytrace=False)

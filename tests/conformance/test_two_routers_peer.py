@@ -43,12 +43,12 @@ class Frontend:
         self.stack = stack
         self.is_ours = is_ours
 
-    def ask(self, *turns: str) -> Choice:
+    def send_request(self, *turns: str) -> Choice:
         """Send a conversation's next request: turns of the user, alternating with the assistant's."""
         messages = [{"role": ("user", "assistant")[place % 2], "content": turn} for place, turn in enumerate(turns)]
-        told = ["worker_id", "timing", *(["routing"] if self.is_ours else [])]
-        body = {"model": MODEL_NAME, "messages": messages, "max_tokens": 2, "nvext": {"extra_fields": told}}
-        status, answer = self.stack.ask("POST", "/v1/chat/completions", body)
+        reported = ["worker_id", "timing", *(["routing"] if self.is_ours else [])]
+        body = {"model": MODEL_NAME, "messages": messages, "max_tokens": 2, "nvext": {"extra_fields": reported}}
+        status, answer = self.stack.send_request("POST", "/v1/chat/completions", body)
         assert status == 200, answer
         return self._choice(answer)
 
@@ -97,7 +97,7 @@ def until(is_true: Callable[[], bool], what: str) -> None:
 
 
 def workers(frontend: Frontend) -> int:
-    status, health = frontend.stack.ask("GET", "/health")
+    status, health = frontend.stack.send_request("GET", "/health")
     listed = [one for one in health["instances"] if one["endpoint"] == "generate"] if status == 200 else []
     return len({one["instance_id"] for one in listed})
 
@@ -130,15 +130,15 @@ def prompt(number: int) -> str:
 
 
 def test_routers_have_equal_cached_blocks_and_costs(pair: FrontendPair) -> None:
-    first = {number: pair.ours.ask(prompt(number)) for number in range(1, 4)}
-    first |= {number: pair.theirs.ask(prompt(number)) for number in range(4, 7)}
+    first = {number: pair.ours.send_request(prompt(number)) for number in range(1, 4)}
+    first |= {number: pair.theirs.send_request(prompt(number)) for number in range(4, 7)}
     for number, before in first.items():
         for frontend in (pair.ours, pair.theirs):
             until(
-                lambda frontend=frontend, number=number: frontend.ask(prompt(number)).hit_rate > 0.9,  # type: ignore[misc]
+                lambda frontend=frontend, number=number: frontend.send_request(prompt(number)).hit_rate > 0.9,  # type: ignore[misc]
                 "its blocks are not known",
             )
-        mine, other = pair.ours.ask(prompt(number)), pair.theirs.ask(prompt(number))
+        mine, other = pair.ours.send_request(prompt(number)), pair.theirs.send_request(prompt(number))
         assert mine.worker_id == other.worker_id == before.worker_id, "the holder is asked"
         assert mine.hit_rate == pytest.approx(other.hit_rate)
         assert mine.cost == pytest.approx(other.cost, rel=1e-4)
@@ -148,14 +148,14 @@ def test_routers_have_equal_cached_blocks_and_costs(pair: FrontendPair) -> None:
 def test_second_turn_is_routed_to_the_worker_of_the_first(pair: FrontendPair) -> None:
     for number in range(10, 14):
         opening = prompt(number)
-        first = pair.theirs.ask(opening)
+        first = pair.theirs.send_request(opening)
         for frontend in (pair.theirs, pair.ours):
-            until(lambda frontend=frontend, opening=opening: frontend.ask(opening).hit_rate > 0.9, "not known")  # type: ignore[misc]
+            until(lambda frontend=frontend, opening=opening: frontend.send_request(opening).hit_rate > 0.9, "not known")  # type: ignore[misc]
         turns = (opening, first.reply, f"and what of {number}?")
-        second = pair.theirs.ask(*turns)
+        second = pair.theirs.send_request(*turns)
         assert second.worker_id == first.worker_id
         assert second.hit_rate > 0.5
-        mine = pair.ours.ask(*turns)
+        mine = pair.ours.send_request(*turns)
         assert mine.worker_id == first.worker_id
 
 
@@ -163,13 +163,13 @@ def test_both_routers_ignore_evicted_blocks(pair: FrontendPair, request: pytest.
     if "CPU" in request.node.name:
         pytest.skip("its cache is too large to be filled here")
     for frontend in (pair.ours, pair.theirs):
-        until(lambda frontend=frontend: frontend.ask(prompt(20)).hit_rate > 0.9, "its blocks are not known")  # type: ignore[misc]
+        until(lambda frontend=frontend: frontend.send_request(prompt(20)).hit_rate > 0.9, "its blocks are not known")  # type: ignore[misc]
     for number in range(100, 160):
-        pair.ours.ask(prompt(number))
-    until(lambda: pair.theirs.ask(prompt(159)).hit_rate > 0.9, "the last one's blocks are not known")
-    gone = pair.theirs.ask(prompt(20))
+        pair.ours.send_request(prompt(number))
+    until(lambda: pair.theirs.send_request(prompt(159)).hit_rate > 0.9, "the last one's blocks are not known")
+    gone = pair.theirs.send_request(prompt(20))
     assert gone.hit_rate < 0.5
     assert gone.cached_tokens < 3 * BLOCK, "it was truly evicted"
-    mine = pair.ours.ask(prompt(1))
+    mine = pair.ours.send_request(prompt(1))
     assert mine.hit_rate < 0.5
     assert mine.cached_tokens < 3 * BLOCK

@@ -61,9 +61,9 @@ async def connected(publisher: Publisher, subscriber: Subscriber) -> int:
             publisher.publish(b"are you there?")
             count += 1
             await asyncio.wait([hearing], timeout=0.01)
-        heard = hearing.result()
-        while isinstance(heard, Event) and heard.sequence < count - 1:
-            heard = await anext(aiter(subscriber))
+        received = hearing.result()
+        while isinstance(received, Event) and received.sequence < count - 1:
+            received = await anext(aiter(subscriber))
     return count
 
 
@@ -73,8 +73,8 @@ async def test_events_arrive_in_order_with_nothing_missed(join: Join) -> None:
     start = await connected(publisher, subscriber)
     for number in range(50):
         publisher.publish(b"%d" % number)
-    heard = [await take(subscriber) for _ in range(50)]
-    assert heard == [Event(publisher.id, start + number, b"%d" % number, 0) for number in range(50)]
+    received = [await take(subscriber) for _ in range(50)]
+    assert received == [Event(publisher.id, start + number, b"%d" % number, 0) for number in range(50)]
 
 
 async def test_subscriber_receives_events_of_earlier_and_later_publishers(join: Join) -> None:
@@ -84,8 +84,10 @@ async def test_subscriber_receives_events_of_earlier_and_later_publishers(join: 
         await connected(publisher, subscriber)
     for publisher in publishers:
         publisher.publish(b"x")
-    heard = {event.publisher_id for event in [await take(subscriber) for _ in publishers] if isinstance(event, Event)}
-    assert heard == {publisher.id for publisher in publishers}
+    received = {
+        event.publisher_id for event in [await take(subscriber) for _ in publishers] if isinstance(event, Event)
+    }
+    assert received == {publisher.id for publisher in publishers}
 
 
 async def test_late_subscriber_receives_the_count_of_missed_events(join: Join) -> None:
@@ -114,8 +116,8 @@ async def test_subscriber_reports_dropped_events_as_a_gap(join: Join) -> None:
     async with asyncio.timeout(TIMEOUT_S):
         while subscriber.dropped < 7:  # type: ignore[attr-defined]  # noqa: ASYNC110 - no event tells of what is dropped
             await asyncio.sleep(0.001)
-    heard = [await take(subscriber) for _ in range(3)]
-    assert [event.missed for event in heard if isinstance(event, Event)] == [0, 0, 0]
+    received = [await take(subscriber) for _ in range(3)]
+    assert [event.missed for event in received if isinstance(event, Event)] == [0, 0, 0]
     publisher.publish(b"after")
     assert await take(subscriber) == Event(publisher.id, start + 10, b"after", 7)
 

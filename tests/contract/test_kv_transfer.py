@@ -268,9 +268,9 @@ def test_shared_memory_transfer_refuses_a_source_on_another_machine(open_ends: C
     ends = open_ends("shm")
     descriptor = ends.source.publish([1])
     (offer,) = descriptor.offers
-    elsewhere = msgspec.structs.replace(offer, address="dynamo-kv-of-another-machine")
+    other_machine = msgspec.structs.replace(offer, address="dynamo-kv-of-another-machine")
     with pytest.raises(SourceUnreachable):
-        ends.pull(msgspec.structs.replace(descriptor, offers=[elsewhere]), [(0, 0)])
+        ends.pull(msgspec.structs.replace(descriptor, offers=[other_machine]), [(0, 0)])
 
 
 def test_shared_memory_is_refused_to_other_users(

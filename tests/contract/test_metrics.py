@@ -67,17 +67,17 @@ async def test_worker_metrics_count_its_requests_and_errors(is_batched: bool) ->
     await worker.endpoint("ns.comp.generate").serve(generate)
     await worker.endpoint("ns.comp.query").serve(query)
 
-    async def ask(endpoint: str, body: bytes) -> Exception | None:
+    async def send_request(endpoint: str, body: bytes) -> Exception | None:
         client = await caller.endpoint(f"ns.comp.{endpoint}").client()
         await client.wait_for_instances(TIMEOUT_S)
-        heard = ReceivedOutput()
-        await client.send(body, heard, request_id="r")
-        return await asyncio.wait_for(heard.over, TIMEOUT_S)
+        received = ReceivedOutput()
+        await client.send(body, received, request_id="r")
+        return await asyncio.wait_for(received.over, TIMEOUT_S)
 
     body = msgpack_encode("good")
-    assert await ask("generate", body) is None
-    assert isinstance(await ask("generate", msgpack_encode("bad")), Unknown)
-    assert await ask("query", body) is None
+    assert await send_request("generate", body) is None
+    assert isinstance(await send_request("generate", msgpack_encode("bad")), Unknown)
+    assert await send_request("query", body) is None
     prefix = "dynamo_component_"
     assert value(worker, prefix + "requests_total", dynamo_endpoint="generate") == 2
     assert value(worker, prefix + "request_bytes_total", dynamo_endpoint="query") == len(body)

@@ -156,10 +156,10 @@ class Wire:
         )
         return Target.of(instance)
 
-    async def call(self, heard: ReceivedOutput, request: Request | None = None, path: str = PATH) -> Call:
+    async def call(self, collected: ReceivedOutput, request: Request | None = None, path: str = PATH) -> Call:
         target = self.target(path)
         await self.caller.connect(target)
-        call = self.caller.send(target, request or Request("r1", b"\x80"), heard, heard.on_done)
+        call = self.caller.send(target, request or Request("r1", b"\x80"), collected, collected.on_done)
         assert call is not None
         return call
 
@@ -196,8 +196,8 @@ only_tcp = pytest.mark.parametrize("wire", TCP, indirect=True)
 
 async def test_tokens_and_items_arrive_in_order(wire: Wire) -> None:
     wire.serve()
-    heard = ReceivedOutput()
-    await wire.call(heard)
+    collected = ReceivedOutput()
+    await wire.call(collected)
     reply = await wire.reply()
     expected: list[Any] = []
     for step in range(40):
@@ -210,15 +210,15 @@ async def test_tokens_and_items_arrive_in_order(wire: Wire) -> None:
         if step % 7 == 0:
             await asyncio.sleep(0)
     reply.finish()
-    assert await heard.ended() is None
-    assert heard.order == expected
+    assert await collected.ended() is None
+    assert collected.order == expected
 
 
 async def test_concurrent_streams_do_not_mix(wire: Wire) -> None:
     wire.serve()
     everyone = [ReceivedOutput() for _ in range(30)]
-    for number, heard in enumerate(everyone):
-        await wire.call(heard, Request(str(number), b"\x80"))
+    for number, collected in enumerate(everyone):
+        await wire.call(collected, Request(str(number), b"\x80"))
     replies = {reply.request_id: reply for reply in [await wire.reply() for _ in everyone]}
     for step in range(20):
         for number in range(len(everyone)):
@@ -226,26 +226,26 @@ async def test_concurrent_streams_do_not_mix(wire: Wire) -> None:
         await asyncio.sleep(0)
     for reply in replies.values():
         reply.finish()
-    for number, heard in enumerate(everyone):
-        assert await heard.ended() is None
-        assert heard.tokens == [1000 * number + step for step in range(20)]
+    for number, collected in enumerate(everyone):
+        assert await collected.ended() is None
+        assert collected.tokens == [1000 * number + step for step in range(20)]
 
 
 async def test_largest_token_id_is_transferred(wire: Wire) -> None:
     wire.serve(lambda _, reply: (reply.token(0), reply.token(2**32 - 1), reply.finish()))
-    heard = ReceivedOutput()
-    await wire.call(heard)
-    await heard.ended()
-    assert heard.tokens == [0, 2**32 - 1]
+    collected = ReceivedOutput()
+    await wire.call(collected)
+    await collected.ended()
+    assert collected.tokens == [0, 2**32 - 1]
 
 
 @pytest.mark.parametrize("codec", ["msgpack", "json"])
 async def test_handler_receives_the_request_unchanged(wire: Wire, codec: str) -> None:
     wire.serve()
-    heard = ReceivedOutput()
+    collected = ReceivedOutput()
     body = json_encode({"n": 1}) if codec == "json" else b"\x81\xa1n\x01"
     sent = Request("id-7", body, codec, {"traceparent": "00-a-b-01"}, {"tenant": "t"})
-    await wire.call(heard, sent)
+    await wire.call(collected, sent)
     reply = await wire.reply()
     [received] = wire.requests
     assert (received.id, received.body, received.codec) == ("id-7", body, codec)
@@ -255,31 +255,31 @@ async def test_handler_receives_the_request_unchanged(wire: Wire, codec: str) ->
     reply.item({"answer": [1, None, "ü"]})
     reply.token(9)
     reply.finish()
-    assert await heard.ended() is None
-    assert heard.order == [{"answer": [1, None, "ü"]}, 9]
+    assert await collected.ended() is None
+    assert collected.order == [{"answer": [1, None, "ü"]}, 9]
 
 
 @pytest.mark.parametrize("codec", ["msgpack", "json"])
 async def test_bare_value_is_transferred(wire: Wire, codec: str) -> None:
     wire.serve(lambda _, reply: (reply.item(Bare({"Events": [1, 2]})), reply.item({"x": 1}), reply.finish()))
-    heard = ReceivedOutput()
-    await wire.call(heard, Request("r", encode({}, codec), codec))
-    assert await heard.ended() is None
-    assert heard.order == [{"Events": [1, 2]}, {"x": 1}]
+    collected = ReceivedOutput()
+    await wire.call(collected, Request("r", encode({}, codec), codec))
+    assert await collected.ended() is None
+    assert collected.order == [{"Events": [1, 2]}, {"x": 1}]
 
 
 async def test_response_without_elements_ends(wire: Wire) -> None:
     wire.serve(lambda _, reply: reply.finish())
-    heard = ReceivedOutput()
-    await wire.call(heard)
-    assert await heard.ended() is None
-    assert heard.order == []
+    collected = ReceivedOutput()
+    await wire.call(collected)
+    assert await collected.ended() is None
+    assert collected.order == []
 
 
 async def test_writing_after_the_end_is_ignored(wire: Wire) -> None:
     wire.serve()
-    heard = ReceivedOutput()
-    await wire.call(heard)
+    collected = ReceivedOutput()
+    await wire.call(collected)
     reply = await wire.reply()
     reply.token(1)
     reply.finish()
@@ -287,16 +287,16 @@ async def test_writing_after_the_end_is_ignored(wire: Wire) -> None:
     reply.item({})
     reply.finish()
     reply.fail(ValueError())
-    assert await heard.ended() is None
-    assert heard.order == [1]
+    assert await collected.ended() is None
+    assert collected.order == [1]
 
 
 async def test_large_item_is_transferred(wire: Wire) -> None:
     wire.serve(lambda _, reply: (reply.item("x" * 90_000), reply.finish()))
-    heard = ReceivedOutput()
-    await wire.call(heard)
-    assert await heard.ended() is None
-    assert heard.items == ["x" * 90_000]
+    collected = ReceivedOutput()
+    await wire.call(collected)
+    assert await collected.ended() is None
+    assert collected.items == ["x" * 90_000]
 
 
 # Errors ----------------------------------------------------------------------------------------------------------
@@ -304,12 +304,12 @@ async def test_large_item_is_transferred(wire: Wire) -> None:
 
 async def test_typed_error_arrives_after_earlier_elements(wire: Wire) -> None:
     wire.serve(lambda _, reply: (reply.token(1), reply.fail(InvalidArgument("too long", param="messages"))))
-    heard = ReceivedOutput()
-    await wire.call(heard)
-    error = await heard.ended()
+    collected = ReceivedOutput()
+    await wire.call(collected)
+    error = await collected.ended()
     assert isinstance(error, InvalidArgument)
     assert (str(error), error.param) == ("too long", "messages")
-    assert heard.tokens == [1]
+    assert collected.tokens == [1]
 
 
 async def test_exception_of_a_handler_ends_the_response(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
@@ -321,16 +321,16 @@ async def test_exception_of_a_handler_ends_the_response(wire: Wire, caplog: pyte
 
     for handler, kind in ((raise_http, HttpError), (raise_bug, Unknown)):
         wire.serve(handler)
-        heard = ReceivedOutput()
-        await wire.call(heard)
-        assert type(await heard.ended()) is kind
+        collected = ReceivedOutput()
+        await wire.call(collected)
+        assert type(await collected.ended()) is kind
     assert "Traceback" in caplog.text
 
 
 async def test_unknown_handler_is_refused_at_once(wire: Wire) -> None:
-    heard = ReceivedOutput()
-    await wire.call(heard, path="1f/ns/comp/other")
-    error = await heard.ended()
+    collected = ReceivedOutput()
+    await wire.call(collected, path="1f/ns/comp/other")
+    error = await collected.ended()
     assert isinstance(error, WorkerUnavailable)
     assert "unknown endpoint" in str(error)
     assert ("ns_comp.other-1f" if wire.kind == "nats" else "1f/ns/comp/other") in str(error)
@@ -352,11 +352,11 @@ async def test_draining_endpoint_refuses_new_requests_and_finishes_running_ones(
 
 async def test_endpoint_without_graceful_drain_ends_its_streams(wire: Wire) -> None:
     served = wire.serve(graceful_shutdown=False)
-    heard = ReceivedOutput()
-    await wire.call(heard)
+    collected = ReceivedOutput()
+    await wire.call(collected)
     await wire.reply()
     assert await served.drain(TIMEOUT_S)
-    error = await heard.ended()
+    error = await collected.ended()
     assert isinstance(error, WorkerUnavailable)
 
 
@@ -374,10 +374,10 @@ async def test_full_endpoint_refuses_requests(wire: Wire) -> None:
 async def test_request_over_the_size_limit_is_a_client_error(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dynamo.runtime.request_plane.memory.BODY_BYTES_MAX", MESSAGE_BYTES_MAX)
     wire.serve()
-    heard = ReceivedOutput()
+    collected = ReceivedOutput()
     with pytest.raises(InvalidArgument, match="exceeds the limit"):
-        await wire.call(heard, Request("big", bytes(MESSAGE_BYTES_MAX + 1)))
-    assert heard.done == []
+        await wire.call(collected, Request("big", bytes(MESSAGE_BYTES_MAX + 1)))
+    assert collected.done == []
     ordinary = ReceivedOutput()
     await wire.call(ordinary)
     (await wire.reply()).finish()
@@ -388,8 +388,8 @@ async def test_failing_receiver_ends_only_its_own_stream(wire: Wire, caplog: pyt
     wire.serve()
     broken, sound = ReceivedOutput(), ReceivedOutput()
     broken.on_token = broken.on_item = lambda _: int("no number")  # type: ignore[method-assign, assignment]
-    for heard, name in ((broken, "broken"), (sound, "sound")):
-        await wire.call(heard, Request(name, b"\x80"))
+    for collected, name in ((broken, "broken"), (sound, "sound")):
+        await wire.call(collected, Request(name, b"\x80"))
     replies = {reply.request_id: reply for reply in (await wire.reply(), await wire.reply())}
     for reply in replies.values():
         reply.token(1)
@@ -413,39 +413,39 @@ async def until_cancelled(reply: Reply) -> None:
 
 async def test_stopped_request_may_still_send_its_last_tokens(wire: Wire) -> None:
     wire.serve()
-    heard = ReceivedOutput()
-    call = await wire.call(heard)
+    collected = ReceivedOutput()
+    call = await wire.call(collected)
     reply = await wire.reply()
     reply.token(1)
-    await heard.until(lambda: heard.tokens == [1])
+    await collected.until(lambda: collected.tokens == [1])
     call.stop()
     await until_cancelled(reply)
     reply.token(2)
     reply.finish()
-    assert await heard.ended() is None
-    assert heard.tokens == [1, 2]
+    assert await collected.ended() is None
+    assert collected.tokens == [1, 2]
 
 
 async def test_request_stopped_before_its_arrival_is_stopped(wire: Wire) -> None:
     wire.serve()
-    heard = ReceivedOutput()
-    call = await wire.call(heard)
+    collected = ReceivedOutput()
+    call = await wire.call(collected)
     call.stop()
     reply = await wire.reply()
     await until_cancelled(reply)
     reply.finish()
-    await heard.ended()
+    await collected.ended()
 
 
 async def test_receiver_gets_nothing_after_a_kill(wire: Wire) -> None:
     served = wire.serve()
-    heard = ReceivedOutput()
-    call = await wire.call(heard)
+    collected = ReceivedOutput()
+    call = await wire.call(collected)
     reply = await wire.reply()
     reply.token(1)
-    await heard.until(lambda: heard.tokens == [1])
+    await collected.until(lambda: collected.tokens == [1])
     call.kill()
-    assert heard.done == [(0x1F, None)]
+    assert collected.done == [(0x1F, None)]
     await until_cancelled(reply)
     reply.token(2)
     reply.finish()
@@ -455,7 +455,7 @@ async def test_receiver_gets_nothing_after_a_kill(wire: Wire) -> None:
     await wire.call(after)
     (await wire.reply()).finish()
     await after.ended()
-    assert (heard.tokens, heard.end, heard.done) == ([1], "open", [(0x1F, None)])
+    assert (collected.tokens, collected.end, collected.done) == ([1], "open", [(0x1F, None)])
     assert served.inflight == 0
 
 
@@ -473,15 +473,15 @@ async def test_callback_added_after_the_event_is_called_at_once(wire: Wire) -> N
 async def test_lost_worker_ends_every_open_stream(wire: Wire) -> None:
     wire.serve()
     everyone = [ReceivedOutput(), ReceivedOutput()]
-    for heard in everyone:
-        await wire.call(heard)
+    for collected in everyone:
+        await wire.call(collected)
     for reply in [await wire.reply() for _ in everyone]:
         reply.token(5)
-    for heard in everyone:
-        await heard.until(lambda heard=heard: heard.tokens == [5])  # type: ignore[misc]
+    for collected in everyone:
+        await collected.until(lambda collected=collected: collected.tokens == [5])  # type: ignore[misc]
     await crash(wire.worker)
-    for heard in everyone:
-        assert isinstance(await heard.ended(), WorkerUnavailable)
+    for collected in everyone:
+        assert isinstance(await collected.ended(), WorkerUnavailable)
 
 
 async def test_lost_caller_cancels_its_requests(wire: Wire) -> None:
@@ -517,9 +517,9 @@ async def test_refused_connection_is_a_connection_error(wire: Wire) -> None:
     target = wire.target()
     await wire.worker.close()
     if wire.kind == "nats":  # Only the server has the list of subscribers; it answers a request for it.
-        heard = ReceivedOutput()
-        await wire.call(heard)
-        assert isinstance(await heard.ended(), CannotConnect)
+        collected = ReceivedOutput()
+        await wire.call(collected)
+        assert isinstance(await collected.ended(), CannotConnect)
         return
     assert wire.caller.send(target, Request("r", b""), ReceivedOutput(), lambda _, __: None) is None
     with pytest.raises(CannotConnect):
@@ -552,10 +552,10 @@ async def test_request_after_a_broken_connection_reconnects(wire: Wire) -> None:
 async def test_time_to_first_element_is_measured_once_per_response(wire: Wire) -> None:
     wire.serve(lambda _, reply: (reply.token(1), reply.item("x"), reply.token(2), reply.finish()))
     for _ in range(3):
-        heard = ReceivedOutput()
-        await wire.call(heard)
-        await heard.ended()
-        assert heard.order == [1, "x", 2]
+        collected = ReceivedOutput()
+        await wire.call(collected)
+        await collected.ended()
+        assert collected.order == [1, "x", 2]
     assert isinstance(wire.caller, TcpPlane)
     assert wire.caller._metrics.first_response.count == 3
 
@@ -566,10 +566,10 @@ async def test_request_fails_when_the_worker_does_not_acknowledge(kind: str) -> 
     wire = Wire(kind, TcpLimits(request_timeout_s=0.02))
     host, port = silent.sockets[0].getsockname()
     target = Target(0x1F, f"{host}:{port}", PATH, "msgpack", kind == "tcp-batched")
-    heard = ReceivedOutput()
+    collected = ReceivedOutput()
     await wire.caller.connect(target)
-    wire.caller.send(target, Request("r", b""), heard, heard.on_done)
-    assert isinstance(await heard.ended(), ConnectionTimeout)
+    wire.caller.send(target, Request("r", b""), collected, collected.on_done)
+    assert isinstance(await collected.ended(), ConnectionTimeout)
     await wire.caller.close()
     silent.close()
 
@@ -577,8 +577,8 @@ async def test_request_fails_when_the_worker_does_not_acknowledge(kind: str) -> 
 @only_tcp
 async def test_malformed_data_closes_only_its_connection(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
     wire.serve()
-    heard = ReceivedOutput()
-    await wire.call(heard)
+    collected = ReceivedOutput()
+    await wire.call(collected)
     reply = await wire.reply()
     host, _, port = wire.target().address.rpartition(":")
     for garbage in (
@@ -597,8 +597,8 @@ async def test_malformed_data_closes_only_its_connection(wire: Wire, caplog: pyt
                 await writer.wait_closed()
     reply.token(3)
     reply.finish()
-    assert await heard.ended() is None
-    assert heard.tokens == [3]
+    assert await collected.ended() is None
+    assert collected.tokens == [3]
 
 
 @pytest.mark.parametrize("kind", TCP)
@@ -607,8 +607,8 @@ async def test_caller_that_does_not_read_is_disconnected(kind: str, caplog: pyte
     wire = Wire(kind, TcpLimits(message_bytes_max=MESSAGE_BYTES_MAX))
     await wire.start()
     wire.serve()
-    heard = ReceivedOutput()
-    await wire.call(heard)
+    collected = ReceivedOutput()
+    await wire.call(collected)
     reply = await wire.reply()
     pause_reading(wire.caller)
     async with asyncio.timeout(TIMEOUT_S):
@@ -642,10 +642,10 @@ async def test_response_to_a_nats_request_uses_tls(tls: TcpTls, request: pytest.
     wire = Wire("nats", TcpLimits(), request.getfixturevalue("nats_server").url, tls)
     await wire.start()
     wire.serve(lambda _, reply: (reply.token(7), reply.finish()))
-    heard = ReceivedOutput()
-    await wire.call(heard)
-    assert await heard.ended() is None
-    assert heard.tokens == [7]
+    collected = ReceivedOutput()
+    await wire.call(collected)
+    assert await collected.ended() is None
+    assert collected.tokens == [7]
     assert isinstance(wire.caller, NatsPlane)
     server = wire.caller._caller._server
     assert server is not None

@@ -232,8 +232,8 @@ def of_cards() -> dict[str, Any]:
     names = (*inspect.signature(KvRouterConfig).parameters, "unknown")
     for name in sorted(names):
         for value in (None, True, 2, -1, "x"):
-            said = {"router_mode": "k_v", "kv_router_config": {name: value}}
-            card = ModelDeploymentCard(display_name="m", slug="m", router_config=said)
+            output = {"router_mode": "k_v", "kv_router_config": {name: value}}
+            card = ModelDeploymentCard(display_name="m", slug="m", router_config=output)
             with logged() as lines:
                 kv = wanted_routing(card).kv
             shown = None if kv is None else diff(vars(kv), vars(KvRouterConfig()))

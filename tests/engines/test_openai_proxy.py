@@ -87,12 +87,12 @@ def proxied(serve: Callable[[str], EngineCluster]) -> Iterator[ProxiedEngines]:
     made = ProxiedEngines(servers, "--router-mode", "kv", "--migration-limit", "3")
     for number in range(2):
         # With a name instead of an address vLLM would not listen.
-        told, again = (f"tcp://*:{quiet_port()}" for _ in range(2))
-        events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": told, "replay_endpoint": again}
-        told, again = (one.replace("*", "127.0.0.1") for one in (told, again))
+        reported, again = (f"tcp://*:{quiet_port()}" for _ in range(2))
+        events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": reported, "replay_endpoint": again}
+        reported, again = (one.replace("*", "127.0.0.1") for one in (reported, again))
         url = made.vllm("--kv-events-config", json.dumps(events))
         made.tokens(
-            f"proxy{number}", f"{url}/v1", "--kv-events-endpoint", told, "--kv-events-replay-endpoint", again
+            f"proxy{number}", f"{url}/v1", "--kv-events-endpoint", reported, "--kv-events-replay-endpoint", again
         )  # fmt: skip
     made.proxy("text", made.urls[0], "--served-model-name", "text")
     servers.until_ready("tiny", "text")
@@ -106,23 +106,23 @@ def test_greedy_text_equals_the_servers_streamed_and_whole(proxied: ProxiedEngin
     for prompt in PROMPTS:
         own = servers.complete(prompt, proxied.urls[0], model="theirs")["choices"][0]
         for model in ("tiny", "text"):
-            told = servers.complete(prompt, model=model)["choices"][0]
-            assert told["text"].rstrip(CUT) == own["text"].rstrip(CUT)
-            assert told["finish_reason"] == own["finish_reason"]
+            reported = servers.complete(prompt, model=model)["choices"][0]
+            assert reported["text"].rstrip(CUT) == own["text"].rstrip(CUT)
+            assert reported["finish_reason"] == own["finish_reason"]
 
 
 def test_seeds_choices_and_logprobs_equal_the_servers(proxied: ProxiedEngines) -> None:
     given: dict[str, Any] = {"temperature": 0.9, "seed": 7, "n": 2, "logprobs": 2, "max_tokens": 8, "top_k": 20}
     own = proxied.servers.complete(PROMPTS[0], proxied.urls[0], model="theirs", **given)
     for model in ("tiny", "text"):
-        told = proxied.servers.complete(PROMPTS[0], model=model, **given)
-        assert [one["text"].rstrip(CUT) for one in told["choices"]] == [
+        reported = proxied.servers.complete(PROMPTS[0], model=model, **given)
+        assert [one["text"].rstrip(CUT) for one in reported["choices"]] == [
             one["text"].rstrip(CUT) for one in own["choices"]
         ]
-        assert told["choices"][0]["logprobs"]["token_logprobs"] == pytest.approx(
+        assert reported["choices"][0]["logprobs"]["token_logprobs"] == pytest.approx(
             own["choices"][0]["logprobs"]["token_logprobs"], abs=1e-3
         )
-        assert told["usage"]["completion_tokens"] == 16
+        assert reported["usage"]["completion_tokens"] == 16
 
 
 def test_guided_json_matches_the_schema(proxied: ProxiedEngines) -> None:
@@ -131,8 +131,8 @@ def test_guided_json_matches_the_schema(proxied: ProxiedEngines) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     given: dict[str, Any] = {"messages": [{"role": "user", "content": "yes or no"}], "response_format": form}
     for model in ("tiny", "text"):
-        told = proxied.servers.post("/v1/chat/completions", model=model, max_tokens=200, temperature=0, **given)
-        found = told["choices"][0]
+        reported = proxied.servers.post("/v1/chat/completions", model=model, max_tokens=200, temperature=0, **given)
+        found = reported["choices"][0]
         assert found["finish_reason"] == "length" or json.loads(found["message"]["content"])["ok"] in (True, False)
 
 
@@ -141,15 +141,15 @@ def test_second_turn_is_routed_to_the_worker_with_cached_blocks(proxied: Proxied
     servers.complete(OURS + LONG, max_tokens=4)
     time.sleep(1)  # The server publishes the events of its blocks after the response.
     found = [servers.complete(OURS + LONG + "and more", max_tokens=4)["usage"] for _ in range(3)]
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-m", "dynamo.cli", "route", "explain", "--url", servers.url("")],
         capture_output=True, text=True, timeout=60, check=True,
     ).stdout  # fmt: skip
     cached = [one["prompt_tokens_details"]["cached_tokens"] for one in found]
-    assert min(cached) >= 96, f"{cached}\n{said}\n{servers.logs()}"
-    chosen = re.search(r"→ \w+\s+(\d+)\+", said)  # Blocks of the prompt that the chosen worker holds.
-    assert chosen is not None, said
-    assert int(chosen[1]) >= 3, said
+    assert min(cached) >= 96, f"{cached}\n{output}\n{servers.logs()}"
+    chosen = re.search(r"→ \w+\s+(\d+)\+", output)  # Blocks of the prompt that the chosen worker holds.
+    assert chosen is not None, output
+    assert int(chosen[1]) >= 3, output
 
 
 def test_disconnected_client_frees_its_slot(proxied: ProxiedEngines) -> None:
@@ -164,9 +164,9 @@ def test_disconnected_client_frees_its_slot(proxied: ProxiedEngines) -> None:
 
 def test_refusals_keep_the_message_of_the_server(proxied: ProxiedEngines) -> None:
     body = {"model": "text", "prompt": "x", "max_tokens": 10, "temperature": 0, "logprobs": 500}
-    told = proxied.servers.http.post(proxied.servers.url("/v1/completions"), json=body)
-    assert told.status_code == 400
-    assert "logprobs" in told.text
+    reported = proxied.servers.http.post(proxied.servers.url("/v1/completions"), json=body)
+    assert reported.status_code == 400
+    assert "logprobs" in reported.text
 
 
 def test_stream_continues_when_its_server_is_killed(proxied: ProxiedEngines) -> None:
@@ -176,12 +176,12 @@ def test_stream_continues_when_its_server_is_killed(proxied: ProxiedEngines) -> 
     body = {"model": "tiny", "prompt": PROMPTS[1], "temperature": 0, "stream": True, **given}
     with servers.http.stream("POST", servers.url("/v1/completions"), json=body) as answer:
         lines = answer.iter_lines()
-        said = [next(lines) for _ in range(9)]
+        output = [next(lines) for _ in range(9)]
         victim = next(number for number, url in enumerate(proxied.urls) if _runs(proxied, url))
         proxied.processes[victim].send_signal(signal.SIGKILL)
         servers.processes.remove(proxied.processes[victim])
-        said += list(lines)
-    chunks = [json.loads(line[6:]) for line in said if line.startswith("data: {")]
+        output += list(lines)
+    chunks = [json.loads(line[6:]) for line in output if line.startswith("data: {")]
     assert not any("error" in one for one in chunks), chunks[-1]
     text = "".join(one["choices"][0]["text"] for one in chunks if one["choices"])
     assert text[:200] == whole[:200]

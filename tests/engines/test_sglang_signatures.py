@@ -166,7 +166,7 @@ def start(python: str, program: str, *argv: str) -> "subprocess.Popen[bytes]":
     )
 
 
-def said(python: str, program: str, *argv: str) -> bytes:
+def run_program(python: str, program: str, *argv: str) -> bytes:
     with start(python, program, *argv) as process:
         out, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, err.decode()[-3000:]
@@ -183,7 +183,7 @@ def python() -> str:
 
 
 def test_scripted_engine_has_the_signatures_of_sglang(python: str) -> None:
-    assert json.loads(said(python, SOURCES, ROOT).splitlines()[-1]) == {}
+    assert json.loads(run_program(python, SOURCES, ROOT).splitlines()[-1]) == {}
 
 
 def test_sglang_arguments_events_and_sampling_have_the_used_fields(python: str) -> None:
@@ -192,7 +192,7 @@ def test_sglang_arguments_events_and_sampling_have_the_used_fields(python: str) 
         "logit_bias": {"4": 1.0}, "stop_token_ids": [9], "json_schema": "{}", "ignore_eos": True,
         "skip_special_tokens": False,
     }  # fmt: skip
-    assert json.loads(said(python, IMPORTS, ROOT, json.dumps(sampling)).splitlines()[-1]) == {}
+    assert json.loads(run_program(python, IMPORTS, ROOT, json.dumps(sampling)).splitlines()[-1]) == {}
 
 
 async def test_listener_receives_events_of_the_real_publisher_and_replays_missed_ones(python: str) -> None:
@@ -222,7 +222,7 @@ async def test_listener_receives_events_of_the_real_publisher_and_replays_missed
 
 def test_step_metrics_of_the_real_scheduler_are_read(python: str) -> None:
     host = Host()
-    PassListener("tcp://127.0.0.1:1", 1, host).on_message([b"", struct.pack(">Q", 3), said(python, STEP)])
+    PassListener("tcp://127.0.0.1:1", 1, host).on_message([b"", struct.pack(">Q", 3), run_program(python, STEP)])
     expected = ForwardPass(
         0.5,
         ScheduledRequests(num_decode_requests=2, sum_prefill_tokens=5),
@@ -245,5 +245,5 @@ except ConfigError as error:
 
 
 def test_invalid_argument_is_refused_with_sglangs_message(python: str) -> None:
-    told = said(python, ARGUMENTS, os.path.join(ROOT, "src"), MODEL).decode()
-    assert "unrecognized arguments: --page-sise" in told
+    program_output = run_program(python, ARGUMENTS, os.path.join(ROOT, "src"), MODEL).decode()
+    assert "unrecognized arguments: --page-sise" in program_output

@@ -158,13 +158,13 @@ def test_second_turn_is_routed_to_the_worker_with_cached_blocks(cluster: EngineC
     for _ in range(3):
         second = cluster.complete(LONG + "and more", max_tokens=4)
         assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= 96, (first, second)
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-m", "dynamo.cli", "route", "explain", "--url", cluster.url("")],
         capture_output=True, text=True, timeout=60, check=True,
     ).stdout  # fmt: skip
-    chosen = re.search(r"→ \w+\s+(\d+)\+", said)  # Blocks of the prompt that the chosen worker holds.
-    assert chosen is not None, said
-    assert int(chosen[1]) >= 3, said
+    chosen = re.search(r"→ \w+\s+(\d+)\+", output)  # Blocks of the prompt that the chosen worker holds.
+    assert chosen is not None, output
+    assert int(chosen[1]) >= 3, output
 
 
 async def test_forward_pass_metrics_are_published_for_every_step(
@@ -173,15 +173,15 @@ async def test_forward_pass_metrics_are_published_for_every_step(
     monkeypatch.setenv("DYN_FILE_KV", str(cluster.folder / "kv"))
     runtime = DistributedRuntime.from_options(load(RuntimeOptions, ["--discovery-backend", "file"]))
     await runtime.connect()
-    heard = FpmEventSubscriber(runtime.endpoint("dynamo.backend.generate"))
-    heard.start_tracking()
+    received = FpmEventSubscriber(runtime.endpoint("dynamo.backend.generate"))
+    received.start_tracking()
     asking = asyncio.create_task(asyncio.to_thread(cluster.complete, PROMPTS[1], max_tokens=1500, ignore_eos=True))
     steps: list[Any] = []
     while not asking.done():
-        told = [read_metrics(one) for one in heard.get_recent_stats().values()]
-        steps += [one for one in told if one.scheduled_requests.num_decode_requests]
+        reported = [read_metrics(one) for one in received.get_recent_stats().values()]
+        steps += [one for one in reported if one.scheduled_requests.num_decode_requests]
         await asyncio.sleep(0.02)
-    heard.shutdown()
+    received.shutdown()
     await runtime.shutdown_and_wait()
     assert (await asking)["usage"]["completion_tokens"] == 1500
     assert steps
@@ -199,8 +199,8 @@ def test_loaded_adapter_is_served_as_a_model(cluster: EngineCluster, adapter: st
     assert tuned != plain
     with concurrent.futures.ThreadPoolExecutor(4) as pool:  # Both in one batch.
         both = list(pool.map(lambda name: cluster.complete(PROMPTS[0], model=name), ["tiny", "tuned"] * 2))
-    said = {"plain": plain, "tuned": tuned, "both": [one["choices"][0]["text"] for one in both]}
-    assert said["both"] == [plain, tuned] * 2, said
+    output = {"plain": plain, "tuned": tuned, "both": [one["choices"][0]["text"] for one in both]}
+    assert output["both"] == [plain, tuned] * 2, output
     for number in range(2):
         assert cluster.control("DELETE", "/v1/loras/tuned", number).status_code == 200
     wait_until(lambda: "tuned" not in cluster.models(), "the adapter is still listed", ANSWER_S)

@@ -23,9 +23,9 @@ def aggregated(serve: Callable[[str], EngineCluster]) -> list[str]:
     servers.frontend()
     servers.worker("worker", "--enable-prefix-caching")
     servers.until_ready()
-    said = [servers.complete(prompt)["choices"][0]["text"] for prompt in (*PROMPTS, LONG)]
+    output = [servers.complete(prompt)["choices"][0]["text"] for prompt in (*PROMPTS, LONG)]
     servers.stop()
-    return said
+    return output
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,8 @@ def cluster(serve: Callable[[str], EngineCluster], aggregated: list[str]) -> Eng
 
 
 def test_disaggregated_greedy_tokens_equal_those_of_one_engine(cluster: EngineCluster, aggregated: list[str]) -> None:
-    said = [cluster.complete(prompt)["choices"][0]["text"] for prompt in (*PROMPTS, LONG)]
-    assert said == aggregated
+    output = [cluster.complete(prompt)["choices"][0]["text"] for prompt in (*PROMPTS, LONG)]
+    assert output == aggregated
 
 
 def test_blocks_are_transferred_and_not_computed_twice(cluster: EngineCluster) -> None:
@@ -73,8 +73,8 @@ def test_released_frontend_serves_both_roles(cluster: EngineCluster, aggregated:
     try:
         cluster.until_ready()
         wait_until(lambda: _answers(cluster), f"the released frontend never answered: {cluster.logs()}", ANSWER_S)
-        said = [cluster.complete(prompt)["choices"][0]["text"] for prompt in (*PROMPTS, LONG)]
-        assert said == aggregated
+        output = [cluster.complete(prompt)["choices"][0]["text"] for prompt in (*PROMPTS, LONG)]
+        assert output == aggregated
     finally:
         cluster.end(peer)
         cluster.port = ours

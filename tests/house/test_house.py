@@ -147,10 +147,10 @@ def test_source_has_no_todo_comments() -> None:
 def test_pyproject_is_the_only_configuration_file() -> None:
     others = ("setup.cfg", "tox.ini", "pytest.ini", "mypy.ini", ".flake8", "ruff.toml", ".importlinter")
     assert [name for name in others if (ROOT / name).exists()] == []
-    *_, said = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8")).body
-    assert isinstance(said, ast.Expr)
-    assert isinstance(said.value, ast.Call)
-    assert [word.arg for word in said.value.keywords] == ["ext_modules"], "it says what pyproject.toml cannot"
+    *_, last_statement = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8")).body
+    assert isinstance(last_statement, ast.Expr)
+    assert isinstance(last_statement.value, ast.Call)
+    assert [word.arg for word in last_statement.value.keywords] == ["ext_modules"], "it says what pyproject.toml cannot"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tests" / "unit").rglob("test_*.py")), ids=relative)
@@ -163,8 +163,8 @@ def test_unit_test_files_mirror_the_source_files(path: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_make_verbs_in_the_docs_exist(page: Path) -> None:
     verbs = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    told = re.findall(r"(?:^|`|&& )make ([a-z-]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
-    assert set(told) <= verbs
+    commands = re.findall(r"(?:^|`|&& )make ([a-z-]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(commands) <= verbs
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
@@ -180,8 +180,10 @@ GENERATED = [ROOT / "docs" / "reference" / name for name in ("modules.md", "upst
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in GENERATED], ids=relative)
 def test_paths_in_the_docs_exist(page: Path) -> None:
-    told = re.findall(r"`((?:src|tests|benchmarks|tools|docs|examples)/[\w./-]+)`", page.read_text(encoding="utf-8"))
-    assert [path for path in told if not (ROOT / path).exists()] == []
+    commands = re.findall(
+        r"`((?:src|tests|benchmarks|tools|docs|examples)/[\w./-]+)`", page.read_text(encoding="utf-8")
+    )
+    assert [path for path in commands if not (ROOT / path).exists()] == []
 
 
 def test_architecture_page_names_every_package() -> None:

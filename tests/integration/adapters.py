@@ -31,8 +31,8 @@ def tensors_of(seed: int, targets: Sequence[str]) -> dict[str, Any]:
 def write(path: Path, seed: int, targets: Sequence[str]) -> Path:
     """Write an adapter in PEFT's layout."""
     path.mkdir(parents=True)
-    told = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": list(targets), "bias": "none"}
-    (path / "adapter_config.json").write_text(json.dumps(told))
+    reported = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": list(targets), "bias": "none"}
+    (path / "adapter_config.json").write_text(json.dumps(reported))
     save_file(tensors_of(seed, targets), path / "adapter_model.safetensors")
     return path
 
@@ -64,12 +64,12 @@ def greedily(model: Any, prompt: list[int], count: int) -> str:
     tokens = torch.tensor([prompt])
     with torch.no_grad():
         cached: Any = None
-        said: list[int] = []
+        output: list[int] = []
         inputs = tokens
         for _ in range(count):
             out = model(inputs, past_key_values=cached, use_cache=True)
             cached = out.past_key_values
-            said.append(int(out.logits[0, -1].argmax()))
-            inputs = torch.tensor([[said[-1]]])
-    text: str = tokenizer().decode(said, skip_special_tokens=True)
+            output.append(int(out.logits[0, -1].argmax()))
+            inputs = torch.tensor([[output[-1]]])
+    text: str = tokenizer().decode(output, skip_special_tokens=True)
     return text

@@ -46,7 +46,7 @@ class Scripts:
         assert line, f"{process.args} ended with status {process.wait(DEADLINE_S)}"
         return line.rstrip("\n")
 
-    def tell(self, process: "subprocess.Popen[str]") -> None:
+    def send_line(self, process: "subprocess.Popen[str]") -> None:
         """Send an empty line to its standard input."""
         assert process.stdin is not None
         process.stdin.write("\n")

@@ -76,9 +76,9 @@ def test_files_are_uploaded_listed_and_deleted(client: openai.OpenAI) -> None:
     assert client.files.content(file.id).content == data
     assert file.id in [one.id for one in client.files.list(purpose="batch")]
     assert client.files.delete(file.id).deleted is True
-    for ask in (client.files.retrieve, client.files.content, client.files.delete):
+    for send_request in (client.files.retrieve, client.files.content, client.files.delete):
         with pytest.raises(openai.NotFoundError):
-            ask(file.id)
+            send_request(file.id)
 
 
 def test_batch_of_chats_completes(client: openai.OpenAI) -> None:

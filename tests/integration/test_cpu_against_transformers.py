@@ -142,14 +142,14 @@ def their_logits(model: Any, tokens: list[int]) -> Any:
 
 def their_text(model: Any, tokens: list[int]) -> list[int]:
     """Return the likeliest tokens, each from a forward pass with a cache."""
-    said: list[int] = []
+    output: list[int] = []
     cache, following = None, torch.tensor([tokens])
     with torch.inference_mode():
         for _ in range(NEW_TOKENS):
             out = model(following, past_key_values=cache, use_cache=True)
             cache, following = out.past_key_values, out.logits[:, -1:].argmax(-1)
-            said.append(int(following))
-    return said
+            output.append(int(following))
+    return output
 
 
 class Reply:

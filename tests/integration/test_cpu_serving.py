@@ -140,8 +140,8 @@ def test_echo_with_logprobs_scores_the_prompt_as_transformers_does(
     cluster: Cluster, reference: tuple[list[int], Any]
 ) -> None:
     ids, want = reference
-    for asked in (PROMPT, ids, ids):  # The second and the third find the prompt in the prefix cache.
-        body = completion(cluster, prompt=asked, echo=True, logprobs=2, max_tokens=1)
+    for requested in (PROMPT, ids, ids):  # The second and the third find the prompt in the prefix cache.
+        body = completion(cluster, prompt=requested, echo=True, logprobs=2, max_tokens=1)
         choice = body["choices"][0]
         logprobs = choice["logprobs"]
         assert choice["text"].startswith(PROMPT)

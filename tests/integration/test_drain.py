@@ -62,7 +62,7 @@ async def until_seen(client: Client, ids: set[int]) -> None:
     await until(is_seen)
 
 
-async def ask(client: Client, max_tokens: int, first: asyncio.Event | None = None) -> int:
+async def send_request(client: Client, max_tokens: int, first: asyncio.Event | None = None) -> int:
     stop = StopConditions(max_tokens=max_tokens, ignore_eos=True)
     request = PreprocessedRequest("m", [5, 6, 7], stop, SamplingOptions(temperature=0.0))
     count = 0
@@ -115,7 +115,7 @@ async def test_running_requests_finish_and_a_resumed_worker_serves(
 ) -> None:
     async with worker(*command, instances=instances) as client:
         first = asyncio.Event()
-        running = asyncio.create_task(ask(client, tokens, first))
+        running = asyncio.create_task(send_request(client, tokens, first))
         await asyncio.wait_for(first.wait(), TIMEOUT_S)
         ids = set(client.instance_ids())
 
@@ -127,9 +127,9 @@ async def test_running_requests_finish_and_a_resumed_worker_serves(
         assert (await asyncio.to_thread(http, "/health"))[0] == 503
         await until_seen(client, set())
         with pytest.raises(WorkerUnavailable):
-            await ask(client, 1)
+            await send_request(client, 1)
 
         assert (await control("resume"))["state"] == "serving"
         await until_seen(client, ids)
-        assert await ask(client, 3) == 3
+        assert await send_request(client, 3) == 3
         assert (await asyncio.to_thread(http, "/health"))[0] == 200

@@ -153,8 +153,8 @@ class Router:
         index = self.kv.machine.index
         index.validate()
         held: dict[int, set[int]] = {}
-        for told in events.dump(index):
-            blocks, data = held.setdefault(told.worker_id, set()), told.event.data
+        for reported in events.dump(index):
+            blocks, data = held.setdefault(reported.worker_id, set()), reported.event.data
             assert not isinstance(data, str)
             if data.stored is not None:
                 blocks.update(block.block_hash for block in data.stored.blocks)

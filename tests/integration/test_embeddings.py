@@ -45,9 +45,9 @@ def test_token_ids_and_text_have_equal_embeddings(cluster: Cluster) -> None:
     client = cluster.openai()
     text = client.embeddings.create(model="e", input="What is a worker?")
     for tokens in (ids, [ids]):
-        told = client.embeddings.create(model="e", input=tokens)
-        assert told.data[0].embedding == pytest.approx(text.data[0].embedding, abs=1e-5)
-        assert told.usage.prompt_tokens == len(ids)
+        reported = client.embeddings.create(model="e", input=tokens)
+        assert reported.data[0].embedding == pytest.approx(text.data[0].embedding, abs=1e-5)
+        assert reported.usage.prompt_tokens == len(ids)
 
 
 def test_invalid_embedding_requests_are_refused_by_field(cluster: Cluster) -> None:
@@ -71,15 +71,17 @@ def test_classifier_probabilities_equal_transformers(tmp_path: Path) -> None:
         cluster.run("cpu", "--model-path", str(model), "--classify-worker")
         wait_until(lambda: cluster.workers() == 1, "the worker never appeared")
         wait_until(lambda: cluster.http.get("/v1/models/judge/ready").status_code == 200, "the model never appeared")
-        said = cluster.http.post("/v1/classify", json={"model": "judge", "input": ["What is it?", "A worker."]}).json()
-        for place, entry in enumerate(said["data"]):
+        output = cluster.http.post(
+            "/v1/classify", json={"model": "judge", "input": ["What is it?", "A worker."]}
+        ).json()
+        for place, entry in enumerate(output["data"]):
             assert (entry["index"], entry["num_classes"], sum(entry["probs"])) == (place, 2, pytest.approx(1))
             assert entry["label"] == ("question", "answer")[entry["probs"].index(max(entry["probs"]))]
-        assert said["usage"]["prompt_tokens"] > 5
+        assert output["usage"]["prompt_tokens"] > 5
         judge = transformers.AutoModelForSequenceClassification.from_pretrained(str(model), dtype=torch.float32)
         ids = tokenizers.Tokenizer.from_file(f"{model}/tokenizer.json").encode("What is it?").ids
         with torch.no_grad():
             want = judge(torch.tensor([ids])).logits.softmax(-1)[0].tolist()
-        assert said["data"][0]["probs"] == pytest.approx(want, abs=1e-3)
+        assert output["data"][0]["probs"] == pytest.approx(want, abs=1e-3)
         refused = cluster.http.post("/v1/rerank", json={"model": "judge", "query": "a", "documents": ["b"]})
         assert refused.status_code == 404

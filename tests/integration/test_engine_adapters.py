@@ -116,16 +116,16 @@ def test_prefill_and_decode_engines_respond_as_one_engine(tmp_path: Path, kind: 
         wait_until(cluster.is_served, "nobody answers")
         return [cluster.chat(number)["choices"][0]["message"]["content"] for number in range(1, 6)]
 
-    told = []
+    reported = []
     for name, modes in (("whole", ["agg"]), ("halves", ["prefill", "decode", "prefill", "decode"])):
         (tmp_path / name).mkdir()
         with AdapterCluster(tmp_path / name, "--router-mode", "kv") as cluster:
             for mode in modes:
                 cluster.engine(kind, mode=mode)
-            told.append(answers(cluster))
+            reported.append(answers(cluster))
             if name == "halves":
-                assert len(cluster.noted("fetched")) >= len(told[0])
-    assert told[0] == told[1]
+                assert len(cluster.noted("fetched")) >= len(reported[0])
+    assert reported[0] == reported[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)

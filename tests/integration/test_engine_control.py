@@ -39,7 +39,7 @@ class ControlledCluster(Cluster):
         found: dict[str, Any] = answer.json()
         return found
 
-    def ask(self, seed: int = 0, count: int = 12) -> str:
+    def send_request(self, seed: int = 0, count: int = 12) -> str:
         prompt = [3 + (seed * 7 + at) % 500 for at in range(40)]
         body = {"model": "m", "prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True}
         answer = self.post(body, "/v1/completions")
@@ -69,29 +69,29 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlledClus
 
 
 def test_sleeping_worker_frees_its_memory_and_others_serve(cluster: ControlledCluster) -> None:
-    want = [cluster.ask(seed) for seed in range(8)]
+    want = [cluster.send_request(seed) for seed in range(8)]
     awake = cluster.memory_mb()
     assert cluster.press("control/sleep", level=1) == {"status": "ok", "message": "Engine slept (level=1)"}
     wait_until(lambda: cluster.memory_mb() < awake - WEIGHTS_MB, "the memory was not given back")
     wait_until(lambda: cluster.workers() == 1, "the sleeper is still found")
-    assert [cluster.ask(seed) for seed in range(8)] == want
+    assert [cluster.send_request(seed) for seed in range(8)] == want
     assert cluster.press("control/wake_up", tags=["weights"])["message"] == "Engine partly awake"
     assert cluster.workers() == 1
     assert cluster.press("control/wake_up")["message"] == "Engine woke"
     wait_until(lambda: cluster.workers() == 2, "the one that woke is not found")
     assert cluster.press("control/sleep", 1)["status"] == "ok"
     wait_until(lambda: cluster.workers() == 1, "the other one is still found")
-    assert [cluster.ask(seed) for seed in range(8)] == want
+    assert [cluster.send_request(seed) for seed in range(8)] == want
     assert cluster.press("control/wake_up", 1)["status"] == "ok"
     wait_until(lambda: cluster.workers() == 2, "the other one is not found")
 
 
 def test_requests_reach_other_workers_while_a_woken_worker_is_loading(cluster: ControlledCluster) -> None:
-    want = cluster.ask(1)
+    want = cluster.send_request(1)
     cluster.press("control/sleep")
     assert cluster.press("resume")["state"] == "serving"
     wait_until(lambda: cluster.workers() == 2, "it is not found")
-    assert {cluster.ask(1) for _ in range(6)} == {want}
+    assert {cluster.send_request(1) for _ in range(6)} == {want}
     cluster.press("control/wake_up")
 
 
@@ -100,11 +100,11 @@ def test_profile_is_a_trace_of_the_steps(cluster: ControlledCluster) -> None:
         assert cluster.press("control/start_profile", number, profile_prefix="mine")["status"] == "ok"
     assert cluster.press("control/start_profile")["status"] == "error"
     for seed in range(4):
-        cluster.ask(100 + seed, 10)
+        cluster.send_request(100 + seed, 10)
     steps: list[dict[str, Any]] = []
     for number in range(2):
-        told = cluster.press("control/stop_profile", number)
-        path = Path(told["path"])
+        reported = cluster.press("control/stop_profile", number)
+        path = Path(reported["path"])
         assert path.parent == cluster.folder / "profiles"
         assert path.name.startswith("mine")
         events = json.loads(path.read_text())["traceEvents"]
@@ -116,7 +116,7 @@ def test_profile_is_a_trace_of_the_steps(cluster: ControlledCluster) -> None:
 
 
 def test_weight_update_between_requests_loses_none(cluster: ControlledCluster, tmp_path: Path) -> None:
-    before = cluster.ask(5)
+    before = cluster.send_request(5)
     changed = tmp_path / "changed"
     shutil.copytree(cluster.model, changed)
     tensors = load_file(changed / "model.safetensors")
@@ -125,22 +125,22 @@ def test_weight_update_between_requests_loses_none(cluster: ControlledCluster, t
     tensors[name] = (tensors[name] + rng.standard_normal(tensors[name].shape)).astype(np.float32)
     save_file(tensors, changed / "model.safetensors")
     for number in range(2):
-        told = cluster.press("update_weights_from_disk", number, model_path=str(changed), weight_version="2")
-        assert told == {"status": "ok", "message": "Weights updated", "model_path": str(changed)}
+        reported = cluster.press("update_weights_from_disk", number, model_path=str(changed), weight_version="2")
+        assert reported == {"status": "ok", "message": "Weights updated", "model_path": str(changed)}
         assert cluster.press("get_weight_version", number)["version"] == "2"
-        assert cluster.ask(5), "somebody answers all the time"
+        assert cluster.send_request(5), "somebody answers all the time"
     wait_until(lambda: cluster.workers() == 2, "a worker did not come back")
-    after = {cluster.ask(5) for _ in range(4)}
+    after = {cluster.send_request(5) for _ in range(4)}
     assert len(after) == 1
     assert after != {before}, "the cache of the old weights is forgotten"
     shutil.rmtree(changed)
     assert cluster.press("update_weights_from_disk", model_path=str(changed))["status"] == "error"
     assert cluster.press("update_weights_from_disk", model_path=str(DEMO_MODEL))["status"] == "error"
-    assert {cluster.ask(5) for _ in range(4)} == after
+    assert {cluster.send_request(5) for _ in range(4)} == after
     for number in range(2):
         cluster.press("update_weights_from_disk", number, model_path=str(cluster.model))
     wait_until(lambda: cluster.workers() == 2, "a worker did not come back")
-    assert cluster.ask(5) == before
+    assert cluster.send_request(5) == before
 
 
 def test_unsupported_controls_have_no_route(cluster: ControlledCluster) -> None:

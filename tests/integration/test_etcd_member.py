@@ -87,10 +87,10 @@ async def test_future_revision_is_refused(member: EtcdMember) -> None:
 
 async def first(watch: AsyncIterator[WatchMessage], events: int) -> list[WatchMessage]:
     """Return the messages until that many events have arrived, and at least the first message."""
-    heard: list[WatchMessage] = []
+    received: list[WatchMessage] = []
     async with asyncio.timeout(TIMEOUT_S), contextlib.aclosing(watch):  # type: ignore[type-var]
         async for message in watch:
-            heard.append(message)
-            if sum(len(one.events) for one in heard) >= events:
+            received.append(message)
+            if sum(len(one.events) for one in received) >= events:
                 break
-    return heard
+    return received

@@ -100,15 +100,15 @@ async def test_mutual_tls_connects_members(encrypted: dict[str, str]) -> None:
 
 async def test_untrusted_member_is_refused(encrypted: dict[str, str], files: CertificateFiles) -> None:
     await meet(encrypted)
-    said = await refused({**encrypted, "ETCD_AUTH_CA": files.other_ca})
-    assert said.startswith("ETCD_AUTH_CA: certificate of https://127.0.0.1:")
+    output = await refused({**encrypted, "ETCD_AUTH_CA": files.other_ca})
+    assert output.startswith("ETCD_AUTH_CA: certificate of https://127.0.0.1:")
 
 
 async def test_client_without_certificate_gets_the_reason(encrypted: dict[str, str]) -> None:
     await meet(encrypted)
     without = {name: value for name, value in encrypted.items() if "CLIENT" not in name}
-    said = await refused({**without, "ETCD_STARTUP_CONNECT_TIMEOUT_SECONDS": "1"})
-    assert "ETCD_AUTH_CLIENT_CERT" in said
+    output = await refused({**without, "ETCD_STARTUP_CONNECT_TIMEOUT_SECONDS": "1"})
+    assert "ETCD_AUTH_CLIENT_CERT" in output
 
 
 async def test_password_login_is_renewed_after_its_token_expires(guarded: dict[str, str]) -> None:

@@ -46,9 +46,9 @@ def test_two_stages_share_the_context_of_the_caller(scripts: Scripts) -> None:
 def test_stopped_caller_stops_both_stages(scripts: Scripts) -> None:
     upper = scripts.start("two_stages/upper.py")
     scripts.start("two_stages/entrance.py")
-    heard = scripts.run("two_stages/client.py", WORDS, "2")
-    assert heard[:2] == ["1. ONE", "2. TWO"]
-    assert len(heard) < len(WORDS.split())
+    collected = scripts.run("two_stages/client.py", WORDS, "2")
+    assert collected[:2] == ["1. ONE", "2. TWO"]
+    assert len(collected) < len(WORDS.split())
     assert [scripts.line(upper), scripts.line(upper)] == ["asked by examples", "stopped"]
 
 
@@ -104,7 +104,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-def said(cluster: Cluster, script: str, *arguments: str) -> str:
+def run_example(cluster: Cluster, script: str, *arguments: str) -> str:
     """Return the output of an example for a running server."""
     argv = [sys.executable, str(EXAMPLES / script), *arguments, f"http://127.0.0.1:{cluster.port}"]
     return subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=True).stdout
@@ -130,12 +130,12 @@ BLOCK = "A block is a run of tokens, such as 16, whose keys and values are kept 
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )  # fmt: skip
 def test_bundled_model_answers_the_examples_correctly(demo: Cluster, argv: tuple[str, ...], lines: list[str]) -> None:
-    shown = said(demo, *argv).splitlines()
+    shown = run_example(demo, *argv).splitlines()
     assert [line for line in lines if line not in shown] == []
 
 
 def test_bundled_model_uses_the_result_of_a_tool(demo: Cluster) -> None:
-    answer = said(demo, "04_tools.py", "What is the weather in Paris?").splitlines()[-1]
+    answer = run_example(demo, "04_tools.py", "What is the weather in Paris?").splitlines()[-1]
     assert [word for word in ("Paris", "sunny", "21") if word not in answer] == []
 
 
@@ -173,7 +173,7 @@ def test_reasoning_is_returned_separately(tmp_path: Path) -> None:
     with Cluster(tmp_path) as cluster:
         wait_until(cluster.is_live, "the frontend never came up")
         cluster.worker("backend.sample", "--model-path", bench_model(), "--dyn-reasoning-parser", "qwen3")
-        shown = said(cluster, "06_thoughts.py", "<think>Be kind.</think>Good morning").splitlines()
+        shown = run_example(cluster, "06_thoughts.py", "<think>Be kind.</think>Good morning").splitlines()
         thoughts = shown.index("thoughts: Be kind.")
         assert shown[thoughts + 1].startswith("Good morning")
 

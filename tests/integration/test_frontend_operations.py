@@ -95,27 +95,27 @@ def openai_client(cluster: Cluster, key: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"http://127.0.0.1:{cluster.port}/v1", api_key=key, max_retries=0, timeout=DEADLINE_S)
 
 
-def ask(client: openai.OpenAI) -> Any:
+def send_request(client: openai.OpenAI) -> Any:
     return client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], max_tokens=2)
 
 
 def test_openai_client_needs_a_valid_key_and_respects_its_limits(guarded: Cluster) -> None:
-    assert ask(openai_client(guarded, KEY)).usage.completion_tokens == 2
+    assert send_request(openai_client(guarded, KEY)).usage.completion_tokens == 2
     with pytest.raises(openai.AuthenticationError) as wrong:
-        ask(openai_client(guarded, "sk-nobodys"))
+        send_request(openai_client(guarded, "sk-nobodys"))
     assert wrong.value.code == "invalid_api_key"
     guest = openai_client(guarded, LIMITED)
     with pytest.raises(openai.PermissionDeniedError, match="may not use the model 'm'"):
-        ask(guest)
+        send_request(guest)
     with pytest.raises(openai.RateLimitError) as limited:
-        ask(guest)
+        send_request(guest)
     assert int(limited.value.response.headers["retry-after"]) > 0
 
 
 def test_anthropic_client_receives_anthropic_errors(guarded: Cluster) -> None:
     client = anthropic.Anthropic(base_url=f"http://127.0.0.1:{guarded.port}", api_key=KEY, max_retries=0)
-    said = client.messages.create(model="m", max_tokens=2, messages=[{"role": "user", "content": "hi"}])
-    assert said.usage.output_tokens == 2
+    output = client.messages.create(model="m", max_tokens=2, messages=[{"role": "user", "content": "hi"}])
+    assert output.usage.output_tokens == 2
     unknown_client = anthropic.Anthropic(
         base_url=f"http://127.0.0.1:{guarded.port}", api_key="sk-nobodys", max_retries=0
     )
@@ -136,8 +136,8 @@ def test_probes_and_scrapes_need_no_key_and_label_callers_by_name(guarded: Clust
 
 def test_web_page_of_an_allowed_origin_may_send_requests(guarded: Cluster) -> None:
     origin = {"origin": "https://chat.example.org", "access-control-request-method": "POST"}
-    asked = guarded.http.options("/v1/chat/completions", headers=origin)
-    assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (204, origin["origin"])
+    requested = guarded.http.options("/v1/chat/completions", headers=origin)
+    assert (requested.status_code, requested.headers["access-control-allow-origin"]) == (204, origin["origin"])
     answer = guarded.http.post("/v1/chat/completions", json=CHAT, headers={"origin": origin["origin"]})
     assert answer.headers["access-control-allow-origin"] == origin["origin"]
     other = guarded.http.get("/v1/models", headers={"origin": "https://elsewhere.example"})

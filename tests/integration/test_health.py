@@ -21,7 +21,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     made.stop()
 
 
-def ask(port: int, path: str = "/health") -> tuple[int, str]:
+def send_request(port: int, path: str = "/health") -> tuple[int, str]:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
             return answer.status, answer.read().decode()
@@ -33,7 +33,7 @@ def ask(port: int, path: str = "/health") -> tuple[int, str]:
 
 
 def series(port: int, name: str) -> float:
-    lines = [line for line in ask(port, "/metrics")[1].splitlines() if line.startswith(name + "{")]
+    lines = [line for line in send_request(port, "/metrics")[1].splitlines() if line.startswith(name + "{")]
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
@@ -42,10 +42,10 @@ def test_canary_requests_keep_an_idle_worker_ready(cluster: Cluster, engine: str
     port = free_port()
     canary = {"DYN_HEALTH_CHECK_ENABLED": "true", "DYN_CANARY_WAIT_TIME": "0.1"}
     cluster.run(engine, "--model-name", "m", DYN_SYSTEM_PORT=str(port), **canary)
-    wait_until(lambda: ask(port)[0] == 200, "the worker never was ready")
+    wait_until(lambda: send_request(port)[0] == 200, "the worker never was ready")
     wait_until(lambda: series(port, "dynamo_component_requests_total") >= 3, "nobody asked it")
     assert series(port, "dynamo_component_errors_total") == 0
-    status, body = ask(port)
+    status, body = send_request(port)
     assert (status, json.loads(body)["endpoints"]["generate"]) == (200, "ready")
 
 
@@ -57,7 +57,7 @@ def test_unresponsive_worker_is_not_ready(cluster: Cluster) -> None:
         "DYN_HEALTH_CHECK_PAYLOAD": '{"model": "m", "token_ids": []}',  # The mocker refuses an empty prompt.
     }
     cluster.run("mocker", "--model-name", "m", "--speedup-ratio", "0", DYN_SYSTEM_PORT=str(port), **canary)
-    wait_until(lambda: ask(port)[0] == 200, "the worker never was ready")
-    wait_until(lambda: ask(port)[0] == 503, "its health never failed")
-    assert json.loads(ask(port)[1])["endpoints"]["generate"] == "notready"
-    assert ask(port, "/metadata") == (404, "Discovery metadata not available")
+    wait_until(lambda: send_request(port)[0] == 200, "the worker never was ready")
+    wait_until(lambda: send_request(port)[0] == 503, "its health never failed")
+    assert json.loads(send_request(port)[1])["endpoints"]["generate"] == "notready"
+    assert send_request(port, "/metadata") == (404, "Discovery metadata not available")

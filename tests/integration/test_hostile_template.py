@@ -36,7 +36,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-def ask(cluster: Cluster, model: str, text: str) -> httpx.Response:
+def send_request(cluster: Cluster, model: str, text: str) -> httpx.Response:
     body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 2}
     return httpx.post(f"http://127.0.0.1:{cluster.port}/v1/chat/completions", json=body, timeout=60.0)
 
@@ -44,7 +44,7 @@ def ask(cluster: Cluster, model: str, text: str) -> httpx.Response:
 def test_hostile_template_does_not_delay_other_requests(cluster: Cluster) -> None:
     refused: dict[str, httpx.Response] = {}
     threads = [
-        threading.Thread(target=lambda name=name: refused.setdefault(name, ask(cluster, name, "go")))  # type: ignore[misc]
+        threading.Thread(target=lambda name=name: refused.setdefault(name, send_request(cluster, name, "go")))  # type: ignore[misc]
         for name in TEMPLATES
     ]
     for thread in threads:
@@ -52,21 +52,21 @@ def test_hostile_template_does_not_delay_other_requests(cluster: Cluster) -> Non
     while any(thread.is_alive() for thread in threads):
         began_s = time.monotonic()
         assert cluster.http.get("/live").status_code == 200
-        assert ask(cluster, "plain", "hello").status_code == 200
+        assert send_request(cluster, "plain", "hello").status_code == 200
         assert time.monotonic() - began_s < ANSWER_S
         time.sleep(0.2)
     for name, response in refused.items():
         assert response.status_code == 400, (name, response.text)
         # The limit on steps or the one on time, whichever this machine reaches first.
         assert re.search(r"chat template: (it|its loops and macros) ", response.json()["error"]["message"])
-    assert ask(cluster, "sorts", "hello").status_code == 200
+    assert send_request(cluster, "sorts", "hello").status_code == 200
 
 
 @pytest.mark.parametrize("name", list(TEMPLATES))
 def test_sigterm_ends_the_frontend_while_a_template_computes(cluster: Cluster, name: str) -> None:
     def send_all() -> None:
         try:
-            ask(cluster, name, "go")
+            send_request(cluster, name, "go")
         except httpx.HTTPError:
             return
 

@@ -36,9 +36,9 @@ def show(cluster: Cluster, width: int, height: int) -> dict[str, Any]:
     }
     answer = cluster.post(body)
     assert answer.status_code == 200, answer.text
-    told = answer.json()
-    cached = told["usage"]["prompt_tokens_details"]["cached_tokens"]
-    return {**told["nvext"]["routing"], **told["nvext"]["timing"], "cached_tokens": cached}
+    reported = answer.json()
+    cached = reported["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return {**reported["nvext"]["routing"], **reported["nvext"]["timing"], "cached_tokens": cached}
 
 
 def test_prompts_with_the_same_image_are_routed_to_the_worker_that_caches_it(cluster: Cluster) -> None:

@@ -46,7 +46,7 @@ class KserveCluster(Cluster):
             argv = (*argv, "--kserve-grpc-server", "--http-port", str(self.grpc_port), "--grpc-metrics-port", str(self.port))  # fmt: skip
         return super().run(module, *argv, **variables)
 
-    def said(self, word: str) -> bool:
+    def has_output(self, word: str) -> bool:
         return word in (self.folder / "tensors.log").read_text().split()
 
 
@@ -87,8 +87,12 @@ def test_server_and_model_metadata_are_returned(client: triton.InferenceServerCl
     assert client.get_server_metadata().name == "dynamo"
     assert client.is_model_ready("m") and not client.is_model_ready("nobody")
     assert [one.name for one in client.get_model_metadata("m").inputs] == ["text_input", "streaming"]
-    told = client.get_model_metadata("double")
-    assert (told.name, told.inputs[0].datatype, list(told.outputs[0].shape)) == (CONFIG["name"], "INT32", [-1])
+    reported = client.get_model_metadata("double")
+    assert (reported.name, reported.inputs[0].datatype, list(reported.outputs[0].shape)) == (
+        CONFIG["name"],
+        "INT32",
+        [-1],
+    )
     config = client.get_model_config("double").config
     assert (config.backend, config.input[0].data_type) == ("dynamo", 8)
 
@@ -106,11 +110,11 @@ def test_tensor_request_returns_tensors(client: triton.InferenceServerClient) ->
 
 def streamed(client: triton.InferenceServerClient, count: int, *requests: dict[str, Any]) -> list[Any]:
     """Return the first responses of a stream, or its errors."""
-    heard: queue.Queue[Any] = queue.Queue()
-    client.start_stream(lambda result, error: heard.put(error or result))
+    received: queue.Queue[Any] = queue.Queue()
+    client.start_stream(lambda result, error: received.put(error or result))
     for one in requests:
         client.async_stream_infer(**one)
-    answers = [heard.get(timeout=DEADLINE_S) for _ in range(count)]
+    answers = [received.get(timeout=DEADLINE_S) for _ in range(count)]
     client.stop_stream()
     return answers
 
@@ -142,12 +146,12 @@ def test_invalid_request_has_its_grpc_status(client: triton.InferenceServerClien
 
 
 def test_cancelled_call_stops_the_worker(cluster: KserveCluster, client: triton.InferenceServerClient) -> None:
-    heard = threading.Event()
-    call = client.async_infer("double", numbers(1), lambda result, error: heard.set(), parameters={"hold": True})
-    wait_until(lambda: cluster.said("held"), "the worker was never asked")
+    received = threading.Event()
+    call = client.async_infer("double", numbers(1), lambda result, error: received.set(), parameters={"hold": True})
+    wait_until(lambda: cluster.has_output("held"), "the worker was never asked")
     call.cancel()
-    assert heard.wait(DEADLINE_S)
-    wait_until(lambda: cluster.said("left"), "the worker was never told")
+    assert received.wait(DEADLINE_S)
+    wait_until(lambda: cluster.has_output("left"), "the worker was never told")
 
 
 def test_metrics_port_serves_only_metrics(cluster: KserveCluster) -> None:
@@ -183,7 +187,7 @@ def test_occupied_port_is_named_in_the_error(cluster: KserveCluster, tmp_path: P
 
 
 async def test_engines_of_the_process_are_served() -> None:
-    async def say(request: Any) -> Any:
+    async def shout(request: Any) -> Any:
         choice = {"index": 0, "text": request["prompt"].upper(), "finish_reason": "stop"}
         yield {"id": "c", "object": "text_completion", "created": 1, "model": "shout", "choices": [choice]}
 
@@ -192,7 +196,7 @@ async def test_engines_of_the_process_are_served() -> None:
 
     loop = asyncio.get_running_loop()
     service = KserveGrpcService(0, "127.0.0.1")
-    service.add_completions_model("shout", "sum", PythonAsyncEngine(say, loop))
+    service.add_completions_model("shout", "sum", PythonAsyncEngine(shout, loop))
     service.add_tensor_model("echo", "sum", PythonAsyncEngine(echo, loop), tensor_model_config=CONFIG)
     assert (service.list_completions_models(), service.list_tensor_models()) == (["shout"], ["echo"])
     runtime = DistributedRuntime(None, "mem", "mem", event_plane="mem")
@@ -201,13 +205,13 @@ async def test_engines_of_the_process_are_served() -> None:
         while service.port is None:  # noqa: ASYNC110 - upstream has no event for it
             await asyncio.sleep(0.05)
 
-        def ask() -> None:
+        def send_request() -> None:
             with triton.InferenceServerClient(f"127.0.0.1:{service.port}") as client:
                 wait_until(lambda: is_ready(client), "the service never was ready")
                 assert list(client.infer("shout", text("hi")).as_numpy("text_output")) == [b"HI"]
                 assert list(client.infer("echo", numbers(5)).as_numpy("numbers")) == [5]
 
-        await asyncio.to_thread(ask)
+        await asyncio.to_thread(send_request)
         service.remove_tensor_model("echo")
         assert service.list_tensor_models() == []
         service.shutdown()
@@ -253,7 +257,7 @@ async def test_run_input_serves_grpc(tmp_path: Path) -> None:
     )
     running = asyncio.ensure_future(run_input(runtime, "grpc", await make_engine(runtime, args)))
 
-    def ask() -> None:
+    def send_request() -> None:
         with triton.InferenceServerClient(f"127.0.0.1:{grpc_port}") as client:
             wait_until(lambda: is_ready(client) and client.is_model_ready("m"), "the service never was ready")
             assert list(client.infer("m", text("hello")).as_numpy("text_output")) == [b"hello"]
@@ -261,7 +265,7 @@ async def test_run_input_serves_grpc(tmp_path: Path) -> None:
         assert health.json()["status"] == "healthy"
 
     async with asyncio.timeout(DEADLINE_S):
-        await asyncio.to_thread(ask)
+        await asyncio.to_thread(send_request)
         await runtime.shutdown()
         await running
 

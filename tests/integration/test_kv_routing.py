@@ -41,10 +41,10 @@ class RoutedCluster(Cluster):
         }
         answer = self.http.post("/v1/chat/completions", json=body, headers={"x-dynamo-explain": "1", **(headers or {})})
         assert answer.status_code == 200, answer.text
-        told = answer.json()["nvext"]
+        reported = answer.json()["nvext"]
         return {
-            **told["routing"],
-            **told["timing"],
+            **reported["routing"],
+            **reported["timing"],
             "id": answer.json()["id"],
             "header": answer.headers["x-dynamo-routing"],
         }
@@ -69,8 +69,8 @@ class RoutedCluster(Cluster):
         found = {}
         for number in numbers:
             before = self.held()
-            told = self.chat(number)
-            worker, new = told["worker_id"], told["prompt_blocks"] - told["device_blocks"]
+            reported = self.chat(number)
+            worker, new = reported["worker_id"], reported["prompt_blocks"] - reported["device_blocks"]
             wait_until(
                 partial(self.has_published, worker, before[worker] + new), "the router never heard of its blocks"
             )
@@ -118,9 +118,11 @@ def test_prefixes_are_routed_to_caching_workers_and_a_killed_one_fails_no_reques
     holders = cluster.holders(range(8))
     assert len(set(holders.values())) == 2, "both have some"
     for number, worker in holders.items():
-        told = cluster.chat(number)
-        assert (told["worker_id"], told["device_blocks"] > 4) == (worker, True)
-        assert told["header"].startswith(f"worker={worker}; rank=0; device={told['device_blocks']}; host=0; disk=0; ")
+        reported = cluster.chat(number)
+        assert (reported["worker_id"], reported["device_blocks"] > 4) == (worker, True)
+        assert reported["header"].startswith(
+            f"worker={worker}; rank=0; device={reported['device_blocks']}; host=0; disk=0; "
+        )
     last = cluster.chat(3)
     explained = cluster.route("explain", last["id"])
     assert all(f"{worker:x}" in explained or str(worker) in explained for worker in set(holders.values()))
@@ -129,10 +131,10 @@ def test_prefixes_are_routed_to_caching_workers_and_a_killed_one_fails_no_reques
 
     victim = cluster.processes[1]
     with ThreadPoolExecutor(8) as clients:
-        asked = [clients.submit(cluster.chat, number % 8, max_tokens=2) for number in range(40)]
+        requested = [clients.submit(cluster.chat, number % 8, max_tokens=2) for number in range(40)]
         victim.kill()
         victim.wait()
-        for answer in asked:
+        for answer in requested:
             assert answer.result()["worker_id"] in holders.values()
     wait_until(lambda: cluster.workers() == 1, "the dead worker stayed")
     survivors = {cluster.chat(number)["worker_id"] for number in range(8)}
@@ -161,15 +163,15 @@ def test_requests_wait_while_all_workers_are_busy(open_clusters: list[RoutedClus
     slow = ("--block-size", str(BLOCK), "--max-num-seqs", "8", "--max-num-batched-tokens", "64")
     cluster = make_cluster(open_clusters, tmp_path, "--router-queue-threshold", "0.5", workers=1, flags=slow)
     with ThreadPoolExecutor(16) as clients:
-        asked = [clients.submit(cluster.chat, 1000 + number) for number in range(16)]
+        requested = [clients.submit(cluster.chat, 1000 + number) for number in range(16)]
 
         def some_wait() -> bool:
             return bool(cluster.http.get("/routing/state").json()["routers"][0]["waiting_requests"] > 0)
 
         waited = some_wait()
-        while not all(one.done() for one in asked):
+        while not all(one.done() for one in requested):
             waited = waited or some_wait()
-        assert {one.result()["worker_id"] for one in asked}
+        assert {one.result()["worker_id"] for one in requested}
     assert waited, "nobody had to wait"
 
 
@@ -196,9 +198,9 @@ def test_frontends_share_active_requests(open_clusters: list[RoutedCluster], tmp
         return sum(rank["active_requests"] for rank in routers[0]["ranks"])
 
     with ThreadPoolExecutor(4) as clients:
-        asked = [clients.submit(first.chat, 50 + number, max_tokens=40) for number in range(4)]
+        requested = [clients.submit(first.chat, 50 + number, max_tokens=40) for number in range(4)]
         wait_until(lambda: active(second) == 4, "the other router never heard of them")
-        for one in asked:
+        for one in requested:
             one.result()
     wait_until(lambda: active(second) == active(first) == 0, "they never ended")
 
@@ -272,8 +274,8 @@ def test_routing_constraints_select_the_topology_zone(
 
     def place(zone: str, number: int) -> int:
         wanted = {"required_taints": [f"dynamo.topology/zone={zone}"]}
-        told = {"extra_fields": ["routing", "timing"], "routing_constraints": wanted}
-        return int(cluster.chat(number, nvext=told)["worker_id"])
+        reported = {"extra_fields": ["routing", "timing"], "routing_constraints": wanted}
+        return int(cluster.chat(number, nvext=reported)["worker_id"])
 
     found = {zone: {place(zone, number) for number in range(4)} for zone in ("a", "b")}
     assert len(found["a"]) == len(found["b"]) == 1
@@ -293,6 +295,8 @@ def test_frontend_routes_with_the_index_of_another_frontend(open_clusters: list[
 
     def agrees() -> bool:
         found = {number: asking.chat(number) for number in holders}
-        return all(told["worker_id"] == holders[number] and told["device_blocks"] for number, told in found.items())
+        return all(
+            reported["worker_id"] == holders[number] and reported["device_blocks"] for number, reported in found.items()
+        )
 
     wait_until(agrees, "the other frontend never heard of the blocks")

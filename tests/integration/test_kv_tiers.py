@@ -44,9 +44,9 @@ class PeeringCluster(Cluster):
         }
         answer = self.http.post("/v1/chat/completions", json=body, headers={"x-dynamo-explain": "1"})
         assert answer.status_code == 200, answer.text
-        told = answer.json()
-        cached = (told["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        return told["choices"][0]["message"]["content"], told["nvext"]["routing"], cached
+        reported = answer.json()
+        cached = (reported["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        return reported["choices"][0]["message"]["content"], reported["nvext"]["routing"], cached
 
     def held(self) -> dict[int, int]:
         """Return the number of blocks that each worker has published."""
@@ -97,7 +97,7 @@ def test_late_frontend_counts_host_blocks_of_workers(alone: Cluster) -> None:
     )  # fmt: skip
     wait_until(lambda: alone.workers() == 1, "the worker never appeared")
 
-    def ask(http: httpx.Client, prompt: str) -> None:
+    def send_request(http: httpx.Client, prompt: str) -> None:
         body = {"model": "m", "messages": [{"role": "user", "content": prompt}], "max_tokens": 2, "temperature": 0}
         answer = http.post("/v1/chat/completions", json=body)
         assert answer.status_code == 200, answer.text
@@ -110,15 +110,15 @@ def test_late_frontend_counts_host_blocks_of_workers(alone: Cluster) -> None:
         return sum(int(rank["held_blocks"]) for router in routers for rank in router["ranks"])
 
     for prompt in LONG:
-        ask(alone.http, prompt)
+        send_request(alone.http, prompt)
     wait_until(lambda: held(alone.http) > CACHE_BLOCKS, "the router heard of no block below the device")
     port = free_port()
     alone.run("frontend", "--http-host", "127.0.0.1", "--http-port", str(port), "--router-mode", "kv")
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE_S) as late:
         wait_until(lambda: held(late) >= held(alone.http), "the late router was not told of all tiers")
-        ask(late, LONG[0])
+        send_request(late, LONG[0])
     command = [sys.executable, "-m", "dynamo.cli", "route", "explain", "--url", f"http://127.0.0.1:{port}"]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True).stdout
-    found = re.search(r"→ \S+ +(\d+)\+(\d+)\+(\d+) ", told)
-    assert found is not None, told
-    assert int(found[2]) >= 3, told
+    reported = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True).stdout
+    found = re.search(r"→ \S+ +(\d+)\+(\d+)\+(\d+) ", reported)
+    assert found is not None, reported
+    assert int(found[2]) >= 3, reported

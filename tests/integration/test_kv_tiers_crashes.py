@@ -33,7 +33,7 @@ class TieredCluster(Cluster):
         worker.process.wait()
         wait_until(lambda: self.workers() == before - 1, "the frontend still lists the killed worker")
 
-    def say(self, prompt: str) -> str:
+    def generate(self, prompt: str) -> str:
         body = {"model": "m", "messages": [{"role": "user", "content": prompt}], "max_tokens": 8, "temperature": 0}
         answer = self.post(body)
         assert answer.status_code == 200, answer.text
@@ -69,17 +69,17 @@ def test_worker_killed_during_a_disk_write_loads_only_complete_blocks(cluster: T
         "DYN_KVBM_DISABLE_DISK_OFFLOAD_FILTER": "true",
     }
     worker = cluster.tiered(**variables)
-    answers = [cluster.say(PROMPTS[0])]
+    answers = [cluster.generate(PROMPTS[0])]
     wait_until(lambda: worker.metric("kvbm_offload_blocks_h2d") >= 4, "nothing came to the disk")
-    answers += [cluster.say(prompt) for prompt in PROMPTS[1:]]
+    answers += [cluster.generate(prompt) for prompt in PROMPTS[1:]]
     cluster.kill(worker)  # Its queues are lost, and the current write is incomplete.
     (file,) = place.iterdir()
     assert tear(file, 2) == 2
     worker = cluster.tiered(**variables)
-    assert [cluster.say(prompt) for prompt in PROMPTS] == answers
+    assert [cluster.generate(prompt) for prompt in PROMPTS] == answers
     assert worker.metric("kvbm_onboard_blocks_d2d") >= 1
     assert worker.metric("kvbm_disk_read_failures") >= 1
-    assert [cluster.say(prompt) for prompt in PROMPTS] == answers
+    assert [cluster.generate(prompt) for prompt in PROMPTS] == answers
 
 
 class Store(ThreadingHTTPServer):
@@ -155,13 +155,13 @@ def test_store_is_usable_after_a_worker_is_killed_during_a_put(cluster: TieredCl
         "DYN_KVBM_OBJECT_TIMEOUT_SECS": str(DEADLINE_S),
     }
     first = cluster.tiered(**variables)
-    answers = [cluster.say(prompt) for prompt in PROMPTS]
+    answers = [cluster.generate(prompt) for prompt in PROMPTS]
     wait_until(store.is_half.is_set, "no put was begun")
     cluster.kill(first)
     assert len(store.objects) == 6
     others = [cluster.tiered(**variables) for _ in range(2)]
     for _ in range(2):  # Round robin: both workers get prompts that the dead one had begun to store.
-        assert [cluster.say(prompt) for prompt in PROMPTS] == answers
+        assert [cluster.generate(prompt) for prompt in PROMPTS] == answers
     assert sum(one.metric("kvbm_onboard_blocks_o2d") for one in others) >= 1
     assert sum(one.metric("kvbm_object_read_failures") for one in others) == 0
     wait_until(lambda: len(store.objects) > 6, "nothing more was stored")

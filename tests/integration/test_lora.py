@@ -71,7 +71,7 @@ class LoraCluster(Cluster):
     def models(self) -> set[str]:
         return {one["id"] for one in self.http.get("/v1/models").json()["data"]}
 
-    def ask(self, model: str, prompt: list[int], count: int = COUNT) -> httpx.Response:
+    def send_request(self, model: str, prompt: list[int], count: int = COUNT) -> httpx.Response:
         body = {"model": model, "prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True}
         return self.post(body, "/v1/completions")
 
@@ -104,15 +104,15 @@ def test_adapter_output_equals_merged_weights_in_one_batch_with_the_model(cluste
         assert system.loaded() == {"tuned", "other"}
     wait_until(lambda: cluster.models() == {"m", "tuned", "other"}, "an adapter is not listed")
     models = {"m": adapters.merged(None), "tuned": adapters.merged(*TUNED), "other": adapters.merged(*OTHER)}
-    asked = [(name, prompt) for prompt in prompts() for name in models]
-    wanted = [adapters.greedily(models[name], prompt, COUNT) for name, prompt in asked]
+    requested = [(name, prompt) for prompt in prompts() for name in models]
+    wanted = [adapters.greedily(models[name], prompt, COUNT) for name, prompt in requested]
     for place in range(
         0, len(wanted), len(models)
     ):  # A prompt's texts; equal ones could not show which adapter was used.
         assert len(set(wanted[place : place + len(models)])) == len(models)
-    with ThreadPoolExecutor(len(asked)) as pool:
+    with ThreadPoolExecutor(len(requested)) as pool:
         for _ in range(3):  # Then from the cache, from the tier below it, and all at once.
-            found = list(pool.map(lambda one: text(cluster.ask(*one)), asked))
+            found = list(pool.map(lambda one: text(cluster.send_request(*one)), requested))
             assert found == wanted
 
 
@@ -120,7 +120,7 @@ def test_prompt_is_cached_per_adapter(cluster: LoraCluster) -> None:
     prompt = adapters.tokenizer().encode("Some words that nobody has said before, and a few more of them. " * 4)
 
     def cached(model: str) -> int:
-        answer = cluster.ask(model, prompt, 1)
+        answer = cluster.send_request(model, prompt, 1)
         assert answer.status_code == 200, answer.text
         return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
@@ -134,11 +134,11 @@ def test_adapter_requests_go_to_workers_that_loaded_it_until_unloaded(cluster: L
     assert cluster.systems[0].load("third", str(path))["status"] == "success"
     wait_until(lambda: "third" in cluster.models(), "the adapter is not listed")
     want = adapters.greedily(adapters.merged(3, ("down_proj",)), prompts()[0], COUNT)
-    assert {text(cluster.ask("third", prompts()[0])) for _ in range(6)} == {want}
+    assert {text(cluster.send_request("third", prompts()[0])) for _ in range(6)} == {want}
     assert cluster.systems[1].unload("third")["status"] == "error"
     assert cluster.systems[0].unload("third")["status"] == "success"
     wait_until(lambda: "third" not in cluster.models(), "the adapter is still listed")
-    assert cluster.ask("third", prompts()[0]).status_code == 404
+    assert cluster.send_request("third", prompts()[0]).status_code == 404
     refused = cluster.systems[0].http.delete("/v1/loras/third")
     assert refused.status_code == 400, "upstream's controller asks again"
 
@@ -155,22 +155,22 @@ def test_adapter_download_from_an_object_store_is_atomic(cluster: LoraCluster) -
         assert cluster.systems[0].load("far", "s3://adapters/other")["status"] == "success"
         assert "DYN_LORA_ENABLED" in cluster.systems[1].load("far", "s3://adapters/other")["message"]
     wait_until(lambda: "far" in cluster.models(), "the adapter is not listed")
-    assert text(cluster.ask("far", prompts()[0])) == text(cluster.ask("other", prompts()[0]))
+    assert text(cluster.send_request("far", prompts()[0])) == text(cluster.send_request("other", prompts()[0]))
     assert cluster.systems[0].unload("far")["status"] == "success"
     assert cluster.systems[0].load("far", "s3://adapters/other")["status"] == "success", "it is kept on disk"
     assert cluster.systems[0].unload("far")["status"] == "success"
 
 
 def test_no_request_is_lost_while_adapters_are_loaded_and_unloaded(cluster: LoraCluster) -> None:
-    want = {name: text(cluster.ask(name, prompts()[0])) for name in ("m", "tuned")}
+    want = {name: text(cluster.send_request(name, prompts()[0])) for name in ("m", "tuned")}
     over = threading.Event()
     wrong: list[str] = []
-    asked = [0]
+    requested = [0]
 
     def keep_asking(name: str) -> None:
         while not over.is_set():
-            answer = cluster.ask(name, prompts()[0])
-            asked[0] += 1
+            answer = cluster.send_request(name, prompts()[0])
+            requested[0] += 1
             if answer.status_code != 200 or answer.json()["choices"][0]["text"] != want[name]:
                 wrong.append(f"{name}: {answer.status_code} {answer.text}")
 
@@ -182,8 +182,8 @@ def test_no_request_is_lost_while_adapters_are_loaded_and_unloaded(cluster: Lora
                     assert system.unload("tuned")["status"] == "success"
                     assert system.load("tuned", str(cluster.paths["tuned"]))["status"] == "success"
                     wait_until(lambda system=system: "tuned" in system.loaded(), "it was not loaded")  # type: ignore[misc]
-                    until = asked[0] + 8
-                    wait_until(lambda until=until: asked[0] > until, "the requests stand still")  # type: ignore[misc]
+                    until = requested[0] + 8
+                    wait_until(lambda until=until: requested[0] > until, "the requests stand still")  # type: ignore[misc]
         finally:
             over.set()
         for one in running:

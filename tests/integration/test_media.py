@@ -67,14 +67,14 @@ def test_video_generation_reports_progress(cluster: Cluster) -> None:
 
 def test_realtime_session_streams_in_both_directions(cluster: Cluster) -> None:
     line = Line(cluster.port, "/v1/realtime")
-    assert line.hear()["type"] == "session.created"
-    line.say({"type": "session.update", "session": {"type": "realtime", "model": "parrot"}})
-    assert line.hear()["type"] == "session.updated"
+    assert line.receive_event()["type"] == "session.created"
+    line.send_event({"type": "session.update", "session": {"type": "realtime", "model": "parrot"}})
+    assert line.receive_event()["type"] == "session.updated"
     for sound in ("AAAA", "A" * 1_000_000):
-        line.say({"type": "input_audio_buffer.append", "audio": sound})
-        assert line.hear()["delta"] == sound
-    line.say({"type": "input_audio_buffer.commit"})
-    assert line.hear() == {"type": "response.done"}
+        line.send_event({"type": "input_audio_buffer.append", "audio": sound})
+        assert line.receive_event()["delta"] == sound
+    line.send_event({"type": "input_audio_buffer.commit"})
+    assert line.receive_event() == {"type": "response.done"}
     line.close()
     wait_until(
         lambda: cluster.metric("dynamo_frontend_requests_total", endpoint="realtime", status="success") == 1,

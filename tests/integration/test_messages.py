@@ -29,7 +29,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[anthropic.Anthr
         )  # fmt: skip
 
 
-def ask(client: anthropic.Anthropic, **fields: Any) -> anthropic.types.Message:
+def send_request(client: anthropic.Anthropic, **fields: Any) -> anthropic.types.Message:
     message: anthropic.types.Message = client.messages.create(
         **{"model": MODEL, "max_tokens": 100, "messages": USER, **fields}
     )
@@ -38,16 +38,16 @@ def ask(client: anthropic.Anthropic, **fields: Any) -> anthropic.types.Message:
 
 def plain(message: anthropic.types.Message) -> Any:
     """Return a message without the fields that differ between responses: ids, and the client's own additions."""
-    said = message.to_dict()
-    del said["id"]  # type: ignore[misc]
-    for block in said["content"]:  # type: ignore[attr-defined]
+    output = message.to_dict()
+    del output["id"]  # type: ignore[misc]
+    for block in output["content"]:  # type: ignore[attr-defined]
         block.pop("id", None)
         block.pop("parsed_output", None)
-    return {name: value for name, value in said.items() if value is not None}
+    return {name: value for name, value in output.items() if value is not None}
 
 
 def test_message_gets_a_response(client: anthropic.Anthropic) -> None:
-    message = ask(client, system="Be brief.", metadata={"user_id": "u"})
+    message = send_request(client, system="Be brief.", metadata={"user_id": "u"})
     assert message.content[0].to_dict() == {"type": "text", "text": "Hello there."}
     assert (message.role, message.stop_reason, message.model) == ("assistant", "end_turn", MODEL)
     assert message.id.startswith("msg_") and (message._request_id or "").startswith("req_")
@@ -58,43 +58,43 @@ def test_stream_equals_the_whole_message_with_thinking_text_and_calls(
     client: anthropic.Anthropic, cuts: list[int]
 ) -> None:
     options: Any = {"max_tokens": 1000, "tools": [WEATHER], "extra_body": scripted(ANSWER, cuts=cuts)}
-    whole = ask(client, **options)
+    whole = send_request(client, **options)
     with client.messages.stream(model=MODEL, messages=USER, **options) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     assert plain(final) == plain(whole)
-    thought, said, call = whole.content
+    thought, output, call = whole.content
     assert thought.type == "thinking" and thought.thinking == "Two and two. €😀" and thought.signature
-    assert said.type == "text" and said.text == text == "Let me see."
+    assert output.type == "text" and output.text == text == "Let me see."
     assert call.type == "tool_use" and call.input == {"city": "Malmö"} and call.id.startswith("toolu_")
     assert whole.stop_reason == "tool_use"
     assert whole.usage.output_tokens_details is not None and whole.usage.output_tokens_details.thinking_tokens > 0
 
 
 def test_tool_call_and_result_round_trip(client: anthropic.Anthropic) -> None:
-    first = ask(client, tools=[WEATHER], extra_body=scripted(ANSWER))
+    first = send_request(client, tools=[WEATHER], extra_body=scripted(ANSWER))
     call = first.content[-1]
     assert call.type == "tool_use"
     result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "12 degrees"}]}
     messages = [*USER, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
-    second = ask(client, tools=[WEATHER], messages=messages)
+    second = send_request(client, tools=[WEATHER], messages=messages)
     assert second.stop_reason == "end_turn"
     assert second.usage.input_tokens > first.usage.input_tokens
 
 
 def test_disabled_thinking_is_not_returned(client: anthropic.Anthropic) -> None:
     options: Any = {"thinking": {"type": "adaptive", "display": "omitted"}, "extra_body": scripted(ANSWER)}
-    whole = ask(client, **options)
+    whole = send_request(client, **options)
     assert whole.content[0].type == "thinking" and whole.content[0].thinking == ""
     with client.messages.stream(model=MODEL, max_tokens=100, messages=USER, **options) as stream:
         assert plain(stream.get_final_message()) == plain(whole)
 
 
 def test_message_reports_its_stop_reason(client: anthropic.Anthropic) -> None:
-    stopped = ask(client, stop_sequences=["three"], extra_body=scripted("one two three four"))
+    stopped = send_request(client, stop_sequences=["three"], extra_body=scripted("one two three four"))
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "three")
     assert stopped.content[0].to_dict() == {"type": "text", "text": "one two "}
-    cut = ask(client, max_tokens=1, extra_body=scripted("one two three"))
+    cut = send_request(client, max_tokens=1, extra_body=scripted("one two three"))
     assert (cut.stop_reason, cut.stop_sequence) == ("max_tokens", None)
     with client.messages.stream(
         model=MODEL, max_tokens=50, messages=USER, stop_sequences=["three"], extra_body=scripted("one two three four")
@@ -104,8 +104,10 @@ def test_message_reports_its_stop_reason(client: anthropic.Anthropic) -> None:
 
 def test_prefilled_assistant_message_is_continued(client: anthropic.Anthropic) -> None:
     begun = [*USER, {"role": "assistant", "content": "It is"}]
-    usage = ask(client, messages=begun).usage
-    assert usage.input_tokens < ask(client, messages=[*begun, {"role": "user", "content": ""}]).usage.input_tokens
+    usage = send_request(client, messages=begun).usage
+    assert (
+        usage.input_tokens < send_request(client, messages=[*begun, {"role": "user", "content": ""}]).usage.input_tokens
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,12 +122,12 @@ def test_prefilled_assistant_message_is_continued(client: anthropic.Anthropic) -
 )
 def test_token_count_equals_the_usage_of_the_request(client: anthropic.Anthropic, fields: Any) -> None:
     counted = client.messages.count_tokens(**{"model": MODEL, "messages": USER, **fields}).input_tokens
-    assert ask(client, **fields).usage.input_tokens == counted
+    assert send_request(client, **fields).usage.input_tokens == counted
 
 
 def test_cached_tokens_are_counted_separately(client: anthropic.Anthropic) -> None:
     counted = client.messages.count_tokens(model=MODEL, messages=USER).input_tokens
-    usage = ask(client, extra_body=scripted("x", cached=5)).usage
+    usage = send_request(client, extra_body=scripted("x", cached=5)).usage
     assert (usage.input_tokens, usage.cache_read_input_tokens) == (counted - 5, 5)
     with client.messages.stream(model=MODEL, max_tokens=9, messages=USER, extra_body=scripted("x", cached=5)) as stream:
         assert stream.get_final_message().usage == usage
@@ -149,7 +151,7 @@ def test_errors_are_raised_as_exceptions_of_the_sdk(
     client: anthropic.Anthropic, fields: Any, kind: Any, words: str
 ) -> None:
     with pytest.raises(kind, match=words) as caught:
-        ask(client, **fields)
+        send_request(client, **fields)
     assert caught.value.body["type"] == "error"
 
 

@@ -33,12 +33,12 @@ async def connects(variables: dict[str, str]) -> None:
     )
     try:
         await connection.start()
-        heard: list[bytes] = []
-        subscription = await connection.subscribe("subject", lambda message: heard.append(message.data))
+        received: list[bytes] = []
+        subscription = await connection.subscribe("subject", lambda message: received.append(message.data))
         assert connection.publish("subject", b"x")
         await connection.flush()
         await connection.settle(subscription)
-        assert heard == [b"x"]
+        assert received == [b"x"]
     finally:
         await connection.close()
 

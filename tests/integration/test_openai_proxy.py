@@ -54,11 +54,11 @@ class ProxyClusters:
 
     def client(self, cluster: Cluster | None = None) -> openai.OpenAI:
         """Return a client of the frontend, or of a server."""
-        asked = cluster or self.front
-        assert asked is not None
-        if asked.port not in self._clients:
-            self._clients[asked.port] = asked.openai()
-        return self._clients[asked.port]
+        requested = cluster or self.front
+        assert requested is not None
+        if requested.port not in self._clients:
+            self._clients[requested.port] = requested.openai()
+        return self._clients[requested.port]
 
     def stop(self) -> None:
         for client in self._clients.values():
@@ -115,12 +115,14 @@ def test_greedy_text_equals_the_servers_streamed_and_whole(clusters: ProxyCluste
 def test_completions_with_options_and_logprobs_pass(clusters: ProxyClusters, model: str) -> None:
     given: Any = {"prompt": "A worker", "max_tokens": 8, "seed": 3, "temperature": 0.9, "n": 2, "logprobs": 2}
     own = clusters.client(clusters.servers[0]).completions.create(model="demo", **given)
-    told = clusters.client().completions.create(model=model, **given)
-    assert [one.text for one in told.choices] == [one.text for one in own.choices]
-    assert [one.finish_reason for one in told.choices] == [one.finish_reason for one in own.choices]
+    reported = clusters.client().completions.create(model=model, **given)
+    assert [one.text for one in reported.choices] == [one.text for one in own.choices]
+    assert [one.finish_reason for one in reported.choices] == [one.finish_reason for one in own.choices]
     assert own.choices[0].logprobs is not None
-    assert told.choices[0].logprobs is not None
-    assert told.choices[0].logprobs.token_logprobs == pytest.approx(own.choices[0].logprobs.token_logprobs, abs=1e-4)
+    assert reported.choices[0].logprobs is not None
+    assert reported.choices[0].logprobs.token_logprobs == pytest.approx(
+        own.choices[0].logprobs.token_logprobs, abs=1e-4
+    )
 
 
 def test_stream_has_usage_only_when_requested(clusters: ProxyClusters) -> None:
@@ -143,13 +145,13 @@ def test_tools_are_passed_unchanged(clusters: ProxyClusters) -> None:
     tool: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
     given: Any = {"messages": MESSAGES, "tools": [tool], "tool_choice": "required", "max_tokens": 48, "temperature": 0}
     own = clusters.client(clusters.servers[0]).chat.completions.create(model="demo", **given).choices[0]
-    told = clusters.client().chat.completions.create(model="text", **given).choices[0]
-    assert told.finish_reason == own.finish_reason
-    assert [call.function.name for call in told.message.tool_calls or ()] == [  # type: ignore[union-attr]
+    reported = clusters.client().chat.completions.create(model="text", **given).choices[0]
+    assert reported.finish_reason == own.finish_reason
+    assert [call.function.name for call in reported.message.tool_calls or ()] == [  # type: ignore[union-attr]
         call.function.name
         for call in own.message.tool_calls or ()  # type: ignore[union-attr]
     ]
-    assert told.message.content == own.message.content
+    assert reported.message.content == own.message.content
 
 
 @pytest.mark.parametrize("model", ["text", "tokens"])
@@ -182,14 +184,14 @@ def test_stream_continues_when_its_server_is_killed(tmp_path: Any) -> None:
         with front.http.stream("POST", "/v1/chat/completions", json=body) as answer:
             assert answer.status_code == 200, answer.read()
             lines = answer.iter_lines()
-            said = [next(lines) for _ in range(5)]
+            output = [next(lines) for _ in range(5)]
             victim = next(one for one in servers if inflight(one))
             for process in victim.processes:
                 process.send_signal(signal.SIGKILL)
-            said += list(lines)
-        chunks = [json.loads(line[6:]) for line in said if line.startswith("data: {")]
+            output += list(lines)
+        chunks = [json.loads(line[6:]) for line in output if line.startswith("data: {")]
         assert not any("error" in chunk for chunk in chunks), chunks[-1]
-        assert said[-2:] == ["data: [DONE]", ""] or said[-1] == "data: [DONE]"
+        assert output[-2:] == ["data: [DONE]", ""] or output[-1] == "data: [DONE]"
         assert chunks[-1]["usage"]["completion_tokens"] == 300
         clusters.until(lambda: front.workers() == 1, "a proxy whose server is gone is still found")
         for _ in range(4):

@@ -51,7 +51,7 @@ async def until(client: httpx.AsyncClient, models: list[str]) -> None:
             await asyncio.sleep(0.02)
 
 
-def ask(words: str, model: str = "local") -> dict[str, Any]:
+def send_request(words: str, model: str = "local") -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": words}], "max_tokens": 32}
 
 
@@ -64,10 +64,10 @@ async def test_engines_of_the_same_program_serve_over_http() -> None:
     running = asyncio.ensure_future(service.run(runtime))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as client:
         await until(client, ["local"])
-        answer = (await client.post("/v1/chat/completions", json=ask("one two"))).json()
+        answer = (await client.post("/v1/chat/completions", json=send_request("one two"))).json()
         assert answer["choices"][0]["message"]["content"] == "one two "
         for stream in (False, True):
-            refused = await client.post("/v1/chat/completions", json={**ask("too much"), "stream": stream})
+            refused = await client.post("/v1/chat/completions", json={**send_request("too much"), "stream": stream})
             assert refused.status_code == 429
 
         body = {"model": "later", "prompt": "abc"}
@@ -106,7 +106,7 @@ async def test_run_input_serves_an_echo_worker_and_a_frontend_over_it() -> None:
     ]
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as client:
         await until(client, ["echo"])
-        answer = (await client.post("/v1/chat/completions", json=ask("How are you?", "echo"))).json()
+        answer = (await client.post("/v1/chat/completions", json=send_request("How are you?", "echo"))).json()
         assert "How are you?" in answer["choices"][0]["message"]["content"]
         assert answer["choices"][0]["finish_reason"] == "stop"  # The echoed prompt contains the token that ends a turn.
     await frontend.shutdown()
@@ -128,7 +128,7 @@ async def test_a_mocker_serves_as_an_engine_of_run_input_until_the_runtime_ends(
     running = asyncio.ensure_future(run_input(runtime, "http", await make_engine(runtime, args)))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as client:
         await until(client, ["mocked"])
-        answer = (await client.post("/v1/chat/completions", json=ask("one two", "mocked"))).json()
+        answer = (await client.post("/v1/chat/completions", json=send_request("one two", "mocked"))).json()
         assert answer["usage"]["completion_tokens"] == 32
     await runtime.shutdown()
     await asyncio.wait_for(running, TIMEOUT_S)
@@ -150,10 +150,10 @@ async def test_terminal_conversation_ends_with_its_input() -> None:
         sys.executable, "-c", code, bench_model(), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     try:
-        said, _ = await asyncio.wait_for(process.communicate(b"a word or two\n/exit\n"), TIMEOUT_S)
+        output, _ = await asyncio.wait_for(process.communicate(b"a word or two\n/exit\n"), TIMEOUT_S)
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     assert process.returncode == 0
-    assert b"a word or two" in said
+    assert b"a word or two" in output

@@ -85,10 +85,10 @@ async def test_nats_subscriber_receives_every_row(tmp_path: Path) -> None:
     with NatsServer(tmp_path) as server:
         settings = {"NATS_SERVER": server.url, "DYN_REQUEST_TRACE": "1", "DYN_REQUEST_TRACE_SINKS": "nats"}
         listener = NatsConnection(nats_options(variables={"NATS_SERVER": server.url}), "test")
-        heard: list[Any] = []
+        received: list[Any] = []
         await listener.start()
         subscription = await listener.subscribe(
-            "dynamo.request_trace.v1", lambda one: heard.append(json.loads(one.data))
+            "dynamo.request_trace.v1", lambda one: received.append(json.loads(one.data))
         )
         cluster = make_cluster(tmp_path, settings)
         try:
@@ -100,7 +100,7 @@ async def test_nats_subscriber_receives_every_row(tmp_path: Path) -> None:
         finally:
             cluster.stop()
             await listener.close()
-    assert [(row["event_type"], row["request"]["output_tokens"]) for row in heard] == [("request_end", 4)]
+    assert [(row["event_type"], row["request"]["output_tokens"]) for row in received] == [("request_end", 4)]
 
 
 def test_request_trace_reaches_a_bucket_of_a_real_s3_server_and_a_collector(tmp_path: Path) -> None:

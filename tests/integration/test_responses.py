@@ -108,16 +108,20 @@ def test_tool_call_and_result_round_trip(client: openai.OpenAI) -> None:
 def test_conversation_continues_from_its_last_response(client: openai.OpenAI) -> None:
     first = client.responses.create(model=MODEL, input="hi", instructions="Be brief.")
     second = client.responses.create(model=MODEL, input="and?", previous_response_id=first.id)
-    said: Any = [
+    printed: Any = [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": first.output_text},
         {"role": "user", "content": "and?"},
     ]
-    same = client.responses.create(model=MODEL, input=said)
+    same = client.responses.create(model=MODEL, input=printed)
     assert second.previous_response_id == first.id
     assert second.usage is not None and same.usage is not None
     assert second.usage.input_tokens == same.usage.input_tokens, "instructions are not carried over"
-    referred: Any = [{"role": "user", "content": "hi"}, {"type": "item_reference", "id": first.output[0].id}, said[2]]
+    referred: Any = [
+        {"role": "user", "content": "hi"},
+        {"type": "item_reference", "id": first.output[0].id},
+        printed[2],
+    ]
     assert client.responses.input_tokens.count(model=MODEL, input=referred).input_tokens == same.usage.input_tokens
 
 
@@ -324,8 +328,8 @@ def test_examples_of_the_page_run(demo_cluster: Cluster, capsys: pytest.CaptureF
         here = block.replace("http://localhost:8000", f"http://127.0.0.1:{demo_cluster.port}")
         exec(compile(here, PAGE.name, "exec"), names)
     assert names["second"].previous_response_id == names["first"].id
-    said = capsys.readouterr().out
-    assert names["last"].output_text in said and names["message"].content[0].text in said
+    printed = capsys.readouterr().out
+    assert names["last"].output_text in printed and names["message"].content[0].text in printed
 
 
 def test_request_of_a_coding_agent_is_served(client: openai.OpenAI) -> None:

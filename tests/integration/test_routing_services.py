@@ -82,7 +82,7 @@ class Tracker:
         self.port = free_port()
         self.process = subprocess.Popen([sys.executable, "-m", "dynamo.slot_tracker", "--port", str(self.port), *argv])
 
-    def ask(self, method: str, path: str, body: Any = None) -> Any:
+    def send_request(self, method: str, path: str, body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         headers = {"content-type": "application/json"}
         url = f"http://127.0.0.1:{self.port}{path}"
@@ -93,13 +93,13 @@ class Tracker:
 
     def is_up(self) -> bool:
         try:
-            self.ask("GET", "/health")
+            self.send_request("GET", "/health")
         except OSError:
             return False
         return True
 
     def load(self) -> tuple[int, int]:
-        row = self.ask("GET", "/loads")[0]
+        row = self.send_request("GET", "/loads")[0]
         return row["active_prefill_tokens"], row["active_decode_blocks"]
 
 
@@ -113,7 +113,7 @@ def test_slot_trackers_replicate_load() -> None:
         for tracker in (one, other):
             wait_until(tracker.is_up, "a slot tracker does not answer")
             worker = {"worker_id": 1, "model_name": "m", "block_size": 4, "dp_start": 0, "dp_size": 1}
-            tracker.ask("POST", "/register", worker)
+            tracker.send_request("POST", "/register", worker)
         added = {
             "worker_id": 1, "dp_rank": 0, "sequence_hashes": [1, 2], "new_isl_tokens": 8, "model_name": "m",
         }  # fmt: skip
@@ -122,15 +122,15 @@ def test_slot_trackers_replicate_load() -> None:
         def is_received() -> bool:
             nonlocal count
             count += 1  # The first ones may arrive before the other one subscribes.
-            one.ask("POST", "/add", {"request_id": f"r{count}", **added})
+            one.send_request("POST", "/add", {"request_id": f"r{count}", **added})
             return other.load()[1] > 0
 
         wait_until(is_received, "the other tracker never heard of a request")
         for number in range(1, count + 1):
-            one.ask("POST", "/prefill_complete", {"request_id": f"r{number}", "model_name": "m"})
+            one.send_request("POST", "/prefill_complete", {"request_id": f"r{number}", "model_name": "m"})
         wait_until(lambda: other.load()[0] == 0, "the other tracker never heard of the first tokens")
         for number in range(1, count + 1):
-            one.ask("POST", "/free", {"request_id": f"r{number}", "model_name": "m"})
+            one.send_request("POST", "/free", {"request_id": f"r{number}", "model_name": "m"})
         wait_until(lambda: other.load() == (0, 0), "the other tracker never heard of the ends")
     finally:
         for tracker in (one, other):

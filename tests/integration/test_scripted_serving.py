@@ -46,14 +46,14 @@ TEXTS = {
 @pytest.mark.parametrize("name", TEXTS)
 def test_streamed_chunks_assemble_to_the_whole_response(client: openai.OpenAI, name: str) -> None:
     extra = scripted(TEXTS[name], sizes=[1, 3])
-    asked: dict[str, Any] = {"model": "m", "messages": MESSAGES, "tools": [WEATHER], "extra_body": extra}
-    whole = client.chat.completions.create(**asked)
+    requested: dict[str, Any] = {"model": "m", "messages": MESSAGES, "tools": [WEATHER], "extra_body": extra}
+    whole = client.chat.completions.create(**requested)
     options: Any = {"include_usage": True}
-    stream = client.chat.completions.create(**asked, stream=True, stream_options=options)
+    stream = client.chat.completions.create(**requested, stream=True, stream_options=options)
     # A call's announcement is an event of another kind; the client sees a chunk without choices.
     chunks = [chunk.model_dump(exclude_unset=True) for chunk in stream if chunk.choices]
-    told = plain(whole.model_dump(exclude_unset=True))
-    assert chat_of(chunks)["choices"] == told["choices"]
+    reported = plain(whole.model_dump(exclude_unset=True))
+    assert chat_of(chunks)["choices"] == reported["choices"]
 
 
 def test_tool_calls_are_streamed_with_name_and_id(cluster: Cluster) -> None:

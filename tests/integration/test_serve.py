@@ -219,9 +219,9 @@ def test_piped_chat_keeps_and_resets_its_history(demo: Server) -> None:
     command = [*DYNAMO, "chat", "--url", demo.url, "--temperature", "0", "--max-tokens", "40"]
     lines = "What is Dynamo?\n/reset\nWhat is Dynamo?\n"
     talk = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    first, said, second = talk.stdout.rstrip("\n").split("\n")
+    first, expected_message, second = talk.stdout.rstrip("\n").split("\n")
     assert (talk.returncode, talk.stderr) == (0, "")
-    assert said == "History deleted."
+    assert expected_message == "History deleted."
     assert first
     assert first == second
 
@@ -407,7 +407,7 @@ def test_setting_that_the_machine_refuses_is_one_line_and_status_one(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "expected_message"),
     [
         (["--wokers", "2"], "unknown argument --wokers; did you mean --workers?"),
         (["--rooter-mode", "random"], "unknown argument --rooter-mode; did you mean --router-mode?"),
@@ -417,11 +417,11 @@ def test_setting_that_the_machine_refuses_is_one_line_and_status_one(tmp_path: P
         (["./no-such-model"], "no such directory"),
     ],
 )
-def test_invalid_option_is_one_line_before_the_start(tmp_path: Path, argv: list[str], said: str) -> None:
+def test_invalid_option_is_one_line_before_the_start(tmp_path: Path, argv: list[str], expected_message: str) -> None:
     server = Server(tmp_path, *argv)
     assert server.process.wait(DEADLINE_S) == 2
     assert server.text().startswith("error: ")
-    assert said in server.text()
+    assert expected_message in server.text()
     assert len(server.text().splitlines()) == 1
     assert not server.kv.exists()
 
@@ -487,11 +487,12 @@ def test_serve_requires_its_keys_and_shows_them_on_no_child_command_line(tmp_pat
         assert [status("/v1/models", sent) for sent in (None, "sk-one", key, admin)] == [401, 401, 200, 200]
         assert [status("/busy_threshold", sent) for sent in (None, key, admin)] == [401, 403, 200]
         environment = {**os.environ, "DYN_API_KEY": admin}
-        asked = [*DYNAMO, "route", "state", "--url", server.url]
+        requested = [*DYNAMO, "route", "state", "--url", server.url]
         assert (
-            subprocess.run(asked, env=environment, capture_output=True, timeout=DEADLINE_S, check=False).returncode == 0
+            subprocess.run(requested, env=environment, capture_output=True, timeout=DEADLINE_S, check=False).returncode
+            == 0
         )
-        assert subprocess.run(asked, capture_output=True, timeout=DEADLINE_S, check=False).returncode == 1
+        assert subprocess.run(requested, capture_output=True, timeout=DEADLINE_S, check=False).returncode == 1
 
 
 @pytest.mark.parametrize(("argv", "variables"), [(["--api-key", ""], {}), ([], {"DYN_API_KEYS": ","})])

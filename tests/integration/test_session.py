@@ -283,7 +283,7 @@ def test_serve_reserves_only_a_free_port() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "port", "said"),
+    ("host", "port", "message"),
     [
         ("127.0.0.1", 65536, "must be from 0 to 65535"),
         ("127.0.0.1", -1, "must be from 0 to 65535"),
@@ -291,8 +291,8 @@ def test_serve_reserves_only_a_free_port() -> None:
         ("203.0.113.1", 0, "cannot listen on 203.0.113.1:0"),
     ],
 )
-def test_address_that_cannot_be_bound_is_named(host: str, port: int, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_address_that_cannot_be_bound_is_named(host: str, port: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         reserve_port(host, port)
 
 

@@ -69,6 +69,6 @@ def test_invalid_tls_settings_end_a_process_with_one_line(
         cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
     )  # fmt: skip
     assert ended.returncode == 2
-    (told,) = [line for line in ended.stderr.splitlines() if "INFO" not in line]
-    assert told.startswith("error: ")
-    assert complaint in told
+    (reported,) = [line for line in ended.stderr.splitlines() if "INFO" not in line]
+    assert reported.startswith("error: ")
+    assert complaint in reported

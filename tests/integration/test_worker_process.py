@@ -73,7 +73,7 @@ class Mockers:
     client: Client
     log: Path
 
-    async def ask(self, *token_ids: int, max_tokens: int | None = 5) -> ReceivedOutput:
+    async def send_request(self, *token_ids: int, max_tokens: int | None = 5) -> ReceivedOutput:
         stop = StopConditions(max_tokens=max_tokens)
         request = PreprocessedRequest(model="tiny-model", token_ids=list(token_ids), stop_conditions=stop)
         tokens: list[int] = []
@@ -126,11 +126,11 @@ async def test_mocker_registers_serves_and_removes_its_records(model_dir: Path, 
         assert card["card_json"]["display_name"] == "tiny-model"
         assert card["card_json"]["kv_cache_block_size"] == 64
 
-        heard = await mockers.ask(5, 6, 7, max_tokens=40)
-        assert len(heard.tokens) == 40
-        assert heard.last.finish_reason == "length"
-        assert heard.last.completion_usage is not None
-        assert heard.last.completion_usage.total_tokens == 43
+        received = await mockers.send_request(5, 6, 7, max_tokens=40)
+        assert len(received.tokens) == 40
+        assert received.last.finish_reason == "length"
+        assert received.last.completion_usage is not None
+        assert received.last.completion_usage.total_tokens == 43
 
         assert await mockers.end() == 0
         assert await mockers.records(INSTANCES) == {}
@@ -142,15 +142,15 @@ async def test_mocker_registers_serves_and_removes_its_records(model_dir: Path, 
 async def test_invalid_requests_are_refused_and_the_mocker_keeps_serving(model_dir: Path, tmp_path: Path) -> None:
     async with started(model_dir, tmp_path, "--speedup-ratio=0") as mockers:
         with pytest.raises(InvalidArgument, match="must be from 0 to"):
-            await mockers.ask(1, -1)
+            await mockers.send_request(1, -1)
         with pytest.raises(InvalidArgument, match="is required by the mocker worker"):
-            await mockers.ask(1, max_tokens=None)
-        assert len((await mockers.ask(1)).tokens) == 5
+            await mockers.send_request(1, max_tokens=None)
+        assert len((await mockers.send_request(1)).tokens) == 5
 
 
 async def test_system_port_serves_health_and_metrics(model_dir: Path, tmp_path: Path) -> None:
     async with started(model_dir, tmp_path, "--speedup-ratio=0") as mockers:
-        await mockers.ask(5, 6, 7)
+        await mockers.send_request(5, 6, 7)
         url = f"http://127.0.0.1:{os.environ['DYN_SYSTEM_PORT']}"
         health = json.loads(await asyncio.to_thread(read, f"{url}/health"))
         assert (health["status"], health["endpoints"]) == ("ready", {"generate": "ready"})
@@ -162,10 +162,10 @@ async def test_system_port_serves_health_and_metrics(model_dir: Path, tmp_path: 
 
 async def test_running_response_survives_the_drain_of_its_worker(model_dir: Path, tmp_path: Path) -> None:
     async with started(model_dir, tmp_path) as mockers:
-        asked = asyncio.create_task(mockers.ask(5, 6, 7, max_tokens=60))
+        requested = asyncio.create_task(mockers.send_request(5, 6, 7, max_tokens=60))
         await until(running)
         status = asyncio.create_task(mockers.end(signal.SIGINT))
-        assert len((await asked).tokens) == 60
+        assert len((await requested).tokens) == 60
         assert await status == 0
 
 
@@ -186,18 +186,18 @@ async def test_loading_worker_stops_on_sigterm(model_dir: Path, tmp_path: Path) 
 
 async def test_second_signal_ends_the_worker_at_once(model_dir: Path, tmp_path: Path) -> None:
     async with started(model_dir, tmp_path) as mockers:
-        asked = asyncio.create_task(mockers.ask(5, 6, 7, max_tokens=4000))
+        requested = asyncio.create_task(mockers.send_request(5, 6, 7, max_tokens=4000))
         await until(running)
         mockers.process.send_signal(signal.SIGTERM)
         await until(lambda: "SIGTERM: stopping" in mockers.log.read_text())
         assert await mockers.end() == 70
         with pytest.raises(DynamoException):
-            await asked
+            await requested
 
 
 async def test_several_workers_in_one_process_have_their_own_identities(model_dir: Path, tmp_path: Path) -> None:
     async with started(model_dir, tmp_path, "--num-workers=3", "--speedup-ratio=0", instances=3) as mockers:
-        await asyncio.gather(*(mockers.ask(index + 1, max_tokens=3) for index in range(6)))
+        await asyncio.gather(*(mockers.send_request(index + 1, max_tokens=3) for index in range(6)))
         text = await asyncio.to_thread(metrics)
         for engine in range(3):
             assert f'vllm:e2e_request_latency_seconds_count{{engine="{engine}",model_name="tiny-model"}} 2' in text
@@ -210,15 +210,15 @@ async def test_worker_publishes_kv_events(model_dir: Path, tmp_path: Path) -> No
         subscriber = await mockers.runtime.event_plane.subscriber(mockers.endpoint.id, "kv-events")
         async with asyncio.timeout(TIMEOUT_S):
             prompt = 0
-            told: list[WorkerKvEvent] = []
+            reported: list[WorkerKvEvent] = []
             listening = asyncio.create_task(anext(aiter(subscriber)))
             while not listening.done():  # A subscription over ZMQ takes effect after a moment.
                 prompt += 1
-                await mockers.ask(*[prompt] * 9)
+                await mockers.send_request(*[prompt] * 9)
             event = await listening
         assert isinstance(event, Event)
-        told = msgspec.msgpack.decode(event.payload, type=list[WorkerKvEvent])
-        assert {one.worker_id for one in told} == set(mockers.client.instance_ids())
+        reported = msgspec.msgpack.decode(event.payload, type=list[WorkerKvEvent])
+        assert {one.worker_id for one in reported} == set(mockers.client.instance_ids())
         await subscriber.close()
 
 

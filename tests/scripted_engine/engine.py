@@ -64,7 +64,7 @@ class ScriptedEngine:
         self._idle.set()
         self.requests: deque[PreprocessedRequest] = deque(maxlen=1000)
         """Newest requests, for tests in the same process."""
-        self.asked = asyncio.Event()
+        self.request_arrived = asyncio.Event()
         """Set when a request arrives."""
         self.cancelled = asyncio.Event()
         """Set when a request is cancelled."""
@@ -90,7 +90,7 @@ class ScriptedEngine:
         if not self._is_open:
             raise EngineShutdown("the engine is not running")
         self.requests.append(request)
-        self.asked.set()
+        self.request_arrived.set()
         self._running[reply] = self._emit(request, reply)
         self._idle.clear()
         self._schedule()
@@ -124,20 +124,20 @@ class ScriptedEngine:
     def _emit(self, request: PreprocessedRequest, reply: Reply) -> Iterator[int]:
         """Send all messages of a script; yield the number of tokens so far after each one."""
         script = script_of(request.annotations)
-        said = 0
+        printed = 0
         choices = [self._tokens(script, index) for index in range(max(len(script.texts), len(script.ids)))]
         limit = request.stop_conditions.max_tokens
         for index, tokens in enumerate(choices):
             kept = tokens if limit is None else tokens[:limit]
             reason = script.finish_reason if len(kept) == len(tokens) else "length"
             for message in self._messages(script, request, index, kept):
-                if index == 0 and script.fails_after is not None and said >= script.fails_after:
+                if index == 0 and script.fails_after is not None and printed >= script.fails_after:
                     error = getattr(errors, script.fails_as)("the script says so")
                     asyncio.get_running_loop().call_later(script.fails_later_s, reply.fail, error)
                     return
                 self._write(reply, message, len(choices) > 1)
-                said += len(message.token_ids)
-                yield said
+                printed += len(message.token_ids)
+                yield printed
             self._end(script, request, reply, index, reason, len(kept))
         reply.finish()
 

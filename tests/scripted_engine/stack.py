@@ -110,31 +110,33 @@ class ScriptedStack:
         handler(exchange)
         return exchange, wire
 
-    async def ask(self, handler: HotHandler, body: Any, headers: Mapping[str, str] | None = None) -> Answer:
+    async def send_request(self, handler: HotHandler, body: Any, headers: Mapping[str, str] | None = None) -> Answer:
         """Send a request and return the complete response."""
         _, wire = self.begin(handler, body, headers)
         async with asyncio.timeout(DEADLINE_S):
             await wire.complete.wait()
         return parse(bytes(wire.data))
 
-    async def asked(self, model: str) -> None:
+    async def wait_requested(self, model: str) -> None:
         """Return when the engine's newest request is for that model."""
         async with asyncio.timeout(DEADLINE_S):
             while not self.engine.requests or self.engine.requests[-1].model != model:
-                self.engine.asked.clear()
-                await self.engine.asked.wait()
+                self.engine.request_arrived.clear()
+                await self.engine.request_arrived.wait()
 
     async def chat(
         self, script: Script | None = None, headers: Mapping[str, str] | None = None, **fields: Any
     ) -> Answer:
         """Send a chat request whose response is the script."""
-        return await self.ask(self.pipeline.handle_chat, body_of(script, {"messages": USER}, fields), headers)
+        return await self.send_request(self.pipeline.handle_chat, body_of(script, {"messages": USER}, fields), headers)
 
     async def complete(
         self, script: Script | None = None, headers: Mapping[str, str] | None = None, **fields: Any
     ) -> Answer:
         """Send a text completion request whose response is the script."""
-        return await self.ask(self.pipeline.handle_completion, body_of(script, {"prompt": "Hi"}, fields), headers)
+        return await self.send_request(
+            self.pipeline.handle_completion, body_of(script, {"prompt": "Hi"}, fields), headers
+        )
 
 
 def body_of(script: Script | None, base: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:

@@ -167,10 +167,10 @@ class SimEngine:
             request = prefill_request(request)
             promise = {"state": Language.state(prompt)}
         elif self._role is DisaggregationMode.DECODE:
-            leg = prefill_source_of(request)
-            if isinstance(leg, PrefillResult):
-                assert leg.disaggregated_params == {"state": Language.state(prompt)}, "the blocks of another prompt"
-            elif leg is None:
+            phase = prefill_source_of(request)
+            if isinstance(phase, PrefillResult):
+                assert phase.disaggregated_params == {"state": Language.state(prompt)}, "the blocks of another prompt"
+            elif phase is None:
                 assert self._prefills_locally, "no worker computed the prompt"
         stop = request.stop_conditions
         limit = stop.max_tokens if stop.max_tokens is not None else CONTEXT_LENGTH - len(prompt)

@@ -237,11 +237,11 @@ def never_stops_prefills() -> AbstractContextManager[Any]:
 
 @contextmanager
 def transfers_result_of_another_prompt() -> Iterator[None]:
-    def leg(request: Any, *more: Any) -> Any:
+    def phase(request: Any, *more: Any) -> Any:
         return real(msgspec.structs.replace(request, token_ids=request.token_ids[:4]), *more)
 
     real = prefill_router.prefill_request
-    with mock.patch.object(prefill_router, "prefill_request", leg):
+    with mock.patch.object(prefill_router, "prefill_request", phase):
         yield
 
 

@@ -32,7 +32,7 @@ client = anthropic.Anthropic(base_url=URL, api_key="none", **OPTIONS)
 WEATHER: Any = {"name": "get_weather", "description": "The weather of a city.", "input_schema": PARAMETERS}
 
 
-def ask(**fields: Any) -> Any:
+def send_request(**fields: Any) -> Any:
     return client.messages.create(**{"model": MODEL, "max_tokens": 1000, "messages": USER, **fields})
 
 
@@ -46,7 +46,7 @@ def blocks(message: Any) -> list[Any]:
 
 @check
 def a_message_is_answered() -> None:
-    message = ask(
+    message = send_request(
         system="Be brief.", metadata={"user_id": "u"}, extra_body={"temperature": 0.5, "top_p": 0.9, "top_k": 5}
     )
     assert blocks(message) == [{"type": "text", "text": GREETING}]
@@ -75,27 +75,27 @@ def every_kind_of_block_is_read() -> None:
         ]},
     ]  # fmt: skip
     system: Any = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
-    assert ask(messages=messages, system=system, tools=[WEATHER]).content[0].text == GREETING
+    assert send_request(messages=messages, system=system, tools=[WEATHER]).content[0].text == GREETING
 
 
 @check
 def thoughts_text_and_calls_come_whole_and_in_pieces() -> None:
     for cuts in ([], [1], [3, 1, 7]):
         options: Any = {"max_tokens": 1000, "tools": [WEATHER], "extra_body": says(CALLING_TWICE, cuts=cuts)}
-        whole = ask(**options)
+        whole = send_request(**options)
         with client.messages.stream(model=MODEL, messages=USER, **options) as stream:
             kinds = {event.type for event in stream}
             final = stream.get_final_message()
         assert {"text", "thinking", "input_json", "signature", "content_block_stop", "message_stop"} <= kinds
         assert blocks(final) == blocks(whole) and final.usage == whole.usage
-        thought, said, call, other = whole.content
-        assert (thought.thinking, said.text, call.input) == (THOUGHT, MESSAGES, CALLED)
+        thought, output, call, other = whole.content
+        assert (thought.thinking, output.text, call.input) == (THOUGHT, MESSAGES, CALLED)
         assert whole.stop_reason == "tool_use" and call.id != other.id
 
 
 @check
 def a_plain_stream_is_read_event_by_event() -> None:
-    kinds = [event.type for event in ask(stream=True)]
+    kinds = [event.type for event in send_request(stream=True)]
     assert kinds[:2] == ["message_start", "content_block_start"]
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     with client.messages.stream(model=MODEL, max_tokens=9, messages=USER) as stream:
@@ -104,41 +104,43 @@ def a_plain_stream_is_read_event_by_event() -> None:
 
 @check
 def an_answer_is_sent_back_as_it_is() -> None:
-    first = ask(tools=[WEATHER], extra_body=says(CALLING_TWICE))
+    first = send_request(tools=[WEATHER], extra_body=says(CALLING_TWICE))
     results: Any = [
         {"type": "tool_result", "tool_use_id": block.id, "content": "12 degrees"}
         for block in first.content
         if block.type == "tool_use"
     ]
-    said: Any = [*USER, {"role": "assistant", "content": first.content}, {"role": "user", "content": results}]
-    assert ask(messages=said, tools=[WEATHER]).content[0].text == GREETING
+    output: Any = [*USER, {"role": "assistant", "content": first.content}, {"role": "user", "content": results}]
+    assert send_request(messages=output, tools=[WEATHER]).content[0].text == GREETING
 
 
 @check
 def an_answer_ends_at_its_limit_and_at_its_stops() -> None:
-    assert ask(max_tokens=1, extra_body=says("one two")).stop_reason == "max_tokens"
-    message = ask(stop_sequences=[" two"], extra_body=says("one two three"))
+    assert send_request(max_tokens=1, extra_body=says("one two")).stop_reason == "max_tokens"
+    message = send_request(stop_sequences=[" two"], extra_body=says("one two three"))
     assert (message.stop_reason, message.stop_sequence, message.content[0].text) == ("stop_sequence", " two", "one")
 
 
 @check
 def a_tool_may_be_forced() -> None:
     choice: Any = {"type": "tool", "name": "get_weather"}
-    message = ask(model=DEMO, max_tokens=400, tools=[WEATHER], tool_choice=choice, extra_body={"temperature": 0})
+    message = send_request(
+        model=DEMO, max_tokens=400, tools=[WEATHER], tool_choice=choice, extra_body={"temperature": 0}
+    )
     assert message.content[-1].type == "tool_use" and message.content[-1].name == "get_weather"
 
 
 @check
 def a_prompt_is_counted() -> None:
     fields: Any = {"messages": USER, "system": "Be brief.", "tools": [WEATHER]}
-    assert client.messages.count_tokens(model=MODEL, **fields).input_tokens == ask(**fields).usage.input_tokens
+    assert client.messages.count_tokens(model=MODEL, **fields).input_tokens == send_request(**fields).usage.input_tokens
 
 
 @check
 def a_picture_goes_to_the_worker_which_may_refuse_it() -> None:
     shown: Any = [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": PICTURE}}]}]
-    assert ask(messages=shown).content[0].text == GREETING
-    assert "image_url" in raises(anthropic.BadRequestError, lambda: ask(model=DEMO, messages=shown)).message
+    assert send_request(messages=shown).content[0].text == GREETING
+    assert "image_url" in raises(anthropic.BadRequestError, lambda: send_request(model=DEMO, messages=shown)).message
 
 
 @check
@@ -153,8 +155,8 @@ async def concurrent_requests_are_answered() -> None:
     async with anthropic.AsyncAnthropic(base_url=URL, api_key="none", **OPTIONS) as asker:
 
         async def one(number: int) -> str:
-            said = says(f"I am {number}")
-            options: Any = {"model": MODEL, "max_tokens": 20, "messages": USER, "extra_body": said}
+            output = says(f"I am {number}")
+            options: Any = {"model": MODEL, "max_tokens": 20, "messages": USER, "extra_body": output}
             async with asker.messages.stream(**options) as stream:
                 return "".join([text async for text in stream.text_stream])
 
@@ -163,21 +165,21 @@ async def concurrent_requests_are_answered() -> None:
 
 @check
 def errors_are_the_clients_own() -> None:
-    error = raises(anthropic.BadRequestError, lambda: ask(extra_body={"temperature": 3}))
+    error = raises(anthropic.BadRequestError, lambda: send_request(extra_body={"temperature": 3}))
     assert error.body["type"] == "error" and error.body["error"]["type"] == "invalid_request_error"
     assert "temperature" in error.message.lower()
-    assert "bogus" in raises(anthropic.BadRequestError, lambda: ask(extra_body={"bogus": 1})).message
-    assert "nobody" in raises(anthropic.NotFoundError, lambda: ask(model="nobody")).message
-    error = raises(anthropic.InternalServerError, lambda: ask(extra_body=fails("Unknown")))
+    assert "bogus" in raises(anthropic.BadRequestError, lambda: send_request(extra_body={"bogus": 1})).message
+    assert "nobody" in raises(anthropic.NotFoundError, lambda: send_request(model="nobody")).message
+    error = raises(anthropic.InternalServerError, lambda: send_request(extra_body=fails("Unknown")))
     assert error.body["error"]["type"] == "api_error" and "script" not in error.message
-    error = raises(anthropic.OverloadedError, lambda: ask(extra_body=fails("WorkerOverloaded")))
+    error = raises(anthropic.OverloadedError, lambda: send_request(extra_body=fails("WorkerOverloaded")))
     assert error.status_code == 529 and error.body["error"]["type"] == "overloaded_error"
-    raises(anthropic.InternalServerError, lambda: ask(stream=True, extra_body=fails("Unknown")))
+    raises(anthropic.InternalServerError, lambda: send_request(stream=True, extra_body=fails("Unknown")))
 
 
 @check
 def an_error_in_the_middle_of_a_stream_is_raised() -> None:
-    stream = ask(stream=True, extra_body=fails("Unknown", after=200, text="many words before it ends " * 60))
+    stream = send_request(stream=True, extra_body=fails("Unknown", after=200, text="many words before it ends " * 60))
     error = raises(anthropic.APIStatusError, lambda: list(stream))
     assert error.body["error"]["type"] == "api_error"
 

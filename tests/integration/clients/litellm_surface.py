@@ -44,7 +44,7 @@ class Place(pydantic.BaseModel):
     is_large: bool
 
 
-def ask(model: str = MODEL, url: str = URL, key: str = "none", **fields: Any) -> Any:
+def send_request(model: str = MODEL, url: str = URL, key: str = "none", **fields: Any) -> Any:
     return litellm.completion(
         model=f"openai/{model}", api_base=f"{url}/v1", api_key=key, num_retries=0, max_retries=0, timeout=60,
         **{"messages": USER, **fields},
@@ -61,27 +61,27 @@ def message(model: str = MODEL, **fields: Any) -> Any:
 
 @check
 def a_chat_is_answered() -> None:
-    answer = ask(temperature=0.1, top_p=0.9, seed=7)
+    answer = send_request(temperature=0.1, top_p=0.9, seed=7)
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (GREETING, "stop")
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens > 0
 
 
 @check
 def a_stream_equals_the_whole_answer() -> None:
-    chunks = list(ask(stream=True, stream_options={"include_usage": True}))
+    chunks = list(send_request(stream=True, stream_options={"include_usage": True}))
     whole = litellm.stream_chunk_builder(chunks)
     assert whole and whole.choices[0].message.content == GREETING  # type: ignore[union-attr]
-    assert whole.usage.completion_tokens == ask().usage.completion_tokens  # type: ignore[attr-defined]
+    assert whole.usage.completion_tokens == send_request().usage.completion_tokens  # type: ignore[attr-defined]
 
 
 @check
 def calls_and_thoughts_come_whole_and_in_pieces() -> None:
     for cuts in ([], [1]):
         options: Any = {"tools": [WEATHER], "extra_body": says(CALLING_TWICE, cuts=cuts)}
-        answer = ask(**options).choices[0].message
+        answer = send_request(**options).choices[0].message
         assert (answer.content, answer.reasoning_content) == (MESSAGES, THOUGHT)
         assert json.loads(answer.tool_calls[0].function.arguments) == CALLED
-        whole: Any = litellm.stream_chunk_builder(list(ask(stream=True, **options)))
+        whole: Any = litellm.stream_chunk_builder(list(send_request(stream=True, **options)))
         assert [one.function.arguments for one in whole.choices[0].message.tool_calls] == [
             one.function.arguments for one in answer.tool_calls
         ]
@@ -89,22 +89,22 @@ def calls_and_thoughts_come_whole_and_in_pieces() -> None:
 
 @check
 def answers_have_the_requested_format() -> None:
-    answer = ask(DEMO, response_format=Place, temperature=0, max_tokens=200)
+    answer = send_request(DEMO, response_format=Place, temperature=0, max_tokens=200)
     assert Place.model_validate_json(answer.choices[0].message.content)
 
 
 @check
 def logprobs_and_several_choices_come() -> None:
-    answer = ask(logprobs=True, top_logprobs=2)
+    answer = send_request(logprobs=True, top_logprobs=2)
     assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 2
-    assert [one.message.content for one in ask(n=2, extra_body=says("one", "two")).choices] == ["one", "two"]
+    assert [one.message.content for one in send_request(n=2, extra_body=says("one", "two")).choices] == ["one", "two"]
 
 
 @check
 def a_picture_goes_to_the_worker_which_may_refuse_it() -> None:
     shown: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": PICTURE}}]}]
-    assert ask(messages=shown).choices[0].message.content == GREETING
-    raises(litellm.BadRequestError, lambda: ask(DEMO, messages=shown))
+    assert send_request(messages=shown).choices[0].message.content == GREETING
+    raises(litellm.BadRequestError, lambda: send_request(DEMO, messages=shown))
 
 
 @check
@@ -148,24 +148,26 @@ def messages_are_answered_too() -> None:
 
 @check
 def errors_are_the_clients_own() -> None:
-    raises(litellm.BadRequestError, lambda: ask(temperature=3))
-    raises(litellm.NotFoundError, lambda: ask("nobody"))
-    raises(litellm.InternalServerError, lambda: ask(extra_body=fails("Unknown")))
+    raises(litellm.BadRequestError, lambda: send_request(temperature=3))
+    raises(litellm.NotFoundError, lambda: send_request("nobody"))
+    raises(litellm.InternalServerError, lambda: send_request(extra_body=fails("Unknown")))
     raises(litellm.BadRequestError, lambda: message(temperature=3))
     raises(litellm.NotFoundError, lambda: message("nobody"))
     late = fails("Unknown", after=200, text="many words before it ends " * 60)
-    error = raises(litellm.exceptions.MidStreamFallbackError, lambda: list(ask(stream=True, extra_body=late)))
+    error = raises(litellm.exceptions.MidStreamFallbackError, lambda: list(send_request(stream=True, extra_body=late)))
     assert "Internal server error" in str(error)
 
 
 @check
 def forbidden_keys_are_refused() -> None:
-    assert ask(url=KEYED_URL, key=GOOD_KEY).choices[0].message.content == GREETING
-    raises(litellm.AuthenticationError, lambda: ask(url=KEYED_URL, key="key-wrong"))
-    error = raises(litellm.APIError, lambda: ask(url=KEYED_URL, key=NARROW_KEY))  # LiteLLM has no class for 403.
+    assert send_request(url=KEYED_URL, key=GOOD_KEY).choices[0].message.content == GREETING
+    raises(litellm.AuthenticationError, lambda: send_request(url=KEYED_URL, key="key-wrong"))
+    error = raises(
+        litellm.APIError, lambda: send_request(url=KEYED_URL, key=NARROW_KEY)
+    )  # LiteLLM has no class for 403.
     assert error.status_code == 403
-    ask(url=KEYED_URL, key=SLOW_KEY)
-    raises(litellm.RateLimitError, lambda: ask(url=KEYED_URL, key=SLOW_KEY))
+    send_request(url=KEYED_URL, key=SLOW_KEY)
+    raises(litellm.RateLimitError, lambda: send_request(url=KEYED_URL, key=SLOW_KEY))
 
 
 if __name__ == "__main__":

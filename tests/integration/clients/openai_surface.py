@@ -49,7 +49,7 @@ class Place(pydantic.BaseModel):
     is_large: bool
 
 
-def ask(**fields: Any) -> Any:
+def send_request(**fields: Any) -> Any:
     return chats.create(**{"model": MODEL, "messages": USER, **fields})
 
 
@@ -58,7 +58,7 @@ def ask(**fields: Any) -> Any:
 
 @check
 def a_chat_is_answered() -> None:
-    answer = ask(user="someone", metadata={"a": "b"}, store=False, seed=7, service_tier="auto")
+    answer = send_request(user="someone", metadata={"a": "b"}, store=False, seed=7, service_tier="auto")
     (choice,) = answer.choices
     assert (choice.message.content, choice.message.role, choice.finish_reason) == (GREETING, "assistant", "stop")
     assert choice.message.refusal is None and choice.message.tool_calls is None
@@ -68,17 +68,17 @@ def a_chat_is_answered() -> None:
 
 @check
 def a_stream_equals_the_whole_answer() -> None:
-    chunks = list(ask(stream=True, stream_options={"include_usage": True}))
+    chunks = list(send_request(stream=True, stream_options={"include_usage": True}))
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(one.choices[0].delta.content or "" for one in chunks[:-1]) == GREETING
     assert chunks[-2].choices[0].finish_reason == "stop"
-    assert chunks[-1].choices == [] and chunks[-1].usage == ask().usage
+    assert chunks[-1].choices == [] and chunks[-1].usage == send_request().usage
     assert {one.id for one in chunks} == {chunks[0].id}
 
 
 @check
 def a_stream_without_usage_has_none() -> None:
-    assert all(chunk.usage is None and chunk.choices for chunk in ask(stream=True))
+    assert all(chunk.usage is None and chunk.choices for chunk in send_request(stream=True))
 
 
 @check
@@ -93,21 +93,21 @@ def every_kind_of_message_is_read() -> None:
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
         {"role": "user", "content": "and?"},
     ]
-    assert ask(messages=messages, tools=[WEATHER]).choices[0].message.content == GREETING
+    assert send_request(messages=messages, tools=[WEATHER]).choices[0].message.content == GREETING
 
 
 @check
 def an_answer_of_the_client_is_sent_back_as_it_is() -> None:
-    first = ask(tools=[WEATHER], extra_body=says(CALLING)).choices[0].message
+    first = send_request(tools=[WEATHER], extra_body=says(CALLING)).choices[0].message
     result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "12 degrees"}
-    assert ask(messages=[*USER, first, result], tools=[WEATHER]).choices[0].message.content == GREETING
+    assert send_request(messages=[*USER, first, result], tools=[WEATHER]).choices[0].message.content == GREETING
 
 
 @check
 def calls_and_thoughts_come_whole_and_in_pieces() -> None:
     for cuts in ([], [1], [3, 1, 7]):
         options: Any = {"tools": [WEATHER], "extra_body": says(CALLING_TWICE, cuts=cuts)}
-        (choice,) = ask(**options).choices
+        (choice,) = send_request(**options).choices
         assert choice.finish_reason == "tool_calls"
         assert choice.message.content == MESSAGES and choice.message.reasoning_content == THOUGHT
         first, second = choice.message.tool_calls
@@ -126,9 +126,9 @@ def calls_and_thoughts_come_whole_and_in_pieces() -> None:
 @check
 def a_tool_may_be_refused_required_or_named() -> None:
     tools: Any = {"model": DEMO, "tools": [WEATHER], "temperature": 0, "max_tokens": 60}
-    assert ask(**tools, tool_choice="none").choices[0].message.tool_calls is None
+    assert send_request(**tools, tool_choice="none").choices[0].message.tool_calls is None
     for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
-        (answer,) = ask(**{**tools, "max_tokens": 400}, tool_choice=choice).choices
+        (answer,) = send_request(**{**tools, "max_tokens": 400}, tool_choice=choice).choices
         assert answer.message.tool_calls[0].function.name == "get_weather"
         if answer.finish_reason != "length":
             assert "city" in json.loads(answer.message.tool_calls[0].function.arguments)
@@ -157,20 +157,20 @@ def tools_are_parsed_too() -> None:
 
 @check
 def json_may_be_requested() -> None:
-    answer = ask(model=DEMO, response_format={"type": "json_object"}, max_tokens=200, temperature=0)
+    answer = send_request(model=DEMO, response_format={"type": "json_object"}, max_tokens=200, temperature=0)
     if answer.choices[0].finish_reason == "stop":
         assert isinstance(json.loads(answer.choices[0].message.content), dict)
 
 
 @check
 def logprobs_come_with_their_bytes() -> None:
-    (choice,) = ask(logprobs=True, top_logprobs=2, extra_body=says("€ 😀 ok")).choices
+    (choice,) = send_request(logprobs=True, top_logprobs=2, extra_body=says("€ 😀 ok")).choices
     content = choice.logprobs.content
     assert b"".join(bytes(one.bytes) for one in content).decode() == "€ 😀 ok"
     assert all(len(one.top_logprobs) == 2 and one.logprob <= 0 for one in content)
     streamed = [
         one
-        for chunk in ask(logprobs=True, top_logprobs=2, stream=True, extra_body=says("€ 😀 ok"))
+        for chunk in send_request(logprobs=True, top_logprobs=2, stream=True, extra_body=says("€ 😀 ok"))
         for one in (chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else None) or ()
     ]
     assert streamed == content
@@ -179,10 +179,10 @@ def logprobs_come_with_their_bytes() -> None:
 @check
 def several_choices_are_distinguished() -> None:
     texts = ("one", "two and", "three and more")
-    answer = ask(n=3, extra_body=says(*texts))
+    answer = send_request(n=3, extra_body=says(*texts))
     assert [(one.index, one.message.content) for one in answer.choices] == list(enumerate(texts))
     found = ["", "", ""]
-    for chunk in ask(n=3, stream=True, extra_body=says(*texts)):
+    for chunk in send_request(n=3, stream=True, extra_body=says(*texts)):
         for choice in chunk.choices:
             found[choice.index] += choice.delta.content or ""
     assert tuple(found) == texts
@@ -190,15 +190,15 @@ def several_choices_are_distinguished() -> None:
 
 @check
 def an_answer_ends_at_its_limit_and_at_its_stops() -> None:
-    (choice,) = ask(max_completion_tokens=1, extra_body=says("one two three")).choices
+    (choice,) = send_request(max_completion_tokens=1, extra_body=says("one two three")).choices
     assert (choice.finish_reason, choice.message.content) == ("length", "one")
-    (choice,) = ask(stop=[" two"], extra_body=says("one two three")).choices
+    (choice,) = send_request(stop=[" two"], extra_body=says("one two three")).choices
     assert (choice.finish_reason, choice.message.content) == ("stop", "one")
 
 
 @check
 def cached_and_reasoning_tokens_are_counted() -> None:
-    usage = ask(extra_body=says(CALLING, cached=5), tools=[WEATHER]).usage
+    usage = send_request(extra_body=says(CALLING, cached=5), tools=[WEATHER]).usage
     assert usage.prompt_tokens_details.cached_tokens == 5
     assert usage.completion_tokens_details.reasoning_tokens > 0
 
@@ -207,8 +207,8 @@ def cached_and_reasoning_tokens_are_counted() -> None:
 def a_picture_goes_to_the_worker_which_may_refuse_it() -> None:
     parts: Any = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": PICTURE}}]
     shown: Any = [{"role": "user", "content": parts}]
-    assert ask(messages=shown).choices[0].message.content == GREETING
-    error = raises(openai.BadRequestError, lambda: ask(model=DEMO, messages=shown))
+    assert send_request(messages=shown).choices[0].message.content == GREETING
+    error = raises(openai.BadRequestError, lambda: send_request(model=DEMO, messages=shown))
     assert error.param == "messages" and "image_url" in error.message
 
 
@@ -316,8 +316,8 @@ def a_file_of_requests_is_answered() -> None:
     assert batch.request_counts and (batch.request_counts.completed, batch.request_counts.failed) == (3, 0)
     assert batch.id in [one.id for one in client.batches.list()]
     answers = [json.loads(one) for one in client.files.content(batch.output_file_id or "").text.splitlines()]
-    said = {one["custom_id"]: one["response"]["body"]["choices"][0]["message"]["content"] for one in answers}
-    assert said == {name: name for name in names}
+    printed = {one["custom_id"]: one["response"]["body"]["choices"][0]["message"]["content"] for one in answers}
+    assert printed == {name: name for name in names}
     assert client.files.delete(file.id).deleted
     raises(openai.NotFoundError, lambda: client.files.retrieve(file.id))
     raises(openai.NotFoundError, lambda: client.batches.retrieve("batch_nobody"))
@@ -341,8 +341,8 @@ async def concurrent_requests_are_answered() -> None:
     async with openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key="none", **OPTIONS) as asker:
 
         async def one(number: int) -> str:
-            said = says(f"I am {number}")
-            stream = await asker.chat.completions.create(model=MODEL, messages=USER, stream=True, extra_body=said)
+            printed = says(f"I am {number}")
+            stream = await asker.chat.completions.create(model=MODEL, messages=USER, stream=True, extra_body=printed)
             return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
         assert await asyncio.gather(*map(one, range(20))) == [f"I am {number}" for number in range(20)]
@@ -352,10 +352,10 @@ async def concurrent_requests_are_answered() -> None:
 
 @check
 def a_stream_may_be_left() -> None:
-    stream = ask(stream=True, extra_body=says("many words " * 100))
+    stream = send_request(stream=True, extra_body=says("many words " * 100))
     next(iter(stream))
     stream.close()
-    assert ask().choices[0].message.content == GREETING
+    assert send_request().choices[0].message.content == GREETING
 
 
 # Errors ----------------------------------------------------------------------------------------------------------------
@@ -363,30 +363,30 @@ def a_stream_may_be_left() -> None:
 
 @check
 def errors_are_the_clients_own() -> None:
-    error = raises(openai.BadRequestError, lambda: ask(temperature=3))
+    error = raises(openai.BadRequestError, lambda: send_request(temperature=3))
     assert (error.status_code, error.param, error.type) == (400, "temperature", "invalid_request_error")
     assert "Temperature" in error.message
-    assert raises(openai.BadRequestError, lambda: ask(extra_body={"bogus": 1})).param == "bogus"
-    assert raises(openai.NotFoundError, lambda: ask(model="nobody")).param == "model"
+    assert raises(openai.BadRequestError, lambda: send_request(extra_body={"bogus": 1})).param == "bogus"
+    assert raises(openai.NotFoundError, lambda: send_request(model="nobody")).param == "model"
     assert raises(openai.NotFoundError, lambda: client.embeddings.create(model=MODEL, input="x")).param == "model"
     raises(openai.NotFoundError, lambda: client.moderations.create(model=MODEL, input="x"))
     raises(openai.NotFoundError, lambda: client.images.generate(model=MODEL, prompt="x"))
     raises(openai.NotFoundError, lambda: client.audio.speech.create(model=MODEL, input="x", voice="alloy"))
-    error = raises(openai.InternalServerError, lambda: ask(extra_body=fails("Unknown")))
+    error = raises(openai.InternalServerError, lambda: send_request(extra_body=fails("Unknown")))
     assert error.status_code == 500 and "script" not in error.message
-    error = raises(openai.InternalServerError, lambda: ask(extra_body=fails("WorkerOverloaded")))
+    error = raises(openai.InternalServerError, lambda: send_request(extra_body=fails("WorkerOverloaded")))
     assert error.status_code == 529 and error.response.headers["retry-after"]
-    assert raises(openai.BadRequestError, lambda: ask(extra_body=fails("InvalidArgument"))).status_code == 400
+    assert raises(openai.BadRequestError, lambda: send_request(extra_body=fails("InvalidArgument"))).status_code == 400
 
 
 @check
 def an_error_before_the_first_token_has_its_status() -> None:
-    raises(openai.InternalServerError, lambda: ask(stream=True, extra_body=fails("Unknown")))
+    raises(openai.InternalServerError, lambda: send_request(stream=True, extra_body=fails("Unknown")))
 
 
 @check
 def an_error_in_the_middle_of_a_stream_is_raised() -> None:
-    stream = ask(stream=True, extra_body=fails("Unknown", after=200, text="many words before it ends " * 60))
+    stream = send_request(stream=True, extra_body=fails("Unknown", after=200, text="many words before it ends " * 60))
     error = raises(openai.APIError, lambda: list(stream))
     assert "Internal server error" in error.message
 

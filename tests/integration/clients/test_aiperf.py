@@ -51,9 +51,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             with open(folder / str(number), "wb") as log:
                 command = [sys.executable, "-m", module, *argv]
                 processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
-        said = folder / "0"
-        wait_until(lambda: re.search(r"at http://localhost:\d+", said.read_text()) is not None, "it never served")
-        found = re.search(r"at (http://localhost:\d+)", said.read_text())
+        output = folder / "0"
+        wait_until(lambda: re.search(r"at http://localhost:\d+", output.read_text()) is not None, "it never served")
+        found = re.search(r"at (http://localhost:\d+)", output.read_text())
         assert found is not None
         served = Served(found[1])
         wait_until(lambda: served.sees(MODEL, EMBEDDER), "not all models appeared")

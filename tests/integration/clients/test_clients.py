@@ -75,8 +75,8 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientTargets]
 
 @pytest.mark.parametrize("script", ["openai_surface.py", "anthropic_surface.py"])
 def test_client_script_of_the_test_environment_passes(targets: ClientTargets, script: str) -> None:
-    said = targets.run(sys.executable, str(HERE / script))
-    assert "0 failed" in said
+    output = targets.run(sys.executable, str(HERE / script))
+    assert "0 failed" in output
 
 
 @pytest.mark.clients
@@ -91,12 +91,12 @@ def test_client_script_of_the_test_environment_passes(targets: ClientTargets, sc
     ],
 )
 def test_client_script_of_a_separate_environment_passes(targets: ClientTargets, name: str, script: str) -> None:
-    said = targets.run(str(environments.python_of(name)), str(HERE / script))
-    assert "0 failed" in said
+    output = targets.run(str(environments.python_of(name)), str(HERE / script))
+    assert "0 failed" in output
 
 
 @pytest.mark.clients
 @in_its_own("node")
 def test_node_client_script_passes(targets: ClientTargets) -> None:
-    said = targets.run("node", str(HERE / "openai_surface.mjs"), str(environments.HOME / "node"))
-    assert "0 failed" in said
+    output = targets.run("node", str(HERE / "openai_surface.mjs"), str(environments.HOME / "node"))
+    assert "0 failed" in output

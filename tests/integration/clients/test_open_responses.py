@@ -320,13 +320,13 @@ class Socket(Line):
 
     def turn(self, given: Any, **options: Any) -> Any:
         """Send one request; return its last response, or its error."""
-        self.say({"type": "response.create", "model": MODEL, "input": given, **options})
+        self.send_event({"type": "response.create", "model": MODEL, "input": given, **options})
         return self.answer()
 
     def answer(self) -> Any:
-        events = [self.hear()]
+        events = [self.receive_event()]
         while events[-1]["type"] not in {*LAST_EVENTS, "error"}:
-            events.append(self.hear())
+            events.append(self.receive_event())
         if events[-1]["type"] == "error":
             jsonschema.validate(events[-1], ERROR)
             return events[-1]
@@ -343,7 +343,7 @@ def line(cluster: Cluster) -> Iterator[Socket]:
 def test_websocket_serves_requests_in_order(line: Socket) -> None:
     check_response(line.turn([user("Count from 1 to 3.")]))
     for number in range(20):
-        line.say({"type": "response.create", "model": MODEL, "input": f"Say {number}.", "store": False})
+        line.send_event({"type": "response.create", "model": MODEL, "input": f"Say {number}.", "store": False})
     for _ in range(20):
         assert text_of(check_response(line.answer())) == "Hello there."
 
@@ -386,7 +386,7 @@ def test_websocket_refuses_bad_messages_and_stays_open(line: Socket) -> None:
         ({"type": "response.create", "model": MODEL, "input": "hi", "temperature": "x"}, "temperature"),
         ({"type": "response.create", "model": "none", "input": "hi"}, "model"),
     ]:
-        line.say(message)
+        line.send_event(message)
         assert line.answer()["error"]["param"] == param
     check_response(line.turn("hi", stream=True))
 

@@ -203,22 +203,22 @@ def test_processes_that_share_a_port_are_shown_together(tmp_path: Path) -> None:
     with Cluster(tmp_path, "--http-workers", "2", *KEYS) as shared:
         shared.wait_until(shared.is_live, "the frontend did not start")
         shared.mocker(*MOCKER)
-        asked: set[str] = set()
+        requested: set[str] = set()
 
-        def ask() -> None:
+        def send_request() -> None:
             with httpx.Client(
                 base_url=shared.http.base_url, timeout=DEADLINE_S
             ) as fresh:  # The kernel may choose the other process.
                 body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
                 answer = fresh.post("/v1/chat/completions", json=body, headers=USER)
             if answer.status_code == 200:  # A process that has not found the worker yet refuses.
-                asked.add(answer.json()["id"][-36:])
+                requested.add(answer.json()["id"][-36:])
 
-        shared.wait_until(lambda: ask() or len(asked) >= 12, "requests failed")
+        shared.wait_until(lambda: send_request() or len(requested) >= 12, "requests failed")
         for _ in range(6):
             with httpx.Client(base_url=shared.http.base_url, timeout=DEADLINE_S, headers=ADMIN) as fresh:
                 found = fresh.get("/console/api/requests?limit=200").json()["requests"]
-            assert asked <= {one["id"] for one in found}
+            assert requested <= {one["id"] for one in found}
 
 
 def test_two_hundred_workers_are_shown_in_answers_of_bounded_size(tmp_path: Path) -> None:

@@ -64,9 +64,9 @@ def test_otel_log_record_names_its_span(collector: Collector) -> None:
     logging.getLogger("t.other").info("working")
     current_request.reset(scope)
     handler.close()
-    (heard,) = collector.logs
-    assert (heard.trace_id.hex(), heard.span_id.hex()) == (ID, SPAN)
-    assert facts_of(heard) == {
+    (received,) = collector.logs
+    assert (received.trace_id.hex(), received.span_id.hex()) == (ID, SPAN)
+    assert facts_of(received) == {
         "target": "t.other",
         "request_id": "r",
         "span_name": "handle_payload",

@@ -20,6 +20,6 @@ def test_exported_span_is_logged_with_the_same_ids(
         span = tracer.start("http-request", {}, request_id="r")
         span.end()
         tracer._inner.close()
-        (heard,) = collector.spans
-        assert {vars(line)["span_id"] for line in log.records} == {heard.span_id.hex()}
-        assert {vars(line)["trace_id"] for line in log.records} == {heard.trace_id.hex()}
+        (received,) = collector.spans
+        assert {vars(line)["span_id"] for line in log.records} == {received.span_id.hex()}
+        assert {vars(line)["trace_id"] for line in log.records} == {received.trace_id.hex()}

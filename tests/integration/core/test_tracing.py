@@ -55,8 +55,8 @@ def test_tracing_starts_a_new_trace_without_a_valid_parent(
     assert trace != TRACE
     span.end()
     tracer.close()
-    (heard,) = collector.spans
-    assert (heard.trace_id.hex(), heard.span_id.hex(), heard.parent_span_id) == (trace, own, b"")
+    (received,) = collector.spans
+    assert (received.trace_id.hex(), received.span_id.hex(), received.parent_span_id) == (trace, own, b"")
 
 
 def test_tracing_samples_once_per_trace(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,4 +67,4 @@ def test_tracing_samples_once_per_trace(collector: Collector, monkeypatch: pytes
     span.end()
     tracer.start("http-request", CLIENT).end()  # The client has already decided about sampling.
     tracer.close()
-    assert [heard.trace_id.hex() for heard in collector.spans] == [TRACE]
+    assert [received.trace_id.hex() for received in collector.spans] == [TRACE]

@@ -76,12 +76,12 @@ class Reply(ReceivedOutput):
 
     @property
     def outputs(self) -> list[EngineOutput]:
-        return [word for word in self.said if isinstance(word, EngineOutput)]
+        return [word for word in self.messages if isinstance(word, EngineOutput)]
 
     def tokens_of(self, index: int) -> list[int]:
         return [
             token
-            for word in self.said
+            for word in self.messages
             for token in ([word] if isinstance(word, int) else word.token_ids)
             if (0 if isinstance(word, int) else word.index) == index
         ]
@@ -178,7 +178,7 @@ async def begin(model: str) -> AsyncIterator[Callable[..., Any]]:
         await engine.stop()
 
 
-def ask(prompt: list[int] | None = None, *, max_tokens: int = 10, **options: Any) -> PreprocessedRequest:
+def send_request(prompt: list[int] | None = None, *, max_tokens: int = 10, **options: Any) -> PreprocessedRequest:
     stop = {"max_tokens": max_tokens} | options.pop("stop", {})
     output = OutputOptions(logprobs=options.pop("logprobs", None))
     guided = options.pop("guided", None)
@@ -235,7 +235,7 @@ KINDS: dict[str, dict[str, Any]] = {
 async def test_disaggregated_output_equals_that_of_one_engine(begin: Any, kind: str) -> None:
     whole, prefill, decode = await begin(), await begin("prefill"), await begin("decode")
     options = dict(KINDS[kind])
-    request = ask(options.pop("prompt", None), **options)
+    request = send_request(options.pop("prompt", None), **options)
     want = await whole.answer(request)
     got = await in_two(prefill, decode, request)
     for index in range(request.sampling_options.n or 1):
@@ -257,7 +257,7 @@ async def test_disaggregated_output_equals_that_of_one_engine(begin: Any, kind: 
 
 async def test_disaggregated_decode_worker_computes_prompt_logprobs_itself(begin: Any) -> None:
     whole, prefill, decode = await begin(), await begin("prefill"), await begin("decode")
-    request = ask(temperature=0.9, seed=3)
+    request = send_request(temperature=0.9, seed=3)
     request.output_options.prompt_logprobs = 1
     want, got = await whole.answer(request), await in_two(prefill, decode, request)
     assert got.tokens == want.tokens
@@ -275,7 +275,7 @@ async def test_disaggregated_decode_worker_computes_prompt_logprobs_itself(begin
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 async def test_disaggregated_blocks_use_the_available_transport(begin: Any, transport: str) -> None:
     prefill, decode = await begin("prefill", kv_transfer=[transport]), await begin("decode", kv_transfer=["shm", "tcp"])
-    await in_two(prefill, decode, ask())
+    await in_two(prefill, decode, send_request())
     config: dict[str, Any] = CONFIG
     layers, heads, dim = config["num_hidden_layers"], config["num_key_value_heads"], config["head_dim"]
     size = 11 * layers * 2 * heads * 4 * dim * 4
@@ -291,20 +291,20 @@ async def test_disaggregated_blocks_are_those_of_the_prefill_worker(begin: Any) 
     whole, prefill, decode = await begin(), await begin("prefill"), await begin("decode", enable_prefix_caching=False)
     other = [(11 * place + 3) % 90 for place in range(41)]
     params = [
-        (await prefill.answer(prefill_request(ask(prompt)))).outputs[0].disaggregated_params
+        (await prefill.answer(prefill_request(send_request(prompt)))).outputs[0].disaggregated_params
         for prompt in (PROMPT, other)
     ]
     right, wrong = dict(params[0]), dict(params[0]) | {"kv": params[1]["kv"]}
-    want = (await whole.answer(ask(max_tokens=20))).tokens
-    assert (await decode.answer(decode_request(ask(max_tokens=20), wrong))).tokens != want
-    assert (await decode.answer(decode_request(ask(max_tokens=20), right))).tokens == want
+    want = (await whole.answer(send_request(max_tokens=20))).tokens
+    assert (await decode.answer(decode_request(send_request(max_tokens=20), wrong))).tokens != want
+    assert (await decode.answer(decode_request(send_request(max_tokens=20), right))).tokens == want
 
 
 async def test_disaggregated_decode_does_not_fetch_cached_blocks(begin: Any) -> None:
     prefill, decode = await begin("prefill"), await begin("decode")
-    first = await in_two(prefill, decode, ask())
+    first = await in_two(prefill, decode, send_request())
     bytes_of_one = decode.host.number("dynamo_component_kv_fetched_bytes_total")
-    again = await in_two(prefill, decode, ask())
+    again = await in_two(prefill, decode, send_request())
     assert again.tokens == first.tokens
     await decode.until(lambda: decode.host.number("dynamo_component_kv_fetches_total") == 2, "one fetch is missing")
     more = decode.host.number("dynamo_component_kv_fetched_bytes_total") - bytes_of_one
@@ -317,7 +317,7 @@ async def test_disaggregated_decode_does_not_fetch_cached_blocks(begin: Any) -> 
 
 async def test_disaggregated_workers_publish_their_cached_blocks(begin: Any) -> None:
     prefill, decode = await begin("prefill"), await begin("decode")
-    await in_two(prefill, decode, ask())
+    await in_two(prefill, decode, send_request())
     for side in (prefill, decode):
         stored = [event for event in side.host.events if isinstance(event, Stored)]
         assert sum(len(event.blocks) for event in stored) >= 10
@@ -330,10 +330,10 @@ async def test_disaggregated_workers_publish_their_cached_blocks(begin: Any) -> 
 
 async def test_disaggregated_decode_computes_a_prompt_without_prefill_result(begin: Any) -> None:
     whole, prefill, decode = await begin(), await begin("prefill", kv_hold_timeout=0.05), await begin("decode")
-    want = (await whole.answer(ask())).tokens
-    output = (await prefill.answer(prefill_request(ask()))).outputs[0]
+    want = (await whole.answer(send_request())).tokens
+    output = (await prefill.answer(prefill_request(send_request()))).outputs[0]
     await prefill.until(lambda: prefill.held == 0, "the blocks were never given up")
-    got = await decode.answer(decode_request(ask(), output.disaggregated_params or {}))
+    got = await decode.answer(decode_request(send_request(), output.disaggregated_params or {}))
     assert got.tokens == want
     await decode.until(
         lambda: decode.host.number("dynamo_component_local_prefills_total", reason="not_held") == 1, "not counted"
@@ -343,10 +343,10 @@ async def test_disaggregated_decode_computes_a_prompt_without_prefill_result(beg
 
 async def test_disaggregated_prefill_failure_causes_only_recomputation(begin: Any) -> None:
     whole, prefill, decode = await begin(), await begin("prefill"), await begin("decode")
-    want = (await whole.answer(ask())).tokens
-    output = (await prefill.answer(prefill_request(ask()))).outputs[0]
+    want = (await whole.answer(send_request())).tokens
+    output = (await prefill.answer(prefill_request(send_request()))).outputs[0]
     await prefill.engine.stop()
-    got = await decode.answer(decode_request(ask(), output.disaggregated_params or {}))
+    got = await decode.answer(decode_request(send_request(), output.disaggregated_params or {}))
     assert got.tokens == want
     await decode.is_clean()
 
@@ -354,27 +354,27 @@ async def test_disaggregated_prefill_failure_causes_only_recomputation(begin: An
 @pytest.mark.parametrize("params", [{}, {"kv_transfer_params": {}}, {"prompt_tokens": 41}, {"prompt_tokens": "many"}])
 async def test_disaggregated_decode_ignores_unusable_transfer_parameters(begin: Any, params: dict[str, Any]) -> None:
     whole, decode = await begin(), await begin("decode")
-    want = (await whole.answer(ask())).tokens
-    assert (await decode.answer(decode_request(ask(), params))).tokens == want
+    want = (await whole.answer(send_request())).tokens
+    assert (await decode.answer(decode_request(send_request(), params))).tokens == want
     assert decode.host.number("dynamo_component_local_prefills_total") == 1
 
 
 async def test_disaggregated_decode_recomputes_blocks_of_another_size(begin: Any) -> None:
     whole, prefill, decode = await begin(), await begin("prefill", block_size=8), await begin("decode")
-    want = (await whole.answer(ask())).tokens
-    assert (await in_two(prefill, decode, ask())).tokens == want
+    want = (await whole.answer(send_request())).tokens
+    assert (await in_two(prefill, decode, send_request())).tokens == want
     assert decode.host.number("dynamo_component_local_prefills_total", reason="layout") == 1
 
 
 async def test_disaggregated_decode_refuses_a_request_without_prefill_router(begin: Any) -> None:
     decode = await begin("decode")
     with pytest.raises(InvalidArgument, match="prefill_result"):
-        decode.engine.submit(ask(), Reply())
+        decode.engine.submit(send_request(), Reply())
 
 
 async def test_disaggregated_decode_computes_locally_on_request(begin: Any) -> None:
     whole, decode = await begin(), await begin("decode")
-    request = ask()
+    request = send_request()
     want = (await whole.answer(request)).tokens
     request.annotations = [BYPASS_REMOTE_PREFILL]
     assert (await decode.answer(request)).tokens == want
@@ -383,17 +383,17 @@ async def test_disaggregated_decode_computes_locally_on_request(begin: Any) -> N
 async def test_disaggregated_abandoned_prefills_are_released(begin: Any) -> None:
     prefill = await begin("prefill", kv_cache_blocks=64, kv_hold_share=1.0, max_model_len=200)
     for first in range(12):
-        await prefill.answer(prefill_request(ask([first, *PROMPT[1:]])))
+        await prefill.answer(prefill_request(send_request([first, *PROMPT[1:]])))
     assert prefill.held <= 64
     long = [(13 * place + 1) % 90 for place in range(190)]
-    await prefill.answer(prefill_request(ask(long)))
+    await prefill.answer(prefill_request(send_request(long)))
     assert prefill.host.number("dynamo_component_kv_holds_ended_total", outcome="given_up") >= 8
 
 
 async def test_disaggregated_cancelled_prefill_holds_no_blocks(begin: Any) -> None:
     prefill = await begin("prefill")
     reply = Reply()
-    prefill.engine.submit(prefill_request(ask()), reply)
+    prefill.engine.submit(prefill_request(send_request()), reply)
     prefill.engine.cancel(reply)
     await prefill.until(lambda: prefill.used == prefill.held, "blocks are left")
     assert not reply.is_finished
@@ -402,9 +402,9 @@ async def test_disaggregated_cancelled_prefill_holds_no_blocks(begin: Any) -> No
 async def test_disaggregated_cancelled_decode_frees_both_sides(begin: Any) -> None:
     prefill, decode = await begin("prefill"), await begin("decode")
     for _ in range(5):
-        output = (await prefill.answer(prefill_request(ask()))).outputs[0]
+        output = (await prefill.answer(prefill_request(send_request()))).outputs[0]
         reply = Reply()
-        decode.engine.submit(decode_request(ask(max_tokens=200), output.disaggregated_params or {}), reply)
+        decode.engine.submit(decode_request(send_request(max_tokens=200), output.disaggregated_params or {}), reply)
         await turns()
         decode.engine.cancel(reply)
         await prefill.is_clean()
@@ -418,7 +418,7 @@ async def test_disaggregated_concurrent_output_equals_that_of_single_requests(be
     prefill = await begin("prefill", kv_cache_blocks=64, max_num_seqs=4, max_model_len=100)
     decode = await begin("decode", kv_cache_blocks=48, max_num_seqs=4, max_model_len=100)
     requests = [
-        ask([(place * (n + 3)) % 90 for place in range(20 + n)], temperature=0.7 if n % 2 else 0.0, seed=n)
+        send_request([(place * (n + 3)) % 90 for place in range(20 + n)], temperature=0.7 if n % 2 else 0.0, seed=n)
         for n in range(16)
     ]
     want = [(await whole.answer(request)).tokens for request in requests]
@@ -526,8 +526,8 @@ class CorePair:
         what = self.rng.choice(["prefill", "decode", "decode", "decode", "fetch", "fetch", "cancel", "expire"])
         if what == "prefill":
             outcome = self.prefill.step()
-            for said in outcome.outputs:
-                self._hand_over(self.firsts.pop(said.generation), said.word, prompts, options)
+            for printed in outcome.outputs:
+                self._hand_over(self.firsts.pop(printed.generation), printed.word, prompts, options)
         elif what == "decode":
             deliver(self.decode.step())
         elif what == "fetch" and self.hand.begun:
@@ -583,16 +583,16 @@ def test_disaggregated_output_is_equal_under_any_order_of_faults(
     prompts = [[*common[: rng.choice([0, 8, 12])], *(rng.randrange(90) for _ in range(rng.randint(1, 20)))] for _ in range(6)]  # fmt: skip
     options: list[dict[str, Any]] = [{"max_tokens": rng.randint(1, 8)} | rng.choice(SAMPLINGS) for _ in prompts]
     want = []
-    for prompt, asked in zip(prompts, options, strict=True):
+    for prompt, requested in zip(prompts, options, strict=True):
         core = Core(models[1], Scheduler(KvBlockPool(30, is_caching=False), sequences_max=4, batched_tokens_max=64), 4)
-        generation = make_generation(prompt, **asked)
+        generation = make_generation(prompt, **requested)
         core.add(generation)
         run(core)
         want.append(spoken(generation.reply))
     cores = CorePair(model, models, make_generation, rng)
     for number, prompt in enumerate(prompts):
-        asked = {name: value for name, value in options[number].items() if name != "choices"}
-        cores.begin(number, prompt, asked)
+        requested = {name: value for name, value in options[number].items() if name != "choices"}
+        cores.begin(number, prompt, requested)
     turns = 0
     while not cores.is_over:
         turns += 1
@@ -610,11 +610,11 @@ def test_disaggregated_output_is_equal_under_any_order_of_faults(
 
 def spoken(reply: Any) -> list[list[int]]:
     """Return the tokens of each choice."""
-    said: dict[int, list[int]] = {}
-    for word in reply.said:
+    printed: dict[int, list[int]] = {}
+    for word in reply.messages:
         index, tokens = (0, [word]) if isinstance(word, int) else (word.index, word.token_ids)
-        said.setdefault(index, []).extend(tokens)
-    return [said[index] for index in sorted(said)]
+        printed.setdefault(index, []).extend(tokens)
+    return [printed[index] for index in sorted(printed)]
 
 
 async def test_disaggregated_transfer_uses_request_plane_certificates(begin: Any, tmp_path: Path) -> None:
@@ -626,12 +626,12 @@ async def test_disaggregated_transfer_uses_request_plane_certificates(begin: Any
         "kv_transfer": ["tcp"],
     }
     prefill, decode = await begin("prefill", **secured), await begin("decode", **secured)
-    await in_two(prefill, decode, ask())
+    await in_two(prefill, decode, send_request())
     await decode.until(
         lambda: decode.host.number("dynamo_component_kv_fetches_total", outcome="ok") == 1, "not fetched"
     )
     plain = await begin("decode", kv_transfer=["tcp"])
-    await in_two(prefill, plain, ask())
+    await in_two(prefill, plain, send_request())
     assert plain.host.number("dynamo_component_kv_fetches_total", outcome="ok") == 0
 
 
@@ -643,9 +643,9 @@ async def test_disaggregated_prompt_of_another_adapter_is_computed_by_the_decode
     for side in sides:
         await side.engine._adapters.load("tuned", one)
     whole, prefill, decode = sides
-    request = msgspec.structs.replace(ask(), routing=Routing(lora_name="tuned"))
+    request = msgspec.structs.replace(send_request(), routing=Routing(lora_name="tuned"))
     want = (await whole.answer(request)).tokens
-    assert want != (await whole.answer(ask())).tokens
+    assert want != (await whole.answer(send_request())).tokens
     assert (await in_two(prefill, decode, request)).tokens == want
     assert decode.host.number("dynamo_component_local_prefills_total") == 0
     await prefill.is_clean()

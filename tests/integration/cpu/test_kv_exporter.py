@@ -10,7 +10,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.integration.cpu.test_disagg import KINDS, Reply, Side, ask, begin, decode_request, model, prefill_request
+from tests.integration.cpu.test_disagg import (
+    KINDS,
+    Reply,
+    Side,
+    begin,
+    decode_request,
+    model,
+    prefill_request,
+    send_request,
+)
 
 from dynamo.cpu.disagg import meeting_of
 from dynamo.kvbm.transfer import sessions
@@ -50,7 +59,7 @@ def outcomes(decode: Side, outcome: str) -> float:
 async def test_disaggregated_tokens_equal_those_of_one_engine(begin: Begin, kind: str, transport: str) -> None:
     alone = await begin()
     prefill, decode, where = await pair(begin, kv_transfer=[transport])
-    request = ask(**({"prompt": LONG} | KINDS[kind]))
+    request = send_request(**({"prompt": LONG} | KINDS[kind]))
     want = await alone.answer(request)
     got = await at_once(prefill, decode, meet(request, where))
     for index in range(request.sampling_options.n or 1):
@@ -73,7 +82,7 @@ async def test_blocks_are_transferred_while_the_prompt_is_computed(
             yield word
 
     monkeypatch.setattr("dynamo.cpu.kv_fetcher.attend", listen)
-    await at_once(prefill, decode, meet(ask(LONG), where))
+    await at_once(prefill, decode, meet(send_request(LONG), where))
     parts = [word for word in words if isinstance(word, sessions.TransferPart)]
     assert [part.first for part in parts] == list(range(0, 36, 4))
     assert isinstance(words[-1], sessions.TransferEnd)
@@ -83,7 +92,7 @@ async def test_blocks_are_transferred_while_the_prompt_is_computed(
 async def test_concurrent_requests_have_equal_output(begin: Begin) -> None:
     alone = await begin()
     prefill, decode, where = await pair(begin)
-    requests = [ask([(place * (at + 3)) % 90 for place in range(30 + 7 * at)]) for at in range(12)]
+    requests = [send_request([(place * (at + 3)) % 90 for place in range(30 + 7 * at)]) for at in range(12)]
     want = [(await alone.answer(request)).tokens for request in requests]
     got = await asyncio.gather(*(at_once(prefill, decode, meet(request, where)) for request in requests))
     assert [one.tokens for one in got] == want
@@ -94,12 +103,12 @@ async def test_concurrent_requests_have_equal_output(begin: Begin) -> None:
 
 async def test_prefill_and_decode_requests_may_arrive_in_any_order(begin: Begin) -> None:
     alone = await begin()
-    want = (await alone.answer(ask())).tokens
+    want = (await alone.answer(send_request())).tokens
     prefill, decode, where = await pair(begin)
-    request = meet(ask(), where)
+    request = meet(send_request(), where)
     await prefill.answer(prefill_request(request))
     assert (await decode.answer(request)).tokens == want
-    request, reply = meet(ask(LONG), where), Reply()
+    request, reply = meet(send_request(LONG), where), Reply()
     decode.engine.submit(request, reply)
     await decode.until(lambda: bool(prefill.engine._exporter.server._sessions), "nobody entered")  # type: ignore[union-attr]
     await prefill.answer(prefill_request(request))
@@ -111,9 +120,9 @@ async def test_prefill_and_decode_requests_may_arrive_in_any_order(begin: Begin)
 
 async def test_interrupted_prefill_is_computed_by_the_decode_worker(begin: Begin) -> None:
     alone = await begin()
-    want = (await alone.answer(ask(LONG))).tokens
+    want = (await alone.answer(send_request(LONG))).tokens
     prefill, decode, where = await pair(begin)
-    request, lost, reply = meet(ask(LONG), where), Reply(), Reply()
+    request, lost, reply = meet(send_request(LONG), where), Reply(), Reply()
     prefill.engine.submit(prefill_request(request), lost)
     prefill.engine.cancel(lost)
     decode.engine.submit(request, reply)
@@ -126,10 +135,10 @@ async def test_interrupted_prefill_is_computed_by_the_decode_worker(begin: Begin
 
 async def test_prefill_worker_that_exits_during_transfer_only_delays_the_response(begin: Begin) -> None:
     alone = await begin()
-    want = (await alone.answer(ask(LONG))).tokens
+    want = (await alone.answer(send_request(LONG))).tokens
     prefill, decode, where = await pair(begin)
     reply = Reply()
-    decode.engine.submit(meet(ask(LONG), where), reply)
+    decode.engine.submit(meet(send_request(LONG), where), reply)
     await decode.until(lambda: bool(prefill.engine._exporter.server._sessions), "nobody entered")  # type: ignore[union-attr]
     await prefill.engine.stop()
     await reply.end()
@@ -147,8 +156,8 @@ async def test_unresponsive_prefill_worker_is_replaced_by_local_prefill(
         where = listener.getsockname()
         if not is_silent:
             listener.close()
-        got = await decode.answer(meet(ask(), where))
-    assert got.tokens == (await alone.answer(ask())).tokens
+        got = await decode.answer(meet(send_request(), where))
+    assert got.tokens == (await alone.answer(send_request())).tokens
     outcome = "timeout" if is_silent else "unreachable"
     await decode.until(lambda: outcomes(decode, outcome) == 1, "it was fetched")
     await decode.is_clean()
@@ -159,13 +168,13 @@ async def test_decode_worker_does_not_wait_for_a_missing_prompt(begin: Begin, mo
     monkeypatch.setattr(sessions, "BEAT_S", 0.05)
     prefill, decode, where = await pair(begin)
     alone = await begin()
-    assert (await decode.answer(meet(ask(), where))).tokens == (await alone.answer(ask())).tokens
+    assert (await decode.answer(meet(send_request(), where))).tokens == (await alone.answer(send_request())).tokens
     await prefill.is_clean()
 
 
 async def test_exported_blocks_of_cancelled_requests_are_freed(begin: Begin) -> None:
     prefill, decode, where = await pair(begin, kv_hold_timeout=1000.0)
-    request, reply = meet(ask(LONG), where), Reply()
+    request, reply = meet(send_request(LONG), where), Reply()
     decode.engine.submit(request, reply)
     decode.engine.cancel(reply)
     await decode.is_clean()
@@ -183,17 +192,17 @@ async def test_exported_blocks_of_cancelled_requests_are_freed(begin: Begin) -> 
 async def test_prompt_without_a_transfer_session_is_transferred_at_once(begin: Begin) -> None:
     alone = await begin()
     prefill, decode, _ = await pair(begin)
-    first = await prefill.answer(prefill_request(ask(LONG)))
+    first = await prefill.answer(prefill_request(send_request(LONG)))
     (output,) = first.outputs
     assert output.disaggregated_params is not None
-    got = await decode.answer(decode_request(ask(LONG), output.disaggregated_params))
-    assert got.tokens == (await alone.answer(ask(LONG))).tokens
+    got = await decode.answer(decode_request(send_request(LONG), output.disaggregated_params))
+    assert got.tokens == (await alone.answer(send_request(LONG))).tokens
 
 
 async def test_cache_too_small_for_chunks_falls_back_to_local_prefill(begin: Begin) -> None:
     alone = await begin()
     prefill, decode, where = await pair(begin)
     prefill.engine._exporter._source._leases._blocks_max = 6  # type: ignore[union-attr]
-    got = await at_once(prefill, decode, meet(ask(LONG), where))
-    assert got.tokens == (await alone.answer(ask(LONG))).tokens
+    got = await at_once(prefill, decode, meet(send_request(LONG), where))
+    assert got.tokens == (await alone.answer(send_request(LONG))).tokens
     await prefill.is_clean()

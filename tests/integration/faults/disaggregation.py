@@ -83,7 +83,7 @@ class Answer:
         return mine == theirs and self.is_done and not self.error
 
 
-def ask(client: httpx.Client, body: dict[str, Any]) -> Answer:
+def send_request(client: httpx.Client, body: dict[str, Any]) -> Answer:
     """Send one streamed request, without retries."""
     answer = Answer()
     wanted = {**body, "stream": True, "stream_options": {"include_usage": True}}
@@ -219,8 +219,8 @@ def reference(folder: Path, bodies: list[dict[str, Any]]) -> list[Answer]:
         wait_until(cluster.is_live, "the frontend never came up")
         cluster.worker("cpu", *CACHE)
         with httpx.Client(base_url=f"http://127.0.0.1:{cluster.port}", timeout=DEADLINE_S) as client:
-            wait_until(lambda: ask(client, bodies[0]).status == 200, "the model is not served")
-            answers = [ask(client, body) for body in bodies]
+            wait_until(lambda: send_request(client, bodies[0]).status == 200, "the model is not served")
+            answers = [send_request(client, body) for body in bodies]
     for answer in answers:
         assert answer.status == 200, answer
         assert answer.is_done, answer
@@ -253,7 +253,7 @@ class Load:
     def _run(self) -> None:
         with self._served.client() as client:
             while (place := self._next()) is not None:
-                answer = ask(client, self._bodies[place])
+                answer = send_request(client, self._bodies[place])
                 with self._guard:
                     self.done += 1
                     if not answer.same_as(self._want[place]):

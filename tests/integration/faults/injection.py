@@ -240,7 +240,7 @@ def serving(folder: Path, *frontend: str) -> Iterator[Cluster]:
         yield cluster
 
 
-class Asked:
+class RequestThread:
     """Streamed request in a thread, with its outcome and its longest gap."""
 
     def __init__(self, cluster: Cluster, **fields: Any) -> None:
@@ -265,7 +265,7 @@ class Asked:
     def has_begun(self) -> bool:
         return bool(self.received_at_s)
 
-    def wait(self) -> "Asked":
+    def wait(self) -> "RequestThread":
         self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive(), "the stream hangs"
         return self
@@ -289,6 +289,6 @@ class Asked:
         return max(after - before for before, after in pairwise(times))
 
 
-def failures(asked: Iterable[Asked]) -> list[str]:
+def failures(requested: Iterable[RequestThread]) -> list[str]:
     """Return the failures of requests, after all of them have ended."""
-    return [one.failure for one in asked if one.wait().failure]
+    return [one.failure for one in requested if one.wait().failure]

@@ -156,10 +156,10 @@ async def connect_and_leave(port: int, dice: random.Random) -> None:
 
 
 async def workers_start_and_stop(port: int) -> None:
-    room = asyncio.Semaphore(AT_ONCE)
+    space = asyncio.Semaphore(AT_ONCE)
 
     async def one(number: int) -> None:
-        async with room:
+        async with space:
             await connect_and_leave(port, random.Random(f"{SEED} {number}"))
 
     async with asyncio.timeout(DEADLINE_S):

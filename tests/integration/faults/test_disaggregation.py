@@ -14,10 +14,10 @@ from tests.integration.faults.disaggregation import (
     FaultInjector,
     Fleet,
     Load,
-    ask,
     fleet,
     reference,
     requests_of,
+    send_request,
 )
 from tests.integration.faults.injection import Freeze, Kill
 
@@ -35,7 +35,7 @@ def want(tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
     return reference(tmp_path_factory.mktemp("reference"), [*BODIES, LONG])
 
 
-class Asked(threading.Thread):
+class RequestThread(threading.Thread):
     """Request in flight in a thread."""
 
     def __init__(self, served: Fleet, body: dict[str, Any]) -> None:
@@ -47,7 +47,7 @@ class Asked(threading.Thread):
 
     def run(self) -> None:
         with self._served.client() as client:
-            self.answer = ask(client, self._body)
+            self.answer = send_request(client, self._body)
 
 
 def under_load(served: Fleet, want: list[Answer], blow: Callable[[], None], total: int = 60) -> Load:
@@ -92,7 +92,7 @@ def test_unresponsive_prefill_worker_does_not_block_requests(tmp_path: Path, wan
 
 def test_streams_survive_a_killed_decode_worker(tmp_path: Path, want: list[Answer]) -> None:
     with fleet(tmp_path / "fleet") as served:
-        streams = [Asked(served, LONG) for _ in range(4)]
+        streams = [RequestThread(served, LONG) for _ in range(4)]
         victim = served.of("decode")[0]
         running = "dynamo_component_inflight_requests"
         wait_until(lambda: served.series(victim, running) > 0, "the worker never had a stream")

@@ -8,7 +8,7 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.processes import wait_until
 from tests.cluster.worker import WorkerProcess
-from tests.integration.faults.injection import CHAT, Asked, SmallDisk, failures, serving
+from tests.integration.faults.injection import CHAT, RequestThread, SmallDisk, failures, serving
 
 pytestmark = pytest.mark.integration
 
@@ -31,7 +31,7 @@ def test_worker_on_a_full_disk_keeps_serving_and_registers_again_later(tmp_path:
     with serving(tmp_path) as cluster:
         worker = WorkerProcess(cluster, *PACED)
         record = worker.record.read_bytes()
-        stream = Asked(cluster, max_tokens=1000)
+        stream = RequestThread(cluster, max_tokens=1000)
         wait_until(lambda: stream.has_begun, "the stream never began")
 
         disk.fill()
@@ -64,12 +64,12 @@ def test_serving_continues_while_the_discovery_directory_is_missing(tmp_path: Pa
         wait_until(lambda: lines(worker, "failed to refresh") > 0, "it was not noticed")
         wait_until(lambda: "keeping the last view" in frontend_log(cluster), "the frontend noticed nothing")
         assert cluster.post(CHAT).status_code == 200, "a registry that cannot be read says nothing of the workers"
-        said = lines(worker, "failed to refresh")
+        output = lines(worker, "failed to refresh")
         time.sleep(REFRESHES_S)
-        assert lines(worker, "failed to refresh") == said
+        assert lines(worker, "failed to refresh") == output
         assert cluster.post(CHAT).status_code == 200
         (tmp_path / "kv").unlink()
-        wait_until(lambda: lines(worker, "refreshed again") == said, "it did not register again")
+        wait_until(lambda: lines(worker, "refreshed again") == output, "it did not register again")
         wait_until(lambda: "readable again" in frontend_log(cluster), "the frontend does not look again")
         assert worker.record.exists()
         assert cluster.post(CHAT).status_code == 200

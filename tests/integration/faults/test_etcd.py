@@ -134,7 +134,9 @@ def test_no_request_fails_during_faults_of_the_only_member(single: EtcdCluster, 
         member.wipe()
         member.start()
         single.wait()
-        assert member.ask("/v3/kv/range", key="AA==", range_end="AA==")["header"]["raft_term"] == "2", "it is another"
+        assert member.send_request("/v3/kv/range", key="AA==", range_end="AA==")["header"]["raft_term"] == "2", (
+            "it is another"
+        )
         wait_until(lambda: logged(cluster, "again"), "nobody registered again")
         wait_until(lambda: single.names() == keys, "not everything was registered again after the loss")
         callers.go_on()

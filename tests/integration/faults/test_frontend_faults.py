@@ -9,7 +9,7 @@ from benchmarks.ports import free_port
 from tests.cluster.cluster import Cluster
 from tests.cluster.processes import wait_until
 from tests.cluster.worker import WorkerProcess
-from tests.integration.faults.injection import CHAT, Asked, Freeze, Kill, failures, serving
+from tests.integration.faults.injection import CHAT, Freeze, Kill, RequestThread, failures, serving
 
 pytestmark = pytest.mark.integration
 
@@ -46,7 +46,7 @@ def test_killed_frontend_cancels_its_streams_and_a_restarted_one_serves_at_once(
 def test_paused_frontend_does_not_affect_others_and_resumes_its_streams(tmp_path: Path) -> None:
     with serving(tmp_path) as cluster:
         worker = WorkerProcess(cluster, *PACED)
-        streams = [Asked(cluster, max_tokens=300) for _ in range(4)]
+        streams = [RequestThread(cluster, max_tokens=300) for _ in range(4)]
         wait_until(lambda: all(one.has_begun for one in streams), "not all streams began")
 
         frozen = Freeze(cluster.frontend)

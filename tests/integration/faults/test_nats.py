@@ -102,36 +102,36 @@ class Pair:
         self.replies.put_nowait(reply)
 
     async def send(self) -> ReceivedOutput:
-        heard = ReceivedOutput()
-        await self.client.send(b"\x80", heard, request_id="r")
-        return heard
+        received = ReceivedOutput()
+        await self.client.send(b"\x80", received, request_id="r")
+        return received
 
     async def reply(self) -> Reply:
         return await asyncio.wait_for(self.replies.get(), DEADLINE_S)
 
     async def answers(self) -> None:
         """Send one request and wait for its end."""
-        heard = await self.send()
+        received = await self.send()
         reply = await self.reply()
         reply.token(1)
         reply.finish()
-        assert await asyncio.wait_for(heard.ended, DEADLINE_S) is None
-        assert heard.tokens == 1
+        assert await asyncio.wait_for(received.ended, DEADLINE_S) is None
+        assert received.tokens == 1
 
     async def heals(self) -> None:
         """Wait until requests succeed again after both ends have detected that the server is back."""
         async with asyncio.timeout(DEADLINE_S):
             while True:
                 try:
-                    heard = await self.send()
+                    received = await self.send()
                 except WorkerUnavailable:
                     await asyncio.sleep(0.02)
                     continue
                 getting = asyncio.ensure_future(self.replies.get())
-                await asyncio.wait({getting, heard.ended}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({getting, received.ended}, return_when=asyncio.FIRST_COMPLETED)
                 if getting.done():
                     getting.result().finish()
-                    assert await heard.ended is None
+                    assert await received.ended is None
                     return
                 getting.cancel()
 
@@ -206,22 +206,22 @@ async def patient(options: NatsOptions) -> AsyncIterator[Pair]:
 
 async def test_short_pause_of_the_server_only_delays_requests(patient: Pair, server: NatsServer) -> None:
     await in_thread(server.pause)
-    heard = await patient.send()
+    received = await patient.send()
     await asyncio.sleep(0.1)
     assert patient.replies.empty()
     await in_thread(server.resume)
     (await patient.reply()).finish()
-    assert await asyncio.wait_for(heard.ended, DEADLINE_S) is None
+    assert await asyncio.wait_for(received.ended, DEADLINE_S) is None
 
 
 async def test_request_in_flight_ends_at_once_when_the_server_is_killed(patient: Pair, server: NatsServer) -> None:
     await in_thread(server.pause)
-    heard = await patient.send()
+    received = await patient.send()
     await asyncio.sleep(0.05)
-    assert not heard.ended.done()
+    assert not received.ended.done()
     killing = asyncio.create_task(in_thread(server.kill))
     began = time.monotonic()
-    assert isinstance(await asyncio.wait_for(heard.ended, DEADLINE_S), Disconnected)
+    assert isinstance(await asyncio.wait_for(received.ended, DEADLINE_S), Disconnected)
     assert time.monotonic() - began < 1
     await killing
 

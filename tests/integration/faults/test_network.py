@@ -14,7 +14,7 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.processes import DEADLINE_S, wait_until
 from tests.cluster.worker import WorkerProcess
-from tests.integration.faults.injection import CHAT, Asked, Proxy, failures, serving
+from tests.integration.faults.injection import CHAT, Proxy, RequestThread, failures, serving
 
 from dynamo.runtime.request_plane import frame
 
@@ -39,7 +39,7 @@ def behind_proxy(cluster: Cluster) -> Iterator[tuple[WorkerProcess, Proxy]]:
 
 def test_connection_reset_between_frontend_and_worker_loses_no_token(tmp_path: Path) -> None:
     with serving(tmp_path, "--migration-limit", "3") as cluster, behind_proxy(cluster) as (worker, proxy):
-        stream = Asked(cluster, max_tokens=700)
+        stream = RequestThread(cluster, max_tokens=700)
         wait_until(lambda: stream.has_begun, "the stream never began")
         spare = WorkerProcess(cluster, *PACED)
         proxy.reset()
@@ -53,7 +53,7 @@ def test_connection_reset_between_frontend_and_worker_loses_no_token(tmp_path: P
 
 def test_requests_return_to_the_only_worker_after_a_connection_reset(tmp_path: Path) -> None:
     with serving(tmp_path, "--migration-limit", "3") as cluster, behind_proxy(cluster) as (worker, proxy):
-        streams = [Asked(cluster, max_tokens=400) for _ in range(3)]
+        streams = [RequestThread(cluster, max_tokens=400) for _ in range(3)]
         wait_until(lambda: all(one.has_begun for one in streams), "not all streams began")
         proxy.reset()
         assert failures(streams) == []
@@ -69,10 +69,10 @@ def test_stalled_connection_does_not_delay_later_requests(tmp_path: Path, monkey
     with serving(tmp_path, "--migration-limit", "3") as cluster, behind_proxy(cluster) as (far, proxy):
         near = WorkerProcess(cluster, *PACED)
         proxy.stall()
-        first = [Asked(cluster) for _ in range(2)]
+        first = [RequestThread(cluster) for _ in range(2)]
         assert failures(first) == []
         proxy.verify_stall()
-        later = [Asked(cluster) for _ in range(6)]
+        later = [RequestThread(cluster) for _ in range(6)]
         assert failures(later) == []
         print(f"stalled way: first pieces after {max(one.silence_s for one in first):.2f} s, "
               f"later ones after {max(one.silence_s for one in later):.2f} s")  # fmt: skip
@@ -88,16 +88,16 @@ def test_stalled_connection_does_not_delay_later_requests(tmp_path: Path, monkey
 
 def send(address: tuple[str, int], data: bytes) -> bytes:
     """Return the bytes that a client receives until the connection is closed or a second has passed."""
-    heard = b""
+    received = b""
     with socket.create_connection(address, timeout=DEADLINE_S) as unknown_client:
         try:
             unknown_client.sendall(data)
             unknown_client.settimeout(1)
             while piece := unknown_client.recv(65536):
-                heard += piece
+                received += piece
         except (TimeoutError, ConnectionError):
             pass
-    return heard
+    return received
 
 
 def is_more(worker: WorkerProcess, name: str, before: float) -> bool:
@@ -119,7 +119,7 @@ def garbage(dice: random.Random) -> dict[str, bytes]:
 def test_malformed_data_on_a_worker_port_is_counted_and_affects_no_request(tmp_path: Path) -> None:
     with serving(tmp_path) as cluster:
         worker = WorkerProcess(cluster, *PACED)
-        stream = Asked(cluster, max_tokens=450)
+        stream = RequestThread(cluster, max_tokens=450)
         wait_until(lambda: stream.has_begun, "the stream never began")
         dice = random.Random(SEED)
         errors = "dynamo_transport_tcp_errors_total"
@@ -143,7 +143,7 @@ def test_malformed_data_on_a_worker_port_is_counted_and_affects_no_request(tmp_p
 def test_malformed_data_on_the_frontend_port_is_refused_and_affects_no_request(tmp_path: Path) -> None:
     with serving(tmp_path) as cluster:
         worker = WorkerProcess(cluster, *PACED)
-        stream = Asked(cluster, max_tokens=450)
+        stream = RequestThread(cluster, max_tokens=450)
         wait_until(lambda: stream.has_begun, "the stream never began")
         dice, address = random.Random(SEED), ("127.0.0.1", cluster.port)
         for data in (
@@ -153,9 +153,9 @@ def test_malformed_data_on_the_frontend_port_is_refused_and_affects_no_request(t
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
             b"GET / HTTP/9.9\r\n\r\n",
         ):
-            heard = send(address, data)
-            assert heard.startswith(b"HTTP/1.1 400 "), heard
-            assert b'"error":{' in heard
+            received = send(address, data)
+            assert received.startswith(b"HTTP/1.1 400 "), received
+            assert b'"error":{' in received
         huge = send(address, b"GET / HTTP/1.1\r\n" + b"x-header: " + b"y" * (4 << 20))
         assert not huge.startswith(b"HTTP/1.1 200")
         with (

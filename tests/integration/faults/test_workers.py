@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.cluster.processes import wait_until
 from tests.cluster.worker import WorkerProcess
-from tests.integration.faults.injection import CHAT, Asked, Freeze, Kill, failures, serving
+from tests.integration.faults.injection import CHAT, Freeze, Kill, RequestThread, failures, serving
 
 pytestmark = pytest.mark.integration
 
@@ -19,12 +19,12 @@ STREAMS = 8
 def test_killed_worker_is_removed_within_two_seconds_and_no_request_fails(tmp_path: Path) -> None:
     with serving(tmp_path, "--migration-limit", "3") as cluster:
         workers = [WorkerProcess(cluster, *PACED) for _ in range(2)]
-        streams = [Asked(cluster, max_tokens=300) for _ in range(STREAMS)]
+        streams = [RequestThread(cluster, max_tokens=300) for _ in range(STREAMS)]
         wait_until(lambda: all(one.has_begun for one in streams), "not all streams began")
         assert all(worker.inflight for worker in workers), "one worker has nothing to lose"
 
         killed = Kill(workers[0].process)
-        late = [Asked(cluster, max_tokens=8) for _ in range(STREAMS)]
+        late = [RequestThread(cluster, max_tokens=8) for _ in range(STREAMS)]
         assert failures(streams + late) == []
         silence_s = max(one.silence_s for one in streams)
         print(f"killed: longest silence {silence_s * 1000:.0f} ms, "
@@ -37,7 +37,7 @@ def test_killed_worker_is_removed_within_two_seconds_and_no_request_fails(tmp_pa
 def test_briefly_paused_worker_keeps_its_streams(tmp_path: Path) -> None:
     with serving(tmp_path, "--migration-limit", "3") as cluster:
         worker = WorkerProcess(cluster, *PACED)
-        stream = Asked(cluster, max_tokens=300)
+        stream = RequestThread(cluster, max_tokens=300)
         wait_until(lambda: stream.has_begun, "the stream never began")
         frozen = Freeze(worker.process)
         time.sleep(2)
@@ -52,16 +52,16 @@ def test_briefly_paused_worker_keeps_its_streams(tmp_path: Path) -> None:
 def test_requests_of_a_paused_worker_migrate_and_others_are_not_delayed(tmp_path: Path) -> None:
     with serving(tmp_path, "--migration-limit", "3") as cluster:
         zombie, spare = (WorkerProcess(cluster, *PACED) for _ in range(2))
-        streams = [Asked(cluster, max_tokens=300) for _ in range(4)]
+        streams = [RequestThread(cluster, max_tokens=300) for _ in range(4)]
         wait_until(lambda: all(one.has_begun for one in streams), "not all streams began")
         assert zombie.inflight, "the worker has nothing to lose"
 
         frozen = Freeze(zombie.process)
-        first = [Asked(cluster) for _ in range(2)]
+        first = [RequestThread(cluster) for _ in range(2)]
         assert failures(first) == []
         # One of them was sent to the stopped worker, and moved to the other one when it did not respond.
         assert max(one.silence_s for one in first) < MOVED_S
-        later = [Asked(cluster).wait() for _ in range(4)]
+        later = [RequestThread(cluster).wait() for _ in range(4)]
         assert failures(later) == []
         assert max(one.silence_s for one in later) < DETECTION_S, "it is still asked"
         frozen.verify()
@@ -89,7 +89,7 @@ def test_paused_frontend_does_not_treat_its_workers_as_unresponsive(tmp_path: Pa
     with serving(tmp_path, "--migration-limit", "3") as cluster:
         for _ in range(2):
             WorkerProcess(cluster, *PACED)
-        streams = [Asked(cluster, max_tokens=300) for _ in range(4)]
+        streams = [RequestThread(cluster, max_tokens=300) for _ in range(4)]
         wait_until(lambda: all(one.has_begun for one in streams), "not all streams began")
         frozen = Freeze(cluster.frontend)
         time.sleep(4)
@@ -104,7 +104,7 @@ def test_paused_frontend_does_not_treat_its_workers_as_unresponsive(tmp_path: Pa
 def test_stream_without_migration_waits_for_a_paused_worker(tmp_path: Path) -> None:
     with serving(tmp_path) as cluster:
         workers = [WorkerProcess(cluster, *PACED) for _ in range(2)]
-        streams = [Asked(cluster, max_tokens=200) for _ in range(2)]
+        streams = [RequestThread(cluster, max_tokens=200) for _ in range(2)]
         wait_until(lambda: all(one.has_begun for one in streams), "not all streams began")
         assert all(worker.inflight for worker in workers), "one worker has nothing to lose"
         frozen = Freeze(workers[0].process)
@@ -123,7 +123,7 @@ def test_stream_timeout_ends_requests_of_the_only_worker_when_it_is_paused(
     monkeypatch.setenv("DYN_TCP_REQUEST_TIMEOUT", "1")
     with serving(tmp_path) as cluster:
         worker = WorkerProcess(cluster, *PACED)
-        stream = Asked(cluster, max_tokens=1000)
+        stream = RequestThread(cluster, max_tokens=1000)
         wait_until(lambda: stream.has_begun, "the stream never began")
         frozen = Freeze(worker.process)
         answer = cluster.post(CHAT)

@@ -138,15 +138,15 @@ def test_kv_peer_that_is_silent_sends_nothing(make: Make) -> None:
         assert fetched(other, f"127.0.0.1:{silent.getsockname()[1]}", 1) == []
 
 
-@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x02xx", b"\xff\xff\xff\xff"])
-def test_kv_peer_survives_malformed_requests(make: Make, said: bytes) -> None:
+@pytest.mark.parametrize("message", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x02xx", b"\xff\xff\xff\xff"])
+def test_kv_peer_survives_malformed_requests(make: Make, message: bytes) -> None:
     one, other = make(), make()
     offload(one, 1)
     host, port = address_of(one).split(":")
     with socket.create_connection((host, int(port)), PATIENCE_S) as link:
         link.settimeout(PATIENCE_S)
         with contextlib.suppress(OSError):  # The message was not read to its end.
-            link.sendall(said)
+            link.sendall(message)
             link.shutdown(socket.SHUT_WR)
             assert link.recv(10) == b""
     assert fetched(other, address_of(one), 1) == [1]

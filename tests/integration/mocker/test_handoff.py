@@ -210,9 +210,9 @@ def frame(message: Any) -> bytes:
 
 async def read(reader: asyncio.StreamReader) -> Any:
     (length,) = struct.unpack("<I", await reader.readexactly(4))
-    said = json.loads(await reader.readexactly(length))
-    assert said["identity"] == IDENTITY
-    return said["message"]
+    expected_message = json.loads(await reader.readexactly(length))
+    assert expected_message["identity"] == IDENTITY
+    return expected_message["message"]
 
 
 def fact(name: str, **words: Any) -> Any:
@@ -247,15 +247,15 @@ async def test_prefill_messages_equal_the_released_ones(place: Place) -> None:
 
 
 async def test_decode_messages_equal_the_released_ones() -> None:
-    heard: list[Any] = []
+    received: list[Any] = []
 
     async def source(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heard.append(await reader.readexactly(8))
-        heard.append(await read(reader))
+        received.append(await reader.readexactly(8))
+        received.append(await read(reader))
         writer.write(frame("Registered") + frame(fact("SourceHeld")) + frame(action(1, "ReserveDestination")))
-        heard.extend([await read(reader), await read(reader)])
+        received.extend([await read(reader), await read(reader)])
         writer.write(frame(action(3, "ActivateDestination")))
-        heard.append(await read(reader))
+        received.append(await read(reader))
         writer.write(frame("Complete"))
         writer.close()
 
@@ -263,7 +263,7 @@ async def test_decode_messages_equal_the_released_ones() -> None:
     async with served(source) as port, asyncio.timeout(WAIT_S):
         await decode.take(Handoff(BootstrapInfo(HOST, port, 7, HANDOFF_ID), "r-1", "vllm", WAIT_S))
     assert decode.active.is_set()
-    assert heard == [
+    assert received == [
         b"DMHF\x01\x00\x00\x00",
         REGISTER,
         {"ActionAck": {"action_id": 1, "outcome": "Accepted"}},
@@ -273,7 +273,7 @@ async def test_decode_messages_equal_the_released_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("expected_message", "why"),
     [
         (frame({"Abort": {"message": "no"}}), "Abort no"),
         (frame("Registered") + frame("Complete"), "before activation"),
@@ -284,11 +284,11 @@ async def test_decode_messages_equal_the_released_ones() -> None:
         (b"", "cannot complete handoff"),
     ],
 )
-async def test_invalid_message_ends_the_decode_session(said: bytes, why: str) -> None:
+async def test_invalid_message_ends_the_decode_session(expected_message: bytes, why: str) -> None:
     async def source(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(8)
         await read(reader)
-        writer.write(said)
+        writer.write(expected_message)
         writer.close()
 
     async with served(source) as port, asyncio.timeout(WAIT_S):

@@ -44,17 +44,17 @@ async def test_replay_resends_messages_from_a_sequence_number() -> None:
         asker = context.socket(zmq.DEALER)
         asker.connect(f"tcp://{HOST}:{port}")
         await asker.send_multipart([b"", struct.pack(">Q", 1)])
-        heard = []
+        received = []
         while True:
             frames = await asyncio.wait_for(asker.recv_multipart(), WAIT_S)
             if not frames[-1]:
                 break
-            heard.append(frames)
-        assert [struct.unpack(">Q", frames[2])[0] for frames in heard] == [1, 2]
-        time_s, told, rank = msgpack_decode(heard[0][3])
-        assert (time_s, rank, told[0]["block_hashes"]) == (1.5, 1, [11, 12])
+            received.append(frames)
+        assert [struct.unpack(">Q", frames[2])[0] for frames in received] == [1, 2]
+        time_s, reported, rank = msgpack_decode(received[0][3])
+        assert (time_s, rank, reported[0]["block_hashes"]) == (1.5, 1, [11, 12])
         (found,) = relayed(
-            heard[0][3], 2, 0, lambda tokens, *_, **__: Stored(None, None, [StoredBlock(len(tokens), 0)])
+            received[0][3], 2, 0, lambda tokens, *_, **__: Stored(None, None, [StoredBlock(len(tokens), 0)])
         )
         assert found.dp_rank == 1, "our own relay reads it"
     finally:

@@ -29,13 +29,13 @@ class Worker:
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
-        self.asked: list[str] = []
+        self.received_requests: list[str] = []
         self.answer: Callable[[BaseHTTPRequestHandler, bytes], None] = whole
         worker = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                worker.asked.append(self.path)
+                worker.received_requests.append(self.path)
                 data = worker.files.get(unquote(self.path))
                 if data is None:
                     self.send_error(404)
@@ -122,7 +122,7 @@ def test_asset_cache_fetches_a_file_once_and_keeps_it_by_hash(
     assert Path(blob).read_bytes() == DATA
     assert blobs(tmp_path) == [blake3(DATA).hexdigest()]
     assert AssetCache(str(tmp_path / "mdc")).fetch(file) == blob
-    assert worker.asked == ["/a/tokenizer.json"]
+    assert worker.received_requests == ["/a/tokenizer.json"]
 
 
 def test_asset_cache_fetches_a_file_without_size(worker: Worker, cache: AssetCache) -> None:
@@ -133,7 +133,7 @@ def test_asset_cache_fetches_a_damaged_blob_again(worker: Worker, cache: AssetCa
     file = reference(worker.put("/t", DATA))
     Path(cache.fetch(file)).write_bytes(DATA[:-1] + b"!")
     assert Path(cache.fetch(file)).read_bytes() == DATA
-    assert len(worker.asked) == 2
+    assert len(worker.received_requests) == 2
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_asset_cache_does_not_request_a_file_beyond_the_limit(worker: Worker, tm
     url = worker.put("/t", DATA)
     with pytest.raises(InvalidArgument, match="1000"):
         cache.fetch(reference(url))
-    assert worker.asked == []
+    assert worker.received_requests == []
     with pytest.raises(InvalidArgument, match="1000"):
         cache.fetch(reference(url, size=None))
     assert blobs(tmp_path) == []
@@ -180,7 +180,7 @@ def test_asset_cache_does_not_request_a_file_beyond_the_limit(worker: Worker, tm
 def test_asset_cache_refuses_an_invalid_checksum(worker: Worker, cache: AssetCache, checksum: str) -> None:
     with pytest.raises(InvalidArgument, match="checksum"):
         cache.fetch(FileReference(worker.put("/t", DATA), checksum))
-    assert worker.asked == []
+    assert worker.received_requests == []
 
 
 @pytest.mark.parametrize("url", ["http://", "http://[::1", "http://host:port/t", "http://127.0.0.1:99999/t"])
@@ -310,12 +310,12 @@ def test_asset_cache_fetches_the_processor_of_an_image_model_once(worker: Worker
     for _ in range(2):
         local = cache.localise(card)
         assert (config_path(local).parent / PROCESSOR_FILE).read_bytes() == b'{"patch_size": 14}'
-    assert worker.asked.count(SHOWN + PROCESSOR_FILE) == 1
+    assert worker.received_requests.count(SHOWN + PROCESSOR_FILE) == 1
 
 
 def test_asset_cache_does_not_request_the_processor_of_a_text_model(worker: Worker, cache: AssetCache) -> None:
     cache.localise(card_of_images(worker))
-    assert worker.asked == [SHOWN + "config.json"]
+    assert worker.received_requests == [SHOWN + "config.json"]
 
 
 @pytest.mark.parametrize("shown", [None, b"{", b" " * (PROCESSOR_BYTES_MAX + 1)])

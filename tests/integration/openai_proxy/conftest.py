@@ -13,7 +13,7 @@ from tests.settle import turns, until
 
 
 @dataclass
-class Asked:
+class ReceivedRequest:
     """A request as the server received it."""
 
     method: str
@@ -35,18 +35,18 @@ class Asked:
         head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
         self.writer.write(head.encode())
 
-    async def say(self, *events: Any) -> None:
+    async def send_event(self, *events: Any) -> None:
         for event in events:
             data = b"data: " + (event if isinstance(event, bytes) else json.dumps(event).encode()) + b"\n\n"
             self.writer.write(b"%x\r\n%s\r\n" % (len(data), data))
         await self.writer.drain()
 
     async def finish(self) -> None:
-        await self.say(b"[DONE]")
+        await self.send_event(b"[DONE]")
         self.writer.write(b"0\r\n\r\n")
 
 
-Serve = Callable[[Asked], Awaitable[None]]
+Serve = Callable[[ReceivedRequest], Awaitable[None]]
 
 
 class Server:
@@ -54,15 +54,15 @@ class Server:
 
     def __init__(self) -> None:
         self.pages: dict[str, Serve] = {}
-        self.asked: list[Asked] = []
+        self.received_requests: list[ReceivedRequest] = []
         self.url = ""
         self._writers: list[asyncio.StreamWriter] = []
 
     def page(self, path: str, body: Any, status: int = 200) -> None:
         """Return a page with constant content."""
 
-        async def serve(asked: Asked) -> None:
-            await asked.answer(body, status, "text/plain" if isinstance(body, bytes) else "application/json")
+        async def serve(requested: ReceivedRequest) -> None:
+            await requested.answer(body, status, "text/plain" if isinstance(body, bytes) else "application/json")
 
         self.pages[path] = serve
 
@@ -75,24 +75,24 @@ class Server:
                 name, _, value = header.partition(":")
                 headers[name.lower()] = value.strip()
             body = await reader.readexactly(int(headers.get("content-length", 0)))
-            asked = Asked(method, path, headers, json.loads(body) if body else None, writer)
-            self.asked.append(asked)
+            requested = ReceivedRequest(method, path, headers, json.loads(body) if body else None, writer)
+            self.received_requests.append(requested)
             found = self.pages.get(path)
             if found is None:
-                await asked.answer({"error": {"message": "no such page"}}, 404)
+                await requested.answer({"error": {"message": "no such page"}}, 404)
                 continue
-            watch = asyncio.ensure_future(self._watch(reader, asked))
-            await found(asked)
+            watch = asyncio.ensure_future(self._watch(reader, requested))
+            await found(requested)
             watch.cancel()
         writer.close()
 
     @staticmethod
-    async def _watch(reader: asyncio.StreamReader, asked: Asked) -> None:
+    async def _watch(reader: asyncio.StreamReader, requested: ReceivedRequest) -> None:
         await until(reader.at_eof)
-        asked.left.set()
+        requested.left.set()
 
-    def sent_at_s(self, path: str) -> list[Asked]:
-        return [one for one in self.asked if one.path == path]
+    def sent_at_s(self, path: str) -> list[ReceivedRequest]:
+        return [one for one in self.received_requests if one.path == path]
 
     def hang_up(self) -> None:
         """Close every connection, including those in use."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.integration.openai_proxy.conftest import Asked, Server
+from tests.integration.openai_proxy.conftest import ReceivedRequest, Server
 from tests.settle import until
 from tests.unit.backend.recorded_reply import RecordedReply
 from tests.unit.openai_proxy.hosts import DEADLINE_S, Host
@@ -63,10 +63,10 @@ def tokens(server: Server, facts: ServerFacts = VLLM, **options: Any) -> TokenEn
 
 
 def says(*chunks: Any) -> Any:
-    async def serve(asked: Asked) -> None:
-        await asked.begin()
-        await asked.say(*chunks)
-        await asked.finish()
+    async def serve(requested: ReceivedRequest) -> None:
+        await requested.begin()
+        await requested.send_event(*chunks)
+        await requested.finish()
 
     return serve
 
@@ -81,24 +81,24 @@ def ids(*token_ids: int, reason: str | None = None) -> dict[str, Any]:
 
 async def ended(engine: ProxyEngine, given: Any, request_id: str = "r1") -> tuple[RecordedReply, BaseException | None]:
     """Send one request and wait for its end."""
-    heard = RecordedReply(request_id)
-    engine.submit(given, heard)  # type: ignore[attr-defined] - both kinds have it
-    error = await heard.end()
+    received = RecordedReply(request_id)
+    engine.submit(given, received)  # type: ignore[attr-defined] - both kinds have it
+    error = await received.end()
     await engine.drain()
-    return heard, error
+    return received, error
 
 
 async def test_chunks_are_returned_unchanged(server: Server) -> None:
     server.pages["/v1/chat/completions"] = says(piece("a"), piece("b", "stop"), {"choices": [], "usage": {}})
     engine = text(server, headers=["X-Team: a"])
     async with started(engine) as (config, _):
-        heard, error = await ended(engine, CHAT)
+        received, error = await ended(engine, CHAT)
     assert (config.model_input, config.model_path, config.served_model_name) == ("Text", "", "ours")
     assert error is None
-    assert [item["choices"][0]["delta"]["content"] for item in heard.items] == ["a", "b"]
-    (asked,) = server.sent_at_s("/v1/chat/completions")
-    assert asked.body["model"] == "theirs"
-    assert (asked.headers["x-request-id"], asked.headers["x-team"]) == ("r1", "a")
+    assert [item["choices"][0]["delta"]["content"] for item in received.items] == ["a", "b"]
+    (requested,) = server.sent_at_s("/v1/chat/completions")
+    assert requested.body["model"] == "theirs"
+    assert (requested.headers["x-request-id"], requested.headers["x-team"]) == ("r1", "a")
 
 
 async def test_response_without_stream_is_one_chunk(server: Server) -> None:
@@ -106,19 +106,19 @@ async def test_response_without_stream_is_one_chunk(server: Server) -> None:
     server.page("/v1/chat/completions", {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
     engine = text(server)
     async with started(engine):
-        heard, error = await ended(engine, CHAT)
+        received, error = await ended(engine, CHAT)
     assert error is None
-    assert heard.items[0]["choices"][0]["delta"] == message
+    assert received.items[0]["choices"][0]["delta"] == message
 
 
 async def test_embedding_vectors_are_returned_unchanged(server: Server) -> None:
     server.page("/v1/embeddings", {"data": [{"embedding": [1.0]}], "model": "theirs", "usage": {}})
     engine = TextEngine(ProxyConfig(url=server.url), FACTS, replace(OFFER, embeds=True))
     async with started(engine) as (config, _):
-        heard, error = await ended(engine, {"model": "ours", "input": "a"})
+        received, error = await ended(engine, {"model": "ours", "input": "a"})
     assert config.model_type == "Embedding"
     assert error is None
-    assert heard.items == [{"data": [{"embedding": [1.0]}], "model": "ours", "usage": {}}]
+    assert received.items == [{"data": [{"embedding": [1.0]}], "model": "ours", "usage": {}}]
     assert "stream" not in server.sent_at_s("/v1/embeddings")[0].body
 
 
@@ -141,38 +141,38 @@ async def test_busy_server_is_a_retryable_error(server: Server) -> None:
     assert error.retry_elsewhere
 
 
-async def breaks(asked: Asked) -> None:
-    await asked.begin()
-    await asked.say(piece("a"))
-    asked.writer.transport.abort()
+async def breaks(requested: ReceivedRequest) -> None:
+    await requested.begin()
+    await requested.send_event(piece("a"))
+    requested.writer.transport.abort()
 
 
-async def stops_short(asked: Asked) -> None:
-    await asked.begin()
-    await asked.say(piece("a"))
-    await asked.finish()
+async def stops_short(requested: ReceivedRequest) -> None:
+    await requested.begin()
+    await requested.send_event(piece("a"))
+    await requested.finish()
 
 
-async def writes_garbage(asked: Asked) -> None:
-    await asked.begin()
-    await asked.say(b"{nonsense")
-    await asked.finish()
+async def writes_garbage(requested: ReceivedRequest) -> None:
+    await requested.begin()
+    await requested.send_event(b"{nonsense")
+    await requested.finish()
 
 
-async def refuses_late(asked: Asked) -> None:
-    await asked.begin()
-    await asked.say(piece("a"), {"error": {"message": "out of blocks", "code": 500}})
-    await asked.finish()
+async def refuses_late(requested: ReceivedRequest) -> None:
+    await requested.begin()
+    await requested.send_event(piece("a"), {"error": {"message": "out of blocks", "code": 500}})
+    await requested.finish()
 
 
-async def hangs(asked: Asked) -> None:
-    await asked.begin()
-    await asked.say(piece("a"))
-    await asked.left.wait()
+async def hangs(requested: ReceivedRequest) -> None:
+    await requested.begin()
+    await requested.send_event(piece("a"))
+    await requested.left.wait()
 
 
-async def never_begins(asked: Asked) -> None:
-    await asked.left.wait()
+async def never_begins(requested: ReceivedRequest) -> None:
+    await requested.left.wait()
 
 
 @pytest.mark.parametrize(
@@ -202,15 +202,15 @@ async def test_cancelled_request_closes_the_connection_to_the_server(server: Ser
     server.pages["/v1/chat/completions"] = page
     engine = text(server)
     async with started(engine):
-        heard = RecordedReply()
-        engine.submit(CHAT, heard)
+        received = RecordedReply()
+        engine.submit(CHAT, received)
         async with asyncio.timeout(DEADLINE_S):
             await until(lambda: server.sent_at_s("/v1/chat/completions"))
-            engine.cancel(heard)
+            engine.cancel(received)
             await server.sent_at_s("/v1/chat/completions")[0].left.wait()
             await engine.drain()
-        assert not heard.ended.done()
-        engine.cancel(heard)  # A second call has no effect.
+        assert not received.ended.done()
+        engine.cancel(received)  # A second call has no effect.
 
 
 async def test_concurrent_requests_are_limited(server: Server) -> None:
@@ -244,27 +244,27 @@ async def test_token_engine_sends_and_receives_token_ids(server: Server) -> None
     server.pages["/v1/completions"] = says(ids(5), ids(6, 7), ids(8, reason="length"), {"choices": [], "usage": {}})
     engine = tokens(server)
     async with started(engine) as (config, _):
-        heard, error = await ended(engine, request(max_tokens=4))
+        received, error = await ended(engine, request(max_tokens=4))
     assert (config.model_path, config.context_length, config.total_kv_blocks) == (DEMO_MODEL, 100, 100)
     assert not config.publishes_kv_events
     assert error is None
-    assert heard.tokens == [5, 6, 7, 8]
-    assert heard.items[-1].finish_reason == "length"
-    assert heard.items[-1].completion_usage.completion_tokens == 4
+    assert received.tokens == [5, 6, 7, 8]
+    assert received.items[-1].finish_reason == "length"
+    assert received.items[-1].completion_usage.completion_tokens == 4
     assert server.sent_at_s("/v1/completions")[0].body["prompt"] == [1, 2, 3]
 
 
 async def test_interrupted_token_stream_is_migratable(server: Server) -> None:
-    async def page(asked: Asked) -> None:
-        await asked.begin()
-        await asked.say(ids(5))
-        asked.writer.transport.abort()
+    async def page(requested: ReceivedRequest) -> None:
+        await requested.begin()
+        await requested.send_event(ids(5))
+        requested.writer.transport.abort()
 
     server.pages["/v1/completions"] = page
     engine = tokens(server)
     async with started(engine):
-        heard, error = await ended(engine, request())
-    assert heard.tokens == [5]
+        received, error = await ended(engine, request())
+    assert received.tokens == [5]
     assert isinstance(error, Disconnected)
 
 
@@ -283,9 +283,9 @@ async def test_token_engine_requests_the_path_of_each_server_kind(
     server.pages[path] = says(*chunks)
     engine = tokens(server, token_api=api.value)
     async with started(engine):
-        heard, error = await ended(engine, request())
+        received, error = await ended(engine, request())
     assert error is None
-    assert heard.tokens == [5, 6]
+    assert received.tokens == [5, 6]
 
 
 async def test_prefill_response_contains_the_kv_transfer_params(server: Server) -> None:
@@ -293,9 +293,9 @@ async def test_prefill_response_contains_the_kv_transfer_params(server: Server) 
     server.page("/v1/completions", whole)
     engine = tokens(server, disaggregation_mode="prefill")
     async with started(engine):
-        heard, error = await ended(engine, request(max_tokens=50, n=2))
+        received, error = await ended(engine, request(max_tokens=50, n=2))
     assert error is None
-    (item,) = heard.items
+    (item,) = received.items
     assert item.disaggregated_params == {"kv_transfer_params": {"remote_host": "h"}}
     assert (item.token_ids, item.finish_reason) == ([5], "length")
     body = server.sent_at_s("/v1/completions")[0].body
@@ -308,12 +308,12 @@ async def test_decode_request_carries_the_kv_transfer_params(server: Server) -> 
     engine = tokens(server, disaggregation_mode="decode")
     async with started(engine):
         given = request(prefill_result=PrefillResult({"kv_transfer_params": {"remote_host": "h"}}))
-        heard, error = await ended(engine, given)
+        received, error = await ended(engine, given)
         with pytest.raises(InvalidArgument, match="prefill_result"):
             engine.submit(request(), RecordedReply())
         alone, _ = await ended(engine, request(annotations=["x-bypass-remote-prefill"]))
     assert error is None
-    assert heard.tokens == alone.tokens == [6]
+    assert received.tokens == alone.tokens == [6]
     first, second = server.sent_at_s("/v1/completions")
     assert first.body["kv_transfer_params"] == {"remote_host": "h"}
     assert "kv_transfer_params" not in second.body
@@ -370,14 +370,14 @@ async def test_engine_closes_the_connection_of_a_cancelled_prefill(server: Serve
     server.pages["/v1/completions"] = never_begins
     engine = tokens(server, disaggregation_mode="prefill")
     async with started(engine):
-        heard = RecordedReply()
-        engine.submit(request(), heard)
+        received = RecordedReply()
+        engine.submit(request(), received)
         async with asyncio.timeout(DEADLINE_S):
             await until(lambda: server.sent_at_s("/v1/completions"))
-            engine.cancel(heard)
+            engine.cancel(received)
             await server.sent_at_s("/v1/completions")[0].left.wait()
             await engine.drain()
-        assert heard.items == []
+        assert received.items == []
 
 
 async def test_kv_events_require_the_cache_size(server: Server) -> None:

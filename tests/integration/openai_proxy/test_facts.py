@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.certificates import Certificates
-from tests.integration.openai_proxy.conftest import Asked, Server, running
+from tests.integration.openai_proxy.conftest import ReceivedRequest, Server, running
 from tests.settle import repeat
 
 from dynamo.core.clock import ManualClock
@@ -105,12 +105,12 @@ async def test_health_is_checked_by_the_model_list_without_a_health_page(server:
 
 
 async def test_loading_server_is_awaited(server: Server) -> None:
-    asked: list[Asked] = []
+    requested: list[ReceivedRequest] = []
 
-    async def slow(one: Asked) -> None:
-        asked.append(one)
-        status = 503 if len(asked) == 1 else 200
-        await one.answer(models(*("a" for _ in asked[2:3])), status)
+    async def slow(one: ReceivedRequest) -> None:
+        requested.append(one)
+        status = 503 if len(requested) == 1 else 200
+        await one.answer(models(*("a" for _ in requested[2:3])), status)
 
     server.pages["/v1/models"] = slow
     clock = ManualClock()

@@ -17,9 +17,9 @@ __all__ = ["LLM", "SamplingParams"]
 class Result:
     """Response of a request: cumulative at each step, or complete when streaming is off."""
 
-    def __init__(self, llm: "LLM", asked: SimpleNamespace) -> None:
+    def __init__(self, llm: "LLM", request: SimpleNamespace) -> None:
         self._llm = llm
-        self._requested = asked
+        self._requested = request
         self._steps = self._emit()
         self.cached_tokens = 0
         self.outputs: list[Any] = []
@@ -32,15 +32,15 @@ class Result:
         return self._steps
 
     async def _emit(self) -> AsyncIterator[Any]:
-        asked, llm = self._requested, self._llm
-        prompt, given = asked.inputs, asked.disaggregated
+        request, llm = self._requested, self._llm
+        prompt, given = request.inputs, request.disaggregated
         one = scripted.CompletionOutput(0)
         self.outputs = [one]
         if given is not None and given.request_type == "generation_only" and given.opaque_state != echo.digest(prompt):
             raise scripted.RequestError("another prompt's blocks")
         self.cached_tokens, parent, names, tokens = llm.held.add(prompt)
         llm.publish(parent, names, tokens)
-        for token in echo.answer(prompt, asked.params.max_tokens):
+        for token in echo.answer(prompt, request.params.max_tokens):
             await asyncio.sleep(echo.STEP_S)
             if self.is_aborted:
                 echo.note("aborted", str(len(one.token_ids)))
@@ -48,7 +48,7 @@ class Result:
                 yield self
                 return
             one.token_ids.append(token)
-            if asked.streaming and len(one.token_ids) < asked.params.max_tokens:
+            if request.streaming and len(one.token_ids) < request.params.max_tokens:
                 yield copy.copy(self)
         one.finish_reason = "length"
         if given is not None and given.request_type == "context_only":
@@ -71,8 +71,8 @@ class LLM(scripted.LLM):
         self._child = echo.start_child()
         self._number = 0
 
-    def answer(self, asked: SimpleNamespace) -> Any:
-        return Result(self, asked)
+    def answer(self, request: SimpleNamespace) -> Any:
+        return Result(self, request)
 
     def publish(self, parent: int | None, names: list[int], tokens: list[int]) -> None:
         if not names:

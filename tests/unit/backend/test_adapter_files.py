@@ -21,14 +21,14 @@ class Store:
     """A remote source that counts its requests."""
 
     def __init__(self, path: Path, *, bytes_max: int = 100_000) -> None:
-        self.asked: list[str] = []
+        self.received_requests: list[str] = []
         self.now = 1000.0
         self.fails_after = len(FILES)
         self.path = path / "cache"
         self.files = AdapterFiles(str(self.path), bytes_max, {"far": self.fetch}, lambda: self.now)
 
     def fetch(self, rest: str, directory: str) -> None:
-        self.asked.append(rest)
+        self.received_requests.append(rest)
         for number, name in enumerate(FILES):
             if number == self.fails_after:
                 raise InvalidArgument(f"far://{rest}: the line broke")
@@ -52,7 +52,7 @@ def test_local_adapter_directory_is_used_in_place(tmp_path: Path) -> None:
 def test_remote_adapter_is_downloaded_once(tmp_path: Path) -> None:
     store = Store(tmp_path)
     assert store.hold("a") == store.hold("a")
-    assert store.asked == ["a"]
+    assert store.received_requests == ["a"]
     assert store.hold("a/b") != store.hold("a-b"), "names that look alike are different adapters"
 
 
@@ -80,7 +80,7 @@ def test_damaged_adapter_file_is_downloaded_again(tmp_path: Path, tear: Callable
     path = Path(store.hold("a"))
     tear(path / name)
     assert store.hold("a") == str(path)
-    assert store.asked == ["a", "a"]
+    assert store.received_requests == ["a", "a"]
     assert (path / FILES[1]).read_bytes() == b"a" * 1000
 
 
@@ -140,17 +140,17 @@ def test_s3_address_without_bucket_or_prefix_is_refused(uri: str, tmp_path: Path
 def test_hub_download_fetches_the_two_files_of_a_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
-    asked: list[tuple[str, dict[str, Any]]] = []
+    requested: list[tuple[str, dict[str, Any]]] = []
 
     def download(name: str, **options: Any) -> str:
-        asked.append((name, options))
+        requested.append((name, options))
         (tmp_path / ".cache").mkdir()
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     fetch_from_hub("someone/tuned@v2", str(tmp_path))
     want = {"revision": "v2", "allow_patterns": list(FILES), "local_dir": str(tmp_path)}
-    assert asked == [("someone/tuned", want)]
+    assert requested == [("someone/tuned", want)]
     assert list(tmp_path.iterdir()) == [], "what the hub's client notes down is no part of the adapter"
 
     def refuse(name: str, **options: Any) -> str:

@@ -70,7 +70,7 @@ class Engine:
 REQUEST = PreprocessedRequest(model="m", token_ids=[1])
 
 
-class Told:
+class RecordedCalls:
     """Watcher that records its calls."""
 
     def __init__(self) -> None:
@@ -95,12 +95,12 @@ def admission(slots: int | None = None, queue_max: int = 0) -> tuple[Admission, 
 
 def test_engine_output_reaches_the_caller() -> None:
     gate, engine = admission()
-    heard = ReceivedOutput()
-    gate.enter(REQUEST, heard)
+    received = ReceivedOutput()
+    gate.enter(REQUEST, received)
     engine.running[0].token(5)
     engine.running[0].item("last")
     engine.running[0].finish()
-    assert (heard.tokens, heard.items, heard.ends, heard.error) == ([5], ["last"], 1, None)
+    assert (received.tokens, received.items, received.ends, received.error) == ([5], ["last"], 1, None)
     assert gate.requests == 0
 
 
@@ -146,12 +146,12 @@ def test_caller_disconnect_in_the_queue_removes_the_request() -> None:
 
 def test_caller_disconnect_after_the_end_has_no_effect() -> None:
     gate, engine = admission()
-    heard = ReceivedOutput()
-    gate.enter(REQUEST, heard)
+    received = ReceivedOutput()
+    gate.enter(REQUEST, received)
     engine.running.pop().finish()
-    heard.leave()
+    received.leave()
     assert engine.cancelled == []
-    assert heard.ends == 1
+    assert received.ends == 1
 
 
 def test_request_refused_by_the_engine_occupies_no_slot() -> None:
@@ -175,13 +175,13 @@ def test_queued_request_refused_by_the_engine_receives_the_error() -> None:
 
 def test_admission_refuse_finishes_running_requests_and_refuses_new_ones() -> None:
     gate, engine = admission()
-    heard = ReceivedOutput()
-    gate.enter(REQUEST, heard)
+    received = ReceivedOutput()
+    gate.enter(REQUEST, received)
     gate.refuse()
     with pytest.raises(EngineShutdown):
         gate.enter(REQUEST, ReceivedOutput())
     engine.running.pop().finish()
-    assert (heard.ends, heard.error) == (1, None)
+    assert (received.ends, received.error) == (1, None)
 
 
 def test_admission_cut_fails_all_running_and_queued_requests_once() -> None:
@@ -198,8 +198,8 @@ def test_admission_cut_fails_all_running_and_queued_requests_once() -> None:
 
 
 def test_admission_measures_waits_from_arrival() -> None:
-    engine, told, clock = Engine(), Told(), ManualClock()
-    gate = Admission(engine.begin, engine.cancel, slots=1, queue_max=1, watcher=told, clock=clock)
+    engine, reported, clock = Engine(), RecordedCalls(), ManualClock()
+    gate = Admission(engine.begin, engine.cancel, slots=1, queue_max=1, watcher=reported, clock=clock)
     gate.enter(REQUEST, ReceivedOutput())
     gate.enter(REQUEST, ReceivedOutput())
     with pytest.raises(WorkerOverloaded):
@@ -211,9 +211,9 @@ def test_admission_measures_waits_from_arrival() -> None:
     engine.running.pop().finish()
     clock.advance(4)
     engine.running[0].item("all of it")
-    assert told.rejections == 1
-    assert told.waits == [0, 3]
-    assert told.first_responses == [2, 7]
+    assert reported.rejections == 1
+    assert reported.waits == [0, 3]
+    assert reported.first_responses == [2, 7]
 
 
 class Life(RuleBasedStateMachine):
@@ -227,28 +227,28 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def enter(self) -> None:
-        heard = ReceivedOutput(str(len(self.all)))
+        received = ReceivedOutput(str(len(self.all)))
         try:
-            self.gate.enter(REQUEST, heard)
+            self.gate.enter(REQUEST, received)
         except WorkerOverloaded:
             assert len(self.inside) == self.gate.slots + self.gate.queue_max
         else:
-            self.all.append(heard)
-            self.inside.append(heard)
+            self.all.append(received)
+            self.inside.append(received)
 
     @precondition(lambda self: self.inside)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        heard = data.draw(st.sampled_from(self.inside))
-        self.inside.remove(heard)
-        heard.leave()
+        received = data.draw(st.sampled_from(self.inside))
+        self.inside.remove(received)
+        received.leave()
 
     @precondition(lambda self: self.engine.running)
     @rule(data=st.data())
     def answer(self, data: st.DataObject) -> None:
         ticket = data.draw(st.sampled_from(self.engine.running))
         self.engine.running.remove(ticket)
-        self.inside.remove(next(heard for heard in self.inside if heard.request_id == ticket.request_id))
+        self.inside.remove(next(received for received in self.inside if received.request_id == ticket.request_id))
         ticket.finish()
 
     @precondition(lambda self: self.inside)
@@ -264,8 +264,8 @@ class Life(RuleBasedStateMachine):
             return
         assert self.gate.requests == len(self.inside)
         assert len(self.engine.running) == len(self.gate.running) == min(len(self.inside), self.gate.slots)
-        assert all(heard.ends <= 1 for heard in self.all)
-        assert all(heard.ends == 0 for heard in self.inside)
+        assert all(received.ends <= 1 for received in self.all)
+        assert all(received.ends == 0 for received in self.inside)
 
 
 TestLife = Life.TestCase
@@ -295,23 +295,23 @@ class FakeReply:
     request_id = "r"
 
     def __init__(self) -> None:
-        self.said: list[Any] = []
+        self.outputs: list[Any] = []
         self.is_cancelled = False
 
     def on_cancel(self, callback: Any) -> None:
-        self.said.append(callback)
+        self.outputs.append(callback)
 
     def token(self, token_id: int) -> None:
-        self.said.append(token_id)
+        self.outputs.append(token_id)
 
     def item(self, value: Any) -> None:
-        self.said.append(value)
+        self.outputs.append(value)
 
     def finish(self) -> None:
-        self.said.append("end")
+        self.outputs.append("end")
 
     def fail(self, error: BaseException) -> None:
-        self.said.append(error)
+        self.outputs.append(error)
 
 
 def traced() -> tuple[TracedReply, FakeReply, FakeSpan]:
@@ -336,7 +336,7 @@ def test_traced_reply_forwards_output_and_records_usage_in_the_span() -> None:
     one.item({"anything": 1})
     one.item(last)
     one.finish()
-    assert reply.said == [1, {"anything": 1}, last, "end"]
+    assert reply.outputs == [1, {"anything": 1}, last, "end"]
     assert span.facts == {"finish_reason": "length", "input_tokens": 5, "output_tokens": 2}
     assert span.ends == [None]
 
@@ -350,7 +350,7 @@ def test_traced_reply_records_errors_and_cancellation_in_the_span() -> None:
     one, reply, span = traced()
     error = Unknown("broken")
     one.fail(error)
-    assert (reply.said, span.ends) == ([error], [error])
+    assert (reply.outputs, span.ends) == ([error], [error])
     one, reply, span = traced()
     reply.is_cancelled = True
     assert one.is_cancelled

@@ -54,7 +54,7 @@ class Bench:
         self.runtime.register_engine_route = self.routes.__setitem__  # type: ignore[method-assign]
         self.system = SystemServer(self.runtime.health, self.runtime.metrics, self.routes)
 
-    async def ask(self, name: str, body: Any) -> Any:
+    async def send_request(self, name: str, body: Any) -> Any:
         """Over the request plane."""
         client = await self.caller.endpoint(f"dynamo.backend.{name}").client()
         await client.wait_for_instances()
@@ -84,13 +84,13 @@ async def bench(model_dir: str) -> AsyncIterator[Bench]:
 
 
 async def test_control_endpoints_and_engine_routes_respond(bench: Bench) -> None:
-    assert await bench.ask("twice", {"n": 4}) == {"twice": 8}
+    assert await bench.send_request("twice", {"n": 4}) == {"twice": 8}
     assert await bench.http("POST", "/engine/control/twice", {"n": 2}) == (200, {"twice": 4})
 
 
 async def test_endpoint_error_for_an_invalid_request_reaches_the_caller(bench: Bench) -> None:
     with pytest.raises(DynamoException, match="twice"):
-        await bench.ask("twice", {"odd": 1})
+        await bench.send_request("twice", {"odd": 1})
 
 
 async def test_adapters_are_loaded_and_unloaded_over_http(bench: Bench, tmp_path: Path) -> None:
@@ -107,6 +107,6 @@ async def test_adapters_are_loaded_and_unloaded_over_http(bench: Bench, tmp_path
 
 async def test_adapters_are_loaded_and_unloaded_over_the_request_plane(bench: Bench, tmp_path: Path) -> None:
     body = {"lora_name": "a", "source": {"uri": str(tmp_path)}}
-    assert (await bench.ask("load_lora", body))["status"] == "success"
-    assert (await bench.ask("list_loras", None))["count"] == 1
-    assert (await bench.ask("unload_lora", {"lora_name": "a"}))["status"] == "success"
+    assert (await bench.send_request("load_lora", body))["status"] == "success"
+    assert (await bench.send_request("list_loras", None))["count"] == 1
+    assert (await bench.send_request("unload_lora", {"lora_name": "a"}))["status"] == "success"

@@ -32,7 +32,7 @@ class Stage:
     """A service whose environment records every call."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.outputs: list[str] = []
         self.is_quiet = asyncio.Event()
         self.admission = Admission(lambda _request, reply: self.running.append(reply), lambda _: None)
         self.running: list[Any] = []
@@ -42,18 +42,18 @@ class Stage:
         self.service.opened()
 
     async def leave(self) -> None:
-        self.said.append("leave")
+        self.outputs.append("leave")
 
     async def join(self) -> None:
-        self.said.append("join")
+        self.outputs.append("join")
 
     async def until_quiet(self) -> None:
         await self.is_quiet.wait()
 
-    def ask(self) -> None:
+    def begin_drain(self) -> None:
         self.admission.enter(PreprocessedRequest("m", [1]), Reply())
 
-    def told(self) -> tuple[DrainState, int, bool, bool]:
+    def drain_state(self) -> tuple[DrainState, int, bool, bool]:
         status = self.service.status()
         return status.state, status.inflight_requests, status.safe_to_delete, status.discovery_registered
 
@@ -69,21 +69,21 @@ async def turn() -> None:
 
 async def test_draining_worker_accepts_late_requests_until_quiet_and_refuses_them_afterwards(stage: Stage) -> None:
     await stage.service.drain()
-    stage.ask()
+    stage.begin_drain()
     await turn()
-    assert stage.told() == (DrainState.DRAINING, 1, False, False)
+    assert stage.drain_state() == (DrainState.DRAINING, 1, False, False)
     stage.is_quiet.set()
     await turn()
     with pytest.raises(EngineShutdown, match="draining"):
-        stage.ask()
-    assert stage.told() == (DrainState.DRAINING, 1, False, False)
+        stage.begin_drain()
+    assert stage.drain_state() == (DrainState.DRAINING, 1, False, False)
     stage.running[0].finish()
-    assert stage.told() == (DrainState.DRAINED, 0, True, False)
+    assert stage.drain_state() == (DrainState.DRAINED, 0, True, False)
 
 
 async def test_second_drain_has_no_effect(stage: Stage) -> None:
     await asyncio.gather(stage.service.drain(), stage.service.drain())
-    assert stage.said == ["leave"]
+    assert stage.outputs == ["leave"]
 
 
 @pytest.mark.parametrize("is_quiet", [False, True])
@@ -94,10 +94,10 @@ async def test_resumed_worker_is_registered_and_accepts_requests(stage: Stage, i
         await turn()
     await stage.service.resume()
     await turn()
-    stage.ask()
-    assert stage.told() == (DrainState.SERVING, 1, False, True)
+    stage.begin_drain()
+    assert stage.drain_state() == (DrainState.SERVING, 1, False, True)
     await stage.service.resume()
-    assert stage.said == ["leave", "join"]
+    assert stage.outputs == ["leave", "join"]
 
 
 async def test_stopped_worker_cannot_resume(stage: Stage) -> None:
@@ -105,8 +105,8 @@ async def test_stopped_worker_cannot_resume(stage: Stage) -> None:
     await stage.service.stop()
     await stage.service.resume()
     await stage.service.drain()
-    assert stage.told() == (DrainState.STOPPING, 0, True, False)
-    assert stage.said == ["leave", "leave"]
+    assert stage.drain_state() == (DrainState.STOPPING, 0, True, False)
+    assert stage.outputs == ["leave", "leave"]
 
 
 async def test_control_routes_apply_to_all_workers_of_a_process(stage: Stage) -> None:

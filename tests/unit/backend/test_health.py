@@ -11,11 +11,11 @@ from dynamo.core.clock import ManualClock
 
 async def test_engine_health_check_timeout_is_reported_as_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_ENGINE_HEALTH_CHECK_TIMEOUT", "0.01")
-    clock, told = ManualClock(), []
+    clock, reported = ManualClock(), []
 
     async def look() -> None:
         await asyncio.Event().wait()
 
-    watching = asyncio.ensure_future(watch(look, told.append, clock))
+    watching = asyncio.ensure_future(watch(look, reported.append, clock))
     await repeat(lambda: clock.advance(2.0), watching.done)
-    assert [type(one) for one in told] == [TimeoutError]
+    assert [type(one) for one in reported] == [TimeoutError]

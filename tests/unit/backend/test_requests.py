@@ -55,17 +55,17 @@ async def test_dropped_request_receives_no_output_and_is_cancelled_after_its_gra
 
 
 def test_engine_death_is_reported_once_and_not_after_stop() -> None:
-    life, told = EngineLiveness(), []
+    life, reported = EngineLiveness(), []
     life.die(RuntimeError("before it began"))
-    life.began(told.append)
+    life.began(reported.append)
     life.check()
     life.die(RuntimeError("a"))
     life.die(RuntimeError("b"))
-    assert [str(one) for one in told] == ["a"]
+    assert [str(one) for one in reported] == ["a"]
     with pytest.raises(EngineShutdown):
         life.check()
     other = EngineLiveness()
-    other.began(told.append)
+    other.began(reported.append)
     other.stopped()
     other.die(RuntimeError("c"))
-    assert len(told) == 1
+    assert len(reported) == 1

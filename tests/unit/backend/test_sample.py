@@ -66,30 +66,30 @@ def request(token_ids: list[int], max_tokens: int | None = None) -> Preprocessed
 
 
 async def test_sample_engine_echoes_the_prompt() -> None:
-    engine, heard = await started(), ReceivedOutput()
-    engine.submit(request([7, 8, 9]), heard)
+    engine, received = await started(), ReceivedOutput()
+    engine.submit(request([7, 8, 9]), received)
     await asyncio.wait_for(engine.drain(), 5)
-    assert heard.ended.is_set()
-    assert heard.tokens == [7, 8]
-    assert heard.last is not None
-    assert (heard.last.token_ids, heard.last.finish_reason) == ([9], "length")
+    assert received.ended.is_set()
+    assert received.tokens == [7, 8]
+    assert received.last is not None
+    assert (received.last.token_ids, received.last.finish_reason) == ([9], "length")
 
 
 async def test_response_length_is_limited_by_max_tokens() -> None:
-    engine, heard = await started(), ReceivedOutput()
-    engine.submit(request([7, 8, 9], 2), heard)
+    engine, received = await started(), ReceivedOutput()
+    engine.submit(request([7, 8, 9], 2), received)
     await asyncio.wait_for(engine.drain(), 5)
-    assert heard.last is not None
-    assert heard.last.completion_usage is not None
-    assert heard.last.completion_usage.total_tokens == 5
+    assert received.last is not None
+    assert received.last.completion_usage is not None
+    assert received.last.completion_usage.total_tokens == 5
 
 
 async def test_cancelled_request_receives_no_output() -> None:
-    engine, heard = await started(), ReceivedOutput()
-    engine.submit(request([7, 8, 9]), heard)
-    engine.cancel(heard)
+    engine, received = await started(), ReceivedOutput()
+    engine.submit(request([7, 8, 9]), received)
+    engine.cancel(received)
     await asyncio.wait_for(engine.drain(), 5)
-    assert (heard.tokens, heard.ended.is_set()) == ([], False)
+    assert (received.tokens, received.ended.is_set()) == ([], False)
 
 
 @pytest.mark.parametrize("wrong", [request([]), request([1], 0), request([1] * 5000)])

@@ -75,8 +75,8 @@ class Held(EchoEngine):
         self.is_stopped = False
 
     def _schedule(self) -> None:
-        said = [echo.sent for echo in self._running.values()]
-        if not self.is_held or not all(said):
+        message = [echo.sent for echo in self._running.values()]
+        if not self.is_held or not all(message):
             super()._schedule()
 
     def let_go(self) -> None:
@@ -97,7 +97,7 @@ class Bench:
         self.client = client
         self.clock = clock
 
-    async def ask(self, *token_ids: int) -> tuple[ReceivedOutput, Call]:
+    async def send_request(self, *token_ids: int) -> tuple[ReceivedOutput, Call]:
         return await self.send(
             encode(
                 PreprocessedRequest(model="echo", token_ids=list(token_ids), stop_conditions=StopConditions()), MSGPACK
@@ -105,8 +105,10 @@ class Bench:
         )
 
     async def send(self, body: bytes) -> tuple[ReceivedOutput, Call]:
-        heard = ReceivedOutput()
-        return heard, await self.client.send(body, heard, request_id="r", instance_id=self.worker.runtime.instance_id)
+        received = ReceivedOutput()
+        return received, await self.client.send(
+            body, received, request_id="r", instance_id=self.worker.runtime.instance_id
+        )
 
     async def records(self, bucket: str) -> dict[str, bytes]:
         return await self.caller.discovery.snapshot(bucket)
@@ -133,12 +135,12 @@ async def serving(engine: EchoEngine, *argv: str) -> AsyncIterator[Bench]:
 
 async def test_worker_answers_a_request(model_dir: str) -> None:
     async with serving(EchoEngine(model_dir)) as bench:
-        heard, _ = await bench.ask(5, 6, 7)
-        await heard.end()
-        assert heard.error is None
-        assert heard.tokens == [5, 6]
-        assert heard.last is not None
-        assert (heard.last.token_ids, heard.last.finish_reason) == ([7], "length")
+        received, _ = await bench.send_request(5, 6, 7)
+        await received.end()
+        assert received.error is None
+        assert received.tokens == [5, 6]
+        assert received.last is not None
+        assert (received.last.token_ids, received.last.finish_reason) == ([7], "length")
 
 
 async def test_model_card_has_the_values_of_the_engine(model_dir: str) -> None:
@@ -165,21 +167,21 @@ async def test_worker_is_ready_between_start_and_stop(model_dir: str) -> None:
 @pytest.mark.parametrize("body", [b"", b"\xc1", encode({"model": 3}, MSGPACK), encode([1], MSGPACK)])
 async def test_unreadable_request_is_an_invalid_argument(model_dir: str, body: bytes) -> None:
     async with serving(EchoEngine(model_dir)) as bench:
-        heard, _ = await bench.send(body)
-        assert isinstance((await heard.end()).error, InvalidArgument)
+        received, _ = await bench.send(body)
+        assert isinstance((await received.end()).error, InvalidArgument)
 
 
 async def test_request_refused_by_the_engine_is_an_invalid_argument(model_dir: str) -> None:
     async with serving(EchoEngine(model_dir)) as bench:
-        heard, _ = await bench.ask()
-        assert isinstance((await heard.end()).error, InvalidArgument)
+        received, _ = await bench.send_request()
+        assert isinstance((await received.end()).error, InvalidArgument)
 
 
 async def test_worker_refuses_prompt_embeds_for_an_engine_with_token_input_only(model_dir: str) -> None:
     async with serving(EchoEngine(model_dir)) as bench:
         request = PreprocessedRequest(model="echo", token_ids=[], prompt_embeds="AAAA")
-        heard, _ = await bench.send(encode(request, MSGPACK))
-        error = (await heard.end()).error
+        received, _ = await bench.send(encode(request, MSGPACK))
+        error = (await received.end()).error
         assert isinstance(error, InvalidArgument)
         assert "prompt_embeds is not supported by the engine of model `echo`" in str(error)
 
@@ -188,7 +190,7 @@ async def test_full_worker_refuses_requests_as_overloaded(model_dir: str, monkey
     monkeypatch.setenv("DYN_DYNAMO_REQUEST_QUEUE_LIMIT", "1")
     engine = Held(model_dir)
     async with serving(engine, "--engine-request-limit=1") as bench:
-        running, waiting, third = [(await bench.ask(1, 2, 3))[0] for _ in range(3)]
+        running, waiting, third = [(await bench.send_request(1, 2, 3))[0] for _ in range(3)]
         error = (await third.end()).error
         assert isinstance(error, WorkerOverloaded)
         assert error.retry_elsewhere
@@ -201,19 +203,19 @@ async def test_full_worker_refuses_requests_as_overloaded(model_dir: str, monkey
 
 async def test_stopped_request_ends_with_finish_reason_cancelled(model_dir: str) -> None:
     async with serving(Held(model_dir)) as bench:
-        heard, call = await bench.ask(1, 2, 3)
-        await asyncio.wait_for(heard.first.wait(), 5)
+        received, call = await bench.send_request(1, 2, 3)
+        await asyncio.wait_for(received.first.wait(), 5)
         call.stop()
-        await heard.end()
-        assert heard.last is not None
-        assert heard.last.finish_reason == "cancelled"
+        await received.end()
+        assert received.last is not None
+        assert received.last.finish_reason == "cancelled"
 
 
 async def test_cancelled_request_is_removed_from_the_engine(model_dir: str) -> None:
     engine = Held(model_dir)
     async with serving(engine) as bench:
-        heard, call = await bench.ask(1, 2, 3)
-        await asyncio.wait_for(heard.first.wait(), 5)
+        received, call = await bench.send_request(1, 2, 3)
+        await asyncio.wait_for(received.first.wait(), 5)
         call.kill()
         await turns(10)
         assert not engine._running
@@ -222,10 +224,10 @@ async def test_cancelled_request_is_removed_from_the_engine(model_dir: str) -> N
 async def test_stopping_worker_deregisters_first_and_answers_late_requests(model_dir: str) -> None:
     engine = Held(model_dir)
     async with serving(engine) as bench:
-        early, _ = await bench.ask(1, 2, 3)
+        early, _ = await bench.send_request(1, 2, 3)
         await asyncio.wait_for(early.first.wait(), 5)
         stopping = asyncio.create_task(bench.worker.stop(grace_s=5.0))
-        late, _ = await bench.ask(4, 5)
+        late, _ = await bench.send_request(4, 5)
         await turns(10)
         assert await bench.records(INSTANCES) == {}
         assert await bench.records(MODEL_CARDS) == {}
@@ -241,14 +243,14 @@ async def test_stopping_worker_deregisters_first_and_answers_late_requests(model
 async def test_worker_refuses_new_requests_after_the_grace_period_and_finishes_running_ones(model_dir: str) -> None:
     engine = Held(model_dir)
     async with serving(engine) as bench:
-        running, _ = await bench.ask(1, 2, 3)
+        running, _ = await bench.send_request(1, 2, 3)
         await asyncio.wait_for(running.first.wait(), 5)
         client = bench.client
         target = client._targets[bench.worker.runtime.instance_id]
         stopping = asyncio.create_task(bench.worker.stop(grace_s=0.0))
         await turns(10)
         client._targets[bench.worker.runtime.instance_id] = target
-        late, _ = await bench.ask(4)
+        late, _ = await bench.send_request(4)
         error = (await late.end()).error
         assert isinstance(error, EngineShutdown)
         engine.let_go()
@@ -259,10 +261,10 @@ async def test_worker_refuses_new_requests_after_the_grace_period_and_finishes_r
 
 async def test_request_beyond_the_drain_timeout_fails_as_retryable(model_dir: str) -> None:
     async with serving(Held(model_dir)) as bench:
-        heard, _ = await bench.ask(1, 2, 3)
-        await asyncio.wait_for(heard.first.wait(), 5)
+        received, _ = await bench.send_request(1, 2, 3)
+        await asyncio.wait_for(received.first.wait(), 5)
         await bench.worker.stop(drain_s=0.0)
-        error = (await heard.end()).error
+        error = (await received.end()).error
         assert isinstance(error, WorkerUnavailable)
         assert error.retry_elsewhere
 
@@ -271,11 +273,11 @@ async def test_failed_engine_refuses_and_fails_requests_at_once(model_dir: str) 
     failures: list[BaseException] = []
     async with serving(Held(model_dir)) as bench:
         bench.worker._on_failure = failures.append
-        running, _ = await bench.ask(1, 2, 3)
+        running, _ = await bench.send_request(1, 2, 3)
         await asyncio.wait_for(running.first.wait(), 5)
         bench.worker.fail(DynamoException("out of memory"))
         bench.worker.fail(DynamoException("again"))
-        late, _ = await bench.ask(4)
+        late, _ = await bench.send_request(4)
         assert isinstance((await late.end()).error, EngineShutdown)
         await bench.worker.stop(grace_s=60.0)
         assert isinstance((await running.end()).error, EngineShutdown)
@@ -314,8 +316,8 @@ async def test_worker_publishes_kv_events_and_load(model_dir: str) -> None:
         bench.worker.publish_load(WorkerLoad(kv_used_blocks=3, kv_total_blocks=12))
         event = await asyncio.wait_for(anext(aiter(blocks)), 5)
         assert isinstance(event, Event)
-        (told,) = msgspec.msgpack.decode(event.payload, type=list[WorkerKvEvent])
-        assert (told.worker_id, told.event.data) == (bench.worker.runtime.instance_id, "cleared")
+        (reported,) = msgspec.msgpack.decode(event.payload, type=list[WorkerKvEvent])
+        assert (reported.worker_id, reported.event.data) == (bench.worker.runtime.instance_id, "cleared")
         event = await asyncio.wait_for(anext(aiter(loads)), 5)
         assert isinstance(event, Event)
         assert msgspec.msgpack.decode(event.payload, type=KvMetrics).kv_used_blocks == 3
@@ -345,19 +347,19 @@ async def test_drained_worker_is_deregistered_and_resumes_with_the_same_records(
         left = {key for bucket in before for key in await bench.records(bucket)}
         assert {key.split("/")[2] for key in left} == {WORKER_CONTROL}, "only the endpoint that resumes it"
         assert not bench.worker.runtime.health.is_ready()
-        late, _ = await bench.ask(5, 6)
+        late, _ = await bench.send_request(5, 6)
         assert (await late.end()).error is None
         while bench.worker.service.state is not DrainState.DRAINED:
             bench.clock.advance(1.0)
             await turns(10)
         with pytest.raises(WorkerUnavailable):
-            await bench.ask(5, 6)
+            await bench.send_request(5, 6)
 
         await bench.worker.service.resume()
         await bench.client.wait_for_instances(5)
         assert {bucket: await bench.records(bucket) for bucket in before} == before
         assert bench.worker.runtime.health.is_ready()
-        served, _ = await bench.ask(5, 6)
+        served, _ = await bench.send_request(5, 6)
         assert (await served.end()).error is None
 
 
@@ -437,7 +439,7 @@ async def test_decode_worker_does_not_wait_for_block_transfers(model_dir: str) -
 
 
 @pytest.mark.parametrize(
-    ("role", "lent", "said", "is_safe"),
+    ("role", "lent", "message", "is_safe"),
     [
         ("prefill", True, "pending", False),
         ("prefill", False, "complete", True),
@@ -446,7 +448,7 @@ async def test_decode_worker_does_not_wait_for_block_transfers(model_dir: str) -
     ],
 )
 async def test_worker_status_reports_pending_block_transfers(
-    model_dir: str, role: str, lent: bool | None, said: str, is_safe: bool
+    model_dir: str, role: str, lent: bool | None, message: str, is_safe: bool
 ) -> None:
     engine, clock = ExportingEngine(model_dir), ManualClock()
     engine.lent = lent
@@ -458,7 +460,7 @@ async def test_worker_status_reports_pending_block_transfers(
         clock.advance(1.0)
         await turns(10)
     status = worker.service.status()
-    assert (status.kv_transfers, status.safe_to_delete) == (said, is_safe)
-    assert joint([status]).kv_transfers == said
+    assert (status.kv_transfers, status.safe_to_delete) == (message, is_safe)
+    assert joint([status]).kv_transfers == message
     engine.lent = False
     await worker.stop()

@@ -11,7 +11,7 @@ from dynamo.core.errors import ConfigError
 HALF = Pace(
     interval_ms=40.0,
     busy=0.5,
-    asked_per_s=25_000.0,
+    offered_per_s=25_000.0,
     tokens_per_s=24_900.0,
     itl_p50_ms=40.0,
     itl_p99_ms=44.0,

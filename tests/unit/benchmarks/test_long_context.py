@@ -23,8 +23,8 @@ def test_no_arrivals_have_no_delays():
 
 
 def test_added_delay_is_the_difference_to_the_run_alone():
-    def delays(alone, beside):
-        return Delays({"p50": 0.5, "p99": alone}, {"p50": 0.6, "p99": beside, "max": 9.0}, 10, {"p50": 40.0})
+    def delays(alone, loaded):
+        return Delays({"p50": 0.5, "p99": alone}, {"p50": 0.6, "p99": loaded, "max": 9.0}, 10, {"p50": 40.0})
 
     found = {"ours": delays(1.0, 3.0), "theirs": delays(1.0, 5.0)}
     assert found["ours"].added_p99_ms == 2.0

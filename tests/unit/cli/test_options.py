@@ -86,7 +86,7 @@ def test_explicit_thread_count_is_kept_and_a_single_worker_uses_every_core() -> 
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["--wokers", "2"], "unknown argument --wokers; did you mean --workers?"),
         (["--rooter-mode=random"], "unknown argument --rooter-mode; did you mean --router-mode?"),
@@ -102,10 +102,10 @@ def test_explicit_thread_count_is_kept_and_a_single_worker_uses_every_core() -> 
         (["a", "b"], "unknown argument b"),
     ],
 )
-def test_option_error_is_one_line_with_its_name(argv: list[str], said: str) -> None:
+def test_option_error_is_one_line_with_its_name(argv: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         options(*argv)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -22,7 +22,7 @@ DECISION = {
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def requested(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     queries: list[dict[str, Any]] = []
 
     def decisions(self: ChatClient, **query: Any) -> list[dict[str, Any]]:
@@ -34,10 +34,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_routing_decision_is_a_table_of_its_candidates(
-    asked: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    requested: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert module.route(["explain", "r1", "--last", "3"]) == 0
-    assert asked == [{"request_id": "r1", "model": None, "limit": 3}]
+    assert requested == [{"request_id": "r1", "model": None, "limit": 3}]
     head, columns, first, second = capsys.readouterr().out.splitlines()
     assert head == "m: request r1, 40 tokens, 10 complete blocks, policy dynamo"
     assert columns.split()[:2] == ["worker", "cached"]

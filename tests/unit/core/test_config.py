@@ -137,7 +137,7 @@ def test_config_reads_a_choice_as_its_enum_member() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "variables", "said"),
+    ("argv", "variables", "message"),
     [
         (["--prot", "1"], {}, "unknown argument --prot; did you mean --port?"),
         (["--prot=1"], {}, "unknown argument --prot; did you mean --port?"),
@@ -153,10 +153,12 @@ def test_config_reads_a_choice_as_its_enum_member() -> None:
         ([], {"APP_MODE": "slow"}, "APP_MODE='slow': expected one of fast, safe"),
     ],
 )
-def test_config_error_is_one_line_that_names_the_option(argv: list[str], variables: dict[str, str], said: str) -> None:
+def test_config_error_is_one_line_that_names_the_option(
+    argv: list[str], variables: dict[str, str], message: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         load(AppOptions, argv, variables, prog="app")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

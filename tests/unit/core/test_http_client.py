@@ -160,12 +160,12 @@ async def test_http_client_closes_the_connection_of_a_cancelled_request(lines: L
     client = HttpClient("http://h:1", DEADLINES)
     began = asyncio.Event()
 
-    async def ask() -> None:
+    async def send_request() -> None:
         async with client.request("POST", "/x", b"{}") as answer:
             began.set()
             await answer.read()
 
-    task = asyncio.create_task(ask())
+    task = asyncio.create_task(send_request())
     await began.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

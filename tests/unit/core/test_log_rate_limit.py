@@ -32,19 +32,19 @@ def test_log_flood_filter_writes_the_first_lines_and_counts_the_suppressed_ones(
 def test_log_flood_filter_counts_every_line_of_a_remembered_kind(
     lines: list[tuple[str, float]], burst: int, keys_max: int
 ) -> None:
-    flood, now, told, written = LogRateLimit(burst, 10.0, keys_max), 0.0, 0, 0
+    flood, now, reported, written = LogRateLimit(burst, 10.0, keys_max), 0.0, 0, 0
     for word, after in lines:
         now += after
         kept_back = flood.admit(("x", word), now)
         if kept_back is not None:
             written += 1
-            told += kept_back
+            reported += kept_back
     waiting = sum(int(seen[2]) for seen in flood._seen.values())
     assert len(flood._seen) <= keys_max
     if keys_max == 4:
-        assert written + told + waiting == len(lines)
+        assert written + reported + waiting == len(lines)
     else:
-        assert written + told + waiting <= len(lines)
+        assert written + reported + waiting <= len(lines)
 
 
 @pytest.mark.parametrize(("level", "count"), [(logging.WARNING, 3), (logging.ERROR, 3), (logging.INFO, 1000)])

@@ -9,14 +9,14 @@ from dynamo.core.memory import release_pages, trim_memory
 
 
 def test_memory_trim_releases_all_free_memory() -> None:
-    asked: list[int] = []
+    requested: list[int] = []
 
     def trim(keep: int) -> int:
-        asked.append(keep)
+        requested.append(keep)
         return 1
 
     assert trim_memory(lambda: trim)
-    assert asked == [0]
+    assert requested == [0]
 
 
 def test_memory_trim_skips_a_libc_without_support() -> None:

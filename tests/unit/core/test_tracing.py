@@ -31,9 +31,9 @@ def test_tracing_reports_a_missing_package_in_one_line(monkeypatch: pytest.Monke
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(ConfigError, match=r"pip install .*opentelemetry-sdk") as told:
+    with pytest.raises(ConfigError, match=r"pip install .*opentelemetry-sdk") as reported:
         make_tracer({"OTEL_EXPORT_ENABLED": "true"})
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(reported.value)
 
 
 @pytest.mark.parametrize(

@@ -130,8 +130,8 @@ def write_adapter(tmp_path: Path) -> Callable[..., str]:
     def write(tensors: dict[str, Any], *, rank: int = 4, alpha: float = 8, **config: Any) -> str:
         path = tmp_path / f"adapter{len(list(tmp_path.iterdir()))}"
         path.mkdir()
-        told = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "bias": "none", **config}
-        (path / "adapter_config.json").write_text(json.dumps(told))
+        reported = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "bias": "none", **config}
+        (path / "adapter_config.json").write_text(json.dumps(reported))
         save_file(tensors, path / "adapter_model.safetensors")
         return str(path)
 
@@ -203,21 +203,21 @@ class ReceivedOutput:
     def __init__(self, request_id: str = "request") -> None:
         self.request_id = request_id
         self.is_cancelled = False
-        self.said: list[Any] = []
+        self.messages: list[Any] = []
         self.is_finished = False
         self.error: BaseException | None = None
 
     @property
     def tokens(self) -> list[int]:
-        return [token for word in self.said for token in ([word] if isinstance(word, int) else word.token_ids)]
+        return [token for word in self.messages for token in ([word] if isinstance(word, int) else word.token_ids)]
 
     def on_cancel(self, callback: Callable[[], None]) -> None: ...
 
     def token(self, token_id: int) -> None:
-        self.said.append(token_id)
+        self.messages.append(token_id)
 
     def item(self, value: Any) -> None:
-        self.said.append(value)
+        self.messages.append(value)
 
     def finish(self) -> None:
         assert not self.is_finished, "finished twice"
@@ -228,7 +228,7 @@ class ReceivedOutput:
 
 
 @pytest.fixture
-def heard() -> type[ReceivedOutput]:
+def receiver_type() -> type[ReceivedOutput]:
     return ReceivedOutput
 
 
@@ -273,15 +273,15 @@ def make_generation() -> Callable[..., ActiveGeneration]:
 
 
 def deliver_to_replies(outcome: StepOutcome) -> None:
-    for said in outcome.outputs:
-        reply: Any = said.generation.reply
-        if isinstance(said.word, int):
-            reply.token(said.word)
-        elif isinstance(said.word, Exception):
-            reply.fail(said.word)
+    for output in outcome.outputs:
+        reply: Any = output.generation.reply
+        if isinstance(output.word, int):
+            reply.token(output.word)
+        elif isinstance(output.word, Exception):
+            reply.fail(output.word)
         else:
-            reply.item(said.word)
-            if said.is_last:
+            reply.item(output.word)
+            if output.is_last:
                 reply.finish()
 
 

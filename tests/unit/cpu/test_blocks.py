@@ -114,11 +114,11 @@ def test_block_pool_emits_events_in_order() -> None:
     pool.clear()
     events = pool.take_events()
     assert [type(event) for event in events] == [Stored, Removed, Cleared]
-    told, removed = events[0], events[1]
-    assert isinstance(told, Stored)
+    reported, removed = events[0], events[1]
+    assert isinstance(reported, Stored)
     assert isinstance(removed, Removed)
-    assert told.parent_hash is None
-    assert [(block.block_hash, block.tokens_hash) for block in told.blocks] == list(
+    assert reported.parent_hash is None
+    assert [(block.block_hash, block.tokens_hash) for block in reported.blocks] == list(
         zip(chain(1, 2), (1, 2), strict=True)
     )
     assert sorted(removed.block_hashes) == sorted(chain(1, 2))
@@ -183,7 +183,7 @@ class Pool(RuleBasedStateMachine):
         super().__init__()
         self.pool = KvBlockPool(24)
         self.held: list[list[int]] = []
-        self.told: set[int] = set()
+        self.reported: set[int] = set()
 
     @rule(count=st.integers(1, 9), follows=st.booleans())
     def allocate(self, count: int, follows: bool) -> None:
@@ -205,8 +205,8 @@ class Pool(RuleBasedStateMachine):
     def acquire(self, tokens: list[int]) -> None:
         hashes = chain(*tokens)
         blocks = self.pool.acquire(hashes)
-        self.hear()
-        known = [hash_ in self.told for hash_ in hashes]
+        self.apply_events()
+        known = [hash_ in self.reported for hash_ in hashes]
         assert len(blocks) == (known.index(False) if False in known else len(known))
         if blocks:
             self.held.append(blocks)
@@ -220,22 +220,22 @@ class Pool(RuleBasedStateMachine):
     def clear(self) -> None:
         self.pool.clear()
 
-    def hear(self) -> None:
+    def apply_events(self) -> None:
         for event in self.pool.take_events():
             if isinstance(event, Stored):
-                assert event.parent_hash is None or event.parent_hash in self.told
+                assert event.parent_hash is None or event.parent_hash in self.reported
                 fresh = {block.block_hash for block in event.blocks}
-                assert not fresh & self.told
-                self.told |= fresh
+                assert not fresh & self.reported
+                self.reported |= fresh
             elif isinstance(event, Removed):
-                assert set(event.block_hashes) <= self.told
-                self.told -= set(event.block_hashes)
+                assert set(event.block_hashes) <= self.reported
+                self.reported -= set(event.block_hashes)
             else:
-                self.told.clear()
+                self.reported.clear()
 
     @invariant()
     def is_whole(self) -> None:
-        self.hear()
+        self.apply_events()
         self.pool.validate()
         assert self.pool.used == len({block for held in self.held for block in held})
 

@@ -54,49 +54,51 @@ async def running(path: str) -> AsyncIterator[tuple[ClassifyEngine, Any]]:
         await engine.stop()
 
 
-async def ask(engine: ClassifyEngine, reply: Any, **fields: Any) -> Any:
+async def send_request(engine: ClassifyEngine, reply: Any, **fields: Any) -> Any:
     engine.submit(ClassifyRequest(**{"model": "c", **fields}), reply)
     async with asyncio.timeout(30):
         await engine.drain()
     assert reply.is_finished
-    return reply.said[0]
+    return reply.messages[0]
 
 
 async def test_classifier_labels_and_scores_equal_those_of_a_naive_model(
     write_classifier: Callable[..., str],
     naive_logits: Callable[..., Any],
-    heard: type[Any],
+    receiver_type: type[Any],
     letters: str,
 ) -> None:
     path = write_classifier("good", "bad", "neither")
     async with running(path) as (engine, config):
         assert (config.model_type, config.model_input, config.request_type) == ("Classify", "Text", ClassifyRequest)
-        said = await ask(engine, heard("r"), input=["Hello there", "x"])
-        raw = await ask(engine, heard("s"), input=[letters.index(one) for one in "Hello there"], use_activation=False)
+        output = await send_request(engine, receiver_type("r"), input=["Hello there", "x"])
+        raw = await send_request(
+            engine, receiver_type("s"), input=[letters.index(one) for one in "Hello there"], use_activation=False
+        )
     tensors = load_file(f"{path}/model.safetensors")
     tensors["lm_head.weight"] = tensors.pop("score.weight")
     ids = [letters.index(one) for one in "Hello there"]
     want = naive_logits(ids, read_json(f"{path}/config.json"), tensors)[-1]
-    first, second = said["data"]
+    first, second = output["data"]
     assert raw["data"][0]["probs"] == pytest.approx(want, abs=1e-3)
     assert first["probs"] == pytest.approx(np.exp(want) / np.exp(want).sum(), abs=1e-4)
     assert first["label"] == ("good", "bad", "neither")[int(np.argmax(want))]
     assert (second["index"], second["num_classes"], sum(second["probs"])) == (1, 3, pytest.approx(1))
-    assert (said["id"], said["usage"]["prompt_tokens"]) == ("classify-r", 12)
+    assert (output["id"], output["usage"]["prompt_tokens"]) == ("classify-r", 12)
 
 
 async def test_classifier_truncates_or_refuses_long_texts_as_requested(
-    write_classifier: Callable[..., str], heard: type[Any]
+    write_classifier: Callable[..., str], receiver_type: type[Any]
 ) -> None:
     async with running(write_classifier("yes")) as (engine, _):
-        said = await ask(engine, heard(), input="x" * 300, truncate_prompt_tokens=7)
-        assert said["usage"]["prompt_tokens"] == 7
+        output = await send_request(engine, receiver_type(), input="x" * 300, truncate_prompt_tokens=7)
+        assert output["usage"]["prompt_tokens"] == 7
         for fields, param in (
             ({"input": "x" * 300}, "input"),
             ({"input": "x", "truncation_side": "left"}, "truncation_side"),
         ):
             with pytest.raises(InvalidArgument) as refusal:
-                engine.submit(ClassifyRequest(model="c", **fields), heard())  # type: ignore[arg-type]
+                engine.submit(ClassifyRequest(model="c", **fields), receiver_type())  # type: ignore[arg-type]
             assert refusal.value.param == param
 
 

@@ -55,7 +55,7 @@ class Trials:
         self.is_closed = True
 
 
-class Asked:
+class GrammarRequester:
     """Requester of a grammar."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Asked:
     def __call__(self, outcome: Guide | DynamoException) -> None:
         self.outcome.set_result(outcome)
 
-    async def told(self) -> Guide | DynamoException:
+    async def await_grammar(self) -> Guide | DynamoException:
         return await asyncio.wait_for(self.outcome, TIMEOUT_S)
 
 
@@ -89,15 +89,15 @@ async def make(letters_model: Path) -> AsyncIterator[Callable[..., Any]]:
         await compiler.close()
 
 
-def want(compiler: Compiler, pattern: str) -> Asked:
-    asked = Asked()
-    compiler.request_guide(GuidedDecoding(regex=pattern), None, asked)
-    return asked
+def want(compiler: Compiler, pattern: str) -> GrammarRequester:
+    requester = GrammarRequester()
+    compiler.request_guide(GuidedDecoding(regex=pattern), None, requester)
+    return requester
 
 
 async def test_grammar_compiler_caches_compiled_grammars(make: Callable[..., Any]) -> None:
     compiler, grammars, registry = make()
-    assert isinstance(await want(compiler, "a").told(), Guide)
+    assert isinstance(await want(compiler, "a").await_grammar(), Guide)
     again = want(compiler, "a")
     assert again.outcome.done()
     assert grammars.begun == 1
@@ -112,47 +112,47 @@ async def test_grammar_compiler_answers_all_waiting_requests(make: Callable[...,
     compiler, grammars, _ = make(is_held=True)
     several = [want(compiler, "a") for _ in range(5)]
     grammars.may_go.set()
-    assert all([isinstance(await one.told(), Guide) for one in several])
+    assert all([isinstance(await one.await_grammar(), Guide) for one in several])
     assert grammars.begun == 1
 
 
 async def test_grammar_compiler_reports_an_invalid_grammar(make: Callable[..., Any]) -> None:
     compiler, _, registry = make()
-    assert isinstance(await want(compiler, "(").told(), InvalidArgument)
+    assert isinstance(await want(compiler, "(").await_grammar(), InvalidArgument)
     assert 'lookups_total{model="tiny",outcome="refused"} 1' in registry.render()
 
 
 async def test_grammar_compiler_reports_a_library_failure_to_its_request_only(make: Callable[..., Any]) -> None:
     compiler, _, _ = make()
-    assert isinstance(await want(compiler, "breaks").told(), Unknown)
-    assert isinstance(await want(compiler, "a").told(), Guide)
+    assert isinstance(await want(compiler, "breaks").await_grammar(), Unknown)
+    assert isinstance(await want(compiler, "a").await_grammar(), Guide)
 
 
 async def test_grammar_compiler_times_out_while_others_wait(make: Callable[..., Any]) -> None:
     compiler, grammars, _ = make(timeout_s=0.05, is_held=True)
     slow = [want(compiler, str(number)) for number in range(THREADS_MAX)]
     for one in slow:
-        error = await one.told()
+        error = await one.await_grammar()
         assert isinstance(error, InvalidArgument)
         assert "compilation took longer than" in str(error)
-    late = await want(compiler, "a").told()
+    late = await want(compiler, "a").await_grammar()
     assert isinstance(late, WorkerOverloaded)
     assert grammars.begun == THREADS_MAX
 
 
 async def test_grammar_compiler_sends_nothing_after_close(make: Callable[..., Any]) -> None:
     compiler, grammars, _ = make(is_held=True)
-    asked = want(compiler, "a")
+    requester = want(compiler, "a")
     await compiler.close()
     grammars.may_go.set()
-    assert not asked.outcome.done()
+    assert not requester.outcome.done()
 
 
 async def test_grammar_that_fails_its_trial_compilation_is_not_compiled(make: Callable[..., Any]) -> None:
     trials = Trials({"a": InvalidArgument("it was not compiled within 10 s"), "b": WorkerOverloaded("busy")})
     compiler, grammars, registry = make(trials=trials)
-    assert isinstance(await want(compiler, "a").told(), InvalidArgument)
-    assert isinstance(await want(compiler, "b").told(), WorkerOverloaded)
+    assert isinstance(await want(compiler, "a").await_grammar(), InvalidArgument)
+    assert isinstance(await want(compiler, "b").await_grammar(), WorkerOverloaded)
     assert grammars.begun == 0
     assert 'lookups_total{model="tiny",outcome="refused"} 2' in registry.render()
     await compiler.close()
@@ -162,7 +162,7 @@ async def test_grammar_that_fails_its_trial_compilation_is_not_compiled(make: Ca
 async def test_large_grammar_is_not_cached(make: Callable[..., Any]) -> None:
     compiler, grammars, _ = make(trials=Trials({"a": KEPT_BYTES_MAX + 1}))
     for _ in range(2):
-        assert isinstance(await want(compiler, "a").told(), Guide)
+        assert isinstance(await want(compiler, "a").await_grammar(), Guide)
     assert (grammars.begun, len(grammars)) == (2, 0)
 
 
@@ -170,9 +170,9 @@ async def test_simple_schema_is_compiled_without_a_trial(make: Callable[..., Any
     trials = Trials({})
     compiler, _, _ = make(trials=trials)
     for guided in (GuidedDecoding(json={"type": "object"}), GuidedDecoding(choice=["a", "b"])):
-        asked = Asked()
-        compiler.request_guide(guided, None, asked)
-        assert isinstance(await asked.told(), Guide)
+        requester = GrammarRequester()
+        compiler.request_guide(guided, None, requester)
+        assert isinstance(await requester.await_grammar(), Guide)
     assert not trials.measured
 
 
@@ -187,6 +187,6 @@ async def test_number_of_trial_compilations_is_bounded(make: Callable[..., Any])
     compiler, _, _ = make(trials=Slow({}))
     slow = [want(compiler, f"a{{{number + 1}}}") for number in range(TRIALS_MAX)]
     await turns()
-    assert isinstance(await want(compiler, "b").told(), WorkerOverloaded)
+    assert isinstance(await want(compiler, "b").await_grammar(), WorkerOverloaded)
     may_go.set()
-    assert all([isinstance(await one.told(), Guide) for one in slow])
+    assert all([isinstance(await one.await_grammar(), Guide) for one in slow])

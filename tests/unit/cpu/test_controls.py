@@ -94,7 +94,7 @@ class EngineUnderTest:
 
         await repeat(read_status, lambda: stored[-1] >= blocks)
 
-    async def ask(self, lora: str | None = None) -> list[int]:
+    async def send_request(self, lora: str | None = None) -> list[int]:
         reply = self.begin(lora)
         await asyncio.wait_for(reply.ended.wait(), TIMEOUT_S)
         assert reply.error is None, reply.error
@@ -137,7 +137,7 @@ def trace_in(path: str) -> list[dict[str, Any]]:
 
 async def test_engine_sleep_refuses_requests_and_wake_accepts_requests(start: Any) -> None:
     stand = await start()
-    want = await stand.ask()
+    want = await stand.send_request()
     assert (await stand.press("control/sleep", level=2))["status"] == "ok"
     assert not stand.engine.core.model.is_loaded
     assert stand.host.service == ["left"]
@@ -150,7 +150,7 @@ async def test_engine_sleep_refuses_requests_and_wake_accepts_requests(start: An
     assert "allowed values" in (await stand.press("control/wake_up", tags=["odd"]))["message"]
     assert (await stand.press("control/wake_up", tags=["weights"]))["message"] == "Engine woke"
     assert stand.host.service == ["left", "back"]
-    assert await stand.ask() == want
+    assert await stand.send_request() == want
 
 
 async def test_engine_sleep_is_refused_while_busy(start: Any) -> None:
@@ -161,7 +161,7 @@ async def test_engine_sleep_is_refused_while_busy(start: Any) -> None:
     assert stand.host.service == ["left", "back"]
     await asyncio.wait_for(reply.ended.wait(), TIMEOUT_S)
     assert len(reply.tokens) == 200
-    assert await stand.ask()
+    assert await stand.send_request()
 
 
 async def test_engine_weight_update_applies_to_model_and_adapters(
@@ -170,14 +170,14 @@ async def test_engine_weight_update_applies_to_model_and_adapters(
     stand = await start(enable_lora=True)
     tensors = random_adapter(CONFIG, targets=TARGETS)
     await stand.config.adapters.load("tuned", write_adapter(tensors))
-    before = [await stand.ask(), await stand.ask("tuned")]
+    before = [await stand.send_request(), await stand.send_request("tuned")]
     new = changed(stand.path, tmp_path)
     assert (await stand.press("update_weights_from_disk", model_path=new, weight_version=7))["status"] == "ok"
     assert stand.host.service == ["left", "back"]
-    after = [await stand.ask(), await stand.ask("tuned")]
+    after = [await stand.send_request(), await stand.send_request("tuned")]
     fresh = await start(model_path=new, enable_lora=True)
     await fresh.config.adapters.load("tuned", write_adapter(tensors))
-    assert after == [await fresh.ask(), await fresh.ask("tuned")]
+    assert after == [await fresh.send_request(), await fresh.send_request("tuned")]
     assert after != before
     assert (await stand.press("get_weight_version"))["version"] == "7"
 
@@ -190,19 +190,19 @@ async def test_engine_weight_update_during_sleep_applies_after_wake(start: Any, 
     assert stand.host.service == ["left"], "it sleeps on"
     await stand.press("control/wake_up")
     fresh = await start(model_path=new)
-    assert await stand.ask() == await fresh.ask()
+    assert await stand.send_request() == await fresh.send_request()
 
 
 async def test_engine_weight_update_of_another_model_is_refused_and_keeps_the_old_weights(
     start: Any, write_model: Callable[..., str], tmp_path: Path
 ) -> None:
     stand = await start()
-    want = await stand.ask()
+    want = await stand.send_request()
     other = write_model(num_hidden_layers=3)
     assert "another model" in (await stand.press("update_weights_from_disk", model_path=other))["message"]
     assert (await stand.press("update_weights_from_disk", model_path=str(tmp_path)))["status"] == "error"
     assert stand.host.service == []
-    assert await stand.ask() == want
+    assert await stand.send_request() == want
 
 
 async def test_engine_weight_update_is_refused_during_block_transfers(start: Any, tmp_path: Path) -> None:
@@ -216,16 +216,16 @@ async def test_engine_weight_update_invalidates_blocks_of_lower_tiers(
 ) -> None:
     monkeypatch.setenv("DYN_KVBM_CPU_CACHE_OVERRIDE_NUM_BLOCKS", "64")
     stand = await start(kv_cache_blocks=16)
-    before = await stand.ask()
+    before = await stand.send_request()
     new = changed(stand.path, tmp_path)
     assert (await stand.press("update_weights_from_disk", model_path=new))["status"] == "ok"
     fresh = await start(model_path=new, kv_cache_blocks=16)
-    after = await fresh.ask()
-    assert [await stand.ask(), await stand.ask()] == [after, after] != [before, before]
+    after = await fresh.send_request()
+    assert [await stand.send_request(), await stand.send_request()] == [after, after] != [before, before]
     await stand.press("control/sleep")
     await stand.press("update_weights_from_disk", model_path=stand.path)
     await stand.press("control/wake_up")
-    assert await stand.ask() == before
+    assert await stand.send_request() == before
 
 
 async def test_engine_routes_depend_on_the_kind_of_worker(start: Any) -> None:
@@ -244,22 +244,22 @@ async def test_engine_abort_ends_a_request_by_id(start: Any) -> None:
     reply = stand.begin(count=200)
     assert await stand.press("abort_request", request_id="request") == {"status": "ok", "request_id": "request"}
     await asyncio.wait_for(reply.ended.wait(), TIMEOUT_S)
-    assert reply.said[-1].finish_reason == "cancelled"
+    assert reply.messages[-1].finish_reason == "cancelled"
     await stand.press("abort_request", request_id="nobody")
-    assert await stand.ask()
+    assert await stand.send_request()
 
 
 async def test_engine_profile_contains_every_step_since_its_start(start: Any, tmp_path: Path) -> None:
     stand = await start()
-    await stand.ask()
+    await stand.send_request()
     assert (await stand.press("control/start_profile", profile_prefix="a/b"))["status"] == "ok"
     assert (await stand.press("control/start_profile"))["status"] == "error"
     await stand.press("clear_kv_blocks")
-    await stand.ask()
-    told = await stand.press("control/stop_profile")
-    assert Path(told["path"]).parent == tmp_path / "profiles"
-    assert Path(told["path"]).name.startswith("a-b-")
-    events = trace_in(told["path"])
+    await stand.send_request()
+    reported = await stand.press("control/stop_profile")
+    assert Path(reported["path"]).parent == tmp_path / "profiles"
+    assert Path(reported["path"]).name.startswith("a-b-")
+    events = trace_in(reported["path"])
     steps = [event["args"] for event in events if event["name"] == "step"]
     assert sum(step["prefill_tokens"] for step in steps) == len(PROMPT)
     assert sum(step["decode_requests"] for step in steps) == 7
@@ -279,8 +279,8 @@ async def test_engine_unload_of_an_adapter_ends_its_requests(start: Any, write_a
     assert adapters.slots == 8
     tensors = random_adapter(CONFIG, targets=TARGETS)
     await adapters.load("tuned", write_adapter(tensors))
-    want = await stand.ask("tuned")
-    assert want != await stand.ask()
+    want = await stand.send_request("tuned")
+    assert want != await stand.send_request()
     reply = stand.begin("tuned")
     await adapters.unload("tuned")
     await asyncio.wait_for(reply.ended.wait(), TIMEOUT_S)
@@ -288,10 +288,10 @@ async def test_engine_unload_of_an_adapter_ends_its_requests(start: Any, write_a
     with pytest.raises(WorkerUnavailable):
         stand.begin("tuned")
     await adapters.load("tuned", write_adapter(random_adapter(CONFIG, targets=TARGETS, seed=9)))
-    assert await stand.ask("tuned") != want, "nothing is left of the one that had its name"
+    assert await stand.send_request("tuned") != want, "nothing is left of the one that had its name"
     await adapters.unload("tuned")
     await adapters.load("tuned", write_adapter(tensors))
-    assert await stand.ask("tuned") == want
+    assert await stand.send_request("tuned") == want
 
 
 async def test_engine_adapter_routes_require_lora_to_be_enabled(start: Any, tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ async def test_engine_control_error_between_steps_reaches_its_caller(start: Any)
 
     with pytest.raises(InvalidArgument, match="not like this"):
         await stand.engine.between_steps(fail)
-    assert await stand.ask()
+    assert await stand.send_request()
 
 
 async def test_engine_tiers_separate_adapters_across_a_restart(
@@ -335,15 +335,15 @@ async def test_engine_tiers_separate_adapters_across_a_restart(
     monkeypatch.setenv("DYN_KVBM_DISK_CACHE_DIR", str(tmp_path / "disk"))
     monkeypatch.setenv("DYN_KVBM_DISABLE_DISK_OFFLOAD_FILTER", "true")
     old, new = (write_adapter(random_adapter(CONFIG, targets=TARGETS, seed=seed)) for seed in (1, 2))
-    model, said = write_model(), list[list[int]]()
+    model, output = write_model(), list[list[int]]()
     for path in (old, new, old):  # Each start uses a new engine; the disk outlives them.
         stand = await start(kv_cache_blocks=16, enable_lora=True, model_path=model)
         await stand.config.adapters.load("tuned", path)
         reply = stand.begin("tuned")
         await asyncio.wait_for(reply.ended.wait(), TIMEOUT_S)
-        said.append(reply.tokens)
-        usage = reply.said[-1].completion_usage
-        assert usage.prompt_tokens_details.cached_tokens == (0 if len(said) < 3 else len(PROMPT) // 4 * 4)
-        await stand.until_on_disk(len(PROMPT) // 4 * min(len(said), 2))
+        output.append(reply.tokens)
+        usage = reply.messages[-1].completion_usage
+        assert usage.prompt_tokens_details.cached_tokens == (0 if len(output) < 3 else len(PROMPT) // 4 * 4)
+        await stand.until_on_disk(len(PROMPT) // 4 * min(len(output), 2))
         await stand.engine.stop()
-    assert said[0] == said[2] != said[1]
+    assert output[0] == output[2] != output[1]

@@ -19,48 +19,48 @@ from dynamo.tokens.hashing import block_hashes, seed_of
 LIMITS = CpuLimits(vocab_size=100, context_length=20, block_tokens=4, choices_max=4)
 
 
-def converted(heard: Any, defaults: Defaults | None = None, **fields: Any) -> ActiveGeneration:
+def converted(receiver_type: Any, defaults: Defaults | None = None, **fields: Any) -> ActiveGeneration:
     request = PreprocessedRequest(**({"model": "m", "token_ids": [1, 2, 3]} | fields))
-    return to_generation(request, heard(), LIMITS, defaults or Defaults())
+    return to_generation(request, receiver_type(), LIMITS, defaults or Defaults())
 
 
-def test_request_conversion_limits_output_to_the_context_by_default(heard: Any) -> None:
-    assert converted(heard).choices[0].rules.max_tokens == 17
-    assert converted(heard, stop_conditions=StopConditions(max_tokens=50)).choices[0].rules.max_tokens == 17
-    assert converted(heard, stop_conditions=StopConditions(max_tokens=5)).choices[0].rules.max_tokens == 5
+def test_request_conversion_limits_output_to_the_context_by_default(receiver_type: Any) -> None:
+    assert converted(receiver_type).choices[0].rules.max_tokens == 17
+    assert converted(receiver_type, stop_conditions=StopConditions(max_tokens=50)).choices[0].rules.max_tokens == 17
+    assert converted(receiver_type, stop_conditions=StopConditions(max_tokens=5)).choices[0].rules.max_tokens == 5
 
 
-def test_request_conversion_uses_model_defaults(heard: Any) -> None:
+def test_request_conversion_uses_model_defaults(receiver_type: Any) -> None:
     defaults = Defaults(temperature=0.6, top_p=0.9, top_k=20)
-    sampling = converted(heard, defaults, sampling_options=SamplingOptions(top_p=0.5)).choices[0].sampling
+    sampling = converted(receiver_type, defaults, sampling_options=SamplingOptions(top_p=0.5)).choices[0].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.6, 0.5, 20)
 
 
-def test_request_conversion_reads_top_k_minus_one_as_all(heard: Any) -> None:
+def test_request_conversion_reads_top_k_minus_one_as_all(receiver_type: Any) -> None:
     defaults = Defaults(top_k=20)
-    assert converted(heard, defaults, sampling_options=SamplingOptions(top_k=-1)).choices[0].sampling.top_k == 0
+    assert converted(receiver_type, defaults, sampling_options=SamplingOptions(top_k=-1)).choices[0].sampling.top_k == 0
 
 
-def test_request_conversion_keeps_a_seed_and_generates_a_missing_one(heard: Any) -> None:
-    assert converted(heard, sampling_options=SamplingOptions(seed=-1)).choices[0].sampling.seed == 2**64 - 1
-    seeds = {converted(heard).choices[0].sampling.seed for _ in range(3)}
+def test_request_conversion_keeps_a_seed_and_generates_a_missing_one(receiver_type: Any) -> None:
+    assert converted(receiver_type, sampling_options=SamplingOptions(seed=-1)).choices[0].sampling.seed == 2**64 - 1
+    seeds = {converted(receiver_type).choices[0].sampling.seed for _ in range(3)}
     assert len(seeds) == 3
 
 
-def test_request_conversion_separates_eos_and_stop_tokens(heard: Any) -> None:
+def test_request_conversion_separates_eos_and_stop_tokens(receiver_type: Any) -> None:
     stop = StopConditions(stop_token_ids=[5], stop_token_ids_visible=[6], stop_token_ids_hidden=[7, 1000])
-    rules = converted(heard, stop_conditions=stop, eos_token_ids=[8]).choices[0].rules
+    rules = converted(receiver_type, stop_conditions=stop, eos_token_ids=[8]).choices[0].rules
     assert (rules.end_ids, rules.stop_ids) == ({7, 8}, {5, 6})
 
 
-def test_request_conversion_ignore_eos_keeps_named_stops(heard: Any) -> None:
+def test_request_conversion_ignore_eos_keeps_named_stops(receiver_type: Any) -> None:
     stop = StopConditions(stop_token_ids=[5], ignore_eos=True)
-    rules = converted(heard, stop_conditions=stop, eos_token_ids=[8]).choices[0].rules
+    rules = converted(receiver_type, stop_conditions=stop, eos_token_ids=[8]).choices[0].rules
     assert (rules.end_ids, rules.stop_ids) == (set(), {5})
 
 
-def test_request_conversion_choices_share_prompt_and_seed(heard: Any) -> None:
-    generation = converted(heard, sampling_options=SamplingOptions(n=3, seed=5))
+def test_request_conversion_choices_share_prompt_and_seed(receiver_type: Any) -> None:
+    generation = converted(receiver_type, sampling_options=SamplingOptions(n=3, seed=5))
     assert [choice.index for choice in generation.choices] == [0, 1, 2]
     assert [choice.sampling.index for choice in generation.choices] == [0, 1, 2]
     leader = generation.choices[0].sequence
@@ -68,16 +68,16 @@ def test_request_conversion_choices_share_prompt_and_seed(heard: Any) -> None:
     assert generation.unfinished == 3
 
 
-def test_request_conversion_keeps_history_only_for_penalties(heard: Any) -> None:
-    assert converted(heard).choices[0].history is None
-    history = converted(heard, sampling_options=SamplingOptions(presence_penalty=0.5)).choices[0].history
+def test_request_conversion_keeps_history_only_for_penalties(receiver_type: Any) -> None:
+    assert converted(receiver_type).choices[0].history is None
+    history = converted(receiver_type, sampling_options=SamplingOptions(presence_penalty=0.5)).choices[0].history
     assert history is not None
     assert history.is_seen.sum() == 3
 
 
-def test_request_conversion_salt_separates_blocks(heard: Any) -> None:
+def test_request_conversion_salt_separates_blocks(receiver_type: Any) -> None:
     tokens = list(range(9))
-    sequence = converted(heard, token_ids=tokens, routing=Routing(cache_salt="a")).choices[0].sequence
+    sequence = converted(receiver_type, token_ids=tokens, routing=Routing(cache_salt="a")).choices[0].sequence
     assert sequence.reusable_hashes()[0] == block_hashes(tokens, 4, seed_of(cache_salt="a"))[0]
 
 
@@ -86,26 +86,26 @@ def native(**sampling: Any) -> dict[str, Any]:
     return {"extra_args": {"vllm_tito": {"sampling_params": sampling}}}
 
 
-def test_request_conversion_native_api_uses_the_models_eos_tokens(heard: Any) -> None:
+def test_request_conversion_native_api_uses_the_models_eos_tokens(receiver_type: Any) -> None:
     ends = Defaults(eos_token_ids=(8, 9))
-    assert converted(heard, defaults=ends, **native()).choices[0].rules.end_ids == {8, 9}
+    assert converted(receiver_type, defaults=ends, **native()).choices[0].rules.end_ids == {8, 9}
     ignoring = {"stop_conditions": StopConditions(max_tokens=4, ignore_eos=True)}
-    assert converted(heard, defaults=ends, **ignoring, **native()).choices[0].rules.end_ids == frozenset()
-    assert converted(heard, defaults=ends, eos_token_ids=[3]).choices[0].rules.end_ids == {3}
+    assert converted(receiver_type, defaults=ends, **ignoring, **native()).choices[0].rules.end_ids == frozenset()
+    assert converted(receiver_type, defaults=ends, eos_token_ids=[3]).choices[0].rules.end_ids == {3}
 
 
-def test_request_conversion_reads_logit_bias_from_extras(heard: Any) -> None:
+def test_request_conversion_reads_logit_bias_from_extras(receiver_type: Any) -> None:
     extra = {"sampling_options": {"logit_bias": {"5": -3, "7": 2.5}}}
-    assert converted(heard, extra_args=extra).choices[0].sampling.logit_bias == ((5, -3.0), (7, 2.5))
-    assert converted(heard, extra_args={"other": 1}).choices[0].sampling.logit_bias == ()
+    assert converted(receiver_type, extra_args=extra).choices[0].sampling.logit_bias == ((5, -3.0), (7, 2.5))
+    assert converted(receiver_type, extra_args={"other": 1}).choices[0].sampling.logit_bias == ()
 
 
-def test_request_conversion_reads_allowed_tokens_from_extras(heard: Any) -> None:
+def test_request_conversion_reads_allowed_tokens_from_extras(receiver_type: Any) -> None:
     extra = {"sampling_options": {"allowed_token_ids": [5, 7, 500]}}
-    allowed = converted(heard, extra_args=extra).choices[0].sampling.allowed
+    allowed = converted(receiver_type, extra_args=extra).choices[0].sampling.allowed
     assert allowed is not None
     assert [token for token, is_allowed in enumerate(allowed) if is_allowed] == [5, 7]
-    assert converted(heard).choices[0].sampling.allowed is None
+    assert converted(receiver_type).choices[0].sampling.allowed is None
 
 
 @pytest.mark.parametrize(
@@ -150,16 +150,16 @@ def test_request_conversion_reads_allowed_tokens_from_extras(heard: Any) -> None
     ],
 )
 def test_request_conversion_refuses_unsupported_fields_by_name(
-    heard: Any, fields: Any, param: str, message: str
+    receiver_type: Any, fields: Any, param: str, message: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=message) as raised:
-        converted(heard, **fields)
+        converted(receiver_type, **fields)
     assert raised.value.param == param
 
 
-def test_request_conversion_accepts_native_parameters_without_effect(heard: Any) -> None:
-    assert converted(heard, **native(bad_words=[])).choices
-    assert converted(heard, **native(detokenize=False)).choices
+def test_request_conversion_accepts_native_parameters_without_effect(receiver_type: Any) -> None:
+    assert converted(receiver_type, **native(bad_words=[])).choices
+    assert converted(receiver_type, **native(detokenize=False)).choices
 
 
 def test_request_conversion_defaults_come_from_the_generation_config(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_core_prefix_cache_changes_no_token(make_core: Make, make_generation: Ma
     first = together(core, [make_generation(prompt)], run)
     again = make_generation(prompt)
     assert together(core, [again], run) == first == [alone(prompt)]
-    usage = again.reply.said[-1].completion_usage
+    usage = again.reply.messages[-1].completion_usage
     assert usage.prompt_tokens_details.cached_tokens == (len(prompt) - 1) // 4 * 4
     longer = prompt + first[0]
     assert together(core, [make_generation(longer)], run) == [alone(longer)]
@@ -104,13 +104,13 @@ def test_core_choices_of_a_request_share_its_prompt(make_core: Make, make_genera
     run(core)
     reply = generation.reply
     by_index: dict[int, list[int]] = {0: [], 1: [], 2: []}
-    for word in reply.said:
+    for word in reply.messages:
         index, tokens = (0, [word]) if isinstance(word, int) else (word.index, word.token_ids)
         by_index[index] += tokens
     assert all(len(tokens) == 6 for tokens in by_index.values())
     assert len({tuple(tokens) for tokens in by_index.values()}) == 3
     assert reply.is_finished
-    ends = [word for word in reply.said if not isinstance(word, int) and word.finish_reason]
+    ends = [word for word in reply.messages if not isinstance(word, int) and word.finish_reason]
     assert [end.completion_usage is not None for end in ends] == [False, False, True]
     assert ends[-1].completion_usage.completion_tokens == 18
 
@@ -119,7 +119,7 @@ def test_core_final_output_has_finish_reason_and_usage(make_core: Make, make_gen
     core, generation = make_core(), make_generation(PROMPTS[1], max_tokens=3)
     core.add(generation)
     run(core)
-    *plain, last = generation.reply.said
+    *plain, last = generation.reply.messages
     assert all(isinstance(word, int) for word in plain)
     assert (last.finish_reason, last.index, len(last.token_ids)) == ("length", 0, 1)
     assert (last.completion_usage.prompt_tokens, last.completion_usage.completion_tokens) == (len(PROMPTS[1]), 3)
@@ -128,14 +128,14 @@ def test_core_final_output_has_finish_reason_and_usage(make_core: Make, make_gen
 def test_core_eos_ends_output_and_min_tokens_delays_it(
     make_core: Make, make_generation: Make, run: Make, alone: Make
 ) -> None:
-    said = alone(PROMPTS[2])
-    end = said[2]
-    first = said.index(end)
+    output_text = alone(PROMPTS[2])
+    end = output_text[2]
+    first = output_text.index(end)
     ended = make_generation(PROMPTS[2], rules={"end_ids": frozenset({end})})
     delayed = make_generation(PROMPTS[2], rules={"end_ids": frozenset({end}), "min_tokens": 8})
     together(make_core(), [ended, delayed], run)
-    assert ended.reply.tokens == said[: first + 1]
-    assert ended.reply.said[-1].finish_reason == "eos"
+    assert ended.reply.tokens == output_text[: first + 1]
+    assert ended.reply.messages[-1].finish_reason == "eos"
     assert len(delayed.reply.tokens) >= 8
     assert end not in delayed.reply.tokens[:7]
 
@@ -173,12 +173,12 @@ def test_core_failing_request_does_not_affect_others(
 def test_core_emits_every_complete_block_once(make_core: Make, make_generation: Make) -> None:
     core, generation = make_core(batched_tokens_max=8), make_generation(PROMPTS[3], max_tokens=9)
     core.add(generation)
-    told = []
+    reported = []
     while core.has_work:
         events = core.step().events
         assert all(isinstance(event, Stored) for event in events)
-        told += [block.block_hash for event in events if isinstance(event, Stored) for block in event.blocks]
-    assert len(told) == len(set(told)) == (len(PROMPTS[3]) + 9 - 1) // 4
+        reported += [block.block_hash for event in events if isinstance(event, Stored) for block in event.blocks]
+    assert len(reported) == len(set(reported)) == (len(PROMPTS[3]) + 9 - 1) // 4
 
 
 def test_core_load_counts_running_and_waiting_requests(make_core: Make, make_generation: Make) -> None:
@@ -236,8 +236,8 @@ def guided(make_generation: Make, letters_model: Path, letters: str) -> Callable
 
         def text(index: int = 0) -> str:
             sequence = generation.choices[index].sequence
-            said = sequence.tokens[sequence.prompt_tokens :]
-            return "".join(letters[token] for token in said if token != END)
+            output_text = sequence.tokens[sequence.prompt_tokens :]
+            return "".join(letters[token] for token in output_text if token != END)
 
         return generation, text
 
@@ -246,7 +246,9 @@ def guided(make_generation: Make, letters_model: Path, letters: str) -> Callable
 
 def reasons(generation: ActiveGeneration) -> dict[int, str]:
     reply: Any = generation.reply
-    return {word.index: word.finish_reason for word in reply.said if not isinstance(word, int) and word.finish_reason}
+    return {
+        word.index: word.finish_reason for word in reply.messages if not isinstance(word, int) and word.finish_reason
+    }
 
 
 @pytest.mark.parametrize("options", [{}, SAMPLED, {"repetition_penalty": 1.3}, {"logit_bias": ((33, 50.0),)}])
@@ -274,7 +276,7 @@ def test_core_guides_every_choice_separately(make_core: Make, guided: Make, run:
 
 
 def test_core_seeded_guided_output_does_not_depend_on_other_requests(make_core: Make, guided: Make, run: Make) -> None:
-    def said(others: int) -> str:
+    def output_text(others: int) -> str:
         generation, text = guided({"json": CITY}, **SAMPLED)
         core = make_core(blocks=64)
         core.add(generation)
@@ -284,7 +286,7 @@ def test_core_seeded_guided_output_does_not_depend_on_other_requests(make_core: 
         result: str = text()
         return result
 
-    assert said(0) == said(4)
+    assert output_text(0) == output_text(4)
 
 
 def test_core_unguided_output_does_not_depend_on_guided_requests(
@@ -356,7 +358,7 @@ def test_core_guided_logprobs_are_those_of_the_model(make_core: Make, guided: Ma
     core = make_core()
     core.add(generation)
     run(core)
-    likelihoods = [word.log_probs[0] for word in generation.reply.said]
+    likelihoods = [word.log_probs[0] for word in generation.reply.messages]
     assert len(likelihoods) == 3
     assert all(one < -0.01 for one in likelihoods)
 
@@ -425,7 +427,7 @@ def scoring(generation: ActiveGeneration, count: int = 2) -> ActiveGeneration:
 
 def prompt_logprobs_of(generation: Any) -> list[Any]:
     """The prompt information of its first output."""
-    first, *others = generation.reply.said
+    first, *others = generation.reply.messages
     assert not any(isinstance(word, EngineOutput) and word.engine_data for word in others)
     found: list[Any] = first.engine_data["prompt_logprobs"]
     return found
@@ -472,11 +474,13 @@ def test_prefix_cache_does_not_lose_prompt_logprobs(make_core: Make, make_genera
     together(core, [again], run)
     assert prompt_logprobs_of(again) == prompt_logprobs_of(first)
     replies: list[Any] = [again.reply]
-    assert replies[0].said[-1].completion_usage.prompt_tokens_details.cached_tokens == 0
+    assert replies[0].messages[-1].completion_usage.prompt_tokens_details.cached_tokens == 0
     plain = make_generation(prompt)
     together(core, [plain], run)
-    said: Any = plain.reply
-    assert said.said[-1].completion_usage.prompt_tokens_details.cached_tokens > 0, "its blocks serve other requests"
+    output_text: Any = plain.reply
+    assert output_text.messages[-1].completion_usage.prompt_tokens_details.cached_tokens > 0, (
+        "its blocks serve other requests"
+    )
 
 
 def test_preemption_does_not_lose_prompt_logprobs(make_core: Make, make_generation: Make, run: Make) -> None:
@@ -500,7 +504,7 @@ def test_core_scores_a_prompt_of_several_choices_once(make_core: Make, make_gene
     generation = scoring(make_generation(PROMPTS[3], choices=3))
     together(make_core(), [generation], run)
     reply: Any = generation.reply
-    assert [word.index for word in reply.said if isinstance(word, EngineOutput) and word.engine_data] == [0]
+    assert [word.index for word in reply.messages if isinstance(word, EngineOutput) and word.engine_data] == [0]
 
 
 def test_core_scores_at_most_the_maximum_number_of_logits_at_once(

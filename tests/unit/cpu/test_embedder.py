@@ -116,7 +116,7 @@ def test_embedder_pooling_is_chosen_by_the_model(tmp_path: Path) -> None:
     )
     assert read_pooling(str(tmp_path), "auto") is Pooling.MEAN
     assert read_pooling(str(tmp_path), "last") is Pooling.LAST
-    for said in ("{", "[]", "{}", '{"pooling_mode_max_tokens": true}'):
-        file.write_text(said)
+    for output in ("{", "[]", "{}", '{"pooling_mode_max_tokens": true}'):
+        file.write_text(output)
         with pytest.raises(ConfigError, match="1_Pooling"):
             read_pooling(str(tmp_path), "auto")

@@ -22,16 +22,16 @@ TIMEOUT_S = 20.0
 
 class ReporterHost:
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.reported: list[Any] = []
 
     def publish_kv_event(self, event: Any, dp_rank: int = 0) -> None:
-        self.told.append(event)
+        self.reported.append(event)
 
     def publish_load(self, load: WorkerLoad) -> None:
-        self.told.append(load)
+        self.reported.append(load)
 
     def publish_forward_pass(self, passed: ForwardPass, dp_rank: int = 0) -> None:
-        self.told.append(passed)
+        self.reported.append(passed)
 
     def fail(self, error: BaseException) -> None:
         raise AssertionError(error)
@@ -40,31 +40,31 @@ class ReporterHost:
 BUSY, BUSIER, IDLE = (WorkerLoad(running_requests=count) for count in (1, 2, 0))
 
 
-def told(*reports: tuple[WorkerLoad, float, bool]) -> list[Any]:
+def loads_of(*reports: tuple[WorkerLoad, float, bool]) -> list[Any]:
     host = ReporterHost()
     reporter = Reporter(host)
     for load, now, is_idle in reports:
         reporter.report([], load, now, is_idle=is_idle)
-    return host.told
+    return host.reported
 
 
 def test_event_sender_publishes_events_in_order() -> None:
     host = ReporterHost()
     Reporter(host).report([Removed([1]), Cleared()], BUSY, 0.0, is_idle=False)
-    assert host.told == [Removed([1]), Cleared(), BUSY]
+    assert host.reported == [Removed([1]), Cleared(), BUSY]
 
 
 def test_event_sender_publishes_an_unchanged_load_once() -> None:
-    assert told((BUSY, 0.0, False), (BUSY, 10.0, False), (BUSY, 20.0, True)) == [BUSY]
+    assert loads_of((BUSY, 0.0, False), (BUSY, 10.0, False), (BUSY, 20.0, True)) == [BUSY]
 
 
 def test_event_sender_throttles_frequent_loads() -> None:
     early, late = LOAD_INTERVAL_S / 2, LOAD_INTERVAL_S * 1.5
-    assert told((BUSY, 0.0, False), (BUSIER, early, False), (BUSIER, late, False)) == [BUSY, BUSIER]
+    assert loads_of((BUSY, 0.0, False), (BUSIER, early, False), (BUSIER, late, False)) == [BUSY, BUSIER]
 
 
 def test_event_sender_always_publishes_the_last_load() -> None:
-    assert told((BUSY, 0.0, False), (IDLE, LOAD_INTERVAL_S / 10, True)) == [BUSY, IDLE]
+    assert loads_of((BUSY, 0.0, False), (IDLE, LOAD_INTERVAL_S / 10, True)) == [BUSY, IDLE]
 
 
 class Host:
@@ -89,10 +89,10 @@ class Host:
 
 
 @pytest.fixture
-def listening(heard: type[Any]) -> Callable[[], Any]:
+def listening(receiver_type: type[Any]) -> Callable[[], Any]:
     """A reply that can be waited for."""
 
-    class Listening(heard):  # type: ignore[misc]
+    class Listening(receiver_type):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.ended = asyncio.Event()
@@ -154,8 +154,8 @@ async def test_cpu_engine_answers_token_by_token(begin: Any, listening: Any) -> 
     engine.submit(request(), reply)
     await reply.end()
     assert len(reply.tokens) == 8
-    assert [isinstance(word, int) for word in reply.said] == [True] * 7 + [False]
-    assert reply.said[-1].finish_reason == "length"
+    assert [isinstance(word, int) for word in reply.messages] == [True] * 7 + [False]
+    assert reply.messages[-1].finish_reason == "length"
     stored = [event for event in host.events if isinstance(event, Stored)]
     assert sum(len(event.blocks) for event in stored) == 3
     await asyncio.wait_for(engine.drain(), TIMEOUT_S)
@@ -180,11 +180,11 @@ async def test_cpu_engine_seeded_output_does_not_depend_on_other_requests(begin:
 
 async def test_cpu_engine_sends_logprobs_with_every_token(begin: Any, listening: Any) -> None:
     engine, _, _ = await begin()
-    reply, asked = listening(), request()
-    asked.output_options = OutputOptions(logprobs=2)
-    engine.submit(asked, reply)
+    reply, requested = listening(), request()
+    requested.output_options = OutputOptions(logprobs=2)
+    engine.submit(requested, reply)
     await reply.end()
-    assert all(len(word.log_probs) == 1 and len(word.top_logprobs[0]) == 2 for word in reply.said)
+    assert all(len(word.log_probs) == 1 and len(word.top_logprobs[0]) == 2 for word in reply.messages)
 
 
 async def test_cpu_engine_sends_nothing_after_cancellation(begin: Any, listening: Any) -> None:
@@ -194,12 +194,12 @@ async def test_cpu_engine_sends_nothing_after_cancellation(begin: Any, listening
     await asyncio.wait_for(reply.began.wait(), TIMEOUT_S)
     engine.cancel(reply)
     engine.cancel(reply)
-    said = len(reply.said)
+    output = len(reply.messages)
     await asyncio.wait_for(engine.drain(), TIMEOUT_S)
     after = listening()
     engine.submit(request([9, 9, 9]), after)
     await after.end()
-    assert len(reply.said) == said
+    assert len(reply.messages) == output
     assert not reply.is_finished
     assert host.loads[-1].kv_used_blocks == 0
 
@@ -296,7 +296,7 @@ async def test_cpu_engine_emits_a_cleared_cache(begin: Any, listening: Any) -> N
     engine.submit(request(), second)
     await second.end()
     assert Cleared() in host.events
-    assert second.said[-1].completion_usage.prompt_tokens_details.cached_tokens == 0
+    assert second.messages[-1].completion_usage.prompt_tokens_details.cached_tokens == 0
     assert not any(isinstance(event, Removed) for event in host.events)
 
 
@@ -366,7 +366,7 @@ async def test_cpu_engine_refuses_an_invalid_grammar_by_name(
     await reply.end()
     assert isinstance(reply.error, InvalidArgument)
     assert reply.error.param == "guided_regex"
-    assert not reply.said
+    assert not reply.messages
     await asyncio.wait_for(guided_engine.drain(), TIMEOUT_S)
     with pytest.raises(InvalidArgument, match="bytes"):
         guided_engine.submit(constrained(regex="a" * (1 << 21)), listening())
@@ -382,7 +382,7 @@ async def test_cpu_engine_sends_nothing_to_a_request_cancelled_during_compilatio
     guided_engine.submit(constrained(regex="a{5}"), stays)
     await stays.end()
     assert stays.is_finished
-    assert not gone.said
+    assert not gone.messages
     assert not gone.ended.is_set()
 
 
@@ -395,7 +395,7 @@ async def test_cpu_engine_constraint_applies_after_reasoning(
     await reply.end()
     text = read(reply, letters)
     assert not re.match("[0-9]{3}$", text)
-    if reply.said[-1].finish_reason == "stop":
+    if reply.messages[-1].finish_reason == "stop":
         assert re.fullmatch("(.|\n)*</think>[ \n]{0,4}[0-9]{3}", text)
 
 

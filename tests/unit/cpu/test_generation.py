@@ -9,16 +9,16 @@ RULES = StopRules(max_tokens=5, min_tokens=3, end_ids=frozenset({9}), stop_ids=f
 
 
 @pytest.mark.parametrize(
-    ("token", "said", "reason"),
+    ("token", "message", "reason"),
     [(1, 4, None), (9, 3, "eos"), (8, 3, "stop"), (9, 2, None), (8, 2, None), (1, 5, "length"), (9, 5, "eos")],
 )
-def test_generation_ends_by_its_stop_rules(token: int, said: int, reason: str | None) -> None:
-    assert RULES.reason(token, said) == reason
+def test_generation_ends_by_its_stop_rules(token: int, message: int, reason: str | None) -> None:
+    assert RULES.reason(token, message) == reason
 
 
-@pytest.mark.parametrize(("said", "forbidden"), [(0, [8, 9]), (1, [8, 9]), (2, [])])
-def test_generation_forbids_end_tokens_before_min_tokens(said: int, forbidden: list[int]) -> None:
-    assert list(RULES.forbidden(said)) == forbidden
+@pytest.mark.parametrize(("message", "forbidden"), [(0, [8, 9]), (1, [8, 9]), (2, [])])
+def test_generation_forbids_end_tokens_before_min_tokens(message: int, forbidden: list[int]) -> None:
+    assert list(RULES.forbidden(message)) == forbidden
 
 
 def test_generation_plain_token_creates_no_output_object(make_generation: Callable[..., ActiveGeneration]) -> None:

@@ -45,17 +45,17 @@ def compile_of(grammars: Grammars) -> Callable[..., Guide]:
 def walk(guide: Guide, seed: int, tokens_max: int = 400) -> list[int] | None:
     """Choose any allowed token until the text ends; None if it became too long."""
     rng = np.random.default_rng(seed)
-    said: list[int] = []
-    while not guide.is_complete and len(said) < tokens_max:
+    output: list[int] = []
+    while not guide.is_complete and len(output) < tokens_max:
         allowed = guide.allowed([END])
         if allowed is None:
-            return said
+            return output
         token = END if allowed[END] and rng.random() < 0.5 else int(rng.choice(np.flatnonzero(allowed)))
         if token == END:
-            return said
+            return output
         guide.take(token)
-        said.append(token)
-    return said if guide.is_complete else None
+        output.append(token)
+    return output if guide.is_complete else None
 
 
 @pytest.fixture
@@ -296,9 +296,9 @@ SCHEMAS = st.recursive(
 @given(schema=SCHEMAS, seed=st.integers(0, 1000))
 def test_guided_text_under_a_schema_is_valid(grammars: Grammars, letters: str, schema: Any, seed: int) -> None:
     guided = GuidedDecoding(json=schema)
-    said = walk(grammars.compile(guided, key_of(guided, None)).fresh(), seed)
-    if said is not None:
-        jsonschema.validate(json.loads("".join(letters[token] for token in said)), schema)
+    output = walk(grammars.compile(guided, key_of(guided, None)).fresh(), seed)
+    if output is not None:
+        jsonschema.validate(json.loads("".join(letters[token] for token in output)), schema)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -308,9 +308,9 @@ def test_guided_text_under_a_schema_is_valid(grammars: Grammars, letters: str, s
 )
 def test_guided_text_under_a_pattern_matches_it(grammars: Grammars, letters: str, pattern: str, seed: int) -> None:
     guided = GuidedDecoding(regex=pattern)
-    said = walk(grammars.compile(guided, key_of(guided, None)).fresh(), seed)
-    assert said is not None
-    assert re.fullmatch(pattern, "".join(letters[token] for token in said))
+    output = walk(grammars.compile(guided, key_of(guided, None)).fresh(), seed)
+    assert output is not None
+    assert re.fullmatch(pattern, "".join(letters[token] for token in output))
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -328,12 +328,12 @@ def test_guided_random_model_under_a_schema_is_valid(
     core = make_core()
     core.add(generation)
     run(core)
-    ends = {word.index: word.finish_reason for word in generation.reply.said if hasattr(word, "index")}
+    ends = {word.index: word.finish_reason for word in generation.reply.messages if hasattr(word, "index")}
     for choice in generation.choices:
         sequence = choice.sequence
-        said = [token for token in sequence.tokens[sequence.prompt_tokens :] if token != END]
+        output = [token for token in sequence.tokens[sequence.prompt_tokens :] if token != END]
         if ends[choice.index] != "length":
-            jsonschema.validate(json.loads("".join(letters[token] for token in said)), schema)
+            jsonschema.validate(json.loads("".join(letters[token] for token in output)), schema)
 
 
 @pytest.mark.parametrize(

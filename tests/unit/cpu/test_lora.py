@@ -106,11 +106,11 @@ def test_lora_scales_equal_those_of_peft(
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    asked=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 24)), min_size=2, max_size=8),
+    requested=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 24)), min_size=2, max_size=8),
     adapters_max=st.integers(1, 3),
 )
 def test_lora_mixed_batch_equals_separate_runs(
-    asked: list[tuple[int, int]],
+    requested: list[tuple[int, int]],
     adapters_max: int,
     read: Any,
     write_adapter: Write,
@@ -120,13 +120,13 @@ def test_lora_mixed_batch_equals_separate_runs(
     tmp_path: Path,
 ) -> None:
     adapters = [None, *_adapters(read, write_adapter, tmp_path)]
-    prompts = [[*PROMPT, *PROMPT, *PROMPT][:length] for _, length in asked]
+    prompts = [[*PROMPT, *PROMPT, *PROMPT][:length] for _, length in requested]
     together = answers(
         make_core(adapters_max=adapters_max),
         run,
-        *(make_generation(prompt, adapter=adapters[who]) for prompt, (who, _) in zip(prompts, asked, strict=True)),
+        *(make_generation(prompt, adapter=adapters[who]) for prompt, (who, _) in zip(prompts, requested, strict=True)),
     )
-    for prompt, (who, _), found in zip(prompts, asked, together, strict=True):
+    for prompt, (who, _), found in zip(prompts, requested, together, strict=True):
         assert answers(make_core(), run, make_generation(prompt, adapter=adapters[who])) == [found]
 
 
@@ -162,8 +162,8 @@ def test_lora_limits_concurrent_adapters_without_starvation(
 ) -> None:
     first, second = (read(write_adapter(random_adapter(CONFIG, targets=TARGETS, seed=seed))) for seed in (1, 2))
     core = make_core(adapters_max=1)
-    asked = [make_generation(PROMPT, adapter=one) for one in (first, second, first, None)]
-    for generation in asked:
+    requested = [make_generation(PROMPT, adapter=one) for one in (first, second, first, None)]
+    for generation in requested:
         core.add(generation)
     core.step()
     assert [one.adapter for one in core.scheduler.running] == [first, None]
@@ -171,7 +171,7 @@ def test_lora_limits_concurrent_adapters_without_starvation(
         deliver(core.step())
         core.scheduler.validate()
         assert len({id(one.adapter) for one in core.scheduler.running if one.adapter}) <= 1
-    assert all(generation.reply.is_finished for generation in asked)
+    assert all(generation.reply.is_finished for generation in requested)
 
 
 REFUSALS: list[tuple[dict[str, Any], str]] = [

@@ -158,11 +158,11 @@ def test_sampler_refuses_non_finite_logits(wrong: float) -> None:
 def test_sampler_picks_only_allowed_tokens(temperature: float, more: dict[str, Any]) -> None:
     logits = np.array([9.0, 8.0, 1.0, 7.0, 2.0], np.float32)
     allowed = np.array([False, False, True, False, True])
-    said = {
+    output = {
         sample(logits, Draw(Sampling(temperature=temperature, logprobs=1, **more), position, allowed=allowed)).token
         for position in range(40)
     }
-    assert said == ({4} if temperature == 0 else {2, 4})
+    assert output == ({4} if temperature == 0 else {2, 4})
     assert logits.tolist() == [9.0, 8.0, 1.0, 7.0, 2.0]
 
 

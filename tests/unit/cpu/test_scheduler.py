@@ -74,11 +74,11 @@ def test_scheduler_preempts_the_youngest_request_without_blocks() -> None:
     machine, old, young = scheduler(blocks=6, batched_tokens_max=32), sequence(8), sequence(8, first=100)
     machine.add(old)
     machine.add(young)
-    said = 0
+    output = 0
     while not machine.preemptions:
         step(machine)
-        said += 1
-        assert said < 20
+        output += 1
+        assert output < 20
     assert machine.running == [old]
     assert list(machine.waiting) == [young]
     assert young.tokens[8:], "what it said is kept"

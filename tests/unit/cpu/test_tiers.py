@@ -70,7 +70,9 @@ def settle(tiers: CacheTiers) -> None:
 def answers(make_generation: Make, run: Make) -> Make:
     """Return the tokens and the number of uncomputed prompt tokens of sequential prompts."""
 
-    def ask(core: Core, prompts: list[list[int]], tiers: CacheTiers | None = None) -> list[tuple[list[int], int]]:
+    def send_request(
+        core: Core, prompts: list[list[int]], tiers: CacheTiers | None = None
+    ) -> list[tuple[list[int], int]]:
         found = []
         for prompt in prompts:
             generation = make_generation(prompt)
@@ -79,11 +81,11 @@ def answers(make_generation: Make, run: Make) -> Make:
             if tiers is not None:
                 settle(tiers)
                 tiers.manager.validate()
-            usage = generation.reply.said[-1].completion_usage
+            usage = generation.reply.messages[-1].completion_usage
             found.append((generation.reply.tokens, usage.prompt_tokens_details.cached_tokens))
         return found
 
-    return ask
+    return send_request
 
 
 @pytest.mark.parametrize(
@@ -197,10 +199,10 @@ def test_tiers_republish_their_blocks_after_sleep(tiered: Make, answers: Make) -
     core, tiers = tiered(cpu_blocks=2 * BLOCKS)
     answers(core, PROMPTS[:2], tiers)
     core.reidentify(tiers.manager.layout.model)
-    told = core.step().tier_events
-    assert isinstance(told[0][0], Cleared)
-    hashes = [block.block_hash for event, _ in told[1:] if isinstance(event, Stored) for block in event.blocks]
-    assert {tier for _, tier in told[1:]} == {"host_pinned"}
+    reported = core.step().tier_events
+    assert isinstance(reported[0][0], Cleared)
+    hashes = [block.block_hash for event, _ in reported[1:] if isinstance(event, Stored) for block in event.blocks]
+    assert {tier for _, tier in reported[1:]} == {"host_pinned"}
     assert len(hashes) == len(set(hashes)) == len(tiers.manager.book.host) > 0
     assert [cached for _, cached in answers(core, PROMPTS[:2], tiers)] == [36] * 2
 
@@ -221,7 +223,7 @@ def test_tiers_publish_the_location_of_every_block(tiered: Make, make_generation
     core, tiers = tiered(cpu_blocks=40, disk_blocks=BLOCKS)
     index, numbers = KvIndex(), iter(range(1, 10_000))
 
-    def hear() -> None:
+    def collect_events() -> None:
         for event, tier in core_events:
             data: Any = "cleared"
             if isinstance(event, Stored):
@@ -238,10 +240,10 @@ def test_tiers_publish_the_location_of_every_block(tiered: Make, make_generation
             outcome = core.step()
             deliver(outcome)
             core_events = outcome.tier_events
-            hear()
+            collect_events()
         settle(tiers)
         core_events = core.step().tier_events
-        hear()
+        collect_events()
     overlap = index.find(pack(block_hashes(PROMPTS[0], BLOCK_TOKENS)))
     assert index.depth_by_rank(overlap) == {}
     assert index.beyond(overlap, index.slot_of(1), 0, 1) == 0
@@ -253,20 +255,20 @@ def test_tiers_publish_the_location_of_every_block(tiered: Make, make_generation
 
 
 async def test_tiers_are_configured_by_variables(
-    write_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: type[Any]
+    write_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receiver_type: type[Any]
 ) -> None:
     monkeypatch.setenv("DYN_KVBM_CPU_CACHE_OVERRIDE_NUM_BLOCKS", "64")
     monkeypatch.setenv("DYN_KVBM_DISK_CACHE_OVERRIDE_NUM_BLOCKS", "64")
     monkeypatch.setenv("DYN_KVBM_DISK_CACHE_DIR", str(tmp_path / "disk"))
     monkeypatch.setenv("DYN_KVBM_DISABLE_DISK_OFFLOAD_FILTER", "true")
-    told: list[tuple[Any, str]] = []
+    reported: list[tuple[Any, str]] = []
 
     class Host:
         metrics = MetricsRegistry()
         worker_id = 7
 
         def publish_kv_event(self, event: Any, dp_rank: int = 0, tier: str = "device") -> None:
-            told.append((event, tier))
+            reported.append((event, tier))
 
         def publish_load(self, load: Any) -> None: ...
         def publish_forward_pass(self, passed: Any, dp_rank: int = 0) -> None: ...
@@ -275,9 +277,9 @@ async def test_tiers_are_configured_by_variables(
     host: Any = Host()
     config = await engine.start(host)
     request = PreprocessedRequest("m", PROMPTS[0], StopConditions(max_tokens=4), SamplingOptions(temperature=0.0))
-    reply = heard()
+    reply = receiver_type()
     engine.submit(request, reply)
-    await until(lambda: {tier for _, tier in told} == {"device", "host_pinned", "disk"}, str(told))
+    await until(lambda: {tier for _, tier in reported} == {"device", "host_pinned", "disk"}, str(reported))
     status = await config.routes["kvbm"]({})
     assert status["tiers"]["host"]["stored"] == 10
     assert "kvbm_offload_blocks_d2h 10" in host.metrics.render()

@@ -85,7 +85,7 @@ def test_frontend_refuses_authentication_options_without_a_key(
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["--http-workers", "0"], "--http-workers 0"),
         (["--responses-store-entries", "0"], "--responses-store-entries"),
@@ -104,8 +104,8 @@ def test_frontend_refuses_authentication_options_without_a_key(
         (["--htp-port", "1"], "did you mean --http-port"),
     ],
 )
-def test_invalid_command_line_is_refused_by_name(argv: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_command_line_is_refused_by_name(argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         read(argv, {})
 
 
@@ -123,7 +123,7 @@ def test_session_affinity_and_minimum_worker_options_are_read_in_every_router_mo
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["--shared-cache-type", "redis"], "--shared-cache-type"),
         (["--shared-cache-multiplier", "1.5"], "--shared-cache-multiplier"),
@@ -132,8 +132,8 @@ def test_session_affinity_and_minimum_worker_options_are_read_in_every_router_mo
         (["--router-event-threads", "0"], "--router-event-threads"),
     ],
 )
-def test_contradictory_kv_router_options_are_refused(argv: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_contradictory_kv_router_options_are_refused(argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         read(argv, {})
 
 

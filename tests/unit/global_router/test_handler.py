@@ -49,7 +49,7 @@ class GlobalRouterHarness(MemoryCluster):
 
         await runtime.endpoint(f"{name}.router.generate").serve(GeneratorHandler(generate, runtime.tasks))
 
-    async def ask(self, request: Any) -> list[Any]:
+    async def send_request(self, request: Any) -> list[Any]:
         return [output["pool"] async for output in self.handler.handle_prefill(request, Context())]
 
     async def close(self) -> None:
@@ -65,34 +65,34 @@ async def harness(tmp_path: Path) -> AsyncIterator[GlobalRouterHarness]:
 
 
 async def test_request_is_sent_to_its_selected_pool(harness: GlobalRouterHarness) -> None:
-    assert await harness.ask({"token_ids": [1], "router": {"ttft_target": 20}}) == ["p-fast", "p-fast"]
-    assert await harness.ask(SLOW) == ["p-slow", "p-slow"]
+    assert await harness.send_request({"token_ids": [1], "router": {"ttft_target": 20}}) == ["p-fast", "p-fast"]
+    assert await harness.send_request(SLOW) == ["p-slow", "p-slow"]
     assert harness.seen == ["p-fast", "p-slow"]
 
 
 async def test_failed_pool_is_retried_with_a_faster_pool(harness: GlobalRouterHarness) -> None:
     harness.failing = {"p-slow": (0, Overloaded("full")), "p-mid": (0, Overloaded("full"))}
-    assert await harness.ask(SLOW) == ["p-fast", "p-fast"]
+    assert await harness.send_request(SLOW) == ["p-fast", "p-fast"]
     assert harness.seen == ["p-slow", "p-mid", "p-fast"]
 
 
 async def test_started_response_is_not_retried(harness: GlobalRouterHarness) -> None:
     harness.failing = {"p-slow": (1, Overloaded("full"))}
     with pytest.raises(DynamoException):
-        await harness.ask(SLOW)
+        await harness.send_request(SLOW)
     assert harness.seen == ["p-slow"]
 
 
 async def test_error_of_the_last_pool_is_returned(harness: GlobalRouterHarness) -> None:
     harness.failing = dict.fromkeys(DISAGG["prefill_pool_dynamo_namespaces"], (0, Overloaded("full")))
     with pytest.raises(DynamoException, match="full"):
-        await harness.ask(SLOW)
+        await harness.send_request(SLOW)
     assert harness.seen == ["p-slow", "p-mid", "p-fast"]
 
 
 async def test_malformed_request_is_refused(harness: GlobalRouterHarness) -> None:
     with pytest.raises(InvalidArgument):
-        await harness.ask([1, 2])
+        await harness.send_request([1, 2])
 
 
 async def test_decode_request_is_sent_to_its_selected_pool(harness: GlobalRouterHarness) -> None:

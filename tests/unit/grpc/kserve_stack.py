@@ -22,13 +22,13 @@ class Engines:
     """The behaviour of the workers, and the requests they received."""
 
     def __init__(self) -> None:
-        self.asked: list[Any] = []
+        self.received_requests: list[Any] = []
         self.held = asyncio.Event()
         self.left = asyncio.Event()
 
     async def text(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """Return the prompt word by word, in each choice."""
-        self.asked.append(request)
+        self.received_requests.append(request)
         words = request["prompt"].split()
         for word in words:
             if word == "fail":
@@ -40,7 +40,7 @@ class Engines:
 
     async def tensors(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """Echoes the tensors, as often as configured."""
-        self.asked.append(request)
+        self.received_requests.append(request)
         parameters = request.get("parameters") or {}
         if "fail" in parameters:
             raise ValueError("bad tensors")
@@ -128,6 +128,6 @@ def with_numbers(message: Any, numbers: dict[str, int]) -> Any:
     return message
 
 
-def said(answer: Any) -> dict[str, list[str]]:
+def output_texts(answer: Any) -> dict[str, list[str]]:
     """Return the texts of a response's outputs."""
     return {one.name: [text.decode() for text in one.contents.bytes_contents] for one in answer.outputs}

@@ -28,10 +28,10 @@ def request(text: Any = b"hi", streams: bool | None = None, **parameters: Any) -
 
 def test_inputs_and_parameters_are_converted_to_completion_fields() -> None:
     assert completion_request(request()) == CompletionRequest(model="m", prompt="hi", stream=False, user="7")
-    asked = completion_request(
+    requested = completion_request(
         request(streams=True, max_tokens=("int64", 3), temperature=("double", 0.5), priority=("uint64", 1))
     )
-    assert asked == CompletionRequest(
+    assert requested == CompletionRequest(
         model="m", prompt="hi", stream=True, user="7", max_tokens=3, temperature=0.5
     )  # fmt: skip
 
@@ -62,7 +62,7 @@ def other(name: str, datatype: str, shape: list[int], **contents: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "expected_message"),
     [
         (request(None), "missing input text_input"),
         (request(b"\xff"), "must be UTF-8"),
@@ -72,16 +72,16 @@ def other(name: str, datatype: str, shape: list[int], **contents: Any) -> Any:
         (other("image", "BYTES", [1], bytes_contents=[b"a"]), "unknown input 'image'"),
     ],
 )
-def test_invalid_completion_request_is_refused(message: Any, told: str) -> None:
-    with pytest.raises(InvalidArgument, match=told):
+def test_invalid_completion_request_is_refused(message: Any, expected_message: str) -> None:
+    with pytest.raises(InvalidArgument, match=expected_message):
         completion_request(message)
 
 
 def test_each_choice_is_an_element_of_the_outputs() -> None:
     answer = response_of(COMPLETION, "7")
     assert (answer.model_name, answer.model_version, answer.id) == ("m", "1", "7")
-    said = {one.name: (list(one.shape), list(one.contents.bytes_contents)) for one in answer.outputs}
-    assert said == {"text_output": ([2], ["é".encode(), b""]), "finish_reason": ([2], [b"stop", b""])}
+    output_texts = {one.name: (list(one.shape), list(one.contents.bytes_contents)) for one in answer.outputs}
+    assert output_texts == {"text_output": ([2], ["é".encode(), b""]), "finish_reason": ([2], [b"stop", b""])}
 
 
 def test_raw_outputs_are_sent_to_clients_with_raw_inputs() -> None:

@@ -56,9 +56,9 @@ def test_text_model_has_fixed_inputs_and_outputs() -> None:
 def test_tensor_model_has_the_inputs_and_outputs_of_its_card() -> None:
     tensors = card(tensor_model_config=TENSORS)
     assert is_tensor(tensors)
-    told = MessageToDict(metadata_of(tensors))
-    assert told["inputs"] == [{"name": "a", "datatype": "INT32", "shape": ["-1", "2"]}]
-    assert told["outputs"] == [{"name": "b", "datatype": "BYTES", "shape": ["1"]}]
+    message = MessageToDict(metadata_of(tensors))
+    assert message["inputs"] == [{"name": "a", "datatype": "INT32", "shape": ["-1", "2"]}]
+    assert message["outputs"] == [{"name": "b", "datatype": "BYTES", "shape": ["1"]}]
     assert MessageToDict(config_of(tensors))["config"]["output"] == [{"name": "b", "dataType": 13, "dims": ["1"]}]
 
 
@@ -67,9 +67,9 @@ def test_triton_model_config_takes_precedence() -> None:
     config.input.add(name="x", data_type=11, dims=[3])
     unknown = b"\xa2\x06\x02hi"  # Field 100, which is none of ours.
     triton = card(tensor_model_config={**TENSORS, "triton_model_config": list(config.SerializeToString() + unknown)})
-    told = config_of(triton).config
-    assert (told.platform, told.max_batch_size, told.input[0].name) == ("onnx", 8, "x")
-    assert told.SerializeToString().endswith(unknown)
+    message = config_of(triton).config
+    assert (message.platform, message.max_batch_size, message.input[0].name) == ("onnx", 8, "x")
+    assert message.SerializeToString().endswith(unknown)
     assert MessageToDict(metadata_of(triton))["inputs"] == [{"name": "x", "datatype": "FP32", "shape": ["3"]}]
 
 
@@ -82,7 +82,7 @@ def test_model_that_is_neither_text_nor_tensor_is_not_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ({"inputs": [{"name": "a"}]}, "data_type"),
         ({"inputs": [{"name": "a", "data_type": "INT32", "shape": []}]}, "'INT32': expected one of Bool"),
@@ -91,8 +91,8 @@ def test_model_that_is_neither_text_nor_tensor_is_not_found() -> None:
         ({"name": "t", "triton_model_config": [42, 2, 16, 99]}, "an unknown data type"),
     ],
 )
-def test_invalid_tensor_model_config_is_refused(config: Any, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_invalid_tensor_model_config_is_refused(config: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         check_tensor_config(config)
 
 

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.unit.grpc.kserve_stack import open_kserve_stack, said, tensor_request, text_request
+from tests.unit.grpc.kserve_stack import open_kserve_stack, output_texts, tensor_request, text_request
 
 from dynamo.core.errors import DynamoException, NotFound
 from dynamo.core.metrics import MetricsRegistry
@@ -55,15 +55,15 @@ async def test_text_is_completed_in_one_response() -> None:
     async with open_kserve_stack() as stack:
         answer = await stack.infer(text_request("a b", n=2, max_tokens=9))
         assert (answer.model_name, answer.id) == ("say", "7")
-        assert said(answer) == {"text_output": ["ab", "ab"], "finish_reason": ["stop", "stop"]}
-        [asked] = stack.engines.asked
-        assert (asked["prompt"], asked["user"], asked["n"], asked["max_tokens"]) == ("a b", "7", 2, 9)
+        assert output_texts(answer) == {"text_output": ["ab", "ab"], "finish_reason": ["stop", "stop"]}
+        [requested] = stack.engines.received_requests
+        assert (requested["prompt"], requested["user"], requested["n"], requested["max_tokens"]) == ("a b", "7", 2, 9)
 
 
 async def test_text_is_streamed_chunk_by_chunk() -> None:
     async with open_kserve_stack() as stack:
         answers = await stack.stream(text_request("a b", streaming=True), text_request("c"))
-        shown = [said(one.infer_response) for one in answers]
+        shown = [output_texts(one.infer_response) for one in answers]
         assert [one["text_output"] for one in shown] == [["a"], ["b"], [""], ["c"]]
         assert [one["finish_reason"] for one in shown] == [[""], [""], ["stop"], ["stop"]]
 
@@ -108,9 +108,9 @@ async def test_each_failure_has_its_status_and_no_secret(message: Any, status: s
     async with open_kserve_stack() as stack:
         with pytest.raises(DynamoException) as raised:
             await stack.infer(message)
-        name, told = status_of(raised.value)
+        name, reported = status_of(raised.value)
         assert name == status
-        assert "secret" not in told
+        assert "secret" not in reported
 
 
 async def test_worker_failure_is_a_stream_error_and_later_requests_succeed() -> None:
@@ -126,7 +126,7 @@ async def test_invalid_request_ends_the_stream() -> None:
     async with open_kserve_stack() as stack:
         with pytest.raises(NotFound):
             await stack.stream(text_request("a", model="nobody"), text_request("b"))
-        assert stack.engines.asked == []
+        assert stack.engines.received_requests == []
 
 
 @pytest.mark.parametrize("message", [text_request("hold"), tensor_request(1, hold=1)])
@@ -150,12 +150,12 @@ async def test_client_disconnect_from_a_stream_stops_the_worker() -> None:
 
 async def test_api_keys_are_required_when_configured() -> None:
     async with open_kserve_stack(gate_of) as stack:
-        for ask in (stack.infer, stack.stream):
-            for headers, told in ((), "required"), ([(b"x-api-key", b"wrong")], "Incorrect"):
-                with pytest.raises(DynamoException, match=told) as raised:
-                    await ask(text_request("hi"), headers=headers)
+        for send_request in (stack.infer, stack.stream):
+            for headers, reported in ((), "required"), ([(b"x-api-key", b"wrong")], "Incorrect"):
+                with pytest.raises(DynamoException, match=reported) as raised:
+                    await send_request(text_request("hi"), headers=headers)
                 assert status_of(raised.value)[0] == "UNAUTHENTICATED"
-        assert said(await stack.infer(text_request("hi"), KEY))["text_output"] == ["hi"]
+        assert output_texts(await stack.infer(text_request("hi"), KEY))["text_output"] == ["hi"]
         assert (await stack.infer(tensor_request(1), KEY)).id == "t"
 
 
@@ -170,7 +170,7 @@ async def test_kserve_refuses_models_that_the_key_may_not_use() -> None:
         service = stack.service
         account = service._admit("ModelReady", KEY, streams=False).account
         assert not (await service.model_ready(named("ModelReadyRequest", "say"), account)).ready
-        for ask in (
+        for send_request in (
             service.model_metadata(named("ModelMetadataRequest", "say"), account),
             service.model_config(named("ModelConfigRequest", "echo"), account),
             stack.infer(text_request("hi"), KEY),
@@ -178,7 +178,7 @@ async def test_kserve_refuses_models_that_the_key_may_not_use() -> None:
             stack.stream(text_request("hi"), headers=KEY),
         ):
             with pytest.raises(DynamoException, match="may not use the model") as raised:
-                await ask
+                await send_request
             assert status_of(raised.value)[0] == "PERMISSION_DENIED"
 
 

@@ -33,9 +33,9 @@ from dynamo.serving.errors import ErrorAnswer
     ],
 )
 def test_each_error_has_a_grpc_status(error: DynamoException, status: str) -> None:
-    name, told = status_of(error)
+    name, reported = status_of(error)
     assert name == status
-    assert "secret" not in told
+    assert "secret" not in reported
 
 
 def test_overload_is_resource_exhausted_regardless_of_its_http_status() -> None:

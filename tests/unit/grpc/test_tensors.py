@@ -65,7 +65,7 @@ def request(datatype: str = "INT32", shape: Any = (2,), raw: bytes | None = None
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "expected_message"),
     [
         (request("FOO"), "datatype is 'FOO'"),
         (request(shape=[-1]), "negative dimension: -1"),
@@ -80,8 +80,8 @@ def request(datatype: str = "INT32", shape: Any = (2,), raw: bytes | None = None
         (request("BYTES", [1], b"\1\0\0\0x\0"), "end within element 1"),
     ],
 )
-def test_invalid_tensor_is_refused_by_name(message: Any, told: str) -> None:
-    with pytest.raises(InvalidArgument, match=told) as raised:
+def test_invalid_tensor_is_refused_by_name(message: Any, expected_message: str) -> None:
+    with pytest.raises(InvalidArgument, match=expected_message) as raised:
         request_of(message)
     assert raised.value.param == "a"
 

@@ -57,7 +57,7 @@ def test_extension_providers_are_loaded_by_path_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("nobody", "no such entry point"),
         ("no.such.module:provide", "no.such.module|No module named"),
@@ -66,8 +66,8 @@ def test_extension_providers_are_loaded_by_path_once() -> None:
         (f"{__name__}:provide_wrong", "must return FrontendRoute objects"),
     ],
 )
-def test_invalid_extension_provider_is_a_config_error(name: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_extension_provider_is_a_config_error(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         load_extensions([name])
 
 

@@ -16,7 +16,7 @@ class Echo(ChatClient):
 
     def __init__(self) -> None:
         super().__init__("localhost:1")
-        self.asked: list[tuple[str, list[Mapping[str, str]], Mapping[str, Any]]] = []
+        self.received_requests: list[tuple[str, list[Mapping[str, str]], Mapping[str, Any]]] = []
 
     def models(self) -> list[str]:
         return ["echo", "other"]
@@ -24,7 +24,7 @@ class Echo(ChatClient):
     def chat(
         self, model: str, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any] | None = None
     ) -> Iterator[Delta]:
-        self.asked.append((model, list(messages), options or {}))
+        self.received_requests.append((model, list(messages), options or {}))
         text = messages[-1]["content"]
         yield Delta(reasoning="hm ")
         yield Delta(f"{len(messages)}:")
@@ -46,7 +46,7 @@ def test_chat_streams_responses_and_sends_the_history_with_each_message() -> Non
     server, conversation, text, status = converse("hi\n", "\n", "you\n")
     assert text == "hm 1:hi\nhm 3:you\n"
     assert status == 0
-    assert [message["role"] for message in server.asked[1][1]] == ["user", "assistant", "user"]
+    assert [message["role"] for message in server.received_requests[1][1]] == ["user", "assistant", "user"]
     assert conversation.messages[1] == {"role": "assistant", "content": "1:hi"}
 
 
@@ -57,7 +57,7 @@ def test_reset_removes_all_messages_except_the_system_prompt() -> None:
 
 def test_system_prompt_can_be_set_and_removed() -> None:
     server, conversation, _, _ = converse("/system Be kind.", "hi", "/system")
-    assert server.asked[0][1][0] == {"role": "system", "content": "Be kind."}
+    assert server.received_requests[0][1][0] == {"role": "system", "content": "Be kind."}
     assert conversation.messages == []
 
 
@@ -65,19 +65,19 @@ def test_model_command_selects_a_served_model() -> None:
     server, _, text, _ = converse("/model", "/model none", "/model other", "hi")
     assert "* echo\n  other" in text
     assert "--model 'none': not served" in text
-    assert server.asked[0][0] == "other"
+    assert server.received_requests[0][0] == "other"
 
 
 def test_exit_command_ends_the_chat_and_unknown_commands_are_not_sent() -> None:
     server, _, text, status = converse("/hepl", "/exit", "hi")
     assert "unknown command /hepl" in text
-    assert (server.asked, status) == ([], 0)
+    assert (server.received_requests, status) == ([], 0)
 
 
 def test_failed_response_is_removed_from_the_history() -> None:
     server, _, text, status = converse("fail", "hi")
     assert "error: gone" in text
-    assert server.asked[1][1] == [{"role": "user", "content": "hi"}]
+    assert server.received_requests[1][1] == [{"role": "user", "content": "hi"}]
     assert status == 0
 
 
@@ -92,8 +92,8 @@ def test_interrupted_response_stays_in_the_history_as_received() -> None:
 
 
 def test_options_are_sent_with_every_message() -> None:
-    assert converse("hi")[0].asked[0][2] == {}
-    assert converse("hi", options={"max_tokens": 3, "temperature": 0.0})[0].asked[0][2] == {
+    assert converse("hi")[0].received_requests[0][2] == {}
+    assert converse("hi", options={"max_tokens": 3, "temperature": 0.0})[0].received_requests[0][2] == {
         "max_tokens": 3,
         "temperature": 0.0,
     }
@@ -101,7 +101,7 @@ def test_options_are_sent_with_every_message() -> None:
 
 def test_chat_without_a_model_uses_the_first_served_model_for_each_message(monkeypatch: pytest.MonkeyPatch) -> None:
     server, conversation, text, _ = converse("hi", "/model", model=None)
-    assert server.asked[0][0] == "echo"
+    assert server.received_requests[0][0] == "echo"
     assert "  echo\n  other" in text
     monkeypatch.setattr(server, "models", list)
     out = io.StringIO()

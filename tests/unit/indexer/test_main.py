@@ -30,13 +30,15 @@ class IndexerHarness:
         self.models = IndexedModels()
         self.routes = IndexerRoutes(self.models, Peers(), MetricsRegistry(), log).routes
 
-    async def ask(self, method: str, path: str, body: Any = None, query: str = "", **headers: str) -> tuple[int, Any]:
+    async def send_request(
+        self, method: str, path: str, body: Any = None, query: str = "", **headers: str
+    ) -> tuple[int, Any]:
         text = b"" if body is None else json.dumps(body).encode()
         more = {"content-type": "application/json"} if body is not None else {}
         return await request_json(self.routes.application(), method, f"{path}?{query}", text, {**more, **headers})
 
     async def hold(self) -> None:
-        await self.ask("POST", "/register", WORKER)
+        await self.send_request("POST", "/register", WORKER)
         engine = self.models.listeners()[0].events
         engine.process(message(0, stored([1, 2], None, TOKENS[:8])))
 
@@ -50,14 +52,16 @@ async def harness() -> AsyncIterator[IndexerHarness]:
 
 async def test_query_accepts_tokens_and_block_hashes(harness: IndexerHarness) -> None:
     await harness.hold()
-    status, found = await harness.ask("POST", "/query", PROMPT)
+    status, found = await harness.send_request("POST", "/query", PROMPT)
     assert (status, found.scores) == (200, {"7": {"0": 8}})
     signed = [one - (1 << 64) if one >> 63 else one for one in hashes_of(TOKENS, 4)]
-    assert (await harness.ask("POST", "/query_by_hash", {"block_hashes": signed, "model_name": "m"}))[1] == found
-    assert (await harness.ask("POST", "/query", {**PROMPT, "lora_name": "l"}))[1].scores == {}
-    assert (await harness.ask("GET", "/dump"))[1]["m:default"].block_size == 4
-    assert (await harness.ask("POST", "/unregister", {"instance_id": 7, "model_name": "m"}))[0] == 200
-    assert (await harness.ask("GET", "/workers"))[1] == []
+    assert (await harness.send_request("POST", "/query_by_hash", {"block_hashes": signed, "model_name": "m"}))[
+        1
+    ] == found
+    assert (await harness.send_request("POST", "/query", {**PROMPT, "lora_name": "l"}))[1].scores == {}
+    assert (await harness.send_request("GET", "/dump"))[1]["m:default"].block_size == 4
+    assert (await harness.send_request("POST", "/unregister", {"instance_id": 7, "model_name": "m"}))[0] == 200
+    assert (await harness.send_request("GET", "/workers"))[1] == []
 
 
 async def test_invalid_http_requests_are_refused(harness: IndexerHarness) -> None:
@@ -73,7 +77,7 @@ async def test_invalid_http_requests_are_refused(harness: IndexerHarness) -> Non
         (404, "POST", "/deregister_peer", {"url": "http://a"}),
         (400, "POST", "/register_peer", {"url": "a"}),
     ):
-        found, value = await harness.ask(method, path, body)
+        found, value = await harness.send_request(method, path, body)
         assert found == status, path
         assert isinstance(value, str) if status == 422 else set(value) == {"error"}
 
@@ -82,35 +86,35 @@ async def test_listener_is_paused_and_resumed_only_when_test_endpoints_are_enabl
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plain = IndexerHarness()
-    assert (await plain.ask("POST", "/test/pause_listener", {"instance_id": 7}))[0] == 404
+    assert (await plain.send_request("POST", "/test/pause_listener", {"instance_id": 7}))[0] == 404
     monkeypatch.setenv("DYN_KV_INDEXER_TEST_ENDPOINTS", "1")
     enabled = IndexerHarness()
-    assert (await enabled.ask("POST", "/test/pause_listener", {"instance_id": 7}))[0] == 404
+    assert (await enabled.send_request("POST", "/test/pause_listener", {"instance_id": 7}))[0] == 404
     await enabled.hold()
     [listener] = enabled.models.listeners()
     for _ in range(2):
-        assert (await enabled.ask("POST", "/test/pause_listener", {"instance_id": 7, "dp_rank": 0}))[0] == 200
+        assert (await enabled.send_request("POST", "/test/pause_listener", {"instance_id": 7, "dp_rank": 0}))[0] == 200
         await until(lambda: listener.status is Status.PAUSED)
-        assert (await enabled.ask("POST", "/test/resume_listener", {"instance_id": 7}))[0] == 200
+        assert (await enabled.send_request("POST", "/test/resume_listener", {"instance_id": 7}))[0] == 200
         await until(lambda: listener.status is Status.PENDING)
         assert enabled.models.listeners() == [listener]
-    assert (await enabled.ask("POST", "/query", PROMPT))[1]["scores"], "its blocks are kept"
+    assert (await enabled.send_request("POST", "/query", PROMPT))[1]["scores"], "its blocks are kept"
     await enabled.models.close()
 
 
 async def test_peers_are_listed(harness: IndexerHarness) -> None:
     for url in ("http://b", "http://a", "http://b"):
-        assert (await harness.ask("POST", "/register_peer", {"url": url}))[0] == 201
-    assert (await harness.ask("GET", "/peers"))[1] == ["http://a", "http://b"]
-    assert (await harness.ask("POST", "/deregister_peer", {"url": "http://a"}))[0] == 200
-    assert (await harness.ask("GET", "/peers"))[1] == ["http://b"]
+        assert (await harness.send_request("POST", "/register_peer", {"url": url}))[0] == 201
+    assert (await harness.send_request("GET", "/peers"))[1] == ["http://a", "http://b"]
+    assert (await harness.send_request("POST", "/deregister_peer", {"url": "http://a"}))[0] == 200
+    assert (await harness.send_request("GET", "/peers"))[1] == ["http://b"]
 
 
 async def test_metrics_count_requests_models_and_listeners(harness: IndexerHarness) -> None:
     await harness.hold()
-    await harness.ask("POST", "/query", {**PROMPT, "model_name": "n"})
-    await harness.ask("GET", "/nothing")
-    text = (await harness.ask("GET", "/metrics"))[1]
+    await harness.send_request("POST", "/query", {**PROMPT, "model_name": "n"})
+    await harness.send_request("GET", "/nothing")
+    text = (await harness.send_request("GET", "/metrics"))[1]
     for line in (
         "dynamo_kvindexer_models 1",
         'dynamo_kvindexer_listeners{status="pending"} 1',
@@ -126,10 +130,10 @@ async def test_every_request_is_logged_and_the_log_file_may_be_rotated(tmp_path:
     path = tmp_path / "access.log"
     log = AccessLog(str(path), "X-Trace-Id")
     harness = IndexerHarness(log)
-    await harness.ask("GET", "/workers", **{"x-trace-id": "t1"})
+    await harness.send_request("GET", "/workers", **{"x-trace-id": "t1"})
     path.rename(tmp_path / "old.log")
-    assert (await harness.ask("POST", "/reopen_logs"))[0] == 200
-    await harness.ask("GET", "/health")
+    assert (await harness.send_request("POST", "/reopen_logs"))[0] == 200
+    await harness.send_request("GET", "/health")
     log.close()
     await harness.models.close()
     noted = [json.loads(line) for line in (tmp_path / "old.log").read_text().splitlines()]

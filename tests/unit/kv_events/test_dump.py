@@ -9,7 +9,7 @@ from dynamo.protocols.kv_events import KvEventData, NumberedKvEvent, Removed, St
 Tree = tuple[list[StoredBlock], list[int | None], list[int]]
 
 
-def tell(number: int, change: Stored | Removed, tier: str) -> WorkerKvEvent:
+def make_event(number: int, change: Stored | Removed, tier: str) -> WorkerKvEvent:
     data = KvEventData(stored=change) if isinstance(change, Stored) else KvEventData(removed=change)
     return WorkerKvEvent(1, tier, "worker", NumberedKvEvent(number, data, 0))
 
@@ -30,14 +30,14 @@ def trees(draw: st.DrawFn) -> Tree:
 
 @given(trees(), st.integers(1, 7))
 def test_kv_dump_pieces_join_to_the_whole(tree: Tree, blocks: int) -> None:
-    whole, pieces = KvDump(*tree, tell), KvDump(*tree, tell)
+    whole, pieces = KvDump(*tree, make_event), KvDump(*tree, make_event)
     rounds = 0
     while not pieces.is_complete:
         pieces.work(blocks)
         rounds += 1
         assert rounds <= (5 + len(TIERS)) * len(tree[0]) // blocks + 1
     assert pieces.events == whole.complete()
-    assert [told.event.event_id for told in whole.events] == list(range(1, len(whole.events) + 1))
+    assert [event.event.event_id for event in whole.events] == list(range(1, len(whole.events) + 1))
 
 
 @given(trees())
@@ -46,7 +46,7 @@ def test_kv_dump_lists_every_block_after_its_parent_with_its_tier(tree: Tree) ->
     held: dict[int, set[str]] = {block.block_hash: set() for block in blocks}
     before = dict(zip(held, parents, strict=True))
     order: list[int] = []
-    for event in KvDump(*tree, tell).complete():
+    for event in KvDump(*tree, make_event).complete():
         tier = event.storage_tier
         assert isinstance(event.event.data, KvEventData)
         if event.event.data.removed is not None:
@@ -72,7 +72,7 @@ def test_kv_dump_lists_every_block_after_its_parent_with_its_tier(tree: Tree) ->
 @given(trees())
 def test_kv_dump_of_device_blocks_depends_on_no_other_tier(tree: Tree) -> None:
     known: set[int] = set()
-    for event in KvDump(*tree, tell).complete():
+    for event in KvDump(*tree, make_event).complete():
         assert isinstance(event.event.data, KvEventData)
         if event.storage_tier != TIERS[0] or event.event.data.stored is None:
             continue

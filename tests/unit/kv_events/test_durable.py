@@ -25,8 +25,8 @@ class Listener:
     def __init__(self, index: KvIndex) -> None:
         self.index = index
 
-    def apply(self, told: WorkerKvEvent) -> bool:
-        return events.apply(self.index, told)
+    def apply(self, worker_event: WorkerKvEvent) -> bool:
+        return events.apply(self.index, worker_event)
 
     def forget(self, worker_id: int, dp_rank: int) -> None:
         self.index.clear(worker_id, dp_rank)
@@ -41,14 +41,16 @@ class DurableHarness:
         self.view = KvView(self.runtime, ENDPOINT, Listener(self.index), is_durable=True)
         self.durable = DurableEvents(self.runtime, ENDPOINT, self.view, self.index, threshold=10)
 
-    def hear(self, worker_id: int, number: int, change: Stored | Removed) -> None:
+    def receive_event(self, worker_id: int, number: int, change: Stored | Removed) -> None:
         data = KvEventData(stored=change) if isinstance(change, Stored) else KvEventData(removed=change)
         self.view.receive(WorkerKvEvent(worker_id, "device", "worker", NumberedKvEvent(number, data, 0)))
 
     def store(self, worker_id: int, prompts: int) -> None:
         for number in range(1, prompts + 1):
             first = worker_id * 1_000_000 + number * 100
-            self.hear(worker_id, number, Stored(None, None, [StoredBlock(first + at, first + at) for at in range(16)]))
+            self.receive_event(
+                worker_id, number, Stored(None, None, [StoredBlock(first + at, first + at) for at in range(16)])
+            )
 
 
 @pytest.fixture
@@ -62,13 +64,13 @@ async def harness() -> AsyncIterator[DurableHarness]:
 def held(pieces: list[bytes]) -> dict[int, tuple[int, set[int]]]:
     """The contents of a dump: of each worker its last event and its blocks."""
     found: dict[int, tuple[int, set[int]]] = {}
-    for told in json_decoder(list[WorkerKvEvent]).decode(b"".join(pieces)):
-        _, blocks = found.setdefault(told.worker_id, (told.event.event_id, set()))
-        assert not isinstance(told.event.data, str)
-        if told.event.data.stored is not None:
-            blocks.update(block.block_hash for block in told.event.data.stored.blocks)
-        if told.event.data.removed is not None:
-            blocks.difference_update(told.event.data.removed.block_hashes)
+    for worker_event in json_decoder(list[WorkerKvEvent]).decode(b"".join(pieces)):
+        _, blocks = found.setdefault(worker_event.worker_id, (worker_event.event.event_id, set()))
+        assert not isinstance(worker_event.event.data, str)
+        if worker_event.event.data.stored is not None:
+            blocks.update(block.block_hash for block in worker_event.event.data.stored.blocks)
+        if worker_event.event.data.removed is not None:
+            blocks.difference_update(worker_event.event.data.removed.block_hashes)
     return found
 
 
@@ -80,15 +82,15 @@ async def test_durable_events_yield_to_the_loop_and_defer_events_of_a_loading_ra
     harness.store(2, 5)
     dumping = asyncio.ensure_future(harness.durable._dump())
     await turns(5)
-    harness.hear(1, 51, Stored(None, None, [StoredBlock(7, 7)]))
-    harness.hear(2, 6, Stored(None, None, [StoredBlock(8, 8)]))
+    harness.receive_event(1, 51, Stored(None, None, [StoredBlock(7, 7)]))
+    harness.receive_event(2, 6, Stored(None, None, [StoredBlock(8, 8)]))
     assert not dumping.done()
     assert harness.index.find(pack([7])).depths == [], "it waits"
     assert harness.index.find(pack([8])).depths, "another rank's does not"
     _, count, pieces = await dumping
-    told = held(pieces)
-    assert (told[1][0], len(told[1][1])) == (50, 800)
-    assert (told[2][0], len(told[2][1])) == (6, 81)
+    worker_event = held(pieces)
+    assert (worker_event[1][0], len(worker_event[1][1])) == (50, 800)
+    assert (worker_event[2][0], len(worker_event[2][1])) == (6, 81)
     assert count == 56
     assert harness.index.find(pack([7])).depths, "it was taken when the dump was over"
     assert harness.view.last_event_ids() == {(1, 0): 51, (2, 0): 6}
@@ -126,7 +128,7 @@ async def test_durable_events_restart_a_dump_after_eviction(monkeypatch: pytest.
 
 async def test_durable_events_report_an_empty_rank(harness: DurableHarness) -> None:
     harness.store(3, 1)
-    harness.hear(3, 2, Removed([3_000_100 + at for at in range(16)]))
+    harness.receive_event(3, 2, Removed([3_000_100 + at for at in range(16)]))
     _, _, pieces = await harness.durable._dump()
     assert held(pieces) == {3: (2, set())}
 

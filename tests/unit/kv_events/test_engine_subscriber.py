@@ -30,8 +30,8 @@ def stored(hashes: list[int], parent: int | None, tokens: list[int], **more: Any
     }
 
 
-def message(number: int, *told: Any, topic: bytes = b"kv") -> list[bytes]:
-    return [topic, struct.pack(">Q", number), msgspec.msgpack.encode([0.0, list(told), 0])]
+def message(number: int, *worker_event: Any, topic: bytes = b"kv") -> list[bytes]:
+    return [topic, struct.pack(">Q", number), msgspec.msgpack.encode([0.0, list(worker_event), 0])]
 
 
 class ReceivedOutput:
@@ -41,8 +41,8 @@ class ReceivedOutput:
         self.index = KvIndex()
         self.engine = EngineEvents(7, 1, 4, self.put, **more)
 
-    def put(self, told: WorkerKvEvent) -> None:
-        events.apply(self.index, told)
+    def put(self, worker_event: WorkerKvEvent) -> None:
+        events.apply(self.index, worker_event)
 
     def live(self, *frames: list[bytes]) -> list[int | None]:
         missing = []
@@ -57,74 +57,74 @@ class ReceivedOutput:
 
 
 def test_engine_subscriber_hashes_tokens_under_the_registered_rank() -> None:
-    heard = ReceivedOutput()
-    assert heard.live(message(0, stored([1, 2], None, TOKENS[:8])), message(1, stored([3], 2, TOKENS[8:]))) == [
+    received = ReceivedOutput()
+    assert received.live(message(0, stored([1, 2], None, TOKENS[:8])), message(1, stored([3], 2, TOKENS[8:]))) == [
         None,
         None,
     ]
-    assert heard.depth() == 3
-    heard.live(message(2, {"type": "BlockRemoved", "block_hashes": [3], "medium": "GPU"}))
-    assert heard.depth() == 2
-    heard.live(message(3, {"type": "AllBlocksCleared"}))
-    assert heard.depth() == 0
+    assert received.depth() == 3
+    received.live(message(2, {"type": "BlockRemoved", "block_hashes": [3], "medium": "GPU"}))
+    assert received.depth() == 2
+    received.live(message(3, {"type": "AllBlocksCleared"}))
+    assert received.depth() == 0
 
 
 def test_engine_subscriber_requests_a_missing_message_and_applies_it_once() -> None:
-    heard = ReceivedOutput()
+    received = ReceivedOutput()
     first, second, third = (
         message(0, stored([1], None, TOKENS[:4])),
         message(1, stored([2], 1, TOKENS[4:8])),
         message(2, stored([3], 2, TOKENS[8:])),
     )
-    heard.live(first)
-    assert heard.engine.arrived(third) == 1
+    received.live(first)
+    assert received.engine.arrived(third) == 1
     for frames in (second, third, third):  # Events that the engine sends again.
-        heard.engine.process([b"", *frames[1:]])
-    heard.engine.process(third)
-    assert heard.depth() == 3
-    assert (heard.engine.gaps, heard.engine.lost) == (0, 0)
+        received.engine.process([b"", *frames[1:]])
+    received.engine.process(third)
+    assert received.depth() == 3
+    assert (received.engine.gaps, received.engine.lost) == (0, 0)
 
 
 def test_engine_subscriber_requests_a_full_replay_when_late() -> None:
-    heard = ReceivedOutput()
-    assert heard.engine.arrived(message(5, stored([1], None, TOKENS[:4]))) == 0
+    received = ReceivedOutput()
+    assert received.engine.arrived(message(5, stored([1], None, TOKENS[:4]))) == 0
 
 
 def test_engine_subscriber_clears_the_index_when_replay_fails() -> None:
-    heard = ReceivedOutput()
-    heard.live(message(0, stored([1], None, TOKENS[:4])))
-    assert heard.live(message(3, stored([9], None, [9, 9, 9, 9]))) == [1]
-    assert heard.depth() == 0
-    assert heard.depth([9, 9, 9, 9]) == 1
-    assert (heard.engine.gaps, heard.engine.lost) == (1, 2)
+    received = ReceivedOutput()
+    received.live(message(0, stored([1], None, TOKENS[:4])))
+    assert received.live(message(3, stored([9], None, [9, 9, 9, 9]))) == [1]
+    assert received.depth() == 0
+    assert received.depth([9, 9, 9, 9]) == 1
+    assert (received.engine.gaps, received.engine.lost) == (1, 2)
 
 
 def test_engine_subscriber_detects_an_engine_restart_by_its_sequence() -> None:
-    heard = ReceivedOutput()
-    heard.live(message(0, stored([1], None, TOKENS[:4])), message(1, stored([2], 1, TOKENS[4:8])))
-    assert heard.live(message(0, stored([5], None, [5, 5, 5, 5]))) == [None]
-    assert heard.depth() == 0
-    assert heard.depth([5, 5, 5, 5]) == 1
+    received = ReceivedOutput()
+    received.live(message(0, stored([1], None, TOKENS[:4])), message(1, stored([2], 1, TOKENS[4:8])))
+    assert received.live(message(0, stored([5], None, [5, 5, 5, 5]))) == [None]
+    assert received.depth() == 0
+    assert received.depth([5, 5, 5, 5]) == 1
 
 
 def test_engine_subscriber_reads_the_event_envelope_of_dynamo_workers() -> None:
-    heard = ReceivedOutput()
+    received = ReceivedOutput()
     blocks = [StoredBlock(1, hashes_of(TOKENS[:4], 4)[0])]
     event = NumberedKvEvent(1, KvEventData(stored=Stored(None, None, blocks)), 1)
     payload = msgspec.msgpack.encode([WorkerKvEvent(99, "device", "worker", event)])
     frames = envelope.pack(envelope.EventEnvelope(5, 0, 0, "kv-events", payload))
-    heard.live(frames)
-    assert heard.depth() == 1
+    received.live(frames)
+    assert received.depth() == 1
     frames = envelope.pack(envelope.EventEnvelope(5, 1, 0, "kv-events", b"\xc1"))
-    heard.live(frames)  # Received, and omitted.
-    assert heard.depth() == 1
+    received.live(frames)  # Received, and omitted.
+    assert received.depth() == 1
 
 
 def test_engine_subscriber_separates_salts_and_adapters() -> None:
-    heard = ReceivedOutput(salt="s")
-    heard.live(message(0, stored([1], None, TOKENS[:4], lora_name="l")))
-    assert heard.depth() == 0
-    assert heard.depth(cache_salt="s", lora_name="l") == 1
+    received = ReceivedOutput(salt="s")
+    received.live(message(0, stored([1], None, TOKENS[:4], lora_name="l")))
+    assert received.depth() == 0
+    assert received.depth(cache_salt="s", lora_name="l") == 1
 
 
 @pytest.mark.parametrize(
@@ -139,10 +139,10 @@ def test_engine_subscriber_separates_salts_and_adapters() -> None:
     ],
 )
 def test_engine_subscriber_ignores_a_malformed_message(frames: list[bytes]) -> None:
-    heard = ReceivedOutput()
-    heard.engine.arrived(frames)
-    heard.engine.process(frames)
-    assert heard.index.size == 0
+    received = ReceivedOutput()
+    received.engine.arrived(frames)
+    received.engine.process(frames)
+    assert received.index.size == 0
 
 
 def test_engine_subscriber_replay_end_marker_has_no_number() -> None:
@@ -152,10 +152,10 @@ def test_engine_subscriber_replay_end_marker_has_no_number() -> None:
 
 @pytest.mark.parametrize("topic", [b"", b"kv@model"])
 def test_engine_subscriber_reads_a_replay_with_an_empty_frame(topic: bytes) -> None:
-    heard = ReceivedOutput()
-    heard.engine.process(replayed([b"", *message(0, stored([1], None, TOKENS[:4]), topic=topic)]))
-    heard.engine.process(replayed([b"", *message(1, stored([2], 1, TOKENS[4:8]), topic=topic)[1:]]))
-    assert heard.index.size == 2
+    received = ReceivedOutput()
+    received.engine.process(replayed([b"", *message(0, stored([1], None, TOKENS[:4]), topic=topic)]))
+    received.engine.process(replayed([b"", *message(1, stored([2], 1, TOKENS[4:8]), topic=topic)[1:]]))
+    assert received.index.size == 2
 
 
 def test_engine_subscriber_error_names_an_invalid_address() -> None:

@@ -57,8 +57,8 @@ async def test_forward_pass_counts_steps_per_rank() -> None:
     for rank in (0, 1, 1):
         publisher.put(STEP, rank)
     publisher.close()
-    told = [msgpack_decode(one) for one in sent]
-    assert [(one["dp_rank"], one["counter_id"]) for one in told] == [(0, 1), (1, 1), (1, 2)]
+    worker_event = [msgpack_decode(one) for one in sent]
+    assert [(one["dp_rank"], one["counter_id"]) for one in worker_event] == [(0, 1), (1, 1), (1, 2)]
     with pytest.raises(IndexError):
         publisher.put(STEP, 2)
 

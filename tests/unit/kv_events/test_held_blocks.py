@@ -25,7 +25,9 @@ BLOCKS = 6
 DEVICE, HOST, DISK, _ = TIERS
 
 
-def tell(number: int, change: Stored | Removed | None, tier: str = "device", worker_id: int = WORKER) -> WorkerKvEvent:
+def make_event(
+    number: int, change: Stored | Removed | None, tier: str = "device", worker_id: int = WORKER
+) -> WorkerKvEvent:
     """None: the cache was cleared."""
     if isinstance(change, Stored):
         data: KvEventData | str = KvEventData(stored=change)
@@ -41,12 +43,12 @@ def stored(parent_hash: int | None, *hashes: int) -> Stored:
 def holdings(*changes: Stored | Removed | None, **limits: int) -> CachedBlocks:
     made = CachedBlocks(WORKER, **limits)
     for number, change in enumerate(changes, 1):
-        made.apply(tell(number, change))
+        made.apply(make_event(number, change))
     made.validate()
     return made
 
 
-def ask(made: CachedBlocks, start: int | None = None, end: int | None = None) -> KvSourceAnswer:
+def send_request(made: CachedBlocks, start: int | None = None, end: int | None = None) -> KvSourceAnswer:
     return made.answer(KvSourceQuery(WORKER, 0, start, end))
 
 
@@ -57,10 +59,10 @@ class Router:
         self.parents: dict[int, int | None] = {}
         self.held: dict[str, dict[int, int]] = {tier: {} for tier in TIERS}
 
-    def apply(self, told: WorkerKvEvent) -> None:
-        data, held = told.event.data, self.held[told.storage_tier]
+    def apply(self, worker_event: WorkerKvEvent) -> None:
+        data, held = worker_event.event.data, self.held[worker_event.storage_tier]
         if data == "cleared":
-            if told.storage_tier == "device":
+            if worker_event.storage_tier == "device":
                 for one in self.held.values():
                     one.clear()
         elif data.stored is not None:
@@ -91,7 +93,7 @@ class Router:
 def tiered(*changes: tuple[str, Stored | Removed | None], **limits: int) -> CachedBlocks:
     made = CachedBlocks(WORKER, **limits)
     for number, (tier, change) in enumerate(changes, 1):
-        made.apply(tell(number, change, tier))
+        made.apply(make_event(number, change, tier))
     made.validate()
     return made
 
@@ -103,29 +105,29 @@ def test_held_blocks_dump_lists_every_tier_from_the_nearest() -> None:
     assert made.held() == {1: 10}
     assert made.held(HOST) == {1: 10, 2: 20}
     assert made.dump() == [
-        tell(1, stored(None, 1)),
-        tell(2, stored(None, 1, 2), HOST),
-        tell(3, stored(None, 1, 2, 3), DISK),
-        tell(4, stored(3, 4), "external"),
+        make_event(1, stored(None, 1)),
+        make_event(2, stored(None, 1, 2), HOST),
+        make_event(3, stored(None, 1, 2, 3), DISK),
+        make_event(4, stored(3, 4), "external"),
     ]
 
 
 def test_held_blocks_dump_moves_a_block_needed_by_a_nearer_tier() -> None:
     made = tiered((DEVICE, stored(None, 1, 2)), (DISK, stored(None, 1)), (DEVICE, Removed([1])))
     assert made.dump() == [
-        tell(1, stored(None, 1, 2)), tell(2, stored(None, 1), DISK), tell(3, Removed([1])),
+        make_event(1, stored(None, 1, 2)), make_event(2, stored(None, 1), DISK), make_event(3, Removed([1])),
     ]  # fmt: skip
 
 
 def test_held_blocks_dump_lists_a_missing_parent_with_its_child() -> None:
     made = tiered((HOST, stored(None, 1, 2)), (HOST, Removed([1])))
-    assert made.dump() == [tell(1, stored(None, 1, 2), HOST), tell(2, Removed([1]), HOST)]
+    assert made.dump() == [make_event(1, stored(None, 1, 2), HOST), make_event(2, Removed([1]), HOST)]
 
 
 def test_held_blocks_keep_a_block_until_the_last_tier_evicts_it() -> None:
     made = tiered((DEVICE, stored(None, 1)), (HOST, stored(None, 1)), (DEVICE, Removed([1])), (DISK, Removed([1])))
     assert (made.held(), made.held(HOST)) == ({}, {1: 10})
-    made.apply(tell(5, Removed([1]), HOST))
+    made.apply(make_event(5, Removed([1]), HOST))
     made.validate()
     assert made.dump() == []
 
@@ -143,29 +145,33 @@ def test_held_blocks_count_each_tier_of_a_block() -> None:
 
 def test_held_blocks_ignore_an_unknown_tier() -> None:
     made = tiered((DEVICE, stored(None, 1)), ("tape", stored(None, 7)))
-    answer = ask(made, 2)
+    answer = send_request(made, 2)
     assert answer.events is not None
-    assert answer.events.events == [tell(2, stored(None, 7), "tape")]
-    assert made.dump() == [tell(1, stored(None, 1))]
+    assert answer.events.events == [make_event(2, stored(None, 7), "tape")]
+    assert made.dump() == [make_event(1, stored(None, 1))]
 
 
 def test_held_blocks_are_empty_before_the_first_event() -> None:
     made = holdings()
     assert made.held() == {}
-    assert ask(made).dump is not None
-    assert ask(made, 1).dump is not None
+    assert send_request(made).dump is not None
+    assert send_request(made, 1).dump is not None
     assert made.dump() == []
 
 
 def test_held_blocks_dump_stored_blocks_as_one_chain() -> None:
     made = holdings(stored(None, 1, 2), stored(2, 3))
-    assert made.dump() == [tell(1, stored(None, 1, 2, 3))]
+    assert made.dump() == [make_event(1, stored(None, 1, 2, 3))]
     assert made.held() == {1: 10, 2: 20, 3: 30}
 
 
 def test_held_blocks_dump_a_forked_chain_parents_first() -> None:
     made = holdings(stored(None, 1, 2), stored(2, 3), stored(2, 4, 5))
-    assert made.dump() == [tell(1, stored(None, 1, 2)), tell(2, stored(2, 3)), tell(3, stored(2, 4, 5))]
+    assert made.dump() == [
+        make_event(1, stored(None, 1, 2)),
+        make_event(2, stored(2, 3)),
+        make_event(3, stored(2, 4, 5)),
+    ]
 
 
 def test_held_blocks_ignore_a_block_with_unknown_parent() -> None:
@@ -175,9 +181,9 @@ def test_held_blocks_ignore_a_block_with_unknown_parent() -> None:
 def test_held_blocks_dump_an_evicted_block_with_children() -> None:
     made = holdings(stored(None, 1, 2), Removed([1]))
     assert made.held() == {2: 20}
-    assert made.dump() == [tell(1, stored(None, 1, 2)), tell(2, Removed([1]))]
-    made.apply(tell(3, stored(None, 1)))
-    assert made.dump() == [tell(1, stored(None, 1, 2))]
+    assert made.dump() == [make_event(1, stored(None, 1, 2)), make_event(2, Removed([1]))]
+    made.apply(make_event(3, stored(None, 1)))
+    assert made.dump() == [make_event(1, stored(None, 1, 2))]
 
 
 def test_held_blocks_forget_an_evicted_leaf() -> None:
@@ -195,9 +201,9 @@ def test_held_blocks_are_empty_after_a_clear() -> None:
 def test_held_blocks_return_recent_events_unchanged() -> None:
     changes = [stored(None, number) for number in range(1, 7)]
     made = holdings(*changes, recent_max=RECENT)
-    events = [tell(number, change) for number, change in enumerate(changes, 1)]
+    events = [make_event(number, change) for number, change in enumerate(changes, 1)]
     for start, end in ((3, 3), (4, None), (6, 100)):  # The end does not matter.
-        answer = ask(made, start, end)
+        answer = send_request(made, start, end)
         assert answer.events is not None
         assert (answer.events.events, answer.events.last_event_id) == (events[start - 1 :], 6)
 
@@ -205,19 +211,19 @@ def test_held_blocks_return_recent_events_unchanged() -> None:
 def test_held_blocks_return_a_dump_for_old_ranges() -> None:
     made = holdings(*(stored(None, number) for number in range(1, 7)), recent_max=RECENT)
     for start in (None, 0, 1, 2):
-        dump = ask(made, start).dump
+        dump = send_request(made, start).dump
         assert dump is not None
         assert (len(dump.events), dump.last_event_id, dump.reset_scope) == (6, 6, "all")
 
 
 def test_held_blocks_refuse_a_range_in_the_future() -> None:
     made = holdings(stored(None, 1))
-    assert ask(made, 2, 9).too_new == KvSourceTooNew(2, 9, 1)
-    assert ask(made, 2).too_new == KvSourceTooNew(2, 1, 1)
+    assert send_request(made, 2, 9).too_new == KvSourceTooNew(2, 9, 1)
+    assert send_request(made, 2).too_new == KvSourceTooNew(2, 1, 1)
 
 
 def test_held_blocks_refuse_an_end_before_its_start() -> None:
-    assert ask(holdings(stored(None, 1)), 5, 2).invalid_range == KvSourceInvalidRange(5, 2)
+    assert send_request(holdings(stored(None, 1)), 5, 2).invalid_range == KvSourceInvalidRange(5, 2)
 
 
 def test_held_blocks_source_refuses_queries_for_other_workers_and_ranks() -> None:
@@ -251,9 +257,9 @@ class HoldingsMachine(RuleBasedStateMachine):
         self.late_id = 0
 
     def happen(self, change: Stored | Removed | None, tier: str = DEVICE) -> None:
-        told = tell(self.made.last_event_id + 1, change, tier)
-        self.made.apply(told)
-        self.model.apply(told)
+        worker_event = make_event(self.made.last_event_id + 1, change, tier)
+        self.made.apply(worker_event)
+        self.model.apply(worker_event)
 
     @rule(parent=PARENTS, hashes=st.lists(HASHES, max_size=4, unique=True), tier=NAMES)
     def store(self, parent: int | None, hashes: list[int], tier: str) -> None:
@@ -271,15 +277,15 @@ class HoldingsMachine(RuleBasedStateMachine):
     @rule()
     def catch_up(self) -> None:
         """A router that received everything up to an id requests the events after it."""
-        answer = ask(self.made, self.late_id + 1)
+        answer = send_request(self.made, self.late_id + 1)
         if answer.dump is not None:
             self.late = Router()
             events = answer.dump.events
         else:
             assert answer.events is not None
             events = answer.events.events
-        for told in events:
-            self.late.apply(told)
+        for worker_event in events:
+            self.late.apply(worker_event)
         self.late_id = self.made.last_event_id
         assert self.late.held == everything(self.made)
 
@@ -290,8 +296,8 @@ class HoldingsMachine(RuleBasedStateMachine):
     @invariant()
     def a_dump_leads_to_the_same(self) -> None:
         reader = Router()
-        for told in self.made.dump():
-            reader.apply(told)
+        for worker_event in self.made.dump():
+            reader.apply(worker_event)
         assert reader.held == everything(self.made)
         assert reader.known() == self.model.known()
 
@@ -305,7 +311,7 @@ TestHoldings.settings = settings(max_examples=60, stateful_step_count=30)
 
 @given(st.integers(0, 12), st.integers(0, 12))
 def test_held_blocks_answer_every_range_in_exactly_one_way(start: int, end: int) -> None:
-    answer = ask(holdings(*(stored(None, number) for number in range(1, 7)), recent_max=RECENT), start, end)
+    answer = send_request(holdings(*(stored(None, number) for number in range(1, 7)), recent_max=RECENT), start, end)
     parts = (answer.events, answer.dump, answer.too_new, answer.invalid_range, answer.error)
     assert sum(part is not None for part in parts) == 1
 
@@ -313,11 +319,11 @@ def test_held_blocks_answer_every_range_in_exactly_one_way(start: int, end: int)
 def test_held_blocks_dump_includes_concurrent_events() -> None:
     made = holdings(stored(None, 1, 2))
     pending = made.begin_dump()
-    made.apply(tell(2, stored(2, 3)))
-    made.apply(tell(3, Removed([1])))
+    made.apply(make_event(2, stored(2, 3)))
+    made.apply(make_event(3, Removed([1])))
     dump = made.complete_dump(pending).dump
     assert dump is not None
-    assert dump.events == [tell(1, stored(None, 1, 2)), tell(2, stored(2, 3)), tell(3, Removed([1]))]
+    assert dump.events == [make_event(1, stored(None, 1, 2)), make_event(2, stored(2, 3)), make_event(3, Removed([1]))]
     assert dump.last_event_id == 3
 
 
@@ -325,7 +331,7 @@ def test_held_blocks_dump_omits_events_beyond_the_recent_buffer() -> None:
     made = holdings(stored(None, 1), recent_max=2)
     pending = made.begin_dump()
     for number in range(2, 6):
-        made.apply(tell(number, stored(None, number)))
+        made.apply(make_event(number, stored(None, number)))
     dump = made.complete_dump(pending).dump
     assert dump is not None
     assert (len(dump.events), dump.last_event_id) == (1, 1)

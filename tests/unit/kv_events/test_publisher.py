@@ -36,7 +36,7 @@ class PublisherHarness:
         self.endpoint = endpoint
         self.events = aiter(subscriber)
 
-    async def heard(self, count: int) -> list[dict[str, Any]]:
+    async def received_events(self, count: int) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         async with asyncio.timeout(TIMEOUT_S):
             while len(found) < count:
@@ -62,7 +62,7 @@ async def test_kv_publisher_numbers_stored_and_removed_blocks_in_order(harness: 
     publisher = KvEventPublisher(harness.endpoint, kv_block_size=4, dp_rank=2)
     publisher.publish_stored([1, 2, 3, 4, 5, 6, 7, 8], [4, 4], [-1, 11], parent_hash=-2)
     publisher.publish_removed([11, -1])
-    stored, removed = await harness.heard(2)
+    stored, removed = await harness.received_events(2)
     hashes = compute_block_hash_for_seq([1, 2, 3, 4, 5, 6, 7, 8], 4)
     assert stored == {
         "worker_id": harness.endpoint.connection_id(), "storage_tier": "device", "residency_domain": "worker",
@@ -99,7 +99,7 @@ async def test_kv_publisher_validates_a_whole_batch(harness: PublisherHarness) -
         with pytest.raises(ValueError, match="invalid KV event batch"):
             publisher.publish_batch([good, bad])
     publisher.publish_batch([good, {"type": "removed", "block_hashes": [5]}])
-    stored, removed = await harness.heard(2)
+    stored, removed = await harness.received_events(2)
     assert (stored["worker_id"], stored["event"]["event_id"], removed["event"]["event_id"]) == (7, 1, 2)
 
 
@@ -108,7 +108,7 @@ async def test_kv_publisher_stops_at_a_partial_block(harness: PublisherHarness) 
     publisher.publish_stored([1, 2, 3, 4, 5], [4, 1], [10, 11])
     publisher.publish_stored([1, 2], [2], [12])
     publisher.publish_removed([10])
-    stored, removed = await harness.heard(2)
+    stored, removed = await harness.received_events(2)
     assert [block["block_hash"] for block in stored["event"]["data"]["stored"]["blocks"]] == [10]
     assert removed["event"]["event_id"] == 2
 
@@ -117,7 +117,7 @@ async def test_kv_publisher_accepts_events_from_another_thread(harness: Publishe
     publisher = KvEventPublisher(harness.endpoint, kv_block_size=4)
     thread = threading.Thread(target=lambda: publisher.publish_removed([1]))
     thread.start()
-    (removed,) = await harness.heard(1)
+    (removed,) = await harness.received_events(1)
     thread.join()
     assert removed["event"]["data"] == {"removed": {"block_hashes": [1]}}
 
@@ -125,7 +125,7 @@ async def test_kv_publisher_accepts_events_from_another_thread(harness: Publishe
 async def test_kv_publisher_shutdown_deregisters(harness: PublisherHarness) -> None:
     publisher = KvEventPublisher(harness.endpoint, kv_block_size=4)
     publisher.publish_removed([1])
-    await harness.heard(1)
+    await harness.received_events(1)
     publisher.shutdown()
     publisher.shutdown()
     publisher.publish_removed([2])
@@ -172,12 +172,14 @@ async def test_kv_publisher_writes_image_placeholders_as_routers_do(harness: Pub
     publisher.publish_stored([1, 9, 9, 9, 9, 2, 9, 9], [4, 4], [7, 8], block_mm_infos=shown)
     publisher.publish_stored([1, 9, 9, 9], [4], [9])
     publisher.publish_stored([5, 6, 7, 8], [4], [10], block_mm_infos=shown[:1])
-    told = [one["event"]["data"]["stored"]["blocks"] for one in await harness.heard(3)]
+    worker_event = [one["event"]["data"]["stored"]["blocks"] for one in await harness.received_events(3)]
     a, b = pad_of(first), pad_of(second)
-    assert [block["tokens_hash"] for block in told[0]] == compute_block_hash_for_seq([1, a, a, a, a, 2, b, b], 4)
-    assert [block["mm_extra_info"] for block in told[0]] == shown
-    assert told[1][0]["tokens_hash"] == compute_block_hash_for_seq([1, 9, 9, 9], 4)[0]
-    assert told[2][0]["tokens_hash"] == compute_block_hash_for_seq([5, 6, 7, 8], 4, shown[:1])[0]
+    assert [block["tokens_hash"] for block in worker_event[0]] == compute_block_hash_for_seq(
+        [1, a, a, a, a, 2, b, b], 4
+    )
+    assert [block["mm_extra_info"] for block in worker_event[0]] == shown
+    assert worker_event[1][0]["tokens_hash"] == compute_block_hash_for_seq([1, 9, 9, 9], 4)[0]
+    assert worker_event[2][0]["tokens_hash"] == compute_block_hash_for_seq([5, 6, 7, 8], 4, shown[:1])[0]
 
 
 class Kept:
@@ -185,14 +187,14 @@ class Kept:
 
     def __init__(self, connection: Any, registry: MetricsRegistry, endpoint: EndpointId) -> None:
         self.endpoint = endpoint
-        self.told: list[WorkerKvEvent] = []
+        self.reported: list[WorkerKvEvent] = []
         self.steps: list[str] = []
 
     def start(self) -> None:
         self.steps.append("start")
 
-    def put(self, told: WorkerKvEvent) -> None:
-        self.told.append(told)
+    def put(self, worker_event: WorkerKvEvent) -> None:
+        self.reported.append(worker_event)
 
     async def close(self) -> None:
         self.steps.append("close")
@@ -209,13 +211,15 @@ async def test_kv_publisher_writes_to_a_stream_where_configured(
     assert kept.endpoint == harness.endpoint.id
     publisher.publish_stored(BLOCK, [4], [7])
     publisher.publish_removed([7])
-    assert [one.event.event_id for one in kept.told] == [1, 2]
+    assert [one.event.event_id for one in kept.reported] == [1, 2]
     publisher.shutdown()
     await until(lambda: kept.steps == ["start", "close"])
     plain = KvEventPublisher(harness.endpoint, kv_block_size=4, durable_kv_events=False)
     plain.publish_removed([8])
-    (heard,) = await harness.heard(1)
-    assert heard["event"]["data"] == {"removed": {"block_hashes": [8]}}, "nothing else went over the event plane"
+    (received_events,) = await harness.received_events(1)
+    assert received_events["event"]["data"] == {"removed": {"block_hashes": [8]}}, (
+        "nothing else went over the event plane"
+    )
 
 
 def test_kv_publisher_separates_adapters_and_salts() -> None:

@@ -85,9 +85,9 @@ def test_kv_relay_hashes_images_by_their_engine_names() -> None:
         (None, [None, None]),
         ("x", [None, None]),
     ):
-        (told,) = read({**two, "extra_keys": keys})
-        assert isinstance(told.event, Stored)
-        assert [block.mm_extra_info for block in told.event.blocks] == infos
+        (worker_event,) = read({**two, "extra_keys": keys})
+        assert isinstance(worker_event.event, Stored)
+        assert [block.mm_extra_info for block in worker_event.event.blocks] == infos
     array = ["BlockStored", [7], None, [1, 2, 3, 4], 4, None, "GPU", None, [[image]]]
     assert read(array) == read({**STORED, "extra_keys": [[image]]})
     assert read([*array, 1]) == [], "another attention group"

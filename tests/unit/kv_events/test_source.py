@@ -32,7 +32,7 @@ class Bench:
         record: dict[str, Any] = json_decode(value)
         return record
 
-    async def ask(self, **query: Any) -> KvSourceAnswer:
+    async def send_request(self, **query: Any) -> KvSourceAnswer:
         target = (await self.record())["metadata"]["recovery_target"]
         client = await self.router.endpoint(f"dynamo.backend.{target['endpoint']}").client()
         await client.wait_for_instances(5)
@@ -55,7 +55,7 @@ def stored(parent_hash: int | None, *hashes: int) -> Stored:
 
 
 def blocks(events: list[WorkerKvEvent]) -> list[int]:
-    return [block.block_hash for told in events for block in told.event.data.stored.blocks]  # type: ignore[union-attr]
+    return [block.block_hash for worker_event in events for block in worker_event.event.data.stored.blocks]  # type: ignore[union-attr]
 
 
 async def test_kv_source_record_names_worker_and_responder(bench: Bench) -> None:
@@ -89,21 +89,23 @@ async def test_kv_source_publishes_events_and_answers_range_requests(bench: Benc
     bench.source.put(stored(2, 3))
     event = await asyncio.wait_for(anext(aiter(subscriber)), 5)
     assert isinstance(event, Event)
-    heard = msgspec.convert(msgpack_decode(event.payload), list[WorkerKvEvent])
-    assert [(told.worker_id, told.event.event_id, told.event.dp_rank) for told in heard] == [
+    received = msgspec.convert(msgpack_decode(event.payload), list[WorkerKvEvent])
+    assert [
+        (worker_event.worker_id, worker_event.event.event_id, worker_event.event.dp_rank) for worker_event in received
+    ] == [
         (bench.worker.instance_id, 1, 1),
         (bench.worker.instance_id, 2, 1),
     ]
-    answer = await bench.ask(start_event_id=2)
+    answer = await bench.send_request(start_event_id=2)
     assert answer.events is not None
-    assert answer.events.events == heard[1:]
+    assert answer.events.events == received[1:]
 
 
 async def test_kv_source_first_dump_includes_earlier_events(bench: Bench) -> None:
     bench.source.put(stored(None, 1, 2))
     await turns()
     await bench.source.open()
-    dump = (await bench.ask()).dump
+    dump = (await bench.send_request()).dump
     assert dump is not None
     assert (blocks(dump.events), dump.last_event_id) == ([1, 2], 1)
 
@@ -113,7 +115,7 @@ async def test_kv_source_answer_is_never_older_than_published_events(bench: Benc
     await bench.source.open()
     bench.source.put(stored(None, 1))
     bench.source.put(Removed([1]))
-    dump = (await bench.ask()).dump
+    dump = (await bench.send_request()).dump
     assert dump is not None
     assert (dump.events, dump.last_event_id) == ([], 2)
 
@@ -131,7 +133,7 @@ async def test_kv_source_publishes_after_it_is_removed_from_discovery(bench: Ben
 async def test_kv_source_refuses_a_malformed_request(bench: Bench) -> None:
     await bench.source.open()
     with pytest.raises(InvalidArgument):
-        await bench.ask(worker_id="me")
+        await bench.send_request(worker_id="me")
 
 
 async def test_kv_source_is_not_part_of_process_health(bench: Bench) -> None:
@@ -146,12 +148,12 @@ async def test_kv_source_large_dump_yields_to_the_loop_and_is_complete(
     monkeypatch.setattr("dynamo.kv_events.source.BLOCKS_PER_TURN", 10)
     await bench.source.open()
     bench.source.put(stored(None, *range(1, 101)))
-    asked = asyncio.ensure_future(bench.ask())
-    while not asked.done():
+    requested = asyncio.ensure_future(bench.send_request())
+    while not requested.done():
         newest = bench.source.holdings.last_event_id
         bench.source.put(stored(100 + newest - 1, 100 + newest))
         await turns()
-    dump = (await asked).dump
+    dump = (await requested).dump
     assert dump is not None
     assert dump.last_event_id > 10
     assert blocks(dump.events) == list(range(1, 100 + dump.last_event_id))

@@ -54,7 +54,7 @@ class Bench:
         (found,) = await self.records("kv-state-attachments-v2", StateRecord[StateAttachment])
         return found
 
-    async def ask(self, **query: Any) -> dict[str, Any]:
+    async def send_request(self, **query: Any) -> dict[str, Any]:
         (source, *_) = await self.records("kv-state-sources-v2", StateRecord[StateSource])
         target = source.metadata.recovery_control_target
         client = await self.worker.endpoint(f"dynamo.kv_state_agent.{target.endpoint}").client()
@@ -125,29 +125,29 @@ async def test_slot_is_reused_by_the_next_worker_of_its_cache_owner(bench: Bench
 async def test_recovery_returns_the_blocks_of_the_attached_worker(bench: Bench) -> None:
     await bench.owner(descriptor()).start()
     bench.put(7, 8)
-    found = await bench.ask(worker_id=bench.worker.instance_id, kind="recovery")
+    found = await bench.send_request(worker_id=bench.worker.instance_id, kind="recovery")
     (event,) = found["TreeDump"]["events"]
     assert [one["block_hash"] for one in event["event"]["data"]["stored"]["blocks"]] == [7, 8]
-    found = await bench.ask(worker_id=bench.worker.instance_id, kind="recovery", start_event_id=2)
+    found = await bench.send_request(worker_id=bench.worker.instance_id, kind="recovery", start_event_id=2)
     assert found["Events"]["events"][0]["state_source"]["pool"]["dc_id"] == 3
-    assert "Error" in await bench.ask(worker_id=1, kind="recovery")
+    assert "Error" in await bench.send_request(worker_id=1, kind="recovery")
 
 
 async def test_query_about_the_cache_owner_returns_its_attachment_and_an_empty_dump(bench: Bench) -> None:
     await bench.owner(descriptor()).start()
     expected = {"expected": await bench.identity(), "expected_attachment_generation": None}
-    status = (await bench.ask(kind={"status": expected}))["Status"]
+    status = (await bench.send_request(kind={"status": expected}))["Status"]
     assert status["attachment"]["generation"] == 1
     assert status["outbound_cursor"] == 1
-    recovery = (await bench.ask(kind={"state_agent_recovery": expected}))["StateAgentRecovery"]
+    recovery = (await bench.send_request(kind={"state_agent_recovery": expected}))["StateAgentRecovery"]
     assert recovery["response"]["TreeDump"]["reset_scope"] == {"domain": "cache_owner"}
     assert recovery["receipt"]["recovered_through_cursor"] == 1
-    assert "TooNew" in await bench.ask(kind={"state_agent_recovery": expected}, start_event_id=9)
-    assert "Error" in await bench.ask(kind={"state_agent_recovery": expected}, start_event_id=1)
+    assert "TooNew" in await bench.send_request(kind={"state_agent_recovery": expected}, start_event_id=9)
+    assert "Error" in await bench.send_request(kind={"state_agent_recovery": expected}, start_event_id=1)
     other = {"expected": {**expected["expected"], "publisher_id": 1}}  # type: ignore[dict-item]
-    assert "Error" in await bench.ask(kind={"status": other})
+    assert "Error" in await bench.send_request(kind={"status": other})
     later = {**expected, "expected_attachment_generation": 2}
-    assert "Error" in await bench.ask(kind={"status": later})
+    assert "Error" in await bench.send_request(kind={"status": later})
 
 
 async def test_host_rejects_cache_owners_beyond_its_slots(bench: Bench) -> None:

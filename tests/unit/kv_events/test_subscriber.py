@@ -25,8 +25,8 @@ class Listener:
         self.index = KvIndex()
         self.forgotten = 0
 
-    def apply(self, told: WorkerKvEvent) -> bool:
-        return events.apply(self.index, told)
+    def apply(self, worker_event: WorkerKvEvent) -> bool:
+        return events.apply(self.index, worker_event)
 
     def forget(self, worker_id: int, dp_rank: int) -> None:
         self.forgotten += 1
@@ -48,7 +48,7 @@ class SubscriberHarness:
         overlap = self.listener.index.find(pack(hashes))
         return self.listener.index.depth_by_rank(overlap).get((self.worker.instance_id, 0), 0)
 
-    def told(self, number: int, change: Stored | Removed) -> WorkerKvEvent:
+    def reported(self, number: int, change: Stored | Removed) -> WorkerKvEvent:
         data = KvEventData(stored=change) if isinstance(change, Stored) else KvEventData(removed=change)
         return WorkerKvEvent(self.worker.instance_id, "device", "worker", NumberedKvEvent(number, data, 0))
 
@@ -93,12 +93,12 @@ async def test_kv_subscriber_requests_a_lost_event(harness: SubscriberHarness) -
     for change in (stored(None, 1), stored(1, 2), stored(2, 3)):
         harness.source.put(change)
     await until(lambda: harness.depth(10, 20, 30) == 3)
-    harness.source.holdings.apply(harness.told(4, stored(3, 4)))  # Lost: never received.
-    harness.view.receive(harness.told(5, stored(4, 5)))
-    harness.source.holdings.apply(harness.told(5, stored(4, 5)))
+    harness.source.holdings.apply(harness.reported(4, stored(3, 4)))  # Lost: never received.
+    harness.view.receive(harness.reported(5, stored(4, 5)))
+    harness.source.holdings.apply(harness.reported(5, stored(4, 5)))
     assert not harness.view.is_whole
-    harness.view.receive(harness.told(6, stored(5, 6)))
-    harness.source.holdings.apply(harness.told(6, stored(5, 6)))
+    harness.view.receive(harness.reported(6, stored(5, 6)))
+    harness.source.holdings.apply(harness.reported(6, stored(5, 6)))
     await until(lambda: harness.view.is_whole)
     assert harness.depth(10, 20, 30, 40, 50, 60) == 6
     harness.listener.index.validate()
@@ -108,9 +108,9 @@ async def test_kv_subscriber_applies_a_repeated_event_once(harness: SubscriberHa
     await harness.source.open()
     await harness.view.start()
     await until(lambda: harness.view.has_sources and harness.view.is_whole)
-    first, second = harness.told(1, stored(None, 1)), harness.told(2, Removed([1]))
-    for told in (first, second, first):
-        harness.view.receive(told)
+    first, second = harness.reported(1, stored(None, 1)), harness.reported(2, Removed([1]))
+    for worker_event in (first, second, first):
+        harness.view.receive(worker_event)
     assert harness.depth(10) == 0
 
 
@@ -126,10 +126,10 @@ async def test_kv_subscriber_forgets_a_removed_worker(harness: SubscriberHarness
 
 async def test_kv_subscriber_follows_events_of_a_worker_without_source(harness: SubscriberHarness) -> None:
     await harness.view.start()
-    harness.view.receive(harness.told(1, stored(None, 1)))
-    harness.view.receive(harness.told(2, stored(1, 2)))
+    harness.view.receive(harness.reported(1, stored(None, 1)))
+    harness.view.receive(harness.reported(2, stored(1, 2)))
     assert harness.depth(10, 20) == 2
-    harness.view.receive(harness.told(9, stored(None, 7)))
+    harness.view.receive(harness.reported(9, stored(None, 7)))
     assert (harness.depth(10, 20), harness.depth(70)) == (0, 1), "what came after a gap is all that is sure"
 
 
@@ -164,12 +164,12 @@ async def test_kv_subscriber_ignores_an_unreadable_record(harness: SubscriberHar
 
 async def test_kv_subscriber_loads_a_stored_snapshot_that_is_newer(harness: SubscriberHarness) -> None:
     view = KvView(harness.router, EndpointId.parse(ENDPOINT), harness.listener, is_durable=True)
-    kept = [harness.told(5, stored(None, 1, 2)), harness.told(5, Removed([2]))]
+    kept = [harness.reported(5, stored(None, 1, 2)), harness.reported(5, Removed([2]))]
     await view.adopt(kept)
     assert (view.last_event_ids(), harness.depth(10, 20)) == ({(harness.worker.instance_id, 0): 5}, 1)
-    view.receive(harness.told(4, Removed([1])))
+    view.receive(harness.reported(4, Removed([1])))
     assert harness.depth(10) == 1, "it was covered by what was kept"
-    view.receive(harness.told(6, stored(1, 3)))
+    view.receive(harness.reported(6, stored(1, 3)))
     assert harness.depth(10, 30) == 2
     await view.adopt(kept)
     assert harness.depth(10, 30) == 2, "more was heard than that"

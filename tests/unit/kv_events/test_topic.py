@@ -24,16 +24,16 @@ def runtime_of(bus: MemoryBus) -> DistributedRuntime:
 
 async def test_event_topic_delivers_to_subscribers_until_close() -> None:
     runtime = runtime_of(MemoryBus())
-    heard: list[bytes] = []
+    received: list[bytes] = []
     came = asyncio.Event()
     gone: list[int] = []
 
-    def hear(event: Event) -> None:
-        heard.append(event.payload)
+    def receive_event(event: Event) -> None:
+        received.append(event.payload)
         came.set()
 
     teller = Topic(runtime, HERE, "topic", lambda _: None)
-    listener = Topic(runtime, HERE, "topic", hear, gone.append)
+    listener = Topic(runtime, HERE, "topic", receive_event, gone.append)
     assert not teller.publish(b"early")
     await teller.start(publishes=True)
     await listener.start(publishes=False)
@@ -41,11 +41,11 @@ async def test_event_topic_delivers_to_subscribers_until_close() -> None:
     assert not listener.publish(b"it only listens")
     async with asyncio.timeout(10.0):
         await came.wait()
-    assert heard == [b"one"]
+    assert received == [b"one"]
     assert teller.is_sound
     assert listener.is_sound
     await listener.close()
     teller.publish(b"two")
     await teller.close()
     await runtime.shutdown()
-    assert heard == [b"one"]
+    assert received == [b"one"]

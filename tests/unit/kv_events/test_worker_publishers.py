@@ -15,11 +15,11 @@ class Topic:
 
     def __init__(self) -> None:
         self.messages: list[bytes] = []
-        self.heard = asyncio.Event()
+        self.received = asyncio.Event()
 
     def publish(self, message: bytes) -> None:
         self.messages.append(message)
-        self.heard.set()
+        self.received.set()
 
     def loads(self) -> list[KvMetrics]:
         return [msgspec.msgpack.decode(message, type=KvMetrics) for message in self.messages]
@@ -90,8 +90,8 @@ async def test_worker_publisher_sends_the_first_load_at_once_and_the_newest_afte
     for used in range(5):
         publisher.put(WorkerLoad(kv_used_blocks=used, active_decode_blocks=used, active_prefill_tokens=9))
     assert [load.kv_used_blocks for load in topic.loads()] == [0]
-    topic.heard.clear()
-    await asyncio.wait_for(topic.heard.wait(), 5)
+    topic.received.clear()
+    await asyncio.wait_for(topic.received.wait(), 5)
     assert topic.loads()[1] == KvMetrics(42, 0, 4, 9, 4)
     publisher.close()
 
@@ -130,8 +130,8 @@ async def test_worker_publisher_repeats_an_unchanged_load_periodically() -> None
     publisher = WorkerLoadPublisher(topic.publish, 42, interval_s=0, repeat_s=0.001)
     publisher.put(WorkerLoad(kv_used_blocks=1))
     for _ in range(2):
-        topic.heard.clear()
-        await asyncio.wait_for(topic.heard.wait(), 5)
+        topic.received.clear()
+        await asyncio.wait_for(topic.received.wait(), 5)
     publisher.close()
     assert {load.kv_used_blocks for load in topic.loads()} == {1}
     assert len(topic.loads()) >= 3

@@ -55,7 +55,7 @@ class AgainstSums(RuleBasedStateMachine):
         self.under_way = {name: one for name, one in self.under_way.items() if name not in gone}
 
     @rule(prompt=prompts)
-    def ask(self, prompt: list[int]) -> None:
+    def send_request(self, prompt: list[int]) -> None:
         expected: dict[int, int] = {}
         for slot, other, _ in self.under_way.values():
             same = 0

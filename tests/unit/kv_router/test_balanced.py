@@ -89,9 +89,9 @@ def test_balanced_cost_of_a_full_cache_grows_with_the_missing_blocks() -> None:
 
 def test_balanced_cost_counts_shared_blocks_once_against_capacity() -> None:
     load = RankLoads([0, 0], [500, 500], [2, 2])
-    asked = Prompt(1600, 100, {}, {}, {}, {}, {0: 100})
-    shared, new = costs(load, asked, capacity=[660, 660])
-    unlimited_shared, unlimited_new = costs(load, asked)
+    requested = Prompt(1600, 100, {}, {}, {}, {}, {0: 100})
+    shared, new = costs(load, requested, capacity=[660, 660])
+    unlimited_shared, unlimited_new = costs(load, requested)
     assert shared == unlimited_shared
     assert new > unlimited_new
 

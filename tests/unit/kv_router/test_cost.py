@@ -33,16 +33,16 @@ def test_cost_of_an_idle_worker_equals_that_of_the_released_router(tokens: int, 
 
 
 def test_cost_credits_slower_tiers_less() -> None:
-    asked = prompt(16, {0: 1}, host={0: 1}, disk={0: 1}, shared_beyond={0: 1})
-    found = terms(0, idle(), asked, CostWeights(), BLOCK, 0)
+    requested = prompt(16, {0: 1}, host={0: 1}, disk={0: 1}, shared_beyond={0: 1})
+    found = terms(0, idle(), requested, CostWeights(), BLOCK, 0)
     assert found.saved == 1 + 0.75 + 0.25 + 0.5
     assert found.cost == 4 - 2.5 + 4
 
 
 def test_cost_credit_shrinks_with_queued_prefill() -> None:
     load = RankLoads([32, 0], [0, 0], [0, 0])
-    asked = prompt(16, {0: 4})
-    assert terms(0, load, asked, CostWeights(overlap_score_credit_decay=1), BLOCK, 0).saved == 4 / (1 + 2)
+    requested = prompt(16, {0: 4})
+    assert terms(0, load, requested, CostWeights(overlap_score_credit_decay=1), BLOCK, 0).saved == 4 / (1 + 2)
 
 
 def test_cost_of_a_decode_worker_counts_blocks_to_transfer() -> None:
@@ -51,9 +51,9 @@ def test_cost_of_a_decode_worker_counts_blocks_to_transfer() -> None:
 
 
 def test_cost_does_not_count_active_blocks_as_new() -> None:
-    asked = prompt(16, active={0: 3})
-    assert costs([0], idle(), asked, CostWeights(), BLOCK) == [4 + 1]
-    assert costs([0], idle(), asked, CostWeights(assume_kv_reuse=False), BLOCK) == [4 + 4]
+    requested = prompt(16, active={0: 3})
+    assert costs([0], idle(), requested, CostWeights(), BLOCK) == [4 + 1]
+    assert costs([0], idle(), requested, CostWeights(assume_kv_reuse=False), BLOCK) == [4 + 4]
 
 
 slots = st.integers(0, 5)
@@ -79,10 +79,10 @@ def test_cost_fast_path_equals_the_general_path(
 ) -> None:
     state = RankLoads(*zip(*load, strict=True))  # type: ignore[arg-type]
     device, host, disk, shared, active = held
-    asked = Prompt(tokens, tokens // BLOCK, device, host, disk, shared, active)
+    requested = Prompt(tokens, tokens // BLOCK, device, host, disk, shared, active)
     least = min(state.prefill_tokens)
-    long = [terms(slot, state, asked, weights, BLOCK, least).cost for slot in range(6)]
-    assert costs(range(6), state, asked, weights, BLOCK) == pytest.approx(long)
+    long = [terms(slot, state, requested, weights, BLOCK, least).cost for slot in range(6)]
+    assert costs(range(6), state, requested, weights, BLOCK) == pytest.approx(long)
 
 
 def test_cost_selection_picks_the_minimum_and_breaks_ties_evenly() -> None:

@@ -143,7 +143,7 @@ class AgainstTable(RuleBasedStateMachine):
         self.index = fresh
 
     @rule(prompt=st.lists(st.integers(0, 2), max_size=8))
-    def ask(self, prompt: list[int]) -> None:
+    def send_request(self, prompt: list[int]) -> None:
         overlap = self.index.find(pack(prompt))
         found = self.index.depth_by_rank(overlap)
         assert found == {rank: n for rank in RANKS if (n := self.table.depth(rank, tuple(prompt)))}

@@ -19,7 +19,7 @@ PROFILE = PolicyProfile(
 
 
 @pytest.mark.parametrize(
-    ("asked", "uncached", "expected"),
+    ("requested", "uncached", "expected"),
     [
         (None, 0, "chat"),
         (None, 99, "chat"),
@@ -30,8 +30,8 @@ PROFILE = PolicyProfile(
         ("unheard of", 0, "chat"),
     ],
 )
-def test_policy_selects_the_class_by_family_and_bucket(asked: str | None, uncached: int, expected: str) -> None:
-    assert PROFILE.check().class_of(asked, uncached).name == expected
+def test_policy_selects_the_class_by_family_and_bucket(requested: str | None, uncached: int, expected: str) -> None:
+    assert PROFILE.check().class_of(requested, uncached).name == expected
 
 
 def test_policy_without_a_file_has_one_class() -> None:

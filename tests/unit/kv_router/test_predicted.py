@@ -37,7 +37,7 @@ class AgainstList(RuleBasedStateMachine):
         self.placed = [one for one in self.placed if one[0] != slot]
 
     @rule(prompt=prompts)
-    def ask(self, prompt: list[int]) -> None:
+    def send_request(self, prompt: list[int]) -> None:
         expected: dict[int, int] = {}
         for slot, other, at in self.placed:
             same = 0

@@ -37,7 +37,7 @@ def make(workers: int = 2, classes: list[PolicyClass] | None = None, **config: A
     return router
 
 
-def ask(name: str, tokens: list[int], **more: Any) -> RouteRequest:
+def route_request(name: str, tokens: list[int], **more: Any) -> RouteRequest:
     return RouteRequest(name, packed_block_hashes(tokens, BLOCK), len(tokens), **more)
 
 
@@ -47,8 +47,8 @@ def stored(worker_id: int, tokens: list[int], tier: str = "device", dp_rank: int
     return WorkerKvEvent(worker_id, tier, "worker", NumberedKvEvent(1, KvEventData(stored=change), dp_rank))
 
 
-def placed(router: Router, asked: RouteRequest, now: float = 0) -> Decision:
-    decision = router.place(asked, now)
+def placed(router: Router, requested: RouteRequest, now: float = 0) -> Decision:
+    decision = router.place(requested, now)
     assert decision is not None
     return decision
 
@@ -59,7 +59,7 @@ PROMPT = list(range(40))
 def test_kv_router_sends_a_prompt_to_the_worker_that_caches_it() -> None:
     router = make(4)
     router.apply(stored(3, PROMPT[:24]))
-    decision = placed(router, ask("a", PROMPT))
+    decision = placed(router, route_request("a", PROMPT))
     assert (decision.worker_id, decision.overlap_blocks, decision.blocks) == (3, 6, 10)
     assert router.loads()[(3, 0)] == (40 - 24, 10, 1)
 
@@ -68,14 +68,15 @@ def test_kv_router_prefers_idle_worker_when_queue_cost_exceeds_overlap() -> None
     router = make(2)
     router.apply(stored(1, PROMPT[:12]))
     counts = Counter(
-        placed(router, ask(f"r{n}", [*PROMPT[:12], *range(100 * n, 100 * n + 28)])).worker_id for n in range(1, 9)
+        placed(router, route_request(f"r{n}", [*PROMPT[:12], *range(100 * n, 100 * n + 28)])).worker_id
+        for n in range(1, 9)
     )
     assert counts[1] > 0 < counts[2]
 
 
 def test_kv_router_releases_load_step_by_step() -> None:
     router = make(1, track_output_blocks=True)
-    placed(router, ask("a", PROMPT))
+    placed(router, route_request("a", PROMPT))
     assert router.loads() == {(1, 0): (40, 10, 1)}
     assert router.prefilled("a")
     assert router.grow("a")
@@ -90,7 +91,7 @@ def test_kv_router_counts_blocks_added_by_slower_tiers() -> None:
     router.apply(stored(1, PROMPT[:8]))
     router.apply(stored(1, PROMPT[:16], "host_pinned"))
     router.apply(stored(1, PROMPT[:32], "disk"))
-    decision = placed(router, ask("a", PROMPT))
+    decision = placed(router, route_request("a", PROMPT))
     assert (decision.device_blocks, decision.host_blocks, decision.disk_blocks) == (2, 2, 4)
     assert router.overlaps(packed_block_hashes(PROMPT, BLOCK), 0) == {(1, 0): (2, 2, 4)}
 
@@ -99,33 +100,33 @@ def test_kv_router_skips_workers_that_are_not_allowed() -> None:
     router = make(3)
     router.set_worker(WorkerFacts(4, dp_size=2, taints=frozenset({"gpu=h200"})))
     router.apply(stored(1, PROMPT))
-    assert placed(router, ask("a", PROMPT, allowed=frozenset({2}))).worker_id == 2
-    assert placed(router, ask("b", PROMPT, worker_id=3)).worker_id == 3
-    assert placed(router, ask("c", PROMPT, required_taints=frozenset({"gpu=h200"}))).worker_id == 4
-    assert placed(router, ask("d", PROMPT, dp_rank=1)).dp_rank == 1
-    assert placed(router, ask("e", PROMPT, avoid=frozenset({1}))).worker_id != 1
+    assert placed(router, route_request("a", PROMPT, allowed=frozenset({2}))).worker_id == 2
+    assert placed(router, route_request("b", PROMPT, worker_id=3)).worker_id == 3
+    assert placed(router, route_request("c", PROMPT, required_taints=frozenset({"gpu=h200"}))).worker_id == 4
+    assert placed(router, route_request("d", PROMPT, dp_rank=1)).dp_rank == 1
+    assert placed(router, route_request("e", PROMPT, avoid=frozenset({1}))).worker_id != 1
     with pytest.raises(Overloaded, match="every eligible worker"):
-        router.place(ask("f", PROMPT, busy=frozenset({1, 2, 3, 4})), 0)
+        router.place(route_request("f", PROMPT, busy=frozenset({1, 2, 3, 4})), 0)
     with pytest.raises(Overloaded, match="worker 2, named by the request"):
-        router.place(ask("g", PROMPT, worker_id=2, busy=frozenset({2})), 0)
+        router.place(route_request("g", PROMPT, worker_id=2, busy=frozenset({2})), 0)
     with pytest.raises(NoMatchingWorker, match="lacks zone=a"):
-        router.place(ask("h", PROMPT, required_taints=frozenset({"zone=a"})), 0)
+        router.place(route_request("h", PROMPT, required_taints=frozenset({"zone=a"})), 0)
     with pytest.raises(NotReady, match="failed or unresponsive; lacks gpu=h200") as raised:
-        router.place(ask("h", PROMPT, required_taints=frozenset({"gpu=h200"}), avoid=frozenset({4})), 0)
+        router.place(route_request("h", PROMPT, required_taints=frozenset({"gpu=h200"}), avoid=frozenset({4})), 0)
     assert raised.type is NotReady
     with pytest.raises(InvalidArgument, match="worker 99"):
-        router.place(ask("i", PROMPT, worker_id=99), 0)
+        router.place(route_request("i", PROMPT, worker_id=99), 0)
     with pytest.raises(InvalidArgument, match="dp_rank 7"):
-        router.place(ask("j", PROMPT, dp_rank=7), 0)
+        router.place(route_request("j", PROMPT, dp_rank=7), 0)
     with pytest.raises(NotReady, match="no worker serves"):
-        make(0).place(ask("k", PROMPT), 0)
+        make(0).place(route_request("k", PROMPT), 0)
 
 
 def test_kv_router_prefers_a_preferred_taint() -> None:
     router = make(1)
     router.set_worker(WorkerFacts(2, taints=frozenset({"near"})))
     for n in range(5):
-        decision = placed(router, ask(f"r{n}", PROMPT, preferred_taints={"near": 3.0}))
+        decision = placed(router, route_request(f"r{n}", PROMPT, preferred_taints={"near": 3.0}))
         router.finish(decision.request_id)
         assert decision.worker_id == 2
 
@@ -135,7 +136,7 @@ def test_kv_router_ignores_overlap_when_a_request_sets_its_credit_to_zero() -> N
     router.apply(stored(1, PROMPT))
     chosen = set()
     for n in range(30):
-        decision = placed(router, ask(f"r{n}", PROMPT, overrides={"overlap_score_credit": 0.0}))
+        decision = placed(router, route_request(f"r{n}", PROMPT, overrides={"overlap_score_credit": 0.0}))
         chosen.add(decision.worker_id)
         router.finish(decision.request_id)
     assert chosen == {1, 2}
@@ -143,39 +144,39 @@ def test_kv_router_ignores_overlap_when_a_request_sets_its_credit_to_zero() -> N
 
 def test_kv_router_query_changes_no_state() -> None:
     router = make(2)
-    assert router.place(ask("a", PROMPT), 0, book=False) is not None
+    assert router.place(route_request("a", PROMPT), 0, book=False) is not None
     assert set(router.loads().values()) == {(0, 0, 0)}
 
 
 def test_kv_router_predicts_caches_without_kv_events() -> None:
     router = make(2, use_kv_events=False, approximate_ttl_s=10.0)
-    first = placed(router, ask("a", PROMPT))
+    first = placed(router, route_request("a", PROMPT))
     router.finish("a")
-    assert placed(router, ask("b", PROMPT), 5).worker_id == first.worker_id
+    assert placed(router, route_request("b", PROMPT), 5).worker_id == first.worker_id
     router.finish("b")
-    assert placed(router, ask("c", PROMPT), 16).overlap_blocks == 0
+    assert placed(router, route_request("c", PROMPT), 16).overlap_blocks == 0
 
 
 def test_kv_router_counts_a_placed_prompt_as_cached_until_its_ttl() -> None:
     router = make(2, predicted_ttl_s=5.0)
-    first = placed(router, ask("a", PROMPT))
-    assert placed(router, ask("b", PROMPT), 1).device_blocks == 10
+    first = placed(router, route_request("a", PROMPT))
+    assert placed(router, route_request("b", PROMPT), 1).device_blocks == 10
     router.finish("a")
     router.finish("b")
-    assert placed(router, ask("c", PROMPT), 20).device_blocks == 0
+    assert placed(router, route_request("c", PROMPT), 20).device_blocks == 0
     assert first.device_blocks == 0
 
 
 def test_kv_router_queues_requests_while_every_worker_is_busy() -> None:
     router = make(2, queue_threshold=0.3)
-    assert {placed(router, ask(name, PROMPT)).worker_id for name in "ab"} == {1, 2}
-    assert router.place(ask("c", PROMPT), 1) is None
-    assert router.place(ask("d", PROMPT, priority_jump=10), 2) is None
+    assert {placed(router, route_request(name, PROMPT)).worker_id for name in "ab"} == {1, 2}
+    assert router.place(route_request("c", PROMPT), 1) is None
+    assert router.place(route_request("d", PROMPT, priority_jump=10), 2) is None
     assert router.admit(3) == []
     router.prefilled("a")
-    ((asked, decision),) = router.admit(4)
+    ((requested, decision),) = router.admit(4)
     assert isinstance(decision, Decision)
-    assert (asked.request_id, decision.request_id) == ("d", "d")
+    assert (requested.request_id, decision.request_id) == ("d", "d")
     assert router.withdraw("c")
     assert not router.withdraw("c")
     router.finish("b")
@@ -184,22 +185,22 @@ def test_kv_router_queues_requests_while_every_worker_is_busy() -> None:
 
 def test_kv_router_fails_requests_queued_for_a_removed_worker() -> None:
     router = make(1, queue_threshold=0.0)
-    placed(router, ask("a", PROMPT))
-    assert router.place(ask("b", PROMPT, worker_id=1), 0) is None
+    placed(router, route_request("a", PROMPT))
+    assert router.place(route_request("b", PROMPT, worker_id=1), 0) is None
     assert router.remove_worker(1) == ["a"]
-    ((asked, error),) = router.admit(1)
-    assert asked.request_id == "b"
+    ((requested, error),) = router.admit(1)
+    assert requested.request_id == "b"
     assert isinstance(error, InvalidArgument)
 
 
 def test_kv_router_does_not_block_the_queue_with_a_pinned_request() -> None:
     router = make(2, queue_threshold=0.0)
     for worker_id in (1, 2):
-        placed(router, ask(f"r{worker_id}", PROMPT, worker_id=worker_id))
-    assert router.place(ask("pinned", PROMPT, worker_id=1), 0) is None
-    assert router.place(ask("free", PROMPT), 1) is None
+        placed(router, route_request(f"r{worker_id}", PROMPT, worker_id=worker_id))
+    assert router.place(route_request("pinned", PROMPT, worker_id=1), 0) is None
+    assert router.place(route_request("free", PROMPT), 1) is None
     router.prefilled("r2")
-    assert [asked.request_id for asked, _ in router.admit(2)] == ["free"]
+    assert [requested.request_id for requested, _ in router.admit(2)] == ["free"]
 
 
 def test_kv_router_policy_class_has_a_separate_threshold_and_limit() -> None:
@@ -208,20 +209,20 @@ def test_kv_router_policy_class_has_a_separate_threshold_and_limit() -> None:
         PolicyClass(name="batch", policy_family="batch", prefill_busy_threshold=0, request_queue_limit_per_worker=1),
     ]
     router = make(1, classes=classes)
-    placed(router, ask("a", PROMPT))
-    assert router.place(ask("b", PROMPT, policy_class="batch"), 0) is None
-    placed(router, ask("c", PROMPT))
+    placed(router, route_request("a", PROMPT))
+    assert router.place(route_request("b", PROMPT, policy_class="batch"), 0) is None
+    placed(router, route_request("c", PROMPT))
     with pytest.raises(RouterQueueLimitExceeded, match="class batch"):
-        router.place(ask("d", PROMPT, policy_class="batch"), 0)
-    placed(router, ask("e", PROMPT, policy_class="of another world"))
+        router.place(route_request("d", PROMPT, policy_class="batch"), 0)
+    placed(router, route_request("e", PROMPT, policy_class="of another world"))
 
 
 def test_kv_router_removes_all_state_of_a_removed_worker() -> None:
     router = make(2)
     router.apply(stored(1, PROMPT))
-    placed(router, ask("a", PROMPT))
+    placed(router, route_request("a", PROMPT))
     assert router.remove_worker(1) == ["a"]
-    assert placed(router, ask("b", PROMPT)).overlap_blocks == 0
+    assert placed(router, route_request("b", PROMPT)).overlap_blocks == 0
     router.set_worker(WorkerFacts(5))
     assert router.loads()[(5, 0)] == (0, 0, 0)
     router.validate()
@@ -230,36 +231,41 @@ def test_kv_router_removes_all_state_of_a_removed_worker() -> None:
 def test_kv_router_explanation_lists_every_candidate() -> None:
     router = make(3)
     router.apply(stored(2, PROMPT[:20]))
-    decision = placed(router, ask("a", PROMPT, avoid=frozenset({3})))
-    placed(router, ask("b", PROMPT))
-    told = router.explain(decision)
-    assert [(one.worker_id, one.device, one.cost, one.filtered) for one in told.candidates] == [
+    decision = placed(router, route_request("a", PROMPT, avoid=frozenset({3})))
+    placed(router, route_request("b", PROMPT))
+    worker_event = router.explain(decision)
+    assert [(one.worker_id, one.device, one.cost, one.filtered) for one in worker_event.candidates] == [
         (2, 5, 15.0, None),
         (1, 0, 20.0, None),
         (3, 0, None, "failed or unresponsive"),
     ]
-    assert told.candidates[0].prefill - told.candidates[0].saved + told.candidates[0].decode == 15
+    assert (
+        worker_event.candidates[0].prefill - worker_event.candidates[0].saved + worker_event.candidates[0].decode == 15
+    )
     assert router.decisions[0] is decision
 
 
 def test_kv_router_keeps_a_session_on_its_worker_while_it_exists() -> None:
     router = make(3, affinity_ttl_s=60)
-    first = placed(router, ask("a", PROMPT, session="s"))
+    first = placed(router, route_request("a", PROMPT, session="s"))
     router.apply(stored(next(one for one in (1, 2, 3) if one != first.worker_id), PROMPT))
-    assert placed(router, ask("b", PROMPT, session="s")).worker_id == first.worker_id
+    assert placed(router, route_request("b", PROMPT, session="s")).worker_id == first.worker_id
     busy = frozenset({first.worker_id})
-    assert placed(router, ask("c", PROMPT, session="s", busy=busy)).worker_id == first.worker_id
-    moved = placed(router, ask("d", PROMPT, session="s", avoid=busy))
+    assert placed(router, route_request("c", PROMPT, session="s", busy=busy)).worker_id == first.worker_id
+    moved = placed(router, route_request("d", PROMPT, session="s", avoid=busy))
     assert moved.worker_id != first.worker_id
     router.remove_worker(moved.worker_id)
-    assert placed(router, ask("e", PROMPT, session="s")).worker_id != moved.worker_id
+    assert placed(router, route_request("e", PROMPT, session="s")).worker_id != moved.worker_id
 
 
 def test_kv_router_soft_session_moves_from_a_busy_worker_and_ends_with_its_final_turn() -> None:
     router = make(2, affinity_ttl_s=60, affinity_mode="soft")
-    first = placed(router, ask("a", PROMPT, session="s"))
-    assert placed(router, ask("b", PROMPT, session="s", busy=frozenset({first.worker_id}))).worker_id != first.worker_id
-    placed(router, ask("c", PROMPT, session="s", is_last=True))
+    first = placed(router, route_request("a", PROMPT, session="s"))
+    assert (
+        placed(router, route_request("b", PROMPT, session="s", busy=frozenset({first.worker_id}))).worker_id
+        != first.worker_id
+    )
+    placed(router, route_request("c", PROMPT, session="s", is_last=True))
     assert router.affinity is not None
     assert len(router.affinity) == 0
 
@@ -267,8 +273,8 @@ def test_kv_router_soft_session_moves_from_a_busy_worker_and_ends_with_its_final
 def test_kv_router_balanced_policy_spreads_a_popular_prefix_when_its_worker_is_loaded() -> None:
     router = make(2, policy="balanced")
     router.apply(stored(1, PROMPT[:8]))
-    assert placed(router, ask("first", PROMPT)).worker_id == 1
-    counts = Counter(placed(router, ask(f"r{n}", [*PROMPT[:8], 1000 + n])).worker_id for n in range(40))
+    assert placed(router, route_request("first", PROMPT)).worker_id == 1
+    counts = Counter(placed(router, route_request(f"r{n}", [*PROMPT[:8], 1000 + n])).worker_id for n in range(40))
     assert counts[1] > 0 < counts[2]
 
 
@@ -278,11 +284,11 @@ def test_kv_router_index_dump_restores_an_equal_index() -> None:
         router.apply(stored(worker_id, PROMPT[:length]))
     router.apply(stored(2, PROMPT[:28], "host_pinned"))
     other = KvIndex()
-    for told in events.dump(router.index):
-        assert events.apply(other, told)
+    for worker_event in events.dump(router.index):
+        assert events.apply(other, worker_event)
     blocks = packed_block_hashes(PROMPT, BLOCK)
     assert other.depth_by_rank(other.find(blocks)) == {(1, 0): 10, (2, 0): 4}
-    assert {told.worker_id for told in events.dump(router.index, frozenset({2}))} == {2}
+    assert {worker_event.worker_id for worker_event in events.dump(router.index, frozenset({2}))} == {2}
     gone = WorkerKvEvent(1, "device", "worker", NumberedKvEvent(9, "cleared", 0))
     assert events.apply(other, gone)
     assert other.depth_by_rank(other.find(blocks)) == {(2, 0): 4}
@@ -317,7 +323,7 @@ class RouterMachine(RuleBasedStateMachine):
             del self.under_way[name]
 
     @rule(worker=st.integers(1, 4), length=st.integers(0, 40), rank=st.integers(0, 1))
-    def tell(self, worker: int, length: int, rank: int) -> None:
+    def publish_event(self, worker: int, length: int, rank: int) -> None:
         self.router.apply(stored(worker, PROMPT[:length], dp_rank=rank))
 
     @rule(length=st.integers(0, 40), pinned=st.none() | st.integers(1, 4))
@@ -325,7 +331,7 @@ class RouterMachine(RuleBasedStateMachine):
         self.count += 1
         name = f"r{self.count}"
         try:
-            decision = self.router.place(ask(name, PROMPT[:length], worker_id=pinned), self.now)
+            decision = self.router.place(route_request(name, PROMPT[:length], worker_id=pinned), self.now)
         except (NotReady, InvalidArgument):
             assert not self.router.workers or pinned not in self.router.workers
             return
@@ -350,11 +356,11 @@ class RouterMachine(RuleBasedStateMachine):
     @rule()
     def admit(self) -> None:
         self.now += 1
-        for asked, decision in self.router.admit(self.now):
-            self.waiting.remove(asked.request_id)
+        for requested, decision in self.router.admit(self.now):
+            self.waiting.remove(requested.request_id)
             if isinstance(decision, Decision):
                 assert decision.worker_id in self.router.workers
-                self.under_way[asked.request_id] = decision.worker_id
+                self.under_way[requested.request_id] = decision.worker_id
 
     @invariant()
     def is_consistent(self) -> None:
@@ -404,7 +410,7 @@ def test_kv_router_credits_shared_cache_blocks_beyond_the_workers_own() -> None:
     router = make(2)
     router.apply(stored(1, PROMPT[:8]))
 
-    decision = placed(router, ask("a", PROMPT, shared=((0, 6), (7, 10))))
+    decision = placed(router, route_request("a", PROMPT, shared=((0, 6), (7, 10))))
 
     explained = router.explain(decision)
     assert [(one.worker_id, one.device, one.shared, one.saved) for one in explained.candidates] == [
@@ -417,16 +423,16 @@ def test_kv_router_credits_shared_cache_blocks_beyond_the_workers_own() -> None:
 def test_kv_router_ignores_shared_cache_blocks_behind_a_hole() -> None:
     router = make(1)
 
-    decision = placed(router, ask("a", PROMPT, shared=((2, 6),)))
+    decision = placed(router, route_request("a", PROMPT, shared=((2, 6),)))
 
     assert router.explain(decision).candidates[0].shared == 0
 
 
 def test_kv_router_decays_active_prefill_over_its_expected_duration() -> None:
     router = make(2, prefill_load_model="ais", prefill_estimate=(10.0, 0.0, 0.0))
-    first = placed(router, ask("a", PROMPT))
+    first = placed(router, route_request("a", PROMPT))
 
-    later = router.place(ask("b", PROMPT[20:]), 5.0, book=False)
+    later = router.place(route_request("b", PROMPT[20:]), 5.0, book=False)
 
     assert later is not None
     tokens = {one.worker_id: one.active_prefill_tokens for one in router.explain(later).candidates}
@@ -439,27 +445,27 @@ def test_kv_router_decays_active_prefill_over_its_expected_duration() -> None:
 
 def test_kv_router_admits_a_queued_request_when_active_prefill_has_decayed() -> None:
     router = make(1, prefill_load_model="ais", prefill_estimate=(10.0, 0.0, 0.0), queue_threshold=0.2)
-    placed(router, ask("a", PROMPT))
-    assert router.place(ask("b", PROMPT[20:]), 1.0) is None
+    placed(router, route_request("a", PROMPT))
+    assert router.place(route_request("b", PROMPT[20:]), 1.0) is None
 
     assert router.admit(2.0) == []
-    assert [asked.request_id for asked, _ in router.admit(9.0)] == ["b"]
+    assert [requested.request_id for requested, _ in router.admit(9.0)] == ["b"]
 
 
 def test_kv_router_stores_the_prompts_of_a_session() -> None:
     router = make(1, session_prefixes=True)
     for length in (8, 16):
-        placed(router, ask(f"r{length}", PROMPT[:length], session="s"))
+        placed(router, route_request(f"r{length}", PROMPT[:length], session="s"))
     assert router.sessions is not None
     assert router.sessions.of("s") == [packed_block_hashes(PROMPT[:16], BLOCK)]
 
-    placed(router, ask("last", PROMPT, session="s", is_last=True))
+    placed(router, route_request("last", PROMPT, session="s", is_last=True))
     assert len(router.sessions) == 0
 
 
 @pytest.mark.parametrize(("policy", "computed"), [("balanced", 48), ("dynamo", 88)])
 def test_kv_router_balanced_counts_a_prompt_in_progress_as_cached_before_its_event(policy: str, computed: int) -> None:
     router = make(1, policy=policy)
-    placed(router, ask("a", PROMPT))
-    placed(router, ask("b", [*PROMPT, *range(100, 108)]))
+    placed(router, route_request("a", PROMPT))
+    placed(router, route_request("b", [*PROMPT, *range(100, 108)]))
     assert router.loads()[(1, 0)][0] == computed

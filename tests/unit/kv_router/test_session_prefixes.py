@@ -75,14 +75,14 @@ def test_session_prefixes_keep_every_prompt_as_a_prefix_of_a_known_one(
     steps: list[tuple[str, str, bool]],
 ) -> None:
     known = SessionPrefixes(sessions_max=3)
-    told: dict[str, list[bytes]] = {}
+    reported: dict[str, list[bytes]] = {}
     for session, text, ends in steps:
         if ends:
             known.end(session)
-            told.pop(session, None)
+            reported.pop(session, None)
         else:
             known.note(session, blocks(text))
-            told.setdefault(session, []).append(blocks(text))
+            reported.setdefault(session, []).append(blocks(text))
         known.validate()
-        for name, prompts in told.items():
+        for name, prompts in reported.items():
             assert all(any(one.startswith(prompt) for one in known.of(name)) for prompt in prompts)

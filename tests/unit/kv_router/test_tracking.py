@@ -65,7 +65,7 @@ def test_tracking_does_not_show_the_secret() -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "path", "key_id", "said"),
+    ("algorithm", "path", "key_id", "message"),
     [
         (PUBLIC, "key", None, "keyed-xxh3-v1"),
         (PUBLIC, None, "id", "keyed-xxh3-v1"),
@@ -75,9 +75,9 @@ def test_tracking_does_not_show_the_secret() -> None:
     ],
 )
 def test_tracking_refuses_contradictory_settings(
-    algorithm: str, path: str | None, key_id: str | None, said: str
+    algorithm: str, path: str | None, key_id: str | None, message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         check_tracking(algorithm, path, key_id)
 
 

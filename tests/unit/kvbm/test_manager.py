@@ -326,14 +326,14 @@ def test_block_manager_republishes_readable_blocks_after_their_parents(make: Mak
         offload(manager, key)
         until_blocking(lambda key=key: key in manager.book.lower[Tier.DISK] and not manager.book.host.held())  # type: ignore[misc]
     manager.take_changes()
-    told: set[int] = set()
+    reported: set[int] = set()
     pairs: list[tuple[Tier, int]] = []
     for tier, changes in manager.take_all():
         for change in changes:
             assert change.is_stored
-            assert change.identity.parent_hash in (None, *told)
-            told.add(change.identity.sequence_hash)
+            assert change.identity.parent_hash in (None, *reported)
+            reported.add(change.identity.sequence_hash)
             pairs.append((tier, change.identity.sequence_hash))
-    assert told == set(range(1, 7))
+    assert reported == set(range(1, 7))
     assert len(pairs) == len(set(pairs)) == len(manager.book.host) + 6
     assert manager.take_changes() == []

@@ -57,10 +57,10 @@ async def test_invalid_inputs_are_refused(tmp_path: Path) -> None:
     await runtime.shutdown()
 
 
-@pytest.mark.parametrize(("budget", "said"), [(None, [1, 2, 3]), (2, [1, 2]), (0, [])])
-async def test_echo_engine_returns_the_prompt_within_the_token_budget(budget: int | None, said: list[int]) -> None:
+@pytest.mark.parametrize(("budget", "message"), [(None, [1, 2, 3]), (2, [1, 2]), (0, [])])
+async def test_echo_engine_returns_the_prompt_within_the_token_budget(budget: int | None, message: list[int]) -> None:
     outputs = [output async for output in echo({"token_ids": [1, 2, 3], "stop_conditions": {"max_tokens": budget}})]
-    assert [token for output in outputs for token in output["token_ids"]] == said
+    assert [token for output in outputs for token in output["token_ids"]] == message
     assert [output.get("finish_reason") for output in outputs if "finish_reason" in output] == [
-        "length" if said else "stop"
+        "length" if message else "stop"
     ]

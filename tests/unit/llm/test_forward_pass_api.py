@@ -54,10 +54,10 @@ async def test_forward_pass_messages_are_received_in_a_thread_until_shutdown(end
     publisher = FpmDirectPublisher(endpoints(), "7")
     await publisher._late.opened()
     await asyncio.to_thread(lambda: publisher.publish(dp_rank=0, **STEP))
-    heard = msgpack_decode(await asyncio.wait_for(receiving, 10) or b"")
-    assert (heard["worker_id"], heard["counter_id"], heard["wall_time"]) == ("7", 1, 0.02)
-    assert heard["scheduled_requests"]["sum_decode_kv_tokens"] == 301
-    assert heard["queued_requests"]["sum_prefill_tokens"] == 900
+    received = msgpack_decode(await asyncio.wait_for(receiving, 10) or b"")
+    assert (received["worker_id"], received["counter_id"], received["wall_time"]) == ("7", 1, 0.02)
+    assert received["scheduled_requests"]["sum_decode_kv_tokens"] == 301
+    assert received["queued_requests"]["sum_prefill_tokens"] == 900
     waiting = asyncio.ensure_future(asyncio.to_thread(subscriber.recv))
     await turns()
     subscriber.shutdown()

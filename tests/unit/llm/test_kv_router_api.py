@@ -125,12 +125,12 @@ async def test_calls_wait_until_the_initial_workers_have_registered(
 ) -> None:
     monkeypatch.setenv("DYN_ROUTER_MIN_INITIAL_WORKERS", "2")
     router = KvRouter(harness.runtime().endpoint(PATH), BLOCK, KvRouterConfig())
-    asked = asyncio.ensure_future(router.get_potential_loads(PROMPT))
+    requested = asyncio.ensure_future(router.get_potential_loads(PROMPT))
     await harness.worker()
     await until(lambda: router.core._client is not None and router.core.client.instance_ids() != [])
-    assert not asked.done()
+    assert not requested.done()
     await harness.worker()
-    assert {row["worker_id"] for row in await asyncio.wait_for(asked, TIMEOUT_S)} == set(harness.workers)
+    assert {row["worker_id"] for row in await asyncio.wait_for(requested, TIMEOUT_S)} == set(harness.workers)
 
 
 async def test_response_of_the_chosen_worker_removes_its_load_at_the_end(harness: KvRouterHarness) -> None:

@@ -19,13 +19,13 @@ from dynamo.serving.models import Models
 CHAT, TENSORS = ModelType.Chat, ModelType.TensorBased
 
 
-async def say(request: Any) -> AsyncIterator[Any]:
+async def echo(request: Any) -> AsyncIterator[Any]:
     yield request
 
 
 async def test_models_are_added_and_removed_while_serving() -> None:
     engines = LocalEngines(CHAT, TENSORS)
-    engine = PythonAsyncEngine(say, asyncio.get_running_loop())
+    engine = PythonAsyncEngine(echo, asyncio.get_running_loop())
     engines.add(CHAT, "a", engine)
     async with engines.serving() as runtime:
         models = Models(runtime, FrontendMetrics(MetricsRegistry()), router_mode="round-robin")
@@ -63,7 +63,7 @@ async def test_engine_of_another_loop_runs_on_it_with_its_own_context() -> None:
         handler = handler_of(PythonAsyncEngine(generate, thread.loop))
         assert [element async for element in handler({"a": 1}, Context("r"))] == [{"a": 1}]
         assert seen == [thread.loop, "r"]
-        assert handler_of(PythonAsyncEngine(say, asyncio.get_running_loop())) is say
+        assert handler_of(PythonAsyncEngine(echo, asyncio.get_running_loop())) is echo
     finally:
         thread.stop()
         thread.loop.close()

@@ -52,9 +52,9 @@ def test_radix_tree_does_not_score_removed_blocks() -> None:
 def test_radix_tree_dump_restores_an_equal_tree() -> None:
     tree, again = full_tree(), RadixTree()
     for text in tree.dump_tree_as_events():
-        told = json.loads(text)
-        assert set(told) == {"worker_id", "storage_tier", "residency_domain", "event"}
-        again.apply_event(told["worker_id"], json.dumps(told["event"]).encode())
+        reported = json.loads(text)
+        assert set(reported) == {"worker_id", "storage_tier", "residency_domain", "event"}
+        again.apply_event(reported["worker_id"], json.dumps(reported["event"]).encode())
     assert again.find_matches([11, 12, 13]).scores == {(1, 0): 3, (2, 1): 2}
 
 

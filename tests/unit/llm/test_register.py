@@ -198,9 +198,9 @@ async def test_adapter_card_is_published_next_to_its_base_model(endpoint: Endpoi
             **more,
         )
     found = await endpoint.discovery.snapshot(MODEL_CARDS)
-    base, beside = (json_decode(found[key]) for key in (endpoint.record_key, f"{endpoint.record_key}/my_lora_x"))
-    assert (beside["model_suffix"], beside["card_json"]["display_name"]) == ("my_lora_x", "My Lora/x")
-    assert beside["card_json"]["lora"] == {"name": "My Lora/x"}
+    base, extra_dir = (json_decode(found[key]) for key in (endpoint.record_key, f"{endpoint.record_key}/my_lora_x"))
+    assert (extra_dir["model_suffix"], extra_dir["card_json"]["display_name"]) == ("my_lora_x", "My Lora/x")
+    assert extra_dir["card_json"]["lora"] == {"name": "My Lora/x"}
     assert "model_suffix" not in base
     assert base["card_json"]["display_name"] == "base"
     assert "lora" not in base["card_json"]

@@ -29,14 +29,14 @@ async def test_load_of_each_rank_is_published_when_it_changes() -> None:
     publisher.publish(1, active_decode_blocks=3, kv_used_blocks=9)
     publisher.publish(active_decode_blocks=4)
     events = aiter(subscriber)
-    heard = []
+    received = []
     async with asyncio.timeout(TIMEOUT_S):
-        while len(heard) < 3:
+        while len(received) < 3:
             event = await anext(events)
             assert isinstance(event, Event)
-            heard.append(msgpack_decode(event.payload))
+            received.append(msgpack_decode(event.payload))
     common = {"worker_id": endpoint.connection_id(), "active_prefill_tokens": None}
-    assert heard == [
+    assert received == [
         {**common, "dp_rank": 0, "active_decode_blocks": 3, "kv_used_blocks": None},
         {**common, "dp_rank": 1, "active_decode_blocks": 3, "kv_used_blocks": 9},
         {**common, "dp_rank": 0, "active_decode_blocks": 4, "kv_used_blocks": None},

@@ -129,8 +129,12 @@ def test_card_carries_the_kv_router_settings() -> None:
     )
     routing = read("--router-mode=kv", *flags).routing()
     assert routing is not None
-    said = routing.on_card()["kv_router_config"]
-    assert (said["router_temperature"], said["router_queue_threshold"], said["use_kv_events"]) == (0.5, 3.0, False)
+    output = routing.on_card()["kv_router_config"]
+    assert (output["router_temperature"], output["router_queue_threshold"], output["use_kv_events"]) == (
+        0.5,
+        3.0,
+        False,
+    )
     plain = read("--router-mode=random", "--router-session-affinity-ttl-secs=60").routing()
     assert plain is not None
     assert plain.on_card()["session_affinity_ttl_secs"] == 60

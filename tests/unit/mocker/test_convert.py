@@ -34,8 +34,8 @@ def test_output_is_limited_by_the_context_length() -> None:
 
 
 def test_lora_name_and_cache_salt_change_the_hash_seed() -> None:
-    asked = read_request(request([1], routing=Routing(lora_name="a", cache_salt="b")), FACTS, 1)
-    assert asked.hash_seed == seed_of("a", "b") != SEED
+    requested = read_request(request([1], routing=Routing(lora_name="a", cache_salt="b")), FACTS, 1)
+    assert requested.hash_seed == seed_of("a", "b") != SEED
 
 
 def test_image_prompt_uses_the_routing_tokens_of_the_frontend() -> None:

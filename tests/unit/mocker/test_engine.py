@@ -96,12 +96,12 @@ class Bench:
         self.engine = MockerEngine(config, clock=self.clock)
         self.config: EngineConfig
 
-    def ask(self, max_tokens: int, prompt: int = 10, routing: Routing | None = None) -> ReceivedOutput:
-        heard = ReceivedOutput()
+    def send_request(self, max_tokens: int, prompt: int = 10, routing: Routing | None = None) -> ReceivedOutput:
+        received = ReceivedOutput()
         stop = StopConditions(max_tokens=max_tokens)
         request = PreprocessedRequest(model="m", token_ids=[1] * prompt, stop_conditions=stop, routing=routing)
-        self.engine.submit(request, heard)
-        return heard
+        self.engine.submit(request, received)
+        return received
 
     async def pass_ms(self, milliseconds: float) -> None:
         self.clock.advance(milliseconds / 1000)
@@ -135,91 +135,91 @@ async def test_published_context_length_is_that_of_the_flag(model_dir: Path) -> 
 
 async def test_tokens_are_sent_at_the_end_of_their_step(model_dir: Path) -> None:
     async with running(model_dir) as bench:
-        heard = bench.ask(3)
+        received = bench.send_request(3)
         await bench.pass_ms(0)
         prefill_ms = Timing().prefill_ms(10)
         await bench.pass_ms(prefill_ms - 0.1)
-        assert heard.tokens == []
+        assert received.tokens == []
         await bench.pass_ms(0.2)
-        assert len(heard.tokens) == 1
+        assert len(received.tokens) == 1
         await bench.pass_ms(6)
-        assert len(heard.tokens) == 2
+        assert len(received.tokens) == 2
         await bench.pass_ms(6)
-        assert heard.is_finished
-        assert heard.last is not None
-        assert heard.last.finish_reason == "length"
-        assert heard.last.token_ids
-        assert heard.last.completion_usage is not None
-        assert heard.last.completion_usage.completion_tokens == 3
+        assert received.is_finished
+        assert received.last is not None
+        assert received.last.finish_reason == "length"
+        assert received.last.token_ids
+        assert received.last.completion_usage is not None
+        assert received.last.completion_usage.completion_tokens == 3
 
 
 async def test_engine_catches_up_after_a_late_timer(model_dir: Path) -> None:
     async with running(model_dir) as bench:
-        heard = bench.ask(100)
+        received = bench.send_request(100)
         await bench.pass_ms(0)
         for _ in range(30):
             await bench.pass_ms(7)
         elapsed_ms = 30 * 7 - Timing().prefill_ms(10)
-        assert len(heard.tokens) - 1 == pytest.approx(elapsed_ms / 5.75, abs=1)
+        assert len(received.tokens) - 1 == pytest.approx(elapsed_ms / 5.75, abs=1)
 
 
 async def test_engine_does_not_catch_up_after_a_long_stall(model_dir: Path) -> None:
     async with running(model_dir) as bench:
-        heard = bench.ask(400)
+        received = bench.send_request(400)
         await bench.pass_ms(0)
         await bench.pass_ms(60_000)
         for _ in range(200):
             await bench.pass_ms(0)
-        assert len(heard.tokens) < LATE_MAX_S * 1000 / 5 + 5
+        assert len(received.tokens) < LATE_MAX_S * 1000 / 5 + 5
 
 
 async def test_speedup_ratio_zero_completes_requests_without_delay(model_dir: Path) -> None:
     async with running(model_dir, "--speedup-ratio=0") as bench:
-        heard = bench.ask(50)
+        received = bench.send_request(50)
         await asyncio.wait_for(bench.engine.drain(), 5)
-        assert len(heard.tokens) == 49
-        assert heard.is_finished
-        assert 2 not in heard.tokens
-        assert max(heard.tokens) < 100
+        assert len(received.tokens) == 49
+        assert received.is_finished
+        assert 2 not in received.tokens
+        assert max(received.tokens) < 100
 
 
 async def test_speedup_ratio_zero_streams_the_first_token_and_yields_to_the_loop(model_dir: Path) -> None:
     async with running(model_dir, "--speedup-ratio=0", "--max-model-len=2000") as bench:
-        heard = bench.ask(900)
+        received = bench.send_request(900)
         seen = [0]
-        while not heard.is_finished:
+        while not received.is_finished:
             await turns()
-            seen.append(len(heard.tokens))
+            seen.append(len(received.tokens))
         assert 1 in seen
         assert max(after - before for before, after in pairwise(seen)) <= TURN_TOKENS
 
 
 async def test_cancelled_request_receives_no_further_tokens(model_dir: Path) -> None:
     async with running(model_dir) as bench:
-        heard, other = bench.ask(100), bench.ask(3)
+        received, other = bench.send_request(100), bench.send_request(3)
         await bench.pass_ms(0)
         await bench.pass_ms(30)
-        said = len(heard.tokens)
-        assert said > 0
-        bench.engine.cancel(heard)
+        output = len(received.tokens)
+        assert output > 0
+        bench.engine.cancel(received)
         for _ in range(10):
             await bench.pass_ms(6)
-        assert len(heard.tokens) <= said + 1
-        assert not heard.is_finished
+        assert len(received.tokens) <= output + 1
+        assert not received.is_finished
         assert other.is_finished
         await asyncio.wait_for(bench.engine.drain(), 5)
-        bench.engine.cancel(heard)
+        bench.engine.cancel(received)
 
 
 async def test_prefill_cancelled_during_its_last_step_releases_its_blocks(model_dir: Path) -> None:
     async with running(model_dir, "--disaggregation-mode=prefill", "--num-gpu-blocks-override=8") as bench:
         for _ in range(4):  # All blocks would be lost by then.
-            heard = bench.ask(1, prompt=16)
+            received = bench.send_request(1, prompt=16)
             await bench.pass_ms(0)
-            bench.engine.cancel(heard)
+            bench.engine.cancel(received)
             await bench.pass_ms(1000)
-            assert heard.last is None
-        other = bench.ask(1, prompt=16)
+            assert received.last is None
+        other = bench.send_request(1, prompt=16)
         for _ in range(10):
             await bench.pass_ms(100)
         assert other.finished_with() == "length"
@@ -228,7 +228,7 @@ async def test_prefill_cancelled_during_its_last_step_releases_its_blocks(model_
 
 async def test_request_cancelled_before_its_first_step_runs_no_step(model_dir: Path) -> None:
     async with running(model_dir) as bench:
-        bench.engine.cancel(bench.ask(10))
+        bench.engine.cancel(bench.send_request(10))
         await bench.pass_ms(0)
         await asyncio.wait_for(bench.engine.drain(), 5)
         assert bench.host.loads == []
@@ -236,9 +236,9 @@ async def test_request_cancelled_before_its_first_step_runs_no_step(model_dir: P
 
 async def test_rank_is_selected_by_the_request_or_by_load(model_dir: Path) -> None:
     async with running(model_dir, "--data-parallel-size=2", "--speedup-ratio=0") as bench:
-        bench.ask(5, routing=Routing(dp_rank=1))
-        bench.ask(5)
-        bench.ask(5, routing=Routing(dp_rank=1))
+        bench.send_request(5, routing=Routing(dp_rank=1))
+        bench.send_request(5)
+        bench.send_request(5, routing=Routing(dp_rank=1))
         await asyncio.wait_for(bench.engine.drain(), 5)
         stored = [dp_rank for event, dp_rank in bench.host.events if isinstance(event, Stored)]
         assert set(stored) == {0, 1}
@@ -247,7 +247,7 @@ async def test_rank_is_selected_by_the_request_or_by_load(model_dir: Path) -> No
 
 async def test_engine_publishes_blocks_and_load_at_the_end_of_a_step(model_dir: Path) -> None:
     async with running(model_dir) as bench:
-        bench.ask(2, prompt=9)
+        bench.send_request(2, prompt=9)
         await bench.pass_ms(0)
         assert bench.host.events == []
         await bench.pass_ms(30)
@@ -261,11 +261,11 @@ async def test_engine_publishes_blocks_and_load_at_the_end_of_a_step(model_dir: 
 
 async def test_engine_publishes_idle_load_after_its_last_request_is_cancelled(model_dir: Path) -> None:
     async with running(model_dir) as bench:
-        heard = bench.ask(100)
+        received = bench.send_request(100)
         await bench.pass_ms(0)
         await bench.pass_ms(30)
         assert bench.host.loads[-1].running_requests == 1
-        bench.engine.cancel(heard)
+        bench.engine.cancel(received)
         for _ in range(3):
             await bench.pass_ms(10)
         last = bench.host.loads[-1]
@@ -275,7 +275,7 @@ async def test_engine_publishes_idle_load_after_its_last_request_is_cancelled(mo
 
 async def test_metrics_have_vllm_names(model_dir: Path) -> None:
     async with running(model_dir) as bench:
-        bench.ask(3)
+        bench.send_request(3)
         await bench.pass_ms(0)
         for _ in range(6):
             await bench.pass_ms(10)
@@ -291,25 +291,25 @@ async def test_metrics_have_vllm_names(model_dir: Path) -> None:
 async def test_invalid_request_is_refused_on_submit(model_dir: Path) -> None:
     async with running(model_dir) as bench:
         with pytest.raises(InvalidArgument):
-            bench.ask(0)
+            bench.send_request(0)
 
 
 async def test_stopped_engine_refuses_requests_with_engine_shutdown(model_dir: Path) -> None:
     async with running(model_dir) as bench:
         await bench.engine.stop()
         with pytest.raises(EngineShutdown):
-            bench.ask(3)
+            bench.send_request(3)
 
 
 async def test_engine_reports_a_crash_to_the_worker(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(load(MockerConfig, [f"--model-path={model_dir}"], {}))
     await bench.engine.start(bench.host)
-    heard = bench.ask(3)
+    received = bench.send_request(3)
 
     def broken(token_id: int) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(heard, "token", broken)
+    monkeypatch.setattr(received, "token", broken)
     await bench.pass_ms(0)
     await bench.pass_ms(100)
     assert isinstance(bench.host.failure, RuntimeError)
@@ -319,34 +319,34 @@ async def test_engine_reports_a_crash_to_the_worker(model_dir: Path, monkeypatch
 async def test_prefill_worker_sends_one_token_and_finishes_after_the_transfer(model_dir: Path) -> None:
     flags = ["--disaggregation-mode=prefill", "--kv-bytes-per-token=1000000", "--kv-transfer-bandwidth=1"]
     async with running(model_dir, *flags) as bench:
-        heard = bench.ask(8, prompt=20)
+        received = bench.send_request(8, prompt=20)
         await bench.pass_ms(0)
         await bench.pass_ms(18)
-        first = heard.last
+        first = received.last
         assert first is not None
         assert (len(first.token_ids), first.finish_reason) == (1, None)
         assert first.disaggregated_params is not None
-        assert heard.finished_with() is None, "20 tokens of a megabyte take 20 ms at 1 GB/s"
+        assert received.finished_with() is None, "20 tokens of a megabyte take 20 ms at 1 GB/s"
         await bench.pass_ms(25)
-        assert heard.finished_with() == "length"
+        assert received.finished_with() == "length"
 
 
 async def test_decode_worker_starts_with_the_first_token_and_publishes_no_kv_events(model_dir: Path) -> None:
     async with running(model_dir, "--disaggregation-mode=decode") as bench:
-        heard = ReceivedOutput()
+        received = ReceivedOutput()
         request = PreprocessedRequest(
             model="m",
             token_ids=[1] * 20,
             stop_conditions=StopConditions(max_tokens=3),
             prefill_result=PrefillResult({"engine": "mocker"}),
         )
-        bench.engine.submit(request, heard)
+        bench.engine.submit(request, received)
         await bench.pass_ms(0)
         await bench.pass_ms(7)
-        assert len(heard.tokens) == 1, "a prompt of 20 tokens would have taken 17 ms"
+        assert len(received.tokens) == 1, "a prompt of 20 tokens would have taken 17 ms"
         assert bench.host.events == []
         with pytest.raises(InvalidArgument, match="prefill_result"):
-            bench.ask(3)
+            bench.send_request(3)
 
 
 async def test_engine_generates_reasoning_and_recorded_responses(model_dir: Path, tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ async def test_engine_generates_reasoning_and_recorded_responses(model_dir: Path
     text = '--reasoning={"start_thinking_token_id": 5, "end_thinking_token_id": 6, "thinking_ratio": 0.5}'
     flags = ["--speedup-ratio=0", text, f"--response-replay-trace-path={trace}"]
     async with running(model_dir, *flags) as bench:
-        thoughtful, recorded = bench.ask(8), ReceivedOutput()
+        thoughtful, recorded = bench.send_request(8), ReceivedOutput()
         stop = StopConditions(max_tokens=50)
         request = PreprocessedRequest("m", [1] * 5, stop, annotations=["output_replay_id:a"])
         bench.engine.submit(request, recorded)
@@ -373,7 +373,7 @@ async def test_engine_generates_reasoning_and_recorded_responses(model_dir: Path
 
 async def test_engine_publishes_events_of_the_host_tier(model_dir: Path) -> None:
     async with running(model_dir, "--speedup-ratio=0", "--num-host-blocks=8") as bench:
-        bench.ask(2, prompt=20)
+        bench.send_request(2, prompt=20)
         for _ in range(10):
             await bench.pass_ms(1)
         assert bench.host.tiers == {"device", "host_pinned"}

@@ -32,7 +32,7 @@ def request(**given: Any) -> PreprocessedRequest:
     return PreprocessedRequest("ours", own.pop("token_ids", [1, 2, 3]), **made, **own)
 
 
-def told(answer: TokenResponseParser, *chunks: Any) -> list[EngineOutput]:
+def outputs_of(answer: TokenResponseParser, *chunks: Any) -> list[EngineOutput]:
     """Return all outputs of these chunks."""
     found = [piece for chunk in chunks for piece in answer.take(chunk)]
     return [*found, answer.end()]

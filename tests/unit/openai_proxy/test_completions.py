@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.unit.openai_proxy.requests import LIMITS, request, told
+from tests.unit.openai_proxy.requests import LIMITS, outputs_of, request
 
 from dynamo.core.errors import EngineShutdown, InvalidArgument, StreamIncomplete, Unknown
 from dynamo.openai_proxy.completions import CompletionsFormat
@@ -18,13 +18,13 @@ def choice(token_ids: list[int], reason: str | None = None, **more: Any) -> dict
 
 
 def test_plain_request_sends_only_the_given_fields() -> None:
-    asked = NEW.server_request(request(max_tokens=7), LIMITS)
-    assert asked.path == "/completions"
-    assert asked.body == {
+    requested = NEW.server_request(request(max_tokens=7), LIMITS)
+    assert requested.path == "/completions"
+    assert requested.body == {
         "model": "theirs", "prompt": [1, 2, 3], "max_tokens": 7, "stream": True,
         "stream_options": {"include_usage": True}, "return_token_ids": True,
     }  # fmt: skip
-    assert asked.headers == {}
+    assert requested.headers == {}
 
 
 def test_every_option_is_converted() -> None:
@@ -35,8 +35,8 @@ def test_every_option_is_converted() -> None:
         extra_args={"sampling_options": {"logit_bias": {"5": 1.5}, "allowed_token_ids": [5, 6]}},
         guided_decoding=GuidedDecoding(json={"type": "object"}),
     )  # fmt: skip
-    asked = NEW.server_request(given, LIMITS)
-    assert asked.body == {
+    requested = NEW.server_request(given, LIMITS)
+    assert requested.body == {
         "model": "tuned", "prompt": [1, 2, 3], "stream": True, "stream_options": {"include_usage": True},
         "max_tokens": 97, "min_tokens": 97, "ignore_eos": True, "stop_token_ids": [8, 9], "temperature": 0.5,
         "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 4, "n": 2, "presence_penalty": 0.1, "frequency_penalty": 0.2,
@@ -44,7 +44,7 @@ def test_every_option_is_converted() -> None:
         "cache_salt": "s", "logit_bias": {"5": 1.5}, "allowed_token_ids": [5, 6],
         "structured_outputs": {"json": {"type": "object"}},
     }  # fmt: skip
-    assert asked.headers == {"X-data-parallel-rank": "1"}
+    assert requested.headers == {"X-data-parallel-rank": "1"}
 
 
 def test_older_server_gets_a_logprobs_request_for_token_ids() -> None:
@@ -75,7 +75,7 @@ def test_unsupported_field_is_refused_by_name(given: dict[str, Any], field: str)
 def test_chunks_become_tokens_and_the_last_carries_usage() -> None:
     answer = NEW.answer(request(eos_token_ids=[2]))
     usage = {"prompt_tokens": 3, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}
-    first, last = told(answer, choice([5, 6]), choice([2], "stop"), {"choices": [], "usage": usage})
+    first, last = outputs_of(answer, choice([5, 6]), choice([2], "stop"), {"choices": [], "usage": usage})
     assert (first.token_ids, first.index, first.finish_reason) == ([5, 6], 0, None)
     assert (last.token_ids, last.finish_reason) == ([2], "eos")
     assert last.completion_usage is not None
@@ -98,13 +98,13 @@ def test_finish_reasons_follow_the_stop_tokens_of_the_request(
     ended: dict[str, Any], reason: str, stopped_by: int | None
 ) -> None:
     answer = NEW.answer(request(stop_token_ids=[9], stop_token_ids_hidden=[8]))
-    (last,) = told(answer, ended)
+    (last,) = outputs_of(answer, ended)
     assert (last.finish_reason, last.stop_reason) == (reason, stopped_by)
 
 
 def test_only_the_last_choice_carries_the_usage() -> None:
     answer = NEW.answer(request(n=2))
-    first, last = told(
+    first, last = outputs_of(
         answer,
         {"choices": [{"index": 1, "token_ids": [5], "finish_reason": "length"}]},
         {"choices": [{"index": 0, "token_ids": [6], "finish_reason": "length"}]},
@@ -127,7 +127,7 @@ def logged(*tokens: tuple[int, dict[int, float]]) -> dict[str, Any]:
 def test_logprobs_belong_to_the_generated_tokens(form: CompletionsFormat) -> None:
     answer = form.answer(request(logprobs=2))
     rows = logged((5, {5: -2.0, 6: -0.5, 7: -1.0}), (6, {6: -0.1, 5: -3.0}))
-    first, last = told(answer, choice([5, 6], logprobs=rows), choice([], "length"))
+    first, last = outputs_of(answer, choice([5, 6], logprobs=rows), choice([], "length"))
     assert first.token_ids == [5, 6]
     assert first.log_probs == [-2.0, -0.1]
     assert first.cum_log_probs == pytest.approx(-2.1)
@@ -142,7 +142,7 @@ def test_logprobs_belong_to_the_generated_tokens(form: CompletionsFormat) -> Non
 def test_logprobs_requested_only_for_token_ids_are_dropped() -> None:
     answer = OLD.answer(request())
     usage = {"completion_tokens": 2}
-    first, last = told(
+    first, last = outputs_of(
         answer,
         choice([], logprobs=logged((5, {5: -1.0}))),
         choice([], "stop"),
@@ -184,5 +184,5 @@ def test_malformed_chunk_raises_an_error(form: CompletionsFormat, chunk: Any) ->
 
 def test_response_keeps_the_kv_transfer_params() -> None:
     answer = NEW.answer(request())
-    told(answer, {**choice([5], "length"), "kv_transfer_params": {"remote_host": "h"}})
+    outputs_of(answer, {**choice([5], "length"), "kv_transfer_params": {"remote_host": "h"}})
     assert answer.kv_transfer_params == {"remote_host": "h"}

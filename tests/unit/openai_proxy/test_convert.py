@@ -13,9 +13,9 @@ CHAT: dict[str, Any] = {"model": "ours", "messages": [{"role": "user", "content"
 
 def test_request_is_forwarded_with_the_model_name_of_the_server() -> None:
     given = {**CHAT, "temperature": 0.5, "tools": [{"type": "function"}], "nvext": {"ignore_eos": True}}
-    asked = text_request(given, "theirs")
-    assert asked.path == "/chat/completions"
-    assert asked.body == {
+    requested = text_request(given, "theirs")
+    assert requested.path == "/chat/completions"
+    assert requested.body == {
         **CHAT, "model": "theirs", "temperature": 0.5, "tools": [{"type": "function"}],
         "stream": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
@@ -31,8 +31,8 @@ def test_request_is_forwarded_with_the_model_name_of_the_server() -> None:
     ],
 )
 def test_request_fields_select_the_path(given: dict[str, Any], path: str, streams: bool) -> None:
-    asked = text_request(given, "m")
-    assert (asked.path, asked.is_stream, "stream" in asked.body) == (path, streams, streams)
+    requested = text_request(given, "m")
+    assert (requested.path, requested.is_stream, "stream" in requested.body) == (path, streams, streams)
 
 
 @pytest.mark.parametrize("given", [{}, {"stream_options": [1], "prompt": "a"}])
@@ -47,8 +47,8 @@ def test_malformed_request_is_refused(given: dict[str, Any]) -> None:
 )
 def test_usage_is_removed_from_streams_without_a_usage_request(more: dict[str, Any], drops: bool) -> None:
     chunks = ChunkConverter(text_request({**CHAT, **more}, "m"), "ours")
-    told = chunks.take({"choices": [], "usage": {"total_tokens": 3}})
-    assert (told is None) is drops
+    outputs_of = chunks.take({"choices": [], "usage": {"total_tokens": 3}})
+    assert (outputs_of is None) is drops
     last = chunks.take({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": {"total_tokens": 3}})
     assert last is not None
     assert ("usage" in last) is not drops
@@ -58,26 +58,28 @@ def test_chunks_have_the_served_model_name_and_finish_with_every_choice() -> Non
     chunks = ChunkConverter(text_request({**CHAT, "n": 2}, "theirs"), "ours")
     for index in (1, 0):
         assert not chunks.is_finished
-        told = chunks.take({"model": "theirs", "choices": [{"index": index, "delta": {}, "finish_reason": "stop"}]})
-        assert told is not None
-        assert told["model"] == "ours"
+        outputs_of = chunks.take(
+            {"model": "theirs", "choices": [{"index": index, "delta": {}, "finish_reason": "stop"}]}
+        )
+        assert outputs_of is not None
+        assert outputs_of["model"] == "ours"
     assert chunks.is_finished
 
 
 def test_unary_message_is_converted_to_a_chunk() -> None:
     chunks = ChunkConverter(text_request(CHAT, "m"), "ours")
     message = {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}, {"id": "2"}]}
-    told = chunks.take({"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]})
-    assert told is not None
-    assert told["choices"][0]["delta"]["content"] == "x"
-    assert [call["index"] for call in told["choices"][0]["delta"]["tool_calls"]] == [0, 1]
+    outputs_of = chunks.take({"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]})
+    assert outputs_of is not None
+    assert outputs_of["choices"][0]["delta"]["content"] == "x"
+    assert [call["index"] for call in outputs_of["choices"][0]["delta"]["tool_calls"]] == [0, 1]
 
 
 def test_reasoning_field_is_renamed() -> None:
     chunks = ChunkConverter(text_request(CHAT, "m"), "ours")
-    told = chunks.take({"choices": [{"index": 0, "delta": {"reasoning": "hm"}}]})
-    assert told is not None
-    assert told["choices"][0]["delta"] == {"reasoning_content": "hm"}
+    outputs_of = chunks.take({"choices": [{"index": 0, "delta": {"reasoning": "hm"}}]})
+    assert outputs_of is not None
+    assert outputs_of["choices"][0]["delta"] == {"reasoning_content": "hm"}
 
 
 def test_stream_error_is_raised() -> None:

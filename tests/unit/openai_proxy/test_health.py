@@ -14,17 +14,17 @@ from dynamo.openai_proxy.health import FAILURES_MAX, HealthWatch
 class Page:
     def __init__(self) -> None:
         self.status: int | None = 200
-        self.asked = asyncio.Event()
+        self.received_requests = asyncio.Event()
 
-    async def ask(self) -> int:
-        self.asked.set()
+    async def send_request(self) -> int:
+        self.received_requests.set()
         if self.status is None:
             raise CannotConnect("nobody")
         return self.status
 
 
 def watch(page: Page, host: Host) -> HealthWatch:
-    return HealthWatch(page.ask, host, ManualClock(), 2.0, "the server")
+    return HealthWatch(page.send_request, host, ManualClock(), 2.0, "the server")
 
 
 @pytest.mark.parametrize("status", [None, 503, 404])
@@ -66,10 +66,10 @@ async def test_check_now_probes_the_server_at_once() -> None:
     one = watch(page, host)
     task = asyncio.create_task(one.run())
     await turns(3)
-    assert not page.asked.is_set()
+    assert not page.received_requests.is_set()
     one.check_now()
     async with asyncio.timeout(DEADLINE_S):
-        await page.asked.wait()
+        await page.received_requests.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

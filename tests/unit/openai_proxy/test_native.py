@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.openai_proxy.requests import LIMITS, request, told
+from tests.unit.openai_proxy.requests import LIMITS, outputs_of, request
 
 from dynamo.core.errors import HttpError, InvalidArgument
 from dynamo.openai_proxy.native import LlamaCppFormat, SglangFormat
@@ -15,7 +15,7 @@ SGLANG, LLAMA = SglangFormat(), LlamaCppFormat()
 
 
 def test_sglang_request_uses_the_fields_of_sglang() -> None:
-    asked = SGLANG.server_request(
+    requested = SGLANG.server_request(
         request(
             max_tokens=5, min_tokens=2, eos_token_ids=[7], temperature=0.5, top_k=3, seed=1, logprobs=2, dp_rank=1,
             n=2, extra_args={"sampling_options": {"logit_bias": {"5": 1}}},
@@ -23,8 +23,8 @@ def test_sglang_request_uses_the_fields_of_sglang() -> None:
         ),
         LIMITS,
     )  # fmt: skip
-    assert asked.path == "/generate"
-    assert asked.body == {
+    assert requested.path == "/generate"
+    assert requested.body == {
         "input_ids": [1, 2, 3],
         "stream": True,
         "return_logprob": True,
@@ -39,8 +39,8 @@ def test_sglang_request_uses_the_fields_of_sglang() -> None:
 
 
 def sglang(output: list[int], total: int, reason: dict[str, Any] | None = None, **meta: Any) -> dict[str, Any]:
-    told = {"completion_tokens": total, "prompt_tokens": 3, "cached_tokens": 1, "finish_reason": reason, **meta}
-    return {"text": "x", "output_ids": output, "meta_info": told}
+    outputs_of = {"completion_tokens": total, "prompt_tokens": 3, "cached_tokens": 1, "finish_reason": reason, **meta}
+    return {"text": "x", "output_ids": output, "meta_info": outputs_of}
 
 
 @given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=4), min_size=1, max_size=6), st.booleans())
@@ -50,7 +50,7 @@ def test_sglang_chunks_may_be_cumulative_or_incremental(steps: list[list[int]], 
         so_far += step
         reason = {"type": "length", "length": len(so_far)} if place == len(steps) - 1 else None
         chunks.append(sglang(list(so_far) if tells_all else step, len(so_far), reason))
-    pieces = told(answer, *chunks)
+    pieces = outputs_of(answer, *chunks)
     assert [token for piece in pieces for token in piece.token_ids] == so_far
     assert pieces[-1].finish_reason == "length"
     assert pieces[-1].completion_usage is not None
@@ -59,9 +59,9 @@ def test_sglang_chunks_may_be_cumulative_or_incremental(steps: list[list[int]], 
 
 def test_sglang_finish_reason_is_derived_from_the_matched_token() -> None:
     answer = SGLANG.answer(request(eos_token_ids=[7], stop_token_ids=[9]))
-    (last,) = told(answer, sglang([5, 7], 2, {"type": "stop", "matched": 7}))
+    (last,) = outputs_of(answer, sglang([5, 7], 2, {"type": "stop", "matched": 7}))
     assert (last.finish_reason, last.stop_reason) == ("eos", None)
-    (last,) = told(SGLANG.answer(request(stop_token_ids=[9])), sglang([9], 1, {"type": "stop", "matched": 9}))
+    (last,) = outputs_of(SGLANG.answer(request(stop_token_ids=[9])), sglang([9], 1, {"type": "stop", "matched": 9}))
     assert (last.finish_reason, last.stop_reason) == ("stop", 9)
 
 
@@ -73,7 +73,7 @@ def test_sglang_abort_raises_its_status() -> None:
 
 def test_sglang_logprobs_belong_to_the_generated_tokens() -> None:
     answer = SGLANG.answer(request(logprobs=1))
-    first, _ = told(
+    first, _ = outputs_of(
         answer,
         sglang(
             [5], 1, output_token_logprobs=[(-0.7, 5, None)], output_top_logprobs=[[(-0.6, 6, None), (-0.7, 5, None)]]
@@ -86,7 +86,7 @@ def test_sglang_logprobs_belong_to_the_generated_tokens() -> None:
 
 
 def test_llama_request_uses_the_fields_of_llama_cpp() -> None:
-    asked = LLAMA.server_request(
+    requested = LLAMA.server_request(
         request(
             max_tokens=5, temperature=0.5, top_k=-1, repetition_penalty=1.1, seed=2, ignore_eos=True, logprobs=0,
             extra_args={"sampling_options": {"logit_bias": {"5": 1}}},
@@ -94,8 +94,8 @@ def test_llama_request_uses_the_fields_of_llama_cpp() -> None:
         ),
         LIMITS,
     )  # fmt: skip
-    assert asked.path == "/completion"
-    assert asked.body == {
+    assert requested.path == "/completion"
+    assert requested.body == {
         "prompt": [1, 2, 3], "n_predict": 5, "return_tokens": True, "cache_prompt": True, "stream": True,
         "temperature": 0.5, "top_k": 0, "repeat_penalty": 1.1, "seed": 2, "ignore_eos": True, "n_probs": 1,
         "logit_bias": [[5, 1.0]], "grammar": 'root ::= "a" | "b"',
@@ -112,21 +112,21 @@ def test_unsupported_llama_cpp_option_is_refused(given: dict[str, Any]) -> None:
 
 def test_llama_cpp_response_ends_by_its_stop_type_or_a_hidden_stop_token() -> None:
     last = {"content": "", "tokens": [], "stop": True, "stop_type": "eos", "timings": {"cache_n": 2}}
-    first, end = told(LLAMA.answer(request()), {"content": "a", "tokens": [5], "stop": False}, last)
+    first, end = outputs_of(LLAMA.answer(request()), {"content": "a", "tokens": [5], "stop": False}, last)
     assert (first.token_ids, end.finish_reason) == ([5], "stop")
     assert end.completion_usage is not None
     assert end.completion_usage.prompt_tokens_details is not None
     assert end.completion_usage.prompt_tokens_details.cached_tokens == 2
     answer = LLAMA.answer(request(stop_token_ids_hidden=[9]))
-    (end,) = told(answer, {"tokens": [5, 9, 6], "stop": False}, {"tokens": [6], "stop": False})
+    (end,) = outputs_of(answer, {"tokens": [5, 9, 6], "stop": False}, {"tokens": [6], "stop": False})
     assert (end.token_ids, end.finish_reason) == ([5, 9], "eos")
-    (end,) = told(LLAMA.answer(request()), {"tokens": [5], "stop": True, "stop_type": "limit"})
+    (end,) = outputs_of(LLAMA.answer(request()), {"tokens": [5], "stop": True, "stop_type": "limit"})
     assert end.finish_reason == "length"
 
 
 def test_llama_logprobs_belong_to_the_generated_tokens() -> None:
     row = {"id": 5, "logprob": -0.7, "top_logprobs": [{"id": 6, "logprob": -0.6}]}
-    first, _ = told(
+    first, _ = outputs_of(
         LLAMA.answer(request(logprobs=2)),
         {"tokens": [5], "stop": False, "completion_probabilities": [row]},
         {"tokens": [], "stop": True, "stop_type": "limit"},

@@ -174,7 +174,7 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], None], dict[str, Any]]] = {
     "CustomTool.allowed_callers": (message, custom(allowed_callers=["other"])),
     "PoolingRequest.dimensions": (pooling, {"dimensions": 3}),
 }
-ELSEWHERE = {"ImageRequest.stream"}
+OTHER_MODULES = {"ImageRequest.stream"}
 """Refused by a route, and tested with it."""
 
 
@@ -185,15 +185,15 @@ def test_every_refused_field_has_a_test_request() -> None:
         for name, one in known.items()
         if one.effect is Effect.REFUSED
     }
-    assert listed == set(REFUSED) | ELSEWHERE
+    assert listed == set(REFUSED) | OTHER_MODULES
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_field_is_named_in_its_error(name: str) -> None:
-    ask, body = REFUSED[name]
-    ask({})
+    request_path, body = REFUSED[name]
+    request_path({})
     with pytest.raises(DynamoException) as raised:
-        ask(body)
+        request_path(body)
     assert isinstance(raised.value, InvalidArgument) or (
         isinstance(raised.value, HttpError) and raised.value.code == 501
     )

@@ -251,8 +251,8 @@ def test_chat_field_unsupported_by_upstream_is_refused_with_its_message(name: st
     ],
 )
 def test_chat_value_out_of_range_is_refused_with_the_upstream_message(fields: dict[str, Any], message: str) -> None:
-    said, param = complaint(chat, **fields)
-    assert said == message
+    output, param = complaint(chat, **fields)
+    assert output == message
     assert param is not None
     assert param.split("[")[0] in fields | {"stop": 0}
 

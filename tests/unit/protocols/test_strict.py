@@ -30,7 +30,7 @@ class Tree(msgspec.Struct, forbid_unknown_fields=True):
 trees = StrictDecoder(Tree)
 
 
-def told(body: bytes, where: str = "") -> tuple[str, str | None]:
+def decode_error(body: bytes, where: str = "") -> tuple[str, str | None]:
     with pytest.raises(InvalidArgument) as caught:
         trees.decode(body, where)
     return str(caught.value), caught.value.param
@@ -58,14 +58,14 @@ def test_valid_body_is_decoded_to_a_struct() -> None:
     ],
 )
 def test_decoding_error_names_the_path(body: bytes, param: str | None, words: str) -> None:
-    message, named = told(body)
+    message, named = decode_error(body)
     assert named is None if param is None else (named or "").replace("[0]", "[...]") == param
     assert words in message.replace("[0]", "[...]")
 
 
 def test_decoding_error_path_has_the_given_prefix() -> None:
-    assert told(b'{"name": "x", "b": 1}', "input[3]")[1] == "input[3].b"
-    assert told(b'{"name": "x", "parts": [1]}', "input[3]")[1] == "input[3].parts[0]"
+    assert decode_error(b'{"name": "x", "b": 1}', "input[3]")[1] == "input[3].b"
+    assert decode_error(b'{"name": "x", "parts": [1]}', "input[3]")[1] == "input[3].parts[0]"
 
 
 def test_unknown_fields_are_ignored_only_at_the_top_level() -> None:
@@ -76,8 +76,8 @@ def test_unknown_fields_are_ignored_only_at_the_top_level() -> None:
 
 def test_deeply_nested_body_is_refused() -> None:
     deep = b"[" * 100_000 + b"]" * 100_000
-    assert "nested too deeply" in told(b'{"name": "x", "any": ' + deep + b"}")[0]
-    assert told(b'{"name": "x", "b": ' + deep + b"}")[0]
+    assert "nested too deeply" in decode_error(b'{"name": "x", "any": ' + deep + b"}")[0]
+    assert decode_error(b'{"name": "x", "b": ' + deep + b"}")[0]
 
 
 @given(st.binary(max_size=60))

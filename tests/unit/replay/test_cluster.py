@@ -122,10 +122,10 @@ def test_requests_of_a_failed_worker_continue_on_another_worker(
 
 
 def test_requests_wait_until_a_worker_is_available(engine: EngineArgs) -> None:
-    asked = [ReplaySession("s", [Turn("r", 100, 5, (1, 2), 500.0)])]
-    quick = Scenario(sessions=asked, engine=engine, block_tokens=64, failures=(Failure(100.0, 0, 900.0),)).run()
+    requested = [ReplaySession("s", [Turn("r", 100, 5, (1, 2), 500.0)])]
+    quick = Scenario(sessions=requested, engine=engine, block_tokens=64, failures=(Failure(100.0, 0, 900.0),)).run()
     assert quick.flights[0].placed_ms == 1000.0
-    never = Scenario(sessions=asked, engine=engine, block_tokens=64, failures=(Failure(100.0, 0),)).run()
+    never = Scenario(sessions=requested, engine=engine, block_tokens=64, failures=(Failure(100.0, 0),)).run()
     assert never.unfinished == 1
 
 
@@ -158,9 +158,9 @@ def test_simulation_time_limit_leaves_requests_unfinished(engine: EngineArgs, ch
 
 
 def test_request_larger_than_every_cache_is_refused_by_name(engine: EngineArgs) -> None:
-    asked = [ReplaySession("s", [Turn("giant", 256 * 16, 5, range(64), 0.0)])]
+    requested = [ReplaySession("s", [Turn("giant", 256 * 16, 5, range(64), 0.0)])]
     with pytest.raises(ConfigError, match="giant"):
-        Scenario(sessions=asked, engine=engine, block_tokens=64).run()
+        Scenario(sessions=requested, engine=engine, block_tokens=64).run()
 
 
 def test_second_token_follows_the_first_by_one_step_on_decode_workers(

@@ -47,7 +47,7 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Wire], list[bytes]]:
     return wires, says
 
 
-async def heard(stream: EventStream) -> list[bytes]:
+async def read_events(stream: EventStream) -> list[bytes]:
     return [data async for data in stream.post("/v1/completions", b"{}", {"x-request-id": "r"})]
 
 
@@ -56,7 +56,7 @@ async def test_event_stream_splits_events_for_any_chunking(wire: tuple[list[Wire
     text = b'data: {"a": 1}\r\n\r\n: a comment\n\nevent: x\ndata: {"b": 2}\n\ndata: [DONE]\n\n'
     cut = b"".join(chunk(text[at : at + 3]) for at in range(0, len(text), 3))
     says.append(HEAD + cut + b"0\r\n\r\n")
-    assert await heard(EventStream("http://h:1/base", 5.0)) == [b'{"a": 1}', b'{"b": 2}', b"[DONE]"]
+    assert await read_events(EventStream("http://h:1/base", 5.0)) == [b'{"a": 1}', b'{"b": 2}', b"[DONE]"]
     assert wires[0].sent.startswith(b"POST /base/v1/completions HTTP/1.1\r\nhost: h:1\r\n")
     assert b"x-request-id: r\r\n" in wires[0].sent
 
@@ -65,7 +65,7 @@ async def test_connection_is_reused_after_a_complete_response(wire: tuple[list[W
     wires, says = wire
     says.append(HEAD + chunk(b"data: 1\n\n") + b"0\r\n\r\n")
     stream = EventStream("h:1", 5.0)
-    assert await heard(stream) == [b"1"]
+    assert await read_events(stream) == [b"1"]
     assert not wires[0].is_closed
     stream.close()
     assert wires[0].is_closed
@@ -75,7 +75,7 @@ async def test_event_stream_error_contains_the_body_of_the_server(wire: tuple[li
     wires, says = wire
     says.append(b"HTTP/1.1 503 Busy\r\ncontent-length: 7\r\n\r\nno room")
     with pytest.raises(HttpError, match="no room") as caught:
-        await heard(EventStream("h:1", 5.0))
+        await read_events(EventStream("h:1", 5.0))
     assert caught.value.code == 503
     assert len(wires) == 1
 
@@ -84,9 +84,9 @@ async def test_missing_events_and_malformed_events_are_errors(wire: tuple[list[W
     _, says = wire
     says += [HEAD + chunk(b"data: 1\n\n"), b"nonsense\r\n\r\n"]
     with pytest.raises(ResponseTimeout):
-        await heard(EventStream("h:1", 0.01))
+        await read_events(EventStream("h:1", 0.01))
     with pytest.raises(Disconnected):
-        await heard(EventStream("h:1", 5.0))
+        await read_events(EventStream("h:1", 5.0))
 
 
 async def test_refused_connection_names_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ async def test_refused_connection_names_the_server(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(asyncio, "open_connection", refused)
     with pytest.raises(CannotConnect, match="h:1"):
-        await heard(EventStream("http://h:1", 5.0))
+        await read_events(EventStream("http://h:1", 5.0))
 
 
 @pytest.mark.parametrize("url", ["ftp://h", "http://", "http://h:x"])

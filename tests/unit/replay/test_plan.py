@@ -39,12 +39,12 @@ def test_disaggregated_workers_share_prefill_and_decode(mode: str, chatty: list[
 
 
 def test_first_token_is_delayed_by_the_kv_transfer() -> None:
-    asked = [ReplaySession("s", [Turn("r", 1000, 5, range(16), 0.0)])]
+    requested = [ReplaySession("s", [Turn("r", 1000, 5, range(16), 0.0)])]
 
     def first_ms(**more: object) -> float:
         engine = with_args(max_num_batched_tokens=2048, **more)
         return Scenario(
-            sessions=asked, prefill_workers=1, engine=engine, block_tokens=64
+            sessions=requested, prefill_workers=1, engine=engine, block_tokens=64
         ).run().flights[0].first_ms  # fmt: skip
 
     quick = first_ms(kv_transfer_bandwidth=0)

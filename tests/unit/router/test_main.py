@@ -62,7 +62,7 @@ class RouterServiceHarness(MemoryCluster):
         await until(lambda: len(self.router.client.instance_ids()) == 2)
         self.caller = self.runtime()
 
-    async def ask(self, name: str, request: Any) -> list[Any]:
+    async def send_request(self, name: str, request: Any) -> list[Any]:
         client = await self.caller.endpoint(f"dynamo.router.{name}").client()
         stream = await client.generate(request, annotated=False)
         return [answer async for answer in stream]
@@ -84,7 +84,7 @@ async def test_request_is_relayed_to_the_worker_that_caches_its_prefix(harness: 
     harness.publishers[1].publish_stored(PROMPT, [BLOCK] * 5, list(range(100, 105)))
     index = harness.router.kv.machine.index
     await until(lambda: index.held(harness.workers[1]) == 5)
-    outputs = await harness.ask("generate", {"model": "m", "token_ids": PROMPT})
+    outputs = await harness.send_request("generate", {"model": "m", "token_ids": PROMPT})
     assert [output["token_ids"] for output in outputs] == [[5], [6]]
     assert outputs[0]["routing_data"]["worker_id"]["decode_worker_id"] == harness.workers[1]
     assert harness.seen == [harness.workers[1]]
@@ -95,9 +95,9 @@ async def test_best_worker_and_overlap_queries_report_the_caching_worker(harness
     harness.publishers[0].publish_stored(PROMPT, [BLOCK] * 5, list(range(100, 105)))
     index = harness.router.kv.machine.index
     await until(lambda: index.held(harness.workers[0]) == 5)
-    assert await harness.ask("best_worker_id", PROMPT) == [harness.workers[0]]
-    assert await harness.ask("best_worker_id", {"token_ids": PROMPT}) == [harness.workers[0]]
-    (table,) = await harness.ask("get_overlap_scores", {"token_ids": PROMPT})
+    assert await harness.send_request("best_worker_id", PROMPT) == [harness.workers[0]]
+    assert await harness.send_request("best_worker_id", {"token_ids": PROMPT}) == [harness.workers[0]]
+    (table,) = await harness.send_request("get_overlap_scores", {"token_ids": PROMPT})
     assert (table["block_size"], table["num_blocks"]) == (4, 5)
     assert {row["worker_id"]: row["device_blocks"] for row in table["workers"]} == {
         harness.workers[0]: 5,
@@ -125,7 +125,7 @@ async def test_malformed_request_is_refused(harness: RouterServiceHarness) -> No
         ("get_overlap_scores", {"token_ids": [-1]}),
     ):
         with pytest.raises(InvalidArgument):
-            await harness.ask(name, request)
+            await harness.send_request(name, request)
 
 
 # Options -----------------------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def test_ais_options_accept_the_older_spelling(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         ([], "backend, system, model"),
         (["--ais-backend", "vllm"], "system, model"),
@@ -107,8 +107,8 @@ def test_ais_options_accept_the_older_spelling(model: Path) -> None:
         ([*FLAT, "m", "--ais-tp-size", "0"], "--ais-tp-size"),
     ],
 )
-def test_ais_options_refuse_missing_and_extra_fields(argv: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_ais_options_refuse_missing_and_extra_fields(argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         options(*argv).ais_config()
 
 

@@ -78,8 +78,8 @@ async def test_kv_push_router_sends_a_prompt_to_the_worker_that_caches_it(harnes
     decision = await harness.router.choose(request(), "a", Progress())
     assert (decision.worker_id, decision.dp_rank, decision.overlap_blocks) == (2, 0, 5)
     assert harness.router.machine.loads()[(2, 0)] == (20, 10, 1)
-    (told,) = harness.router.explain("a")
-    assert told.candidates[0].worker_id == 2
+    (reported,) = harness.router.explain("a")
+    assert reported.candidates[0].worker_id == 2
 
 
 async def test_kv_push_router_observes_first_token_and_end(harness: RouterHarness) -> None:
@@ -180,10 +180,15 @@ async def test_workers_whose_cards_state_no_kv_events_are_reported_once(
     for _ in range(2):
         harness.router.set_workers({1: card(), 2: silent, 3: decode})
     [record] = [one for one in caplog.records if hasattr(one, "diagnostic_code")]
-    said = vars(record)
-    assert said["diagnostic_code"] == "kv_event_publisher_disabled"
-    assert (said["worker_id"], said["worker_role"], said["rank_count"], said["dp_ranks"]) == (2, "aggregated", 2, "1,2")
-    assert said["serving_endpoint"] == "dynamo/backend/generate"
+    output = vars(record)
+    assert output["diagnostic_code"] == "kv_event_publisher_disabled"
+    assert (output["worker_id"], output["worker_role"], output["rank_count"], output["dp_ranks"]) == (
+        2,
+        "aggregated",
+        2,
+        "1,2",
+    )
+    assert output["serving_endpoint"] == "dynamo/backend/generate"
     harness.router.set_workers({1: card()})
     harness.router.set_workers({2: silent})
     assert sum(hasattr(one, "diagnostic_code") for one in caplog.records) == 2, (
@@ -224,14 +229,14 @@ async def test_kv_push_router_hashes_images_into_blocks(harness: RouterHarness) 
     shown = {"mm_objects": [{"mm_hash": 5, "offsets": [[0, 2]]}]}
     hashes = mixed_block_hashes(PROMPT, BLOCK, media=[[5]])
     harness.router.machine.index.store(2, 0, None, hashes, pack(hashes))
-    asked = request()
-    asked.mm_routing_info = {"routing_token_ids": PROMPT, "block_mm_infos": [shown]}
-    asked.token_ids = [7]  # The worker receives placeholders of its own.
-    assert harness.router.peek(asked).device_blocks == len(PROMPT) // BLOCK
+    requested = request()
+    requested.mm_routing_info = {"routing_token_ids": PROMPT, "block_mm_infos": [shown]}
+    requested.token_ids = [7]  # The worker receives placeholders of its own.
+    assert harness.router.peek(requested).device_blocks == len(PROMPT) // BLOCK
     assert harness.router.peek(request()).device_blocks == 0
-    asked.mm_routing_info = {"block_mm_infos": [{"mm_objects": 7}]}
+    requested.mm_routing_info = {"block_mm_infos": [{"mm_objects": 7}]}
     with pytest.raises(InvalidArgument, match="block_mm_infos"):
-        harness.router.peek(asked)
+        harness.router.peek(requested)
 
 
 async def test_kv_push_router_updates_the_output_length_estimate_with_the_balanced_policy() -> None:
@@ -255,8 +260,8 @@ async def test_kv_push_router_includes_shared_cache_hits_in_the_cost() -> None:
     await harness.router.choose(request(), "a", Progress())
     apart = await harness.router.choose(request(lora_name="poet"), "b", Progress())
 
-    (told,) = harness.router.explain("a")
-    assert {(one.shared, one.saved) for one in told.candidates} == {(6, 3.0)}
+    (reported,) = harness.router.explain("a")
+    assert {(one.shared, one.saved) for one in reported.candidates} == {(6, 3.0)}
     assert apart.snapshot.prompt.shared_beyond == {}, "an adapter's pages have other names"
     assert "dynamo_component_router_shared_cache_beyond_blocks" in harness.runtime.metrics.render()
     await harness.close()

@@ -145,7 +145,7 @@ def test_prefill_and_decode_stages_have_separate_policies(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("argv", "mode", "config", "said"),
+    ("argv", "mode", "config", "expected_message"),
     [
         (("--router-conditional-disagg",), "round-robin", RoutingConfig(), "--router-mode kv"),
         (("--router-conditional-disagg",), "kv", RoutingConfig(use_kv_events=False), "--router-kv-events"),
@@ -155,9 +155,9 @@ def test_prefill_and_decode_stages_have_separate_policies(tmp_path: Path) -> Non
     ],
 )
 def test_conflicting_disaggregation_flags_are_refused(
-    argv: tuple[str, ...], mode: str, config: RoutingConfig, said: str
+    argv: tuple[str, ...], mode: str, config: RoutingConfig, expected_message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=expected_message):
         check_disaggregation(options(*argv), mode, config, None)
 
 

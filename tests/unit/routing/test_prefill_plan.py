@@ -34,25 +34,25 @@ def a_request(routing: Routing | None = None) -> PreprocessedRequest:
 
 def test_prefill_plan_requests_one_token_with_the_worker_id() -> None:
     request = a_request(Routing(priority=2))
-    leg = prefill_request(request, 5, None, None)
-    assert (leg.stop_conditions.max_tokens, leg.stop_conditions.min_tokens) == (1, 3)
-    assert leg.routing == Routing(priority=2, prefill_worker_id=5)
-    assert leg.router_config_override is None
+    phase = prefill_request(request, 5, None, None)
+    assert (phase.stop_conditions.max_tokens, phase.stop_conditions.min_tokens) == (1, 3)
+    assert phase.routing == Routing(priority=2, prefill_worker_id=5)
+    assert phase.router_config_override is None
     assert (request.stop_conditions.max_tokens, request.routing) == (20, Routing(priority=2))
 
 
 def test_prefill_plan_sends_a_chosen_rank_in_both_fields() -> None:
-    leg = prefill_request(a_request(), 5, 1, None)
-    assert leg.routing == Routing(prefill_worker_id=5, dp_rank=1, prefill_dp_rank=1)
+    phase = prefill_request(a_request(), 5, 1, None)
+    assert phase.routing == Routing(prefill_worker_id=5, dp_rank=1, prefill_dp_rank=1)
 
 
 def test_prefill_plan_routes_decode_by_load_with_the_prefill_result() -> None:
-    leg = decode_request(a_request(), 5, 1, PrefillResult({"at": 1}))
-    assert leg.stop_conditions.max_tokens == 20
-    assert leg.routing == Routing(prefill_worker_id=5)
-    assert leg.prefill_result == PrefillResult({"at": 1})
-    assert not leg.bootstrap_info
-    weights = CostWeights(router_temperature=0.5).overridden(leg.router_config_override)
+    phase = decode_request(a_request(), 5, 1, PrefillResult({"at": 1}))
+    assert phase.stop_conditions.max_tokens == 20
+    assert phase.routing == Routing(prefill_worker_id=5)
+    assert phase.prefill_result == PrefillResult({"at": 1})
+    assert not phase.bootstrap_info
+    weights = CostWeights(router_temperature=0.5).overridden(phase.router_config_override)
     assert (weights.overlap_score_credit, weights.assume_kv_reuse, weights.track_prefill_tokens) == (0.0, False, False)
     assert weights.router_temperature == 0.5, "a null changes nothing"
 
@@ -66,9 +66,9 @@ def test_prefill_plan_gives_both_phases_the_same_bootstrap() -> None:
 
 
 def test_prefill_plan_overrides_are_per_request() -> None:
-    leg = decode_request(a_request(), 5, None, MEETING)
-    assert leg.router_config_override is not None
-    leg.router_config_override["router_temperature"] = 3.0
+    phase = decode_request(a_request(), 5, None, MEETING)
+    assert phase.router_config_override is not None
+    phase.router_config_override["router_temperature"] = 3.0
     assert DECODE_OVERRIDE["router_temperature"] is None
 
 
@@ -81,9 +81,9 @@ def test_prefill_plan_passes_a_named_prefill_worker_to_its_router() -> None:
 
 
 def test_prefill_plan_reports_local_prefill_once() -> None:
-    told = whole(a_request())
-    assert told.annotations == [BYPASS_REMOTE_PREFILL]
-    assert whole(told) is told
+    reported = whole(a_request())
+    assert reported.annotations == [BYPASS_REMOTE_PREFILL]
+    assert whole(reported) is reported
 
 
 # Conditional disaggregation.
@@ -123,7 +123,7 @@ def test_prefill_plan_never_prefills_on_a_busy_decode_worker(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[]", "JSON object"),
         ("{", "JSON object"),
@@ -137,6 +137,6 @@ def test_prefill_plan_never_prefills_on_a_busy_decode_worker(
         ('{"policy": "prefill_load"}', "prefill_busy_threshold"),
     ],
 )
-def test_prefill_plan_refuses_an_unknown_rule_by_name(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_prefill_plan_refuses_an_unknown_rule_by_name(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Conditional.read(text, None)

@@ -166,11 +166,11 @@ def test_unsupported_router_config_argument_is_refused_by_name(argument: str, va
 
 def test_kv_router_config_of_a_worker_card_round_trips() -> None:
     kv = KvRouterConfig(router_temperature=0.5, decode_active_request_weight=2.0, router_queue_threshold=3.0)
-    said = RouterConfig(RouterMode.KV, kv).on_card()
-    assert said["router_mode"] == "k_v", "as the released system spells it"
-    assert wanted_routing(card(said)).kv == kv
+    output = RouterConfig(RouterMode.KV, kv).on_card()
+    assert output["router_mode"] == "k_v", "as the released system spells it"
+    assert wanted_routing(card(output)).kv == kv
     assert "decode_active_request_weight" not in RouterConfig(RouterMode.KV, KvRouterConfig()).on_card()
-    assert wanted_routing(card(said | {"router_mode": "random"})).kv is None, "nobody weighs anything there"
+    assert wanted_routing(card(output | {"router_mode": "random"})).kv is None, "nobody weighs anything there"
     assert wanted_routing(card({"router_mode": "kv"})) == WantedRouting(RouterMode.KV), "as we once said"
 
 

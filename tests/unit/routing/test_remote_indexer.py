@@ -49,14 +49,14 @@ def test_remote_indexer_returns_the_overlaps_of_the_served_index() -> None:
 def test_remote_indexer_messages_equal_those_of_released_dynamo() -> None:
     """Captured from ai-dynamo 1.6.1, which sends and answers queries like this."""
 
-    def told(held: dict[tuple[int, int], tuple[int, int, int]]) -> object:
+    def index_response(held: dict[tuple[int, int], tuple[int, int, int]]) -> object:
         return msgspec.msgpack.decode(msgspec.msgpack.encode(answer_of(held)))
 
     rank = {"worker_id": 7, "dp_rank": 0}
-    assert told({(7, 0): (6, 0, 0)}) == {
+    assert index_response({(7, 0): (6, 0, 0)}) == {
         "TieredScores": {"device": {"scores": [[rank, 6]], "frequencies": []}, "lower_tier": []}
     }
-    assert told({(7, 0): (2, 3, 0)}) == {
+    assert index_response({(7, 0): (2, 3, 0)}) == {
         "TieredScores": {
             "device": {"scores": [[rank, 2]], "frequencies": []},
             "lower_tier": [["host_pinned", {"hits": [[rank, 3]]}]],
@@ -83,9 +83,9 @@ async def test_remote_indexer_router_without_index_uses_the_remote_one(harness: 
     await asking.start()
     assert asking.kv.view is None and not asking.kv.is_guessing
     for _ in range(5):
-        ask = asking.to_route_request(PROMPT)
-        await asking.kv.know(ask)
-        decision = asking.kv.look(ask)
+        route_request = asking.to_route_request(PROMPT)
+        await asking.kv.know(route_request)
+        decision = asking.kv.look(route_request)
         assert (decision.worker_id, decision.device_blocks) == (harness.workers[1], 5)
     stream = await asking.generate({"model": "", "token_ids": PROMPT})
     assert [output["token_ids"] async for output in stream] == [[5], [6]]

@@ -36,7 +36,7 @@ class Workers:
     def __init__(self, relays: RelayCluster) -> None:
         self.relays = relays
         self.runtimes: list[DistributedRuntime] = []
-        self.asked: list[tuple[str, int]] = []
+        self.received_requests: list[tuple[str, int]] = []
 
     async def serve(self, directory: Path, role: WorkerType = WorkerType.Aggregated) -> int:
         worker = self.relays.runtime()
@@ -44,7 +44,7 @@ class Workers:
         is_prefill = role == WorkerType.Prefill
 
         async def handler(_: Any) -> AsyncIterator[Any]:
-            self.asked.append(("prefill" if is_prefill else "answer", worker.instance_id))
+            self.received_requests.append(("prefill" if is_prefill else "answer", worker.instance_id))
             where = {"disaggregated_params": {"at": 1}} if is_prefill else {}
             yield {"token_ids": [5], "index": 0, "finish_reason": "length", **where}
 
@@ -55,10 +55,10 @@ class Workers:
 
     async def turn(self, headers: dict[str, str], path: str = "/v1/chat/completions", body: Any = CHAT) -> list[int]:
         """The workers of a request, the prefill worker first."""
-        self.asked.clear()
-        answer = await self.relays.ask(path, body, headers)
+        self.received_requests.clear()
+        answer = await self.relays.send_request(path, body, headers)
         assert answer.status == 200, answer.body
-        return [worker for _, worker in self.asked]
+        return [worker for _, worker in self.received_requests]
 
 
 @asynccontextmanager
@@ -162,7 +162,7 @@ async def test_session_affinity_waits_for_the_first_workers_of_a_model(model_dir
     async with open_relays(routes, workers_min=2) as relays:
         stack = Workers(relays)
         await stack.serve(model_dir)
-        answer = await relays.ask("/v1/chat/completions", CHAT)
+        answer = await relays.send_request("/v1/chat/completions", CHAT)
         assert (answer.status, relays.models.served()) == (503, {})
         assert b"1 of the 2 workers" in answer.body
         await stack.serve(model_dir)

@@ -48,7 +48,7 @@ def test_shared_cache_address_is_read_from_any_worker() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cards", "said"),
+    ("cards", "expected_message"),
     [
         ([card(), card(tp_size=2)], "different addresses"),
         ([card(kv_events_endpoint="tcp://a:1"), card(kv_events_endpoint="tcp://b:1")], "different addresses"),
@@ -57,8 +57,8 @@ def test_shared_cache_address_is_read_from_any_worker() -> None:
         ([card(page_size=0)], "pages of 0"),
     ],
 )
-def test_shared_cache_refuses_an_unusable_store(cards: list[ModelDeploymentCard], said: str) -> None:
-    with pytest.raises(InvalidArgument, match=said):
+def test_shared_cache_refuses_an_unusable_store(cards: list[ModelDeploymentCard], expected_message: str) -> None:
+    with pytest.raises(InvalidArgument, match=expected_message):
         agreed_layout(cards, 4)
 
 

@@ -71,7 +71,7 @@ async def test_topology_wait_is_bounded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({"DYN_KV_TRANSFER_DOMAIN": ""}, "DYN_KV_TRANSFER_DOMAIN"),
         ({"DYN_KV_TRANSFER_ENFORCEMENT": "often"}, "required or preferred"),
@@ -80,8 +80,8 @@ async def test_topology_wait_is_bounded(tmp_path: Path) -> None:
         ({"DYN_KV_TRANSFER_PREFERRED_WEIGHT": "much"}, "0 to 1"),
     ],
 )
-async def test_topology_refuses_contradictory_variables(tmp_path: Path, more: dict[str, str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+async def test_topology_refuses_contradictory_variables(tmp_path: Path, more: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         await read_topology(variables(tmp_path, **more))
 
 
@@ -119,13 +119,13 @@ def test_topology_does_not_restrict_a_worker_without_a_domain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({"kv_transfer_domain": "host"}, "no topology value"),
         ({"kv_transfer_enforcement": "preferred"}, "its weight is missing"),
         ({}, "its enforcement is neither"),
     ],
 )
-def test_topology_refuses_a_contradictory_card(more: dict[str, str], said: str) -> None:
-    with pytest.raises(NotReady, match=said):
+def test_topology_refuses_a_contradictory_card(more: dict[str, str], message: str) -> None:
+    with pytest.raises(NotReady, match=message):
         transfer_constraints(card(**more))

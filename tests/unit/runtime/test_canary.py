@@ -123,7 +123,7 @@ class CanaryHarness:
 
     def __init__(self, **options: Any) -> None:
         self.clock = ManualClock()
-        self.asked: list[Any] = []
+        self.received_requests: list[Any] = []
         self.error: Exception | None = None
         self.reports: list[bool] = []
         self.served = served_by(self.handle, **options)
@@ -134,7 +134,7 @@ class CanaryHarness:
         self.task = asyncio.ensure_future(work)
 
     def handle(self, request: Request, reply: Reply) -> None:
-        self.asked.append(msgpack_decode(request.body))
+        self.received_requests.append(msgpack_decode(request.body))
         answer(7, error=self.error)(request, reply)
         self.served.alive_s = 0.0  # The real clock has no place here.
 
@@ -159,11 +159,11 @@ async def harness() -> AsyncIterator[CanaryHarness]:
 
 async def test_canary_sends_its_marked_payload_to_an_idle_endpoint(harness: CanaryHarness) -> None:
     assert await harness.after(9.9)
-    assert harness.asked == []
+    assert harness.received_requests == []
     assert await harness.after(0.1)
-    assert harness.asked == [{"token_ids": [1], MARKER: True}]
+    assert harness.received_requests == [{"token_ids": [1], MARKER: True}]
     assert await harness.after(10)
-    assert len(harness.asked) == 2
+    assert len(harness.received_requests) == 2
 
 
 async def test_canary_failure_is_reported_until_the_next_successful_response(
@@ -181,7 +181,7 @@ async def test_canary_does_not_probe_a_busy_endpoint(harness: CanaryHarness) -> 
     for _ in range(5):
         await harness.after(9)
         harness.served.alive_s = harness.clock.now()
-    assert harness.asked == []
+    assert harness.received_requests == []
 
 
 async def test_canary_ends_with_its_endpoint(harness: CanaryHarness) -> None:

@@ -120,12 +120,12 @@ def test_context_spans_without_tracing_accept_every_call() -> None:
 
 
 def test_context_first_token_callbacks_run_once() -> None:
-    context, told = Context(), list[str]()
-    context.on_first_token(lambda: told.append("early"))
+    context, reported = Context(), list[str]()
+    context.on_first_token(lambda: reported.append("early"))
     context.notify_first_token()
     context.notify_first_token()
-    context.on_first_token(lambda: told.append("late"))
-    assert told == ["early", "late"]
+    context.on_first_token(lambda: reported.append("late"))
+    assert reported == ["early", "late"]
 
 
 async def test_context_shadow_on_another_loop_ends_with_its_context() -> None:

@@ -122,8 +122,8 @@ async def test_client_without_endpoints_is_cancelled_at_the_first_signal(monkeyp
 
 
 async def test_worker_decorator_keeps_an_existing_signal_handler() -> None:
-    heard: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, _frame: heard.append(number))
+    collect: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: collect.append(number))
 
     @dynamo_worker()
     async def work(runtime: DistributedRuntime) -> str:
@@ -133,7 +133,7 @@ async def test_worker_decorator_keeps_an_existing_signal_handler() -> None:
 
     try:
         assert await work() == "untouched"
-        assert heard == [signal.SIGTERM]
+        assert collect == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -188,22 +188,22 @@ async def generate(request: Question, context: Context | None = None) -> AsyncIt
         yield char
 
 
-async def heard(elements: AsyncIterator[Any]) -> list[Any]:
+async def collect(elements: AsyncIterator[Any]) -> list[Any]:
     return [element async for element in elements]
 
 
 @pytest.mark.parametrize("payload", [{"data": "ab"}, '{"data": "ab"}', Question(data="ab")])
 async def test_endpoint_decorator_parses_requests_into_the_model(payload: Any) -> None:
-    assert await heard(generate(payload)) == ["a", "b"]
-    assert await heard(generate(payload, context=Context())) == ["a", "b"]
-    assert await heard(Service().generate(payload)) == ["ab"]
+    assert await collect(generate(payload)) == ["a", "b"]
+    assert await collect(generate(payload, context=Context())) == ["a", "b"]
+    assert await collect(Service().generate(payload)) == ["ab"]
 
 
 @pytest.mark.parametrize("payload", [{"other": 1}, "{", 5, None])
 async def test_invalid_request_raises_value_error_on_first_iteration(payload: Any) -> None:
     elements = generate(payload)
     with pytest.raises(ValueError, match="Invalid request"):
-        await heard(elements)
+        await collect(elements)
 
 
 async def test_endpoint_decorator_does_not_parse_a_type_that_is_no_model() -> None:
@@ -211,4 +211,4 @@ async def test_endpoint_decorator_does_not_parse_a_type_that_is_no_model() -> No
     async def plain(request: Any) -> AsyncIterator[Any]:
         yield request
 
-    assert await heard(plain({"other": 1})) == [{"other": 1}]
+    assert await collect(plain({"other": 1})) == [{"other": 1}]

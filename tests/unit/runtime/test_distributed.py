@@ -49,7 +49,7 @@ async def echo(request: Any, context: Context) -> AsyncIterator[Any]:
     yield {"said": request, "tenant": context.metadata.get("tenant")}
 
 
-async def hear(client: Client, request: Any, context: Context | None = None) -> list[Any]:
+async def receive_event(client: Client, request: Any, context: Context | None = None) -> list[Any]:
     async with asyncio.timeout(TIMEOUT_S):
         return [element async for element in await client.generate(request, annotated=False, context=context)]
 
@@ -59,7 +59,7 @@ async def test_client_receives_values_of_a_generator_in_another_process(join: Jo
     serving = asyncio.ensure_future(worker.endpoint("n.c.e").serve_endpoint(echo))
     client = await caller.endpoint("dyn://n.c.e").client("round-robin")
     await client.wait_for_instances(TIMEOUT_S)
-    assert await hear(client, {"count": 2}, Context(metadata={"tenant": "t"})) == [
+    assert await receive_event(client, {"count": 2}, Context(metadata={"tenant": "t"})) == [
         {"token_ids": [0], "index": 0},
         {"token_ids": [1], "index": 0},
         {"said": {"count": 2}, "tenant": "t"},
@@ -67,7 +67,7 @@ async def test_client_receives_values_of_a_generator_in_another_process(join: Jo
     await worker.shutdown()
     await serving
     with pytest.raises(WorkerUnavailable):
-        await hear(client, {"count": 1})
+        await receive_event(client, {"count": 1})
 
 
 async def test_runtime_shutdown_waits_for_running_requests(join: Join) -> None:
@@ -84,7 +84,7 @@ async def test_runtime_shutdown_waits_for_running_requests(join: Join) -> None:
     assert await worker.discovery.snapshot(INSTANCES) != {}
     client = await caller.endpoint("n.c.e").client()
     await client.wait_for_instances(TIMEOUT_S)
-    hearing = asyncio.ensure_future(hear(client, None))
+    hearing = asyncio.ensure_future(receive_event(client, None))
     await asyncio.wait_for(got.wait(), TIMEOUT_S)
     ending = worker.shutdown()
     async with asyncio.timeout(TIMEOUT_S):
@@ -107,7 +107,7 @@ async def test_runtime_shutdown_ends_requests_after_the_drain_timeout(
     await worker.endpoint("n.c.e").serve(lambda _, __: started.set())
     client = await caller.endpoint("n.c.e").client()
     await client.wait_for_instances(TIMEOUT_S)
-    hearing = asyncio.ensure_future(hear(client, None))
+    hearing = asyncio.ensure_future(receive_event(client, None))
     await asyncio.wait_for(started.wait(), TIMEOUT_S)
     await worker.shutdown(drain_timeout_s=0.0)
     with pytest.raises(WorkerUnavailable):
@@ -250,7 +250,7 @@ async def test_endpoint_metrics_have_the_labels_given_when_served(join: Join) ->
     other = asyncio.ensure_future(worker.endpoint("n.c.other").serve_endpoint(echo))
     client = await caller.endpoint("n.c.e").client()
     await client.wait_for_instances(TIMEOUT_S)
-    await hear(client, {"count": 1})
+    await receive_event(client, {"count": 1})
     lines = [
         line for line in worker.metrics.render().splitlines() if line.startswith("dynamo_component_requests_total")
     ]

@@ -44,7 +44,7 @@ def table(**how: bool) -> JsonRoutes:
     return routes
 
 
-async def ask(
+async def send_request(
     routes: JsonRoutes, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
 ) -> tuple[int, Any]:
     return await request_json(routes.application(), method, path, body, headers)
@@ -52,12 +52,12 @@ async def ask(
 
 async def test_json_service_reads_bodies_queries_and_paths() -> None:
     routes = table()
-    assert await ask(routes, "POST", "/echo?a=1&b=", b'{"name": "x"}', JSON) == (
+    assert await send_request(routes, "POST", "/echo?a=1&b=", b'{"name": "x"}', JSON) == (
         201,
         {"name": "x", "count": 1, "a": "1", "b": ""},
     )
-    assert await ask(routes, "GET", "/things/a%20b") == (200, "a b")
-    assert await ask(routes, "POST", "/things/7/done") == (200, "7")
+    assert await send_request(routes, "GET", "/things/a%20b") == (200, "a b")
+    assert await send_request(routes, "POST", "/things/7/done") == (200, "7")
 
 
 async def test_invalid_requests_get_a_status_and_an_error_body() -> None:
@@ -71,30 +71,30 @@ async def test_invalid_requests_get_a_status_and_an_error_body() -> None:
         (("PUT", "/echo", b"", {}), 405),
         (("DELETE", "/things/7", b"", {}), 409),
     ):
-        found, value = await ask(routes, *given)
+        found, value = await send_request(routes, *given)
         assert found == status
         assert set(value) == {"error"}
 
 
 async def test_service_may_return_errors_as_plain_text() -> None:
     routes = table(errors_as_text=True, names_missing_routes=False)
-    status, value = await ask(routes, "POST", "/echo", b"{}", JSON)
+    status, value = await send_request(routes, "POST", "/echo", b"{}", JSON)
     assert status == 422 and isinstance(value, str) and "name" in value
-    assert await ask(routes, "GET", "/nothing") == (404, None)
-    assert await ask(routes, "PUT", "/echo") == (405, None)
-    assert (await ask(routes, "DELETE", "/things/7"))[1] == {"error": "already there"}
+    assert await send_request(routes, "GET", "/nothing") == (404, None)
+    assert await send_request(routes, "PUT", "/echo") == (405, None)
+    assert (await send_request(routes, "DELETE", "/things/7"))[1] == {"error": "already there"}
 
 
 async def test_unexpected_error_is_logged_and_returns_500(caplog: pytest.LogCaptureFixture) -> None:
-    assert await ask(table(), "GET", "/fail") == (500, {"error": "internal error"})
+    assert await send_request(table(), "GET", "/fail") == (500, {"error": "internal error"})
     assert "GET /fail failed" in caplog.text
 
 
 async def test_json_service_observer_receives_every_request() -> None:
     routes, seen = table(), list[AnsweredRequest]()
     routes.observer = seen.append
-    await ask(routes, "GET", "/things/7", b"", {"x-trace-id": "t"})
-    await ask(routes, "GET", "/nothing")
+    await send_request(routes, "GET", "/things/7", b"", {"x-trace-id": "t"})
+    await send_request(routes, "GET", "/nothing")
     assert [(one.route, one.status, one.is_routed) for one in seen] == [
         ("/things/{}", 200, True),
         ("/nothing", 404, False),

@@ -14,11 +14,11 @@ async def test_first_signal_sets_the_event_and_the_second_ends_the_process() -> 
     exit_now, os._exit = os._exit, ended.append  # type: ignore[assignment]
     loop = asyncio.get_running_loop()
     try:
-        told = run_service.stop_event()
-        assert not told.is_set()
+        reported = run_service.stop_event()
+        assert not reported.is_set()
         os.kill(os.getpid(), signal.SIGTERM)
         async with asyncio.timeout(10):
-            await told.wait()
+            await reported.wait()
         assert ended == []
         os.kill(os.getpid(), signal.SIGINT)
         await until(lambda: ended)

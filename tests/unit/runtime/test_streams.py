@@ -30,13 +30,13 @@ class FakeCall:
     instance_id = 1
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.outputs: list[str] = []
 
     def stop(self) -> None:
-        self.said.append("stop")
+        self.outputs.append("stop")
 
     def kill(self) -> None:
-        self.said.append("kill")
+        self.outputs.append("kill")
 
 
 class FakeReply(ReplyBase):
@@ -112,17 +112,17 @@ async def test_response_stream_close_before_the_end_kills_the_request_once() -> 
     stream.on_token(1)
     await stream.aclose()
     await stream.aclose()
-    assert call.said == ["kill"]
+    assert call.outputs == ["kill"]
     dropped, other = bound()
     del dropped
-    assert other.said == ["kill"]
+    assert other.outputs == ["kill"]
 
 
 async def test_response_stream_close_after_the_end_does_not_kill_the_request() -> None:
     stream, call = bound()
     stream.on_end()
     await stream.aclose()
-    assert call.said == []
+    assert call.outputs == []
 
 
 async def test_response_stream_cancelled_reader_kills_the_request() -> None:
@@ -132,15 +132,15 @@ async def test_response_stream_cancelled_reader_kills_the_request() -> None:
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
-    assert call.said == ["kill"]
+    assert call.outputs == ["kill"]
 
 
 async def test_response_stream_context_stops_and_kills_the_call() -> None:
-    for end, said in ((Context.stop_generating, "stop"), (Context.kill, "kill")):
+    for end, output in ((Context.stop_generating, "stop"), (Context.kill, "kill")):
         context = Context()
         stream, call = bound(context=context)
         end(context)
-        assert call.said == [said]
+        assert call.outputs == [output]
         stream.on_end()
 
 
@@ -154,7 +154,7 @@ async def test_response_stream_reader_ends_when_its_context_is_killed() -> None:
     await turns()
     context.kill()
     assert await reading == "end"
-    assert call.said == ["stop", "kill"]
+    assert call.outputs == ["stop", "kill"]
 
 
 async def test_stopping_the_context_ends_the_stream_after_the_elements_received_so_far() -> None:
@@ -167,7 +167,7 @@ async def test_stopping_the_context_ends_the_stream_after_the_elements_received_
         assert [element async for element in stream] == [{"token_ids": [1], "index": 0}]
         stream.on_error(late) if late else stream.on_end()
         assert [element async for element in stream] == []
-        assert call.said == ["stop"]
+        assert call.outputs == ["stop"]
 
 
 async def test_response_stream_dropped_after_stop_does_not_kill_the_request() -> None:
@@ -176,7 +176,7 @@ async def test_response_stream_dropped_after_stop_does_not_kill_the_request() ->
     stream, call = bound(context=context)
     assert [element async for element in stream] == []
     del stream
-    assert call.said == ["stop"]
+    assert call.outputs == ["stop"]
 
 
 @pytest.mark.parametrize("error", [Unknown("why"), HttpError(415, "why"), Disconnected("why"), InvalidArgument("why")])
@@ -196,8 +196,8 @@ async def test_context_does_not_keep_references_to_its_streams() -> None:
     dropped, other = bound(context=context)
     del dropped
     context.stop_generating()
-    assert call.said == []
-    assert other.said == ["kill"]
+    assert call.outputs == []
+    assert other.outputs == ["kill"]
 
 
 async def test_response_stream_kills_the_request_when_the_reader_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ async def test_response_stream_kills_the_request_when_the_reader_is_too_slow(mon
     stream, call = bound(annotated=False)
     for token in range(4):
         stream.on_token(token)
-    assert call.said == ["kill"]
+    assert call.outputs == ["kill"]
     assert [await anext(stream), await anext(stream)] == [{"token_ids": [t], "index": 0} for t in (0, 1)]
     with pytest.raises(ResponseTimeout):
         await anext(stream)
@@ -365,19 +365,19 @@ def test_generator_output_uses_token_fast_path_only_for_a_single_plain_token(ele
 
 
 async def test_first_token_callback_runs_at_the_first_element() -> None:
-    told: list[int] = []
-    said: list[int] = []
+    reported: list[int] = []
+    output: list[int] = []
 
     async def handler(_: Any, context: Context) -> AsyncIterator[Any]:
-        context.on_first_token(lambda: told.append(len(said)))
+        context.on_first_token(lambda: reported.append(len(output)))
         for number in range(3):
-            said.append(number)
+            output.append(number)
             yield number
 
     tasks = TaskOwner("test")
     GeneratorHandler(handler, tasks)(Request("r", msgpack_encode({}), "msgpack"), FakeReply())
     assert await tasks.wait(5)
-    assert told == [1]
+    assert reported == [1]
 
 
 async def test_bidirectional_handler_reads_its_request_as_a_stream() -> None:

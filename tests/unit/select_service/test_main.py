@@ -25,7 +25,7 @@ class SelectServiceHarness:
         self.service = SelectionService()
         self.routes = SelectRoutes(self.service).routes
 
-    async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    async def send_request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         text = b"" if body is None else json.dumps(body).encode()
         headers = JSON if body is not None else {}
         return await request_json(self.routes.application(), method, path, text, headers)
@@ -39,22 +39,22 @@ async def harness() -> AsyncIterator[SelectServiceHarness]:
 
 
 async def test_http_api_tracks_a_request_from_worker_registration_to_its_end(harness: SelectServiceHarness) -> None:
-    assert (await harness.ask("GET", "/ready"))[0] == 503
-    assert (await harness.ask("POST", "/workers", WORKER))[0] == 201
-    assert (await harness.ask("GET", "/ready"))[0] == 200
-    assert (await harness.ask("POST", "/select", {**PROMPT, "selection_id": "s"}))[0] == 200
-    assert (await harness.ask("POST", "/reservations", {"selection_id": "s"}))[0] == 201
+    assert (await harness.send_request("GET", "/ready"))[0] == 503
+    assert (await harness.send_request("POST", "/workers", WORKER))[0] == 201
+    assert (await harness.send_request("GET", "/ready"))[0] == 200
+    assert (await harness.send_request("POST", "/select", {**PROMPT, "selection_id": "s"}))[0] == 200
+    assert (await harness.send_request("POST", "/reservations", {"selection_id": "s"}))[0] == 201
     for method, path, body in (
         ("POST", "/reservations/s/prefill_complete", None),
         ("POST", "/reservations/s/output_block", {"decay_fraction": 0.5}),
         ("DELETE", "/reservations/s", None),
     ):
-        assert await harness.ask(method, path, body) == (200, {"status": "ok"})
-    assert (await harness.ask("PATCH", "/workers/1", {"taints": ["x"]}))[1]["taints"] == ["x"]
-    assert set((await harness.ask("GET", "/dump"))[1]) == {"default:default"}
-    assert (await harness.ask("DELETE", "/workers/1"))[1]["lifecycle"] == "unschedulable"
-    assert (await harness.ask("GET", "/workers"))[1] == []
-    assert [one["loads"] for one in (await harness.ask("GET", "/loads"))[1]] == [[]]
+        assert await harness.send_request(method, path, body) == (200, {"status": "ok"})
+    assert (await harness.send_request("PATCH", "/workers/1", {"taints": ["x"]}))[1]["taints"] == ["x"]
+    assert set((await harness.send_request("GET", "/dump"))[1]) == {"default:default"}
+    assert (await harness.send_request("DELETE", "/workers/1"))[1]["lifecycle"] == "unschedulable"
+    assert (await harness.send_request("GET", "/workers"))[1] == []
+    assert [one["loads"] for one in (await harness.send_request("GET", "/loads"))[1]] == [[]]
 
 
 async def test_invalid_http_requests_are_refused(harness: SelectServiceHarness) -> None:
@@ -72,7 +72,7 @@ async def test_invalid_http_requests_are_refused(harness: SelectServiceHarness) 
         (404, "GET", "/nothing", None),
         (405, "PUT", "/workers", None),
     ):
-        found, value = await harness.ask(method, path, body)
+        found, value = await harness.send_request(method, path, body)
         assert (found, set(value)) == (status, {"error"}), path
 
 

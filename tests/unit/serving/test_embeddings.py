@@ -17,8 +17,8 @@ floats = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), ma
 def test_vector_round_trips_through_base64_and_json(values: list[float]) -> None:
     read = from_base64(to_base64(values))
     assert list(read) == values
-    told = json.loads(to_json(read))
-    assert array("f", told) == array("f", values)
+    reported = json.loads(to_json(read))
+    assert array("f", reported) == array("f", values)
 
 
 def test_vector_bytes_are_little_endian() -> None:

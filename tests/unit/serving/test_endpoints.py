@@ -38,16 +38,16 @@ def text_of_response(answer: Any) -> str:
 async def test_text_workers_receive_chat_requests_for_other_endpoints(stream: bool) -> None:
     async with open_relays(routes) as relays:
         await relays.serve("m", ModelType.Chat, talker)
-        responses = await relays.ask("/v1/responses", {"model": "m", "input": "hi", "stream": stream})
+        responses = await relays.send_request("/v1/responses", {"model": "m", "input": "hi", "stream": stream})
         assert responses.status == 200, responses.body
         if stream:
             assert b"response.completed" in responses.body
             assert b'"delta":"Hel"' in responses.body
         else:
             assert text_of_response(responses.json) == "Hello"
-        (asked,) = relays.asked
-        assert asked["messages"] == [{"role": "user", "content": "hi"}]
-        assert "input" not in asked
+        (requested,) = relays.received_requests
+        assert requested["messages"] == [{"role": "user", "content": "hi"}]
+        assert "input" not in requested
 
 
 def test_chunks_contain_the_service_tier() -> None:

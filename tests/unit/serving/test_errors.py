@@ -34,8 +34,8 @@ from dynamo.serving.errors import answer_to, overload_status
 def test_error_response_has_a_status_and_label_for_each_error_class(
     error: BaseException, status: int, label: str
 ) -> None:
-    told = answer_to(error)
-    assert (told.status, told.label) == (status, label)
+    reported = answer_to(error)
+    assert (reported.status, reported.label) == (status, label)
 
 
 def test_error_response_hides_engine_messages_except_invalid_arguments() -> None:
@@ -68,11 +68,11 @@ def test_overload_status_is_read_from_its_variable(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("DYN_HTTP_OVERLOAD_STATUS_CODE", text)
     overload_status.cache_clear()
     try:
-        told = answer_to(errors.Overloaded())
+        reported = answer_to(errors.Overloaded())
     finally:
         overload_status.cache_clear()
-    assert told.status == status
-    assert told.retry_after_s is not None
+    assert reported.status == status
+    assert reported.retry_after_s is not None
 
 
 def test_error_event_is_one_server_sent_event() -> None:

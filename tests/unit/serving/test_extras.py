@@ -18,13 +18,13 @@ EXTRAS = ["worker_id", "timing", "completion_token_ids", "stop_reason", "engine_
 
 def test_nvext_contains_the_requested_extra_fields(stacks: ScriptedStackPool) -> None:
     script = Script(["Hi you"], stop_reason=77, engine_data={"prompt_logprobs": [None], "mine": 1})
-    told = stacks.run(stacks.parsed.chat(script, nvext={"extra_fields": EXTRAS})).json["nvext"]
-    assert set(told) == {name for name in EXTRAS if name != "unknown"}
-    assert told["worker_id"]["prefill_worker_id"] == told["worker_id"]["decode_worker_id"] > 0
-    assert (told["stop_reason"], told["prompt_logprobs"], told["engine_data"]["mine"]) == (77, [None], 1)
+    reported = stacks.run(stacks.parsed.chat(script, nvext={"extra_fields": EXTRAS})).json["nvext"]
+    assert set(reported) == {name for name in EXTRAS if name != "unknown"}
+    assert reported["worker_id"]["prefill_worker_id"] == reported["worker_id"]["decode_worker_id"] > 0
+    assert (reported["stop_reason"], reported["prompt_logprobs"], reported["engine_data"]["mine"]) == (77, [None], 1)
     tokenizer = stacks.parsed.models.find("m", "Chat").preprocessor.tokenizer
-    assert tokenizer.decode(told["completion_token_ids"]) == "Hi you"
-    assert 0 <= told["timing"]["ttft_ms"] <= told["timing"]["total_time_ms"]
+    assert tokenizer.decode(reported["completion_token_ids"]) == "Hi you"
+    assert 0 <= reported["timing"]["ttft_ms"] <= reported["timing"]["total_time_ms"]
 
 
 def test_every_chunk_contains_the_worker_id_and_its_token_ids(stacks: ScriptedStackPool) -> None:
@@ -54,8 +54,8 @@ def test_routing_decision_counts_blocks_by_tier() -> None:
     decision = router.place(RouteRequest("a", b"\1" * 16, 11), 0.0)
     assert decision is not None
     decision.device_blocks, decision.host_blocks = 1, 1
-    told = routing_of(7, decision)
-    assert told == {
+    reported = routing_of(7, decision)
+    assert reported == {
         "worker_id": 7, "dp_rank": 0, "device_blocks": 1, "host_blocks": 1, "disk_blocks": 0, "prompt_blocks": 2,
         "cost": decision.cost,
     }  # fmt: skip

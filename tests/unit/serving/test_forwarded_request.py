@@ -39,7 +39,7 @@ class DisaggregatedCluster:
     def __init__(self, relays: RelayCluster) -> None:
         self.relays = relays
         self.others: list[DistributedRuntime] = []
-        self.asked: list[tuple[str, Any]] = []
+        self.received_requests: list[tuple[str, Any]] = []
         """Role and request."""
         self.workers: list[tuple[str, int]] = []
         self.fails: dict[str, list[Exception]] = {"prefill": [], "decode": []}
@@ -54,7 +54,7 @@ class DisaggregatedCluster:
             async def handler(
                 request: Any, word: str = word, worker: DistributedRuntime = worker
             ) -> AsyncIterator[Any]:
-                self.asked.append((word, request))
+                self.received_requests.append((word, request))
                 self.workers.append((word, worker.instance_id))
                 self.came.set()
                 if self.fails[word]:
@@ -71,7 +71,7 @@ class DisaggregatedCluster:
             )
 
     def roles(self) -> list[str]:
-        return [role for role, _ in self.asked]
+        return [role for role, _ in self.received_requests]
 
 
 @pytest.fixture
@@ -90,16 +90,18 @@ async def test_native_request_is_prefilled_and_decoded_by_different_workers(
     cluster: DisaggregatedCluster, model_dir: Path
 ) -> None:
     await cluster.serve(model_dir, ModelType.Chat, *BOTH)
-    vllm = await cluster.relays.ask(VLLM, {"token_ids": PROMPT, "sampling_params": {}}, {"x-dynamo-explain": "1"})
+    vllm = await cluster.relays.send_request(
+        VLLM, {"token_ids": PROMPT, "sampling_params": {}}, {"x-dynamo-explain": "1"}
+    )
     assert (vllm.status, vllm.json["choices"][0]["token_ids"]) == (200, [8, 9])
     decode = next(worker for role, worker in cluster.workers if role == "decode")
     assert vllm.headers["x-dynamo-routing"] == f"worker={decode}"
-    sglang = await cluster.relays.ask(SGLANG, {"input_ids": PROMPT, "stream": True})
+    sglang = await cluster.relays.send_request(SGLANG, {"input_ids": PROMPT, "stream": True})
     assert sglang.status == 200
     assert cluster.roles() == ["prefill", "decode"] * 2
-    assert [request["token_ids"] for _, request in cluster.asked] == [PROMPT] * 4
-    assert cluster.asked[0][1]["stop_conditions"]["max_tokens"] == 1
-    assert cluster.asked[1][1]["prefill_result"]["disaggregated_params"] == WHERE
+    assert [request["token_ids"] for _, request in cluster.received_requests] == [PROMPT] * 4
+    assert cluster.received_requests[0][1]["stop_conditions"]["max_tokens"] == 1
+    assert cluster.received_requests[1][1]["prefill_result"]["disaggregated_params"] == WHERE
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
@@ -108,7 +110,7 @@ async def test_native_request_is_retried_on_another_worker_after_a_disconnect(
 ) -> None:
     await cluster.serve(model_dir, ModelType.Chat, *BOTH, *BOTH)
     cluster.fails[role].append(Disconnected("gone"))
-    answer = await cluster.relays.ask(SGLANG, {"input_ids": PROMPT, "stream": True})
+    answer = await cluster.relays.send_request(SGLANG, {"input_ids": PROMPT, "stream": True})
     assert answer.status == 200
     assert cluster.roles().count(role) == 2
     assert len({worker for one, worker in cluster.workers if one == role}) == 2
@@ -117,7 +119,7 @@ async def test_native_request_is_retried_on_another_worker_after_a_disconnect(
 async def test_non_retryable_worker_error_is_returned(cluster: DisaggregatedCluster, model_dir: Path) -> None:
     await cluster.serve(model_dir, ModelType.Chat, *BOTH)
     cluster.fails["decode"].append(Unknown("it cannot"))
-    answer = await cluster.relays.ask(SGLANG, {"input_ids": PROMPT, "stream": True})
+    answer = await cluster.relays.send_request(SGLANG, {"input_ids": PROMPT, "stream": True})
     assert (answer.status, cluster.roles()) == (500, ["prefill", "decode"])
 
 
@@ -125,16 +127,16 @@ async def test_native_request_without_a_prefill_worker_is_not_found(
     cluster: DisaggregatedCluster, model_dir: Path
 ) -> None:
     await cluster.serve(model_dir, ModelType.Chat, WorkerType.Decode)
-    answer = await cluster.relays.ask(SGLANG, {"input_ids": PROMPT, "stream": True})
-    assert (answer.status, cluster.asked) == (404, [])
+    answer = await cluster.relays.send_request(SGLANG, {"input_ids": PROMPT, "stream": True})
+    assert (answer.status, cluster.received_requests) == (404, [])
 
 
 async def test_embedding_model_with_prefill_and_decode_workers_is_not_found(
     cluster: DisaggregatedCluster, model_dir: Path
 ) -> None:
     await cluster.serve(model_dir, ModelType.Embedding, *BOTH)
-    answer = await cluster.relays.ask("/v1/embeddings", {"model": "m", "input": "hi"})
-    assert (answer.status, cluster.asked) == (404, [])
+    answer = await cluster.relays.send_request("/v1/embeddings", {"model": "m", "input": "hi"})
+    assert (answer.status, cluster.received_requests) == (404, [])
     assert b"prefill and decode workers" in answer.body
     assert cluster.relays.pipeline.inflight == 0
 
@@ -144,30 +146,30 @@ async def test_malformed_worker_instance_header_is_refused_before_the_request_is
 ) -> None:
     await cluster.serve(model_dir, ModelType.Chat, *BOTH)
     headers = {"x-dynamo-worker-instance-id": "zzz"}
-    answer = await cluster.relays.ask(SGLANG, {"input_ids": PROMPT, "stream": True}, headers)
-    assert (answer.status, cluster.asked, len(cluster.relays.metrics.open_requests)) == (400, [], 0)
+    answer = await cluster.relays.send_request(SGLANG, {"input_ids": PROMPT, "stream": True}, headers)
+    assert (answer.status, cluster.received_requests, len(cluster.relays.metrics.open_requests)) == (400, [], 0)
 
 
 async def test_speculative_prefill_uses_the_workers_of_the_previous_turn(
     cluster: DisaggregatedCluster, model_dir: Path
 ) -> None:
     await cluster.serve(model_dir, ModelType.Chat, *BOTH, *BOTH)
-    ask = {
+    request_fields = {
         "model": "m",
         "messages": [{"role": "user", "content": "hi"}],
         "nvext": {"agent_hints": {"speculative_prefill": True}},
     }
-    answer = await cluster.relays.ask("/v1/chat/completions", ask)
+    answer = await cluster.relays.send_request("/v1/chat/completions", request_fields)
     assert answer.status == 200
     async with asyncio.timeout(10.0):
-        while len(cluster.asked) < 4:
+        while len(cluster.received_requests) < 4:
             cluster.came.clear()
             await cluster.came.wait()
-    assert [request["model"] for _, request in cluster.asked] == [
+    assert [request["model"] for _, request in cluster.received_requests] == [
         "m",
         "m",
         "speculative_prefill",
         "speculative_prefill",
     ]
     assert cluster.workers[:2] == cluster.workers[2:]
-    assert len(cluster.asked[2][1]["token_ids"]) > len(cluster.asked[0][1]["token_ids"])
+    assert len(cluster.received_requests[2][1]["token_ids"]) > len(cluster.received_requests[0][1]["token_ids"])

@@ -74,10 +74,10 @@ def make(**stop: object) -> tuple[Generation, ReceivedOutput, WorkerCall]:
     request = PreprocessedRequest(
         "m", [1, 2, 3], stop_conditions=conditions, sampling_options=sampling, output_options=output
     )
-    heard, call = ReceivedOutput(), WorkerCall()
-    generation = Generation(request, TABLE, heard, 0)
+    received, call = ReceivedOutput(), WorkerCall()
+    generation = Generation(request, TABLE, received, 0)
     generation.call = call
-    return generation, heard, call
+    return generation, received, call
 
 
 def item(token_ids: list[int], index: int = 0, **rest: object) -> Item:
@@ -85,11 +85,11 @@ def item(token_ids: list[int], index: int = 0, **rest: object) -> Item:
 
 
 def test_generation_converts_tokens_to_json_pieces_and_notifies_the_response_once_per_batch() -> None:
-    generation, heard, _ = make()
+    generation, received, _ = make()
     for token in (1, 2, 4, 5):
         generation.on_token(token)
     assert generation.choices[0].pieces == [b"Hello", b" world", b'\\"', b"\\n"]
-    assert len(heard.touched) == 1
+    assert len(received.touched) == 1
     assert generation.choices[0].text() == 'Hello world"\n'
 
 
@@ -101,20 +101,20 @@ def test_generation_joins_a_character_split_across_tokens() -> None:
 
 
 def test_generation_replaces_an_incomplete_character_at_the_end() -> None:
-    generation, heard, _ = make()
+    generation, received, _ = make()
     generation.on_token(EURO[0])
     generation.on_item(item([], finish_reason="length"))
     generation.on_end()
     assert generation.choices[0].text() == "�"
-    assert heard.over == [generation]
+    assert received.over == [generation]
 
 
 def test_generation_ends_with_the_last_item_and_hides_its_stop_token() -> None:
-    generation, heard, _ = make()
+    generation, received, _ = make()
     generation.on_token(1)
     usage = CompletionUsage(3, 2, 5)
     generation.on_item(item([0], finish_reason="eos", completion_usage=usage))
-    assert heard.over == []
+    assert received.over == []
     generation.on_end()
     assert (generation.choices[0].text(), generation.choices[0].finish_reason) == ("Hello", "stop")
     assert generation.counted() == usage
@@ -133,14 +133,14 @@ def test_generation_stop_string_ends_the_text_at_any_token_split(data: st.DataOb
     cut = data.draw(st.sampled_from([[7], [8, 9]]))
     include = data.draw(st.booleans())
     before = data.draw(st.lists(st.sampled_from([1, 2, 3, 6, 8, 10]), max_size=6))
-    generation, heard, call = make(stop=["STOP"], include=include)
+    generation, received, call = make(stop=["STOP"], include=include)
     for token in [*before, *cut, 3, 3]:
         generation.on_token(token)
     text = "".join(WORDS[token] for token in before)
     assert generation.choices[0].text() == text + ("STOP" if include else "")
     assert generation.choices[0].finish_reason == "stop"
     assert call.ends == ["kill"]
-    assert len(heard.over) == 1
+    assert len(received.over) == 1
 
 
 def test_generation_releases_a_stop_string_prefix_at_the_end() -> None:
@@ -162,27 +162,27 @@ def test_generation_keeps_logprobs_for_each_visible_token() -> None:
 
 
 def test_generation_separates_choices_and_ends_with_the_last() -> None:
-    generation, heard, _ = make(n=2)
+    generation, received, _ = make(n=2)
     generation.on_item(item([1], index=1))
     generation.on_item(item([2], index=0, finish_reason="length", completion_usage=CompletionUsage(3, 1, 4)))
     generation.on_item(item([3], index=1, finish_reason="length", completion_usage=CompletionUsage(3, 2, 5)))
     generation.on_end()
     assert [choice.text() for choice in generation.choices] == [" world", "Hello!"]
     assert generation.counted().completion_tokens == 3
-    assert len(heard.over) == 1
+    assert len(received.over) == 1
 
 
 def test_choice_index_out_of_range_is_a_worker_error() -> None:
-    generation, heard, call = make()
+    generation, received, call = make()
     generation.on_item(item([1], index=1))
-    assert isinstance(heard.errors[0], Unknown)
+    assert isinstance(received.errors[0], Unknown)
     assert call.ends == ["kill"]
 
 
 def test_unreadable_worker_output_is_an_unknown_error() -> None:
-    generation, heard, _ = make()
+    generation, received, _ = make()
     generation.on_item(Item(b"\xc1nonsense"))
-    assert isinstance(heard.errors[0], Unknown)
+    assert isinstance(received.errors[0], Unknown)
 
 
 @pytest.mark.parametrize("index", [{"index": 0}, {"index": None}, {}])
@@ -194,46 +194,46 @@ def test_json_workers_are_understood(index: dict[str, int | None]) -> None:
 
 @pytest.mark.parametrize(("reason", "kind"), [("error:out of memory", Unknown), ("cancelled", Cancelled)])
 def test_finish_reason_that_is_no_success_is_an_error(reason: str, kind: type[Exception]) -> None:
-    generation, heard, _ = make()
+    generation, received, _ = make()
     generation.on_item(item([1], finish_reason=reason))
-    assert isinstance(heard.errors[0], kind)
+    assert isinstance(received.errors[0], kind)
 
 
 def test_stream_that_ends_without_output_is_an_empty_first_choice() -> None:
-    generation, heard, _ = make()
+    generation, received, _ = make()
     generation.on_end()
-    assert not heard.errors
+    assert not received.errors
     assert generation.is_over
     assert [(one.index, one.finish_reason, one.pieces) for one in generation.choices] == [(0, "stop", [])]
 
 
 def test_generation_ignores_messages_after_its_end() -> None:
-    generation, heard, _ = make()
+    generation, received, _ = make()
     generation.on_error(Disconnected("gone"))
     generation.on_error(Disconnected("gone again"))
     generation.on_item(item([1], finish_reason="length"))
     generation.on_end()
-    assert len(heard.errors) == 1
-    assert heard.over == []
+    assert len(received.errors) == 1
+    assert received.over == []
 
 
 def test_generation_without_output_can_be_retried_after_a_disconnect() -> None:
-    generation, heard, _ = make()
+    generation, received, _ = make()
     generation.on_error(Disconnected("gone"))
     assert generation.failed_instance == 9
     generation.revive()
     generation.on_token(1)
     generation.on_item(item([], finish_reason="length"))
     generation.on_end()
-    assert heard.over == [generation]
+    assert received.over == [generation]
 
 
 def test_generation_cancel_kills_the_call_and_suppresses_later_errors() -> None:
-    generation, heard, call = make()
+    generation, received, call = make()
     generation.cancel()
     generation.on_error(Disconnected("gone"))
     assert call.ends == ["kill"]
-    assert heard.errors == []
+    assert received.errors == []
 
 
 def test_unknown_token_id_produces_no_text() -> None:
@@ -251,49 +251,49 @@ def test_usage_of_a_batch_is_the_sum_of_its_generations() -> None:
 
 
 def test_generation_accepts_fewer_choices_than_requested() -> None:
-    generation, heard, _ = make(n=3)
+    generation, received, _ = make(n=3)
     generation.on_item(item([1], finish_reason="length"))
     generation.on_end()
     assert [choice.text() for choice in generation.choices] == ["Hello"]
-    assert heard.over == [generation]
+    assert received.over == [generation]
 
 
 @pytest.mark.parametrize("cut_first", [True, False])
 def test_generation_does_not_count_tokens_after_a_stop_string(cut_first: bool) -> None:
-    generation, heard, _ = make(stop=["STOP"], n=2)
+    generation, received, _ = make(stop=["STOP"], n=2)
     cut = [item([7], 0), item([1, 1], 0, finish_reason="length", completion_usage=CompletionUsage(3, 3, 6))]
     whole = [item([1], 1, finish_reason="length", completion_usage=CompletionUsage(3, 1, 4))]
     for piece in cut + whole if cut_first else whole + cut:
         generation.on_item(piece)
     generation.on_end()
-    assert heard.over == [generation]
+    assert received.over == [generation]
     assert generation.counted() == CompletionUsage(3, 2, 5)
 
 
 def test_generation_ignores_tokens_of_a_stopped_choice() -> None:
-    generation, heard, _ = make(stop=["STOP"], n=2)
+    generation, received, _ = make(stop=["STOP"], n=2)
     generation.on_token(7)
-    touched = len(heard.touched)
+    touched = len(received.touched)
     generation.on_token(1)
-    assert (len(heard.touched), generation.tokens) == (touched, 1)
+    assert (len(received.touched), generation.tokens) == (touched, 1)
     generation.on_item(item([1], 1, finish_reason="length"))
     generation.on_end()
     assert generation.counted() == CompletionUsage(3, 2, 5)
 
 
 def test_hidden_stop_token_ends_the_text_while_the_worker_still_sends() -> None:
-    generation, heard, call = make()
+    generation, received, call = make()
     generation._texts = [None, *generation._texts[1:]]  # As the model's table marks tokens that may end a text.
     for token in (1, 2, 0, 3):
         generation.on_token(token)
     assert generation.choices[0].text() == "Hello world"
     assert generation.choices[0].finish_reason == "stop"
     assert call.ends == ["kill"]
-    assert heard.over == [generation]
+    assert received.over == [generation]
 
 
 def test_hidden_stop_token_in_an_item_ends_the_text() -> None:
-    generation, heard, _ = make(logprobs=0)
+    generation, received, _ = make(logprobs=0)
     generation.on_item(item([1, 0, 2], log_probs=[-1.0, -1.0, -1.0]))
     assert generation.choices[0].text() == "Hello"
-    assert heard.over == [generation]
+    assert received.over == [generation]

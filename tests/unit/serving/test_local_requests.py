@@ -123,6 +123,6 @@ async def test_local_request_is_served_by_the_pipeline() -> None:
         body = {"model": NAME, "messages": USER, "stream": True, "nvext": {"annotations": annotations}}
         exchange = LocalRequest(stack.pipeline.handle_chat, json.dumps(body).encode())
         chunks = [json.loads(event) for event in await events_of(exchange)]
-        said = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
-        assert said == "Hello there."
+        output = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+        assert output == "Hello there."
         assert stack.pipeline.inflight == 0

@@ -466,7 +466,7 @@ class Fleet(Worker):
     def __init__(self, breaks: list[int], *ids: int) -> None:
         super().__init__(breaks)
         self.ids = ids
-        self.asked: list[int] = []
+        self.received_requests: list[int] = []
 
     async def choose(self, *_: object) -> None:
         """No KV router here."""
@@ -476,7 +476,7 @@ class Fleet(Worker):
         if not left:
             raise WorkerUnavailable("no instance can take the request")
         await super().send(body, receiver, exclude=exclude, **options)
-        self.asked.append(left[0])
+        self.received_requests.append(left[0])
         self.instance_id = left[0]
         return self
 
@@ -488,7 +488,7 @@ async def test_only_worker_is_retried_after_a_broken_connection() -> None:
     fleet = Fleet([3, 0, 4], 1)
     scene = Scene([], worker=fleet)
     assert await scene.run() == whole_text()
-    assert fleet.asked == [1, 1, 1, 1]
+    assert fleet.received_requests == [1, 1, 1, 1]
     assert scene.ends == [None]
     assert scene.clock.now() > 0, "it was asked again without a pause"
 
@@ -497,7 +497,7 @@ async def test_only_worker_is_retried_without_migration_limit_before_the_first_t
     fleet = Fleet([0] * 10, 1)
     scene = Scene([], limit=0, worker=fleet)
     await scene.run()
-    assert fleet.asked == [1] * SENDS_MAX
+    assert fleet.received_requests == [1] * SENDS_MAX
     assert isinstance(scene.ends[0], Disconnected)
 
 
@@ -505,7 +505,7 @@ async def test_retries_of_the_only_worker_respect_the_migration_limit() -> None:
     fleet = Fleet([1] * 10, 1)
     scene = Scene([], limit=2, worker=fleet)
     await scene.run()
-    assert fleet.asked == [1, 1, 1]
+    assert fleet.received_requests == [1, 1, 1]
     assert isinstance(scene.ends[0], Disconnected)
 
 
@@ -514,8 +514,11 @@ async def test_retry_prefers_workers_not_yet_tried(breaks: list[int], count: int
     fleet = Fleet(breaks, *range(1, count + 1))
     scene = Scene([], worker=fleet)
     assert await scene.run() == whole_text()
-    for start in range(0, len(fleet.asked), count):
-        assert fleet.asked[start : start + count] == list(range(1, count + 1))[: len(fleet.asked) - start]
+    for start in range(0, len(fleet.received_requests), count):
+        assert (
+            fleet.received_requests[start : start + count]
+            == list(range(1, count + 1))[: len(fleet.received_requests) - start]
+        )
 
 
 async def test_retry_prefers_a_worker_that_registered_during_the_delay() -> None:
@@ -528,7 +531,7 @@ async def test_retry_prefers_a_worker_that_registered_during_the_delay() -> None
     fleet.ids = (1, 2)
     scene.clock.advance(RETRY_MAX_S)
     await repeating
-    assert fleet.asked == [1, 2]
+    assert fleet.received_requests == [1, 2]
 
 
 async def test_worker_that_refused_is_not_retried() -> None:
@@ -539,7 +542,7 @@ async def test_worker_that_refused_is_not_retried() -> None:
     scene.generation.call = fleet
     scene.generation.on_error(WorkerOverloaded("full"))
     await scene.repeat()
-    assert fleet.asked == [1]
+    assert fleet.received_requests == [1]
     assert isinstance(scene.ends[0], WorkerOverloaded)
     assert scene.clock.now() == 0
 
@@ -569,7 +572,7 @@ async def test_cancelled_request_is_not_retried() -> None:
     scene.generation.cancel()
     scene.clock.advance(RETRY_MAX_S)
     await repeating
-    assert fleet.asked == [1]
+    assert fleet.received_requests == [1]
 
 
 # Unresponsive workers

@@ -52,7 +52,7 @@ class Worker:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.is_up = True
-        self.asked = 0
+        self.received_requests = 0
 
     def show(self, path: str, file: str) -> str | None:
         return f"http://worker{path}"
@@ -65,7 +65,7 @@ class FakeCache(AssetCache):
         self.worker = worker
 
     def localise(self, card: ModelDeploymentCard) -> ModelDeploymentCard:
-        self.worker.asked += 1
+        self.worker.received_requests += 1
         if not self.worker.is_up:
             raise CannotConnect("the worker does not answer")
         return moved(card, lambda name, file: str(self.worker.directory / file.path.rsplit("/", 1)[-1]))
@@ -124,7 +124,7 @@ async def test_worker_without_files_does_not_block_other_models(harness: ModelsH
     harness.worker.is_up = False
     harness.models.start()
     await harness.publish(self_hosted(local_card(model_dir, "silent"), ENDPOINT, harness.worker.show, wanted=True), 1)
-    await until(lambda: harness.worker.asked > 2)
+    await until(lambda: harness.worker.received_requests > 2)
     await harness.publish(local_card(model_dir, "other"), 2)
     await until(lambda: harness.names() == ["other"])
     harness.worker.is_up = True
@@ -136,7 +136,7 @@ async def test_departed_worker_receives_no_more_file_requests(harness: ModelsHar
     harness.models.start()
     card = self_hosted(local_card(model_dir), ENDPOINT, harness.worker.show, wanted=True)
     key = await harness.publish(card)
-    await until(lambda: harness.worker.asked > 0)
+    await until(lambda: harness.worker.received_requests > 0)
     await harness.discovery.delete(MODEL_CARDS, key)
     harness.worker.is_up = True
     await harness.publish(local_card(model_dir, "other"), 2)
@@ -150,10 +150,10 @@ async def test_replicas_with_an_equal_card_receive_no_file_requests(harness: Mod
     card = self_hosted(local_card(model_dir), ENDPOINT, harness.worker.show, wanted=True)
     await harness.publish(card, 1)
     await until(lambda: harness.names() == ["tiny"])
-    asked = harness.worker.asked
+    requested = harness.worker.received_requests
     await harness.publish(card, 2)
     await until(lambda: len(harness.models.all_sets()[0].records) == 2)
-    assert harness.worker.asked == asked
+    assert harness.worker.received_requests == requested
 
 
 async def test_crashed_model_watch_is_restarted_reported_and_removes_departed_models(
@@ -301,8 +301,8 @@ async def test_model_card_configures_the_kv_router_of_its_workers(
     assert served.kv is not None, "though the frontend's own mode is round-robin"
     config = served.kv.config
     assert config.block_size == 16
-    said = (config.weights.router_temperature, config.queue_threshold)
-    assert said == ((0.0, None) if wrong else (0.5, 3.0)), "what cannot be used is the frontend's own"
+    output = (config.weights.router_temperature, config.queue_threshold)
+    assert output == ((0.0, None) if wrong else (0.5, 3.0)), "what cannot be used is the frontend's own"
 
 
 async def test_model_alias_is_listed_and_resolved_unless_a_model_has_that_name(

@@ -15,7 +15,7 @@ def test_speculative_prefill_sends_the_prompt_of_the_next_turn(stacks: ScriptedS
     hints = {"agent_hints": {"speculative_prefill": True}}
     script = Script(["<think>hm</think>Let me look." + CALL % "Oslo"])
     stacks.run(stack.chat(script, stream=stream, tools=[WEATHER], nvext=hints))
-    stacks.run(stack.asked("speculative_prefill"))
+    stacks.run(stack.wait_requested("speculative_prefill"))
     ahead = stack.engine.requests[-1]
     assert (ahead.model, ahead.stop_conditions.max_tokens) == ("speculative_prefill", 1)
     prompt = tokenizer.decode(ahead.token_ids, skip_special_tokens=False)

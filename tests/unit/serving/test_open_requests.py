@@ -119,7 +119,7 @@ async def test_failing_trace_does_not_fail_requests_or_leak_gauges(
 ) -> None:
     async with open_stack() as stack:
         traced(stack, BrokenTrace(broken))  # type: ignore[arg-type]
-        answer = await stack.ask(stack.pipeline.handle_chat, chat_body(stream=stream))
+        answer = await stack.send_request(stack.pipeline.handle_chat, chat_body(stream=stream))
         assert (answer.status, gauges(stack)) == (200, (0, 0, 0, 0))
         assert b"Hello" in answer.body
     assert "request trace" in caplog.text
@@ -159,11 +159,11 @@ async def test_any_exception_ends_a_request_and_resets_its_gauges(
     async with open_stack() as stack:
         with monkeypatch.context() as patch:
             calls = break_method(patch, owner, name)
-            answer = await stack.ask(stack.pipeline.handle_chat, chat_body(stream=stream))
+            answer = await stack.send_request(stack.pipeline.handle_chat, chat_body(stream=stream))
             assert calls() > 0
         assert answer.status == 500 or b"error" in answer.body
         assert gauges(stack) == (0, 0, 0, 0)
-        assert (await stack.ask(stack.pipeline.handle_chat, chat_body(stream=stream))).status == 200
+        assert (await stack.send_request(stack.pipeline.handle_chat, chat_body(stream=stream))).status == 200
 
 
 async def test_failing_error_response_resets_the_gauges(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,9 +190,9 @@ async def test_one_failing_stream_does_not_block_the_others(monkeypatch: pytest.
             flush(answer, choice, now_s)
 
         monkeypatch.setattr(StreamAnswer, "flush", fail_first)
-        asked = [stack.begin(stack.pipeline.handle_chat, chat_body(stream=True)) for _ in range(3)]
-        for _, wire in asked:
+        requested = [stack.begin(stack.pipeline.handle_chat, chat_body(stream=True)) for _ in range(3)]
+        for _, wire in requested:
             await wire.complete.wait()
-        texts = sorted(b"Hello" in bytes(wire.data) for _, wire in asked)
+        texts = sorted(b"Hello" in bytes(wire.data) for _, wire in requested)
         assert texts == [False, True, True]
         assert gauges(stack) == (0, 0, 0, 0)

@@ -47,11 +47,13 @@ CUTS = st.lists(st.integers(1, 5), max_size=2)
 
 
 def both(
-    stacks: ScriptedStackPool, stack: ScriptedStack, ask: Callable[..., Any], script: Script, **fields: Any
+    stacks: ScriptedStackPool, stack: ScriptedStack, send_request: Callable[..., Any], script: Script, **fields: Any
 ) -> tuple[Any, Any]:
     """Return the complete response and the events of the stream."""
-    whole = stacks.run(ask(script, temperature=0, **fields))
-    stream = stacks.run(ask(script, temperature=0, stream=True, stream_options={"include_usage": True}, **fields))
+    whole = stacks.run(send_request(script, temperature=0, **fields))
+    stream = stacks.run(
+        send_request(script, temperature=0, stream=True, stream_options={"include_usage": True}, **fields)
+    )
     assert (whole.status, stream.status) == (200, 200), (whole.body, stream.body)
     return whole.json, stream.events
 
@@ -291,8 +293,8 @@ def test_best_of_returns_the_highest_scored_texts(stacks: ScriptedStackPool) -> 
         (0, "best", None),
         (1, "good", None),
     ]
-    asked = stack.engine.requests[-1].sampling_options
-    assert (asked.n, asked.best_of) == (3, 3)
+    requested = stack.engine.requests[-1].sampling_options
+    assert (requested.n, requested.best_of) == (3, 3)
 
 
 def test_best_of_uses_token_logprobs_without_cumulative_ones(stacks: ScriptedStackPool) -> None:
@@ -363,8 +365,8 @@ def test_prompt_logprobs_can_be_streamed_only_in_nvext(stacks: ScriptedStackPool
     answer = stacks.run(stack.complete(Script(["there"]), prompt_logprobs=1, stream=True))
     assert (answer.status, answer.json["error"]["param"]) == (400, "prompt_logprobs")
     script = Script(["there"], engine_data={"prompt_logprobs": [None]})
-    asked = {"prompt_logprobs": 1, "stream": True, "nvext": {"extra_fields": ["prompt_logprobs"]}}
-    events = stacks.run(stack.complete(script, **asked)).events
+    requested = {"prompt_logprobs": 1, "stream": True, "nvext": {"extra_fields": ["prompt_logprobs"]}}
+    events = stacks.run(stack.complete(script, **requested)).events
     assert any(event.get("nvext", {}).get("prompt_logprobs") == [None] for event in events)
 
 
@@ -382,8 +384,8 @@ def test_echo_without_output_tokens_returns_the_prompt_and_its_logprobs(stacks: 
         assert choice["logprobs"]["tokens"] == ["Hi", " you"]
         assert choice["logprobs"]["token_logprobs"] == [None, -0.5]
     assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (2, 0)
-    asked = stack.engine.requests[-1].stop_conditions
-    assert (asked.max_tokens, asked.min_tokens) == (1, None)
+    requested = stack.engine.requests[-1].stop_conditions
+    assert (requested.max_tokens, requested.min_tokens) == (1, None)
 
 
 def test_echo_without_output_tokens_is_streamed(stacks: ScriptedStackPool) -> None:
@@ -393,8 +395,8 @@ def test_echo_without_output_tokens_is_streamed(stacks: ScriptedStackPool) -> No
 
 
 def test_max_tokens_zero_without_echo_is_refused(stacks: ScriptedStackPool) -> None:
-    for asked in ({}, {"echo": False}):
-        answer = stacks.run(stacks.plain.complete(Script(["x"]), max_tokens=0, **asked))
+    for requested in ({}, {"echo": False}):
+        answer = stacks.run(stacks.plain.complete(Script(["x"]), max_tokens=0, **requested))
         assert (answer.status, answer.json["error"]["param"]) == (400, "max_tokens")
     answer = stacks.run(stacks.plain.chat(Script(["x"]), max_tokens=0))
     assert (answer.status, answer.json["error"]["param"]) == (400, "max_tokens")
@@ -418,13 +420,17 @@ def test_headers_reach_the_worker(stacks: ScriptedStackPool) -> None:
     stack = stacks.plain
     headers = {"x-tenant-id": "ten", "x-dynamo-session-id": "s", "x-dynamo-request-priority": "3"}
     stacks.run(stack.chat(Script(["x"]), headers, cache_salt="mine"))
-    asked = stack.engine.requests[-1]
-    assert asked.routing is not None
-    assert (asked.routing.cache_salt, asked.routing.priority, asked.routing.priority_jump) == ("ten", 3, 3.0)
-    assert asked.agent_context == {"session_id": "s", "input_trigger": "user_message"}
-    assert asked.image_cache_scope == "s"
-    assert isinstance(asked.extra_args, dict)
-    assert asked.extra_args["nvext"] == {"cache_salt": "ten"}
+    requested = stack.engine.requests[-1]
+    assert requested.routing is not None
+    assert (requested.routing.cache_salt, requested.routing.priority, requested.routing.priority_jump) == (
+        "ten",
+        3,
+        3.0,
+    )
+    assert requested.agent_context == {"session_id": "s", "input_trigger": "user_message"}
+    assert requested.image_cache_scope == "s"
+    assert isinstance(requested.extra_args, dict)
+    assert requested.extra_args["nvext"] == {"cache_salt": "ten"}
 
 
 def test_prompt_cache_key_is_the_session_id_without_a_session_header(stacks: ScriptedStackPool) -> None:
@@ -446,9 +452,9 @@ def test_disabled_nvext_ignores_extensions_except_the_cache_salt(
     headers = {"x-dynamo-request-priority": "3"}
     answer = stacks.run(stack.chat(None, headers, nvext={"cache_salt": "a", "extra_fields": ["timing"]}))
     assert "nvext" not in answer.json
-    asked = stack.engine.requests[-1]
-    assert asked.routing is not None
-    assert (asked.routing.cache_salt, asked.routing.priority) == ("a", None)
+    requested = stack.engine.requests[-1]
+    assert requested.routing is not None
+    assert (requested.routing.cache_salt, requested.routing.priority) == ("a", None)
 
 
 @pytest.mark.parametrize("headers", [{"x-dynamo-worker-instance-id": "5"}, {}])
@@ -466,25 +472,25 @@ def test_media_reach_the_worker(stacks: ScriptedStackPool) -> None:
     part = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
     content = [{"type": "text", "text": "what?"}, part]
     stacks.run(stack.chat(Script(["x"]), messages=[{"role": "user", "content": content}], media_io_kwargs={"a": 1}))
-    asked = stack.engine.requests[-1]
-    assert asked.multi_modal_data == {"image_url": [{"Url": "https://example.com/a.png"}]}
-    assert asked.media_io_kwargs == {"a": 1}
-    assert isinstance(asked.extra_args, dict)
-    assert asked.extra_args["messages"] == [{"role": "user", "content": content}]
-    assert "what?" in asked.extra_args["formatted_prompt"]
+    requested = stack.engine.requests[-1]
+    assert requested.multi_modal_data == {"image_url": [{"Url": "https://example.com/a.png"}]}
+    assert requested.media_io_kwargs == {"a": 1}
+    assert isinstance(requested.extra_args, dict)
+    assert requested.extra_args["messages"] == [{"role": "user", "content": content}]
+    assert "what?" in requested.extra_args["formatted_prompt"]
 
 
 def test_thinking_budget_is_sent_to_the_worker(stacks: ScriptedStackPool) -> None:
     stack = stacks.parsed
     stacks.run(stack.chat(Script(["x"]), thinking=True, thinking_token_budget=5, nvext={"max_thinking_tokens": 9}))
-    asked = stack.engine.requests[-1]
-    assert (asked.stop_conditions.max_thinking_tokens, asked.require_reasoning) == (5, True)
-    assert isinstance(asked.extra_args, dict)
-    assert asked.extra_args["reasoning_parser_kwargs"]["chat_template_kwargs"]["enable_thinking"] is True
+    requested = stack.engine.requests[-1]
+    assert (requested.stop_conditions.max_thinking_tokens, requested.require_reasoning) == (5, True)
+    assert isinstance(requested.extra_args, dict)
+    assert requested.extra_args["reasoning_parser_kwargs"]["chat_template_kwargs"]["enable_thinking"] is True
     stacks.run(stack.chat(Script(["x"]), nvext={"max_thinking_tokens": 9}))
-    asked = stack.engine.requests[-1]
-    assert asked.stop_conditions.max_thinking_tokens == 9
-    assert asked.require_reasoning is not True, "the prompt itself has closed the thoughts"
+    requested = stack.engine.requests[-1]
+    assert requested.stop_conditions.max_thinking_tokens == 9
+    assert requested.require_reasoning is not True, "the prompt itself has closed the thoughts"
 
 
 # ---- the end ---------------------------------------------------------------------------------------------------------

@@ -27,11 +27,11 @@ class Router:
 def a_phase_request(router: Router | None = None, *, has_other: bool = True) -> PrefillPhase:
     served: Any = SimpleNamespace(kv=router, routed=None, has_other=lambda _: has_other)
     served.current = served
-    leg = PrefillPhase(served, "id", 7)
+    phase = PrefillPhase(served, "id", 7)
     if router is not None:
         decision: Any = SimpleNamespace(worker_id=7, dp_rank=1)
-        leg.book(served, decision)
-    return leg
+        phase.book(served, decision)
+    return phase
 
 
 def item(**fields: Any) -> Item:
@@ -40,37 +40,37 @@ def item(**fields: Any) -> Item:
 
 async def test_prefill_result_is_passed_on_unchanged() -> None:
     for params in ({"at": 1}, "a text", {}, 0):
-        leg = a_phase_request()
-        leg.on_item(item(disaggregated_params=params, finish_reason="length"))
-        leg.on_end()
-        assert await leg.wait(1) == PrefillResult(params)
-        assert not leg.is_whole
-        assert leg.tokens == 1
-        assert leg.done_s >= leg.sent_s
+        phase = a_phase_request()
+        phase.on_item(item(disaggregated_params=params, finish_reason="length"))
+        phase.on_end()
+        assert await phase.wait(1) == PrefillResult(params)
+        assert not phase.is_whole
+        assert phase.tokens == 1
+        assert phase.done_s >= phase.sent_s
 
 
 async def test_prefill_request_releases_its_router_slot_once() -> None:
     router = Router()
-    leg = a_phase_request(router)
-    assert (leg.instance_id, leg.dp_rank, leg.is_over) == (7, 1, False)
-    leg.on_item(item(disaggregated_params={}))
-    leg.on_end()
-    leg.give_up()
-    leg.release()
+    phase = a_phase_request(router)
+    assert (phase.instance_id, phase.dp_rank, phase.is_over) == (7, 1, False)
+    phase.on_item(item(disaggregated_params={}))
+    phase.on_end()
+    phase.give_up()
+    phase.release()
     assert router.released == ["id"]
-    assert leg.is_over
+    assert phase.is_over
 
 
 async def test_prefill_request_failure_reaches_its_callback_once_and_its_waiter() -> None:
-    leg = a_phase_request()
-    heard: list[Any] = []
-    leg.on_failure = heard.append
+    phase = a_phase_request()
+    received: list[Any] = []
+    phase.on_failure = received.append
     error = Disconnected("gone")
-    leg.on_error(error)
-    leg.on_error(Disconnected("again"))
-    assert heard == [error]
+    phase.on_error(error)
+    phase.on_error(Disconnected("again"))
+    assert received == [error]
     with pytest.raises(Disconnected, match="gone"):
-        await leg.wait(1)
+        await phase.wait(1)
 
 
 class Call:
@@ -89,61 +89,61 @@ class Call:
 
 async def test_abandoned_prefill_is_stopped_and_released_at_its_end() -> None:
     router, call = Router(), Call()
-    leg = a_phase_request(router)
-    leg.sent(call)
-    leg.give_up()
-    leg.give_up()
+    phase = a_phase_request(router)
+    phase.sent(call)
+    phase.give_up()
+    phase.give_up()
     assert (call.words, router.released) == (["stop"], [])
-    leg.on_item(item(finish_reason="cancelled"))
-    leg.on_end()
+    phase.on_item(item(finish_reason="cancelled"))
+    phase.on_end()
     assert router.released == ["id"]
     with pytest.raises(Cancelled):
-        await leg.wait(1)
+        await phase.wait(1)
 
 
 async def test_prefill_abandoned_before_the_send_is_stopped_after_the_send() -> None:
-    leg, call = a_phase_request(Router()), Call()
-    leg.give_up()
-    leg.sent(call)
+    phase, call = a_phase_request(Router()), Call()
+    phase.give_up()
+    phase.sent(call)
     assert call.words == ["stop"]
 
 
 async def test_prefill_that_ignores_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefill_request, "STOP_S", 0.0)
     router, call = Router(), Call()
-    leg = a_phase_request(router)
-    leg.sent(call)
-    leg.give_up()
+    phase = a_phase_request(router)
+    phase.sent(call)
+    phase.give_up()
     with pytest.raises(Cancelled, match="did not stop"):
-        await leg.wait(30)
+        await phase.wait(30)
     assert (call.words, router.released) == (["stop", "kill"], ["id"])
 
 
 async def test_abandoned_prefill_is_stopped_after_its_grace_period() -> None:
     router, call = Router(), Call()
-    leg = a_phase_request(router)
-    leg.sent(call)
-    leg.give_up(after_s=0.001)
+    phase = a_phase_request(router)
+    phase.sent(call)
+    phase.give_up(after_s=0.001)
     assert (call.words, router.released) == ([], [])
     await until(lambda: call.words)
-    leg.on_end()
+    phase.on_end()
     assert (call.words, router.released) == (["stop"], ["id"])
 
 
 async def test_abandoned_prefill_leaves_a_silent_worker_without_an_alternative() -> None:
-    leg = a_phase_request(has_other=False)
-    leg.sent(Call())
-    leg.give_up()
-    assert leg.leaves_silent_worker()
+    phase = a_phase_request(has_other=False)
+    phase.sent(Call())
+    phase.give_up()
+    assert phase.leaves_silent_worker()
 
 
 async def test_abandoned_prefill_does_not_report_a_failure() -> None:
-    leg = a_phase_request()
-    heard: list[Any] = []
-    leg.on_failure = heard.append
-    leg.give_up()
-    leg.on_error(Disconnected("gone"))
-    assert heard == []
+    phase = a_phase_request()
+    received: list[Any] = []
+    phase.on_failure = received.append
+    phase.give_up()
+    phase.on_error(Disconnected("gone"))
+    assert received == []
 
 
 async def test_prefill_without_a_valid_result_is_an_error() -> None:
@@ -153,44 +153,44 @@ async def test_prefill_without_a_valid_result_is_an_error() -> None:
         ([item(finish_reason="length")], Unknown),
         ([Item(None, event="x")], StreamIncomplete),
     ):
-        leg = a_phase_request()
+        phase = a_phase_request()
         for element in elements:
-            leg.on_item(element)
-        leg.on_end()
+            phase.on_item(element)
+        phase.on_end()
         with pytest.raises(kind):
-            await leg.wait(1)
+            await phase.wait(1)
 
 
 async def test_prefill_leaves_a_silent_worker_only_if_another_exists() -> None:
     assert a_phase_request().leaves_silent_worker()
     assert not a_phase_request(has_other=False).leaves_silent_worker()
-    leg = a_phase_request()
-    leg.on_error(Disconnected("gone"))
-    assert not leg.leaves_silent_worker()
+    phase = a_phase_request()
+    phase.on_error(Disconnected("gone"))
+    assert not phase.leaves_silent_worker()
 
 
 async def test_prefill_timeout_kills_the_call() -> None:
-    leg, killed = a_phase_request(), []
+    phase, killed = a_phase_request(), []
     call: Any = SimpleNamespace(kill=lambda: killed.append(True))
-    leg.call = call
+    phase.call = call
     with pytest.raises(ResponseTimeout):
-        await leg.wait(0.001)
+        await phase.wait(0.001)
     assert killed == [True]
 
 
 async def test_prefill_request_replays_its_output_in_order_and_within_bounds() -> None:
-    leg = a_phase_request()
-    heard: list[Any] = []
-    leg.on_token(4)
-    leg.on_item(item(finish_reason="stop"))
+    phase = a_phase_request()
+    received: list[Any] = []
+    phase.on_token(4)
+    phase.on_item(item(finish_reason="stop"))
     for _ in range(2 * ELEMENTS_MAX):
-        leg.on_token(9)
-    leg.on_end()
-    assert leg.is_whole
+        phase.on_token(9)
+    phase.on_end()
+    assert phase.is_whole
     receiver: Any = SimpleNamespace(
-        on_token=heard.append, on_item=lambda _: heard.append("item"), on_end=lambda: heard.append("end")
+        on_token=received.append, on_item=lambda _: received.append("item"), on_end=lambda: received.append("end")
     )
-    leg.replay_to(receiver)
-    assert heard[:3] == [4, "item", 9]
-    assert heard[-1] == "end"
-    assert len(heard) == ELEMENTS_MAX + 1
+    phase.replay_to(receiver)
+    assert received[:3] == [4, "item", 9]
+    assert received[-1] == "end"
+    assert len(received) == ELEMENTS_MAX + 1

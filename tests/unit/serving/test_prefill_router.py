@@ -268,7 +268,7 @@ class Scene:
         return self.generation.choices[0].text()
 
 
-def said(count: int) -> str:
+def output_text(count: int) -> str:
     tokens = list(PROMPT)
     for _ in range(count):
         tokens.append(next_token(tokens))
@@ -277,7 +277,7 @@ def said(count: int) -> str:
 
 async def test_prefill_runs_first_and_its_result_is_passed_to_decode() -> None:
     scene = Scene([], [])
-    assert await scene.run() == said(6)
+    assert await scene.run() == output_text(6)
     ((worker, prefill),) = scene.prefills.sent
     ((_, decode),) = scene.decodes.sent
     assert prefill.stop_conditions.max_tokens == 1
@@ -296,7 +296,7 @@ async def test_aggregated_model_uses_the_plain_dispatch() -> None:
 
 async def test_prefill_that_ends_the_text_is_the_response() -> None:
     scene = Scene(["stop"], [])
-    assert await scene.run() == said(1)
+    assert await scene.run() == output_text(1)
     assert scene.decodes.sent == []
     assert scene.generation.choices[0].finish_reason == "stop"
     assert scene.ends == [None]
@@ -305,12 +305,12 @@ async def test_prefill_that_ends_the_text_is_the_response() -> None:
 @pytest.mark.parametrize("reason", [None, "length"])
 async def test_other_prefill_finish_reason_continues_with_decode(reason: Script) -> None:
     scene = Scene([reason], [])
-    assert await scene.run() == said(6)
+    assert await scene.run() == output_text(6)
 
 
 async def test_disconnected_prefill_worker_is_replaced() -> None:
     scene = Scene([BREAK], [])
-    assert await scene.run() == said(6)
+    assert await scene.run() == output_text(6)
     assert [worker for worker, _ in scene.prefills.sent] == [1, 2]
     assert scene.ends == [None]
     assert 'migration_type="new_request"} 1' in scene.registry.render()
@@ -318,7 +318,7 @@ async def test_disconnected_prefill_worker_is_replaced() -> None:
 
 async def test_only_prefill_worker_is_retried_after_a_broken_connection() -> None:
     scene = Scene([BREAK], [], ids=(1,))
-    assert await scene.run() == said(6)
+    assert await scene.run() == output_text(6)
     assert [worker for worker, _ in scene.prefills.sent] == [1, 1]
 
 
@@ -350,14 +350,14 @@ async def test_failing_prefills_are_retried_a_bounded_number_of_times() -> None:
 async def test_decode_worker_with_local_prefill_serves_the_whole_request_without_prefill_workers() -> None:
     scene = Scene([BREAK] * 50, [])
     scene.decodes.prefills_locally = True
-    assert await scene.run() == said(6)
+    assert await scene.run() == output_text(6)
     ((_, request),) = scene.decodes.sent
     assert request.annotations == [BYPASS_REMOTE_PREFILL]
     assert not request.prefill_result
     assert scene.dispatch.prefill is None
     scene = Scene([], [], ids=())
     scene.decodes.prefills_locally = True
-    assert await scene.run() == said(6)
+    assert await scene.run() == output_text(6)
 
 
 async def test_request_without_prefill_workers_or_local_prefill_fails_at_once() -> None:
@@ -369,7 +369,7 @@ async def test_request_without_prefill_workers_or_local_prefill_fails_at_once() 
 
 async def test_prefill_is_repeated_after_a_decode_worker_disconnects_before_its_first_token() -> None:
     scene = Scene([], [BREAK])
-    assert await scene.run() == said(6)
+    assert await scene.run() == output_text(6)
     assert [worker for worker, _ in scene.decodes.sent] == [11, 12]
     assert len(scene.prefills.sent) == 2
     assert scene.ends == [None]
@@ -377,7 +377,7 @@ async def test_prefill_is_repeated_after_a_decode_worker_disconnects_before_its_
 
 async def test_request_migrates_to_another_decode_worker_with_its_previous_tokens() -> None:
     scene = Scene([], [3])
-    assert await scene.run() == said(6)
+    assert await scene.run() == output_text(6)
     (_, again) = scene.prefills.sent[1]
     assert len(again.token_ids) == len(PROMPT) + 3
     (_, going_on) = scene.decodes.sent[1]
@@ -388,14 +388,14 @@ async def test_request_migrates_to_another_decode_worker_with_its_previous_token
 
 async def test_migration_limit_zero_ends_an_interrupted_decode_stream() -> None:
     scene = Scene([], [3], limit=0)
-    assert await scene.run() == said(3)
+    assert await scene.run() == output_text(3)
     assert scene.ends == [BREAK]
 
 
 async def test_stalled_transfer_is_repeated_with_the_only_workers() -> None:
     scene = Scene([], [StreamIncomplete("the blocks did not come")], ids=(1,))
     scene.decodes.ids = [11]
-    assert await scene.run() == said(6)
+    assert await scene.run() == output_text(6)
     assert (len(scene.prefills.sent), len(scene.decodes.sent)) == (2, 2)
 
 
@@ -418,21 +418,21 @@ async def test_prefill_and_decode_are_sent_at_once_with_a_bootstrap_endpoint() -
     assert scene.decodes.sent[0][1].bootstrap_info == meeting
     assert not scene.decodes.sent[0][1].prefill_result
     await scene.turn()
-    assert scene.generation.choices[0].text() == said(6)
+    assert scene.generation.choices[0].text() == output_text(6)
 
 
 @pytest.mark.parametrize("mode", [RouterMode.POWER_OF_TWO, RouterMode.LEAST_LOADED])
 async def test_load_counting_router_modes_send_decode_after_prefill(mode: RouterMode) -> None:
     scene = Scene([BREAK], [], **MEETS)
     scene.prefills.mode = mode
-    assert await scene.run() == said(6)
+    assert await scene.run() == output_text(6)
     assert len(scene.decodes.sent) == 1, "it was not sent before a prefill had succeeded"
     assert scene.decodes.sent[0][1].bootstrap_info
 
 
 async def test_prefill_failure_during_decode_wait_repeats_both_phases() -> None:
     scene = Scene([BREAK], [], **MEETS)
-    assert await scene.run() == said(6)
+    assert await scene.run() == output_text(6)
     assert [worker for worker, _ in scene.prefills.sent] == [1, 2]
     assert [worker for worker, _ in scene.decodes.sent] == [11, 11], "who only waited is not to blame"
     assert scene.decodes.calls[0].killed
@@ -451,10 +451,10 @@ async def test_prefill_failure_after_the_first_decode_token_is_ignored() -> None
     scene = Scene([], [], **MEETS)
     scene.make()
     await scene.dispatch.send()
-    leg = scene.dispatch.prefill
-    assert leg is not None
+    phase = scene.dispatch.prefill
+    assert phase is not None
     scene.generation.on_token(next_token(PROMPT))
-    leg.on_error(BREAK)
+    phase.on_error(BREAK)
     assert scene.repeats == []
     assert not scene.decodes.calls[0].killed
 
@@ -483,7 +483,7 @@ async def test_required_transfer_domain_restricts_the_decode_workers() -> None:
     scene = Scene([], [], **place)
     far, near = RuntimeConfig(topology_domains={"rack": "b"}), RuntimeConfig(topology_domains={"rack": "a"})
     scene.decodes.cards = {11: far, 12: near}
-    assert await scene.run() == said(6)
+    assert await scene.run() == output_text(6)
     assert [worker for worker, _ in scene.decodes.sent] == [12]
     scene = Scene([], [], **place)
     scene.decodes.cards = {11: far, 12: far}
@@ -597,7 +597,7 @@ async def test_unanswered_prefill_is_killed_after_the_timeout(monkeypatch: pytes
         await sending
 
 
-class Asked:
+class ScriptedKvRouter:
     """Decisions of a pool's KV router, and the busy state of its workers."""
 
     def __init__(self, worker: int, overlap: int, prefill_tokens: float = 0.0, blocks: float = 0.0) -> None:
@@ -607,10 +607,10 @@ class Asked:
         self.machine = SimpleNamespace(
             loads=lambda: {(worker, 0): (prefill_tokens, blocks, 1)}, workers={worker: facts}, waiting=[]
         )
-        self.asked: list[PreprocessedRequest] = []
+        self.received_requests: list[PreprocessedRequest] = []
 
     def peek(self, request: PreprocessedRequest, *_: object, avoid: object) -> SimpleNamespace:
-        self.asked.append(request)
+        self.received_requests.append(request)
         return self.found
 
     def release(self, request_id: str) -> None: ...
@@ -631,13 +631,13 @@ async def test_conditional_disaggregation_keeps_a_short_prefill_on_the_decode_wo
 ) -> None:
     scene = Scene([], [])
     scene.decodes.conditional = rule
-    scene.decodes.kv = Asked(11, overlap, blocks=blocks)
+    scene.decodes.kv = ScriptedKvRouter(11, overlap, blocks=blocks)
     scene.make(Routing(prefill_worker_id=2, backend_instance_id=11))
     scene.generation.request.token_ids[:] = [3] * 64
-    scene.prefills.kv = kv = Asked(1, 0, prefill_tokens)
+    scene.prefills.kv = kv = ScriptedKvRouter(1, 0, prefill_tokens)
     assert isinstance(scene.dispatch, DisaggregatedDispatch)
     assert scene.dispatch._stays_whole() is is_whole
-    assert kv.asked[0].routing == Routing(prefill_worker_id=2, backend_instance_id=2), "in its own words"
+    assert kv.received_requests[0].routing == Routing(prefill_worker_id=2, backend_instance_id=2), "in its own words"
     if is_whole:
         await scene.dispatch.send()
         assert scene.prefills.sent == []
@@ -647,8 +647,8 @@ async def test_conditional_disaggregation_keeps_a_short_prefill_on_the_decode_wo
 async def test_request_is_disaggregated_when_the_cost_is_unknown() -> None:
     scene = Scene([], [])
     scene.decodes.conditional = Conditional()
-    scene.decodes.kv = Asked(11, 4)
-    kv = Asked(1, 0)
+    scene.decodes.kv = ScriptedKvRouter(11, 4)
+    kv = ScriptedKvRouter(1, 0)
     scene.prefills.kv = kv
     scene.make()
     assert isinstance(scene.dispatch, DisaggregatedDispatch)
@@ -673,9 +673,9 @@ def test_disaggregated_response_is_complete_or_one_error_after_any_failure(
         text = await scene.run(max_tokens=8)
         assert len(scene.ends) == 1
         if scene.ends == [None]:
-            assert text == said(8)
+            assert text == output_text(8)
             assert scene.generation.tokens == 8
         else:
-            assert said(8).startswith(text)
+            assert output_text(8).startswith(text)
 
     asyncio.run(live())

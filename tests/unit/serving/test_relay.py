@@ -40,26 +40,26 @@ class Client:
         self.header_bytes = b""
         self.on_disconnect: Any = None
         self.transport = self
-        self.said: list[Any] = []
+        self.outputs: list[Any] = []
 
     def open(self, content_type: bytes) -> None:
         self.response_started = True
-        self.said.append(content_type)
+        self.outputs.append(content_type)
 
     def write(self, data: bytes) -> None:
-        self.said.append(data)
+        self.outputs.append(data)
 
     def end(self, data: bytes = b"") -> None:
-        self.said.append(("end", data))
+        self.outputs.append(("end", data))
 
     def abort(self) -> None:
-        self.said.append("abort")
+        self.outputs.append("abort")
 
     def respond(self, status: int, body: bytes, content_type: bytes = b"") -> None:
-        self.said.append((status, body, content_type))
+        self.outputs.append((status, body, content_type))
 
     def refuse(self, error: ErrorAnswer) -> None:
-        self.said.append(error.status)
+        self.outputs.append(error.status)
 
 
 class FakeCall:
@@ -78,14 +78,14 @@ class FakeModel:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self.asked: list[tuple[int, Any]] = []
+        self.received_requests: list[tuple[int, Any]] = []
         self.killed: list[int] = []
 
     async def send(self, body: bytes, receiver: Any, *, exclude: frozenset[int], **how: Any) -> FakeCall:
         left = [worker for worker in range(1, self.workers + 1) if worker not in exclude]
         if not left:
             raise WorkerUnavailable("nobody is left")
-        self.asked.append((left[0], msgpack_decode(body)))
+        self.received_requests.append((left[0], msgpack_decode(body)))
         return FakeCall(left[0], self.killed)
 
 
@@ -138,30 +138,30 @@ class Scene:
         await self.answer.forward()
         return self
 
-    def hear(self, *values: Any) -> None:
+    def receive_event(self, *values: Any) -> None:
         for value in values:
             self.answer.on_item(Item(msgpack_encode(value)))
 
 
 async def test_collected_response_is_sent_at_its_end_with_headers() -> None:
     scene = await Scene(BufferingForm()).begun()
-    scene.hear(1, 2)
+    scene.receive_event(1, 2)
     scene.answer.on_item(Item(None, event="note"))
-    assert scene.client.said == []
+    assert scene.client.outputs == []
     scene.answer.on_end()
-    assert scene.client.said == [(200, b"[1,2]", b"application/json")]
+    assert scene.client.outputs == [(200, b"[1,2]", b"application/json")]
     assert (scene.client.header_bytes, scene.closed, len(scene.took)) == (b"x: y\r\n", [""], 1)
-    assert scene.model.asked == [(1, "ask")]
+    assert scene.model.received_requests == [(1, "ask")]
 
 
 async def test_streamed_pieces_are_sent_at_once_with_their_content_type() -> None:
     scene = await Scene(Pieces(), stream=True).begun()
-    scene.hear(1, 2)
-    assert scene.client.said == [b"x/y", b"1", b"2"]
+    scene.receive_event(1, 2)
+    assert scene.client.outputs == [b"x/y", b"1", b"2"]
     scene.answer.on_end()
     scene.answer.on_end()
-    scene.hear(3)
-    assert scene.client.said[3:] == [("end", b".")]
+    scene.receive_event(3)
+    assert scene.client.outputs[3:] == [("end", b".")]
     assert scene.closed == [""]
 
 
@@ -169,54 +169,54 @@ async def test_relay_retries_other_workers_until_the_first_item() -> None:
     scene = await Scene(Pieces(), stream=True, workers=3).begun()
     scene.answer.on_error(Disconnected("gone"))
     assert await scene.tasks.wait(30)
-    scene.hear(1)
+    scene.receive_event(1)
     scene.answer.on_error(Disconnected("gone too"))
-    assert [worker for worker, _ in scene.model.asked] == [1, 2]
+    assert [worker for worker, _ in scene.model.received_requests] == [1, 2]
     assert scene.closed == ["unavailable"]
-    assert scene.client.said[-1][0] == "end"
+    assert scene.client.outputs[-1][0] == "end"
 
 
 async def test_relay_aborts_a_format_without_error_events() -> None:
     scene = await Scene(Pieces(), stream=True).begun()
-    scene.hear(1)
+    scene.receive_event(1)
     scene.answer.on_error(Unknown("secret"))
-    assert scene.client.said[-1] == "abort"
+    assert scene.client.outputs[-1] == "abort"
     late = await Scene(Pieces(), stream=True).begun()
     late.answer.on_error(Unknown("secret"))
-    assert late.client.said == [500]
+    assert late.client.outputs == [500]
 
 
 async def test_relay_returns_a_failure_in_the_format_of_the_worker() -> None:
     scene = await Scene(Pieces()).begun()
-    scene.hear(None)
-    assert scene.client.said == [(400, b"no", b"application/json")]
+    scene.receive_event(None)
+    assert scene.client.outputs == [(400, b"no", b"application/json")]
     assert (scene.model.killed, scene.closed) == ([1], ["validation"])
 
 
 async def test_relay_refuses_a_plain_token() -> None:
     scene = await Scene(BufferingForm()).begun()
     scene.answer.on_token(5)
-    assert scene.client.said == [500]
+    assert scene.client.outputs == [500]
     assert scene.model.killed == [1]
 
 
 async def test_relay_bounds_a_collected_response_but_not_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "KEPT_BYTES_MAX", 100)
     scene = await Scene(BufferingForm()).begun()
-    scene.hear("x" * 60)
-    scene.hear("x" * 60)
-    assert (scene.client.said, scene.model.killed) == ([500], [1])
+    scene.receive_event("x" * 60)
+    scene.receive_event("x" * 60)
+    assert (scene.client.outputs, scene.model.killed) == ([500], [1])
     stream = await Scene(Pieces(), stream=True).begun()
-    stream.hear("x" * 60, "x" * 60)
-    assert len(stream.client.said) == 3
+    stream.receive_event("x" * 60, "x" * 60)
+    assert len(stream.client.outputs) == 3
 
 
 async def test_relay_client_disconnect_kills_the_worker_call() -> None:
     scene = await Scene(BufferingForm()).begun()
     scene.answer.leave()
-    scene.hear(1)
+    scene.receive_event(1)
     scene.answer.on_end()
-    assert (scene.client.said, scene.model.killed, scene.closed) == ([], [1], ["cancelled"])
+    assert (scene.client.outputs, scene.model.killed, scene.closed) == ([], [1], ["cancelled"])
 
 
 VLLM, SGLANG = "/inference/v1/generate", "/generate"
@@ -241,7 +241,7 @@ class Two:
     def __init__(self, relays: RelayCluster) -> None:
         self.relays = relays
         self.others: list[DistributedRuntime] = []
-        self.asked: list[tuple[int, Any]] = []
+        self.received_requests: list[tuple[int, Any]] = []
         """Worker and request."""
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
@@ -253,7 +253,7 @@ class Two:
                 self.others.append(worker)
 
             async def handler(request: Any, worker: DistributedRuntime = worker) -> AsyncIterator[Any]:
-                self.asked.append((worker.instance_id, request))
+                self.received_requests.append((worker.instance_id, request))
                 self.has_begun.set()
                 if kind is ModelType.Embedding:
                     vectors = [[0.5]] * len(request["token_ids"])
@@ -279,7 +279,7 @@ class Two:
         return sum(requests for _, _, requests in self.kv.machine.loads().values())
 
     def workers(self) -> list[int]:
-        return [worker for worker, _ in self.asked]
+        return [worker for worker, _ in self.received_requests]
 
 
 @pytest.fixture
@@ -294,11 +294,11 @@ async def two() -> AsyncIterator[Two]:
 async def test_native_requests_with_the_same_prompt_are_sent_to_the_same_worker(two: Two, model_dir: Path) -> None:
     await two.serve(model_dir)
     for _ in range(4):
-        vllm = await two.relays.ask(VLLM, {"token_ids": PROMPT, "sampling_params": {}})
-        sglang = await two.relays.ask(SGLANG, {"input_ids": PROMPT, "stream": True})
+        vllm = await two.relays.send_request(VLLM, {"token_ids": PROMPT, "sampling_params": {}})
+        sglang = await two.relays.send_request(SGLANG, {"input_ids": PROMPT, "stream": True})
         assert (vllm.status, sglang.status) == (200, 200)
     assert len(set(two.workers())) == 1
-    assert {request["routing"]["dp_rank"] for _, request in two.asked} == {0}
+    assert {request["routing"]["dp_rank"] for _, request in two.received_requests} == {0}
     assert two.requests() == 0
     found = list(two.kv.explain())
     assert len(found) == 8
@@ -348,7 +348,7 @@ async def test_native_request_skips_an_unreachable_worker(
         return await send(*what, instance_id=instance_id, **how)
 
     monkeypatch.setattr(two.served.client, "send", fails_once)
-    answer = await two.relays.ask(VLLM, {"token_ids": PROMPT, "sampling_params": {}})
+    answer = await two.relays.send_request(VLLM, {"token_ids": PROMPT, "sampling_params": {}})
     assert answer.status == 200
     assert two.workers() != refused
     assert two.requests() == 0
@@ -358,11 +358,11 @@ async def test_headers_name_the_worker_of_a_native_request(two: Two, model_dir: 
     await two.serve(model_dir)
     for worker in [*two.served.worker_ids(), two.served.worker_ids()[0]]:
         headers = {"x-dynamo-worker-instance-id": str(worker), "x-dynamo-explain": "1"}
-        answer = await two.relays.ask(VLLM, {"token_ids": PROMPT, "sampling_params": {}}, headers)
+        answer = await two.relays.send_request(VLLM, {"token_ids": PROMPT, "sampling_params": {}}, headers)
         assert answer.status == 200
-        assert two.asked[-1][0] == worker
+        assert two.received_requests[-1][0] == worker
         assert answer.headers["x-dynamo-routing"].startswith(f"worker={worker}; rank=0")
-    unreachable = await two.relays.ask(
+    unreachable = await two.relays.send_request(
         VLLM, {"token_ids": PROMPT, "sampling_params": {}}, {"x-dynamo-worker-instance-id": "12"}
     )
     assert unreachable.status == 400
@@ -374,10 +374,12 @@ async def test_embeddings_are_routed_to_the_caching_worker_and_counted_with_all_
 ) -> None:
     await two.serve(model_dir, ModelType.Embedding)
     for _ in range(3):
-        answer = await two.relays.ask("/v1/embeddings", {"model": "m", "input": [[token % 50 for token in PROMPT]] * 2})
+        answer = await two.relays.send_request(
+            "/v1/embeddings", {"model": "m", "input": [[token % 50 for token in PROMPT]] * 2}
+        )
         assert answer.status == 200, answer.json
     assert len(set(two.workers())) == 1
-    assert "routing" not in two.asked[0][1]
+    assert "routing" not in two.received_requests[0][1]
     (last, *_) = two.kv.explain()
     assert last.prompt_tokens == 2 * len(PROMPT)
     assert two.requests() == 0

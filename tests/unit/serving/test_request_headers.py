@@ -75,8 +75,8 @@ def test_malformed_worker_id_header_is_refused(name: str, value: str) -> None:
 
 def test_header_overrides_only_its_nvext_field_of_the_body() -> None:
     body = NvExt(cache_salt="mine", dp_rank=3, agent_hints=AgentHints(priority=9, osl=50))
-    told = with_headers(body, headers(x_tenant_id="ten", x_dynamo_request_priority="4"))
-    assert told == NvExt(cache_salt="ten", dp_rank=3, agent_hints=AgentHints(priority=4, osl=50))
+    reported = with_headers(body, headers(x_tenant_id="ten", x_dynamo_request_priority="4"))
+    assert reported == NvExt(cache_salt="ten", dp_rank=3, agent_hints=AgentHints(priority=4, osl=50))
     assert body == NvExt(cache_salt="mine", dp_rank=3, agent_hints=AgentHints(priority=9, osl=50))
 
 

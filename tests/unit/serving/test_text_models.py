@@ -51,15 +51,15 @@ class Client:
 
 
 class FakeCall:
-    def __init__(self, instance_id: int, said: list[str]) -> None:
+    def __init__(self, instance_id: int, output: list[str]) -> None:
         self.instance_id = instance_id
-        self.said = said
+        self.outputs = output
 
     def stop(self) -> None:
-        self.said.append("stop")
+        self.outputs.append("stop")
 
     def kill(self) -> None:
-        self.said.append(f"kill {self.instance_id}")
+        self.outputs.append(f"kill {self.instance_id}")
 
 
 class FakeModel:
@@ -67,7 +67,7 @@ class FakeModel:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self.said: list[str] = []
+        self.outputs: list[str] = []
         self.sent: list[dict[str, Any]] = []
 
     async def send(self, body: bytes, receiver: Any, *, exclude: frozenset[int], **how: Any) -> FakeCall:
@@ -75,7 +75,7 @@ class FakeModel:
         if not left:
             raise WorkerUnavailable("no instance can take the request")
         self.sent.append({"request": msgpack_decode(body), "worker": left[0], **how})
-        return FakeCall(left[0], self.said)
+        return FakeCall(left[0], self.outputs)
 
 
 class Scene:
@@ -103,7 +103,7 @@ class Scene:
         await self.answer.forward()
         return self
 
-    def hear(self, *chunks: Any) -> None:
+    def receive_event(self, *chunks: Any) -> None:
         for chunk in chunks:
             self.answer.on_item(Item(msgpack_encode(chunk)))
 
@@ -137,7 +137,7 @@ async def test_request_is_sent_to_the_chosen_worker() -> None:
 
 async def test_text_stream_chunks_are_forwarded_at_once() -> None:
     scene = await Scene().forward()
-    scene.hear(chat("Hello ", role="assistant"))
+    scene.receive_event(chat("Hello ", role="assistant"))
     (event,) = scene.client.writes
     assert event.startswith(b"data: ") and event.endswith(b"\n\n")
     assert json.loads(event.removeprefix(b"data: ")) == {
@@ -151,7 +151,7 @@ async def test_text_stream_chunks_are_forwarded_at_once() -> None:
 
 async def test_text_chunks_are_merged_into_one_unary_response() -> None:
     scene = await Scene(stream=False).forward()
-    scene.hear(chat("Hello ", role="assistant"), {**chat("you", "stop"), "usage": {"total_tokens": 3}})
+    scene.receive_event(chat("Hello ", role="assistant"), {**chat("you", "stop"), "usage": {"total_tokens": 3}})
     assert scene.client.writes == []
     scene.answer.on_end()
     assert json.loads(scene.client.writes[0]) == {
@@ -172,10 +172,10 @@ async def test_text_chunks_are_merged_into_one_unary_response() -> None:
 )
 async def test_malformed_text_chunk_is_an_internal_error(chunk: Any) -> None:
     scene = await Scene(stream=False).forward()
-    scene.hear(chunk)
+    scene.receive_event(chunk)
     assert scene.client.status == 500
     assert scene.closed == ["internal"]
-    assert scene.model.said == ["kill 1"]
+    assert scene.model.outputs == ["kill 1"]
 
 
 async def test_plain_token_from_a_text_worker_is_an_error() -> None:
@@ -195,7 +195,7 @@ async def test_failure_before_the_first_chunk_retries_another_worker() -> None:
     scene.answer.on_error(Disconnected("gone"))
     assert await scene.tasks.wait(1.0)
     assert [sent["worker"] for sent in scene.model.sent] == [1, 2]
-    scene.hear(chat("hi", "stop"))
+    scene.receive_event(chat("hi", "stop"))
     scene.answer.on_end()
     assert scene.closed == [""]
 
@@ -210,7 +210,7 @@ async def test_failure_is_returned_without_another_worker() -> None:
 @pytest.mark.parametrize("error", [InvalidArgument("no"), Disconnected("gone")])
 async def test_text_stream_error_after_the_first_chunk_ends_the_stream(error: Exception) -> None:
     scene = await Scene(workers=2).forward()
-    scene.hear(chat("hi"))
+    scene.receive_event(chat("hi"))
     scene.answer.on_error(error)
     assert len(scene.model.sent) == 1
     last = scene.client.writes[-1]
@@ -221,9 +221,9 @@ async def test_text_stream_error_after_the_first_chunk_ends_the_stream(error: Ex
 async def test_text_client_disconnect_kills_the_call() -> None:
     scene = await Scene().forward()
     scene.client.on_disconnect()
-    assert scene.model.said == ["kill 1"]
+    assert scene.model.outputs == ["kill 1"]
     assert scene.closed == ["cancelled"]
-    scene.hear(chat("late"))
+    scene.receive_event(chat("late"))
     scene.answer.on_end()
     scene.answer.on_error(Disconnected("late"))
     assert scene.client.writes == []
@@ -233,7 +233,7 @@ async def test_text_client_disconnect_during_the_send_kills_the_call() -> None:
     scene = Scene()
     scene.answer.leave()
     await scene.forward()
-    assert scene.model.said == ["kill 1"]
+    assert scene.model.outputs == ["kill 1"]
 
 
 # Folding ---------------------------------------------------------------------------------------------------------
@@ -363,16 +363,16 @@ CHUNKS = [
 
 def test_text_chunks_are_converted_to_events_of_the_endpoint() -> None:
     writer = writer_of_words()
-    said = b"".join([writer.chunk(one) for one in CHUNKS] + [writer.end()]).decode().split()
-    assert said == [
+    output = b"".join([writer.chunk(one) for one in CHUNKS] + [writer.end()]).decode().split()
+    assert output == [
         "begin0", "first0", "ReasoningDelta0", "ContentDelta0", "CallBegin0", "CallArguments0", "tool_calls0", "usage7", "end",
     ]  # fmt: skip
 
 
 def test_text_choices_begin_and_end_independently() -> None:
     writer = writer_of_words()
-    said = writer.chunk(chunk({"content": "a"})) + writer.chunk(chunk({"content": "b"}, 1, "length")) + writer.end()
-    assert said.decode().split() == [
+    output = writer.chunk(chunk({"content": "a"})) + writer.chunk(chunk({"content": "b"}, 1, "length")) + writer.end()
+    assert output.decode().split() == [
         "begin0", "first0", "ContentDelta0", "first1", "ContentDelta1", "stop0", "length1", "usage0", "end",
     ]  # fmt: skip
 
@@ -383,8 +383,10 @@ def test_text_chunks_are_merged_into_one_response() -> None:
 
 
 def test_tool_call_without_an_id_receives_a_generated_id() -> None:
-    told = writer_of_words().whole([chunk({"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]})]).decode()
-    assert "call_id='call-" in told
+    reported = (
+        writer_of_words().whole([chunk({"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]})]).decode()
+    )
+    assert "call_id='call-" in reported
 
 
 def test_failure_uses_the_format_of_the_endpoint() -> None:

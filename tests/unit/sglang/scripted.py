@@ -95,14 +95,14 @@ EVENT_FIELDS = {
 
 def chunk(*tokens: int, finish: Any = None, rid: str = "r", index: int | None = None, **meta: Any) -> dict[str, Any]:
     """Return a chunk of a response; `finish` is SGLang's reason."""
-    told: dict[str, Any] = {
+    run_request: dict[str, Any] = {
         "text": "",
         "output_ids": list(tokens),
         "meta_info": {"id": rid, "finish_reason": finish, "prompt_tokens": 3, "cached_tokens": 0, **meta},
     }
     if index is not None:
-        told["index"] = index
-    return told
+        run_request["index"] = index
+    return run_request
 
 
 LENGTH = {"type": "length", "length": 8}
@@ -202,7 +202,7 @@ class Engine:
         self._scheduler_init_result = SimpleNamespace(scheduler_infos=[{"max_total_num_tokens": 1024}])
         self.script: list[Any] = []
         """Items that `async_generate` yields; an exception is raised, an event is awaited."""
-        self.asked: list[dict[str, Any]] = []
+        self.received_requests: list[dict[str, Any]] = []
         self.is_shut = False
 
     async def async_generate(
@@ -244,10 +244,10 @@ class Engine:
         given = {name: value for name, value in locals().items() if name != "self"}
         unknown = set(sampling_params) - set(SAMPLING)
         assert not unknown, f"SGLang does not know {unknown}"
-        self.asked.append({name: value for name, value in given.items() if value not in (None, False)})
-        return self.told(given)
+        self.received_requests.append({name: value for name, value in given.items() if value not in (None, False)})
+        return self.run_request(given)
 
-    async def told(self, given: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def run_request(self, given: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         for one in list(self.script):
             if isinstance(one, BaseException):
                 raise one
@@ -273,7 +273,7 @@ class Engine:
 
 METHODS = {
     "Engine": tuple(
-        name for name, value in vars(Engine).items() if callable(value) and name[0] != "_" and name != "told"
+        name for name, value in vars(Engine).items() if callable(value) and name[0] != "_" and name != "run_request"
     ),
     "TokenizerManager": tuple(
         name for name, value in vars(TokenizerManager).items() if callable(value) and name[0] != "_"

@@ -12,7 +12,7 @@ LIMITS = SglangLimits(context_length=16, ranks=2, first_rank=2, has_priorities=T
 
 
 def test_request_uses_the_arguments_of_sglang() -> None:
-    asked = to_arguments(
+    requested = to_arguments(
         request(
             1, 2,
             stop=StopConditions(min_tokens=30, stop_token_ids=[5]),
@@ -23,11 +23,11 @@ def test_request_uses_the_arguments_of_sglang() -> None:
         ),
         LIMITS,
     )  # fmt: skip
-    sampling = asked.pop("sampling_params")
+    sampling = requested.pop("sampling_params")
     assert set(sampling) <= set(scripted.SAMPLING)
     assert (sampling["max_new_tokens"], sampling["min_new_tokens"], sampling["sampling_seed"]) == (14, 14, 7)
     assert (sampling["stop_token_ids"], sampling["logit_bias"]) == ([5, 9], {"4": 1.0})
-    assert asked == {
+    assert requested == {
         "input_ids": [1, 2],
         "stream": True,
         "require_reasoning": True,
@@ -40,9 +40,9 @@ def test_request_uses_the_arguments_of_sglang() -> None:
 
 def test_priority_is_negated_when_sglang_runs_low_values_first() -> None:
     low = SglangLimits(context_length=16, has_priorities=True, is_low_first=True)
-    asked = request(routing=Routing(priority=4))
-    assert to_arguments(asked, low)["priority"] == -4
-    assert "priority" not in to_arguments(asked, SglangLimits(context_length=16))
+    requested = request(routing=Routing(priority=4))
+    assert to_arguments(requested, low)["priority"] == -4
+    assert "priority" not in to_arguments(requested, SglangLimits(context_length=16))
 
 
 @pytest.mark.parametrize(
@@ -62,10 +62,10 @@ def test_unsupported_request_option_is_refused_by_name(changes: dict[str, object
 
 @pytest.mark.parametrize("tokens", [[], list(range(16))])
 def test_empty_and_overlong_prompts_are_refused(tokens: list[int]) -> None:
-    asked = request()
-    asked.token_ids = tokens
+    requested = request()
+    requested.token_ids = tokens
     with pytest.raises(InvalidArgument, match="prompt"):
-        to_arguments(asked, LIMITS)
+        to_arguments(requested, LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_guided_decoding_without_a_grammar_backend_is_refused() -> None:
 
 
 def test_logprob_arguments_follow_the_output_options() -> None:
-    asked = to_arguments(request(output_options=OutputOptions(logprobs=0)), LIMITS)
-    assert (asked["return_logprob"], asked["top_logprobs_num"], asked["logprob_start_len"]) == (True, 0, -1)
-    asked = to_arguments(request(output_options=OutputOptions(prompt_logprobs=2)), LIMITS)
-    assert (asked["top_logprobs_num"], asked["logprob_start_len"]) == (2, 0)
+    requested = to_arguments(request(output_options=OutputOptions(logprobs=0)), LIMITS)
+    assert (requested["return_logprob"], requested["top_logprobs_num"], requested["logprob_start_len"]) == (True, 0, -1)
+    requested = to_arguments(request(output_options=OutputOptions(prompt_logprobs=2)), LIMITS)
+    assert (requested["top_logprobs_num"], requested["logprob_start_len"]) == (2, 0)

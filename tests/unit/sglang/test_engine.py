@@ -55,10 +55,10 @@ async def test_only_a_prefill_worker_has_a_bootstrap_address(start: Start) -> No
 async def test_disaggregated_workers_warm_up_with_the_fake_bootstrap_host(start: Start) -> None:
     for mode in ("prefill", "decode"):
         running = await start(disaggregation_mode=mode)
-        (asked,) = running.sglang.asked
-        assert asked["bootstrap_host"] == FAKE_BOOTSTRAP_HOST
+        (requested,) = running.sglang.received_requests
+        assert requested["bootstrap_host"] == FAKE_BOOTSTRAP_HOST
         assert running.config.health_check_payload["bootstrap_info"]["bootstrap_host"] == FAKE_BOOTSTRAP_HOST
-    assert (await start()).sglang.asked == []
+    assert (await start()).sglang.received_requests == []
 
 
 async def test_engine_config_describes_the_shared_store_layout(start: Start) -> None:
@@ -78,21 +78,23 @@ async def test_engine_config_describes_the_shared_store_layout(start: Start) -> 
 
 async def test_tokens_are_sent_as_generated_and_the_last_output_has_the_usage(start: Start) -> None:
     running = await start()
-    reply, error = await running.ask(request(), chunk(4), chunk(5, 6), chunk(7, finish=LENGTH, cached_tokens=2))
+    reply, error = await running.send_request(
+        request(), chunk(4), chunk(5, 6), chunk(7, finish=LENGTH, cached_tokens=2)
+    )
     assert error is None
     assert reply.tokens == [4, 5, 6, 7]
     (last,) = reply.items
     assert (last.finish_reason, last.completion_usage.completion_tokens) == ("length", 4)
     assert last.completion_usage.prompt_tokens_details.cached_tokens == 2
-    (asked,) = running.sglang.asked
-    assert (asked["input_ids"], asked["stream"], asked["rid"]) == ([1, 2, 3], True, "r")
+    (requested,) = running.sglang.received_requests
+    assert (requested["input_ids"], requested["stream"], requested["rid"]) == ([1, 2, 3], True, "r")
 
 
 async def test_several_choices_keep_their_indexes(start: Start) -> None:
     running = await start()
-    asked = request(sampling_options=SamplingOptions(n=2))
-    reply, error = await running.ask(
-        asked,
+    requested = request(sampling_options=SamplingOptions(n=2))
+    reply, error = await running.send_request(
+        requested,
         chunk(4, rid="a", index=0),
         chunk(5, rid="b", index=1),
         chunk(6, rid="b", index=1, finish=LENGTH),
@@ -106,20 +108,23 @@ async def test_several_choices_keep_their_indexes(start: Start) -> None:
 
 async def test_logprobs_are_sent_with_their_tokens(start: Start) -> None:
     running = await start()
-    asked = request(output_options=OutputOptions(logprobs=2, prompt_logprobs=0))
-    told = chunk(
+    requested = request(output_options=OutputOptions(logprobs=2, prompt_logprobs=0))
+    reported = chunk(
         4,
         finish=LENGTH,
         output_token_logprobs=[(-0.5, 4, None)],
         output_top_logprobs=[[(-0.5, 4, None), (-1.5, 8, None), (-2.5, 9, None)]],
         input_token_logprobs=[(None, 1, None), (-0.25, 2, None)],
     )
-    reply, _ = await running.ask(asked, told)
+    reply, _ = await running.send_request(requested, reported)
     (item,) = reply.items
     assert item.log_probs == [-0.5]
     assert [(top.rank, top.token_id) for top in item.top_logprobs[0]] == [(1, 4), (2, 8)]
     assert item.engine_data == {"prompt_logprobs": [None, {"2": {"logprob": -0.25, "rank": None}}]}
-    assert (running.sglang.asked[0]["top_logprobs_num"], running.sglang.asked[0]["return_logprob"]) == (2, True)
+    assert (
+        running.sglang.received_requests[0]["top_logprobs_num"],
+        running.sglang.received_requests[0]["return_logprob"],
+    ) == (2, True)
 
 
 async def test_caller_disconnect_aborts_the_request_and_suppresses_output(start: Start) -> None:
@@ -144,7 +149,7 @@ async def test_choices_with_late_request_ids_are_aborted(start: Start) -> None:
     running.sglang.script = [gate, chunk(4, rid="a", index=0), chunk(5, rid="b", index=1)]
     reply = RecordedReply()
     running.engine.submit(request(sampling_options=SamplingOptions(n=2)), reply)
-    await until(lambda: running.sglang.asked)
+    await until(lambda: running.sglang.received_requests)
     await turns()
     running.engine.cancel(reply)
     gate.set()
@@ -166,33 +171,33 @@ async def test_abort_reason_determines_the_error_class(
     start: Start, reason: dict[str, object], expected: type[Exception]
 ) -> None:
     running = await start()
-    _, error = await running.ask(request(), chunk(4), chunk(finish=reason))
+    _, error = await running.send_request(request(), chunk(4), chunk(finish=reason))
     assert type(error) is expected
     assert str(reason["message"]) in str(error)
 
 
 async def test_sglang_validation_error_that_names_a_parameter_is_an_invalid_argument(start: Start) -> None:
     running = await start()
-    _, error = await running.ask(request(), ValueError("temperature must be non-negative"))
+    _, error = await running.send_request(request(), ValueError("temperature must be non-negative"))
     assert isinstance(error, InvalidArgument)
     assert error.param == "temperature"
 
 
 async def test_other_sglang_value_errors_are_unknown_errors(start: Start) -> None:
     running = await start()
-    _, error = await running.ask(request(), ValueError("too many values to unpack (expected 2)"))
+    _, error = await running.send_request(request(), ValueError("too many values to unpack (expected 2)"))
     assert isinstance(error, Unknown)
 
 
 async def test_truncated_response_is_a_retryable_error(start: Start) -> None:
     running = await start()
-    _, error = await running.ask(request(), chunk(4))
+    _, error = await running.send_request(request(), chunk(4))
     assert isinstance(error, EngineShutdown)
 
 
 async def test_prefill_with_bootstrap_info_of_the_router_ends_with_its_token(start: Start) -> None:
     running = await start(disaggregation_mode="prefill")
-    reply, error = await running.ask(request(bootstrap_info=ROOM), chunk(4, finish=LENGTH))
+    reply, error = await running.send_request(request(bootstrap_info=ROOM), chunk(4, finish=LENGTH))
     assert error is None
     (item,) = reply.items
     assert isinstance(item, EngineOutput)
@@ -202,14 +207,14 @@ async def test_prefill_with_bootstrap_info_of_the_router_ends_with_its_token(sta
         "bootstrap_room": 77,
     }
     assert item.finish_reason == "length"
-    asked = running.sglang.asked[-1]
-    assert (asked["bootstrap_room"], asked["sampling_params"]["max_new_tokens"]) == (77, 1)
+    requested = running.sglang.received_requests[-1]
+    assert (requested["bootstrap_room"], requested["sampling_params"]["max_new_tokens"]) == (77, 1)
 
 
 async def test_prefill_without_bootstrap_info_returns_its_own_at_once(start: Start) -> None:
     running = await start({"disaggregation_bootstrap_port": 9001}, disaggregation_mode="prefill")
     gate = asyncio.Event()
-    reply, error = await running.ask(prefill_request(request()), gate, chunk(4, finish=LENGTH))
+    reply, error = await running.send_request(prefill_request(request()), gate, chunk(4, finish=LENGTH))
     assert error is None
     (item,) = reply.items
     assert item.disaggregated_params["bootstrap_port"] == 9001
@@ -224,14 +229,14 @@ async def test_prefill_without_bootstrap_info_returns_its_own_at_once(start: Sta
 async def test_decode_uses_the_bootstrap_info_and_generates_one_choice(start: Start) -> None:
     running = await start(disaggregation_mode="decode")
     words = {"bootstrap_host": "h", "bootstrap_port": 1, "bootstrap_room": 5}
-    asked = request(
+    requested = request(
         sampling_options=SamplingOptions(n=3),
         prefill_result=PrefillResult(words),
         routing=Routing(prefill_dp_rank=2),
     )
-    reply, error = await running.ask(asked, chunk(4, finish=LENGTH))
+    reply, error = await running.send_request(requested, chunk(4, finish=LENGTH))
     assert error is None
-    given = running.sglang.asked[-1]
+    given = running.sglang.received_requests[-1]
     assert {name: given[name] for name in words} == words
     assert given["disagg_prefill_dp_rank"] == 2
     assert given["sampling_params"]["n"] == 1
@@ -253,18 +258,20 @@ async def test_images_are_refused_without_enable_multimodal(start: Start) -> Non
 
 async def test_images_are_passed_as_data_urls(start: Start) -> None:
     running = await start(enable_multimodal=True)
-    asked = request(multi_modal_data={"image_url": [{"Url": "data:image/png;base64,iVBORw0KGgo="}]})
-    _, error = await running.ask(asked, chunk(4, finish=LENGTH))
+    requested = request(multi_modal_data={"image_url": [{"Url": "data:image/png;base64,iVBORw0KGgo="}]})
+    _, error = await running.send_request(requested, chunk(4, finish=LENGTH))
     assert error is None
-    assert running.sglang.asked[-1]["image_data"] == ["data:image/png;base64,iVBORw0KGgo="]
+    assert running.sglang.received_requests[-1]["image_data"] == ["data:image/png;base64,iVBORw0KGgo="]
 
 
 @pytest.mark.parametrize("name", ["mm_processor_kwargs", "media_io_kwargs"])
 async def test_sglang_engine_refuses_media_options_of_a_request_by_name(start: Start, name: str) -> None:
     running = await start(enable_multimodal=True)
-    asked = request(multi_modal_data={"image_url": [{"Url": "data:image/png;base64,iVBORw0KGgo="}]}, **{name: {"a": 1}})
+    requested = request(
+        multi_modal_data={"image_url": [{"Url": "data:image/png;base64,iVBORw0KGgo="}]}, **{name: {"a": 1}}
+    )
     with pytest.raises(InvalidArgument, match=f"{name} of a request is not supported") as raised:
-        running.engine.submit(asked, RecordedReply())
+        running.engine.submit(requested, RecordedReply())
     assert raised.value.param == name
 
 
@@ -273,9 +280,9 @@ async def test_unloaded_adapter_is_unavailable_until_loaded(start: Start) -> Non
     with pytest.raises(WorkerUnavailable):
         running.engine.submit(request(routing=Routing(lora_name="a")), RecordedReply())
     await running.config.adapters.load("a", "/a")
-    _, error = await running.ask(request(routing=Routing(lora_name="a")), chunk(4, finish=LENGTH))
+    _, error = await running.send_request(request(routing=Routing(lora_name="a")), chunk(4, finish=LENGTH))
     assert error is None
-    assert running.sglang.asked[-1]["lora_path"] == "a"
+    assert running.sglang.received_requests[-1]["lora_path"] == "a"
     await running.config.adapters.unload("a")
     assert running.config.adapters.ids == {}
 
@@ -327,9 +334,9 @@ def test_process_state_is_parsed_when_its_name_contains_a_bracket(tmp_path: Path
 
 
 async def test_sigquit_of_a_failed_child_calls_the_handler() -> None:
-    told = asyncio.Event()
-    with sigquit_handler(asyncio.get_running_loop(), told.set) as listen:
+    reported = asyncio.Event()
+    with sigquit_handler(asyncio.get_running_loop(), reported.set) as listen:
         listen()
         os.kill(os.getpid(), signal.SIGQUIT)
         async with asyncio.timeout(30):
-            await told.wait()
+            await reported.wait()

@@ -18,15 +18,15 @@ WORKER = {"worker_id": 1, "block_size": 4, "dp_start": 0, "dp_size": 1, **M}
 ADD = {"request_id": "a", "worker_id": 1, "dp_rank": 0, "sequence_hashes": [1, -2], "new_isl_tokens": 8, **M}
 
 
-class Told(ReplicaPeers):
+class RecordedCalls(ReplicaPeers):
     """Peers that only record every message."""
 
     def __init__(self, tracker: SlotTracker) -> None:
         super().__init__(tracker)
-        self.told: list[tuple[Any, ...]] = []
+        self.reported: list[tuple[Any, ...]] = []
 
     def _publish(self, request_id: str, rank: tuple[int, int], place: tuple[str, str], data: Any) -> None:
-        self.told.append((request_id, rank, place, data if isinstance(data, str) else data.added.token_sequence))
+        self.reported.append((request_id, rank, place, data if isinstance(data, str) else data.added.token_sequence))
 
 
 class TrackerHarness:
@@ -34,10 +34,10 @@ class TrackerHarness:
 
     def __init__(self) -> None:
         tracker = SlotTracker(ManualClock())
-        self.peers = Told(tracker)
+        self.peers = RecordedCalls(tracker)
         self.routes = SlotRoutes(tracker, self.peers).routes
 
-    async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    async def send_request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         text = b"" if body is None else json.dumps(body).encode()
         headers = {"content-type": "application/json"}
         return await request_json(self.routes.application(), method, path, text, headers)
@@ -53,23 +53,23 @@ async def test_http_api_tracks_a_request_from_registration_to_its_end() -> None:
         (200, "POST", "/free", {"request_id": "a", **M}),
         (200, "POST", "/free", {"request_id": "a", **M}),
     ):
-        assert (await harness.ask(method, path, body))[0] == status, path
+        assert (await harness.send_request(method, path, body))[0] == status, path
     place = ("m", "default")
-    assert harness.peers.told == [
+    assert harness.peers.reported == [
         ("a", (1, 0), place, [1, (1 << 64) - 2]),
         ("a", (1, 0), place, "MarkPrefillCompleted"),
         ("a", (1, 0), place, "Free"),
     ]
-    assert [one.worker_id for one in (await harness.ask("GET", "/workers"))[1]] == [1]
-    assert (await harness.ask("GET", "/loads"))[1][0].active_decode_blocks == 0
-    status, potential = await harness.ask("POST", "/potential_loads", {"sequence_hashes": [1], **M})
+    assert [one.worker_id for one in (await harness.send_request("GET", "/workers"))[1]] == [1]
+    assert (await harness.send_request("GET", "/loads"))[1][0].active_decode_blocks == 0
+    status, potential = await harness.send_request("POST", "/potential_loads", {"sequence_hashes": [1], **M})
     assert (status, potential[0].potential_decode_blocks) == (200, 1)
-    assert (await harness.ask("POST", "/unregister", {"worker_id": 1, **M}))[0] == 200
+    assert (await harness.send_request("POST", "/unregister", {"worker_id": 1, **M}))[0] == 200
 
 
 async def test_invalid_http_requests_are_refused() -> None:
     harness = TrackerHarness()
-    await harness.ask("POST", "/register", WORKER)
+    await harness.send_request("POST", "/register", WORKER)
     for status, path, body in (
         (409, "/register", WORKER),
         (422, "/register", {"worker_id": 1}),
@@ -79,9 +79,9 @@ async def test_invalid_http_requests_are_refused() -> None:
         (404, "/free", {"request_id": "zz", "model_name": "n"}),
         (404, "/unregister", {"worker_id": 9, **M}),
     ):
-        found, value = await harness.ask("POST", path, body)
+        found, value = await harness.send_request("POST", path, body)
         assert (found, set(value)) == (status, {"error"}), path
-    assert harness.peers.told == []
+    assert harness.peers.reported == []
 
 
 def test_slot_tracker_options_are_validated() -> None:

@@ -97,16 +97,16 @@ def counted(tokenizer: Tokenizer, config: RuntimeConfig, *texts: str, **fields: 
 
 
 def test_answer_parser_does_not_read_reasoning_within_a_call(tokenizer: Tokenizer) -> None:
-    said = ["<think>", "a", "</think>", "<tool_call>", '{"na', 'me": "n', 'ow", "arguments": {', "}}", "</tool_call>"]
-    assert counted(tokenizer, THINKS, *said, **OFFERED) == 2
+    output = ["<think>", "a", "</think>", "<tool_call>", '{"na', 'me": "n', 'ow", "arguments": {', "}}", "</tool_call>"]
+    assert counted(tokenizer, THINKS, *output, **OFFERED) == 2
 
 
 def test_answer_parser_counts_reasoning_of_channel_formats(tokenizer: Tokenizer) -> None:
     config = RuntimeConfig(tool_call_parser="harmony", reasoning_parser="gpt_oss")
-    said = ["<|channel|>", "analysis", "<|message|>", "a", "b", "<|end|>", "<|start|>", "assistant"]
-    said += ["<|channel|>", "commentary to=functions.now", "<|message|>", "{}", "<|call|>"]
-    assert counted(tokenizer, config, *said, **OFFERED) >= 2
-    assert read(tokenizer, config, "".join(said), **OFFERED) == [
+    output = ["<|channel|>", "analysis", "<|message|>", "a", "b", "<|end|>", "<|start|>", "assistant"]
+    output += ["<|channel|>", "commentary to=functions.now", "<|message|>", "{}", "<|call|>"]
+    assert counted(tokenizer, config, *output, **OFFERED) >= 2
+    assert read(tokenizer, config, "".join(output), **OFFERED) == [
         ReasoningDelta("ab"),
         CallBegin(0, "now"),
         CallArguments(0, "{}"),

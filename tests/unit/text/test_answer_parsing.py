@@ -59,8 +59,8 @@ def test_answer_parsing_counts_reasoning_tokens_up_to_the_closing_token() -> Non
 
 
 def test_answer_parsing_drops_calls_beyond_the_limit() -> None:
-    said = [CallBegin(0, "f"), CallArguments(0, "{}"), CallBegin(1, "g"), CallArguments(1, "{}"), ContentDelta("x")]
-    reading = Reading(Scripted(said), calls_max=1)
+    output = [CallBegin(0, "f"), CallArguments(0, "{}"), CallBegin(1, "g"), CallArguments(1, "{}"), ContentDelta("x")]
+    reading = Reading(Scripted(output), calls_max=1)
     assert reading.feed("all")
     assert [getattr(event, "index", None) for event in reading.take()] == [0, 0, None]
     assert reading.calls == 1

@@ -25,9 +25,9 @@ def test_request_template_fills_in_missing_fields() -> None:
 
 
 def test_request_template_keeps_fields_of_the_client() -> None:
-    said = {"model": "x", "temperature": 0, "max_completion_tokens": 1}
-    assert filled(said) == said
-    assert filled({**said, "stream": True}) == {**said, "stream": True}
+    output = {"model": "x", "temperature": 0, "max_completion_tokens": 1}
+    assert filled(output) == output
+    assert filled({**output, "stream": True}) == {**output, "stream": True}
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"\xff"])

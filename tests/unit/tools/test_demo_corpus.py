@@ -97,8 +97,8 @@ def test_only_assistant_text_is_trained() -> None:
 
 
 def test_held_out_sums_are_not_in_the_training_data() -> None:
-    asked = [case.expected for case in demo_corpus.held_out_sums(1, 300)]
-    pairs = {tuple(map(int, re.findall(r"\d+", answer)[:2])) for answer in asked}
+    expected_answers = [case.expected for case in demo_corpus.held_out_sums(1, 300)]
+    pairs = {tuple(map(int, re.findall(r"\d+", answer)[:2])) for answer in expected_answers}
     assert len(pairs) == 300
     both_orders = pairs | {(b, a) for a, b in pairs}
     for sample in islice(demo_corpus.samples(9), 1500):

@@ -44,10 +44,10 @@ class Running:
     host: Host
     config: Any
 
-    async def ask(self, asked: Any, *script: Any) -> tuple[RecordedReply, BaseException | None]:
+    async def send_request(self, requested: Any, *script: Any) -> tuple[RecordedReply, BaseException | None]:
         """Run the script to its end."""
         self.llm.script = list(script)
-        return await answered(self.engine, asked)
+        return await answered(self.engine, requested)
 
 
 Start = Callable[..., Awaitable[Running]]
@@ -65,8 +65,8 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
         config = TrtllmConfig(**{"model": str(tmp_path), "served_model_name": "m", **flags})
         engine = TrtllmEngine(config, patches or {}, library(made))
         engines.append(engine)
-        said = await engine.start(host)
-        return Running(engine, made[0], host, said)
+        make_output = await engine.start(host)
+        return Running(engine, made[0], host, make_output)
 
     yield make
     for one in engines:

@@ -104,7 +104,7 @@ class CompletionOutput:
     disaggregated_params: DisaggregatedParams | None = None
 
 
-def said(*tokens: int, finish: str | None = None, index: int = 0, **more: Any) -> SimpleNamespace:
+def make_output(*tokens: int, finish: str | None = None, index: int = 0, **more: Any) -> SimpleNamespace:
     """All tokens of a choice so far."""
     cached = more.pop("cached_tokens", 0)
     one = CompletionOutput(index, "", list(tokens), finish_reason=finish, **more)
@@ -162,7 +162,7 @@ class LLM:
             max_num_tokens=kwargs.get("max_num_tokens", 256),
         )
         self.script: list[Any] = []
-        self.asked: list[SimpleNamespace] = []
+        self.received_requests: list[SimpleNamespace] = []
         self.results: list[RequestOutput] = []
         self.calls: list[tuple[Any, ...]] = []
         self.events: list[Any] = []
@@ -187,7 +187,7 @@ class LLM:
         cache_salt: str | None = None,
         priority: float = 0.5,
     ) -> RequestOutput:
-        asked = SimpleNamespace(
+        requested = SimpleNamespace(
             inputs=inputs,
             params=sampling_params,
             lora=lora_request,
@@ -196,13 +196,13 @@ class LLM:
             scheduling=scheduling_params,
             cache_salt=cache_salt,
         )
-        self.asked.append(asked)
+        self.received_requests.append(requested)
         if self.refuses is not None:
             raise self.refuses
-        self.results.append(self.answer(asked))
+        self.results.append(self.answer(requested))
         return self.results[-1]
 
-    def answer(self, asked: SimpleNamespace) -> RequestOutput:
+    def answer(self, requested: SimpleNamespace) -> RequestOutput:
         return RequestOutput(self.script)
 
     async def get_kv_cache_events_async(self, timeout: float | None = 2) -> AsyncIterator[Any]:  # noqa: ASYNC109

@@ -37,8 +37,8 @@ async def test_memory_release_deregisters_the_worker_until_all_memory_is_resumed
 async def test_failed_memory_release_keeps_the_worker_registered() -> None:
     llm, host, controls = made(**RAY)
     llm.refuses = ValueError("not supported")
-    told = await controls.routes()["control/release_memory_occupation"]({})
-    assert (told["status"], host.service) == ("error", ["left", "back"])
+    reported = await controls.routes()["control/release_memory_occupation"]({})
+    assert (reported["status"], host.service) == ("error", ["left", "back"])
 
 
 async def test_weight_cache_and_profile_controls_call_the_worker_extension() -> None:

@@ -9,7 +9,7 @@ from tests.settle import until
 from tests.unit.backend.recorded_reply import RecordedReply
 from tests.unit.trtllm import scripted
 from tests.unit.trtllm.conftest import Start, request
-from tests.unit.trtllm.scripted import DisaggregatedParams, Logprob, said
+from tests.unit.trtllm.scripted import DisaggregatedParams, Logprob, make_output
 
 from dynamo.core.errors import EngineShutdown, InvalidArgument, ResponseTimeout, Unknown, WorkerUnavailable
 from dynamo.protocols.engine import (
@@ -42,25 +42,25 @@ async def test_unnamed_model_is_named_after_its_directory(start: Start) -> None:
 
 async def test_cumulative_engine_outputs_become_incremental_tokens(start: Start) -> None:
     running = await start()
-    reply, error = await running.ask(
-        request(), said(4), said(4, 5, 6), said(4, 5, 6, 7, finish="length", cached_tokens=2)
+    reply, error = await running.send_request(
+        request(), make_output(4), make_output(4, 5, 6), make_output(4, 5, 6, 7, finish="length", cached_tokens=2)
     )
     assert error is None
     assert reply.tokens == [4, 5, 6, 7]
     (last,) = reply.items
     assert (last.finish_reason, last.completion_usage.completion_tokens) == ("length", 4)
     assert last.completion_usage.prompt_tokens_details.cached_tokens == 2
-    (asked,) = running.llm.asked
-    assert (asked.inputs, asked.streaming, asked.disaggregated) == ([1, 2, 3], True, None)
-    assert (asked.params.end_id, asked.params.stop_token_ids, asked.params.detokenize) == (9, [9], False)
+    (requested,) = running.llm.received_requests
+    assert (requested.inputs, requested.streaming, requested.disaggregated) == ([1, 2, 3], True, None)
+    assert (requested.params.end_id, requested.params.stop_token_ids, requested.params.detokenize) == (9, [9], False)
 
 
 async def test_stop_without_a_visible_stop_reason_is_eos(start: Start) -> None:
     running = await start()
-    reply, _ = await running.ask(request(), said(4, 9, finish="stop"))
+    reply, _ = await running.send_request(request(), make_output(4, 9, finish="stop"))
     assert reply.items[-1].finish_reason == "eos"
-    asked = request(stop=StopConditions(stop_token_ids_visible=[5], max_tokens=4))
-    reply, _ = await running.ask(asked, said(4, 5, finish="stop", stop_reason=5))
+    requested = request(stop=StopConditions(stop_token_ids_visible=[5], max_tokens=4))
+    reply, _ = await running.send_request(requested, make_output(4, 5, finish="stop", stop_reason=5))
     assert (reply.items[-1].finish_reason, reply.items[-1].stop_reason) == ("stop", 5)
 
 
@@ -68,36 +68,38 @@ async def test_several_choices_are_sent_once_each(start: Start) -> None:
     running = await start()
     first = scripted.CompletionOutput(0, token_ids=[4])
     second = scripted.CompletionOutput(1, token_ids=[5])
-    both = said(0)
+    both = make_output(0)
     both.outputs = [first, second]
-    ended = said(0)
+    ended = make_output(0)
     ended.outputs = [
         scripted.CompletionOutput(0, token_ids=[4], finish_reason="length"),
         scripted.CompletionOutput(1, token_ids=[5, 6]),
     ]
-    last = said(0)
+    last = make_output(0)
     last.outputs = [ended.outputs[0], scripted.CompletionOutput(1, token_ids=[5, 6], finish_reason="length")]
-    reply, error = await running.ask(request(sampling_options=SamplingOptions(n=2)), both, ended, last)
+    reply, error = await running.send_request(request(sampling_options=SamplingOptions(n=2)), both, ended, last)
     assert error is None
-    told: dict[int, list[int]] = {0: [4], 1: []}  # The first choice's bare token used the fast path.
+    message: dict[int, list[int]] = {0: [4], 1: []}  # The first choice's bare token used the fast path.
     for item in reply.items:
-        told[item.index] += item.token_ids
-    assert told == {0: [4], 1: [5, 6]}
+        message[item.index] += item.token_ids
+    assert message == {0: [4], 1: [5, 6]}
     assert [item.completion_usage is not None for item in reply.items].count(True) == 1
 
 
 async def test_logprobs_are_sent_with_their_tokens(start: Start) -> None:
     running = await start()
     rows = [{4: Logprob(-0.5, 1), 8: Logprob(-1.0, 2)}, {5: Logprob(-2.0, 3), 8: Logprob(-0.1, 1)}]
-    asked = request(output_options=OutputOptions(logprobs=1))
-    reply, _ = await running.ask(asked, said(4, logprobs=rows[:1]), said(4, 5, logprobs=rows, finish="length"))
+    requested = request(output_options=OutputOptions(logprobs=1))
+    reply, _ = await running.send_request(
+        requested, make_output(4, logprobs=rows[:1]), make_output(4, 5, logprobs=rows, finish="length")
+    )
     assert [item.log_probs for item in reply.items] == [[-0.5], [-2.0]]
     assert [[top.token_id for top in item.top_logprobs[0]] for item in reply.items] == [[4], [8]]
 
 
 async def test_caller_disconnect_aborts_the_request_and_suppresses_output(start: Start) -> None:
     running = await start()
-    running.llm.script = [said(4), asyncio.Event(), said(4, finish="cancelled")]
+    running.llm.script = [make_output(4), asyncio.Event(), make_output(4, finish="cancelled")]
     reply = RecordedReply()
     running.engine.submit(request(), reply)
     await until(lambda: reply.tokens)
@@ -110,11 +112,11 @@ async def test_caller_disconnect_aborts_the_request_and_suppresses_output(start:
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("message", "expected"),
     [
-        (said(4, finish="cancelled"), EngineShutdown),
-        (said(4, finish="timeout"), ResponseTimeout),
-        (said(4), EngineShutdown),
+        (make_output(4, finish="cancelled"), EngineShutdown),
+        (make_output(4, finish="timeout"), ResponseTimeout),
+        (make_output(4), EngineShutdown),
         (scripted.RequestError("max_tokens is greater than the model's context"), InvalidArgument),
         (scripted.RequestError("the executor failed"), Unknown),
         (ValueError("top_k must be at least 0"), InvalidArgument),
@@ -123,37 +125,39 @@ async def test_caller_disconnect_aborts_the_request_and_suppresses_output(start:
     ],
 )
 async def test_failed_response_error_class_depends_on_its_cause(
-    start: Start, told: Any, expected: type[Exception]
+    start: Start, message: Any, expected: type[Exception]
 ) -> None:
     running = await start()
-    _, error = await running.ask(request(), told)
+    _, error = await running.send_request(request(), message)
     assert type(error) is expected
 
 
 async def test_prefill_returns_serializable_disaggregated_params(start: Start) -> None:
     running = await start(disaggregation_mode="prefill")
-    reply, error = await running.ask(request(), said(4, finish="length", disaggregated_params=PREFILLED))
+    reply, error = await running.send_request(
+        request(), make_output(4, finish="length", disaggregated_params=PREFILLED)
+    )
     assert error is None
     (item,) = reply.items
     assert item.finish_reason == "length"
     assert item.disaggregated_params["opaque_state"] == "AP8="
     assert item.disaggregated_params["first_gen_tokens"] == [4]
-    (asked,) = running.llm.asked
-    assert (asked.disaggregated.request_type, asked.streaming) == ("context_only", False)
-    assert 1 << 40 < asked.disaggregated.disagg_request_id < 1 << 63
-    assert asked.params.max_tokens == 1
+    (requested,) = running.llm.received_requests
+    assert (requested.disaggregated.request_type, requested.streaming) == ("context_only", False)
+    assert 1 << 40 < requested.disaggregated.disagg_request_id < 1 << 63
+    assert requested.params.max_tokens == 1
     assert running.llm.given["cache_transceiver_config"] == {"backend": "DEFAULT"}
 
 
 async def test_decode_continues_from_the_prefill_result(start: Start) -> None:
     prefill = await start(disaggregation_mode="prefill")
-    reply, _ = await prefill.ask(request(), said(4, finish="length", disaggregated_params=PREFILLED))
+    reply, _ = await prefill.send_request(request(), make_output(4, finish="length", disaggregated_params=PREFILLED))
     decode = await start(disaggregation_mode="decode")
-    asked = request(prefill_result=PrefillResult(reply.items[0].disaggregated_params))
-    reply, error = await decode.ask(asked, said(4), said(4, 5, finish="length"))
+    requested = request(prefill_result=PrefillResult(reply.items[0].disaggregated_params))
+    reply, error = await decode.send_request(requested, make_output(4), make_output(4, 5, finish="length"))
     assert error is None
     assert reply.tokens == [4, 5]
-    given = decode.llm.asked[0].disaggregated
+    given = decode.llm.received_requests[0].disaggregated
     assert (given.request_type, given.opaque_state, given.disagg_request_id) == ("generation_only", b"\x00\xff", 77)
 
 
@@ -166,33 +170,35 @@ async def test_decode_without_a_prefill_is_refused(start: Start, result: object)
 
 async def test_decode_with_bypass_computes_the_prompt(start: Start) -> None:
     running = await start(disaggregation_mode="decode")
-    _, error = await running.ask(request(annotations=["x-bypass-remote-prefill"]), said(4, finish="length"))
+    _, error = await running.send_request(
+        request(annotations=["x-bypass-remote-prefill"]), make_output(4, finish="length")
+    )
     assert error is None
-    assert running.llm.asked[0].disaggregated is None
+    assert running.llm.received_requests[0].disaggregated is None
 
 
 async def test_prefill_without_disaggregated_params_is_a_retryable_error(start: Start) -> None:
     running = await start(disaggregation_mode="prefill")
-    _, error = await running.ask(request(), said(4, finish="length"))
+    _, error = await running.send_request(request(), make_output(4, finish="length"))
     assert isinstance(error, EngineShutdown)
 
 
 async def test_request_may_name_its_rank(start: Start) -> None:
     running = await start(tensor_parallel_size=2, enable_attention_dp=True)
     assert running.config.data_parallel_size == 2
-    await running.ask(request(routing=Routing(dp_rank=1)), said(4, finish="length"))
-    assert running.llm.asked[0].scheduling.attention_dp_rank == 1
+    await running.send_request(request(routing=Routing(dp_rank=1)), make_output(4, finish="length"))
+    assert running.llm.received_requests[0].scheduling.attention_dp_rank == 1
     with pytest.raises(InvalidArgument, match="dp_rank 2"):
         running.engine.submit(request(routing=Routing(dp_rank=2)), RecordedReply())
 
 
 async def test_guided_decoding_requires_a_backend(start: Start) -> None:
-    asked = request(sampling_options=SamplingOptions(guided_decoding=GuidedDecoding(choice=["a+", "b"])))
+    requested = request(sampling_options=SamplingOptions(guided_decoding=GuidedDecoding(choice=["a+", "b"])))
     with pytest.raises(InvalidArgument, match="--guided-decoding-backend"):
-        (await start()).engine.submit(asked, RecordedReply())
+        (await start()).engine.submit(requested, RecordedReply())
     running = await start(guided_decoding_backend="xgrammar")
-    await running.ask(asked, said(4, finish="length"))
-    assert running.llm.asked[0].params.guided_decoding.regex == r"(a\+|b)"
+    await running.send_request(requested, make_output(4, finish="length"))
+    assert running.llm.received_requests[0].params.guided_decoding.regex == r"(a\+|b)"
     assert not running.llm.given["skip_tokenizer_init"]
     spaced = request(sampling_options=SamplingOptions(guided_decoding=GuidedDecoding(json={}, whitespace_pattern=" ")))
     with pytest.raises(InvalidArgument, match="guided_whitespace_pattern is not supported"):
@@ -201,12 +207,12 @@ async def test_guided_decoding_requires_a_backend(start: Start) -> None:
 
 async def test_adapter_is_passed_with_requests_that_name_it(start: Start) -> None:
     running = await start({"lora_config": {"max_loras": 2}})
-    asked = request(routing=Routing(lora_name="a"))
+    requested = request(routing=Routing(lora_name="a"))
     with pytest.raises(WorkerUnavailable):
-        running.engine.submit(asked, RecordedReply())
+        running.engine.submit(requested, RecordedReply())
     number = await running.config.adapters.load("a", "/a")
-    await running.ask(asked, said(4, finish="length"))
-    assert running.llm.asked[0].lora == scripted.LoRARequest("a", number, "/a")
+    await running.send_request(requested, make_output(4, finish="length"))
+    assert running.llm.received_requests[0].lora == scripted.LoRARequest("a", number, "/a")
 
 
 async def test_engine_publishes_kv_events_and_iteration_stats(start: Start) -> None:

@@ -84,13 +84,13 @@ def test_removals_of_only_partial_blocks_are_not_reported(steps: list[tuple[int,
     partial: set[int] = set()
     for key, is_stored, count in steps:
         if is_stored:
-            told = events.read(stored(block(key, *range(count))))
-            assert bool(told) is (count == SIZE)
+            reported = events.read(stored(block(key, *range(count))))
+            assert bool(reported) is (count == SIZE)
             (full if count == SIZE else partial).add(key)
             (partial if count == SIZE else full).discard(key)
         else:
-            told = events.read(removed(key))
-            assert bool(told) is (key not in partial)
+            reported = events.read(removed(key))
+            assert bool(reported) is (key not in partial)
             partial.discard(key)
             full.discard(key)
 

@@ -47,20 +47,20 @@ def test_request_ids_are_positive_unique_and_contain_the_machine_id(connection: 
     )
 )
 def test_disaggregated_params_round_trip(params: DisaggregatedParams) -> None:
-    told = json.loads(json.dumps(to_wire(params)))
-    found = DisaggregatedParams(**from_wire(told, Logprob, KNOWN))
+    message = json.loads(json.dumps(to_wire(params)))
+    found = DisaggregatedParams(**from_wire(message, Logprob, KNOWN))
     assert found == params
 
 
 def test_unknown_disaggregated_params_are_dropped() -> None:
-    told = {"first_gen_tokens": [1], "request_type": "context_only", "of_tomorrow": 1}
-    assert from_wire(told, Logprob, KNOWN) == {"first_gen_tokens": [1]}
+    message = {"first_gen_tokens": [1], "request_type": "context_only", "of_tomorrow": 1}
+    assert from_wire(message, Logprob, KNOWN) == {"first_gen_tokens": [1]}
 
 
 @pytest.mark.parametrize(
-    "told",
+    "message",
     [None, "x", {}, {"first_gen_tokens": [1], "opaque_state": "%"}, {"first_gen_tokens": [1], "opaque_state": 5}],
 )
-def test_malformed_prefill_result_is_refused(told: object) -> None:
+def test_malformed_prefill_result_is_refused(message: object) -> None:
     with pytest.raises(InvalidArgument, match="prefill_result"):
-        from_wire(told, Logprob, KNOWN)
+        from_wire(message, Logprob, KNOWN)

@@ -99,10 +99,10 @@ class Running:
     host: Host
     config: Any
 
-    async def ask(self, asked: Any, *script: Any) -> tuple[RecordedReply, BaseException | None]:
+    async def send_request(self, requested: Any, *script: Any) -> tuple[RecordedReply, BaseException | None]:
         """Run the script to its end."""
         self.llm.script = list(script)
-        return await answered(self.engine, asked)
+        return await answered(self.engine, requested)
 
 
 Start = Callable[..., Awaitable[Running]]

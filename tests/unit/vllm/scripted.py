@@ -90,7 +90,7 @@ class RequestOutput:
     kv_transfer_params: dict[str, Any] | None = None
 
 
-def said(
+def make_output(
     *tokens: int, finish: str | None = None, stop: int | None = None, index: int = 0, **more: Any
 ) -> RequestOutput:
     """One output of a request."""
@@ -134,7 +134,7 @@ class AsyncLLM:
         self.loggers = [make(vllm_config, 0) for make in stat_loggers or ()]
         self.script: list[Any] = []
         """Items that `generate` yields; an exception is raised, an event is awaited."""
-        self.asked: list[SimpleNamespace] = []
+        self.received_requests: list[SimpleNamespace] = []
         self.aborted: list[str] = []
         self.calls: list[tuple[Any, ...]] = []
         self.is_dead = False
@@ -164,7 +164,7 @@ class AsyncLLM:
         reasoning_ended: bool | None = None,
         reasoning_parser_kwargs: dict[str, Any] | None = None,
     ) -> AsyncGenerator[Any, None]:
-        self.asked.append(
+        self.received_requests.append(
             SimpleNamespace(
                 prompt=prompt,
                 params=sampling_params,
@@ -197,7 +197,7 @@ class AsyncLLM:
         tokenization_kwargs: dict[str, Any] | None = None,
         reasoning_ended: bool | None = None,
     ) -> AsyncGenerator[Any, None]:
-        self.asked.append(SimpleNamespace(prompt=prompt, params=pooling_params, request_id=request_id))
+        self.received_requests.append(SimpleNamespace(prompt=prompt, params=pooling_params, request_id=request_id))
         for one in self.script:
             if isinstance(one, BaseException):
                 raise one

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from tests.unit.vllm.conftest import request
-from tests.unit.vllm.scripted import SAMPLING, Logprob, said
+from tests.unit.vllm.scripted import SAMPLING, Logprob, make_output
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.engine import GuidedDecoding, OutputOptions, Routing, SamplingOptions, StopConditions
@@ -108,21 +108,23 @@ def test_each_kind_of_guided_decoding_is_converted() -> None:
 
 def test_finish_reason_distinguishes_eos_from_stop() -> None:
     def end(token: int, **changes: Any) -> tuple[str | None, Any]:
-        (piece,) = VllmOutput(request(**changes)).take(said(token, finish="stop", stop=changes.pop("reason", None)))
+        (piece,) = VllmOutput(request(**changes)).take(
+            make_output(token, finish="stop", stop=changes.pop("reason", None))
+        )
         return piece.finish_reason, piece.stop_reason
 
     assert end(9) == ("eos", None)
     stop = StopConditions(stop_token_ids=[5])
-    (piece,) = VllmOutput(request(stop=stop)).take(said(5, finish="stop", stop=5))
+    (piece,) = VllmOutput(request(stop=stop)).take(make_output(5, finish="stop", stop=5))
     assert (piece.finish_reason, piece.stop_reason) == ("stop", 5)
-    (piece,) = VllmOutput(request()).take(said(9, finish="stop", stop=9))
+    (piece,) = VllmOutput(request()).take(make_output(9, finish="stop", stop=9))
     assert (piece.finish_reason, piece.stop_reason) == ("eos", None)
 
 
 def test_logprobs_are_ordered_by_rank() -> None:
     row = {8: Logprob(-3.0, 5), 4: Logprob(-0.1, 1), 5: Logprob(-0.2, 2)}
     answer = VllmOutput(request(output_options=OutputOptions(logprobs=2)))
-    (piece,) = answer.take(said(8, logprobs=[row]))
+    (piece,) = answer.take(make_output(8, logprobs=[row]))
     assert piece.log_probs == [-3.0]
     assert piece.top_logprobs is not None
     assert [(one.rank, one.token_id) for one in piece.top_logprobs[0]] == [(1, 4), (2, 5)]
@@ -130,10 +132,10 @@ def test_logprobs_are_ordered_by_rank() -> None:
 
 def test_prompt_logprobs_are_sent_with_the_last_output() -> None:
     answer = VllmOutput(request())
-    answer.take(said(4, prompt_logprobs=[None, {2: Logprob(-1.0, 1)}]))
-    (last,) = answer.take(said(5, finish="length"))
+    answer.take(make_output(4, prompt_logprobs=[None, {2: Logprob(-1.0, 1)}]))
+    (last,) = answer.take(make_output(5, finish="length"))
     assert last.engine_data == {"prompt_logprobs": [None, {"2": {"logprob": -1.0, "rank": 1}}]}
 
 
 def test_steps_without_new_tokens_emit_nothing() -> None:
-    assert VllmOutput(request()).take(said()) == []
+    assert VllmOutput(request()).take(make_output()) == []

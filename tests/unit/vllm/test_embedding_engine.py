@@ -31,17 +31,19 @@ def pooled(*values: float) -> Any:
 async def test_embedding_engine_returns_one_vector_per_input(start: Start) -> None:
     running = await start(VllmEmbeddingEngine, embedding_worker=True)
     assert running.config.model_type == "Embedding"
-    reply, error = await running.ask(EmbeddingWork(token_ids=[[1, 2], [3]], model="m"), pooled(0.5, 1.0))
+    reply, error = await running.send_request(EmbeddingWork(token_ids=[[1, 2], [3]], model="m"), pooled(0.5, 1.0))
     assert error is None
     (output,) = reply.items
     assert output.embeddings == ["AAAAPwAAgD8="] * 2
     assert output.prompt_tokens == 3
-    assert [one.prompt["prompt_token_ids"] for one in running.llm.asked] == [[1, 2], [3]]
+    assert [one.prompt["prompt_token_ids"] for one in running.llm.received_requests] == [[1, 2], [3]]
 
 
 async def test_embedding_input_refused_by_vllm_is_an_invalid_argument(start: Start) -> None:
     running = await start(VllmEmbeddingEngine, embedding_worker=True)
-    _, error = await running.ask(EmbeddingWork(token_ids=[[1]], model="m"), ValueError("dimensions must be at least 1"))
+    _, error = await running.send_request(
+        EmbeddingWork(token_ids=[[1]], model="m"), ValueError("dimensions must be at least 1")
+    )
     assert isinstance(error, InvalidArgument)
     with pytest.raises(InvalidArgument, match=r"input\[0\]"):
         running.engine.submit(EmbeddingWork(token_ids=[[]], model="m"), RecordedReply())

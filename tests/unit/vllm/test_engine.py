@@ -11,7 +11,7 @@ from tests.settle import turns, until
 from tests.unit.backend.recorded_reply import RecordedReply
 from tests.unit.vllm import scripted
 from tests.unit.vllm.conftest import Host, Start, request
-from tests.unit.vllm.scripted import said
+from tests.unit.vllm.scripted import make_output
 
 from dynamo.backend.adapters import LoadedAdapters
 from dynamo.backend.disagg import prefill_request
@@ -47,21 +47,23 @@ async def test_engine_config_describes_model_and_cache(start: Start) -> None:
 
 async def test_tokens_are_sent_as_generated_and_the_last_output_has_the_usage(start: Start) -> None:
     running = await start()
-    reply, error = await running.ask(request(), said(4), said(5, 6), said(7, finish="length", num_cached_tokens=2))
+    reply, error = await running.send_request(
+        request(), make_output(4), make_output(5, 6), make_output(7, finish="length", num_cached_tokens=2)
+    )
     assert error is None
     assert reply.tokens == [4, 5, 6, 7]
     (last,) = reply.items
     assert (last.finish_reason, last.completion_usage.completion_tokens) == ("length", 4)
     assert last.completion_usage.prompt_tokens_details.cached_tokens == 2
-    asked = running.llm.asked[0]
-    assert asked.prompt == {"type": "token", "prompt_token_ids": [1, 2, 3]}
-    assert asked.params.output_kind == scripted.RequestOutputKind.DELTA
-    assert not asked.params.detokenize
+    step_state = running.llm.received_requests[0]
+    assert step_state.prompt == {"type": "token", "prompt_token_ids": [1, 2, 3]}
+    assert step_state.params.output_kind == scripted.RequestOutputKind.DELTA
+    assert not step_state.params.detokenize
 
 
 async def test_caller_disconnect_aborts_the_request(start: Start) -> None:
     running = await start()
-    running.llm.script = [said(4), asyncio.Event()]
+    running.llm.script = [make_output(4), asyncio.Event()]
     reply = RecordedReply("gone")
     running.engine.submit(request(), reply)
     await until(lambda: reply.tokens)
@@ -72,10 +74,13 @@ async def test_caller_disconnect_aborts_the_request(start: Start) -> None:
 
 async def test_engine_aborts_a_running_prefill_when_its_caller_disconnects(start: Start) -> None:
     running = await start(settings=scripted.settings(kv_transfer_config=NIXL), disaggregation_mode="prefill")
-    running.llm.script = [asyncio.Event(), said(4, finish="length", kv_transfer_params={"remote_engine_id": "e"})]
+    running.llm.script = [
+        asyncio.Event(),
+        make_output(4, finish="length", kv_transfer_params={"remote_engine_id": "e"}),
+    ]
     reply = RecordedReply("gone")
     running.engine.submit(request(), reply)
-    await until(lambda: running.llm.asked)
+    await until(lambda: running.llm.received_requests)
     await turns()
     running.engine.cancel(reply)
     await running.engine.drain()
@@ -85,13 +90,14 @@ async def test_engine_aborts_a_running_prefill_when_its_caller_disconnects(start
 
 async def test_prefill_returns_kv_transfer_params(start: Start) -> None:
     running = await start(settings=scripted.settings(kv_transfer_config=NIXL), disaggregation_mode="prefill")
-    reply, error = await running.ask(
-        request(sampling_options=SamplingOptions(n=3)), said(4, finish="length", kv_transfer_params={"remote_port": 1})
+    reply, error = await running.send_request(
+        request(sampling_options=SamplingOptions(n=3)),
+        make_output(4, finish="length", kv_transfer_params={"remote_port": 1}),
     )
     assert error is None
     (only,) = reply.items
     assert only.disaggregated_params == {"kv_transfer_params": {"remote_port": 1}}
-    params = running.llm.asked[0].params
+    params = running.llm.received_requests[0].params
     assert (params.max_tokens, params.min_tokens, params.n) == (
         1,
         1,
@@ -103,58 +109,58 @@ async def test_prefill_returns_kv_transfer_params(start: Start) -> None:
 async def test_decode_continues_from_kv_transfer_params(start: Start) -> None:
     running = await start(settings=scripted.settings(kv_transfer_config=NIXL), disaggregation_mode="decode")
     result = PrefillResult({"kv_transfer_params": {"remote_port": 1}})
-    await running.ask(request(prefill_result=result), said(4, finish="length"))
-    assert running.llm.asked[0].params.extra_args == {"kv_transfer_params": {"remote_port": 1}}
+    await running.send_request(request(prefill_result=result), make_output(4, finish="length"))
+    assert running.llm.received_requests[0].params.extra_args == {"kv_transfer_params": {"remote_port": 1}}
 
 
 async def test_decode_without_a_prefill_result_is_refused_unless_bypassed(start: Start) -> None:
     running = await start(settings=scripted.settings(kv_transfer_config=NIXL), disaggregation_mode="decode")
     with pytest.raises(InvalidArgument, match="prefill_result"):
         running.engine.submit(request(), RecordedReply())
-    await running.ask(request(annotations=["x-bypass-remote-prefill"]), said(4, finish="length"))
-    assert running.llm.asked[0].params.extra_args is None
+    await running.send_request(request(annotations=["x-bypass-remote-prefill"]), make_output(4, finish="length"))
+    assert running.llm.received_requests[0].params.extra_args is None
 
 
 async def test_failed_block_transfer_is_a_retryable_error(start: Start) -> None:
     running = await start(settings=scripted.settings(kv_transfer_config=NIXL), disaggregation_mode="decode")
     result = PrefillResult({"kv_transfer_params": {"remote_port": 1}})
-    _, error = await running.ask(request(prefill_result=result), said(finish="error"))
+    _, error = await running.send_request(request(prefill_result=result), make_output(finish="error"))
     assert isinstance(error, WorkerUnavailable)
     assert error.retry_elsewhere
 
 
 async def test_request_refused_by_vllm_is_an_invalid_argument(start: Start) -> None:
     running = await start()
-    _, error = await running.ask(request(), scripted.ClientError("too much"))
+    _, error = await running.send_request(request(), scripted.ClientError("too much"))
     assert isinstance(error, InvalidArgument)
     assert str(error) == "too much"
 
 
 async def test_vllm_value_error_is_an_invalid_argument_only_if_it_names_a_parameter(start: Start) -> None:
     running = await start()
-    _, error = await running.ask(request(), ValueError("top_p must be in (0, 1], got 2"))
+    _, error = await running.send_request(request(), ValueError("top_p must be in (0, 1], got 2"))
     assert isinstance(error, InvalidArgument)
     assert error.param == "top_p"
     for fault in (
         ValueError("shape '[1, 2]' is invalid for input of size 3"),
         UnicodeDecodeError("utf-8", b"", 0, 1, "stop"),
     ):
-        _, error = await running.ask(request(), fault)
+        _, error = await running.send_request(request(), fault)
         assert isinstance(error, Unknown)
 
 
 async def test_other_engine_error_ends_only_its_request(start: Start) -> None:
     running = await start()
-    _, error = await running.ask(request(), RuntimeError("boom"))
+    _, error = await running.send_request(request(), RuntimeError("boom"))
     assert isinstance(error, Unknown)
-    _, error = await running.ask(request(), said(4, finish="stop"))
+    _, error = await running.send_request(request(), make_output(4, finish="stop"))
     assert error is None
     assert running.host.failed == []
 
 
 async def test_dead_engine_fails_the_worker_once_and_its_requests_as_retryable(start: Start) -> None:
     running = await start()
-    _, error = await running.ask(request(), scripted.EngineDeadError("dead"))
+    _, error = await running.send_request(request(), scripted.EngineDeadError("dead"))
     assert isinstance(error, EngineShutdown)
     assert len(running.host.failed) == 1
     with pytest.raises(EngineShutdown):
@@ -163,7 +169,7 @@ async def test_dead_engine_fails_the_worker_once_and_its_requests_as_retryable(s
 
 async def test_aborted_output_is_a_retryable_error(start: Start) -> None:
     running = await start()
-    _, error = await running.ask(request(), said(4), said(finish="abort"))
+    _, error = await running.send_request(request(), make_output(4), make_output(finish="abort"))
     assert isinstance(error, EngineShutdown)
 
 
@@ -171,27 +177,27 @@ async def test_guided_text_and_adapters_reach_vllm(start: Start) -> None:
     running = await start()
     adapters = running.config.adapters
     await adapters.load("tuned", "/somewhere")
-    asked = request(
+    step_state = request(
         sampling_options=SamplingOptions(guided_decoding=GuidedDecoding(regex="a+")), routing=Routing(lora_name="tuned")
     )
-    await running.ask(asked, said(4, finish="stop"))
-    told = running.llm.asked[0]
-    assert told.params.structured_outputs.regex == "a+"
-    assert told.lora.lora_name == "tuned"
+    await running.send_request(step_state, make_output(4, finish="stop"))
+    reported = running.llm.received_requests[0]
+    assert reported.params.structured_outputs.regex == "a+"
+    assert reported.lora.lora_name == "tuned"
     with pytest.raises(WorkerUnavailable):
         running.engine.submit(request(routing=Routing(lora_name="none")), RecordedReply())
 
 
 async def test_images_require_enable_multimodal(start: Start) -> None:
     pixel = "data:image/png;base64,iVBORw0KGgo="
-    asked = request(multi_modal_data={"image_url": [{"Url": pixel}]})
+    step_state = request(multi_modal_data={"image_url": [{"Url": pixel}]})
     running = await start()
     with pytest.raises(InvalidArgument, match="enable-multimodal"):
-        running.engine.submit(asked, RecordedReply())
+        running.engine.submit(step_state, RecordedReply())
     looking = await start(enable_multimodal=True)
-    _, error = await looking.ask(asked, said(4, finish="stop"))
+    _, error = await looking.send_request(step_state, make_output(4, finish="stop"))
     assert error is None
-    prompt = looking.llm.asked[0].prompt
+    prompt = looking.llm.received_requests[0].prompt
     assert [kind for kind, _ in prompt["multi_modal_data"]["image"]] == ["image"]
     assert "type" not in prompt
 
@@ -203,19 +209,19 @@ async def test_media_io_options_of_worker_and_request_are_merged(start: Start) -
     settings = scripted.settings()
     settings.model_config.multimodal_config = SimpleNamespace(media_io_kwargs={"image": {"a": 1, "b": 1}})
     running = await start(settings=settings, enable_multimodal=True)
-    asked = request(multi_modal_data=PIXEL, media_io_kwargs={"image": {"b": 2}})
-    _, error = await running.ask(asked, said(4, finish="stop"))
+    step_state = request(multi_modal_data=PIXEL, media_io_kwargs={"image": {"b": 2}})
+    _, error = await running.send_request(step_state, make_output(4, finish="stop"))
     assert error is None
-    ((_, _, io),) = running.llm.asked[0].prompt["multi_modal_data"]["image"]
+    ((_, _, io),) = running.llm.received_requests[0].prompt["multi_modal_data"]["image"]
     assert io == {"a": 1, "b": 2}
 
 
 @pytest.mark.parametrize("kwargs", [{"image": {"wrong": 1}}, {"image": 3}, [1]])
 async def test_vllm_engine_names_media_options_that_cannot_be_used(start: Start, kwargs: object) -> None:
     running = await start(enable_multimodal=True)
-    asked = request(multi_modal_data=PIXEL, media_io_kwargs=kwargs)
+    step_state = request(multi_modal_data=PIXEL, media_io_kwargs=kwargs)
     try:
-        _, error = await running.ask(asked, said(4, finish="stop"))
+        _, error = await running.send_request(step_state, make_output(4, finish="stop"))
     except InvalidArgument as refused:  # Before vLLM gets the request.
         error = refused
     assert isinstance(error, InvalidArgument)
@@ -224,9 +230,9 @@ async def test_vllm_engine_names_media_options_that_cannot_be_used(start: Start,
 
 async def test_several_choices_end_with_the_last(start: Start) -> None:
     running = await start()
-    reply, _ = await running.ask(
+    reply, _ = await running.send_request(
         request(sampling_options=SamplingOptions(n=2)),
-        said(4, finish="stop", index=1), said(5, finish="stop", index=0),
+        make_output(4, finish="stop", index=1), make_output(5, finish="stop", index=0),
     )  # fmt: skip
     outputs = [one for one in reply.items if isinstance(one, EngineOutput)]
     assert [one.index for one in outputs] == [1, 0]
@@ -258,11 +264,11 @@ async def test_engine_stop_shuts_vllm_down_once(start: Start) -> None:
 async def test_vllm_engine_passes_prompt_embeds_and_counts_them(start: Start) -> None:
     running = await start()
     embeds = request(prompt_embeds="100", stop=StopConditions(max_tokens=60))
-    reply, error = await running.ask(embeds, said(4, finish="length"))
+    reply, error = await running.send_request(embeds, make_output(4, finish="length"))
     assert error is None
-    assert running.llm.asked[0].prompt["prompt_embeds"].shape == (100, 8)
-    assert "prompt_token_ids" not in running.llm.asked[0].prompt
-    assert running.llm.asked[0].params.max_tokens == 28
+    assert running.llm.received_requests[0].prompt["prompt_embeds"].shape == (100, 8)
+    assert "prompt_token_ids" not in running.llm.received_requests[0].prompt
+    assert running.llm.received_requests[0].params.max_tokens == 28
     assert reply.items[-1].completion_usage.prompt_tokens == 100
 
 
@@ -271,7 +277,7 @@ async def test_vllm_engine_passes_prompt_embeds_and_counts_them(start: Start) ->
 )
 async def test_vllm_engine_refuses_invalid_prompt_embeds(start: Start, text: str, message: str) -> None:
     running = await start()
-    _, error = await running.ask(request(prompt_embeds=text), said(4, finish="length"))
+    _, error = await running.send_request(request(prompt_embeds=text), make_output(4, finish="length"))
     assert isinstance(error, InvalidArgument)
     assert message in str(error)
 
@@ -347,11 +353,13 @@ def test_event_publishers_other_than_zmq_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "caching", "found"), [(True, True, True), (True, False, False), (False, True, False)]
+    ("step_state", "caching", "found"), [(True, True, True), (True, False, False), (False, True, False)]
 )
-def test_kv_events_are_published_with_event_config_and_prefix_caching(asked: bool, caching: bool, found: bool) -> None:
+def test_kv_events_are_published_with_event_config_and_prefix_caching(
+    step_state: bool, caching: bool, found: bool
+) -> None:
     settings = scripted.settings(
-        kv_events_config=SimpleNamespace(enable_kv_cache_events=asked),
+        kv_events_config=SimpleNamespace(enable_kv_cache_events=step_state),
         cache_config=SimpleNamespace(enable_prefix_caching=caching),
     )
     assert publishes(settings) is found
@@ -372,31 +380,31 @@ def test_forward_pass_messages_are_forwarded_and_malformed_ones_skipped() -> Non
     assert host.passes == [(step, 1)]
 
 
-def asked(prompt: int, computed: int, **more: Any) -> Any:
+def step_state(prompt: int, computed: int, **more: Any) -> Any:
     return SimpleNamespace(num_prompt_tokens=prompt, num_computed_tokens=computed, **more)
 
 
 def test_scheduled_requests_are_counted_from_the_scheduler_output() -> None:
-    requests = {"a": asked(100, 64), "b": asked(10, 21), "c": asked(50, 50)}
+    requests = {"a": step_state(100, 64), "b": step_state(10, 21), "c": step_state(50, 50)}
     found = scheduled_requests({"a": 32, "b": 1, "c": 50, "gone": 3}, requests)
     assert (found.num_prefill_requests, found.sum_prefill_tokens, found.sum_prefill_kv_tokens) == (2, 82, 32)
     assert (found.num_decode_requests, found.sum_decode_kv_tokens) == (1, 21)
     assert found.var_prefill_length == 625.0
-    waiting = [asked(10, 0, num_preemptions=0, num_tokens=10), asked(10, 0, num_preemptions=1, num_tokens=30)]
+    waiting = [step_state(10, 0, num_preemptions=0, num_tokens=10), step_state(10, 0, num_preemptions=1, num_tokens=30)]
     queued = queued_requests(waiting)
     assert (queued.num_prefill_requests, queued.sum_prefill_tokens, queued.sum_decode_kv_tokens) == (1, 10, 30)
 
 
 async def test_dead_engine_is_reported_by_the_next_health_check() -> None:
-    llm, clock, told = scripted.AsyncLLM(None), ManualClock(), []
-    watching = asyncio.ensure_future(watch(llm.check_health, told.append, clock))
+    llm, clock, reported = scripted.AsyncLLM(None), ManualClock(), []
+    watching = asyncio.ensure_future(watch(llm.check_health, reported.append, clock))
     for _ in range(3):
         await turns()
         clock.advance(2.0)
     await turns()
-    assert told == []
+    assert reported == []
     llm.is_dead = True
     while not watching.done():
         clock.advance(2.0)
         await turns()
-    assert [type(one) for one in told] == [scripted.EngineDeadError]
+    assert [type(one) for one in reported] == [scripted.EngineDeadError]

@@ -20,25 +20,25 @@ def made(name: str | None, **extra: Any) -> NixlHandshake | None:
 def test_nixl_handover_returns_the_prefill_params() -> None:
     found = made("NixlConnector")
     assert isinstance(found, Nixl)
-    asked = found.prefill_params()
-    assert asked is not None
-    assert asked["do_remote_decode"] is True
-    assert found.handover({"remote_port": 1}, asked) == {"remote_port": 1}
-    assert found.handover(None, asked) is None
+    requested = found.prefill_params()
+    assert requested is not None
+    assert requested["do_remote_decode"] is True
+    assert found.handover({"remote_port": 1}, requested) == {"remote_port": 1}
+    assert found.handover(None, requested) is None
 
 
 def test_mooncake_handover_names_the_transfer_and_the_bootstrap_address() -> None:
     found = made("MooncakeConnector")
     assert isinstance(found, Mooncake)
-    asked, other = found.prefill_params(), found.prefill_params()
-    assert asked is not None
+    requested, other = found.prefill_params(), found.prefill_params()
+    assert requested is not None
     assert other is not None
-    assert asked["transfer_id"] != other["transfer_id"]
-    told = found.handover(None, asked)
-    assert told == {
+    assert requested["transfer_id"] != other["transfer_id"]
+    reported = found.handover(None, requested)
+    assert reported == {
         "do_remote_decode": False,
         "do_remote_prefill": True,
-        "transfer_id": asked["transfer_id"],
+        "transfer_id": requested["transfer_id"],
         "remote_bootstrap_addr": "http://10.0.0.1:8998",
         "remote_engine_id": "e",
     }

@@ -21,7 +21,7 @@ async def models() -> AsyncIterator[IndexedModels]:
     await made.close()
 
 
-def hear(models: IndexedModels, number: int, *frames: list[bytes]) -> None:
+def receive_event(models: IndexedModels, number: int, *frames: list[bytes]) -> None:
     """Deliver a message to the listener with that number."""
     for one in frames:
         models.listeners()[number].events.process(one)
@@ -34,9 +34,11 @@ def full(models: IndexedModels) -> None:
     models.follow(1, 0, "tcp://localhost:1", PLACE, 4)
     models.follow(1, 1, "tcp://localhost:2", PLACE, 4)
     models.follow(2, 0, "tcp://localhost:3", PLACE, 4)
-    hear(models, 0, message(0, stored([1, 2], None, TOKENS[:8])))
-    hear(models, 1, message(0, stored([1], None, TOKENS[:4])))
-    hear(models, 2, message(0, stored([1], None, TOKENS[:4])), message(1, stored([2, 3], 1, TOKENS[4:], medium="CPU")))
+    receive_event(models, 0, message(0, stored([1, 2], None, TOKENS[:8])))
+    receive_event(models, 1, message(0, stored([1], None, TOKENS[:4])))
+    receive_event(
+        models, 2, message(0, stored([1], None, TOKENS[:4])), message(1, stored([2, 3], 1, TOKENS[4:], medium="CPU"))
+    )
 
 
 async def test_indexed_models_count_tokens_and_slower_tiers_include_faster_ones(models: IndexedModels) -> None:

@@ -20,8 +20,8 @@ PLACE = ("m", "default")
 
 def worker(worker_id: int, **more: Any) -> dict[str, Any]:
     port = 40_000 + worker_id
-    told = {"block_size": 4, "endpoint": f"http://w{worker_id}", "kv_events_endpoint": f"tcp://localhost:{port}"}
-    return {"worker_id": worker_id, **M, **told, **more}
+    reported = {"block_size": 4, "endpoint": f"http://w{worker_id}", "kv_events_endpoint": f"tcp://localhost:{port}"}
+    return {"worker_id": worker_id, **M, **reported, **more}
 
 
 class SelectionHarness:
@@ -31,7 +31,7 @@ class SelectionHarness:
         self.clock = ManualClock()
         self.service = SelectionService(clock=self.clock, **more)
 
-    def hear(self, *frames: list[bytes], listener: int = 0) -> None:
+    def receive_event(self, *frames: list[bytes], listener: int = 0) -> None:
         for one in frames:
             self.service.models.listeners()[listener].events.process(one)
 
@@ -76,7 +76,7 @@ async def test_selection_service_schedules_a_worker_once_it_is_fully_described(h
 async def test_selection_service_prefers_the_worker_that_caches_the_prefix(harness: SelectionHarness) -> None:
     await harness.service.upsert_worker(worker(1))
     await harness.service.upsert_worker(worker(2))
-    harness.hear(
+    harness.receive_event(
         message(0, stored([1, 2], None, TOKENS[:8])), message(1, stored([3], 2, TOKENS[8:], medium="CPU")), listener=1
     )
     found = await harness.service.select(REQUESTED)
@@ -194,10 +194,10 @@ async def test_selection_service_keeps_a_session_on_its_worker() -> None:
     harness = SelectionHarness(session_affinity_ttl_secs=60.0)
     for number in range(1, 6):
         await harness.service.upsert_worker(worker(number))
-    asked = {**REQUESTED, "session_id": "chat"}
-    first = await harness.service.select_and_reserve(asked)
+    requested = {**REQUESTED, "session_id": "chat"}
+    first = await harness.service.select_and_reserve(requested)
     for _ in range(4):
-        again = await harness.service.select_and_reserve(asked)
+        again = await harness.service.select_and_reserve(requested)
         assert again["worker_id"] == first["worker_id"]
     await harness.service.close()
 
@@ -235,8 +235,8 @@ async def test_selection_service_follows_sessions_bound_by_a_peer() -> None:
         await harness.service.upsert_worker(worker(number))
     for number in range(1, 6):
         harness.service.replica_bound(f"chat{number}", (number, 0), PLACE, (number, 7))
-        asked = await harness.service.select({**REQUESTED, "session_id": f"chat{number}"})
-        assert asked["worker_id"] == number
+        requested = await harness.service.select({**REQUESTED, "session_id": f"chat{number}"})
+        assert requested["worker_id"] == number
     harness.service.replica_bound("chat", (1, 0), ("n", "default"), (9, 7))
     await harness.service.close()
 

@@ -18,8 +18,8 @@ async def test_replica_peers_send_sessions_and_requests_over_one_socket() -> Non
             first.bound("s", (3, 1), PLACE, (4, first.router_id))
             first.freed("a", (3, 1), PLACE)
 
-        await repeat(publish, lambda: sessions.heard and books.heard)
+        await repeat(publish, lambda: sessions.received and books.received)
     finally:
         await first.close()
         await second.close()
-    assert sessions.heard[0] == ("s", (3, 1), PLACE, (4, first.router_id))
+    assert sessions.received[0] == ("s", (3, 1), PLACE, (4, first.router_id))

@@ -67,8 +67,8 @@ async def test_zmq_event_plane_reads_a_burst_in_batches() -> None:
     real, subscriber._socket = subscriber._socket, ScriptedSocket(flood)
     subscriber._read()
     assert 0 < len(flood) < 600, "the loop gets a turn in between"
-    heard = [await take(subscriber) for _ in range(600)]
-    assert [e.sequence for e in heard] == list(range(600))
+    received = [await take(subscriber) for _ in range(600)]
+    assert [e.sequence for e in received] == list(range(600))
     subscriber._socket = real
     await plane.close()
 

@@ -87,10 +87,10 @@ class NatsPlaneHarness:
         self.target = Target(0x1F, SUBJECT, PATH, "msgpack", False)
 
     async def call(self, request: Request | None = None) -> ReceivedOutput:
-        heard = ReceivedOutput()
+        received = ReceivedOutput()
         await self.plane.connect(self.target)
-        assert self.plane.send(self.target, request or Request("r1", b"\x80"), heard, heard.on_done) is not None
-        return heard
+        assert self.plane.send(self.target, request or Request("r1", b"\x80"), received, received.on_done) is not None
+        return received
 
     def acknowledge(self, data: bytes = b"", **headers: str) -> None:
         """Acknowledge the newest request."""
@@ -177,19 +177,19 @@ async def test_nats_request_plane_writes_requests_as_released_dynamo(harness: Na
 async def test_nats_request_plane_raises_typed_errors(
     harness: NatsPlaneHarness, text: bytes, kind: type[Exception]
 ) -> None:
-    heard = await harness.call()
+    received = await harness.call()
     harness.acknowledge(text)
-    assert type(heard.error) is kind
-    assert heard.done == [heard.error]
+    assert type(received.error) is kind
+    assert received.done == [received.error]
     harness.acknowledge(text)
-    assert len(heard.done) == 1
+    assert len(received.done) == 1
 
 
 async def test_nats_request_plane_fails_at_once_without_subscribers(harness: NatsPlaneHarness) -> None:
-    heard = await harness.call()
+    received = await harness.call()
     harness.acknowledge(Status="503")
-    assert isinstance(heard.error, CannotConnect)
-    assert SUBJECT in str(heard.error)
+    assert isinstance(received.error, CannotConnect)
+    assert SUBJECT in str(received.error)
 
 
 async def test_nats_request_plane_fails_undelivered_requests_when_the_server_is_lost(harness: NatsPlaneHarness) -> None:
@@ -220,19 +220,19 @@ async def test_nats_request_plane_error_names_the_payload_limit(
 async def test_nats_request_plane_sends_nothing_when_full_or_disconnected(harness: NatsPlaneHarness) -> None:
     await harness.plane.connect(harness.target)
     harness.nats.is_full = True
-    heard = ReceivedOutput()
-    assert harness.plane.send(harness.target, Request("r", b""), heard, heard.on_done) is None
+    received = ReceivedOutput()
+    assert harness.plane.send(harness.target, Request("r", b""), received, received.on_done) is None
     harness.nats.is_up = False
-    assert harness.plane.send(harness.target, Request("r", b""), heard, heard.on_done) is None
+    assert harness.plane.send(harness.target, Request("r", b""), received, received.on_done) is None
     with pytest.raises(CannotConnect):
         await harness.plane.connect(harness.target)
-    assert heard.done == []
+    assert received.done == []
 
 
 async def test_nats_request_plane_close_ends_active_requests(harness: NatsPlaneHarness) -> None:
-    heard = await harness.call()
+    received = await harness.call()
     await harness.plane.close()
-    assert isinstance(heard.error, Disconnected)
+    assert isinstance(received.error, Disconnected)
     await harness.plane.close()
     with pytest.raises(Disconnected):
         await harness.plane.connect(harness.target)

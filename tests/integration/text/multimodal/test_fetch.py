@@ -31,14 +31,14 @@ class Host:
 
     def __init__(self, *answers: bytes | Answer) -> None:
         self.answers = list(answers)
-        self.asked: list[bytes] = []
+        self.received_requests: list[bytes] = []
         self.port = 0
         self.connections = 0
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         try:
-            self.asked.append(await reader.readuntil(b"\r\n\r\n"))
+            self.received_requests.append(await reader.readuntil(b"\r\n\r\n"))
             answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
             if isinstance(answer, bytes):
                 writer.write(answer)
@@ -77,8 +77,8 @@ def redirect(to: str, status: int = 302) -> bytes:
     return f"HTTP/1.1 {status} Found\r\nlocation: {to}\r\ncontent-length: 0\r\n\r\n".encode()
 
 
-async def refused(url: str, told: str, limits: FetchLimits = OPEN, **more: Any) -> None:
-    with pytest.raises(InvalidArgument, match=told):
+async def refused(url: str, message: str, limits: FetchLimits = OPEN, **more: Any) -> None:
+    with pytest.raises(InvalidArgument, match=message):
         await fetch(url, limits, **more)
 
 
@@ -97,9 +97,9 @@ async def test_media_fetch_reads_from_a_host(answer: bytes) -> None:
     async with hosted(answer) as host:
         media = await fetch(host.url("/a?b"), OPEN, accepts=("image/",), resolve=host.resolve)
         assert (media.data, media.content_type) == (b"picture", "image/png")
-        [asked] = host.asked
-        assert asked.startswith(b"GET /a?b HTTP/1.1\r\n")
-        assert f"host: media.example:{host.port}\r\n".encode() in asked
+        [requested] = host.received_requests
+        assert requested.startswith(b"GET /a?b HTTP/1.1\r\n")
+        assert f"host: media.example:{host.port}\r\n".encode() in requested
 
 
 async def test_media_fetch_verifies_the_certificate_of_the_host() -> None:
@@ -158,7 +158,7 @@ async def test_media_fetch_checks_every_redirect(monkeypatch: pytest.MonkeyPatch
             return await opened("127.0.0.1", host.port)
 
         monkeypatch.setattr(media_fetch.asyncio, "open_connection", connect)
-        for where, told in (
+        for where, message in (
             ("https://inside.example/", "not public"),
             ("https://169.254.169.254/latest/", "metadata service"),
             ("https://168.63.129.16/metadata", "metadata service"),
@@ -170,21 +170,21 @@ async def test_media_fetch_checks_every_redirect(monkeypatch: pytest.MonkeyPatch
             ("//inside.example/x", "not public"),
         ):
             host.answers = [redirect(where)]
-            await refused("https://public.example/", told, FetchLimits(), resolve=resolve)
+            await refused("https://public.example/", message, FetchLimits(), resolve=resolve)
         assert host.connections == 9
 
 
 async def test_media_fetch_follows_a_bounded_number_of_redirects() -> None:
     async with hosted(redirect("/b"), redirect("c", 308), ok(b"picture")) as host:
         assert (await fetch(host.url("/a/x"), OPEN, resolve=host.resolve)).data == b"picture"
-        assert [asked.split()[1] for asked in host.asked] == [b"/a/x", b"/b", b"/c"]
+        assert [requested.split()[1] for requested in host.received_requests] == [b"/a/x", b"/b", b"/c"]
         host.answers = [redirect("/again")]
         await refused(host.url(), "more than 3 redirects", resolve=host.resolve)
         assert host.connections == 3 + 4
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "message"),
     [
         (b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n", "status 404"),
         (b"HTTP/1.1 302 Found\r\ncontent-length: 0\r\n\r\n", "status 302"),
@@ -203,9 +203,9 @@ async def test_media_fetch_follows_a_bounded_number_of_redirects() -> None:
         (ok(b"x", "content-encoding: gzip, gzip"), "unsupported content encoding"),
     ],
 )
-async def test_media_fetch_reports_an_invalid_response(answer: bytes, told: str) -> None:
+async def test_media_fetch_reports_an_invalid_response(answer: bytes, message: str) -> None:
     async with hosted(answer) as host:
-        await refused(host.url(), told, accepts=("image/",), resolve=host.resolve)
+        await refused(host.url(), message, accepts=("image/",), resolve=host.resolve)
 
 
 async def test_media_fetch_limits_the_body() -> None:
@@ -276,7 +276,7 @@ async def test_media_fetch_reads_only_the_head_where_that_is_enough(status: str)
     async with hosted(stalls) as host:
         media = await fetch(host.url(), OPEN, accepts=("image/",), resolve=host.resolve, head_bytes=100)
         assert len(media.data) >= 100
-        assert b"\r\nrange: bytes=0-99\r\n" in host.asked[0]
+        assert b"\r\nrange: bytes=0-99\r\n" in host.received_requests[0]
 
 
 async def test_media_fetch_limits_concurrency() -> None:

@@ -42,15 +42,15 @@ def stream(
     batches: Sequence[Sequence[Event]], reason: str = "stop", stop_reason: Any = None, **options: Any
 ) -> list[Any]:
     one = MessageWriter("msg_1", "m", **options)
-    said = one.begin(5) + one.first(0)
+    output = one.begin(5) + one.first(0)
     for batch in batches:
-        said += one.events(0, batch, b"", (), 0)
-    return read(said + one.finish(0, reason, stop_reason) + one.usage(USAGE) + one.end())
+        output += one.events(0, batch, b"", (), 0)
+    return read(output + one.finish(0, reason, stop_reason) + one.usage(USAGE) + one.end())
 
 
-def read(said: bytes) -> list[Any]:
+def read(output: bytes) -> list[Any]:
     events = []
-    for block in said.decode().removesuffix("\n\n").split("\n\n"):
+    for block in output.decode().removesuffix("\n\n").split("\n\n"):
         name, data = block.split("\n")
         events.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {events[-1]['type']}"
@@ -142,7 +142,7 @@ def test_hidden_reasoning_is_only_in_the_signature() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "stop_reason", "told"),
+    ("reason", "stop_reason", "expected_message"),
     [
         ("stop", None, ("end_turn", None)),
         ("stop", "END", ("stop_sequence", "END")),
@@ -152,9 +152,11 @@ def test_hidden_reasoning_is_only_in_the_signature() -> None:
         ("content_filter", None, ("refusal", None)),
     ],
 )
-def test_stop_reason_uses_the_values_of_anthropic(reason: str, stop_reason: Any, told: tuple[str, str | None]) -> None:
+def test_stop_reason_uses_the_values_of_anthropic(
+    reason: str, stop_reason: Any, expected_message: tuple[str, str | None]
+) -> None:
     message = whole([ContentDelta("x")], reason, stop_reason, stop_sequences=["END"])
-    assert (message["stop_reason"], message["stop_sequence"]) == told
+    assert (message["stop_reason"], message["stop_sequence"]) == expected_message
 
 
 def test_empty_response_has_no_blocks() -> None:

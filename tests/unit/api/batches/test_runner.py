@@ -33,17 +33,19 @@ class Bench:
     def __init__(self, folder: Path, clock: ManualClock | None = None, concurrency: int = 3) -> None:
         self.clock = clock or ManualClock(wall=1000.0)
         self.store = BatchStore(str(folder), clock=self.clock)
-        self.asked: list[str] = []
+        self.received_requests: list[str] = []
         self.answers: dict[str, list[LineResponse]] = {}
         """The responses to a line, in order; the last one repeats for ever."""
         self.hold: set[str] = set()
         self.left: list[str] = []
         self.most = 0
         self.now = 0
-        self.runner = BatchRunner(self.store, self.ask, Slots(concurrency, lambda: 0, self.clock), clock=self.clock)
+        self.runner = BatchRunner(
+            self.store, self.send_request, Slots(concurrency, lambda: 0, self.clock), clock=self.clock
+        )
 
-    async def ask(self, line: RequestLine, owner: str | None) -> LineResponse:
-        self.asked.append(line.custom_id)
+    async def send_request(self, line: RequestLine, owner: str | None) -> LineResponse:
+        self.received_requests.append(line.custom_id)
         self.now += 1
         self.most = max(self.most, self.now)
         try:
@@ -55,8 +57,8 @@ class Bench:
             raise
         finally:
             self.now -= 1
-        said = self.answers.get(line.custom_id, [LineResponse(200, b'{"said":1}', "r")])
-        return said.pop(0) if len(said) > 1 else said[0]
+        output = self.answers.get(line.custom_id, [LineResponse(200, b'{"said":1}', "r")])
+        return output.pop(0) if len(output) > 1 else output[0]
 
     def begin(self, *ids: str, expires_at: int = 10_000) -> BatchRecord:
         lines = [{"custom_id": one, "method": "POST", "url": "/v1/completions", "body": {"model": "m"}} for one in ids]
@@ -114,7 +116,7 @@ async def test_runner_sends_at_most_as_many_lines_as_slots(tmp_path: Path) -> No
         await bench.ended(record)
     await bench.runner.close()
     assert bench.most == 3
-    assert len(bench.asked) == len(set(bench.asked)) == 40
+    assert len(bench.received_requests) == len(set(bench.received_requests)) == 40
 
 
 async def test_runner_retries_lines_refused_for_overload(tmp_path: Path) -> None:
@@ -128,7 +130,7 @@ async def test_runner_retries_lines_refused_for_overload(tmp_path: Path) -> None
     bench.runner.start()
     batch = await bench.ended(record)
     await bench.runner.close()
-    assert bench.asked.count("a") == 3 and bench.asked.count("b") == 1
+    assert bench.received_requests.count("a") == 3 and bench.received_requests.count("b") == 1
     assert bench.clock.wall() >= 1060
     assert batch.request_counts.completed == 2
 
@@ -141,7 +143,7 @@ async def test_waiting_batch_does_not_block_other_batches(tmp_path: Path) -> Non
     bench.runner.start()
     assert (await bench.ended(other)).status == "completed"
     assert bench.state(stuck).status == "in_progress"
-    assert len(set(bench.asked) - {"a"}) <= BEGUN_MAX
+    assert len(set(bench.received_requests) - {"a"}) <= BEGUN_MAX
     await bench.runner.close()
 
 
@@ -150,7 +152,9 @@ async def test_restarted_runner_sends_only_lines_without_a_result(tmp_path: Path
     bench.hold = {"b", "d"}
     record = bench.begin("a", "b", "c", "d", "e")
     bench.runner.start()
-    await bench.until(lambda: len(bench.store.results(record.batch.id)[0]) >= 2 and set(bench.asked) >= bench.hold)
+    await bench.until(
+        lambda: len(bench.store.results(record.batch.id)[0]) >= 2 and set(bench.received_requests) >= bench.hold
+    )
     await bench.runner.close()
     before = bench.store.results(record.batch.id)[0]
     assert set(bench.left) >= bench.hold
@@ -158,7 +162,7 @@ async def test_restarted_runner_sends_only_lines_without_a_result(tmp_path: Path
     again.runner.start()
     batch = await again.ended(record)
     await again.runner.close()
-    assert set(again.asked) == {"a", "b", "c", "d", "e"} - before
+    assert set(again.received_requests) == {"a", "b", "c", "d", "e"} - before
     assert set(again.lines(batch.output_file_id)) == {"a", "b", "c", "d", "e"}
     assert batch.request_counts.completed == 5
 
@@ -175,7 +179,7 @@ async def test_finalizing_or_cancelling_batch_ends_after_a_restart(tmp_path: Pat
     await bench.runner.close()
     assert batch.status == {"finalizing": "completed", "cancelling": "cancelled"}[status]
     assert set(bench.lines(batch.output_file_id)) == {"a"}
-    assert bench.asked == []
+    assert bench.received_requests == []
 
 
 async def test_cancelled_batch_keeps_its_results_and_drops_open_lines(tmp_path: Path) -> None:
@@ -183,7 +187,7 @@ async def test_cancelled_batch_keeps_its_results_and_drops_open_lines(tmp_path: 
     bench.hold = {"b"}
     record = bench.begin("a", "b")
     bench.runner.start()
-    await bench.until(lambda: set(bench.asked) == {"a", "b"} and bench.store.results(record.batch.id)[0])
+    await bench.until(lambda: set(bench.received_requests) == {"a", "b"} and bench.store.results(record.batch.id)[0])
     bench.store.cancel(record.batch.id)
     bench.runner.nudge()
     batch = await bench.ended(record)
@@ -225,7 +229,7 @@ async def test_full_disk_loses_no_request_of_a_batch_and_repeats_none(
     left = {"writes": 40}
 
     def write_whole(out: Any, data: bytes) -> None:
-        if left["writes"] and bench.asked:
+        if left["writes"] and bench.received_requests:
             left["writes"] -= 1
             out.write(data[: len(data) // 2])
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -237,7 +241,7 @@ async def test_full_disk_loses_no_request_of_a_batch_and_repeats_none(
     await bench.runner.close()
     assert left["writes"] == 0
     assert (batch.status, batch.request_counts.completed) == ("completed", 3)
-    assert sorted(bench.asked) == ["a", "b", "c"], "no request is repeated"
+    assert sorted(bench.received_requests) == ["a", "b", "c"], "no request is repeated"
     assert set(bench.lines(batch.output_file_id)) == {"a", "b", "c"}
     assert "No space left on device" in caplog.text and "Traceback" not in caplog.text
     assert not [name for name in os.listdir(tmp_path / "batches") if name.endswith(".part")]
@@ -294,11 +298,11 @@ async def test_second_process_runs_batches_after_the_first_one_ends(tmp_path: Pa
     second.runner.start()
     record = second.begin("a")
     await first.ended(record)
-    assert (first.asked, second.asked) == (["a"], [])
+    assert (first.received_requests, second.received_requests) == (["a"], [])
     await first.runner.close()
     record = second.begin("b")
     await second.ended(record)
-    assert second.asked == ["b"]
+    assert second.received_requests == ["b"]
     await second.runner.close()
 
 
@@ -316,11 +320,11 @@ def has_ended(steps: Iterator[int]) -> bool:
 
 
 async def run_randomly(data: st.DataObject, folder: Path) -> None:
-    said = st.sampled_from(
+    output = st.sampled_from(
         [LineResponse(200, b"{}", "r"), LineResponse(500, b"{}", "r"), LineResponse(503, b"", "r", 0.0)]
     )
     ids = [f"l{place}" for place in range(data.draw(st.integers(1, 12)))]
-    answers = {one: [*data.draw(st.lists(said, max_size=3)), LineResponse(200, b"{}", "r")] for one in ids}
+    answers = {one: [*data.draw(st.lists(output, max_size=3)), LineResponse(200, b"{}", "r")] for one in ids}
     clock = ManualClock(wall=1000.0)
     bench = Bench(folder, clock)
     record = bench.begin(*ids, expires_at=data.draw(st.sampled_from([1003, 10_000])))
@@ -332,7 +336,7 @@ async def run_randomly(data: st.DataObject, folder: Path) -> None:
         steps = iter(range(data.draw(st.integers(0, 20))))
         await repeat(lambda: clock.advance(STEP_S), partial(has_ended, steps))
         await bench.runner.close()
-        assert not known & set(bench.asked), "a line with a result was asked again"
+        assert not known & set(bench.received_requests), "a line with a result was asked again"
         if not bench.state(record).output_file_id:
             known = set.union(*bench.store.results(record.batch.id))
     if data.draw(st.booleans()):

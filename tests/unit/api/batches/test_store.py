@@ -175,11 +175,11 @@ def test_unreadable_batch_record_is_skipped(tmp_path: Path) -> None:
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, after_bytes: int) -> None:
     """Make writes fail as on a full disk, after that many bytes."""
-    room = [after_bytes]
+    space = [after_bytes]
 
     def write_whole(out: Any, data: bytes) -> None:
-        room[0] -= out.write(data[: max(0, room[0])])
-        if room[0] <= 0:
+        space[0] -= out.write(data[: max(0, space[0])])
+        if space[0] <= 0:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(store_module, "write_whole", write_whole)

@@ -26,12 +26,14 @@ def archive() -> ResponseArchive:
     return ResponseArchive(MemoryResponseStore(StoreLimits(), Dropped(None, "")))
 
 
-def kept(one: ResponseArchive, number: int, asked: Sequence[StoredItem], said: str, before: int | None = None) -> str:
+def kept(
+    one: ResponseArchive, number: int, requested: Sequence[StoredItem], printed: str, before: int | None = None
+) -> str:
     response_id = f"resp_{number:024x}{number:08x}"
     previous = None if before is None else f"resp_{before:024x}{before:08x}"
-    answer = MessageItem("assistant", [OutputText(said)], item_id("msg", response_id, 0), "completed")
+    answer = MessageItem("assistant", [OutputText(printed)], item_id("msg", response_id, 0), "completed")
     response = Response(id=response_id, created_at=1, model="m", output=[answer], previous_response_id=previous)
-    one.keep(response, asked)
+    one.keep(response, requested)
     return response_id
 
 
@@ -48,14 +50,14 @@ async def test_conversation_history_is_the_chain_of_responses() -> None:
 
 async def test_archive_keeps_input_items_with_ids_and_status() -> None:
     one = archive()
-    asked = [
+    requested = [
         MessageItem("user", "a"),
         MessageItem("assistant", "b", "msg_own"),
         ReasoningItem([]),
         FunctionCallItem("{}", "c", "f"),
         FunctionOutputItem("c", "42"),
     ]
-    response_id = kept(one, 1, asked, "b")
+    response_id = kept(one, 1, requested, "b")
     found = (await one.find(response_id)).input
     assert [item.id and item.id.split("_")[0] for item in found] == ["msg", "msg", "rs", "fc", "fco"]
     assert found[1].id == "msg_own" and len({item.id for item in found}) == 5

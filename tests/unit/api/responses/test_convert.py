@@ -175,29 +175,38 @@ def test_response_fields_without_effect_are_accepted(fields: dict[str, Any]) -> 
 
 
 def test_response_repeats_the_request_fields() -> None:
-    asked = request_of(
+    requested = request_of(
         instructions="i", temperature=0.5, tools=[WEATHER], tool_choice="none", metadata={"a": "b"}, top_logprobs=3,
         text={"format": {"type": "json_object"}}, parallel_tool_calls=False, service_tier="flex", previous_response_id="p",
     )  # fmt: skip
-    response = to_response(asked, "resp_1", 5, is_stored=True)
-    said = msgspec.to_builtins(response)
-    assert (said["id"], said["created_at"], said["status"], said["store"]) == ("resp_1", 5, "in_progress", True)
-    assert (said["instructions"], said["temperature"], said["top_p"], said["tool_choice"]) == ("i", 0.5, 1.0, "none")
-    assert said["tools"] == [WEATHER | {"strict": True}]
-    assert said["text"] == {"format": {"type": "json_object"}}
-    assert (said["parallel_tool_calls"], said["service_tier"], said["previous_response_id"]) == (False, "flex", "p")
-    assert said["metadata"] == {"a": "b"}
+    response = to_response(requested, "resp_1", 5, is_stored=True)
+    output = msgspec.to_builtins(response)
+    assert (output["id"], output["created_at"], output["status"], output["store"]) == ("resp_1", 5, "in_progress", True)
+    assert (output["instructions"], output["temperature"], output["top_p"], output["tool_choice"]) == (
+        "i",
+        0.5,
+        1.0,
+        "none",
+    )
+    assert output["tools"] == [WEATHER | {"strict": True}]
+    assert output["text"] == {"format": {"type": "json_object"}}
+    assert (output["parallel_tool_calls"], output["service_tier"], output["previous_response_id"]) == (
+        False,
+        "flex",
+        "p",
+    )
+    assert output["metadata"] == {"a": "b"}
 
 
 def test_response_has_openai_defaults_for_absent_fields() -> None:
-    said = msgspec.to_builtins(to_response(request_of(), "resp_1", 5, is_stored=False))
-    assert (said["temperature"], said["top_p"], said["tool_choice"], said["truncation"]) == (
+    output = msgspec.to_builtins(to_response(request_of(), "resp_1", 5, is_stored=False))
+    assert (output["temperature"], output["top_p"], output["tool_choice"], output["truncation"]) == (
         1.0,
         1.0,
         "auto",
         "disabled",
     )
-    assert said["text"] == {"format": {"type": "text"}}
+    assert output["text"] == {"format": {"type": "text"}}
 
 
 @given(bodies(ResponseRequest.__struct_encode_fields__, model="m", input=[{"role": "user", "content": "hi"}]))

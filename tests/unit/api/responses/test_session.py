@@ -10,11 +10,11 @@ def response(id: str) -> Response:
 
 def test_session_continues_its_last_response_only() -> None:
     session = ResponseSession()
-    asked = [MessageItem("user", "hi")]
+    requested = [MessageItem("user", "hi")]
     assert session.history("a") is None
-    session.remember(response("a"), asked)
-    assert session.history("a") == [*asked, *response("a").output]
-    session.remember(response("b"), asked)
+    session.remember(response("a"), requested)
+    assert session.history("a") == [*requested, *response("a").output]
+    session.remember(response("b"), requested)
     assert session.history("a") is None and session.history("b") is not None
 
 

@@ -43,17 +43,17 @@ class Choice:
 
 def stream(batches: Sequence[Sequence[Event]], reason: str = "stop", **options: Any) -> list[Any]:
     one = writer(**options)
-    said = one.begin(5) + one.first(0)
+    printed = one.begin(5) + one.first(0)
     for batch in batches:
-        said += one.events(0, batch, b"", (), 0)
-    return read(said + one.finish(0, reason, None) + one.usage(USAGE) + one.end())
+        printed += one.events(0, batch, b"", (), 0)
+    return read(printed + one.finish(0, reason, None) + one.usage(USAGE) + one.end())
 
 
-def read(said: bytes) -> list[Any]:
+def read(printed: bytes) -> list[Any]:
     """The events; the last must be [DONE], each must be named and numbered."""
-    assert said.endswith(b"data: [DONE]\n\n")
+    assert printed.endswith(b"data: [DONE]\n\n")
     events = []
-    for number, block in enumerate(said.decode().split("\n\n")[:-2]):
+    for number, block in enumerate(printed.decode().split("\n\n")[:-2]):
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
@@ -129,10 +129,10 @@ def test_reasoning_and_tool_calls_are_separate_output_items() -> None:
 def test_response_stream_is_independent_of_chunking_and_equals_the_unary_response(data: st.DataObject) -> None:
     events = data.draw(answers())
     reason = data.draw(st.sampled_from(["stop", "length", "tool_calls", "content_filter"]))
-    told = stream(data.draw(cut(events)), reason)
+    reported = stream(data.draw(cut(events)), reason)
     whole = json.loads(json_encode(writer().whole(Choice(events, reason), USAGE)))
-    assert told[-1]["response"] == whole
-    assert assembled(told) == whole["output"]
+    assert reported[-1]["response"] == whole
+    assert assembled(reported) == whole["output"]
 
 
 def test_empty_response_is_an_empty_message() -> None:
@@ -153,8 +153,8 @@ def test_truncated_response_is_incomplete_with_a_reason() -> None:
 
 def test_failure_closes_open_items_and_contains_the_error() -> None:
     one = writer()
-    said = one.begin(5) + one.events(0, [ContentDelta("so far")], b"", (), 0)
-    events = read(said + one.failure(ErrorAnswer(500, "Internal server error")))
+    printed = one.begin(5) + one.events(0, [ContentDelta("so far")], b"", (), 0)
+    events = read(printed + one.failure(ErrorAnswer(500, "Internal server error")))
     response = events[-1]["response"]
     assert events[-1]["type"] == "response.failed"
     assert response["error"] == {"code": "server_error", "message": "Internal server error"}
@@ -174,15 +174,15 @@ def entry(text: str) -> TokenEntry:
 
 def test_logprobs_are_sent_with_the_text_of_their_tokens() -> None:
     one = writer(logprobs=True)
-    said = one.begin(5) + one.events(0, [ContentDelta("a")], b"", [entry("a")], 0)
-    said += one.events(0, [], b"", [entry("b1")], 1)
-    said += (
+    printed = one.begin(5) + one.events(0, [ContentDelta("a")], b"", [entry("a")], 0)
+    printed += one.events(0, [], b"", [entry("b1")], 1)
+    printed += (
         one.events(0, [ContentDelta("b")], b"", [entry("b2")], 3)
         + one.finish(0, "stop", None)
         + one.usage(USAGE)
         + one.end()
     )
-    events = read(said)
+    events = read(printed)
     deltas = [event["logprobs"] for event in events if event["type"] == "response.output_text.delta"]
     assert [[one["token"] for one in delta] for delta in deltas] == [["a"], ["b1", "b2"]]
     assert deltas[0] == [

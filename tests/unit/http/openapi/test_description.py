@@ -46,8 +46,8 @@ async def test_operations_have_unique_ids_and_declare_path_parameters(document: 
     for path, methods in document["paths"].items():
         for operation in methods.values():
             names.append(operation["operationId"])
-            said = {one["name"] for one in operation.get("parameters", ()) if one["in"] == "path"}
-            assert said == set(re.findall(r"{(\w+)}", path))
+            output = {one["name"] for one in operation.get("parameters", ()) if one["in"] == "path"}
+            assert output == set(re.findall(r"{(\w+)}", path))
             assert operation["summary"] and "200" in operation["responses"]
     assert len(set(names)) == len(names)
 
@@ -62,8 +62,8 @@ async def test_document_describes_api_keys_when_required(table: RouteTable) -> N
 
 
 async def test_openapi_document_describes_flat_error_bodies(document: dict[str, Any]) -> None:
-    said = document["paths"]["/busy_threshold"]["post"]["responses"]["404"]["content"]["application/json"]["schema"]
-    assert said["properties"]["error"] == {"type": "string"}
+    output = document["paths"]["/busy_threshold"]["post"]["responses"]["404"]["content"]["application/json"]["schema"]
+    assert output["properties"]["error"] == {"type": "string"}
 
 
 async def test_openapi_document_describes_the_handling_of_fields_without_effect(document: dict[str, Any]) -> None:

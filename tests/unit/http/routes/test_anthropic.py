@@ -30,7 +30,7 @@ class Served:
         add(self.table, RouteContext(stack.pipeline, stack.models, MetricsRegistry(), lambda: True, options))
 
     async def post(self, path: str, **fields: Any) -> Answer:
-        return await self.stack.ask(self.table.hot_handlers()[b"POST", path.encode()], fields)
+        return await self.stack.send_request(self.table.hot_handlers()[b"POST", path.encode()], fields)
 
     async def answer(self, script: Script | None = None, **fields: Any) -> Answer:
         nvext = {} if script is None else {"nvext": {"annotations": [script.annotation()]}}

@@ -131,18 +131,18 @@ async def test_batch_is_processed_line_by_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "body", "said"),
+    ("endpoint", "body", "expected_message"),
     [
         ("/v1/completions", {"prompt": "hi"}, lambda body: body["choices"][0]["text"]),
         ("/v1/responses", {"input": "hi"}, lambda body: body["output"][0]["content"][0]["text"]),
     ],
 )
-async def test_batch_supports_other_endpoints(tmp_path: Path, endpoint: str, body: Any, said: Any) -> None:
+async def test_batch_supports_other_endpoints(tmp_path: Path, endpoint: str, body: Any, expected_message: Any) -> None:
     async with served(tmp_path) as one:
         begun = await one.begin([request("a", endpoint, model=NAME, **body)], endpoint)
         batch = await one.ended(begun.json()["id"])
         [answer] = (await one.lines(batch["output_file_id"])).values()
-        assert said(answer["response"]["body"]) == "Hello there."
+        assert expected_message(answer["response"]["body"]) == "Hello there."
 
 
 async def test_invalid_batch_input_fails_the_batch_with_line_numbers(tmp_path: Path) -> None:

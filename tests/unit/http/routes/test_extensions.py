@@ -31,7 +31,7 @@ def fail(context: FrontendExtensionContext) -> object:
 
 
 def test_extension_handler_reads_frontend_state() -> None:
-    def say(context: FrontendExtensionContext) -> object:
+    def handle(context: FrontendExtensionContext) -> object:
         return [
             context.is_ready(),
             context.is_cancelled(),
@@ -42,8 +42,8 @@ def test_extension_handler_reads_frontend_state() -> None:
             context.serving_ready_display_names(),
         ]
 
-    said = client(FrontendRoute("get", "/x", say)).get("/x").json()
-    assert said == [True, False, True, False, True, ["a", "b"], ["b"]]
+    output = client(FrontendRoute("get", "/x", handle)).get("/x").json()
+    assert output == [True, False, True, False, True, ["a", "b"], ["b"]]
 
 
 @pytest.mark.parametrize(
@@ -51,14 +51,14 @@ def test_extension_handler_reads_frontend_state() -> None:
     [(None, 200, "null"), ("text", 200, '"text"'), (FrontendResponse(418, {"x": 1}), 418, '{"x":1}')],
 )
 def test_extension_handler_result_is_the_response(answer: object, status: int, text: str) -> None:
-    said = client(FrontendRoute("GET", "/x", lambda _: answer)).get("/x")
-    assert (said.status_code, said.text) == (status, text)
+    output = client(FrontendRoute("GET", "/x", lambda _: answer)).get("/x")
+    assert (output.status_code, output.text) == (status, text)
 
 
 @pytest.mark.parametrize("handler", [fail, lambda _: object()])
 def test_extension_handler_exception_is_logged_and_not_returned(handler: Any, caplog: pytest.LogCaptureFixture) -> None:
-    said = client(FrontendRoute("GET", "/x", handler)).get("/x")
-    assert (said.status_code, said.json()) == (500, {"error": "frontend route extension failed"})
+    output = client(FrontendRoute("GET", "/x", handler)).get("/x")
+    assert (output.status_code, output.json()) == (500, {"error": "frontend route extension failed"})
     assert "route extension failed" in caplog.text
 
 

@@ -63,15 +63,15 @@ async def test_image_request_forwards_unknown_fields_to_the_worker() -> None:
             "i", ModelType.Images, says(IMAGE, {"created": 2, "data": [{"url": "http://a"}], "size": "1x1"})
         )
         fields = {"prompt": "cat", "n": 2, "size": "1x1", "nvext": {"seed": 3}, "guardrails": False}
-        answer = await relays.ask(IMAGES, {"model": "i", **fields})
+        answer = await relays.send_request(IMAGES, {"model": "i", **fields})
         assert answer.json["data"] == [
             {"b64_json": "AAAA", "revised_prompt": None},
             {"url": "http://a", "revised_prompt": None},
         ]
         assert (answer.json["created"], answer.json["size"], answer.json["usage"]) == (2, "1x1", None)
-        (asked,) = relays.asked
-        assert asked.pop("extra_args") == {"media_passthrough": {"guardrails": False}}
-        assert asked == {"model": "i", "prompt": "cat", "n": 2, "size": "1x1", "nvext": {"seed": 3}}
+        (wait_requested,) = relays.received_requests
+        assert wait_requested.pop("extra_args") == {"media_passthrough": {"guardrails": False}}
+        assert wait_requested == {"model": "i", "prompt": "cat", "n": 2, "size": "1x1", "nvext": {"seed": 3}}
 
 
 async def test_image_edit_accepts_multipart_or_json() -> None:
@@ -82,19 +82,19 @@ async def test_image_edit_accepts_multipart_or_json() -> None:
             ("prompt", None, "kätzchen".encode()),
             ("n", None, b"2"),
         ]
-        one = await relays.ask(EDITS, form(*text, ("image", "a.png", PNG)), FORM)
-        two = await relays.ask(
+        one = await relays.send_request(EDITS, form(*text, ("image", "a.png", PNG)), FORM)
+        two = await relays.send_request(
             EDITS, form(*text, ("image[]", "a.png", PNG), ("image[]", "b.png", b"x"), ("mask", "m", b"m")), FORM
         )
-        plain = await relays.ask(EDITS, {"model": "i", "prompt": "cat", "input_reference": PNG_URL})
+        plain = await relays.send_request(EDITS, {"model": "i", "prompt": "cat", "input_reference": PNG_URL})
         assert [one.status, two.status, plain.status] == [200, 200, 200]
-        first, second, third = relays.asked
+        first, second, third = relays.received_requests
         assert first == {"model": "i", "prompt": "kätzchen", "n": 2, "input_reference": PNG_URL}
         others = second["extra_args"]["media_passthrough"]
         assert others["images"] == [PNG_URL, "data:image/png;base64," + b64encode(b"x").decode()]
         assert others["mask"].startswith("data:image/png;base64,")
         assert third["input_reference"] == second["input_reference"] == PNG_URL
-        assert (await relays.ask(EDITS, form(*text), FORM)).json["error"]["param"] == "input_reference"
+        assert (await relays.send_request(EDITS, form(*text), FORM)).json["error"]["param"] == "input_reference"
 
 
 def test_multipart_form_is_decoded_like_json() -> None:
@@ -128,9 +128,9 @@ def test_multipart_form_is_decoded_like_json() -> None:
 async def test_invalid_media_field_is_refused_by_name(path: str, fields: Any, status: int, param: str) -> None:
     async with open_relays(add) as relays:
         await relays.serve("i", ModelType.Images, says(IMAGE))
-        answer = await relays.ask(path, {"model": "i", **fields})
+        answer = await relays.send_request(path, {"model": "i", **fields})
         assert (answer.status, answer.json["error"]["param"]) == (status, param)
-        assert not relays.asked
+        assert not relays.received_requests
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ async def test_invalid_media_field_is_refused_by_name(path: str, fields: Any, st
 )
 async def test_malformed_media_body_is_refused(body: bytes, media: str | None) -> None:
     async with open_relays(add) as relays:
-        answer = await relays.ask(IMAGES, body, None if media is None else {"content-type": media})
+        answer = await relays.send_request(IMAGES, body, None if media is None else {"content-type": media})
         assert answer.status == 400
 
 
@@ -153,13 +153,13 @@ async def test_speech_is_streamed_as_bytes() -> None:
 
         await relays.serve("a", ModelType.Audios, speak)
         _, wire = relays.begin(SPEECH, {"model": "a", "input": "hi", "voice": "v"})
-        await told(wire, b"RIFF")
+        await wait_written(wire, b"RIFF")
         go_on.set()
         async with asyncio.timeout(DEADLINE_S):
             await wire.complete.wait()
         assert b"content-type: audio/wav\r\n" in wire.data
         assert b"more!" in wire.data
-        assert relays.asked == [
+        assert relays.received_requests == [
             {"model": "a", "input": "hi", "voice": "v", "nvext": {"frontend_accepts_audio_chunks": True}}
         ]
         rendered = relays.registry.render()
@@ -169,22 +169,24 @@ async def test_speech_is_streamed_as_bytes() -> None:
 async def test_speech_is_streamed_as_events_when_requested() -> None:
     async with open_relays(add) as relays:
         await relays.serve("a", ModelType.Audios, says(clip(b"RIFF"), clip(b"more")))
-        answer = await relays.ask(SPEECH, {"model": "a", "input": "hi", "stream_format": "sse"})
+        answer = await relays.send_request(SPEECH, {"model": "a", "input": "hi", "stream_format": "sse"})
         events = [json.loads(one.removeprefix("data: ")) for one in answer.text_events]
         assert [one["type"] for one in events] == ["speech.audio.delta", "speech.audio.delta", "speech.audio.done"]
-        assert "stream_format" not in relays.asked[0]
+        assert "stream_format" not in relays.received_requests[0]
 
 
 async def test_speech_stored_remotely_is_returned_as_a_url() -> None:
     async with open_relays(add) as relays:
         await relays.serve("a", ModelType.Audios, says(link()))
-        answer = await relays.ask(SPEECH, {"model": "a", "input": "hi", "data_source": "url", "response_format": "mp3"})
+        answer = await relays.send_request(
+            SPEECH, {"model": "a", "input": "hi", "data_source": "url", "response_format": "mp3"}
+        )
         assert answer.json["data"] == [{"output_format": "mp4", "url": "http://v"}]
-        assert "nvext" not in relays.asked[0]
+        assert "nvext" not in relays.received_requests[0]
 
 
 @pytest.mark.parametrize(
-    ("said", "status"),
+    ("message", "status"),
     [
         ((), 500),
         ((clip(),), 500),
@@ -195,10 +197,10 @@ async def test_speech_stored_remotely_is_returned_as_a_url() -> None:
         ((clip(b""), link()), 200),
     ],
 )
-async def test_failed_speech_returns_its_status(said: tuple[Any, ...], status: int) -> None:
+async def test_failed_speech_returns_its_status(message: tuple[Any, ...], status: int) -> None:
     async with open_relays(add) as relays:
-        await relays.serve("a", ModelType.Audios, says(*said))
-        answer = await relays.ask(SPEECH, {"model": "a", "input": "hi"})
+        await relays.serve("a", ModelType.Audios, says(*message))
+        answer = await relays.send_request(SPEECH, {"model": "a", "input": "hi"})
         assert answer.status == status
         if status == 400:
             assert (answer.json["status"], answer.json["error"]) == ("failed", "no such voice")
@@ -219,17 +221,17 @@ async def test_interrupted_byte_stream_ends_without_the_last_chunk() -> None:
 async def test_video_is_returned_whole_or_streamed_with_progress() -> None:
     async with open_relays(add) as relays:
         await relays.serve("v", ModelType.Videos, says(link(progress=50), link()))
-        whole = await relays.ask(VIDEOS, {"model": "v", "prompt": "cat", "seconds": "4"})
+        whole = await relays.send_request(VIDEOS, {"model": "v", "prompt": "cat", "seconds": "4"})
         assert [one["url"] for one in whole.json["data"]] == ["http://v"] * 2
-        steps = await relays.ask(VIDEOS, {"model": "v", "prompt": "cat", "stream": True})
+        steps = await relays.send_request(VIDEOS, {"model": "v", "prompt": "cat", "stream": True})
         assert [one["progress"] for one in steps.events] == [50, 100]
-        assert [one.get("seconds") for one in relays.asked] == [4, None]
+        assert [one.get("seconds") for one in relays.received_requests] == [4, None]
 
 
 async def test_video_frames_are_streamed_as_multipart() -> None:
     async with open_relays(add) as relays:
         await relays.serve("v", ModelType.Videos, says(clip(b"one", kind="jpeg"), clip(b"two!", kind="jpeg")))
-        answer = await relays.ask(FRAMES, {"model": "v", "prompt": "cat"})
+        answer = await relays.send_request(FRAMES, {"model": "v", "prompt": "cat"})
         assert answer.headers["content-type"] == "multipart/x-mixed-replace; boundary=frame"
         head = b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: "
         assert answer.body == head + b"3\r\n\r\none\r\n" + head + b"4\r\n\r\ntwo!\r\n"
@@ -238,7 +240,7 @@ async def test_video_frames_are_streamed_as_multipart() -> None:
 async def test_video_stream_without_a_frame_is_an_error() -> None:
     async with open_relays(add) as relays:
         await relays.serve("v", ModelType.Videos, says(link()))
-        assert (await relays.ask(FRAMES, {"model": "v", "prompt": "cat"})).status == 500
+        assert (await relays.send_request(FRAMES, {"model": "v", "prompt": "cat"})).status == 500
 
 
 async def test_media_client_disconnect_stops_the_worker() -> None:
@@ -253,7 +255,7 @@ async def test_media_client_disconnect_stops_the_worker() -> None:
 
         await relays.serve("a", ModelType.Audios, speak)
         exchange, wire = relays.begin(SPEECH, {"model": "a", "input": "hi"})
-        await told(wire, b"RIFF")
+        await wait_written(wire, b"RIFF")
         exchange.left()
         waits.set()
         async with asyncio.timeout(DEADLINE_S):
@@ -262,7 +264,7 @@ async def test_media_client_disconnect_stops_the_worker() -> None:
         assert 'error_type="cancelled"' in relays.registry.render()
 
 
-async def told(wire: Wire, piece: bytes) -> None:
+async def wait_written(wire: Wire, piece: bytes) -> None:
     """Returns when the client has that piece."""
     async with asyncio.timeout(DEADLINE_S):
         while piece not in wire.data:
@@ -274,7 +276,7 @@ async def test_silent_media_worker_times_out_with_504() -> None:
     async with open_relays(add) as relays:
         await relays.serve("v", ModelType.Videos, silent)
         _, wire = relays.begin(VIDEOS, {"model": "v", "prompt": "cat"})
-        await asked(relays)
+        await wait_requested(relays)
         relays.pipeline.abandon(0.0)
         async with asyncio.timeout(DEADLINE_S):
             await wire.complete.wait()
@@ -286,6 +288,6 @@ async def silent(request: Any) -> AsyncIterator[Any]:
     yield request
 
 
-async def asked(relays: RelayCluster) -> None:
+async def wait_requested(relays: RelayCluster) -> None:
     """Returns when a worker has the request."""
-    await until(lambda: relays.asked)
+    await until(lambda: relays.received_requests)

@@ -39,14 +39,14 @@ class Client(Line):
         self.headers = [(name.encode(), value.encode()) for name, value in given.items()]
         self.is_stalled = False
         self.socket: Any = None
-        self.told = asyncio.Event()
+        self.reported = asyncio.Event()
         self.complete = asyncio.Event()
         exchange = Exchange(self, relays.table.hot_handlers()[b"GET", b"/v1/realtime"], keep_alive=True)  # type: ignore[arg-type]
         exchange.handler(exchange)
 
     def write(self, data: bytes) -> None:
         super().write(data)
-        self.told.set()
+        self.reported.set()
 
     def set_protocol(self, protocol: Any) -> None:
         self.socket = protocol
@@ -54,7 +54,7 @@ class Client(Line):
     def on_response_complete(self) -> None:
         self.complete.set()
 
-    def say(self, event: Any) -> None:
+    def send_event(self, event: Any) -> None:
         data = event if isinstance(event, bytes) else json.dumps(event).encode()
         self.socket.data_received(client_frame(Op.TEXT, data))
 
@@ -76,8 +76,8 @@ class Client(Line):
         """Return the first events when there are that many."""
         async with asyncio.timeout(DEADLINE_S):
             while len(self.events()) < count:
-                self.told.clear()
-                await self.told.wait()
+                self.reported.clear()
+                await self.reported.wait()
         return self.events()
 
 
@@ -103,8 +103,8 @@ async def test_realtime_events_are_relayed_to_the_worker_and_back() -> None:
     async with open_relays(add) as relays:
         await serve(relays, parrot)
         client = Client(relays)
-        client.say(UPDATE)
-        client.say({"type": "input_audio_buffer.append", "audio": "AAAA"})
+        client.send_event(UPDATE)
+        client.send_event({"type": "input_audio_buffer.append", "audio": "AAAA"})
         created, updated, echoed = await client.until(3)
         assert (created["type"], created["session"]) == ("session.created", {"type": "realtime"})
         assert (updated, echoed["audio"]) == (UPDATE, "AAAA")
@@ -117,13 +117,13 @@ async def test_realtime_events_received_before_the_worker_is_found_are_queued_in
     async with open_relays(add) as relays:
         await serve(relays, parrot)
         client = Client(relays)
-        client.say(UPDATE)
+        client.send_event(UPDATE)
         for number in range(EARLY_MAX + 10):
-            client.say({"type": "n", "n": number})
+            client.send_event({"type": "n", "n": number})
         events = await client.until(EARLY_MAX + 12)
         assert [one["n"] for one in events[2:]] == list(range(EARLY_MAX + 10))
-        assert "pause" in client.said
-        assert client.said[-1] == "resume"
+        assert "pause" in client.outputs
+        assert client.outputs[-1] == "resume"
         client.leave()
 
 
@@ -132,13 +132,13 @@ async def test_realtime_model_can_be_a_query_parameter() -> None:
         await serve(relays, parrot)
         client = Client(relays, b"/v1/realtime?model=r", **{"sec-websocket-protocol": "realtime, other"})
         assert b"sec-websocket-protocol: realtime\r\n" in client.data
-        client.say({"type": "hello"})
+        client.send_event({"type": "hello"})
         assert (await client.until(2))[1] == {"type": "hello"}
         client.leave()
 
 
 @pytest.mark.parametrize(
-    ("said", "code", "param"),
+    ("message", "code", "param"),
     [
         (b"garbage", "invalid_request", None),
         (b"[]", "invalid_request", None),
@@ -147,15 +147,17 @@ async def test_realtime_model_can_be_a_query_parameter() -> None:
         ({**UPDATE, "session": {"model": "nobody"}}, "model_not_found", "session.model"),
     ],
 )
-async def test_invalid_first_event_returns_an_error_and_can_be_retried(said: Any, code: str, param: str | None) -> None:
+async def test_invalid_first_event_returns_an_error_and_can_be_retried(
+    message: Any, code: str, param: str | None
+) -> None:
     async with open_relays(add) as relays:
         await serve(relays, parrot)
         client = Client(relays)
-        client.say(said)
+        client.send_event(message)
         error = (await client.until(2))[1]
         assert (error["type"], error["error"]["code"], error["error"]["param"]) == ("error", code, param)
         assert error["error"]["event_id"] == ("e1" if code == "model_not_found" else None)
-        client.say(UPDATE)
+        client.send_event(UPDATE)
         assert (await client.until(3))[2] == UPDATE
         client.leave()
 
@@ -172,8 +174,8 @@ async def test_realtime_worker_end_closes_the_session() -> None:
     async with open_relays(add) as relays:
         await serve(relays, parrot)
         client = Client(relays)
-        client.say(UPDATE)
-        client.say({"type": "end"})
+        client.send_event(UPDATE)
+        client.send_event({"type": "end"})
         assert (await client.until(3))[2] == b"\x03\xe8stream complete"
         assert relays.pipeline.inflight == 0
         client.leave()
@@ -183,8 +185,8 @@ async def test_worker_failure_sends_an_error_and_closes_the_session() -> None:
     async with open_relays(add) as relays:
         await serve(relays, parrot)
         client = Client(relays)
-        client.say(UPDATE)
-        client.say({"type": "break"})
+        client.send_event(UPDATE)
+        client.send_event({"type": "break"})
         *_, error, end = await client.until(4)
         assert (error["error"]["type"], error["error"]["message"]) == ("invalid_request_error", "no such thing")
         assert end.startswith(b"\x03\xe8")
@@ -196,7 +198,7 @@ async def test_malformed_worker_event_sends_an_error_and_continues() -> None:
         await serve(relays, parrot)
         client = Client(relays)
         for event in (UPDATE, {"type": "odd"}, {"type": "fine"}):
-            client.say(event)
+            client.send_event(event)
         *_, error, fine = await client.until(4)
         assert (error["error"]["type"], fine) == ("server_error", {"type": "fine"})
         client.leave()
@@ -214,7 +216,7 @@ async def test_realtime_client_disconnect_ends_the_worker_stream() -> None:
     async with open_relays(add) as relays:
         await serve(relays, listener)
         client = Client(relays)
-        client.say(UPDATE)
+        client.send_event(UPDATE)
         await client.until(2)
         client.leave()
         async with asyncio.timeout(DEADLINE_S):
@@ -225,7 +227,7 @@ async def test_realtime_session_ends_on_drain() -> None:
     async with open_relays(add) as relays:
         await serve(relays, parrot)
         client = Client(relays)
-        client.say(UPDATE)
+        client.send_event(UPDATE)
         await client.until(2)
         await relays.pipeline.drain(0.0)
         *_, error, end = await client.until(4)
@@ -239,10 +241,10 @@ async def test_idle_realtime_session_is_not_timed_out() -> None:
     async with open_relays(add) as relays:
         await serve(relays, parrot)
         client = Client(relays)
-        client.say(UPDATE)
+        client.send_event(UPDATE)
         await client.until(2)
         relays.pipeline.abandon(0.0)
-        client.say({"type": "still here"})
+        client.send_event({"type": "still here"})
         assert (await client.until(3))[2] == {"type": "still here"}
         client.leave()
 

@@ -36,7 +36,7 @@ class Served:
 
     async def post(self, path: str, **fields: Any) -> Answer:
         handler: HotHandler = self.table.hot_handlers()[b"POST", path.encode()]
-        return await self.stack.ask(handler, fields)
+        return await self.stack.send_request(handler, fields)
 
     async def respond(self, script: Script | None = None, **fields: Any) -> Any:
         nvext = {} if script is None else {"nvext": {"annotations": [script.annotation()]}}

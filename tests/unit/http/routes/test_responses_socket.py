@@ -70,7 +70,7 @@ class Scene:
         self.sessions.append(session)
         self.open.append(exchange)
 
-    def say(self, **event: Any) -> None:
+    def send_event(self, **event: Any) -> None:
         self.connection.on_message(WebSocketMessage(Op.TEXT, json.dumps(event).encode()))
 
 
@@ -81,8 +81,8 @@ async def settle() -> None:
 async def test_connection_answers_one_request_at_a_time_with_one_session() -> None:
     async with open_stack() as stack:
         scene = Scene(stack)
-        scene.say(type="response.create", model=NAME, input="a", stream=True, event_id="e")
-        scene.say(type="response.create", model=NAME, input="b")
+        scene.send_event(type="response.create", model=NAME, input="a", stream=True, event_id="e")
+        scene.send_event(type="response.create", model=NAME, input="b")
         await settle()
         assert scene.bodies == [{"model": NAME, "input": "a"}]
         assert scene.open[0].headers == [(b"x-tenant", b"t")]
@@ -106,11 +106,11 @@ async def test_first_socket_request_is_admitted_with_its_handshake(tmp_path: Pat
         handshake = accounts(keys).admit(keys.ring.owner_of("a"))
         assert isinstance(handshake, Account)
         scene = Scene(stack, keys, handshake)
-        scene.say(type="response.create", model=NAME, input="a")
+        scene.send_event(type="response.create", model=NAME, input="a")
         await settle()
         assert scene.open[0].account is handshake
         scene.open[0].end(b"data: [DONE]\n\n")
-        scene.say(type="response.create", model=NAME, input="b")
+        scene.send_event(type="response.create", model=NAME, input="b")
         await settle()
         assert (scene.socket.sent[-1]["status"], len(scene.bodies)) == (429, 1)
 
@@ -119,7 +119,7 @@ async def test_connection_pauses_reading_while_too_many_requests_wait() -> None:
     async with open_stack() as stack:
         scene = Scene(stack)
         for number in range(WAITING_MAX + 1):
-            scene.say(type="response.create", model=NAME, input=str(number))
+            scene.send_event(type="response.create", model=NAME, input=str(number))
             await settle()
         assert scene.socket.is_paused
         scene.open[0].end(b"data: [DONE]\n\n")
@@ -130,8 +130,8 @@ async def test_connection_pauses_reading_while_too_many_requests_wait() -> None:
 async def test_closed_connection_stops_its_request_and_drops_the_waiting_ones() -> None:
     async with open_stack() as stack:
         scene = Scene(stack)
-        scene.say(type="response.create", model=NAME, input="a")
-        scene.say(type="response.create", model=NAME, input="b")
+        scene.send_event(type="response.create", model=NAME, input="a")
+        scene.send_event(type="response.create", model=NAME, input="b")
         await settle()
         scene.connection.on_close()
         await settle()
@@ -144,8 +144,8 @@ async def test_connection_refuses_malformed_requests() -> None:
         scene = Scene(stack)
         scene.connection.on_message(WebSocketMessage(Op.BINARY, b"x"))
         scene.connection.on_message(WebSocketMessage(Op.TEXT, b"{"))
-        scene.say(type="other")
-        scene.say(type="response.create", stream_options={})
+        scene.send_event(type="other")
+        scene.send_event(type="response.create", stream_options={})
         await settle()
         assert [event["error"]["param"] for event in scene.socket.sent] == [None, "type", "type", "stream_options"]
         assert {event["status"] for event in scene.socket.sent} == {400}

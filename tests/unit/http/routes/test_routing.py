@@ -44,7 +44,7 @@ async def turn(one: KvPushRouter, session: str, length: int) -> None:
     await one.choose(request, f"{session}{length}", Progress())
 
 
-async def asked(page: RoutingPages, query: str = "") -> tuple[int, dict[str, Any]]:
+async def get_page(page: RoutingPages, query: str = "") -> tuple[int, dict[str, Any]]:
     answer = await page.sessions(Request({"type": "http", "query_string": query.encode(), "headers": []}))
     return answer.status_code, json.loads(bytes(answer.body))
 
@@ -54,7 +54,7 @@ async def test_session_page_lists_cached_blocks_by_worker() -> None:
     await turn(one, "s", 8)
     await turn(one, "s", 17)
 
-    status, answer = await asked(pages(one))
+    status, answer = await get_page(pages(one))
 
     assert status == 200
     assert answer["models"] == [
@@ -82,7 +82,7 @@ async def test_sessions_are_listed_most_recent_first_up_to_the_limit() -> None:
     for name in "abc":
         await turn(one, name, 8)
 
-    _, answer = await asked(pages(one), "limit=2")
+    _, answer = await get_page(pages(one), "limit=2")
 
     assert [shown["session_id"] for shown in answer["models"][0]["shown"]] == ["c", "b"]
 
@@ -91,7 +91,7 @@ async def test_unknown_session_or_invalid_limit_is_refused() -> None:
     one = router(session_prefixes=True)
     await turn(one, "s", 8)
 
-    assert (await asked(pages(one), "session_id=t"))[0] == 404
-    assert (await asked(pages(one), "limit=0"))[0] == 400
-    status, answer = await asked(pages(router()))
+    assert (await get_page(pages(one), "session_id=t"))[0] == 404
+    assert (await get_page(pages(one), "limit=0"))[0] == 400
+    status, answer = await get_page(pages(router()))
     assert status == 404 and "--enable-session-prefix-index" in json.dumps(answer)

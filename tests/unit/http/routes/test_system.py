@@ -13,7 +13,7 @@ from dynamo.routing.busy import Thresholds
 
 
 @pytest.mark.parametrize(
-    ("is_draining", "is_sound", "status", "said"),
+    ("is_draining", "is_sound", "status", "message"),
     [
         (False, True, 200, {"status": "healthy", "endpoints": [], "instances": []}),
         (False, False, 503, {"status": "not_ready", "stage": "discovery"}),
@@ -21,13 +21,13 @@ from dynamo.routing.busy import Thresholds
     ],
 )
 async def test_health_reports_why_the_frontend_is_not_serving(
-    is_draining: bool, is_sound: bool, status: int, said: dict[str, Any]
+    is_draining: bool, is_sound: bool, status: int, message: dict[str, Any]
 ) -> None:
     pipeline, models = SimpleNamespace(is_draining=is_draining), SimpleNamespace(all_sets=list, every_set=list)
     context = RouteContext(cast(Any, pipeline), cast(Any, models), MetricsRegistry(), lambda: is_sound)
     pages = SystemPages(RouteTable(), context)
     answer = await pages.health(cast(Any, None))
-    assert (answer.status_code, json.loads(bytes(answer.body))) == (status, said)
+    assert (answer.status_code, json.loads(bytes(answer.body))) == (status, message)
 
 
 @pytest.mark.parametrize(

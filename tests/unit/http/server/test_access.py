@@ -55,8 +55,8 @@ def test_requests_over_the_rate_limit_get_a_retry_after() -> None:
     someone = caller(requests_per_minute=2)
     assert someone.admit(0.0) is None
     assert someone.admit(0.0) is None
-    told = someone.admit(1.0)
-    assert told is not None and (told.limit, told.retry_after_s) == ("requests_per_minute", 29)
+    reported = someone.admit(1.0)
+    assert reported is not None and (reported.limit, reported.retry_after_s) == ("requests_per_minute", 29)
     assert someone.admit(30.0) is None
 
 
@@ -64,9 +64,9 @@ def test_token_limit_is_charged_after_the_response_and_delays_the_next_request()
     someone = caller(tokens_per_minute=60)
     assert someone.admit(0.0) is None
     someone.spend(120, 0.0)
-    told = someone.admit(0.0)
-    assert told is not None and told.limit == "tokens_per_minute"
-    assert 60 <= told.retry_after_s <= 61
+    reported = someone.admit(0.0)
+    assert reported is not None and reported.limit == "tokens_per_minute"
+    assert 60 <= reported.retry_after_s <= 61
     assert someone.admit(61.0) is None
 
 
@@ -148,7 +148,7 @@ def test_keys_file_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('[[keys]]\nname = "a"\nkey = "sk-secret-1', "not valid TOML"),
         ('[[keys]]\nname = "a"\nkey = "sk-secret-1"\nrpm = 3\n', "rpm"),
@@ -156,14 +156,14 @@ def test_keys_file_is_read() -> None:
         ("", "keys"),
     ],
 )
-def test_keys_file_error_names_the_file_and_hides_the_key(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as caught:
+def test_keys_file_error_names_the_file_and_hides_the_key(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
         read_keys(text, "keys.toml")
     assert "keys.toml" in str(caught.value) and KEY not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("entry", "message"),
     [
         (KeyLimits(name="a"), "either key or key_sha256"),
         (KeyLimits(name="a", key=KEY, key_sha256="00"), "either key or key_sha256"),
@@ -172,8 +172,8 @@ def test_keys_file_error_names_the_file_and_hides_the_key(text: str, said: str) 
         (KeyLimits(name="a", key=KEY, tokens_per_minute=0), "tokens_per_minute = 0"),
     ],
 )
-def test_invalid_key_entry_is_refused(entry: KeyLimits, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_key_entry_is_refused(entry: KeyLimits, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         KeyRing([entry])
 
 
@@ -191,17 +191,17 @@ class CallerMachine(RuleBasedStateMachine):
         self.now += wait
 
     @rule()
-    def ask(self) -> None:
-        told = self.caller.admit(self.now)
-        if told is None:
+    def send_request(self) -> None:
+        reported = self.caller.admit(self.now)
+        if reported is None:
             self.running += 1
-        elif told.limit != "concurrent_requests":
-            self.now += told.retry_after_s
+        elif reported.limit != "concurrent_requests":
+            self.now += reported.retry_after_s
             again = self.caller.admit(self.now)
             if again is None:
                 self.running += 1
             else:
-                assert again.limit != told.limit, "the wait was too short"
+                assert again.limit != reported.limit, "the wait was too short"
 
     @rule(tokens=st.integers(0, 80))
     def end(self, tokens: int) -> None:

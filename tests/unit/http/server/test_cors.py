@@ -24,9 +24,9 @@ def test_cors_wildcard_allows_every_origin() -> None:
 def test_cors_preflight_allows_the_requested_headers() -> None:
     cors = Cors.of(["*"])
     assert cors is not None
-    said = dict(cors.preflight(b"https://b.example", b"x-api-key, content-type"))
-    assert said[b"access-control-allow-headers"] == b"x-api-key, content-type"
-    assert b"POST" in said[b"access-control-allow-methods"]
+    output = dict(cors.preflight(b"https://b.example", b"x-api-key, content-type"))
+    assert output[b"access-control-allow-headers"] == b"x-api-key, content-type"
+    assert b"POST" in output[b"access-control-allow-methods"]
 
 
 def test_cors_is_disabled_without_origins() -> None:

@@ -13,7 +13,7 @@ from dynamo.http.server.gate import OPEN, Gate, KeyMetrics, Keys
 KEY = [(b"authorization", b"Bearer sk-secret-1")]
 
 
-class Asked:
+class GateHarness:
     """A gate and its metrics."""
 
     def __init__(self, keys: Keys | None = None, cors: Cors | None = None) -> None:
@@ -26,28 +26,28 @@ def write_keys(path: Path, key: str, more: str = "") -> None:
 
 
 def test_gate_without_keys_and_origins_is_open() -> None:
-    assert Asked().gate.judge(b"POST", b"/v1/x", []) is OPEN
+    assert GateHarness().gate.judge(b"POST", b"/v1/x", []) is OPEN
 
 
 def test_health_probes_require_no_key() -> None:
-    gate = Asked(Keys(["sk-secret-1"], None)).gate
+    gate = GateHarness(Keys(["sk-secret-1"], None)).gate
     assert gate.judge(b"GET", b"/health", []).refusal is None
-    told = gate.judge(b"GET", b"/healthy", []).refusal
-    assert told is not None and told.status == 401
+    reported = gate.judge(b"GET", b"/healthy", []).refusal
+    assert reported is not None and reported.status == 401
 
 
 def test_key_usage_metrics_have_the_key_name(tmp_path: Path) -> None:
     write_keys(tmp_path / "keys", "sk-secret-1", "requests_per_minute = 1\n")
-    asked = Asked(Keys(["sk-other-key"], str(tmp_path / "keys")))
-    account = asked.gate.judge(b"POST", b"/v1/x", KEY).account
+    requested = GateHarness(Keys(["sk-other-key"], str(tmp_path / "keys")))
+    account = requested.gate.judge(b"POST", b"/v1/x", KEY).account
     assert account is not None and account.name == "team"
     account.spend(7)
     account.close()
     account.close()
-    asked.gate.judge(b"POST", b"/v1/x", KEY)
-    asked.gate.judge(b"POST", b"/v1/x", [])
-    asked.gate.judge(b"POST", b"/v1/x", [(b"x-api-key", b"wrong-key")])
-    text = asked.registry.render()
+    requested.gate.judge(b"POST", b"/v1/x", KEY)
+    requested.gate.judge(b"POST", b"/v1/x", [])
+    requested.gate.judge(b"POST", b"/v1/x", [(b"x-api-key", b"wrong-key")])
+    text = requested.registry.render()
     assert 'p_api_key_requests_total{key="team"} 1' in text
     assert 'p_api_key_tokens_total{key="team"} 7' in text
     assert 'p_api_key_refusals_total{key="team",reason="requests_per_minute"} 1' in text
@@ -98,14 +98,14 @@ def test_keys_file_missing_at_start_is_an_error(tmp_path: Path) -> None:
 
 
 def test_refusal_carries_the_cors_headers() -> None:
-    gate = Asked(Keys(["sk-secret-1"], None), Cors.of(["https://a.example"])).gate
+    gate = GateHarness(Keys(["sk-secret-1"], None), Cors.of(["https://a.example"])).gate
     passage = gate.judge(b"POST", b"/v1/x", [(b"origin", b"https://a.example")])
     assert passage.refusal is not None and passage.refusal.status == 401
     assert (b"access-control-allow-origin", b"https://a.example") in passage.headers
 
 
 def test_cors_preflight_requires_no_key() -> None:
-    gate = Asked(Keys(["sk-secret-1"], None), Cors.of(["https://a.example"])).gate
+    gate = GateHarness(Keys(["sk-secret-1"], None), Cors.of(["https://a.example"])).gate
     question = [(b"origin", b"https://a.example"), (b"access-control-request-method", b"POST")]
     assert gate.judge(b"OPTIONS", b"/v1/x", question).is_preflight
 
@@ -119,7 +119,7 @@ def test_keys_file_without_keys_is_refused_at_start_and_refuses_requests_after_a
     keys = Keys([], str(path))
     path.write_text("keys = []\n")
     keys.refresh()
-    refusal = Asked(keys).gate.judge(b"POST", b"/v1/x", KEY).refusal
+    refusal = GateHarness(keys).gate.judge(b"POST", b"/v1/x", KEY).refusal
     assert refusal is not None and refusal.status == 401
 
 

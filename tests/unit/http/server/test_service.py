@@ -31,15 +31,15 @@ def test_client_disconnect_is_not_logged_as_an_error(caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ((None, None, "ca.pem"), "--tls-client-ca-cert-path requires"),
         (("cert.pem", None, None), "must be given together"),
         (("none.pem", "none.pem", None), "none.pem"),
     ],
 )
-def test_incomplete_tls_configuration_is_refused(given: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_incomplete_tls_configuration_is_refused(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         tls_context(*given)
 
 

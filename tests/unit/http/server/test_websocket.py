@@ -38,7 +38,7 @@ def close_frame(code: int, reason: str) -> bytes:
     return frame(Op.CLOSE, code.to_bytes(2, "big") + reason.encode())
 
 
-class Ask:
+class UpgradeRequest:
     """Request of a client."""
 
     def __init__(self, **headers: bytes) -> None:
@@ -55,7 +55,7 @@ class Ask:
 
 
 def test_websocket_accept_key_equals_the_example_of_the_standard() -> None:
-    assert accept_key(Ask()) == b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo="  # type: ignore[arg-type]
+    assert accept_key(UpgradeRequest()) == b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo="  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_websocket_accept_key_equals_the_example_of_the_standard() -> None:
     ],
 )
 def test_invalid_upgrade_headers_have_no_accept_key(headers: dict[str, bytes]) -> None:
-    assert accept_key(Ask(**headers)) is None  # type: ignore[arg-type]
+    assert accept_key(UpgradeRequest(**headers)) is None  # type: ignore[arg-type]
 
 
 class Line:
@@ -85,38 +85,38 @@ class Line:
         self.protocol: Any = self
         self.header_bytes = b""
         self.response_started = False
-        self.said: list[str] = []
+        self.outputs: list[str] = []
         self.unsent = 0
 
     def write(self, data: bytes) -> None:
         self.data += data
 
     def set_protocol(self, protocol: Any) -> None:
-        self.said.append("taken over")
+        self.outputs.append("taken over")
 
     def get_write_buffer_size(self) -> int:
         return self.unsent
 
     def cut_slow_reader(self) -> None:
-        self.said.append("cut")
+        self.outputs.append("cut")
 
     def pause_reading(self) -> None:
-        self.said.append("pause")
+        self.outputs.append("pause")
 
     def resume_reading(self) -> None:
-        self.said.append("resume")
+        self.outputs.append("resume")
 
     def is_closing(self) -> bool:
-        return "close" in self.said
+        return "close" in self.outputs
 
     def close(self) -> None:
-        self.said.append("close")
+        self.outputs.append("close")
 
     def abort(self) -> None:
-        self.said.append("abort")
+        self.outputs.append("abort")
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.said.append("lost")
+        self.outputs.append("lost")
 
 
 class RecordingHandler:
@@ -226,7 +226,7 @@ async def test_websocket_delivers_messages_and_answers_pings() -> None:
     assert handler.messages == [WebSocketMessage(Op.TEXT, b"hi")]
     assert line.data == frame(Op.PONG, b"?")
     socket.connection_lost(None)
-    assert (handler.closes, line.said) == (1, ["taken over", "lost"])
+    assert (handler.closes, line.outputs) == (1, ["taken over", "lost"])
 
 
 async def test_websocket_answers_a_close_and_sends_nothing_after() -> None:
@@ -238,7 +238,7 @@ async def test_websocket_answers_a_close_and_sends_nothing_after() -> None:
     socket.data_received(client_frame(Op.TEXT, b"late"))
     socket.resume_reading()
     assert line.data == close_frame(Closing.NORMAL, "")
-    assert (handler.messages, line.said) == ([], ["taken over", "close"])
+    assert (handler.messages, line.outputs) == ([], ["taken over", "close"])
     socket.connection_lost(None)
 
 
@@ -246,7 +246,7 @@ async def test_websocket_client_that_does_not_read_is_disconnected() -> None:
     socket, line, _ = opened()
     line.unsent = 1001
     socket.send(b"x")
-    assert "cut" in line.said
+    assert "cut" in line.outputs
     socket.connection_lost(None)
 
 
@@ -256,7 +256,7 @@ async def test_websocket_aborts_a_client_that_answers_no_pings() -> None:
     assert line.data == frame(Op.PING, b"")
     socket.data_received(client_frame(Op.PONG, b""))
     socket._ping()
-    assert "abort" not in line.said
+    assert "abort" not in line.outputs
     socket._ping()
-    assert "abort" in line.said
+    assert "abort" in line.outputs
     socket.connection_lost(None)

@@ -17,8 +17,8 @@ def event(*keys: int) -> Stored:
 
 
 def test_consolidator_merges_consecutive_blocks_into_one_event() -> None:
-    told = list(Consolidator().lower(Tier.HOST, [stored(1), stored(2), removed(1), removed(2), stored(1)]))
-    assert told == [(event(1, 2), "host_pinned"), (Removed([1, 2]), "host_pinned"), (event(1), "host_pinned")]
+    reported = list(Consolidator().lower(Tier.HOST, [stored(1), stored(2), removed(1), removed(2), stored(1)]))
+    assert reported == [(event(1, 2), "host_pinned"), (Removed([1, 2]), "host_pinned"), (event(1), "host_pinned")]
 
 
 def test_consolidator_block_may_have_a_parent_in_another_tier() -> None:

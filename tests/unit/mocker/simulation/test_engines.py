@@ -49,7 +49,7 @@ class Driver:
         self.host: set[int] = set()
         self.results: list[StepResult[Client]] = []
 
-    def ask(self, tokens: list[int], max_tokens: int, **how: Any) -> SimulatedSequence[Client]:
+    def send_request(self, tokens: list[int], max_tokens: int, **how: Any) -> SimulatedSequence[Client]:
         return self.machine.submit(Client(), tokens, max_tokens, self.now_ms, **how)
 
     def step(self) -> StepResult[Client]:
@@ -60,8 +60,8 @@ class Driver:
         for sequence in result.finished:
             sequence.owner.tokens.append(sequence.last_token)
             sequence.owner.is_done = True
-        hear(self.cache, result.events)
-        hear(self.host, result.host_events)
+        apply_events(self.cache, result.events)
+        apply_events(self.host, result.host_events)
         self.results.append(result)
         self.machine.validate()
         pool = self.machine.pool
@@ -79,7 +79,7 @@ class Driver:
         raise AssertionError("it does not come to an end")
 
 
-def hear(cache: set[int], events: list[KvEvent]) -> None:
+def apply_events(cache: set[int], events: list[KvEvent]) -> None:
     for event in events:
         if isinstance(event, Stored):
             for block in event.blocks:
@@ -148,7 +148,7 @@ class Life(RuleBasedStateMachine):
         self, length: int, start: int, max_tokens: int, is_remote: bool, stays: bool
     ) -> SimulatedSequence[Client]:
         tokens = prompt(length, 1000 * start)
-        sequence = self.driver.ask(tokens, max_tokens, is_remote=is_remote, stays=stays)
+        sequence = self.driver.send_request(tokens, max_tokens, is_remote=is_remote, stays=stays)
         self.submitted.append(sequence)
         return sequence
 
@@ -202,17 +202,17 @@ TestLife.settings = settings(max_examples=80, stateful_step_count=30, deadline=N
 @pytest.mark.parametrize("name", NAMES)
 def test_every_request_generates_exactly_max_tokens(name: EngineType) -> None:
     driver = Driver(engine(name))
-    asked = [driver.ask(prompt(10 + one, 100 * one), 3 + one) for one in range(6)]
+    requested = [driver.send_request(prompt(10 + one, 100 * one), 3 + one) for one in range(6)]
     driver.run()
-    assert [len(sequence.owner.tokens) for sequence in asked] == [3, 4, 5, 6, 7, 8]
+    assert [len(sequence.owner.tokens) for sequence in requested] == [3, 4, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_computed_prompt_is_served_from_the_prefix_cache(name: EngineType) -> None:
     driver = Driver(engine(name))
-    driver.ask(prompt(21), 2)
+    driver.send_request(prompt(21), 2)
     driver.run()
-    again = driver.ask(prompt(21), 2)
+    again = driver.send_request(prompt(21), 2)
     driver.run()
     assert again.cached_tokens == 20
 
@@ -220,7 +220,7 @@ def test_computed_prompt_is_served_from_the_prefix_cache(name: EngineType) -> No
 @pytest.mark.parametrize("name", NAMES)
 def test_remote_prefill_occupies_blocks_but_no_compute_time(name: EngineType) -> None:
     driver = Driver(engine(name))
-    sequence = driver.ask(prompt(20), 3, is_remote=True)
+    sequence = driver.send_request(prompt(20), 3, is_remote=True)
     driver.step()
     assert driver.machine.is_idle, "there is nothing to do until the blocks are there"
     assert driver.machine.pool.used >= 5, "but the room is held"
@@ -234,7 +234,7 @@ def test_remote_prefill_occupies_blocks_but_no_compute_time(name: EngineType) ->
 @pytest.mark.parametrize("name", NAMES)
 def test_prefill_blocks_remain_allocated_until_released(name: EngineType) -> None:
     driver = Driver(engine(name))
-    sequence = driver.ask(prompt(20), 1, stays=True)
+    sequence = driver.send_request(prompt(20), 1, stays=True)
     driver.run()
     assert sequence.owner.is_done
     assert driver.machine.pool.used == 5
@@ -245,7 +245,7 @@ def test_prefill_blocks_remain_allocated_until_released(name: EngineType) -> Non
 
 def test_trtllm_admits_only_requests_that_fit_until_their_end() -> None:
     driver = Driver(engine("trtllm", num_blocks=10))
-    first, second = driver.ask(prompt(8), 21), driver.ask(prompt(8, 500), 21)
+    first, second = driver.send_request(prompt(8), 21), driver.send_request(prompt(8, 500), 21)
     driver.step()
     assert driver.machine.pool.used == 7, "2 blocks for the prompt, 5 for the answer"
     assert list(driver.machine.waiting) == [second]
@@ -256,10 +256,10 @@ def test_trtllm_admits_only_requests_that_fit_until_their_end() -> None:
 
 def test_sglang_runs_prefill_and_decode_in_separate_steps() -> None:
     driver = Driver(engine("sglang"))
-    driver.ask(prompt(8), 6)
+    driver.send_request(prompt(8), 6)
     driver.step()
     driver.step()
-    driver.ask(prompt(8, 500), 6)
+    driver.send_request(prompt(8, 500), 6)
     driver.run()
     kinds = [(one.num_prefill_requests, one.num_decode_requests) for one in (
         result.forward_pass.scheduled_requests for result in driver.results
@@ -271,10 +271,10 @@ def test_sglang_retracts_the_shortest_output_and_raises_its_estimate() -> None:
     rules = SglangRules(schedule_conservativeness=0.05)
     driver = Driver(engine("sglang", num_blocks=14, sglang=rules))
     machine = driver.machine
-    driver.ask(prompt(8), 40)
+    driver.send_request(prompt(8), 40)
     for _ in range(10):
         driver.step()
-    young = driver.ask(prompt(8, 500), 20)
+    young = driver.send_request(prompt(8, 500), 20)
     before = machine.ratio  # type: ignore[attr-defined]
     for _ in range(30):
         if not machine.preemptions:
@@ -288,24 +288,24 @@ def test_sglang_retracts_the_shortest_output_and_raises_its_estimate() -> None:
 def test_sglang_lpm_policy_runs_the_longest_cached_prefix_first() -> None:
     for policy, expected in (("fifo", [1, 2]), ("lpm", [2, 1])):
         driver = Driver(engine("sglang", max_num_seqs=1, sglang=SglangRules(schedule_policy=policy)))  # type: ignore[arg-type]
-        driver.ask(prompt(16), 2)
+        driver.send_request(prompt(16), 2)
         driver.run()
-        stranger, known = driver.ask(prompt(16, 900), 2), driver.ask(prompt(16), 2)
+        other, known = driver.send_request(prompt(16, 900), 2), driver.send_request(prompt(16), 2)
         driver.run()
-        order = sorted([(stranger.first_token_ms, 1), (known.first_token_ms, 2)])
+        order = sorted([(other.first_token_ms, 1), (known.first_token_ms, 2)])
         assert [number for _, number in order] == expected
 
 
 def test_evicted_device_blocks_are_onboarded_from_the_host_tier() -> None:
     host = HostRules(64, 1_000_000, to_host_gbps=10.0, to_device_gbps=0.5)
     driver = Driver(engine("vllm", num_blocks=8, host=host))
-    driver.ask(prompt(24), 2)
+    driver.send_request(prompt(24), 2)
     driver.run()
-    driver.ask(prompt(28, 500), 2)
+    driver.send_request(prompt(28, 500), 2)
     driver.run()
     assert len(driver.host) >= 12
     before = driver.now_ms
-    again = driver.ask(prompt(24), 2)
+    again = driver.send_request(prompt(24), 2)
     driver.run()
     assert again.cached_tokens == 20
     assert driver.machine.host is not None

@@ -323,9 +323,9 @@ class Life(RuleBasedStateMachine):
                 result = self.machine.step(0)
                 assert result.duration_ms > 0, "a step that did nothing"
                 deliver(result)
-                self.hear(result.events)
+                self.apply_events(result.events)
 
-    def hear(self, events: list[KvEvent]) -> None:
+    def apply_events(self, events: list[KvEvent]) -> None:
         for event in events:
             if isinstance(event, Stored):
                 parent = event.parent_hash
@@ -351,7 +351,7 @@ class Life(RuleBasedStateMachine):
         while not self.machine.is_idle:
             result = self.machine.step(0)
             deliver(result)
-            self.hear(result.events)
+            self.apply_events(result.events)
             self.machine.validate()
             steps += 1
             assert steps < 5000, "it does not come to an end"
@@ -373,14 +373,14 @@ def test_forward_pass_metrics_equal_those_of_the_released_mocker() -> None:
     for length, answer, start in ((300, 6, 50), (100, 4, 1)):
         machine.submit(Client(), prompt(length, start), answer, 0)
     machine.waiting.rotate()
-    told = [result.forward_pass.scheduled_requests for result in run(machine)]
-    assert [(one.num_prefill_requests, one.sum_prefill_tokens, one.sum_prefill_kv_tokens) for one in told] == [
+    reported = [result.forward_pass.scheduled_requests for result in run(machine)]
+    assert [(one.num_prefill_requests, one.sum_prefill_tokens, one.sum_prefill_kv_tokens) for one in reported] == [
         (2, 128, 0), (1, 127, 28), (1, 127, 155), (1, 18, 282), *[(0, 0, 0)] * 5,
     ]  # fmt: skip
-    assert [(one.num_decode_requests, one.sum_decode_kv_tokens) for one in told] == [
+    assert [(one.num_decode_requests, one.sum_decode_kv_tokens) for one in reported] == [
         (0, 0), (1, 101), (1, 102), (1, 103), (1, 301), (1, 302), (1, 303), (1, 304), (1, 305),
     ]  # fmt: skip
-    assert [one.var_prefill_length for one in told] == [10000.0] + [0.0] * 8
+    assert [one.var_prefill_length for one in reported] == [10000.0] + [0.0] * 8
 
 
 def test_queued_requests_are_counted_by_prefill_and_decode() -> None:
@@ -400,6 +400,6 @@ def test_decode_kv_variance_reflects_the_context_lengths() -> None:
     machine = simulation()
     for length in (3, 6):
         machine.submit(Client(), prompt(length), 5, 0)
-    told = [result.forward_pass.scheduled_requests for result in run(machine)]
-    assert [one.sum_decode_kv_tokens for one in told] == [0, 4 + 7, 5 + 8, 6 + 9, 7 + 10]
-    assert [one.var_decode_kv_tokens for one in told] == [0.0] + [1.5**2] * 4
+    reported = [result.forward_pass.scheduled_requests for result in run(machine)]
+    assert [one.sum_decode_kv_tokens for one in reported] == [0, 4 + 7, 5 + 8, 6 + 9, 7 + 10]
+    assert [one.var_decode_kv_tokens for one in reported] == [0.0] + [1.5**2] * 4

@@ -15,10 +15,10 @@ from dynamo.routing.services.indexer_peers import Peers, fetch
 async def test_indexer_recovery_uses_the_first_responding_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     source = IndexedModels()
     full(source)
-    asked = []
+    requested = []
 
     async def answer(url: str) -> bytes:
-        asked.append(url)
+        requested.append(url)
         if url == "http://dead":
             raise CannotConnect("nobody there")
         return b"x" if url == "http://mad" else json_encode(source.dump())
@@ -26,7 +26,7 @@ async def test_indexer_recovery_uses_the_first_responding_peer(monkeypatch: pyte
     monkeypatch.setattr(indexer_peers, "fetch", answer)
     fresh = IndexedModels()
     await Peers(["http://dead", "http://mad", "http://good", "http://spare"]).recover(fresh)
-    assert asked == ["http://dead", "http://mad", "http://good"]
+    assert requested == ["http://dead", "http://mad", "http://good"]
     assert fresh.find(PLACE, PROMPT) == source.find(PLACE, PROMPT)
     await source.close()
     await fresh.close()

@@ -93,18 +93,18 @@ async def test_affinity_sync_binds_prefill_and_decode_separately() -> None:
 
 async def test_affinity_sync_resolves_simultaneous_bindings_to_one_worker() -> None:
     harness = AffinityHarness(DECODE, DECODE)
-    told = []
+    reported = []
     for number, router in enumerate(harness.routers):
         affinity = router.machine.affinity
         assert affinity is not None and router.bindings is not None
         affinity.bind("s", f"r{number}", (number + 1, 0), 0.0)
         version = affinity.version_of("s")
         assert version is not None
-        told.append(msgpack_encode(SessionAffinityUpdate("s", number + 1, 0, *version)))
+        reported.append(msgpack_encode(SessionAffinityUpdate("s", number + 1, 0, *version)))
 
     for router in harness.routers:
         assert router.bindings is not None
-        for payload in told:
+        for payload in reported:
             router.bindings.apply(payload)
 
     found = {router.machine.affinity.find("s", 0.0) for router in harness.routers if router.machine.affinity}

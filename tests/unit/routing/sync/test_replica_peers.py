@@ -17,7 +17,7 @@ class Books:
     """The messages received."""
 
     def __init__(self, block_size: int = 4) -> None:
-        self.heard: list[tuple[object, ...]] = []
+        self.received: list[tuple[object, ...]] = []
         self.size = block_size
 
     def block_size(self, place: tuple[str, str]) -> int:
@@ -26,16 +26,16 @@ class Books:
     def replica_added(
         self, request_id: str, rank: tuple[int, int], place: tuple[str, str], added: AddedSequence
     ) -> None:
-        self.heard.append(("added", request_id, rank, place, added.token_sequence))
+        self.received.append(("added", request_id, rank, place, added.token_sequence))
 
     def replica_prefilled(self, request_id: str, place: tuple[str, str]) -> None:
-        self.heard.append(("prefilled", request_id, place))
+        self.received.append(("prefilled", request_id, place))
 
     def replica_freed(self, request_id: str, place: tuple[str, str]) -> None:
-        self.heard.append(("freed", request_id, place))
+        self.received.append(("freed", request_id, place))
 
 
-def told(data: object, router_id: int = 5, block_size: int = 4) -> list[bytes]:
+def message_frames(data: object, router_id: int = 5, block_size: int = 4) -> list[bytes]:
     """A message as the released service writes it."""
     event = {"request_id": "a", "worker": {"worker_id": 1, "dp_rank": 0}, "data": data, "router_id": router_id}
     message = {"model_name": "m", "routing_group": "default", "block_size": block_size, "event": event}
@@ -56,8 +56,8 @@ def test_replica_peers_apply_events_under_the_peers_id() -> None:
     books = Books()
     peers = ReplicaPeers(books)
     for data in (ADDED, "MarkPrefillCompleted", "Free"):
-        peers.apply(told(data))
-    assert books.heard == [
+        peers.apply(message_frames(data))
+    assert books.received == [
         ("added", "5/a", (1, 0), PLACE, [1, (1 << 64) - 3]),
         ("prefilled", "5/a", PLACE),
         ("freed", "5/a", PLACE),
@@ -67,10 +67,10 @@ def test_replica_peers_apply_events_under_the_peers_id() -> None:
 def test_replica_peers_ignore_own_events_other_block_sizes_and_malformed_messages() -> None:
     books = Books()
     peers = ReplicaPeers(books)
-    peers.apply(told(ADDED, peers.router_id))
-    peers.apply(told(ADDED, block_size=8))
+    peers.apply(message_frames(ADDED, peers.router_id))
+    peers.apply(message_frames(ADDED, block_size=8))
     peers.apply([b"t", b"\xc1"])
-    assert books.heard == []
+    assert books.received == []
     assert peers.unreadable == 1
 
 
@@ -78,17 +78,17 @@ async def test_replica_peers_are_added_and_removed_over_http() -> None:
     routes, peers = JsonRoutes(), ReplicaPeers(Books(), ["tcp://b:2"])
     add_peer_routes(routes, peers)
 
-    async def ask(path: str, body: bytes = b"", method: str = "POST") -> tuple[int, object]:
+    async def send_request(path: str, body: bytes = b"", method: str = "POST") -> tuple[int, object]:
         headers = {"content-type": "application/json"}
         return await request_json(routes.application(), method, "/replica_sync/" + path, body, headers)
 
     peer = b'{"endpoint": "tcp://a:1"}'
-    assert await ask("register_peer", peer) == (201, {"status": "ok"})
-    assert await ask("register_peer", peer) == (200, {"status": "ok"})
-    assert await ask("peers", method="GET") == (200, ["tcp://a:1", "tcp://b:2"])
-    assert await ask("deregister_peer", peer) == (200, {"status": "ok"})
-    assert (await ask("deregister_peer", peer))[0] == 404
-    assert (await ask("register_peer", b'{"endpoint": "bogus"}'))[0] == 400
+    assert await send_request("register_peer", peer) == (201, {"status": "ok"})
+    assert await send_request("register_peer", peer) == (200, {"status": "ok"})
+    assert await send_request("peers", method="GET") == (200, ["tcp://a:1", "tcp://b:2"])
+    assert await send_request("deregister_peer", peer) == (200, {"status": "ok"})
+    assert (await send_request("deregister_peer", peer))[0] == 404
+    assert (await send_request("register_peer", b'{"endpoint": "bogus"}'))[0] == 400
 
 
 async def test_replica_peers_without_port_publish_no_events() -> None:
@@ -118,12 +118,12 @@ class Sessions:
     """The session messages received."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[object, ...]] = []
+        self.received: list[tuple[object, ...]] = []
 
     def replica_bound(
         self, session: str, rank: tuple[int, int], place: tuple[str, str], version: tuple[int, int]
     ) -> None:
-        self.heard.append((session, rank, place, version))
+        self.received.append((session, rank, place, version))
 
 
 def binding(writer_id: int = 7, dp_rank: int | None = 1) -> list[bytes]:
@@ -145,5 +145,5 @@ def test_replica_peers_deliver_session_bindings_to_their_handler() -> None:
     peers.apply([AFFINITY_TOPIC.encode(), b"\xc1"])
     ReplicaPeers(books).apply(binding())
 
-    assert sessions.heard == [("s", (3, 1), PLACE, (9, 7)), ("s", (3, 0), PLACE, (9, 7))]
-    assert books.heard == [] and peers.unreadable == 1
+    assert sessions.received == [("s", (3, 1), PLACE, (9, 7)), ("s", (3, 0), PLACE, (9, 7))]
+    assert books.received == [] and peers.unreadable == 1

@@ -158,14 +158,14 @@ async def test_replica_sync_messages_equal_those_of_released_dynamo() -> None:
     router.refresh()
     router.release("a")
     await harness.settle()
-    heard = await anext(aiter(subscriber))
-    assert isinstance(heard, Event)
-    added, prefilled, freed = msgpack_decode(heard.payload)["events"]
+    received = await anext(aiter(subscriber))
+    assert isinstance(received, Event)
+    added, prefilled, freed = msgpack_decode(received.payload)["events"]
     worker = {"worker_id": decision.worker_id, "dp_rank": 0}
     common = {"request_id": "a", "worker": worker, "router_id": router.sync.router_id, "lora_name": None}
-    (told,) = added.pop("data").values()
-    assert len(told.pop("token_sequence")) == 5
-    assert told == {
+    (reported,) = added.pop("data").values()
+    assert len(reported.pop("token_sequence")) == 5
+    assert reported == {
         "track_prefill_tokens": True,
         "expected_output_tokens": None,
         "prefill_load_hint": {"initial_effective_prefill_tokens": 22, "expected_prefill_duration": None},
@@ -248,9 +248,9 @@ async def test_replica_sync_bounds_batches_and_counts_malformed_messages() -> No
     subscriber = await harness.runtime().event_plane.subscriber(ENDPOINT, TOPIC)
     for number in range(BATCH_MAX + 1):
         router.sync.added(str(number), (1, 0), None, 1)
-    heard = await anext(aiter(subscriber))
-    assert isinstance(heard, Event)
-    assert len(msgpack_decode(heard.payload)["events"]) == BATCH_MAX
+    received = await anext(aiter(subscriber))
+    assert isinstance(received, Event)
+    assert len(msgpack_decode(received.payload)["events"]) == BATCH_MAX
     publisher = await harness.runtime().event_plane.publisher(ENDPOINT, TOPIC)
     publisher.publish(msgpack_encode({"events": 7}))
     await harness.settle()
@@ -264,11 +264,11 @@ async def test_replica_sync_sends_prefill_durations() -> None:
     decision = await harness.routers[0].choose(request(), "a", Progress())
     await harness.settle()
     machine = harness.routers[1].machine
-    seat = machine.active.slot_of("a")
-    assert seat is not None
+    slot = machine.active.slot_of("a")
+    assert slot is not None
 
-    assert machine.active.prefill_tokens_at(harness.clock.now())[seat] == 22
-    assert machine.active.prefill_tokens_at(harness.clock.now() + 0.5)[seat] == 11
+    assert machine.active.prefill_tokens_at(harness.clock.now())[slot] == 22
+    assert machine.active.prefill_tokens_at(harness.clock.now() + 0.5)[slot] == 11
     assert harness.loads()[1][(decision.worker_id, 0)] == (22, 5, 1)
     await harness.close()
 

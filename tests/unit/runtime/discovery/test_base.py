@@ -17,7 +17,7 @@ class Reading(RuleBasedStateMachine):
         super().__init__()
         self.view = View()
         self.watch = self.view.watch()
-        self.told: dict[str, bytes] = {}
+        self.reported: dict[str, bytes] = {}
         self.synced = 0
 
     @rule(key=KEYS, value=VALUES)
@@ -37,12 +37,12 @@ class Reading(RuleBasedStateMachine):
         while (change := self.watch._take()) is not None:
             match change:
                 case Put(key, value):
-                    self.told[key] = value
+                    self.reported[key] = value
                 case Delete(key):
-                    del self.told[key]
+                    del self.reported[key]
                 case Synced():
                     self.synced += 1
-        assert self.told == self.view.records
+        assert self.reported == self.view.records
 
     @invariant()
     def it_is_synced_once(self) -> None:

@@ -76,15 +76,15 @@ def name(key: str) -> bytes:
     return f"{BUCKET}/{key}".encode()
 
 
-async def told(harness: EtcdHarness, watch: Watch) -> list[Change]:
+async def received_changes(harness: EtcdHarness, watch: Watch) -> list[Change]:
     """The changes that a watcher receives now."""
-    heard: list[Change] = []
+    received: list[Change] = []
     await harness.settle()
     with contextlib.suppress(TimeoutError):
         while True:
             async with asyncio.timeout(0):
-                heard.append(await anext(watch))
-    return heard
+                received.append(await anext(watch))
+    return received
 
 
 # Identity ----------------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ async def test_etcd_discovery_closes_during_an_outage(harness: EtcdHarness, capl
     member = harness.join()
     await member.put(BUCKET, "k", b"v")
     watch = member.watch(BUCKET)
-    assert await told(harness, watch) == [Put("k", b"v"), Synced()]
+    assert await received_changes(harness, watch) == [Put("k", b"v"), Synced()]
     harness.etcd.fall()
     await member.close()
     with pytest.raises(StopAsyncIteration):
@@ -147,12 +147,12 @@ async def test_etcd_discovery_keeps_views_during_an_outage(harness: EtcdHarness)
     owner, reader = harness.join(1), harness.join(2)
     await owner.put(BUCKET, "k", b"v")
     watch = reader.watch(BUCKET)
-    assert await told(harness, watch) == [Put("k", b"v"), Synced()]
+    assert await received_changes(harness, watch) == [Put("k", b"v"), Synced()]
     harness.etcd.fall()
     await harness.pass_time(20 * TTL_S)
     assert not reader.is_reachable
     assert reader.is_sound
-    assert await told(harness, watch) == []
+    assert await received_changes(harness, watch) == []
     assert await reader.snapshot(BUCKET) == {"k": b"v"}
 
 
@@ -160,14 +160,14 @@ async def test_etcd_discovery_resumes_watches_after_an_outage(harness: EtcdHarne
     reader = harness.join()
     harness.etcd.put(name("old"), b"1")
     watch = reader.watch(BUCKET)
-    assert await told(harness, watch) == [Put("old", b"1"), Synced()]
+    assert await received_changes(harness, watch) == [Put("old", b"1"), Synced()]
     harness.etcd.fall()
     await harness.pass_time(1)
     harness.etcd.put(name("new"), b"2")
     harness.etcd.calls.clear()
     harness.etcd.rise()
     await harness.pass_time(3)
-    assert await told(harness, watch) == [Put("new", b"2")]
+    assert await received_changes(harness, watch) == [Put("new", b"2")]
     assert "list" not in harness.etcd.calls
     assert "grant" not in harness.etcd.calls
 
@@ -176,21 +176,21 @@ async def test_etcd_discovery_keeps_views_when_etcd_loses_its_data(harness: Etcd
     owner, reader = harness.join(1), harness.join(2)
     await owner.put(BUCKET, "k", b"v")
     watch = reader.watch(BUCKET)
-    await told(harness, watch)
+    await received_changes(harness, watch)
     harness.etcd.fall()
     await harness.pass_time(1)
     harness.etcd.wipe()
     harness.etcd.rise()
     await harness.pass_time(3 * TTL_S)
     assert harness.etcd.records == {name("k"): Kept(b"v", 1)}
-    assert await told(harness, watch) == []
+    assert await received_changes(harness, watch) == []
 
 
 async def test_etcd_discovery_lists_again_when_etcd_restarted_with_a_higher_revision(harness: EtcdHarness) -> None:
     reader = harness.join()
     harness.etcd.put(name("old"), b"1")
     watch = reader.watch(BUCKET)
-    await told(harness, watch)
+    await received_changes(harness, watch)
     harness.etcd.fall()
     await harness.pass_time(1)
     harness.etcd.wipe()
@@ -199,25 +199,25 @@ async def test_etcd_discovery_lists_again_when_etcd_restarted_with_a_higher_revi
         harness.etcd.put(b"elsewhere/%d" % number, b"")
     harness.etcd.rise()
     await harness.pass_time(3)
-    assert await told(harness, watch) == [Put("new", b"2")]
+    assert await received_changes(harness, watch) == [Put("new", b"2")]
     await harness.pass_time(TTL_S)
-    assert await told(harness, watch) == [Delete("old")]
+    assert await received_changes(harness, watch) == [Delete("old")]
 
 
 @pytest.mark.parametrize("is_together", [True, False])
 async def test_etcd_discovery_loses_no_change_when_a_watch_breaks(harness: EtcdHarness, is_together: bool) -> None:
     watch = harness.join().watch(BUCKET)
-    assert await told(harness, watch) == [Synced()]
+    assert await received_changes(harness, watch) == [Synced()]
     harness.etcd.breaks_after_one = True
     if is_together:
         harness.etcd.put_together({name("a"): b"1", name("b"): b"2"})
     else:
         harness.etcd.put(name("a"), b"1")
         harness.etcd.put(name("b"), b"2")
-    assert await told(harness, watch) == [Put("a", b"1")]
+    assert await received_changes(harness, watch) == [Put("a", b"1")]
     harness.etcd.calls.clear()
     await harness.pass_time(3)
-    assert await told(harness, watch) == [Put("b", b"2")]
+    assert await received_changes(harness, watch) == [Put("b", b"2")]
     assert "list" not in harness.etcd.calls
 
 
@@ -225,30 +225,30 @@ async def test_etcd_discovery_keeps_views_when_leases_expire_during_an_outage(ha
     owner, reader = harness.join(1), harness.join(2)
     await owner.put(BUCKET, "k", b"v")
     watch = reader.watch(BUCKET)
-    await told(harness, watch)
+    await received_changes(harness, watch)
     harness.etcd.fall()
     await harness.pass_time(2 * TTL_S)
     harness.etcd.rise()
     harness.etcd.expire(1)  # The reader's lease still exists: its watch continues and receives the deletion.
     await harness.pass_time(3 * TTL_S)
     assert harness.etcd.records == {name("k"): Kept(b"v", 1)}
-    assert await told(harness, watch) == []
+    assert await received_changes(harness, watch) == []
 
 
 async def test_etcd_discovery_removes_instances_that_do_not_return_after_an_outage(harness: EtcdHarness) -> None:
     reader = harness.join()
     harness.etcd.put(name("dead"), b"1")
     watch = reader.watch(BUCKET)
-    await told(harness, watch)
+    await received_changes(harness, watch)
     harness.etcd.fall()
     await harness.pass_time(1)
     harness.etcd.delete(name("dead"))
     harness.etcd.rise()
     await harness.pass_time(TTL_S - 2)
-    assert await told(harness, watch) == []
+    assert await received_changes(harness, watch) == []
     assert await reader.snapshot(BUCKET) == {"dead": b"1"}
     await harness.pass_time(4)
-    assert await told(harness, watch) == [Delete("dead")]
+    assert await received_changes(harness, watch) == [Delete("dead")]
     assert await reader.snapshot(BUCKET) == {}
 
 
@@ -256,25 +256,25 @@ async def test_etcd_discovery_removes_an_instance_at_once_without_an_outage(harn
     reader = harness.join()
     harness.etcd.put(name("k"), b"1")
     watch = reader.watch(BUCKET)
-    await told(harness, watch)
+    await received_changes(harness, watch)
     harness.etcd.delete(name("k"))
-    assert await told(harness, watch) == [Delete("k")]
+    assert await received_changes(harness, watch) == [Delete("k")]
 
 
 async def test_etcd_discovery_applies_changes_of_an_outage_afterwards(harness: EtcdHarness) -> None:
     member = harness.join()
     await member.put(BUCKET, "leaves", b"1")
     watch = member.watch(BUCKET)
-    await told(harness, watch)
+    await received_changes(harness, watch)
     harness.etcd.fall()
     await harness.pass_time(1)
     await member.put(BUCKET, "comes", b"2")
     await member.delete(BUCKET, "leaves")
-    assert await told(harness, watch) == [Delete("leaves")], "its owner ought to know"
+    assert await received_changes(harness, watch) == [Delete("leaves")], "its owner ought to know"
     harness.etcd.rise()
     await harness.pass_time(3)
     assert harness.etcd.records == {name("comes"): Kept(b"2", ID)}
-    assert await told(harness, watch) == [Put("comes", b"2")]
+    assert await received_changes(harness, watch) == [Put("comes", b"2")]
 
 
 async def test_etcd_discovery_writes_the_last_value_of_a_record_changed_during_its_write(harness: EtcdHarness) -> None:
@@ -328,7 +328,7 @@ async def test_etcd_discovery_lists_again_after_compaction(harness: EtcdHarness)
     reader = harness.join()
     harness.etcd.put(name("k"), b"1")
     watch = reader.watch(BUCKET)
-    await told(harness, watch)
+    await received_changes(harness, watch)
     harness.etcd.fall()
     await harness.pass_time(1)
     harness.etcd.put(name("k"), b"2")
@@ -336,20 +336,22 @@ async def test_etcd_discovery_lists_again_after_compaction(harness: EtcdHarness)
     harness.etcd.compact()
     harness.etcd.rise()
     await harness.pass_time(3)
-    assert await told(harness, watch) == [Put("k", b"2"), Put("l", b"3")]
+    assert await received_changes(harness, watch) == [Put("k", b"2"), Put("l", b"3")]
 
 
 async def test_etcd_discovery_corrects_a_wrong_view_at_the_next_listing(harness: EtcdHarness) -> None:
     reader = harness.join()
     harness.etcd.put(name("k"), b"1")
     watch = reader.watch(BUCKET)
-    await told(harness, watch)
+    await received_changes(harness, watch)
     harness.etcd.records[name("silent")] = Kept(b"2", 0)
     del harness.etcd.records[name("k")]
     await harness.pass_time(1.3 * RELIST_S)
-    assert sorted(map(str, await told(harness, watch))) == sorted(map(str, [Delete("k"), Put("silent", b"2")]))
+    assert sorted(map(str, await received_changes(harness, watch))) == sorted(
+        map(str, [Delete("k"), Put("silent", b"2")])
+    )
     harness.etcd.put(name("k"), b"3")
-    assert await told(harness, watch) == [Put("k", b"3")]
+    assert await received_changes(harness, watch) == [Put("k", b"3")]
 
 
 @pytest.mark.parametrize("is_removed", [True, False])
@@ -373,11 +375,11 @@ async def test_etcd_discovery_reports_a_denied_watch_and_keeps_serving(
     await member.put(BUCKET, "k", b"v")
     harness.etcd.errors.append(EtcdRefused(PERMISSION_DENIED, "permission denied"))
     watch = member.watch(BUCKET)
-    assert await told(harness, watch) == []
+    assert await received_changes(harness, watch) == []
     assert member.is_reachable
     assert caplog.messages == ["etcd denied watching v1/instances (ETCD_AUTH_USERNAME): permission denied"]
     await harness.pass_time(11)
-    assert await told(harness, watch) == [Put("k", b"v"), Synced()]
+    assert await received_changes(harness, watch) == [Put("k", b"v"), Synced()]
 
 
 async def test_etcd_discovery_watcher_crash_is_visible_and_restarted(
@@ -393,17 +395,17 @@ async def test_etcd_discovery_watcher_crash_is_visible_and_restarted(
     harness.etcd.put(name("k"), b"1")
     await harness.pass_time(3)
     assert reader.is_sound
-    assert await told(harness, watch) == [Put("k", b"1"), Synced()]
+    assert await received_changes(harness, watch) == [Put("k", b"1"), Synced()]
 
 
 async def test_etcd_discovery_ignores_keys_that_are_not_text(harness: EtcdHarness) -> None:
     harness.etcd.put(BUCKET.encode() + b"/\xff", b"1")
     reader = harness.join()
     watch = reader.watch(BUCKET)
-    assert await told(harness, watch) == [Synced()]
+    assert await received_changes(harness, watch) == [Synced()]
     harness.etcd.put(BUCKET.encode() + b"/\xfe", b"1")
     harness.etcd.put(name("k"), b"1")
-    assert await told(harness, watch) == [Put("k", b"1")]
+    assert await received_changes(harness, watch) == [Put("k", b"1")]
     assert await reader.snapshot(BUCKET) == {"k": b"1"}
 
 
@@ -432,7 +434,7 @@ async def test_etcd_discovery_logs_the_awaited_condition(
     assert "waiting for etcd (ETCD_ENDPOINTS)" in caplog.messages[0]
     harness.etcd.rise()
     await harness.pass_time(5)
-    assert await told(harness, watch) == [Synced()]
+    assert await received_changes(harness, watch) == [Synced()]
 
 
 def untrusted() -> ssl.SSLCertVerificationError:
@@ -588,7 +590,7 @@ async def test_etcd_discovery_views_converge_after_any_sequence_of_faults(acts: 
     harness.etcd.rise()
     await harness.pass_time(3 * TTL_S)
     seen: dict[str, bytes] = {}
-    for change in await told(harness, watch):
+    for change in await received_changes(harness, watch):
         if isinstance(change, Put):
             seen[change.key] = change.value
         elif isinstance(change, Delete):

@@ -9,11 +9,11 @@ from tests.settle import turns
 from dynamo.runtime.event_plane.base import Backlog, Event, GapDetector, PublisherGone
 
 
-@given(heard=st.lists(st.integers(0, 40), max_size=30))
-def test_event_subscriber_counts_received_and_missed_events(heard: list[int]) -> None:
+@given(received=st.lists(st.integers(0, 40), max_size=30))
+def test_event_subscriber_counts_received_and_missed_events(received: list[int]) -> None:
     gaps = GapDetector()
     covered = 0
-    for sequence in heard:
+    for sequence in received:
         missed = gaps.missed(7, sequence)
         if missed is None:
             assert sequence < covered

@@ -62,7 +62,7 @@ class NatsPlaneHarness:
         assert isinstance(self.plane._nats, FakeNats)
         self.nats: FakeNats = self.plane._nats
 
-    def hear(self, publisher_id: int, sequence: int, topic: str = "topic") -> None:
+    def receive_event(self, publisher_id: int, sequence: int, topic: str = "topic") -> None:
         self.nats.deliver(SimpleNamespace(data=msgpack_encode(EventEnvelope(publisher_id, sequence, 0, topic, b"x"))))
 
 
@@ -139,8 +139,8 @@ async def test_nats_event_plane_ignores_malformed_and_foreign_events(
     subscriber = await made.plane.subscriber(ENDPOINT, "topic")
     for _ in range(3):
         made.nats.deliver(SimpleNamespace(data=b"\xc1 no envelope"))
-    made.hear(1, 0, "another")
-    made.hear(1, 7)
+    made.receive_event(1, 0, "another")
+    made.receive_event(1, 7)
     assert await take(subscriber) == Event(1, 7, b"x", 7)
     assert subscriber.unreadable == 3
     assert caplog.text.count("ignored") == 2
@@ -154,17 +154,17 @@ async def test_nats_event_plane_ignores_events_of_a_departed_publisher_until_it_
     subscriber = await made.plane.subscriber(ENDPOINT, "topic")
     key = f"{topic_prefix(ENDPOINT, 'topic')}1"
     await made.discovery.put(EVENT_CHANNELS, key, b"{}")
-    made.hear(1, 0)
+    made.receive_event(1, 0)
     assert await take(subscriber) == Event(1, 0, b"x", 0)
     await made.discovery.delete(EVENT_CHANNELS, key)
     assert await take(subscriber) == PublisherGone(1)
     assert made.nats.steps == ["settled"]
-    made.hear(1, 1)
-    made.hear(2, 0)
+    made.receive_event(1, 1)
+    made.receive_event(2, 0)
     assert await take(subscriber) == Event(2, 0, b"x", 0)
     await made.discovery.put(EVENT_CHANNELS, key, b"{}")
     await until(lambda: not subscriber._left)
-    made.hear(1, 2)
+    made.receive_event(1, 2)
     assert await take(subscriber) == Event(1, 2, b"x", 2)
     await made.plane.close()
 

@@ -9,16 +9,16 @@ from dynamo.runtime.request_plane.request_frames import UNREAD_MAX, RequestFrame
 
 class Tap:
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.outputs: list[str] = []
 
     def pause_reading(self) -> None:
-        self.said.append("pause")
+        self.outputs.append("pause")
 
     def resume_reading(self) -> None:
-        self.said.append("resume")
+        self.outputs.append("resume")
 
     def close(self) -> None:
-        self.said.append("close")
+        self.outputs.append("close")
 
 
 async def test_request_frames_are_read_from_the_first_to_the_last() -> None:
@@ -38,10 +38,10 @@ async def test_request_frames_apply_backpressure_to_the_caller() -> None:
     frames.follow(tap)
     for number in range(UNREAD_MAX + 1):
         frames.add(b"%d" % number)
-    assert tap.said == ["pause"]
+    assert tap.outputs == ["pause"]
     for _ in range(UNREAD_MAX // 2 + 1):
         await anext(aiter(frames))
-    assert tap.said == ["pause", "resume"]
+    assert tap.outputs == ["pause", "resume"]
 
 
 async def test_request_frames_are_dropped_when_no_longer_read() -> None:
@@ -49,7 +49,7 @@ async def test_request_frames_are_dropped_when_no_longer_read() -> None:
     frames.follow(tap)
     frames.add(b"1")
     frames.close()
-    assert tap.said == ["close"]
+    assert tap.outputs == ["close"]
     assert await _all(frames) == []
 
 

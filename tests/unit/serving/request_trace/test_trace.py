@@ -201,8 +201,8 @@ async def test_request_trace_writes_one_row_at_request_end(tmp_path: Path) -> No
 async def test_request_trace_row_of_an_agent_request_has_its_context_and_finish_reasons(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     await scene.trace.start()
-    asked = exchange({}, x_dynamo_session_id="s", x_dynamo_session_final="true", x_request_id="mine")
-    answer = scene.answer(asked)
+    requested = exchange({}, x_dynamo_session_id="s", x_dynamo_session_final="true", x_request_id="mine")
+    answer = scene.answer(requested)
     scene.trace.begin(answer, 0)
     scene.trace.end(answer, "")
     (row,) = await scene.rows()
@@ -232,9 +232,9 @@ async def test_request_trace_writes_one_row_per_prompt_of_a_batch(tmp_path: Path
 async def test_request_trace_records_payloads_and_captured_headers_in_one_line(tmp_path: Path) -> None:
     scene = Scene(tmp_path, RECORDS="request_payload", HTTP_HEADER_CAPTURE_LIST="x-tenant,authorization")
     await scene.trace.start()
-    asked = exchange(None, x_tenant="blue", authorization="Bearer sk-secret")
-    asked.body = bytearray(b'{\n "model": "m"\n}')
-    answer = scene.answer(asked)
+    requested = exchange(None, x_tenant="blue", authorization="Bearer sk-secret")
+    requested.body = bytearray(b'{\n "model": "m"\n}')
+    answer = scene.answer(requested)
     scene.trace.begin(answer, 64)
     answer.exchange.transport.write(b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n{"id":"x"}')
     scene.trace.end(answer, "")
@@ -250,8 +250,10 @@ async def test_request_trace_records_payloads_and_captured_headers_in_one_line(t
     }
 
 
-@pytest.mark.parametrize(("label", "said"), [("cancelled", "response_stream_dropped"), ("validation", "validation")])
-async def test_request_trace_row_of_a_failed_response_has_a_drop_reason(tmp_path: Path, label: str, said: str) -> None:
+@pytest.mark.parametrize(("label", "message"), [("cancelled", "response_stream_dropped"), ("validation", "validation")])
+async def test_request_trace_row_of_a_failed_response_has_a_drop_reason(
+    tmp_path: Path, label: str, message: str
+) -> None:
     scene = Scene(tmp_path, RECORDS="request_payload")
     await scene.trace.start()
     answer = scene.answer(exchange({}))
@@ -259,7 +261,7 @@ async def test_request_trace_row_of_a_failed_response_has_a_drop_reason(tmp_path
     scene.trace.end(answer, label)
     (row,) = await scene.rows()
     assert row["payload"]["payload_complete"] is False
-    assert row["payload"]["payload_drop_reason"] == said
+    assert row["payload"]["payload_drop_reason"] == message
 
 
 async def test_request_trace_of_an_undecodable_response_keeps_the_request_payload(

@@ -59,7 +59,7 @@ def test_image_tokens_of_llava_are_equal_for_every_image(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ({}, "model_type None"),
         ({"model_type": "llava_next"}, "model_type llava_next"),
@@ -67,8 +67,8 @@ def test_image_tokens_of_llava_are_equal_for_every_image(tmp_path: Path) -> None
         ({**QWEN, "vision_config": {}}, "cannot be read"),
     ],
 )
-def test_image_tokens_report_a_model_without_rule(tmp_path: Path, config: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_image_tokens_report_a_model_without_rule(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         rule_of(config, model(tmp_path, {}))
 
 

@@ -25,9 +25,9 @@ def messages(*contents: Any) -> list[ChatMessage]:
 
 
 def test_media_parts_are_listed_by_kind_in_order() -> None:
-    said = messages([TEXT, IMAGE, SOUND], "hm", [VIDEO, INLINE, AUDIO])
-    assert has_media(said)
-    assert media_of(said) == {
+    output = messages([TEXT, IMAGE, SOUND], "hm", [VIDEO, INLINE, AUDIO])
+    assert has_media(output)
+    assert media_of(output) == {
         "image_url": [{"Url": "https://example.com/a.png"}, {"Url": "data:image/png;base64,AAAA"}],
         "audio_url": [{"Url": "data:audio/wav;base64,BBBB"}, {"Url": "https://example.com/a.wav"}],
         "video_url": [{"Url": "https://example.com/a.mp4"}],
@@ -35,9 +35,9 @@ def test_media_parts_are_listed_by_kind_in_order() -> None:
 
 
 def test_media_list_of_a_text_conversation_is_empty() -> None:
-    said = messages("hi", [TEXT])
-    assert not has_media(said)
-    assert media_of(said) == {}
+    output = messages("hi", [TEXT])
+    assert not has_media(output)
+    assert media_of(output) == {}
 
 
 def test_media_list_omits_repeated_inline_data() -> None:
@@ -56,7 +56,7 @@ def test_media_list_omits_repeated_inline_data() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "field", "told"),
+    ("part", "field", "message"),
     [
         ({"type": "image_url", "image_url": {"url": "ftp://example.com/a"}}, "image_url.url", "http://, https://"),
         ({"type": "image_url", "image_url": {"url": "data:text/html;base64,AAAA"}}, "image_url.url", "image/"),
@@ -66,10 +66,10 @@ def test_media_list_omits_repeated_inline_data() -> None:
         ({"type": "input_audio", "input_audio": {"data": "A" * 104, "format": "wav"}}, "input_audio.data", "at most"),
     ],
 )
-def test_media_error_names_an_unreadable_part(part: Any, field: str, told: str) -> None:
-    said = messages("hm", [TEXT, part])
-    with pytest.raises(InvalidArgument, match=told) as raised:
-        media_of(said, FetchLimits(data_url_bytes_max=100))
+def test_media_error_names_an_unreadable_part(part: Any, field: str, message: str) -> None:
+    output = messages("hm", [TEXT, part])
+    with pytest.raises(InvalidArgument, match=message) as raised:
+        media_of(output, FetchLimits(data_url_bytes_max=100))
     assert raised.value.param == f"messages[1].content[1].{field}"
 
 

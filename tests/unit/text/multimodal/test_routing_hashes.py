@@ -98,10 +98,10 @@ class Host:
 
     def __init__(self, *heads: bytes | Exception) -> None:
         self.heads = list(heads)
-        self.asked: list[str] = []
+        self.received_requests: list[str] = []
 
     async def __call__(self, where: str) -> bytes:
-        self.asked.append(where)
+        self.received_requests.append(where)
         head = self.heads.pop(0)
         if isinstance(head, Exception):
             raise head
@@ -156,7 +156,7 @@ async def test_routing_tokens_read_a_remote_image_once() -> None:
         request = prompt([9], OTHER)
         await images.add(request, 4)
         assert isinstance(request.mm_routing_info, dict)
-    assert host.asked == [OTHER]
+    assert host.received_requests == [OTHER]
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_routing_tokens_expand_placeholders_block_by_block(
 ) -> None:
     """Observed of ai-dynamo 1.6.1."""
     names = {pad_of(5): "A", pad_of(7): "B"}
-    told = [None if one is None else shown(*one) for one in infos]
-    found, rest = padded(tokens, 4, told, {9})
+    reported = [None if one is None else shown(*one) for one in infos]
+    found, rest = padded(tokens, 4, reported, {9})
     assert "".join(names.get(token, str(token)) for token in found) == made
     assert rest == [None if one is None else shown(*one) for one in left]

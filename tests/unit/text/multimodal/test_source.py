@@ -41,7 +41,7 @@ def test_media_source_splits_a_url_into_host_and_path(url: str, expected: Any) -
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("http://example.com/", "only https"),
         ("ftp://example.com/", "scheme 'ftp'"),
@@ -58,8 +58,8 @@ def test_media_source_splits_a_url_into_host_and_path(url: str, expected: Any) -
         ("https://example.com/" + "x" * 9000, "characters"),
     ],
 )
-def test_media_source_reports_unsupported_schemes(url: str, told: str) -> None:
-    with pytest.raises(InvalidArgument, match=told):
+def test_media_source_reports_unsupported_schemes(url: str, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
         remote_of(url, LIMITS)
 
 
@@ -121,7 +121,7 @@ def test_media_source_reads_percent_encoded_data_urls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("data:image/png;base64", "no comma"),
         ("data:image/png;base64,AAA", "not base64"),
@@ -133,8 +133,8 @@ def test_media_source_reads_percent_encoded_data_urls() -> None:
         ("data:image/png;base64," + "A" * 1000, "at most 1000"),
     ],
 )
-def test_media_source_reports_invalid_data_urls(url: str, told: str) -> None:
-    with pytest.raises(InvalidArgument, match=told):
+def test_media_source_reports_invalid_data_urls(url: str, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
         decode_data_url(url, FetchLimits(data_url_bytes_max=1000), ("image/",))
 
 

@@ -16,12 +16,12 @@ from dynamo.text.tokenizer.tokenizer import Tokenizer
 class FakeTokenizer:
     """The library's interface over `tokenizers`."""
 
-    asked: list[str]
+    received_requests: list[str]
     is_wrong = False
 
     def __init__(self, text: str) -> None:
         self._library = tokenizers.Tokenizer.from_str(text)
-        self.asked = []
+        self.received_requests = []
         type(self).last = self
 
     last: "FakeTokenizer"
@@ -37,7 +37,7 @@ class FakeTokenizer:
         self._library.no_padding()
 
     def encode(self, text: str) -> Any:
-        self.asked.append(text)
+        self.received_requests.append(text)
         encoding = self._library.encode(text, add_special_tokens=False)
         return types.SimpleNamespace(ids=[*encoding.ids, 0] if self.is_wrong else encoding.ids)
 
@@ -56,7 +56,7 @@ def test_fast_tokens_encode_where_installed(double: type[FakeTokenizer], model_d
     assert (tokenizer.backend, tokenizer.is_fast) == ("fastokens", True)
     text = "The worker asks the router. Быстрая лиса."
     assert tokenizer.encode(text) == tokenizer.encode_by_library(text)
-    assert double.last.asked[-1] == text
+    assert double.last.received_requests[-1] == text
     assert (tokenizer.cache_entries, tokenizer.cache_hits, tokenizer.cache_misses) == (0, 0, 1), "the text as a whole"
 
 
@@ -69,7 +69,7 @@ def test_fast_tokens_add_bos(double: type[FakeTokenizer], model_dirs: dict[str, 
 def test_fast_tokens_skip_unsettled_text(double: type[FakeTokenizer], model_dir: Path, text: str) -> None:
     tokenizer = Tokenizer.from_dir(str(model_dir))
     assert tokenizer.encode(text) == tokenizer.encode_by_library(text)
-    assert text not in double.last.asked
+    assert text not in double.last.received_requests
 
 
 def test_fast_tokens_fall_back_where_results_differ(

@@ -52,10 +52,10 @@ class Counting:
     """Tokenizes each character to its code, and counts."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.received_requests: list[str] = []
 
     def __call__(self, text: str) -> list[int]:
-        self.asked.append(text)
+        self.received_requests.append(text)
         return [ord(char) for char in text]
 
 
@@ -63,11 +63,11 @@ def test_prefix_token_cache_stores_a_repeated_prefix() -> None:
     counting = Counting()
     prefixes = PrefixTokens(counting, ["<a>", "<b>"])
     assert prefixes.encode("one<a>two<b>three") == [ord(char) for char in "one<a>two<b>three"]
-    assert counting.asked == ["one<a>", "two<b>", "three"]
+    assert counting.received_requests == ["one<a>", "two<b>", "three"]
     assert prefixes.encode("one<a>two<b>four<a>") == [ord(char) for char in "one<a>two<b>four<a>"]
-    assert counting.asked[3:] == ["one<a>", "two<b>", "four<a>"]
+    assert counting.received_requests[3:] == ["one<a>", "two<b>", "four<a>"]
     assert prefixes.encode("one<a>two<b>five<a>") == [ord(char) for char in "one<a>two<b>five<a>"]
-    assert counting.asked[6:] == ["five<a>"]
+    assert counting.received_requests[6:] == ["five<a>"]
     assert (prefixes.cache_hits, prefixes.cache_misses, prefixes.cache_entries) == (2, 7, 2)
 
 
@@ -108,25 +108,25 @@ def test_prefix_token_cache_is_bounded_and_evicts_the_least_recently_used() -> N
         prefixes.encode(f"{number:050}<a>")
         prefixes.encode("kept<a>")
         assert prefixes.cache_bytes <= 20_000
-    assert counting.asked.count("kept<a>") == 2
+    assert counting.received_requests.count("kept<a>") == 2
     assert 10 < prefixes.cache_entries < 200
     for _ in range(3):
         prefixes.encode("x" * (20_000 // ENTRY_SHARE) + "<a>")
     prefixes.encode("kept<a>")
-    assert counting.asked.count("kept<a>") == 2, "what is too large for it is not remembered"
+    assert counting.received_requests.count("kept<a>") == 2, "what is too large for it is not remembered"
 
 
 def test_prefix_token_cache_is_thread_safe() -> None:
     prefixes = PrefixTokens(lambda text: [ord(char) for char in text], ["<a>"], bytes_max=5_000)
     wrong: list[str] = []
 
-    def ask() -> None:
+    def send_request() -> None:
         for number in range(2_000):
             text = f"{number % 50}<a>{number % 7}"
             if prefixes.encode(text) != [ord(char) for char in text]:
                 wrong.append(text)
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
+    threads = [threading.Thread(target=send_request) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -72,22 +72,22 @@ class Pair:
         reply.token(7)
         reply.finish()
 
-    async def ask(self) -> Exception | None:
+    async def send_request(self) -> Exception | None:
         """Return the error with which a request ends, within a short time."""
         await self.worker.listen()
         address = self.worker.address(PATH).tcp
         assert address is not None
         target = Target(0x1F, address.partition("/")[0], PATH, "msgpack", self.batched)
-        heard = ReceivedOutput()
+        received = ReceivedOutput()
         async with asyncio.timeout(QUICK_S):
             try:
                 await self.caller.connect(target)
-                call = self.caller.send(target, Request("r", b"\x80"), heard, lambda *_: None)
+                call = self.caller.send(target, Request("r", b"\x80"), received, lambda *_: None)
             except WorkerUnavailable as error:
                 return error
             if call is None:
                 return Disconnected("it broke at once")
-            return await heard.end
+            return await received.end
 
     async def close(self) -> None:
         await self.caller.close()
@@ -112,7 +112,7 @@ async def test_tcp_tls_both_sides_present_and_verify_certificates(
     pairs: Any, certificates: Certificates, batched: bool
 ) -> None:
     tls = tls_of(certificates)
-    assert await pairs(tls, tls, batched=batched).ask() is None
+    assert await pairs(tls, tls, batched=batched).send_request() is None
 
 
 async def test_tcp_tls_needs_only_server_certificate_and_client_authority_between_our_processes(
@@ -120,7 +120,7 @@ async def test_tcp_tls_needs_only_server_certificate_and_client_authority_betwee
 ) -> None:
     worker = TcpTls(server=tls_of(certificates, CLIENT_CA_CERT_PATH=None).server)
     caller = TcpTls(client=tls_of(certificates).client)
-    assert await pairs(worker, caller).ask() is None
+    assert await pairs(worker, caller).send_request() is None
 
 
 @FRAMINGS
@@ -129,7 +129,7 @@ async def test_tcp_tls_worker_closes_a_plain_connection_at_once(
 ) -> None:
     pair = pairs(tls_of(certificates), TcpTls(), batched=batched)
     with caplog.at_level(logging.WARNING):
-        error = await pair.ask()
+        error = await pair.send_request()
     assert isinstance(error, Disconnected) and error.retry_elsewhere
     assert "DYN_TCP_TLS" in str(error), "it is not said what might be wrong"
     assert "TLS handshake failed" in caplog.text and "127.0.0.1:" in caplog.text
@@ -140,7 +140,7 @@ async def test_tcp_tls_worker_closes_a_plain_connection_at_once(
 async def test_tcp_tls_caller_cannot_connect_to_a_plain_worker(
     pairs: Any, certificates: Certificates, batched: bool
 ) -> None:
-    error = await pairs(TcpTls(), tls_of(certificates), batched=batched).ask()
+    error = await pairs(TcpTls(), tls_of(certificates), batched=batched).send_request()
     assert isinstance(error, CannotConnect) and error.retry_elsewhere
 
 
@@ -155,21 +155,21 @@ async def test_tcp_tls_caller_refuses_a_worker_with_another_name(
     pairs: Any, certificates: Certificates, changes: dict[str, str], complaint: str
 ) -> None:
     changes = {name: getattr(certificates, value, value) for name, value in changes.items()}
-    error = await pairs(tls_of(certificates), tls_of(certificates, **changes)).ask()
+    error = await pairs(tls_of(certificates), tls_of(certificates, **changes)).send_request()
     assert isinstance(error, CannotConnect)
     assert complaint in str(error)
 
 
 async def test_tcp_tls_insecure_caller_accepts_any_certificate(pairs: Any, certificates: Certificates) -> None:
     caller = tls_of(certificates, CA_CERT_PATH=certificates.other_ca, SERVER_NAME="elsewhere.test", INSECURE="1")
-    assert await pairs(tls_of(certificates), caller).ask() is None
+    assert await pairs(tls_of(certificates), caller).send_request() is None
 
 
 async def test_tcp_tls_server_name_overrides_the_host(pairs: Any, tmp_path: Path) -> None:
     certificates = Certificates(tmp_path, "worker.test")
     worker = tls_of(certificates)
-    assert isinstance(await pairs(worker, tls_of(certificates)).ask(), CannotConnect)
-    assert await pairs(worker, tls_of(certificates, SERVER_NAME="worker.test")).ask() is None
+    assert isinstance(await pairs(worker, tls_of(certificates)).send_request(), CannotConnect)
+    assert await pairs(worker, tls_of(certificates, SERVER_NAME="worker.test")).send_request() is None
 
 
 @FRAMINGS
@@ -182,16 +182,16 @@ async def test_tcp_tls_worker_refuses_a_caller_without_trusted_certificate(
         caller = tls_of(certificates, CLIENT_CERT_PATH=None, CLIENT_KEY_PATH=None)
     else:
         caller = tls_of(certificates, CLIENT_CERT_PATH=certificates.other_cert, CLIENT_KEY_PATH=certificates.other_key)
-    error = await pairs(worker, caller, batched=batched).ask()
+    error = await pairs(worker, caller, batched=batched).send_request()
     assert isinstance(error, Disconnected | CannotConnect) and error.retry_elsewhere
 
 
 async def test_tcp_tls_upstream_framing_needs_both_roles(pairs: Any, certificates: Certificates) -> None:
     full = tls_of(certificates)
-    error = await pairs(full, TcpTls(client=full.client), batched=False).ask()
+    error = await pairs(full, TcpTls(client=full.client), batched=False).send_request()
     assert isinstance(error, CannotConnect)
     assert "--tcp-tls-cert-path" in str(error)
-    error = await pairs(TcpTls(server=full.server), full, batched=False).ask()
+    error = await pairs(TcpTls(server=full.server), full, batched=False).send_request()
     assert isinstance(error, WorkerUnavailable)
     assert "--tcp-tls-ca-cert-path" in str(error)
 

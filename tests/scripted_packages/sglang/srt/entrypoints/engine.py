@@ -46,7 +46,7 @@ class Engine(scripted.Engine):
             self._socket = zmq.Context.instance().socket(zmq.PUB)
             self._socket.bind(json.loads(args.kv_events_config)["endpoint"])
 
-    async def told(self, given: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def run_request(self, given: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         prompt, sampling, rid = given["input_ids"], given["sampling_params"], given["rid"] or "warm-up"
         mode = self.server_args.disaggregation_mode
         host = given["bootstrap_host"]

@@ -49,19 +49,19 @@ class FakeTransport:
 
 class ReceivedOutput:
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.reported: list[Any] = []
 
     def on_token(self, token_id: int) -> None:
-        self.told.append(token_id)
+        self.reported.append(token_id)
 
     def on_item(self, item: Item) -> None:
-        self.told.append(item)
+        self.reported.append(item)
 
     def on_end(self) -> None:
-        self.told.append("end")
+        self.reported.append("end")
 
     def on_error(self, error: Exception) -> None:
-        self.told.append(error)
+        self.reported.append(error)
 
 
 class Talk:
@@ -75,10 +75,10 @@ class Talk:
         self.link.connection_made(self.transport)  # type: ignore[arg-type]
         self.done: list[Exception | None] = []
 
-    def call(self, heard: ReceivedOutput | None = None) -> tuple[BatchedCall, ReceivedOutput]:
-        heard = heard or ReceivedOutput()
+    def call(self, received: ReceivedOutput | None = None) -> tuple[BatchedCall, ReceivedOutput]:
+        received = received or ReceivedOutput()
         request = Request("r", b"body", headers={"h": "1"}, metadata={"m": "2"})
-        return self.link.send(TARGET, request, heard, lambda _, error: self.done.append(error)), heard
+        return self.link.send(TARGET, request, received, lambda _, error: self.done.append(error)), received
 
     def tokens(self, *pairs: tuple[int, int]) -> None:
         streams, tokens = array("I", [s for s, _ in pairs]), array("I", [t for _, t in pairs])
@@ -109,18 +109,18 @@ async def test_batched_caller_delivers_items_and_ignores_unknown_streams() -> No
     talk.link.data_received(frame.streams_frame(frame.ACK, ends) + frame.streams_frame(frame.END, ends))
     error = msgpack_encode(to_wire(InvalidArgument("no")))
     talk.link.data_received(frame.stream_frame(frame.ERROR, two.stream, error))
-    assert first.told == [5, 8, "end"]
-    assert second.told[:2] == [6, Item(b'"x"', "json")]
-    assert isinstance(second.told[2], InvalidArgument)
+    assert first.reported == [5, 8, "end"]
+    assert second.reported[:2] == [6, Item(b'"x"', "json")]
+    assert isinstance(second.reported[2], InvalidArgument)
     assert [type(error) for error in talk.done] == [type(None), InvalidArgument]
 
 
 async def test_batched_caller_delivers_no_item_after_a_receiver_kills_its_call_within_a_frame() -> None:
     talk = Talk()
-    call, heard = talk.call()
-    heard.on_token = lambda token_id: (heard.told.append(token_id), call.kill())  # type: ignore[method-assign, assignment, func-returns-value]
+    call, received = talk.call()
+    received.on_token = lambda token_id: (received.reported.append(token_id), call.kill())  # type: ignore[method-assign, assignment, func-returns-value]
     talk.tokens((call.stream, 1), (call.stream, 2))
-    assert heard.told == [1]
+    assert received.reported == [1]
     assert talk.done == [None]
     assert talk.sent()[-1] == (frame.KILL, frame._STREAM.pack(call.stream))
 
@@ -157,8 +157,8 @@ async def test_batched_caller_fails_every_call_of_a_broken_connection() -> None:
     talk = Talk()
     everyone = [talk.call()[1] for _ in range(3)]
     talk.link.connection_lost(OSError("reset by peer"))
-    assert [[type(told) for told in heard.told] for heard in everyone] == [[Disconnected]] * 3
-    assert "reset by peer" in str(everyone[0].told[0])
+    assert [[type(reported) for reported in received.reported] for received in everyone] == [[Disconnected]] * 3
+    assert "reset by peer" in str(everyone[0].reported[0])
     assert talk.closed == [talk.link]
     assert not talk.link.is_open
 
@@ -177,8 +177,8 @@ async def test_batched_caller_ends_the_stream_of_a_receiver_that_raises_on_an_it
     (bad, broken), (good, sound) = talk.call(), talk.call()
     broken.on_item = lambda item: int("no")  # type: ignore[method-assign, assignment, return-value]
     talk.link.data_received(frame.item_frame(bad.stream, 0, b"\xc0") + frame.item_frame(good.stream, 0, b"\xc0"))
-    assert isinstance(broken.told[0], DynamoException)
-    assert sound.told == [Item(b"\xc0", "msgpack")]
+    assert isinstance(broken.reported[0], DynamoException)
+    assert sound.reported == [Item(b"\xc0", "msgpack")]
     assert talk.sent()[-1][0] == frame.KILL
     assert "Traceback" in caplog.text
 
@@ -188,7 +188,7 @@ async def test_batched_caller_continues_after_a_receiver_raises_at_the_end(caplo
     (bad, broken), (good, sound) = talk.call(), talk.call()
     broken.on_end = lambda: int("no")  # type: ignore[method-assign, assignment, return-value]
     talk.link.data_received(frame.streams_frame(frame.END, array("I", [bad.stream, good.stream])))
-    assert sound.told == ["end"]
+    assert sound.reported == ["end"]
     assert talk.done == [None, None]
     assert "failed at its end" in caplog.text
 
@@ -229,7 +229,7 @@ async def test_batched_caller_probes_a_worker_missing_from_discovery_during_call
     talk = Talk()
     talk.link.suspect(TARGET.instance_id)
     assert talk.sent() == [], "nobody waits for it"
-    call, heard = talk.call()
+    call, received = talk.call()
     talk.link.suspect(0x20)
     talk.link.suspect(TARGET.instance_id)
     (_, mine), (kind, question) = talk.sent()
@@ -240,19 +240,19 @@ async def test_batched_caller_probes_a_worker_missing_from_discovery_during_call
     refusal = msgpack_encode(to_wire(WorkerUnavailable("unknown endpoint ")))
     talk.link.data_received(frame.stream_frame(frame.ERROR, stream, refusal))
     assert not talk.transport.is_aborted
-    assert heard.told == []
+    assert received.reported == []
     talk.link.connection_lost(None)
-    assert isinstance(heard.told[0], Disconnected)
+    assert isinstance(received.reported[0], Disconnected)
 
 
 async def test_batched_caller_fails_calls_of_a_worker_that_does_not_answer_probes() -> None:
     talk = Talk(TcpLimits(request_timeout_s=0.0))
-    call, heard = talk.call()
+    call, received = talk.call()
     talk.link.data_received(frame.streams_frame(frame.ACK, array("I", [call.stream])))
     talk.link.suspect(TARGET.instance_id)
     await until(lambda: talk.transport.is_aborted)
     talk.link.connection_lost(None)
-    assert [type(told) for told in heard.told] == [Disconnected]
+    assert [type(reported) for reported in received.reported] == [Disconnected]
 
 
 class CancellingReceiver(ReceivedOutput):
@@ -268,13 +268,13 @@ class CancellingReceiver(ReceivedOutput):
 
 async def test_batched_caller_ends_a_call_once_when_cancelled_during_a_disconnect() -> None:
     talk = Talk()
-    heard = CancellingReceiver()
-    talk.link.send(TARGET, Request("r", b"body"), heard, lambda _, error: talk.done.append(error))
-    heard.other, other = talk.call()
+    received = CancellingReceiver()
+    talk.link.send(TARGET, Request("r", b"body"), received, lambda _, error: talk.done.append(error))
+    received.other, other = talk.call()
     talk.link.connection_lost(None)
     assert [type(one) for one in talk.done] == [Disconnected, type(None)]
-    assert [type(one) for one in heard.told] == [Disconnected]
-    assert other.told == []
+    assert [type(one) for one in received.reported] == [Disconnected]
+    assert other.reported == []
 
 
 # Liveness of the worker ---------------------------------------------------------------------------------------------
@@ -324,9 +324,9 @@ async def test_batched_caller_moves_migratable_calls_off_an_unresponsive_worker(
     (leaving, migratable), (_, patient) = talk.call(MigratableReceiver()), talk.call()
     for _ in range(LOOKS):
         talk.link._look()
-    assert [type(told) for told in migratable.told] == [Disconnected]
-    assert "unresponsive" in str(migratable.told[0])
-    assert patient.told == []
+    assert [type(reported) for reported in migratable.reported] == [Disconnected]
+    assert "unresponsive" in str(migratable.reported[0])
+    assert patient.reported == []
     assert talk.link.is_silent
     assert talk.link.is_open, "it may come back"
     assert (frame.KILL, frame._STREAM.pack(leaving.stream)) in talk.sent(), "should it come back, it need not go on"
@@ -339,10 +339,10 @@ async def test_batched_caller_moves_a_call_once_another_worker_appears() -> None
     talk.call(receiver)
     for _ in range(LOOKS + 2):
         talk.link._look()
-    assert receiver.told == []
+    assert receiver.reported == []
     receiver.has_alternative = True
     talk.link._look()
-    assert len(receiver.told) == 1
+    assert len(receiver.reported) == 1
 
 
 async def test_batched_caller_keeps_calls_of_a_busy_worker_that_answers_probes() -> None:
@@ -352,7 +352,7 @@ async def test_batched_caller_keeps_calls_of_a_busy_worker_that_answers_probes()
         talk.link._look()
         if kinds(talk)[-1] == frame.PROBE:
             talk.link.data_received(ALIVE)
-    assert receiver.told == []
+    assert receiver.reported == []
     assert not talk.link.is_silent
 
 
@@ -362,10 +362,10 @@ async def test_batched_caller_counts_progress_of_a_large_request_as_activity() -
     for unsent in range(5 * LOOKS, 0, -1):
         talk.transport.unsent = unsent
         talk.link._look()
-    assert receiver.told == []
+    assert receiver.reported == []
     for _ in range(LOOKS):
         talk.link._look()
-    assert len(receiver.told) == 1
+    assert len(receiver.reported) == 1
     assert talk.metrics.left_silent.value == 1
 
 

@@ -102,15 +102,15 @@ async def test_liveness_probe_sends_no_probe_on_a_broken_connection() -> None:
 
 def test_active_connection_is_never_probed() -> None:
     keep_alive = KeepAlive()
-    assert not any(keep_alive.look(heard) for heard in range(1, 50))
+    assert not any(keep_alive.look(received) for received in range(1, 50))
     assert not keep_alive.is_silent(49)
 
 
 def test_silent_connection_is_probed_once_before_it_counts_as_silent() -> None:
     keep_alive = KeepAlive()
     keep_alive.look(1)
-    asked = [keep_alive.look(1) for _ in range(LOOKS - 1)]
-    assert asked == [True] + [False] * (LOOKS - 2)
+    requested = [keep_alive.look(1) for _ in range(LOOKS - 1)]
+    assert requested == [True] + [False] * (LOOKS - 2)
     assert keep_alive.is_silent(1)
 
 
@@ -135,12 +135,12 @@ def test_connection_is_not_silent_after_the_first_received_message() -> None:
 
 @given(st.lists(st.booleans(), max_size=100))
 def test_connection_is_silent_after_consecutive_checks_without_messages(looks: list[bool]) -> None:
-    keep_alive, heard, quiet = KeepAlive(), 0, 0
+    keep_alive, received, quiet = KeepAlive(), 0, 0
     for speaks in looks:
-        heard += speaks
+        received += speaks
         quiet = 0 if speaks else quiet + 1
-        assert keep_alive.look(heard) == (quiet == 1)
-        assert keep_alive.is_silent(heard) == (quiet >= LOOKS - 1)
+        assert keep_alive.look(received) == (quiet == 1)
+        assert keep_alive.is_silent(received) == (quiet >= LOOKS - 1)
 
 
 class Timers:

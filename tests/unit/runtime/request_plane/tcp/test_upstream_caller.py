@@ -37,19 +37,19 @@ FINAL = b"\x81\xaecomplete_final\xc3"
 
 class ReceivedOutput:
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.reported: list[Any] = []
 
     def on_token(self, token_id: int) -> None:
-        self.told.append(token_id)
+        self.reported.append(token_id)
 
     def on_item(self, item: Item) -> None:
-        self.told.append((item.data, item.codec, item.id, item.event, item.comment))
+        self.reported.append((item.data, item.codec, item.id, item.event, item.comment))
 
     def on_end(self) -> None:
-        self.told.append("end")
+        self.reported.append("end")
 
     def on_error(self, error: Exception) -> None:
-        self.told.append(error)
+        self.reported.append(error)
 
 
 def caller_end() -> tuple[UpstreamLink, ResponseListener, UpstreamTransport]:
@@ -65,20 +65,20 @@ class Conversation:
 
     def __init__(self) -> None:
         self.link, self.desk, self.requests = caller_end()
-        self.heard = ReceivedOutput()
+        self.received = ReceivedOutput()
         self.done: list[Exception | None] = []
         request = Request("r", b"\x80", "msgpack", {"traceparent": "t"}, {"tenant": "x"})
-        self.call = self.link.send(TARGET, request, self.heard, lambda _, error: self.done.append(error))
+        self.call = self.link.send(TARGET, request, self.received, lambda _, error: self.done.append(error))
         self.answer = self.desk.connection()
         self.transport = UpstreamTransport()
         self.answer.connection_made(self.transport)  # type: ignore[arg-type]
 
-    def say(self, header: bytes, body: bytes = b"") -> None:
+    def send_event(self, header: bytes, body: bytes = b"") -> None:
         self.answer.data_received(frame.two_part(header, body))
 
     def open(self) -> None:
-        self.say(json_encode({"subject": self.call.subject, "stream_type": "response"}))
-        self.say(b'{"error":null}')
+        self.send_event(json_encode({"subject": self.call.subject, "stream_type": "response"}))
+        self.send_event(b'{"error":null}')
 
 
 async def test_upstream_caller_writes_a_request_as_released_dynamo() -> None:
@@ -104,11 +104,11 @@ async def test_upstream_caller_writes_a_request_as_released_dynamo() -> None:
 async def test_upstream_caller_reads_a_response_to_its_end() -> None:
     talk = Conversation()
     talk.open()
-    talk.say(b"", ITEM)
-    talk.say(b"", b'{"data":{"data":"x","id":"i","event":"e","comment":["c"]},"complete_final":false}')
-    talk.say(b"", FINAL)
-    talk.say(b'"sentinel"')
-    assert talk.heard.told == [0, (b'"x"', "json", "i", "e", ["c"]), "end"]
+    talk.send_event(b"", ITEM)
+    talk.send_event(b"", b'{"data":{"data":"x","id":"i","event":"e","comment":["c"]},"complete_final":false}')
+    talk.send_event(b"", FINAL)
+    talk.send_event(b'"sentinel"')
+    assert talk.received.reported == [0, (b'"x"', "json", "i", "e", ["c"]), "end"]
     assert talk.done == [None]
     assert talk.transport.is_closed
 
@@ -116,11 +116,11 @@ async def test_upstream_caller_reads_a_response_to_its_end() -> None:
 async def test_upstream_caller_accepts_a_value_without_envelope() -> None:
     talk = Conversation()
     talk.open()
-    talk.say(b"", b'{"data":{"Events":{"last_event_id":2}},"complete_final":false}')
-    talk.say(b"", msgpack_encode({"data": {"TooNew": 1}, "complete_final": False}))
-    talk.say(b"", b'{"data":{"comment":["c"]},"complete_final":false}')
-    talk.say(b"", FINAL)
-    assert talk.heard.told == [
+    talk.send_event(b"", b'{"data":{"Events":{"last_event_id":2}},"complete_final":false}')
+    talk.send_event(b"", msgpack_encode({"data": {"TooNew": 1}, "complete_final": False}))
+    talk.send_event(b"", b'{"data":{"comment":["c"]},"complete_final":false}')
+    talk.send_event(b"", FINAL)
+    assert talk.received.reported == [
         (b'{"Events":{"last_event_id":2}}', "json", None, None, None),
         (msgpack_encode({"TooNew": 1}), "msgpack", None, None, None),
         (None, "json", None, None, ["c"]),
@@ -132,13 +132,13 @@ async def test_upstream_caller_accepts_a_value_without_envelope() -> None:
 async def test_upstream_caller_reports_a_response_without_final_marker_as_incomplete(closing: str) -> None:
     talk = Conversation()
     talk.open()
-    talk.say(b"", ITEM)
+    talk.send_event(b"", ITEM)
     if closing == "sentinel":
-        talk.say(b'"sentinel"')
+        talk.send_event(b'"sentinel"')
     else:
         talk.answer.connection_lost(None)
-    assert talk.heard.told[0] == 0
-    assert isinstance(talk.heard.told[1], StreamIncomplete)
+    assert talk.received.reported[0] == 0
+    assert isinstance(talk.received.reported[1], StreamIncomplete)
 
 
 async def test_upstream_caller_accepts_a_stopped_response_without_final_marker() -> None:
@@ -147,14 +147,14 @@ async def test_upstream_caller_accepts_a_stopped_response_without_final_marker()
     talk.open()
     assert talk.transport.take() == [(b'"stop"', b"")]
     talk.answer.connection_lost(None)
-    assert talk.heard.told == ["end"]
+    assert talk.received.reported == ["end"]
 
 
 async def test_upstream_caller_raises_on_a_refusing_prologue() -> None:
     talk = Conversation()
-    talk.say(json_encode({"subject": talk.call.subject, "stream_type": "response"}))
-    talk.say(b'{"error":"engine is gone"}')
-    [error] = talk.heard.told
+    talk.send_event(json_encode({"subject": talk.call.subject, "stream_type": "response"}))
+    talk.send_event(b'{"error":"engine is gone"}')
+    [error] = talk.received.reported
     assert isinstance(error, WorkerUnavailable)
     assert str(error) == "engine is gone"
 
@@ -172,22 +172,22 @@ async def test_upstream_caller_refuses_the_response_connection_of_a_killed_call(
     else:
         talk.open()
     assert talk.transport.take() == [(b'"kill"', b"")]
-    assert (talk.heard.told, talk.done, talk.transport.is_closed) == ([], [None], True)
+    assert (talk.received.reported, talk.done, talk.transport.is_closed) == ([], [None], True)
     assert (caplog.messages, METRICS.errors.value) == ([], errors)
 
 
 @pytest.mark.parametrize("garbage", [b"{", b'{"subject":5}'])
 async def test_upstream_caller_closes_an_unreadable_response(garbage: bytes) -> None:
     talk = Conversation()
-    talk.say(garbage)
+    talk.send_event(garbage)
     assert talk.transport.is_closed
 
 
 async def test_upstream_caller_ends_the_call_on_a_malformed_item() -> None:
     talk = Conversation()
     talk.open()
-    talk.say(b"", b"\x82\xa4data")
-    assert isinstance(talk.heard.told[0], StreamIncomplete)
+    talk.send_event(b"", b"\x82\xa4data")
+    assert isinstance(talk.received.reported[0], StreamIncomplete)
 
 
 async def test_upstream_caller_fails_unanswered_calls_of_a_lost_connection() -> None:
@@ -195,8 +195,8 @@ async def test_upstream_caller_fails_unanswered_calls_of_a_lost_connection() -> 
     answered.open()
     for talk in (waiting, answered):
         talk.link.connection_lost(None)
-    assert isinstance(waiting.heard.told[0], WorkerUnavailable)
-    assert answered.heard.told == []
+    assert isinstance(waiting.received.reported[0], WorkerUnavailable)
+    assert answered.received.reported == []
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ async def test_upstream_caller_raises_a_typed_error_on_a_refusing_acknowledgemen
     assert type(refusal(text)) is kind
     talk = Conversation()
     talk.link.data_received(frame.ack(text.encode()))
-    assert type(talk.heard.told[0]) is kind
+    assert type(talk.received.reported[0]) is kind
 
 
 class Framed(Conversation):
@@ -222,17 +222,17 @@ class Framed(Conversation):
 
     def __init__(self) -> None:
         self.link, self.desk, self.requests = caller_end()
-        self.heard = ReceivedOutput()
+        self.received = ReceivedOutput()
         self.done: list[Exception | None] = []
         self.frames = RequestFrames()
         request = Request("r", b"", "msgpack", frames=self.frames)
-        self.call = self.link.send(TARGET, request, self.heard, lambda _, error: self.done.append(error))
+        self.call = self.link.send(TARGET, request, self.received, lambda _, error: self.done.append(error))
         self.answer = self.desk.connection()
         self.transport = UpstreamTransport()
         self.answer.connection_made(self.transport)  # type: ignore[arg-type]
 
     def dial_in(self) -> None:
-        self.say(json_encode({"subject": self.call.frames_subject, "stream_type": "request"}))
+        self.send_event(json_encode({"subject": self.call.frames_subject, "stream_type": "request"}))
 
     async def written(self) -> None:
         assert await self.desk.tasks.wait(30)
@@ -261,7 +261,7 @@ async def test_upstream_caller_sends_request_frames_in_order_with_a_final_marker
     await talk.written()
     assert talk.transport.take() == [(b"", b"one"), (b"", b"two"), (b'"sentinel"', b"")]
     assert talk.transport.is_closed
-    assert talk.heard.told == []
+    assert talk.received.reported == []
 
 
 async def test_upstream_caller_waits_for_a_slow_reader_of_request_frames() -> None:
@@ -281,7 +281,7 @@ async def test_upstream_caller_refuses_a_connection_for_withdrawn_request_frames
     talk = Framed()
     subject = talk.call.frames_subject
     talk.call.kill()
-    talk.say(json_encode({"subject": subject, "stream_type": "request"}))
+    talk.send_event(json_encode({"subject": subject, "stream_type": "request"}))
     assert talk.transport.take() == [(b'"kill"', b"")]
 
 
@@ -332,22 +332,22 @@ async def test_upstream_caller_reads_tokens_that_arrive_together_and_in_pieces(i
     talk.open()
     stream = b"".join(one_token(token, item) for token in TOKENS) + frame.two_part(b"", FINAL)
     talk.answer.data_received(stream)
-    assert talk.heard.told == [*TOKENS, "end"]
+    assert talk.received.reported == [*TOKENS, "end"]
     for size in (1, 7, 50, 101):
         talk = Conversation()
         talk.open()
         for start in range(0, len(stream), size):
             talk.answer.data_received(stream[start : start + size])
-        assert talk.heard.told == [*TOKENS, "end"]
+        assert talk.received.reported == [*TOKENS, "end"]
 
 
 async def test_upstream_caller_delivers_no_token_after_the_receiver_killed_the_call() -> None:
     talk = Conversation()
     talk.open()
-    talk.heard.on_token = lambda token_id: talk.heard.told.append(token_id) or talk.call.kill()  # type: ignore[method-assign]
+    talk.received.on_token = lambda token_id: talk.received.reported.append(token_id) or talk.call.kill()  # type: ignore[method-assign]
     talk.answer.data_received(one_token(5))
     talk.answer.data_received(one_token(6) + one_token(7))
-    assert talk.heard.told == [5]
+    assert talk.received.reported == [5]
 
 
 async def test_upstream_caller_ends_the_call_of_a_receiver_that_fails_at_a_later_token() -> None:
@@ -358,7 +358,7 @@ async def test_upstream_caller_ends_the_call_of_a_receiver_that_fails_at_a_later
     def fail(token_id: int) -> None:
         raise ZeroDivisionError(token_id)
 
-    talk.heard.on_token = fail  # type: ignore[method-assign]
+    talk.received.on_token = fail  # type: ignore[method-assign]
     talk.answer.data_received(one_token(6) + one_token(7))
     assert [str(error) for error in talk.done] == ["receiver failed: 6"]
 

@@ -24,7 +24,7 @@ class Wires:
     """Replaces `HttpConnection`: the requests on each connection, and the prepared responses."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[int, str, Any, Mapping[str, str]]] = []
+        self.received_requests: list[tuple[int, str, Any, Mapping[str, str]]] = []
         self.answers: dict[str, list[Any]] = {}
         self.lines: list[Any] = []
         self.opened = 0
@@ -41,14 +41,14 @@ class Wire:
         self._number = number
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> bytes:
-        self._wires.asked.append((self._number, path, json.loads(body), dict(headers)))
+        self._wires.received_requests.append((self._number, path, json.loads(body), dict(headers)))
         answer = self._wires.answers.get(path, [{}]).pop(0)
         if isinstance(answer, Exception):
             raise answer
         return json.dumps(answer).encode()
 
     async def stream(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
-        self._wires.asked.append((self._number, path, json.loads(body), dict(headers)))
+        self._wires.received_requests.append((self._number, path, json.loads(body), dict(headers)))
         for line in self._wires.lines:
             yield json.dumps({"result": line}).encode()
 
@@ -75,13 +75,13 @@ async def test_etcd_client_renews_a_lease_on_its_own_connection(wires: Wires) ->
     await one.put(b"k", b"v", 5)
     assert [await one.renew(5), await one.renew(5)] == [10, 0]
     await one.delete(b"k")
-    assert [(number, path) for number, path, _, _ in wires.asked] == [
+    assert [(number, path) for number, path, _, _ in wires.received_requests] == [
         (1, "/v3/kv/put"),
         (2, "/v3/lease/keepalive"),
         (2, "/v3/lease/keepalive"),
         (1, "/v3/kv/deleterange"),
     ]
-    assert wires.asked[0][2] == {"key": "aw==", "value": "dg==", "lease": 5}
+    assert wires.received_requests[0][2] == {"key": "aw==", "value": "dg==", "lease": 5}
 
 
 async def test_etcd_client_reads_a_long_listing_in_pages_of_one_revision(wires: Wires) -> None:
@@ -91,7 +91,7 @@ async def test_etcd_client_reads_a_long_listing_in_pages_of_one_revision(wires: 
         {"header": {"revision": "12"}, "kvs": [{"key": "Yg==", "value": "Mg=="}]},
     ]
     assert await one.list(b"a/") == Listing({b"a": b"1", b"b": b"2"}, 9)
-    assert (wires.asked[1][2]["key"], wires.asked[1][2]["revision"]) == ("YQA=", 9)
+    assert (wires.received_requests[1][2]["key"], wires.received_requests[1][2]["revision"]) == ("YQA=", 9)
 
 
 async def test_etcd_client_replaces_an_expired_token_and_repeats_the_request(wires: Wires) -> None:
@@ -99,9 +99,11 @@ async def test_etcd_client_replaces_an_expired_token_and_repeats_the_request(wir
     wires.answers["/v3/lease/grant"] = [EtcdRefused(UNAUTHENTICATED, "invalid auth token"), {"ID": "5", "TTL": "10"}]
     one = await member(wires, username="u", password="p")
     assert await one.grant(5, 10) == 10
-    tokens = [headers.get("Authorization") for _, path, _, headers in wires.asked if path == "/v3/lease/grant"]
+    tokens = [
+        headers.get("Authorization") for _, path, _, headers in wires.received_requests if path == "/v3/lease/grant"
+    ]
     assert tokens == ["first", "second"]
-    assert wires.asked[0][2] == {"name": "u", "password": "p"}
+    assert wires.received_requests[0][2] == {"name": "u", "password": "p"}
 
 
 async def test_etcd_client_without_user_has_no_token(wires: Wires) -> None:
@@ -123,7 +125,7 @@ async def test_etcd_client_watch_uses_its_own_connection(wires: Wires) -> None:
     with pytest.raises(EtcdUnavailable, match="watch ended"):
         await anext(watch)
     assert (wires.opened, wires.closed) == (3, [3])
-    create = wires.asked[0][2]["create_request"]
+    create = wires.received_requests[0][2]["create_request"]
     assert (create["key"], create["range_end"], create["start_revision"]) == ("djEv", "djEw", 5)
 
 

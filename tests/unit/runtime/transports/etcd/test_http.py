@@ -94,11 +94,11 @@ async def test_etcd_http_request_times_out() -> None:
 async def test_etcd_http_cancelled_request_leaves_no_response_for_the_next() -> None:
     wire = Wire()
     connection = wire.connection()
-    ask = asyncio.ensure_future(connection.post("/", b"", {}, TIMEOUT_S))
+    send_request = asyncio.ensure_future(connection.post("/", b"", {}, TIMEOUT_S))
     await turns()
-    ask.cancel()
+    send_request.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await ask
+        await send_request
     assert wire.is_aborted
 
 

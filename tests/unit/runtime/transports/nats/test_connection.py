@@ -29,7 +29,7 @@ class FakeServer:
         self.error: Exception = OSError(111, "refused")
         self.clients: list[FakeClient] = []
         self.sent: list[tuple[str, bytes]] = []
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.registry = MetricsRegistry()
         self.takes = asyncio.Event()
         self.takes.set()
@@ -115,7 +115,7 @@ OPTIONS = NatsOptions(startup_timeout_s=0.1, connect_timeout_s=0.1, ping_interva
 
 @pytest.fixture
 async def nats(server: FakeServer) -> AsyncIterator[NatsConnection]:
-    made = NatsConnection(OPTIONS, "test", registry=server.registry, on_down=lambda: server.told.append("down"))
+    made = NatsConnection(OPTIONS, "test", registry=server.registry, on_down=lambda: server.reported.append("down"))
     await made.start()
     yield made
     await made.close()
@@ -130,16 +130,16 @@ async def test_nats_connection_sends_messages_in_order(nats: NatsConnection, ser
 
 
 async def test_nats_connection_subscribes_again_after_reconnect(nats: NatsConnection, server: FakeServer) -> None:
-    heard: list[str] = []
-    await nats.subscribe("a", heard.append)
+    received: list[str] = []
+    await nats.subscribe("a", received.append)
     await server.clients[0].breaks()
     await until(lambda: len(server.clients) == 2 and nats.is_up)
     await server.clients[1].subjects["a"]("again")
-    assert heard == ["again"]
+    assert received == ["again"]
     text = server.registry.render()
     assert 'dynamo_transport_nats_outages_total{purpose="test"} 1' in text
     assert 'dynamo_transport_nats_connected{purpose="test"} 1' in text
-    assert server.told == ["down"]
+    assert server.reported == ["down"]
 
 
 async def test_nats_connection_subscribes_later_during_an_outage(nats: NatsConnection, server: FakeServer) -> None:

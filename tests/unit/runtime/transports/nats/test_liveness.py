@@ -19,10 +19,10 @@ class Client:
         self._ps = SimpleNamespace(buf=b"")
         self.stats: Any = {"in_msgs": 0}
         self.answer = asyncio.Event()
-        self.asked = 0
+        self.received_requests = 0
 
     async def rtt(self, timeout: float) -> float:  # noqa: ASYNC109 - the library calls it so
-        self.asked += 1
+        self.received_requests += 1
         await self.answer.wait()
         return 0.0
 
@@ -54,7 +54,7 @@ async def test_nats_liveness_accepts_a_pong() -> None:
     client.answer.set()
     await pings.once(client, 5.0)  # type: ignore[arg-type]
     await pings.until_answered(client, 5.0)  # type: ignore[arg-type]
-    assert client.asked == 2
+    assert client.received_requests == 2
 
 
 async def test_nats_liveness_tolerates_one_missed_pong() -> None:
@@ -76,7 +76,7 @@ async def test_nats_liveness_accepts_a_pong_behind_other_traffic() -> None:
 async def test_nats_liveness_ping_ends_with_its_connection() -> None:
     client, pings = Client(), Pings()
     waiting = asyncio.ensure_future(pings.once(client, 5.0))  # type: ignore[arg-type]
-    await until(lambda: client.asked)
+    await until(lambda: client.received_requests)
     pings.end()
     with pytest.raises(ConnectionError, match="closed before the response"):
         await asyncio.wait_for(waiting, 5.0)
