@@ -22,6 +22,7 @@ from dynamo.runtime.request_plane.tcp.common import TcpOptions
 from dynamo.runtime.request_plane.tcp.plane import TcpPlane
 from dynamo.runtime.request_plane.tcp.upstream_caller import UpstreamLink
 from dynamo.runtime.server import Dispatcher
+from dynamo.serving.migration import FirstOutput
 
 ACK_TIMEOUT_S = 10.0  # DYN_TCP_REQUEST_TIMEOUT.
 CONNECT_TIMEOUT_S = 3.0  # DYN_TCP_CONNECT_TIMEOUT.
@@ -56,6 +57,8 @@ class ObservedReceiver:
         self.instance_id = target.instance_id
         self.request_id = request.id
         self.receiver = receiver
+        self.request = receiver.receiver if isinstance(receiver, FirstOutput) else receiver
+        """The frontend's receiver, also of a request that was sent again."""
         self.is_over = False
         self._hooks = hooks
 

@@ -283,7 +283,7 @@ class Simulation:
             self.violation(f"an error was logged: {text} {error!r}")
 
     def on_request_sent(self, observed: ObservedReceiver) -> None:
-        if isinstance(observed.receiver, PrefillPhase):
+        if isinstance(observed.request, PrefillPhase):
             self.prefills.append(observed.request_id)
             self._note_part(observed.request_id)
             request = self.by_part[observed.request_id]
@@ -294,7 +294,7 @@ class Simulation:
                 f"prefill of {observed.request_id[-4:]} goes to {self.names[observed.instance_id]}",
             )
             return
-        if not isinstance(observed.receiver, Generation):
+        if not isinstance(observed.request, Generation):
             self.log(
                 observed.process.name,
                 f"sends to {self.names[observed.instance_id]} {observed.request_id.partition('-')[0]}",
@@ -314,7 +314,7 @@ class Simulation:
                     f"though {', '.join(left)} was left"
                 )
         workers.append(observed.instance_id)
-        sent.resumed += observed.receiver.tokens > 0
+        sent.resumed += observed.request.tokens > 0
         self.log(observed.process.name, f"{sent.label} goes to {self.names[observed.instance_id]}")
 
     def _note_part(self, part: str) -> None:
@@ -325,22 +325,22 @@ class Simulation:
             self.by_part[part] = next(sent for sent in self.requests if sent.plan.id == scope[0])
 
     def on_response_message(self, observed: ObservedReceiver) -> None:
-        if isinstance(observed.receiver, Generation):
+        if isinstance(observed.request, Generation):
             self._request_of(observed).last_output_s = self.loop.time()
 
     def on_response_complete(self, observed: ObservedReceiver) -> None:
-        if isinstance(observed.receiver, Generation):
+        if isinstance(observed.request, Generation):
             self._request_of(observed).whole.add(observed.request_id)
 
     def on_response_error(self, observed: ObservedReceiver, error: Exception) -> None:
-        if isinstance(observed.receiver, PrefillPhase):
-            if self._is_awaited(observed.receiver):
+        if isinstance(observed.request, PrefillPhase):
+            if self._is_awaited(observed.request):
                 self.by_part[observed.request_id].failed_s[observed.request_id] = self.loop.time()
             return
-        if not isinstance(observed.receiver, Generation):
+        if not isinstance(observed.request, Generation):
             return
         sent = self._request_of(observed)
-        lacks_text = any(choice.finish_reason is None for choice in observed.receiver.choices)
+        lacks_text = any(choice.finish_reason is None for choice in observed.request.choices)
         if sent.over_s is None and lacks_text:
             sent.failed_s[observed.request_id] = self.loop.time()
             if "unresponsive" in str(error) and not invariants.was_unresponsive(self, sent, observed.instance_id):
@@ -354,7 +354,7 @@ class Simulation:
 
     @staticmethod
     def _request_of(observed: ObservedReceiver) -> SentRequest:
-        answer = cast("BaseAnswer", cast("Generation", observed.receiver).answer)
+        answer = cast("BaseAnswer", cast("Generation", observed.request).answer)
         return cast("SimExchange", answer.exchange).sent
 
     def on_token_generated(self, part_id: str) -> None:

@@ -238,33 +238,33 @@ class Sent(Receiver, Protocol):
 class FirstOutput:
     """Receiver of a request that was sent again: reports its first output, and passes everything on."""
 
-    __slots__ = ("_on_first", "_receiver")
+    __slots__ = ("_on_first", "receiver")
 
     def __init__(self, receiver: "Sent", on_first: Callable[[], None]) -> None:
-        self._receiver = receiver
+        self.receiver = receiver
         self._on_first: Callable[[], None] | None = on_first
 
     def on_token(self, token_id: int) -> None:
         """See `Receiver`."""
         self._report()
-        self._receiver.on_token(token_id)
+        self.receiver.on_token(token_id)
 
     def on_item(self, item: Item) -> None:
         """See `Receiver`."""
         self._report()
-        self._receiver.on_item(item)
+        self.receiver.on_item(item)
 
     def on_end(self) -> None:
         """See `Receiver`."""
-        self._receiver.on_end()
+        self.receiver.on_end()
 
     def on_error(self, error: Exception) -> None:
         """See `Receiver`."""
-        self._receiver.on_error(error)
+        self.receiver.on_error(error)
 
     def leaves_silent_worker(self) -> bool:
         """See `MovableReceiver`."""
-        return self._receiver.leaves_silent_worker()
+        return self.receiver.leaves_silent_worker()
 
     def _report(self) -> None:
         report, self._on_first = self._on_first, None
