@@ -10,6 +10,8 @@ ARGS ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST := $(BIN)/python -m pytest
 PARALLEL = -n $(JOBS) --dist loadfile
+# Integration tests wait for their processes half of the time.
+PARALLEL_PROCESSES = -n $(shell expr $(JOBS) + 1) --dist loadfile
 # Envoy's definitions, in a folder of their own that tests/conftest.py adds: the package has old copies of OpenTelemetry's modules.
 XDS = $(PIP) --no-deps --upgrade --target $(VENV)/xds-protos 'xds-protos>=1.60,<2' && rm -rf $(VENV)/xds-protos/opentelemetry
 LOCAL := not conformance and not clients and not engines and not reference and not install
@@ -34,7 +36,7 @@ serve: $(VENV)/.serve ## Serve a model over the OpenAI API; options after ARGS, 
 test: $(VENV)/.test ## Run the unit, contract, house and integration tests on JOBS cores; ARGS goes to pytest instead.
 ifeq ($(strip $(ARGS)),)
 	$(PYTEST) -m "$(LOCAL) and not kserve" $(PARALLEL) tests/unit tests/contract tests/house
-	$(PYTEST) -m "$(LOCAL) and not kserve" $(PARALLEL) tests/integration tests/simulation
+	$(PYTEST) -m "$(LOCAL) and not kserve" $(PARALLEL_PROCESSES) tests/integration tests/simulation
 	$(PYTEST) -m "$(LOCAL) and kserve" tests/integration/test_kserve.py tests/integration/epp tests/integration/planner tests/unit/grpc
 else
 	$(PYTEST) -m "$(LOCAL)" $(ARGS)

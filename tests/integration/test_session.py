@@ -197,7 +197,7 @@ def test_invalid_option_of_a_worker_is_one_line(tmp_path: Path, runs: list[Run])
     runs.append(run)
     assert run.ends() == 2
     assert run.text().splitlines()[-1] == "error: worker-1: --model-path x: no such directory"
-    assert not run.home.exists()
+    assert not (run.home / "discovery").exists()  # Logs are kept for `dynamo troubleshoot`.
 
 
 def test_a_worker_killed_while_serving_is_started_again(tmp_path: Path, runs: list[Run]) -> None:

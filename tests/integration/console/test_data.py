@@ -240,5 +240,5 @@ def test_two_hundred_workers_are_shown_in_answers_of_bounded_size(tmp_path: Path
             _, overview = next(stream)
             assert len(overview["workers"]) == 200
             assert len(json.dumps(overview)) < 300_000
-            sample = next(sample for name, sample in stream if name == "sample")
-            assert sample["workers"] == 200
+            # Earlier samples are of the time when the workers were registering.
+            assert any(name == "sample" and sample["workers"] == 200 for name, sample in stream)

@@ -94,9 +94,9 @@ def test_workers_show_role_load_cache_and_version(browser: Browser) -> None:
     row = browser.text("tbody tr")
     for word in ("serving", "aggregated", "mocker", "dynamo 1.6.1", "none", "%"):
         assert word in row
-    button = browser.named("Drain")
-    assert button.get_property("disabled")
-    assert "admin key" in (button.get_attribute("title") or "")
+    browser.until(lambda: browser.named("Drain").get_property("disabled"), "a user may drain")
+    title = browser.until(lambda: browser.named("Drain").get_attribute("title"), "the button has no title")
+    assert "admin key" in title
     browser.picture("workers")
 
 
