@@ -17,6 +17,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.expected_conditions import alert_is_present
 from selenium.webdriver.support.ui import WebDriverWait
 from tests.cluster.processes import DEADLINE_S
 
@@ -101,6 +102,10 @@ class Browser:
 
         wait = WebDriverWait(self.driver, DEADLINE_S, 0.1, ignored_exceptions=[StaleElementReferenceException])
         return wait.until(lambda _: condition(), f"{message}\n{self.text('body')}")
+
+    def accept(self) -> None:
+        """Accept the page's question once it is shown."""
+        WebDriverWait(self.driver, DEADLINE_S, 0.1).until(alert_is_present(), "no question is shown").accept()
 
     def press(self, *keys: str) -> WebElement:
         """Press keys one after the other, and return the element that has the focus."""

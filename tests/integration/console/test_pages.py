@@ -289,7 +289,7 @@ def test_admin_key_opens_the_console_and_drains_a_worker(keyed: Browser) -> None
     keyed.named("Workers", "nav a").click()
     keyed.until(lambda: len(keyed.all("tbody tr")) == 2, "the workers are not listed")
     keyed.click("Drain")
-    keyed.driver.switch_to.alert.accept()
+    keyed.accept()
     keyed.until(lambda: "drained" in keyed.text("table"), "the worker is not drained")
     keyed.until(lambda: "Resume" in keyed.text("table"), "it cannot be resumed")
     keyed.click("Resume")
