@@ -7,6 +7,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from benchmarks.ports import free_port
 from tests.cluster.classifier import classifier
 from tests.cluster.cluster import Cluster
 from tests.cluster.gateway import BUFFERED, CHAT_PATH, DESTINATION, STREAMED, GatewayStream, mutated, refusal
-from tests.cluster.processes import wait_until
+from tests.cluster.processes import DEADLINE_S, wait_until
 
 from dynamo.grpc.health import CLASSES as HEALTH_CLASSES
 from dynamo.grpc.health import HEALTH_SERVICE, NOT_SERVING, SERVING
@@ -335,30 +336,23 @@ def test_overload_and_queue(cluster: Cluster, tmp_path: Path) -> None:
     """One request per worker is admitted; the next one waits, and one more is refused."""
     picker = Picker(cluster, "--max-inflight-requests", "1", "--router-queue-threshold", "0.001")
     cluster.wait_until(picker.is_serving, "the picker has no worker")
-    first, second, third = picker.stream(), picker.stream(), picker.stream()
+    first, second, *others = (picker.stream() for _ in range(4))
     busy = [stream.pick(chat(number)) for number, stream in ((6, first), (7, second))]
     assert len({headers[WORKER] for headers in busy}) == 2
-    third.request_headers()
-    third.request_body(json.dumps(chat(8)).encode())
-
-    def is_refused() -> bool:
-        with picker.stream() as stream:
-            stream.request_headers()
-            stream.request_body(json.dumps(chat(9)).encode())
-            answer = stream.receive()
-            if answer.WhichOneof("response") != "immediate_response":
-                return False
-            code, body, headers = refusal(answer)
-            assert (code, headers["retry-after"]) == (429, "1")
-            assert "DYN_EPP_MAX_INFLIGHT_REQUESTS" in body["error"]["message"]
-            return True
-
-    wait_until(is_refused, "no request was refused")
-    first.close()
-    admitted = mutated(third.receive().request_headers.response)
+    for stream in others:
+        stream.request_headers()
+        stream.request_body(json.dumps(chat(8)).encode())
+    with ThreadPoolExecutor() as threads:
+        answers = [threads.submit(stream.receive) for stream in others]
+        (refused,), (waiting,) = wait(answers, DEADLINE_S, FIRST_COMPLETED)
+        code, body, headers = refusal(refused.result())
+        assert (code, headers["retry-after"]) == (429, "1")
+        assert "DYN_EPP_MAX_INFLIGHT_REQUESTS" in body["error"]["message"]
+        first.close()
+        admitted = mutated(waiting.result(DEADLINE_S).request_headers.response)
     assert admitted[WORKER] == busy[0][WORKER], "the worker of the request that ended"
-    second.close()
-    third.close()
+    for stream in (second, *others):
+        stream.close()
     picker.close()
 
 
