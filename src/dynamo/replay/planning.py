@@ -126,7 +126,7 @@ def passes(fleets: dict[Role, Fleet]) -> FpmObservations:
     """Return the latest forward pass of each rank in service; an idle rank reports an empty one, like a heartbeat.
 
     `prompts` are the last steps with prompts of aggregated ranks since the call before. Requests in a router's queue count as
-    queued at its ranks, in equal shares: without that queue they would be there, and hidden they would delay scaling.
+    queued at its ranks, in equal shares, so that a planner sees the whole demand.
     """
     found: dict[Role, dict[RankKey, ForwardPassMetrics]] = {Role.PREFILL: {}, Role.DECODE: {}}
     prompts = []

@@ -78,8 +78,7 @@ class BusyWorkers:
         """Replace the loads that a KV router counts: active prefill tokens, blocks and requests by worker and rank.
 
         They are ahead of the workers' reports, which arrive at intervals: a burst is refused before it is reported.
-        `queued_tokens`: uncached prompt tokens in the router's queue, which count in equal shares: without that queue they
-        would be in those of the ranks.
+        `queued_tokens`: uncached prompt tokens in the router's queue, which count as load of the ranks in equal shares.
         """
         self._booked = {}
         share = queued_tokens / len(loads) if loads else 0.0

@@ -36,7 +36,9 @@ from dynamo.runtime.discovery.file import EXPIRY_S, default_root
 RECORDS = "v1"
 """Directory of the records below a discovery directory."""
 DEFAULT_PORT = 8000
-FAILED_START_S = 3600.0  # An older failed start is not what a user looks for now.
+FAILED_START_S = (
+    3600.0  # Maximum age of a failed start that is reported; older ones are unrelated to the present problem.
+)
 SERVERS = ("ETCD_", "NATS_", "DYN_EVENT_PLANE", "DYN_REQUEST_PLANE", "DYN_DISCOVERY_BACKEND")
 """Settings of a graph's processes that name servers; the shell of the user may lack them."""
 
