@@ -31,11 +31,12 @@ from tests.cluster.processes import stop_process, wait_until
 from benchmarks.corpus import ROOT, cache_dir
 from benchmarks.ports import free_port
 from benchmarks.report import OURS, guarded, number, print_line, ratio, table, write_result
+from benchmarks.stacks import StackFailed
 from dynamo.core.config import environ, exit_on_config_error, load, option
 from dynamo.core.errors import ConfigError
 
 KOPF = "kopf"
-PACKAGES = ("kopf==1.45.2", "msgspec", "pyyaml")
+PACKAGES = ("kopf==1.45.2", "cryptography", "msgspec", "pyyaml")
 INSTALL_S = 900.0
 READY_S, POLL_S, REST_S = 900.0, 0.5, 10.0
 SETTLE_S = 3.0
@@ -84,10 +85,12 @@ def ensure_kopf() -> str:
     """Return the interpreter of the environment with kopf, which is made first if need be."""
     home = os.path.join(cache_dir(), "kopf", "venv")
     python = os.path.join(home, "bin", "python")
-    if not os.path.exists(os.path.join(home, "bin", "kopf")):
+    stamp = os.path.join(home, "packages")
+    if not os.path.exists(stamp) or Path(stamp).read_text(encoding="utf-8").split() != list(PACKAGES):
         print_line(f"installing {PACKAGES[0]} into {home} (once)")
         venv.create(home, with_pip=True, symlinks=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True, timeout=INSTALL_S)
+        Path(stamp).write_text("\n".join(PACKAGES), encoding="utf-8")
     return python
 
 
@@ -109,14 +112,14 @@ def api_server(folder: Path) -> Iterator[AnyKubernetes]:
 
 
 @contextlib.contextmanager
-def running(command: Sequence[str], server: AnyKubernetes, folder: Path) -> Iterator[int]:
-    """Run an operator and yield its process id."""
+def running(command: Sequence[str], server: AnyKubernetes, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run an operator and yield its process."""
     paths = f"{ROOT}/src:{ROOT}"
     variables = {**environ(), "KUBECONFIG": str(server.kubeconfig), "PYTHONPATH": paths}
     with open(folder / "operator.log", "wb") as log:
         process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-        yield process.pid
+        yield process
     finally:
         process.terminate()
         stop_process(process)
@@ -153,12 +156,16 @@ def measure(name: str, command: Sequence[str], graphs: int) -> dict[str, float]:
     """Return the figures of one contender."""
     with tempfile.TemporaryDirectory(prefix="operator-") as place:
         folder = Path(place)
-        with api_server(folder) as server, administrator(server) as api, running(command, server, folder) as pid:
+        with api_server(folder) as server, administrator(server) as api, running(command, server, folder) as process:
             time.sleep(SETTLE_S)
+            if process.poll() is not None:
+                last = (folder / "operator.log").read_text(encoding="utf-8").strip().rpartition("\n")[2]
+                raise StackFailed(f"{name} ended with status {process.returncode}: {last}")
+            pid = process.pid
             before, began = cpu_s(pid), time.monotonic()
             for index in range(graphs):
                 api.post(GRAPHS, json=graph(index)).raise_for_status()
-            wait_until(lambda: _poll(api) == graphs, f"{name}: not all graphs are ready", READY_S)
+            wait_until(lambda: _poll(api, name, graphs) == graphs, f"{name}: not all graphs are ready", READY_S)
             seconds, used = time.monotonic() - began, cpu_s(pid) - before
             time.sleep(SETTLE_S)
             at_rest, spent = versions(api), cpu_s(pid)
@@ -171,9 +178,12 @@ def measure(name: str, command: Sequence[str], graphs: int) -> dict[str, float]:
             }  # fmt: skip
 
 
-def _poll(api: httpx.Client) -> int:
+def _poll(api: httpx.Client, name: str, graphs: int) -> int:
+    """Return the number of ready graphs after a pause, and print it."""
     time.sleep(POLL_S)
-    return ready_graphs(api)
+    ready = ready_graphs(api)
+    print_line(f"{name}: {ready} of {graphs} graphs are ready")
+    return ready
 
 
 def rows(found: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
