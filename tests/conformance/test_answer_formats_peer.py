@@ -183,12 +183,12 @@ def test_stream_events_have_the_same_order_as_the_released_frontends(peers, path
 
 
 REFUSED = {
-    "no such model": (MESSAGES, {"model": "nobody"}, 404),
+    "no such model": (MESSAGES, {"model": "no-such-model"}, 404),
     "no messages": (MESSAGES, {"messages": []}, 400),
     "too hot": (MESSAGES, {"temperature": 9}, 400),
     "no tokens": (MESSAGES, {"max_tokens": 0}, 400),
     "a server's tool": (MESSAGES, {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 400),
-    "no such model for a response": (RESPONSES, {"model": "nobody"}, 404),
+    "no such model for a response": (RESPONSES, {"model": "no-such-model"}, 404),
     "a response too hot": (RESPONSES, {"temperature": 9}, 400),
     "nothing asked": (RESPONSES, {"input": []}, 400),
     "a built-in tool": (RESPONSES, {"tools": [{"type": "web_search"}]}, 400),

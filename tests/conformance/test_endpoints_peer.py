@@ -97,7 +97,7 @@ REFUSED = {
     "mixed": (EMBED, {"model": "tokens", "input": ["a", 5]}, 400),
     "no input": (EMBED, {"model": "tokens"}, 400),
     "no format": (EMBED, {"model": "tokens", "input": "a", "encoding_format": "bytes"}, 400),
-    "nobody": (EMBED, {"model": "nobody", "input": "a"}, 404),
+    "no-such-model": (EMBED, {"model": "no-such-model", "input": "a"}, 404),
     "somebody else": (EMBED, {"model": "images", "input": "a"}, 404),
     "dimensions": (POOL, {"model": "classes", "input": "a", "dimensions": 3}, 400),
     "no query": (RANK, {"model": "ranks", "query": " ", "documents": ["d"]}, 400),
@@ -170,7 +170,7 @@ UPDATE = {"type": "session.update", "session": {"type": "realtime", "model": "ta
 UPDATED = {"type": "session.updated", "event_id": "e", "session": {"type": "realtime", "model": "talk"}}
 TALKS = {
     "a turn": [UPDATE, {"type": "input_audio_buffer.append", "audio": "AAAA"}, {"type": "input_audio_buffer.commit"}],
-    "a wrong model, then a right one": [{**UPDATE, "session": {"type": "realtime", "model": "nobody"}}, UPDATE],
+    "a wrong model, then a right one": [{**UPDATE, "session": {"type": "realtime", "model": "no-such-model"}}, UPDATE],
     "another model later": [UPDATE, {**UPDATE, "session": {"type": "realtime", "model": "other"}}],
     "no event": [["nothing"], UPDATE],
 }

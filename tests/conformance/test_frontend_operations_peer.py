@@ -61,7 +61,7 @@ class Side:
         ) as stack:
             for _, path, body, headers in REQUESTS:
                 assert send_request(stack, path, body, headers) == 200
-            send_request(stack, CHAT, {"messages": MESSAGES, "model": "nobody"}, {})
+            send_request(stack, CHAT, {"messages": MESSAGES, "model": "no-such-model"}, {})
             expected = len([one for one in REQUESTS if one[1] == CHAT]) * 2 + 1 + 2
             self.rows = rows_of(stack, expected + WARM_ROWS)[-expected:]
             with closing(http.client.HTTPConnection(HOST, stack.port, timeout=10)) as connection:

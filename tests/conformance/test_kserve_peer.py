@@ -63,7 +63,7 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KservePeers]:
         yield peers
 
 
-@pytest.mark.parametrize("name", ["double", "shout", "nobody"])
+@pytest.mark.parametrize("name", ["double", "shout", "no-such-model"])
 @pytest.mark.parametrize("kind", ["ModelReady", "ModelMetadata", "ModelConfig"])
 def test_both_frontends_return_the_same_model_metadata(peers: KservePeers, kind: str, name: str) -> None:
     ours, theirs = peers.call(kind, getattr(service_pb2, f"{kind}Request")(name=name))
@@ -145,7 +145,7 @@ def test_both_frontends_stream_the_same_text(peers: KservePeers, streaming: bool
 
 def test_both_frontends_return_not_found_for_an_unknown_model(peers: KservePeers) -> None:
     request = tensors(int_contents=[1, 2])
-    request.model_name = "nobody"
+    request.model_name = "no-such-model"
     assert peers.call("ModelInfer", request) == [grpc.StatusCode.NOT_FOUND] * 2
 
 

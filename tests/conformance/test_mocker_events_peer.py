@@ -158,7 +158,7 @@ def test_recorded_answers_have_the_same_names(peer: str, implementation: str, tm
     engine = ours() if implementation == "ours" else theirs(peer)
     with Stack(Recipe(name=implementation, frontend=ours(), engine=engine, engine_flags=flags), bench_model()) as stack:
         output = {}
-        for name in ("s:0", "q", "s:1", "s:2", "u:0", "u:1", "nobody"):
+        for name in ("s:0", "q", "s:1", "s:2", "u:0", "u:1", "no-such-model"):
             nvext = {"annotations": [f"output_replay_id:{name}"], "extra_fields": ["completion_token_ids"]}
             answer = send_request(stack, [5] * 20, nvext=nvext)
             output[name] = answer["nvext"]["completion_token_ids"]
@@ -169,4 +169,4 @@ def test_recorded_answers_have_the_same_names(peer: str, implementation: str, tm
         [107, 108, 109],
         [110, 111, 112],
     )
-    assert {len(output[name]) for name in ("s:1", "u:0", "nobody")} == {9}, "random, and as long as they may be"
+    assert {len(output[name]) for name in ("s:1", "u:0", "no-such-model")} == {9}, "random, and as long as they may be"

@@ -143,7 +143,7 @@ def test_usage_is_exact_for_sixteen_connections_with_500_token_prompts(stack):
 
 def test_unknown_model_is_not_found(stack):
     status, _ = stack.send_request(
-        "POST", "/v1/chat/completions", {"model": "nobody", "messages": MESSAGES, "max_tokens": 2}
+        "POST", "/v1/chat/completions", {"model": "no-such-model", "messages": MESSAGES, "max_tokens": 2}
     )
     assert status == 404
 

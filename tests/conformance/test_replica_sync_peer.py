@@ -169,7 +169,7 @@ async def meeting(
 async def test_replicas_of_both_implementations_share_requests_and_compute_equal_costs(meeting: RouterPair) -> None:
     active = meeting.router.machine.active
     await until(lambda: sum(active.requests) == 0, "their first request never ended for us")
-    await meeting.agree(lambda: meeting.prompt(100), "nobody has anything to do")
+    await meeting.agree(lambda: meeting.prompt(100), "workers are still busy")
 
     table = [
         ("one prompt is computed", [(0, 333, False)]),

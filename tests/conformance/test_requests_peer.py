@@ -126,7 +126,7 @@ HEADERS = {
     "codex": {"thread-id": "t", "x-codex-parent-thread-id": "u"},
     "opencode": {"x-session-id": "o", "x-parent-session-id": "q"},
     "several": {"x-dynamo-session-id": "s", "thread-id": "t", **CLAUDE},
-    "nobody": {"x-dynamo-parent-session-id": "p"},
+    "no-such-model": {"x-dynamo-parent-session-id": "p"},
 }
 TEXTS = {
     "a text": {},

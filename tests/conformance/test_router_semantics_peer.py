@@ -225,7 +225,7 @@ async def test_keyed_hashes_are_shared_by_both_implementations(tmp_path: Path, m
         "tracking_key_id": "2026-01",
     }  # fmt: skip
     async with met(tmp_path, monkeypatch, *flags, **keyed) as meeting:
-        await meeting.agree(lambda: meeting.prompt(100), "nobody has anything to do")
+        await meeting.agree(lambda: meeting.prompt(100), "workers are still busy")
         common = meeting.prompt(160)
         names = []
         for worker in (0, 1):
@@ -244,7 +244,7 @@ async def test_shared_cache_has_the_same_weight_in_both_implementations(
     async with met(tmp_path, monkeypatch, *flags, stores=True, shared_cache="hicache", replica_sync=True) as meeting:
         shared = meeting.router.shared
         assert shared is not None
-        await meeting.agree(lambda: meeting.prompt(100), "nobody has anything to do")
+        await meeting.agree(lambda: meeting.prompt(100), "workers are still busy")
         prompts = [meeting.prompt(160) for _ in range(20)]
         keys = [f"{name.hex()}_0_{part}" for one in prompts for name in page_names(one, BLOCK)[:8] for part in "kv"]
         events = [{"event_type": "stored", "object_key": key, "tenant_id": "default"} for key in keys]

@@ -50,7 +50,7 @@ def test_disaggregated_greedy_tokens_equal_those_of_one_engine(cluster: EngineCl
 
 def test_blocks_are_transferred_and_not_computed_twice(cluster: EngineCluster) -> None:
     before = cluster.metric("vllm:external_prefix_cache_hits_total", 1)
-    found = cluster.complete("nobody has asked this before, " * 8, max_tokens=4)
+    found = cluster.complete("this prompt was not sent before, " * 8, max_tokens=4)
     moved = cluster.metric("vllm:external_prefix_cache_hits_total", 1) - before
     assert moved >= found["usage"]["prompt_tokens"] - 32
     assert cluster.metric("vllm:nixl_bytes_transferred_sum", 1) > 0

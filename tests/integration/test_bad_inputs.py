@@ -110,7 +110,8 @@ BODIES = [
     )
 ]
 MODELS = [
-    wrong(path, "an unknown model", "nobody", PARAMS.get(path, "model"), 404, model="nobody") for path in REQUESTED
+    wrong(path, "an unknown model", "no-such-model", PARAMS.get(path, "model"), 404, model="no-such-model")
+    for path in REQUESTED
 ]
 MODEL_TYPES = [
     wrong(path, "a model of no name", "model", PARAMS.get(path, "model"), WRONG_TYPE_STATUS.get(path, 400), model=7)
@@ -255,8 +256,8 @@ OTHERS = [
     Bad("/v1/models", "a wrong method", {}, "POST is not allowed on /v1/models", None, 405),
     Bad("/health", "a wrong method", {}, "POST is not allowed on /health", None, 405),
     Bad("/v1/chat/completions", "a wrong method", None, "PATCH is not allowed", None, 405, "PATCH"),
-    Bad("/v1/models/nobody", "an unknown model", None, "nobody", "model", 404, "GET"),
-    Bad("/v1/models/nobody/ready", "an unknown model", None, "nobody", "model", 404, "GET"),
+    Bad("/v1/models/unknown", "an unknown model", None, "no-such-model", "model", 404, "GET"),
+    Bad("/v1/models/unknown/ready", "an unknown model", None, "no-such-model", "model", 404, "GET"),
     Bad("/routing/decisions?limit=0", "a limit of nothing", None, "limit", "limit", 400, "GET"),
     Bad("/routing/decisions?limit=x", "a limit of a text", None, "limit", "limit", 400, "GET"),
     Bad("/routing/decisions?model=m", "a model that is not routed by its cache", None, "'m'", "model", 404, "GET"),

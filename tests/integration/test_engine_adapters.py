@@ -96,7 +96,7 @@ def cluster(tmp_path: Path) -> Iterator[AdapterCluster]:
 def test_router_sends_a_prefix_to_the_engine_that_published_it(cluster: AdapterCluster, kind: str) -> None:
     for _ in range(2):
         cluster.engine(kind)
-    wait_until(cluster.is_served, "nobody answers")
+    wait_until(cluster.is_served, "the model is not served")
     extra = {"nvext": {"extra_fields": ["routing", "timing"]}}
     for number in range(1, 5):
         first = cluster.chat(number)
@@ -113,7 +113,7 @@ def test_router_sends_a_prefix_to_the_engine_that_published_it(cluster: AdapterC
 @pytest.mark.parametrize("kind", KINDS)
 def test_prefill_and_decode_engines_respond_as_one_engine(tmp_path: Path, kind: str) -> None:
     def answers(cluster: AdapterCluster) -> list[str]:
-        wait_until(cluster.is_served, "nobody answers")
+        wait_until(cluster.is_served, "the model is not served")
         return [cluster.chat(number)["choices"][0]["message"]["content"] for number in range(1, 6)]
 
     reported = []
@@ -131,7 +131,7 @@ def test_prefill_and_decode_engines_respond_as_one_engine(tmp_path: Path, kind: 
 @pytest.mark.parametrize("kind", KINDS)
 def test_disconnected_client_ends_its_request_in_the_engine(cluster: AdapterCluster, kind: str) -> None:
     cluster.engine(kind, step_s=0.05)
-    wait_until(cluster.is_served, "nobody answers")
+    wait_until(cluster.is_served, "the model is not served")
     body = {
         "model": "m",
         "messages": [{"role": "user", "content": "a b c d"}],
@@ -148,7 +148,7 @@ def test_disconnected_client_ends_its_request_in_the_engine(cluster: AdapterClus
 @pytest.mark.parametrize("kind", KINDS)
 def test_dead_engine_ends_its_worker_and_others_continue(cluster: AdapterCluster, kind: str) -> None:
     dying, living = cluster.engine(kind), cluster.engine(kind)
-    wait_until(cluster.is_served, "nobody answers")
+    wait_until(cluster.is_served, "the model is not served")
     (child,) = (cluster.folder / "scripted" / f"{dying.pid}.child").read_text().split()
     os.kill(int(child), signal.SIGKILL)
     wait_until(lambda: dying.poll() is not None, "the worker lives on without its engine")
@@ -162,7 +162,7 @@ def test_dead_engine_ends_its_worker_and_others_continue(cluster: AdapterCluster
 
 def test_sglang_worker_exits_on_sigquit_of_a_failed_child(cluster: AdapterCluster) -> None:
     worker = cluster.engine("sglang")
-    wait_until(cluster.is_served, "nobody answers")
+    wait_until(cluster.is_served, "the model is not served")
     worker.send_signal(signal.SIGQUIT)
     wait_until(lambda: worker.poll() is not None, "the worker lives on without its engine")
     assert worker.returncode == 1

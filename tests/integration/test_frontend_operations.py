@@ -102,7 +102,7 @@ def send_request(client: openai.OpenAI) -> Any:
 def test_openai_client_needs_a_valid_key_and_respects_its_limits(guarded: Cluster) -> None:
     assert send_request(openai_client(guarded, KEY)).usage.completion_tokens == 2
     with pytest.raises(openai.AuthenticationError) as wrong:
-        send_request(openai_client(guarded, "sk-nobodys"))
+        send_request(openai_client(guarded, "sk-unknown"))
     assert wrong.value.code == "invalid_api_key"
     guest = openai_client(guarded, LIMITED)
     with pytest.raises(openai.PermissionDeniedError, match="may not use the model 'm'"):
@@ -117,7 +117,7 @@ def test_anthropic_client_receives_anthropic_errors(guarded: Cluster) -> None:
     output = client.messages.create(model="m", max_tokens=2, messages=[{"role": "user", "content": "hi"}])
     assert output.usage.output_tokens == 2
     unknown_client = anthropic.Anthropic(
-        base_url=f"http://127.0.0.1:{guarded.port}", api_key="sk-nobodys", max_retries=0
+        base_url=f"http://127.0.0.1:{guarded.port}", api_key="sk-unknown", max_retries=0
     )
     with pytest.raises(anthropic.AuthenticationError):
         unknown_client.messages.create(model="m", max_tokens=2, messages=[{"role": "user", "content": "hi"}])

@@ -43,7 +43,7 @@ def test_canary_requests_keep_an_idle_worker_ready(cluster: Cluster, engine: str
     canary = {"DYN_HEALTH_CHECK_ENABLED": "true", "DYN_CANARY_WAIT_TIME": "0.1"}
     cluster.run(engine, "--model-name", "m", DYN_SYSTEM_PORT=str(port), **canary)
     wait_until(lambda: send_request(port)[0] == 200, "the worker never was ready")
-    wait_until(lambda: series(port, "dynamo_component_requests_total") >= 3, "nobody asked it")
+    wait_until(lambda: series(port, "dynamo_component_requests_total") >= 3, "no request was counted")
     assert series(port, "dynamo_component_errors_total") == 0
     status, body = send_request(port)
     assert (status, json.loads(body)["endpoints"]["generate"]) == (200, "ready")

@@ -85,7 +85,7 @@ def numbers(*values: int) -> list[Any]:
 def test_server_and_model_metadata_are_returned(client: triton.InferenceServerClient) -> None:
     assert client.is_server_live() and client.is_server_ready()
     assert client.get_server_metadata().name == "dynamo"
-    assert client.is_model_ready("m") and not client.is_model_ready("nobody")
+    assert client.is_model_ready("m") and not client.is_model_ready("no-such-model")
     assert [one.name for one in client.get_model_metadata("m").inputs] == ["text_input", "streaming"]
     reported = client.get_model_metadata("double")
     assert (reported.name, reported.inputs[0].datatype, list(reported.outputs[0].shape)) == (
@@ -134,14 +134,14 @@ def test_stream_serves_requests_in_order(client: triton.InferenceServerClient) -
 
 def test_invalid_request_has_its_grpc_status(client: triton.InferenceServerClient) -> None:
     for model, inputs, status in (
-        ("nobody", text("hi"), "NOT_FOUND"),
+        ("no-such-model", text("hi"), "NOT_FOUND"),
         ("m", numbers(1), "INVALID_ARGUMENT"),
         ("m", text("hi", True), "INVALID_ARGUMENT"),
     ):
         with pytest.raises(InferenceServerException) as raised:
             client.infer(model, inputs)
         assert raised.value.status() == f"StatusCode.{status}"
-    [error] = streamed(client, 1, {"model_name": "nobody", "inputs": text("hi")})
+    [error] = streamed(client, 1, {"model_name": "no-such-model", "inputs": text("hi")})
     assert isinstance(error, InferenceServerException)
 
 

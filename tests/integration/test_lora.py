@@ -117,7 +117,7 @@ def test_adapter_output_equals_merged_weights_in_one_batch_with_the_model(cluste
 
 
 def test_prompt_is_cached_per_adapter(cluster: LoraCluster) -> None:
-    prompt = adapters.tokenizer().encode("Some words that nobody has said before, and a few more of them. " * 4)
+    prompt = adapters.tokenizer().encode("Some words that were not sent before, and a few more of them. " * 4)
 
     def cached(model: str) -> int:
         answer = cluster.send_request(model, prompt, 1)

@@ -136,7 +136,7 @@ def test_cached_tokens_are_counted_separately(client: anthropic.Anthropic) -> No
 @pytest.mark.parametrize(
     ("fields", "kind", "words"),
     [
-        ({"model": "nobody"}, anthropic.NotFoundError, "nobody"),
+        ({"model": "no-such-model"}, anthropic.NotFoundError, "no-such-model"),
         ({"max_tokens": 0}, anthropic.BadRequestError, "greater than 0"),
         ({"messages": []}, anthropic.BadRequestError, "messages"),
         ({"extra_body": {"bogus": 1}}, anthropic.BadRequestError, "bogus"),

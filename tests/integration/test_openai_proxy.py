@@ -164,7 +164,7 @@ def test_disconnected_client_frees_the_server(clusters: ProxyClusters, model: st
         lines = answer.iter_lines()  # Keep a reference: dropping it closes the connection.
         next(lines)
         clusters.until(lambda: inflight(server) >= 1, "the request never reached the server")
-    wait_until(lambda: inflight(server) == 0, "the server works on for nobody")
+    wait_until(lambda: inflight(server) == 0, "the server continues an abandoned request")
 
 
 def inflight(cluster: Cluster) -> float:

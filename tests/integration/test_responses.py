@@ -207,7 +207,7 @@ def test_logprobs_are_returned_with_the_text(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("fields", "kind", "param"),
     [
-        ({"model": "nobody"}, openai.NotFoundError, "model"),
+        ({"model": "no-such-model"}, openai.NotFoundError, "model"),
         ({"background": True}, openai.BadRequestError, "background"),
         ({"temperature": 3}, openai.BadRequestError, "temperature"),
         ({"max_output_tokens": 0}, openai.BadRequestError, "max_output_tokens"),

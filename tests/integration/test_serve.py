@@ -179,8 +179,8 @@ def test_openai_sdk_completes_a_text(demo: Server) -> None:
 
 
 def test_bad_request_raises_an_exception_of_the_sdk(demo: Server) -> None:
-    with pytest.raises(openai.NotFoundError, match="nobody"):
-        demo.client().chat.completions.create(model="nobody", messages=QUESTION)
+    with pytest.raises(openai.NotFoundError, match="no-such-model"):
+        demo.client().chat.completions.create(model="no-such-model", messages=QUESTION)
     with pytest.raises(openai.BadRequestError):
         demo.client().chat.completions.create(model=model_of(demo), messages=QUESTION, temperature=9.0)
 

@@ -70,7 +70,7 @@ def test_refused_request_has_an_error_span_and_a_log_line_with_its_trace_id(
     with Cluster(tmp_path) as cluster:
         wait_until(cluster.is_live, "the frontend never came")
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-        answer = cluster.http.post("/v1/completions", json={"model": "nobody", "prompt": "x"}, headers=headers)
+        answer = cluster.http.post("/v1/completions", json={"model": "no-such-model", "prompt": "x"}, headers=headers)
         assert answer.status_code == 404
         wait_until(lambda: bool(collector.spans), "the span never came")
     (span,) = collector.spans

@@ -45,7 +45,7 @@ def blocks(message: Any) -> list[Any]:
 
 
 @check
-def a_message_is_answered() -> None:
+def message_completes() -> None:
     message = send_request(
         system="Be brief.", metadata={"user_id": "u"}, extra_body={"temperature": 0.5, "top_p": 0.9, "top_k": 5}
     )
@@ -61,7 +61,7 @@ def a_message_is_answered() -> None:
 
 
 @check
-def every_kind_of_block_is_read() -> None:
+def all_content_blocks_are_accepted() -> None:
     messages: Any = [
         {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]},
         {"role": "assistant", "content": [
@@ -79,7 +79,7 @@ def every_kind_of_block_is_read() -> None:
 
 
 @check
-def thoughts_text_and_calls_come_whole_and_in_pieces() -> None:
+def thinking_text_and_tool_use_unary_and_streamed() -> None:
     for cuts in ([], [1], [3, 1, 7]):
         options: Any = {"max_tokens": 1000, "tools": [WEATHER], "extra_body": says(CALLING_TWICE, cuts=cuts)}
         whole = send_request(**options)
@@ -94,7 +94,7 @@ def thoughts_text_and_calls_come_whole_and_in_pieces() -> None:
 
 
 @check
-def a_plain_stream_is_read_event_by_event() -> None:
+def stream_events_are_in_order() -> None:
     kinds = [event.type for event in send_request(stream=True)]
     assert kinds[:2] == ["message_start", "content_block_start"]
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
@@ -103,7 +103,7 @@ def a_plain_stream_is_read_event_by_event() -> None:
 
 
 @check
-def an_answer_is_sent_back_as_it_is() -> None:
+def response_can_be_resent() -> None:
     first = send_request(tools=[WEATHER], extra_body=says(CALLING_TWICE))
     results: Any = [
         {"type": "tool_result", "tool_use_id": block.id, "content": "12 degrees"}
@@ -115,14 +115,14 @@ def an_answer_is_sent_back_as_it_is() -> None:
 
 
 @check
-def an_answer_ends_at_its_limit_and_at_its_stops() -> None:
+def finish_reasons_of_limit_and_stop() -> None:
     assert send_request(max_tokens=1, extra_body=says("one two")).stop_reason == "max_tokens"
     message = send_request(stop_sequences=[" two"], extra_body=says("one two three"))
     assert (message.stop_reason, message.stop_sequence, message.content[0].text) == ("stop_sequence", " two", "one")
 
 
 @check
-def a_tool_may_be_forced() -> None:
+def tool_choice_forces_a_tool() -> None:
     choice: Any = {"type": "tool", "name": "get_weather"}
     message = send_request(
         model=DEMO, max_tokens=400, tools=[WEATHER], tool_choice=choice, extra_body={"temperature": 0}
@@ -131,13 +131,13 @@ def a_tool_may_be_forced() -> None:
 
 
 @check
-def a_prompt_is_counted() -> None:
+def count_tokens() -> None:
     fields: Any = {"messages": USER, "system": "Be brief.", "tools": [WEATHER]}
     assert client.messages.count_tokens(model=MODEL, **fields).input_tokens == send_request(**fields).usage.input_tokens
 
 
 @check
-def a_picture_goes_to_the_worker_which_may_refuse_it() -> None:
+def image_is_passed_to_the_worker() -> None:
     shown: Any = [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": PICTURE}}]}]
     assert send_request(messages=shown).content[0].text == GREETING
     assert "image_url" in raises(anthropic.BadRequestError, lambda: send_request(model=DEMO, messages=shown)).message
@@ -147,11 +147,11 @@ def a_picture_goes_to_the_worker_which_may_refuse_it() -> None:
 def models_are_listed() -> None:
     assert {MODEL, DEMO} <= {model.id for model in client.models.list()}
     assert client.models.retrieve(DEMO).type == "model"
-    raises(anthropic.NotFoundError, lambda: client.models.retrieve("nobody"))
+    raises(anthropic.NotFoundError, lambda: client.models.retrieve("no-such-model"))
 
 
 @check
-async def concurrent_requests_are_answered() -> None:
+async def concurrent_requests_complete() -> None:
     async with anthropic.AsyncAnthropic(base_url=URL, api_key="none", **OPTIONS) as asker:
 
         async def one(number: int) -> str:
@@ -164,12 +164,12 @@ async def concurrent_requests_are_answered() -> None:
 
 
 @check
-def errors_are_the_clients_own() -> None:
+def errors_have_the_client_types() -> None:
     error = raises(anthropic.BadRequestError, lambda: send_request(extra_body={"temperature": 3}))
     assert error.body["type"] == "error" and error.body["error"]["type"] == "invalid_request_error"
     assert "temperature" in error.message.lower()
     assert "bogus" in raises(anthropic.BadRequestError, lambda: send_request(extra_body={"bogus": 1})).message
-    assert "nobody" in raises(anthropic.NotFoundError, lambda: send_request(model="nobody")).message
+    assert "no-such-model" in raises(anthropic.NotFoundError, lambda: send_request(model="no-such-model")).message
     error = raises(anthropic.InternalServerError, lambda: send_request(extra_body=fails("Unknown")))
     assert error.body["error"]["type"] == "api_error" and "script" not in error.message
     error = raises(anthropic.OverloadedError, lambda: send_request(extra_body=fails("WorkerOverloaded")))
@@ -178,14 +178,14 @@ def errors_are_the_clients_own() -> None:
 
 
 @check
-def an_error_in_the_middle_of_a_stream_is_raised() -> None:
+def error_in_a_stream_is_raised() -> None:
     stream = send_request(stream=True, extra_body=fails("Unknown", after=200, text="many words before it ends " * 60))
     error = raises(anthropic.APIStatusError, lambda: list(stream))
     assert error.body["error"]["type"] == "api_error"
 
 
 @check
-def forbidden_keys_are_refused() -> None:
+def unauthorized_keys_are_refused() -> None:
     def of(key: str) -> Any:
         asker = anthropic.Anthropic(base_url=KEYED_URL, api_key=key, **OPTIONS)
         return asker.messages.create(model=MODEL, max_tokens=9, messages=USER)

@@ -50,21 +50,21 @@ def chat(model: str = MODEL, url: str = URL, key: str = "none", **options: Any) 
 
 
 @check
-def a_chat_is_answered() -> None:
+def chat_completes() -> None:
     answer = chat(seed=7, temperature=0.1, max_tokens=50).invoke([SystemMessage("Be brief."), HumanMessage("hi")])
     assert answer.content == GREETING and answer.response_metadata["finish_reason"] == "stop"
     assert answer.usage_metadata and answer.usage_metadata["total_tokens"] > answer.usage_metadata["output_tokens"] > 0
 
 
 @check
-def a_stream_equals_the_whole_answer() -> None:
+def stream_equals_unary_response() -> None:
     chunks = list(chat(stream_usage=True).stream("hi"))
     whole = sum(chunks[1:], chunks[0])
     assert whole.content == GREETING and whole.usage_metadata and whole.usage_metadata["output_tokens"] > 0
 
 
 @check
-def calls_are_read_run_and_answered() -> None:
+def tool_calls_are_run() -> None:
     for cuts in ([], [1]):
         model = chat(extra_body=says(CALLING_TWICE, cuts=cuts)).bind_tools([get_weather])
         answer = model.invoke("hi")
@@ -78,7 +78,7 @@ def calls_are_read_run_and_answered() -> None:
 
 
 @check
-def answers_have_the_requested_format() -> None:
+def structured_output() -> None:
     model = chat(DEMO, temperature=0, max_tokens=300)
     for method in ("json_schema", "function_calling"):
         place = model.with_structured_output(Place, method=method).invoke("A place, please.")  # type: ignore[arg-type]
@@ -86,7 +86,7 @@ def answers_have_the_requested_format() -> None:
 
 
 @check
-def logprobs_and_several_choices_come() -> None:
+def logprobs_and_several_choices() -> None:
     answer = chat(logprobs=True, top_logprobs=2).invoke("hi")
     assert len(answer.response_metadata["logprobs"]["content"][0]["top_logprobs"]) == 2
     result = chat(n=2, extra_body=says("one", "two")).generate([[HumanMessage("hi")]])
@@ -94,21 +94,21 @@ def logprobs_and_several_choices_come() -> None:
 
 
 @check
-def a_picture_goes_to_the_worker_which_may_refuse_it() -> None:
+def image_is_passed_to_the_worker() -> None:
     shown = [HumanMessage([{"type": "text", "text": "?"}, {"type": "image_url", "image_url": {"url": PICTURE}}])]
     assert chat().invoke(shown).content == GREETING
     raises(openai.BadRequestError, lambda: chat(DEMO).invoke(shown))
 
 
 @check
-async def concurrent_requests_are_answered() -> None:
+async def concurrent_requests_complete() -> None:
     assert [one.content for one in await chat().abatch(["hi"] * 10)] == [GREETING] * 10
     assert "".join([str(chunk.content) async for chunk in chat().astream("hi")]) == GREETING
     await asyncio.sleep(0)
 
 
 @check
-def texts_are_embedded() -> None:
+def embeddings() -> None:
     embedder = OpenAIEmbeddings(
         model=EMBEDDER, base_url=f"{URL}/v1", api_key="none", check_embedding_ctx_length=False  # type: ignore[arg-type]
     )  # fmt: skip
@@ -117,14 +117,14 @@ def texts_are_embedded() -> None:
 
 
 @check
-def texts_are_completed() -> None:
+def completions() -> None:
     model = OpenAI(model=MODEL, base_url=f"{URL}/v1", api_key="none", max_retries=0)  # type: ignore[arg-type]
     assert model.invoke("Once") == GREETING
     assert "".join(model.stream("Once")) == GREETING
 
 
 @check
-def responses_are_made_and_gone_on_from() -> None:
+def responses_are_continued() -> None:
     model = chat(use_responses_api=True, use_previous_response_id=True)
     first = model.invoke("hi")
     assert first.text == GREETING
@@ -135,16 +135,16 @@ def responses_are_made_and_gone_on_from() -> None:
 
 
 @check
-def errors_are_the_clients_own() -> None:
+def errors_have_the_client_types() -> None:
     raises(openai.BadRequestError, lambda: chat(extra_body={"bogus": 1}).invoke("hi"))
-    raises(openai.NotFoundError, lambda: chat("nobody").invoke("hi"))
+    raises(openai.NotFoundError, lambda: chat("no-such-model").invoke("hi"))
     raises(openai.InternalServerError, lambda: chat(extra_body=fails("Unknown")).invoke("hi"))
     late = fails("Unknown", after=200, text="many words before it ends " * 60)
     raises(openai.APIError, lambda: list(chat(extra_body=late).stream("hi")))
 
 
 @check
-def forbidden_keys_are_refused() -> None:
+def unauthorized_keys_are_refused() -> None:
     assert chat(url=KEYED_URL, key=GOOD_KEY).invoke("hi").content == GREETING
     raises(openai.AuthenticationError, lambda: chat(url=KEYED_URL, key="key-wrong").invoke("hi"))
     raises(openai.PermissionDeniedError, lambda: chat(url=KEYED_URL, key=NARROW_KEY).invoke("hi"))

@@ -60,14 +60,14 @@ def message(model: str = MODEL, **fields: Any) -> Any:
 
 
 @check
-def a_chat_is_answered() -> None:
+def chat_completes() -> None:
     answer = send_request(temperature=0.1, top_p=0.9, seed=7)
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (GREETING, "stop")
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens > 0
 
 
 @check
-def a_stream_equals_the_whole_answer() -> None:
+def stream_equals_unary_response() -> None:
     chunks = list(send_request(stream=True, stream_options={"include_usage": True}))
     whole = litellm.stream_chunk_builder(chunks)
     assert whole and whole.choices[0].message.content == GREETING  # type: ignore[union-attr]
@@ -75,7 +75,7 @@ def a_stream_equals_the_whole_answer() -> None:
 
 
 @check
-def calls_and_thoughts_come_whole_and_in_pieces() -> None:
+def tool_calls_and_reasoning_unary_and_streamed() -> None:
     for cuts in ([], [1]):
         options: Any = {"tools": [WEATHER], "extra_body": says(CALLING_TWICE, cuts=cuts)}
         answer = send_request(**options).choices[0].message
@@ -88,27 +88,27 @@ def calls_and_thoughts_come_whole_and_in_pieces() -> None:
 
 
 @check
-def answers_have_the_requested_format() -> None:
+def structured_output() -> None:
     answer = send_request(DEMO, response_format=Place, temperature=0, max_tokens=200)
     assert Place.model_validate_json(answer.choices[0].message.content)
 
 
 @check
-def logprobs_and_several_choices_come() -> None:
+def logprobs_and_several_choices() -> None:
     answer = send_request(logprobs=True, top_logprobs=2)
     assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 2
     assert [one.message.content for one in send_request(n=2, extra_body=says("one", "two")).choices] == ["one", "two"]
 
 
 @check
-def a_picture_goes_to_the_worker_which_may_refuse_it() -> None:
+def image_is_passed_to_the_worker() -> None:
     shown: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": PICTURE}}]}]
     assert send_request(messages=shown).choices[0].message.content == GREETING
     raises(litellm.BadRequestError, lambda: send_request(DEMO, messages=shown))
 
 
 @check
-async def concurrent_requests_are_answered() -> None:
+async def concurrent_requests_complete() -> None:
     async def one(number: int) -> str:
         answer: Any = await litellm.acompletion(
             model=f"openai/{MODEL}", api_base=f"{URL}/v1", api_key="none", messages=USER, stream=True,
@@ -120,7 +120,7 @@ async def concurrent_requests_are_answered() -> None:
 
 
 @check
-def texts_are_completed_and_embedded() -> None:
+def completions_and_embeddings() -> None:
     where: Any = {"api_base": f"{URL}/v1", "api_key": "none"}
     answer: Any = litellm.text_completion(model=f"text-completion-openai/{MODEL}", prompt="Once", **where)
     assert answer.choices[0].text == GREETING
@@ -129,7 +129,7 @@ def texts_are_completed_and_embedded() -> None:
 
 
 @check
-def responses_are_made_and_streamed() -> None:
+def responses_unary_and_streamed() -> None:
     where: Any = {"model": f"openai/{MODEL}", "input": "hi", "api_base": f"{URL}/v1", "api_key": "none"}
     answer: Any = litellm.responses(**where)
     assert answer.output[-1].content[0].text == GREETING
@@ -138,7 +138,7 @@ def responses_are_made_and_streamed() -> None:
 
 
 @check
-def messages_are_answered_too() -> None:
+def messages_complete() -> None:
     answer = message(temperature=0.1)
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (GREETING, "stop")
     assert "".join(chunk.choices[0].delta.content or "" for chunk in message(stream=True)) == GREETING
@@ -147,19 +147,19 @@ def messages_are_answered_too() -> None:
 
 
 @check
-def errors_are_the_clients_own() -> None:
+def errors_have_the_client_types() -> None:
     raises(litellm.BadRequestError, lambda: send_request(temperature=3))
-    raises(litellm.NotFoundError, lambda: send_request("nobody"))
+    raises(litellm.NotFoundError, lambda: send_request("no-such-model"))
     raises(litellm.InternalServerError, lambda: send_request(extra_body=fails("Unknown")))
     raises(litellm.BadRequestError, lambda: message(temperature=3))
-    raises(litellm.NotFoundError, lambda: message("nobody"))
+    raises(litellm.NotFoundError, lambda: message("no-such-model"))
     late = fails("Unknown", after=200, text="many words before it ends " * 60)
     error = raises(litellm.exceptions.MidStreamFallbackError, lambda: list(send_request(stream=True, extra_body=late)))
     assert "Internal server error" in str(error)
 
 
 @check
-def forbidden_keys_are_refused() -> None:
+def unauthorized_keys_are_refused() -> None:
     assert send_request(url=KEYED_URL, key=GOOD_KEY).choices[0].message.content == GREETING
     raises(litellm.AuthenticationError, lambda: send_request(url=KEYED_URL, key="key-wrong"))
     error = raises(

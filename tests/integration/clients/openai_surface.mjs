@@ -45,19 +45,19 @@ async function all(stream) {
 }
 
 const checks = {
-  async a_chat_is_answered() {
+  async chat_completes() {
     const answer = await ask({ seed: 7, user: "someone", metadata: { a: "b" } });
     assert.equal(answer.choices[0].message.content, GREETING);
     assert.equal(answer.choices[0].finish_reason, "stop");
     assert.equal(answer.usage.total_tokens, answer.usage.prompt_tokens + answer.usage.completion_tokens);
   },
-  async a_stream_says_the_same() {
+  async stream_equals_unary_response() {
     const chunks = await all(await ask({ stream: true, stream_options: { include_usage: true } }));
     assert.equal(chunks[0].choices[0].delta.role, "assistant");
     assert.equal(chunks.map((one) => one.choices[0]?.delta.content ?? "").join(""), GREETING);
     assert.ok(chunks.at(-1).usage.completion_tokens > 0);
   },
-  async calls_and_thoughts_come_whole_and_in_pieces() {
+  async tool_calls_and_reasoning_unary_and_streamed() {
     for (const cuts of [[], [1], [3, 1, 7]]) {
       const fields = { model: MODEL, messages: USER, tools: [WEATHER], ...says(CALLING, { cuts }) };
       const { message } = (await ask(fields)).choices[0];
@@ -69,7 +69,7 @@ const checks = {
       assert.deepEqual(calls(final.choices[0].message), calls(message));
     }
   },
-  async tools_are_run() {
+  async tool_runner_calls_tools() {
     const text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo", "is_large": true}}\n</tool_call>';
     let asked = null;
     const tool = zodFunction({ name: "get_weather", parameters: Place, function: (place) => { asked = place; return "12"; } });
@@ -79,24 +79,24 @@ const checks = {
     await runner.done();
     assert.deepEqual(asked, { city: "Oslo", is_large: true });
   },
-  async what_is_parsed_has_its_type() {
+  async parsed_response_has_the_model_type() {
     const answer = await client.chat.completions.parse({
       model: DEMO, messages: USER, temperature: 0, max_tokens: 200, response_format: zodResponseFormat(Place, "place"),
     });
     assert.ok(Place.safeParse(answer.choices[0].message.parsed).success);
   },
-  async logprobs_and_several_choices_come() {
+  async logprobs_and_several_choices() {
     const answer = await ask({ logprobs: true, top_logprobs: 2 });
     assert.equal(answer.choices[0].logprobs.content[0].top_logprobs.length, 2);
     const several = await ask({ n: 2, nvext: { annotations: ['script:{"texts":["one","two"]}'] } });
     assert.deepEqual(several.choices.map((one) => one.message.content), ["one", "two"]);
   },
-  async a_picture_goes_to_the_worker_which_may_refuse_it() {
+  async image_is_passed_to_the_worker() {
     const messages = [{ role: "user", content: [{ type: "image_url", image_url: { url: "https://example.com/p.png" } }] }];
     assert.equal((await ask({ messages })).choices[0].message.content, GREETING);
     await raises(errors.BadRequestError, () => ask({ model: DEMO, messages }));
   },
-  async texts_are_completed_and_embedded() {
+  async completions_and_embeddings() {
     const answer = await client.completions.create({ model: MODEL, prompt: ["a", "b"] });
     assert.deepEqual(answer.choices.map((one) => one.text), [GREETING, GREETING]);
     const pieces = await all(await client.completions.create({ model: MODEL, prompt: "a", stream: true }));
@@ -109,9 +109,9 @@ const checks = {
   async models_are_listed() {
     const names = (await all(client.models.list())).map((model) => model.id);
     assert.ok([MODEL, DEMO, EMBEDDER].every((name) => names.includes(name)));
-    await raises(errors.NotFoundError, () => client.models.retrieve("nobody"));
+    await raises(errors.NotFoundError, () => client.models.retrieve("no-such-model"));
   },
-  async responses_are_made_kept_and_gone_on_from() {
+  async responses_are_stored_and_continued() {
     const first = await client.responses.create({ model: MODEL, input: "hi" });
     assert.equal(first.output_text, GREETING);
     const second = await client.responses.create({ model: MODEL, input: "and?", previous_response_id: first.id });
@@ -122,33 +122,33 @@ const checks = {
     const events = await all(client.responses.stream({ model: MODEL, input: "hi" }));
     assert.equal(events.at(-1).type, "response.completed");
   },
-  async the_raw_answer_has_its_headers() {
+  async raw_response_has_headers() {
     const { data, response } = await client.chat.completions
       .create({ model: MODEL, messages: USER }, { headers: { "x-request-id": "mine" } }).withResponse();
     assert.equal(response.headers.get("x-request-id"), "mine");
     assert.equal(data._request_id, "mine");
   },
-  async many_may_ask_at_once() {
+  async concurrent_requests_complete() {
     const answers = await Promise.all([...Array(20).keys()].map((number) => ask(says(`I am ${number}`))));
     answers.forEach((answer, number) => assert.equal(answer.choices[0].message.content, `I am ${number}`));
   },
-  async a_stream_may_be_left() {
+  async stream_can_be_closed_early() {
     const stream = await ask({ stream: true, ...says("many words ".repeat(100)) });
     for await (const _ of stream) break;
     assert.equal((await ask()).choices[0].message.content, GREETING);
   },
-  async errors_are_the_clients_own() {
+  async errors_have_the_client_types() {
     const error = await raises(errors.BadRequestError, () => ask({ temperature: 3 }));
     assert.deepEqual([error.status, error.param, error.type], [400, "temperature", "invalid_request_error"]);
-    await raises(errors.NotFoundError, () => ask({ model: "nobody" }));
+    await raises(errors.NotFoundError, () => ask({ model: "no-such-model" }));
     await raises(errors.InternalServerError, () => ask(says("x", { fails_after: 0, fails_as: "Unknown" })));
     const late = says("many words before it ends ".repeat(60), { fails_after: 200, fails_as: "Unknown" });
     const broken = await raises(errors.APIError, async () => all(await ask({ stream: true, ...late })));
     assert.match(broken.message, /Internal server error/);
-    const nobody = new OpenAI({ baseURL: "http://127.0.0.1:1/v1", apiKey: "none", maxRetries: 0 });
-    await raises(errors.APIConnectionError, () => nobody.models.list());
+    const unreachable = new OpenAI({ baseURL: "http://127.0.0.1:1/v1", apiKey: "none", maxRetries: 0 });
+    await raises(errors.APIConnectionError, () => unreachable.models.list());
   },
-  async who_may_not_ask_is_told_so() {
+  async unauthorized_keys_are_refused() {
     const of = (apiKey) => new OpenAI({ baseURL: `${keyedUrl}/v1`, apiKey, maxRetries: 0 });
     assert.equal((await ask({}, of("key-good"))).choices[0].message.content, GREETING);
     await raises(errors.AuthenticationError, () => ask({}, of("key-wrong")));

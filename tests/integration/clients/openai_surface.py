@@ -57,7 +57,7 @@ def send_request(**fields: Any) -> Any:
 
 
 @check
-def a_chat_is_answered() -> None:
+def chat_completes() -> None:
     answer = send_request(user="someone", metadata={"a": "b"}, store=False, seed=7, service_tier="auto")
     (choice,) = answer.choices
     assert (choice.message.content, choice.message.role, choice.finish_reason) == (GREETING, "assistant", "stop")
@@ -67,7 +67,7 @@ def a_chat_is_answered() -> None:
 
 
 @check
-def a_stream_equals_the_whole_answer() -> None:
+def stream_equals_unary_response() -> None:
     chunks = list(send_request(stream=True, stream_options={"include_usage": True}))
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(one.choices[0].delta.content or "" for one in chunks[:-1]) == GREETING
@@ -77,12 +77,12 @@ def a_stream_equals_the_whole_answer() -> None:
 
 
 @check
-def a_stream_without_usage_has_none() -> None:
+def stream_without_usage_option_has_no_usage() -> None:
     assert all(chunk.usage is None and chunk.choices for chunk in send_request(stream=True))
 
 
 @check
-def every_kind_of_message_is_read() -> None:
+def all_message_roles_are_accepted() -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}}
     messages = [
         {"role": "developer", "content": "Be brief."},
@@ -97,14 +97,14 @@ def every_kind_of_message_is_read() -> None:
 
 
 @check
-def an_answer_of_the_client_is_sent_back_as_it_is() -> None:
+def parsed_response_can_be_resent() -> None:
     first = send_request(tools=[WEATHER], extra_body=says(CALLING)).choices[0].message
     result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "12 degrees"}
     assert send_request(messages=[*USER, first, result], tools=[WEATHER]).choices[0].message.content == GREETING
 
 
 @check
-def calls_and_thoughts_come_whole_and_in_pieces() -> None:
+def tool_calls_and_reasoning_unary_and_streamed() -> None:
     for cuts in ([], [1], [3, 1, 7]):
         options: Any = {"tools": [WEATHER], "extra_body": says(CALLING_TWICE, cuts=cuts)}
         (choice,) = send_request(**options).choices
@@ -124,7 +124,7 @@ def calls_and_thoughts_come_whole_and_in_pieces() -> None:
 
 
 @check
-def a_tool_may_be_refused_required_or_named() -> None:
+def tool_choice_none_required_and_named() -> None:
     tools: Any = {"model": DEMO, "tools": [WEATHER], "temperature": 0, "max_tokens": 60}
     assert send_request(**tools, tool_choice="none").choices[0].message.tool_calls is None
     for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
@@ -135,7 +135,7 @@ def a_tool_may_be_refused_required_or_named() -> None:
 
 
 @check
-def what_is_parsed_has_its_type() -> None:
+def parsed_response_has_the_model_type() -> None:
     answer = chats.parse(
         model=DEMO, messages=[{"role": "user", "content": "A place, please."}], response_format=Place,
         temperature=0, max_tokens=200,
@@ -147,7 +147,7 @@ def what_is_parsed_has_its_type() -> None:
 
 
 @check
-def tools_are_parsed_too() -> None:
+def tool_arguments_are_parsed() -> None:
     tool = openai.pydantic_function_tool(Place, name="get_weather")
     text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo", "is_large": true}}\n</tool_call>'
     answer = chats.parse(model=MODEL, messages=USER, tools=[tool], extra_body=says(text))
@@ -156,14 +156,14 @@ def tools_are_parsed_too() -> None:
 
 
 @check
-def json_may_be_requested() -> None:
+def json_object_format() -> None:
     answer = send_request(model=DEMO, response_format={"type": "json_object"}, max_tokens=200, temperature=0)
     if answer.choices[0].finish_reason == "stop":
         assert isinstance(json.loads(answer.choices[0].message.content), dict)
 
 
 @check
-def logprobs_come_with_their_bytes() -> None:
+def logprobs_include_bytes() -> None:
     (choice,) = send_request(logprobs=True, top_logprobs=2, extra_body=says("€ 😀 ok")).choices
     content = choice.logprobs.content
     assert b"".join(bytes(one.bytes) for one in content).decode() == "€ 😀 ok"
@@ -177,7 +177,7 @@ def logprobs_come_with_their_bytes() -> None:
 
 
 @check
-def several_choices_are_distinguished() -> None:
+def several_choices_have_indexes() -> None:
     texts = ("one", "two and", "three and more")
     answer = send_request(n=3, extra_body=says(*texts))
     assert [(one.index, one.message.content) for one in answer.choices] == list(enumerate(texts))
@@ -189,7 +189,7 @@ def several_choices_are_distinguished() -> None:
 
 
 @check
-def an_answer_ends_at_its_limit_and_at_its_stops() -> None:
+def finish_reasons_of_limit_and_stop() -> None:
     (choice,) = send_request(max_completion_tokens=1, extra_body=says("one two three")).choices
     assert (choice.finish_reason, choice.message.content) == ("length", "one")
     (choice,) = send_request(stop=[" two"], extra_body=says("one two three")).choices
@@ -197,14 +197,14 @@ def an_answer_ends_at_its_limit_and_at_its_stops() -> None:
 
 
 @check
-def cached_and_reasoning_tokens_are_counted() -> None:
+def usage_counts_cached_and_reasoning_tokens() -> None:
     usage = send_request(extra_body=says(CALLING, cached=5), tools=[WEATHER]).usage
     assert usage.prompt_tokens_details.cached_tokens == 5
     assert usage.completion_tokens_details.reasoning_tokens > 0
 
 
 @check
-def a_picture_goes_to_the_worker_which_may_refuse_it() -> None:
+def image_is_passed_to_the_worker() -> None:
     parts: Any = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": PICTURE}}]
     shown: Any = [{"role": "user", "content": parts}]
     assert send_request(messages=shown).choices[0].message.content == GREETING
@@ -216,7 +216,7 @@ def a_picture_goes_to_the_worker_which_may_refuse_it() -> None:
 
 
 @check
-def texts_are_completed() -> None:
+def completions() -> None:
     complete = client.completions.create
     answer = complete(model=MODEL, prompt="Once", max_tokens=9)
     assert (answer.choices[0].text, answer.choices[0].finish_reason, answer.object) == (
@@ -236,7 +236,7 @@ def texts_are_completed() -> None:
 
 
 @check
-def texts_are_embedded() -> None:
+def embeddings() -> None:
     embed = client.embeddings.create
     # Base64, which the client decodes after its validation.
     packed = lenient.embeddings.create(model=EMBEDDER, input="one")
@@ -255,14 +255,14 @@ def texts_are_embedded() -> None:
 def models_are_listed() -> None:
     assert {MODEL, DEMO, EMBEDDER} <= {model.id for model in client.models.list()}
     assert client.models.retrieve(DEMO).object == "model"
-    assert raises(openai.NotFoundError, lambda: client.models.retrieve("nobody")).code == "model_not_found"
+    assert raises(openai.NotFoundError, lambda: client.models.retrieve("no-such-model")).code == "model_not_found"
 
 
 # Responses -------------------------------------------------------------------------------------------------------------
 
 
 @check
-def responses_are_made_kept_and_gone_on_from() -> None:
+def responses_are_stored_and_continued() -> None:
     responses = client.responses
     first = responses.create(model=MODEL, input="hi", instructions="Be brief.", metadata={"a": "b"})
     assert (first.output_text, first.status) == (GREETING, "completed")
@@ -276,7 +276,7 @@ def responses_are_made_kept_and_gone_on_from() -> None:
 
 
 @check
-def responses_stream_and_are_parsed() -> None:
+def responses_stream_and_parse() -> None:
     options: Any = {"model": MODEL, "input": "hi", "tools": [RESPONSE_TOOL], "extra_body": says(CALLING)}
     with client.responses.stream(**options) as stream:
         kinds = [event.type for event in stream]
@@ -294,7 +294,7 @@ def responses_stream_and_are_parsed() -> None:
 
 
 @check
-def a_file_of_requests_is_answered() -> None:
+def batch_file_completes() -> None:
     def line(name: str) -> str:
         body = {"model": MODEL, "messages": USER, **says(name)}
         return json.dumps({"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body})
@@ -320,7 +320,7 @@ def a_file_of_requests_is_answered() -> None:
     assert printed == {name: name for name in names}
     assert client.files.delete(file.id).deleted
     raises(openai.NotFoundError, lambda: client.files.retrieve(file.id))
-    raises(openai.NotFoundError, lambda: client.batches.retrieve("batch_nobody"))
+    raises(openai.NotFoundError, lambda: client.batches.retrieve("batch_unknown"))
 
 
 # Request options
@@ -328,7 +328,7 @@ def a_file_of_requests_is_answered() -> None:
 
 
 @check
-def the_raw_answer_has_its_headers() -> None:
+def raw_response_has_headers() -> None:
     raw = chats.with_raw_response.create(model=MODEL, messages=USER, extra_headers={"x-request-id": "mine"})
     assert raw.headers["x-request-id"] == "mine" and raw.request_id == "mine"
     assert raw.parse().choices[0].message.content == GREETING
@@ -337,7 +337,7 @@ def the_raw_answer_has_its_headers() -> None:
 
 
 @check
-async def concurrent_requests_are_answered() -> None:
+async def concurrent_requests_complete() -> None:
     async with openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key="none", **OPTIONS) as asker:
 
         async def one(number: int) -> str:
@@ -351,7 +351,7 @@ async def concurrent_requests_are_answered() -> None:
 
 
 @check
-def a_stream_may_be_left() -> None:
+def stream_can_be_closed_early() -> None:
     stream = send_request(stream=True, extra_body=says("many words " * 100))
     next(iter(stream))
     stream.close()
@@ -362,12 +362,12 @@ def a_stream_may_be_left() -> None:
 
 
 @check
-def errors_are_the_clients_own() -> None:
+def errors_have_the_client_types() -> None:
     error = raises(openai.BadRequestError, lambda: send_request(temperature=3))
     assert (error.status_code, error.param, error.type) == (400, "temperature", "invalid_request_error")
     assert "Temperature" in error.message
     assert raises(openai.BadRequestError, lambda: send_request(extra_body={"bogus": 1})).param == "bogus"
-    assert raises(openai.NotFoundError, lambda: send_request(model="nobody")).param == "model"
+    assert raises(openai.NotFoundError, lambda: send_request(model="no-such-model")).param == "model"
     assert raises(openai.NotFoundError, lambda: client.embeddings.create(model=MODEL, input="x")).param == "model"
     raises(openai.NotFoundError, lambda: client.moderations.create(model=MODEL, input="x"))
     raises(openai.NotFoundError, lambda: client.images.generate(model=MODEL, prompt="x"))
@@ -380,19 +380,19 @@ def errors_are_the_clients_own() -> None:
 
 
 @check
-def an_error_before_the_first_token_has_its_status() -> None:
+def error_before_the_first_token_has_its_status() -> None:
     raises(openai.InternalServerError, lambda: send_request(stream=True, extra_body=fails("Unknown")))
 
 
 @check
-def an_error_in_the_middle_of_a_stream_is_raised() -> None:
+def error_in_a_stream_is_raised() -> None:
     stream = send_request(stream=True, extra_body=fails("Unknown", after=200, text="many words before it ends " * 60))
     error = raises(openai.APIError, lambda: list(stream))
     assert "Internal server error" in error.message
 
 
 @check
-def forbidden_keys_are_refused() -> None:
+def unauthorized_keys_are_refused() -> None:
     def of(key: str) -> Any:
         return openai.OpenAI(base_url=f"{KEYED_URL}/v1", api_key=key, **OPTIONS).chat.completions
 
@@ -418,7 +418,7 @@ def connection_errors_and_timeouts_differ() -> None:
 
 
 @check
-def overloaded_servers_are_retried() -> None:
+def overload_is_retried() -> None:
     patient = client.with_options(max_retries=1)
     answers: list[int] = []
     patient._client.event_hooks["response"].append(lambda response: answers.append(response.status_code))

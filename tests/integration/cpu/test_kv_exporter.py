@@ -110,7 +110,7 @@ async def test_prefill_and_decode_requests_may_arrive_in_any_order(begin: Begin)
     assert (await decode.answer(request)).tokens == want
     request, reply = meet(send_request(LONG), where), Reply()
     decode.engine.submit(request, reply)
-    await decode.until(lambda: bool(prefill.engine._exporter.server._sessions), "nobody entered")  # type: ignore[union-attr]
+    await decode.until(lambda: bool(prefill.engine._exporter.server._sessions), "no session was opened")  # type: ignore[union-attr]
     await prefill.answer(prefill_request(request))
     await reply.end()
     await decode.until(lambda: outcomes(decode, "ok") == 2, "they were not fetched")
@@ -139,7 +139,7 @@ async def test_prefill_worker_that_exits_during_transfer_only_delays_the_respons
     prefill, decode, where = await pair(begin)
     reply = Reply()
     decode.engine.submit(meet(send_request(LONG), where), reply)
-    await decode.until(lambda: bool(prefill.engine._exporter.server._sessions), "nobody entered")  # type: ignore[union-attr]
+    await decode.until(lambda: bool(prefill.engine._exporter.server._sessions), "no session was opened")  # type: ignore[union-attr]
     await prefill.engine.stop()
     await reply.end()
     assert reply.tokens == want

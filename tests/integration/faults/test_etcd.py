@@ -115,7 +115,7 @@ def test_no_request_fails_during_faults_of_the_only_member(single: EtcdCluster, 
         callers.go_on()
         assert instances(cluster) == before
         member.start()
-        wait_until(lambda: logged(cluster, "lease kept"), "nobody came back after the restart")
+        wait_until(lambda: logged(cluster, "lease kept"), "no lease was kept after the restart")
         callers.go_on()
         assert single.names() == keys
 
@@ -125,7 +125,7 @@ def test_no_request_fails_during_faults_of_the_only_member(single: EtcdCluster, 
         wait_until(lambda: time.monotonic() > paused_at + 1.5 * LEASE_TTL_S, "time stands still")
         callers.go_on()
         member.resume()
-        wait_until(lambda: logged(cluster, "etcd reachable again", times=2), "nobody came back after the standstill")
+        wait_until(lambda: logged(cluster, "etcd reachable again", times=2), "no process reconnected after the pause")
         callers.go_on()
         assert instances(cluster) == before
         wait_until(lambda: single.names() == keys, "not everything was registered again after the standstill")
@@ -137,7 +137,7 @@ def test_no_request_fails_during_faults_of_the_only_member(single: EtcdCluster, 
         assert member.send_request("/v3/kv/range", key="AA==", range_end="AA==")["header"]["raft_term"] == "2", (
             "it is another"
         )
-        wait_until(lambda: logged(cluster, "again"), "nobody registered again")
+        wait_until(lambda: logged(cluster, "again"), "no worker registered again")
         wait_until(lambda: single.names() == keys, "not everything was registered again after the loss")
         callers.go_on()
         assert instances(cluster) == before
@@ -153,7 +153,7 @@ def test_graph_started_before_etcd_serves_once_etcd_starts(tmp_path: Path, monke
     with Cluster(tmp_path) as cluster:
         cluster.run("mocker", "--model-name", "m", "--speedup-ratio", "2")
         impatient = cluster.run("mocker", "--model-name", "m")
-        wait_until(lambda: logged(cluster, "waiting for etcd (ETCD_ENDPOINTS)"), "nobody said what is awaited")
+        wait_until(lambda: logged(cluster, "waiting for etcd (ETCD_ENDPOINTS)"), "no message names what is awaited")
         impatient.terminate()
         assert impatient.wait(10) == 0, "who waits can be told to stop"
         with etcd:

@@ -30,7 +30,7 @@ def test_killed_frontend_cancels_its_streams_and_a_restarted_one_serves_at_once(
         assert worker.inflight == 4
 
         killed = Kill(cluster.frontend)
-        wait_until(lambda: worker.inflight == 0, "the worker goes on with what nobody waits for")
+        wait_until(lambda: worker.inflight == 0, "the worker continues an abandoned request")
         print(f"frontend killed: the worker let go after {time.monotonic() - killed.at:.3f} s")
         assert time.monotonic() - killed.at < 1
         assert worker.metric("dynamo_component_cancellation_total") == 4

@@ -250,7 +250,7 @@ async def test_processes_wait_for_a_server_that_starts_late(tmp_path: Path, capl
     plane = NatsConnection(NatsOptions(server=server.url, startup_timeout_s=DEADLINE_S), "request_plane")
     starting = asyncio.create_task(plane.start())
     async with asyncio.timeout(DEADLINE_S):
-        while "not connected to NATS" not in caplog.text:  # noqa: ASYNC110 - a log line wakes nobody
+        while "not connected to NATS" not in caplog.text:  # noqa: ASYNC110 - a log line triggers no event
             await asyncio.sleep(0.01)
     assert f"not connected to NATS at {server.url} (NATS_SERVER)" in caplog.text
     await in_thread(server.start)
@@ -341,7 +341,7 @@ async def test_publisher_drops_excess_events_of_an_outage_and_reports_a_gap(
     await in_thread(server.kill)
     publisher_nats, subscriber_nats = events.planes[1]._nats, events.planes[0]._nats
     async with asyncio.timeout(DEADLINE_S):
-        while publisher_nats.is_up or subscriber_nats.is_up:  # noqa: ASYNC110 - the outage wakes nobody
+        while publisher_nats.is_up or subscriber_nats.is_up:  # noqa: ASYNC110 - the outage triggers no event
             await asyncio.sleep(0.01)
     monkeypatch.setattr(outbox, "UNSENT_MAX", 10)
     for _ in range(30):

@@ -127,7 +127,7 @@ def test_malformed_data_on_a_worker_port_is_counted_and_affects_no_request(tmp_p
             before = worker.metric(errors)
             send(worker.address, data)
             wait_until(partial(is_more, worker, errors, before), f"{name} was not counted")
-        assert not stream.is_over, "nobody was there to be harmed"
+        assert not stream.is_over, "the other stream had ended already"
         for _ in range(200):
             with socket.create_connection(worker.address) as unknown_client:
                 unknown_client.sendall(frame.HELLO[:-1] + dice.randbytes(200))

@@ -76,7 +76,7 @@ def test_requests_of_a_paused_worker_migrate_and_others_are_not_delayed(tmp_path
 
         frozen.thaw()
         wait_until(lambda: cluster.workers() == 2, "the worker did not come back")
-        wait_until(lambda: zombie.is_idle, "the worker goes on with what nobody waits for")
+        wait_until(lambda: zombie.is_idle, "the worker continues an abandoned request")
         requests = "dynamo_component_requests_total"
         before = zombie.metric(requests)
         wait_until(
@@ -136,5 +136,5 @@ def test_stream_timeout_ends_requests_of_the_only_worker_when_it_is_paused(
         assert cluster.metric("dynamo_frontend_inflight_requests") == 0
         frozen.verify()
         frozen.thaw()
-        wait_until(lambda: worker.is_idle, "the worker goes on with what nobody waits for")
+        wait_until(lambda: worker.is_idle, "the worker continues an abandoned request")
         assert cluster.post(CHAT).status_code == 200

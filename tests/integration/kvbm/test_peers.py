@@ -41,7 +41,7 @@ def make() -> Iterator[Make]:
         manager.close()
         manager.validate()
     for manager in made:
-        assert manager.book.host.held() == 0, "a block is held by nobody who lives"
+        assert manager.book.host.held() == 0, "a block is held without a live holder"
 
 
 def block(key: int) -> BlockIdentity:

@@ -191,7 +191,7 @@ def test_asset_cache_reports_an_invalid_url_as_an_error_of_the_card(cache: Asset
 
 def test_asset_cache_error_names_an_unreachable_worker(cache: AssetCache, worker: Worker) -> None:
     with pytest.raises(CannotConnect, match="404"):
-        cache.fetch(reference(f"http://127.0.0.1:{worker.server.server_port}/nobody"))
+        cache.fetch(reference(f"http://127.0.0.1:{worker.server.server_port}/unknown"))
     with pytest.raises(CannotConnect, match=r"127\.0\.0\.1:1/t"):
         cache.fetch(reference("http://127.0.0.1:1/t"))
 

@@ -102,8 +102,8 @@ def test_request_queue_limit_is_read_from_its_variable(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("flag", ["--dyn-tool-call-parser", "--dyn-reasoning-parser"])
 def test_unknown_parser_is_refused_with_a_list_of_valid_names(flag: str) -> None:
-    with pytest.raises(ConfigError, match=f"{flag} nobody: must be one of .*qwen3"):
-        load(WorkerOptions, [flag, "nobody"])
+    with pytest.raises(ConfigError, match=f"{flag} unknown: must be one of .*qwen3"):
+        load(WorkerOptions, [flag, "unknown"])
 
 
 def test_default_thinking_mode_is_read_from_its_flag() -> None:

@@ -245,7 +245,7 @@ async def test_engine_abort_ends_a_request_by_id(start: Any) -> None:
     assert await stand.press("abort_request", request_id="request") == {"status": "ok", "request_id": "request"}
     await asyncio.wait_for(reply.ended.wait(), TIMEOUT_S)
     assert reply.messages[-1].finish_reason == "cancelled"
-    await stand.press("abort_request", request_id="nobody")
+    await stand.press("abort_request", request_id="unknown")
     assert await stand.send_request()
 
 

@@ -42,13 +42,13 @@ async def test_server_is_live_and_ready_until_it_drains() -> None:
 async def test_text_and_tensor_models_are_ready_and_described() -> None:
     async with open_kserve_stack() as stack:
         service = stack.service
-        for name, is_ready in (("say", True), ("echo", True), ("talk", False), ("nobody", False)):
+        for name, is_ready in (("say", True), ("echo", True), ("talk", False), ("no-such-model", False)):
             assert (await service.model_ready(named("ModelReadyRequest", name), None)).ready is is_ready
         assert (await service.model_metadata(named("ModelMetadataRequest", "say"), None)).inputs[0].name == "text_input"
         config = (await service.model_config(named("ModelConfigRequest", "echo"), None)).config
         assert (config.name, config.input[0].dims, config.backend) == ("echo", [-1], "dynamo")
         with pytest.raises(NotFound):
-            await service.model_metadata(named("ModelMetadataRequest", "nobody"), None)
+            await service.model_metadata(named("ModelMetadataRequest", "no-such-model"), None)
 
 
 async def test_text_is_completed_in_one_response() -> None:
@@ -93,7 +93,7 @@ async def test_requests_of_a_stream_are_answered_in_order() -> None:
 @pytest.mark.parametrize(
     ("message", "status"),
     [
-        (text_request("hi", model="nobody"), "NOT_FOUND"),
+        (text_request("hi", model="no-such-model"), "NOT_FOUND"),
         (text_request("hi", model="talk"), "NOT_FOUND"),
         (text_request("hi", streaming=True), "INVALID_ARGUMENT"),
         (text_request("hi", max_tokens=-1), "INVALID_ARGUMENT"),
@@ -125,7 +125,7 @@ async def test_worker_failure_is_a_stream_error_and_later_requests_succeed() -> 
 async def test_invalid_request_ends_the_stream() -> None:
     async with open_kserve_stack() as stack:
         with pytest.raises(NotFound):
-            await stack.stream(text_request("a", model="nobody"), text_request("b"))
+            await stack.stream(text_request("a", model="no-such-model"), text_request("b"))
         assert stack.engines.received_requests == []
 
 

@@ -59,7 +59,7 @@ def test_extension_providers_are_loaded_by_path_once() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nobody", "no such entry point"),
+        ("unknown", "no such entry point"),
         ("no.such.module:provide", "no.such.module|No module named"),
         (f"{__name__}:nothing", "nothing"),
         (f"{__name__}:pytest", "must name a callable"),

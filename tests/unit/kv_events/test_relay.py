@@ -158,7 +158,9 @@ def test_kv_relay_reports_lost_messages_and_continues(caplog: pytest.LogCaptureF
 
 
 async def test_kv_relay_ends_on_cancellation() -> None:
-    relay = KvEventRelay("inproc://nobody", "", block_tokens=4, dp_rank=0, make_stored=make_stored, put=lambda *_: None)
+    relay = KvEventRelay(
+        "inproc://unknown", "", block_tokens=4, dp_rank=0, make_stored=make_stored, put=lambda *_: None
+    )
     running = asyncio.ensure_future(relay.run())
     await turns()
     running.cancel()

@@ -13,7 +13,7 @@ PROFILE = PolicyProfile(
         PolicyClass(name="chat", policy_family="interactive", cache_bucket="short"),
         PolicyClass(name="documents", policy_family="interactive", cache_bucket="long"),
         PolicyClass(name="nightly", policy_family="batch"),
-        PolicyClass(name="vip", policy_family="nobody"),
+        PolicyClass(name="vip", policy_family="unknown"),
     ],
 )
 
@@ -46,7 +46,7 @@ def test_policy_without_a_file_has_one_class() -> None:
         (PolicyProfile(policy_classes=[]), "at least one"),
         (PolicyProfile(policy_classes=[PolicyClass(), PolicyClass()]), "duplicate name default"),
         (PolicyProfile(policy_classes=[PolicyClass(cache_bucket="x")]), "cache_bucket x"),
-        (PolicyProfile(default_policy_family="nobody"), "family nobody has no class"),
+        (PolicyProfile(default_policy_family="unknown"), "family unknown has no class"),
     ],
 )
 def test_policy_refuses_profiles_without_a_class_for_every_request(profile: PolicyProfile, message: str) -> None:

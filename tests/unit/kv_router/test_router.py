@@ -395,7 +395,7 @@ def test_kv_router_expires_a_session_whose_request_was_never_released() -> None:
 def test_kv_router_counts_placements_of_other_routers_by_sequence_hash() -> None:
     router = make(2)
     router.share("theirs", (1, 0), b"\1" * 24, 8, 0.0)
-    assert not router.share("nobody's", (9, 0), b"", 8, 0.0)
+    assert not router.share("unknown-session", (9, 0), b"", 8, 0.0)
     assert router.is_active("theirs")
     assert router.loads()[(1, 0)] == (8, 3, 1)
     decision = router.place(RouteRequest("ours", b"\2" * 24, 12, worker_id=1, sequence=b"\1" * 24), 0.0)

@@ -42,7 +42,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., BlockManager]]:
     for manager in made:
         manager.close()
         manager.validate()
-        assert manager.book.host.held() == 0, "a block is held by nobody who lives"
+        assert manager.book.host.held() == 0, "a block is held without a live holder"
 
 
 class Engine:

@@ -72,7 +72,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
     for manager in made:
         manager.close()
         manager.validate()
-        assert manager.book.host.held() == 0, "a block of the host is held by nobody who lives"
+        assert manager.book.host.held() == 0, "a host block is held without a live holder"
 
 
 def block(key: int) -> BlockIdentity:

@@ -19,7 +19,7 @@ class Page:
     async def send_request(self) -> int:
         self.received_requests.set()
         if self.status is None:
-            raise CannotConnect("nobody")
+            raise CannotConnect("connection refused")
         return self.status
 
 

@@ -18,7 +18,7 @@ PEERS = {1: "one:1", 2: "two:2", 3: "three:3"}
         ({(1, 0): (99, 0, 0)}, None),
         ({(4, 0): (99, 0, 0), (3, 1): (9, 0, 0)}, 3),
     ],
-    ids=["nobody", "one", "too little", "the most", "itself", "no peer"],
+    ids=["none", "one", "too little", "the most", "itself", "no peer"],
 )
 def test_kv_peer_hint_names_the_worker_with_most_blocks(holders: Any, best: int | None) -> None:
     hint = hint_of(1, 0, holders, PEERS)

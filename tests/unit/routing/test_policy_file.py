@@ -140,8 +140,8 @@ def test_prefill_and_decode_stages_have_separate_policies(tmp_path: Path) -> Non
     named = options("--router-prefill-policy=wild", "--router-decode-policy=calm")
     assert config_of_stage(RoutingConfig(), "prefill", policy, named).weights.prefill_load_scale == 8, "the flag wins"
     assert config_of_stage(RoutingConfig(), "decode", policy, named).weights.prefill_load_scale == 4
-    with pytest.raises(ConfigError, match="nobody"):
-        check_disaggregation(options("--router-decode-policy=nobody"), "kv", RoutingConfig(), policy)
+    with pytest.raises(ConfigError, match="unknown"):
+        check_disaggregation(options("--router-decode-policy=unknown"), "kv", RoutingConfig(), policy)
 
 
 @pytest.mark.parametrize(

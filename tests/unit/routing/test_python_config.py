@@ -170,7 +170,7 @@ def test_kv_router_config_of_a_worker_card_round_trips() -> None:
     assert output["router_mode"] == "k_v", "as the released system spells it"
     assert wanted_routing(card(output)).kv == kv
     assert "decode_active_request_weight" not in RouterConfig(RouterMode.KV, KvRouterConfig()).on_card()
-    assert wanted_routing(card(output | {"router_mode": "random"})).kv is None, "nobody weighs anything there"
+    assert wanted_routing(card(output | {"router_mode": "random"})).kv is None, "random routing has no KV settings"
     assert wanted_routing(card({"router_mode": "kv"})) == WantedRouting(RouterMode.KV), "as we once said"
 
 

@@ -88,7 +88,7 @@ async def test_tokens_of_one_message_are_separate_completions() -> None:
 @pytest.mark.parametrize(
     ("fields", "status", "label"),
     [
-        ({"model": "nobody"}, 404, "not_found"),
+        ({"model": "no-such-model"}, 404, "not_found"),
         ({"temperature": 9}, 400, "validation"),
         ({"nvext": {"annotations": [Script(["Hello there."], fails_after=0).annotation()]}}, 400, "validation"),
     ],

@@ -436,7 +436,7 @@ async def test_stream_without_available_workers_ends_and_counts_one_migration() 
     await scene.dispatch.send()
 
     async def refuse(*args: Any, **options: Any) -> Any:
-        raise WorkerUnavailable("nobody is there")
+        raise WorkerUnavailable("no worker is left")
 
     scene.worker.send = refuse  # type: ignore[method-assign]
     scene.worker.pending()
@@ -554,7 +554,7 @@ async def test_sole_unreachable_worker_is_retried_after_one_delay() -> None:
     scene.worker.pending()
 
     async def gone(*args: Any, exclude: frozenset[int], **options: Any) -> Any:
-        raise WorkerUnavailable("nobody") if exclude else CannotConnect("nobody listens there")
+        raise WorkerUnavailable("no worker is left") if exclude else CannotConnect("connection refused")
 
     fleet.send = gone  # type: ignore[method-assign]
     await scene.repeat()

@@ -110,7 +110,7 @@ class Pool:
     def pick(self, exclude: frozenset[int]) -> int:
         able = [one for one in self.ids if one not in exclude]
         if not able:
-            raise WorkerUnavailable("nobody is left")
+            raise WorkerUnavailable("no worker is left")
         return able[0]
 
     def next_rank(self, worker_id: int) -> int | None:
@@ -654,7 +654,7 @@ async def test_request_is_disaggregated_when_the_cost_is_unknown() -> None:
     assert isinstance(scene.dispatch, DisaggregatedDispatch)
 
     def peek(*_: object, **__: object) -> SimpleNamespace:
-        raise WorkerUnavailable("nobody")
+        raise WorkerUnavailable("no worker is left")
 
     kv.peek = peek  # type: ignore[method-assign]
     assert scene.dispatch._stays_whole() is False

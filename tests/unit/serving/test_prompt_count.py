@@ -22,7 +22,7 @@ async def test_prompt_count_equals_the_tokens_sent_to_a_worker(repeats: int) -> 
 async def test_prompt_count_of_an_unknown_model_is_not_found() -> None:
     async with open_stack() as stack:
         with pytest.raises(NotFound):
-            counted_model(stack.models, "nobody", None)
+            counted_model(stack.models, "no-such-model", None)
 
 
 def test_prompt_count_of_a_text_model_is_refused() -> None:

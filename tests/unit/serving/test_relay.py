@@ -84,7 +84,7 @@ class FakeModel:
     async def send(self, body: bytes, receiver: Any, *, exclude: frozenset[int], **how: Any) -> FakeCall:
         left = [worker for worker in range(1, self.workers + 1) if worker not in exclude]
         if not left:
-            raise WorkerUnavailable("nobody is left")
+            raise WorkerUnavailable("no worker is left")
         self.received_requests.append((left[0], msgpack_decode(body)))
         return FakeCall(left[0], self.killed)
 
@@ -344,7 +344,7 @@ async def test_native_request_skips_an_unreachable_worker(
     async def fails_once(*what: Any, instance_id: int | None = None, **how: Any) -> Any:
         if not refused:
             refused.append(instance_id)
-            raise CannotConnect("nobody listens")
+            raise CannotConnect("connection refused")
         return await send(*what, instance_id=instance_id, **how)
 
     monkeypatch.setattr(two.served.client, "send", fails_once)

@@ -263,7 +263,7 @@ async def test_nats_request_plane_refuses_unreadable_requests_with_a_message(
     harness.dispatcher.add(PATH, lambda _, __: None)
     for garbage in (b"no two-part message", frame.two_part(b"{}", b""), frame.two_part(b"\xff", b"")):
         harness.arrive(garbage)
-    harness.arrive(b"garbage that nobody waits for", reply="")
+    harness.arrive(b"garbage without a waiting request", reply="")
     texts = [data.decode().split(":")[0] for _, data, _, _ in harness.nats.sent]
     assert texts == ["Server unavailable", "Server overloaded", "Server unavailable", *["Invalid request"] * 3]
     assert all(subject == "_INBOX.x.y" for subject, *_ in harness.nats.sent)

@@ -77,7 +77,7 @@ async def test_message_stream_ends_with_its_stop_reason_and_no_further_event() -
 @pytest.mark.parametrize(
     ("fields", "status", "kind"),
     [
-        ({"model": "nobody"}, 404, "not_found_error"),
+        ({"model": "no-such-model"}, 404, "not_found_error"),
         ({"messages": []}, 400, "invalid_request_error"),
         ({"max_tokens": None}, 400, "invalid_request_error"),
         ({"bogus": 1}, 400, "invalid_request_error"),

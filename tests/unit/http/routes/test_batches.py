@@ -111,7 +111,9 @@ def request(custom_id: str, url: str, **body: Any) -> dict[str, Any]:
 
 async def test_batch_is_processed_line_by_line(tmp_path: Path) -> None:
     async with served(tmp_path) as one:
-        begun = await one.begin([chat("a"), chat("b", temperature=9), chat("c", model="nobody")], metadata={"k": "v"})
+        begun = await one.begin(
+            [chat("a"), chat("b", temperature=9), chat("c", model="no-such-model")], metadata={"k": "v"}
+        )
         assert (begun.status_code, begun.json()["status"]) == (200, "validating")
         batch = await one.ended(begun.json()["id"])
         assert batch["status"] == "completed"

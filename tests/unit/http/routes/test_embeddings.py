@@ -87,7 +87,7 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
     ({"surprise": 1}, 400, "surprise"),
     ({"nvext": {"surprise": 1}}, 400, "nvext.surprise"),
     ({"model": None}, 400, "model"),
-    ({"model": "nobody"}, 404, "model"),
+    ({"model": "no-such-model"}, 404, "model"),
 ]
 
 

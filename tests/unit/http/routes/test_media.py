@@ -116,7 +116,7 @@ def test_multipart_form_is_decoded_like_json() -> None:
         (IMAGES, {"prompt": "x", "n": "two"}, 400, "n"),
         (IMAGES, {"prompt": "x", "stream": True}, 400, "stream"),
         (IMAGES, {"prompt": "x", "model": None}, 404, "model"),
-        (IMAGES, {"prompt": "x", "model": "nobody"}, 404, "model"),
+        (IMAGES, {"prompt": "x", "model": "no-such-model"}, 404, "model"),
         (EDITS, {"prompt": "x"}, 400, "input_reference"),
         (SPEECH, {"input": "hi", "speed": 9}, 400, "speed"),
         (SPEECH, {"input": "hi", "data_source": "disk"}, 400, "data_source"),

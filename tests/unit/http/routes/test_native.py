@@ -89,7 +89,7 @@ async def test_vllm_generate_returns_logprobs_and_several_choices(model_dir: Pat
         ({"token_ids": [-1]}, 400, "token_ids: expected token ids"),
         ({"sampling_params": {"max_tokens": 0}}, 400, "sampling_params.max_tokens must be greater than 0."),
         ({"sampling_params": None}, 400, "sampling_params"),
-        ({"model": "nobody"}, 404, "Model not found: nobody"),
+        ({"model": "no-such-model"}, 404, "Model not found: no-such-model"),
     ],
 )
 async def test_invalid_vllm_field_is_refused(

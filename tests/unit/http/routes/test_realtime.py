@@ -144,7 +144,7 @@ async def test_realtime_model_can_be_a_query_parameter() -> None:
         (b"[]", "invalid_request", None),
         (b'{"type": 5}', "invalid_request", None),
         ({"type": "hello"}, "invalid_request", "session.model"),
-        ({**UPDATE, "session": {"model": "nobody"}}, "model_not_found", "session.model"),
+        ({**UPDATE, "session": {"model": "no-such-model"}}, "model_not_found", "session.model"),
     ],
 )
 async def test_invalid_first_event_returns_an_error_and_can_be_retried(

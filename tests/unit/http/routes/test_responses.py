@@ -67,7 +67,7 @@ async def test_response_is_returned_stored_and_counted() -> None:
 async def test_input_tokens_requires_no_model_when_one_model_is_served() -> None:
     async with served() as one:
         assert (await one.post("/v1/responses/input_tokens", input="hi")).json["input_tokens"] > 0
-        refused = await one.post("/v1/responses/input_tokens", model="nobody", input="hi")
+        refused = await one.post("/v1/responses/input_tokens", model="no-such-model", input="hi")
         assert (refused.status, refused.json["error"]["param"]) == (404, "model")
 
 
@@ -98,7 +98,7 @@ async def test_response_prompt_contains_the_previous_conversation() -> None:
     [
         ({"input": None}, 400, "input"),
         ({"model": None}, 400, "model"),
-        ({"model": "nobody"}, 404, "model"),
+        ({"model": "no-such-model"}, 404, "model"),
         ({"background": True}, 400, "background"),
         ({"max_output_tokens": 0}, 400, "max_output_tokens"),
         ({"previous_response_id": "resp_" + "0" * 32}, 404, "previous_response_id"),

@@ -127,4 +127,4 @@ def test_former_key_names_resolve_only_for_keys_of_the_file(tmp_path: Path) -> N
     write_keys(tmp_path / "keys", "sk-secret-1")
     keys = Keys(["sk-secret-2"], str(tmp_path / "keys"), ["sk-secret-3"])
     assert keys.owner_of_name("team") == keys.ring.owner_of("team")
-    assert [keys.owner_of_name(name) for name in ("key-1", "admin-1", "nobody")] == [None, None, None]
+    assert [keys.owner_of_name(name) for name in ("key-1", "admin-1", "unknown")] == [None, None, None]

@@ -22,7 +22,7 @@ def quoted(text: str) -> bytes:
 
 
 def written(form: list[FormPart]) -> bytes:
-    body = b"a preamble that nobody reads\r\n" if len(form) % 2 else b""
+    body = b"an ignored preamble\r\n" if len(form) % 2 else b""
     for part in form:
         body += b'--%b\r\nContent-Disposition: form-data; name="%b"' % (BOUNDARY, quoted(part.name))
         if part.filename is not None:

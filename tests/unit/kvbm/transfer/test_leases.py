@@ -102,7 +102,7 @@ def test_lease_table_frees_every_block_once_and_never_during_a_read(steps: list[
             freed.add(lease.transfer_id)
 
     for now, (what, which, count) in enumerate(steps):
-        name = list(granted)[which % len(granted)] if granted else "nobody"
+        name = list(granted)[which % len(granted)] if granted else "no-adapter"
         if what == "grant":
             lease, ended = leases.grant(f"lease{now}", range(count), now + 5.0)
             free(ended)

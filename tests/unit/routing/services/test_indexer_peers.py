@@ -20,7 +20,7 @@ async def test_indexer_recovery_uses_the_first_responding_peer(monkeypatch: pyte
     async def answer(url: str) -> bytes:
         requested.append(url)
         if url == "http://dead":
-            raise CannotConnect("nobody there")
+            raise CannotConnect("connection refused")
         return b"x" if url == "http://mad" else json_encode(source.dump())
 
     monkeypatch.setattr(indexer_peers, "fetch", answer)

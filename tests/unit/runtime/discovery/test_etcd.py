@@ -527,7 +527,7 @@ async def test_etcd_discovery_exposes_its_health(harness: EtcdHarness) -> None:
     harness.etcd.fall()
     await harness.pass_time(5)
     assert f"\n{gauge} 0" in runtime.metrics.render()
-    assert runtime.health.is_ready(), "an outage makes nobody less ready"
+    assert runtime.health.is_ready(), "an outage does not change readiness"
     harness.etcd.rise()
     await harness.pass_time(5)
 

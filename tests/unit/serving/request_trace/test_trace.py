@@ -180,7 +180,7 @@ async def test_request_trace_writes_one_row_at_request_end(tmp_path: Path) -> No
     await scene.trace.start()
     answer = scene.answer(exchange({}))
     scene.trace.begin(answer, 64)
-    assert not isinstance(answer.exchange.transport, Tap), "nobody wants the words"
+    assert not isinstance(answer.exchange.transport, Tap), "no sink captures the text"
     scene.trace.end(answer, "")
     (row,) = await scene.rows()
     assert row["schema"] == "dynamo.request.trace.v1" and row["event_type"] == "request_end"

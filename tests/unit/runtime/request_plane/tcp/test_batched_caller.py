@@ -228,7 +228,7 @@ async def test_batched_caller_considers_a_worker_without_acknowledgement_unrespo
 async def test_batched_caller_probes_a_worker_missing_from_discovery_during_calls() -> None:
     talk = Talk()
     talk.link.suspect(TARGET.instance_id)
-    assert talk.sent() == [], "nobody waits for it"
+    assert talk.sent() == [], "no request waits for it"
     call, received = talk.call()
     talk.link.suspect(0x20)
     talk.link.suspect(TARGET.instance_id)
@@ -307,7 +307,7 @@ async def test_batched_caller_probes_only_workers_with_open_calls() -> None:
     assert kinds(talk) == [frame.REQUEST, frame.PROBE]
     call.kill()
     talk.link._look()
-    assert talk.link._look_timer is None, "nobody waits for it"
+    assert talk.link._look_timer is None, "no request waits for it"
 
 
 async def test_batched_caller_does_not_probe_a_worker_without_probe_support() -> None:

@@ -123,7 +123,7 @@ async def test_batched_worker_sends_an_error_after_earlier_output() -> None:
 
 async def test_batched_worker_does_not_acknowledge_a_refused_request() -> None:
     talk = Talk()
-    talk.request(0, path="nobody/there")
+    talk.request(0, path="unknown/endpoint")
     assert kinds(talk.tick()) == [frame.ERROR]
 
 
