@@ -196,7 +196,7 @@ class KvIndex:
         path: list[tuple[int, int, Run]] = []
         going, at, size = self._live, 0, len(blocks)
         run = self._tree.roots.get(blocks[:WIDTH])
-        touch = self._tree.used.move_to_end
+        touch = self._tree.used.touch
         while run is not None:
             own = run.blocks
             count = len(run.keys) if blocks.startswith(own, at) else common(own, blocks, at)
