@@ -45,7 +45,8 @@ AVOIDED = "failed or unresponsive"
 BUSY = "above a busy threshold"
 OTHER_RANK = "the request names another rank"
 OTHER_WORKER = "the request names another worker"
-MANY_RANKS = 128  # From here on arrays are faster than dictionaries and lists.
+MANY_RANKS = {"dynamo": 128, "balanced": 32}
+"""By policy, the number of ranks from which arrays are faster than dictionaries and lists."""
 DECISIONS_MAX = 256  # Recent decisions that can be explained; about 2 KB each with 64 ranks.
 
 
@@ -58,9 +59,9 @@ class Router:
         rng: random.Random,
         profile: PolicyProfile | None = None,
         *,
-        many_ranks: int = MANY_RANKS,
+        many_ranks: int | None = None,
     ) -> None:
-        """`many_ranks`: number of ranks from which decisions are made on arrays (`rank_arrays`)."""
+        """`many_ranks`: number of ranks from which decisions are made on arrays (`rank_arrays`); None: `MANY_RANKS`."""
         self.config = config
         self.index = KvIndex(config.blocks_max)
         self.active = ActiveLoad(shares_blocks=config.weights.assume_kv_reuse, expiry_s=config.expiry_s)
@@ -93,7 +94,8 @@ class Router:
         self._slots: dict[Rank, int] = {}
         self._lookup = PromptLookup(config, self.index, self.active, self._slots)
         self._free_slots: list[int] = []
-        self._many_ranks = many_ranks
+        self.many_ranks = MANY_RANKS[config.policy] if many_ranks is None else many_ranks
+        """Number of ranks from which decisions are made on arrays."""
         self._arrays: RankArrays | None = None
         """State by slot for the decision over many ranks."""
         self._is_ranks_shared = False
@@ -141,7 +143,7 @@ class Router:
 
     def _follow_ranks(self) -> None:
         """Use arrays from many ranks on, and update them."""
-        if self._arrays is None and len(self._ranks) >= self._many_ranks:
+        if self._arrays is None and len(self._ranks) >= self.many_ranks:
             from dynamo.kv_router.rank_arrays import RankArrays
 
             self._arrays = self._lookup.arrays = RankArrays(self._slots, self.index)
