@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dynamo.kv_router.config import CostWeights
-from dynamo.kv_router.cost import Prompt, RankLoads
+from dynamo.kv_router.cost import Prompt, RankLoads, positive
 
 SMOOTHING = 0.02
 """Weight of a new observation against all earlier ones: about fifty observations to adapt to a change."""
@@ -90,6 +90,10 @@ class Pace:
     def step(self, requests: float, tokens: float) -> float:
         """Return the duration of one decode step in seconds."""
         return self.step_s + self.step_request_s * requests + self.step_token_s * tokens
+
+    def output_of(self, expected_tokens: int | None) -> float:
+        """Return the length of an answer, in tokens, given the expectation of its client, if any."""
+        return self.output_tokens if expected_tokens is None else float(max(1, expected_tokens))
 
     @property
     def recompute_weight(self) -> float:
@@ -197,27 +201,41 @@ def balanced_costs(
 
     `capacity`: cache blocks by slot; `slowness`: relative duration of steps by slot, None for equal workers.
     """
-    output = pace.output_tokens if expected_output_tokens is None else float(max(1, expected_output_tokens))
-    found, recompute_weight = [], pace.recompute_weight
-    for slot in slots:
-        saved = float(prompt.device.get(slot, 0))
-        saved += weights.host_cache_hit_weight * prompt.host.get(slot, 0)
-        saved += weights.disk_cache_hit_weight * prompt.disk.get(slot, 0)
-        saved += weights.shared_cache_multiplier * prompt.shared_beyond.get(slot, 0)
-        own = wait = 0.0
-        if weights.track_prefill_tokens:
-            own = pace.prefill_token_s * max(0.0, prompt.tokens - saved * block_size)
-            wait = pace.prefill_token_s * load.prefill_tokens[slot] * QUEUE_DELAY_WEIGHT
-        blocks = float(prompt.blocks) - (prompt.active.get(slot, 0) if weights.assume_kv_reuse else 0)
-        added = pace.step_request_s + pace.step_token_s * (blocks * block_size + output / 2)
-        requests = load.requests[slot]
-        tokens = load.blocks[slot] * block_size
-        step = pace.step(requests, tokens)
-        others = requests * (own * DECODING + output / 2 * added)
-        cost = own * recompute_weight + wait + output * (step + added) + others
-        held = tokens + requests * pace.output_tokens / 2
-        missing = held + blocks * block_size - MAX_CACHE_FILL * capacity[slot] * block_size
-        if missing > 0 and held > 0:  # All held blocks are freed within the duration of one answer.
-            cost += EVICTION_DELAY_WEIGHT * missing / held * pace.output_tokens * step
-        found.append(cost if slowness is None else cost * slowness[slot])
-    return found
+    output = pace.output_of(expected_output_tokens)
+    found = [added_s(slot, load, prompt, weights, pace, block_size, output, capacity) for slot in slots]
+    return found if slowness is None else [cost * slowness[slot] for slot, cost in zip(slots, found, strict=True)]
+
+
+def added_s(
+    slot: int,
+    load: RankLoads,
+    prompt: Prompt,
+    weights: CostWeights,
+    pace: Pace,
+    block_size: int,
+    output: float,
+    capacity: Sequence[float],
+) -> float:
+    """Return the seconds that the request adds on a rank of ordinary speed; `output`: expected tokens of its answer.
+
+    The formula accepts arrays as well, as `cost.terms` does.
+    """
+    saved = 1.0 * prompt.device.get(slot, 0)
+    saved += weights.host_cache_hit_weight * prompt.host.get(slot, 0)
+    saved += weights.disk_cache_hit_weight * prompt.disk.get(slot, 0)
+    saved += weights.shared_cache_multiplier * prompt.shared_beyond.get(slot, 0)
+    own = wait = 0.0
+    if weights.track_prefill_tokens:
+        own = pace.prefill_token_s * positive(prompt.tokens - saved * block_size)
+        wait = pace.prefill_token_s * load.prefill_tokens[slot] * QUEUE_DELAY_WEIGHT
+    blocks = float(prompt.blocks) - (prompt.active.get(slot, 0) if weights.assume_kv_reuse else 0)
+    added = pace.step_request_s + pace.step_token_s * (blocks * block_size + output / 2)
+    requests = load.requests[slot]
+    tokens = load.blocks[slot] * block_size
+    step = pace.step(requests, tokens)
+    others = requests * (own * DECODING + output / 2 * added)
+    cost = own * pace.recompute_weight + wait + output * (step + added) + others
+    held = tokens + requests * pace.output_tokens / 2
+    missing = positive(held + blocks * block_size - MAX_CACHE_FILL * capacity[slot] * block_size) * (held > 0)
+    # All held blocks are freed within the duration of one answer.
+    return cost + EVICTION_DELAY_WEIGHT * missing / (held + (held == 0)) * pace.output_tokens * step

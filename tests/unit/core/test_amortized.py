@@ -1,0 +1,72 @@
+"""Work that grows with the number of workers is merged once it is no longer cheap."""
+
+import asyncio
+from collections.abc import Callable
+
+from dynamo.core.amortized import AmortizedUpdate, AmortizedValue
+
+
+class Work:
+    """Work that takes a given time on a clock of its own."""
+
+    def __init__(self, took_s: float) -> None:
+        self.took_s = took_s
+        self.now = 0.0
+        self.count = 0
+        self.then: Callable[[], None] = lambda: None
+
+    def __call__(self) -> int:
+        self.count += 1
+        self.now += self.took_s
+        self.then()
+        return self.count
+
+    def clock(self) -> float:
+        return self.now
+
+
+def test_amortized_value_is_computed_at_each_use_while_it_is_cheap() -> None:
+    work = Work(0.0001)
+    value = AmortizedValue(work, work.clock)
+    assert [value.get() for _ in range(3)] == [1, 2, 3]
+
+
+def test_amortized_value_is_kept_for_ten_times_the_duration_of_its_computation() -> None:
+    work = Work(0.01)
+    value = AmortizedValue(work, work.clock)
+    assert [value.get() for _ in range(3)] == [1, 1, 1]
+    work.now = 0.0999
+    assert value.get() == 1
+    work.now = 0.1
+    assert value.get() == 2
+
+
+async def test_amortized_update_merges_requests_once_it_is_no_longer_cheap() -> None:
+    work = Work(0.0001)
+    update = AmortizedUpdate(work, work.clock)
+    update.request()
+    update.request()
+    assert work.count == 2, "a cheap update runs at once"
+    work.took_s = 0.001
+    update.request()
+    assert work.count == 3
+    ran = asyncio.Event()
+    work.then = ran.set
+    for _ in range(5):
+        update.request()
+    assert work.count == 3
+    async with asyncio.timeout(5):
+        await ran.wait()
+    assert work.count == 4, "the requests meanwhile are merged"
+
+
+async def test_amortized_update_does_not_run_once_closed() -> None:
+    work = Work(0.001)
+    update = AmortizedUpdate(work, work.clock)
+    update.request()
+    update.request()
+    assert update.is_pending
+    update.close()
+    assert not update.is_pending
+    update.close()
+    assert work.count == 1
