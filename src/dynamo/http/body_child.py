@@ -15,8 +15,16 @@ from dynamo.protocols.native import decode_sglang, decode_vllm
 from dynamo.protocols.openai import decode_chat, decode_completion
 from dynamo.protocols.openai_ranges import OBJECTS_MAX, TEXT_VARIABLE, TOKENS_VARIABLE, request_bounds
 from dynamo.protocols.responses import decode_compact_request, decode_items, decode_response_request, decode_token_count
-from dynamo.protocols.strict import INVALID
+from dynamo.protocols.strict import INVALID, UNREADABLE, fail_to_read
 from dynamo.text.multimodal.media import media_of
+
+
+def _object(body: bytes) -> None:
+    try:
+        msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except UNREADABLE as error:
+        fail_to_read(error, "")
+
 
 DECODERS: Mapping[str, Callable[[bytes], Any]] = {
     "chat": lambda body: media_of(decode_chat(body, ignore_unsupported=True).messages),
@@ -30,6 +38,8 @@ DECODERS: Mapping[str, Callable[[bytes], Any]] = {
     "classify": lambda body: decode_classify(body, ignore_unknown=True),
     "pooling": lambda body: decode_pooling(body, ignore_unknown=True),
     "rerank": lambda body: decode_rerank(body, ignore_unknown=True),
+    "event": _object,
+    "media": _object,
     "vllm": decode_vllm,
     "sglang": decode_sglang,
 }

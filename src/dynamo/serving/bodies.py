@@ -38,7 +38,7 @@ async def decoded(body: bytearray, decode: Callable[[bytes], T], kind: str = "")
     `kind` names the same decoder in `http.body_child`; without it no child process is used.
     """
     size = len(body)
-    if size <= INLINE_BYTES or (size <= ESTIMATED_BYTES and estimated_s(body) <= INLINE_S):
+    if is_short(body):
         return decode(bytes(body))
     if kind and (
         size > request_bounds().text_chars or await asyncio.to_thread(estimated_s, body) > THREAD_S
@@ -49,7 +49,13 @@ async def decoded(body: bytearray, decode: Callable[[bytes], T], kind: str = "")
     )  # The decoder accepts both types; a copy would block the loop.
 
 
-def estimated_s(body: bytearray) -> float:
+def is_short(body: bytes | bytearray) -> bool:
+    """Return whether a body can be decoded on the event loop."""
+    size = len(body)
+    return size <= INLINE_BYTES or (size <= ESTIMATED_BYTES and estimated_s(body) <= INLINE_S)
+
+
+def estimated_s(body: bytes | bytearray) -> float:
     """Return an upper bound of the decoding time in seconds; separators within strings are counted as well."""
     commas = objects = 0
     for start in range(0, len(body), SLICE_BYTES):

@@ -15,6 +15,7 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.server.cors import Cors
 from dynamo.http.server.gate import Gate, KeyMetrics, Keys
 from dynamo.http.server.limits import HttpLimits
+from dynamo.http.server.paced_input import InputTurns
 from dynamo.http.server.protocol import (
     BODY_BYTES_FREE,
     CHUNK_SIZES_MAX,
@@ -89,7 +90,8 @@ class Server:
         self.exchanges: list[Exchange] = []
         self.counts = ConnectionCounts(MetricsRegistry(), "p")
         routes = {(b"POST", b"/hot"): self.exchanges.append}
-        kind = type("P", (HttpProtocol,), {"hot_routes": routes, "limits": limits, "counts": self.counts, **more})
+        fixed = {"hot_routes": routes, "limits": limits, "counts": self.counts, "turns": InputTurns(lambda: 0.0)}
+        kind = type("P", (HttpProtocol,), {**fixed, **more})
         config = uvicorn.Config(
             self.app, lifespan="off", log_config=None, access_log=False, ws="none", interface="asgi3"
         )

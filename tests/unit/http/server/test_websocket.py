@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.http.server import websocket
+from dynamo.http.server.paced_input import InputTurns
 from dynamo.http.server.websocket import Closing, Op, WebSocket, WebSocketMessage, accept_key
 
 MASK = b"\x01\x02\x03\x04"
@@ -80,6 +81,7 @@ class Line:
 
     def __init__(self) -> None:
         self.limits = self.Limits()
+        self.turns = InputTurns(lambda: 0.0)
         self.transport = self
         self.data = b""
         self.protocol: Any = self
