@@ -14,7 +14,7 @@ PARALLEL = -n $(JOBS) --dist loadfile
 PARALLEL_PROCESSES = -n $(shell expr $(JOBS) + 1) --dist loadfile
 # Envoy's definitions, in a folder of their own that tests/conftest.py adds: the package has old copies of OpenTelemetry's modules.
 XDS = $(PIP) --no-deps --upgrade --target $(VENV)/xds-protos 'xds-protos>=1.60,<2' && rm -rf $(VENV)/xds-protos/opentelemetry
-LOCAL := not conformance and not clients and not engines and not reference and not install
+LOCAL := not conformance and not clients and not engines and not reference and not install and not images
 SEEDS ?= 10000
 REQUESTS ?= 10000
 CLIENTS ?=
@@ -22,7 +22,7 @@ CONFORMANCE_SUBSET := peer_frontend runtime_peer requests_peer answer_formats_pe
 	disagg_peer etcd_peer nats_peer kserve_peer python_api_peer forward_pass_peer tls_peer routing_services_peer virtual_connector_peer
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-reference check bench bench-quick simulate conformance conformance-subset test-disagg test-planner test-clients test-docs test-engines test-kubernetes test-install format references clean
+.PHONY: help install serve test test-reference check bench bench-quick simulate conformance conformance-subset test-disagg test-planner test-clients test-docs test-engines test-kubernetes test-install images test-images format references clean
 
 help: ## Show this list.
 	@echo "Verbs (each installs what it needs into $(VENV) first):"
@@ -98,6 +98,12 @@ test-kubernetes: $(VENV)/.test ## Run the Kubernetes tests on the kube-apiserver
 		echo "error: KUBEBUILDER_ASSETS: must name a folder with kube-apiserver and etcd; CONTRIBUTING.md says how to get them"; exit 1; }
 	$(PYTEST) tests/integration/kubernetes $(ARGS)
 	$(PYTEST) tests/contract/test_discovery.py -k kubernetes
+
+images: $(VENV)/.serve ## Build the container images with Docker, Podman or Buildah; ARGS: --name NAME, --registry, --push, --debian-base.
+	$(BIN)/python -m tools.images $(ARGS)
+
+test-images: $(VENV)/.test ## Build the service images from Debian packages with Buildah, as root, start each, and answer a chat (10 minutes).
+	$(PYTEST) -m images tests/integration/deploy/test_images.py $(ARGS)
 
 format: $(VENV)/.check ## Rewrite the files as `make check` requires, and the generated pages.
 	$(BIN)/ruff format .

@@ -50,6 +50,7 @@ logger = logging.getLogger(__name__)
 FETCH_FIRST_S, FETCH_MAX_S = 0.2, 30.0  # Delays between attempts to fetch a card's files from an unavailable worker.
 DEFAULT_BLOCK_SIZE = 16  # For a card without a block size, as upstream.
 FETCHES_MAX = 8  # Concurrent fetches: more than there are models that hang at once, fewer than would saturate the link.
+DISCOVERY_WAIT_S = 5.0  # Models that are already published should be served from the first request on.
 FETCH_SYNC_S = 4.0  # Maximum wait of the first view for the files of the cards it found.
 
 DEPARTED_S = 10.0  # By then a live worker has rewritten a lost record, and a restarted one is registered.

@@ -1,0 +1,21 @@
+"""Settings of the Python interpreter for servers, whose event loop must not pause."""
+
+import gc
+import sys
+
+SWITCH_INTERVAL_S = 0.001
+"""A thread that prepares a long prompt yields to the event loop after this time, not after 5 ms."""
+THRESHOLDS = (20_000, 20, 100)
+"""Objects, and collections of the younger generation, between two garbage collections."""
+
+
+def configure_interpreter() -> None:
+    """Exempt the objects made at start-up from garbage collection, run it less often, and switch threads more often.
+
+    A collection takes about 1 µs for each unreachable object. A request should leave none: reference counts free what is in no
+    cycle.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*THRESHOLDS)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
