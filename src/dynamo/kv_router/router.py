@@ -38,7 +38,7 @@ from dynamo.protocols.kv_events import WorkerKvEvent
 __all__ = ["Decision", "Explanation", "Rank", "RouteRequest", "Router", "WorkerFacts"]
 
 AVOIDED = "failed or unresponsive"
-DECISIONS_MAX = 256  # Recent decisions that can be explained; about 2 KB each with 64 ranks.
+DECISIONS_MAX = 256  # Recent decisions that can be explained; each keeps about 60 bytes for each rank.
 
 
 class Router:
@@ -78,7 +78,10 @@ class Router:
         self._rng = rng
         self._workers: dict[int, WorkerFacts] = {}
         self._ranks: dict[int, Rank] = {}
-        """By slot."""
+        """By slot; snapshots share it, so a change replaces it if `_is_shared`."""
+        self._is_shared = False
+        self._all_slots: list[int] = []
+        """All slots, which snapshots share too; empty after a change, until a request needs them."""
         self._slots: dict[Rank, int] = {}
         self._free_slots: list[int] = []
         self._capacity: list[float] = []
@@ -110,7 +113,7 @@ class Router:
             if rank not in self._slots:
                 slot = self._free_slots.pop() if self._free_slots else len(self._ranks)
                 self._slots[rank] = slot
-                self._ranks[slot] = rank
+                self._own_ranks()[slot] = rank
                 self.active.reach(slot)
                 self._capacity += [math.inf] * (slot + 1 - len(self._capacity))
             known = facts.kv_blocks if self.config.track_active_blocks else None
@@ -134,9 +137,16 @@ class Router:
                 self.affinity.finish(request_id, 0.0)
         if self.predicted is not None:
             self.predicted.drop(slot)
-        del self._ranks[slot]
+        del self._own_ranks()[slot]
         self._free_slots.append(slot)
         return lost
+
+    def _own_ranks(self) -> dict[int, Rank]:
+        """Return the ranks for a change, which snapshots of decisions do not see."""
+        if self._is_shared:
+            self._ranks, self._is_shared = self._ranks.copy(), False
+        self._all_slots = []
+        return self._ranks
 
     # Worker events.
 
@@ -394,7 +404,8 @@ class Router:
         if is_open:
             if not self._ranks:
                 raise NotReady("no worker serves this model at the moment")
-            return list(self._ranks), filtered
+            self._all_slots = self._all_slots or list(self._ranks)
+            return self._all_slots, filtered
         busy: list[int] = []
         slots: list[int] = []
         for slot, (worker_id, dp_rank) in self._ranks.items():
@@ -527,11 +538,12 @@ class Router:
         place = choose(found, weights.router_temperature, self._rng)
         slot = slots[place]
         worker_id, dp_rank = self._ranks[slot]
+        self._is_shared = True
         snapshot = Snapshot(
             now,
             route_request,
             slots,
-            self._ranks.copy(),
+            self._ranks,
             load,
             prompt,
             weights,
