@@ -19,7 +19,7 @@ SEEDS ?= 10000
 REQUESTS ?= 10000
 CLIENTS ?=
 CONFORMANCE_SUBSET := peer_frontend runtime_peer requests_peer answer_formats_peer endpoints_peer kv_events_peer kv_routing_peer \
-	disagg_peer etcd_peer nats_peer kserve_peer python_api_peer forward_pass_peer tls_peer routing_services_peer virtual_connector_peer
+	disagg_peer etcd_peer nats_peer kserve_peer python_api_peer forward_pass_peer tls_peer routing_services_peer virtual_connector_peer serve_engines_peer
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-reference check bench bench-quick simulate conformance conformance-subset test-disagg test-planner test-clients test-docs test-engines test-kubernetes test-install images test-images format references clean
@@ -86,7 +86,7 @@ test-clients: $(VENV)/.test ## Run real clients, each in an environment below .c
 test-docs: $(VENV)/.test ## Run every command of README.md, docs/ and examples/ in a copy without an environment, including installations.
 	DOCUMENTATION_FRESH=1 $(BIN)/python -m pytest tests/integration/test_documentation.py $(ARGS)
 
-test-engines: $(VENV)/.test ## Serve a tiny model with vLLM, in a separate environment below .cache (5 GB; DYNAMO_ENGINES_HOME sets another place).
+test-engines: $(VENV)/.test ## Serve a tiny model with vLLM and parse SGLang's arguments, in environments below .cache (5 GB; DYNAMO_ENGINES_HOME sets another place).
 	$(BIN)/python tools/engines_env.py
 	$(BIN)/python -m pytest -m engines tests/engines $(ARGS)
 
