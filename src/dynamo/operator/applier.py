@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from dynamo.core.errors import DynamoException
 from dynamo.k8s.client import JSON_PATCH, MERGE, KubeRefused
@@ -316,6 +314,10 @@ class Applier:
 
 def new_key_pair() -> tuple[str, str]:
     """Return a private and a public SSH key, each as the base64 text of a secret."""
+    # Imported here, because few clusters need a key and the package takes 7 MB.
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
     key = Ed25519PrivateKey.generate()
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.cluster.kubernetes.operated import (
+    COLLECTED_S,
     DEADLINE_S,
     SPACE,
     Case,
@@ -117,7 +118,7 @@ def test_a_new_image_rolls_the_workers_and_a_restart_reaches_every_pod(run: Call
             await cluster.apply(graph(image="image:2"))
             status = await cluster.until(is_successful(2))
             assert status["rollingUpdate"]["phase"] == "Completed"
-            deadline = time.monotonic() + DEADLINE_S
+            deadline = time.monotonic() + COLLECTED_S
             while len(after := await cluster.names(DEPLOYMENTS)) > 2:  # Garbage-collected with its component.
                 assert time.monotonic() < deadline, after
                 await asyncio.sleep(0.05)
@@ -287,7 +288,10 @@ def extension(group: str, version: str, plural: str, kind: str) -> Object:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{group}"},
+        "metadata": {
+            "name": f"{plural}.{group}",
+            "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
+        },
         "spec": {
             "group": group,
             "scope": "Namespaced",
@@ -332,7 +336,7 @@ def test_shared_objects_are_deleted_with_the_last_graph(run: Callable[[Case], No
             await cluster.client.delete(SERVICES, service, SPACE)
             await gone_and_back(cluster, service, is_present=True)
             await cluster.client.delete(GRAPHS, "chat", SPACE)
-            deadline = time.monotonic() + DEADLINE_S
+            deadline = time.monotonic() + COLLECTED_S
             while any(one.startswith("chat-") for one in await cluster.names(SERVICES)):
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.05)

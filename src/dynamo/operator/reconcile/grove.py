@@ -8,6 +8,7 @@ import copy
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from dynamo.operator.reconcile.grove_names import clique_set_name, name_length
 from dynamo.operator.reconcile.multinode import framework_of, role_templates, single_node_template
 from dynamo.operator.reconcile.multinode.nodes import (
     LEADER_SUFFIX,
@@ -23,9 +24,6 @@ from dynamo.protocols.kubernetes.common import KubeObject
 from dynamo.protocols.kubernetes.v1beta1 import ComponentSpec, DynamoGraphDeployment, GraphTopologyConstraint
 
 API_VERSION = "grove.io/v1alpha1"
-NAME_BUDGET = 45
-"""Characters that the names of set, scaling group and clique share in the names of pods."""
-LEAST_NAME = 8
 UPDATE_STRATEGY = f"{PREFIX}grove-update-strategy"
 UPDATE_STRATEGIES = ("RollingRecreate", "OnDelete")
 KAI, KAI_QUEUE, KAI_QUEUE_LABEL, DEFAULT_QUEUE = (
@@ -47,11 +45,7 @@ class ComponentCliques:
 
 def pod_clique_set_name(graph: str, components: Iterable[ComponentSpec]) -> str:
     """Return the name of a graph's PodCliqueSet: the graph's, shortened with a hash where the names of pods require it."""
-    longest = max((_name_length(one) for one in components), default=0)
-    length = max(NAME_BUDGET - longest, LEAST_NAME)
-    if len(graph) <= length:
-        return graph
-    return f"{graph[: length - 5]}-{_fnv32a(graph.encode()) & 0xFFFF:04x}"
+    return clique_set_name(graph, (name_length(one.name, is_multinode=node_count(one) > 1) for one in components))
 
 
 def grove_component_name(graph: str, components: Iterable[ComponentSpec], component: ComponentSpec) -> str:
@@ -236,17 +230,3 @@ def _update_strategy(given: str) -> str:
             f"metadata.annotations[{UPDATE_STRATEGY}]: {given!r} is not supported; {allowed} are allowed"
         )
     return given
-
-
-def _name_length(component: ComponentSpec) -> int:
-    if node_count(component) == 1:
-        return len(component.name)
-    return 2 * len(component.name) + len(f"-{LEADER_SUFFIX}")
-
-
-def _fnv32a(data: bytes) -> int:
-    """Return the FNV-1a hash of 32 bits (http://www.isthe.com/chongo/tech/comp/fnv)."""
-    value = 0x811C9DC5
-    for byte in data:
-        value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
-    return value

@@ -173,6 +173,12 @@ def test_grove_rules_apply_only_on_a_cluster_with_grove() -> None:
     assert paths(priority, facts=GROVE) == ["spec.priorityClassName"]
 
 
+@pytest.mark.parametrize(("name", "is_accepted"), [("decode", True), ("vllmdecodeworker", True), ("d" * 18, False)])
+def test_long_name_of_a_graph_is_accepted_with_grove_which_gets_a_short_one(name: str, is_accepted: bool) -> None:
+    value = graph(worker(name, multinode={"nodeCount": 2}), name="llama-405b-disaggregated-nightly")
+    assert paths(value, facts=GROVE) == ([] if is_accepted else [f"{BASE}.name"])
+
+
 def changed(value: Object, **spec: Any) -> Object:
     return {**copy.deepcopy(value), "spec": {**copy.deepcopy(value["spec"]), **spec}}
 
