@@ -48,6 +48,7 @@ PROGRAMS = (
     Program("idle_streams", (), 300.0, None),
     Program("mocker_pace", (), 600.0, ("--quick",), 120.0),
     Program("mocker_fidelity", (), 600.0, None),
+    Program("replay_peer", (), 600.0, ("--quick",), 60.0),
     Program("replay_fidelity", (), 600.0, ("--quick",), 120.0),
     Program("kv_transfer"),
     Program("discovery", (), 300.0, ("--quick", "--workers", "200", "--idle-s", "2"), 60.0),

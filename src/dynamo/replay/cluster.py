@@ -91,10 +91,13 @@ class Cluster:
     _open: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self.fleets = {pool.role: Fleet(pool, self.placements[pool.role], self.plan.seed) for pool in self.plan.pools}
+        self.outcome = RunOutcome([], 0.0, Timeline(self.plan.interval_ms))
+        self.fleets = {
+            pool.role: Fleet(pool, self.placements[pool.role], self.plan.seed, self.outcome.gaps)
+            for pool in self.plan.pools
+        }
         self._entry, self._exit = self.fleets[self.plan.pools[0].role], self.fleets[self.plan.pools[-1].role]
         self._held = HeldRequests(self.plan.queue_timeout_ms)
-        self.outcome = RunOutcome([], 0.0, Timeline(self.plan.interval_ms))
         if self.planner is not None:
             self._planner = PlannerAdapter(self.planner)
             self.outcome.planner = self._planner.log
@@ -420,12 +423,8 @@ class Cluster:
         self._push(now_ms, Happening.STEP_BEGINS, worker)
 
     def _deliver(self, fleet: Fleet, worker: SimulatedWorker, result: StepResult[Flight], now_ms: float) -> None:
-        begun, is_serving = worker.begun, fleet.is_serving(worker.worker_id)
-        if begun:
-            for sequence in begun:
-                if worker.simulation.generated_tokens(sequence) > 1:
-                    sequence.owner.second_ms = now_ms
-            begun[:] = [sequence for sequence in begun if sequence.owner.second_ms < 0]
+        is_serving = fleet.is_serving(worker.worker_id)
+        worker.decoded(result, now_ms)
         for sequence in result.prefilled:
             flight = sequence.owner
             if is_serving:
@@ -436,10 +435,7 @@ class Cluster:
                 flight.first_ms = now_ms
                 if not flight.is_transferred:
                     flight.cached_tokens = sequence.cached_tokens
-                if flight.turn.output_tokens > 1:
-                    begun.append(sequence)
-            elif flight.second_ms < 0 and flight.migrations:
-                flight.second_ms = now_ms
+            worker.first_token(sequence, now_ms)
         for tier, events in ((DEVICE, result.events), (HOST, result.host_events)):
             if events:
                 self._deliver_cache_event(

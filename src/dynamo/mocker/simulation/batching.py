@@ -25,7 +25,6 @@ from dynamo.tokens.hashing import SEED
 
 PAUSE_MS = 1e-3  # Minimum pause; a shorter one could be lost in rounding and repeated endlessly.
 IDLE_STEP_MS = 1.0  # Duration of a step that computes nothing while sequences wait.
-WATERMARK = 0.01  # Share of the blocks kept free when a prompt is admitted, so that running sequences can grow.
 
 
 @dataclass(slots=True)
@@ -200,6 +199,7 @@ class Batching(RankState[Owner], abc.ABC):
         if sequence.state is SequenceState.DECODING:
             self._keep_computed(sequence, step)
             sequence.generated = step - sequence.birth
+            sequence.paused_ms = self.now_ms
             self._leave_decode(sequence, step)
         else:
             self._leave_prefill(sequence)
@@ -283,13 +283,17 @@ class Batching(RankState[Owner], abc.ABC):
             computed += tokens
             sequence.computed += tokens
             self._queued_tokens -= tokens
-            self._settle(sequence, sequence.computed)
+            self._settle_prompt(sequence)
             self.partial = sequence if sequence.computed < sequence.length else None
             if self.partial is None:
                 complete.append(sequence)
         scheduled.num_prefill_requests, scheduled.sum_prefill_tokens = lengths.count, computed
         scheduled.var_prefill_length = lengths.variance
         return complete
+
+    def _settle_prompt(self, sequence: SimulatedSequence[Owner]) -> None:
+        """Commit the computed blocks of a prompt; later prompts of the same step share them."""
+        self._settle(sequence, sequence.computed)
 
     @property
     def _cuts_prompts(self) -> bool:
@@ -347,8 +351,11 @@ class Batching(RankState[Owner], abc.ABC):
         return self.blocks_of(sequence.length - sequence.is_remote)
 
     def _reserve(self, sequence: SimulatedSequence[Owner], cached_tokens: int) -> int:
-        """Return the number of blocks to keep free at admission, so that running sequences can grow."""
-        return int(self.limits.num_blocks * WATERMARK) if self.pool.used else 0
+        """Return the number of blocks to keep free at admission, so that running sequences can grow.
+
+        None, as in the released simulations of vLLM and TensorRT-LLM.
+        """
+        return 0
 
     def _begin_decoding(
         self, prefilled: list[SimulatedSequence[Owner]], step: int, finished: list[SimulatedSequence[Owner]]
