@@ -50,7 +50,7 @@ def is_multipart(content_type: bytes | None) -> bool:
     return content_type is not None and content_type.lower().startswith(b"multipart/form-data")
 
 
-def read_multipart(body: bytes, content_type: bytes) -> list[FormPart]:
+def read_multipart(body: bytes | bytearray, content_type: bytes) -> list[FormPart]:
     """Return the parts in order. Raise `InvalidArgument` for a malformed form."""
     found = _BOUNDARY.search(content_type)
     boundary = b"" if found is None else found[1] or found[2] or b""
@@ -62,7 +62,7 @@ def read_multipart(body: bytes, content_type: bytes) -> list[FormPart]:
     form = _Form()
     parser = MultipartParser(boundary, form.callbacks())
     try:
-        parser.write(body[len(preamble) :])
+        parser.write(bytes(memoryview(body)[len(preamble) :]))
         parser.finalize()
     except FormParserError as error:
         raise InvalidArgument(f"multipart body: {error}") from None
