@@ -9,6 +9,8 @@ T = TypeVar("T")
 
 SHARE = 0.1
 """Share of the time that such work may take."""
+TURN_S = 0.005
+"""Time for which one task may occupy the event loop with a series of records."""
 CHEAP_S = 0.0005
 """Duration up to which it is done whenever it is asked for: a few hundred workers."""
 
@@ -31,6 +33,19 @@ class AmortizedValue(Generic[T]):
             took = self._clock() - began
             self._fresh_until = began + took / SHARE if took > CHEAP_S else began
         return self._value
+
+
+class LoopTurn:
+    """Turn of a task that handles a series of records, which may all be there at once."""
+
+    def __init__(self) -> None:
+        self._ends_at = time.perf_counter() + TURN_S
+
+    async def yield_if_long(self) -> None:
+        """Let other tasks run if the last time was more than `TURN_S` ago."""
+        if time.perf_counter() > self._ends_at:
+            await asyncio.sleep(0)
+            self._ends_at = time.perf_counter() + TURN_S
 
 
 class AmortizedUpdate:

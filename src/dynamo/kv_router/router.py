@@ -45,7 +45,7 @@ AVOIDED = "failed or unresponsive"
 BUSY = "above a busy threshold"
 OTHER_RANK = "the request names another rank"
 OTHER_WORKER = "the request names another worker"
-MANY_RANKS = {"dynamo": 128, "balanced": 32}
+MANY_RANKS = {"dynamo": 48, "balanced": 32}
 """By policy, the number of ranks from which arrays are faster than dictionaries and lists."""
 DECISIONS_MAX = 256  # Recent decisions that can be explained; each keeps about 60 bytes for each rank.
 

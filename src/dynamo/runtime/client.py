@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dynamo.core.amortized import AmortizedValue
+from dynamo.core.amortized import AmortizedValue, LoopTurn
 from dynamo.core.codec import MSGPACK, UNREADABLE, decode, encode
 from dynamo.core.errors import CannotConnect, InstanceTimeout, InvalidArgument, WorkerOverloaded, WorkerUnavailable
 from dynamo.core.loops import ForeignStream, is_foreign, on_loop
@@ -377,7 +377,9 @@ class Client:
         """Watch the registry forever. After a restart, remove the instances that left meanwhile."""
         path = self.endpoint.path  # Compared in full: a name may contain slashes.
         unconfirmed = set(self._keys)
+        turn = LoopTurn()
         async for change in self._discovery.watch(INSTANCES):
+            await turn.yield_if_long()
             if isinstance(change, Synced):
                 for key in unconfirmed:
                     self._apply(key, None)

@@ -15,7 +15,7 @@ from dynamo.kv_router.router import Decision
 from dynamo.model_card.asset_cache import AssetCache
 from dynamo.model_card.assets import has_remote
 from dynamo.model_card.card import ModelFiles
-from dynamo.protocols.discovery import EndpointId
+from dynamo.protocols.discovery import EndpointId, record_key
 from dynamo.protocols.engine import RESUMES_SAMPLING, PreprocessedRequest
 from dynamo.protocols.load import KvMetrics
 from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord
@@ -205,7 +205,10 @@ class ServedModel:
 
     def card_of(self, instance_id: int) -> ModelDeploymentCard | None:
         """Return the card published by a worker."""
-        for record, _ in self.records.values():
+        usual = self.records.get(record_key(self.endpoint, instance_id))
+        if usual is not None:
+            return usual[0].card_json
+        for record, _ in self.records.values():  # The key of an adapter's card is longer.
             if record.instance_id == instance_id:
                 return record.card_json
         return None
@@ -433,6 +436,10 @@ class ServedModel:
                 "model %s: %d worker(s) of %s publish another card and are not used",
                 self.name, len(self._other_cards), self.endpoint,
             )  # fmt: skip
+
+    def excludes(self, worker_id: int) -> bool:
+        """Return whether a worker of the endpoint is not used for this set."""
+        return worker_id in self._excluded
 
     def leave_out(self, own: frozenset[int], others: frozenset[int]) -> None:
         """Exclude workers that serve only other models, even after they stop serving any."""

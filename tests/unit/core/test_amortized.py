@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import Callable
 
-from dynamo.core.amortized import AmortizedUpdate, AmortizedValue
+import pytest
+
+from dynamo.core.amortized import AmortizedUpdate, AmortizedValue, LoopTurn
 
 
 class Work:
@@ -58,6 +60,18 @@ async def test_amortized_update_merges_requests_once_it_is_no_longer_cheap() -> 
     async with asyncio.timeout(5):
         await ran.wait()
     assert work.count == 4, "the requests meanwhile are merged"
+
+
+async def test_loop_turn_yields_once_it_has_lasted_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    turn, ran = LoopTurn(), []
+    asyncio.get_running_loop().call_soon(ran.append, 1)
+    monkeypatch.setattr(turn, "_ends_at", float("inf"))
+    await turn.yield_if_long()
+    assert not ran
+    monkeypatch.setattr(turn, "_ends_at", 0.0)
+    await turn.yield_if_long()
+    assert ran
+    assert turn._ends_at > 0, "its next turn begins"
 
 
 async def test_amortized_update_does_not_run_once_closed() -> None:
