@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 from dynamo.core.codec import msgpack_encode
 from dynamo.core.memory import resident_bytes
 from dynamo.core.metrics import MetricsRegistry
+from dynamo.kv_events.subscriber import decode_events as decode_kv_events
 from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.index import KvIndex
 from dynamo.kv_router.router import Router, RouteRequest, WorkerFacts
@@ -28,6 +29,7 @@ from dynamo.protocols.active_sequences import (
     SequenceWorker,
 )
 from dynamo.protocols.discovery import EndpointId
+from dynamo.protocols.kv_events import KvEventData, NumberedKvEvent, Stored, StoredBlock, WorkerKvEvent
 from dynamo.routing.metrics import KvRouterMetrics
 from dynamo.routing.sync.replica_sync import FREED, MARK_PREFILL_COMPLETED, ReplicaSync, decode_events
 from dynamo.tokens.hashing import packed_block_hashes
@@ -202,6 +204,24 @@ def index(size: int) -> dict[str, float]:
         found["full_collection_ms"] = pauses.longest_ms[2]
     gc.unfreeze()
     return found
+
+
+def decoded_event() -> float:
+    """Return the nanoseconds per block of decoding an event of 64 blocks and unpacking its fields."""
+    rng = random.Random(1)
+    blocks = [StoredBlock(rng.getrandbits(63), rng.getrandbits(63)) for _ in range(EVENT_BLOCKS)]
+    change = NumberedKvEvent(1, KvEventData(stored=Stored(None, None, blocks)), 0)
+    payload = msgpack_encode([WorkerKvEvent(1, "device", "worker", change)])
+
+    def decode(_: int) -> None:
+        (event,) = decode_kv_events(payload)
+        assert not isinstance(event.event.data, str)
+        assert event.event.data.stored is not None
+        found = event.event.data.stored.blocks
+        pack([block.tokens_hash for block in found])
+        [block.block_hash for block in found]
+
+    return microseconds(decode, 500) * 1e3 / EVENT_BLOCKS
 
 
 def replica_message(sync: ReplicaSync, router: Router, workers: int) -> float:

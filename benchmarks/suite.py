@@ -53,6 +53,7 @@ PROGRAMS = (
     Program("kv_transfer"),
     Program("discovery", (), 300.0, ("--quick", "--workers", "200", "--idle-s", "2"), 60.0),
     Program("tracing"),
+    Program("scale", (), 600.0, ("--quick",), 180.0),
 )
 
 
