@@ -23,7 +23,7 @@ from benchmarks.report import number, print_line, table, write_result
 from benchmarks.scale_joins import joins
 from dynamo.core.clock import SystemClock
 from dynamo.core.config import exit_on_config_error, load, option
-from dynamo.core.memory import configure_garbage_collection
+from dynamo.core.interpreter import configure_interpreter
 from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.router import Router
 from dynamo.routing.sync.replica_sync import ReplicaSync
@@ -46,7 +46,7 @@ class ScaleBench:
 
 def prepared(work: Callable[[], Any]) -> Any:
     """Run a case with the garbage collector as a server has it."""
-    configure_garbage_collection()
+    configure_interpreter()
     return work()
 
 

@@ -21,6 +21,7 @@ from dynamo.kv_router.index import KvIndex
 from dynamo.kv_router.router import Router, RouteRequest, WorkerFacts
 from dynamo.kv_router.runs import pack
 from dynamo.protocols.active_sequences import (
+    MARK_PREFILL_COMPLETED,
     ActiveSequenceEvent,
     ActiveSequenceEvents,
     AddedSequence,
@@ -31,7 +32,7 @@ from dynamo.protocols.active_sequences import (
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.kv_events import KvEventData, NumberedKvEvent, Stored, StoredBlock, WorkerKvEvent
 from dynamo.routing.metrics import KvRouterMetrics
-from dynamo.routing.sync.replica_sync import FREED, MARK_PREFILL_COMPLETED, ReplicaSync, decode_events
+from dynamo.routing.sync.replica_sync import FREED, ReplicaSync, decode_events
 from dynamo.tokens.hashing import packed_block_hashes
 
 Policy = Literal["dynamo", "balanced"]
@@ -231,10 +232,10 @@ def replica_message(sync: ReplicaSync, router: Router, workers: int) -> float:
         router.set_worker(WorkerFacts(worker))
     payloads = []
     for number in range(2000):
-        name, worker = f"other-{number}", SequenceWorker(rng.randrange(workers), 0)
+        name, place = f"other-{number}", SequenceWorker(rng.randrange(workers), 0)
         hashes = [rng.getrandbits(63) for _ in range(PROMPT_BLOCKS)]
         added = AddRequest(AddedSequence(hashes, True, None, PrefillLoadHint(PROMPT_BLOCKS * BLOCK_SIZE, None)))
-        events = [ActiveSequenceEvent(name, worker, data, 1) for data in (added, MARK_PREFILL_COMPLETED, FREED)]
+        events = [ActiveSequenceEvent(name, place, data, 1) for data in (added, MARK_PREFILL_COMPLETED, FREED)]
         payloads.append(msgpack_encode(ActiveSequenceEvents(events)))
 
     def apply(number: int) -> None:

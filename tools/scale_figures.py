@@ -47,7 +47,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def decisions(found: Mapping[str, Any]) -> str:
     """Return the table of decisions."""
     rows = [
-        [f"{int(workers):,}", *(number(costs[f"{policy}_decision_us"]) for policy in ("dynamo", "balanced")), number(costs["dynamo_end_us"])]
+        [
+            f"{int(workers):,}",
+            *(number(costs[f"{policy}_decision_us"]) for policy in ("dynamo", "balanced")),
+            number(costs["dynamo_end_us"]),
+        ]
         for workers, costs in found["workers"].items()
     ]
     head = ["workers", "decision, `dynamo`, µs", "decision, `balanced`, µs", "first token and end, µs"]
@@ -56,12 +60,35 @@ def decisions(found: Mapping[str, Any]) -> str:
 
 def index(found: Mapping[str, Any]) -> str:
     """Return the table of the index; the last row is extrapolated."""
-    names = ("bytes_per_block", "stored_ns", "removed_ns", "find_us", "stored_pause_ms", "collection_ms", "full_collection_ms")
+    names = (
+        "bytes_per_block",
+        "stored_ns",
+        "removed_ns",
+        "find_us",
+        "stored_pause_ms",
+        "collection_ms",
+        "full_collection_ms",
+    )
     rows = [[power(int(size)), *(number(costs[name]) for name in names)] for size, costs in found["index"].items()]
     size, costs = list(found["index"].items())[-1]
     more = 10 * int(size)
-    rows.append([f"{power(more)}, extrapolated", f"{number(costs['bytes_per_block'])} ({more * costs['bytes_per_block'] / 1e9:.0f} GB)", *["–"] * 6])
-    head = ["blocks", "bytes a block", "stored, ns a block", "removed, ns a block", "look-up, µs", "longest event, ms", "longest young collection, ms", "full collection, ms"]
+    rows.append(
+        [
+            f"{power(more)}, extrapolated",
+            f"{number(costs['bytes_per_block'])} ({more * costs['bytes_per_block'] / 1e9:.0f} GB)",
+            *["–"] * 6,
+        ]
+    )
+    head = [
+        "blocks",
+        "bytes a block",
+        "stored, ns a block",
+        "removed, ns a block",
+        "look-up, µs",
+        "longest event, ms",
+        "longest young collection, ms",
+        "full collection, ms",
+    ]
     return table(head, rows)
 
 
@@ -99,9 +126,21 @@ def frontends(found: Mapping[str, Any]) -> str:
             costs["events"],
         ]
         rows.append(
-            [str(count), number(rate(costs, count)), number(rate(costs, count, remote=True)), *(f"{one / total:.0%}" for one in shares)]
+            [
+                str(count),
+                number(rate(costs, count)),
+                number(rate(costs, count, remote=True)),
+                *(f"{one / total:.0%}" for one in shares),
+            ]
         )
-    head = ["frontends", "requests/s", "requests/s with remote indexers", "own requests", "replicas' requests", "events"]
+    head = [
+        "frontends",
+        "requests/s",
+        "requests/s with remote indexers",
+        "own requests",
+        "replicas' requests",
+        "events",
+    ]
     return table(head, rows)
 
 
@@ -162,7 +201,10 @@ def plot(title: str, x_name: str, lines: Mapping[str, Sequence[tuple[float, floa
     """Return an SVG plot with logarithmic axes that is legible on light and dark pages."""
     points = [point for line in lines.values() for point in line]
     low_x, high_x = (math.log10(pick(x for x, _ in points)) for pick in (min, max))
-    low_y, high_y = (math.floor(math.log10(min(y for _, y in points))), math.ceil(math.log10(max(y for _, y in points))))
+    low_y, high_y = (
+        math.floor(math.log10(min(y for _, y in points))),
+        math.ceil(math.log10(max(y for _, y in points))),
+    )
     high_y = max(high_y, low_y + 1)
 
     def at_x(x: float) -> float:
@@ -181,11 +223,17 @@ def plot(title: str, x_name: str, lines: Mapping[str, Sequence[tuple[float, floa
     for exponent in range(low_y, high_y + 1):
         y = at_y(10.0**exponent)
         out.append(f'  <line x1="{LEFT_PX}" x2="{WIDTH_PX - RIGHT_PX}" y1="{y:.1f}" y2="{y:.1f}" stroke="#d0d7de"/>')
-        out.append(f'  <text x="{LEFT_PX - 8}" y="{y + 4:.1f}" text-anchor="end" font-size="12">{10.0**exponent:,g}</text>')
+        out.append(
+            f'  <text x="{LEFT_PX - 8}" y="{y + 4:.1f}" text-anchor="end" font-size="12">{10.0**exponent:,g}</text>'
+        )
     for x in sorted({x for x, _ in points}):
         name = power(x) if x >= 1e5 else f"{x:,g}"
-        out.append(f'  <text x="{at_x(x):.1f}" y="{HEIGHT_PX - FOOT_PX + 18}" text-anchor="middle" font-size="12">{name}</text>')
-    out.append(f'  <text x="{WIDTH_PX - RIGHT_PX}" y="{HEIGHT_PX - 12}" text-anchor="end" font-size="12">{x_name}</text>')
+        out.append(
+            f'  <text x="{at_x(x):.1f}" y="{HEIGHT_PX - FOOT_PX + 18}" text-anchor="middle" font-size="12">{name}</text>'
+        )
+    out.append(
+        f'  <text x="{WIDTH_PX - RIGHT_PX}" y="{HEIGHT_PX - 12}" text-anchor="end" font-size="12">{x_name}</text>'
+    )
     left = 18
     for color, (name, line) in zip(COLORS, lines.items(), strict=False):
         path = " ".join(f"{at_x(x):.1f},{at_y(y):.1f}" for x, y in line)

@@ -80,7 +80,7 @@ def test_active_slots_count_shared_blocks_once() -> None:
     load.book("a", 0, pack([1, 2, 3]), prefill_tokens=12, now=0)
     load.book("b", 0, pack([1, 2, 9, 9]), prefill_tokens=8, now=0)
     load.book("c", 1, pack([1, 2]), prefill_tokens=8, now=0)
-    assert [*map(list, (load.blocks, load.prefill_tokens, load.requests))] == [[5, 2], [20, 8], [2, 1]]
+    assert (list(load.blocks), list(load.prefill_tokens), list(load.requests)) == ([5, 2], [20, 8], [2, 1])
     load.finish("a")
     assert list(load.blocks) == [4, 2]
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo.core.errors import DynamoException
-from dynamo.kv_router import router as routers
 from dynamo.kv_router.config import CostWeights, RoutingConfig
 from dynamo.kv_router.decision import Decision
+from dynamo.kv_router.policy import PolicyProfile
 from dynamo.kv_router.queue import PolicyClass
 from dynamo.kv_router.router import Router, RouteRequest, WorkerFacts
 from dynamo.kv_router.runs import pack
@@ -44,7 +44,7 @@ configs = st.builds(
 def pair(config: RoutingConfig, seed: int) -> tuple[Router, Router]:
     """Return a router that uses arrays from 12 ranks on, and one that never does."""
     classes = [PolicyClass(prefill_busy_threshold_frac=config.queue_threshold)]
-    profile = routers.PolicyProfile(policy_classes=classes)
+    profile = PolicyProfile(policy_classes=classes)
     return (
         Router(config, random.Random(seed), profile, many_ranks=12),
         Router(config, random.Random(seed), profile, many_ranks=1 << 30),
@@ -106,8 +106,13 @@ def test_rank_arrays_decide_as_dictionaries_do(config: RoutingConfig, seed: int)
         now += rng.random()
         chance = rng.random()
         if chance < 0.25:
-            known = {"kv_blocks": rng.choice([None, 6, 400]), "batch_tokens": rng.choice([None, 16])}
-            worker = WorkerFacts(rng.randrange(40), dp_size=rng.choice([1, 1, 3]), taints=rng.choice(TAINTS), **known)
+            worker = WorkerFacts(
+                rng.randrange(40),
+                dp_size=rng.choice([1, 1, 3]),
+                kv_blocks=rng.choice([None, 6, 400]),
+                batch_tokens=rng.choice([None, 16]),
+                taints=rng.choice(TAINTS),
+            )
             for router in both:
                 router.set_worker(worker)
         elif chance < 0.3:
