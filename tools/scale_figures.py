@@ -186,7 +186,7 @@ def run(found: Mapping[str, Any]) -> str:
     return (
         f"One run of `python -m benchmarks.scale` on {machine['date']}: {machine['cores']} cores ({machine['processor']}), of which other "
         f"programs used {machine['other_cores']} (load average {machine['load_average']}), commit `{machine['commit']}`. Times are "
-        "processor time of the thread, unless the table says otherwise."
+        "processor time of the thread, unless the table states otherwise."
     )
 
 

@@ -12,7 +12,7 @@ SHARE = 0.1
 TURN_S = 0.005
 """Time for which one task may occupy the event loop with a series of records."""
 CHEAP_S = 0.0005
-"""Duration up to which it is done whenever it is asked for: a few hundred workers."""
+"""Duration up to which it is done at each use: a few hundred workers."""
 
 
 class AmortizedValue(Generic[T]):

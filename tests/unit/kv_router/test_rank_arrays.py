@@ -104,8 +104,8 @@ def test_rank_arrays_decide_as_dictionaries_do(config: RoutingConfig, seed: int)
     now = 0.0
     for number in range(120):
         now += rng.random()
-        chance = rng.random()
-        if chance < 0.25:
+        drawn = rng.random()
+        if drawn < 0.25:
             worker = WorkerFacts(
                 rng.randrange(40),
                 dp_size=rng.choice([1, 1, 3]),
@@ -115,24 +115,24 @@ def test_rank_arrays_decide_as_dictionaries_do(config: RoutingConfig, seed: int)
             )
             for router in both:
                 router.set_worker(worker)
-        elif chance < 0.3:
+        elif drawn < 0.3:
             worker_id = rng.randrange(40)
             assert both[0].remove_worker(worker_id) == both[1].remove_worker(worker_id)
-        elif chance < 0.55:
+        elif drawn < 0.55:
             worker_id, tier, held = rng.randrange(40), rng.choice([0, 0, 0, 1, 2]), rng.choice(prompts)
             held = held[: rng.randrange(1, 13)]
             for router in both:
                 router.index.store(worker_id, 0, None, list(held), pack(held), tier)
-        elif chance < 0.65:
+        elif drawn < 0.65:
             sample = (rng.randrange(3) * 40, rng.randrange(4), rng.randrange(900), rng.random() / 50)
             for router in both:
                 for _ in range(210):
                     router.pace.observe(*sample, rank=(number % 40, 0))
-        elif chance < 0.75:
+        elif drawn < 0.75:
             done = str(rng.randrange(number + 1))
             for router in both:
                 router.prefilled(done, now)
-        elif chance < 0.8:
+        elif drawn < 0.8:
             done = str(rng.randrange(number + 1))
             assert both[0].finish(done, now) == both[1].finish(done, now)
             admitted = [
