@@ -354,7 +354,8 @@ def _unpublished(engine: Any) -> Any:
 
     if not isinstance(engine, AdvertisedOptions):
         return engine
-    return dataclasses.replace(engine, **{one.name: one.default for one in dataclasses.fields(AdvertisedOptions)})
+    defaults: dict[str, Any] = {one.name: one.default for one in dataclasses.fields(AdvertisedOptions)}
+    return dataclasses.replace(engine, **defaults)
 
 
 def _with_model(argv: Sequence[str], config: ServeConfig) -> list[str]:
