@@ -79,7 +79,7 @@ class Cluster:
     """The pool that generates answers; the same as `_entry` for aggregated workers."""
     _planner: PlannerAdapter | None = field(init=False, default=None)
     _lifecycle: WorkerLifecycle = field(init=False)
-    _heap: list[tuple[float, int, int, object]] = field(init=False, default_factory=list)
+    _heap: list[tuple[float, Happening, int, object]] = field(init=False, default_factory=list)
     _count: int = field(init=False, default=0)
     _known: Iterator[Due] = field(init=False)
     _unplaced: deque[Flight] = field(init=False, default_factory=deque)
@@ -111,9 +111,9 @@ class Cluster:
         events = 0
         while self._heap:
             at_ms, kind, _, what = heapq.heappop(self._heap)
-            if kind == Happening.SAMPLE and len(self._heap) == self._held.is_timed and not self._held:
+            if kind is Happening.SAMPLE and len(self._heap) == self._held.is_timed and not self._held:
                 break  # Nothing else happens: the final sample follows.
-            if kind == Happening.QUEUE_TIMEOUT and not self._held:
+            if kind is Happening.QUEUE_TIMEOUT and not self._held:
                 self._held.is_timed = False
                 continue
             if self.plan.max_sim_time_ms is not None and at_ms > self.plan.max_sim_time_ms:
@@ -121,7 +121,7 @@ class Cluster:
                 break
             assert at_ms >= now_ms, "an event is earlier than the current time"
             now_ms = at_ms
-            self._happen(Happening(kind), what, now_ms)
+            self._happen(kind, what, now_ms)
             events += 1
             if progress is not None and events % PROGRESS_EVENTS == 0:
                 progress(self._arrived - self._open, now_ms)
@@ -160,7 +160,7 @@ class Cluster:
 
     def _push(self, at_ms: float, kind: Happening, what: object) -> None:
         self._count += 1
-        heapq.heappush(self._heap, (at_ms, int(kind), self._count, what))
+        heapq.heappush(self._heap, (at_ms, kind, self._count, what))
 
     def _happen(self, kind: Happening, what: object, now_ms: float) -> None:
         if kind is Happening.STEP_ENDS:
