@@ -107,7 +107,7 @@ class Scenario:
         planner = None if self.planner is None else self.planner()
         namer = Namer(self.block_tokens, self.engine.block_size)
         with rare_collections():
-            return Cluster(plan, load, namer, placements, planner, sampler).run(progress)
+            return Cluster.of(plan, load, namer, placements, planner, sampler).run(progress)
 
     def _pools(self) -> tuple[PoolPlan, ...]:
         prefill_gpus, decode_gpus = self.gpus_per_worker
