@@ -1,7 +1,6 @@
 """GapHistogram: times between the tokens of all requests, in constant memory.
 
-A bin is 0.05 % wide, so that a percentile differs from the exact one by at most half of that. Mean, extremes and standard
-deviation are exact.
+A bin is 0.05 % wide, so that a percentile differs from the exact one by at most half of that. Mean and extremes are exact.
 """
 
 import math
@@ -32,6 +31,14 @@ class Moments:
         self.least = min(self.least, value)
         self.most = max(self.most, value)
 
+    def add_many(self, mean: float, variance: float, least: float, most: float, count: int) -> None:
+        """Add `count` values of this mean and variance."""
+        self.count += count
+        self.total += mean * count
+        self.squares += (mean * mean + variance) * count
+        self.least = min(self.least, least)
+        self.most = max(self.most, most)
+
     def statistics(self) -> dict[str, float | None]:
         """Return mean, extremes and population standard deviation."""
         mean = self.total / self.count
@@ -54,6 +61,27 @@ class GapHistogram:
         self.rates.add(1000 / gap_ms, count)
         place = math.floor(math.log(gap_ms) * BINS_PER_E)
         self._bins[place] = self._bins.get(place, 0) + count
+
+    def add_steps(self, first_ms: float, last_ms: float, total_ms: float, steps: int, count: int) -> None:
+        """Add the gaps of `count` requests in consecutive steps whose durations change evenly from the first to the last.
+
+        The cost does not depend on the number of steps: a bin gets the steps whose durations are in it.
+        """
+        least, most = sorted((max(first_ms, SHORTEST_MS), max(last_ms, SHORTEST_MS)))
+        low, high = math.floor(math.log(least) * BINS_PER_E), math.floor(math.log(most) * BINS_PER_E)
+        done, bins = 0, self._bins
+        for place in range(low, high):
+            below = round(steps * (math.exp((place + 1) / BINS_PER_E) - least) / (most - least))
+            if below > done:
+                bins[place] = bins.get(place, 0) + (below - done) * count
+                done = below
+        if steps > done:
+            bins[high] = bins.get(high, 0) + (steps - done) * count
+        mean_ms = total_ms / steps
+        spread = (most - least) ** 2 * (steps + 1) / (12 * (steps - 1)) if steps > 1 else 0.0
+        self.gaps.add_many(mean_ms, spread, least, most, steps * count)
+        rate, slope = 1000 / mean_ms, (1000 / mean_ms**2) ** 2
+        self.rates.add_many(rate * (1 + spread / mean_ms**2), spread * slope, 1000 / most, 1000 / least, steps * count)
 
     def itl_ms(self) -> dict[str, float | None]:
         """Return the statistics of the gaps, under the names of `report.statistics`."""

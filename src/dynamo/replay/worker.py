@@ -228,6 +228,10 @@ class SimulatedWorker:
 
     def _note_steps(self, steps: int) -> None:
         """Note the tokens of coasted steps."""
-        count = len(self.simulation.decoding)
-        for end_ms in self._ends[:steps]:
-            self._note_decode(count, end_ms)
+        count, ends = len(self.simulation.decoding), self._ends
+        if steps:
+            self._note_decode(count, ends[0])
+        if steps > 1:
+            first_ms, last_ms = ends[1] - ends[0], ends[steps - 1] - ends[steps - 2]
+            self.gaps.add_steps(first_ms, last_ms, ends[steps - 1] - ends[0], steps - 1, count)
+            self.decoded_ms = ends[steps - 1]

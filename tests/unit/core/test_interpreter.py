@@ -3,7 +3,13 @@
 import gc
 import sys
 
-from dynamo.core.interpreter import SWITCH_INTERVAL_S, THRESHOLDS, configure_interpreter
+from dynamo.core.interpreter import (
+    SIMULATION_THRESHOLDS,
+    SWITCH_INTERVAL_S,
+    THRESHOLDS,
+    configure_interpreter,
+    rare_collections,
+)
 
 
 def test_configured_interpreter_exempts_existing_objects_and_collects_less_often() -> None:
@@ -19,3 +25,10 @@ def test_configured_interpreter_exempts_existing_objects_and_collects_less_often
     finally:
         gc.set_threshold(*thresholds)
         sys.setswitchinterval(interval)
+
+
+def test_garbage_is_collected_seldom_within_the_block_and_as_before_after_it() -> None:
+    before = gc.get_threshold()
+    with rare_collections():
+        assert gc.get_threshold() == SIMULATION_THRESHOLDS
+    assert gc.get_threshold() == before

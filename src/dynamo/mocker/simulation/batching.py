@@ -15,11 +15,13 @@ them (`loading`), and is scheduled after their arrival (`loaded`).
 import abc
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 
 from dynamo.core.tally import Tally
 from dynamo.mocker.simulation.rank_state import RankState
 from dynamo.mocker.simulation.sequence import Owner, SequenceState, SimulatedSequence
 from dynamo.mocker.simulation.step import StepResult
+from dynamo.mocker.simulation.timing import decodes_ms
 from dynamo.protocols.load import ForwardPass, ScheduledRequests
 from dynamo.tokens.hashing import SEED
 
@@ -174,13 +176,9 @@ class Batching(RankState[Owner], abc.ABC):
     def steady_ends(self, now_ms: float, steps: int) -> list[float]:
         """Return the end times of the next steady steps."""
         capacity_tokens = self.limits.num_blocks * self.limits.block_tokens
-        count, decode_ms = len(self.decoding), self.timing.decode_ms
-        context, ends = self._context_tokens, list[float]()
-        for _ in range(steps):
-            context += count
-            now_ms += decode_ms(context, capacity_tokens, count)
-            ends.append(now_ms)
-        return ends
+        count, context = len(self.decoding), self._context_tokens
+        contexts = range(context + count, context + count * (steps + 1), count)
+        return list(accumulate(decodes_ms(self.timing, contexts, capacity_tokens, count), initial=now_ms))[1:]
 
     def skip(self, steps: int) -> None:
         """Execute `steps` steady steps at once."""

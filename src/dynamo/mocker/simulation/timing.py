@@ -21,6 +21,17 @@ class StepTimes(Protocol):
         ...
 
 
+def decodes_ms(times: StepTimes, contexts: range, capacity_tokens: int, sequences: int) -> list[float]:
+    """Return the milliseconds of consecutive decode steps with these numbers of cached tokens."""
+    if not isinstance(times, Timing) or not times.decode_ratio or not contexts.start:
+        return [times.decode_ms(context, capacity_tokens, sequences) for context in contexts]
+    ratio, found = times.decode_ratio, list[float]()  # `Timing.decode_ms` without a call for each step.
+    for context in contexts:
+        used = min(context / capacity_tokens, 1.0)
+        found.append(max(LEAST_STEP_MS, -25.74 * used * used + 54.01 * used + 5.74) / ratio)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class ScaledTimes:
     """Step times of a worker that is `speed` times as fast as `times`."""
@@ -44,6 +55,11 @@ class Timing:
     speedup_ratio: float = 1.0
     decode_speedup_ratio: float = 1.0
 
+    @property
+    def decode_ratio(self) -> float:
+        """The speedup of decode steps."""
+        return self.speedup_ratio * self.decode_speedup_ratio
+
     def prefill_ms(self, new_tokens: int) -> float:
         """Return the milliseconds to compute `new_tokens` uncached prompt tokens."""
         if new_tokens == 0 or self.speedup_ratio == 0:
@@ -52,7 +68,7 @@ class Timing:
 
     def decode_ms(self, context_tokens: int, capacity_tokens: int, sequences: int = 0) -> float:
         """Return the milliseconds for one more token of each sequence, given the cached tokens that are read."""
-        ratio = self.speedup_ratio * self.decode_speedup_ratio
+        ratio = self.decode_ratio
         if context_tokens == 0 or ratio == 0:
             return 0.0
         used = min(context_tokens / capacity_tokens, 1.0)
