@@ -30,9 +30,9 @@ from dynamo.k8s.kinds import (
 )
 from dynamo.k8s.times import seconds_time
 from dynamo.operator.applier import Applier, EventLog, NotControlled
-from dynamo.operator.failure_condition import FAILED
 from dynamo.operator.reconcile.adapters import adapter_plan
 from dynamo.operator.reconcile.component import component_of, component_plan, workload_name
+from dynamo.operator.reconcile.conditions import FAILED
 from dynamo.operator.reconcile.graph import graph_plan
 from dynamo.operator.reconcile.graph_pass import ObservedGraph
 from dynamo.operator.reconcile.names import GRAPH, OperatorSettings, SnapshotStorage

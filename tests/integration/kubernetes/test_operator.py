@@ -386,7 +386,7 @@ def test_pull_secrets_virtual_services_pools_and_topology_labels(
         }
         await cluster.client.create(SECRETS, secret, SPACE)
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-0", "labels": {"rack": "r7"}}}
-        await cluster.client.create(NODES, node)
+        await cluster.client.apply(NODES, node, manager="administrator")
         value = graph(image="nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.6.1")
         value["spec"]["experimental"] = {"kvTransferPolicy": {"labelKey": "rack", "domain": "rack"}}
         entry = {"enabled": True, "host": "chat", "useVirtualService": True, "virtualServiceGateway": "istio/main"}
@@ -411,3 +411,19 @@ def test_pull_secrets_virtual_services_pools_and_topology_labels(
                 await asyncio.sleep(0.05)
 
     run_on(kubernetes_api, monkeypatch, EXTENSIONS)(case)
+
+
+def test_graph_says_why_the_api_server_refuses_a_workload(run: Callable[[Case], None]) -> None:
+    async def case(cluster: OperatedCluster) -> None:
+        value = graph()
+        del value["spec"]["components"][1]["podTemplate"]["spec"]["containers"][0]["image"]
+        async with cluster.operator():
+            await cluster.apply(value)
+
+            def is_told(status: Object) -> bool:
+                return any("containers[0].image" in one["message"] for one in status.get("conditions") or ())
+
+            status = await cluster.until(is_told)
+            assert status["state"] == "pending"
+
+    run(case)
