@@ -86,6 +86,7 @@ class RenderConfig:
             has_volcano=self.gang_scheduler == "volcano",
             has_virtual_services=True,
             has_inference_pools=True,
+            has_resource_claims=True,
         )
 
     @property

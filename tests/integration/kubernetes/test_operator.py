@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import copy
 import time
 from collections.abc import Callable
 
@@ -25,6 +26,7 @@ from tests.settle import until
 
 from dynamo.core.codec import json_encode
 from dynamo.k8s.kinds import (
+    CLAIM_TEMPLATES,
     COMPONENTS,
     CONFIG_MAPS,
     DEPLOYMENTS,
@@ -411,6 +413,41 @@ def test_pull_secrets_virtual_services_pools_and_topology_labels(
                 await asyncio.sleep(0.05)
 
     run_on(kubernetes_api, monkeypatch, EXTENSIONS)(case)
+
+
+def test_gpu_memory_service_shares_the_gpus_of_a_pod(run: Callable[[Case], None]) -> None:
+    async def case(cluster: OperatedCluster) -> None:
+        value = graph()
+        worker = value["spec"]["components"][1]
+        worker["podTemplate"]["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "2"}}
+        plain = copy.deepcopy(value)
+        worker["experimental"] = {"gpuMemoryService": {}}
+        async with cluster.operator() as operator:
+            await cluster.apply(value)
+            await cluster.until(is_successful(1))
+            assert await cluster.names(CLAIM_TEMPLATES) == ["chat-decode-gpu"]
+            made = await cluster.client.get(CLAIM_TEMPLATES, "chat-decode-gpu", SPACE)
+            assert made is not None
+            (request,) = made["spec"]["spec"]["devices"]["requests"]
+            assert (request["exactly"]["deviceClassName"], request["exactly"]["count"]) == ("gpu.nvidia.com", 2)
+            pods = [one for one in (await cluster.client.list(PODS, SPACE)).items if "-decode-" in str(one["metadata"])]
+            assert [one["name"] for one in pods[0]["spec"]["initContainers"]] == ["gms-server"]
+            assert pods[0]["spec"]["containers"][0]["resources"] == {"claims": [{"name": "intrapod-shared-gpu"}]}
+            await cluster.until_at_rest(operator)
+            await cluster.client.replace(GRAPHS, {**plain, "metadata": await metadata_of(cluster)}, SPACE)
+            deadline = time.monotonic() + DEADLINE_S
+            while await cluster.names(CLAIM_TEMPLATES):
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
+
+    run(case)
+
+
+async def metadata_of(cluster: OperatedCluster) -> Object:
+    value = await cluster.client.get(GRAPHS, "chat", SPACE)
+    assert value is not None
+    found: Object = value["metadata"]
+    return found
 
 
 def test_graph_says_why_the_api_server_refuses_a_workload(run: Callable[[Case], None]) -> None:
