@@ -457,10 +457,10 @@ def test_graph_says_why_the_api_server_refuses_a_workload(run: Callable[[Case], 
         async with cluster.operator():
             await cluster.apply(value)
 
-            def is_told(status: Object) -> bool:
+            def is_reported(status: Object) -> bool:
                 return any("containers[0].image" in one["message"] for one in status.get("conditions") or ())
 
-            status = await cluster.until(is_told)
+            status = await cluster.until(is_reported)
             assert status["state"] == "pending"
 
     run(case)

@@ -84,7 +84,7 @@ def add_memory_service(component: ComponentSpec, context: GraphContext, spec: Ku
 
 
 def gpu_count(container: Mapping[str, Any]) -> int:
-    """Return the GPUs that a container asks of the device plugin, whole or as MIG devices."""
+    """Return the GPUs that a container requires of the device plugin, whole or as MIG devices."""
     resources = container.get("resources") or {}
     for kind in ("limits", "requests"):
         found = sorted(name for name in resources.get(kind) or {} if is_gpu_resource(name))
