@@ -25,7 +25,7 @@ def test_name_that_fits_is_kept_and_a_longer_one_ends_in_a_hash() -> None:
 
 
 @given(st.text("abc-", min_size=1, max_size=60), st.lists(st.integers(1, 60), max_size=4))
-def test_names_fit_into_the_budget_unless_a_component_leaves_no_room(graph: str, lengths: list[int]) -> None:
+def test_names_fit_into_the_budget_unless_a_component_is_too_long(graph: str, lengths: list[int]) -> None:
     name, longest = clique_set_name(graph, lengths), max(lengths, default=0)
     assert len(name) <= max(NAME_BUDGET - longest, LEAST_NAME)
     assert name == graph or name.startswith(graph[: len(name) - 5])
