@@ -193,7 +193,7 @@ def add_frontend_sidecar(
         sidecar.setdefault("args", list(FRONTEND))
     sidecar["env"] = sidecar_environment(component, context, sidecar.get("env") or [], name)
     sidecar["ports"] = with_ports(sidecar.get("ports") or [], {"http": HTTP_PORT})
-    for probe, value in frontend_probes().items():
+    for probe, value in frontend_probes(component).items():
         sidecar.setdefault(probe, value)
     own = {one["name"] for one in sidecar.get("volumeMounts") or ()}
     shared = [
