@@ -10,12 +10,10 @@ LONG = "a-long-name-of-a-graph"
 
 
 @pytest.mark.parametrize(
-    ("component", "is_multinode", "length"), [("decode", False, 6), ("decode", True, 16), ("Frontend", False, 8)]
+    ("is_multinode", "has_group", "length"), [(False, False, 6), (False, True, 12), (True, True, 16)]
 )
-def test_component_of_several_nodes_takes_its_name_twice_and_a_suffix(
-    component: str, is_multinode: bool, length: int
-) -> None:
-    assert name_length(component, is_multinode=is_multinode) == length
+def test_component_with_a_scaling_group_takes_its_name_twice(is_multinode: bool, has_group: bool, length: int) -> None:
+    assert name_length("decode", is_multinode=is_multinode, has_group=has_group) == length
 
 
 def test_name_that_fits_is_kept_and_a_longer_one_ends_in_a_hash() -> None:
