@@ -13,7 +13,6 @@ from dynamo.core.errors import DynamoException
 from dynamo.k8s.client import JSON_PATCH, MERGE, KubeRefused
 from dynamo.k8s.kinds import BY_NAME, SECRETS, ObjectKind
 from dynamo.operator.failure_condition import (
-    FAILED,
     OUTDATED,
     has_conditions,
     outdated_message,
@@ -22,6 +21,7 @@ from dynamo.operator.failure_condition import (
     without_failure,
     without_field,
 )
+from dynamo.operator.reconcile.conditions import FAILED
 from dynamo.operator.reconcile.names import MANAGED_BY
 from dynamo.operator.reconcile.plan import ObjectRef, Plan, ref_of
 from dynamo.operator.view import ClusterView
@@ -59,7 +59,7 @@ class KubeWriter(Protocol):
         content_type: str = MERGE,
         subresource: str | None = None,
     ) -> KubeObject: ...
-    async def delete(self, kind: ObjectKind, name: str, namespace: str | None = None) -> None: ...
+    async def delete(self, kind: ObjectKind, name: str, namespace: str | None = None) -> object: ...
 
 
 class EventLog(Protocol):

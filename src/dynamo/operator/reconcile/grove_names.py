@@ -20,9 +20,14 @@ def clique_set_name(graph: str, lengths: Iterable[int]) -> str:
     return f"{graph[: length - 5]}-{_fnv32a(graph.encode()) & 0xFFFF:04x}"
 
 
-def name_length(component: str, *, is_multinode: bool) -> int:
-    """Return how many characters a component takes: a clique, or a scaling group NAME with cliques NAME-ldr and NAME-wkr."""
-    return 2 * len(component) + len(f"-{LEADER_SUFFIX}") if is_multinode else len(component)
+def name_length(component: str, *, is_multinode: bool, has_group: bool) -> int:
+    """Return how many characters a component takes.
+
+    It is a clique NAME, or a scaling group NAME with one such clique, or with several nodes with NAME-ldr and NAME-wkr.
+    """
+    if is_multinode:
+        return 2 * len(component) + len(f"-{LEADER_SUFFIX}")
+    return 2 * len(component) if has_group else len(component)
 
 
 def _fnv32a(data: bytes) -> int:

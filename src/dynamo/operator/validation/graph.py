@@ -65,7 +65,14 @@ def _check_annotations(metadata: KubeObject, found: Findings) -> None:
 
 def _check_names(graph: str, components: list[ComponentView], found: Findings, *, grove: bool | None) -> None:
     seen: dict[str, str] = {}
-    lengths = [name_length(one.name, is_multinode=one.is_multinode) for one in components]
+    lengths = [
+        name_length(
+            one.name,
+            is_multinode=one.is_multinode,
+            has_group=bool(part(one.raw, "experimental", "grove").get("forceScalingGroup")),
+        )
+        for one in components
+    ]
     set_name = clique_set_name(graph, lengths)
     for one, own in zip(components, lengths, strict=True):
         lower = one.name.lower()

@@ -106,7 +106,11 @@ CREATED: list[tuple[Object, str]] = [
     ({**resource("DynamoGraphDeploymentRequest", "v1beta1", model="m"), "metadata": {"name": "n" * 56}}, "metadata.name"),
     (resource("DynamoGraphDeploymentRequest", "v1alpha1", model="m", profilingConfig={"config": {"sla": {"ttft": -1}}}), "spec.profilingConfig.config.sla.ttft"),
     (resource("DynamoComponentDeployment", "v1beta1", type="worker", multinode={"nodeCount": 1}), "spec.multinode.nodeCount"),
-    (resource("DynamoGraph", "v1beta1"), "apiVersion"),
+    (resource("DynamoGraph", "v1beta1"), "kind"),
+    (resource("DynamoGraphDeployment", "v2"), "apiVersion"),
+    ({**graph(), "metadata": {"name": 5}}, "metadata.name"),
+    ({**graph(), "metadata": {"name": "x", "labels": ["a"]}}, "metadata.labels"),
+    ({**graph(), "metadata": {"name": "x", "annotations": {WORKLOAD_PROVIDER: False}}}, f"metadata.annotations[{WORKLOAD_PROVIDER}]"),
 ]  # fmt: skip
 
 
