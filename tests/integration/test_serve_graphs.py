@@ -208,6 +208,20 @@ def test_two_graphs_of_one_name_are_told_apart_by_their_ports(machine: Machine) 
     assert answer(left)
 
 
+@pytest.mark.parametrize("argv", [["recipe", "list"], ["completion", "zsh"]])
+def test_command_whose_reader_has_ended_prints_no_traceback(machine: Machine, argv: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        command = [sys.executable, "-m", "dynamo.cli", *argv]
+        done = subprocess.run(
+            command, check=False, stdout=writer, stderr=subprocess.PIPE, env=machine.variables, timeout=DEADLINE_S
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
 WORDS = {
     "dynamo st": {"status", "stop"},
     "dynamo serve --prefill-w": {"--prefill-workers"},
