@@ -32,7 +32,7 @@ from dynamo.text.fill_in_middle import FillInMiddle
 from dynamo.text.guided import form_bytes, guided_decoding
 from dynamo.text.multimodal.media import has_media, media_of, shown_messages
 from dynamo.text.multimodal.routing_hashes import ImageRouting, image_routing
-from dynamo.text.tokenizer.tokenizer import BACKENDS, Tokenizer
+from dynamo.text.tokenizer.tokenizer import BACKENDS, Tokenizer, TooManyTokens
 
 T = TypeVar("T")
 
@@ -98,6 +98,7 @@ class Preprocessor:
         self.mdc_sum = mdc_sum(card)
         self.context_length = _context_length(card)
         """Maximum of prompt and output together, in tokens; 0 if unknown."""
+        self.tokenizer.tokens_max = max(self.tokenizer.tokens_max, self.context_length)
         self.timings: Timings | None = None
         """Observer of the duration of preparing a chat."""
         self.readers = Readers(card.runtime_config, self.tokenizer)
@@ -131,7 +132,7 @@ class Preprocessor:
             text = self.formatted_prompt(request, budget)
             self._check_length(text, "messages")
             rendered_s = time.perf_counter()
-            token_ids = self.tokenizer.encode(text)
+            token_ids = self._encoded(text, "messages", special=False)
             self._report_timings(rendered_s - began_s, time.perf_counter() - rendered_s)
         limit = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
         output = OutputOptions(
@@ -274,16 +275,22 @@ class Preprocessor:
             if isinstance(text, str):
                 self._check_length(text, "prompt")
         if isinstance(prompt, str):
-            return [self.tokenizer.encode(prompt, add_special_tokens=True)]
+            return [self._encoded(prompt, "prompt")]
         assert prompt, "decoding rejects an empty prompt"
         if isinstance(prompt[0], int):
             return [self._checked(prompt, "prompt")]  # type: ignore[arg-type]
         return [
-            self.tokenizer.encode(part, add_special_tokens=True)
-            if isinstance(part, str)
-            else self._checked(part, "prompt")  # type: ignore[arg-type]
+            self._encoded(part, "prompt") if isinstance(part, str) else self._checked(part, "prompt")  # type: ignore[arg-type]
             for part in prompt
         ]
+
+    def _encoded(self, text: str, param: str, *, special: bool = True) -> list[int]:
+        """Return the tokens of a prompt. Raise `InvalidArgument` for too many."""
+        try:
+            return self.tokenizer.encode(text, add_special_tokens=special)
+        except TooManyTokens as error:
+            self._max_tokens(error.count, None, param)  # Usually the model's context is exceeded as well.
+            raise
 
     def _middle(self, request: CompletionRequest) -> FillInMiddle:
         """Return the model's format. Raise `InvalidArgument` for an unsupported suffix."""

@@ -30,6 +30,7 @@ from dynamo.serving.pipeline import Pipeline
 from dynamo.serving.response_form import Form
 from dynamo.serving.response_stream import ResponseStream
 from dynamo.serving.text_models import text_model
+from dynamo.text.multimodal.source import environment_limits
 
 IMAGES = relayed("images", "Images")
 AUDIOS = relayed("audios", "Audios")
@@ -176,8 +177,13 @@ def from_form(parts: Sequence[FormPart]) -> dict[str, Any]:
     """
     fields: dict[str, Any] = {}
     images: list[str] = []
+    most = environment_limits().data_url_bytes_max
     for part in parts:
         name = part.name.removesuffix("[]")
+        if len(part.data) > most:
+            raise InvalidArgument(
+                f"{name} has {len(part.data)} bytes: expected at most {most} (DYN_MM_MAX_DATA_URL_MB)", param=name
+            )
         if name in ("image", "input_reference"):
             images.append(part.text if part.filename is None else part.data_url)
         elif part.filename is not None:

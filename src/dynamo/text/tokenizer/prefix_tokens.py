@@ -18,13 +18,14 @@ import sys
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 BYTES_MAX = 50_000_000  # As upstream: ids of about three million tokens.
 ENTRY_SHARE = 8  # A stretch takes at most 1/8 of the cache, so that one document does not evict every conversation.
 ENTRY_BYTES = 200  # Overhead of an entry in addition to its text and ids: the table, the list, the key.
 SEEN = 1 << 16  # Hashes of stretches seen once, half a megabyte: the last turns of about ten thousand conversations.
+SEARCH_CHARS = 1 << 18  # Characters searched for special tokens at a time, within a millisecond or two.
 ID_BYTES = 8  # Size of an id in a list: the number itself is shared.
 
 
@@ -34,7 +35,9 @@ class PrefixTokens:
     def __init__(self, encode: Callable[[str], Sequence[int]], cuts: Sequence[str], bytes_max: int = BYTES_MAX) -> None:
         """`encode` tokenizes new stretches; `cuts` comes from `cuts_of`."""
         self._encode = encode
-        self._cut = re.compile(alternatives(cuts)).finditer
+        pattern = re.compile(alternatives(cuts))
+        self._cut, self._search = pattern.finditer, pattern.search
+        self._cut_chars = max(map(len, cuts), default=0)
         self._bytes_max = bytes_max
         self._stretches: OrderedDict[str, list[int]] = OrderedDict()
         """Cached stretches, least recently used first."""
@@ -57,13 +60,25 @@ class PrefixTokens:
         """Return the ids, without a template's additions."""
         ids: list[int] = []
         at = 0
-        for cut in self._cut(text):
+        for cut in self._cut(text) if len(text) <= SEARCH_CHARS else self._cut_long(text):
             end = cut.end()
             ids += self._ids_of(text[at:end])
             at = end
         if at < len(text):
             ids += self._ids_of(text[at:])
         return ids
+
+    def _cut_long(self, text: str) -> Iterator[re.Match[str]]:
+        """Yield the matches in a long text, searched in pieces, between which other threads may run."""
+        at = 0
+        while at < len(text):
+            end = at + SEARCH_CHARS
+            found = self._search(text, at, end + self._cut_chars)
+            if found is None or found.start() >= end:  # A match beyond the end might be one of a longer text.
+                at = end
+            else:
+                yield found
+                at = found.end()
 
     def _ids_of(self, stretch: str) -> Sequence[int]:
         known = self._stretches.get(stretch)
