@@ -8,7 +8,7 @@ from dynamo.serving.models import ModelAccess, Models
 from dynamo.serving.served_model import ServedModel
 from dynamo.text.chat_template.sandbox import Budget
 from dynamo.text.preprocessor import Preprocessor
-from dynamo.text.tokenizer.tokenizer import TooManyTokens
+from dynamo.text.tokenizer.prefix_tokens import TooManyTokens
 
 
 def counted_model(models: Models, name: str, access: ModelAccess | None) -> ServedModel:

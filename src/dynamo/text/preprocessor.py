@@ -32,7 +32,8 @@ from dynamo.text.fill_in_middle import FillInMiddle
 from dynamo.text.guided import form_bytes, guided_decoding
 from dynamo.text.multimodal.media import has_media, media_of, shown_messages
 from dynamo.text.multimodal.routing_hashes import ImageRouting, image_routing
-from dynamo.text.tokenizer.tokenizer import BACKENDS, Tokenizer, TooManyTokens
+from dynamo.text.tokenizer.prefix_tokens import TooManyTokens
+from dynamo.text.tokenizer.tokenizer import BACKENDS, Tokenizer
 
 T = TypeVar("T")
 

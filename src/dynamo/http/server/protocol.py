@@ -583,7 +583,9 @@ class HttpProtocol(HttpToolsProtocol):
         if self._has_refused():  # While the data was parsed: no further request is read.
             return
         if self.is_in_head:
-            self.head_bytes += len(data) if self.requests == before else 0  # Not if other heads precede it in the slice.
+            self.head_bytes += (
+                len(data) if self.requests == before else 0
+            )  # Not if other heads precede it in the slice.
             if self.head_bytes > self.limits.header_bytes:
                 self.is_in_head = False
                 self._refuse_head()

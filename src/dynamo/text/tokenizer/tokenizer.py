@@ -14,11 +14,11 @@ from typing import Any, Protocol
 import msgspec
 
 from dynamo.core.config import setting
-from dynamo.core.errors import ConfigError, InvalidArgument
+from dynamo.core.errors import ConfigError
 from dynamo.model_card.card import ModelFiles, read_bytes, read_json
 from dynamo.text.detokenizer import Decoding, TokenTable, text_json_of
 from dynamo.text.tokenizer.fast_tokens import fast_tokens_for
-from dynamo.text.tokenizer.prefix_tokens import BYTES_MAX, PrefixTokens, cuts_of
+from dynamo.text.tokenizer.prefix_tokens import BYTES_MAX, PrefixTokens, TooManyTokens, cuts_of
 from dynamo.text.tokenizer.tiktoken_model import is_tiktoken, tokenizer_json
 from dynamo.text.tokenizer.word_tokenizer import byte_of_char, word_tokenizer_for
 
@@ -48,14 +48,6 @@ SELF_TEST_TEXTS = 60
 NOT_LATIN = "\uffff"  # Any character without a latin-1 byte.
 
 META_SPACE = "\u2581"  # Space in sentencepiece.
-
-
-class TooManyTokens(InvalidArgument):
-    """A text has more tokens than the tokenizer may return."""
-
-    def __init__(self, count: int, most: int) -> None:
-        super().__init__(f"Validation: a text has {count} tokens, and at most {most} are allowed")
-        self.count = count
 
 
 class Encoder(Protocol):
@@ -160,7 +152,7 @@ class Tokenizer:
         return self._affixes or ([], [])
 
     def _encode(self, text: str) -> list[int]:
-        return self._encode_anew(text) if self._prefixes is None else self._prefixes.encode(text)
+        return self._encode_anew(text) if self._prefixes is None else self._prefixes.encode(text, self.tokens_max)
 
     def _encode_anew(self, text: str) -> list[int]:
         """Return the ids of a text, without the cache of stretches."""
