@@ -18,7 +18,7 @@ import msgspec
 from msgspec import UNSET
 
 from dynamo.core.errors import ConfigError, InvalidArgument
-from dynamo.core.threads import in_daemon_thread
+from dynamo.core.threads import in_daemon_thread, in_few_threads
 from dynamo.model_card.card import DEFAULT_MODE_KEY, DISABLED, ENABLED, ModelFiles, mdc_sum, read_json
 from dynamo.protocols.engine import OutputOptions, PreprocessedRequest, Routing, SamplingOptions, StopConditions
 from dynamo.protocols.model_card import ModelDeploymentCard
@@ -37,6 +37,8 @@ from dynamo.text.tokenizer.tokenizer import BACKENDS, Tokenizer
 
 T = TypeVar("T")
 
+POOL, THREADS = "prompt", 3
+"""Threads that prepare long prompts: tokenizers run without the interpreter lock, but templates hold it."""
 THREAD_CHARS_MIN = 8192  # About 2,000 tokens, or 2 ms of the library: too long for the event loop.
 THREAD_BODY_BYTES = 64 << 10  # A body of this size holds tools, media or ids, which `size_of` does not count.
 SHORT_TOKEN_CHARS = 16  # A text with fewer characters per token of the context is tokenized without a length check.
@@ -232,7 +234,7 @@ class Preprocessor:
         """Return the result of `work` on a chat's prompt, with the smallest budget that its template needs."""
         is_short = body_bytes < THREAD_BODY_BYTES and size_of(request) + form_bytes(request) < THREAD_CHARS_MIN
         with contextlib.suppress(OverBudget):
-            return work(QUICK) if is_short else await asyncio.to_thread(work, LONG)
+            return work(QUICK) if is_short else await in_few_threads(partial(work, LONG), POOL, THREADS)
         # This may wait for a child process; the loop's thread pool is reserved for computation.
         return await in_daemon_thread(partial(work, FULL), "chat template")
 
@@ -240,7 +242,7 @@ class Preprocessor:
         """Run `completion`, in a thread if the prompts are long; short ones do not suspend."""
         prompt = request.prompt
         if body_bytes >= THREAD_BODY_BYTES:
-            return await asyncio.to_thread(self.completion, request)
+            return await in_few_threads(partial(self.completion, request), POOL, THREADS)
         if isinstance(prompt, str):
             size = len(prompt)
         else:
@@ -248,7 +250,7 @@ class Preprocessor:
         size += len(request.suffix or "")
         if size + form_bytes(request) < THREAD_CHARS_MIN:
             return self.completion(request)
-        return await asyncio.to_thread(self.completion, request)
+        return await in_few_threads(partial(self.completion, request), POOL, THREADS)
 
     def formatted_prompt(self, request: ChatCompletionRequest | CompletionRequest, budget: Budget = FULL) -> str:
         """Return the text that is tokenized, as in the annotation `formatted_prompt`. Raise as `chat`."""

@@ -1,17 +1,33 @@
 """Every program of the suite exists, and the quick one fits ten minutes."""
 
 import importlib.util
+from pathlib import Path
 
 import pytest
+from benchmarks import suite
 from benchmarks.suite import PROGRAMS, SuiteConfig, run
 
 from dynamo.core.errors import ConfigError
+
+FOLDER = Path(suite.__file__).parent
+PARTS = {
+    "bare_writer", "fake_openai", "floods_frontend", "loadgen", "metronome", "peer",
+    "planner_peer", "replay_fit", "router_cases", "suite",
+}  # fmt: skip
+"""Programs that others run, and those that prepare something."""
 
 
 def test_programs_exist_and_are_named_once() -> None:
     names = [one.name for one in PROGRAMS]
     assert len(names) == len(set(names))
     assert [name for name in names if importlib.util.find_spec(f"benchmarks.{name}") is None] == []
+
+
+def test_every_program_that_measures_is_in_the_suite_and_writes_a_result_file() -> None:
+    names = {one.name for one in PROGRAMS}
+    runnable = {path.stem: path.read_text() for path in FOLDER.glob("*.py") if "__main__" in path.read_text()}
+    assert set(runnable) - names == PARTS
+    assert [name for name in sorted(names) if "write_result" not in runnable[name]] == []
 
 
 def test_quick_suite_is_a_part_of_the_whole() -> None:
