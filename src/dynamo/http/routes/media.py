@@ -158,7 +158,7 @@ async def read(exchange: ResponseStream, kind: type[R]) -> R:
 
 def read_form(body: bytes | bytearray, media: bytes, kind: type[R]) -> R:
     """Return the request, decoded from a form of that media type. Raise `InvalidArgument`."""
-    return read_media(from_form(read_multipart(body, media)), kind)
+    return read_media(from_form(read_multipart(body, media, environment_limits().data_url_bytes_max)), kind)
 
 
 def read_json(body: bytes | bytearray, kind: type[R]) -> R:
@@ -177,13 +177,8 @@ def from_form(parts: Sequence[FormPart]) -> dict[str, Any]:
     """
     fields: dict[str, Any] = {}
     images: list[str] = []
-    most = environment_limits().data_url_bytes_max
     for part in parts:
         name = part.name.removesuffix("[]")
-        if len(part.data) > most:
-            raise InvalidArgument(
-                f"{name} has {len(part.data)} bytes: expected at most {most} (DYN_MM_MAX_DATA_URL_MB)", param=name
-            )
         if name in ("image", "input_reference"):
             images.append(part.text if part.filename is None else part.data_url)
         elif part.filename is not None:
