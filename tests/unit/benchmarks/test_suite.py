@@ -36,6 +36,18 @@ def test_quick_suite_is_a_part_of_the_whole() -> None:
     assert all("--quick" in arguments for _, arguments, _ in quick)
 
 
+def test_quick_suite_ends_within_ten_minutes() -> None:
+    quick = SuiteConfig(quick=True)
+    assert [quick.limit_s(240.0, elapsed) for elapsed in (0.0, 400.0, 584.0, 590.0, 700.0)] == [
+        240.0,
+        200.0,
+        16.0,
+        0.0,
+        0.0,
+    ]
+    assert SuiteConfig().limit_s(240.0, 10_000.0) == 240.0
+
+
 def test_unknown_program_is_an_error() -> None:
     with pytest.raises(ConfigError, match="--only nothing: must be among frontend_cpu"):
         SuiteConfig(only=["nothing"])
