@@ -51,7 +51,7 @@ check: $(VENV)/.check ## Formatting, lint, types and the import contracts.
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.reference ## Measure the claims of the docs against their peers, in some ninety minutes, and redraw tables and chart; ARGS: --only NAMES.
+bench: $(VENV)/.reference ## Measure the claims of the docs against their peers, in some hours, and redraw tables and chart; ARGS: --only NAMES.
 	$(BIN)/python -m benchmarks.suite $(ARGS)
 	$(BIN)/python -m tools.figures
 

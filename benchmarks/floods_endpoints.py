@@ -1,4 +1,4 @@
-"""Attacks of `floods` on the endpoints beside chats and completions."""
+"""Attacks of `floods` on endpoints other than chats and completions."""
 
 import json
 from collections.abc import Iterator

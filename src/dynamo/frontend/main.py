@@ -92,6 +92,16 @@ def main() -> int:
         raise
 
 
+def keys_of(config: FrontendConfig, shared_folder: str) -> Keys | None:
+    """Return the API keys; processes that share a port share their limits. Raises `ConfigError`."""
+    given, usage = api_keys(config), None
+    if shared_folder and config.api_keys_file is not None:  # Other keys have no limits.
+        from dynamo.http.server.shared_usage import SharedUsage
+
+        usage = SharedUsage(shared_folder, setting(INDEX_VARIABLE, 0, int))
+    return Keys.of(given.keys, config.api_keys_file, given.admin_keys, usage)
+
+
 @dataclass(frozen=True, slots=True)
 class HttpPlan:
     """Validated settings of the HTTP service, read before anything is started."""
@@ -103,8 +113,7 @@ class HttpPlan:
     @classmethod
     def of(cls, config: FrontendConfig, shared_folder: str = "") -> "HttpPlan":
         """Return the plan of a configuration. Raises `ConfigError`."""
-        given = api_keys(config)
-        keys = None if config.interactive else Keys.of(given.keys, config.api_keys_file, given.admin_keys)
+        keys = None if config.interactive else keys_of(config, shared_folder)
         template = None if config.request_template is None else RequestTemplate.read(config.request_template)
         if not PREFIX.fullmatch(config.metrics_prefix or "dynamo"):
             raise ConfigError(

@@ -30,6 +30,7 @@ from dynamo.serving.pipeline import Pipeline
 from dynamo.serving.response_form import Form
 from dynamo.serving.response_stream import ResponseStream
 from dynamo.serving.text_models import text_model
+from dynamo.text.multimodal.source import environment_limits
 
 IMAGES = relayed("images", "Images")
 AUDIOS = relayed("audios", "Audios")
@@ -157,7 +158,7 @@ async def read(exchange: ResponseStream, kind: type[R]) -> R:
 
 def read_form(body: bytes | bytearray, media: bytes, kind: type[R]) -> R:
     """Return the request, decoded from a form of that media type. Raise `InvalidArgument`."""
-    return read_media(from_form(read_multipart(body, media)), kind)
+    return read_media(from_form(read_multipart(body, media, environment_limits().data_url_bytes_max)), kind)
 
 
 def read_json(body: bytes | bytearray, kind: type[R]) -> R:

@@ -577,13 +577,15 @@ class HttpProtocol(HttpToolsProtocol):
             if self.linger_bytes > LINGER_BYTES_MAX:
                 self.transport.abort()
             return
-        self._read = data
+        self._read, before = data, self.requests
         super().data_received(data)
         self._read = b""
         if self._has_refused():  # While the data was parsed: no further request is read.
             return
         if self.is_in_head:
-            self.head_bytes += len(data)
+            self.head_bytes += (
+                len(data) if self.requests == before else 0
+            )  # Not if other heads precede it in the slice.
             if self.head_bytes > self.limits.header_bytes:
                 self.is_in_head = False
                 self._refuse_head()
