@@ -27,7 +27,7 @@ PROBE_S, BUILD_S = 30.0, 3600.0
 RELEASE, MIRROR = "bookworm", "http://deb.debian.org/debian"
 SLIM_BASE, BUILD_BASE = "localhost/python-debian:slim", "localhost/python-debian:build"
 SLIM_PACKAGES = "python3,python3-venv,ca-certificates"
-BUILD_PACKAGES = "gcc libc6-dev python3-dev"
+BUILD_PACKAGES = "gcc libc6-dev python3-dev python3-pip"
 PIP_CA = "/etc/pip-ca.crt"
 """Place of `--ca` during a build."""
 
