@@ -7,7 +7,8 @@ it: headers and body, then the destination and the body. The reference is a serv
 answers the same messages without reading them; the difference is what the picker adds. Servers take turns; the best window of
 each is reported, because other programs of the machine only add to it. Latency is measured by the client, from the headers to
 the last part of the answer. Both servers record the pauses of their event loops (`benchmarks.pauses`), to compare with what
-the client measures. Ends with status 1 if the picker's rate is below the load or its 99th percentile above 5 ms.
+the client measures. On a machine that other programs use, `chrt --fifo 10 python -m benchmarks.epp_picks` keeps them from it.
+Ends with status 1 if the picker's rate is below the load or its 99th percentile above 5 ms.
 """
 
 import asyncio
@@ -170,7 +171,12 @@ def main() -> int:
     ]
     print_line(table(["server", "picks/s", "p50 ms", "p99 ms", "CPU us/pick", "refused"], rows))
     if options.save:
-        result = {"rate": options.rate, **{name: [asdict(one) for one in windows] for name, windows in found.items()}}
+        policy = "realtime" if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR) else "ordinary"
+        result = {
+            "rate": options.rate,
+            "scheduling": policy,
+            **{name: [asdict(one) for one in windows] for name, windows in found.items()},
+        }
         print_line(write_result("epp_picks", result, is_whole=True))
     picker = best[PICKER]
     return int(picker.rate < 0.98 * options.rate or picker.p99_ms > P99_MS_MAX)

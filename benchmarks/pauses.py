@@ -1,6 +1,6 @@
 """Pauses of a server's event loop, recorded in the server's process while a benchmark loads it.
 
-A timer fires every few milliseconds; a late one is a pause. The processor time of the loop's thread within the pause tells
+A timer fires every few milliseconds; a late one is a pause. The processor time of the loop's thread within the pause shows
 its cause: a pause in which the thread computed is the server's own, one in which it did not is the machine's.
 """
 

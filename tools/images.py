@@ -27,7 +27,7 @@ PROBE_S, BUILD_S = 30.0, 3600.0
 RELEASE, MIRROR = "bookworm", "http://deb.debian.org/debian"
 SLIM_BASE, BUILD_BASE = "localhost/python-debian:slim", "localhost/python-debian:build"
 SLIM_PACKAGES = "python3,python3-venv,ca-certificates"
-BUILD_PACKAGES = "gcc libc6-dev python3-dev"
+BUILD_PACKAGES = "gcc libc6-dev python3-dev python3-pip"
 PIP_CA = "/etc/pip-ca.crt"
 """Place of `--ca` during a build."""
 
@@ -111,20 +111,24 @@ def exists(builder: str, image: str) -> bool:
 
 
 def make_bases(builder: str) -> None:
-    """Make the two base images from Debian packages, unless they exist."""
-    if not exists(builder, SLIM_BASE):
-        with tempfile.TemporaryDirectory() as folder:
-            system = Path(folder, "system")
-            command = ["debootstrap", "--variant=minbase", f"--include={SLIM_PACKAGES}", RELEASE, str(system), MIRROR]
-            run(command, "base image")
-            run(["tar", "-C", str(system), "-cf", f"{folder}/system.tar", "."], "base image")
-            Path(folder, "Containerfile").write_text("FROM scratch\nADD system.tar /\n")
-            run([builder, "build", "-f", f"{folder}/Containerfile", "-t", SLIM_BASE, folder], "base image")
-    if not exists(builder, BUILD_BASE):
-        with tempfile.TemporaryDirectory() as folder:
-            install = f"apt-get update && apt-get install -y --no-install-recommends {BUILD_PACKAGES}"
-            Path(folder, "Containerfile").write_text(f"FROM {SLIM_BASE}\nRUN {install}\n")
-            run([builder, "build", "-f", f"{folder}/Containerfile", "-t", BUILD_BASE, folder], "base image")
+    """Make the two base images from Debian packages; a slim one that exists is used."""
+    with tempfile.TemporaryDirectory() as folder:
+        context, file = Path(folder), f"{folder}/Containerfile"
+        if not exists(builder, SLIM_BASE):
+            command = ["debootstrap", "--variant=minbase", f"--include={SLIM_PACKAGES}", RELEASE, f"{folder}/system"]
+            run([*command, MIRROR], "base image")
+            run(["tar", "-C", f"{folder}/system", "-cf", f"{folder}/system.tar", "."], "base image")
+            shutil.rmtree(context / "system")
+            (context / "Containerfile").write_text("FROM scratch\nADD system.tar /\n")
+            run([*build_command(builder), "-f", file, "-t", SLIM_BASE, folder], "base image")
+        install = f"apt-get update && apt-get install -y --no-install-recommends {BUILD_PACKAGES}"
+        (context / "Containerfile").write_text(f"FROM {SLIM_BASE}\nRUN {install}\n")
+        run([*build_command(builder), "-f", file, "-t", BUILD_BASE, folder], "base image")
+
+
+def build_command(builder: str) -> list[str]:
+    """Return the start of a build's command; layers that exist are used, as Docker and Podman do by default."""
+    return [builder, "build", *(["--layers"] if builder == "buildah" else [])]
 
 
 def write_pip_config(path: Path, options: ImageOptions) -> None:
@@ -142,8 +146,7 @@ def write_pip_config(path: Path, options: ImageOptions) -> None:
 
 def build(builder: str, options: ImageOptions, name: str, secrets: Path) -> None:
     """Build one image. Raise `ConfigError`."""
-    flags = ["--layers"] if builder == "buildah" else []  # The others reuse unchanged layers by default.
-    flags += ["-f", f"container/Containerfile.{name}", "-t", options.image(name)]
+    flags = ["-f", f"container/Containerfile.{name}", "-t", options.image(name)]
     if options.debian_base:
         flags += ["--build-arg", f"PYTHON_IMAGE={BUILD_BASE}", "--build-arg", f"BASE_IMAGE={SLIM_BASE}"]
     if options.engine_image and name in ENGINES:
@@ -154,7 +157,7 @@ def build(builder: str, options: ImageOptions, name: str, secrets: Path) -> None
         config = secrets / "pip.conf"
         write_pip_config(config, options)
         flags += ["--secret", f"id=pip.conf,src={config}"]
-    run([builder, "build", *flags, "."], f"image {options.image(name)}")
+    run([*build_command(builder), *flags, "."], f"image {options.image(name)}")
 
 
 def main() -> int:

@@ -133,12 +133,12 @@ def test_frontend_and_mocker_images_answer_a_chat_and_stop_on_sigterm(tmp_path: 
             assert answer.status_code == 200
             assert answer.text.rstrip().endswith("data: [DONE]")
             for process in (server, worker):
-                os.kill(innermost(process.pid), signal.SIGTERM)
+                os.kill(program_of(process.pid), signal.SIGTERM)
                 assert process.wait(60) == 0
         finally:
             for process in (server, worker):
                 if process.poll() is None:
-                    os.kill(innermost(process.pid), signal.SIGKILL)
+                    os.kill(program_of(process.pid), signal.SIGKILL)
                     process.wait(30)
 
 
@@ -149,8 +149,13 @@ def models(port: int) -> list[str]:
         return []
 
 
-def innermost(pid: int) -> int:
-    """Return the program that a builder runs: its only child's only child, and so on."""
-    while children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        pid = int(children[0])
-    return pid
+def program_of(pid: int) -> int:
+    """Return the Python process that a builder runs, whose processes do not pass signals on."""
+    waiting = [pid]
+    while waiting:
+        pid = waiting.pop()
+        if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].endswith(b"python3"):
+            return pid
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            waiting += map(int, (task / "children").read_text().split())
+    raise AssertionError("the container's program has ended")
