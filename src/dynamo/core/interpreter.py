@@ -26,7 +26,7 @@ def configure_interpreter() -> None:
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Collect garbage seldom within this block, which makes many objects and hardly any reference cycles."""
+    """Run garbage collection less often within this block, for code that leaves few reference cycles."""
     before = gc.get_threshold()
     gc.set_threshold(*SIMULATION_THRESHOLDS)
     try:
