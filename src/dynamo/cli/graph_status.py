@@ -41,7 +41,7 @@ def rows_of(graph: KubeObject, pods: Sequence[KubeObject], events: Sequence[Kube
         state = part(status, one.name)
         ready = state.get("readyReplicas", state.get("availableReplicas"))  # Groups of Grove have the second only.
         if ready is None and not state:
-            ready = sum(is_ready(pod) for pod in own)
+            ready = sum(is_ready(pod) for pod in own) // (one.node_count or 1)
         ready, desired = int(ready or 0), one.replicas_or_default
         is_complete = ready >= desired
         rows.append(

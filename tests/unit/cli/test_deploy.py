@@ -133,14 +133,15 @@ def test_render_warns_about_fields_without_effect(tmp_path: Path, capsys: pytest
     file = tmp_path / "g.yaml"
     main = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
     template = {"spec": {"containers": [main]}}
-    worker = {"name": "a", "type": "worker", "podTemplate": template, "experimental": {"gpuMemoryService": {}}}
+    worker = {"name": "a", "type": "worker", "podTemplate": template}
+    worker["experimental"] = {"gpuMemoryService": {}, "failover": {}}
     value = {
         "apiVersion": "nvidia.com/v1beta1",
         "kind": "DynamoGraphDeployment",
-        "metadata": {"name": "g"},
+        "metadata": {"name": "g", "annotations": {"nvidia.com/dynamo-kube-discovery-mode": "container"}},
         "spec": {"components": [worker]},
     }
     file.write_text(yaml.safe_dump(value))
     assert deploy(["render", str(file)]) == 0
-    path = "spec.components[a].experimental.gpuMemoryService: has no effect"
+    path = "spec.components[a].experimental.failover: has no effect"
     assert f"warning: {file}: DynamoGraphDeployment/g: {path}" in capsys.readouterr().err

@@ -51,6 +51,13 @@ def test_ready_pods_are_counted_before_the_operator_reports() -> None:
     assert [(row.ready, row.phase) for row in rows] == [(1, "Ready"), (0, "NoPods")]
 
 
+def test_replicas_of_several_nodes_are_counted_as_groups_before_the_operator_reports() -> None:
+    value, ready = graph({}), {"type": "Ready", "status": "True"}
+    value["spec"]["components"][1]["multinode"] = {"nodeCount": 2}
+    pods = [pod(f"p{index}", "decode", conditions=[ready]) for index in range(3)]
+    assert rows_of(value, pods, [])[1].ready == 1
+
+
 @pytest.mark.parametrize(
     ("status", "reason"),
     [

@@ -14,7 +14,7 @@ def test_refusal_has_the_reason_and_the_message_of_the_status() -> None:
 
 
 def test_refusal_of_a_proxy_has_the_beginning_of_its_text() -> None:
-    assert str(refusal(502, b"<html>" + b"x" * 1000)) == "502 : <html>" + "x" * 194
+    assert str(refusal(502, b"<html>" + b"x" * 1000)) == "502: <html>" + "x" * 194
     assert refusal(500, b"[]").code == 500
 
 
