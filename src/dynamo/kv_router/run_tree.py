@@ -7,6 +7,7 @@ from dynamo.kv_router.ranks import IndexedRank
 from dynamo.kv_router.recent_runs import RecentRuns, RootRuns
 from dynamo.kv_router.runs import (
     DEVICE,
+    NO_RUNS,
     TIERS,
     WIDTH,
     Key,
@@ -53,7 +54,7 @@ class RunTree:
 
     def __del__(self) -> None:
         for run in self.used:  # Runs may be exempt from garbage collection (`names`): break their cycles.
-            run.parent = None
+            run.parent, run.used_with = None, NO_RUNS
 
     # Queries.
 

@@ -1,5 +1,6 @@
 """The index equals a table of sets for any order of events, and keeps no unreachable entry."""
 
+import gc
 import random
 
 import pytest
@@ -196,6 +197,25 @@ class WithoutCompiler(AgainstTable):
 
 WithoutCompiler.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 TestWithoutCompiler = WithoutCompiler.TestCase
+
+
+def test_index_that_is_dropped_leaves_no_memory() -> None:
+    freed: list[int] = []
+
+    class Key(int):
+        """Key that reports when it is freed."""
+
+        def __del__(self) -> None:
+            freed.append(int(self))
+
+    index = KvIndex()
+    index.store(1, 0, None, [Key(7), Key(8)], pack([1, 2]))
+    index.store(1, 0, 7, [Key(9)], pack([3]))
+    index.store(1, 0, None, [Key(10)], pack([4]))
+    assert not freed
+    del index
+    gc.collect()
+    assert sorted(freed) == [7, 8, 9, 10]
 
 
 def test_kv_index_evicts_the_least_recently_used_blocks_when_full_and_refuses_their_children() -> None:
