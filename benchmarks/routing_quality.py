@@ -112,7 +112,8 @@ def run(cell: Cell) -> dict[str, Any]:
         setattr(balanced, name, value)
     outcome = Scenario(
         sessions=shape.make(shape.rate * STRENGTHS[cell.strength], cell.seed, cell.requests),
-        workers=WORKERS,
+        workers=WORKERS - (shape.prefill_workers or 0),
+        prefill_workers=shape.prefill_workers,
         router_mode=mode,
         router_settings=settings,
         engine=shape.engine,

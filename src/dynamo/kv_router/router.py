@@ -19,7 +19,7 @@ from dynamo.core.errors import InvalidArgument, NoMatchingWorker, NotReady, Over
 from dynamo.kv_router import events
 from dynamo.kv_router.active import ActiveLoad
 from dynamo.kv_router.affinity import Affinity, Version
-from dynamo.kv_router.balanced import Pace, balanced_costs
+from dynamo.kv_router.balanced import balanced_costs, initial_pace
 from dynamo.kv_router.config import CostWeights, RoutingConfig
 from dynamo.kv_router.cost import Prompt, RankLoads, choose, costs, with_taints
 from dynamo.kv_router.decision import Decision, Rank, RouteRequest, Snapshot, WorkerFacts
@@ -61,7 +61,7 @@ class Router:
             self.predicted = Predicted(ttl_s=config.predicted_ttl_s)
         self.affinity = None if config.affinity_ttl_s is None else Affinity(config.affinity_ttl_s, config.affinity_mode)
         """Sessions and their workers."""
-        self.pace = Pace()
+        self.pace = initial_pace(config.weights)
         """Measured speed of the workers (policy `balanced`)."""
         self.prefill_model: PrefillModel | None = None
         """Duration of prefills, where their progress is estimated."""
@@ -129,6 +129,8 @@ class Router:
         slot = self._slots.pop(rank)
         self.pace.forget(rank)
         lost = self.active.drop(slot)
+        for request_id in lost:
+            self.pace.movement.drop(request_id)
         if self.affinity is not None:
             for request_id in lost:
                 self.affinity.finish(request_id, 0.0)
@@ -209,6 +211,8 @@ class Router:
     def expire(self, now: float) -> list[str]:
         """Drop requests and sessions that exceeded their idle time; return the requests' ids."""
         lost = self.active.expire(now)
+        for request_id in lost:
+            self.pace.movement.drop(request_id)
         if self.affinity is not None:
             for request_id in lost:
                 self.affinity.finish(request_id, now)
@@ -219,8 +223,10 @@ class Router:
         """Remove a queued request, counted as expired if it `is_late`. Return False if it is not queued."""
         return bool(self.waiting.remove(lambda one: one.request_id == request_id, is_late=is_late))
 
-    def prefilled(self, request_id: str, now: float | None = None) -> bool:
-        """Record the first token of a request."""
+    def prefilled(self, request_id: str, now: float | None = None, error_s: float = 0.0) -> bool:
+        """Record the first token of a request, which arrived up to `error_s` seconds before `now`."""
+        if now is not None:
+            self.pace.movement.first_token(request_id, now, error_s)
         return self.active.prefilled(request_id, now)
 
     def grow(self, request_id: str, weight: float | None = None) -> bool:
@@ -231,6 +237,7 @@ class Router:
         """Remove a finished request. Return False if it is unknown, for example because it had ended before."""
         if self.affinity is not None:
             self.affinity.finish(request_id, now)
+        self.pace.movement.drop(request_id)
         return self.active.finish(request_id, now or None)
 
     def book(self, request_id: str, rank: Rank, route_request: RouteRequest, now: float) -> bool:
@@ -568,6 +575,7 @@ class Router:
                 route_request.expected_output_tokens,
                 self._capacity,
                 self._slowness(),
+                self._far(route_request),
             )
         else:
             found = costs(slots, load, prompt, weights, self.config.block_size)
@@ -588,11 +596,33 @@ class Router:
                 found[slot] = ratio
         return found
 
+    def _far(self, route_request: RouteRequest) -> Collection[int]:
+        """Return the slots out of the transfer domain of the worker that computes the prompt."""
+        near = route_request.near_taint
+        if near is None:
+            return ()
+        return {slot for slot, rank in self._ranks.items() if near not in self._workers[rank[0]].taints}
+
+    def _learn_from(self, route_request: RouteRequest, slot: int, decision: Decision, now: float) -> None:
+        """Update what the policy `balanced` learns from a decision."""
+        seen, pace = decision.snapshot, self.pace
+        load, size = seen.load, self.config.block_size
+        step = pace.step(load.requests[slot] + 1, load.blocks[slot] * size)
+        name, movement = route_request.request_id, pace.movement
+        if not seen.weights.track_prefill_tokens:
+            if route_request.is_computed:
+                held = min(decision.device_blocks * size, route_request.tokens)
+                times = movement.far if slot in self._far(route_request) else movement.near
+                movement.sent(name, times, route_request.tokens - held, held, step, now)
+            return
+        pace.observe_busy(sum(load.prefill_tokens[slot] > 0 for slot in self._ranks) / len(self._ranks))
+        if self.index.lower and not load.prefill_tokens[slot]:
+            host, disk = decision.host_blocks * size, decision.disk_blocks * size
+            expected = pace.prefill_token_s * self._uncached(seen.prompt, slot, seen.weights) + step
+            movement.sent(name, movement.tiers, host, disk, expected, now)
+
     def _book(self, route_request: RouteRequest, decision: Decision, now: float) -> None:
         self.decisions.append(decision)
-        if self.config.policy == "balanced":
-            load = decision.snapshot.load.prefill_tokens
-            self.pace.observe_busy(sum(load[slot] > 0 for slot in self._ranks) / len(self._ranks))
         if self.affinity is not None and route_request.session is not None:
             if route_request.is_last:
                 self.affinity.end(route_request.session)
@@ -605,6 +635,8 @@ class Router:
             else:
                 self.sessions.note(route_request.session, route_request.blocks)
         slot = self._slots[(decision.worker_id, decision.dp_rank)]
+        if self.config.policy == "balanced":
+            self._learn_from(route_request, slot, decision, now)
         self._book_slot(
             route_request.request_id, slot, route_request, decision.snapshot.prompt, now, decision.snapshot.weights
         )
@@ -644,10 +676,14 @@ class Router:
         return self._uncached(decision.snapshot.prompt, slot, decision.snapshot.weights)
 
     def _uncached(self, prompt: Prompt, slot: int, weights: CostWeights) -> int:
-        """Return the tokens to be computed; a block in a slower tier saves a fraction of a block."""
+        """Return the tokens to be computed.
+
+        A block in a slower tier saves a fraction of a block; a whole one with `balanced`, which counts its copy separately.
+        """
+        is_whole = self.config.policy == "balanced"
         cached = float(prompt.device.get(slot, 0))
-        cached += weights.host_cache_hit_weight * prompt.host.get(slot, 0)
-        cached += weights.disk_cache_hit_weight * prompt.disk.get(slot, 0)
+        cached += (1.0 if is_whole else weights.host_cache_hit_weight) * prompt.host.get(slot, 0)
+        cached += (1.0 if is_whole else weights.disk_cache_hit_weight) * prompt.disk.get(slot, 0)
         if prompt.shared_beyond:
             cached += weights.shared_cache_multiplier * prompt.shared_beyond.get(slot, 0)
         return max(0, prompt.tokens - round(cached * self.config.block_size))

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from dynamo.kv_router.balanced import Pace, balanced_costs
+from dynamo.kv_router.balanced import TRANSFER_WEIGHT, Pace, balanced_costs
 from dynamo.kv_router.config import CostWeights
 from dynamo.kv_router.cost import Prompt, RankLoads
+from dynamo.kv_router.movement import Movement
 
 BLOCK = 16
 
@@ -70,8 +71,21 @@ def test_balanced_cost_accepts_some_load_for_cached_blocks() -> None:
 
 def test_balanced_cost_ignores_prefill_where_it_is_not_tracked() -> None:
     weights = CostWeights(track_prefill_tokens=False)
-    one, other = costs(RankLoads([0, 90_000], [10, 10], [2, 2]), prompt(1600, s0=50), weights)
+    one, other = costs(RankLoads([0, 90_000], [10, 10], [2, 2]), prompt(1600), weights)
     assert one == other
+
+
+def test_balanced_cost_of_a_decode_worker_falls_with_the_blocks_that_it_has() -> None:
+    weights = CostWeights(track_prefill_tokens=False)
+    holder, other = costs(RankLoads([0, 0], [10, 10], [2, 2]), prompt(1600, s0=50), weights)
+    assert other - holder == pytest.approx(TRANSFER_WEIGHT * 800 * Movement().near.first)
+
+
+def test_balanced_cost_orders_device_host_disk_and_recomputation() -> None:
+    idle = RankLoads([0] * 4, [0] * 4, [0] * 4)
+    found = costs(idle, Prompt(1600, 100, {0: 80}, {1: 80}, {2: 80}, {}, {}))
+    assert found == sorted(found)
+    assert len(set(found)) == 4
 
 
 def test_balanced_cost_weights_load_by_expected_output_length() -> None:
