@@ -183,6 +183,8 @@ def balanced_costs(
     """
     output = pace.output_tokens if expected_output_tokens is None else float(max(1, expected_output_tokens))
     found, recompute_weight, movement = [], pace.recompute_weight, pace.movement
+    contexts = load.contexts or load.blocks
+    added = pace.step_request_s + pace.step_token_s * (prompt.tokens + output / 2)
     for slot in slots:
         saved = float(prompt.device.get(slot, 0))
         own = wait = move = 0.0
@@ -198,13 +200,11 @@ def balanced_costs(
             transfers = movement.far if slot in far else movement.near
             move = TRANSFER_WEIGHT * transfers.seconds(prompt.tokens - held, held)
         blocks = float(prompt.blocks) - (prompt.active.get(slot, 0) if weights.assume_kv_reuse else 0)
-        added = pace.step_request_s + pace.step_token_s * (blocks * block_size + output / 2)
         requests = load.requests[slot]
-        tokens = load.blocks[slot] * block_size
-        step = pace.step(requests, tokens)
+        step = pace.step(requests, contexts[slot] * block_size)
         others = requests * (own * DECODING + output / 2 * added)
         cost = own * recompute_weight + wait + move + output * (step + added) + others
-        held = tokens + requests * pace.output_tokens / 2
+        held = load.blocks[slot] * block_size + requests * pace.output_tokens / 2
         missing = held + blocks * block_size - MAX_CACHE_FILL * capacity[slot] * block_size
         if missing > 0 and held > 0:  # All held blocks are freed within the duration of one answer.
             cost += EVICTION_DELAY_WEIGHT * missing / held * pace.output_tokens * step

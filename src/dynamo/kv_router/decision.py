@@ -42,6 +42,8 @@ class RouteRequest:
     near_taint: str | None = None
     """Taint of the workers in the transfer domain of the worker that computes its prompt; None if transfers have no domains."""
     preferred_taints: Mapping[str, float] = field(default_factory=dict)
+    onward: Mapping[str, float] = field(default_factory=dict)
+    """For a prefill worker: seconds that the request then costs its decode worker, by taint of the prefill worker."""
     overrides: dict[str, Any] | None = None
     expected_output_tokens: int | None = None
     priority_jump: float = 0.0

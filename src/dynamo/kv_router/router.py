@@ -529,7 +529,7 @@ class Router:
         tokens: list[int] | list[float] = active.prefill_tokens.copy()
         if active.decay is not None:
             tokens = active.prefill_tokens_at(now)
-        load = RankLoads(tokens, active.blocks.copy(), active.requests.copy())
+        load = RankLoads(tokens, active.blocks.copy(), active.requests.copy(), active.contexts.copy())
         found = self._costs(route_request, slots, load, prompt, weights)
         place = choose(found, weights.router_temperature, self._rng)
         slot = slots[place]
@@ -579,6 +579,10 @@ class Router:
             )
         else:
             found = costs(slots, load, prompt, weights, self.config.block_size)
+        if route_request.onward:
+            for place, slot in enumerate(slots):
+                taints = self._workers[self._ranks[slot][0]].taints
+                found[place] += max((s for taint, s in route_request.onward.items() if taint in taints), default=0.0)
         if route_request.preferred_taints:
             for place, slot in enumerate(slots):
                 taints = self._workers[self._ranks[slot][0]].taints
@@ -607,7 +611,7 @@ class Router:
         """Update what the policy `balanced` learns from a decision."""
         seen, pace = decision.snapshot, self.pace
         load, size = seen.load, self.config.block_size
-        step = pace.step(load.requests[slot] + 1, load.blocks[slot] * size)
+        step = pace.step(load.requests[slot] + 1, load.contexts[slot] * size)
         name, movement = route_request.request_id, pace.movement
         if not seen.weights.track_prefill_tokens:
             if route_request.is_computed:

@@ -246,13 +246,15 @@ class KvPushRouter:
         avoid: Collection[int] = (),
         busy: Collection[int] = (),
         metadata: Mapping[str, str] | None = None,
+        onward: Mapping[str, float] | None = None,
     ) -> Decision:
         """Choose the worker and rank for a request and count it there until `release`.
 
-        Raises the errors of `Router.place`, and `Overloaded` for a request that waited too long.
+        `onward`: see `RouteRequest`. Raises the errors of `Router.place`, and `Overloaded` for a request that waited too long.
         """
         began = time.perf_counter()
         route_request = self.to_route_request(request, request_id, avoid=avoid, busy=busy, metadata=metadata)
+        route_request.onward = onward or {}
         return await self.place(route_request, progress, time.perf_counter() - began)
 
     async def place(self, route_request: RouteRequest, progress: RequestProgress, hashing_s: float = 0.0) -> Decision:
