@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 from dynamo.kv_router.config import CostWeights
 from dynamo.kv_router.cost import Prompt, RankLoads
-from dynamo.kv_router.movement import Movement
+from dynamo.kv_router.movement import Movement, MoveTimes
 from dynamo.kv_router.regression import Regression
 
 SMOOTHING = 0.02
@@ -183,30 +183,38 @@ def balanced_costs(
     """
     output = pace.output_tokens if expected_output_tokens is None else float(max(1, expected_output_tokens))
     found, recompute_weight, movement = [], pace.recompute_weight, pace.movement
-    contexts = load.contexts or load.blocks
-    added = pace.step_request_s + pace.step_token_s * (prompt.tokens + output / 2)
+    prefill_s, request_s, token_s = pace.prefill_token_s, pace.step_request_s, pace.step_token_s * block_size
+    queue_s = prefill_s * QUEUE_DELAY_WEIGHT
+    contexts, active = load.contexts or load.blocks, prompt.active if weights.assume_kv_reuse else {}
+    added = request_s + pace.step_token_s * (prompt.tokens + output / 2)
+    others, growing = output / 2 * added, pace.output_tokens / 2 / block_size
+    below = prompt.host or prompt.disk or prompt.shared_beyond
     for slot in slots:
-        saved = float(prompt.device.get(slot, 0))
-        own = wait = move = 0.0
-        if weights.track_prefill_tokens:
-            host, disk = prompt.host.get(slot, 0), prompt.disk.get(slot, 0)
-            if host or disk:
-                move = COPY_WEIGHT * movement.tiers.seconds(host * block_size, disk * block_size)
-            saved += host + disk + weights.shared_cache_multiplier * prompt.shared_beyond.get(slot, 0)
-            own = pace.prefill_token_s * max(0.0, prompt.tokens - saved * block_size)
-            wait = pace.prefill_token_s * load.prefill_tokens[slot] * QUEUE_DELAY_WEIGHT
-        else:  # Another worker computes the prompt.
-            held = min(saved * block_size, prompt.tokens)
-            transfers = movement.far if slot in far else movement.near
-            move = TRANSFER_WEIGHT * transfers.seconds(prompt.tokens - held, held)
-        blocks = float(prompt.blocks) - (prompt.active.get(slot, 0) if weights.assume_kv_reuse else 0)
+        tokens = prompt.tokens - block_size * prompt.device.get(slot, 0)
         requests = load.requests[slot]
-        step = pace.step(requests, contexts[slot] * block_size)
-        others = requests * (own * DECODING + output / 2 * added)
-        cost = own * recompute_weight + wait + move + output * (step + added) + others
-        held = load.blocks[slot] * block_size + requests * pace.output_tokens / 2
-        missing = held + blocks * block_size - MAX_CACHE_FILL * capacity[slot] * block_size
+        step = pace.step_s + request_s * requests + token_s * contexts[slot]
+        cost = output * (step + added) + requests * others
+        if weights.track_prefill_tokens:
+            if below:
+                saved, copy_s = _below(slot, prompt, weights, movement.tiers, block_size)
+                tokens -= saved
+                cost += COPY_WEIGHT * copy_s
+            own = prefill_s * tokens if tokens > 0 else 0.0
+            cost += own * (recompute_weight + requests * DECODING) + queue_s * load.prefill_tokens[slot]
+        else:  # Another worker computes the prompt.
+            tokens = max(0, tokens)
+            transfers = movement.far if slot in far else movement.near
+            cost += TRANSFER_WEIGHT * transfers.seconds(tokens, prompt.tokens - tokens)
+        held = load.blocks[slot] + requests * growing
+        missing = held + prompt.blocks - active.get(slot, 0) - MAX_CACHE_FILL * capacity[slot]
         if missing > 0 and held > 0:  # All held blocks are freed within the duration of one answer.
             cost += EVICTION_DELAY_WEIGHT * missing / held * pace.output_tokens * step
         found.append(cost if slowness is None else cost * slowness[slot])
     return found
+
+
+def _below(slot: int, prompt: Prompt, weights: CostWeights, tiers: MoveTimes, block_size: int) -> tuple[float, float]:
+    """Return the tokens that caches below the device save a slot, and the seconds to copy those of its own tiers."""
+    host, disk = block_size * prompt.host.get(slot, 0), block_size * prompt.disk.get(slot, 0)
+    shared = block_size * weights.shared_cache_multiplier * prompt.shared_beyond.get(slot, 0)
+    return host + disk + shared, tiers.seconds(host, disk) if host or disk else 0.0
