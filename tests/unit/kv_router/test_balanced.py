@@ -33,19 +33,19 @@ def prompt(tokens: int, **device: int) -> Prompt:
 
 def test_recompute_weight_grows_with_the_share_of_busy_workers() -> None:
     pace = Pace()
-    assert pace.recompute_weight == 2
+    assert pace.recompute_weight == 3
     weights = []
     for _ in range(200):
         pace.observe_busy(0.2)
         weights.append(pace.recompute_weight)
     assert weights == sorted(weights)
-    assert weights[-1] == pytest.approx(2 + 6 / 4, rel=0.01)
+    assert weights[-1] == pytest.approx(3 + 9 / 4, rel=0.01)
     for _ in range(200):
         pace.observe_busy(1.0)
-    assert pace.recompute_weight == 8
+    assert pace.recompute_weight == 12
     for _ in range(400):
         pace.observe_busy(0.0)
-    assert pace.recompute_weight == pytest.approx(2, abs=0.01)
+    assert pace.recompute_weight == pytest.approx(3, abs=0.01)
 
 
 def test_balanced_cost_prefers_cached_blocks() -> None:
@@ -92,6 +92,13 @@ def test_balanced_cost_weights_load_by_expected_output_length() -> None:
     load = RankLoads([0, 0], [9000, 100], [50, 1])
     short, long = (costs(load, prompt(160), output=tokens) for tokens in (10, 1000))
     assert long[0] - long[1] > short[0] - short[1] > 0
+
+
+def test_balanced_cost_counts_what_a_step_reads_for_each_request() -> None:
+    """Blocks in common occupy memory once, but every request reads them."""
+    load = RankLoads([0, 0], [100, 100], [5, 5], [500, 100])
+    crowded, other = costs(load, prompt(1600))
+    assert crowded > other
 
 
 def test_balanced_cost_of_a_full_cache_grows_with_the_missing_blocks() -> None:
