@@ -9,6 +9,9 @@ training     agents       sessions of four turns, instructions of 4,096 tokens i
              ladder       150 equally likely prefixes of 5,632 tokens, caches of a third of their sum
              chats        conversations of five turns, sixteen kinds
              prefixes     prompts of 4,096 tokens, three quarters in common with others, 64 kinds
+             mixed        log-normal prompts of 1,100 tokens in the median, up to 50,000, 30 kinds of prefixes of 1,024 tokens
+             agents, split    agents on three prefill and five decode workers, transfers at 12.5 GB/s
+             tenants, tiers   tenants with a second cache in host memory, about four times the first
              trace, 1     first half of a recorded trace (Mooncake's conversation trace)
 held out     documents    twelve questions on each of a moving set of documents of 8,000 to 30,000 tokens
              completion   editors: repository prefixes of 3,072 tokens, answers of 30 tokens, sessions of eight requests
@@ -18,6 +21,8 @@ held out     documents    twelve questions on each of a moving set of documents 
              outliers     short chats, one prompt in twenty of 30,000 to 60,000 tokens
              rotation     Zipf tenants of which others become popular every 20 s, caches of a quarter of their sum
              batch        an interactive load, and every 15 s eighty prompts at once with a common beginning
+             assistants, split   sessions of six turns on three prefill and five decode workers, transfers at 25 GB/s
+             library, tiers      120 documents of 8,192 tokens, unequally popular, caches of an eighth of their sum, host memory at 16 GB/s
              uneven       tasks on workers of which two have half and two 0.7 of the speed of the others
              trace, 2     second half of the recorded trace
 """
