@@ -83,7 +83,8 @@ def lags(points: Mapping[str, Point]) -> Iterator[str]:
                 if policy in late:
                     pairs = zip(late[policy]["e2e"], point[policy]["e2e"], strict=False)  # Lag has one seed.
                     cells.append(_percent([a / b for a, b in pairs]))
-        rows.append([shape, *cells])
+        if cells:
+            rows.append([shape, *cells])
     names = ("kv tuned", "preble", OURS)
     yield table(["e2e over lag 0", *(f"{one}, {lag_ms} ms" for lag_ms in (5, 50) for one in names)], rows)
 
